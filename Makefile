@@ -5,16 +5,18 @@ PYTHON ?= $(shell for python in python3.14 python3.13 python3.12 python3.11 pyth
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-ROOMS  := topology proto farhop regional_lb global_lb farhop_lab farhop_cli
+ROOMS  := topology proto farhop regional_lb global_lb entry_dns entry_anycast farhop_drill farhop_lab farhop_cli
 
 # Tests that need more than a plain machine are marked with what they need (tests/conftest.py).
-SYSTEM := docker or root or browser or history
+SYSTEM := docker or root or browser or history or envoy or chaos
 # Nor real engines: `make engines` installs them outside of $(VENV), `make test-engines` runs what needs them.
 APART  := $(SYSTEM) or engines
 # Drills wait more than they work: one more than there are cores on the smallest machine this is for.
 WORKERS ?= 3
+# What share of its examples a test of a property plays in `make test`; `make test-system` plays all of them.
+EXAMPLES ?= 0.3
 
-.PHONY: demo test test-system coverage mutants lint bench fuzz stubs engines test-engines image dist deploy chart chart-tools clean
+.PHONY: demo test test-system coverage mutants lint bench fuzz stubs engines test-engines engine-pages image dist deploy chart chart-tools clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -35,27 +37,36 @@ $(TESTS_STAMP): $(STAMP) $(shell find tests -name '*.py')
 	@touch $@
 
 test: $(TESTS_STAMP)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m 'not ($(APART))'
+	PYTHONDONTWRITEBYTECODE= FARHOP_EXAMPLES=$(EXAMPLES) \
+	  $(BIN)/pytest -n $(WORKERS) -m 'not ($(APART))'
 
-# vLLM's CPU build, llama.cpp's server and tiny models for them: some 9 GB. Nothing else needs them.
+# vLLM's CPU build, llama.cpp's server, tiny models for them, and others' clients: some 16 GB. Nothing else needs them.
 engines:
 	$(PYTHON) tests/engines/install.py
 
+# One after another: engines start in minutes where others compute beside them. No dump before that.
 test-engines: $(STAMP)
-	$(BIN)/pytest -m engines tests/engines
+	$(BIN)/pytest -n 0 -o faulthandler_timeout=900 -m engines tests/engines tests/drills
+
+# What they say, written down for the tests that run without them (tests/pages).
+engine-pages: $(STAMP)
+	$(BIN)/python tests/engines/capture.py
 
 # pytest ends with 5 where no test is marked so: then there is nothing to do. Building images takes minutes: no dump before.
+# Then the tests of properties, with all the examples that they name.
 test-system: $(STAMP)
 	@$(BIN)/pytest -o faulthandler_timeout=600 -m '$(SYSTEM)'; ended=$$?; \
-	  if [ $$ended = 5 ]; then echo 'No test needs $(SYSTEM): nothing to do.'; else exit $$ended; fi
+	  if [ $$ended = 5 ]; then echo 'No test needs $(SYSTEM): nothing to do.'; \
+  elif [ $$ended != 0 ]; then exit $$ended; fi
+	$(BIN)/pytest -n $(WORKERS) -m 'hypothesis and not ($(APART))'
 
 # Lines and branches, by the tests that mirror what ships: minutes. `make coverage TESTS=tests` takes all but the drills,
 # which a tracer slows beyond what they are about, and whose killed processes would tell nothing. Two figures: what
 # ships, and the lab (by these tests, so without its own it is low).
-coverage: TESTS ?= tests/topology tests/proto tests/farhop tests/global_lb tests/regional_lb tests/farhop_cli
+coverage: TESTS ?= tests/topology tests/proto tests/farhop tests/global_lb tests/regional_lb tests/entry_dns tests/entry_anycast tests/farhop_cli
 coverage: $(STAMP)
 	rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m 'not ($(APART))' --ignore=tests/drills $(TESTS)
+	$(BIN)/coverage run -m pytest -n $(WORKERS) -m 'not ($(APART))' --ignore=tests/drills $(TESTS)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --skip-covered --skip-empty --sort=cover
 	@echo "Covered of what ships: $$($(BIN)/coverage report --format=total --omit='farhop_lab/*') % of lines and branches."
@@ -78,6 +89,7 @@ bench: $(STAMP)
 # A million heads, bodies and answers: a night's run. `make fuzz ROUNDS=1000 SEED=7` runs fewer, from a seed.
 fuzz: $(STAMP)
 	$(BIN)/python tests/security/fuzz_night.py --rounds $(or $(ROUNDS),1000000) $(if $(SEED),--seed $(SEED)) --jobs $(or $(JOBS),2)
+	$(BIN)/python tests/security/fuzz_dns.py --rounds $(or $(ROUNDS),1000000) $(if $(SEED),--seed $(SEED))
 
 stubs: $(STAMP)
 	$(BIN)/python proto/generate.py

@@ -19,7 +19,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
-PACKAGES = ("topology", "farhop", "regional_lb", "global_lb", "farhop_lab", "farhop_cli", "farhop_wire")
+PACKAGES = (
+    "topology",
+    "farhop",
+    "regional_lb",
+    "global_lb",
+    "entry_dns",
+    "entry_anycast",
+    "farhop_drill",
+    "farhop_lab",
+    "farhop_cli",
+    "farhop_wire",
+)
 NEEDED = ("Name", "Version", "Summary", "License-Expression", "Requires-Python", "Description-Content-Type")
 # It checks its configuration, and says in one line what it lacks: so far it needs nothing but what the wheel brings.
 CONFIGURATION = """region: virginia

@@ -1,6 +1,6 @@
 """What every configuration class is made of: YAML into a checked model, every error at once with its path.
 
-Each room owns the class of what it can be told, made of `Part`; `app/config` of a tier puts them together. A secret
+Each room owns the class of what can be configured there, made of `Part`; `app/config` of a tier assembles. A secret
 stands in a file as `env:NAME` or `file:PATH`, never as itself, and no message repeats a value: it may be a secret. Who
 only looks at a configuration, elsewhere than where it is used, reads it without what is not there (`load`).
 Never knows what is configured, and never reads anything but what it is given.
@@ -96,10 +96,10 @@ class Part(BaseModel):
 _P = TypeVar("_P", bound=BaseModel)
 
 
-def told(config: BaseModel) -> dict[str, Any]:
+def redacted(config: BaseModel) -> dict[str, Any]:
     """A configuration as JSON-ready data, for operators: of each secret that there is one."""
-    said: dict[str, Any] = config.model_dump(mode="json")
-    return said
+    document: dict[str, Any] = config.model_dump(mode="json")
+    return document
 
 
 def load(kind: type[_P], path: Path, absent: list[str] | None = None) -> _P:

@@ -6,7 +6,7 @@ A token goes to nobody but over TLS to whom the certificate proves, or to this m
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
@@ -19,6 +19,8 @@ from farhop_lab.world.client import trouble
 
 ANSWER_S = 3.0
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
+LINE_BYTES_MAX = 1024 * 1024
+ERROR_BYTES_MAX = 4096
 
 
 class AdminError(Exception):
@@ -80,7 +82,7 @@ class Session:
         if self._client is not None:
             await self._client.close()
 
-    def request(self, method: str, base: str, path: str, body: bytes | None) -> Any:
+    def request(self, method: str, base: str, path: str, body: bytes | None = None, total_s: float = ANSWER_S) -> Any:
         """A request's context manager. Raises AdminError where it must not be made."""
         assert self._client is not None  # entered
         return self._client.request(
@@ -90,6 +92,7 @@ class Session:
             headers=self.access.headers(base),
             allow_redirects=False,
             server_hostname=self.access.names.get(base) or None,
+            timeout=aiohttp.ClientTimeout(total=total_s, sock_connect=ANSWER_S),
         )
 
 
@@ -117,6 +120,26 @@ async def act(http: Session, base: str, path: str, body: dict[str, Any]) -> dict
     if answer is None:
         raise AdminError(f"{base} has no {path}; is it an older build?")
     return answer
+
+
+async def lines(http: Session, base: str, path: str, total_s: float) -> AsyncIterator[bytes]:
+    """The lines under a path as they come, for so long at most. Raises AdminError."""
+    try:
+        async with http.request("GET", base, path, total_s=total_s) as response:
+            if response.status != 200:
+                said = (await response.content.read(ERROR_BYTES_MAX)).decode(errors="replace")
+                raise AdminError(f"{base} answered with status {response.status}: {' '.join(said.split())[:200]}")
+            rest = b""
+            async for chunk in response.content.iter_any():
+                *whole, rest = (rest + chunk).split(b"\n")
+                for line in whole:
+                    yield line
+                if len(rest) > LINE_BYTES_MAX:
+                    raise AdminError(f"{base} says a line of more than {LINE_BYTES_MAX} bytes")
+    except TimeoutError:
+        raise AdminError(f"{base} did not end within {total_s:g} s") from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise AdminError(f"{base} cannot be reached: {trouble(error)}") from None
 
 
 async def page(http: Session, base: str, path: str) -> str:

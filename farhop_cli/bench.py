@@ -41,6 +41,21 @@ def decide(as_json: Json = False) -> None:
     raise typer.Exit(measure.decide(as_json))
 
 
+@app.command("dns", epilog="Example:  farhop bench dns --networks 500000")
+def dns(
+    networks: Annotated[int, typer.Option("--networks", min=0, max=2_000_000, help="Client networks known.")] = 500_000,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, max=120, help="Of load, for each server.")] = 5.0,
+    as_json: Json = False,
+) -> None:
+    """CPU time of a DNS answer.
+
+    Beside a blocking echo in Python, NSD and gdnsd. Needs dnsperf. Exit code 1 where it is above 1.6 times the echo's.
+    """
+    from farhop_cli import measure
+
+    raise typer.Exit(measure.dns(networks, seconds, as_json))
+
+
 @app.command("relay", epilog="Example:  farhop bench relay --quick --only regional,envoy")
 def relay(
     quick: Quick = False,
@@ -61,6 +76,19 @@ def relay(
     raise typer.Exit(
         measure.relay(quick=quick, only=only, repeats=repeats, streams=streams, tls=tls, as_json=as_json)
     )  # fmt: skip
+
+
+@app.command("picker", epilog="Example:  farhop bench picker --quick")
+def picker(quick: Quick = False, as_json: Json = False) -> None:
+    """CPU time of a request that Envoy has picked for.
+
+    Beside it stands a picker that decides nothing.
+
+    Exit code 1 beyond its bound, or if a request was answered wrongly; 0, with a line, where there is no Envoy.
+    """
+    from farhop_cli import measure
+
+    raise typer.Exit(measure.picker(quick, as_json))
 
 
 @app.command("soak", epilog="Example:  farhop bench soak --requests 1000000")
@@ -123,6 +151,32 @@ def trie(quick: Quick = False, as_json: Json = False) -> None:
     from farhop_cli import measure
 
     raise typer.Exit(measure.trie(quick, as_json))
+
+
+@app.command(
+    "ttft", epilog="Example:  farhop bench ttft    or:  --engine http://127.0.0.1:8000 --tokenizer tokenizer.json"
+)
+def ttft(
+    quick: Quick = False,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=5, max=10_000, help="How many; 60.")] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="A real engine, http://host:port. Default: one that answers at once.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="With --engine: its model. Default: the first.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", exists=True, dir_okay=False, help="With --engine: its tokenizer.json.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What each tier adds to the time to the first token."""
+    from farhop_cli import measure
+    from farhop_lab.bench import ttft as ttfts
+
+    if engine is None:
+        _only_for("the benchmark's own engine", ("--model", model), ("--tokenizer", tokenizer))
+    real = ttfts.Engine(engine, model or "", tokenizer) if engine is not None else None
+    most = rounds if rounds is not None else ttfts.QUICK_ROUNDS if quick else ttfts.ROUNDS
+    raise typer.Exit(measure.ttft(most, real, as_json))
 
 
 @app.command("sim", epilog="Example:  farhop bench sim --quick")

@@ -11,7 +11,7 @@ from farhop.store.documents.overrides import BiasOverride, PinOverride
 from farhop_cli import effect, leased
 from farhop_cli.exits import NEGATIVE, fail
 from farhop_cli.law import in_force
-from farhop_cli.standing import Item, Noun, Standing
+from farhop_cli.setting import Item, Noun, Setting
 from topology.law import Law
 from topology.problems import quoted
 
@@ -28,7 +28,7 @@ ONE_OF = "give either --tenant or --model"
 
 def set_bias(region: str, ms: float, why: str, by: str | None, length: str, where: Where) -> int:
     """Make a region count as worse or better than it is; the exit code."""
-    document = BiasOverride(region=region, ms=ms, **leased.signature(why, by, length))
+    document = BiasOverride(region=region, ms=ms, **leased.authorship(why, by, length))
     value = _encoded(document)
     here = where.fleet(region)
 
@@ -48,8 +48,8 @@ def set_pin(
     region: str, tenant: str, model: str, strict: bool, why: str, by: str | None, length: str, where: Where
 ) -> int:
     """Pin a tenant's or a model's requests to a region; the exit code."""
-    signature = leased.signature(why, by, length)
-    document = PinOverride(region=region, tenant=tenant, model=model, strict=strict, **signature)
+    authorship = leased.authorship(why, by, length)
+    document = PinOverride(region=region, tenant=tenant, model=model, strict=strict, **authorship)
     value = _encoded(document)
     here = where.fleet(region)
 
@@ -96,35 +96,35 @@ def _whom(tenant: str, model: str) -> dict[str, str]:
     return {"tenant": tenant} if tenant else {"model": model}
 
 
-def _read(_key: str, document: bytes) -> Standing:
+def _read(_key: str, document: bytes) -> Setting:
     one = documents.decode_routing(document)
     if isinstance(one, BiasOverride):
         item = Item({"region": one.region}, {"ms": one.ms})
     else:
         item = Item(_whom(one.tenant, one.model), {"region": one.region, "strict": one.strict})
-    return Standing((item,), one.author, one.why, one.at, one.until)
+    return Setting((item,), one.author, one.why, one.at, one.until)
 
 
-def _bias_line(says: Any) -> str:
-    ms = says.get("ms", 0.0) if isinstance(says, dict) else 0.0
+def _bias_line(value: Any) -> str:
+    ms = value.get("ms", 0.0) if isinstance(value, dict) else 0.0
     return f"counts as {abs(ms):g} ms {'worse' if ms >= 0 else 'better'} than it is"
 
 
-def _pin_line(says: Any) -> str:
-    named = says if isinstance(says, dict) else {}
+def _pin_line(value: Any) -> str:
+    named = value if isinstance(value, dict) else {}
     return f"to {named.get('region')}, {'and nowhere else' if named.get('strict') else 'while it serves'}"
 
 
-async def _followed(here: Fleet, _region: str, before: Standing | None, after: Standing | None) -> int:
+async def _followed(here: Fleet, _region: str, before: Setting | None, after: Setting | None) -> int:
     one = after or before
     if one is None or not one.items:
         return len(here.admins)  # what could not be read nobody followed
     return sum(_says(status, one) is (after is not None) for status in await here.statuses())
 
 
-def _says(status: Status, one: Standing) -> bool:
+def _says(status: Status, one: Setting) -> bool:
     (item,) = one.items
-    region = item.whom.get("region") or item.says["region"]
+    region = item.whom.get("region") or item.value["region"]
     own = {"region": region, "author": one.author, "why": one.why}
     listed = status.get("operator_overrides")
     return any(

@@ -11,9 +11,9 @@ import msgspec
 
 from farhop.store.contract import PICK_PREFIX, SPLIT_PREFIX
 from farhop.store.documents import authored
-from farhop_cli import signed
+from farhop_cli import region_document
 from farhop_cli.exits import fail
-from farhop_cli.standing import Item, Noun, Standing
+from farhop_cli.setting import Item, Noun, Setting
 from regional_lb.scheduler.policy import PolicyConfig
 from regional_lb.scheduler.split import SplitConfig
 from topology.problems import quoted
@@ -22,32 +22,32 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from farhop.store.contract import Store
-    from farhop.store.documents.authored import Signature
+    from farhop.store.documents.authored import Authorship
     from farhop_cli.fleet import Fleet
     from farhop_cli.options import Where
 
 
 def set_policy(region: str, name: str, model: str, why: str, by: str | None, where: Where) -> int:
     """Make a region pick replicas by a policy, for a model or all others; the exit code."""
-    signature = signed.signature(why, by)
-    signed.checked(PolicyConfig, name, "POLICY")
-    whom = {"model": signed.named("--model", model)}
+    authorship = region_document.authorship(why, by)
+    region_document.checked(PolicyConfig, name, "POLICY")
+    whom = {"model": region_document.named("--model", model)}
     notes = ("requests under way are not disturbed; those that wait are placed by it",)
 
     async def effects(here: Fleet, _store: Store) -> Sequence[str]:
         return _ranked(await here.status_of(region) or {}, model)
 
-    return signed.put(POLICY, _encode, region, whom, lambda _: name, signature, where, notes, None, effects)
+    return region_document.put(POLICY, _encode, region, whom, lambda _: name, authorship, where, notes, None, effects)
 
 
 def set_split(region: str, model: str, weights: str, why: str, by: str | None, where: Where) -> int:
     """Split a model's traffic between its versions; the exit code."""
-    signature = signed.signature(why, by)
+    authorship = region_document.authorship(why, by)
     given = parsed(weights)
 
-    def says(before: Any) -> Any:
+    def split(before: Any) -> Any:
         made = {**(before if isinstance(before, dict) else {}), "weights": given}
-        signed.checked(SplitConfig, made, "--weights")
+        region_document.checked(SplitConfig, made, "--weights")
         return made
 
     async def unserved(here: Fleet) -> Sequence[str]:
@@ -66,9 +66,9 @@ def set_split(region: str, model: str, weights: str, why: str, by: str | None, w
         if known and model not in known:
             fail(f"--model: no replica in {region} serves {quoted(model)}; there is {', '.join(sorted(known)[:8])}")
 
-    whom = {"model": signed.named("--model", model)}
+    whom = {"model": region_document.named("--model", model)}
     notes = (f"shares: {_shares(given)}", "requests under way finish where they are; those that wait go by it")
-    return signed.put(SPLIT, _encode, region, whom, says, signature, where, notes, unserved, effects, served)
+    return region_document.put(SPLIT, _encode, region, whom, split, authorship, where, notes, unserved, effects, served)
 
 
 def _ranked(status: dict[str, Any], model: str) -> list[str]:
@@ -94,8 +94,8 @@ def _moved(status: dict[str, Any], model: str, weights: Mapping[str, float]) -> 
 
 def unset(noun: Noun, region: str, model: str | None, why: str, by: str | None, where: Where) -> int:
     """Take away what stands for a model ("": for all others; None: all of it); the exit code."""
-    whom = None if model is None else {"model": signed.named("--model", model)}
-    return signed.unset(noun, _encode, region, whom, why, by, where)
+    whom = None if model is None else {"model": region_document.named("--model", model)}
+    return region_document.unset(noun, _encode, region, whom, why, by, where)
 
 
 def parsed(text: str) -> dict[str, float]:
@@ -122,44 +122,46 @@ def _shares(weights: Mapping[str, float]) -> str:
 # -- the documents
 
 
-def _read(key: str, document: bytes) -> Standing:
-    by_model, signature = authored.parted(document)
+def _read(key: str, document: bytes) -> Setting:
+    by_model, authorship = authored.parted(document)
     region = key.rpartition("/")[2]
     items = msgspec.json.decode(by_model, type=dict[str, Any])
-    return signed.stands([Item({"region": region, "model": model}, says) for model, says in items.items()], signature)
+    return region_document.setting_of(
+        [Item({"region": region, "model": model}, value) for model, value in items.items()], authorship
+    )
 
 
-def _encode(items: Sequence[Item], by: Signature) -> bytes:
-    return authored.signed({item.whom["model"]: item.says for item in items}, by)
+def _encode(items: Sequence[Item], by: Authorship) -> bytes:
+    return authored.with_author({item.whom["model"]: item.value for item in items}, by)
 
 
-def _policy_line(says: Any) -> str:
-    if not isinstance(says, dict):
-        return str(says)
-    options = ", ".join(f"{name} {value}" for name, value in says.items() if name != "name")
-    return f"{says.get('name', 'predictive')} {options}".strip()
+def _policy_line(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    options = ", ".join(f"{name} {option}" for name, option in value.items() if name != "name")
+    return f"{value.get('name', 'predictive')} {options}".strip()
 
 
-def _split_line(says: Any) -> str:
-    if not isinstance(says, dict):
-        return str(says)
-    weights = says.get("weights")
+def _split_line(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    weights = value.get("weights")
     parts = [",".join(f"{name}={number:g}" for name, number in weights.items())] if isinstance(weights, dict) else []
-    parts += [f"{len(says['rules'])} rules"] if isinstance(says.get("rules"), list) else []
-    parts += [f"{name} {says[name]}" for name in ("name", "sticky", "fallback", "pinning") if name in says]
+    parts += [f"{len(value['rules'])} rules"] if isinstance(value.get("rules"), list) else []
+    parts += [f"{name} {value[name]}" for name in ("name", "sticky", "fallback", "pinning") if name in value]
     return ", ".join(parts) or "as configured"
 
 
 def _policies(configuration: dict[str, Any]) -> list[Item]:
     by_model = configuration.get("policies")
     named = {"": configuration.get("policy", "predictive"), **(by_model if isinstance(by_model, dict) else {})}
-    return [Item({"region": configuration["region"], "model": model}, says) for model, says in named.items()]
+    return [Item({"region": configuration["region"], "model": model}, value) for model, value in named.items()]
 
 
 def _splits(configuration: dict[str, Any]) -> list[Item]:
     by_model = configuration.get("splits")
     named = by_model if isinstance(by_model, dict) else {}
-    return [Item({"region": configuration["region"], "model": model}, says) for model, says in named.items()]
+    return [Item({"region": configuration["region"], "model": model}, value) for model, value in named.items()]
 
 
 def _asked(here: Fleet, region: str) -> int:
@@ -169,7 +171,7 @@ def _asked(here: Fleet, region: str) -> int:
 def _noun(name: str, prefix: str, what: str, line: Any, configured: Any) -> Noun:
     """`what`: the name by which balancers tell of it in their status."""
 
-    async def followed(here: Fleet, region: str, _before: Standing | None, after: Standing | None) -> int:
+    async def followed(here: Fleet, region: str, _before: Setting | None, after: Setting | None) -> int:
         status = await here.status_of(region) or {}
         shown = (status.get("overrides") or {}).get(what) or {}
         return int(after is not None and after.at is not None and shown.get("at") == after.at.isoformat())

@@ -1,4 +1,4 @@
-"""`farhop check`: every error of maps, laws and balancers' configurations, of each and of all together.
+"""`farhop check`: every error of maps, laws and the configurations of processes, of each and of all together.
 
 Opens those files and the ones that they name, and no socket.
 """
@@ -24,6 +24,8 @@ from topology.problems import Problem, TopologyError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from entry_anycast.app.config import AnycastConfig
+    from entry_dns.app.config import DnsConfig
     from global_lb.app.config import GlobalConfig
     from regional_lb.app.config import RegionalConfig
     from topology.policy import Policy
@@ -46,6 +48,7 @@ class Checked:
     hubs: tuple[str, ...] = ()
     above: GlobalConfig | None = None
     below: RegionalConfig | None = None
+    entry: DnsConfig | AnycastConfig | None = None
     policy: Policy | None = None
 
     @property
@@ -82,6 +85,9 @@ def _kind(path: Path) -> tuple[Path, str, _Document]:
         document = None
     if not isinstance(document, dict):
         return path, "topology", {}
+    for field_, what in (("zones", "dns"), ("speaker", "anycast")):
+        if field_ in document and "hop" not in document:
+            return path, what, document
     if document.keys() & {"region", "instance", "admin", "hop"}:
         return path, "regional" if document.keys() & {"tier", "control", "client"} else "global", document
     if "tenants" in document and not document.keys() & {"regions", "countries", "hubs", "rtt_ms"}:
@@ -94,6 +100,8 @@ def _checked(path: Path, kind: str, no_secrets: bool) -> Checked:
     try:
         if kind == "topology":
             one.topology = worlds.load(path)
+        elif kind in ("dns", "anycast"):
+            _entry(one, one.absent if no_secrets else None)
         else:
             _configuration(one, one.absent if no_secrets else None)
     except TopologyError as error:
@@ -126,6 +134,34 @@ def _configuration(one: Checked, absent: list[str] | None) -> None:
     above.routes_in(one.topology)
     above.signer_in(one.topology)
     one.above = above
+
+
+def _entry(one: Checked, absent: list[str] | None) -> None:
+    """The same of what leads clients to an entry: a DNS server, an announcer. Raises ConfigError or TopologyError."""
+    from entry_anycast.app.config import AnycastConfig
+    from entry_dns.answers import zones
+    from entry_dns.app.config import DnsConfig
+    from entry_dns.links import client_networks
+    from farhop.config import load
+    from farhop.service import stores
+
+    if one.kind == "anycast":
+        announced = load(AnycastConfig, one.path, absent)
+        one.topology = stores.world(announced)
+        announced.announced(one.topology)
+        one.entry = announced
+        return
+    served = load(DnsConfig, one.path, absent)
+    one.topology = stores.world(served)
+    one.hubs = tuple(sorted(stores.hubs(served, one.topology)))
+    try:
+        zones.check(served.plans(), Law(one.topology))
+    except zones.ZoneError as error:
+        raise ConfigError("zones", [str(error)]) from None
+    for zone in served.zones:
+        zone.keys()
+    client_networks.read(served.networks, one.topology)
+    one.entry = served
 
 
 def _law(path: Path, document: _Document, maps: list[Topology]) -> Checked:
@@ -314,8 +350,9 @@ def _told(one: Checked) -> _Document:
     if one.problems:
         return {"ok": False, "source": str(one.path), "problems": [_problem(each) for each in one.problems]}
     said: _Document = {"ok": True, "source": str(one.path)}
-    if one.config is not None:
-        said |= {"tier": one.kind, "region": one.config.region, "instance": one.config.instance}
+    config = one.config or one.entry
+    if config is not None:
+        said |= {"tier": one.kind, "region": config.region, "instance": config.instance}
         return said | {"hubs": list(one.hubs)}
     if one.policy is not None:
         return said | {"tenants": sorted(one.policy.tenants), "models": sorted(one.policy.models)}
@@ -324,10 +361,11 @@ def _told(one: Checked) -> _Document:
 
 
 def _tell_fine(one: Checked) -> None:
-    if one.config is not None and one.topology is not None:
-        where = f"region {one.config.region}, instance {one.config.instance}"
-        hubs = ", ".join(one.hubs)
-        show.line(f"{one.path}: fine ({one.kind}, {where}, topology {one.topology.name}, hubs {hubs})")
+    config = one.config or one.entry
+    if config is not None and one.topology is not None:
+        where = f"region {config.region}, instance {config.instance}"
+        hubs = f", hubs {', '.join(one.hubs)}" if one.hubs else ""
+        show.line(f"{one.path}: fine ({one.kind}, {where}, topology {one.topology.name}{hubs})")
     elif one.policy is not None:
         show.line(f"{one.path}: fine (a law for {len(one.policy.tenants)} tenants)")
     elif one.topology is not None:

@@ -369,8 +369,10 @@ def given(
     topology: str | None,
     public: list[str],
     insecure: bool,
+    file: Path | None = None,
 ) -> dict[str, Any]:
     """The parts of a context that options give; paths as seen from where they are typed. What is not given is left out.
+    `file` says parts of it as they stand in contexts.yaml, its own paths as seen from where it is.
 
     Ends the command for a secret in the clear, which would stay in the shell's history and in the file.
     """
@@ -390,18 +392,33 @@ def given(
         token=_secret_place(token),
         server_name=server_name,
     )
-    said: dict[str, Any] = {}
+    said: dict[str, Any] = {} if file is None else _shipped(file)
     if store:
-        said |= {"hubs": {hub: store}} if hub else {"etcd": store}
+        said = _merged(said, {"hubs": {hub: store}} if hub else {"etcd": store})
     if ports:
-        said["admin"] = ports
+        said = _merged(said, {"admin": ports})
     if topology is not None:
         said["topology"] = str(Path(topology).absolute()) if topology.endswith((".yaml", ".yml")) else topology
     if public:
         said["signing"] = {"keys": dict(map(_public, public))}
     if not said:
-        fail("give what is to be set: --etcd HOST:PORT, or --admin URL; see farhop context set --help")
+        fail("give what is to be set: --etcd HOST:PORT, --admin URL, or --file FILE; see farhop context set --help")
     return said
+
+
+def _shipped(file: Path) -> dict[str, Any]:
+    """A context as a file says it, such as a deployment brings along."""
+    try:
+        with file.open("rb") as opened:
+            said = parsed(opened.read(FILE_BYTES_MAX), str(file))
+        Context.model_validate(said)
+    except OSError as error:
+        fail(f"{file}: {(error.strerror or 'cannot be read').lower()}")
+    except ConfigError as error:
+        fail(str(error))
+    except ValidationError as error:
+        fail(f"{file}: {'; '.join(problems_of(error))}")
+    return dict(_placed(said, file.absolute().parent))
 
 
 def _only(**parts: Any) -> dict[str, Any]:

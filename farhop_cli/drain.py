@@ -1,18 +1,28 @@
-"""`farhop drain`: a region's new work goes elsewhere for a while. Refused where a tenant would have no region left."""
+"""`farhop drain`: a region's new work, or an entry's new clients, go elsewhere for a while.
+
+A region's is refused where a tenant would have no region left.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from farhop.store.contract import OVERRIDE_PREFIX, REGION_PREFIX, override_key, parse_report_key
+from farhop.store.contract import (
+    ENTRY_DRAIN_PREFIX,
+    OVERRIDE_PREFIX,
+    REGION_PREFIX,
+    entry_drain_key,
+    override_key,
+    parse_report_key,
+)
 from farhop.store.documents import overrides as documents
 from farhop.store.documents.document import DocumentError
-from farhop.store.documents.overrides import DrainOverride
+from farhop.store.documents.overrides import DrainOverride, EntryDrainOverride
 from farhop_cli import effect, fleet, leased
 from farhop_cli.exits import NEGATIVE, fail
 from farhop_cli.law import in_force
 from farhop_cli.options import duration, duration_s
-from farhop_cli.standing import Item, Noun, Standing
+from farhop_cli.setting import Item, Noun, Setting
 from topology.problems import quoted
 
 if TYPE_CHECKING:
@@ -26,8 +36,8 @@ if TYPE_CHECKING:
 
 def put(region: str, why: str, by: str | None, length: str, over: str, force: bool, where: Where) -> int:
     """Drain the region; the exit code."""
-    signature = leased.signature(why, by, length)
-    document = DrainOverride(region=region, over_s=duration_s("--over", over), **signature)
+    authorship = leased.authorship(why, by, length)
+    document = DrainOverride(region=region, over_s=duration_s("--over", over), **authorship)
     try:
         value = documents.encode(document)
     except DocumentError as error:
@@ -50,6 +60,38 @@ def put(region: str, why: str, by: str | None, length: str, over: str, force: bo
     return leased.put(
         NOUN, here, override_key(region), {"region": region}, value, document.for_s, where, check, notes, effects
     )
+
+
+def put_entry(entry: str, why: str, by: str | None, length: str, over: str, where: Where) -> int:
+    """Drain an entry of clients; the exit code."""
+    authorship = leased.authorship(why, by, length)
+    here = where.fleet()
+    document = EntryDrainOverride(
+        region=_home(here, entry), entry=entry, over_s=duration_s("--over", over), **authorship
+    )
+    try:
+        value = documents.encode(document)
+    except DocumentError as error:
+        leased.refused(error, {"over_s": "--over: give 0s to 1h"})
+        raise
+    notes = ("DNS leaves it out of its answers, and its anycast routes drain and go; who is connected stays",)
+    return leased.put(NOUN, here, document.key, {"entry": entry}, value, document.for_s, where, notes=notes)
+
+
+def unset_entry(entry: str, where: Where) -> int:
+    """Take an entry's drain back; the exit code."""
+    here = where.fleet()
+    key = entry_drain_key(_home(here, entry), entry)
+    notes = (f"entry {entry} takes new clients again, as DNS and its announcer let it",)
+    return leased.unset(NOUN, here, key, {"entry": entry}, where, notes)
+
+
+def _home(here: Fleet, entry: str) -> str:
+    """The region of an entry. Ends the command if the map knows none of that name."""
+    if here.topology is None:
+        fail("--entry: which region it is in is told by the map alone; give --config, or a context with a topology")
+    fleet.known(entry, here.topology.entries, f'topology "{here.topology.name}"', "entry")
+    return here.topology.entries[entry].region
 
 
 def unset(region: str, where: Where) -> int:
@@ -88,26 +130,35 @@ def _refuse(text: str) -> NoReturn:
 # -- the document
 
 
-def _read(_key: str, document: bytes) -> Standing:
-    one = documents.decode_drain(document)
-    item = Item({"region": one.region}, {"over_s": one.over_s})
-    return Standing((item,), one.author, one.why, one.at, one.until)
+def _read(key: str, document: bytes) -> Setting:
+    one: DrainOverride | EntryDrainOverride
+    if key.startswith(ENTRY_DRAIN_PREFIX):
+        one = documents.decode_entry_drain(document)
+        item = Item({"entry": one.entry}, {"over_s": one.over_s})
+    else:
+        one = documents.decode_drain(document)
+        kept = {"keep_share": one.keep_share} if one.keep_share else {}
+        item = Item({"region": one.region}, {"over_s": one.over_s, **kept})
+    return Setting((item,), one.author, one.why, one.at, one.until)
 
 
-def _line(says: Any) -> str:
-    over_s = says.get("over_s") if isinstance(says, dict) else None
-    return f"drained, over {duration(over_s)}" if over_s else "drained, at once"
+def _line(value: Any) -> str:
+    over_s, keep = (value.get(name) if isinstance(value, dict) else None for name in ("over_s", "keep_share"))
+    what = f"drained but for {keep:.0%} of new requests" if keep else "drained"
+    return f"{what}, over {duration(over_s)}" if over_s else f"{what}, at once"
 
 
-async def _followed(here: Fleet, _region: str, before: Standing | None, after: Standing | None) -> int:
+async def _followed(here: Fleet, _region: str, before: Setting | None, after: Setting | None) -> int:
     one = after or before
     if one is None or not one.items:
         return len(here.admins)  # what could not be read nobody followed
-    region = one.items[0].whom["region"]
+    region = one.items[0].whom.get("region")
+    if region is None:
+        return len(here.admins)  # an entry's, which `farhop dns` and `farhop anycast` follow, and no balancer
     return sum(_says(status, region, after) for status in await here.statuses())
 
 
-def _says(status: Status, region: str, drain: Standing | None) -> bool:
+def _says(status: Status, region: str, drain: Setting | None) -> bool:
     regions = (one for one in status.get("regions") or [] if isinstance(one, dict))
     shown = next((one for one in regions if one.get("region") == region), {}).get("override")
     if drain is None or not isinstance(shown, dict):
@@ -115,4 +166,13 @@ def _says(status: Status, region: str, drain: Standing | None) -> bool:
     return bool(shown.get("author") == drain.author and shown.get("why") == drain.why)
 
 
-NOUN = Noun("drain", OVERRIDE_PREFIX, "no region is drained", _read, _line, leased.everybody, _followed)
+NOUN = Noun(
+    "drain",
+    OVERRIDE_PREFIX,
+    "no region and no entry is drained",
+    _read,
+    _line,
+    leased.everybody,
+    _followed,
+    beside=(ENTRY_DRAIN_PREFIX,),
+)

@@ -98,9 +98,14 @@ async def _now(here: Fleet, topology: Topology, options: Options, question: dict
             else:
                 break
     if options.where.as_json:
-        show.json({"entry_region": entry, "chosen": chosen, "law": law, "global": reasons, "regional": regional})
+        show.json({
+            "entry_region": entry, "chosen": chosen, "law": law, "pilot_lights": answer.get("pilot_lights"),
+            "global": reasons, "regional": regional,
+        })  # fmt: skip
     else:
         tables.regions(reasons, f"which region: as {entry} would decide now for {question['tenant']}")
+        for line in tables.pilot_lights(answer.get("pilot_lights")):
+            show.line(line, "dim")
         if isinstance(law, dict):
             show.line(tables.law(law), "dim")
         _tell_pick(regional, chosen)

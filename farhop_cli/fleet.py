@@ -412,11 +412,11 @@ def partial(fleet: Fleet, seen: Sequence[Seen]) -> str:
     return f"{len(seen) - len(silent)} of {len(seen)} balancers answered: {'; '.join(why[:8])}{more}"
 
 
-def known(region: str, names: Iterable[str], of: str) -> None:
-    """End the command if the region is none of these."""
+def known(region: str, names: Iterable[str], of: str, kind: str = "region") -> None:
+    """End the command if the region, or what else is meant, is none of these."""
     all_names = sorted(names)
     if region in all_names:
         return
     close = difflib.get_close_matches(region[:64].lower(), all_names, n=1, cutoff=0.6)
     remedy = f"did you mean {quoted(close[0])}?" if close else f"there is {running.listed(all_names)}"
-    fail(f"{quoted(region)} is no region of {of}; {remedy}")
+    fail(f"{quoted(region)} is no {kind} of {of}; {remedy}")

@@ -24,7 +24,7 @@ from farhop.store.hubs import stores_of
 from farhop.store.sealed import inner
 from farhop_cli import effect, show
 from farhop_cli.exits import NEGATIVE, fail, warn
-from farhop_cli.standing import author_here, settled, signing_key, tell_known, with_store
+from farhop_cli.setting import author_here, settled, signing_key, tell_known, with_store
 from topology import policy
 from topology.document import TEXT_CHARS_MAX, read
 from topology.problems import TopologyError, quoted
@@ -272,6 +272,15 @@ async def _write(store: Store, before: Entry | None, document: bytes) -> int:
     revision = await store.put(LAW_KEY, document, expect_revision=before.revision if before is not None else 0)
     await _trim(store)
     return revision
+
+
+async def raised(store: Store, here: Fleet, world: Topology, why: str, by: str) -> int:
+    """Put the law in force under the next epoch, unchanged, for a drill; that epoch."""
+    before = await store.get(LAW_KEY)
+    held = under(world, before.value if before is not None else None)
+    epoch = await _newest(store, before, await _statuses(here), world) + 1
+    await _write(store, before, _written(policy.document_of(held), epoch, why, by))
+    return epoch
 
 
 def _written(law: dict[str, Any], epoch: int, why: str, by: str | None) -> bytes:

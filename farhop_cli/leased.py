@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from farhop.store.documents.document import DocumentError
-from farhop_cli import standing
+from farhop_cli import setting
 from farhop_cli.exits import NEGATIVE, fail
 from farhop_cli.options import duration_s
-from farhop_cli.standing import Change, Standing
+from farhop_cli.setting import Change, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from farhop.store.contract import Store
     from farhop_cli.fleet import Fleet
     from farhop_cli.options import Where
-    from farhop_cli.standing import Noun
+    from farhop_cli.setting import Noun
 
 
-def signature(why: str, by: str | None, length: str) -> dict[str, Any]:
+def authorship(why: str, by: str | None, length: str) -> dict[str, Any]:
     """The fields that every such document has."""
     for_s = duration_s("--for", length)
-    return {"why": why, "author": by or standing.author_here(), "at": datetime.now(UTC), "for_s": for_s}
+    return {"why": why, "author": by or setting.author_here(), "at": datetime.now(UTC), "for_s": for_s}
 
 
 def refused(error: DocumentError, texts: Mapping[str, str]) -> None:
@@ -48,7 +48,7 @@ def put(
     """Write it in the place of what stands there, readable or not; the exit code."""
     scope = (name if kind == "region" else f"--{kind} {name}" for kind, name in whom.items())
     sooner = f"it ends by itself; sooner with: farhop {noun.name} unset {' '.join(scope)}"
-    return standing.change(
+    return setting.change(
         noun,
         here,
         Change(key, "", whom, lambda _: document, for_s, check, (*notes, sooner), effects=effects),
@@ -59,11 +59,11 @@ def put(
 def unset(noun: Noun, here: Fleet, key: str, whom: Mapping[str, str], where: Where, notes: Sequence[str] = ()) -> int:
     """Take it away; the exit code. Ends the command if nothing stands there."""
 
-    def make(before: Standing | None) -> None:
+    def make(before: Setting | None) -> None:
         if before is None:
-            fail(f"{standing.title(whom)}: no {noun.name} stands there; nothing was changed", NEGATIVE)
+            fail(f"{setting.title(whom)}: no {noun.name} stands there; nothing was changed", NEGATIVE)
 
-    return standing.change(noun, here, Change(key, "", whom, make, notes=notes), where)
+    return setting.change(noun, here, Change(key, "", whom, make, notes=notes), where)
 
 
 def everybody(here: Fleet, _region: str) -> int:

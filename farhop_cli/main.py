@@ -33,6 +33,7 @@ COMMANDS = {
     "status": Wired("operate", "status_app", "Sum up the fleet: what is wrong, where the load is, which law."),
     "context": Wired("operate", "context_app", "Which fleet the commands are for, by name."),
     "bundle": Wired("operate", "bundle_app", "Collect in one file what a bug report needs, and no secret."),
+    "record": Wired("operate", "record_app", "Record a trace of what the fleet serves, for sim and plan."),
     "log-level": Wired("operate", "log_level_app", "Have balancers log more, or less, until they start anew."),
     "law": Wired(
         "operate",
@@ -44,19 +45,24 @@ COMMANDS = {
     "policy": Wired("operate", "policy_app", "By which policy a region picks replicas, before its configuration."),
     "bias": Wired("operate", "bias_app", "Draw requests to a region, or away from it, for a while."),
     "pin": Wired("operate", "pin_app", "Send a tenant's or a model's requests to one region, for a while."),
-    "drain": Wired("operate", "drain_app", "Move a region's new work elsewhere, for a while."),
+    "drain": Wired("operate", "drain_app", "Move a region's new work, or an entry's clients, elsewhere."),
     "undrain": Wired("operate", "undrain_app", "Take a drain back; the region comes back at a pace."),
+    "drill": Wired("drilling", "app", "Rehearse a failure: check, inject, measure, restore, judge."),
     "check": Wired("verbs", "app", "Check maps, laws and configurations, each and together: every error at once."),
     "healthcheck": Wired("verbs", "app", "Ask the balancer in this container how it is."),
     "hash-key": Wired("verbs", "app", "Print the hash that a topology holds of an API key."),
     "certs": Wired("verbs", "certs_app", "Make certificates and keys for a fleet."),
-    "sim": Wired("verbs", "app", "Simulate a scenario in virtual time, one router beside another."),
+    "sim": Wired("simulate", "app", "Simulate a scenario in virtual time, one router beside another."),
     "plan": Wired(
         "verbs", "app", "Plan capacity: replicas per region, N and N-1, with and without routing between regions."
     ),
     "bench": Wired("bench", "app", "Measure what Farhop costs, how well it routes, and whether it holds."),
     "global": Wired("verbs", "app", "Run a global balancer."),
     "regional": Wired("verbs", "app", "Run a regional balancer."),
+    "picker": Wired("verbs", "app", "Run a regional balancer that picks endpoints for gateways (Envoy)."),
+    "dns": Wired("entry", "dns_app", "Answer DNS questions for entries, and publish or check such answers."),
+    "where": Wired("entry", "where_app", "Tell which entry DNS gives a client, why, and for which network."),
+    "anycast": Wired("announcing", "app", "Announce an entry's prefixes by BGP while it is fit, or tell how that is."),
     "engine": Wired("verbs", "app", "Run emulated engines: OpenAI-like servers with a GPU's timing and no GPU."),
 }
 

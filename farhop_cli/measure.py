@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -17,12 +18,14 @@ from farhop_lab.bench import decide as decisions
 from farhop_lab.bench import hits as cached
 from farhop_lab.bench import hostile as attacks
 from farhop_lab.bench import intake as intakes
+from farhop_lab.bench import picker as pickers
 from farhop_lab.bench import relay as relays
 from farhop_lab.bench import results
 from farhop_lab.bench import scrape as scrapes
 from farhop_lab.bench import sim as sims
 from farhop_lab.bench import soak as soaks
 from farhop_lab.bench import trie as tries
+from farhop_lab.bench import ttft as ttfts
 from farhop_lab.bench.place import BenchError
 
 BUSY_SHARE = 0.25  # of the processors: a load average above it before the run leaves too little for the run
@@ -40,6 +43,33 @@ def decide(as_json: bool) -> int:
     columns = ("what", ">median µs", ">least µs", ">most µs")
     show.table(title, columns, [[r.what, *map(show.number, (r.median_us, r.least_us, r.most_us))] for r in rows])
     return 0
+
+
+def dns(networks: int, seconds: float, as_json: bool) -> int:
+    """Measure what a DNS answer costs; the exit code, 1 where it is above the bound."""
+    from farhop_lab.bench import dns as answers
+
+    with show.waiting(f"measuring dns: {networks} client networks, {seconds:g} s for each server"):
+        try:
+            rows = answers.run(networks, seconds)
+        except answers.BenchError as error:
+            fail(f"bench: {error}")
+    least = rows[0].cpu_us
+    over = next(row.cpu_us for row in rows if row.name == "farhop") / least
+    if as_json:
+        show.json(
+            {"bench": "dns", "unit": "CPU µs per answer", "networks": networks, "times_the_echo": over, "rows": rows}
+        )
+    else:
+        latencies = (">mean ms", ">worst ms", ">p99 ms at half")
+        columns = ("server", ">CPU µs", ">times the echo", ">answers/s", ">lost", *latencies)
+        listed = [
+            [row.name, show.number(row.cpu_us), f"{row.cpu_us / least:.2f}", f"{row.qps:.0f}", str(row.lost),
+             f"{row.mean_ms:.2f}", f"{row.worst_ms:.2f}", f"{row.half_p99_ms:.2f}"]
+            for row in rows
+        ]  # fmt: skip
+        show.table(f"dns: a client subnet and a cookie in each question, {networks} networks", columns, listed)
+    return 1 if over > answers.TIMES_MAX else 0
 
 
 def relay(*, quick: bool, only: str, repeats: int | None, streams: int | None, tls: bool, as_json: bool) -> int:
@@ -178,6 +208,32 @@ def hostile(quick: bool, as_json: bool) -> int:
     return 0 if found.holds else 1
 
 
+def picker(quick: bool, as_json: bool) -> int:
+    """Measure what a picked request costs; the exit code, 1 beyond the bound or if a request was answered wrongly."""
+    why = pickers.missing()
+    if why is not None:
+        show.line(f"picker: nothing is measured: Envoy is {why}")
+        return 0
+    with show.telling("measuring picker") as say:
+        found = _done(pickers.measure(2 if quick else 5, 2.0 if quick else 5.0, say))
+    if as_json:
+        show.json({"bench": "picker", "unit": "CPU ms of the picker per request", **msgspec.to_builtins(found)})
+    else:
+        columns = ["picker", *(f">{size // 1024} KB" for size in pickers.SIZES)]
+        columns.append(">at rest")
+        lines = [
+            [row.name, *(f"{row.cpu_ms[size][0]:.2f}" for size in pickers.SIZES), f"{row.rest_share:.1%} of a core"]
+            for row in found.rows
+        ]
+        lines.append(["ratio", *(f"{found.ratios[size]:.2f}" for size in pickers.SIZES), ""])
+        show.table(f"picker: CPU ms per request behind Envoy, medians of {found.rounds}", columns, lines)
+        for row in found.rows:
+            if row.errors:
+                show.line(f"{row.name}: {row.errors} requests were not answered with 200")
+    within = all(ratio <= pickers.RATIO_MAX for ratio in found.ratios.values())
+    return 0 if within and not any(row.errors for row in found.rows) else 1
+
+
 def scrape(as_json: bool) -> int:
     """Measure what looking at replicas costs; the exit code, 1 if pages of the engines were refused."""
     with show.waiting(f"measuring scrape; the figures are CPU time, medians of {scrapes.REPEATS} repeats"):
@@ -265,6 +321,36 @@ def trie(quick: bool, as_json: bool) -> int:
     lines = [[r.what, *map(show.number, (r.median, r.least, r.most)), r.unit, show.number(r.limit)] for r in rows]
     title = f"trie: CPU time and memory, {tries.REPEATS} repeats; `at most` is what is meant"
     show.table(title, columns, lines)
+    return 0
+
+
+def ttft(rounds: int, engine: ttfts.Engine | None, as_json: bool) -> int:
+    """Measure what each tier adds to the time to the first token; the exit code."""
+    others = os.getloadavg()[0]
+    with show.telling("measuring ttft") as say:
+        rows = _done(ttfts.measure(rounds, engine, say=say))
+    if as_json:
+        show.json({"bench": "ttft", "unit": "ms", "rounds": rounds, "load_average": others, "rows": rows})
+        return 0
+    columns = ("tokenizer", "prompt", "way", ">p50 ms", ">p90 ms", ">added ms", ">95 % interval", ">x bare", ">CPU ms")
+    bare = {(r.tokenizer, r.prompt): r.added.ms for r in rows if r.way == ttfts.BARE and r.added is not None}
+    lines = []
+    for row in rows:
+        shown = [row.tokenizer, row.prompt, row.way, *(show.number(ms, 2) for ms in (row.p50_ms, row.p90_ms))]
+        if row.added is None:
+            lines.append([*shown, *[show.NONE] * 4])
+            continue
+        least = bare.get((row.tokenizer, row.prompt), 0.0)
+        times = show.number(row.added.ms / least, 1) if least > 0.0 else show.NONE
+        span = f"{row.added.low_ms:.2f} to {row.added.high_ms:.2f}"
+        lines.append([*shown, show.number(row.added.ms, 2), span, times, show.number(row.cpu_ms, 2)])
+    show.table(f"ttft: ms to the first event, medians of {rounds} rounds there and back", columns, lines)
+    show.line(
+        "added: to the direct way, paired; for both tiers to the regional one, which is what the global tier adds"
+    )
+    show.line("KV events: two engines tell what they cache, and decisions go by tokens; else no prompt need be read")
+    if others > BUSY_SHARE * (os.cpu_count() or 1):
+        show.line(f"others ran here, too (load average {others:.1f}): measure again at rest")
     return 0
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperGroup
 
+from farhop_cli.exits import fail
 from farhop_cli.options import (
     FLEET,
     PLAIN,
@@ -29,7 +30,7 @@ from farhop_cli.options import (
 from farhop_cli.options import regions as known_regions
 
 if TYPE_CHECKING:
-    from farhop_cli.standing import Noun
+    from farhop_cli.setting import Noun
 
 Region = Annotated[str, typer.Argument(help="The region.", autocompletion=known_regions)]
 SomeRegion = Annotated[
@@ -37,6 +38,10 @@ SomeRegion = Annotated[
     typer.Argument(metavar="[REGION]", help="Of this region alone.", show_default=False, autocompletion=known_regions),
 ]
 OneRegion = Annotated[str, typer.Option("--region", help="Of this region alone.", autocompletion=known_regions)]
+DrainedRegion = Annotated[
+    str,
+    typer.Argument(metavar="[REGION]", help="The region.", show_default=False, autocompletion=known_regions),
+]
 Tenant = Annotated[str, typer.Option("--tenant", help="Whose requests.")]
 Model = Annotated[str, typer.Option("--model", help="The requests for which model.")]
 Against = Annotated[
@@ -107,9 +112,9 @@ def _group(name: str, what: str, example: str, of: str = "tokyo") -> typer.Typer
     @verb(made, "get", f"farhop {name} get {of}")
     def get(region: SomeRegion = "", *, where: Where) -> int:
         """Show what stands in etcd: who set it, why, and until when."""
-        from farhop_cli import standing
+        from farhop_cli import setting
 
-        return standing.get(noun(name), region, where)
+        return setting.get(noun(name), region, where)
 
     @verb(made, "diff", f"farhop {name} diff was.json --region {of}")
     def diff(
@@ -123,9 +128,9 @@ def _group(name: str, what: str, example: str, of: str = "tokyo") -> typer.Typer
         Exit code 1 if anything. Without a file: what goes before the balancers' configurations, all of which `unset`
         would take away.
         """
-        from farhop_cli import standing
+        from farhop_cli import setting
 
-        return standing.diff(noun(name), region, file, where)
+        return setting.diff(noun(name), region, file, where)
 
     @verb(made, "history", f"farhop {name} history {of}")
     def history(region: SomeRegion = "", *, where: Where) -> int:
@@ -133,16 +138,16 @@ def _group(name: str, what: str, example: str, of: str = "tokyo") -> typer.Typer
 
         As far back as etcd remembers: until it is compacted (`--auto-compaction-retention`). Nothing else keeps it.
         """
-        from farhop_cli import standing
+        from farhop_cli import setting
 
-        return standing.history(noun(name), region, where)
+        return setting.history(noun(name), region, where)
 
     return made
 
 
 # -- looking at a fleet
 
-status_app, explain_app, bundle_app, log_level_app = (typer.Typer(**PLAIN) for _ in range(4))
+status_app, explain_app, bundle_app, record_app, log_level_app = (typer.Typer(**PLAIN) for _ in range(5))
 
 
 @verb(status_app, "status", "farhop status    or:  farhop status --region tokyo --replicas --watch")
@@ -208,6 +213,26 @@ def bundle(
     from farhop_cli.bundle import run
 
     return run(out, balancer_config or [], decisions, where)
+
+
+@verb(record_app, "record", "farhop record --for 10m --out friday.jsonl")
+def record(
+    out: Annotated[str, typer.Option("--out", "-o", help="The file to write. Nothing is written over.")],
+    length: Length = "10m",
+    region: OneRegion = "",
+    *,
+    where: Where,
+) -> int:
+    """Record a trace of what the fleet serves, for sim and plan.
+
+    Moments, lengths, which prompts begin alike (by salted fingerprints), sessions and pauses. No text, tenant or key;
+    and nothing of tenants whose law keeps records from a balancer. Exit code 1 if nothing came, 3 if not every balancer
+    was heard to its end.
+    """
+    from farhop_cli.options import duration_s
+    from farhop_cli.record import run
+
+    return run(out, duration_s("--for", length, 1.0, 86_400.0), region, where)
 
 
 @verb(log_level_app, "log-level", "farhop log-level debug --region tokyo")
@@ -312,6 +337,10 @@ def context_set(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Its etcd is reached without TLS, off this machine.")
     ] = False,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", metavar="FILE", help="As this file says, such as deploy/compose/context.yaml."),
+    ] = None,
     make_current: Annotated[bool, typer.Option("--use", help="Make it the current one, too.")] = False,
 ) -> None:
     """Make a context, or change what is given of one.
@@ -323,7 +352,7 @@ def context_set(
     said = given(
         etcd=etcd, hub=hub, etcd_files=(etcd_ca, etcd_cert, etcd_key), etcd_login=(etcd_user, etcd_password),
         admin=admin, files=(ca, cert, key), token=token, server_name=server_name, topology=topology,
-        public=public or [], insecure=insecure,
+        public=public or [], insecure=insecure, file=file,
     )  # fmt: skip
     raise typer.Exit(put(name, said, make_current))
 
@@ -331,14 +360,16 @@ def context_set(
 # -- drain
 
 drain_app = _group(
-    "drain", "Move a region's new work elsewhere, for a while.", 'set tokyo --for 30m --why "new kernel"'
+    "drain", "Move a region's new work, or an entry's clients, elsewhere.", 'set tokyo --for 30m --why "new kernel"'
 )
+DrainedEntry = Annotated[str, typer.Option("--entry", metavar="NAME", help="Not a region: this entry, of clients.")]
 
 
 @verb(drain_app, "set", 'farhop drain set tokyo --for 30m --why "kernel update"', writes=True)
 def drain_set(
-    region: Region,
     why: Why,
+    region: DrainedRegion = "",
+    entry: DrainedEntry = "",
     length: Length = "1h",
     over: Annotated[str, typer.Option("--over", help="Pace: new work moves away over this time. 0s: at once.")] = "10s",
     by: By = None,
@@ -346,24 +377,32 @@ def drain_set(
     *,
     where: Where,
 ) -> int:
-    """Drain a region. It stands under a lease and ends by itself.
+    """Drain a region or, with --entry, an entry. It stands under a lease and ends by itself.
 
-    Exit code 1 if it is refused, since a tenant would have no region left.
+    A region's new work goes elsewhere; an entry's new clients do: `farhop dns` leaves it out, and `farhop anycast`
+    drains and withdraws its routes. Exit code 1 if it is refused, since a tenant would have no region left.
     """
-    from farhop_cli.drain import put
+    from farhop_cli.drain import put, put_entry
 
-    return put(region, why, by, length, over, force, where)
+    _one_of(region, entry)
+    return put_entry(entry, why, by, length, over, where) if entry else put(region, why, by, length, over, force, where)
 
 
 @verb(drain_app, "unset", "farhop drain unset tokyo", writes=True)
-def drain_unset(region: Region, *, where: Where) -> int:
+def drain_unset(region: DrainedRegion = "", entry: DrainedEntry = "", *, where: Where) -> int:
     """Take a drain back; the region comes back at a pace.
 
-    Tells who had set it and why. Exit code 1 if the region is not drained. `farhop undrain` is the same.
+    Tells who had set it and why. Exit code 1 if it is not drained. `farhop undrain` is the same.
     """
-    from farhop_cli.drain import unset
+    from farhop_cli.drain import unset, unset_entry
 
-    return unset(region, where)
+    _one_of(region, entry)
+    return unset_entry(entry, where) if entry else unset(region, where)
+
+
+def _one_of(region: str, entry: str) -> None:
+    if bool(region) == bool(entry):
+        fail("give either a region or --entry NAME")
 
 
 undrain_app = typer.Typer(**PLAIN)

@@ -12,10 +12,10 @@ import yaml
 
 from farhop.store.contract import ROUTE_PREFIX
 from farhop.store.documents import authored
-from farhop_cli import effect, signed
+from farhop_cli import effect, region_document
 from farhop_cli.exits import NEGATIVE, fail
 from farhop_cli.law import in_force
-from farhop_cli.standing import Item, Noun, Standing
+from farhop_cli.setting import Item, Noun, Setting
 from global_lb.app.overrides import DOCUMENT_LIMIT_BYTES
 from global_lb.routing.policy import ROUTES_MAX, RouteConfig, routes_of
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from farhop.store.contract import Store
-    from farhop.store.documents.authored import Signature
+    from farhop.store.documents.authored import Authorship
     from farhop_cli.fleet import Fleet
     from farhop_cli.options import Where
 
@@ -32,15 +32,15 @@ _SCOPE = ("tenant", "model")
 
 def put(region: str, text: str, tenant: str, model: str, why: str, by: str | None, where: Where) -> int:
     """Make an entry choose and answer by a route, for a tenant, a model or all without their own; the exit code."""
-    signature = signed.signature(why, by)
+    authorship = region_document.authorship(why, by)
     whom = _scope(tenant, model)
     route = _parsed(text)
-    signed.checked(RouteConfig, {**route, **whom}, "ROUTE")
+    region_document.checked(RouteConfig, {**route, **whom}, "ROUTE")
     regions = (found := where.fleet(region)).topology and found.topology.regions
 
-    def encode(items: Sequence[Item], signature: Signature) -> bytes:
+    def encode(items: Sequence[Item], authorship: Authorship) -> bytes:
         _together(items, regions)
-        return _encode(items, signature)
+        return _encode(items, authorship)
 
     notes = ("requests under way are not disturbed; those on hold are decided by it",)
 
@@ -48,16 +48,16 @@ def put(region: str, text: str, tenant: str, model: str, why: str, by: str | Non
         world = await in_force(store, here.topology)
         return () if world is None else effect.routed(world, await here.statuses(), region, tenant, model, route)
 
-    return signed.put(NOUN, encode, region, whom, lambda _: route, signature, where, notes, None, effects)
+    return region_document.put(NOUN, encode, region, whom, lambda _: route, authorship, where, notes, None, effects)
 
 
 def unset(region: str, tenant: str, model: str, why: str, by: str | None, where: Where) -> int:
     """Take away what stands for a tenant or a model, or, without either, all; the exit code."""
-    return signed.unset(NOUN, _encode, region, _scope(tenant, model) or None, why, by, where)
+    return region_document.unset(NOUN, _encode, region, _scope(tenant, model) or None, why, by, where)
 
 
 def _scope(tenant: str, model: str) -> dict[str, str]:
-    named = {"tenant": signed.named("--tenant", tenant), "model": signed.named("--model", model)}
+    named = {"tenant": region_document.named("--tenant", tenant), "model": region_document.named("--model", model)}
     return {kind: name for kind, name in named.items() if name}
 
 
@@ -90,7 +90,7 @@ def _together(items: Sequence[Item], regions: Any) -> None:
 
 
 def _route(item: Item) -> dict[str, Any]:
-    return {**item.says, **{kind: item.whom[kind] for kind in _SCOPE if item.whom.get(kind)}}
+    return {**item.value, **{kind: item.whom[kind] for kind in _SCOPE if item.whom.get(kind)}}
 
 
 def _items(region: str, routes: Sequence[dict[str, Any]]) -> list[Item]:
@@ -102,19 +102,19 @@ def _items(region: str, routes: Sequence[dict[str, Any]]) -> list[Item]:
     return found
 
 
-def _read(key: str, document: bytes) -> Standing:
-    listed, signature = authored.routes_parted(document, DOCUMENT_LIMIT_BYTES)
-    return signed.stands(
-        _items(key.rpartition("/")[2], msgspec.json.decode(listed, type=list[dict[str, Any]])), signature
+def _read(key: str, document: bytes) -> Setting:
+    listed, authorship = authored.routes_parted(document, DOCUMENT_LIMIT_BYTES)
+    return region_document.setting_of(
+        _items(key.rpartition("/")[2], msgspec.json.decode(listed, type=list[dict[str, Any]])), authorship
     )
 
 
-def _encode(items: Sequence[Item], by: Signature) -> bytes:
-    return authored.routes_signed([_route(item) for item in items], by)
+def _encode(items: Sequence[Item], by: Authorship) -> bytes:
+    return authored.routes_with_author([_route(item) for item in items], by)
 
 
-def _line(says: Any) -> str:
-    return msgspec.json.encode(says).decode()
+def _line(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _configured(configuration: dict[str, Any]) -> list[Item]:
@@ -129,10 +129,10 @@ def _asked(here: Fleet, region: str) -> int:
     return 0 if here.region not in ("", region) else min(1, len(here.admins))
 
 
-async def _followed(here: Fleet, region: str, _before: Standing | None, after: Standing | None) -> int:
+async def _followed(here: Fleet, region: str, _before: Setting | None, after: Setting | None) -> int:
     at = after.at.isoformat() if after is not None and after.at is not None else None
     own = [one for one in await here.statuses() if one.get("region") == region]
-    return int(bool(own) and all((one.get("routes_signed") or {}).get("at") == at for one in own))
+    return int(bool(own) and all((one.get("routes_author") or {}).get("at") == at for one in own))
 
 
 NOUN = Noun(

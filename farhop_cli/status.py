@@ -338,7 +338,10 @@ def _state(region: dict[str, Any]) -> str:
     state, share = word(region.get("state")), region.get("share")
     if isinstance(share, float) and share > 0.0:
         return f"{state} ({percent(share)} left)"
-    gladly = region.get("admitted_share")
+    gladly, pilot = region.get("admitted_share"), region.get("pilot_light")
+    if state == "up" and isinstance(pilot, dict):
+        back = f", {percent(gladly)} back" if isinstance(gladly, float) and 0.0 < gladly < 1.0 else ""
+        return f"{state} (pilot-light: {word(pilot.get('state'))}{back})"
     if state == "up" and isinstance(gladly, float) and gladly < 1.0:
         return f"{state} ({percent(gladly)} back)" if gladly > 0.0 else f"{state} (hot)"
     return state + (" (forced)" if region.get("forced") else "")
@@ -384,7 +387,7 @@ def _global(one: Seen, upper: list[Seen]) -> list[str]:
 
 def _routes(one: Seen) -> list[list[str]]:
     """A row for each route but the plain default."""
-    found = (one.status or {}).get("routes_signed")
+    found = (one.status or {}).get("routes_author")
     by = f"{word(found.get('author'))}: {word(found.get('why'))}" if isinstance(found, dict) else show.NONE
     return [
         [
@@ -500,10 +503,18 @@ def _replicas(one: Seen) -> list[list[str]]:
             number(replica.get("prefill_ms_per_token"), 4),
             number(replica.get("tpot_ms"), 2),
             number(replica.get("sample_age_s"), 2),
-            word("; ".join(str(replica[field]) for field in ("why", "slow") if replica.get(field))),
+            word("; ".join(_remarks(replica))),
         ]
         for replica in _parts(one, "replicas")
     ]
+
+
+def _remarks(replica: dict[str, Any]) -> list[str]:
+    """What should be known of it beside its figures."""
+    remarks = [str(replica[field]) for field in ("why", "slow") if replica.get(field)]
+    if replica.get("reports_cached_tokens") is False:
+        remarks.append("its answers do not tell cached tokens")
+    return remarks
 
 
 def _percent(share: object) -> str:

@@ -252,6 +252,9 @@ def _wrong_at(one: Balancer) -> Iterator[str]:
         waits = _texts(configuration.get("awaits_restart"))
         if waits:
             yield f"{one.name}, configuration: {', '.join(waits[:4])} await a restart"
+    picker = status.get("picker")
+    for what in _texts(picker.get("trouble")) if isinstance(picker, dict) else ():
+        yield f"{one.name}: {what}"
     for kept in _dicts(status.get("kept")):
         if kept.get("from_disk"):
             yield f"{one.name} started from what was kept on disk: hub {kept.get('hub')} is silent"

@@ -73,6 +73,15 @@ def law(shown: Record) -> str:
     return f"law of epoch {word(shown.get('epoch'))}, from {word(shown.get('source'))}{revision}{signed}"
 
 
+def pilot_lights(shown: object) -> list[str]:
+    """A line for each pilot-light region: whether it sleeps, and what it was woken for."""
+    told = {name: one for name, one in shown.items() if isinstance(one, dict)} if isinstance(shown, dict) else {}
+    return [
+        f"{name} is a pilot-light: {word(one.get('state'))}" + (f" ({one['why']})" if one.get("why") else "")
+        for name, one in told.items()
+    ]
+
+
 def replicas(reasons: Record, title: str) -> None:
     """A regional decision: the field as it was scored."""
     why = "chosen to learn how fast it is" if reasons.get("explored") else "chosen"

@@ -32,6 +32,7 @@ from farhop_lab.engine.core.profiles import PROFILES
 from farhop_lab.world import etcd as lab_etcd
 from farhop_lab.world import world_file
 from farhop_lab.world.etcd import EtcdLabError
+from farhop_lab.world.faults import Control, Faults
 from farhop_lab.world.world import HOST, World, WorldError, WorldSettings, exports_elsewhere
 from farhop_lab.world.world_file import WorldFileError
 from topology import load as worlds
@@ -199,7 +200,9 @@ async def _serve(
     typer.echo("starting etcd, engines and balancers ...", err=True)
     async with World(settings, folder) as world:
         serving.set()
-        description = world.describe(os.getpid())
+        control = Control(Faults(world, lambda text: typer.echo(text, err=True)))
+        await control.start(HOST)
+        description = world.describe(os.getpid(), (control.url, control.token))
         await asyncio.to_thread(world_file.write, described, description)
         named, current = await asyncio.to_thread(_named, described)
         try:
@@ -217,6 +220,7 @@ async def _serve(
                 watching.cancel()
             typer.echo("stopping ...", err=True)
         finally:
+            await control.close()
             await asyncio.to_thread(described.unlink, missing_ok=True)
             with contextlib.suppress(typer.Exit):  # which it said
                 await asyncio.to_thread(context.world_ended, named, described)

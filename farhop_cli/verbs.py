@@ -77,32 +77,6 @@ def run_demo() -> None:
     raise typer.Exit(run())
 
 
-@app.command("sim", epilog="Example:  farhop sim arena --policy farhop,skywalker --seeds 3 --out results/arena")
-def run_sim(
-    scenario: Annotated[str, typer.Argument(help="A scenario file, or the name of a ready-made one.")],
-    policy: Annotated[str, typer.Option("--policy", help="Routers, such as farhop,skywalker. Default: its own.")] = "",
-    seeds: Annotated[int | None, typer.Option("--seeds", min=1, max=1000, help="How many. Default: its own.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="This one alone.")] = None,
-    length: Annotated[
-        str | None, typer.Option("--for", help="Simulated time, such as 10m, at most 7d. Default: its own.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Keep results here; what is there is not run again.")
-    ] = None,
-    workers: Annotated[int | None, typer.Option("--workers", min=1, max=256, help="Processes. Default: CPUs.")] = None,
-    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="With --out: pictures, too.")] = True,
-    as_json: Json = False,
-) -> None:
-    """Simulate a scenario in virtual time, one router beside another.
-
-    The routers named `farhop` are the shipped machines. Exit code 1 if anything happened that must never happen.
-    """
-    from farhop_cli.sim import Options, run
-
-    for_s = duration_s("--for", length, *RUN_S) if length is not None else None
-    raise typer.Exit(run(Options(scenario, policy, seeds, seed, for_s, out, workers, plots, as_json)))
-
-
 @app.command("plan", epilog="Example:  farhop plan wildchat --good 0.95 --ttft 1500 --for 3m")
 def run_plan(
     scenario: Annotated[str, typer.Argument(help="A scenario: its topology, GPUs, demand and objective count.")],
@@ -145,6 +119,18 @@ def run_regional(config: Config) -> None:
         from regional_lb.app.main import run
 
     run(config)
+
+
+@app.command("picker", epilog="Example:  farhop picker --config virginia-regional.yaml")
+def run_picker(config: Config) -> None:
+    """Run a regional balancer that picks endpoints for gateways (Envoy).
+
+    The same process as `farhop regional`; its configuration must have a `picker`.
+    """
+    with _loading():
+        from regional_lb.app.main import run
+
+    run(config, picks=True)
 
 
 @app.command("engine", epilog="Example:  farhop engine --profile l4 --port 8001 --replicas 2 --speedup 10")

@@ -16,7 +16,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 PACKAGE = "farhop_wire"
 STUBS = tuple(
-    f"{words}_{stub}" for words in ("peers", "region") for stub in ("pb2.py", "pb2.pyi", "pb2_grpc.py", "pb2_grpc.pyi")
+    f"{words}_{stub}"
+    for words in ("ext_proc", "peers", "region")
+    for stub in ("pb2.py", "pb2.pyi", "pb2_grpc.py", "pb2_grpc.pyi")
 )
 PLUGINS = ("mypy", "mypy_grpc")
 TIMEOUT_S = 120

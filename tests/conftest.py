@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
 import subprocess
@@ -16,20 +17,27 @@ import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
+from farhop_lab.bench.proxies import ENVOY
 from farhop_lab.world.client import Result, answer
 from farhop_lab.world.world import World, WorldSettings
 
 T = TypeVar("T")
 _NAP_S = 0.005
 
-NEEDS = ("docker", "root", "browser", "history")  # the markers of `make test-system`
-DRILLS = Path(__file__).parent / "drills"
+NEEDS = ("docker", "root", "browser", "history", "envoy", "chaos")  # the markers of `make test-system`
+TESTS = Path(__file__).parent
+DRILLS = TESTS / "drills"
+ASKS = b"running: RunningWorld"  # in the files whose tests share the world
 VERSION_BEFORE = "e0c6e3d"  # the version that tests/deploy/test_skew.py runs beside this one
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 # Of any property: the same examples in every run, and nothing that a busy machine could decide by being slow.
 settings.register_profile("farhop", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("farhop")
+
+# `make test` plays this share of the examples that a test of a property names, `make test-system` all of them.
+EXAMPLES = float(os.environ.get("FARHOP_EXAMPLES", "1"))
+EXAMPLES_MIN = 25  # so many are always played, if as many are named
 
 
 class RunningWorld:
@@ -92,6 +100,12 @@ async def soonest(measure: Callable[[], Awaitable[float]], below_s: float, tries
         took_s.append(await measure())
 
 
+def chaos() -> str | None:
+    """Chaos Toolkit's command: it has an environment of its own, since it pins what we use, too."""
+    named = os.environ.get("FARHOP_CHAOS")
+    return named if named and os.access(named, os.X_OK) else shutil.which("chaos")
+
+
 def _missing() -> dict[str, str]:
     """Of what markers ask for, what is not there, and why a test is skipped for it."""
     missing: dict[str, str] = {}
@@ -106,6 +120,10 @@ def _missing() -> dict[str, str]:
         missing["root"] = "not run as root"
     if not any(map(shutil.which, BROWSERS)):
         missing["browser"] = f"none of {', '.join(BROWSERS)} is on the PATH"
+    if chaos() is None:
+        missing["chaos"] = "Chaos Toolkit's `chaos` is neither on the PATH nor named by FARHOP_CHAOS"
+    if ENVOY.find() is None:
+        missing["envoy"] = f"Envoy is {ENVOY.missing()}"
     return missing
 
 
@@ -116,20 +134,67 @@ def _in_world(item: pytest.Item | None) -> bool:
     return item is not None and "running" in getattr(item, "fixturenames", ())
 
 
+def _fewer_examples(items: list[pytest.Item]) -> None:
+    """Of a hypothesis test the settings stand at its function, of a machine at its class."""
+    owners = {
+        id(owner): (owner, name)
+        for item in items
+        for owner, name in (
+            (getattr(item, "cls", None), "settings"),
+            (getattr(item, "function", None), "_hypothesis_internal_use_settings"),
+        )
+        if isinstance(getattr(owner, name, None), settings)
+    }
+    for owner, name in owners.values():
+        named = getattr(owner, name)
+        played = max(min(named.max_examples, EXAMPLES_MIN), round(EXAMPLES * named.max_examples))
+        setattr(owner, name, settings(named, max_examples=played))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where tests run on several cores a file stays together, all files that share the world are one, and who was
+    collected first comes first.
+
+    Not by `--dist loadgroup`: its marks are of no effect with pytest 9.2, and every worker had worlds of its own.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    config.option.loadscopereorder = False
+    # Who hands the tests out has not collected them: of each it knows the name.
+    asks = {f"{path.relative_to(TESTS.parent)}" for path in TESTS.rglob("test_*.py") if ASKS in path.read_bytes()}
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "world" if file in asks else file
+
+    return ByFile(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is collected stays to the end: to look through it for garbage, then and later, is a quarter of the work."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run on several cores a file stays together, and all that share the world are one.
-
-    That one comes first, then the other drills: they wait more than they work, and should not be waited for at the end.
-    What a marker asks for and the machine has not is a reason to skip, and the only one that this file knows.
+    """What shares the world comes first, then the other drills: they wait more than they work, and should not be waited
+    for at the end. What a marker asks for and the machine has not is a reason to skip, and the only one known here.
     """
+    _fewer_examples(items)
     marked = any(item.get_closest_marker(name) for item in items for name in NEEDS)
     missing = _missing() if marked else {}
     for item in items:
         for name in missing:
             if item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=missing[name]))
-        item.add_marker(pytest.mark.xdist_group("world" if _in_world(item) else str(item.path)))
     items.sort(key=lambda item: (not _in_world(item), DRILLS not in item.path.parents))
 
 
@@ -138,6 +203,11 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """The default world, up, for all that ask for it. A test that breaks a part mends it before it ends."""
     stash = request.config.stash
     if WORLD not in stash:
+        if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # of the folder of all workers, each has one in it
+            only = tmp_path_factory.getbasetemp().parent / "world"
+            only.touch()
+            assert only.read_text() in ("", worker), f"a second world: {only.read_text()} has one, too (see ASKS)"
+            only.write_text(worker)
         made = RunningWorld(WorldSettings(speedup=20.0), tmp_path_factory.mktemp("world"))
         try:
             made.call(made.world.start())

@@ -35,7 +35,18 @@ TARGETS = {
     "farhop/balance/retry.py": ("tests/farhop/balance/test_retry.py",),
     "farhop/identity/hop_token.py": ("tests/farhop/identity/test_hop_token.py",),
 }
-HOUSE = ("topology", "farhop", "regional_lb", "global_lb", "farhop_lab", "farhop_cli", "tests", "test_")
+HOUSE = (
+    "topology",
+    "farhop",
+    "regional_lb",
+    "global_lb",
+    "entry_dns",
+    "entry_anycast",
+    "farhop_lab",
+    "farhop_cli",
+    "tests",
+    "test_",
+)
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.And: ast.Or, ast.Or: ast.And,

@@ -143,8 +143,8 @@ def _doubles(node: yaml.Node, path: tuple[str | int, ...], seen: set[int]) -> It
 
 def _syntax(error: yaml.MarkedYAMLError) -> Problem:
     mark = error.problem_mark or error.context_mark
-    said = error.problem or error.context or "malformed"
-    return Problem(_place(mark), f"not YAML: {_one_line(said)}", "correct that line (spaces, not tabs; quote odd text)")
+    what = error.problem or error.context or "malformed"
+    return Problem(_place(mark), f"not YAML: {_one_line(what)}", "correct that line (spaces, not tabs; quote odd text)")
 
 
 def _place(mark: Any) -> str:
@@ -152,8 +152,8 @@ def _place(mark: Any) -> str:
     return f"{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
 
 
-def _one_line(said: object) -> str:
-    return " ".join(str(said).split())[:200]
+def _one_line(what: object) -> str:
+    return " ".join(str(what).split())[:200]
 
 
 def _too_large() -> Problem:

@@ -237,11 +237,11 @@ class Law:
                 yield self._nowhere(f"models have rules, and nobody knows the base of adapter {_shown(model)}")
             return
         for name in names:
-            said = f"model {name}" if name == model else f"model {name}, the base of {_shown(model)}"
+            shown = f"model {name}" if name == model else f"model {name}, the base of {_shown(model)}"
             if name in who.models:
-                yield self._rule(f"tenant {who.name}, {said}: processing", who.models[name])
+                yield self._rule(f"tenant {who.name}, {shown}: processing", who.models[name])
             if name in everybody:
-                yield self._rule(f"{said}: processing", everybody[name])
+                yield self._rule(f"{shown}: processing", everybody[name])
 
     def _tenant_clause(self, tenant: str, residency: Residency, scope: Scope) -> _Excluded:
         own: Rule | None = getattr(residency, scope)

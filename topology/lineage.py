@@ -22,10 +22,10 @@ MODELS_MAX = 8192
 _NO_BASES: frozenset[str] = frozenset()
 
 
-def merged(told: Iterable[Lineage]) -> dict[str, Bases]:
+def merged(reported: Iterable[Lineage]) -> dict[str, Bases]:
     """What several tell, as one: all bases that anybody names; unknown where somebody says so and nobody names one."""
     known: dict[str, Bases] = {}
-    for lineage in told:
+    for lineage in reported:
         for model, bases in lineage.items():
             before = known.get(model, _NO_BASES)
             known[model] = (before or _NO_BASES) | (bases or _NO_BASES) or (bases if before is not None else None)
@@ -38,10 +38,10 @@ class Lineages:
     def __init__(self) -> None:
         self.of: Lineage = NO_LINEAGE
 
-    def learn(self, told: Iterable[Lineage]) -> bool:
+    def learn(self, reported: Iterable[Lineage]) -> bool:
         """All that is told now; whether that changes anything. Of models that nobody tells of, what was known stands,
         unless there are too many."""
-        now = merged(told)
+        now = merged(reported)
         if all(model in self.of and self.of[model] == bases for model, bases in now.items()):
             return False
         kept = {model: bases for model, bases in self.of.items() if model not in now}

@@ -13,11 +13,20 @@ from typing import Any
 from pydantic import ValidationError
 
 from topology.document import TEXT_CHARS_MAX, document, read
-from topology.model import Key, Place, Region, Residency, Rule, Tenant, Topology
+from topology.model import Entry, Key, Place, Region, Residency, Rule, Tenant, Topology
 from topology.problems import Problem, TopologyError, did_you_mean
 from topology.reach import stranded_problems
 from topology.references import closure, reference_problems
-from topology.schema import ModelRuleDoc, RegionDoc, ResidencyDoc, TenantDoc, TenantRuleDoc, TopologyDoc, problems_of
+from topology.schema import (
+    EntryDoc,
+    ModelRuleDoc,
+    RegionDoc,
+    ResidencyDoc,
+    TenantDoc,
+    TenantRuleDoc,
+    TopologyDoc,
+    problems_of,
+)
 
 __all__ = ["Problem", "TopologyError", "document", "load", "parse", "shipped", "shipped_names"]
 
@@ -96,7 +105,12 @@ def _built(doc: TopologyDoc) -> Topology:
         rtt={(a, b): ms for a, row in doc.rtt_ms.items() for b, ms in row.items()},
         places={place.name: place for place in places},
         local_rtt_ms=doc.local_rtt_ms,
+        entries={one.name: _entry(one) for one in doc.entries},
     )
+
+
+def _entry(doc: EntryDoc) -> Entry:
+    return Entry(doc.name, doc.region, tuple(doc.ipv4), tuple(doc.ipv6), doc.host, doc.port)
 
 
 def _region(doc: RegionDoc, jurisdictions: frozenset[str]) -> Region:

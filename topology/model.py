@@ -48,6 +48,21 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """The public addresses of the global balancers of one site. Several entries may share an address (anycast).
+
+    `host` leads to this entry alone (unicast); "" where there is none. `port` is where clients connect.
+    """
+
+    name: str
+    region: str
+    ipv4: tuple[str, ...] = ()
+    ipv6: tuple[str, ...] = ()
+    host: str = ""
+    port: int = 443
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """Places allowed and places denied; deny wins. An empty `allow` allows nothing: "anywhere" is said as `world`."""
 
@@ -118,7 +133,8 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The world under one epoch. Regions, tenants and places are keyed by name, `hubs` gives etcd endpoints by name.
+    """The world under one epoch. Regions, entries, tenants and places are keyed by name, `hubs` gives etcd
+    endpoints by name.
 
     `rtt` holds milliseconds for each pair of regions, in either order; `models` the world-wide rule of a model, such
     as where its weights may be. ValueError if a key hash occurs twice or a pair has two different times.
@@ -133,12 +149,13 @@ class Topology:
     rtt: Mapping[tuple[str, str], float] = field(default_factory=dict)
     places: Mapping[str, Place] = field(default_factory=dict)
     local_rtt_ms: float = 1.0
+    entries: Mapping[str, Entry] = field(default_factory=dict)
     _keys: Mapping[str, tuple[Tenant, Key]] = field(init=False, repr=False, compare=False)
     _rtt_ms: Mapping[tuple[str, str], float] = field(init=False, repr=False, compare=False)
     _ancestors: Mapping[str, frozenset[str]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("regions", "tenants", "models", "hubs", "rtt", "places"):
+        for name in ("regions", "tenants", "models", "hubs", "rtt", "places", "entries"):
             object.__setattr__(self, name, _frozen(getattr(self, name)))
         object.__setattr__(self, "_keys", _index_keys(self.tenants))
         object.__setattr__(self, "_rtt_ms", _both_ways(self.rtt, self.regions, self.local_rtt_ms))

@@ -76,8 +76,8 @@ def _decoded(document: bytes, source: str) -> tuple[dict[str, Any], list[Problem
     try:
         raw = json.loads(document, object_pairs_hook=mapping)
     except (ValueError, RecursionError) as error:
-        said = str(error) if isinstance(error, json.JSONDecodeError) else "bytes that are no text, or nested too deeply"
-        raise TopologyError(source, [Problem("", f"not JSON: {said}", "write it with `farhop law set`")]) from None
+        why = str(error) if isinstance(error, json.JSONDecodeError) else "bytes that are no text, or nested too deeply"
+        raise TopologyError(source, [Problem("", f"not JSON: {why}", "write it with `farhop law set`")]) from None
     if not isinstance(raw, dict):
         fault = Problem("", "a law is a mapping, with `tenants` in it", "write it with `farhop law set`")
         raise TopologyError(source, [fault])
@@ -109,7 +109,7 @@ def map_of(world: Topology) -> dict[str, Any]:
     """
     regions = [
         {
-            **said,
+            **fields,
             "city": one.city,
             "latitude": one.latitude,
             "longitude": one.longitude,
@@ -118,14 +118,26 @@ def map_of(world: Topology) -> dict[str, Any]:
             "egress_usd_per_gb": one.egress_usd_per_gb,
             "usd_per_gpu_hour": one.usd_per_gpu_hour,
         }
-        for said, one in zip(_map_of(world)["regions"], world.regions.values(), strict=True)
+        for fields, one in zip(_map_of(world)["regions"], world.regions.values(), strict=True)
     ]
     rtt: dict[str, dict[str, float]] = {}
     for (a, b), ms in world.rtt.items():
         rtt.setdefault(a, {})[b] = ms
     hubs = {name: list(endpoints) for name, endpoints in world.hubs.items()}
     named = {"name": world.name, "epoch": world.epoch, "hubs": hubs, "local_rtt_ms": world.local_rtt_ms}
-    return {**named, **_map_of(world), "regions": regions, "rtt_ms": rtt}
+    entries = [
+        {
+            "name": one.name,
+            "region": one.region,
+            "ipv4": list(one.ipv4),
+            "ipv6": list(one.ipv6),
+            "host": one.host,
+            "port": one.port,
+        }
+        for one in world.entries.values()
+    ]
+    listed = {"entries": entries} if entries else {}
+    return {**named, **_map_of(world), "regions": regions, **listed, "rtt_ms": rtt}
 
 
 def document_of(world: Topology) -> dict[str, Any]:
@@ -137,38 +149,38 @@ def document_of(world: Topology) -> dict[str, Any]:
 
 
 def _tenant(tenant: Tenant) -> dict[str, Any]:
-    said: dict[str, Any] = {"name": tenant.name}
+    fields: dict[str, Any] = {"name": tenant.name}
     if tenant.keys:
-        said["keys"] = [_key(key) for key in tenant.keys]
+        fields["keys"] = [_key(key) for key in tenant.keys]
     if tenant.residency is not None:
-        said["residency"] = _residency(tenant.residency)
+        fields["residency"] = _residency(tenant.residency)
     plain = Tenant(tenant.name)
     for field in ("priority", "weight", "share_prefixes"):
         if getattr(tenant, field) != getattr(plain, field):
-            said[field] = getattr(tenant, field)
+            fields[field] = getattr(tenant, field)
     if tenant.tiers:
-        said["tiers"] = dict(tenant.tiers)
+        fields["tiers"] = dict(tenant.tiers)
     if tenant.objectives:
-        said["objectives"] = [{"ttft_ms": ms, "priority": priority} for ms, priority in tenant.objectives]
+        fields["objectives"] = [{"ttft_ms": ms, "priority": priority} for ms, priority in tenant.objectives]
     if tenant.models:
-        said["models"] = {name: _rule(rule) for name, rule in tenant.models.items()}
-    return said
+        fields["models"] = {name: _rule(rule) for name, rule in tenant.models.items()}
+    return fields
 
 
 def _key(key: Key) -> dict[str, Any]:
-    said: dict[str, Any] = {"name": key.name, "sha256": key.sha256}
-    return said | ({"within": list(key.within)} if key.within else {}) | ({"explain": True} if key.explain else {})
+    fields: dict[str, Any] = {"name": key.name, "sha256": key.sha256}
+    return fields | ({"within": list(key.within)} if key.within else {}) | ({"explain": True} if key.explain else {})
 
 
 def _residency(residency: Residency) -> dict[str, Any]:
-    said: dict[str, Any] = {"processing": _rule(residency.processing)}
+    fields: dict[str, Any] = {"processing": _rule(residency.processing)}
     for scope in ("entry", "logging", "hints"):
         rule: Rule | None = getattr(residency, scope)
         if rule is not None:
-            said[scope] = _rule(rule)
+            fields[scope] = _rule(rule)
     if residency.on_exhausted == "wait":
-        said |= {"on_exhausted": "wait", "wait_max_s": residency.wait_max_s}
-    return said
+        fields |= {"on_exhausted": "wait", "wait_max_s": residency.wait_max_s}
+    return fields
 
 
 def _rule(rule: Rule) -> dict[str, Any]:

@@ -83,6 +83,10 @@ def _names(raw: Mapping[str, Any]) -> Iterator[Problem]:
         for path, item in records(raw, section):
             if _named(item):
                 yield from _taken(taken, item["name"], (*path, "name"), f"a {kind}")
+    entries_named: dict[str, str] = {}
+    for path, entry in records(raw, "entries"):
+        if _named(entry):
+            yield from _taken(entries_named, entry["name"], (*path, "name"), "an entry")
     tenants: dict[str, str] = {}
     for path, tenant in records(raw, "tenants"):
         if _named(tenant):
@@ -141,6 +145,13 @@ def _homes(raw: Mapping[str, Any]) -> Iterator[Problem]:
                 yield from _known(region[field], known, (*path, field), field, section)
         for at, name in texts(region, "jurisdictions", path):
             yield from _known(name, jurisdictions, at, "jurisdiction", "jurisdictions")
+    regions = names(raw, "regions")
+    for path, entry in records(raw, "entries"):
+        if isinstance(entry.get("region"), str):
+            yield from _known(entry["region"], regions, (*path, "region"), "region", "regions")
+        if entry.get("ipv4", []) == entry.get("ipv6", []) == []:
+            message = f"entry {quoted(str(entry.get('name')))} has no address"
+            yield Problem(path_of(*path), message, "give `ipv4`, `ipv6` or, best, both")
 
 
 def _known(name: str, known: list[str], path: Loc, kind: str, section: str) -> Iterator[Problem]:

@@ -38,14 +38,14 @@ def widenings(before: Law, after: Law) -> Iterator[Problem]:
     for name in sorted(both):
         gained = _gained(before, after, name)
         if gained:
-            said = f"lies in {quoted(gained[0])} now and did not: what is confined to there could go to {quoted(name)}"
-            yield Problem(path_of("regions", name), said, remedy)
+            what = f"lies in {quoted(gained[0])} now and did not: what is confined to there could go to {quoted(name)}"
+            yield Problem(path_of("regions", name), what, remedy)
             continue
         for scope, none in kept.items():
             if not none and not before.keeps(after, scope, frozenset((name,))):
                 whose = _whose(before, after, scope, name)
-                said = f"would be lawful for {whose} ({scope}), which it is not under the law of epoch {before.epoch}"
-                yield Problem(path_of("regions", name), said, remedy)
+                what = f"would be lawful for {whose} ({scope}), which it is not under the law of epoch {before.epoch}"
+                yield Problem(path_of("regions", name), what, remedy)
                 break
 
 

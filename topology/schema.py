@@ -7,6 +7,7 @@ A field's description is the remedy shown when the field is missing or wrong, so
 from __future__ import annotations
 
 import re
+from ipaddress import IPv4Address, IPv6Address
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 from urllib.parse import urlsplit
@@ -19,6 +20,7 @@ from topology.problems import Problem, did_you_mean, path_of, quoted
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{5,15}(Z|[+-][0-9]{2}:[0-9]{2})")
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\]")
 
 
@@ -52,6 +54,34 @@ def _endpoint(text: str) -> str:
     return text
 
 
+def _ipv4(text: str) -> str:
+    return _public(text, IPv4Address, "ipv4", "not an IPv4 address that clients could connect to")
+
+
+def _ipv6(text: str) -> str:
+    return _public(text, IPv6Address, "ipv6", "not an IPv6 address that clients could connect to")
+
+
+def _public(text: str, kind: type[IPv4Address] | type[IPv6Address], name: str, said: str) -> str:
+    try:
+        address = kind(text)
+        good = not (address.is_multicast or address.is_unspecified) and "%" not in text
+    except ValueError:
+        good = False
+    if not good:
+        raise PydanticCustomError(name, said)
+    return str(address)
+
+
+def _domain(text: str) -> str:
+    if not text:
+        return ""
+    labels = text.rstrip(".").lower().split(".")
+    if len(text) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
+        raise PydanticCustomError("domain", "not a host name")
+    return ".".join(labels)
+
+
 def _said(text: str) -> str:
     if not text.strip() or not text.isprintable():
         raise PydanticCustomError("said", "says nothing, or what cannot be printed")
@@ -69,6 +99,9 @@ ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 Sha256 = Annotated[str, AfterValidator(_sha256)]
 Url = Annotated[str, Field(max_length=512), AfterValidator(_url)]
 Endpoint = Annotated[str, Field(max_length=512), AfterValidator(_endpoint)]
+Ipv4 = Annotated[str, AfterValidator(_ipv4)]
+Ipv6 = Annotated[str, AfterValidator(_ipv6)]
+Domain = Annotated[str, AfterValidator(_domain)]
 PlaceNames = Annotated[list[Name], Field(max_length=1024)]
 SomePlaceNames = Annotated[list[Name], Field(min_length=1, max_length=1024)]
 
@@ -125,6 +158,34 @@ class RegionDoc(Doc):
         title="what an hour of a GPU costs there, for `usd_weight_ms`",
         default=0.0,
         description="give US dollars per GPU hour, 0 to 10000",
+    )
+
+
+class EntryDoc(Doc):
+    """An entry: the public addresses by which clients reach the global balancers of one site."""
+
+    name: Name = Field(title="what drains, metrics and DNS call it", description=_NAME_HELP)
+    region: Name = Field(title="where its global balancers are", description="name one of `regions`")
+    ipv4: list[Ipv4] = Field(
+        title="its public IPv4 addresses; several entries may share one (anycast)",
+        default=[],
+        max_length=16,
+        description="list IPv4 addresses such as 203.0.113.10",
+    )
+    ipv6: list[Ipv6] = Field(
+        title="its public IPv6 addresses; several entries may share one (anycast)",
+        default=[],
+        max_length=16,
+        description="list IPv6 addresses such as 2001:db8::10",
+    )
+    host: Domain = Field(
+        title="the name that leads to this entry alone (unicast), for redirects of long streams",
+        default="",
+        max_length=253,
+        description="give a host name such as tokyo-1.example.com, or leave it out",
+    )
+    port: int = Field(
+        title="where it listens for clients", default=443, ge=1, le=65535, description="give a port, 1 to 65535"
     )
 
 
@@ -287,6 +348,12 @@ class TopologyDoc(Doc):
     )
     regions: list[RegionDoc] = Field(
         title="sites with GPUs", min_length=1, max_length=256, description="list at least one region"
+    )
+    entries: list[EntryDoc] = Field(
+        title="public addresses of global balancers: `farhop dns` answers them, `farhop anycast` announces them",
+        default=[],
+        max_length=1024,
+        description="list entries, each with `name`, `region` and addresses",
     )
     hubs: dict[Name, Annotated[list[Endpoint], Field(max_length=16)]] = Field(
         title="etcd clusters by name; `[]`: given by configurations",

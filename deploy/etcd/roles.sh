@@ -30,10 +30,14 @@ case "${1:-}" in
     # Its own reports, and replicas that register themselves.
     etcdctl role grant-permission "farhop-$name" --prefix=true readwrite "/farhop/v1/region/$name/" > /dev/null
     etcdctl role grant-permission "farhop-$name" --prefix=true readwrite "/farhop/v1/replica/$name/" > /dev/null
+    # What the announcer of its entry says of itself.
+    etcdctl role grant-permission "farhop-$name" --prefix=true readwrite "/farhop/v1/announce/$name/" > /dev/null
+    # How far clients' networks are from its entry, for DNS servers.
+    etcdctl role grant-permission "farhop-$name" --prefix=true readwrite "/farhop/v1/latency/$name/" > /dev/null
     # A hub that lacks the law is given it by any balancer. Sign laws: then it can be no other.
     etcdctl role grant-permission "farhop-$name" readwrite /farhop/v1/policy/law > /dev/null
     user "$name" "farhop-$name"
-    echo "user $name: reads /farhop/v1/, writes region/$name/, replica/$name/ and policy/law"
+    echo "user $name: reads /farhop/v1/, writes region/$name/, replica/$name/, announce/$name/, latency/$name/ and policy/law"
     ;;
   operators)
     secret

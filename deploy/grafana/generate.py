@@ -116,6 +116,8 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
         Panel("Time per output token", "s", tuple(quantile(q, TPOT, where=ENTRY) for q in (0.5, 0.9, 0.99))),
         Panel("Duration", "s", tuple(quantile(q, "farhop_duration_seconds", where=ENTRY) for q in (0.5, 0.9, 0.99))),
         Panel("Regions that may be chosen", "short", (now("farhop_region_up", "target", how="min"),)),
+        Panel("Replicas wanted so that any region may be lost", "short", (now("farhop_desired_replicas", "target", "model", where=ENTRY, how="max"),)),
+        Panel("Pilot-light regions: 0 asleep, 0.5 waking, 1 awake", "short", (now("farhop_pilot_light_awake", "target", how="max"),)),
         Panel("Age of regions' reports", "s", (now("farhop_report_age_seconds", "target", how="max"),)),
         Panel("Attempts a second, by region and outcome", "reqps", (rate("farhop_attempts_total", "target", "outcome", where=ENTRY),)),
         Panel("Mean time to first token, by region that served", "s", (mean("farhop_target_ttft_seconds", "target", where=ENTRY),)),
@@ -132,6 +134,8 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
         Panel("Waiting requests", "short", (now("farhop_queued_requests", "region", "instance"),)),
         Panel("Waiting prompt tokens", "short", (now("farhop_queued_tokens", "region", "instance"),)),
         Panel("Replicas by state", "short", (now("farhop_replicas", "region", "state", how="max"),)),
+        Panel("Replicas wanted, and there", "short", (
+            now("farhop_desired_replicas", "region", "model", where=BELOW, how="max"), now("farhop_ready_replicas", "region", "model", how="max"))),
         Panel("Models by mode", "short", (now("farhop_models_by_mode", "region", "mode", how="max"),)),
         Panel("Time to first token, within the region", "s", tuple(quantile(q, TTFT, where=BELOW) for q in (0.5, 0.9, 0.99))),
         Panel("Promised time to first token was off by, p90", "s", (quantile(0.9, "farhop_ttft_error_seconds", "tier", "direction"),)),
@@ -157,7 +161,15 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
         Panel("What each replica may use of its slots", "percentunit", (now("farhop_replica_usable_ratio", "replica", how="min"),)),
         Panel("KV cache in use", "percentunit", (now("farhop_replica_kv_cache_usage_ratio", "replica", how="max"),)),
         Panel("Ejections", "short", (rate("farhop_replica_ejections_total", "region", "reason"),)),
+        Panel("Gateways: requests open", "short", (now("farhop_picker_streams", "region"),)),
+        Panel("Gateways: connected to a later endpoint", "short", (rate("farhop_picker_moved_total", "region"),)),
+        Panel("Gateways: not served", "short", (rate("farhop_picker_misled_total", "region", "reason"),)),
+        Panel("Gateways that fail open", "short", (now("farhop_picker_fails_open", "region", how="max"),)),
         Panel("Attempts a second, by outcome", "reqps", (rate("farhop_attempts_total", "target", "outcome", where=BELOW),)),
+        Panel("Streams whose engine broke, and streams that could not go on", "reqps", (
+            rate("farhop_resumes_total", "region", "outcome", "reason"),)),
+        Panel("Tokens computed again where streams went on", "short", (rate("farhop_resume_recomputed_tokens_total", "region"),)),
+        Panel("Kept of streams, so that they can go on", "bytes", (now("farhop_resume_kept_bytes", "region", "instance"),)),
         Panel("Mean time to first token", "s", (mean("farhop_target_ttft_seconds", "target", where=BELOW),)),
         Panel("Time per output token", "s", tuple(quantile(q, TPOT, where=BELOW) for q in (0.5, 0.9, 0.99))),
         Panel("Pages, probes and events not believed", "short", (rate("farhop_reports_refused_total", "reason", where=BELOW),)),
@@ -182,6 +194,17 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
                   "{{tier}} {{region}} {{part}}", ("farhop_certificate_expiry_timestamp_seconds",)),)),
         Panel("Certificates that were not taken up", "bool", (now("farhop_certificate_stale", "tier", "region", "part", how="max"),)),
     ]),
+    "entry-dns": ("Farhop: entry by DNS", [
+        Panel("Questions a second", "reqps", (rate("farhop_dns_queries_total", "region"),)),
+        Panel("What they met", "reqps", (rate("farhop_dns_events_total", "region", "event"),)),
+        Panel("Answers by the entry named first", "reqps", (rate("farhop_dns_led_total", "target"),)),
+        Panel("Share that each entry takes", "percentunit", (now("farhop_dns_entry_share", "region", "target", how="min"),)),
+        Panel("Faults and restarts of workers", "short", (
+            rate("farhop_dns_worker_faults_total", "region"), rate("farhop_dns_worker_restarts_total", "region"))),
+        Panel("Networks that entries measured, and those led elsewhere for it", "short", (
+            now("farhop_dns_networks_learned", "region", how="max"), now("farhop_dns_networks_moved", "region", how="max"))),
+        Panel("The last view took to prepare", "ms", (now("farhop_dns_view_prepared_ms", "region", how="max"),)),
+    ]),
     "prefix-prediction": ("Farhop: prefix prediction", [
         Panel("Prompt tokens expected to be cached", "short", (rate("farhop_prefix_predicted_tokens_total", "tier", "source"),)),
         Panel("Prompt tokens that were", "short", (rate("farhop_prefix_actual_tokens_total", "tier", "source"),)),
@@ -203,6 +226,19 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
             rate("farhop_tokenized_prompts_total", "region"), rate("farhop_untokenized_prompts_total", "region", "reason"))),
         Panel("Prompts that an engine counts otherwise", "reqps", (
             rate("farhop_miscounted_prompts_total", "region"), rate("farhop_mispredicted_prompts_total", "region"))),
+    ]),
+    "anycast": ("Farhop: anycast", [
+        Panel("Announced, draining", "bool", (
+            now("farhop_anycast_announced", "region", "instance", how="max"),
+            now("farhop_anycast_draining", "region", "instance", how="max"))),
+        Panel("Not what is wanted, for", "s", (now("farhop_anycast_differs_seconds", "region", "instance", how="max"),)),
+        Panel("Entry fit", "bool", (now("farhop_anycast_entry_fit", "region", "instance", how="min"),)),
+        Panel("Kept as the last healthy site", "bool", (now("farhop_anycast_kept_as_last", "region", "instance", how="max"),)),
+        Panel("BGP sessions", "short", (now("farhop_anycast_sessions", "region", "instance"),)),
+        Panel("BGP session of each peer", "bool", (now("farhop_anycast_session_up", "region", "peer", how="min"),)),
+        Panel("Updates a second", "short", (rate("farhop_anycast_updates_total", "region", "phase"),)),
+        Panel("Held back by the update budget, for", "s", (now("farhop_anycast_held_seconds", "region", "instance", how="max"),)),
+        Panel("Speakers ended by force", "short", (rate("farhop_anycast_speaker_kills_total", "region", "instance"),)),
     ]),
 }  # fmt: skip
 

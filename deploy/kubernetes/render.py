@@ -20,7 +20,7 @@ from helm_python.chart import Chart
 HERE = Path(__file__).parent
 NAME, NAMESPACE = "farhop", "farhop"
 # Kinds of other projects, whose schemas Kubernetes has not: the tests look at their fields.
-FOREIGN = ("monitoring.coreos.com", "cert-manager.io")
+FOREIGN = ("monitoring.coreos.com", "cert-manager.io", "inference.networking.k8s.io", "keda.sh")
 
 
 def rendered(chart: Any, values: dict[str, Any], name: str = NAME, namespace: str = NAMESPACE) -> str:

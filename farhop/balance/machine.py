@@ -62,9 +62,10 @@ class Request(msgspec.Struct, frozen=True):
     them. `tokens` are the prompt's, where a tokenizer is configured here; they never travel. `divisible`: a replica may
     prefill it for another. `body_hash` tells bodies apart, 0 where nothing does. `waited_s`: how long it waited in
     queues of other regions that let it go. `recomputed`: an engine computes the whole prompt, whatever it has cached.
-    `soft_session` is a hash of what a coding agent or another client calls its
+    `among` are the replicas that a gateway lets it go to, None for any. `once`: who carries it has it once it was sent,
+    and it cannot be sent again. `soft_session` is a hash of what a coding agent or another client calls its
     session without anybody having asked for it, 0 without one, and `parent_session` of the one that it came from: they
-    decide between equals and nothing else.
+    decide between equals and nothing else. `by_anycast`: it came by an address that other entries announce, too.
     """
 
     id: str
@@ -93,6 +94,9 @@ class Request(msgspec.Struct, frozen=True):
     soft_session: int = 0
     parent_session: int = 0
     recomputed: bool = False
+    among: frozenset[str] | None = None
+    once: bool = False
+    by_anycast: bool = False
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -127,6 +131,13 @@ class RequestArrived(Event, frozen=True):
     request: Request
 
 
+class PromptTokenized(Event, frozen=True):
+    """A request's prompt was read as tokens while it waited: it arrived without, since it was to wait all the same."""
+
+    id: str
+    tokens: Tokens
+
+
 class PrefillEnded(Event, frozen=True):
     """The first half of an attempt is done: its decode replica is being sent the request, and where the KV is, or has
     it already (`Prefill.together`)."""
@@ -144,6 +155,16 @@ class PrefillFailed(Event, frozen=True):
     outcome: Outcome
 
 
+class AttemptMoved(Event, frozen=True):
+    """Whoever carries the request could not connect where the machine said, nor to others after it (`passed`, in turn),
+    and went on by the list that it was given: the attempt is at `target` now."""
+
+    id: str
+    attempt: int
+    target: str
+    passed: tuple[str, ...]
+
+
 class AttemptBegan(Event, frozen=True):
     """The first byte of the upstream's answer is here, and now on its way to the client: the request has started.
     `load` is what the engine told of itself with it, if it did."""
@@ -157,7 +178,7 @@ class AttemptBegan(Event, frozen=True):
 class AttemptEnded(Event, frozen=True):
     """The upstream's answer was relayed whole. `fault`: what it said of the engine that gave it, if that is broken.
 
-    `chain` is that of the prompt and, behind it, the `said_bytes` of the answer; () where that was not listened to.
+    `chain` is that of the prompt and, behind it, the `answer_bytes` of the answer; () where that was not listened to.
     """
 
     id: str
@@ -166,7 +187,7 @@ class AttemptEnded(Event, frozen=True):
     usage: Usage | None
     fault: Outcome | None = None
     chain: tuple[int, ...] = ()
-    said_bytes: int = 0
+    answer_bytes: int = 0
 
 
 class AttemptRefused(Event, frozen=True):
@@ -179,11 +200,13 @@ class AttemptRefused(Event, frozen=True):
 
 
 class AttemptFailed(Event, frozen=True):
-    """The attempt broke; whether it had begun is known to the machine from AttemptBegan."""
+    """The attempt broke; whether it had begun is known to the machine from AttemptBegan. `resumable`: if it had, its
+    stream could go on from another target, without a character lost or said twice."""
 
     id: str
     attempt: int
     outcome: Outcome
+    resumable: bool = False
 
 
 class ClientLeft(Event, frozen=True):
@@ -237,6 +260,10 @@ class Forward(Command, frozen=True):
     waited_s: float = 0.0
 
 
+class Resume(Forward, frozen=True):
+    """The same for a request whose client has the beginning of its stream: continue that."""
+
+
 class Hold(Command, frozen=True):
     """Keep the request here, buffered, until a later command names it."""
 
@@ -256,12 +283,14 @@ class Answer(Command, frozen=True):
 
 class Redirect(Command, frozen=True):
     """Send the client to another entry (307). With `forward` that is the region's own, which the client asks instead
-    of us: the tier below gets no more from here than the token it brings."""
+    of us: the tier below gets no more from here than the token it brings. `own`: it is this very process, by the name
+    that leads to it alone."""
 
     id: str
     url: str
     outcome: Outcome
     forward: Forward | None = None
+    own: bool = False
 
 
 class Cancel(Command, frozen=True):

@@ -30,8 +30,9 @@ class Outcome(msgspec.Struct, frozen=True):
 _CATALOGUE: dict[str, Outcome] = {}
 
 
-# What an engine's status says of the request alone. Not of our key for it (401, 403), nor of its load (408, 429).
-_CLIENTS_FAULTS = frozenset((400, 404, 413, 415, 422))
+# What an engine's status says of the request alone. Not of our key for it (401, 403), nor of its load (408, 429). By
+# 501 llama.cpp says that it was not started for this (embeddings of a model that chats), and vLLM that it cannot do it.
+_CLIENTS_FAULTS = frozenset((400, 404, 413, 415, 422, 501))
 
 
 def _declare(source: Source, reason: str, *, retryable: bool = False) -> Outcome:
@@ -49,6 +50,11 @@ def of_answer(status: int) -> Outcome:
     if status < 400:
         return SERVED
     return REFUSED_BY_ENGINE if status in _CLIENTS_FAULTS else ENGINE_ERROR
+
+
+def blames_engine(status: int) -> bool:
+    """Whether an answer with this HTTP status speaks against the engine that gave it."""
+    return status >= 500 and status not in _CLIENTS_FAULTS
 
 
 def catalogue() -> tuple[Outcome, ...]:

@@ -75,16 +75,16 @@ class Keyring:
         """The principal of an `Authorization` header, or MISSING_KEY / UNKNOWN_KEY. Never raises on what came in."""
         if authorization is None:
             return MISSING_KEY
-        told = hashlib.sha256(authorization).digest()
-        known = self._memo.get(told)
-        return known if known is not None else self._learn(authorization, told)
+        credential = hashlib.sha256(authorization).digest()
+        known = self._memo.get(credential)
+        return known if known is not None else self._learn(authorization, credential)
 
     def replace(self, lookup: Lookup) -> None:
         """Answer by another topology from now on; everything remembered is forgotten."""
         self._lookup = lookup
         self._memo = {}
 
-    def _learn(self, authorization: bytes, told: bytes) -> Principal | Outcome:
+    def _learn(self, authorization: bytes, credential: bytes) -> Principal | Outcome:
         key = bearer(authorization)
         if key is None:
             return MISSING_KEY
@@ -95,5 +95,5 @@ class Keyring:
         principal = Principal(tenant.name, entry.name, tuple(entry.within))
         if len(self._memo) >= MEMO_MAX:
             del self._memo[next(iter(self._memo))]
-        self._memo[told] = principal
+        self._memo[credential] = principal
         return principal

@@ -84,13 +84,13 @@ def read_keys(keys: Mapping[str, bytes]) -> dict[str, HopKey]:
 
 
 def _read(kid: str, text: bytes) -> HopKey:
-    words = text.decode("latin-1")
+    parts = text.decode("latin-1")
     try:
-        if words.startswith(_TO):
-            region, _, key = words.removeprefix(_TO).partition(":")
+        if parts.startswith(_TO):
+            region, _, key = parts.removeprefix(_TO).partition(":")
             return HopKey(region=_region(region), by_audience={region: _key(key)})
-        if words.startswith(_FROM):
-            region, _, rest = words.removeprefix(_FROM).partition(":")
+        if parts.startswith(_FROM):
+            region, _, rest = parts.removeprefix(_FROM).partition(":")
             pairs = (one.partition("=") for one in rest.split(","))
             by_audience = {_region(to): _key(key) for to, _, key in pairs}
             return HopKey(region=_region(region), signs=True, by_audience=by_audience)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from farhop.balance.machine import Address, Forward, Request, Usage
+    from farhop.relay.formats.resumption import Progress
     from farhop.relay.formats.transcript import Continuation
     from farhop.relay.http.exchange import Exchange
 
@@ -47,7 +48,7 @@ class Attempt(Protocol):
         """What is kept of the answer now."""
 
     @property
-    def heard_at(self) -> float:
+    def last_activity_at(self) -> float:
         """When something of the answer came last; before that, when the attempt was made."""
 
     def start(self, address: Address) -> None:
@@ -78,12 +79,13 @@ class RequestOwner(Protocol):
 
 class ActiveRequest:
     """One request under way. `context` belongs to the tier. With a `continuation` its answer is listened to. `geo` is
-    the residency that its usage is to say again, "" for none."""
+    the residency that its usage is to say again, "" for none. `attempts` makes its attempts (the relay's to call)."""
 
     __slots__ = (
         "_owner",
         "arrived_at",
         "attempt",
+        "attempts",
         "began_at",
         "body",
         "context",
@@ -95,6 +97,7 @@ class ActiveRequest:
         "geo",
         "hide_usage",
         "hold_from",
+        "progress",
         "reasons",
         "request",
         "status",
@@ -105,11 +108,12 @@ class ActiveRequest:
 
     def __init__(
         self, owner: RequestOwner, exchange: Exchange, request: Request, body: bytes, hide_usage: bool, context: Any,
-        arrived_at: float, continuation: Continuation | None, geo: str = "",
+        arrived_at: float, continuation: Continuation | None, geo: str = "", attempts: Any = None,
     ) -> None:  # fmt: skip
         self._owner, self.exchange, self.request, self.body = owner, exchange, request, body
         self.hide_usage, self.context, self.continuation = hide_usage, context, continuation
-        self.geo = geo
+        self.geo, self.attempts = geo, attempts
+        self.progress: Progress | None = None  # of its stream, where that can go on elsewhere
         self.attempt: Attempt | None = None
         self.forward: Forward | None = None
         self.timer: asyncio.TimerHandle | None = None

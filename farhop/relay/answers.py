@@ -94,6 +94,9 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.BAD_FRAMING: (502, "server_error"),
 }
 
+# Clients go by these words: LiteLLM takes any other 404 for a bad request.
+_CODES = {outcome.UNKNOWN_MODEL: "model_not_found"}
+
 STOPPING_DETAIL = "this balancer is stopping and could not wait any longer: ask again"
 
 _PHRASES = {
@@ -147,8 +150,9 @@ def stopping() -> Reply:
 
 
 def error_body(reason: Outcome, detail: str, param: str | None = None) -> bytes:
-    """OpenAI's error document: the code is the outcome's reason."""
-    error = {"message": detail, "type": _STATUS[reason][1], "param": param, "code": reason.reason}
+    """OpenAI's error document: the code is the outcome's reason, but for those of OpenAI's own (_CODES)."""
+    code = _CODES.get(reason, reason.reason)
+    error = {"message": detail, "type": _STATUS[reason][1], "param": param, "code": code}
     return msgspec.json.encode({"error": error})
 
 
@@ -180,11 +184,11 @@ def redirect(url: str, reason: Outcome, extra: bytes = b"") -> Reply:
     return Reply(307, error_body(reason, detail), reason, b"location: " + url.encode("latin-1") + b"\r\n" + extra)
 
 
-def event_of(reason: Outcome, detail: str, spoken: Dialect = Dialect.OPENAI) -> bytes:
+def event_of(reason: Outcome, detail: str, dialect: Dialect = Dialect.OPENAI) -> bytes:
     """The last event of a stream that broke."""
-    if spoken is Dialect.ANTHROPIC:
+    if dialect is Dialect.ANTHROPIC:
         return b"event: error\ndata: " + _in_anthropic(status_of(reason), reason.reason, detail) + b"\n\n"
-    if spoken is Dialect.RESPONSES:
+    if dialect is Dialect.RESPONSES:
         error = {"type": "error", "code": reason.reason, "message": detail, "param": None}
         return b"event: error\ndata: " + msgspec.json.encode(error) + b"\n\n"
     return b"data: " + error_body(reason, detail) + b"\n\n"
@@ -204,9 +208,9 @@ def _in_anthropic(status: int, code: str, message: str, param: str | None = None
     return msgspec.json.encode({"type": "error", "error": error})
 
 
-def in_dialect(reply: Reply, spoken: Dialect) -> Reply:
+def in_dialect(reply: Reply, dialect: Dialect) -> Reply:
     """The same answer, its error in the words of another API: few are errors, so what was written is read again."""
-    if spoken is not Dialect.ANTHROPIC or reply.status < 400:
+    if dialect is not Dialect.ANTHROPIC or reply.status < 400:
         return reply
     error = msgspec.json.decode(reply.body)["error"]
     body = _in_anthropic(reply.status, error["code"], error["message"], error["param"])

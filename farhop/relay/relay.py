@@ -1,16 +1,19 @@
 """The shell around a tier's machine: turns what happens on the wire into events, and commands into bytes.
 
 Invariants: every ActiveRequest ends exactly once, by an answer, a broken stream or its client leaving; the machine is
-given every edge of every request exactly once. Never chooses, never waits.
+given every edge of every request exactly once, in the order in which they came. Never chooses, never waits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+from functools import partial
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from msgspec.structs import replace
 
 from farhop.balance import machine, outcome
 from farhop.balance.health.inquiry import ASKED_MAX
@@ -22,6 +25,7 @@ from farhop.relay.http.listener import SWEEP_S
 from farhop.relay.upstream import orca
 from farhop.relay.upstream.attempt import AttemptRun
 from farhop.relay.upstream.pair import DecodeRun, PrefillRun
+from farhop.relay.upstream.resumable import ContinuedRun, ResumableRun
 from farhop.relay.upstream.together import TogetherRun
 
 if TYPE_CHECKING:
@@ -34,8 +38,10 @@ if TYPE_CHECKING:
     from farhop.relay.formats.transcript import Continuation
     from farhop.relay.http.exchange import Exchange
     from farhop.relay.upstream.pool import Pool
+    from farhop.relay.upstream.resumable import Resumption
 
-_heard_at = attrgetter("heard_at")
+AttemptMaker: TypeAlias = "Callable[[Relay, ActiveRequest, int, float], AttemptRun]"
+_last_activity_at = attrgetter("last_activity_at")
 _ALWAYS = b"accept-encoding: identity\r\nvia: 1.1 farhop\r\n"  # RFC 9110 §7.6.3: who passes a request on says so
 
 
@@ -47,6 +53,9 @@ class Tier(Protocol):
 
     def answer_headers(self, active: ActiveRequest) -> bytes:
         """Header lines for the client: region and decision."""
+
+    def answer_tail(self, active: ActiveRequest) -> bytes:
+        """What follows a stream to a client, behind its last event: SSE comments, or nothing."""
 
     def redirect_url(self, active: ActiveRequest, base: str) -> str:
         """Where the client asks the region of the request's `forward` itself, with the token it needs there."""
@@ -90,10 +99,13 @@ class Relay:
         self._live: dict[str, ActiveRequest] = {}
         self._quiet: dict[Address, list[AttemptRun]] = {}  # attempts that the last sweep found silent
         self._dark: set[Address] = set()  # upstreams to which the way is broken, by other evidence
+        self._news: list[tuple[Event, float]] = []  # what the machine is told once the bytes it came with are sent
+        self.resumption: Resumption | None = None  # where streams can go on elsewhere; main sets it
         self._ending = False  # time is up, and nothing more is sent upstream
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
         self._perform: dict[type[Command], Callable[[ActiveRequest, Any, float], None]] = {
             machine.Forward: self._forward,
+            machine.Resume: self._resume,
             machine.Hold: self._hold,
             machine.Answer: self._answer,
             machine.Redirect: self._redirect,
@@ -117,18 +129,41 @@ class Relay:
         arrived_at: float = 0.0,
         continuation: Continuation | None = None,
         geo: str = "",
+        attempts: AttemptMaker = AttemptRun,
     ) -> None:
         """Take a request that was read whole and identified; `arrived_at` if that was not just now, `geo` what its
-        answer's usage is to say again."""
-        now = self.clock()
-        active = ActiveRequest(self, exchange, request, body, hide_usage, context, arrived_at or now, continuation, geo)
+        answer's usage is to say again. `attempts` makes its attempts, where others than we carry its bytes."""
+        now, progress = self.clock(), None
+        if self.resumption is not None and request.stream and attempts is AttemptRun:
+            progress = self.resumption.of(exchange.head.path, body)
+            if progress is not None:
+                attempts = partial(ResumableRun, resumption=self.resumption)
+        active = ActiveRequest(
+            self, exchange, request, body, hide_usage, context, arrived_at or now, continuation, geo, attempts
+        )
+        active.progress = progress
         exchange.body = b""  # its request has it now, perhaps changed
         exchange.callbacks = self._live[request.id] = active
         self.react(machine.RequestArrived(request), now)
 
+    def holds(self, request_id: str) -> bool:
+        """Whether a request is here and was sent nowhere yet."""
+        active = self._live.get(request_id)
+        return active is not None and active.forward is None
+
     def react(self, event: Event, now: float | None = None) -> None:
         """Let the machine decide, then act. `now`: what the clock says, if it was read just before."""
-        now = self.clock() if now is None else now
+        if self._news:
+            self._catch_up()
+        self._react(event, self.clock() if now is None else now)
+
+    def _catch_up(self) -> None:
+        """Tell the machine what it was not told yet."""
+        news, self._news = self._news, []
+        for event, now in news:
+            self._react(event, now)
+
+    def _react(self, event: Event, now: float) -> None:
         try:
             commands: list[Any] = self._flow.handle(event, now)  # every command names its request as `id`
         except Exception as error:  # noqa: BLE001 - the last line of defence: a bug must not take the process or leak a trace
@@ -161,21 +196,23 @@ class Relay:
             self.react(machine.ClientLeft(active.request.id))
             self._conclude(active, outcome.INTERNAL)
 
-    def _tell(self, active: ActiveRequest, hook: Callable[..., None], *said: Any) -> None:
+    def _tell(self, active: ActiveRequest, hook: Callable[..., None], *arguments: Any) -> None:
         """What the tier notes down must not decide whether a request is served."""
         try:
-            hook(active, *said)
+            hook(active, *arguments)
         except Exception as error:  # noqa: BLE001 - see above; it is logged as loudly as the machine's own
             self._tier.fault(active, error)
 
     # -- what goes out
 
-    def upstream_head(self, active: ActiveRequest, host: bytes, body_bytes: int, more: bytes = b"") -> bytes:
+    def upstream_head(
+        self, active: ActiveRequest, host: bytes, body_bytes: int, more: bytes = b"", target: bytes = b""
+    ) -> bytes:
         """See AttemptOwner."""
         head = active.exchange.head
         return b"%b %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n%b%b%b%b\r\n" % (
             head.method,
-            head.target,
+            target or head.target,
             host,
             body_bytes,
             _ALWAYS,
@@ -199,14 +236,30 @@ class Relay:
 
     # -- what happened to an attempt
 
-    def began(self, attempt: AttemptRun, status: int) -> bool:
-        """The first byte is here. False if it is no longer wanted."""
+    def moved(self, attempt: AttemptRun, target: str, address: Address, passed: tuple[str, ...]) -> None:
+        """Who carries it could not connect where the machine said (see machine.AttemptMoved)."""
+        active = attempt.active
+        if active.attempt is attempt and active.forward is not None:
+            active.forward = replace(active.forward, target=target, address=address)
+            self.react(machine.AttemptMoved(active.request.id, attempt.number, target, passed))
+
+    def began(self, attempt: AttemptRun, status: int) -> None:
+        """The first byte is here. The client has it before the machine learns from it: that changes nothing for this
+        request, and takes a tenth of a millisecond or more."""
         active, now = attempt.active, self.clock()
         active.began_at, active.status, active.streams = now, status, attempt.streams
         active.body = b""  # what has begun is never sent again
         active.exchange.let_go()
-        self.react(machine.AttemptBegan(active.request.id, attempt.number, status, attempt.load), now)
-        return active.attempt is attempt
+        if not self._news:
+            self._loop.call_soon(self._catch_up)
+        self._news.append((machine.AttemptBegan(active.request.id, attempt.number, status, attempt.load), now))
+
+    def resumed(self, attempt: AttemptRun, status: int) -> None:
+        """A broken stream goes on: to its client nothing began anew."""
+        active = attempt.active
+        assert self.resumption is not None  # it made the attempt
+        self.resumption.outcomes["resumed", ""] += 1
+        self.react(machine.AttemptBegan(active.request.id, attempt.number, status))
 
     def ended(self, attempt: AttemptRun, event: machine.AttemptEnded) -> None:
         """The answer is whole."""
@@ -214,10 +267,16 @@ class Relay:
         if active.attempt is attempt:
             reason = event.fault or outcome.of_answer(event.status)
             self._forget(active)
+            if attempt.streams and not active.exchange.is_hop:
+                self._tell(active, self._add_tail)
             active.exchange.finish()
             self._end_attempt(active, reason)
             self.react(event)
             self._conclude(active, reason)
+
+    def _add_tail(self, active: ActiveRequest) -> None:
+        if tail := self._tier.answer_tail(active):
+            active.exchange.write(tail)
 
     def refused(self, attempt: AttemptRun, reason: Outcome, wait_ms: float | None) -> None:
         """The tier below said no."""
@@ -229,7 +288,8 @@ class Relay:
         """The attempt broke."""
         if attempt.active.attempt is attempt:
             self._end_attempt(attempt.active, reason)
-            self.react(machine.AttemptFailed(attempt.active.request.id, attempt.number, reason))
+            can_resume = attempt.resumable
+            self.react(machine.AttemptFailed(attempt.active.request.id, attempt.number, reason, can_resume))
 
     def prefilled(self, run: PrefillRun, where: bytes) -> None:
         """The first half is done: the second goes where the machine said, and tells the engine where the KV is."""
@@ -287,9 +347,35 @@ class Relay:
             self._tell(active, self._tier.forwarded)
             half.start(command.prefill.address)
             return
-        attempt = active.attempt = AttemptRun(self, active, command.attempt, now)
+        attempt = active.attempt = active.attempts(self, active, command.attempt, now)
         self._tell(active, self._tier.forwarded)
         attempt.start(command.address)
+
+    def _resume(self, active: ActiveRequest, command: machine.Resume, now: float) -> None:
+        """Continue a stream that broke."""
+        progress, owner = active.progress, self.resumption
+        if self._ending or progress is None or owner is None:
+            return
+        self._end_attempt(active, outcome.CLIENT_LEFT)
+        active.forward, active.reasons = command, command.reasons
+        context_tokens = owner.context_tokens(command.target, active.request.model) or 0
+        if not progress.left(context_tokens):
+            self._end_at_limit(active, command)
+            return
+        attempt = active.attempt = ContinuedRun(self, active, command.attempt, now, owner)
+        self._tell(active, self._tier.forwarded)
+        attempt.start(command.address)
+
+    def _end_at_limit(self, active: ActiveRequest, command: machine.Resume) -> None:
+        """All that was asked for is there: it lacks no more than its end."""
+        progress = active.progress
+        assert progress is not None  # _resume looked
+        active.exchange.write(progress.at_limit() + progress.end(tells_usage=not active.hide_usage))
+        active.usage = progress.usage
+        self._forget(active)
+        active.exchange.finish()
+        self.react(machine.AttemptEnded(active.request.id, command.attempt, active.status, progress.usage))
+        self._conclude(active, outcome.of_answer(active.status))
 
     def _hold(self, active: ActiveRequest, _command: machine.Hold, now: float) -> None:
         if active.hold_from is None:
@@ -325,6 +411,8 @@ class Relay:
         if command.forward is not None:
             active.forward, active.reasons = command.forward, command.forward.reasons
             url, extra = self._tier.redirect_url(active, url), self._tier.answer_headers(active)
+        elif command.own:
+            url = self._tier.redirect_url(active, url)
         reply = answers.redirect(url, command.outcome, extra)
         self._end_attempt(active, command.outcome)
         self._forget(active)
@@ -376,7 +464,7 @@ class Relay:
         """Attempts there to ask about, the longest silent first; at most ASKED_MAX."""
         now = self.clock()
         quiet = [run for run in self._quiet.get(address, ()) if run.active.attempt is run and run.is_quiet(now)]
-        return heapq.nsmallest(ASKED_MAX, quiet, key=_heard_at)
+        return heapq.nsmallest(ASKED_MAX, quiet, key=_last_activity_at)
 
     # -- endings
 
@@ -397,6 +485,8 @@ class Relay:
         return self._live.pop(active.request.id, None) is not None
 
     def _conclude(self, active: ActiveRequest, reason: Outcome) -> None:
+        if active.progress is not None and self.resumption is not None:
+            self.resumption.over(active.progress, reason)
         self._tell(active, self._tier.concluded, reason, active.status, active.usage)
 
     # -- upkeep

@@ -21,6 +21,8 @@ from aiohttp import web
 from farhop.relay.formats import bodies, paths
 from farhop.relay.http.listener import PortTakenError
 from farhop.relay.http.tls import Handshakes
+from farhop.service import external_metrics as external
+from farhop.service.clock import wall
 from farhop.service.operators import OPEN
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import CONTENT_TYPE
@@ -90,6 +92,9 @@ class TierAdmin(Protocol):
     def explain(self, request: Request) -> dict[str, Any]:
         """Where it would go now."""
 
+    def scaling(self) -> dict[str, dict[str, int]]:
+        """How many replicas should be there, by region and model."""
+
     def law(self) -> dict[str, Any]:
         """The law in force, whole: of keys the hashes."""
 
@@ -141,6 +146,7 @@ class AdminServer:
         metrics.counter(
             "admin_requests_refused", "Of the admin port, by reason.", lambda: dict(self._refused), "reason"
         )
+        self.more: tuple[tuple[str, str, Handler, Right], ...] = ()  # routes of this tier's own
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
         self._tls = tls
@@ -155,6 +161,9 @@ class AdminServer:
         app.router.add_get("/readyz", self._show_ready)
         routes: tuple[tuple[str, str, Handler, Right], ...] = (
             ("GET", "/metrics", self._show_metrics, "metrics"),
+            ("GET", "/scaling", self._show_scaling, "metrics"),
+            ("GET", "/scaling/{region}", self._show_scaling, "metrics"),
+            *((("GET", path, partial(self._show_external, path), "metrics")) for path in external.PATHS),
             ("GET", "/status", self._show_status, "read"),
             ("GET", "/law", self._show_law, "read"),
             ("GET", "/topology", self._show_topology, "read"),
@@ -164,7 +173,7 @@ class AdminServer:
             ("POST", "/explain", self._explain, "read"),
             ("POST", "/log-level", self._set_log_level, "act"),
         )
-        for method, path, handler, needed in routes:
+        for method, path, handler, needed in (*routes, *self.more):
             app.router.add_route(method, path, partial(self._admitted, handler, needed))
         quiet = cast("logging.Logger", _Quiet(logging.getLogger("farhop.admin")))
         self._runner = web.AppRunner(app, access_log=None, logger=quiet, shutdown_timeout=1.0, keepalive_timeout=IDLE_S)
@@ -194,8 +203,8 @@ class AdminServer:
     async def _admitted(self, handler: Handler, needed: Right, request: web.Request) -> web.StreamResponse:
         """Answer who may ask for it, before anything of a body is read."""
         transport = request.transport
-        spoken = transport.get_extra_info("ssl_object") if transport is not None else None
-        certificate = spoken.getpeercert(binary_form=True) if spoken is not None else None
+        session = transport.get_extra_info("ssl_object") if transport is not None else None
+        certificate = session.getpeercert(binary_form=True) if session is not None else None
         operator = self._operators.of(request.headers.get("Authorization"), certificate)
         if not operator.may_do(needed):
             return self._refusal(operator, needed)
@@ -239,6 +248,28 @@ class AdminServer:
 
     async def _show_status(self, _request: web.Request) -> web.Response:
         return _json(self._tier_admin.status())
+
+    async def _show_scaling(self, request: web.Request) -> web.Response:
+        region, model = request.match_info.get("region"), request.query.get("model")
+        told = self._tier_admin.scaling()
+        if model is None:
+            return _json({"desired_replicas": told if region is None else told.get(region, {})})
+        value = external.one(told, region, model)
+        if value is None:
+            where = "" if region is None else f" in region {region[:128]!r}"
+            return _json({"error": f"nothing is known yet of model {model[:128]!r}{where}; see /scaling"}, 404)
+        return _json({"value": value})
+
+    async def _show_external(self, path: str, request: web.Request) -> web.Response:
+        if path != external.METRIC:
+            return _json(external.RESOURCES)
+        if request.match_info["metric"] != external.NAME:
+            return _json(external.status(404, f"no such metric; there is {external.NAME}"), 404)
+        try:
+            wanted = external.selector(request.query.get("labelSelector", ""))
+        except ValueError as error:
+            return _json(external.status(400, str(error)), 400)
+        return _json(external.values(self._tier_admin.scaling(), wanted, wall()))
 
     async def _show_law(self, _request: web.Request) -> web.Response:
         return _json(self._tier_admin.law())

@@ -17,13 +17,15 @@ from msgspec.structs import replace
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
 from farhop.identity.api_keys import Keyring, Principal, authorization
+from farhop.identity.redirect_token import HEADER as PASS
 from farhop.relay import answers
 from farhop.service.routing_keys import values
 from topology.law import Scope, narrowing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Mapping
 
+    from farhop.balance.model_facts import ModelFacts
     from farhop.relay.answers import Reply
     from farhop.relay.formats.prompt import Wishes
     from farhop.relay.http.head import Head
@@ -41,7 +43,8 @@ _TIMEOUT_DIGITS_MAX = 12
 # Host names that stand for a residency: OpenRouter's, and those that OpenAI's SDKs write for `data_residency`.
 _HOST = re.compile(rb"(?:(eu|us)|(ae|au|in|jp)(?=\.api\.))\.", re.IGNORECASE)
 _SHOWN_MAX = 16
-_OBJECTIVE, _SLO = b"x-llm-d-inference-objective: ", b"x-llm-d-slo-ttft-ms: "
+_OBJECTIVES, _SLO = (b"x-llm-d-inference-objective: ", b"x-gateway-inference-objective: "), b"x-llm-d-slo-ttft-ms: "
+PRIORITY_MAX = 9  # as in a law; an InferenceObjective may say any number
 _LOGGING = Scope.LOGGING  # to look up an enum's member is a call, and this is asked for every request
 
 
@@ -78,8 +81,8 @@ class Authenticator(Protocol):
     def wished(self, caller: Caller, wishes: Wishes, lines: bytes) -> Caller | Reply:
         """The caller with what the body of its request wishes for, and its header `lines`; or why that cannot be."""
 
-    def models(self, caller: Caller) -> list[str]:
-        """The models this caller may use."""
+    def models(self, caller: Caller) -> dict[str, ModelFacts]:
+        """The models this caller may use, sorted, and what is said of them where it may."""
 
     def recorded(self, caller: Caller, model: str) -> bool:
         """Whether spans and decisions of a request for this model may be kept here."""
@@ -91,16 +94,22 @@ class KeyAuthenticator:
     `offered` gives, for a set of regions, the models on offer there.
     """
 
+    _says = _SAYS
+    raises = False
+
     def __init__(
         self,
         region: str,
         law: Callable[[], Law],
-        offered: Callable[[frozenset[str]], Iterable[str]],
+        offered: Callable[[frozenset[str]], Mapping[str, ModelFacts]],
         request_s: float,
     ) -> None:
         self._region, self._law, self._under = region, law, law()
         self._keyring = Keyring(self._under.topology.key)
         self._offered, self._request_s = offered, request_s
+        # Priorities by InferenceObjective; the tier sets it.
+        self.objective: Callable[[str], int | None] = lambda _name: None
+        self.by_token: Callable[[bytes], Caller | Reply] | None = None  # who comes by a redirect's token instead
         self._callers: dict[Principal, Caller] = {}  # under this law, of those who wish for nothing: as many as keys
 
     def caller(self, head: Head) -> Caller | Reply:
@@ -111,9 +120,11 @@ class KeyAuthenticator:
             self._callers.clear()
             self._under = law
         known = head.known
-        principal = self._keyring.identify(authorization(known.get(b"authorization"), known.get(b"x-api-key")))
+        if self.by_token is not None and PASS in known:
+            return self.by_token(known[PASS])
+        principal = self._identified(head)
         if isinstance(principal, Outcome):
-            return answers.refusal(principal, _SAYS[principal])
+            return answers.refusal(principal, self._says[principal])
         named = _HOST.match(known.get(b"host", b""))
         if named is not None or b"x-farhop-allow" in known or b"x-farhop-timeout-ms" in known:
             return self._let_in(principal, head, (named[1] or named[2]).decode().lower() if named is not None else "")
@@ -124,6 +135,11 @@ class KeyAuthenticator:
         if isinstance(caller, Caller):
             self._callers[principal] = caller
         return caller
+
+    def _identified(self, head: Head) -> Principal | Outcome:
+        """By its key."""
+        known = head.known
+        return self._keyring.identify(authorization(known.get(b"authorization"), known.get(b"x-api-key")))
 
     def _let_in(self, principal: Principal, head: Head, host: str = "") -> Caller | Reply:
         """The caller that this makes, with what the request's head wishes for; or why not. `host` is the residency that
@@ -182,6 +198,13 @@ class KeyAuthenticator:
             narrow=narrow,
         )
 
+    def vouched(self, tenant: str, narrow: tuple[tuple[str, ...], ...], key: str, patience_s: float) -> Caller | Reply:
+        """The caller for whom a token of ours speaks, as far as the law of now lets this balancer read it."""
+        why = self._law().verdict(tenant, "", Scope.ENTRY).why_not(self._region)
+        if why is not None:
+            return answers.refusal(outcome.ENTRY_FORBIDDEN, f"this balancer may not read the request: {why}")
+        return self.trusted(tenant, narrow, key, min(patience_s, self._request_s))
+
     def _entry(self, tenant: str, target: bytes) -> Reply | None:
         """None if a balancer in this region may read the tenant's requests."""
         law = self._law()
@@ -200,12 +223,15 @@ class KeyAuthenticator:
         """The caller with what the body of its request wishes for, and its header `lines`; or why that cannot be."""
         law = self._law()
         tenant = law.topology.tenants.get(caller.tenant)
+        objective = next((said for name in _OBJECTIVES for said in values(lines, name)), b"").decode("latin-1")
         if tenant is not None and (tenant.tiers or tenant.objectives):
-            (objective,), (slo,) = ((*values(lines, name), b"")[:1] for name in (_OBJECTIVE, _SLO))
-            names = (wishes.tier, objective.decode("latin-1"))
+            (slo,) = (*values(lines, _SLO), b"")[:1]
+            names = (wishes.tier, objective)
             ttft_ms = float(slo) if slo.isdigit() and len(slo) <= _TIMEOUT_DIGITS_MAX else None
             priority = tenant.priority_of(names, ttft_ms)
             caller = replace(caller, priority=priority) if priority != caller.priority else caller
+        if objective and (tenant is None or objective not in tenant.tiers):
+            caller = self._by_objective(caller, objective)
         for field, word in wishes.residency:
             if law.within(word) is None:
                 known = law.residencies()
@@ -214,16 +240,63 @@ class KeyAuthenticator:
                 return answers.refusal(outcome.INVALID_FIELD, detail, param=field)
         return narrowed(law, caller, wishes)
 
-    def models(self, caller: Caller) -> list[str]:
-        """The models on offer in a region where this caller may use them."""
+    def _by_objective(self, caller: Caller, name: str) -> Caller:
+        """With the priority that an InferenceObjective gives. Whoever may name one may name any: so it lowers what a
+        tenant's law gives, and raises it only where a gateway says it."""
+        priority = self.objective(name)
+        if priority is None:
+            return caller
+        most = PRIORITY_MAX if self.raises else caller.priority
+        return replace(caller, priority=max(0, min(priority, most)))
+
+    def models(self, caller: Caller) -> dict[str, ModelFacts]:
+        """The models on offer in a region where this caller may use them, sorted, and what is said of them there."""
         law = self._law()
-        everywhere = sorted(set(self._offered(frozenset(law.topology.regions))))
-        lawful = {m: law.verdict(caller.tenant, m, narrow=caller.narrow, key=caller.key).lawful for m in everywhere}
-        return [m for m in everywhere if m in self._offered(lawful[m])]
+        everywhere = frozenset(law.topology.regions)
+        offers = {everywhere: self._offered(everywhere)}  # by where it is lawful: mostly the same for all models
+        models: dict[str, ModelFacts] = {}
+        for model in sorted(offers[everywhere]):
+            lawful = law.verdict(caller.tenant, model, narrow=caller.narrow, key=caller.key).lawful
+            if lawful not in offers:
+                offers[lawful] = self._offered(lawful)
+            if model in offers[lawful]:
+                models[model] = offers[lawful][model]
+        return models
 
     def recorded(self, caller: Caller, model: str) -> bool:
         """Whether spans and decisions of a request for this model may be kept here."""
         return recorded(self._law(), caller.tenant, model, caller.narrow, self._region)
+
+
+class GatewayAuthenticator(KeyAuthenticator):
+    """Callers by the word of a gateway, which has made sure who they are and names the tenant in a header: for a port
+    that gateways alone can reach."""
+
+    raises = True
+
+    def __init__(
+        self,
+        region: str,
+        law: Callable[[], Law],
+        offered: Callable[[frozenset[str]], Mapping[str, ModelFacts]],
+        request_s: float,
+        header: str,
+    ) -> None:
+        super().__init__(region, law, offered, request_s)
+        self._header = header.encode()
+        self._says = {
+            outcome.MISSING_KEY: f"the gateway must name the tenant, once, in the header `{header}`",
+            outcome.UNKNOWN_KEY: f"the tenant that the gateway names in the header `{header}` is not known",
+        }
+
+    def _identified(self, head: Head) -> Principal | Outcome:
+        """By the header. Said twice, a client may have said it, too."""
+        known = head.known.get(self._header)
+        said = [known] if known is not None else list(values(head.onward, self._header + b": "))
+        if len(said) != 1:
+            return outcome.MISSING_KEY
+        tenant = said[0].decode("latin-1")
+        return Principal(tenant, "") if tenant in self._law().topology.tenants else outcome.UNKNOWN_KEY
 
 
 def narrowed(law: Law, caller: Caller, wishes: Wishes) -> Caller:

@@ -56,14 +56,14 @@ class ChatForm:
 
     def messages(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """A chat as the template sees it."""
-        said = [self._message(message) for message in messages]
-        if self._knows_developer or all(message["role"] != "developer" for message in said):
-            return said
-        for message in said:
+        rendered = [self._message(message) for message in messages]
+        if self._knows_developer or all(message["role"] != "developer" for message in rendered):
+            return rendered
+        for message in rendered:
             if message["role"] == "developer":
                 message["role"] = "system"
                 message.pop("tools", None)
-        return _one_system(said)
+        return _one_system(rendered)
 
     def _message(self, message: dict[str, Any]) -> dict[str, Any]:
         role, content = message["role"], message.get("content")
@@ -71,25 +71,25 @@ class ChatForm:
         if role == "system":
             parts = [kept for part in parts if (kept := _without_attribution(part)) is not None]
         read = [one for part in parts if (one := _part(part, in_parts=self._in_parts))]
-        said: dict[str, Any] = {"role": role, "content": read if self._in_parts else "\n".join(read)}
+        rendered: dict[str, Any] = {"role": role, "content": read if self._in_parts else "\n".join(read)}
         if role == "assistant":
             if calls := message.get("tool_calls"):
-                said["tool_calls"] = [_call(call) for call in calls]
+                rendered["tool_calls"] = [_call(call) for call in calls]
             reasoning = message.get("reasoning")
             reasoning = message.get("reasoning_content") if reasoning is None else reasoning
             if reasoning is not None:
-                said["reasoning"] = said["reasoning_content"] = reasoning
+                rendered["reasoning"] = rendered["reasoning_content"] = reasoning
         elif role == "tool":
             if "tool_call_id" in message:
-                said["tool_call_id"] = message["tool_call_id"]
+                rendered["tool_call_id"] = message["tool_call_id"]
             if self._in_parts:
-                said["content"] = "\n".join(part["text"] for part in read)
+                rendered["content"] = "\n".join(part["text"] for part in read)
         for name in ("name", "task"):
             if isinstance(message.get(name), str):
-                said[name] = message[name]
+                rendered[name] = message[name]
         if role == "developer":
-            said["tools"] = message.get("tools")
-        return said
+            rendered["tools"] = message.get("tools")
+        return rendered
 
 
 def tool(written: dict[str, Any]) -> dict[str, Any]:

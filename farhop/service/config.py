@@ -368,8 +368,8 @@ class Requests(Part):
         return Guard(map(str.lower, self.media_hosts), refuse_unknown=self.unknown_fields == "refuse")
 
 
-class Process(Part):
-    """What both tiers need. `instance` names this process, uniquely in its region.
+class Member(Part):
+    """What every process of a fleet needs. `instance` names it, uniquely in its region.
 
     `etcd` with endpoints is the one cluster to use. Without, the topology's hubs are, each as `hubs` says by its name,
     else as `etcd` says. `fleet` tells apart what fleets keep in one `state_dir`; without one nothing is kept on disk,
@@ -382,11 +382,16 @@ class Process(Part):
     admin: Admin
     etcd: Etcd = Etcd()
     hubs: dict[str, Etcd] = Field(default_factory=dict, max_length=64)
-    hop: Hop
     signing: Signing = Signing()
     trust_domain: Annotated[str, Field(pattern=f"^{certificate_names.DOMAIN}$")] = certificate_names.TRUST_DOMAIN
     fleet: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")] = "fleet"
     state_dir: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)] = "info"
+
+
+class Process(Member):
+    """What both tiers need."""
+
+    hop: Hop
     limits: Limits = Limits()
     requests: Requests = Requests()
-    log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)] = "info"

@@ -6,6 +6,7 @@ both tiers see the same prompt, chain and tokens. Never forwards anything itself
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from farhop.balance import outcome
-from farhop.balance.machine import Request
+from farhop.balance.machine import PromptTokenized, Request
 from farhop.balance.prefix import chain
 from farhop.identity import redirect_token
 from farhop.relay import answers
@@ -32,18 +33,18 @@ from farhop.service.tokenizer import INLINE_BYTES_MAX
 from farhop.telemetry.release import release
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
     from random import Random
 
-    from farhop.balance.machine import Tokens
+    from farhop.balance.machine import Event, Tokens
+    from farhop.balance.model_facts import ModelFacts
     from farhop.balance.outcome import Outcome
     from farhop.relay.answers import Reply
     from farhop.relay.formats.field_guard import Guard
     from farhop.relay.formats.prompt import Prompt
+    from farhop.relay.formats.transcript import Continuation
     from farhop.relay.http.exchange import Exchange
     from farhop.relay.http.head import Head
-    from farhop.relay.relay import Relay
     from farhop.service.authenticator import Authenticator
     from farhop.service.clock import Clock
     from farhop.service.large_bodies import LargeBodyReader, ParsedBody
@@ -55,7 +56,7 @@ _MODELS, _VERSION = Kind.MODELS, Kind.VERSION  # to look up an enum's member is 
 _BODILESS = (_MODELS, _VERSION)
 
 
-_LLM_D = b"x-llm-d-"
+_LLM_D, _OBJECTIVE = b"x-llm-d-", b"x-gateway-inference-objective: "
 _PROBES = (paths.HEALTH, paths.READY)
 _NO_STORE = b"cache-control: no-store\r\n"
 
@@ -75,14 +76,47 @@ class Advisor(Protocol):
         """Where the request would go now. Nothing is sent."""
 
 
+class Carrying(Protocol):
+    """Who takes a request that is read, and has its machine decide: the relay, as far as an ingress needs it."""
+
+    def start(
+        self,
+        exchange: Exchange,
+        request: Request,
+        body: bytes,
+        *,
+        hide_usage: bool,
+        context: Any,
+        arrived_at: float = 0.0,
+        continuation: Continuation | None = None,
+        geo: str = "",
+    ) -> None:
+        """See relay.Relay."""
+
+    def holds(self, request_id: str) -> bool:
+        """Whether a request is here and was sent nowhere yet."""
+
+    def react(self, event: Event, now: float | None = None) -> None:
+        """Let the machine decide."""
+
+
+class Arrivals(Protocol):
+    """Who wants to know from where requests come, once they are read."""
+
+    def arrived(self, exchange: Exchange, caller: Caller, model: str) -> None:
+        """A request of this caller for this model is here."""
+
+
 class Ingress:
     """What a listener does with its requests (exchange.RequestHandler).
 
-    `relay` is set once it exists: the two need one another. With an `advisor`, decisions alone may be asked for here,
-    too. `guard` says what engines may be sent. `to_engines`: they are asked from here, so that what they answer is of
-    use, as they hold it behind its prompt, and what they cache is kept apart. Bodies above LARGE_BYTES are read by
-    `large`, where there is one. `signs`: the hash of what is sent on is wanted, too. `ready`, where clients come:
-    whether work should be sent here."""
+    `relay` is set once it exists: the two need one another. With an `advisor`, decisions alone may be asked for
+    here, too. `guard` says what engines may be sent. `to_engines`: they are asked from here, so that what they
+    answer is of use, as they hold it behind its prompt, and what they cache is kept apart. `wants_tokens`: whether
+    a request's decision goes by its prompt's tokens; others go on at once, and of one that waits in line the
+    machine is told when they are read. Bodies above LARGE_BYTES are read by `large`, where there is one. `signs`:
+    the hash of what is sent on is wanted, too. `ready`, where clients come: whether work should be sent here.
+    `anycast`: those of our addresses that other entries announce, too."""
 
     def __init__(
         self,
@@ -94,18 +128,22 @@ class Ingress:
         session: SessionReader | None = None,
         header_matches: HeaderMatchReader | None = None,
         tokenizers: Tokenizers | None = None,
+        wants_tokens: Callable[[Request], bool] = lambda _: True,
         advisor: Advisor | None = None,
         guard: Guard = DEFAULT,
         large: LargeBodyReader | None = None,
         to_engines: bool = False,
         signs: bool = False,
         ready: Callable[[], bool] | None = None,
+        anycast: frozenset[str] = frozenset(),
     ) -> None:
-        self._ready = ready
+        self._ready, self.anycast = ready, anycast
         self._advisor, self._guard, self._to_engines, self._signs = advisor, guard, to_engines, signs
         self._authenticator, self._telemetry, self._clock, self._rng = authenticator, telemetry, clock, rng
         self._session, self._header_matches, self._tokenizers, self._large = session, header_matches, tokenizers, large
-        self.relay: Relay | None = None
+        self._wants_tokens = wants_tokens
+        self.relay: Carrying | None = None
+        self.arrivals: Arrivals | None = None
 
     def sign_bodies(self, signs: bool) -> None:
         """Whether tokens are bound to the bodies from now on."""
@@ -197,7 +235,7 @@ class Ingress:
 
     def _wished(self, context: RequestContext, caller: Caller, prompt: Prompt, lines: bytes) -> Caller | Reply:
         """Who asks, now that the body is read: from here on nothing is decided without what it wishes for."""
-        if prompt.wishes is NO_WISHES and _LLM_D not in lines:
+        if prompt.wishes is NO_WISHES and _LLM_D not in lines and _OBJECTIVE not in lines:
             return caller
         wished = self._authenticator.wished(caller, prompt.wishes, lines)
         if isinstance(wished, Caller):
@@ -210,7 +248,7 @@ class Ingress:
     def _only_model(self, caller: Caller) -> str:
         """The model that is meant where none is named: the one there is; "" where there are several."""
         models = self._authenticator.models(caller)
-        return models[0] if len(models) == 1 else ""
+        return next(iter(models)) if len(models) == 1 else ""
 
     def _understood(
         self, exchange: Exchange, context: RequestContext, request: Request, prompt: Prompt,
@@ -223,16 +261,38 @@ class Ingress:
         # A model may have a rule of its own, and its name is known only now.
         if context.recorded and not self._authenticator.recorded(caller, request.model):
             self._telemetry.mute(context)
+        if self.arrivals is not None:
+            self.arrivals.arrived(exchange, caller, request.model)
         if context.advised:
             assert self._advisor is not None
             return self._advisor.advise(request, context, exchange.head)
         if self._tokenizers is None or not self._tokenizers.reads(kind, request.model):
             self._start(exchange, request, prompt, since, onward)
+        elif not self._wants_tokens(request):
+            body, salt = exchange.body, self._salt_kept(caller, kind, prompt)
+            self._start(exchange, request, prompt, since, onward)
+            if self.relay is not None and self.relay.holds(request.id):  # of what is on its way nobody needs them
+                asyncio.get_running_loop().call_soon(self._read_beside, kind, request, body, salt)
         elif len(exchange.body) <= INLINE_BYTES_MAX:
             self._start(exchange, self.spelled(caller, kind, request, prompt, exchange.body), prompt)
         else:
             _Reading(self, exchange, request, prompt, onward, since).begin(self._tokenizers, kind)
         return None
+
+    def _read_beside(self, kind: Kind, request: Request, body: bytes, salt: str) -> None:
+        """Tell the machine the tokens of a prompt that waits in line, when they are read."""
+        tokenizers, relay = self._tokenizers, self.relay
+        assert tokenizers is not None
+        assert relay is not None
+
+        def read(tokens: Tokens | None) -> None:
+            if tokens is not None:
+                relay.react(PromptTokenized(request.id, tokens))
+
+        if len(body) <= INLINE_BYTES_MAX:
+            read(tokenizers.now(kind, request.model, body, salt))
+        else:
+            tokenizers.later(kind, request.model, body, salt, read)
 
     def _start(
         self, exchange: Exchange, request: Request, prompt: Prompt, since: float = 0.0, onward: bytes | None = None
@@ -242,6 +302,10 @@ class Ingress:
         context: RequestContext = exchange.context
         assert context.caller is not None  # `head` let it pass
         assert context.kind is not None
+        if self.anycast and exchange.local_host in self.anycast and redirect_token.HEADER not in exchange.head.known:
+            request = replace(request, by_anycast=True)
+        if prompt.hide_usage and not exchange.hears:
+            prompt, onward = replace(prompt, hide_usage=False), None  # the client would see what it did not ask for
         if onward is None:
             salt = self._salt(context.caller, context.kind, prompt)
             onward = openai.change(exchange.body, prompt, salt).of(exchange.body)
@@ -475,12 +539,16 @@ def _seed(caller: Caller, prompt: Prompt) -> int:
     return chain.seed_of(prompt.model, "", prompt.cache_salt, caller.hint_scope)
 
 
-def _model_list(models: list[str], head: Head) -> Reply:
-    data = [{"id": model, "object": "model", "created": 0, "owned_by": "farhop"} for model in models]
+def _model_list(models: dict[str, ModelFacts], head: Head) -> Reply:
+    data = [
+        {"id": model, "object": "model", "created": 0, "owned_by": "farhop"}
+        | {name: value for name, value in msgspec.structs.asdict(facts).items() if value}  # as engines word it
+        for model, facts in models.items()
+    ]
     document: dict[str, Any] = {"object": "list", "data": data}
     if head.onward.startswith(_ANTHROPIC) or b"\r\n" + _ANTHROPIC in head.onward:  # its SDK reads other members
         for one in data:
             one |= {"type": "model", "display_name": one["id"], "created_at": "1970-01-01T00:00:00Z"}
-        ends = (models[0], models[-1]) if models else (None, None)
+        ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
         document |= {"has_more": False, "first_id": ends[0], "last_id": ends[1]}
     return answers.Reply(200, msgspec.json.encode(document), outcome.SERVED)

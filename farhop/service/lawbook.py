@@ -300,8 +300,8 @@ class LawBook:
         self._held, self._source, self._floor = read, source, 0
         self._ahead = {who: epoch for who, epoch in self._ahead.items() if epoch > self.law.epoch}
         if self._log is not None:
-            said = {"epoch": read.policy.epoch, "author": read.policy.author, "why": read.policy.why}
-            self._log.warning("law in force", str(read.policy.epoch), **said)
+            fields = {"epoch": read.policy.epoch, "author": read.policy.author, "why": read.policy.why}
+            self._log.warning("law in force", str(read.policy.epoch), **fields)
         self._adopt(self.law)
         for hub in self._hubs.values():
             # Whoever sets a law writes it to one hub after the other: that one is late is no trouble yet.
@@ -428,7 +428,7 @@ class LawBook:
         """The law in force, where it came from, and what is wrong with what stands in etcd, for people."""
         read = self._held.policy if self._held is not None and not self._floor else None
         lost = [hub.lost if len(self._hubs) == 1 else f"{n}: {hub.lost}" for n, hub in self._hubs.items() if hub.lost]
-        said: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "epoch": self.law.epoch,
             "source": self._source,
             "revision": None if read is None else self._revision(),
@@ -439,7 +439,7 @@ class LawBook:
             "kept_on_disk": self._state is not None and not self._trouble,
         }
         signed = ("author", "why", "at")
-        return {**said, **{name: None if read is None else getattr(read, name) for name in signed}}
+        return {**fields, **{name: None if read is None else getattr(read, name) for name in signed}}
 
     def _revision(self) -> int | None:
         """That of the first hub which holds the law in force."""

@@ -50,9 +50,9 @@ class Notifier:
         if not self._address:
             return
         address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address  # @: abstract
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as way:
-            way.setblocking(False)
-            way.sendto(message.encode(), address)
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+            channel.setblocking(False)
+            channel.sendto(message.encode(), address)
 
 
 def _watchdog_s(environment: Mapping[str, str]) -> float:

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from farhop.config import ConfigError, load
 from farhop.service import stores
 from farhop.service.clock import wall
-from farhop.service.config import Process
+from farhop.service.config import Member
 from farhop.service.dataplane import LIVE_LIMITS
 from topology.problems import TopologyError
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from topology.law import Law
     from topology.model import Topology
 
-C = TypeVar("C", bound=Process)
+C = TypeVar("C", bound=Member)
 Live = dict[str, tuple[str, ...]]
 """The fields that may change while a process lives, and what beside each must be as it was, or neither is taken."""
 
@@ -221,7 +221,7 @@ def _changed(another: bool) -> str:
     return "changed" if another else "the same"
 
 
-def _map_file(config: Process) -> Iterable[Path]:
+def _map_file(config: Member) -> Iterable[Path]:
     return [Path(config.topology)] if config.topology.endswith((".yaml", ".yml")) else []
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from farhop.service.authenticator import Caller
     from farhop.service.clock import Clock
     from farhop.service.decisions import Decisions, Reasons
+    from farhop.service.recorder import Recorder
     from farhop.telemetry.attributes import Value
     from farhop.telemetry.logs import Throttled
     from farhop.telemetry.metrics import TierMetrics
@@ -100,6 +101,7 @@ class RequestTelemetry:
         self._clock, self._rng, self._reasons = clock, rng, reasons
         # Whether a request for this model may be recorded here by the law of now; the tier sets it.
         self.may_record: Callable[[Caller, str], bool] = lambda _caller, _model: True
+        self.recorder: Recorder | None = None  # where requests come in; the tier sets it
         self._hops: dict[
             tuple[str, str], RequestContext
         ] = {}  # by issuer and its name for the attempt: from head to end
@@ -139,7 +141,7 @@ class RequestTelemetry:
         if context is None:
             return None
         run = context.active.attempt if context.active is not None else None
-        return self._clock.now() - (context.arrived_at if run is None else run.heard_at)
+        return self._clock.now() - (context.arrived_at if run is None else run.last_activity_at)
 
     def mute(self, context: RequestContext) -> None:
         """The law keeps records of this request away from here."""
@@ -185,8 +187,8 @@ class RequestTelemetry:
             context.since = now
             active.hold_from = None
         if active.reasons is not None and active.reasons is not context.decided:
-            said = self._reasons.attributes(active.reasons)
-            context.trace.child(self._decide, self._clock.wall_ns(context.since), now_ns, said)
+            attributes = self._reasons.attributes(active.reasons)
+            context.trace.child(self._decide, self._clock.wall_ns(context.since), now_ns, attributes)
             context.decided = active.reasons
 
     def spilled(self, to: str) -> None:
@@ -210,11 +212,11 @@ class RequestTelemetry:
         context.since = self._clock.now()
         if span is None:
             return
-        said: dict[str, Value] = {a.ATTEMPT: attempt.number, a.OUTCOME: reason.reason}
+        attributes: dict[str, Value] = {a.ATTEMPT: attempt.number, a.OUTCOME: reason.reason}
         if attempt.status:
-            said[a.STATUS] = attempt.status
+            attributes[a.STATUS] = attempt.status
         failed = reason is not outcome.SERVED
-        span.end(self._clock.wall_ns(context.since), said, reason.reason if failed else None)
+        span.end(self._clock.wall_ns(context.since), attributes, reason.reason if failed else None)
 
     def concluded(self, active: ActiveRequest, reason: Outcome, status: int, usage: Usage | None) -> None:
         """The request is over."""
@@ -236,13 +238,21 @@ class RequestTelemetry:
                 self._metrics.prefix(reasons.hit_source(decision), predicted, usage.cached_tokens)
         if context.trace.sampled:
             self._decided(active, context, now)  # one that sent it nowhere, or that a later one overtook
+        if self.recorder is not None and self.recorder.listened and context.recorded and self._is_clients(context):
+            arrived_s, over_s = (self._clock.wall_ns(moment) / 1e9 for moment in (context.arrived_at, now))
+            self.recorder.concluded(active.request, arrived_s, over_s, usage)
         ttft_ms = (active.began_at - context.arrived_at) * 1e3 if active.began_at else None
         self._keep(context, active.request, active.reasons, reason, status, now, usage, ttft_ms)
         self._finish(context, reason, status, now, active, usage)
 
+    @staticmethod
+    def _is_clients(context: RequestContext) -> bool:
+        """Another balancer's attempt is told of where its client came in."""
+        return context.caller is not None and not context.caller.issuer
+
     def _request_attributes(self, active: ActiveRequest, usage: Usage | None) -> dict[str, Value]:
         request, context, head = active.request, active.context, active.exchange.head
-        said: dict[str, Value] = {
+        attributes: dict[str, Value] = {
             a.OPERATION: context.kind.operation if context.kind is not None else "",
             a.PROVIDER: PROVIDER,
             a.METHOD: head.method.decode("ascii"),
@@ -255,18 +265,18 @@ class RequestTelemetry:
             a.ATTEMPTS: len(context.attempts),
         }
         if request.max_tokens is not None:
-            said[a.REQUEST_MAX_TOKENS] = request.max_tokens
+            attributes[a.REQUEST_MAX_TOKENS] = request.max_tokens
         if (host := head.known.get(b"host")) is not None:
             name, _, port = host.decode("ascii", "replace").rpartition(":")
             bare = not name or not port.isdigit()
-            said[a.SERVER_ADDRESS] = host.decode("ascii", "replace") if bare else name
+            attributes[a.SERVER_ADDRESS] = host.decode("ascii", "replace") if bare else name
             if not bare:
-                said[a.SERVER_PORT] = int(port)
+                attributes[a.SERVER_PORT] = int(port)
         if usage is not None:
-            said |= {a.INPUT_TOKENS: usage.prompt_tokens, a.OUTPUT_TOKENS: usage.completion_tokens}
+            attributes |= {a.INPUT_TOKENS: usage.prompt_tokens, a.OUTPUT_TOKENS: usage.completion_tokens}
             if usage.cached_tokens is not None:
-                said[a.CACHED_TOKENS] = usage.cached_tokens
-        return said
+                attributes[a.CACHED_TOKENS] = usage.cached_tokens
+        return attributes
 
     def _finish(
         self,
@@ -296,13 +306,13 @@ class RequestTelemetry:
         self._metrics.finished(reason, status, now - context.arrived_at, ttft_s, tpot_s, target, model, usage)
         if not context.trace.sampled:
             return
-        said = self._request_attributes(active, usage) if active is not None else {}
-        said |= {a.OUTCOME: reason.reason, a.STATUS: status}
+        attributes = self._request_attributes(active, usage) if active is not None else {}
+        attributes |= {a.OUTCOME: reason.reason, a.STATUS: status}
         if ttft_s is not None:
-            said[a.TTFT_MS] = ttft_s * 1e3
+            attributes[a.TTFT_MS] = ttft_s * 1e3
         # OpenTelemetry's HTTP conventions: what a client did wrong is no error of the server's span.
         wrong = reason not in _WELL and not 400 <= status < 500
-        context.trace.end(self._clock.wall_ns(now), said, reason.reason if wrong else None)
+        context.trace.end(self._clock.wall_ns(now), attributes, reason.reason if wrong else None)
 
     def _compare(self, active: ActiveRequest) -> None:
         """The promise that the choice rested on against what came of it."""
@@ -365,6 +375,10 @@ class InstrumentedTier:
     def redirect_url(self, active: ActiveRequest, base: str) -> str:  # noqa: ARG002 - a tier that redirects has its own
         """See relay.Tier."""
         return base
+
+    def answer_tail(self, active: ActiveRequest) -> bytes:  # noqa: ARG002 - a tier that adds something has its own
+        """See relay.Tier."""
+        return b""
 
     def fault(self, active: ActiveRequest | None, error: Exception) -> None:
         """A bug in the machine: its trace goes to the log, never to a client."""

@@ -90,14 +90,14 @@ class SessionReader:
         """The field of a body to look in now; "" if none."""
         return self._field if self._wanted() else ""
 
-    def read(self, tenant: str, body: bytes, headers: bytes, said: bytes | None = None) -> int:
+    def read(self, tenant: str, body: bytes, headers: bytes, given: bytes | None = None) -> int:
         """The session's hash, 0 without one. `headers` are lines `name: value` with names in lower case; `said` is what
         the body's field says, where that was read before."""
         if not self._wanted():
             return 0
         name = self._in_header(headers) or self._in_cookie(headers)
         if not name:
-            name = self._in_body(body) if said is None else said
+            name = self._in_body(body) if given is None else given
         if not name:
             return 0
         return _hash(tenant, name)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from farhop.config import ConfigError
 from farhop.service.lawbook import LawBook
 from farhop.store.hubs import store_of, stores_of
-from farhop.store.kept import KeptStore, kept_of
+from farhop.store.kept import KeptStore, kept_status
 from farhop.store.sealed import Sealed, inner
 from farhop.store.state import StateDir
 from topology import load as worlds
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from farhop.service.config import Etcd, Process
+    from farhop.service.config import Etcd, Member
     from farhop.store.contract import Store
     from farhop.store.envelope import Keys
     from farhop.store.etcd_link import EtcdSettings
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NEAREST, NONE = "nearest", "none"  # instead of a remote hub's name
 
 
-def world(config: Process) -> Topology:
+def world(config: Member) -> Topology:
     """The topology named: a file, or a ready-made world. Raises TopologyError or ConfigError."""
     name = config.topology
     path = Path(name) if name.endswith((".yaml", ".yml")) else worlds.shipped(name)
@@ -45,7 +45,7 @@ def world(config: Process) -> Topology:
     return topology
 
 
-def hubs(config: Process, topology: Topology) -> dict[str, EtcdSettings]:
+def hubs(config: Member, topology: Topology) -> dict[str, EtcdSettings]:
     """The etcd clusters to use, by name: the one configured, else every hub of the topology. Raises ConfigError."""
     own = topology.regions[config.region].hub
     if config.etcd.endpoints:
@@ -64,7 +64,7 @@ def hubs(config: Process, topology: Topology) -> dict[str, EtcdSettings]:
     return found
 
 
-def home_hubs(config: Process, topology: Topology, remote: str) -> dict[str, EtcdSettings]:
+def home_hubs(config: Member, topology: Topology, remote: str) -> dict[str, EtcdSettings]:
     """Of those, the hub of this region and one more: the one named, or NEAREST by wire time, or NONE.
 
     A hub is as far as the nearest region that calls it its own. Raises ConfigError.
@@ -78,7 +78,7 @@ def home_hubs(config: Process, topology: Topology, remote: str) -> dict[str, Etc
     return {name: known[name] for name in sorted({own, remote} & set(known))}
 
 
-def state(config: Process, tier: str) -> StateDir | None:
+def state(config: Member, tier: str) -> StateDir | None:
     """Where this process keeps what a restart must know; None: nowhere. Raises ConfigError."""
     if config.state_dir is None:
         return None
@@ -88,7 +88,7 @@ def state(config: Process, tier: str) -> StateDir | None:
         raise ConfigError("state_dir", [str(error)]) from None
 
 
-def keep(config: Process, tier: str, rng: Random, log: Throttled) -> Callable[[str, Store], Store]:
+def keep(config: Member, tier: str, rng: Random, log: Throttled) -> Callable[[str, Store], Store]:
     """For `store_of`: what each hub told is on disk, too, where the configuration has a place for it."""
     where = state(config, tier)
 
@@ -114,11 +114,11 @@ def sealed(
 
 def kept(store: Store, hub: str) -> list[dict[str, Any]]:
     """What is told of what this store has on disk; a single hub goes by `hub`."""
-    return kept_of(inner(one) for one in stores_of(store, hub).values())
+    return kept_status(inner(one) for one in stores_of(store, hub).values())
 
 
 def law_book(
-    config: Process,
+    config: Member,
     tier: str,
     store: Store,
     law: Law,

@@ -149,16 +149,16 @@ class ModelTokenizer:
 
 def _shape(kind: Kind, asked: dict[str, Any]) -> str:
     """Of a chat: whether tools, calls of tools, several texts or options take part in how it is rendered."""
-    words = [str(kind)]
+    parts = [str(kind)]
     if asked.get("tools"):
-        words.append("tools")
+        parts.append("tools")
     if any(message.get("tool_calls") for message in asked["messages"]):
-        words.append("calls")
+        parts.append("calls")
     if any(isinstance(message.get("content"), list) for message in asked["messages"]):
-        words.append("parts")
+        parts.append("parts")
     if any(asked.get(option) is not None for option in _OPTIONS):
-        words.append("options")
-    return "+".join(words)
+        parts.append("options")
+    return "+".join(parts)
 
 
 def _beside(where: str, file: Path) -> dict[str, Any]:
@@ -233,11 +233,11 @@ def _compiled(where: str, source: str, wall: Callable[[], datetime]) -> Template
 
 def _cut(text: str, last: str | list[dict[str, str]]) -> str:
     """A chat whose last message is to be continued ends where that ends, not where its frame does."""
-    said = last if isinstance(last, str) else (last[-1]["text"] if last else "")
-    at = text.rfind(said.strip())
-    if not said.strip() or at < 0:
+    ending = last if isinstance(last, str) else (last[-1]["text"] if last else "")
+    at = text.rfind(ending.strip())
+    if not ending.strip() or at < 0:
         raise UnreadableError("template")
-    kept = said.lstrip() if text.startswith(said.lstrip(), at) else said.strip()
+    kept = ending.lstrip() if text.startswith(ending.lstrip(), at) else ending.strip()
     return text[: at + len(kept)]
 
 

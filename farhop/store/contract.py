@@ -27,6 +27,10 @@ STEER_PREFIX = f"{ROOT}steer/"
 SPLIT_PREFIX = f"{ROOT}split/"
 REPLICA_PREFIX = f"{ROOT}replica/"
 ENTRY_PREFIX = f"{ROOT}entry/"
+ENTRY_DRAIN_PREFIX = f"{ROOT}entry-drain/"
+ANNOUNCE_PREFIX = f"{ROOT}announce/"
+DRILL_PREFIX = f"{ROOT}drill/"
+LATENCY_PREFIX = f"{ROOT}latency/"
 VALUE_LIMIT_BYTES = 1024 * 1024  # etcd refuses requests above 1.5 MiB
 KEYS_LIMIT = 100_000  # in one list or snapshot
 
@@ -177,6 +181,21 @@ def entry_key(region: str, instance: str) -> str:
 def override_key(region: str) -> str:
     """Where an operator's drain or pin of a region stands. Raises ValueError for a name that would not parse."""
     return f"{OVERRIDE_PREFIX}{_segment(region)}"
+
+
+def entry_drain_key(region: str, entry: str) -> str:
+    """Where an operator's drain of an entry stands. Raises ValueError for a name that would not parse."""
+    return f"{ENTRY_DRAIN_PREFIX}{_segment(region)}/{_segment(entry)}"
+
+
+def announce_key(region: str, instance: str) -> str:
+    """Where an announcer of an entry says what it announces. Raises ValueError for a name that would not parse."""
+    return f"{ANNOUNCE_PREFIX}{_segment(region)}/{_segment(instance)}"
+
+
+def latency_key(region: str, instance: str) -> str:
+    """Where an entry says how far client networks are from it. Raises ValueError for a name that would not parse."""
+    return f"{LATENCY_PREFIX}{_segment(region)}/{_segment(instance)}"
 
 
 def law_history_key(epoch: int) -> str:

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
 from farhop.store.contract import (
+    ENTRY_DRAIN_PREFIX,
     LAW_KEY,
     OVERRIDE_PREFIX,
     PICK_PREFIX,
@@ -40,6 +41,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 _PREFIXES = {
     OVERRIDE_PREFIX: "drain",
+    ENTRY_DRAIN_PREFIX: "drain",
     f"{STEER_PREFIX}bias/": "bias",
     f"{STEER_PREFIX}pin/": "pin",
     PICK_PREFIX: "policy",
@@ -47,7 +49,7 @@ _PREFIXES = {
     ROUTE_PREFIX: "route",
     REGION_PREFIX: "report",
 }
-KINDS = ("law", *_PREFIXES.values())
+KINDS = ("law", *dict.fromkeys(_PREFIXES.values()))
 OPERATORS_KINDS = KINDS[:-1]
 _REGIONAL = ("drain", "bias", "policy", "split", "route", "report")  # whose place names a region: `KIND/REGION`
 

@@ -187,7 +187,8 @@ class EtcdLink:
             yield client
         except grpc.aio.AioRpcError as error:
             raise self._translate(error, client) from None
-        except (TimeoutError, grpc.aio.UsageError) as error:
+        except (TimeoutError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+            # The last: written to a call that had ended, and nobody had read so yet.
             raise self._gone(client, str(error) or f"no answer within {self.settings.timeout_s} s") from None
         except asyncio.CancelledError:
             # Closing a channel cancels its calls, which looks like our own cancellation to the task that awaits one.

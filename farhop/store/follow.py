@@ -44,21 +44,21 @@ class Documents(Generic[T]):
         self, read: Callable[[str, bytes], T], refused: Callable[[str], None], what: str, key: str | None = None
     ) -> None:
         self._read, self._refused, self._what, self._key = read, refused, what, key
-        self._standing: dict[str, tuple[bytes, T]] = {}
+        self._documents: dict[str, tuple[bytes, T]] = {}
         self.problems: dict[str, str] = {}
 
     def take(self, change: Change) -> dict[str, T | None]:
         """Take one step. Returns what is another document now, by key, and None for what is gone: those first."""
-        changed: dict[str, T | None] = dict.fromkeys(change.ended(self._standing))
+        changed: dict[str, T | None] = dict.fromkeys(change.ended(self._documents))
         for key in changed:
-            del self._standing[key]
+            del self._documents[key]
         for key in change.ended(self.problems):
             del self.problems[key]
         for entry in change.written:
             key, value = entry.key, entry.value
             if self._key not in (None, key):
                 continue
-            if key in self._standing and self._standing[key][0] == value:
+            if key in self._documents and self._documents[key][0] == value:
                 self.problems.pop(key, None)
                 continue
             try:
@@ -68,23 +68,23 @@ class Documents(Generic[T]):
                 self._refused(error.reason if isinstance(error, Refused) else f"{self._what}_malformed")
                 continue
             self.problems.pop(key, None)
-            self._standing[key] = value, document
+            self._documents[key] = value, document
             changed[key] = document
         return changed
 
     def get(self, key: str) -> T | None:
         """The document that stands there; None if none does."""
-        return self._standing[key][1] if key in self._standing else None
+        return self._documents[key][1] if key in self._documents else None
 
     def __contains__(self, key: str) -> bool:
-        return key in self._standing
+        return key in self._documents
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._standing))
+        return iter(sorted(self._documents))
 
     def __len__(self) -> int:
-        return len(self._standing)
+        return len(self._documents)
 
     def values(self) -> list[T]:
         """All, in the order of their keys."""
-        return [self._standing[key][1] for key in self]
+        return [self._documents[key][1] for key in self]

@@ -52,7 +52,7 @@ class Hubs(Store):
         if len(failed) == len(self.stores):
             await self.close()
             unreachable = all(isinstance(error, StoreUnreachable) for error in failed.values())
-            raise (StoreUnreachable if unreachable else StoreError)(_told(failed))
+            raise (StoreUnreachable if unreachable else StoreError)(_failures(failed))
         for name in failed:
             task = asyncio.create_task(self._reopen(self.stores[name]), name=f"open hub {name}")
             self._tasks.add(task)
@@ -97,8 +97,8 @@ class Hubs(Store):
                 if change is None:
                     left -= 1
                     continue
-                for told in merged.take(name, change):
-                    yield told
+                for merged_change in merged.take(name, change):
+                    yield merged_change
         finally:
             await _end(tasks)
         for task in tasks:
@@ -134,7 +134,7 @@ class Hubs(Store):
     async def _each(self, ask: Callable[[Store], Coroutine[Any, Any, Any]]) -> dict[str, Any]:
         """What each hub that answers says. Raises StoreError if none does."""
         answers = await asyncio.gather(*(ask(store) for store in self.stores.values()), return_exceptions=True)
-        heard: dict[str, Any] = {}
+        answered: dict[str, Any] = {}
         failed: dict[str, StoreError] = {}
         for name, answer in zip(self.stores, answers, strict=True):
             if isinstance(answer, StoreError):
@@ -142,11 +142,11 @@ class Hubs(Store):
             elif isinstance(answer, BaseException):
                 raise answer
             else:
-                heard[name] = answer
+                answered[name] = answer
         self.unreached = {name: str(error) for name, error in failed.items()}
-        if not heard:
-            raise StoreUnreachable(_told(failed))
-        return heard
+        if not answered:
+            raise StoreUnreachable(_failures(failed))
+        return answered
 
     async def _write(
         self,
@@ -173,7 +173,7 @@ class Hubs(Store):
                 failed[name] = error
         self.unreached |= {name: str(error) for name, error in failed.items()}
         if not written:
-            raise StoreUnreachable(_told(failed))
+            raise StoreUnreachable(_failures(failed))
         return written
 
 
@@ -275,7 +275,7 @@ def _of(copies: Mapping[str, Entry | None]) -> Entry | None:
     return chosen((name, entry) for name, entry in copies.items() if entry is not None)
 
 
-def _told(failed: Mapping[str, StoreError]) -> str:
+def _failures(failed: Mapping[str, StoreError]) -> str:
     return "; ".join(f"hub {name}: {error}" for name, error in sorted(failed.items()))
 
 
@@ -292,7 +292,7 @@ def stores_of(store: Store, name: str) -> Mapping[str, Store]:
     return store.stores if isinstance(store, Hubs) else {name: store}
 
 
-def told_of(publication: Publication | None, name: str) -> dict[str, str | None]:
+def publication_status(publication: Publication | None, name: str) -> dict[str, str | None]:
     """By hub, why what is published does not stand there; None where it does. A single hub goes by `name`."""
     if isinstance(publication, _Everywhere):
         return publication.by_hub

@@ -189,7 +189,7 @@ class KeptStore(Store):
         """Of the document. Two prefixes of ours never have the same: they differ in letters."""
         return _UNSAFE.sub(".", f"{self._hub}.{prefix.removeprefix(ROOT)}").strip(".")
 
-    def told(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """For people: `from_disk` until etcd has spoken, `written_at` (epoch seconds) of what that rests on."""
         return {
             "hub": self._hub,
@@ -222,12 +222,12 @@ class KeptStore(Store):
         return await self.inner.delete(key, expect_revision)
 
 
-def kept_of(stores: Iterable[Store]) -> list[dict[str, Any]]:
+def kept_status(stores: Iterable[Store]) -> list[dict[str, Any]]:
     """What is told of those of these stores that are kept on disk."""
-    return [store.told() for store in stores if isinstance(store, KeptStore)]
+    return [store.status() for store in stores if isinstance(store, KeptStore)]
 
 
-def notice(told: Iterable[dict[str, Any]]) -> str:
+def notice(statuses: Iterable[dict[str, Any]]) -> str:
     """What somebody who asks whether we are ready should know of it, too; "" if there is nothing."""
-    silent = [f"hub {one['hub']}: {one['why']}" for one in told if one["from_disk"]]
+    silent = [f"hub {one['hub']}: {one['why']}" for one in statuses if one["from_disk"]]
     return f"started from what was kept on disk, as etcd is silent: {'; '.join(silent)}" if silent else ""

@@ -34,10 +34,10 @@ _UNREAD = (-1, -1, -1)
 def stamp(document: bytes) -> tuple[int, int, int]:
     """How new a document says it is, inside its envelope if it has one; what cannot be read is older than anything."""
     try:
-        told = _decoder.decode(bare(document))
+        read = _decoder.decode(bare(document))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _UNREAD
-    return told.epoch, told.incarnation, told.seq
+    return read.epoch, read.incarnation, read.seq
 
 
 def chosen(copies: Iterable[tuple[str, Entry]], lost: Collection[str] = ()) -> Entry | None:
@@ -58,7 +58,7 @@ class Merged:
         self._silent = set(self._listed)  # that have not said anything yet
         self._lost: dict[str, str] = {}
         self._dark = False
-        self._told: dict[str, Entry] | None = None
+        self._emitted: dict[str, Entry] | None = None
         self._revision = 0
 
     def take(self, hub: str, change: Change) -> list[Change]:
@@ -85,7 +85,7 @@ class Merged:
     def _lose(self, hub: str, why: str) -> list[Change]:
         self._lost[hub] = why
         if len(self._lost) < len(self._listed):
-            return [self._snapshot()] if self._told is None and not self._silent else []
+            return [self._snapshot()] if self._emitted is None and not self._silent else []
         if self._dark:
             return []
         self._dark = True
@@ -94,23 +94,23 @@ class Merged:
 
     def _snapshot(self) -> Change:
         keys = sorted({key for listed in self._listed.values() for key in listed})
-        self._told = {key: entry for key in keys if (entry := self._chosen(key)) is not None}
+        self._emitted = {key: entry for key in keys if (entry := self._chosen(key)) is not None}
         self._revision += 1
-        return Change(ChangeKind.SNAPSHOT, self._revision, entries=tuple(self._told.values()))
+        return Change(ChangeKind.SNAPSHOT, self._revision, entries=tuple(self._emitted.values()))
 
     def _settle(self, key: str) -> list[Change]:
-        if self._told is None:
+        if self._emitted is None:
             return []
-        before, now = self._told.get(key), self._chosen(key)
+        before, now = self._emitted.get(key), self._chosen(key)
         if now is None:
             if before is None:
                 return []
-            del self._told[key]
+            del self._emitted[key]
             self._revision += 1
             return [Change(ChangeKind.DELETE, self._revision, key)]
-        self._told[key] = now
+        self._emitted[key] = now
         if before is not None and before.value == now.value:
-            return []  # another hub's copy of what was told
+            return []  # another hub's copy of what was emitted
         self._revision += 1
         return [Change(ChangeKind.PUT, self._revision, key, now.value)]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Sealed(Store):
-    """`store` with documents opened by `keys`. `refused` is told of each that does not count, as `<kind>_<reason>`.
+    """`store` with documents opened by `keys`. `refused` hears of each that does not count, as `<kind>_<reason>`.
 
     With a `signer`, what is put for an operator is sealed by it. What would not count by the keys `must` is not put:
     EnvelopeError.
@@ -56,11 +56,11 @@ class Sealed(Store):
         counted: dict[str, Entry] = {}
         async with contextlib.aclosing(self.store.watch(prefix)) as changes:
             async for change in changes:
-                told = self._told(change, counted)
-                if told is not None:
-                    yield told
+                opened = self._opened_change(change, counted)
+                if opened is not None:
+                    yield opened
 
-    def _told(self, change: Change, counted: dict[str, Entry]) -> Change | None:
+    def _opened_change(self, change: Change, counted: dict[str, Entry]) -> Change | None:
         if change.kind is ChangeKind.SNAPSHOT:
             entries = [self._opened(entry) or counted.get(entry.key) for entry in change.entries]
             counted.clear()

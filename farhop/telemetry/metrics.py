@@ -31,6 +31,7 @@ HIT_SOURCES = ("trie", "exact")
 TARGETS_MAX = 64
 REASONS_MAX = 32
 READINGS_MAX = 64
+PAIRS_MAX = 1024  # of two labels
 VERSIONS_MAX = 64
 MODELS_MAX = 16  # each has two histograms; of others it is `other`
 
@@ -44,7 +45,10 @@ ERROR_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 _NOT_REFUSED = (CLIENT_LEFT.reason, REDIRECTED.reason, ADVISED.reason)
 _CLASSES = ("none", "1xx", "2xx", "3xx", "4xx", "5xx")
 
-Reading = Callable[[], "float | Mapping[str, float]"]
+Reading = Callable[[], "float | Mapping[str, float] | Mapping[tuple[str, str], float]"]
+
+
+_Label = str | tuple[str, str] | None
 
 
 class _OfModel:
@@ -76,7 +80,7 @@ class TierMetrics(Collector):
         self._reasons, self._versions = Labels(REASONS_MAX), Labels(VERSIONS_MAX)
         self._models: dict[str, _OfModel] = {}
         self._readings: dict[
-            str, tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str | None, Reading]
+            str, tuple[type[GaugeMetricFamily | CounterMetricFamily], str, _Label, Reading]
         ] = {}  # at every scrape
         # Read at the scrape: by reason, what was refused before it was a request.
         self.refused_unread: Callable[[], Mapping[str, float]] = dict
@@ -198,9 +202,9 @@ class TierMetrics(Collector):
         if tpot_s is not None:
             known.tpot.observe(tpot_s)
         if usage is not None:
-            said = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens or 0)
-            if all(0 <= tokens <= SAMPLE_MAX for tokens in said):
-                known.tokens = [a + b for a, b in zip(known.tokens, said, strict=True)]
+            counts = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens or 0)
+            if all(0 <= tokens <= SAMPLE_MAX for tokens in counts):
+                known.tokens = [a + b for a, b in zip(known.tokens, counts, strict=True)]
 
     def attempted(self, target: str, outcome: Outcome) -> None:
         """One attempt upstream has ended, however the request goes on."""
@@ -266,15 +270,16 @@ class TierMetrics(Collector):
         """A connection to a listener failed its TLS handshake; both are fixed words."""
         self._handshakes.add((listener, reason))
 
-    def gauge(self, name: str, help_text: str, read: Reading, label: str | None = None) -> None:
-        """Read `read()` at every scrape as `farhop_<name>`: a number, or with `label` a mapping of its values.
+    def gauge(self, name: str, help_text: str, read: Reading, label: _Label = None) -> None:
+        """Read `read()` at every scrape as `farhop_<name>`: a number, or with `label` a mapping of its values; with
+        several labels the keys are tuples.
 
         So queued requests, trie nodes, the age of reports and their like cost a request nothing. ValueError if a name
         is taken.
         """
         self._register(name, GaugeMetricFamily, help_text, read, label)
 
-    def counter(self, name: str, help_text: str, read: Reading, label: str | None = None) -> None:
+    def counter(self, name: str, help_text: str, read: Reading, label: _Label = None) -> None:
         """As `gauge`, of what only grows while the process lives: `farhop_<name>_total`."""
         self._register(name, CounterMetricFamily, help_text, read, label)
 
@@ -284,7 +289,7 @@ class TierMetrics(Collector):
         family: type[GaugeMetricFamily | CounterMetricFamily],
         help_text: str,
         read: Reading,
-        label: str | None,
+        label: _Label,
     ) -> None:
         if name in self._readings or len(self._readings) >= READINGS_MAX:
             raise ValueError(f"metric {name!r} is taken, or there are {READINGS_MAX} already; use another name")
@@ -391,17 +396,19 @@ def _family_of(
     name: str,
     help_text: str,
     const: tuple[tuple[str, str], ...],
-    label: str | None,
-    reading: float | Mapping[str, float],
+    label: _Label,
+    reading: float | Mapping[str, float] | Mapping[tuple[str, str], float],
 ) -> GaugeMetricFamily | CounterMetricFamily:
     names, own = [name for name, _ in const], [value for _, value in const]
     if not isinstance(reading, Mapping):
         family = kind(name, help_text, labels=names)
         family.add_metric(own, reading)
         return family
-    family = kind(name, help_text, labels=[*names, label or "target"])
-    for value, number in list(reading.items())[:TARGETS_MAX]:  # a sum over the rest would mean nothing
-        family.add_metric([*own, value], number)
+    labels = label if isinstance(label, tuple) else (label or "target",)
+    family = kind(name, help_text, labels=[*names, *labels])
+    most = TARGETS_MAX if len(labels) == 1 else PAIRS_MAX
+    for value, number in list(reading.items())[:most]:  # a sum over the rest would mean nothing
+        family.add_metric([*own, *(value if isinstance(value, tuple) else (value,))], number)
     return family
 
 

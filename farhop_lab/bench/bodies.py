@@ -20,30 +20,33 @@ _SHARED, _TOPIC = 0.2, 0.5  # of the text: what all have in common, and what a t
 _WORDS = ("region", "replica", "cache", "prefix", "token", "queue", "wait", "hop", "law", "trace", "batch", "decode")
 
 
-def plain(size: int, count: int = COUNT) -> list[bytes]:
+def plain(size: int, count: int = COUNT, model: str = MODEL) -> list[bytes]:
     """Bodies of `size` bytes each (a few hundred at least) that ask for an answer in one piece."""
-    return [_body(size, i, {"max_tokens": 128}, "") for i in range(count)]
+    return [_body(size, i, {"max_tokens": 128}, "", model) for i in range(count)]
 
 
-def streamed(size: int, chunks: int, pace_ms: float, count: int = COUNT) -> list[bytes]:
+def streamed(
+    size: int, chunks: int, pace_ms: float, count: int = COUNT, model: str = MODEL, delay_ms: float = 0.0
+) -> list[bytes]:
     """Bodies that ask for a stream. What the upstream of a benchmark should do stands in the text: routers read the
     body into types of their own, and only text is sure to arrive as it was sent."""
     options = {"max_tokens": chunks, "stream": True, "stream_options": {"include_usage": True}}
-    return [_body(size, i, options, f" chunks={chunks} pace_ms={pace_ms:g}") for i in range(count)]
+    order = f" chunks={chunks} pace_ms={pace_ms:g}" + (f" delay_ms={delay_ms:g}" if delay_ms else "")
+    return [_body(size, i, options, order, model) for i in range(count)]
 
 
-def _body(size: int, index: int, options: dict[str, object], order: str) -> bytes:
-    bare = len(_encoded("", order, options))
+def _body(size: int, index: int, options: dict[str, object], order: str, model: str) -> bytes:
+    bare = len(_encoded("", order, options, model))
     length = max(0, size - bare)
     system, topic = int(length * _SHARED), int(length * _TOPIC)
     own = length - system - topic
     text = _text("topic", index % _TOPICS, topic) + _text("own", index, max(0, own - len(NUMBER))) + NUMBER
-    return _encoded(_text("system", 0, system), text + order, options)
+    return _encoded(_text("system", 0, system), text + order, options, model)
 
 
-def _encoded(system: str, user: str, options: dict[str, object]) -> bytes:
+def _encoded(system: str, user: str, options: dict[str, object], model: str) -> bytes:
     messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-    return msgspec.json.encode({"model": MODEL, "messages": messages, **options})
+    return msgspec.json.encode({"model": model, "messages": messages, **options})
 
 
 @lru_cache(maxsize=256)  # what bodies share is made once, and a proxy's bodies are the next one's, too

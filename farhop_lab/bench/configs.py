@@ -155,6 +155,64 @@ def envoy(port: int, targets: Targets, pair: Pair | None = None) -> str:
     return msgspec.json.encode({"static_resources": {"listeners": [listener], "clusters": [cluster]}}).decode()
 
 
+def envoy_picked(port: int, picker: int, targets: Targets) -> str:
+    """Envoy that has a picker on this port choose: the body duplex both ways, endpoints by its word."""
+    config = msgspec.json.decode(envoy(port, targets))
+    (listener,), (cluster,) = config["static_resources"]["listeners"], config["static_resources"]["clusters"]
+    lb = "load_balancing_policies"
+    source = {"metadata": {"key": "envoy.lb", "path": [{"key": "x-gateway-destination-endpoint"}]}}
+    served = {"key": "envoy.lb", "path": [{"key": "x-gateway-destination-endpoint-served"}]}
+    spread = {"name": "spread", "typed_config": {"@type": _type(f"{lb}.round_robin.v3.RoundRobin")}}
+    override = {
+        "@type": _type(f"{lb}.override_host.v3.OverrideHost"),
+        "override_host_sources": [source],
+        "selected_host_key": served,
+        "fallback_policy": {"policies": [{"typed_extension_config": spread}]},
+    }
+    del cluster["lb_policy"]
+    cluster["load_balancing_policy"] = {
+        "policies": [{"typed_extension_config": {"name": "picked", "typed_config": override}}]
+    }
+    http = _type("upstreams.http.v3.HttpProtocolOptions")
+    asked = {
+        "name": "picker",
+        "type": "STATIC",
+        "connect_timeout": "5s",
+        "typed_extension_protocol_options": {
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+                "@type": http,
+                "explicit_http_config": {"http2_protocol_options": {}},
+            }
+        },
+        "load_assignment": {
+            "cluster_name": "picker",
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address("127.0.0.1", picker)}}]}],
+        },
+    }
+    config["static_resources"]["clusters"].append(asked)
+    duplex, send = "FULL_DUPLEX_STREAMED", "SEND"
+    processor = {
+        "@type": _type("filters.http.ext_proc.v3.ExternalProcessor"),
+        "grpc_service": {"envoy_grpc": {"cluster_name": "picker"}},
+        "message_timeout": "60s",
+        "processing_mode": {
+            "request_header_mode": send,
+            "request_body_mode": duplex,
+            "request_trailer_mode": send,
+            "response_header_mode": send,
+            "response_body_mode": duplex,
+            "response_trailer_mode": send,
+        },
+        "metadata_options": {
+            "forwarding_namespaces": {"untyped": ["envoy.lb"]},
+            "receiving_namespaces": {"untyped": ["envoy.lb"]},
+        },
+    }
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    manager["http_filters"].insert(0, {"name": "picker", "typed_config": processor})
+    return msgspec.json.encode(config).decode()
+
+
 def _type(name: str) -> str:
     return f"type.googleapis.com/envoy.extensions.{name}"
 

@@ -97,8 +97,9 @@ class _World:
         # What the watcher asks of a configuration: hop keys and listeners are not its matter.
         config = GlobalConfig.model_construct(region="r0", instance="g", watch=Watch(), proxies={}, tier_tls=None)
         self._watcher = Watcher(
-            config, topology, MemoryStore(rng), self._react, lambda _reason: None, lambda: self.now, rng
-        )
+            config, topology, MemoryStore(rng),
+            react=self._react, refused=lambda _reason: None, clock=lambda: self.now, rng=rng,
+        )  # fmt: skip
         self._began = False
 
     def _react(self, event: machine.Event) -> None:

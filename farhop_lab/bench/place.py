@@ -111,13 +111,15 @@ async def engines(folder: Path, files: int, nginx: str | None) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def started(child: Child, host: str, port: int, *, tls: bool = False) -> AsyncIterator[Running]:
+async def started(
+    child: Child, host: str, port: int, *, model: str = bodies.MODEL, tls: bool = False
+) -> AsyncIterator[Running]:
     """The child until the end of the block, from when it answers inference requests well. Raises BenchError."""
     told = 0
 
     async def ready() -> bool:
         nonlocal told
-        told = told + 1 if await answers(host, port, tls=tls) else 0
+        told = told + 1 if await answers(host, port, model=model, tls=tls) else 0
         return told >= _STEADY
 
     try:
@@ -137,9 +139,9 @@ def believing_all() -> ssl.SSLContext:
     return context
 
 
-async def answers(host: str, port: int, body: bytes = b"", *, tls: bool = False) -> bool:
+async def answers(host: str, port: int, body: bytes = b"", *, model: str = bodies.MODEL, tls: bool = False) -> bool:
     """Whether a small request is answered with 200."""
-    request = bodies.request(body or bodies.plain(512, 1)[0], host)
+    request = bodies.request(body or bodies.plain(512, 1, model)[0], host)
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(2.0):
             reader, writer = await asyncio.open_connection(host, port, ssl=believing_all() if tls else None)

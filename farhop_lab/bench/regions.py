@@ -80,8 +80,9 @@ class Regions:
             control = server.add_insecure_port("127.0.0.1:0")
             addresses = (f"{host}:{port}", f"127.0.0.1:{control}", "")
             reporter = Reporter(
-                region, f"{region}-bench", addresses, self._flows[region], time.monotonic, time.time_ns() // 1_000_000
-            )
+                self._flows[region], region=region, instance=f"{region}-bench", addresses=addresses,
+                clock=time.monotonic, incarnation=time.time_ns() // 1_000_000,
+            )  # fmt: skip
             region_pb2_grpc.add_RegionServicer_to_server(reporter, server)
             self._servers.append(server)
             await server.start()

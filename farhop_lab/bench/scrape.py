@@ -123,7 +123,9 @@ async def _over(replicas: list[ReplicaConfig]) -> Watched:
         taken[type(event)] += 1
         flow.handle(event, time.monotonic())
 
-    watcher = Watcher(config, react, lambda reason: refused.update((reason,)), time.monotonic, Random(1))
+    watcher = Watcher(
+        config, react=react, refused=lambda reason: refused.update((reason,)), clock=time.monotonic, rng=Random(1)
+    )
     await watcher.open()
     try:
         await asyncio.sleep(_WARM_S)

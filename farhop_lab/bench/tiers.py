@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -21,6 +22,8 @@ import yaml
 from farhop_lab.bench import regions
 from farhop_lab.bench.bodies import KEY, MODEL
 from farhop_lab.bench.place import HOST, BenchError, Place, Running, answers, module
+from farhop_lab.engine.core.kv_log import batch
+from farhop_lab.engine.kv_publisher import KvPublisher
 from farhop_lab.world.child import Child, ChildError
 from farhop_lab.world.collector import Collector
 from farhop_lab.world.etcd import EmbeddedEtcd, EtcdLabError, find_binary
@@ -148,32 +151,67 @@ class Surroundings:
         }
 
 
-async def _regional(around: Surroundings, place: Place, kv_tokens: int = KV_TOKENS) -> tuple[int, int]:
-    """A regional balancer over sixteen replicas: its client port and process id."""
-    client, admin = free_ports(2)
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How a region reads the prompts of `model`: by this tokenizer.json, if any. `told`: replicas publish KV events, so
+    that prompts are read before it is decided where they go."""
+
+    model: str = MODEL
+    tokenizer: Path | None = None
+    told: bool = False
+
+
+async def _regional(
+    around: Surroundings, place: Place, kv_tokens: int = KV_TOKENS, reader: Reader = Reader()
+) -> tuple[int, int]:
+    """A regional balancer over the place's replicas: its client port and process id."""
+    client, admin, *kv_ports = free_ports(2 + (len(place.targets) if reader.told else 0))
     around.admins.append(admin)
+    config = regional_config(place, kv_tokens, reader, kv_ports)
+    config |= {"admin": {"port": admin}, "client": _listen(client, place)}
+    if reader.tokenizer is not None:
+        config["tokenizers"] = {reader.model: {"file": str(reader.tokenizer)}}
+    pid = await around.tier("regional", config)
+    if reader.told:
+        await _tell(around, admin, kv_ports)
+    return client, pid
+
+
+def regional_config(
+    place: Place, kv_tokens: int = KV_TOKENS, reader: Reader = Reader(), kv_ports: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Of a regional balancer over these replicas, all but where clients and operators come."""
     replicas = [
         {
             "url": f"http://{host}:{port}",
             "name": f"gpu-{i}",
-            "models": [MODEL],
+            "models": [reader.model],
             "gpu": "h100",
             "slots": SLOTS,
             "kv_tokens": kv_tokens,
             "prefill_tokens_max": PREFILL_TOKENS_MAX,
             "prefill_ms_per_token": 0.04,
             "tpot_ms": 10.0,
+            **({"kv_events": f"tcp://{HOST}:{kv_ports[i]}"} if kv_ports else {}),
         }
         for i, (host, port) in enumerate(place.targets)
     ]
-    config = {
-        "admin": {"port": admin},
-        "tier": {"port": 0},
-        "control": {"port": 0},
-        "client": _listen(client, place),
-        "replicas": replicas,
-    }
-    return client, await around.tier("regional", config)
+    return {"tier": {"port": 0}, "control": {"port": 0}, "replicas": replicas}
+
+
+async def _tell(around: Surroundings, admin: int, ports: list[int]) -> None:
+    """Say of each replica's cache that it is empty, again and again until the region heard of all of them."""
+    publishers = [KvPublisher(HOST, port, None, "map") for port in ports]
+    for publisher in publishers:
+        around.stack.callback(publisher.close)
+    async with aiohttp.ClientSession() as session:
+        heard = False
+        while not heard:
+            for publisher in publishers:
+                publisher.publish(batch([{"type": "AllBlocksCleared"}], 0.0, "map"))
+            await asyncio.sleep(0.1)
+            async with session.get(f"http://{HOST}:{admin}/status") as answer:
+                heard = all(one["kv_events"] == "exact" for one in (await answer.json())["replicas"])
 
 
 def _listen(port: int, place: Place) -> dict[str, Any]:
@@ -195,12 +233,12 @@ async def _global(around: Surroundings, place: Place, seen: frozenset[str]) -> t
 
 
 @asynccontextmanager
-async def _row(place: Place, start: Callable[[Surroundings], Any]) -> AsyncIterator[Running]:
+async def _row(place: Place, start: Callable[[Surroundings], Any], model: str = MODEL) -> AsyncIterator[Running]:
     try:
         async with Surroundings(place) as around:
             async with asyncio.timeout(_READY_S):
                 port, pids = await start(around)
-                while not await answers(HOST, port, tls=place.pair is not None):
+                while not await answers(HOST, port, model=model, tls=place.pair is not None):
                     await asyncio.sleep(0.05)
             yield Running(port, pids, tls=place.pair is not None, admins=tuple(around.admins))
     except TimeoutError:
@@ -239,6 +277,21 @@ def both(place: Place) -> AbstractAsyncContextManager[Running]:
         return port, (upper, lower)
 
     return _row(place, start)
+
+
+@asynccontextmanager
+async def side_by_side(place: Place, reader: Reader) -> AsyncIterator[tuple[Running, Running]]:
+    """Both tiers, at the same time to be entered at the region itself and at the global balancer. Raises BenchError."""
+    regional_port, lower = 0, 0
+
+    async def start(around: Surroundings) -> tuple[int, tuple[int, ...]]:
+        nonlocal regional_port, lower
+        regional_port, lower = await _regional(around, place, reader=reader)
+        port, upper = await _global(around, place, frozenset((HERE,)))
+        return port, (upper, lower)
+
+    async with _row(place, start, reader.model) as running:
+        yield Running(regional_port, (lower,), tls=running.tls, admins=running.admins), running
 
 
 OURS = (Tiers("farhop regional", regional), Tiers("farhop global", global_), Tiers("both tiers", both))

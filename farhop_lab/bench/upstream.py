@@ -10,6 +10,7 @@ import asyncio
 import re
 import signal
 import sys
+import time
 from functools import partial
 from typing import cast
 
@@ -32,6 +33,7 @@ MODELS = msgspec.json.encode({"object": "list", "data": [{"id": MODEL, "object":
 BYTES_PER_TOKEN = 4
 _STREAM = re.compile(rb'"stream":\s*true')
 _ORDER = re.compile(rb"chunks=(\d+) pace_ms=([\d.]+)")
+_DELAY = re.compile(rb" delay_ms=([\d.]+)")
 _STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
@@ -141,6 +143,8 @@ class Connection(asyncio.Protocol):
         order = _ORDER.search(body)
         chunks, pace_s = (int(order[1]), float(order[2]) / 1e3) if order else (200, 0.02)
         tokens = len(body) // BYTES_PER_TOKEN
+        if (delay := _DELAY.search(body)) is not None:
+            time.sleep(float(delay[1]) / 1e3)  # to 0.1 ms, where the loop's timers know whole ones; nobody else asks
         self._write(_STREAM_HEAD + _PIECE)
         self._timer = self._loop.call_later(pace_s, self._next, chunks - 1, pace_s, tokens)
 

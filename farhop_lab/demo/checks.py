@@ -1,17 +1,26 @@
 """The demo's parts, (a) to (k): served at home, bound by law, through failures of replicas and of etcd; and an ocean
-apart: the far hop where it pays, overflow, a region lost, a link frozen. What crosses regions crosses emulated links.
+apart: the far hop where it pays, overflow, a region lost, a link frozen; and (o), a drill by its command. What crosses
+regions crosses emulated links.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import sys
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from farhop_lab.demo.checker import code_of, region_of
+from farhop_lab.demo.entry import near
+from farhop_lab.world import world_file
 from farhop_lab.world.collector import tree
+from farhop_lab.world.faults import Control, Faults
+from farhop_lab.world.world import HOST
 
 if TYPE_CHECKING:
     from farhop_lab.demo.checker import Checker
@@ -28,6 +37,7 @@ MOVES_WITHIN_S = 2.0
 PREFIX_BYTES = 4096  # what a node of the prefix trie covers at most
 CALM_S = 1.0  # reports are then of a region at rest, and no wait is in doubt any more
 PATIENCE_S = 15.0
+DRILL_S = 150.0
 
 
 async def at_home(checker: Checker) -> None:
@@ -206,7 +216,9 @@ async def overflow(checker: Checker) -> None:
 async def region_killed(checker: Checker) -> None:
     """(j) Tokyo killed, balancers and all: nothing not yet started fails; back, it is used again, paced."""
     tokyo = checker.world.regions["tokyo"]
-    others = [checker.world.regions[name].entry for name in checker.names if name != "tokyo"]
+    # A client's ordered list: by a DNS answer, where there is a server.
+    listed = await near(checker.world, "tokyo") or checker.names
+    others = [checker.world.regions[name].entry for name in listed if name != "tokyo"]
     begun: list[None] = []
     filler = "Something to chew on for a while. " * 200
     asks = [
@@ -225,6 +237,10 @@ async def region_killed(checker: Checker) -> None:
     started = sum(not result.ok and pieces > 0 for pieces, result in results)
     seen = f"{lost} lost of {len(results)} ({started} had started)"
     checker.check("j", "tokyo killed, all of it: requests not started", "0 lost", seen, lost == 0)
+    if checker.world.dns is not None:
+        told = await near(checker.world, "tokyo", without="tokyo")
+        checker.check("j", "DNS: a network near tokyo is led elsewhere", "not tokyo", ", ".join(told),
+                    bool(told) and "tokyo" not in told)  # fmt: skip
     shares: list[float] = []
     await _until_down(checker, "tokyo", "frankfurt")  # who is only missed for a moment comes back at once
     watching = asyncio.create_task(_watch_return(checker, "tokyo", "frankfurt", shares))
@@ -302,3 +318,38 @@ async def _until_served_in(checker: Checker, region: str) -> Result:
         if region_of(result) == region or time.monotonic() > end:
             return result
         await asyncio.sleep(0.1)
+
+
+async def drilled(checker: Checker) -> None:
+    """(o) Virginia lost by `farhop drill`, which checks, injects, measures from outside, restores and judges."""
+    folder, control = checker.world.folder, Control(Faults(checker.world))
+    await control.start(HOST)
+    described = folder / "world.json"
+    world = checker.world.describe(os.getpid(), (control.url, control.token))
+    await asyncio.to_thread(world_file.write, described, world)
+    words = ["drill", "run", "lose-a-region", "--set", "region=virginia", "--set", "soak_s=3", "--json"]
+    words += ["--world", str(described), "--out", str(folder / "drills")]
+    runner = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "farhop_cli", *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        said, _ = await asyncio.wait_for(runner.communicate(), DRILL_S)
+    finally:
+        if runner.returncode is None:
+            runner.terminate()  # it rolls back
+            await runner.wait()
+        await control.close()
+    told = msgspec.json.decode(said, type=dict[str, Any]) if said else {}
+    measures = told.get("measures", {})
+    verdict = f"{told.get('verdict', 'nothing')}{', ' if told.get('why') else ''}{told.get('why', '')}"
+    checker.check("o", "farhop drill run lose-a-region", "PASS", verdict, told.get("verdict") == "PASS")
+    rto_s = measures.get("rto_s")
+    seen = "not measured" if rto_s is None else f"{rto_s:.2f} s"
+    checker.check("o", "virginia lost: until new requests are served again", "at most 1 s", seen,
+                rto_s is not None and rto_s <= 1.0)  # fmt: skip
+    violations, canaries = measures.get("residency_violations"), measures.get("canaries", 0.0)
+    seen = "not measured" if violations is None else f"{violations:.0f} of {canaries:.0f}"
+    checker.check("o", "answers from where the law does not allow it", "0", seen, violations == 0.0 and canaries > 0)
+    report_s = told.get("report_s")
+    seen = "none" if report_s is None else f"after {report_s:.2f} s"
+    checker.check("o", "its report", "within 2 s", seen, report_s is not None and report_s <= 2.0)

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farhop_lab.demo import checks
+from farhop_lab.demo import checks, entry
 from farhop_lab.demo.checker import Checker
-from farhop_lab.world.world import World, WorldError, WorldSettings
+from farhop_lab.world.world import World, WorldError, WorldSettings, has_entry_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -29,6 +29,9 @@ PARTS: tuple[Callable[[Checker], Coroutine[Any, Any, None]], ...] = (
     checks.overflow,
     checks.region_killed,
     checks.link_frozen,
+    entry.led_by_dns,
+    entry.entry_drained,
+    checks.drilled,
 )
 
 
@@ -37,7 +40,7 @@ async def run(say: Callable[[str], None] = print) -> bool:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="farhop-demo-") as folder:
         try:
-            async with World(WorldSettings(), Path(folder)) as world:
+            async with World(WorldSettings(dns=has_entry_hosts()), Path(folder)) as world:
                 regions = ", ".join(world.regions)
                 engines = f"{world.settings.replicas} {world.settings.profile} engines each"
                 up_s = time.monotonic() - began

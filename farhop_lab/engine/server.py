@@ -25,7 +25,7 @@ from farhop_lab.engine.core.scheduler import EngineCore, EngineFullError
 from farhop_lab.engine.core.sequence import Sequence, TextModel
 from farhop_lab.engine.driver import Driver
 from farhop_lab.engine.formats.api import Call, RefusedError, decoded, parse_chat, parse_completion
-from farhop_lab.engine.formats.render import Answer, broken
+from farhop_lab.engine.formats.render import Answer, TokenIds, broken
 from farhop_lab.engine.metrics import Exposition, Observations
 from farhop_lab.engine.tasks import Tasks
 from farhop_lab.engine.ticket import StreamTicket, Ticket, Wait, WholeTicket
@@ -141,7 +141,11 @@ class Replica:
 
     async def _answer(self, request: web.Request, call: Call, prefix: str) -> web.StreamResponse:
         request_id = self.request_id(request, prefix)
-        answer = Answer(request_id, call.model or self.text_model.model, int(time.time()), call.role, echo=call.echo)
+        token_ids = (
+            TokenIds(self._tokenizer.piece_ids if self._tokenizer is not None else None) if call.token_ids else None
+        )
+        model = call.model or self.text_model.model
+        answer = Answer(request_id, model, int(time.time()), call.role, echo=call.echo, token_ids=token_ids)
         return await self.serve(request, call, answer, request_id, [answer.beside(at) for at in range(1, call.n)])
 
     def request_id(self, request: web.Request, prefix: str) -> str:
@@ -287,7 +291,7 @@ class Replica:
             raise ConnectionResetError("the client left before its answer began")
         usage = call.include_usage
         return [
-            StreamTicket(wait, rendering, transport, include_usage=usage)
+            StreamTicket(wait, rendering, transport, include_usage=usage, token_ids=call.token_ids)
             for wait, rendering in zip(waits, renderings, strict=True)
         ], response
 

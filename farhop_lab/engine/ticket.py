@@ -9,6 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple
 
+from farhop_lab.engine.formats.render import Answer
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -99,11 +101,20 @@ class StreamTicket(Ticket):
     cost more than all the rest of the engine. The response must be prepared, chunked and not compressed.
     """
 
-    __slots__ = ("_answer", "_include_usage", "_transport")
+    __slots__ = ("_answer", "_include_usage", "_told", "_transport")
 
-    def __init__(self, wait: Wait, answer: Rendering, transport: asyncio.Transport, *, include_usage: bool) -> None:
+    def __init__(
+        self,
+        wait: Wait,
+        answer: Rendering,
+        transport: asyncio.Transport,
+        *,
+        include_usage: bool,
+        token_ids: bool = False,
+    ) -> None:
         super().__init__(wait)
         self._answer = answer
+        self._told = answer if token_ids and isinstance(answer, Answer) else None
         self._transport = transport
         self._include_usage = include_usage
 
@@ -113,6 +124,8 @@ class StreamTicket(Ticket):
             return
         if last:
             event = self._answer.closing(text, self.sequence, include_usage=self._include_usage)
+        elif self._told is not None:
+            event = self._told.token_told(text, self.sequence)
         else:
             event = self._answer.token(text)
         transport.write(self._answer.opening(self.sequence) + event if first else event)

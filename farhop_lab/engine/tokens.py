@@ -28,12 +28,14 @@ class EngineTokenizer:
             self._tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # noqa: BLE001 - the library raises bare Exceptions
             raise ValueError(f"tokenizer: cannot read {file}: {error}") from None
-        self._piece_ids = {piece: ids for piece in VOCABULARY if len(ids := self._ids(piece.decode())) == TOKEN_BYTES}
+        self.piece_ids = {piece: ids for piece in VOCABULARY if len(ids := self._ids(piece.decode())) == TOKEN_BYTES}
 
     def tokenized(self, wanted: Wanted) -> Wanted:
         """The same with its prompt's ids, if they were not given."""
-        ids = wanted.ids or self._ids(wanted.prompt.decode("utf-8", "replace"))
-        return replace(wanted, ids=ids, piece_ids=self._piece_ids)
+        if wanted.ids:  # given as ids: what they say is what the model goes on from
+            given = self._tokenizer.decode(struct.unpack(f">{len(wanted.ids) // TOKEN_BYTES}I", wanted.ids))
+            return replace(wanted, prompt=given.encode(), piece_ids=self.piece_ids)
+        return replace(wanted, ids=self._ids(wanted.prompt.decode("utf-8", "replace")), piece_ids=self.piece_ids)
 
     def _ids(self, text: str) -> bytes:
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids

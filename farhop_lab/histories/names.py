@@ -154,10 +154,10 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
         machine.Request,
         "id tenant model prompt_bytes body_bytes chain deadline max_tokens stream priority key entry_region issuer "
         "lawful narrow promised_ttft_ms session version header_matches tokens divisible body_hash waited_s recomputed "
-        "soft_session parent_session",
+        "soft_session parent_session among once by_anycast",
     ),
     3: _fields(machine.AttemptBegan, "id attempt status"),
-    4: _fields(machine.AttemptEnded, "id attempt status usage fault chain said_bytes"),
+    4: _fields(machine.AttemptEnded, "id attempt status usage fault chain answer_bytes"),
     5: _fields(machine.AttemptFailed, "id attempt outcome"),
     6: _fields(machine.AttemptRefused, "id attempt outcome wait_ms"),
     7: _fields(machine.ClientLeft, "id"),
@@ -171,6 +171,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
     15: _fields(machine.Address, "host port via tls"),
     16: (outcome.Outcome, Tag(("reason",), lambda it: (it.reason,), outcome.by_reason)),
     17: _fields(machine.Prefill, "target address bootstrap_port room"),
+    18: _fields(machine.PromptTokenized, "id tokens"),
     20: (
         machine.Forward,
         Tag(
@@ -328,7 +329,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
     94: _fields(global_view.RegionKnown, "region known"),
     95: _fields(global_view.RegionReported, "region renewed known"),
     96: _fields(global_view.ChannelChanged, "region up known"),
-    97: _fields(global_view.RegionForced, "region drain why until over_s"),
+    97: _fields(global_view.RegionForced, "region drain why until over_s keep_share"),
     98: _fields(RoutesChanged, "routes"),
     99: (
         RouteConfig,
@@ -378,6 +379,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
             lambda law, config, policies, splits: regional_flow.Reconfigured(law, config, policies, _splits(splits)),
         ),
     ),
+    112: _fields(machine.AttemptMoved, "id attempt target passed"),
 }
 
 TAGS: dict[int, Tag] = {number: tag for number, (_, tag) in _KINDS.items()}
@@ -474,7 +476,14 @@ class Rig:
             self.flow.forgotten.append(self._prefixes.begin_anew)
         else:
             config = self.flow.config
-            self._reporter = Reporter(config.region, "a", ("", "", ""), self.flow, lambda: self._now, 1)
+            self._reporter = Reporter(
+                self.flow,
+                region=config.region,
+                instance="a",
+                addresses=("", "", ""),
+                clock=lambda: self._now,
+                incarnation=1,
+            )
 
     def do(self, call: int, now: float, of: Any) -> Any:
         """One of CALLS; what came of it."""

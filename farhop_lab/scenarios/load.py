@@ -15,7 +15,7 @@ import msgspec
 from pydantic import ValidationError
 
 from farhop_lab.engine.core.profiles import PROFILES
-from farhop_lab.scenarios.schema import LASTING, OF_REPLICAS, TRACES, FaultDoc, ScenarioDoc, WorkDoc
+from farhop_lab.scenarios.schema import LASTING, OF_REPLICAS, RECORDED_REGIONS, TRACES, FaultDoc, ScenarioDoc, WorkDoc
 from farhop_lab.scenarios.work import check_trace, figures_of, longest_tokens
 from farhop_lab.sim.sites import MODEL
 from farhop_lab.workloads.load import TraceError
@@ -209,6 +209,12 @@ def _asked(work: WorkDoc, at: tuple[str, int], doc: ScenarioDoc) -> Iterator[Pro
         yield Problem(path_of(*at), "nobody knows how much of it", "give either `clients` or `per_s`")
     if trace and not work.regions:
         yield Problem(path_of(*at, "regions"), "missing", "list the regions its sessions come from")
+    if work.place == "recorded" and work.kind not in RECORDED_REGIONS:
+        yield Problem(path_of(*at, "place"), f"{work.kind} records no regions", "say uniform, zipf or sun")
+    if work.loop == "closed" and work.kind != "log":
+        yield Problem(path_of(*at, "loop"), f"it is for a log, not for {work.kind}", "leave it out")
+    if work.since_s and not trace:
+        yield Problem(path_of(*at, "since_s"), f"{work.kind} is no trace", "leave it out")
     if work.place == "sun" and not set(work.regions) <= doc.days.keys():
         yield Problem(path_of(*at, "place"), "sun needs a day for each of `regions`", "give `days`, or say uniform")
     for name in {*work.clients, *work.per_s, *work.regions}:

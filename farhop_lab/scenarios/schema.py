@@ -12,8 +12,9 @@ from pydantic import Field
 
 from topology.schema import Doc, Name
 
-KINDS = ("chat", "trees", "agents", "requests", "mooncake", "azure", "servegen")
-TRACES = frozenset({"mooncake", "azure", "servegen"})
+KINDS = ("chat", "trees", "agents", "requests", "mooncake", "azure", "burstgpt", "servegen", "log", "sessions")
+TRACES = frozenset({"mooncake", "azure", "burstgpt", "servegen", "log", "sessions"})
+RECORDED_REGIONS = frozenset({"log", "sessions"})  # traces that can say where a request came
 
 Share = Annotated[float, Field(ge=0, le=1)]
 _Count = Annotated[int, Field(ge=0, le=100_000)]
@@ -41,9 +42,9 @@ class DayDoc(Doc):
 class WorkDoc(Doc):
     """One kind of work: what is asked, by whom or how often."""
 
-    kind: Literal["chat", "trees", "agents", "requests", "mooncake", "azure", "servegen"] = Field(
-        description=f"say one of {', '.join(KINDS)}"
-    )
+    kind: Literal[
+        "chat", "trees", "agents", "requests", "mooncake", "azure", "burstgpt", "servegen", "log", "sessions"
+    ] = Field(description=f"say one of {', '.join(KINDS)}")
     figures: dict[str, Any] = Field(
         default={}, max_length=32, description="map figures of this kind to numbers; docs/measurements lists them"
     )
@@ -55,9 +56,13 @@ class WorkDoc(Doc):
         default={}, max_length=256, description=f"open loop: {_PLACES}, programs begun per second"
     )
     path: str = Field(default="", max_length=4096, description="give the trace's path; relative ones from this file")
-    place: Literal["uniform", "zipf", "sun"] = Field(
-        default="uniform", description="say how sessions of a trace get a region: uniform, zipf or sun"
+    place: Literal["uniform", "zipf", "sun", "recorded"] = Field(
+        default="uniform", description="say how sessions of a trace get a region: uniform, zipf, sun or recorded"
     )
+    loop: Literal["open", "closed"] = Field(
+        default="open", description="log: say open (each request at its moment) or closed (a pause after the answer)"
+    )
+    since_s: float = Field(default=0.0, ge=0, le=31_536_000, description="give the second of a trace to begin at")
     regions: list[Name] = Field(default=[], max_length=256, description="list the regions a trace's sessions come from")
     speed: float = Field(default=1.0, gt=0, le=1000, description="give how many times faster a trace passes, above 0")
     share: Share = Field(default=1.0, description="give the share of a trace to keep, 0 to 1")

@@ -19,12 +19,19 @@ from farhop_lab.workloads.program import Ask, Program, Programs, Schedule, Workl
 from farhop_lab.workloads.prose import prose
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from farhop_lab.scenarios.schema import WorkDoc
     from farhop_lab.sim.clients import ClientPool
 
 PLACED_ZIPF = 1.0
+_READERS: dict[str, Callable[[Path], Sequence[Any]]] = {
+    "mooncake": load.mooncake,
+    "azure": load.azure,
+    "burstgpt": load.burstgpt,
+    "log": load.log,
+    "sessions": load.sessions,
+}
 
 
 class Requests(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,17 +195,30 @@ def schedule(
     """A trace's. TraceError, WorkloadError."""
     assert isinstance(figures, traces.Limits)
     limits = msgspec.structs.replace(figures, tenant=work.tenant)
-    path, place, rng = folder / work.path, _place(work, days, seed), Random(f"{seed} {work.kind}")
-    if work.kind == "mooncake":
-        found = traces.mooncake(load.mooncake(path), place, rng, limits)
+    path, recorded, since = folder / work.path, work.place == "recorded", work.since_s
+    if work.kind == "log":
+        rows = load.log(path)
+        place = None if recorded else _place(work, days, seed)
+        if work.loop == "closed":
+            found = traces.sessions(traces.sessions_of(rows), place, limits)
+        else:
+            found = traces.log(rows, place, limits)
+    elif work.kind == "sessions":
+        found = traces.sessions(load.sessions(path), None if recorded else _place(work, days, seed), limits)
+    elif work.kind == "mooncake":
+        rng = Random(f"{seed} {work.kind}")
+        found = traces.mooncake(load.mooncake(path), _place(work, days, seed), rng, limits)
     elif work.kind == "azure":
-        found = traces.azure(load.azure(path), place, limits)
+        found = traces.azure(load.azure(path), _place(work, days, seed), limits)
+    elif work.kind == "burstgpt":
+        found = traces.azure(load.burstgpt(path), _place(work, days, seed), limits)
     else:
         clients = load.servegen(path, str(work.figures.get("clients", "deepseek-r1")))
-        span = until * work.speed
-        found = traces.servegen(clients, place, seed, limits=limits, scale=scale / work.speed, until=span)
-        scale = 1.0  # as many more of them, not faster
-    return arrivals.thinned(arrivals.sped(found, work.speed * scale), work.share, Random(f"{seed} kept"))
+        by, ends = _place(work, days, seed), since + until * work.speed
+        found = traces.servegen(clients, by, seed, limits=limits, scale=scale / work.speed, since=since, until=ends)
+        scale, since = 1.0, 0.0  # as many more of them, not faster; and its first moment is 0 already
+    fast = arrivals.sped(found, work.speed * scale, since=since)
+    return arrivals.thinned(fast, work.share, Random(f"{seed} kept"))
 
 
 def _place(work: WorkDoc, days: Mapping[str, Daylight], seed: int) -> places.Rule:
@@ -211,11 +231,25 @@ def _place(work: WorkDoc, days: Mapping[str, Daylight], seed: int) -> places.Rul
 
 
 def check_trace(work: WorkDoc, folder: Path) -> None:
-    """Read it whole. TraceError."""
+    """Read it whole. TraceError, also where it does not say what is asked of it."""
     path = folder / work.path
-    if work.kind == "mooncake":
-        load.mooncake(path)
-    elif work.kind == "azure":
-        load.azure(path)
-    else:
+    if work.kind == "servegen":
         load.servegen(path, str(work.figures.get("clients", "deepseek-r1")))
+        return
+    rows = _READERS[work.kind](path)
+    if work.place == "recorded":
+        strangers = {row.region for row in rows} - set(work.regions)
+        if strangers:
+            named = ", ".join(sorted(name or "none" for name in strangers))[:200]
+            raise load.TraceError(f"{path}: it says of requests that they came in {named}; list these in `regions`")
+    last = _moment(rows[-1])
+    if work.since_s > last:
+        raise load.TraceError(f"{path}: since_s {work.since_s:g} is past its end at {last:g} s; begin earlier")
+
+
+def _moment(row: Any) -> float:
+    """When a row's request came, in seconds."""
+    if isinstance(row, traces.MooncakeRow):
+        return row.at_ms / 1e3
+    at: float = row.at if isinstance(row, traces.AzureRow) else row.at_s
+    return at

@@ -145,7 +145,7 @@ class Hop:
     def _quiet(self) -> None:
         """Chunks are not simulated: they come all the time, unless the link is frozen."""
         context = self._balancer.context
-        due = self._heard_at + self._silent_s()
+        due = self._last_activity_at + self._silent_s()
         if due <= context.timeline.now:
             self._give_up(outcome.STALLED)
         else:
@@ -153,7 +153,7 @@ class Hop:
             self._watch = context.timeline.at(due, self._quiet)
 
     @property
-    def _heard_at(self) -> float:
+    def _last_activity_at(self) -> float:
         context = self._balancer.context
         if not self._began:
             return self._opened_at
@@ -175,16 +175,16 @@ class Hop:
     @property
     def quiet(self) -> bool:
         """See relay.attempt.AttemptRun.is_quiet."""
-        return self._balancer.context.timeline.now - self._heard_at >= QUIET_S
+        return self._balancer.context.timeline.now - self._last_activity_at >= QUIET_S
 
-    def asked_about(self, asked_at: float, quiet_s: float | None, way_s: float) -> None:
+    def on_inquiry_answer(self, asked_at: float, quiet_s: float | None, rtt_s: float) -> None:
         """See relay.attempt.AttemptRun. `asked_at` in the timeline's seconds."""
-        now, heard_at = self._balancer.context.timeline.now, self._heard_at
+        now, last_activity_at = self._balancer.context.timeline.now, self._last_activity_at
         if self._over:
             return
-        if self._began and heard_at > asked_at:
-            self.inquiry.heard()
-        elif self.inquiry.lost(now - heard_at, quiet_s, way_s, now, began=self._began):
+        if self._began and last_activity_at > asked_at:
+            self.inquiry.clear()
+        elif self.inquiry.lost(now - last_activity_at, quiet_s, rtt_s, now, began=self._began):
             self._give_up(outcome.STALLED if self._began else outcome.LOST)
 
     def _give_up(self, reason: Outcome) -> None:

@@ -14,7 +14,7 @@ from farhop.balance.machine import Address
 from farhop_lab.sim.prefix_streams import PrefixSubscription
 from global_lb.fleet.distances import Distances, moved
 from global_lb.fleet.view import ChannelChanged, Region, RegionKnown, RegionReported, instance_of
-from global_lb.links.link import AGAIN, HURRY, PINGS_LOST, Quiet, tell
+from global_lb.links.link import AGAIN, HURRY, PINGS_LOST, QuietAttempt, apply_quiet_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from global_lb.links.prefix_streams import Prefixes
 
 
-class SentAttempt(Quiet, Protocol):
+class SentAttempt(QuietAttempt, Protocol):
     """An attempt under way at a region, which its channel's state matters to."""
 
     @property
@@ -136,7 +136,7 @@ class RegionLinks:
                 self._react(RegionKnown(region, self._region(region)))
         self._lost[region] = 0
         self._channel(region, True)
-        tell(*inquiry)
+        apply_quiet_ms(*inquiry)
         self._again(region)
 
     def _no_pong(self, region: str) -> None:

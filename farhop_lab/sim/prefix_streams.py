@@ -1,4 +1,4 @@
-"""The prefix streams in virtual time: a region's shipped teller, a wire, and the shipped room of a global balancer.
+"""The prefix streams in virtual time: a region's shipped publisher, a wire, and the shipped room of a global balancer.
 
 The twin of what global_lb.links.link and regional_lb.mesh.report do at the two ends of such a call. Invariants: an end
 that gave a
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from farhop_wire import region_pb2
 
-from global_lb.links.link import silence_s
+from farhop.service.region_channel import silence_s
 from global_lb.links.prefix_streams import PrefixGapError
 from regional_lb.mesh.prefix_stream import LOOK_S, Pause
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from farhop_lab.sim.region import RegionProcess
     from farhop_lab.sim.timeline import Call
     from global_lb.links.prefix_streams import Prefixes, PrefixStream
-    from regional_lb.mesh.prefix_stream import PrefixTeller, Steps
+    from regional_lb.mesh.prefix_stream import PrefixPublisher, Steps
 
 
 class PrefixSubscription:
@@ -80,7 +80,7 @@ class PrefixSubscription:
 class PrefixCall:
     """One call, both ends of it."""
 
-    __slots__ = ("_context", "_due", "_over", "_region", "_steps", "_stream", "_subscription", "_teller", "_watch")
+    __slots__ = ("_context", "_due", "_over", "_publisher", "_region", "_steps", "_stream", "_subscription", "_watch")
 
     def __init__(
         self, subscription: PrefixSubscription, stream: PrefixStream, request: region_pb2.PrefixesRequest
@@ -88,7 +88,7 @@ class PrefixCall:
         self._subscription, self._stream, self._over = subscription, stream, False
         self._context, self._region = subscription.context, subscription.region
         self._steps: Steps | None = None
-        self._teller: PrefixTeller | None = None
+        self._publisher: PrefixPublisher | None = None
         self._due: Call | None = None
         self._context.wire.send(subscription.here, subscription.region.name, self._arrive, request)
         self._watch = self._context.timeline.after(self._patience_s, self._look)
@@ -106,15 +106,15 @@ class PrefixCall:
             self._back(self._end)
             return
         region.calls[self] = None
-        self._teller = region.reporter.prefixes
-        self._steps = self._teller.tell(request)
+        self._publisher = region.reporter.prefixes
+        self._steps = self._publisher.subscribe(request)
         self._tell()
 
     def _tell(self) -> None:
         context, region, subscription = self._context, self._region.name, self._subscription
         assert self._steps is not None
-        assert self._teller is not None
-        self._teller.wakes.pop(self._wake, None)
+        assert self._publisher is not None
+        self._publisher.wakes.pop(self._wake, None)
         if context.wire.frozen_since(region, subscription.here) is not None:
             self._due = context.timeline.after(LOOK_S, self._tell)  # nothing is read there: what was written is enough
             return
@@ -124,7 +124,7 @@ class PrefixCall:
             elif step.seconds > 0.0:
                 self._due = context.timeline.after(step.seconds, self._tell)
                 if step.wakes:
-                    self._teller.wakes[self._wake] = None
+                    self._publisher.wakes[self._wake] = None
                 return
         self.cut()
 
@@ -136,8 +136,8 @@ class PrefixCall:
     def _rest(self) -> None:
         if self._due is not None:
             self._due.cancel()
-        if self._teller is not None:
-            self._teller.wakes.pop(self._wake, None)
+        if self._publisher is not None:
+            self._publisher.wakes.pop(self._wake, None)
 
     def _back(self, act: Callable[..., None], *args: object) -> None:
         self._context.wire.send(self._region.name, self._subscription.here, act, *args)

@@ -214,7 +214,8 @@ class RegionProcess:
             f"region {self.name}", self.flow, context.timeline, rng.uniform(10.0, 1e5), context.journal, self._attempt
         )
         self.reporter = Reporter(
-            self.name, self.instance, _ADDRESSES, self.flow, self.relay.clock, incarnation=self.incarnation,
+            self.flow, region=self.name, instance=self.instance, addresses=_ADDRESSES,
+            clock=self.relay.clock, incarnation=self.incarnation,
             # What is under way is never silent: chunks are not simulated.
             quiet_s=lambda _balancer, attempt: 0.0 if self.relay.has(attempt) else None,
         )  # fmt: skip
@@ -313,6 +314,7 @@ class RegionProcess:
             return
         context, every_s = self.context, self.context.reporting.every_s
         self.reporter.prefixes.tidy()
+        self.flow.scaling.look(self.relay.clock())
         report = self.reporter.build()
         if every_s is not None:
             self._report(report)

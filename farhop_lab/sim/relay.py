@@ -178,14 +178,14 @@ class SimulatedRelay:
 
     def ended(
         self, active: ActiveRequest, attempt: Attempt, status: int, usage: Usage | None,
-        chain: tuple[int, ...] = (), said_bytes: int = 0, fault: Outcome | None = None,
+        chain: tuple[int, ...] = (), answer_bytes: int = 0, fault: Outcome | None = None,
     ) -> None:  # fmt: skip
         """The answer is whole; with a `fault` it ended with the engine's word that it is broken."""
         if active.attempt is attempt:
             self._forget(active)
             active.attempt = None
             ended = machine.AttemptEnded(
-                active.request.id, attempt.number, status, usage, fault, chain=chain, said_bytes=said_bytes
+                active.request.id, attempt.number, status, usage, fault, chain=chain, answer_bytes=answer_bytes
             )
             self.react(ended)
             active.client.ended(status if fault is None else 500, usage)

@@ -82,10 +82,10 @@ class Wire:
             frozen[1].append((act, args))
             return
         # A path that became shorter must not let what is sent now overtake what is under way.
-        way_s = self._rtt_ms[a, b] / 2e3
+        delay_s = self._rtt_ms[a, b] / 2e3
         if self._rng is not None and self._jitter:
-            way_s *= 1.0 + self._jitter * self._rng.random()
-        due = max(self._timeline.now + way_s, self._arrives.get((a, b), -inf))
+            delay_s *= 1.0 + self._jitter * self._rng.random()
+        due = max(self._timeline.now + delay_s, self._arrives.get((a, b), -inf))
         self._arrives[a, b] = due
         self._timeline.at(due, act, *args)
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farhop.balance.scaling import made_up_for
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -139,7 +141,7 @@ class Search:
         shape = alone.replicas or dict.fromkeys(self._prices, self._most)
         # What is lost must be made up for by the others: the largest region's share, and one over.
         largest = max(shape.values()) / sum(shape.values())
-        top = 1.0 if not any(lost) else min(1.25 / max(0.2, 1.0 - largest), self._most / max(shape.values()))
+        top = 1.0 if not any(lost) else min(made_up_for(largest), self._most / max(shape.values()))
         if self._worst(_scaled(shape, top), lost) < self._good:
             top = self._most / max(shape.values())
             if self._worst(_scaled(shape, top), lost) < self._good:

@@ -26,9 +26,11 @@ ABLATED = ("arena", "tree-2", "gorgo")
 FLEETS = (6, 7, 8, 9, 10, 12)
 LOCAL = "region-local"
 QUICK_S = {"diurnal": 1500.0, "loss": 420.0}
-QUICK_RIVALS = frozenset(
-    ("farhop", "skywalker", "skywalker-ch", "spill-consistent-hash", "spill-least-load", "gorgo-each", "omniscient")
-)
+# Of every family the variants that may be its strongest: which one is, differs by scenario.
+QUICK_RIVALS = frozenset((
+    "farhop", "skywalker", "skywalker-unpaced", "skywalker-ch", "spill-consistent-hash", "spill-least-load",
+    "spill-llm-d", "gorgo-each", "gorgo-each-long", "gorgo-each-tuned", "gorgo-each-calibrated", "omniscient",
+))  # fmt: skip
 
 
 class Plan(msgspec.Struct, frozen=True):

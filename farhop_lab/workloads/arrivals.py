@@ -12,7 +12,7 @@ from random import Random
 
 import msgspec
 
-from farhop_lab.workloads.places import Rule
+from farhop_lab.workloads.places import Rule, chance
 from farhop_lab.workloads.program import Program, Schedule, Start, WorkloadError
 
 Maker = Callable[[str, Random], Program]
@@ -83,10 +83,12 @@ def placed(moments: Iterator[tuple[float, str]], make: Maker, name: str) -> Sche
 
 
 def thinned(schedule: Schedule, share: float, rng: Random) -> Schedule:
-    """That share (0..1) of a schedule, each start kept or not by itself."""
+    """That share (0..1) of a schedule. What a session starts is kept or left out whole: a part of one would reuse what
+    nobody asked before."""
     if not 0.0 <= share <= 1.0:
         raise WorkloadError(f"share: {share} is not within 0 and 1")
-    return (start for start in schedule if rng.random() < share)
+    salt = f"{rng.random()}"
+    return (s for s in schedule if (chance(s.session, salt) if s.session else rng.random()) < share)
 
 
 def sped(schedule: Schedule, speed: float, *, since: float = 0.0) -> Schedule:
@@ -95,7 +97,7 @@ def sped(schedule: Schedule, speed: float, *, since: float = 0.0) -> Schedule:
         raise WorkloadError(f"speed: {speed} is not a number above 0; 2 is twice as fast")
     for start in schedule:
         if start.at >= since:
-            yield Start((start.at - since) / speed, start.region, start.make)
+            yield Start((start.at - since) / speed, start.region, start.make, start.session)
 
 
 def _later(make: Maker, name: str) -> Callable[[], Program]:

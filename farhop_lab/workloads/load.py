@@ -1,7 +1,8 @@
 """Reads trace files, the only part of workloads that opens any: plain or gzipped, and ServeGen's archives.
 
 Every complaint is one line that names the file, the line and the remedy; nothing is skipped silently and nothing is
-guessed. Never writes. The files are given by path, and none is shipped.
+guessed. Rows come back in the order of time, whatever their order in the file: clocks of several machines jitter. Never
+writes. The files are given by path, and none is shipped.
 """
 
 from __future__ import annotations
@@ -10,22 +11,25 @@ import ast
 import gzip
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from itertools import accumulate
 from math import isfinite
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 import msgspec
 
+from farhop_lab.workloads import own_logs
 from farhop_lab.workloads.arrivals import Burst
-from farhop_lab.workloads.traces import AzureRow, Histogram, MooncakeRow, Recorded
+from farhop_lab.workloads.traces import AzureRow, Histogram, LogRow, MooncakeRow, Recorded, SessionRow
 
 ROWS_MAX = 5_000_000
 TOKENS_MAX = 10_000_000
 CLIENTS_MAX = 10_000
 MEMBER_BYTES_MAX = 256 * 1024 * 1024
+PAUSE_S_MAX = 604_800.0
+BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
 AZURE_HEAD = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 _STRETCH_S = 600.0  # ServeGen gives a rate for each 10 minutes
 
@@ -38,27 +42,18 @@ class TraceError(Exception):
 
 def mooncake(path: Path) -> list[MooncakeRow]:
     """Mooncake's JSON lines. TraceError."""
-    decode = msgspec.json.Decoder(MooncakeRow).decode
     rows: list[MooncakeRow] = []
-    for number, line in _lines(path):
-        if not line.strip():
-            continue
-        try:
-            row = decode(line)
-        except msgspec.MsgspecError as error:
-            raise _bad(path, number, f"{error}; one JSON object a line is expected, is the file truncated?") from None
+    for number, row in _objects(path, MooncakeRow):
         _check_tokens(path, number, row.input_length, row.output_length)
-        if rows and row.at_ms < rows[-1].at_ms:
-            raise _bad(path, number, f"timestamp {row.at_ms} is before {rows[-1].at_ms}; sort the file by timestamp")
         if len(row.hash_ids) * 512 < row.input_length:
             covers = len(row.hash_ids) * 512
             raise _bad(path, number, f"hash_ids cover {covers} of input_length {row.input_length}; one per 512 is due")
         rows.append(row)
-    return _some(path, rows)
+    return sorted(_some(path, rows), key=lambda row: row.at_ms)
 
 
 def azure(path: Path) -> list[AzureRow]:
-    """Azure's CSV. Moments count from the first line. TraceError."""
+    """Azure's CSV. Moments count from the earliest. TraceError."""
     rows: list[AzureRow] = []
     first: datetime | None = None
     for number, line in _lines(path):
@@ -76,11 +71,126 @@ def azure(path: Path) -> list[AzureRow]:
             raise _bad(path, number, f"{error}; a timestamp and two whole numbers are expected") from None
         _check_tokens(path, number, *tokens)
         first = first or at
-        row = AzureRow((at - first).total_seconds(), *tokens)
-        if rows and row.at < rows[-1].at:
-            raise _bad(path, number, "its timestamp is before the line's above; sort the file by TIMESTAMP")
+        rows.append(AzureRow((at - first).total_seconds(), *tokens))
+    return _from_zero(path, rows)
+
+
+def burstgpt(path: Path) -> list[AzureRow]:
+    """BurstGPT's CSV, with or without its later columns `Session ID` and `Elapsed time`. A row without response tokens
+    is a request that failed there: it was asked, so it stands with an answer of one token. TraceError."""
+    rows: list[AzureRow] = []
+    columns: list[int] = []
+    for number, line in _lines(path):
+        cells = [cell.strip() for cell in line.rstrip("\r\n").split(",")]
+        if number == 1:
+            missing = [name for name in BURSTGPT_COLUMNS if name not in cells]
+            if missing:
+                raise _bad(path, 1, f"no column {missing[0]!r}; {', '.join(BURSTGPT_COLUMNS)} are expected")
+            columns = [cells.index(name) for name in BURSTGPT_COLUMNS]
+            continue
+        try:
+            at, inputs, outputs = (float(cells[column]) for column in columns)
+        except IndexError:
+            raise _bad(path, number, "columns are missing; is the file truncated?") from None
+        except ValueError as error:
+            raise _bad(path, number, f"{error}; {', '.join(BURSTGPT_COLUMNS)} must be numbers") from None
+        _check_moment(path, number, at)
+        _check_tokens(path, number, inputs, outputs)
+        rows.append(AzureRow(at, int(inputs), max(1, int(outputs))))
+    return _from_zero(path, rows)
+
+
+def _from_zero(path: Path, rows: list[AzureRow]) -> list[AzureRow]:
+    ordered = sorted(_some(path, rows), key=lambda row: row.at)
+    return [AzureRow(row.at - ordered[0].at, row.input_tokens, row.output_tokens) for row in ordered]
+
+
+def log(path: Path) -> list[LogRow]:
+    """A log's JSON lines, each a LogRow. Moments count from the earliest. TraceError."""
+    rows: list[LogRow] = []
+    for number, row in _objects(path, LogRow):
+        _check_tokens(path, number, row.input_tokens, row.output_tokens, *(tokens for _, tokens in row.blocks))
+        _check_moment(path, number, row.at_s, *(() if row.pause_s is None else (row.pause_s,)))
         rows.append(row)
-    return _some(path, rows)
+    first = min(_some(path, rows), key=lambda row: row.at_s).at_s
+    moved = (msgspec.structs.replace(row, at_s=row.at_s - first) for row in rows)
+    return sorted(moved, key=lambda row: row.at_s)
+
+
+def own_log(path: Path, fields: Mapping[str, str], *, skip: bool = False) -> tuple[list[LogRow], list[str]]:
+    """Somebody's request log: JSON lines (or one JSON array) with fields of any names (own_logs), as rows of a `log` in
+    the order of time, pauses within sessions where it is known how long answers took. And what was left out: with
+    `skip`, lines that cannot be read, one complaint each; else there is none. TraceError."""
+    found: list[tuple[LogRow, float | None]] = []
+    complaints: list[str] = []
+    for number, line in _log_lines(path):
+        try:
+            row, took_s = own_logs.row_of(msgspec.json.decode(line, type=dict[str, Any]), fields)
+            _check_tokens(path, number, row.input_tokens, row.output_tokens, *(tokens for _, tokens in row.blocks))
+            found.append((row, took_s))
+        except (msgspec.MsgspecError, own_logs.FieldError, TraceError) as error:
+            complaint = str(error) if isinstance(error, TraceError) else f"{path}, line {number}: {error}"
+            if not skip:
+                raise TraceError(complaint) from None
+            complaints.append(complaint)
+    found.sort(key=lambda one: one[0].at_s)
+    first = _some(path, found)[0][0].at_s
+    ended: dict[str, float] = {}
+    rows: list[LogRow] = []
+    for row, took_s in found:
+        before, pause_s = ended.get(row.session), row.pause_s
+        if pause_s is None and row.session and before is not None:
+            pause_s = max(0.0, row.at_s - before)
+        pause_s = None if pause_s is None else min(PAUSE_S_MAX, pause_s)
+        if took_s is not None:
+            ended[row.session] = row.at_s + took_s
+        rows.append(msgspec.structs.replace(row, at_s=round(row.at_s - first, 6), pause_s=pause_s))
+    return rows, complaints
+
+
+def _log_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """A log's objects as text, with their line; those of one array count from 1."""
+    array: list[str] | None = None
+    for number, line in _lines(path):
+        if number == 1 and line.lstrip().startswith("["):
+            array = []
+        if array is not None:
+            array.append(line)
+        elif line.strip():
+            yield number, line.encode()
+    if array is not None:
+        try:
+            objects = msgspec.json.decode("".join(array), type=list[msgspec.Raw])
+        except msgspec.MsgspecError as error:
+            raise _bad(path, 1, f"{error}; give JSON lines, or one whole array") from None
+        yield from ((at, bytes(one)) for at, one in enumerate(objects, 1))
+
+
+def sessions(path: Path) -> list[SessionRow]:
+    """Sessions' JSON lines, each a SessionRow. Moments count from the earliest. TraceError."""
+    rows: list[SessionRow] = []
+    for number, row in _objects(path, SessionRow):
+        if not row.turns:
+            raise _bad(path, number, "turns is empty; a session has at least one")
+        for turn in row.turns:
+            _check_tokens(path, number, turn.input_tokens, turn.output_tokens)
+        _check_tokens(path, number, *(tokens for _, tokens in row.prefix))
+        _check_moment(path, number, row.at_s, *(turn.pause_s for turn in row.turns))
+        rows.append(row)
+    first = min(_some(path, rows), key=lambda row: row.at_s).at_s
+    moved = (msgspec.structs.replace(row, at_s=row.at_s - first) for row in rows)
+    return sorted(moved, key=lambda row: row.at_s)
+
+
+def _objects(path: Path, kind: type[_Row]) -> Iterator[tuple[int, _Row]]:
+    decode = msgspec.json.Decoder(kind).decode
+    for number, line in _lines(path):
+        if not line.strip():
+            continue
+        try:
+            yield number, decode(line)
+        except msgspec.MsgspecError as error:
+            raise _bad(path, number, f"{error}; one JSON object a line is expected, is the file truncated?") from None
 
 
 def servegen(path: Path, kind: str) -> list[Recorded]:
@@ -176,10 +286,18 @@ def _open(path: Path) -> IO[str]:
     return path.open(encoding="utf-8", errors="replace")
 
 
-def _check_tokens(path: Path, number: int, inputs: int, outputs: int) -> None:
-    for tokens in (inputs, outputs):
+def _check_tokens(path: Path, number: int, *counts: float) -> None:
+    for tokens in counts:
         if not 0 <= tokens <= TOKENS_MAX:
             raise _bad(path, number, f"{tokens} tokens; a number from 0 to {TOKENS_MAX} is expected")
+
+
+def _check_moment(path: Path, number: int, at_s: float, *pauses_s: float) -> None:
+    if not isfinite(at_s):
+        raise _bad(path, number, f"a moment of {at_s} s; a finite number of seconds is expected")
+    for pause_s in pauses_s:
+        if not 0.0 <= pause_s <= PAUSE_S_MAX:
+            raise _bad(path, number, f"a pause of {pause_s} s; 0 to {PAUSE_S_MAX:g} are expected")
 
 
 def _some(path: Path, rows: list[_Row]) -> list[_Row]:

@@ -42,12 +42,14 @@ Program = Generator[Batch, tuple[bytes, ...], None]
 class Start(msgspec.Struct, frozen=True):
     """In an open loop: this program begins at this moment (seconds), at this region, whatever became of others.
 
-    Programs are made when they begin (`make`), so that a long schedule costs little.
+    Programs are made when they begin (`make`), so that a long schedule costs little. `session` names what belongs
+    together and is kept or left out together; "" for nothing.
     """
 
     at: float
     region: str
     make: Callable[[], Program]
+    session: str = ""
 
 
 Schedule = Iterator[Start]

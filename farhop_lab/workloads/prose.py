@@ -7,6 +7,7 @@ the texts of two names differ within their first HEAD_BYTES, which is less than 
 
 from __future__ import annotations
 
+from functools import cache
 from random import Random
 
 from xxhash import xxh3_128_intdigest
@@ -36,18 +37,16 @@ _WORDS = (
 )
 
 
-def _pool() -> bytes:
+@cache
+def _pool_twice() -> bytes:
+    """Made when a text is first asked for: it takes a fifth of a second, and not all who import this ask."""
     rng = Random(0)
     words: list[str] = []
     size = 0
     while size < _POOL_BYTES:
         words.append(rng.choice(_WORDS))
         size += len(words[-1]) + 1
-    return " ".join(words).encode()[:_POOL_BYTES]
-
-
-_POOL = _pool()
-_POOL_TWICE = _POOL + _POOL
+    return 2 * " ".join(words).encode()[:_POOL_BYTES]
 
 
 def prose(name: str, tokens: int) -> bytes:
@@ -63,9 +62,9 @@ def prose(name: str, tokens: int) -> bytes:
     rest = n_bytes - HEAD_BYTES
     text = b"%032x" % digest
     if rest <= _POOL_BYTES:
-        text += _POOL_TWICE[at : at + max(0, rest)]
+        text += _pool_twice()[at : at + max(0, rest)]
     else:
-        turned = _POOL_TWICE[at : at + _POOL_BYTES]
+        turned = _pool_twice()[at : at + _POOL_BYTES]
         text += turned * (rest // _POOL_BYTES) + turned[: rest % _POOL_BYTES]
     return text[: n_bytes - 1] + b"."
 

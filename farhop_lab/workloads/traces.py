@@ -1,10 +1,11 @@
-"""Recorded work as schedules: Mooncake's conversations, Azure's requests, ServeGen's rates. Rows come from `load`.
+"""Recorded work as schedules: Mooncake's conversations, Azure's and BurstGPT's requests, ServeGen's rates, a log's
+requests, agents' sessions. Rows come from `load`.
 
-What a trace does not say is synthesised by stated rules. Regions: the rule that is given, by conversation (Mooncake),
-by request (Azure) or by client (ServeGen). Texts: made up so that they share what the trace says they share and no
-more. Moments: a Mooncake timestamp stands for 3 s, within which arrivals are spread. Lengths: an input is cut at its
-end where input and answer together pass `context_tokens` (its beginning is what it shares); so is an answer past
-`max_tokens`. Pure: all dice are given.
+What a trace does not say is synthesised by stated rules. Regions: as recorded, or by the rule that is given, by session
+(Mooncake's conversation, a log's session), by request (Azure, BurstGPT) or by client (ServeGen). Texts: made up so that
+they share what the trace says they share and no more. Moments: a Mooncake timestamp stands for 3 s, within which
+arrivals are spread. Lengths: an input is cut at its end where input and answer together pass `context_tokens` (its
+beginning is what it shares); so is an answer past `max_tokens`. Pure: all dice are given.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from math import inf
 from random import Random
 
 import msgspec
@@ -63,6 +65,46 @@ class AzureRow(msgspec.Struct, frozen=True):
     output_tokens: int
 
 
+Blocks = tuple[tuple[str, int], ...]
+"""Pieces of a prompt from its beginning on: a name and a length in tokens. Equal names are equal texts."""
+
+
+class LogRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A request of a log: seconds from its beginning (any), lengths in tokens. What is left out is not known.
+
+    `session` names the requests that build on each other; `pause_s` passed since the session's answer before. `blocks`
+    are the pieces of the prompt that others may share; what they do not cover is the session's own. `region` is where
+    it came.
+    """
+
+    at_s: float
+    input_tokens: int
+    output_tokens: int
+    session: str = ""
+    pause_s: float | None = None
+    blocks: Blocks = ()
+    region: str = ""
+
+
+class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call within a session: how many tokens it adds to all that was said before, how long its answer is, and the
+    seconds since the answer before (a person thinks, a tool works)."""
+
+    input_tokens: int
+    output_tokens: int
+    pause_s: float = 0.0
+
+
+class SessionRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A session of an agent or a chat: when it began (seconds), what its context begins with, and its turns."""
+
+    session: str
+    at_s: float
+    turns: tuple[Turn, ...]
+    prefix: Blocks = ()
+    region: str = ""
+
+
 class Histogram(msgspec.Struct, frozen=True):
     """Values with their cumulated shares."""
 
@@ -90,57 +132,147 @@ def mooncake(rows: Iterable[MooncakeRow], place: Rule, rng: Random, limits: Limi
         moments = sorted(at_ms + rng.random() * MOONCAKE_BUCKET_MS for _ in together)
         for at, row in zip(moments, together, strict=True):
             talk = f"mooncake {row.hash_ids[:2][-1] if row.hash_ids else 'empty'}"
-            yield Start(at / 1e3, place(talk, at / 1e3), _asks_blocks(row, talk, limits))
+            yield Start(at / 1e3, place(talk, at / 1e3), _asks_blocks(row, talk, limits), talk)
 
 
 def _asks_blocks(row: MooncakeRow, talk: str, limits: Limits) -> _Make:
-    return _Make(
-        talk,
-        tuple(f"mooncake block {block}" for block in row.hash_ids),
-        MOONCAKE_BLOCK_TOKENS,
-        *limits.fit(row.input_length, row.output_length),
-        limits,
-    )
+    blocks = tuple((f"mooncake block {block}", MOONCAKE_BLOCK_TOKENS) for block in row.hash_ids)
+    return _Make(talk, blocks, *limits.fit(row.input_length, row.output_length), limits)
 
 
 class _Make:
     """Makes a program of one request when it begins: until then a schedule holds no text."""
 
-    __slots__ = ("_answer_tokens", "_blocks", "_each_tokens", "_limits", "_prompt_tokens", "_talk")
+    __slots__ = ("_answer_tokens", "_blocks", "_limits", "_prompt_tokens", "_session")
 
-    def __init__(
-        self,
-        talk: str,
-        blocks: tuple[str, ...],
-        each_tokens: int,
-        prompt_tokens: int,
-        answer_tokens: int,
-        limits: Limits,
-    ) -> None:
-        self._talk, self._blocks, self._each_tokens = talk, blocks, each_tokens
+    def __init__(self, session: str, blocks: Blocks, prompt_tokens: int, answer_tokens: int, limits: Limits) -> None:
+        self._session, self._blocks = session, blocks
         self._prompt_tokens, self._answer_tokens, self._limits = prompt_tokens, answer_tokens, limits
 
     def __call__(self) -> Program:
-        need = -(-self._prompt_tokens // self._each_tokens)
-        text = b"".join(prose(block, self._each_tokens) for block in self._blocks[:need])
-        return one(
-            Ask(
-                prompt=text[: self._prompt_tokens * TOKEN_BYTES],
-                max_tokens=self._answer_tokens,
-                answer_tokens=self._answer_tokens,
-                tenant=self._limits.tenant,
-                session=xxh3_64_intdigest(self._talk.encode()) or 1,
-            )
-        )
+        prompt = _text(self._blocks, self._session, self._prompt_tokens)
+        return one(_ask(prompt, self._answer_tokens, self._session, self._limits))
+
+
+def _text(blocks: Blocks, own: str, tokens: int) -> bytes:
+    """A prompt of that length: its blocks, then text of its own by that name."""
+    parts, left = [], tokens
+    for name, block_tokens in blocks:
+        if left <= 0:
+            break
+        parts.append(prose(name, block_tokens))
+        left -= block_tokens
+    parts.append(prose(own, left))
+    return b"".join(parts)[: tokens * TOKEN_BYTES]
+
+
+def _ask(prompt: bytes, answer_tokens: int, session: str, limits: Limits, think_s: float = 0.0) -> Ask:
+    return Ask(
+        prompt=prompt,
+        max_tokens=answer_tokens,
+        answer_tokens=answer_tokens,
+        tenant=limits.tenant,
+        session=xxh3_64_intdigest(session.encode()) or 1,
+        think_s=think_s,
+    )
 
 
 def azure(rows: Iterable[AzureRow], place: Rule, limits: Limits = Limits()) -> Schedule:  # noqa: B008 - frozen
-    """A request at each row's moment, which shares its text with nobody: the control without reuse."""
+    """A request at each row's moment, which shares its text with nobody: the control without reuse. BurstGPT's, too."""
     for number, row in enumerate(rows):
         name = f"azure {number}"
         prompt_tokens, answer_tokens = limits.fit(row.input_tokens, row.output_tokens)
-        make = _Make(name, (name,), prompt_tokens, prompt_tokens, answer_tokens, limits)
-        yield Start(row.at, place(name, row.at), make)
+        yield Start(row.at, place(name, row.at), _Make(name, (), prompt_tokens, answer_tokens, limits))
+
+
+def log(rows: Sequence[LogRow], place: Rule | None, limits: Limits = Limits()) -> Schedule:  # noqa: B008 - frozen
+    """An open loop: a request at each row's moment, whatever became of others. Its text is its blocks', then
+    its session's: without blocks, a session's longer prompts begin with its shorter ones. No `place`: as recorded."""
+    for number, row in enumerate(rows):
+        session = row.session or f"log {number}"
+        region = row.region if place is None else place(session, row.at_s)
+        prompt_tokens, answer_tokens = limits.fit(row.input_tokens, row.output_tokens)
+        yield Start(row.at_s, region, _Make(session, row.blocks, prompt_tokens, answer_tokens, limits), session)
+
+
+def sessions(rows: Sequence[SessionRow], place: Rule | None, limits: Limits = Limits()) -> Schedule:  # noqa: B008
+    """Sessions begin at their moments. A turn holds all that was said before, follows the answer before by its pause,
+    and ends its session where the context is full. No `place`: as recorded."""
+    for row in rows:
+        region = row.region if place is None else place(row.session, row.at_s)
+        yield Start(row.at_s, region, _Talk(row, limits), row.session)
+
+
+def sessions_of(rows: Sequence[LogRow]) -> list[SessionRow]:
+    """A log's sessions, for a closed loop; a row without a session is one of its own.
+
+    A turn whose prompt is not as long as all that was said before began its context anew (it was cut or summed up):
+    the session ends there, and another of the same blocks begins as much later as it did. A pause that was not recorded
+    is the whole time since the request before: the answer's time is not known.
+    """
+    found: dict[str, list[LogRow]] = {}
+    for number, row in enumerate(rows):
+        found.setdefault(row.session or f"log {number}", []).append(row)
+    made: list[SessionRow] = []
+    for name, turns in found.items():
+        parts: list[list[LogRow]] = []
+        held = inf
+        for row in turns:
+            if row.input_tokens < held:
+                parts.append([])
+                held = 0
+            parts[-1].append(row)
+            held = row.input_tokens + row.output_tokens
+        made += (_session(name if not n else f"{name} {n}", part) for n, part in enumerate(parts))
+    return sorted(made, key=lambda row: row.at_s)
+
+
+def _session(name: str, rows: Sequence[LogRow]) -> SessionRow:
+    first, turns, held = rows[0], [], 0
+    prefix_tokens = min(first.input_tokens, sum(tokens for _, tokens in first.blocks))
+    before = first.at_s
+    for row in rows:
+        pause_s = row.pause_s if row.pause_s is not None else row.at_s - before
+        new = row.input_tokens - (held or prefix_tokens)
+        turns.append(Turn(new, row.output_tokens, pause_s if held else 0.0))
+        held, before = row.input_tokens + row.output_tokens, row.at_s
+    prefix = _cut(first.blocks, prefix_tokens)
+    return SessionRow(session=name, at_s=first.at_s, turns=tuple(turns), prefix=prefix, region=first.region)
+
+
+def _cut(blocks: Blocks, tokens: int) -> Blocks:
+    """The blocks of the first so many tokens."""
+    kept: list[tuple[str, int]] = []
+    for name, block_tokens in blocks:
+        if tokens <= 0:
+            break
+        kept.append((name, min(block_tokens, tokens)))
+        tokens -= block_tokens
+    return tuple(kept)
+
+
+class _Talk:
+    """Makes a session's program when it begins."""
+
+    __slots__ = ("_limits", "_row")
+
+    def __init__(self, row: SessionRow, limits: Limits) -> None:
+        self._row, self._limits = row, limits
+
+    def __call__(self) -> Program:
+        row, limits = self._row, self._limits
+        prompt = b"".join(prose(name, tokens) for name, tokens in row.prefix)
+        for number, turn in enumerate(row.turns):
+            prompt += prose(f"{row.session} turn {number}", turn.input_tokens)
+            prompt = prompt or prose(row.session, 1)
+            held = len(prompt) // TOKEN_BYTES
+            prompt_tokens, answer_tokens = limits.fit(held, turn.output_tokens)
+            if prompt_tokens < held:
+                if number:
+                    return
+                prompt = prompt[: prompt_tokens * TOKEN_BYTES]
+            (said,) = yield (_ask(prompt, answer_tokens, row.session, limits, turn.pause_s if number else 0.0),)
+            prompt += said
 
 
 def servegen(
@@ -203,4 +335,4 @@ class _Drawn:
         known = max(0, bisect_right([at for at, _, _ in lengths], self._at) - 1)
         _, inputs, outputs = lengths[known]
         prompt_tokens, answer_tokens = self._limits.fit(inputs.draw(rng), outputs.draw(rng))
-        return _Make(name, (name,), prompt_tokens, prompt_tokens, answer_tokens, self._limits)()
+        return _Make(name, (), prompt_tokens, answer_tokens, self._limits)()

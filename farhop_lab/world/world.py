@@ -12,6 +12,7 @@ import contextlib
 import os
 import secrets
 import signal
+import socket
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from farhop_lab.world.etcd import EmbeddedEtcd
 
 HOST = "127.0.0.1"
+ZONE, EU_ENTRY = "entry.example", "eu-entry"
+DNS_TTL_S = 5  # what answers are kept for while nothing is in doubt: the least that may be said
 DEMO_KEYS = ("anywhere", "eu-only", "japan-only", "not-us")  # the shipped world's, whose keys are sk-farhop-<tenant>
 
 
@@ -57,16 +60,21 @@ class WorldSettings(msgspec.Struct, frozen=True):
     etcd: str | None = None
     members: dict[str, int] = {}
     global_config: dict[str, Any] = {}  # parts of every global balancer's configuration, in place of the world's own
+    regional_config: dict[str, Any] = {}  # the same of every regional balancer's
     seed: int = 0
+    dns: bool = False  # `farhop dns` beside them, and to each region's entry an address of its own on one port
+    dns_config: dict[str, Any] = {}  # parts of its configuration, in place of the world's own
     entry_port: int = 0  # the first region's entry; the others follow. 0: any free ones
 
 
 class RegionRun:
     """One region's processes, of which `engines` are those emulated."""
 
-    def __init__(self, name: str, entry: int, global_admin: int, regional_admin: int, client: int) -> None:
-        self.name = name
-        self.entry = f"http://{HOST}:{entry}"
+    def __init__(
+        self, name: str, entry: int, global_admin: int, regional_admin: int, client: int, entry_host: str = HOST
+    ) -> None:
+        self.name, self.entry_host = name, entry_host
+        self.entry = f"http://{entry_host}:{entry}"
         self.global_admin = f"http://{HOST}:{global_admin}"
         self.regional_admin = f"http://{HOST}:{regional_admin}"
         self.client = f"http://{HOST}:{client}"  # of its regional balancer: where clients are redirected to
@@ -90,6 +98,8 @@ class World:
         self.topology_file = folder / "topology.yaml"
         self.fleet = f"world-{secrets.token_hex(4)}"  # no law of a world before counts in this one
         self.ocean: Ocean | None = None
+        self.dns: Child | None = None
+        self.dns_port = self.dns_admin_port = 0
         self._secret = secrets.token_urlsafe(32)
         self._document: dict[str, Any] = {}  # of the topology
 
@@ -123,7 +133,8 @@ class World:
             await self._start_etcd()
             # All at once: a balancer finds its engines whenever they come.
             engines = [self.start_engines(name) for name in self.regions]
-            await together(*engines, *(self.start_balancers(name) for name in self.regions))
+            dns = [self.start_dns()] if self.settings.dns else []
+            await together(*engines, *(self.start_balancers(name) for name in self.regions), *dns)
             await self.wait_until_serving(frozenset(self.regions))
         except (ChildError, PortsError) as error:
             raise WorldError(str(error)) from None
@@ -131,6 +142,8 @@ class World:
     async def stop(self) -> None:
         """Everything, in the reverse order."""
         runs = list(self.regions.values())
+        if self.dns is not None:
+            await self.dns.stop()
         for tier in ("global_", "regional"):
             await asyncio.gather(*(getattr(r, tier).stop() for r in runs if getattr(r, tier) is not None))
         await asyncio.gather(*(engine.stop(1.0) for r in runs for engine in r.engines))
@@ -175,6 +188,7 @@ class World:
             "control": {"host": HOST, "port": 0},
             "client": {"host": HOST, "port": run.ports["client"], "url": run.client},
             "replicas": replicas,
+            **self.settings.regional_config,
         }
         run.regional = await self._run_tier("regional", region, config)
 
@@ -187,10 +201,39 @@ class World:
             # The guard's pace and penalty belong to the same clock as wire and engines.
             "spill": {"ramp_per_s": 0.05 * self.settings.speedup, "penalty_ms": 300.0 / self.settings.speedup},
             "proxies": {other: self.ocean.link(region, other).url for other in self.regions if other != region},
-            "listen": {"host": HOST, "port": run.ports["entry"]},
+            "listen": {"host": run.entry_host, "port": run.ports["entry"]},
             **self.settings.global_config,
         }
         run.global_ = await self._run_tier("global", region, config)
+
+    async def start_dns(self) -> None:
+        """The DNS server for entries: names of ZONE that lead to all (`api`) and to those in the EU (`eu`).
+
+        The client network 198.18.N.0/24 is near the Nth region, from 0; this machine, by the resolver here, is near the
+        last one.
+        """
+        first = next(iter(self.regions))
+        names = [
+            {"name": f"{name}.{ZONE}", "tenant": tenant, "families": ["ipv4"]}
+            for name, tenant in (("api", ""), ("eu", EU_ENTRY))
+        ]
+        near = [{"cidrs": [client_network(at)], "near": name} for at, name in enumerate(self.regions)]
+        near.append({"cidrs": ["127.0.0.0/8"], "near": list(self.regions)[-1]})
+        common = self._common(first, "dns", self.dns_admin_port)
+        config = {
+            **{field: value for field, value in common.items() if field not in ("hop", "limits")},
+            "listen": {"hosts": [HOST], "port": self.dns_port},
+            "zones": [{"zone": ZONE, "servers": [f"ns1.{ZONE}"], "names": names}],
+            "probe": {"scheme": "http", "every_s": 0.25},
+            "ttl": {"least": 1, "most": DNS_TTL_S},
+            "ramp_s": 0,
+            "networks": {"lists": near},
+            **self.settings.dns_config,
+        }
+        path = self.folder / "dns.yaml"
+        path.write_text(yaml.safe_dump(config, sort_keys=False))
+        self.dns = Child("DNS server", ["dns", "--config", str(path)], self._log("dns"), self._environment())
+        await self.dns.start()
 
     async def wait_until_serving(self, regions: frozenset[str], timeout_s: float = 30.0) -> None:
         """Until every global balancer has these regions up with a ready replica. Raises WorldError."""
@@ -207,6 +250,7 @@ class World:
         children = [
             run for region in self.regions.values() for run in (region.regional, region.global_, *region.engines)
         ]
+        children.append(self.dns)
         found = {
             one.name: f"{_how(one.ended)}; its log is {one.log}" for one in children if one and one.ended is not None
         }
@@ -217,8 +261,8 @@ class World:
                     found[which] = f"{_how(member.ended)}; its log is {member.log}"
         return found
 
-    def describe(self, pid: int) -> WorldFile:
-        """What other commands need to know of this world."""
+    def describe(self, pid: int, control: tuple[str, str] = ("", "")) -> WorldFile:
+        """What other commands need to know of this world. `control`: where faults are taken, and the token for that."""
         hubs = {name: cluster.endpoints[0] for name, cluster in self.hubs.items()}
         return WorldFile(
             pid=pid,
@@ -239,6 +283,8 @@ class World:
                 for name, run in self.regions.items()
             },
             emulated=not self.settings.engines,
+            control=control[0],
+            control_token=control[1],
         )
 
     # -- how
@@ -255,12 +301,16 @@ class World:
         unknown = sorted(set(settings.engines) - set(names))
         if unknown:
             raise WorldError(f"--engine: no region {unknown[0]!r} in the topology; it has {', '.join(names)}")
-        ports = iter(free_ports((4 + settings.replicas) * len(names), HOST))
+        ports = iter(free_ports((4 + settings.replicas) * len(names) + 3, HOST))
+        self.dns_port, self.dns_admin_port, entry_port = islice(ports, 3)
         for index, region in enumerate(document["regions"]):
             entry, global_admin, regional_admin, client, *engines = islice(ports, 4 + settings.replicas)
             if settings.entry_port:
                 entry = settings.entry_port + index
-            run = RegionRun(region["name"], entry, global_admin, regional_admin, client)
+            host = HOST
+            if settings.dns:
+                entry, host = entry_port, entry_host(index)
+            run = RegionRun(region["name"], entry, global_admin, regional_admin, client, host)
             self._lay_out_engines(run, engines)
             self.regions[region["name"]] = run
             region["entry"] = [run.entry]
@@ -268,6 +318,13 @@ class World:
         document["rtt_ms"] = {
             a: {b: ms / settings.speedup for b, ms in row.items()} for a, row in document["rtt_ms"].items()
         }
+        if settings.dns:
+            document["entries"] = [
+                {"name": run.name, "region": run.name, "ipv4": [run.entry_host], "port": entry_port}
+                for run in self.regions.values()
+            ]
+            eu = {"processing": {"allow": ["eu"]}, "entry": {"allow": ["eu"]}}
+            document["tenants"].append({"name": EU_ENTRY, "residency": eu})
         self._document = document
         hubs = {} if settings.etcd is not None else topology.hubs
         self.hubs = {hub: EtcdCluster(settings.members.get(hub, 1), self.folder / f"etcd-{hub}") for hub in hubs}
@@ -343,6 +400,24 @@ def telemetry(environ: Mapping[str, str], endpoint: str) -> dict[str, str]:
 def exports_elsewhere(environ: Mapping[str, str]) -> str:
     """Where the user's own environment sends spans; "" if it says nothing of it."""
     return next((environ[name] for name in ENDPOINTS if environ.get(name)), "")
+
+
+def entry_host(index: int) -> str:
+    """The loopback address of a region's entry where each has one; all of 127/8 is there on Linux."""
+    return f"127.77.{index // 250}.{index % 250 + 1}"
+
+
+def client_network(index: int) -> str:
+    """A network whose clients DNS has near the region of this number."""
+    return f"198.18.{index}.0/24"
+
+
+def has_entry_hosts() -> bool:
+    """Whether this machine has addresses for entries of their own."""
+    with contextlib.suppress(OSError), socket.socket() as one:
+        one.bind((entry_host(0), 0))
+        return True
+    return False
 
 
 async def together(*starts: Coroutine[Any, Any, None]) -> None:

@@ -36,7 +36,8 @@ class WorldFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A running world. `pid` is the process that runs it; `keys` holds API keys by tenant; `collector` "" is none.
 
     `hubs` gives the endpoint of each etcd by its hub's name, where there are several; `etcd` is the first of them.
-    `emulated`: all of its engines are.
+    `emulated`: all of its engines are. `control` is where the process that runs it takes faults from whoever has the
+    token; "" where it takes none.
     """
 
     pid: Annotated[int, Meta(gt=0)]
@@ -49,6 +50,8 @@ class WorldFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     regions: Annotated[dict[str, RegionFile], Meta(min_length=1)]
     hubs: dict[str, str] = {}
     emulated: bool = False
+    control: str = ""
+    control_token: str = ""
 
 
 class WorldFileError(Exception):

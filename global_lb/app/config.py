@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from farhop.config import ConfigError, Seconds
+from farhop.balance.health.pilot_light import PilotConfig
+from farhop.config import ConfigError, Part, Seconds
 from farhop.identity.hop_token import HopSigner
 from farhop.service.config import Entry, Limits, Session
 from global_lb.fleet.regions import Spill
 from global_lb.links.config import LinksConfig
+from global_lb.links.latencies import ClientLatencies
 from global_lb.routing.policy import ROUTES_MAX, RouteConfig, RouteScope, routes_of
+from global_lb.routing.policy.route import RegionName
 
 if TYPE_CHECKING:
     from topology.model import Topology
+
+
+IpAddress = Annotated[str, AfterValidator(lambda text: str(ip_address(text)))]
 
 
 class OuterLimits(Limits):
@@ -29,18 +36,40 @@ class OuterLimits(Limits):
     between_bytes_s: Seconds = 75.0
 
 
+class PilotLightConfig(Part):
+    """A region kept small and without traffic until others cannot carry the load. `sleep_after_s`: for how long they
+    must be able to again before it goes back to that."""
+
+    sleep_after_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0
+
+
+class Unicast(Part):
+    """How clients reach this process alone, and which of its addresses others announce, too (anycast).
+
+    `url` is http(s)://host[:port], of this process and no other: a redirect brings a token that only it knows.
+    """
+
+    url: Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9.\-\[\]:]+$", max_length=512)]
+    anycast: Annotated[list[IpAddress], Field(min_length=1, max_length=64)]
+
+
 class GlobalConfig(LinksConfig):
-    """One global balancer. `trie_bytes` is the prompt text mirrored per region, not memory.
+    """One global balancer. `trie_bytes` is the prompt text mirrored per region, not memory. `pilot_light`: regions of
+    that mode; give every global balancer the same.
 
     Of the `routes` the narrowest that matches a request decides, whole; without any the policy is predictive.
+    `client_latencies`: how far clients' networks are is measured and published for `farhop dns`; left out, it is not.
     """
 
     limits: OuterLimits = OuterLimits()
     listen: Entry
     spill: Spill = Spill()
+    pilot_light: dict[RegionName, PilotLightConfig] = Field(default_factory=dict, max_length=1024)
     trie_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 256 * 1024 * 1024
     routes: Annotated[list[RouteConfig], Field(max_length=ROUTES_MAX)] = Field(default_factory=list)
     session: Session = Session()
+    unicast: Unicast | None = None
+    client_latencies: ClientLatencies | None = None
 
     def routes_in(self, topology: Topology) -> dict[RouteScope, RouteConfig]:
         """The routes by their scope. Raises ConfigError where they do not go with this map."""
@@ -48,6 +77,15 @@ class GlobalConfig(LinksConfig):
             return routes_of(self.routes, topology.regions)
         except ValueError as error:
             raise ConfigError("configuration", [str(error)]) from None
+
+    def pilots_in(self, topology: Topology) -> dict[str, PilotConfig]:
+        """The pilot-light regions. Raises ConfigError where they do not go with this map."""
+        if unknown := sorted(self.pilot_light.keys() - topology.regions.keys()):
+            known = ", ".join(sorted(topology.regions)[:8])
+            raise ConfigError("pilot_light", [f"no region {unknown[0]!r} in the topology; known are {known}"])
+        if topology.regions.keys() <= self.pilot_light.keys():
+            raise ConfigError("pilot_light", ["every region is one; leave out those that are to serve all the time"])
+        return {name: PilotConfig(sleep_after_s=one.sleep_after_s) for name, one in self.pilot_light.items()}
 
     def signer_in(self, topology: Topology) -> HopSigner:
         """Who signs hop tokens. Raises ConfigError where a region of this map could not be sent to."""
@@ -60,4 +98,15 @@ class GlobalConfig(LinksConfig):
     @model_validator(mode="after")
     def _signs(self) -> GlobalConfig:
         HopSigner(self.hop.secrets(), self.hop.active, self.region)
+        return self
+
+    @model_validator(mode="after")
+    def _reached(self) -> GlobalConfig:
+        unicast = self.unicast
+        if unicast is None and any(one.unicast_tokens is not None for one in self.routes):
+            raise ValueError("unicast: is not given, and a route has unicast_tokens; say how this process is reached")
+        if unicast is not None and self.listen.tls is not None and not unicast.url.startswith("https:"):
+            raise ValueError("unicast.url: is http, and clients come by TLS; give the https URL")
+        if unicast is not None and self.listen.reuse_port:
+            raise ValueError("unicast: with listen.reuse_port it would lead to any of several processes; leave one out")
         return self

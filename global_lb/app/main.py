@@ -9,10 +9,11 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
+from farhop.balance.health.pilot_light import PilotState
 from farhop.balance.health.region import LivenessConfig
 from farhop.balance.limits import ByteBudget, SlotLimit
 from farhop.balance.machine import LawChanged
-from farhop.config import load, told
+from farhop.config import load, redacted
 from farhop.identity.redirect_token import RedirectTokenSigner
 from farhop.relay.http.listener import Listener
 from farhop.relay.relay import Relay
@@ -26,6 +27,7 @@ from farhop.service.ingress import Ingress
 from farhop.service.large_bodies import LargeBodyReader
 from farhop.service.loop_lag import LoopLag
 from farhop.service.process import run as run_process
+from farhop.service.recorder import Recorder
 from farhop.service.reload import LIVE as LIVE_OF_BOTH
 from farhop.service.reload import Reloader
 from farhop.service.request_telemetry import RequestTelemetry
@@ -40,9 +42,10 @@ from farhop.telemetry.spans import Tracing
 from global_lb.app.advise import Advisor
 from global_lb.app.config import GlobalConfig
 from global_lb.app.overrides import RoutingOverrides
-from global_lb.app.redirect_token import RedirectTokens
+from global_lb.app.redirect_token import OwnTokens, RedirectTokens
 from global_lb.app.serve import DecisionReasons, GlobalAdmin, GlobalTier
 from global_lb.fleet.table import Price
+from global_lb.links.latencies import LatencyTable
 from global_lb.links.prefix_streams import Prefixes
 from global_lb.links.watch import Watcher
 from global_lb.routing.flow import FlowConfig, GlobalFlow, Reconfigured
@@ -54,13 +57,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from farhop.service.certificates import Certificates
     from farhop.store.contract import Store
     from topology.model import Topology
 
 
 # What may change while it lives. Where a region's balancers may be is checked with what their certificates prove.
-LIVE = LIVE_OF_BOTH | {"routes": (), "spill": (), "proxies": (), "region_hosts": ("tier_tls", "tier_insecure")}
+LIVE = LIVE_OF_BOTH | {
+    "routes": (),
+    "spill": (),
+    "pilot_light": (),
+    "proxies": (),
+    "region_hosts": ("tier_tls", "tier_insecure"),
+}
 ENTRY_LEASE_S = 15.0  # of what is said for operators: nothing waits for its end
+_PILOT = {PilotState.ASLEEP: 0.0, PilotState.WAKING: 0.5, PilotState.AWAKE: 1.0}
 SETTLE_S = 1.0  # how long clients are kept out while no region is known to serve
 
 
@@ -78,14 +89,30 @@ class GlobalBalancer:
         """`path`: the file that the configuration is read from anew; None: it stays."""
         self.config, self.topology = config, topology
         self.clock = Clock(rng)
-        log = logs.Throttled(logs.get("global"), 10.0, self.clock.now)
+        self._instruments(rng)
+        routes = Routes(config.routes_in(topology))
+        self.flow = GlobalFlow(
+            _flow_config(config, topology), Law(topology), rng, self._patience_s, routes, _prices(topology)
+        )
+        regions = self._data_plane()
+        self._entry(rng, self.redirect_tokens)
+        self._watch_and_follow(rng, regions, store)
+        self.reloader = Reloader(
+            path, config, topology, LIVE, self.laws, self._prepared, stores.hubs if store is None else None
+        )
+        self.reloader.log = logs.get("global")
+        self._administration()
+        self._gauges()
+
+    def _instruments(self, rng: Random) -> None:
+        """Logs, metrics, spans and decisions: what watches the process and its requests."""
+        config = self.config
+        self._log = log = logs.Throttled(logs.get("global"), 10.0, self.clock.now)
         self.metrics = TierMetrics("global", config.region, config.instance)
         self.decisions = Decisions()
         self.tracing = Tracing("farhop-global", config.region, config.instance)
         for problem in self.tracing.problems:
             log.warning("telemetry", problem, problem=problem)
-        routes = Routes(config.routes_in(topology))
-        self.flow = GlobalFlow(_flow_config(config), Law(topology), rng, self._patience_s, routes, _prices(topology))
         self.telemetry = RequestTelemetry(
             "farhop.global",
             "farhop.global.decide",
@@ -97,21 +124,36 @@ class GlobalBalancer:
             reasons=DecisionReasons(config.region),
             traced_per_s_max=config.limits.traced_per_s_max,
         )
-        signer = config.signer_in(topology)
+
+    def _data_plane(self) -> Certificates | None:
+        """What requests pass through to regions; the regions' certificates."""
+        config, log = self.config, self._log
+        signer = config.signer_in(self.topology)
         self.tls = dataplane.TlsSetup(TlsManager(logs.get("global"), wall), self.metrics, log)
         regions = self.tls.upstream("tier_tls", config.tier_tls)
         pool = self.tls.pool(config.limits, regions)
-        self.redirect_tokens = redirect_tokens = RedirectTokens(
+        self.redirect_tokens = RedirectTokens(
             RedirectTokenSigner(config.hop.secrets(), config.hop.active, config.region), self.flow, self.clock
         )
         self.tier = tier = GlobalTier(
-            self.telemetry, log, self.flow, signer, config.balancer, self.clock, redirect_tokens, config.mutual
+            self.telemetry,
+            log,
+            flow=self.flow,
+            signer=signer,
+            instance=config.balancer,
+            clock=self.clock,
+            redirect_tokens=self.redirect_tokens,
+            mutual=config.mutual,
         )
         self.budget, self.requests = ByteBudget(config.limits.buffered_bytes_max), SlotLimit(config.limits.requests_max)
         self.lag = LoopLag()
         self.relay = Relay(b"global", self.flow, tier, pool, self.clock.now, upstream_is_tier=True, budget=self.budget)
-        self._log, self._slots = log, dataplane.slots()
-        self._entry(rng, redirect_tokens)
+        self._slots = dataplane.slots()
+        return regions
+
+    def _watch_and_follow(self, rng: Random, regions: Certificates | None, store: Store | None) -> None:
+        """What looks at regions and at the store, and tells the machine."""
+        config, topology, log = self.config, self.topology, self._log
         hubs = store if store is not None else stores.hubs(config, topology)
         keep = stores.keep(config, "global", rng, log)
         self.store = stores.sealed(hubs, config.signing.made(), self.metrics.report_refused, rng, keep)
@@ -120,18 +162,28 @@ class GlobalBalancer:
         self.flow.sent.append(prefixes.sent)
         self.flow.forgotten.append(prefixes.begin_anew)
         self.watcher = Watcher(
-            config, topology, self.store, self.relay.react, self.metrics.report_refused, self.clock.now, rng, prefixes,
-            regions, self.tls.trouble, self.relay, self.laws,
-        )  # fmt: skip
+            config,
+            topology,
+            self.store,
+            react=self.relay.react,
+            refused=self.metrics.report_refused,
+            clock=self.clock.now,
+            rng=rng,
+            prefixes=prefixes,
+            certificates=regions,
+            trouble=self.tls.trouble,
+            upstreams=self.relay,
+            laws=self.laws,
+        )
         self.overrides = RoutingOverrides(
             self.store, config.region, topology.regions, self.relay.react, self.metrics.report_refused, self.clock.now
         )
         self._tasks = Tasks()
         self._following: list[asyncio.Task[None]] = []
-        self.reloader = Reloader(
-            path, config, topology, LIVE, self.laws, self._prepared, stores.hubs if store is None else None
-        )
-        self.reloader.log = logs.get("global")
+
+    def _administration(self) -> None:
+        """The admin port: what operators see, and may do."""
+        config = self.config
         self.tier_admin = GlobalAdmin(
             config.instance,
             flow=self.flow,
@@ -143,13 +195,14 @@ class GlobalBalancer:
             laws=self.laws,
             configuration=self.reloader.status,
         )
-        hub = topology.regions[config.region].hub
+        hub = self.topology.regions[config.region].hub
         self.tier_admin.kept = lambda: stores.kept(self.store, hub)
         self.admin = AdminServer(
             self.tier_admin, self.metrics, self.decisions, self.tls.listener("admin", config.admin),
-            config.admin.made(config.trust_domain), lambda: told(self.config),
+            config.admin.made(config.trust_domain), lambda: redacted(self.config),
         )  # fmt: skip
-        self._gauges()
+        self.telemetry.recorder = Recorder(config.region)
+        self.admin.more = (("GET", "/record", self.telemetry.recorder.stream, "read"),)
 
     def _entry(self, rng: Random, redirect_tokens: RedirectTokens) -> None:
         """Where clients come in, and who asks what of them."""
@@ -159,6 +212,9 @@ class GlobalBalancer:
             lambda regions: self.flow.view.models(regions), config.limits.request_s,
         )  # fmt: skip
         self.telemetry.may_record = self.authenticator.recorded
+        if config.unicast is not None:
+            self.tier.own_tokens = OwnTokens(config.region, self.authenticator, self.clock)
+            self.authenticator.by_token = self.tier.own_tokens.caller
         self.session = session = SessionReader(**config.session.model_dump(), wanted=self.flow.routes.want_session)
         header_matches = HeaderMatchReader(AnyVersion())
         advisor = Advisor(self.flow, self.telemetry, redirect_tokens, self.clock)
@@ -176,8 +232,16 @@ class GlobalBalancer:
             large=self.large,
             signs=signs,
             ready=lambda: self.tier_admin.ready() and self.tier_admin.leads_somewhere(),
+            anycast=frozenset(config.unicast.anycast) if config.unicast is not None else frozenset(),
         )
         self.ingress.relay = self.relay
+        self.latencies: LatencyTable | None = None
+        if config.client_latencies is not None:
+            measured = config.client_latencies
+            self.latencies = LatencyTable(
+                measured, config.region, config.instance, lambda: self.flow.law, self.clock.now
+            )
+            self.ingress.arrivals = self.latencies
         self.listener = Listener(
             "listen", self.ingress, dataplane.client_limits(config.limits), self.budget, self._slots, self.requests,
             tls=self.tls.listener("listen", config.listen),
@@ -189,6 +253,8 @@ class GlobalBalancer:
     def _adopt(self, law: Law) -> None:
         self.relay.react(LawChanged(law))
         self.prefixes.adopt(self.flow.law.epoch)
+        if self.latencies is not None:
+            self.latencies.lawful()
 
     def _follow(self) -> None:
         """Follow what operators say, from the beginning: what named a region that was not there may count now."""
@@ -207,6 +273,7 @@ class GlobalBalancer:
     def _prepared(self, config: GlobalConfig, topology: Topology) -> Callable[[Law], None]:
         """What a configuration and a map come to, made ready; see Reloader."""
         routes, signer, guard = config.routes_in(topology), config.signer_in(topology), config.requests.guard()
+        flow_config = _flow_config(config, topology)
         redirects = RedirectTokenSigner(config.hop.secrets(), config.hop.active, config.region)
         session = SessionReader(**config.session.model_dump(), wanted=self.flow.routes.want_session)
 
@@ -222,8 +289,10 @@ class GlobalBalancer:
             self.ingress.sign_bodies(_signs(config, topology))
             dataplane.relimit(config.limits, self.relay.pool, self.listener)
             # Decisions first: whoever is looked at again by what follows is looked at by this law and this map.
-            self.relay.react(Reconfigured(law, _flow_config(config), routes, _prices(topology)))
+            self.relay.react(Reconfigured(law, flow_config, routes, _prices(topology)))
             self.prefixes.adopt(self.flow.law.epoch)
+            if self.latencies is not None:
+                self.latencies.lawful()
             self.overrides.regions = topology.regions
             self.watcher.reconfigure(config, topology)
             if more:
@@ -235,6 +304,8 @@ class GlobalBalancer:
         gauge, counter = self.metrics.gauge, self.metrics.counter
         gauge("prefix_trie_nodes", "Nodes of the prefix trie.", lambda: float(self.flow.trie.nodes))
         gauge("region_up", "1 if the region may be chosen.", self._regions_up, "target")
+        gauge("desired_replicas", "Replicas that should be there.", self._desired, ("target", "model"))
+        gauge("pilot_light_awake", "Of each pilot-light region: 1 awake, 0.5 waking, 0 asleep.", self._pilots, "target")
         gauge("report_age_seconds", "Age of the last report of each region.", self._ages, "target")
         self.laws.observe(self.metrics)
         self.reloader.observe(self.metrics)
@@ -259,6 +330,12 @@ class GlobalBalancer:
         now = self.clock.now()
         return {name: mean.at(now) for name, mean in self.flow.cache_hit_calibration.items()}
 
+    def _desired(self) -> dict[tuple[str, str], float]:
+        return {of: float(replicas) for of, replicas in self.flow.scaling.desired.items()}
+
+    def _pilots(self) -> dict[str, float]:
+        return {name: _PILOT[pilot.state] for name, pilot in self.flow.scaling.pilots.items()}
+
     def _regions_up(self) -> dict[str, float]:
         now = self.clock.now()
         return {name: float(h.read(now).state in ("up", "suspect")) for name, h in self.flow.liveness.items()}
@@ -282,6 +359,8 @@ class GlobalBalancer:
         self._tasks.start(self.reloader.keep(), "look at the configuration")
         self.lag.open()
         self._tasks.start(self._say_where(admin), "say in etcd where the admin port is")
+        if self.latencies is not None:
+            self._tasks.start(self.latencies.publish(self.store), "publish how far clients' networks are")
         dataplane.check_descriptors(config.limits, self._slots, self._log)
         return f"region {config.region}: clients on {config.listen.host}:{port}, admin on {config.admin.host}:{admin}"
 
@@ -317,13 +396,15 @@ class GlobalBalancer:
         self.large.close()
 
 
-def _flow_config(config: GlobalConfig) -> FlowConfig:
+def _flow_config(config: GlobalConfig, topology: Topology) -> FlowConfig:
     return FlowConfig(
         config.region,
         trie_bytes=config.trie_bytes,
         liveness=LivenessConfig(report_age_s=config.watch.report_age_s),
         spill=config.spill,
         https_only=config.listen.tls is not None,
+        unicast_url=config.unicast.url if config.unicast is not None else "",
+        pilots=config.pilots_in(topology),
     )
 
 

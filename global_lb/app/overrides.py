@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Event
     from farhop.store.contract import Change, Store
-    from farhop.store.documents.authored import Signature
+    from farhop.store.documents.authored import Authorship
     from farhop.store.documents.overrides import RoutingOverride
 
 DOCUMENT_LIMIT_BYTES = 256 * 1024
@@ -58,7 +58,7 @@ class RoutingOverrides:
     ) -> None:
         self._store, self.regions, self._route_key = store, regions, route_key(region)
         self._react, self._clock = react, clock
-        self._routes: Documents[tuple[dict[RouteScope, RouteConfig], Signature | None]] = Documents(
+        self._routes: Documents[tuple[dict[RouteScope, RouteConfig], Authorship | None]] = Documents(
             self._read_routes, refused, "routes", self._route_key
         )
         self._overrides: Documents[tuple[RoutingOverride, float]] = Documents(self._read_override, refused, "steer")
@@ -78,15 +78,15 @@ class RoutingOverrides:
         for document in self._routes.take(change).values():
             self._react(RoutesChanged({} if document is None else document[0]))
 
-    def _read_routes(self, _key: str, document: bytes) -> tuple[dict[RouteScope, RouteConfig], Signature | None]:
-        """JSON: a list of routes as in the configuration, bare or signed."""
-        listed, signature = routes_parted(document, DOCUMENT_LIMIT_BYTES)
-        return routes_of(_reader.validate_json(listed or b"[]"), self.regions), signature
+    def _read_routes(self, _key: str, document: bytes) -> tuple[dict[RouteScope, RouteConfig], Authorship | None]:
+        """JSON: a list of routes as in the configuration, bare or with its author."""
+        listed, authorship = routes_parted(document, DOCUMENT_LIMIT_BYTES)
+        return routes_of(_reader.validate_json(listed or b"[]"), self.regions), authorship
 
-    def signed(self) -> dict[str, Any] | None:
-        """Who wrote the routes in force, and why; None where they are the configuration's, or nobody signed."""
-        _, signed = self._routes.get(self._route_key) or (None, None)
-        return None if signed is None else {"author": signed.author, "why": signed.why, "at": signed.at.isoformat()}
+    def author(self) -> dict[str, Any] | None:
+        """Who wrote the routes in force, and why; None where they are the configuration's, or no author is named."""
+        _, known = self._routes.get(self._route_key) or (None, None)
+        return None if known is None else {"author": known.author, "why": known.why, "at": known.at.isoformat()}
 
     # -- biases and pins
 

@@ -1,4 +1,5 @@
-"""The route receipt: in one header of the answer, why the request went where it did, for a client that asks for it.
+"""The route receipt: in one header of the answer, why the request went where it did, for a client that asks for it; and
+behind a stream, in a comment, how that went.
 
 `x-farhop-explain: 1` asks, and the key must have `explain: true` in the law. Never tells of another tenant, of an
 address, of what happens inside a region, or of a place that the tenant's own law does not name or allow: regions that
@@ -14,6 +15,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from farhop.balance.machine import Request
     from farhop.relay.http.head import Head
     from global_lb.fleet.table import Scored
@@ -37,6 +40,18 @@ def receipt(head: Head, request: Request, decision: Decision | None, topology: T
     told = _told(decision) if _may(request, topology) else _REFUSED
     # ASCII, and no control character: JSON escapes both.
     return b"%b: %b\r\n" % (HEADER, json.dumps(told, separators=(",", ":")).encode("ascii"))
+
+
+def tail(
+    head: Head, request: Request, topology: Topology, attempts: Sequence[tuple[str, str]], ttft_ms: float
+) -> bytes:
+    """The SSE comment behind a stream; b"" where nobody asked, or may not know. `attempts`: the regions that were asked
+    before the one that answered, each with how that ended."""
+    if head.get(ASKED) != b"1" or not _may(request, topology):
+        return b""
+    passed = [{"region": region, "outcome": reason} for region, reason in attempts[:CANDIDATES_MAX]]
+    told = {"ttft_ms": _number(ttft_ms), "before": passed}
+    return b": %b %b\n\n" % (HEADER, json.dumps(told, separators=(",", ":")).encode("ascii"))
 
 
 def _may(request: Request, topology: Topology) -> bool:

@@ -5,16 +5,68 @@ The token is for one process of the region and expires in that one's clock. Neve
 
 from __future__ import annotations
 
+from secrets import token_hex
 from typing import TYPE_CHECKING
 
+from farhop.balance import outcome
+from farhop.balance.outcome import Outcome
 from farhop.identity import redirect_token
 from farhop.identity.hop_token import BUDGET_MAX_MS
+from farhop.relay import answers
 
 if TYPE_CHECKING:
     from farhop.balance.machine import Forward, Request
     from farhop.identity.redirect_token import RedirectTokenSigner
+    from farhop.relay.answers import Reply
+    from farhop.service.authenticator import Caller, KeyAuthenticator
     from farhop.service.clock import Clock
     from global_lb.routing.flow import GlobalFlow
+
+
+_OWN = "own"
+_SAYS = {
+    outcome.PASS_FORGED: "the token in the URL is not genuine, or of a process before this one",
+    outcome.PASS_EXPIRED: "the token in the URL has expired: ask the entry that gave it again",
+    outcome.PASS_MISADDRESSED: "the token in the URL is for another balancer",
+    outcome.PASS_USED: "the token in the URL was used already: ask the entry that gave it again",
+}
+
+
+class OwnTokens:
+    """Tokens by which clients that came by anycast come to this very process once more, by its own name.
+
+    Signed with a key that this process makes and that never leaves it: they are of use nowhere else. Who brings one
+    left its API key behind, as clients do across hosts; the law is evaluated anew.
+    """
+
+    def __init__(self, region: str, authenticator: KeyAuthenticator, clock: Clock) -> None:
+        keys = {_OWN: token_hex(32).encode()}
+        self._region, self._authenticator, self._clock = region, authenticator, clock
+        self._signer = redirect_token.RedirectTokenSigner(keys, _OWN, region)
+        self._verifier = redirect_token.RedirectTokenVerifier(keys, region, _OWN)
+
+    def url(self, request: Request, decision_id: str, epoch: int, base: str, target: bytes) -> str:
+        """`base` and `target`, a request's, with a token in the query."""
+        now_ms = self._clock.now() * 1e3
+        token = self._signer.sign(
+            redirect_token.RedirectToken(
+                audience=self._region, entry_region=self._region, issuer="", tenant=request.tenant, lawful=(),
+                epoch=epoch, priority=request.priority, deadline_ms=max(0.0, request.deadline * 1e3 - now_ms),
+                expires_ms=now_ms + redirect_token.LIFE_MS, decision_id=decision_id, narrow=request.narrow,
+                key=request.key, holder=_OWN,
+            )
+        )  # fmt: skip
+        return redirect_token.joined(base, target, token)
+
+    def caller(self, token: bytes) -> Caller | Reply:
+        """Whom a token vouches for, as their key would have; or why not."""
+        claims = self._verifier.use(token, self._clock.now() * 1e3)
+        if claims is outcome.NO_BUFFER:
+            detail = "too many redirected requests at once: ask the entry again"
+            return answers.refusal(outcome.NO_BUFFER, detail, retry_after_s=1.0)
+        if isinstance(claims, Outcome):
+            return answers.refusal(claims, _SAYS[claims])
+        return self._authenticator.vouched(claims.tenant, claims.narrow, claims.key, claims.deadline_ms / 1e3)
 
 
 class RedirectTokens:

@@ -16,7 +16,7 @@ from farhop.service.routing_keys import VERSION_HEADER
 from farhop.store.kept import notice
 from farhop.telemetry import attributes as a
 from farhop.telemetry.release import release
-from global_lb.app.receipt import receipt
+from global_lb.app.receipt import receipt, tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from farhop.telemetry.attributes import Value
     from farhop.telemetry.logs import Throttled
     from global_lb.app.overrides import RoutingOverrides
-    from global_lb.app.redirect_token import RedirectTokens
+    from global_lb.app.redirect_token import OwnTokens, RedirectTokens
     from global_lb.fleet.view import Instance, Region
     from global_lb.links.watch import Watcher
     from global_lb.routing.flow import GlobalFlow
@@ -47,6 +47,7 @@ class GlobalTier(InstrumentedTier):
         self,
         telemetry: RequestTelemetry,
         log: Throttled,
+        *,
         flow: GlobalFlow,
         signer: HopSigner,
         instance: str,
@@ -57,6 +58,7 @@ class GlobalTier(InstrumentedTier):
         """`mutual`: whether a region and we prove to each other by TLS who we are."""
         super().__init__(telemetry, log)
         self._redirect_tokens, self._mutual = redirect_tokens, mutual
+        self.own_tokens: OwnTokens | None = None
         self._flow, self._signer, self._instance, self._clock = flow, signer, instance, clock
 
     def resign(self, signer: HopSigner, mutual: Callable[[str], bool]) -> None:
@@ -109,10 +111,11 @@ class GlobalTier(InstrumentedTier):
     def redirect_url(self, active: ActiveRequest, base: str) -> str:
         """See relay.Tier. The instance's own, with a token for one use in it."""
         context: RequestContext = active.context
-        forward = active.forward
-        assert forward is not None
+        forward, target = active.forward, active.exchange.head.target
+        if forward is None:
+            assert self.own_tokens is not None  # the flow knows of a name of ours only where main gave them
+            return self.own_tokens.url(active.request, context.decision_id, self._flow.law.epoch, base, target)
         assert self._redirect_tokens is not None  # the flow redirects only where main gave them
-        target = active.exchange.head.target
         return self._redirect_tokens.url(active.request, context.decision_id, forward, base, target)
 
     def _clock_offset_ms(self, active: ActiveRequest) -> float:
@@ -130,6 +133,12 @@ class GlobalTier(InstrumentedTier):
         region = b"x-farhop-region: " + forward.target.encode() + b"\r\n" if forward is not None else b""
         told = receipt(active.exchange.head, active.request, active.reasons, self._flow.law.topology)
         return region + b"x-farhop-decision: " + context.decision_id.encode() + b"\r\n" + told
+
+    def answer_tail(self, active: ActiveRequest) -> bytes:
+        """How it went, behind a stream, for a client that asks and may know."""
+        context: RequestContext = active.context
+        elapsed_ms = (active.began_at - context.arrived_at) * 1e3
+        return tail(active.exchange.head, active.request, self._flow.law.topology, context.attempts, elapsed_ms)
 
 
 class DecisionReasons:
@@ -270,7 +279,7 @@ class GlobalAdmin:
             "hubs": [hub.status() for hub in self._watcher.hubs],
             "policies": flow.routes.policies(),
             "routes": flow.routes.accounts(now),
-            "routes_signed": self._overrides.signed(),
+            "routes_author": self._overrides.author(),
             "operator_overrides": self._overrides.status(),
             "regions": [self._region(name, now) for name in names],
         }
@@ -287,6 +296,8 @@ class GlobalAdmin:
             "forced": health.forced if health is not None else False,
             "share": health.share if health is not None and health.state == "draining" else None,
             "admitted_share": flow.admitted_share(name, now),
+            "pilot_light": flow.scaling.status(name),
+            "desired_replicas": flow.scaling.by_region().get(name, {}),
             "override": self._watcher.drains.status(name),
             "rtt_ms": region.rtt_ms if region is not None else None,
             "in_flight": flow.ledger.load(name).in_flight,
@@ -307,7 +318,16 @@ class GlobalAdmin:
     def explain(self, request: Request) -> dict[str, Any]:
         """Which region a request would go to now."""
         decision = self._flow.consider(request, self._clock.now())
-        return {"reasons": DecisionReasons(self._flow.config.region).record(decision), "law": self._laws.status()}
+        flow = self._flow
+        return {
+            "reasons": DecisionReasons(flow.config.region).record(decision),
+            "pilot_lights": {name: flow.scaling.status(name) for name in sorted(flow.scaling.pilots)},
+            "law": self._laws.status(),
+        }
+
+    def scaling(self) -> dict[str, dict[str, int]]:
+        """See TierAdmin."""
+        return self._flow.scaling.by_region()
 
     def law(self) -> dict[str, Any]:
         """See TierAdmin."""

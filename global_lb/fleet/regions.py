@@ -24,6 +24,7 @@ from farhop.balance.health.region import Liveness
 from farhop.balance.prefix.trie import PrefixTrie
 from farhop.config import Part
 from global_lb.fleet.instances import Instances
+from global_lb.fleet.scaling import Scaling
 from global_lb.fleet.table import FREE, Field, Table, remaining, row_of
 from global_lb.fleet.view import View
 from topology.lineage import Lineages, merged
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from farhop.balance.health.pilot_light import PilotConfig
     from farhop.balance.health.region import LivenessConfig
     from farhop.balance.machine import Request
     from farhop.balance.outcome import Outcome
@@ -130,10 +132,12 @@ class Regions:
         spill: Spill = _SPILL,
         here: str = "",
         prices: Mapping[str, Price] | None = None,
+        pilots: Mapping[str, PilotConfig] | None = None,
     ) -> None:
         self._trie_bytes, self._config, self._spill, self._here = trie_bytes, config, spill, here
         self._guard_config = spill.guard
         self._prices = prices or {}
+        self.scaling, self.on_map = Scaling(pilots), frozenset[str]()  # the flow says which regions there are
         self.view = View({})
         self._instances = Instances()  # of the view
         self.trie = PrefixTrie()
@@ -145,6 +149,7 @@ class Regions:
         self.guards: dict[tuple[str, str], HotGuard] = {}
         self._warm: dict[tuple[str, str], HotGuard] = {}  # of them, those that say something
         self._loads: dict[tuple[str, str], UnacknowledgedLoad] = {}
+        self._turn = 0  # of those that are sent something, to any
         self._drifts: dict[tuple[str, str, str], Drift] = {}
         self._tables: dict[str, Table] = {}  # by model: those asked for
         self._stale: dict[str, dict[str, bool]] = {}  # regions whose row there changed: whole, or by what was sent
@@ -156,8 +161,16 @@ class Regions:
         self._lineages: dict[str, Lineage] = {}  # by region
         self._models: set[str] = set()  # ever offered: a region that is gone takes none out of the catalogue
 
-    def reconfigure(self, spill: Spill, prices: Mapping[str, Price]) -> None:
+    def reconfigure(
+        self, spill: Spill, prices: Mapping[str, Price], pilots: Mapping[str, PilotConfig] | None = None
+    ) -> None:
         """From now on by these. Who is hot or coming back goes on from where it is."""
+        if (pilots or {}).keys() != self.scaling.pilots.keys():
+            for gone in self.scaling.pilots.keys() - (pilots or {}).keys():
+                self._uncap(gone)
+            self._settled.clear()
+            self._standings.clear()
+        self.scaling.configure(pilots or {})
         if spill == self._spill and prices == self._prices:
             return
         self._spill, self._guard_config, self._prices = spill, spill.guard, prices
@@ -228,10 +241,25 @@ class Regions:
             self._lineages[region.name] = lineage
             self.lineages.learn(self._lineages.values())
 
+    def _uncap(self, region: str) -> None:
+        for (name, _), guard in self.guards.items():
+            if name == region:
+                guard.cap = 1.0
+
+    def _usable(self, region: str, now: float) -> bool:
+        health = self.liveness.get(region, _UNKNOWN).read(now)
+        return health.state in (State.UP, State.SUSPECT) or health.share > 0.0
+
     def settle(self, region: str, now: float) -> None:
         """Tell the guards whether the region can be used, and how much of it is."""
-        health = self.liveness.get(region, _UNKNOWN).read(now)
-        usable = health.state in (State.UP, State.SUSPECT) or health.share > 0.0
+        for name in self.scaling.look(self.view, lambda name: self._usable(name, now), self.on_map, now):
+            self._standings.clear()
+            if name != region:
+                self._settle(name, now)
+        self._settle(region, now)
+
+    def _settle(self, region: str, now: float) -> None:
+        usable = self._usable(region, now) and not self.scaling.asleep(region)
         known = self.view.regions.get(region)
         if self._settled.get(region) == (known, usable):  # no guard had a say then
             return
@@ -240,6 +268,8 @@ class Regions:
             line = (region, model)
             able, guard = self._instances.able(region, model) if usable else (), self.guards.get(line)
             if not able:
+                if guard is None and self.scaling.asleep(region):
+                    guard = self.guards[line] = HotGuard(self._guard_config)  # when it wakes, it does so at a pace
                 if guard is not None:
                     guard.left()
                     warm[line] = guard
@@ -248,6 +278,8 @@ class Regions:
             if guard is None:
                 guard = self.guards[line] = HotGuard(self._guard_config)
             guard.came_back(now)
+            if region in self.scaling.pilots:
+                guard.cap = self.scaling.admitted_share(region, model)
             guard.used(self._instances.used_share(region, model), max([i.received_at for i in able]))
             if guard.admitted_share(now) < 1.0:
                 warm[line] = guard
@@ -283,9 +315,12 @@ class Regions:
         return known
 
     def load_of(self, instance: Instance) -> UnacknowledgedLoad:
-        """What was sent to an instance of this view and is not acknowledged. Later changes: see `settled`."""
+        """What was sent to an instance of this view and is not acknowledged; asked for when more is. Later changes: see
+        `settled`."""
         self._moved(instance.region, whole=False)
-        return self._loads[instance.region, instance.name]
+        load = self._loads[instance.region, instance.name]
+        self._turn = load.turn = self._turn + 1
+        return load
 
     def may_exist(self, model: str) -> bool:
         """Whether some region offers the model or once did; before any has reported, whatever is asked for."""
@@ -397,6 +432,7 @@ class Regions:
         self, lawful: frozenset[str], model: str, now: float, without: frozenset[str], random_draw: float
     ) -> _Standing:
         sure: list[str] = []
+        asleep: list[str] = []
         suspect: list[str] = []
         absent: dict[str, str] = {}
         until = inf
@@ -413,17 +449,20 @@ class Regions:
                 absent[name] = f"{health.state}: {health.why}"
             elif not self._instances.able(name, model):
                 absent[name] = "no ready replica of this model" if name in self.view.regions else "never heard of"
+            elif self.scaling.asleep(name) and health.state is State.UP:
+                asleep.append(name)  # better than who is silent, and than nobody
+                absent[name] = "pilot-light: asleep"
             else:
                 admitted = health.state is State.UP or random_draw < health.share
                 (sure if admitted else suspect).append(name)
                 if health.state is not State.UP:
                     absent[name] = f"{health.state}: {health.why}"
-        table, names = self._table(model), tuple(sure or suspect)
+        table, names = self._table(model), tuple(sure or asleep or suspect)
         if names == table.names:
-            return _Standing(table, names, table.at, None, table.here, not sure, absent, until)
+            return _Standing(table, names, table.at, None, table.here, not (sure or asleep), absent, until)
         at = {name: place for place, name in enumerate(names)}
         places = np.array([table.at[name] for name in names], dtype=np.intp)
-        return _Standing(table, names, at, places, at.get(self._here), not sure, absent, until)
+        return _Standing(table, names, at, places, at.get(self._here), not (sure or asleep), absent, until)
 
     def _guard(self, field: Field, random_draw: float, now: float) -> None:
         """Who is hot, and who pays for it or for having been away."""
@@ -505,9 +544,16 @@ class Regions:
         )
 
     def best_instance(self, region: str, model: str) -> Instance | None:
-        """The region's instance to ask: the least wait, with what was sent to each."""
+        """The region's instance to ask: the least wait, with what was sent to each. Of equals the one with the most
+        slots left, then each in turn, lest one process carry all that its region gets."""
         able = self._instances.able(region, model)
         if len(able) < 2:
             return able[0] if able else None
-        capacity, loads = self._instances.capacity, self._loads
-        return min(able, key=lambda i: remaining(capacity(i, model), loads[region, i.name])[0])
+        best, least = able[0], (inf, inf, inf)
+        for instance in able:
+            load = self._loads[region, instance.name]
+            wait_ms, left = remaining(self._instances.capacity(instance, model), load)
+            key = wait_ms, -left, load.turn
+            if key < least:
+                best, least = instance, key
+        return best

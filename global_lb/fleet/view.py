@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from farhop.balance.machine import Address, Event
+from farhop.balance.model_facts import ModelFacts, together
 from topology.lineage import Bases
 
 if TYPE_CHECKING:
@@ -100,9 +101,14 @@ class View(msgspec.Struct, frozen=True):
 
     regions: dict[str, Region]
 
-    def models(self, regions: frozenset[str]) -> list[str]:
-        """The models on offer in these regions, sorted."""
-        return sorted({m for r in regions if r in self.regions for i in self.regions[r].instances for m in i.models})
+    def models(self, regions: frozenset[str]) -> dict[str, ModelFacts]:
+        """The models on offer in these regions, sorted, and what holds of them wherever they are served."""
+        told: dict[str, list[ModelFacts]] = {}
+        for name in regions & self.regions.keys():
+            for instance in self.regions[name].instances:
+                for model, report in instance.models.items():
+                    told.setdefault(model, []).append(ModelFacts(report.max_model_len, report.root, report.parent))
+        return {model: together(told[model]) for model in sorted(told)}
 
     def put(self, name: str, known: Region | None) -> View:
         """The view with this region as it is known now; None: without it. Others are the very same: a pointer each,
@@ -150,7 +156,7 @@ class ChannelChanged(Event, frozen=True):
 class RegionForced(Event, frozen=True):
     """An operator's drain: drain the region until `until` (monotonic seconds; None: until lifted), or lift that.
 
-    `over_s` is the pace: new work moves away over so many seconds.
+    `over_s` is the pace: new work moves away over so many seconds; a `keep_share` of it stays.
     """
 
     region: str
@@ -158,3 +164,4 @@ class RegionForced(Event, frozen=True):
     why: str = ""
     until: float | None = None
     over_s: float = 0.0
+    keep_share: float = 0.0

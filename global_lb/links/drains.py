@@ -51,7 +51,8 @@ class Drains:
             override, until = drain
             why = f"{override.why} (by {override.author})"
             over_s = 0.0 if self._fresh else override.over_s
-            self._react(RegionForced(override.region, drain=True, why=why, until=until, over_s=over_s))
+            pace = {"over_s": over_s, "keep_share": override.keep_share}
+            self._react(RegionForced(override.region, drain=True, why=why, until=until, **pace))
         # Whoever has only begun has no traffic to move away, hence no pace to keep.
         self._fresh = False
 

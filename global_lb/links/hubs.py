@@ -70,7 +70,7 @@ class Hub:
         """The balancers whose reports stand there: (region, instance)."""
         return {name for key in self._keys if (name := parse_report_key(key)) is not None}
 
-    def _read(self, key: str, value: bytes, tell: Callable[[RegionReport], str | None]) -> None:
+    def _read(self, key: str, value: bytes, take: Callable[[RegionReport], str | None]) -> None:
         try:
             report = decode(value)
         except DocumentError:
@@ -80,7 +80,7 @@ class Hub:
             self._doubt("misplaced")
             return
         self._reports += 1
-        reason = tell(report)
+        reason = take(report)
         if reason is not None:
             self._count(reason)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 from farhop_wire import region_pb2, region_pb2_grpc
 
-from farhop.balance.machine import Address
+from farhop.service.region_channel import channel
 from farhop.service.tasks import Tasks, in_turns
 from global_lb.links.prefix_streams import PrefixGapError
 
@@ -33,15 +33,9 @@ LAW_AGAIN_S = 2.0  # between two attempts to go by one law
 LAW_TIMEOUT_S = 10.0
 GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 _DISBELIEVED = ("andshake failed", "Hostname Verification")  # in what gRPC says where TLS fails
-_OPTIONS = (
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # Else channels to one address share a connection, and a new link is handed the dead one of the link before.
-    ("grpc.use_local_subchannel_pool", 1),
-)
 
 
-class Quiet(Protocol):
+class QuietAttempt(Protocol):
     """An attempt that is silent: farhop.relay.upstream.attempt.AttemptRun."""
 
     @property
@@ -49,8 +43,8 @@ class Quiet(Protocol):
         """As the hop token names it."""
         ...
 
-    def asked_about(self, asked_at: float, quiet_s: float | None, way_s: float) -> None:
-        """What its upstream said, when asked at `asked_at` (the watcher's clock), a round trip of `way_s` away."""
+    def on_inquiry_answer(self, asked_at: float, quiet_s: float | None, rtt_s: float) -> None:
+        """What its upstream said, when asked at `asked_at` (the watcher's clock), a round trip of `rtt_s` away."""
         ...
 
 
@@ -82,7 +76,7 @@ class LinkEvents(Protocol):
         """The channel broke, or is back."""
         ...
 
-    def quiet(self, name: tuple[str, str]) -> Sequence[Quiet]:
+    def quiet(self, name: tuple[str, str]) -> Sequence[QuietAttempt]:
         """Attempts at it that are silent: to ask about."""
         ...
 
@@ -100,7 +94,7 @@ class BalancerLink:
 
     def __init__(self, watcher: LinkEvents, name: tuple[str, str], address: str, config: LinksConfig) -> None:
         self._watcher, self._name, self.address, self._config = watcher, name, address, config
-        self._channel = _channel(config, name[0], address, watcher.certificates)
+        self._channel = channel(config, name[0], address, watcher.certificates, config.watch.ping_s)
         self._stub = region_pb2_grpc.RegionStub(self._channel)
         self._alive_at = _loop_time()  # anything at all
         self._urge = asyncio.Event()  # to ping now
@@ -133,7 +127,7 @@ class BalancerLink:
                     watcher.on_ping(self._name, reply, sent_at)
                 lost, self._alive_at = 0, _loop_time()
                 watcher.on_channel(self._name, True)
-                tell(asked, reply.quiet_ms, sent_at, watcher.now() - sent_at)
+                apply_quiet_ms(asked, reply.quiet_ms, sent_at, watcher.now() - sent_at)
             except grpc.aio.AioRpcError as error:
                 lost += self._alive_at < asked_at  # else it speaks, and only this was lost
                 why = error.details() or ""
@@ -237,48 +231,12 @@ class BalancerLink:
             await asyncio.sleep(pause_s * watcher.jitter())
 
 
-def tell(asked: Sequence[Quiet], quiet_ms: Sequence[int], sent_at: float, way_s: float) -> None:
+def apply_quiet_ms(asked: Sequence[QuietAttempt], quiet_ms: Sequence[int], sent_at: float, rtt_s: float) -> None:
     """Give each attempt what was said of it; nothing was if the answer does not speak of all of them."""
     if len(quiet_ms) == len(asked):
         for attempt, ms in zip(asked, quiet_ms, strict=True):
-            attempt.asked_about(sent_at, None if ms < 0 else ms / 1e3, way_s)
-
-
-def silence_s(ping_s: float) -> float:
-    """How long a channel may be silent before gRPC pings it; as long again without an answer, and it is broken."""
-    return max(1.0, 2.0 * ping_s)
+            attempt.on_inquiry_answer(sent_at, None if ms < 0 else ms / 1e3, rtt_s)
 
 
 def _loop_time() -> float:
     return asyncio.get_running_loop().time()
-
-
-def address_of(text: str) -> Address:
-    """host:port, as reports give it."""
-    host, _, port = text.rpartition(":")
-    return Address(host.strip("[]"), int(port))
-
-
-def _channel(config: LinksConfig, region: str, address: str, certificates: Certificates | None) -> grpc.aio.Channel:
-    """The channel to a regional balancer, encrypted where the configuration says so."""
-    # Without these pings a path that swallows everything would look open for as long as TCP goes on trying.
-    idle_ms = int(1e3 * silence_s(config.watch.ping_s))
-    waits = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
-    options = (*_OPTIONS, *((name, idle_ms) for name in waits), *_proxy_options(config.proxy(region)))
-    host = address_of(address).host
-    certified = config.certified_name(region)
-    if certified is None:
-        return grpc.aio.insecure_channel(address, options=options)
-    assert certificates is not None  # where there is a name to verify there is whom to believe
-    other = () if certified == host else (("grpc.ssl_target_name_override", certified),)
-    return grpc.aio.secure_channel(address, certificates.material.channel(), options=(*options, *other))
-
-
-def _proxy_options(proxy: Address | None) -> tuple[tuple[str, str], ...]:
-    """Channel arguments for a proxy. By address, for any target: `grpc.http_proxy` would obey a stray no_proxy."""
-    if proxy is None:
-        return ()
-    return (
-        ("grpc.address_http_proxy", str(proxy)),
-        ("grpc.address_http_proxy_enabled_addresses", "0.0.0.0/0,::/0"),
-    )

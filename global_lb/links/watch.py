@@ -20,6 +20,7 @@ from farhop_wire import region_pb2
 
 from farhop.balance.machine import Address
 from farhop.balance.prefix.trie import PrefixTrie
+from farhop.service.region_channel import address_of
 from farhop.service.tasks import Tasks, in_turns
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.report import from_wire
@@ -28,7 +29,7 @@ from global_lb.fleet.distances import Distances, moved
 from global_lb.fleet.view import ChannelChanged, Instance, Region, RegionKnown, RegionReported, instance_of
 from global_lb.links.drains import Drains
 from global_lb.links.hubs import Hub
-from global_lb.links.link import GONE, BalancerLink, Quiet, address_of
+from global_lb.links.link import GONE, BalancerLink, QuietAttempt
 from global_lb.links.prefix_streams import CONFIRM_S, Prefixes
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Upstreams(Protocol):
         """The gRPC channel to the balancer whose tier listener that is broke, or works again."""
         ...
 
-    def quiet(self, address: Address) -> Sequence[Quiet]:
+    def quiet(self, address: Address) -> Sequence[QuietAttempt]:
         """Attempts there that are silent."""
         ...
 
@@ -71,6 +72,7 @@ class Watcher:
         config: LinksConfig,
         topology: Topology,
         store: Store,
+        *,
         react: Callable[[Event], None],
         refused: Callable[[str], None],
         clock: Callable[[], float],
@@ -356,7 +358,7 @@ class Watcher:
         if self._upstreams is not None:
             self._upstreams.channel(instance.tier, True)
 
-    def quiet(self, name: tuple[str, str]) -> Sequence[Quiet]:
+    def quiet(self, name: tuple[str, str]) -> Sequence[QuietAttempt]:
         """See LinkEvents."""
         known = self._instances.get(name[0], {}).get(name[1])
         return self._upstreams.quiet(known.tier) if self._upstreams is not None and known is not None else ()

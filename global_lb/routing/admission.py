@@ -61,11 +61,6 @@ def hints_allowed(request: Request, region: str, law: Law) -> bool:
     return region in law.verdict(request.tenant, request.model, _HINTS, request.narrow, request.key).lawful
 
 
-def records_allowed(request: Request, region: str, law: Law) -> bool:
-    """Whether spans and decisions of the request may be recorded in `region`."""
-    return region in law.verdict(request.tenant, request.model, Scope.LOGGING, request.narrow, request.key).lawful
-
-
 def turned_away(reason: Outcome) -> bool:
     """Whether a region refused for the sake of others, and would take the request as the last resort."""
     return reason is outcome.FOREIGN_FULL or reason is outcome.BROKEN_PROMISE

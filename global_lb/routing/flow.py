@@ -17,6 +17,7 @@ import msgspec
 
 from farhop.balance import machine, outcome, retry
 from farhop.balance.estimate.estimates import Estimates
+from farhop.balance.health.pilot_light import PilotConfig
 from farhop.balance.health.reading import State
 from farhop.balance.health.region import LivenessConfig
 from farhop.balance.health.suspects import BROKE_OFF, Suspects
@@ -60,7 +61,7 @@ ASK_AGAIN_S = 2.0  # a request on hold does not ask a region that refused it bef
 
 class FlowConfig(msgspec.Struct, frozen=True):
     """Bounds of one global balancer. `trie_bytes` is the prompt text mirrored per region, not memory; `https_only`:
-    its clients come by TLS, and are not redirected to anything less."""
+    its clients come by TLS, and are not redirected to anything less. `unicast_url` leads to this balancer alone."""
 
     region: str
     trie_bytes: int = 256 * 1024 * 1024
@@ -68,6 +69,8 @@ class FlowConfig(msgspec.Struct, frozen=True):
     liveness: LivenessConfig = LivenessConfig()
     spill: Spill = Spill()
     https_only: bool = False
+    unicast_url: str = ""
+    pilots: dict[str, PilotConfig] = {}
 
 
 class Reconfigured(machine.Event, frozen=True):
@@ -146,7 +149,8 @@ class GlobalFlow:
         self.config, self.law, self._rng, self._patience_s = config, law, rng, patience_s
         self.redirects = Redirects(https_only=config.https_only)
         self.routes = routes or Routes()
-        self._regions = Regions(config.trie_bytes, config.liveness, config.spill, config.region, prices)
+        self._regions = Regions(config.trie_bytes, config.liveness, config.spill, config.region, prices, config.pilots)
+        self._regions.on_map, self.scaling = frozenset(law.topology.regions), self._regions.scaling
         self.trie = self._regions.trie
         self.liveness, self.cache_hit_calibration = self._regions.liveness, self._regions.cache_hit_calibration
         self.best_instance = self._regions.best_instance
@@ -200,6 +204,11 @@ class GlobalFlow:
         lawful = admission.processing(request, self.law).lawful
         if request.lawful is not None:
             lawful &= request.lawful
+        if request.by_anycast:
+            route = self.routes.of(request.tenant, request.model).config
+            own = self.redirects.to_own_name(request, route, self.config.unicast_url)
+            if own is not None:
+                return [own]
         state = self._requests[request.id] = RequestState(request, lawful)
         self.estimates.age(now)
         self._budget.began()
@@ -331,7 +340,8 @@ class GlobalFlow:
     def _reconfigured(self, event: Reconfigured, now: float) -> list[Command]:
         """As with a law: who is under way stays, and each further attempt goes by this, too."""
         self.config = event.config
-        self._regions.reconfigure(event.config.spill, event.prices)
+        self._regions.on_map = frozenset(event.law.topology.regions)
+        self._regions.reconfigure(event.config.spill, event.prices, event.config.pilots)
         self.routes.configure(event.routes)
         return self._go_by(event.law.knowing(self._regions.lineages.of), now)
 
@@ -382,7 +392,8 @@ class GlobalFlow:
 
     def _region_forced(self, event: RegionForced, now: float) -> list[Command]:
         forced = self._regions.liveness_of(event.region).forced
-        force = partial(forced.force, State.DRAINING, event.why, event.until, now=now, over_s=event.over_s)
+        pace = {"over_s": event.over_s, "keep_share": event.keep_share}
+        force = partial(forced.force, State.DRAINING, event.why, event.until, now=now, **pace)
         return self._changed(event.region, force if event.drain else forced.lift, now)
 
     def _overridden(self, event: RoutesChanged | OverridesChanged, now: float) -> list[Command]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from global_lb.fleet.regions import Regions
     from global_lb.fleet.view import Instance
     from global_lb.routing.pick import Decision
+    from global_lb.routing.policy import RouteConfig
     from topology.law import Law
 
 REDIRECTED_S = 2.0  # a round trip of the client's, and the second within which every region reports
@@ -34,6 +35,15 @@ class Redirects:
     def __init__(self, *, https_only: bool) -> None:
         self._https_only = https_only
         self._redirected: deque[tuple[float, str, UnacknowledgedLoad, float]] = deque()  # until when, where, bytes
+
+    def to_own_name(self, request: Request, route: RouteConfig, url: str) -> Redirect | None:
+        """Have the client of a long stream come by the entry's own name, where no change of routes breaks it."""
+        least = route.unicast_tokens
+        if not url or least is None or not (request.by_anycast and request.stream):
+            return None
+        if request.max_tokens is not None and request.max_tokens < least:
+            return None
+        return machine.Redirect(request.id, url, outcome.REDIRECTED, own=True)
 
     def redirects(self, request: Request, decision: Decision, instance: Instance, law: Law) -> bool:
         """Whether the client is to ask the instance itself."""

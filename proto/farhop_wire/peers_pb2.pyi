@@ -40,7 +40,7 @@ class FollowRequest(_message.Message):
     known_incarnation: _builtins.int
     """of the asked, as last seen; 0: never"""
     known_cached_seq: _builtins.int
-    """last PeerNews.cached_seq applied of that incarnation"""
+    """last PeerUpdate.cached_seq applied of that incarnation"""
     def __init__(
         self,
         *,
@@ -59,7 +59,7 @@ class FollowRequest(_message.Message):
 Global___FollowRequest: _TypeAlias = FollowRequest  # noqa: Y015
 
 @_typing.final
-class PeerNews(_message.Message):
+class PeerUpdate(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -140,7 +140,7 @@ class PeerNews(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PeerNews: _TypeAlias = PeerNews  # noqa: Y015
+Global___PeerUpdate: _TypeAlias = PeerUpdate  # noqa: Y015
 
 @_typing.final
 class ReplicaLoad(_message.Message):

@@ -37,7 +37,7 @@ class PeersStub:
         self.Follow = channel.unary_stream(
                 '/farhop.wire.v1.Peers/Follow',
                 request_serializer=farhop__wire_dot_peers__pb2.FollowRequest.SerializeToString,
-                response_deserializer=farhop__wire_dot_peers__pb2.PeerNews.FromString,
+                response_deserializer=farhop__wire_dot_peers__pb2.PeerUpdate.FromString,
                 _registered_method=True)
 
 
@@ -57,7 +57,7 @@ def add_PeersServicer_to_server(servicer, server):
             'Follow': grpc.unary_stream_rpc_method_handler(
                     servicer.Follow,
                     request_deserializer=farhop__wire_dot_peers__pb2.FollowRequest.FromString,
-                    response_serializer=farhop__wire_dot_peers__pb2.PeerNews.SerializeToString,
+                    response_serializer=farhop__wire_dot_peers__pb2.PeerUpdate.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -86,7 +86,7 @@ class Peers:
             target,
             '/farhop.wire.v1.Peers/Follow',
             farhop__wire_dot_peers__pb2.FollowRequest.SerializeToString,
-            farhop__wire_dot_peers__pb2.PeerNews.FromString,
+            farhop__wire_dot_peers__pb2.PeerUpdate.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,13 +35,13 @@ class PeersStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PeersAsyncStub: ...
-    Follow: _grpc.UnaryStreamMultiCallable[_peers_pb2.FollowRequest, _peers_pb2.PeerNews]
+    Follow: _grpc.UnaryStreamMultiCallable[_peers_pb2.FollowRequest, _peers_pb2.PeerUpdate]
     """All that is known at once, then what changes, within 50 ms, and a message at least twice a second."""
 
 @_typing.type_check_only
 class PeersAsyncStub(PeersStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Follow: _aio.UnaryStreamMultiCallable[_peers_pb2.FollowRequest, _peers_pb2.PeerNews]  # type: ignore[assignment]
+    Follow: _aio.UnaryStreamMultiCallable[_peers_pb2.FollowRequest, _peers_pb2.PeerUpdate]  # type: ignore[assignment]
     """All that is known at once, then what changes, within 50 ms, and a message at least twice a second."""
 
 class PeersServicer(metaclass=_abc_1.ABCMeta):
@@ -50,7 +50,7 @@ class PeersServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _peers_pb2.FollowRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_peers_pb2.PeerNews], _abc.AsyncIterator[_peers_pb2.PeerNews]]:
+    ) -> _typing.Union[_abc.Iterator[_peers_pb2.PeerUpdate], _abc.AsyncIterator[_peers_pb2.PeerUpdate]]:
         """All that is known at once, then what changes, within 50 ms, and a message at least twice a second."""
 
 def add_PeersServicer_to_server(servicer: PeersServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -200,6 +200,13 @@ class ModelCapacity(_message.Message):
     BATCH_INTERFERENCE_MS_FIELD_NUMBER: _builtins.int
     BASES_FIELD_NUMBER: _builtins.int
     BASE_UNKNOWN_FIELD_NUMBER: _builtins.int
+    LOAD_REPLICAS_FIELD_NUMBER: _builtins.int
+    REPLICAS_NEEDED_FIELD_NUMBER: _builtins.int
+    REPLICAS_MIN_FIELD_NUMBER: _builtins.int
+    REPLICAS_MAX_FIELD_NUMBER: _builtins.int
+    MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
+    ROOT_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """the name clients ask for"""
     version: _builtins.str
@@ -240,6 +247,19 @@ class ModelCapacity(_message.Message):
     """ms that each request adds to every token of all others at its replica"""
     base_unknown: _builtins.bool
     """an adapter whose base nobody knows"""
+    load_replicas: _builtins.float
+    """replicas that its load of late keeps at their target share"""
+    replicas_needed: _builtins.int
+    """by the scaling signal, without bounds"""
+    replicas_min: _builtins.int
+    """the bounds configured there; both 0: an older build, which does not say"""
+    replicas_max: _builtins.int
+    max_model_len: _builtins.int
+    """tokens of prompt and answer together, as its engines say; 0: they do not"""
+    root: _builtins.str
+    """what is served under the name, as its engines say; empty: they do not, or differ"""
+    parent: _builtins.str
+    """what it is an adapter of, as its engines say"""
     @_builtins.property
     def gpu_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """distinct, such as "H100-80GB" """
@@ -273,10 +293,17 @@ class ModelCapacity(_message.Message):
         batch_interference_ms: _builtins.float = ...,
         bases: _abc.Iterable[_builtins.str] | None = ...,
         base_unknown: _builtins.bool = ...,
+        load_replicas: _builtins.float = ...,
+        replicas_needed: _builtins.int = ...,
+        replicas_min: _builtins.int = ...,
+        replicas_max: _builtins.int = ...,
+        max_model_len: _builtins.int = ...,
+        root: _builtins.str = ...,
+        parent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_unknown", b"base_unknown", "bases", b"bases", "batch_interference_ms", b"batch_interference_ms", "bytes_per_token", b"bytes_per_token", "gpu_types", b"gpu_types", "headroom_foreign_tokens", b"headroom_foreign_tokens", "in_flight", b"in_flight", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "model", b"model", "prefill_ms_per_token", b"prefill_ms_per_token", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "replicas_ready", b"replicas_ready", "replicas_total", b"replicas_total", "slots_free", b"slots_free", "slots_total", b"slots_total", "tpot_ms", b"tpot_ms", "usable_share", b"usable_share", "used_share", b"used_share", "version", b"version", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_unknown", b"base_unknown", "bases", b"bases", "batch_interference_ms", b"batch_interference_ms", "bytes_per_token", b"bytes_per_token", "gpu_types", b"gpu_types", "headroom_foreign_tokens", b"headroom_foreign_tokens", "in_flight", b"in_flight", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "load_replicas", b"load_replicas", "max_model_len", b"max_model_len", "model", b"model", "parent", b"parent", "prefill_ms_per_token", b"prefill_ms_per_token", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "replicas_max", b"replicas_max", "replicas_min", b"replicas_min", "replicas_needed", b"replicas_needed", "replicas_ready", b"replicas_ready", "replicas_total", b"replicas_total", "root", b"root", "slots_free", b"slots_free", "slots_total", b"slots_total", "tpot_ms", b"tpot_ms", "usable_share", b"usable_share", "used_share", b"used_share", "version", b"version", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from ipaddress import ip_address
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,9 +13,11 @@ from farhop.service.config import Entry, Listen, Session
 from farhop.store.documents.report import CLIENT_URL, MODELS_LIMIT
 from regional_lb.engines.config import EnginesConfig
 from regional_lb.mesh.config import MeshConfig
+from regional_lb.picker.config import PickerConfig
 from regional_lb.scheduler.admission import ForeignConfig
 from regional_lb.scheduler.policy import PolicyConfig
 from regional_lb.scheduler.queue import QueueConfig
+from regional_lb.scheduler.scaling import ScalingConfig
 from regional_lb.scheduler.split import SplitConfig
 
 FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -39,21 +42,33 @@ class TokenizerFiles(Part):
     template: FilePath | None = None
 
 
+class ResumeConfig(Part):
+    """Streams that go on from another replica when theirs breaks. `exact`: by token ids, where the engine tells them
+    (vLLM); `off`: never."""
+
+    mode: Literal["exact", "off"] = "exact"
+
+
 class RegionalConfig(EnginesConfig, MeshConfig):
     """One regional balancer: what each of its rooms is told, in one file.
 
-    `policy` is for all models but those of `policies`. `splits` are by model, between the versions of its replicas.
-    `tokenizers` are by model; an adapter that has none is read by that of its replica's first model.
+    `policy` and `scaling` are for all models but those of `policies` and `scalings`. `splits` are by model, between the
+    versions of its replicas. `tokenizers` are by model; an adapter that has none is read by that of its replica's first
+    model.
     """
 
     tier: Listen
     client: ClientEntry | None = None
+    picker: PickerConfig | None = None
     queue: QueueConfig = QueueConfig()
     foreign: ForeignConfig = ForeignConfig()
     policy: PolicyConfig = PolicyConfig()
     policies: dict[Model, PolicyConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
+    scaling: ScalingConfig = ScalingConfig()
+    scalings: dict[Model, ScalingConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
     splits: dict[Model, SplitConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
     session: Session = Session()
+    resume: ResumeConfig = ResumeConfig()
     tokenizers: dict[Model, TokenizerFiles] = Field(default_factory=dict, max_length=MODELS_LIMIT)
 
     @model_validator(mode="after")
@@ -91,6 +106,17 @@ class RegionalConfig(EnginesConfig, MeshConfig):
         for where, named in (("policies", self.policies.keys()), ("tokenizers", self.tokenizers.keys())):
             for model in named - served:
                 raise ValueError(f"{where}.{model}: no replica serves this model; correct its name, or leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _at_addresses(self) -> RegionalConfig:
+        for replica in self.replicas if self.picker is not None else ():
+            try:
+                ip_address(replica.address.host)
+            except ValueError:
+                raise ValueError(
+                    f"replicas: {replica.label} is at a name, and a gateway is told addresses; give it an IP address"
+                ) from None
         return self
 
     def tokenizer_of(self) -> dict[str, TokenizerFiles]:

@@ -20,14 +20,15 @@ from farhop_wire import peers_pb2_grpc, region_pb2_grpc
 from farhop.balance.health.replica import Mode
 from farhop.balance.limits import ByteBudget, SlotLimit
 from farhop.balance.machine import LawChanged
-from farhop.config import load
+from farhop.config import ConfigError, load
 from farhop.identity.hop_token import HopVerifier
 from farhop.identity.redirect_token import RedirectTokenVerifier, holder
 from farhop.relay.http.listener import Listener, PortTakenError
 from farhop.relay.relay import Relay
+from farhop.relay.upstream.resumable import Resumption
 from farhop.service import dataplane, stores
 from farhop.service.admin import AdminServer
-from farhop.service.authenticator import KeyAuthenticator
+from farhop.service.authenticator import GatewayAuthenticator, KeyAuthenticator
 from farhop.service.certificates import TlsManager
 from farhop.service.clock import Clock, wall
 from farhop.service.decisions import Decisions
@@ -36,6 +37,7 @@ from farhop.service.large_bodies import LargeBodyReader
 from farhop.service.loop_lag import LoopLag
 from farhop.service.peer_authenticator import peer_authenticator_of
 from farhop.service.process import run as run_process
+from farhop.service.recorder import Recorder
 from farhop.service.reload import LIVE as LIVE_OF_BOTH
 from farhop.service.reload import Reloader
 from farhop.service.request_telemetry import RequestTelemetry
@@ -53,6 +55,7 @@ from regional_lb.engines.discovery import Discovery
 from regional_lb.engines.watch import Watcher
 from regional_lb.mesh.peers import Peers
 from regional_lb.mesh.report import Reporter
+from regional_lb.picker.server import PickerServer
 from regional_lb.scheduler.flow import FlowConfig, Reconfigured, RegionalFlow
 from regional_lb.scheduler.policy import Policies
 from regional_lb.scheduler.split import Splits
@@ -61,12 +64,16 @@ from topology.law import Law
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from farhop.balance.model_facts import ModelFacts
+    from farhop.relay.http.connection import ClientLimits
+    from farhop.service.authenticator import Authenticator
     from farhop.service.certificates import Certificates
     from farhop.service.config import Listen
     from farhop.store.contract import Store
     from farhop.store.etcd_link import EtcdSettings
     from regional_lb.engines.config import ReplicaConfig
     from regional_lb.engines.kv.events import KvListener
+    from regional_lb.picker.config import PickerConfig
     from topology.model import Topology
 
 _CONTROL = (
@@ -84,7 +91,8 @@ _CONTROL = (
 
 # What may change while it lives. What refers to the replicas of the file goes with them.
 LIVE = LIVE_OF_BOTH | {
-    "policy": (), "policies": (), "splits": (), "queue": (), "foreign": (), "replicas": ("discovery",),
+    "policy": (), "policies": (), "scaling": (), "scalings": (), "splits": (), "queue": (), "foreign": (),
+    "replicas": ("discovery",),
 }  # fmt: skip
 FOUND_EXPECTED = 256  # replicas that discovery may bring before their probes take descriptors from clients' share
 
@@ -103,14 +111,31 @@ class RegionalBalancer:
         """`path`: the file that the configuration is read from anew; None: it stays."""
         self.config, self.topology = config, topology
         self.clock = Clock(rng)
-        log = logs.Throttled(logs.get("regional"), 10.0, self.clock.now)
+        self._incarnation = time.time_ns() // 1_000_000
+        self._instruments(rng)
+        policies, splits = Policies({"": config.policy, **config.policies}), Splits(config.splits)
+        self.flow = RegionalFlow(_flow_config(config), Law(topology), rng, self._weight, policies, splits)
+        engines = self._data_plane(rng)
+        self._listeners(rng)
+        self._watch_and_follow(rng, engines, store)
+        self.reloader = Reloader(
+            path, config, topology, LIVE, self.laws, self._prepared, _clusters if store is None else None
+        )
+        self.reloader.log = logs.get("regional")
+        self._administration()
+        self.control: grpc.aio.Server | None = None
+        self.reporter: Reporter | None = None
+        self._gauges()
+
+    def _instruments(self, rng: Random) -> None:
+        """Logs, metrics, spans and decisions: what watches the process and its requests."""
+        config = self.config
+        self._log = log = logs.Throttled(logs.get("regional"), 10.0, self.clock.now)
         self.metrics = TierMetrics("regional", config.region, config.instance)
         self.decisions = Decisions()
         self.tracing = Tracing("farhop-regional", config.region, config.instance)
         for problem in self.tracing.problems:
             log.warning("telemetry", problem, problem=problem)
-        policies, splits = Policies({"": config.policy, **config.policies}), Splits(config.splits)
-        self.flow = RegionalFlow(_flow_config(config), Law(topology), rng, self._weight, policies, splits)
         self.telemetry = RequestTelemetry(
             "farhop.regional",
             "farhop.regional.pick",
@@ -122,6 +147,10 @@ class RegionalBalancer:
             reasons=PickReasons(),
             traced_per_s_max=config.limits.traced_per_s_max,
         )
+
+    def _data_plane(self, rng: Random) -> Certificates | None:
+        """What requests pass through to engines; the engines' certificates."""
+        config, log = self.config, self._log
         self.budget, self.requests = ByteBudget(config.limits.buffered_bytes_max), SlotLimit(config.limits.requests_max)
         self.lag = LoopLag()
         engine_key = config.engine_key.get_secret_value() if config.engine_key else None
@@ -129,7 +158,7 @@ class RegionalBalancer:
         self.tls = dataplane.TlsSetup(TlsManager(logs.get("regional"), wall), self.metrics, log)
         engines = self.tls.upstream("engine_tls", config.engine_tls)
         pool = self.tls.pool(config.limits, engines)
-        self._log, self._slots = log, dataplane.slots(aside=_descriptors(config))
+        self._slots = dataplane.slots(aside=_descriptors(config))
         self.relay = Relay(
             b"regional",
             self.flow,
@@ -140,13 +169,37 @@ class RegionalBalancer:
             budget=self.budget,
             asks_load=config.watch.orca,
         )
-        self._incarnation = time.time_ns() // 1_000_000
-        self._listeners(rng)
-        self._watch_and_follow(rng, engines, store)
-        self.reloader = Reloader(
-            path, config, topology, LIVE, self.laws, self._prepared, _clusters if store is None else None
-        )
-        self.reloader.log = logs.get("regional")
+        if config.resume.mode == "exact":
+            self.relay.resumption = resumption = Resumption(self._context_tokens, rng)
+            self._resume_metrics(resumption)
+        return engines
+
+    def _context_tokens(self, replica: str, model: str) -> int | None:
+        """See Resumption."""
+        known = self.flow.view.replicas.get(replica)
+        if known is None or not known.token_ids:
+            return None
+        facts = known.facts.get(model)
+        return facts.max_model_len if facts is not None else 0
+
+    def _resume_metrics(self, resumption: Resumption) -> None:
+        self.metrics.counter(
+            "resumes",
+            "Streams whose engine broke, by what became of them, and streams that could not have gone on, by why.",
+            lambda: dict(resumption.outcomes), ("outcome", "reason"),
+        )  # fmt: skip
+        self.metrics.counter(
+            "resume_recomputed_tokens", "Tokens computed again where streams went on elsewhere; nobody is billed for.",
+            lambda: resumption.recomputed_tokens,
+        )  # fmt: skip
+        self.metrics.gauge(
+            "resume_kept_bytes", "Kept of streams under way, so that they can go on elsewhere.",
+            lambda: resumption.kept_bytes,
+        )  # fmt: skip
+
+    def _administration(self) -> None:
+        """The admin port: what operators see, and may do."""
+        config = self.config
         self.tier_admin = RegionalAdmin(
             config.instance,
             flow=self.flow,
@@ -160,25 +213,32 @@ class RegionalBalancer:
         )
         self.tier_admin.newest_epoch = lambda: self.hop_authenticator.newest_epoch
         self.tier_admin.origins = self._origins
-        hub = topology.regions[config.region].hub
+        hub = self.topology.regions[config.region].hub
         self.tier_admin.kept = lambda: stores.kept(self.store, hub)
         self.admin = AdminServer(
             self.tier_admin, self.metrics, self.decisions, self.tls.listener("admin", config.admin),
             config.admin.made(config.trust_domain),
         )  # fmt: skip
-        self.control: grpc.aio.Server | None = None
-        self.reporter: Reporter | None = None
-        self._gauges()
+        self.telemetry.recorder = Recorder(config.region)
+        self.admin.more = (("GET", "/record", self.telemetry.recorder.stream, "read"),)
 
     def _watch_and_follow(self, rng: Random, engines: Certificates | None, store: Store | None) -> None:
         """What looks at replicas, at the store and at the region's other balancers, and tells the machine."""
         config = self.config
         self.watcher = Watcher(
-            config, self.relay.react, self.metrics.report_refused, self.clock.now, rng,
-            dataplane.context_of(engines), self.tls.trouble,
-            grpc.ssl_channel_credentials if engines is None else lambda: engines.material.channel(),
-            self.flow.standing.answered_at, self._in_flight_at, self._warn, self._listen_to_kv_events,
-        )  # fmt: skip
+            config,
+            react=self.relay.react,
+            refused=self.metrics.report_refused,
+            clock=self.clock.now,
+            rng=rng,
+            context=dataplane.context_of(engines),
+            trouble=self.tls.trouble,
+            credentials=grpc.ssl_channel_credentials if engines is None else lambda: engines.material.channel(),
+            answered_at=self.flow.standing.answered_at,
+            in_flight=self._in_flight_at,
+            warn=self._warn,
+            watched=self._listen_to_kv_events,
+        )
         self.kv_listener: KvListener | None = None
         hubs = store if store is not None else stores.home_hubs(config, self.topology, config.remote_hub)
         keep = stores.keep(config, "regional", rng, self._log)
@@ -191,14 +251,27 @@ class RegionalBalancer:
         self.discovery = Discovery(
             config, self.store, self.watcher.announce, self.metrics.report_refused, self._warn, rng
         )
+        self.authenticator.objective = self.discovery.objective
+        if isinstance(self.picker_authenticator, KeyAuthenticator):
+            self.picker_authenticator.objective = self.discovery.objective
         self._tasks = Tasks()
         assert self.flow.shares is not None  # it has a name
         self.peer_authenticator = peer_authenticator_of(config.control, config.trust_domain)
         self.peers = Peers(
-            config, self.flow, self.flow.shares, self.store, self.relay.react, self.metrics.report_refused,
-            self.clock.now, rng, self._incarnation, self.tls.upstream("peers.tls", config.peers.tls),
-            self.tls.trouble, self.laws, self.peer_authenticator,
-        )  # fmt: skip
+            config,
+            self.flow,
+            self.flow.shares,
+            self.store,
+            react=self.relay.react,
+            refused=self.metrics.report_refused,
+            clock=self.clock.now,
+            rng=rng,
+            incarnation=self._incarnation,
+            certificates=self.tls.upstream("peers.tls", config.peers.tls),
+            trouble=self.tls.trouble,
+            laws=self.laws,
+            peer_authenticator=self.peer_authenticator,
+        )
 
     def _adopt(self, law: Law) -> None:
         self.relay.react(LawChanged(law))
@@ -206,7 +279,12 @@ class RegionalBalancer:
     def _origins(self) -> dict[str, Any]:
         hub = self.topology.regions[self.config.region].hub
         published = {} if self.reporter is None else self.reporter.published(hub)
-        return {**self.discovery.status(), "hubs": [{"hub": name, "trouble": why} for name, why in published.items()]}
+        picker = {} if self.picker is None else {"picker": self.picker.status(self.discovery.failing_open())}
+        return {
+            **self.discovery.status(),
+            **picker,
+            "hubs": [{"hub": name, "trouble": why} for name, why in published.items()],
+        }
 
     def _weight(self, tenant: str) -> float:
         known = self.flow.law.topology.tenants.get(tenant)
@@ -240,6 +318,7 @@ class RegionalBalancer:
             session=session,
             header_matches=header_matches,
             tokenizers=self.tokenizers,
+            wants_tokens=lambda request: self.flow.wants_tokens(request, self.clock.now()),
             guard=self.guard,
             large=self.large,
             to_engines=True,
@@ -265,6 +344,31 @@ class RegionalBalancer:
             tls=self.tls.listener("client", config.client),
         )  # fmt: skip
         self.control_certificates = self.tls.listened("control", config.control)
+        self.picker: PickerServer | None = None
+        self.picker_authenticator: Authenticator | None = None
+        if config.picker is not None:
+            self._make_picker(config.picker, ingress, limits)
+
+    def _make_picker(self, config: PickerConfig, ingress: Callable[..., Ingress], limits: ClientLimits) -> None:
+        """Another way in, of those whom a gateway asks for."""
+        authenticator: Authenticator = self.authenticator
+        if config.callers == "hop":  # the gateway's certificate is not that of the balancer that signed
+            authenticator = HopAuthenticator(self.hop_verifier, self.flow, self.clock, names_body=True)
+        elif config.callers == "gateway":
+            authenticator = GatewayAuthenticator(
+                self.config.region,
+                lambda: self.flow.law,
+                self._offered,
+                self.config.limits.request_s,
+                config.tenant_header,
+            )
+        self.picker_authenticator = authenticator
+        handler = ingress(authenticator, ready=self._ready)
+        handler.relay = self.picker = PickerServer(
+            config, handler, self.relay, limits, self.budget, self.requests,
+            view=lambda: self.flow.view, ready=self._ready, log=self._log,
+        )  # fmt: skip
+        self.picker_certificates = self.tls.listened("picker", config)
 
     def reload(self) -> None:
         """See farhop.service.process.Balancer."""
@@ -298,8 +402,9 @@ class RegionalBalancer:
     def _ready(self) -> bool:
         return self.tier_admin.ready()
 
-    def _offered(self, regions: frozenset[str]) -> list[str]:
-        return sorted(self.flow.view.by_model) if self.config.region in regions else []
+    def _offered(self, regions: frozenset[str]) -> dict[str, ModelFacts]:
+        view = self.flow.view
+        return {model: view.facts(model) for model in view.by_model} if self.config.region in regions else {}
 
     def _gauges(self) -> None:
         flow, gauge, counter = self.flow, self.metrics.gauge, self.metrics.counter
@@ -324,6 +429,19 @@ class RegionalBalancer:
                 "Prompts of which an engine found other tokens cached than by its own word it held.",
                 lambda: flow.guard.mispredictions,
             )
+        if (picker := self.picker) is not None:
+            gauge("picker_streams", "Requests that gateways have open here.", lambda: float(picker.streams))
+            counter(
+                "picker_moved", "Requests that a gateway sent to a later endpoint of their list.", lambda: picker.moved
+            )
+            counter(
+                "picker_misled", "Requests of gateways that cannot be served.", lambda: dict(picker.misled_by), "reason"
+            )
+            gauge(
+                "picker_fails_open",
+                "1 if a gateway is said to send requests past a picker that does not answer.",
+                lambda: float(picker.fails_open(self.discovery.failing_open())),
+            )
         gauge("replica_in_flight", "Requests at each replica.", self._in_flight, "replica")
         gauge(
             "replica_kv_cache_usage_ratio",
@@ -334,6 +452,8 @@ class RegionalBalancer:
         gauge("replica_usable_ratio", "Of its slots, what each replica may use; 0: none.", self._shares, "replica")
         gauge("replicas", "Replicas by state.", lambda: flow.standing.states(self.clock.now()), "state")
         counter("replica_ejections", "Ejections of replicas.", flow.standing.ejections.copy, "reason")
+        gauge("ready_replicas", "Replicas that can take work, by model.", self._present, "model")
+        gauge("desired_replicas", "Replicas that should be there.", self._desired, "model")
         gauge("models_by_mode", "Models by how their replicas may be used.", self._modes, "mode")
         self.laws.observe(self.metrics)
         self.reloader.observe(self.metrics)
@@ -353,12 +473,19 @@ class RegionalBalancer:
         return {name: float(self.flow.ledger.load(name).in_flight) for name in self.flow.view.replicas}
 
     def _kv_shares(self) -> dict[str, float]:
-        told = ((name, replica.sample) for name, replica in self.flow.view.replicas.items())
-        return {name: sample.kv_usage for name, sample in told if sample is not None and sample.kv_usage is not None}
+        samples = ((name, replica.sample) for name, replica in self.flow.view.replicas.items())
+        return {name: sample.kv_usage for name, sample in samples if sample is not None and sample.kv_usage is not None}
 
     def _shares(self) -> dict[str, float]:
         now, standing = self.clock.now(), self.flow.standing
         return {name: standing.offered(name, now) for name in standing.health}
+
+    def _desired(self) -> dict[str, float]:
+        return {model: float(replicas) for model, replicas in self.flow.scaling.desired().items()}
+
+    def _present(self) -> dict[str, float]:
+        flow, now = self.flow, self.clock.now()
+        return {model: float(len(flow.wait_estimate.able(model, now))) for model in flow.view.by_model}
 
     def _modes(self) -> dict[str, float]:
         now = self.clock.now()
@@ -383,11 +510,11 @@ class RegionalBalancer:
         advertised = config.advertise
         addresses = (f"{advertised}:{tier}", f"{advertised}:{control}", config.admin.reached_at(admin, advertised))
         self.reporter = Reporter(
-            config.region,
-            config.instance,
-            addresses,
             self.flow,
-            self.clock.now,
+            region=config.region,
+            instance=config.instance,
+            addresses=addresses,
+            clock=self.clock.now,
             incarnation=self._incarnation,
             prefix_nodes_per_s=config.prefix_nodes_per_s,
             client_url=(config.client.url or "") if config.client is not None else "",
@@ -403,9 +530,14 @@ class RegionalBalancer:
         await self.control.start()
         await self.peers.open(addresses[1])
         client = ""
+        if self.picker is not None and config.picker is not None:
+            at = config.picker
+            listen = partial(_listen, host=at.host, port=at.port, certificates=self.picker_certificates, name="picker")
+            port = await self.picker.open(listen)
+            client = f", gateways on {at.host}:{port}"
         if config.client is not None:
             port = await dataplane.open_entry(self.client_listener, config.client, self.tier_admin.ready)
-            client = f", clients on {config.client.host}:{port}"
+            client = f", clients on {config.client.host}:{port}{client}"
         await self.reporter.open(self.store)
         self.tls.open()
         self._tasks.start(self.reloader.keep(), "look at the configuration")
@@ -459,7 +591,8 @@ class RegionalBalancer:
 
     async def _drain(self) -> None:
         drain_s = self.config.limits.drain_s
-        await asyncio.gather(self.tier_listener.close(drain_s), self.client_listener.close(drain_s))
+        picked = () if self.picker is None else (self.picker.close(drain_s),)
+        await asyncio.gather(self.tier_listener.close(drain_s), self.client_listener.close(drain_s), *picked)
 
     async def _close_control(self) -> None:
         if self.control is not None:
@@ -468,7 +601,9 @@ class RegionalBalancer:
 
 def _flow_config(config: RegionalConfig) -> FlowConfig:
     health = config.health.thresholds(config.watch.rise, config.watch.fall)
-    return FlowConfig(config.region, config.instance, config.queue, health, config.foreign)
+    return FlowConfig(
+        config.region, config.instance, config.queue, health, config.foreign, config.scaling, config.scalings
+    )
 
 
 def _clusters(config: RegionalConfig, topology: Topology) -> dict[str, EtcdSettings]:
@@ -491,7 +626,9 @@ def _handshake_limit(control: Listen) -> tuple[tuple[str, int], ...]:
     return () if control.tls is None else (("grpc.server_handshake_timeout_ms", int(1e3 * control.tls.handshake_s)),)
 
 
-def _listen(server: grpc.aio.Server, host: str, port: int, certificates: Certificates | None) -> int:
+def _listen(
+    server: grpc.aio.Server, host: str, port: int, certificates: Certificates | None, name: str = "control"
+) -> int:
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
@@ -501,14 +638,19 @@ def _listen(server: grpc.aio.Server, host: str, port: int, certificates: Certifi
         return server.add_insecure_port(where)
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or "it is taken"
-        raise PortTakenError(f"control: cannot listen on {where}: {reason}; choose another port") from None
+        raise PortTakenError(f"{name}: cannot listen on {where}: {reason}; choose another port") from None
 
 
-def run(path: Path) -> None:
-    """Run a regional balancer from its configuration file. SystemExit(2), after one line, if it cannot start."""
+def run(path: Path, *, picks: bool = False) -> None:
+    """Run a regional balancer from its configuration file. SystemExit(2), after one line, if it cannot start. `picks`:
+    gateways must be able to ask it."""
 
     def make() -> RegionalBalancer:
         config = load(RegionalConfig, path)
+        if picks and config.picker is None:
+            raise ConfigError(
+                str(path), ["picker: is not given; say where gateways come, such as picker: {port: 9003}"]
+            )
         logs.configure("regional", config.region, config.instance, config.log_level)
         return RegionalBalancer(config, stores.world(config), Random(), path=path)
 

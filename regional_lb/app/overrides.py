@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Event
     from farhop.store.contract import Change, Store
-    from farhop.store.documents.authored import Signature
+    from farhop.store.documents.authored import Authorship
 
 _Policies = Annotated[dict[Model | Literal[""], PolicyConfig], Field(max_length=MODELS_LIMIT + 1)]
 _Splits = Annotated[dict[Model, SplitConfig], Field(max_length=MODELS_LIMIT)]
@@ -48,7 +48,7 @@ class Overrides:
         refused: Callable[[str], None],
     ) -> None:
         self._store, self._key, self.what, self._event_of, self._react = store, key, what, read, react
-        self._documents: Documents[tuple[Event, Signature | None]] = Documents(self._read, refused, what, key)
+        self._documents: Documents[tuple[Event, Authorship | None]] = Documents(self._read, refused, what, key)
 
     async def follow(self) -> None:
         """Until cancelled, or the store is closed."""
@@ -60,13 +60,13 @@ class Overrides:
             self._react(self._event_of(b"{}") if document is None else document[0])
 
     def status(self) -> dict[str, Any] | None:
-        """Who wrote what is in force, and why; None if nothing stands there, or nobody signed it."""
-        _, signed = self._documents.get(self._key) or (None, None)
-        return None if signed is None else {"author": signed.author, "why": signed.why, "at": signed.at.isoformat()}
+        """Who wrote what is in force, and why; None if nothing stands there, or no author is named."""
+        _, known = self._documents.get(self._key) or (None, None)
+        return None if known is None else {"author": known.author, "why": known.why, "at": known.at.isoformat()}
 
-    def _read(self, _key: str, document: bytes) -> tuple[Event, Signature | None]:
-        by_model, signature = parted(document or b"{}")
-        return self._event_of(by_model), signature
+    def _read(self, _key: str, document: bytes) -> tuple[Event, Authorship | None]:
+        by_model, authorship = parted(document or b"{}")
+        return self._event_of(by_model), authorship
 
 
 def policies(store: Store, region: str, react: Callable[[Event], None], refused: Callable[[str], None]) -> Overrides:

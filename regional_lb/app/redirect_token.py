@@ -16,6 +16,7 @@ from farhop.service.authenticator import Caller, hint_scope, recorded
 from topology.law import Scope
 
 if TYPE_CHECKING:
+    from farhop.balance.model_facts import ModelFacts
     from farhop.identity.hop_token import HopClaims
     from farhop.identity.redirect_token import RedirectToken, RedirectTokenVerifier
     from farhop.relay.answers import Reply
@@ -85,7 +86,7 @@ class RedirectAuthenticator:
         """As a key's would be: what narrowed it before narrows it once more."""
         return self._keys.wished(caller, wishes, lines)
 
-    def models(self, caller: Caller) -> list[str]:
+    def models(self, caller: Caller) -> dict[str, ModelFacts]:
         """The models this caller may use."""
         return self._keys.models(caller)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from farhop.balance.machine import Request, Usage
+    from farhop.balance.model_facts import ModelFacts
     from farhop.identity.hop_token import HopVerifier
     from farhop.relay.active import ActiveRequest
     from farhop.relay.answers import Reply
@@ -92,9 +93,10 @@ class HopAuthenticator:
         """Within the residency that the body names, once more: by the map of this region."""
         return narrowed(self._flow.law, caller, wishes)
 
-    def models(self, _caller: Caller) -> list[str]:
+    def models(self, _caller: Caller) -> dict[str, ModelFacts]:
         """The models served here."""
-        return sorted(self._flow.view.by_model)
+        view = self._flow.view
+        return {model: view.facts(model) for model in sorted(view.by_model)}
 
     def recorded(self, caller: Caller, model: str) -> bool:
         """Whether spans and decisions of a request for this model may be kept here."""
@@ -272,6 +274,7 @@ class RegionalAdmin:
             "trie_nodes": flow.trie.nodes,
             "predicted_hit_tokens": flow.predicted_tokens,
             "actual_hit_tokens": flow.actual_tokens,
+            "scaling": flow.scaling.status(),
             "modes": {model: flow.wait_estimate.mode(model, now) for model in sorted(flow.view.by_model)},
             "ejections": dict(flow.standing.ejections),
             "peers": self._peers.status() if self._peers is not None else [],
@@ -307,7 +310,7 @@ class RegionalAdmin:
             "engine_running": sample.running if sample is not None else None,
             "engine_kv_usage": sample.kv_usage if sample is not None else None,
             "engine_hit_share": sample.hit_share if sample is not None else None,
-            "tells_cached_tokens": flow.tells_cached_tokens(name),
+            "reports_cached_tokens": flow.reports_cached_tokens(name),
             "sample_age_s": now - sample.at if sample is not None else None,
             "prefill_ms_per_token": speed.prefill_ms_per_token,
             "tpot_ms": speed.tpot_at(total.in_flight + 1.0),
@@ -315,7 +318,7 @@ class RegionalAdmin:
             "speed_sample_age_s": now - speed.sampled_at if speed.sampled_at is not None else None,
             "slow": flow.speeds.slow(name, total.in_flight, now),
             "adapters_loaded": list(flow.adapters.loaded(name)),
-            "kv_word": flow.blocks.word(name),
+            "kv_events": flow.blocks.events_state(name),
         }
 
     def compose(self, question: Question) -> Request:
@@ -336,6 +339,10 @@ class RegionalAdmin:
             "reasons": PickReasons().record(choice) if choice is not None else None,
             "law": self._laws.status(),
         }
+
+    def scaling(self) -> dict[str, dict[str, int]]:
+        """See TierAdmin."""
+        return {self._flow.config.region: self._flow.scaling.desired()}
 
     def law(self) -> dict[str, Any]:
         """See TierAdmin."""

@@ -17,6 +17,7 @@ from farhop.balance.machine import Address
 from farhop.config import DAY_S, Model, Part, Seconds, Secret
 from farhop.service.config import ConnectTls, Process
 from farhop.store.documents.report import GPU_TYPES_LIMIT, MODELS_LIMIT
+from regional_lb.engines.signals.slots import SLOTS_MAX
 from regional_lb.fleet.config import Health
 
 # What a report may say (farhop.store.documents.report): a configuration beyond it would keep the region from reporting
@@ -120,11 +121,12 @@ class Probe(Part):
 
 
 class Traits(Part):
-    """What an engine is, wherever it is. Slots, KV tokens and speeds are starting points: metrics and measurement
-    correct them. `engine` is found out from its page where it is not told, `models` is asked of it if it is empty.
-    `version` is that of its models, for `splits`; `adapters` are LoRA adapters served beside them. With role `prefill`
-    it computes prompts for others and answers nobody; `disaggregation` is how they get them, by `engine` where it is
-    not told, and `bootstrap_port` where SGLang's meet (docs/understand/disaggregation.md)."""
+    """What an engine is, wherever it is. KV tokens and speeds are starting points: metrics and measurement correct
+    them. `slots`, how many requests it runs at once, holds where it is given; else the engine is asked, and where it
+    does not tell it is 256. `engine` is found out from its page where it is not told, `models` is asked of it if it
+    is empty. `version` is that of its models, for `splits`; `adapters` are LoRA adapters served beside them. With
+    role `prefill` it computes prompts for others and answers nobody; `disaggregation` is how they get them, by
+    `engine` where it is not told, and `bootstrap_port` where SGLang's meet (docs/understand/disaggregation.md)."""
 
     engine: EngineName | None = None
     probe: Probe = Probe()
@@ -134,7 +136,7 @@ class Traits(Part):
     disaggregation: Handover | None = None
     bootstrap_port: Port = BOOTSTRAP_PORT
     gpu: Annotated[str, Field(pattern=r"^[ -~]{0,64}$")] = ""
-    slots: Annotated[int, Field(ge=1, le=1_000_000)] = 256
+    slots: Annotated[int, Field(ge=1, le=SLOTS_MAX)] | None = None
     kv_tokens: Annotated[int, Field(ge=1, le=1_000_000_000)] = 25_000
     prefill_tokens_max: Annotated[int, Field(ge=1, le=1_000_000_000)] = 2048
     prefill_ms_per_token: Milliseconds = 0.1
@@ -325,7 +327,10 @@ def nameserver(text: str) -> tuple[str, int]:
 class KubernetesSource(Part):
     """What Kubernetes knows: endpoints of a `service`, EndpointSlices by `selector`, or the pods of an InferencePool.
 
-    `port` is a port's name or number where there are several. Without `api` the pod's own service account is used; an
+    `port` is a port's name or number where there are several. `objectives` is the group and version whose
+    InferenceObjectives name the pool (`llm-d.ai/v1alpha2`), for the priorities that they give; None: none are read.
+
+    Without `api` the pod's own service account is used; an
     `http://` API (kubectl proxy) is asked without a token.
     """
 
@@ -335,6 +340,7 @@ class KubernetesSource(Part):
     pool: _Name | None = None
     namespace: _Name | None = None
     port: Port | Annotated[str, Field(pattern=r"^[a-z0-9-]{1,63}$")] | None = None
+    objectives: Annotated[str, Field(pattern=r"^[a-z0-9.-]{1,253}/v[a-z0-9]{1,31}$")] | None = None
     api: Annotated[str, Field(pattern=r"^https?://[^/\s?#@]{1,512}$")] | None = None
     token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
     ca_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
@@ -347,6 +353,8 @@ class KubernetesSource(Part):
             raise ValueError("give one of service, selector and pool")
         if self.pool is not None and self.port is not None:
             raise ValueError("port: an InferencePool says its own targetPorts; leave this out")
+        if self.pool is None and self.objectives is not None:
+            raise ValueError("objectives: are those of an InferencePool; give pool, or leave this out")
         return self
 
     @property

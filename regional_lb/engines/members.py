@@ -8,11 +8,12 @@ clock. Never looks at health.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farhop.store.documents.report import BASES_LIMIT, GPU_TYPES_LIMIT, MODELS_LIMIT
+from farhop.balance.model_facts import UNTOLD, ModelFacts
+from farhop.store.documents.report import BASES_LIMIT, COUNT_LIMIT, GPU_TYPES_LIMIT, MODELS_LIMIT, TEXT_LIMIT
 from regional_lb.engines.config import MODELS_MAX
 from regional_lb.engines.signals.exposition import PageError
 from regional_lb.fleet.view import Replica
@@ -26,14 +27,20 @@ if TYPE_CHECKING:
 
 class Listing(msgspec.Struct, frozen=True):
     """What an engine's /v1/models says: `ids` in its order, and every name (root, parent) one of them also goes by;
-    by id, what it is based on: an adapter on its parent (`adapters`), another name on its root."""
+    by id, what it is based on: an adapter on its parent (`adapters`), another name on its root; and by id, what clients
+    may be told of it (`facts`). `engine`: who says so (`owned_by`); `slots`: how many requests it runs at once, None
+    where it does not tell."""
 
     ids: tuple[str, ...]
     names: frozenset[str]
     bases: dict[str, frozenset[str]] = {}
     adapters: frozenset[str] = frozenset()
+    facts: dict[str, ModelFacts] = {}
+    engine: str = ""
+    slots: int | None = None
 
 
+SLOTS = 256  # of an engine that does not tell, as vLLM has it on most GPUs
 _UNLISTED = Listing((), frozenset())
 
 
@@ -41,6 +48,8 @@ class _Model(msgspec.Struct):
     id: str
     root: str | None = None
     parent: str | None = None
+    max_model_len: Any = None  # of engines that have no such thing it may be anything
+    owned_by: Any = None
 
 
 class _Models(msgspec.Struct):
@@ -64,10 +73,26 @@ def read_listing(body: bytes) -> Listing:
     bases: dict[str, frozenset[str]] = {}
     for model in models:
         base = model.parent or model.root  # the root of an adapter is but where its weights lie
-        told = {base} if base and base != model.id and _MODEL.fullmatch(base) else set()
-        bases[model.id] = bases.get(model.id, frozenset()) | told
+        reported = {base} if base and base != model.id and _MODEL.fullmatch(base) else set()
+        bases[model.id] = bases.get(model.id, frozenset()) | reported
     adapters = frozenset(model.id for model in models if model.parent and model.parent != model.id)
-    return Listing(ids[:MODELS_MAX], frozenset(names), {model: bases[model] for model in ids[:MODELS_MAX]}, adapters)
+    ids = ids[:MODELS_MAX]
+    by_id = {model.id: model for model in reversed(models)}
+    facts = {model: said for model in ids if (said := _facts(by_id[model])) != UNTOLD}
+    engine = by_id[ids[0]].owned_by
+    based = {model: bases[model] for model in ids}
+    return Listing(ids, frozenset(names), based, adapters, facts, engine if isinstance(engine, str) else "")
+
+
+def _facts(model: _Model) -> ModelFacts:
+    """What its engine says of it, as far as a report can pass it on."""
+    most = model.max_model_len
+    known = most if type(most) is int and 0 < most <= COUNT_LIMIT else 0
+    return ModelFacts(known, _short(model.root), _short(model.parent))
+
+
+def _short(name: str | None) -> str:
+    return name if name and len(name) <= TEXT_LIMIT and name.isprintable() else ""
 
 
 class Members:
@@ -113,6 +138,10 @@ class Members:
         before = self._listings.get(name)
         self._listings[name] = listing
         return _said(config, before) != _said(config, listing)
+
+    def slots(self, name: str) -> int | None:
+        """How many requests its engine said that it runs at once, None if it never did."""
+        return self._listings.get(name, _UNLISTED).slots
 
     def missing(self, name: str) -> frozenset[str]:
         """Which of the models configured for it its engine does not list."""
@@ -160,7 +189,7 @@ def _replica(config: ReplicaConfig, listing: Listing | None, draining: bool) -> 
         address=config.address,
         models=_models(config, listing),
         gpu=config.gpu,
-        slots=config.slots,
+        slots=config.slots or (listing.slots if listing is not None else None) or SLOTS,
         kv_tokens=config.kv_tokens,
         prefill_tokens_max=config.prefill_tokens_max,
         prefill_ms_per_token=config.prefill_ms_per_token,
@@ -171,9 +200,11 @@ def _replica(config: ReplicaConfig, listing: Listing | None, draining: bool) -> 
         kv_ranks=len(config.kv_sources),
         adapters=_adapters(config, listing),
         lineage=_lineage(config, listing),
+        facts=listing.facts if listing is not None else {},
         role=config.role,
         handover=config.handover,
         bootstrap_port=config.bootstrap_port,
+        token_ids=(config.engine or (listing.engine if listing is not None else "")) == "vllm",
     )
 
 
@@ -193,18 +224,19 @@ def _lineage(config: ReplicaConfig, listing: Listing | None) -> dict[str, Bases]
     known = listing if listing is not None else _UNLISTED
     lineage: dict[str, Bases] = {}
     for model in _models(config, listing):
-        told = known.bases.get(model, frozenset())
+        reported = known.bases.get(model, frozenset())
         if model not in config.adapters:
-            lineage[model] = told
+            lineage[model] = reported
             continue
-        bases = (told if model in known.adapters else frozenset()) | frozenset(config.models)
+        bases = (reported if model in known.adapters else frozenset()) | frozenset(config.models)
         bases = bases or frozenset(known.ids) - known.adapters - frozenset(config.adapters)
         lineage[model] = frozenset(sorted(bases - {model})[:BASES_LIMIT]) or None
     return lineage
 
 
-def _said(config: ReplicaConfig, listing: Listing | None) -> tuple[frozenset[str], frozenset[str], dict[str, Bases]]:
-    return _models(config, listing), _missing(config, listing), _lineage(config, listing)
+def _said(config: ReplicaConfig, listing: Listing | None) -> tuple[object, ...]:
+    known = listing if listing is not None else _UNLISTED
+    return _models(config, listing), _missing(config, listing), _lineage(config, listing), known.facts, known.slots
 
 
 def _missing(config: ReplicaConfig, listing: Listing | None) -> frozenset[str]:

@@ -127,13 +127,13 @@ class _Grpc:
             self._channel = self._open()
         try:
             async with asyncio.timeout(2.0 * self._timeout_s):  # gRPC keeps to its own; it has been known not to
-                told = await health_pb2_grpc.HealthStub(self._channel).Check(self._request, timeout=self._timeout_s)
+                reply = await health_pb2_grpc.HealthStub(self._channel).Check(self._request, timeout=self._timeout_s)
         except (grpc.RpcError, TimeoutError):
             await self.close()
             return FAILED
-        if told.status == health_pb2.HealthCheckResponse.SERVING:
+        if reply.status == health_pb2.HealthCheckResponse.SERVING:
             return READY
-        return UNREADY if told.status == health_pb2.HealthCheckResponse.NOT_SERVING else FAILED
+        return UNREADY if reply.status == health_pb2.HealthCheckResponse.NOT_SERVING else FAILED
 
     def _open(self) -> grpc.aio.Channel:
         where = str(self._address)

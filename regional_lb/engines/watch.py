@@ -24,7 +24,7 @@ from regional_lb.engines import probes
 from regional_lb.engines.config import place_of
 from regional_lb.engines.members import Members, read_listing
 from regional_lb.engines.signals import engines as signals
-from regional_lb.engines.signals import gpus
+from regional_lb.engines.signals import gpus, slots
 from regional_lb.engines.signals.exposition import PageError, Places
 from regional_lb.fleet.view import ReplicaProbed, ReplicaSampled, ViewSwapped, view_of
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Address, Event
     from regional_lb.engines.config import EnginesConfig, ReplicaConfig
+    from regional_lb.engines.members import Listing
     from regional_lb.fleet.view import Sample
 
 PAGE_BYTES_MAX = 4 * 1024 * 1024
@@ -58,6 +59,7 @@ class Watcher:
     def __init__(
         self,
         config: EnginesConfig,
+        *,
         react: Callable[[Event], None],
         refused: Callable[[str], None],
         clock: Callable[[], float],
@@ -67,7 +69,7 @@ class Watcher:
         credentials: Callable[[], grpc.ChannelCredentials] = grpc.ssl_channel_credentials,
         answered_at: Callable[[str], float] = lambda _label: -inf,
         in_flight: Callable[[str], int] = lambda _name: 0,
-        say: Callable[[str, str], None] = lambda _name, _problem: None,
+        warn: Callable[[str, str], None] = lambda _name, _problem: None,
         watched: Callable[[Mapping[str, ReplicaConfig]], None] = lambda _watched: None,
     ) -> None:
         self._config, self._watch = config, config.watch
@@ -81,8 +83,8 @@ class Watcher:
         ] = {}  # what a scrape said of its work, since when
         self._react, self._refused, self._clock, self._rng = react, refused, clock, rng
         self._pool: Pool | None = None
-        self._gpus: dict[str, tuple[float, tuple[gpus.Gpu, ...]]] = {}  # by the exporter's URL, and when it was heard
-        self._in_flight, self._say, self._watched = in_flight, say, watched
+        self._gpus: dict[str, tuple[float, tuple[gpus.Gpu, ...]]] = {}  # by the exporter's URL, and when it was fetched
+        self._in_flight, self._warn, self._watched = in_flight, warn, watched
         # No request lives for longer than `request_s`: whoever is leaving then works on none.
         self.members = Members(config.limits.request_s)
         self._tasks = Tasks()
@@ -111,7 +113,7 @@ class Watcher:
         for name, why in self.members.left_out.items():
             if name not in left_before:
                 self._refused("discovery_limit")
-                self._say(name, f"left out: {why}")
+                self._warn(name, f"left out: {why}")
         watched = self.members.watched
         for name, (config, tasks) in list(self._looking.items()):
             now = watched.get(name)
@@ -170,15 +172,15 @@ class Watcher:
                 fails = 0 if verdict.ok else fails + 1
                 cold = cold or (fails >= self._watch.fall and replica.probe.warmup > 0)
                 if cold and verdict is probes.READY:
-                    self._tell(replica, probes.UNREADY)
+                    self._probed(replica, probes.UNREADY)
                     cold = not await self._warm_up(replica)
                     verdict = probes.FAILED if cold else verdict
-                self._tell(replica, verdict)
+                self._probed(replica, verdict)
                 await self._pause(self._watch.probe_s)
         finally:
             await prober.close()
 
-    def _tell(self, replica: ReplicaConfig, verdict: probes.Verdict) -> None:
+    def _probed(self, replica: ReplicaConfig, verdict: probes.Verdict) -> None:
         ready = self._ready.add if verdict is probes.READY else self._ready.discard
         ready(replica.label)
         fault, strain = self._gpus_of(replica)
@@ -189,11 +191,11 @@ class Watcher:
         """Whether it went through. Who refuses to be asked so is not warmed up, and serves all the same."""
         assert self._pool is not None
         for _ in range(replica.probe.warmup):
-            told = await probes.generates(self._pool, replica, self._key, _WARMUP_S)
-            if told is None:
+            answered = await probes.generates(self._pool, replica, self._key, _WARMUP_S)
+            if answered is None:
                 self._refused("generate_status")
                 return True
-            if not told:
+            if not answered:
                 return False
         return True
 
@@ -208,13 +210,13 @@ class Watcher:
             if self._clock() - shown_at < every_s:
                 self._hung.discard(name)
             elif name in self._ready:
-                told = await probes.generates(self._pool, replica, self._key, every_s)
-                if told is False and self._worked_since(name, self._clock() - every_s / 2.0):
-                    told = True  # busy with what takes long: ours waits its turn
-                if told is False:
+                answered = await probes.generates(self._pool, replica, self._key, every_s)
+                if answered is False and self._worked_since(name, self._clock() - every_s / 2.0):
+                    answered = True  # busy with what takes long: ours waits its turn
+                if answered is False:
                     self._hung.add(name)
                     continue
-                if told is None:
+                if answered is None:
                     self._refused("generate_status")
                 self._hung.discard(name)
                 shown_at = self._clock()
@@ -254,6 +256,8 @@ class Watcher:
         while self._current(replica):
             try:
                 listing = read_listing(await self._listing(replica.address))
+                if replica.slots is None:
+                    listing = replace(listing, slots=await self._slots(replica, listing))
                 if self._current(replica) and self.members.listed(replica.label, listing):
                     self._compare(replica)
                     if self._swapping is None or self._swapping.done():
@@ -262,7 +266,7 @@ class Watcher:
             except (PageError, FetchError) as error:
                 if unknown:
                     self._refused(f"models_{error.reason}")
-                    self._say(replica.label, f"{replica.url}/v1/models cannot be read ({error}): give it `models`")
+                    self._warn(replica.label, f"{replica.url}/v1/models cannot be read ({error}): give it `models`")
             await self._pause(self._watch.probe_s if unknown else self._watch.models_s)
 
     async def _swap_soon(self) -> None:
@@ -276,7 +280,7 @@ class Watcher:
         if missing:
             self._refused("models_other")
             names = ", ".join(sorted(missing)[:8])
-            self._say(replica.label, f"does not serve {names}: not in its /v1/models; correct `models`")
+            self._warn(replica.label, f"does not serve {names}: not in its /v1/models; correct `models`")
 
     async def _listing(self, address: Address) -> bytes:
         """Raises PageError, FetchError: then it has not said what it serves, and that is no evidence."""
@@ -285,6 +289,22 @@ class Watcher:
         if answer.status != 200:
             raise PageError("status", f"status {answer.status}")
         return answer.body
+
+    async def _slots(self, replica: ReplicaConfig, listing: Listing) -> int | None:
+        """How many requests it says that it runs at once; what it said before where it does not answer now."""
+        assert self._pool is not None
+        engine = replica.engine or listing.engine
+        paths, _ = slots.PAGES.get(engine, ((), None))
+        for path in paths:
+            try:
+                answer = await fetch.get(
+                    self._pool, replica.address, path, self._watch.timeout_s, LISTING_BYTES_MAX, self._key
+                )
+            except FetchError:
+                return self.members.slots(replica.label)
+            if answer.status == 200 and (told := slots.read_slots(engine, answer.body)) is not None:
+                return told
+        return None
 
     async def _look_at_gpus(self, url: str) -> None:
         address, path = place_of(url)
@@ -297,8 +317,8 @@ class Watcher:
 
     def _gpus_of(self, replica: ReplicaConfig) -> tuple[str, str]:
         """What its GPUs' exporter lately said to be broken, and what strained."""
-        heard_at, known = self._gpus.get(replica.dcgm, (0.0, ()))
-        if self._clock() - heard_at >= _GPUS_FRESH * self._watch.gpus_s:
+        fetched_at, known = self._gpus.get(replica.dcgm, (0.0, ()))
+        if self._clock() - fetched_at >= _GPUS_FRESH * self._watch.gpus_s:
             return "", ""
         health = self._config.health
         strain = gpus.strain(known, replica.gpus, health.gpu_temperature_c_max, health.gpu_free_mib_min)

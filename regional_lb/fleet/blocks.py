@@ -213,14 +213,19 @@ class BlockIndex:
         """Replicas whose word is whole."""
         return len(self._exact)
 
-    def word(self, replica: str) -> str | None:
-        """How much its word is worth: `exact`, `partial`, `cut` while it does not reach us; None if it gives none."""
+    def events_state(self, replica: str) -> str | None:
+        """What its KV events are good for: `exact`, `partial`, `cut` while none reach us; None if it sends none."""
         known = self._replicas.get(replica)
         if known is None:
             return None
         if replica in self._exact:
             return "exact"
         return "partial" if all(source.up for source in known.ranks) else "cut"
+
+    def tells(self, replica: str) -> bool:
+        """Whether anything is known of its cache by its own word: that it holds this, or that it holds nothing else."""
+        known = self._replicas.get(replica)
+        return known is not None and (replica in self._exact or any(one.up and one.blocks for one in known.ranks))
 
     def held_tokens(self, replica: str) -> float | None:
         """What the replica's caches hold in all, None where that is not known exactly."""

@@ -23,7 +23,7 @@ from regional_lb.fleet.shares import PeerReported, PeersChanged, TurnTimerFired
 from regional_lb.fleet.speeds import Speeds
 from regional_lb.fleet.standing import EASE_S, Standing
 from regional_lb.fleet.table import SAMPLE_FRESH_S, Subset, Table
-from regional_lb.fleet.untold_hits import UntoldHits
+from regional_lb.fleet.unreported_hits import UnreportedHits
 from regional_lb.fleet.view import BlocksChanged, ReplicaProbed, ReplicaSampled, prefill_variant, view_of
 from topology.lineage import Lineages
 
@@ -53,7 +53,7 @@ class Fleet:
         self.mirror = CacheMirror(estimates)
         self.trie, self.journal, self.blocks = self.mirror.trie, self.mirror.journal, self.mirror.blocks
         self.adapters = Adapters()
-        self.untold = UntoldHits()
+        self.unreported_hits = UnreportedHits()
         self.lineages = Lineages()
         self.ledger = Ledger(self._loaded)
         self.whole = Table(Subset((), np.empty(0, dtype=np.intp)))  # a row for each replica of the view
@@ -94,7 +94,7 @@ class Fleet:
         for name in before.keys() - view.replicas.keys():
             self._eased.pop(name, None)
             self.mirror.drop(name)
-            self.untold.forget(name)
+            self.unreported_hits.forget(name)
         self.speeds.adopt(view.replicas)
         self.adapters.adopt({name: replica.adapters for name, replica in view.replicas.items()})
         self.standing.adopt(view)
@@ -118,13 +118,13 @@ class Fleet:
         self.speeds.refresh(now)
         self.whole.rate(self.speeds)
 
-    def told(self, name: str, load: EngineLoad, now: float) -> None:
-        """A replica told its load beside an answer: newer than its last sample, which stands for the rest."""
+    def on_engine_load(self, name: str, load: EngineLoad, now: float) -> None:
+        """A replica gave its load with an answer: newer than its last sample, which stands for the rest."""
         known = self.view.replicas.get(name)
         if known is None or known.sample is None:
             return
-        told = {of: said for of in load.__struct_fields__ if (said := getattr(load, of)) is not None}
-        self._sampled(ReplicaSampled(name, replace(known.sample, at=now, queued=None, lora=None, **told)), now)
+        newer = {of: value for of in load.__struct_fields__ if (value := getattr(load, of)) is not None}
+        self._sampled(ReplicaSampled(name, replace(known.sample, at=now, queued=None, lora=None, **newer)), now)
 
     def _sampled(self, event: ReplicaSampled, now: float) -> str | None:  # noqa: ARG002
         """A replica said how it is doing: its entry and its row are renewed, whoever else there is."""
@@ -144,7 +144,7 @@ class Fleet:
             sample = replace(sample, queued=queued)
         if before is not None and sample.restarted(before):
             self._forget(name)
-        elif before is not None and self.untold.overrates(name, sample.prefix_hits - before.prefix_hits):
+        elif before is not None and self.unreported_hits.overrates(name, sample.prefix_hits - before.prefix_hits):
             self.trie.clear(name)
         replica = replace(known, sample=sample, kv_tokens=sample.kv_tokens or known.kv_tokens)
         self.view.replicas[name] = replica
@@ -188,21 +188,23 @@ class Fleet:
             if self.shares.serves(event.peer, entry.replica):
                 self.journal.insert(entry.replica, entry.chain, entry.audience)
                 self.shares.recent.add(entry)
-        return self._reckon(self.view.replicas if changed is None else changed)
+        return self._rewrite_burdens(self.view.replicas if changed is None else changed)
 
     def _peers_changed(self, event: PeersChanged, now: float) -> str | None:  # noqa: ARG002
         assert self.shares is not None
         self.shares.changed(event)
-        return self._reckon(self.view.replicas)
+        return self._rewrite_burdens(self.view.replicas)
 
     def _turn_timer_fired(self, event: TurnTimerFired, now: float) -> str | None:  # noqa: ARG002
         shares, at = self.shares, self.whole.of.at
         assert shares is not None
         in_flight = self.whole.in_flight.tolist()
         replicas = self.view.replicas
-        return self._reckon([n for n in replicas if shares.overdue(n, in_flight[at[n]] < replicas[n].slots, now)])
+        return self._rewrite_burdens(
+            [n for n in replicas if shares.overdue(n, in_flight[at[n]] < replicas[n].slots, now)]
+        )
 
-    def _reckon(self, names: Iterable[str]) -> str | None:
+    def _rewrite_burdens(self, names: Iterable[str]) -> str | None:
         """Write the burden of these anew. The one of them, "" if there is none, None if there are more."""
         written = [name for name in names if name in self.view.replicas]
         for name in written:
@@ -258,8 +260,8 @@ class Fleet:
         return self.standing.admit(name, now)
 
     def answered(self, name: str, status: int, now: float, sent_at: float = inf) -> None:
-        """An answer to a request sent at `sent_at` began. A 5xx is the replica's fault, a 4xx is not."""
-        if self.standing.answered(name, status < 500, now, sent_at):
+        """An answer to a request sent at `sent_at` began. A 5xx is the replica's fault but for 501, a 4xx is not."""
+        if self.standing.answered(name, not outcome.blames_engine(status), now, sent_at):
             self._stirred(name, now)
 
     def broke(self, name: str, reason: Outcome, now: float, *, began_well: bool, sent_at: float = inf) -> None:
@@ -291,7 +293,7 @@ class Fleet:
         self.adapters.forget(name)
         self.speeds.restarted(name)
         self.trie.clear(name)
-        self.untold.forget(name)
+        self.unreported_hits.forget(name)
 
     def caches(self, name: str, chain: tuple[int, ...], hints: Verdict | None = None) -> None:
         """The replica holds this prefix now. `hints` says where that may be known: without, nowhere."""

@@ -180,8 +180,8 @@ class Outliers:
             middle = self._usual(records)
             for name, _ in records:
                 usual[name] = min(usual.get(name, inf), middle)
-            told = [(name, r.failing) for name, r in records if r.answers >= ANSWERS_MIN]
-            for name, above in _above(told, _MARGIN, _MARGIN_FEW):
+            rates = [(name, r.failing) for name, r in records if r.answers >= ANSWERS_MIN]
+            for name, above in _above(rates, _MARGIN, _MARGIN_FEW):
                 if self._records[name].well < WELL_MIN:
                     found.setdefault(name, (above, FAILING))
             for name, above in self._slow(records, now):
@@ -232,17 +232,17 @@ class Outliers:
         self._compared_at = now
 
 
-def _above(told: list[tuple[str, float]], margin: float, margin_few: float) -> list[tuple[str, float]]:
+def _above(rates: list[tuple[str, float]], margin: float, margin_few: float) -> list[tuple[str, float]]:
     """Whose number is too far above those of the others, and by how much. See the module's head."""
-    if len(told) < 2 or max(number for _, number in told) <= margin:
+    if len(rates) < 2 or max(number for _, number in rates) <= margin:
         return []
-    numbers = [number for _, number in told]
-    if len(told) >= _PEERS_MIN:
+    numbers = [number for _, number in rates]
+    if len(rates) >= _PEERS_MIN:
         middle = median(numbers)
         limit = middle + max(margin, _DEVIATIONS * median(abs(number - middle) for number in numbers))
-        return [(name, number - middle) for name, number in told if number > limit]
+        return [(name, number - middle) for name, number in rates if number > limit]
     found = []
-    for place, (name, number) in enumerate(told):
+    for place, (name, number) in enumerate(rates):
         middle = median(numbers[:place] + numbers[place + 1 :])
         if number > middle + margin_few:
             found.append((name, number - middle))

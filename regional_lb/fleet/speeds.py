@@ -183,14 +183,14 @@ class Speeds:
         pace = self[name]
         if not pace.peers or pace.sampled_at is None:
             return ""
-        words = ""
+        reason = ""
         if pace.tpot_ms >= SLOW * pace.peers_tpot_ms:
             mine_ms = pace.tpot_at(max(load, 1.0))
-            words = f"{mine_ms:.3g} ms against {mine_ms * pace.peers_tpot_ms / pace.tpot_ms:.3g} of its peers"
+            reason = f"{mine_ms:.3g} ms against {mine_ms * pace.peers_tpot_ms / pace.tpot_ms:.3g} of its peers"
         elif pace.prefill_ms_per_token >= SLOW * pace.peers_prefill_ms_per_token:
             mine_ms, peers_ms = pace.prefill_ms_per_token, pace.peers_prefill_ms_per_token
-            words = f"{mine_ms:.2g} ms to prefill a token against {peers_ms:.2g} of its peers"
-        return f"slow: {words}, last sample {max(0.0, now - pace.sampled_at):.0f} s ago" if words else ""
+            reason = f"{mine_ms:.2g} ms to prefill a token against {peers_ms:.2g} of its peers"
+        return f"slow: {reason}, last sample {max(0.0, now - pace.sampled_at):.0f} s ago" if reason else ""
 
     # -- who there is
 
@@ -279,10 +279,10 @@ class Speeds:
         if dt_s:
             self._evidence *= np.exp(-dt_s / _FADES_S)
             self._lean *= exp(-dt_s / LEAN_TAU_S)
-        told = [self._rows[name] for name in self._told]
+        rows = [self._rows[name] for name in self._told]
         self._told.clear()
-        if told:
-            self._write(told, now)
+        if rows:
+            self._write(rows, now)
         levels = self._learned(dt_s)
         if not levels:
             return
@@ -296,7 +296,7 @@ class Speeds:
         self.doubt = DOUBT * np.sqrt(1.0 - np.maximum(share[0], share[1]))
         interference_share = self._interference_share()
         self.batch_interference_ms = self._expected[1] * interference_share
-        for row in told:
+        for row in rows:
             self._of[row].interference_share = interference_share.item(row)
 
     def _write(self, rows: list[int], now: float) -> None:

@@ -32,25 +32,32 @@ TOTAL = np.add.reduce  # what `sum` of an array calls in the end: half its time 
 _MANY_ROWS = 256
 _RUNS_MAX = 64
 
-_COLUMNS = (
-    "backlog_tokens",  # dispatched, and not prefilled yet
-    "prefill_ms_per_token",
-    "tpot_ms",  # with one request more than there are
-    "batch_interference_ms",  # what each request adds to a token of every other
-    "tpot_alone_ms",
-    "in_flight",  # the first six: see Rates
-    "prefill_room_tokens",  # what is left of a step: with any, it starts on a prompt at once, in chunks if need be
-    "kv_room_tokens",  # KV cache it would still give
-    "slots",  # requests it may have under way: its own slots, fewer while it is eased in or fails
-    "kv_tokens",
-    "kv_taken_tokens",
-    "service_ms",
-    "sampled_at",
-    "running",  # by the engine's own word
-    "waiting",  # the same: who queues there (Sample.queued)
-    "filled",  # share of its cache that is thought to be taken, as of what was last sent there
-    "doubt",  # by what share its speed may be other than it is thought to be
-)
+
+class Columns:
+    """What a table knows of each replica, a column each, in the order in which they lie in its block."""
+
+    __slots__ = ()
+
+    backlog_tokens: Column  # dispatched, and not prefilled yet
+    prefill_ms_per_token: Column
+    tpot_ms: Column  # with one request more than there are
+    batch_interference_ms: Column  # what each request adds to a token of every other
+    tpot_alone_ms: Column
+    in_flight: Column  # the first six: see Rates
+    prefill_room_tokens: Column  # what is left of a step: with any, it starts on a prompt at once, in chunks if need be
+    kv_room_tokens: Column  # KV cache it would still give
+    slots: Column  # requests it may have under way: its own slots, fewer while it is eased in or fails
+    kv_tokens: Column
+    kv_taken_tokens: Column
+    service_ms: Column
+    sampled_at: Column
+    running: Column  # as the engine counts
+    waiting: Column  # the same: who queues there (Sample.queued)
+    filled: Column  # share of its cache that is thought to be taken, as of what was last sent there
+    doubt: Column  # by what share its speed may be other than it is thought to be
+
+
+_COLUMNS = tuple(Columns.__annotations__)
 
 
 class Rates(NamedTuple):
@@ -135,28 +142,10 @@ def _runs(rows: Rows) -> list[slice]:
     return [slice(rows.item(a), rows.item(b - 1) + 1) for a, b in zip((0, *ends), ends, strict=False)]
 
 
-class Table:
+class Table(Columns):
     """One row per replica of `of`, which gives a replica's place by its name."""
 
     __slots__ = (*_COLUMNS, "_block", "of", "queued_until")
-
-    backlog_tokens: Column
-    prefill_ms_per_token: Column
-    tpot_ms: Column
-    batch_interference_ms: Column
-    tpot_alone_ms: Column
-    in_flight: Column
-    prefill_room_tokens: Column
-    kv_room_tokens: Column
-    slots: Column
-    kv_tokens: Column
-    kv_taken_tokens: Column
-    service_ms: Column
-    sampled_at: Column
-    running: Column
-    waiting: Column
-    filled: Column
-    doubt: Column
 
     def __init__(self, of: Subset, block: Column | None = None, queued_until: float = -inf) -> None:
         self.of = of

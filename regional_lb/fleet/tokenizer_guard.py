@@ -23,7 +23,7 @@ class Shape(NamedTuple):
 
     model: str
     client: str
-    words: str
+    rendering: str
 
 
 class _Doubt(msgspec.Struct):
@@ -54,29 +54,29 @@ class TokenizerGuard:
         """The shapes that are not gone by."""
         return [shape for shape, d in self._doubts.items() if max(d.miscounted, d.mispredicted) >= _WRONG_MAX]
 
-    def counted(self, shape: Shape, ours: int, told: int) -> None:
+    def counted(self, shape: Shape, ours: int, reported: int) -> None:
         """An engine told how many tokens a prompt has that was tokenized here, too."""
         doubt = self._doubts.get(shape)
         if doubt is not None and doubt.mispredicted >= _WRONG_MAX:
             doubt.prompts += 1
-        if ours != told:
+        if ours != reported:
             self.miscounts += 1
             self._doubt(shape).miscounted += 1
         elif doubt is not None:
             doubt.miscounted = 0
             self._settle(shape, doubt)
 
-    def cached(self, shape: Shape, expected: float, told: int, held: float) -> None:
+    def cached(self, shape: Shape, expected: float, reported: int, held: float) -> None:
         """An engine whose word is whole found `told` of a prompt's tokens cached, where it let us expect `expected`;
         by its word now it holds `held` of them, as they are tokenized here.
 
         If it found more than expected and its word has it by now, it was only late.
         """
-        more, less = told > expected + _BLOCK_TOKENS, told + _BLOCK_TOKENS < expected
-        if less or (more and told > held + _BLOCK_TOKENS):
+        more, less = reported > expected + _BLOCK_TOKENS, reported + _BLOCK_TOKENS < expected
+        if less or (more and reported > held + _BLOCK_TOKENS):
             self.mispredictions += 1
             self._doubt(shape).mispredicted += 1
-        elif told and (doubt := self._doubts.get(shape)) is not None:
+        elif reported and (doubt := self._doubts.get(shape)) is not None:
             doubt.mispredicted = doubt.prompts = 0
             self._settle(shape, doubt)
 

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from farhop.balance.machine import Address, Event
+from farhop.balance.model_facts import UNTOLD, ModelFacts, together
 from regional_lb.fleet.kv_events import Change
 from topology.lineage import Bases
 
@@ -74,7 +75,9 @@ class Replica(msgspec.Struct, frozen=True):
     are those of its models which its engine itself does not list. `kv_ranks`: of how many caches it tells events, 0 of
     none. `adapters` are those of its models that are LoRA adapters. `role` prefill: it computes prompts for the others,
     and answers nobody. `handover` is how it gives or takes what was computed: SGLang's engines meet at the prefill's
-    `bootstrap_port`, and one of role decode answers nothing else. `lineage`: what each of its models is based on."""
+    `bootstrap_port`, and one of role decode answers nothing else. `lineage`: what each of its models is based on.
+    `facts`: what its engine says of them, where it says anything. `token_ids`: it tells a stream's tokens, and takes a
+    prompt as tokens, so that a stream can go on there."""
 
     name: str
     address: Address
@@ -95,6 +98,8 @@ class Replica(msgspec.Struct, frozen=True):
     handover: Literal["vllm", "sglang"] = "vllm"
     bootstrap_port: int = 0
     lineage: dict[str, Bases] = {}
+    facts: dict[str, ModelFacts] = {}
+    token_ids: bool = False
 
     @property
     def bound(self) -> bool:
@@ -111,6 +116,10 @@ class View(msgspec.Struct, frozen=True):
     by_variant: dict[str, tuple[str, ...]]
     prefillers: dict[str, tuple[str, ...]] = {}
     bound: frozenset[str] = frozenset()
+
+    def facts(self, model: str) -> ModelFacts:
+        """What holds of a model at all that serve it."""
+        return together(self.replicas[name].facts.get(model, UNTOLD) for name in self.by_model[model])
 
     def alike(self, replica: Replica) -> list[tuple[str, ...]]:
         """Who does the same work as this one, itself among them, for each of its models."""

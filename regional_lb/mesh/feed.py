@@ -57,7 +57,7 @@ class PeerFeed(peers_pb2_grpc.PeersServicer):
 
     async def Follow(  # noqa: N802 - the service's name for it
         self, request: peers_pb2.FollowRequest, context: Any
-    ) -> AsyncIterator[peers_pb2.PeerNews]:
+    ) -> AsyncIterator[peers_pb2.PeerUpdate]:
         """Endless."""
         if self.readers >= PEERS_MAX:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {PEERS_MAX} peers")
@@ -71,10 +71,10 @@ class PeerFeed(peers_pb2_grpc.PeersServicer):
             stream = _Stream(self, request)
             while True:
                 for _ in range(SLICES):
-                    news = stream.news()
-                    if news is None:
+                    update = stream.update()
+                    if update is None:
                         break
-                    yield news
+                    yield update
                 await asyncio.sleep(TELL_S)
         finally:
             self.readers -= 1
@@ -98,7 +98,7 @@ class _Stream:
         self._until = recent.seq
         self._caught_up = False
 
-    def news(self) -> peers_pb2.PeerNews | None:
+    def update(self) -> peers_pb2.PeerUpdate | None:
         """What is to be said now; None if nothing is."""
         feed, shares, flow = self._feed, self._shares, self._flow
         self._change, moved = shares.moved(self._change)
@@ -113,7 +113,7 @@ class _Stream:
             return None
         self._told_at, self._queued, self._draining, self._caught_up = now, queued, feed.draining, caught_up
         self._seq += 1
-        return peers_pb2.PeerNews(
+        return peers_pb2.PeerUpdate(
             region=flow.config.region,
             instance=shares.instance,
             incarnation=feed.incarnation,

@@ -17,23 +17,23 @@ LOADS_MAX = 8192
 NODES_MAX = 16_384
 
 
-class NewsError(Exception):
+class PeerUpdateError(Exception):
     """A message that cannot be meant, or not for us. The text is the reason it is counted under."""
 
 
-def event_of(news: peers_pb2.PeerNews, epoch: int, *, first: bool) -> PeerReported:
-    """A message as the machine takes it. Raises NewsError for what no balancer in its right mind would send."""
-    if len(news.loads) > LOADS_MAX or len(news.queued) > MODELS_LIMIT:
-        raise NewsError("peer_too_many")
-    if sum(len(path.nodes) for path in news.cached) > NODES_MAX:
-        raise NewsError("peer_too_many")
-    same_law = news.law_epoch == epoch
+def event_of(update: peers_pb2.PeerUpdate, epoch: int, *, first: bool) -> PeerReported:
+    """A message as the machine takes it. Raises PeerUpdateError for what no balancer in its right mind would send."""
+    if len(update.loads) > LOADS_MAX or len(update.queued) > MODELS_LIMIT:
+        raise PeerUpdateError("peer_too_many")
+    if sum(len(path.nodes) for path in update.cached) > NODES_MAX:
+        raise PeerUpdateError("peer_too_many")
+    same_law = update.law_epoch == epoch
     return PeerReported(
-        news.instance,
-        {load.replica: _load(load) for load in news.loads},
-        {model: count for model, count in news.queued.items() if count > 0},
+        update.instance,
+        {load.replica: _load(load) for load in update.loads},
+        {model: count for model, count in update.queued.items() if count > 0},
         whole=first,
-        cached=tuple(_cached(path, same_law=same_law) for path in news.cached),
+        cached=tuple(_cached(path, same_law=same_law) for path in update.cached),
         epoch=epoch,
     )
 
@@ -41,14 +41,14 @@ def event_of(news: peers_pb2.PeerNews, epoch: int, *, first: bool) -> PeerReport
 def _load(load: peers_pb2.ReplicaLoad) -> PeerLoad:
     counts = (load.in_flight, load.prefill_tokens, load.kv_tokens, load.taken)
     if not all(0 <= count <= COUNT_LIMIT for count in counts) or len(load.replica) > TEXT_LIMIT:
-        raise NewsError("peer_malformed")
+        raise PeerUpdateError("peer_malformed")
     return PeerLoad(load.address, *counts, known=load.known)
 
 
 def _cached(path: peers_pb2.CachedPath, *, same_law: bool) -> Cached:
     nodes = tuple(path.nodes)
     if not nodes or len(nodes) > DEPTH_MAX or 0 in nodes or len(set(nodes)) < len(nodes):
-        raise NewsError("peer_malformed")
+        raise PeerUpdateError("peer_malformed")
     # By another law than ours nobody knows who may know: here it is of use all the same, and the world is not told.
     nobody: frozenset[str] = frozenset()
     audience = (frozenset(path.regions) if path.restricted else None) if same_law else nobody

@@ -30,7 +30,7 @@ from farhop.store.follow import follow
 from regional_lb.fleet.shares import PeersChanged, TurnTimerFired
 from regional_lb.mesh.config import PEERS_MAX
 from regional_lb.mesh.feed import PeerFeed
-from regional_lb.mesh.messages import NewsError, event_of
+from regional_lb.mesh.messages import PeerUpdateError, event_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -60,7 +60,7 @@ class _Instance:
     """What is known of one peer. `stream_at` and `reported_at`: when it last spoke to us, and to etcd."""
 
     __slots__ = (
-        "address", "cached_seq", "draining", "incarnation", "link", "reported", "reported_at", "stream_at", "told",
+        "address", "cached_seq", "draining", "incarnation", "link", "reported", "reported_at", "stream_at", "synced",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class _Instance:
         self.incarnation = self.cached_seq = 0
         self.reported = (0, 0)
         self.stream_at = self.reported_at = -inf
-        self.draining = self.told = False
+        self.draining = self.synced = False
         self.link: PeerLink | None = None  # that which is connected
 
     def renewed(self, incarnation: int) -> None:
@@ -89,6 +89,7 @@ class Peers:
         flow: RegionalFlow,
         shares: Shares,
         store: Store,
+        *,
         react: Callable[[Event], None],
         refused: Callable[[str], None],
         clock: Callable[[], float],
@@ -231,7 +232,7 @@ class Peers:
     def _judge(self, *, anyway: bool = False) -> None:
         now = self.clock()
         speaking = frozenset(n for n, known in self._known.items() if now - known.stream_at < GONE_S)
-        live = frozenset(n for n, known in self._known.items() if known.told and _lives(known, now))
+        live = frozenset(n for n, known in self._known.items() if known.synced and _lives(known, now))
         if anyway or (live, speaking) != self._taking_part:
             self._taking_part = live, speaking
             self._react(PeersChanged(live, speaking, serving=not self.feed.draining))
@@ -269,41 +270,41 @@ class Peers:
         other = ("grpc.ssl_target_name_override", name)
         return grpc.aio.secure_channel(address, self._certificates.material.channel(), options=(*_OPTIONS, other))
 
-    def spoken_to_by(self, link: PeerLink, news: peers_pb2.PeerNews) -> bool:
-        """A stream began: whether it is worth following. Raises NewsError."""
-        name = news.instance
-        if news.region != self._config.region or not 0 < len(name) <= TEXT_LIMIT or news.incarnation <= 0:
-            raise NewsError("peer_misplaced")
+    def on_first_update(self, link: PeerLink, update: peers_pb2.PeerUpdate) -> bool:
+        """A stream began: whether it is worth following. Raises PeerUpdateError."""
+        name = update.instance
+        if update.region != self._config.region or not 0 < len(name) <= TEXT_LIMIT or update.incarnation <= 0:
+            raise PeerUpdateError("peer_misplaced")
         if name == self._config.instance:
-            if news.incarnation != self.feed.incarnation:
+            if update.incarnation != self.feed.incarnation:
                 self.namesake(link.address)
             return False
         known = self._instance(name)
-        if known is None or news.incarnation < known.incarnation:
+        if known is None or update.incarnation < known.incarnation:
             return False
-        if news.incarnation == known.incarnation and known.link not in (None, link):
+        if update.incarnation == known.incarnation and known.link not in (None, link):
             return False  # it is followed by another of its addresses
-        known.renewed(news.incarnation)
+        known.renewed(update.incarnation)
         known.link, known.address = link, link.address
         return True
 
-    def take(self, name: str, news: peers_pb2.PeerNews, *, first: bool) -> None:
-        """Believe one message. Raises NewsError."""
+    def take(self, name: str, update: peers_pb2.PeerUpdate, *, first: bool) -> None:
+        """Believe one message. Raises PeerUpdateError."""
         known = self._known[name]
-        event = event_of(news, self._flow.law.epoch, first=first)
-        if news.instance != name or news.incarnation != known.incarnation:
-            raise NewsError("peer_misplaced")
-        known.draining = news.draining
-        known.cached_seq = news.cached_seq
-        known.stream_at, known.told = self.clock(), True
+        event = event_of(update, self._flow.law.epoch, first=first)
+        if update.instance != name or update.incarnation != known.incarnation:
+            raise PeerUpdateError("peer_misplaced")
+        known.draining = update.draining
+        known.cached_seq = update.cached_seq
+        known.stream_at, known.synced = self.clock(), True
         self._react(event)
         if first or (name in self._taking_part[0]) == known.draining:
             self._judge(anyway=first)
 
-    def law_to_ask_for(self, news: peers_pb2.PeerNews) -> LawBook | None:
+    def law_to_ask_for(self, update: peers_pb2.PeerUpdate) -> LawBook | None:
         """Where to offer the law that a peer goes by, if it is a later one than ours and could be believed."""
         laws = self._laws
-        if laws is None or not laws.named(f"peer {news.instance}", news.law_epoch):
+        if laws is None or not laws.named(f"peer {update.instance}", update.law_epoch):
             return None
         return laws if laws.may_believe(proven=self.proven) else None
 
@@ -394,7 +395,7 @@ class PeerLink:
             try:
                 worthwhile = await self._once()
                 pause_s = None if worthwhile else FORGET_S / 4
-            except NewsError as error:
+            except PeerUpdateError as error:
                 self._peers.refused(str(error))
             except grpc.aio.AioRpcError as error:
                 pause_s = self._failed(error)
@@ -435,26 +436,29 @@ class PeerLink:
                     self.connected, self.idle_since = False, self._peers.clock()
                     self._peers.hung_up(self._name, self)
 
-    async def _read(self, messages: AsyncIterator[peers_pb2.PeerNews], channel: grpc.aio.Channel) -> bool:
+    async def _read(self, messages: AsyncIterator[peers_pb2.PeerUpdate], channel: grpc.aio.Channel) -> bool:
         seq, asked_at = 0, -inf
         while True:
             async with asyncio.timeout(SILENT_S):
-                news = await anext(messages, None)
-            if news is None:
+                update = await anext(messages, None)
+            if update is None:
                 return True
-            if news.seq != seq + 1:
-                raise NewsError("peer_gap")
+            if update.seq != seq + 1:
+                raise PeerUpdateError("peer_gap")
             if seq == 0:
-                if not self._peers.spoken_to_by(self, news):
+                if not self._peers.on_first_update(self, update):
                     return False
-                self._name, self.connected = news.instance, True
+                self._name, self.connected = update.instance, True
                 self._backoff.reset()
-            self._peers.take(self._name, news, first=seq == 0)
-            seq = news.seq
-            if self._peers.clock() - asked_at >= LAW_AGAIN_S and (laws := self._peers.law_to_ask_for(news)) is not None:
+            self._peers.take(self._name, update, first=seq == 0)
+            seq = update.seq
+            if (
+                self._peers.clock() - asked_at >= LAW_AGAIN_S
+                and (laws := self._peers.law_to_ask_for(update)) is not None
+            ):
                 asked_at = self._peers.clock()
                 await self._ask_law(laws, channel)
-            self.settled = self.settled or news.caught_up
+            self.settled = self.settled or update.caught_up
 
     async def _ask_law(self, laws: LawBook, channel: grpc.aio.Channel) -> None:
         request = region_pb2.LawExchange(sender=self._peers.shares.instance, epoch=laws.law.held_epoch)

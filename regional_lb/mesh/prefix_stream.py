@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 NODES_PER_S = 50_000  # to each reader: 0.4 MB/s
 BATCH_S = 0.02
-LOOK_S = 0.05
+LOOK_S = 0.05  # between two looks while there is something to sweep
+IDLE_S = 5.0  # with nothing to tell or to sweep: events wake a reader, and nothing hangs by this
 SLICE_NODES = 2000
 SWEEP_NODES = 1000
 REST_S = 60.0  # after the last reader has left, its way back in is kept open for this long
 
 
 class Pause(NamedTuple):
-    """So many seconds; with `wakes` only until the journal has another entry (`PrefixTeller.wakes`). 0: others may
-    run, no more."""
+    """So many seconds; with `wakes` only until something happens (`PrefixPublisher.wakes`). 0: others may run."""
 
     seconds: float
     wakes: bool = False
 
 
-class PrefixTeller:
+class PrefixPublisher:
     """The streams of one regional balancer. `nodes_per_s` bounds each of them; a second's worth may go at once."""
 
     def __init__(
@@ -65,7 +65,7 @@ class PrefixTeller:
 
     @property
     def wakes(self) -> dict[Callable[[], None], None]:
-        """Who is to be called at every entry of the journal."""
+        """Who is to be called whenever a stream may have something to do: see Journal.wakes."""
         return self._journal.wakes
 
     def tidy(self) -> None:
@@ -74,7 +74,7 @@ class PrefixTeller:
             self._left_at = None
             self._journal.rest()
 
-    def tell(self, request: region_pb2.PrefixesRequest) -> Steps:
+    def subscribe(self, request: region_pb2.PrefixesRequest) -> Steps:
         """Deltas go on from `known_seq` where the journal still reaches it, else a snapshot comes first. Nothing is
         told before our law is the asker's, and it ends when ours is a later one: the asker asks again, by what it has
         heard by then. Close it when the reader is gone."""
@@ -84,39 +84,42 @@ class PrefixTeller:
             same = request.known_incarnation == self._incarnation
             stream = _Stream(self, request.region, request.known_seq if same else None)
             while self._flow.law.epoch < request.law_epoch:
-                yield Pause(LOOK_S)
+                yield Pause(IDLE_S, wakes=True)
             if self._under(request) and same and self._journal.reaches(request.known_seq):
                 yield self._delta(seq=request.known_seq, after=request.known_seq)  # so that it knows at once
             while self._under(request):
-                told = False
-                for step in stream.news():
+                sent = False
+                for step in stream.steps():
                     if not self._under(request):
                         return
-                    told = True
+                    sent = True
                     yield step
-                # Who asks the next turn of a conversation may do so in a moment: it is told now what the last one left.
-                yield Pause(BATCH_S) if told else Pause(LOOK_S, wakes=True)
+                # Who asks the next turn of a conversation may do so in a moment: it is sent now what the last one left.
+                if sent:
+                    yield Pause(BATCH_S)
+                else:
+                    yield Pause(LOOK_S if self._flow.trie.sweeping else IDLE_S, wakes=True)
         finally:
             self.readers -= 1
             self._left_at = self._clock()
 
 
 class _Stream:
-    """One reader: `_told` is what it was sent, `_at` what was looked at for it."""
+    """One reader: `_sent` is what it was sent, `_at` what was looked at for it."""
 
-    def __init__(self, teller: PrefixTeller, region: str, known_seq: int | None) -> None:
-        self._teller, self._region = teller, region
-        self._journal, self._clock = teller._journal, teller._clock
-        self._told = self._at = known_seq if known_seq is not None else -1
-        self._allowed, self._allowed_at = float(teller._nodes_per_s), teller._clock()
+    def __init__(self, publisher: PrefixPublisher, region: str, known_seq: int | None) -> None:
+        self._publisher, self._region = publisher, region
+        self._journal, self._clock = publisher._journal, publisher._clock
+        self._sent = self._at = known_seq if known_seq is not None else -1
+        self._allowed, self._allowed_at = float(publisher._nodes_per_s), publisher._clock()
 
-    def news(self) -> Steps:
+    def steps(self) -> Steps:
         """All that is new by now."""
         journal = self._journal
         while True:
-            journal.under(self._teller._flow.law.epoch)
+            journal.under(self._publisher._flow.law.epoch)
             # What a cleared replica held is told even if nothing else happens.
-            self._teller._flow.trie.sweep(SWEEP_NODES)
+            self._publisher._flow.trie.sweep(SWEEP_NODES)
             if not journal.reaches(self._at):
                 yield from self._snapshot()
                 continue  # the journal may have run past it meanwhile
@@ -124,15 +127,17 @@ class _Stream:
                 return
             self._at, changes, n_nodes = journal.read(self._at, self._region, SLICE_NODES)
             if changes:
-                yield self._teller._delta(after=self._told, seq=self._at, changes=[_wire(change) for change in changes])
-                self._told = self._at
+                yield self._publisher._delta(
+                    after=self._sent, seq=self._at, changes=[_wire(change) for change in changes]
+                )
+                self._sent = self._at
             yield Pause(self._pace(n_nodes))
 
     def _snapshot(self) -> Steps:
-        teller, journal = self._teller, self._journal
-        teller._snapshots += 1
-        snapshot_id, number = teller._snapshots, 0
-        self._at = self._told = journal.seq
+        publisher, journal = self._publisher, self._journal
+        publisher._snapshots += 1
+        snapshot_id, number = publisher._snapshots, 0
+        self._at = self._sent = journal.seq
         before: list[Stored] | None = None
         for paths in journal.snapshot(self._region, SLICE_NODES):
             if before and paths:
@@ -144,11 +149,11 @@ class _Stream:
 
     def _slice(self, snapshot_id: int, number: int, paths: list[Stored], *, last: bool) -> region_pb2.PrefixDelta:
         slice_ = region_pb2.PrefixSlice(snapshot_id=snapshot_id, slice=number, last=last, paths=map(_path, paths))
-        return self._teller._delta(seq=self._told, slice=slice_)
+        return self._publisher._delta(seq=self._sent, slice=slice_)
 
     def _pace(self, n_nodes: int) -> float:
         """Seconds until that many nodes may go."""
-        rate, now = self._teller._nodes_per_s, self._clock()
+        rate, now = self._publisher._nodes_per_s, self._clock()
         self._allowed = min(float(rate), self._allowed + (now - self._allowed_at) * rate) - n_nodes
         self._allowed_at = now
         return max(0.0, -self._allowed / rate)

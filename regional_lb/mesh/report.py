@@ -32,14 +32,15 @@ from farhop.store.documents.report import (
     encode,
     to_wire,
 )
-from farhop.store.hubs import told_of
+from farhop.store.hubs import publication_status
 from regional_lb.fleet.table import TOTAL
-from regional_lb.mesh.prefix_stream import NODES_PER_S, Pause, PrefixTeller
+from regional_lb.mesh.prefix_stream import NODES_PER_S, Pause, PrefixPublisher
 from regional_lb.scheduler import admission
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from farhop.balance.model_facts import ModelFacts
     from farhop.service.lawbook import LawBook
     from farhop.service.peer_authenticator import PeerAuthenticator
     from farhop.store.contract import Publication, Store
@@ -63,10 +64,11 @@ class Reporter(region_pb2_grpc.RegionServicer):
 
     def __init__(
         self,
+        flow: RegionalFlow,
+        *,
         region: str,
         instance: str,
         addresses: tuple[str, str, str],
-        flow: RegionalFlow,
         clock: Callable[[], float],
         incarnation: int,
         prefix_nodes_per_s: int = NODES_PER_S,
@@ -75,7 +77,6 @@ class Reporter(region_pb2_grpc.RegionServicer):
         laws: LawBook | None = None,
         peer_authenticator: PeerAuthenticator = ANY_PEER,
         signer: Signer | None = None,
-        *,
         admin_tls: bool = False,
     ) -> None:
         """With a `signer`, what stands in etcd is sealed by it. `peer_authenticator` knows who asks over gRPC.
@@ -88,14 +89,15 @@ class Reporter(region_pb2_grpc.RegionServicer):
         self._tier, self._control, self._admin = addresses
         self._incarnation, self._client_url = incarnation, client_url
         self._seq = 0
-        self._gpus_view, self._gpus = flow.view, dict[str, tuple[str, ...]]()
+        self._served_view = flow.view
+        self._served: dict[str, tuple[tuple[str, ...], ModelFacts]] = {}
         self.draining = False
         self._changed = asyncio.Condition()
         self._latest = self.build()
         self._tasks = Tasks()
         self._publication: Publication | None = None
         self._streams = 0
-        self.prefixes = PrefixTeller(instance, flow, clock, incarnation, prefix_nodes_per_s)
+        self.prefixes = PrefixPublisher(instance, flow, clock, incarnation, prefix_nodes_per_s)
 
     # -- what is said
 
@@ -132,6 +134,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             prefill_ms = min(flow.speeds[name].prefill_ms_per_token for name in replicas)
             tpot_ms, batch_interference_ms = min(flow.speeds[name].tpot_ms for name in replicas), 0.0
         bases = flow.law.lineage.get(model, frozenset())
+        gpus, facts = self._served_by(model)
         left = admission.headroom(owned, flow.config.foreign.reserve_share)
         return ModelReport(
             model=model,
@@ -152,26 +155,32 @@ class Reporter(region_pb2_grpc.RegionServicer):
             headroom_foreign_tokens=int(left.kv_tokens * estimate.open_share(model, now)) if left.slots else 0,
             batch_interference_ms=min(RATE_LIMIT_MS, batch_interference_ms),
             used_share=min(estimate.used_share(model, now), USED_LIMIT),
-            gpu_types=self._gpus_of(model),
+            gpu_types=gpus,
             bases=tuple(sorted(bases)[:BASES_LIMIT]) if bases else (),
             base_unknown=bases is None,
+            max_model_len=facts.max_model_len,
+            root=facts.root,
+            parent=facts.parent,
+            **flow.scaling.reported(model),
         )
 
-    def _gpus_of(self, model: str) -> tuple[str, ...]:
-        """The kinds of GPU that serve the model, found out once for each view: 20 reports a second are built."""
+    def _served_by(self, model: str) -> tuple[tuple[str, ...], ModelFacts]:
+        """The kinds of GPU that serve the model, and what their engines say of it, found out once for each view: 20
+        reports a second are built."""
         view = self._flow.view
-        if view is not self._gpus_view:
-            self._gpus_view, self._gpus = view, {}
-        if model not in self._gpus:
+        if view is not self._served_view:
+            self._served_view, self._served = view, {}
+        if model not in self._served:
             replicas = (view.replicas[name] for name in view.by_model[model])
-            self._gpus[model] = tuple(sorted({replica.gpu for replica in replicas if replica.gpu}))
-        return self._gpus[model]
+            gpus = tuple(sorted({replica.gpu for replica in replicas if replica.gpu}))
+            self._served[model] = gpus, view.facts(model)
+        return self._served[model]
 
     # -- to the world
 
     def published(self, hub: str) -> dict[str, str | None]:
         """By hub, why our report does not stand there; None where it does. A single one goes by the name `hub`."""
-        return told_of(self._publication, hub)
+        return publication_status(self._publication, hub)
 
     def hold(self) -> None:
         """Whoever asks before we are open is told that nothing is taken yet."""
@@ -201,6 +210,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             await asyncio.sleep(LOOK_S)
             self.prefixes.tidy()
             now = self._clock()
+            self._flow.scaling.look(now)
             fresh = self.build()
             # A look early rather than late: the gap is then never longer than it is allowed to be.
             if moved(self._latest, fresh) or now - told_at >= LONGEST_GAP_S - LOOK_S:
@@ -269,8 +279,8 @@ class Reporter(region_pb2_grpc.RegionServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "sender: a printable name, at most 256 characters")
         assert self._laws is not None
         proven = await self._peer_authenticator.proven(context) is not None
-        told = await self._laws.exchanged(request.epoch, request.document, request.sender, proven=proven)
-        return region_pb2.LawExchange(sender=self._instance, epoch=told[0], document=told[1])
+        exchanged = await self._laws.exchanged(request.epoch, request.document, request.sender, proven=proven)
+        return region_pb2.LawExchange(sender=self._instance, epoch=exchanged[0], document=exchanged[1])
 
     async def Prefixes(  # noqa: N802 - the service's name for it
         self, request: region_pb2.PrefixesRequest, context: Any
@@ -282,10 +292,10 @@ class Reporter(region_pb2_grpc.RegionServicer):
         if not self.prefixes.knows(request.region):
             # Nobody's law lets a hint go where the world has no region.
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "region: not in this region's topology; compare both")
-        news = asyncio.Event()
-        self.prefixes.wakes[news.set] = None
+        changed = asyncio.Event()
+        self.prefixes.wakes[changed.set] = None
         try:
-            with contextlib.closing(self.prefixes.tell(request)) as steps:
+            with contextlib.closing(self.prefixes.subscribe(request)) as steps:
                 for step in steps:
                     if not isinstance(step, Pause):
                         yield step
@@ -294,10 +304,10 @@ class Reporter(region_pb2_grpc.RegionServicer):
                     else:
                         with contextlib.suppress(TimeoutError):
                             async with asyncio.timeout(step.seconds):
-                                await news.wait()
-                    news.clear()
+                                await changed.wait()
+                    changed.clear()
         finally:
-            self.prefixes.wakes.pop(news.set, None)
+            self.prefixes.wakes.pop(changed.set, None)
 
     async def Reports(  # noqa: N802 - the service's name for it
         self, _request: region_pb2.ReportsRequest, context: Any

@@ -35,6 +35,7 @@ from regional_lb.scheduler.pairs import Pairs
 from regional_lb.scheduler.policy import Policies, PoliciesChanged
 from regional_lb.scheduler.queue import QueueConfig, RequestQueue, work
 from regional_lb.scheduler.request_state import RequestState
+from regional_lb.scheduler.scaling import Scaling, ScalingConfig
 from regional_lb.scheduler.split import Splits, SplitsChanged
 from regional_lb.scheduler.wait_estimate import WaitEstimate, shape_of
 from topology.law import Scope
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from farhop.balance.machine import Answer, Command, Event, Usage
+    from farhop.balance.machine import Answer, Command, Event, Request, Usage
     from farhop.balance.outcome import Outcome
     from regional_lb.fleet.table import Subset, Table
     from regional_lb.scheduler.pick import Scored
@@ -51,11 +52,18 @@ if TYPE_CHECKING:
     from regional_lb.scheduler.split import SplitConfig
     from topology.law import Law
 
-    AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
+    AttemptEvent = (
+        machine.AttemptMoved
+        | machine.AttemptBegan
+        | machine.AttemptEnded
+        | machine.AttemptFailed
+        | machine.AttemptRefused
+    )
 
 
+RESUMES_MAX = 3  # of one stream: what ends one engine after another is not handed on for ever
 ISSUERS_MAX = 4096  # global balancers; a report names as many (farhop.store.documents.report.ACCEPTED_LIMIT)
-SAID_SHARE = 0.5  # of the tokens that an answer took; its text may have other bytes per token than prompts have
+ANSWER_SHARE = 0.5  # of the tokens that an answer took; its text may have other bytes per token than prompts have
 
 K_WAITING = 8  # how many of the first in line are compared for the best prefix when a slot frees
 CHOOSY_S = 2.0  # how long a request waits for who serves it sooner than who has room: others may go on coming there
@@ -80,6 +88,8 @@ class FlowConfig(msgspec.Struct, frozen=True):
     queue: QueueConfig = QueueConfig()
     health: HealthConfig = HealthConfig()
     foreign: admission.ForeignConfig = admission.ForeignConfig()
+    scaling: ScalingConfig = ScalingConfig()
+    scalings: dict[str, ScalingConfig] = {}
 
 
 class Reconfigured(machine.Event, frozen=True):
@@ -118,16 +128,19 @@ class RegionalFlow:
         self.wait_estimate = WaitEstimate(
             config.region, config.foreign, self._fleet, self.queue, self.policies, self.splits, rng
         )
+        self.scaling = Scaling(self._fleet, self.wait_estimate, config.scaling, config.scalings)
         self.accepted_bytes: dict[str, float] = {}  # by global balancer, who sent last at the end
         self.predicted_tokens = self.actual_tokens = 0.0
         self._budget, self._suspects, self._doubts = retry.RetryBudget(), Suspects(), Doubts()
         self._requests: dict[str, RequestState] = {}
         self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
             machine.RequestArrived: self._arrived,
+            machine.AttemptMoved: self._moved,
             machine.AttemptBegan: self._began,
             machine.AttemptEnded: self._ended,
             machine.AttemptFailed: self._failed,
             machine.AttemptRefused: self._failed,  # an engine is no tier; should one say so, it did not answer
+            machine.PromptTokenized: self._tokenized,
             machine.PrefillEnded: self._prefill_ended,
             machine.PrefillFailed: self._prefill_failed,
             machine.ClientLeft: self._client_left,
@@ -150,9 +163,16 @@ class RegionalFlow:
         """What a model is an adapter of, as its engines say."""
         return self._fleet.lineages.of.get(model) or frozenset()
 
-    def tells_cached_tokens(self, name: str) -> bool | None:
+    def wants_tokens(self, request: Request, now: float) -> bool:
+        """Whether this request should arrive with its prompt's tokens; else they may follow (PromptTokenized). Not
+        where it would be refused, or waits in line for longer than they take."""
+        if self.queue.waiting(request.model) or not self.wait_estimate.goes_by_tokens(request):
+            return False
+        return admission.refusal(request, self.config.region, self.law, self.view, now) is None
+
+    def reports_cached_tokens(self, name: str) -> bool | None:
         """Whether a replica's answers say how much of their prompts was cached; None: it gave none yet."""
-        return self._fleet.untold.tells(name)
+        return self._fleet.unreported_hits.reported(name)
 
     @property
     def under_way(self) -> int:
@@ -198,6 +218,20 @@ class RegionalFlow:
         if len(known) > ISSUERS_MAX:
             del known[next(iter(known))]
 
+    def _moved(self, event: machine.AttemptMoved, now: float) -> list[Command]:
+        """What it takes, it takes elsewhere. Nothing is learned from how long it takes there: nobody expected it."""
+        state, held = self._under_way(event), self.ledger.held(event.id)
+        if state is None or held is None or event.target == state.replica or event.target not in self.view.replicas:
+            return []
+        left = state.replica
+        for name in event.passed:
+            self._fleet.failed(name, outcome.CONNECT_FAILED, now, state.forwarded_at)
+        self._doubts.over(left, event.id)
+        self.ledger.release(event.id)
+        self.ledger.reserve(event.id, replace(held, target=event.target))
+        state.replica, state.pick = event.target, None
+        return self._fill(left, now)
+
     def _began(self, event: machine.AttemptBegan, now: float) -> list[Command]:
         state = self._under_way(event)
         if state is None or state.started:
@@ -208,7 +242,7 @@ class RegionalFlow:
         self._doubts.alive(state.replica, now)
         self._fleet.answered(state.replica, event.status, now, state.forwarded_at)
         if event.load is not None:
-            self._fleet.told(state.replica, event.load, now)
+            self._fleet.on_engine_load(state.replica, event.load, now)
         if event.status < 400:
             if state.replica not in self.view.bound:  # what that took over it does not keep for the next
                 self._fleet.caches(state.replica, state.request.chain, admission.hints(state.request, self.law))
@@ -238,12 +272,13 @@ class RegionalFlow:
         if self._suspects:
             self._suspects.answered((state.request.tenant, state.request.body_hash))
         if event.fault is not None:
-            began_well = event.status < 500
+            began_well = not outcome.blames_engine(event.status)
             self._fleet.broke(state.replica, event.fault, now, began_well=began_well, sent_at=state.forwarded_at)
-        if event.fault is not None or event.status >= 500:
+        if event.fault is not None or outcome.blames_engine(event.status):
             self._fleet.lingers(held, state.forwarded_at, now)
         if event.status < 400:
-            lacks = event.usage is not None and self._learn(state, event.usage, now)
+            # Of a stream in pieces nobody knows how long the engine took for which.
+            lacks = event.usage is not None and not state.resumes and self._learn(state, event.usage, now)
             chain = event.chain if self._keeps(state, event) else state.request.chain if lacks else ()
             if chain:
                 self._fleet.caches(state.replica, chain, admission.hints(state.request, self.law))
@@ -257,6 +292,9 @@ class RegionalFlow:
         self._fleet.failed(failed, event.outcome, now, state.forwarded_at)
         self._broke_off(state, event.outcome, now)
         held = self.ledger.held(event.id)
+        if state.started and isinstance(event, machine.AttemptFailed) and event.resumable:
+            self._fleet.lingers(held, state.forwarded_at, now, event.outcome)
+            return [*self._resume(state, failed, event.outcome, now), *self._fill(failed, now)]
         if state.started:
             self._over(state)
             self._fleet.lingers(held, state.forwarded_at, now, event.outcome)
@@ -267,6 +305,35 @@ class RegionalFlow:
         self._fleet.lingers(held, state.forwarded_at, now, event.outcome)
         state.replica = ""
         return [*self._elsewhere(state, failed, event.outcome, now), *self._fill(failed, now)]
+
+    def _resume(self, state: RequestState, failed: str, reason: Outcome, now: float) -> list[Command]:
+        """After a failure in mid-stream: from another replica, where the law of now and the bounds let it."""
+        request = state.request
+        unable = self._unable_to_resume(request.model)
+        if state.resumes >= RESUMES_MAX or not self.wait_estimate.serving(state.variant, now, unable):
+            self._over(state)
+            return [machine.Answer(request.id, reason, "the replica failed while answering")]
+        self._pairs.give_back(state)
+        self._doubts.over(failed, request.id)
+        state.resumes += 1
+        state.started, state.replica, state.tried = False, "", (*state.tried, failed)
+        return self._again(state, now)
+
+    def _unable_to_resume(self, model: str) -> tuple[str, ...]:
+        """Replicas that do not take up a stream by its tokens."""
+        replicas = self.view.replicas
+        return tuple(name for name in self.view.by_model.get(model, ()) if not replicas[name].token_ids)
+
+    def _tokenized(self, event: machine.PromptTokenized, now: float) -> list[Command]:  # noqa: ARG002
+        """Where it is under way already they are compared with what its engine counts; where it waits it is placed by
+        them."""
+        state = self._requests.get(event.id)
+        if state is None or state.request.tokens is not None:
+            return []
+        state.request = replace(state.request, tokens=event.tokens)
+        if not state.replica:
+            state.need = replace(self.wait_estimate.need_of(state.request), variant=state.variant)
+        return []
 
     def _prefill_ended(self, event: machine.PrefillEnded, now: float) -> list[Command]:
         state = self._under_way(event)
@@ -332,6 +399,7 @@ class RegionalFlow:
         self.config = event.config
         self.queue.bound(queue.requests_max, queue.tokens_max, queue.starvation_s)
         self.wait_estimate.foreign_by(event.config.foreign)
+        self.scaling.configure(event.config.scaling, event.config.scalings)
         self.policies.configure(event.policies)
         self._reassign(self.splits.configure(event.splits))
         return self._go_by(event.law.knowing(self._fleet.lineages.of), now)
@@ -400,7 +468,7 @@ class RegionalFlow:
             halved = lost == state.prefiller
             if not others and not halved:
                 continue  # it may yet answer
-            if retry.may_redispatch(reason, state.attempts, state.transport_retries, self._budget):
+            if self._may_go_on(state, reason):
                 broken = machine.PrefillFailed if halved else machine.AttemptFailed
                 cancel = machine.Cancel(request.id, state.attempts)
                 commands += [cancel, *self.handle(broken(request.id, state.attempts, reason), now)]
@@ -417,7 +485,7 @@ class RegionalFlow:
             need, reason = state.need, outcome.FIRST_BYTE_TIMEOUT
             if not others or not self._fleet.table(others).room(need.prompt_tokens, need.output_tokens, now).any():
                 continue
-            if retry.may_redispatch(reason, state.attempts, state.transport_retries, self._budget):
+            if self._may_go_on(state, reason):
                 failed = machine.AttemptFailed(request_id, state.attempts, reason)
                 commands += [machine.Cancel(request_id, state.attempts), *self.handle(failed, now)]
         return commands
@@ -441,11 +509,21 @@ class RegionalFlow:
         if state.foreign and not self.wait_estimate.fits_foreign(state, now):
             state.declined = False
             return []
-        if state.tried and not self.wait_estimate.serving(state.variant, now, state.tried):
+        barred = self.wait_estimate.outside(request)
+        if state.resumes:
+            barred = (*barred, *self._unable_to_resume(request.model))
+        if state.tried and not self.wait_estimate.serving(state.variant, now, (*state.tried, *barred)):
             state.tried = ()  # better the same replica again than none
         choosy = state.held_at is None or now - state.held_at < CHOOSY_S
         choice = self.wait_estimate.consider(
-            request, state.need, now, state.tried, aside, state.assigned, whole=state.whole, choosy=choosy
+            request,
+            state.need,
+            now,
+            (*state.tried, *barred),
+            aside,
+            state.assigned,
+            whole=state.whole or bool(state.resumes),
+            choosy=choosy,
         )
         state.declined = choice is not None and choice.declined
         if choice is None or choice.chosen is None:
@@ -469,9 +547,10 @@ class RegionalFlow:
         state.prefilled_at = now + ttft_ms / 1e3
         self._doubts.sent(chosen.replica, request.id, self._due_ms(state, chosen), now)
         address = self.view.replicas[chosen.replica].address
+        sends = machine.Resume if state.resumes else machine.Forward
         return [
             self._timer(state, request.deadline if request.stream else min(request.deadline, state.prefilled_at)),
-            machine.Forward(request.id, state.attempts, chosen.replica, address, ttft_ms, reasons=choice, prefill=half),
+            sends(request.id, state.attempts, chosen.replica, address, ttft_ms, reasons=choice, prefill=half),
         ]
 
     def _own_tokens(self, state: RequestState, chosen: Scored, marks: tuple[int, ...]) -> int:
@@ -607,7 +686,7 @@ class RegionalFlow:
 
     def _elsewhere(self, state: RequestState, failed: str, reason: Outcome, now: float) -> list[Command]:
         """After a failure before the first byte: another replica, within the retry rules, or an answer."""
-        if not retry.may_redispatch(reason, state.attempts, state.transport_retries, self._budget):
+        if not self._may_go_on(state, reason):
             return [self._refuse(state, reason, _GAVE_UP.get(reason, "the replica failed before it answered"), now)]
         if retry.draws_on_budget(reason, state.transport_retries) and not state.budgeted:
             state.budgeted = self._budget.take()
@@ -616,6 +695,12 @@ class RegionalFlow:
         if reason is outcome.PATH_UNSPOKEN and not self.wait_estimate.serving(state.variant, now, state.tried):
             return [self._refuse(state, reason, _GAVE_UP[reason], now)]  # who has no such path has none a moment later
         return self._again(state, now)
+
+    def _may_go_on(self, state: RequestState, reason: Outcome) -> bool:
+        """Whether it may be sent to another after this."""
+        if state.request.once:
+            return False
+        return retry.may_redispatch(reason, state.attempts, state.transport_retries, self._budget)
 
     def _again(self, state: RequestState, now: float) -> list[Command]:
         refusal = admission.refusal(state.request, self.config.region, self.law, self.view, now)
@@ -668,6 +753,8 @@ class RegionalFlow:
         which = f"version {state.assigned.version} of this model" if state.assigned is not None else "this model"
         if not self.wait_estimate.serving(state.variant, now):
             return f"no replica of {which} is healthy"
+        if not self.wait_estimate.serving(state.variant, now, self.wait_estimate.outside(state.request)):
+            return f"none of the endpoints that the gateway lets this request go to is a healthy replica of {which}"
         if state.whole:
             return f"the replica that prefills for those of {which} refused it"
         if state.request.divisible:
@@ -694,7 +781,7 @@ class RegionalFlow:
         if event.fault is not None or state.replica in self.view.bound or len(event.chain) <= len(state.request.chain):
             return False
         tokens = event.usage.completion_tokens if event.usage is not None else 0
-        return event.said_bytes >= SAID_SHARE * tokens * self.estimates.bytes_per_token(state.request.model)
+        return event.answer_bytes >= ANSWER_SHARE * tokens * self.estimates.bytes_per_token(state.request.model)
 
     def _learn(self, state: RequestState, usage: Usage, now: float) -> bool:
         """Take a finished request's usage. Whether the mirror, thereby corrected, lacks some of the prompt."""
@@ -706,7 +793,7 @@ class RegionalFlow:
         chosen = state.chosen
         if chosen is not None and not state.paired:
             believed = 0.0 if chosen.exact else chosen.hit_tokens
-            self._fleet.untold.answered(state.replica, believed, told=usage.cached_tokens is not None)
+            self._fleet.unreported_hits.answered(state.replica, believed, reported=usage.cached_tokens is not None)
         if usage.cached_tokens is not None and chosen is not None and not state.paired:
             self.predicted_tokens += chosen.hit_tokens
             self.actual_tokens += usage.cached_tokens

@@ -18,7 +18,7 @@ from farhop.balance.prefix import chain
 from regional_lb.fleet.table import Rates
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from random import Random
 
     from numpy.typing import NDArray
@@ -144,6 +144,12 @@ class Pick:
         """
         best = tuple(self.scored(place) for place in self._score.argsort(kind="stable").tolist())
         return best if self.chosen is None or self.chosen.replica in self._names else (*best, self.chosen)
+
+    def ready(self) -> Iterator[str]:
+        """Those of the field with room, best first: as many as are asked for."""
+        for place in self._score.argsort(kind="stable").tolist():
+            if self._room is None or self._room.item(place):
+                yield self._names[place]
 
     @property
     def full(self) -> tuple[str, ...]:

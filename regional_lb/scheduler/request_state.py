@@ -20,7 +20,7 @@ class RequestState(msgspec.Struct, eq=False):
     its first token came, or, where the answer comes in one piece and does not show it, when that was due. `variant` is
     what it waits for: its model, or the version `assigned`. `prefiller` computes the prompt for `replica` now, "" if
     nobody does; `whole`: nobody is to do so any more. `declined`: it waits by choice (Pick.declined). `foreign`: it
-    comes from another region.
+    comes from another region. `resumes`: how often its stream broke and was to go on elsewhere.
     """
 
     request: Request
@@ -42,6 +42,7 @@ class RequestState(msgspec.Struct, eq=False):
     prefilled_at: float = 0.0
     pick: Pick | None = None
     assigned: Assigned | None = None
+    resumes: int = 0
 
     @property
     def chosen(self) -> Scored | None:

@@ -43,8 +43,8 @@ CACHED_SHARE = 0.5  # below it a cached prefix is no reason to go before others
 
 def shape_of(request: Request) -> Shape:
     """What the rendering of a request's prompt depends on."""
-    words = request.tokens.shape if request.tokens is not None else ""
-    return Shape(request.model, request.key or request.tenant, words)
+    rendering = request.tokens.shape if request.tokens is not None else ""
+    return Shape(request.model, request.key or request.tenant, rendering)
 
 
 class WaitEstimate:
@@ -89,6 +89,11 @@ class WaitEstimate:
             variant=request.model,
             recomputed=request.recomputed,
         )
+
+    def goes_by_tokens(self, request: Request) -> bool:
+        """Whether a prompt's tokens say where it goes: there is a choice, and somebody tells what it caches."""
+        names = self._fleet.view.by_model.get(request.model, ())
+        return len(names) > 1 and not request.recomputed and any(map(self._fleet.blocks.tells, names))
 
     def _path(self, request: Request) -> Path | None:
         tokens = request.tokens
@@ -161,6 +166,11 @@ class WaitEstimate:
                 choice.prefill = pairs.prefiller(need, chosen, table, *self.hits(need, others), now)
         return choice
 
+    def outside(self, request: Request) -> tuple[str, ...]:
+        """The replicas that its gateway does not let it go to."""
+        among = request.among
+        return () if among is None else tuple(name for name in self._fleet.view.replicas if name not in among)
+
     def _half(self, request: Request, need: Need, now: float, without: tuple[str, ...]) -> Scored | None:
         """Who would prefill for a bound replica; None if nobody has room. Better one that failed it before."""
         able = self._fleet.able_to_prefill(request.model, "sglang", now)
@@ -169,8 +179,8 @@ class WaitEstimate:
 
     def nobody_for(self, state: RequestState, now: float) -> bool:
         """Whether nobody able serves its variant, or only bound ones, who cannot take this one now."""
-        able, bound = self.serving(state.variant, now), self._fleet.view.bound
-        request = state.request
+        request, bound = state.request, self._fleet.view.bound
+        able = self.serving(state.variant, now, self.outside(request))
         if bound and not (
             request.divisible and not state.whole and self._fleet.able_to_prefill(request.model, "sglang", now)
         ):

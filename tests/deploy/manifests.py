@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -19,10 +20,18 @@ MARGIN_S = 5
 SELECTORS = {  # where each kind has its own
     "Service": "selector",
     "Deployment": "selector",
+    "DaemonSet": "selector",
     "PodDisruptionBudget": "selector",
     "NetworkPolicy": "podSelector",
 }
-LISTENERS = {"listen": "clients", "client": "clients", "admin": "admin", "tier": "tier", "control": "control"}
+LISTENERS = {
+    "listen": "clients",
+    "client": "clients",
+    "picker": "picker",
+    "admin": "admin",
+    "tier": "tier",
+    "control": "control",
+}
 
 
 def broken(documents: Sequence[Document], namespace: str = "farhop") -> list[str]:
@@ -34,6 +43,7 @@ def broken(documents: Sequence[Document], namespace: str = "farhop") -> list[str
         *_pods(documents),
         *_flows(documents, namespace),
         *_scaled(documents),
+        *asked_by_keda(documents),
     ]
 
 
@@ -42,11 +52,24 @@ def of(documents: Sequence[Document], kind: str) -> list[Document]:
     return [one for one in documents if one["kind"] == kind]
 
 
+def workloads(documents: Sequence[Document]) -> list[Document]:
+    """What runs pods."""
+    return [*of(documents, "Deployment"), *of(documents, "DaemonSet")]
+
+
+def listeners(config: Document) -> dict[str, int]:
+    """Of a configuration: its ports, by their names in the pod."""
+    told = {name: config[field]["port"] for field, name in LISTENERS.items() if field in config}
+    if "zones" in config:
+        told["dns"] = told["dns-tcp"] = told.pop("clients")
+    return told
+
+
 def configurations(documents: Sequence[Document]) -> dict[str, Document]:
-    """By Deployment: the balancer's configuration that its pods read."""
+    """By Deployment or DaemonSet: the configuration that its pods read."""
     maps = {one["metadata"]["name"]: one["data"] for one in of(documents, "ConfigMap")}
     found: dict[str, Document] = {}
-    for one in of(documents, "Deployment"):
+    for one in workloads(documents):
         spec = one["spec"]["template"]["spec"]
         (name,) = (v["configMap"]["name"] for v in spec["volumes"] if v["name"] == "configuration")
         found[one["metadata"]["name"]] = yaml.safe_load(maps[name]["farhop.yaml"])
@@ -66,7 +89,7 @@ def _references(documents: Sequence[Document]) -> Iterator[str]:
     """What a document names is there; Secrets are the user's or cert-manager's."""
     names = {(one["kind"], one["metadata"]["name"]) for one in documents}
     made = {one["spec"]["secretName"] for one in of(documents, "Certificate")}
-    for one in of(documents, "Deployment"):
+    for one in workloads(documents):
         at, spec = one["metadata"]["name"], one["spec"]["template"]["spec"]
         if ("ServiceAccount", spec["serviceAccountName"]) not in names:
             yield f"{at}: its ServiceAccount is not there"
@@ -91,7 +114,7 @@ def _references(documents: Sequence[Document]) -> Iterator[str]:
 
 def _selectors(documents: Sequence[Document]) -> Iterator[str]:
     """Each selects the pods of one Deployment, and ports by name are there."""
-    pods = {one["metadata"]["name"]: one["spec"]["template"] for one in of(documents, "Deployment")}
+    pods = {one["metadata"]["name"]: one["spec"]["template"] for one in workloads(documents)}
 
     def matched(selector: dict[str, str]) -> list[str]:
         return [name for name, pod in pods.items() if selector.items() <= pod["metadata"]["labels"].items()]
@@ -128,14 +151,14 @@ def _selectors(documents: Sequence[Document]) -> Iterator[str]:
 def _pods(documents: Sequence[Document]) -> Iterator[str]:
     """Hardened, probed apart, given the time that they need to drain, rolled without a gap."""
     files = configurations(documents)
-    for one in of(documents, "Deployment"):
+    for one in workloads(documents):
         at, spec = one["metadata"]["name"], one["spec"]["template"]["spec"]
         config, (container,) = files[at], spec["containers"]
-        drain_s = config.get("limits", {}).get("drain_s", 30.0)
+        drain_s = 0.0 if "zones" in config else config.get("limits", {}).get("drain_s", 30.0)
         pause_s = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
         if spec["terminationGracePeriodSeconds"] < drain_s + pause_s + MARGIN_S:
             yield f"{at}: grace {spec['terminationGracePeriodSeconds']} s is less than pause, drain and margin"
-        if one["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] != 0:
+        if one["kind"] == "Deployment" and one["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] != 0:
             yield f"{at}: a rollout may take pods away before others are ready"
         outer = spec["securityContext"]
         if not (
@@ -157,7 +180,7 @@ def _pods(documents: Sequence[Document]) -> Iterator[str]:
         if any(container[f"{p}Probe"]["httpGet"]["scheme"] != ("HTTPS" if secure else "HTTP") for p in paths):
             yield f"{at}: probes do not speak as the admin port does"
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-        told = {name: config[field]["port"] for field, name in LISTENERS.items() if field in config}
+        told = listeners(config)
         if ports != told:
             yield f"{at}: the pod's ports are {ports}, the configuration's {told}"
         if [each["args"][0] for each in (*spec["initContainers"], container)] != ["check", container["name"]]:
@@ -203,7 +226,7 @@ def _flows(documents: Sequence[Document], namespace: str) -> Iterator[str]:
             yield f"{at}: a rule is for all ports"
         let_in = {port["port"] for rule in spec["ingress"] for port in rule["ports"]}
         let_out = {port["port"] for rule in spec["egress"] for port in rule.get("ports", ())}
-        for name in {name for field, name in LISTENERS.items() if field in config} - let_in:
+        for name in listeners(config).keys() - let_in:
             yield f"{at}: nobody may come to its port {name}"
         for port, why in _wanted(config):
             if port not in let_out:
@@ -224,6 +247,9 @@ def _wanted(config: Document) -> Iterator[tuple[int, str]]:
     yield 53, "names"
     for endpoint in config.get("etcd", {}).get("endpoints") or ["hub:2379"]:
         yield int(endpoint.rpartition(":")[2]), "etcd"
+    if "zones" in config:
+        yield 443, "entries"
+        return
     if "listen" in config:
         yield 9000, "regions (tier)"
         yield 9001, "regions (control)"
@@ -237,13 +263,31 @@ def _wanted(config: Document) -> Iterator[tuple[int, str]]:
 
 def _scaled(documents: Sequence[Document]) -> Iterator[str]:
     deployments = {one["metadata"]["name"]: one["spec"] for one in of(documents, "Deployment")}
-    scaled = {one["spec"]["scaleTargetRef"]["name"] for one in of(documents, "HorizontalPodAutoscaler")}
+    ours = [one for one in of(documents, "HorizontalPodAutoscaler") if one["spec"]["metrics"][0]["type"] == "Pods"]
+    scaled = {one["spec"]["scaleTargetRef"]["name"] for one in ours}
     for name in scaled:
         if name not in deployments or "replicas" in deployments[name]:
             yield f"{name}: is scaled, and says how many there are"
     for name, spec in deployments.items():
         if name not in scaled and "replicas" not in spec:
             yield f"{name}: nobody says how many there are"
+
+
+def asked_by_keda(documents: Sequence[Document]) -> Iterator[str]:
+    """What is asked of an admin port by a ScaledObject is a Service's port, with a Secret that is named."""
+    ports = {
+        one["metadata"]["name"]: {port["port"] for port in one["spec"]["ports"]} for one in of(documents, "Service")
+    }
+    for one in of(documents, "ScaledObject"):
+        (trigger,) = one["spec"]["triggers"]
+        url = urlsplit(trigger["metadata"]["url"])
+        name = str(url.hostname).partition(".")[0]
+        if url.port not in ports.get(name, ()):
+            yield f"{one['metadata']['name']}: asks port {url.port} of {name}, which is no Service's"
+        rights = [each["metadata"]["name"] for each in of(documents, "TriggerAuthentication")]
+        named = trigger.get("authenticationRef", {}).get("name")
+        if named is not None and named not in rights:
+            yield f"{one['metadata']['name']}: nobody gives it the rights {named}"
 
 
 def at_home(config: Document, folder: Path) -> Document:

@@ -49,6 +49,9 @@ MATRIX = [
         ({"pool": "llama", "namespace": "models"}, {"service": "vllm"}), (True, False),
     )
 ]  # fmt: skip
+ZONES = [{"zone": "e.example", "servers": ["ns.e.example"], "names": [{"name": "api.e.example"}]}]
+DNS = {"enabled": True, "config": {"zones": ZONES}}
+SCALED = {"by": "keda", "deployment": "vllm", "model": "org/llama 3"}
 MORE = [
     {"etcd.endpoints": ["etcd-0.etcd:12379"], "networkPolicy.etcdPorts": [12379]},
     {"regional.config.limits": {"drain_s": 600}, "shutdown.preStopSeconds": 0},
@@ -61,6 +64,14 @@ MORE = [
     },
     {"global.clientTlsSecret": "", "region": "a" * 40},
     {"monitoring.serviceMonitor.enabled": True, "monitoring.rules.enabled": True, "tls.source": "none"},
+    {"regional.picker": {"enabled": True, "port": 9100}, "tls.source": "none"},
+    {"regional.picker": {"enabled": True, "tls": True, "callers": "gateway", "fallbacks": 0}},
+    {"engines.autoscaling": {**SCALED, "token": "prometheus"}},
+    {"engines.autoscaling": SCALED, "tls.source": "none", "admin": {"tokensSecret": "", "tokens": {}, "scrape": ""}},
+    {"engines.autoscaling": {**SCALED, "by": "hpa", "min": 0}},
+    {"dns": DNS},
+    {"dns": {**DNS, "kind": "DaemonSet", "keysSecret": "farhop-zones", "service": {"type": "ClusterIP"}}},
+    {"dns": {**DNS, "workers": 4}, "tls.source": "none", "global.enabled": False},
 ]
 
 
@@ -102,6 +113,39 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "scaling the wrong way": ({"global.autoscaling": {"enabled": True, "min": 5, "max": 2}}, "min 5 is above max 2"),
     "a wrong type": ({"tls.source": "acme"}, "source"),
     "a port out of range": ({"engines.ports": [70000]}, "ports"),
+    "a picker with certificates that are none": (
+        {"regional.picker": {"enabled": True, "tls": True}, "tls.source": "none"},
+        "regional.picker.tls: there are no certificates with tls.source none",
+    ),
+    "a pool of nobody's pods": (
+        {"regional.picker": {"enabled": True, "pool": "llama"}, "engines.podSelector": {}},
+        "regional.picker.pool: the InferencePool needs engines.podSelector.matchLabels",
+    ),
+    "another pool than the engines'": (
+        {"regional.picker": {"enabled": True, "pool": "x"}, "engines.podSelector": {"matchLabels": {"a": "b"}}},
+        "regional.picker.pool: is another than engines.pool",
+    ),
+    "objectives of no pool": (
+        {"regional.picker": {"objectives": "llm-d.ai/v1alpha2"}, "engines.pool": "", "engines.service": "vllm"},
+        "regional.picker.objectives: are those of an InferencePool",
+    ),
+    "a picker that believes anybody": ({"regional.picker": {"callers": "all"}}, "callers"),
+    "engines scaled by nobody's name": ({"engines.autoscaling": {"by": "keda"}}, "engines.autoscaling: needs"),
+    "engines scaled without a token": ({"engines.autoscaling": SCALED}, "engines.autoscaling.token: the admin port"),
+    "engines scaled the wrong way": (
+        {"engines.autoscaling": {**SCALED, "by": "hpa", "min": 9, "max": 2}},
+        "engines.autoscaling: min 9 is above max 2",
+    ),
+    "a DNS server without zones": ({"dns": {"enabled": True}}, "dns.config.zones: is not given"),
+    "a DNS server without certificates": (
+        {"dns": DNS, "tls": {"source": "secret", "secrets": {"global": "g", "regional": "r"}}},
+        "tls.secrets.dns: is not given; name a Secret",
+    ),
+    "what the chart writes of DNS": (
+        {"dns": {"enabled": True, "config": {"zones": ZONES, "listen": {"port": 53}}}},
+        "dns.config.listen: is written by the chart",
+    ),
+    "a DNS server of no kind": ({"dns": {**DNS, "kind": "StatefulSet"}}, "kind"),
     "a digest that is none": ({"image.digest": "latest"}, "digest"),
 }
 
@@ -155,11 +199,17 @@ def test_balancers_take_the_configurations_of_the_examples(
 
 
 def _checked(path: Path) -> None:
+    from entry_dns.app.config import DnsConfig
     from farhop.config import load
     from farhop.service import stores
+    from farhop_cli import check
     from global_lb.app.config import GlobalConfig
     from regional_lb.app.config import RegionalConfig
 
+    if "dns" in path.stem:
+        assert load(DnsConfig, path).zones
+        assert check.run([str(path)], no_secrets=False, as_json=True) == 0
+        return
     config = load(GlobalConfig if "global" in path.stem else RegionalConfig, path)
     stores.hubs(config, stores.world(config))
 
@@ -196,6 +246,7 @@ def _mounted(tmp_path: Path, values: dict[str, Any]) -> Path:
         **example("trial")["topology"]["document"],
         "regions": [{**example("trial")["topology"]["document"]["regions"][0], "name": region}],
     }
+    document = {**document, "entries": [{"name": "one", "region": region, "ipv4": ["192.0.2.80"]}]}
     (folder / "topology" / "world.yaml").write_text(yaml.safe_dump(document))
     return folder
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import machine
 import pytest
 
-pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("docker")]
+pytestmark = [pytest.mark.docker]
 
 HARDENED = ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none")
 MB_MAX = 200  # above the base

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import subprocess
 import sys
 import tarfile
 from contextlib import AsyncExitStack
+from itertools import count as count_up
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,13 @@ pytestmark = [pytest.mark.history]
 BEFORE = "e0c6e3d"
 MODEL = "llama-3.1-8b"
 KEY = "sk-farhop-anywhere"
+SECRET = {"FARHOP_HOP_KEY": "x" * 32}
+AGES = ("old", "new")
+BALANCERS = tuple(f"{tier}-{age}" for tier in ("global", "regional") for age in AGES)
 REQUESTS = 24
 TRIE_NODES = {"old": "farhop_trie_nodes", "new": "farhop_prefix_trie_nodes"}  # names of metrics are not promised
-WITHIN_S = 30.0
-PREFIX = "a long prefix that all of them share, said again and again " * 40
+WITHIN_S = 60.0
+LONG = "a long text, said again and again " * 200
 
 
 def source_of(commit: str, into: Path) -> tuple[str, ...]:
@@ -58,11 +63,6 @@ async def page(url: str) -> str:
         return await response.text()
 
 
-async def json_of(url: str) -> dict[str, Any]:
-    async with aiohttp.ClientSession() as http, http.get(url) as response:
-        return dict(await response.json())
-
-
 def count(text: str, name: str, *marks: str) -> float:
     """The sum of a metric's series that hold these marks."""
     lines = (line for line in text.splitlines() if line.startswith(name) and all(mark in line for mark in marks))
@@ -79,102 +79,123 @@ async def until(what: str, asked: Any) -> None:
         pytest.fail(f"not within {WITHIN_S:g} s: {what}")
 
 
-def test_old_and_new_balancers_make_one_fleet(tmp_path: Path) -> None:
-    old = source_of(BEFORE, tmp_path / "old")
-    ports = dict(zip(("engine", *(f"{tier}-{age}{what}" for tier in ("global", "regional") for age in ("old", "new")
-                                  for what in ("", "-admin"))), free_ports(9), strict=True))  # fmt: skip
-    topology = tmp_path / "world.yaml"
-    topology.write_text(worlds.shipped("three-regions").read_text())
+class Fleet:
+    """An engine, etcd, and of either tier one balancer of each version, in one region."""
 
-    def configured(tier: str, age: str, etcd: str, own: dict[str, Any]) -> Child:
-        name = f"{tier}-{age}"
+    def __init__(self, folder: Path, etcd: str) -> None:
+        self.folder, self.etcd = folder, etcd
+        self.topology = folder / "world.yaml"
+        self.topology.write_text(worlds.shipped("three-regions").read_text())
+        names = ["engine", *(name + what for name in BALANCERS for what in ("", "-admin"))]
+        self.ports = dict(zip(names, free_ports(len(names)), strict=True))
+        self._old = source_of(BEFORE, folder / "old")
+
+    def children(self) -> list[Child]:
+        """All but etcd, the engine first."""
+        arguments = [
+            "engine", "--port", str(self.ports["engine"]), "--model", MODEL, "--profile", "a100", "--speedup", "20",
+        ]  # fmt: skip
+        engine = Child("engine", arguments, self.folder / "engine.log", {})
+        return [engine, *map(self._balancer, BALANCERS)]
+
+    def _balancer(self, name: str) -> Child:
+        tier, _, age = name.partition("-")
         config = {
-            "region": "virginia", "instance": name, "topology": str(topology),
-            "admin": {"port": ports[f"{name}-admin"]}, "etcd": {"endpoints": [etcd]},
-            "hop": {"keys": {"k1": "env:FARHOP_HOP_KEY"}, "active": "k1"}, **own,
+            "region": "virginia", "instance": name, "topology": str(self.topology),
+            "admin": {"port": self.ports[f"{name}-admin"]}, "etcd": {"endpoints": [self.etcd]},
+            "hop": {"keys": {"k1": "env:FARHOP_HOP_KEY"}, "active": "k1"},
         }  # fmt: skip
-        path = tmp_path / f"{name}.yaml"
+        if tier == "regional":
+            replica = {
+                "url": f"http://127.0.0.1:{self.ports['engine']}", "models": [MODEL], "kv_tokens": 1_000_000,
+            }  # fmt: skip
+            config |= {"tier": {"port": 0}, "control": {"port": 0}, "replicas": [replica]}
+        else:
+            config |= {"listen": {"port": self.ports[name]}}
+        path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(config))
-        arguments = [tier, "--config", str(path)]
-        environment = {"FARHOP_HOP_KEY": "x" * 32}
-        return Child(name, arguments, tmp_path / f"{name}.log", environment, old if age == "old" else ())
+        program = self._old if age == "old" else ()
+        return Child(name, [tier, "--config", str(path)], self.folder / f"{name}.log", SECRET, program)
 
-    async def admin(name: str, path: str = "/metrics") -> str:
-        return await page(f"http://127.0.0.1:{ports[f'{name}-admin']}{path}")
+    async def admin(self, name: str, path: str = "/metrics") -> str:
+        return await page(f"http://127.0.0.1:{self.ports[f'{name}-admin']}{path}")
 
-    async def drill() -> None:
-        async with AsyncExitStack() as stack:
-            etcd = await stack.enter_async_context(EmbeddedEtcd(folder=tmp_path / "etcd"))
-            at = etcd.endpoint.removeprefix("http://")
-            engine = Child(
-                "engine",
-                ["engine", "--port", str(ports["engine"]), "--model", MODEL, "--profile", "a100", "--speedup", "20"],
-                tmp_path / "engine.log",
-                {},
-            )
-            replica = {"url": f"http://127.0.0.1:{ports['engine']}", "models": [MODEL], "kv_tokens": 1_000_000}
-            below = {"tier": {"port": 0}, "control": {"port": 0}, "replicas": [replica]}
-            children = [
-                engine,
-                *(configured("regional", age, at, below) for age in ("old", "new")),
-                *(
-                    configured("global", age, at, {"listen": {"port": ports[f"global-{age}"]}})
-                    for age in ("old", "new")
-                ),
-            ]
-            for child in children:
-                stack.push_async_callback(child.stop)
-            await asyncio.gather(*(child.start(60.0) for child in children))
+    async def ready(self) -> None:
+        async def all_ready() -> bool:
+            return all([(await self.admin(name, "/readyz")).startswith("ready") for name in BALANCERS])
 
-            async def both_ready() -> bool:
-                said = [
-                    await admin(f"{tier}-{age}", "/readyz") for tier in ("global", "regional") for age in ("old", "new")
-                ]
-                return all(one.startswith("ready") for one in said)
+        async def connected() -> bool:
+            return count(await self.admin("regional-new"), "farhop_peers_connected") == 1
 
-            await until("all four are ready", both_ready)
-            await until("the regional balancers share what they have in flight", _connected)
-            for age in ("old", "new"):
-                body = {"model": MODEL, "stream": True, "max_tokens": 12, "messages": [{"role": "user", "content": ""}]}
-                for number in range(REQUESTS):
-                    body["messages"] = [{"role": "user", "content": f"{PREFIX} {number}"}]
-                    result = await answer([f"http://127.0.0.1:{ports[f'global-{age}']}"], KEY, body)
-                    assert (result.status, result.error) == (200, None), (age, result)
-            for tier, age in (("regional", "old"), ("regional", "new")):
-                served = count(await admin(f"{tier}-{age}"), "farhop_requests_total", 'reason="served"')
-                assert served > 0, f"{tier}-{age} was sent nothing"
-            for age in ("old", "new"):
+        await until("all four are ready", all_ready)
+        await until("the regional balancers share what they have in flight", connected)
 
-                async def knows_prefixes(age: str = age) -> bool:
-                    return count(await admin(f"global-{age}"), TRIE_NODES[age]) > 0
+    async def serves(self) -> None:
+        """Through either global balancer, and either sends to both regional ones.
 
-                await until(f"the {age} global balancer knows prefixes", knows_prefixes)
-            await _law_reaches_all(at)
+        All at once and with nothing in common: what one was sent and did not begin yet adds to what a request would
+        wait for there, so that the next goes to the other. (Of equals, the version before asks always the same.) Not
+        within one round, where the engine is done with each before this machine gets to send the next.
+        """
+        serial = count_up()
+        for above in AGES:
+            before = {age: await self.served(age) for age in AGES}
 
-    async def _connected() -> bool:
-        return count(await admin("regional-new"), "farhop_peers_connected") == 1
+            async def has_asked_both(above: str = above, before: dict[str, float] = before) -> bool:
+                await asyncio.gather(*(self.serve(above, f"{next(serial)} {LONG}") for _ in range(REQUESTS)))
+                return all([await self.served(age) > before[age] for age in AGES])
 
-    async def _law_reaches_all(etcd: str) -> None:
+            await until(f"the {above} global balancer has asked both regional ones", has_asked_both)
+
+    async def serve(self, above: str, text: str) -> None:
+        messages = [{"role": "user", "content": text}]
+        body = {"model": MODEL, "stream": True, "max_tokens": 12, "messages": messages}
+        result = await answer([f"http://127.0.0.1:{self.ports[f'global-{above}']}"], KEY, body)
+        assert (result.status, result.error) == (200, None), (above, result)
+
+    async def served(self, age: str) -> float:
+        return count(await self.admin(f"regional-{age}"), "farhop_requests_total", 'reason="served"')
+
+    async def tells_prefixes(self) -> None:
+        for age in AGES:
+
+            async def knows_prefixes(age: str = age) -> bool:
+                return count(await self.admin(f"global-{age}"), TRIE_NODES[age]) > 0
+
+            await until(f"the {age} global balancer knows prefixes", knows_prefixes)
+
+    async def goes_by_one_law(self) -> None:
         """Set by the new command line, heeded by all four."""
-        law = tmp_path / "law.yaml"
-        document = yaml.safe_load(topology.read_text())
+        law = self.folder / "law.yaml"
+        document = yaml.safe_load(self.topology.read_text())
         law.write_text(yaml.safe_dump({"models": document.get("models", {}), "tenants": document["tenants"]}))
-        operator = tmp_path / "global-new.yaml"
+        operator = self.folder / "global-new.yaml"
         ended = await asyncio.to_thread(
             machine.run, sys.executable, "-m", "farhop_cli", "law", "set", str(law), "--config", str(operator),
-            "--why", "skew", environment={"FARHOP_HOP_KEY": "x" * 32}, check=False,
+            "--why", "skew", environment=SECRET, check=False,
         )  # fmt: skip
         assert ended.returncode == 0, ended.stdout + ended.stderr
 
         async def heeded() -> bool:
-            laws = [
-                await json_of(f"http://127.0.0.1:{ports[f'{tier}-{age}-admin']}/law")
-                for tier in ("global", "regional")
-                for age in ("old", "new")
-            ]
+            laws = [json.loads(await self.admin(name, "/law")) for name in BALANCERS]
             epochs = {one["epoch"] for one in laws}
             return len(epochs) == 1 and min(epochs) > document["epoch"]
 
         await until("all four go by the law that was set", heeded)
+
+
+def test_old_and_new_balancers_make_one_fleet(tmp_path: Path) -> None:
+    async def drill() -> None:
+        async with AsyncExitStack() as stack:
+            etcd = await stack.enter_async_context(EmbeddedEtcd(folder=tmp_path / "etcd"))
+            fleet = Fleet(tmp_path, etcd.endpoint.removeprefix("http://"))
+            children = fleet.children()
+            for child in children:
+                stack.push_async_callback(child.stop)
+            await asyncio.gather(*(child.start(60.0) for child in children))
+            await fleet.ready()
+            await fleet.serves()
+            await fleet.tells_prefixes()
+            await fleet.goes_by_one_law()
 
     uvloop.run(drill())

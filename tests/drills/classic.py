@@ -36,11 +36,11 @@ def l4(speedup: float = SPEEDUP, **more: Any) -> Profile:
 
 
 class Gpu:
-    """One emulated engine on this loop, behind a pipe that can be frozen."""
+    """One emulated engine on this loop, behind a pipe that can be frozen. `asked`: the answers wanted of it so far."""
 
     def __init__(self, profile: Profile, seed: int) -> None:
         self.replica = Replica(profile, TextModel(MODEL, seed, 50.0), time.perf_counter)
-        self.port = 0
+        self.port = self.asked = 0
         self.frozen = asyncio.Event()
         self._pairs: set[asyncio.Task[None]] = set()
 
@@ -84,6 +84,7 @@ class Gpu:
         """Bytes from one side to the other; while frozen they vanish into a full pipe, and nothing closes."""
         try:
             while data := await reader.read(65536):
+                self.asked += data.startswith(b"POST /v1/chat/completions ")
                 while self.frozen.is_set():
                     await asyncio.sleep(0.02)
                 writer.write(data)

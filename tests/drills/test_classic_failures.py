@@ -18,6 +18,11 @@ from inprocess import HOP_KEY, MODEL, until
 from farhop_lab.engine.core.faults import Fault
 from regional_lb.app.main import RegionalBalancer
 
+# Who asks engines hardly ever does not take a late answer, on a slow machine, for a sick engine.
+QUIET = {"watch": {"probe_s": 3600.0, "scrape_s": 3600.0}}
+# Nor does who waits for it.
+PATIENT = {"watch": {"probe_s": 0.1, "scrape_s": 0.05, "timeout_s": 30.0}}
+
 
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,12 +35,16 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 async def _hot_spot(naive: bool) -> int:
     """Every fourth answer is long, and turns by rote give all of those to one replica: how many the busiest got."""
     async with gpus(*[l4(8.0, kv_blocks=200) for _ in range(4)]) as engines:
-        said, config = (blind(engines), NAIVE) if naive else ({}, {})
-        async with region(engines, said, **config) as (_, url), Load(url) as load, asyncio.TaskGroup() as group:
+        said, config = (blind(engines), NAIVE | PATIENT) if naive else ({}, PATIENT)
+        async with region(engines, said, **config) as (balancer, url), Load(url) as load, asyncio.TaskGroup() as group:
+            loop = asyncio.get_running_loop()
+            began = loop.time()
             for n in range(48):
                 kind, tokens = ("long", 200) if n % 4 == 0 else ("short", 4)
                 group.create_task(load.ask(kind, 20, tokens))
-                await asyncio.sleep(0.04)
+                # One that finds a connection open overtakes one that does not; and engines work on where we are late.
+                await until(lambda n=n: sum(gpu.asked for gpu in engines) + len(balancer.flow.queue) > n, 30.0)
+                await asyncio.sleep(max(0.0, began + 0.04 * (n + 1) - loop.time()))
     assert {one.status for one in load.asked} == {200}
     return max(Counter(one.replica for one in load.asked if one.kind == "long").values())
 
@@ -119,8 +128,7 @@ async def test_conversations_do_not_drive_each_other_out_of_the_caches() -> None
 async def _partition(naive: bool) -> int:
     """One of three replicas cannot be reached while 60 requests come: how many are swallowed."""
     async with gpus(*[l4() for _ in range(3)]) as engines:
-        quiet = {"watch": {"probe_s": 3600.0, "scrape_s": 3600.0}}
-        said, config = (blind(engines), NAIVE | quiet) if naive else ({}, {})
+        said, config = (blind(engines), NAIVE | QUIET) if naive else ({}, {})
         async with region(engines, said, **config) as (_, url), Load(url) as load:
             engines[1].frozen.set()
             asked = []
@@ -149,7 +157,7 @@ async def _dead_green(naive: bool) -> int:
     """One of three engines takes what it is sent and answers nothing, while its health page says 200: how many of 30
     requests are swallowed."""
     async with gpus(*[l4() for _ in range(3)]) as engines:
-        said, config = (blind(engines), NAIVE) if naive else ({"probe": {"generate_s": 1.0}}, {})
+        said, config = (blind(engines), NAIVE | QUIET) if naive else ({"probe": {"generate_s": 1.0}}, {})
         async with region(engines, said, **config) as (_, url), Load(url) as load:
             engines[1].replica.faults.command(Fault("dead-green"))
             asked = []

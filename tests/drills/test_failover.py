@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
+from asyncio.subprocess import PIPE
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import msgspec
 import pytest
-from failover import STALL_S, STEADY, Asked, Load, Looks, Stalls, bias, figure, last_attempt, settings
+from failover import STALL_S, STEADY, Asked, Load, Looks, Stalls, bias, figure, hubs_of, last_attempt, settings
 
+from farhop.store.contract import LAW_KEY
 from farhop_lab.world.client import answer
+from farhop_lab.world.etcd import find_binary
 from tests.conftest import RunningWorld
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 ALL = frozenset(("virginia", "frankfurt", "tokyo"))
 FAR = {"virginia", "frankfurt"}
@@ -307,3 +313,84 @@ def test_a_global_balancer_killed_leaves_others_that_know_the_caches(failing: Ru
         failing.call(bias(world, "frankfurt", 0.0))
         failing.call(world.start_global("frankfurt"))
         failing.call(world.wait_until_serving(ALL))
+
+
+async def law_of_epoch(world: Any, epoch: int) -> None:
+    """The world's own law under a later epoch, in every hub, as `farhop law set` writes it; until all go by it."""
+    document = {
+        "epoch": epoch, "author": "drills", "why": f"epoch {epoch}", "at": datetime.now(UTC).isoformat(),
+        "tenants": world._document["tenants"], "models": world._document.get("models", []),
+    }  # fmt: skip
+    async with hubs_of(world) as store:
+        await store.put(LAW_KEY, msgspec.json.encode(document))
+    async with asyncio.timeout(15.0):
+        while await epochs(world) != {epoch}:
+            await asyncio.sleep(0.05)
+
+
+async def epochs(world: Any) -> set[int]:
+    """Of the laws that balancers go by."""
+    found = set()
+    async with aiohttp.ClientSession() as session:
+        for run in world.regions.values():
+            for admin in (run.global_admin, run.regional_admin):
+                async with session.get(f"{admin}/status") as page:
+                    found.add((await page.json())["law_epoch"])
+    return found
+
+
+async def etcdctl(member: Any, *arguments: str) -> str:
+    ran = await asyncio.create_subprocess_exec(
+        str(find_binary().parent / "etcdctl"), *arguments, stdout=PIPE, stderr=PIPE,
+        env={"ETCDCTL_API": "3", "ETCDCTL_ENDPOINTS": member.endpoint},
+    )  # fmt: skip
+    said, wrong = await ran.communicate()
+    assert ran.returncode == 0, wrong.decode()
+    return said.decode()
+
+
+def test_an_etcd_restored_from_a_backup_undoes_no_law(failing: RunningWorld, tmp_path: Path) -> None:
+    """As deploy/etcd/README.md says it: a snapshot, later laws, everything wiped, the snapshot restored.
+
+    Balancers go on all the while, keep the later law, tell that the hub's is older, and give it theirs.
+    """
+    world = failing.world
+    (member,) = world.hubs["pacific"].members
+    snapshot, data = tmp_path / "pacific.db", member._data()
+
+    async def restored() -> None:
+        await member.forget(wipe=True)
+        await etcdctl(
+            member, "snapshot", "restore", str(snapshot), "--data-dir", str(data), "--name", member.name,
+            "--initial-cluster", f"{member.name}={member.peer_url}",
+            "--initial-advertise-peer-urls", member.peer_url,
+        )  # fmt: skip
+        await member.start()
+
+    async def drill() -> None:
+        first = max(await epochs(world)) + 1
+        await law_of_epoch(world, first)
+        await etcdctl(member, "snapshot", "save", str(snapshot))
+        await law_of_epoch(world, first + 1)
+        await at_home(failing)
+        seen: set[int] = set()
+        async with Load(world, [[name] for name in sorted(ALL)]) as load, aiohttp.ClientSession() as session:
+            await restored()
+            async with asyncio.timeout(20.0):
+                while f'"why":"epoch {first + 1}"' not in await etcdctl(member, "get", LAW_KEY):
+                    seen |= await epochs(world)
+                    await asyncio.sleep(0.05)
+            await in_contact(world)
+            seen |= await epochs(world)
+            noticed = 0.0  # by whoever is first to see it: the others find it mended
+            for run in world.regions.values():
+                for admin in (run.global_admin, run.regional_admin):
+                    async with session.get(f"{admin}/metrics") as page:
+                        lines = (await page.text()).splitlines()
+                    noticed += sum(float(line.rpartition(" ")[2]) for line in lines if 'reason="law_older"' in line)
+        assert load.failed() == []
+        assert seen == {first + 1}
+        assert noticed >= 1.0
+
+    failing.call(bias(world, "tokyo", 0.0))
+    failing.call(drill())

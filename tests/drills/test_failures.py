@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -200,7 +201,9 @@ def test_service_goes_on_without_etcd(running: RunningWorld, how: str) -> None:
         while time.monotonic() < end:
             results += [running.ask(region, "anywhere", "still there?") for region in sorted(ALL)]
         assert all(result.ok for result in results)
-        assert [r.headers["x-farhop-region"] for r in results[:3]] == sorted(ALL)
+        # In the first round, and in the last, when no report that came by etcd would count any more.
+        for region, result in zip(2 * sorted(ALL), results[:3] + results[-3:], strict=True):
+            running.call(_at_home(running, region, result))
         if how == "killed":
             _started_without_etcd(running)
     finally:
@@ -239,6 +242,23 @@ def _settled(running: RunningWorld) -> bool:
         if {one["share"] for one in below["replicas"]} != {1.0}:
             return False
     return True
+
+
+async def _at_home(running: RunningWorld, region: str, result: Result) -> None:
+    """That entry had all three to choose from, none of them avoided, and home was chosen if it was the best.
+
+    Twenty times as fast as the real one, this world has oceans of 4 ms: where this machine stalls an engine for a
+    moment, its tokens take so much longer for a while that to leave an idle home is what the policy is for.
+    """
+    decision = result.headers["x-farhop-decision"]
+    record = await _json(f"{running.world.regions[region].global_admin}/decisions/{decision}")
+    why = json.dumps(record, indent=1)
+    reasons = record["reasons"]
+    scores = {one["region"]: one["score"] for one in reasons["candidates"]}
+    assert (scores.keys(), reasons["not_serving"], reasons["spilled_from"]) == (ALL, {}, None), why
+    assert not any(one["hot"] or one["penalty_ms"] for one in reasons["candidates"]), why
+    chosen = result.headers["x-farhop-region"]
+    assert chosen == region or scores[chosen] < scores[region], why
 
 
 async def _text(url: str) -> str:

@@ -1,7 +1,7 @@
 """docs/start/first-fleet.md, word by word: its second part is pasted into a shell and says what it says it does.
 
 Only the ports are others than in the text, each the same throughout: nothing else on this machine is in the way.
-With vllm or llama-server on PATH, and MODEL (and GGUF) set as the text asks, the same runs with a real engine.
+The same runs with real engines where `make engines` installed them (`make test-engines`), as the text says.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +23,12 @@ ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "start" / "first-fleet.md"
 PORT = re.compile(r"(?<=[:\s/])(?:80|90|91|23)\d\d(?=[\s/\"},]|$)", re.M)
 SAYS = "# says: "
-ENGINES = {"emulated": "farhop", "vllm": "vllm", "llama-server": "llama-server"}  # and the program it takes
+REAL = ROOT / ".engines"
+ENGINES = {"emulated": "farhop", "vllm": "vllm/bin/vllm", "llama-server": "llama/build/bin/llama-server"}  # the program
+MODELS = {
+    "vllm": {"MODEL": str(REAL / "tiny/model"), "VLLM_CPU_KVCACHE_SPACE": "1"},
+    "llama-server": {"MODEL": "tiny", "GGUF": str(REAL / "tiny/model.gguf")},
+}
 HANGS_S = 900.0  # a busy machine takes a while, and so does a real engine's start
 
 
@@ -53,16 +57,18 @@ def script(engine: str) -> tuple[str, list[list[str]]]:
     return elsewhere(marked.replace(activated, ": ")), said
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "engine", [pytest.param(name, marks=[pytest.mark.engines] if name in MODELS else []) for name in ENGINES]
+)
 def test_the_guide_does_what_it_says(engine: str, tmp_path: Path) -> None:
-    if engine != "emulated" and shutil.which(ENGINES[engine]) is None:
-        pytest.skip(f"{ENGINES[engine]} is not installed here")
-    needed = {"vllm": ("MODEL",), "llama-server": ("MODEL", "GGUF")}.get(engine, ())
-    if lacking := [name for name in needed if not os.environ.get(name)]:
-        pytest.skip(f"{' and '.join(lacking)}: not set, and the guide asks for it")
+    if engine in MODELS and not (REAL / ENGINES[engine]).exists():
+        pytest.skip(f"{engine} is not installed: run `make engines`")
     (tmp_path / "run.sh").write_text((commands := script(engine))[0])
-    path = os.pathsep.join([str(Path(sys.executable).parent), str(find_binary().parent), os.environ["PATH"]])
-    environment = {**{k: v for k, v in os.environ.items() if not k.startswith(("FARHOP_", "OTEL_"))}, "PATH": path}
+    first = [Path(sys.executable).parent, find_binary().parent]
+    last = [(REAL / ENGINES[engine]).parent] if engine in MODELS else []  # its own python is not to be ours
+    path = os.pathsep.join([*map(str, first), os.environ["PATH"], *map(str, last)])
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("FARHOP_", "OTEL_"))}
+    environment |= {"PATH": path, **MODELS.get(engine, {})}
     shell = subprocess.Popen(
         ["bash", str(tmp_path / "run.sh")], cwd=tmp_path, env=environment, text=True, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,

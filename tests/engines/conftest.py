@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "flows")]
 
 import real  # noqa: E402
+from clients import Entry  # noqa: E402
 from inprocess import HOP_KEY  # noqa: E402
 
 
@@ -53,3 +54,23 @@ def llama(logs: Path) -> Iterator[real.RealEngine]:
         yield started
     finally:
         started.stop()
+
+
+@pytest.fixture(scope="session")
+def emulated(logs: Path) -> Iterator[real.RealEngine]:
+    """The lab's engine."""
+    started = real.emulated(logs)
+    try:
+        started.ready()
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.fixture(params=["emulated", "vllm", "llama"])
+async def entry(request: pytest.FixtureRequest) -> AsyncIterator[Entry]:
+    """Both tiers before an engine of each kind: what a client of somebody else's is pointed at."""
+    kind = request.param
+    engine = request.getfixturevalue("vllms" if kind == "vllm" else kind)
+    async with real.tiers(*(engine if kind == "vllm" else [engine]), tokenizer=kind == "vllm") as both:
+        yield Entry(kind, both)

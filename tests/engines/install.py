@@ -15,11 +15,19 @@ import sys
 import tarfile
 import venv
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HOME = Path(__file__).parents[2] / ".engines"
 VLLM, TORCH, LLAMA = "0.32.0", "2.13.0", "0.3.36"
 PINS = ("xgrammar==0.2.8", "llguidance<1.8", "intel-openmp==2024.2.1", "protobuf>=6.33.4", "gguf")
+# What others wrote to speak to a server like OpenAI's or Anthropic's, each as its own project pins it.
+CLIENTS = {
+    "guidellm": ("guidellm==0.8.1",),
+    "aiperf": ("aiperf==0.13.0",),
+    "litellm": ("litellm[proxy]==1.105.0",),
+    "langchain": ("langchain-openai==1.7.2", "langchain-anthropic==1.7.7"),
+}
 # Another build of torch than PyPI's, and what would clash with that.
 LEFT_OUT = {"torch", "torchaudio", "torchcodec", "torchvision"}
 FLAGS = (
@@ -62,11 +70,20 @@ def vllm() -> None:
     run(*pip, "install", "--quiet", f"torch=={TORCH}")
     run(*pip, "install", "--quiet", *wanted, *PINS)
     run(*pip, "install", "--quiet", "--no-deps", wheel)
+    named(folder)
     (folder / ".installed").touch()
 
 
+def named(folder: Path) -> None:
+    """Its command `vllm` takes version and platform from the package `vllm`; this build has another name."""
+    (packages,) = folder.glob("lib/python*/site-packages")
+    told = packages / f"vllm-{VLLM}.dist-info"
+    told.mkdir(exist_ok=True)
+    (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n")
+
+
 def llama() -> None:
-    """Its server alone, on one core less than there are."""
+    """Its server alone, on one core less than there are and after everything else: it takes longest."""
     folder = HOME / "llama"
     if (folder / "build/bin/llama-server").exists():
         return
@@ -80,16 +97,38 @@ def llama() -> None:
     source = folder / f"llama_cpp_python-{LLAMA}/vendor/llama.cpp"
     bin_ = tools.parent
     path = f"{bin_}{os.pathsep}{os.environ['PATH']}"
-    run("nice", bin_ / "cmake", "-G", "Ninja", "-S", source, "-B", folder / "build", *FLAGS, PATH=path)
+    run("nice", "-n", "19", bin_ / "cmake", "-G", "Ninja", "-S", source, "-B", folder / "build", *FLAGS, PATH=path)
     jobs = str(max(1, (os.cpu_count() or 2) - 1))
-    run("nice", bin_ / "cmake", "--build", folder / "build", "--target", "llama-server", "-j", jobs, PATH=path)
+    run(
+        "nice",
+        "-n",
+        "19",
+        bin_ / "cmake",
+        "--build",
+        folder / "build",
+        "--target",
+        "llama-server",
+        "-j",
+        jobs,
+        PATH=path,
+    )
+
+
+def clients() -> None:
+    """Third parties' clients, unmodified: an environment for each."""
+    for name, wanted in CLIENTS.items():
+        folder = HOME / "clients" / name
+        if not (folder / ".installed").exists():
+            run(python(folder), "-m", "pip", "install", "--quiet", *wanted)
+            (folder / ".installed").touch()
 
 
 def main() -> None:
     """All of it."""
     HOME.mkdir(exist_ok=True)
-    vllm()
-    llama()
+    with ThreadPoolExecutor() as side_by_side:  # one compiles, one downloads
+        for step in [side_by_side.submit(step) for step in (llama, vllm, clients)]:
+            step.result()
     if not (HOME / "tiny/model.gguf").exists():
         run(HOME / "vllm/bin/python", Path(__file__).with_name("tiny.py"), HOME / "tiny")
     print(f"Real engines stand in {HOME}: `make test-engines` runs the tests with them.")

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator
@@ -19,7 +20,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from inprocess import Both, common, global_config, topology, until
+import inprocess
+from inprocess import Answer, Both, common, global_config, topology, until
 
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
 from farhop_lab.world.ports import free_ports
@@ -32,6 +34,7 @@ VLLM, LLAMA = HOME / "vllm/bin/python", HOME / "llama/build/bin/llama-server"
 MODEL, LORA, GGUF = HOME / "tiny/model", HOME / "tiny/lora", HOME / "tiny/model.gguf"
 MISSING = "not installed: run `make engines`"
 START_S = 600.0  # on a busy machine of two cores
+ANSWER_S = 120.0  # what an engine is asked for the first time it may compile first: 20 s on two busy cores
 BLOCK = 128  # tokens, of vLLM on CPUs
 
 
@@ -72,13 +75,18 @@ class RealEngine:
             return json.load(answer)
 
 
-def vllm(folder: Path, *, port: int = 0, events: int = 0, details: bool = True, tells: bool = True) -> RealEngine:
-    """Start one. `details`: its answers say what was cached; `tells`: it sends KV events."""
+def vllm(
+    folder: Path, *, port: int = 0, events: int = 0, details: bool = True, tells: bool = True,
+    more: tuple[str, ...] = (), development: bool = False,
+) -> RealEngine:  # fmt: skip
+    """Start one. `details`: its answers say what was cached; `tells`: it sends KV events; `development`: it has the
+    paths that nobody should reach."""
     port = port or free_ports(1)[0]
     flags = [
         "--model", str(MODEL), "--served-model-name", "tiny", "--port", str(port), "--host", "127.0.0.1",
         "--max-model-len", "4096", "--enforce-eager", "--enable-prefix-caching", "--enable-auto-tool-choice",
         "--tool-call-parser", "hermes", "--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"adapted={LORA}",
+        *more,
     ]  # fmt: skip
     if details:
         flags.append("--enable-prompt-tokens-details")
@@ -92,6 +100,7 @@ def vllm(folder: Path, *, port: int = 0, events: int = 0, details: bool = True, 
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_SERVER_DEV_MODE": str(int(development)),
     }  # fmt: skip
     with (folder / f"vllm-{port}.log").open("ab") as log:
         command = [str(VLLM), "-m", "vllm.entrypoints.openai.api_server", *flags]
@@ -107,6 +116,15 @@ def llama(folder: Path) -> RealEngine:
         "-np", "2", "-t", "1", "--metrics", "--jinja",
     ]  # fmt: skip
     with (folder / f"llama-{port}.log").open("ab") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    return RealEngine(f"http://127.0.0.1:{port}", 0, process)
+
+
+def emulated(folder: Path) -> RealEngine:
+    """Start the lab's engine, for what a real one adds nothing to."""
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "farhop_cli", "engine", "--port", str(port), "--model", "tiny", "--speedup", "20"]
+    with (folder / f"emulated-{port}.log").open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     return RealEngine(f"http://127.0.0.1:{port}", 0, process)
 
@@ -138,11 +156,16 @@ async def tiers(*engines: RealEngine, tokenizer: bool = True, **more: Any) -> As
         await until(lambda: all(r["state"] == "up" for r in status(both)), 30.0)
         await until(lambda: _seen(above), 30.0)
         if any(engine.events for engine in engines):
-            await until(lambda: all(r["kv_word"] == "exact" for r in status(both)), 30.0)
+            await until(lambda: all(r["kv_events"] == "exact" for r in status(both)), 30.0)
         yield both
     finally:
         await above.close()
         await below.close()
+
+
+async def send(port: int, request: bytes) -> Answer:
+    """One answer, in an engine's own time."""
+    return await inprocess.send(port, request, within_s=ANSWER_S)
 
 
 def status(both: Both) -> list[dict[str, Any]]:

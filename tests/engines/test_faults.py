@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import real
-from inprocess import Answer, Both, chat, send, until
-from real import RealEngine, status, tiers, told
+from inprocess import Answer, Both, chat, until
+from real import RealEngine, send, status, tiers, told
 
 pytestmark = pytest.mark.engines
 
@@ -80,7 +80,7 @@ async def test_an_engine_that_tells_nothing_of_what_was_cached_is_named(own: lis
     async with tiers(own[1]) as both:
         assert (await ask(both, text(2))).status == 200
         await told(both)
-        assert status(both)[0]["tells_cached_tokens"] is False
+        assert status(both)[0]["reports_cached_tokens"] is False
 
 
 async def test_a_killed_engine_loses_nothing_that_had_not_begun(own: list[RealEngine]) -> None:

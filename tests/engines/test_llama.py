@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 import pytest
-from inprocess import chat, head, send
-from real import RealEngine, status, tiers, told
+from inprocess import chat, head
+from real import RealEngine, send, status, tiers, told
 
 pytestmark = pytest.mark.engines
 

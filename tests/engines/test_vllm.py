@@ -10,8 +10,8 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from inprocess import Both, chat, head, send, until
-from real import BLOCK, MODEL, RealEngine, status, tiers, told
+from inprocess import Both, chat, head, until
+from real import BLOCK, MODEL, RealEngine, send, status, tiers, told
 
 from farhop.relay.formats.paths import Kind
 from farhop.service.tokenizer import Files, ModelTokenizer
@@ -214,7 +214,7 @@ async def test_its_load_is_read(vllms: list[RealEngine]) -> None:
         for replica in status(both):
             assert replica["engine_running"] == replica["engine_waiting"] == 0
             assert replica["kv_tokens_total"] > 10_000
-            assert replica["kv_word"] in ("exact", "partial")
+            assert replica["kv_events"] in ("exact", "partial")
         sample = both.regional.flow.view.replicas["e0"].sample
         assert sample is not None
         assert sample.started_at is not None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -12,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
+import structlog
 from aiohttp import web
 from typer.testing import CliRunner, Result
 
@@ -20,7 +23,7 @@ from farhop.store.documents import authored
 from farhop.store.envelope import bare
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdSettings
-from farhop_cli import standing
+from farhop_cli import setting
 from farhop_cli.fleet import Fleet
 from farhop_cli.main import app
 from farhop_lab.world import world_file
@@ -180,6 +183,17 @@ class Cli:
         return result.stderr
 
 
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """A command that runs a process in this one has its log go where the test's own output goes, which then ends."""
+    before, root = structlog.get_config(), logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    structlog.configure(**before)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
 @pytest.fixture
 def cli(monkeypatch) -> Cli:
     monkeypatch.delenv("FARHOP_KEY", raising=False)
@@ -258,7 +272,7 @@ async def embedded_etcd():
         yield process
 
 
-class StandingWorld:
+class SettingsWorld:
     """A world over a real etcd, whose six balancers say that they follow what stands there.
 
     The first `knowing` of them do: three global ones, then the regional ones of REGIONS. `states` are the regions' as
@@ -294,8 +308,8 @@ class StandingWorld:
         """All that stands there."""
         return {entry.key: entry.value for entry in self.do(lambda store: store.list(prefix))}
 
-    def signed(self, kind: str) -> Any:
-        """What stands for virginia, and its signature; None if nothing does."""
+    def authored(self, kind: str) -> Any:
+        """What stands for virginia, and its authorship; None if nothing does."""
         value = self.get(f"{ROOT}{kind}/virginia")
         if value is None:
             return None
@@ -321,7 +335,7 @@ class StandingWorld:
         route = stands.get(f"{ROOT}route/{own}")
         return {
             "region": own, "regions": regions, "operator_overrides": words, "law_epoch": self._epoch(stands),
-            "routes_signed": route and _signature(authored.routes_parted(route, 1 << 20)[1]),
+            "routes_author": route and _authorship(authored.routes_parted(route, 1 << 20)[1]),
         }  # fmt: skip
 
     def _epoch(self, stands: dict[str, bytes]) -> int:
@@ -336,7 +350,7 @@ class StandingWorld:
         said = {
             what: stands.get(f"{ROOT}{kind}/{region}") for what, kind in (("policies", "pick"), ("splits", "split"))
         }
-        overrides = {what: value and _signature(authored.parted(value)[1]) for what, value in said.items()}
+        overrides = {what: value and _authorship(authored.parted(value)[1]) for what, value in said.items()}
         splits = {"llama": {"unserved": self.unserved}}
         return {"overrides": overrides, "splits": splits, "law_epoch": self._epoch(stands)}
 
@@ -349,16 +363,16 @@ def _said(document: bytes | None) -> Any:
         return {"author": "?", "why": "?"}
 
 
-def _signature(signature: authored.Signature | None) -> dict[str, str] | None:
-    return None if signature is None else {"at": signature.at.isoformat()}
+def _authorship(authorship: authored.Authorship | None) -> dict[str, str] | None:
+    return None if authorship is None else {"at": authorship.at.isoformat()}
 
 
 @pytest.fixture
 def stands(embedded_etcd, tmp_path, monkeypatch):
-    made = StandingWorld(embedded_etcd.endpoint)
+    made = SettingsWorld(embedded_etcd.endpoint)
     monkeypatch.setattr(Fleet, "status_of", lambda fleet, region: made.status_of(fleet, region))
     monkeypatch.setattr(Fleet, "statuses", lambda fleet: made.statuses(fleet))
-    monkeypatch.setattr(standing, "KNOWN_WITHIN_S", 1.0)
+    monkeypatch.setattr(setting, "KNOWN_WITHIN_S", 1.0)
     urls = {name: RegionFile(*(f"http://127.0.0.1:{n}" for n in (1, 2, 3))) for name in REGIONS}
     file = WorldFile(os.getpid(), 1.0, str(shipped("three-regions")), made.endpoint, "", "m", {}, urls)
     world_file.write(tmp_path / "world.json", file)

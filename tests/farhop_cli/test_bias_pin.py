@@ -28,7 +28,7 @@ def test_a_pin_is_for_a_tenant_or_a_model(cli, stands):
     assert "tenant eu-only: to frankfurt, while it serves" in result.stdout
     assert "farhop pin unset --tenant eu-only" in result.stdout
     told = json.loads(cli.run("pin", "set", "tokyo", "--model", "a/b", "--strict", "--why", "x", "--json").stdout)
-    assert (told["set"][0]["model"], told["set"][0]["says"]) == ("a/b", {"region": "tokyo", "strict": True})
+    assert (told["set"][0]["model"], told["set"][0]["value"]) == ("a/b", {"region": "tokyo", "strict": True})
     assert {(one.tenant, one.model, one.strict) for one in said(stands).values()} == {
         ("eu-only", "", False), ("", "a/b", True),
     }  # fmt: skip

@@ -14,20 +14,20 @@ def test_the_rest_of_the_document_stays(cli, stands):
     stands.put(SPLIT_KEY, b'{"qwen": {"weights": {"a": 1}}}')
     result = cli.run(*SPLIT)
     assert (result.exit_code, result.stderr) == (0, "")
-    models, signature = stands.signed("split")
+    models, authorship = stands.authored("split")
     assert models == {"qwen": {"weights": {"a": 1}}, "llama": {"weights": {"v1": 95.0, "v2": 5.0}}}
-    assert (signature.author, signature.why) == ("ann", "canary")
+    assert (authorship.author, authorship.why) == ("ann", "canary")
 
 
 def test_a_model_is_unset_alone_and_all_at_once(cli, stands):
     cli.run("policy", "set", "virginia", "p2c", "--why", "x")
     cli.run("policy", "set", "virginia", "random", "--model", "llama", "--why", "x")
     assert cli.run("policy", "unset", "virginia", "--model", "llama").exit_code == 0
-    models, signature = stands.signed("pick")
-    assert (models, signature.why) == ({"": "p2c"}, "back to the configuration")
+    models, authorship = stands.authored("pick")
+    assert (models, authorship.why) == ({"": "p2c"}, "back to the configuration")
     assert cli.run("policy", "unset", "virginia", "--model", "", "--why", "enough").exit_code == 0
-    models, signature = stands.signed("pick")
-    assert (models, signature.why) == ({}, "enough")
+    models, authorship = stands.authored("pick")
+    assert (models, authorship.why) == ({}, "enough")
     assert "nothing was changed" in cli.failed(cli.run("policy", "unset", "virginia"), 1)
     assert "nothing was changed" in cli.failed(cli.run("split", "unset", "virginia", "--model", "llama"), 1)
 
@@ -37,7 +37,7 @@ def test_without_a_model_all_goes_even_what_cannot_be_read(cli, stands):
     assert "take it away with `farhop split unset`" in cli.failed(cli.run(*SPLIT), 1)
     assert "to unset it all" in cli.failed(cli.run("split", "unset", "virginia", "--model", "llama"), 1)
     assert cli.run("split", "unset", "virginia").exit_code == 0
-    assert stands.signed("split")[0] == {}
+    assert stands.authored("split")[0] == {}
 
 
 def test_who_was_overtaken_between_reading_and_writing_is_told(cli, stands, monkeypatch):
@@ -53,7 +53,7 @@ def test_who_was_overtaken_between_reading_and_writing_is_told(cli, stands, monk
         patched.setattr(EtcdStore, "get", overtaken)
         assert "somebody else changed it" in cli.failed(cli.run(*SPLIT), 1)
         assert "somebody else changed it" in cli.failed(cli.run("split", "unset", "virginia", "--model", "qwen"), 1)
-    assert stands.signed("split") == ({"qwen": {"weights": {"v1": 1}}}, None)
+    assert stands.authored("split") == ({"qwen": {"weights": {"v1": 1}}}, None)
 
 
 def test_options_written_by_hand_are_shown(cli, stands):
@@ -61,7 +61,7 @@ def test_options_written_by_hand_are_shown(cli, stands):
     shown = cli.run("policy", "get", "virginia").stdout
     assert "model llama: prefix load_factor 1.5" in shown
     assert "model qwen: 7" in shown
-    assert "nobody signed it" in shown
+    assert "no author is named" in shown
 
 
 def test_weights_change_and_the_rest_of_the_split_stays(cli, stands):
@@ -73,7 +73,7 @@ def test_weights_change_and_the_rest_of_the_split_stays(cli, stands):
     assert result.exit_code == 0
     assert "shares: v1 0 %, v2 75 %, v3 25 %" in result.stdout
     assert "no replica there has version v3" in result.stderr
-    entry = stands.signed("split")[0]["llama"]
+    entry = stands.authored("split")[0]["llama"]
     assert entry["weights"] == {"v1": 0.0, "v2": 30.0, "v3": 10.0}
     assert (entry["sticky"], len(entry["rules"])) == ("tenant", 1)
     assert "model llama: v1=0,v2=30,v3=10, 1 rules, sticky tenant" in cli.run("split", "get", "virginia").stdout
@@ -100,7 +100,7 @@ def test_what_a_balancer_would_refuse_is_refused(cli, stands, arguments, said):
     told = cli.failed(cli.run(*arguments, "--why", "x"), 2)
     assert told.count("\n") == 1
     assert said in told
-    assert (stands.signed("pick"), stands.signed("split")) == (None, None)
+    assert (stands.authored("pick"), stands.authored("split")) == (None, None)
 
 
 def test_weights_are_numbers_by_version():

@@ -228,3 +228,46 @@ def test_what_names_nobody_is_a_note(cli, fleet):
     assert result.exit_code == 0
     assert "routes[0].tenant: the law knows no tenant nobody" in said
     assert "region_hosts: rome is no region of two" in said
+
+
+DNS = """
+region: frankfurt
+instance: dns-1
+topology: TOPOLOGY
+admin: {port: 8092}
+etcd: {endpoints: ["127.0.0.1:2379"]}
+zones:
+  - zone: e.example
+    servers: [ns.e.example]
+    addresses: {ns.e.example: [192.0.2.53]}
+    names: [{name: api.e.example, families: [ipv4]}]
+"""
+
+
+def test_what_leads_to_entries_is_checked_too(cli, tmp_path):
+    world = tmp_path / "world.yaml"
+    entry = "entries: [{name: fra-1, region: frankfurt, ipv4: [192.0.2.80]}]\n"
+    world.write_text(shipped("three-regions").read_text() + entry)
+    dns = tmp_path / "dns.yaml"
+    dns.write_text(DNS.replace("TOPOLOGY", str(world)))
+    result = cli.run("check", str(dns), str(world))
+    assert result.exit_code == 0, result.stderr
+    assert f"{dns}: fine (dns, region frankfurt, instance dns-1, topology three-regions, hubs " in result.stdout
+    dns.write_text(DNS.replace("TOPOLOGY", str(world)).replace("families: [ipv4]", "tenant: nobody"))
+    result = cli.run("check", str(dns))
+    assert result.exit_code == 1
+    assert "nobody" in result.stderr
+    dns.write_text(DNS.replace("TOPOLOGY", str(world)) + "networks: {lists: [{cidrs: [nonsense], near: frankfurt}]}\n")
+    result = cli.run("check", str(dns))
+    assert result.exit_code == 1
+    assert "nonsense" in result.stderr
+    announcer = tmp_path / "anycast.yaml"
+    announcer.write_text(
+        f"region: frankfurt\ninstance: a-1\ntopology: {world}\nadmin: {{port: 8093}}\nentry: fra-2\n"
+        "probe: {url: 'http://127.0.0.1:8080/ready'}\nspeaker: {bird: {file: /run/farhop.conf}}\n"
+    )
+    result = cli.run("check", str(announcer))
+    assert result.exit_code == 1
+    assert "fra-2" in result.stderr
+    announcer.write_text(announcer.read_text().replace("fra-2", "fra-1"))
+    assert "fine (anycast, region frankfurt" in cli.run("check", str(announcer)).stdout

@@ -148,3 +148,19 @@ def test_a_world_has_its_own_context_while_it_runs(cli, world, monkeypatch):
 def test_what_a_killed_world_left_gives_way(cli, home, world):
     context.world_began(home / "gone.json")
     assert context.world_began(world.path) == ("up", "up")
+
+
+def test_a_deployment_brings_its_context_along(cli, home):
+    shipped = home / "shipped" / "context.yaml"
+    shipped.parent.mkdir()
+    shipped.write_text("hubs: {a: {endpoints: ['127.0.0.1:2379']}}\ntopology: config/world.yaml\n")
+    made = cli.run("context", "set", "trial", "--file", str(shipped), "--admin", "http://127.0.0.1:8082")
+    assert (made.exit_code, made.stdout) == (0, "trial is the current context\n")
+    assert stands()["contexts"]["trial"] == {
+        "hubs": {"a": {"endpoints": ["127.0.0.1:2379"]}},
+        "topology": str(shipped.parent / "config" / "world.yaml"),
+        "admin": {"urls": ["http://127.0.0.1:8082"]},
+    }
+    shipped.write_text("hubs: {a: {}}\n")
+    assert "hubs.a.endpoints" in cli.failed(cli.run("context", "set", "x", "--file", str(shipped)), 2)
+    assert "no such file" in cli.failed(cli.run("context", "set", "x", "--file", str(home / "none.yaml")), 2)

@@ -5,10 +5,14 @@ import json
 from datetime import UTC, datetime
 
 import pytest
+import yaml
+from msgspec.structs import replace
 
-from farhop.store.contract import override_key
+from farhop.store.contract import entry_drain_key, override_key
 from farhop.store.documents import overrides as documents
 from farhop_cli.fleet import Fleet
+from farhop_lab.world import world_file
+from topology.load import shipped
 
 
 def drained(stands, region="virginia"):
@@ -110,3 +114,38 @@ def test_a_dry_run_says_what_would_move_and_whom_it_would_strand(cli, stands):
     assert drained(stands) is None
     forced = json.loads(cli.run("drain", "set", "tokyo", "--why", "x", "--dry-run", "--force", "--json").stdout)
     assert forced["effects"][0] == "strands: japan-only (m)"
+
+
+@pytest.fixture
+def entries(stands, tmp_path):
+    """The map with two entries."""
+    listed = [{"name": name, "region": name[:5], "ipv4": ["192.0.2.1"]} for name in ("tokyo-1", "tokyo-2")]
+    path = tmp_path / "map.yaml"
+    path.write_text(shipped("three-regions").read_text() + yaml.safe_dump({"entries": listed}))
+    at = tmp_path / "world.json"
+    world_file.write(at, replace(world_file.read(at), topology=str(path)))
+
+
+def test_an_entry_is_drained_beside_the_regions(cli, stands, entries):
+    result = cli.run("drain", "set", "--entry", "tokyo-1", "--for", "30m", "--why", "new kernel", "--by", "ann")
+    assert (result.exit_code, result.stderr) == (0, "")
+    one = documents.decode_entry_drain(stands.get(entry_drain_key("tokyo", "tokyo-1")))
+    assert (one.region, one.entry, one.why, one.for_s) == ("tokyo", "tokyo-1", "new kernel", 1800.0)
+    assert "farhop drain unset --entry tokyo-1" in result.stdout
+    assert "entry tokyo-1: drained, over 10s" in cli.run("drain", "get").stdout
+    assert "entry tokyo-1: drained, over 10s" in cli.run("drain", "history").stdout
+    assert cli.run("undrain", "--entry", "tokyo-1").exit_code == 0
+    assert "no drain stands there" in cli.failed(cli.run("drain", "unset", "--entry", "tokyo-1"), 1)
+    assert 'did you mean "tokyo-2"?' in cli.failed(cli.run("drain", "set", "--entry", "tokyo-3", "--why", "x"), 2)
+
+
+@pytest.mark.parametrize("which", [(), ("tokyo", "--entry", "tokyo-1")])
+def test_a_drain_is_of_a_region_or_of_an_entry(cli, which):
+    assert "either a region or --entry" in cli.failed(cli.run("drain", "set", *which, "--why", "x"), 2)
+
+
+def test_the_map_says_which_entries_there_are(cli, stands):
+    said = cli.failed(cli.run("drain", "set", "--entry", "tokyo-1", "--why", "x"), 2)
+    assert '"tokyo-1" is no entry of topology' in said
+    bare = cli.run("drain", "set", "--entry", "tokyo-1", "--why", "x", "--etcd", stands.endpoint)
+    assert "--entry" in cli.failed(bare, 2)

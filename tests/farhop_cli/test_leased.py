@@ -8,7 +8,7 @@ from farhop_cli import leased
 
 
 def test_every_such_document_says_who_why_and_how_long():
-    made = leased.signature("new racks", "ann", "90s")
+    made = leased.authorship("new racks", "ann", "90s")
     assert (made["why"], made["author"], made["for_s"]) == ("new racks", "ann", 90.0)
     assert made["at"].tzinfo is not None
 

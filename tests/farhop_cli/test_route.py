@@ -10,27 +10,27 @@ def test_routes_are_set_changed_and_taken_back_one_by_one(cli, stands):
     assert cli.run(*first).exit_code == 0
     both = ("route", "set", "virginia", '{"policy": "nearest"}', "--model", "m", "--why", "test", "--by", "bob")
     assert cli.run(*both).exit_code == 0
-    routes, signature = stands.signed("route")
+    routes, authorship = stands.authored("route")
     assert routes == [{"answer": "redirect", "tenant": "eu-only"}, {"policy": "nearest", "model": "m"}]
-    assert (signature.author, signature.why) == ("bob", "test")
+    assert (authorship.author, authorship.why) == ("bob", "test")
     cli.run("route", "set", "virginia", "{}", "--tenant", "eu-only", "--why", "as all", "--by", "ann")
-    assert stands.signed("route")[0] == [{"policy": "nearest", "model": "m"}, {"tenant": "eu-only"}]
+    assert stands.authored("route")[0] == [{"policy": "nearest", "model": "m"}, {"tenant": "eu-only"}]
     assert 'virginia, model m: {"policy":"nearest"}' in cli.run("route", "get", "virginia").stdout
     told = cli.run("route", "unset", "virginia", "--model", "m", "--why", "done")
     assert "virginia, model m: as configured" in told.stdout
     assert "tenant" not in told.stdout
-    assert stands.signed("route")[0] == [{"tenant": "eu-only"}]
+    assert stands.authored("route")[0] == [{"tenant": "eu-only"}]
     assert cli.run("route", "unset", "virginia", "--why", "all done", "--by", "eve").exit_code == 0
-    routes, signature = stands.signed("route")
-    assert (routes, signature.author, signature.why) == ([], "eve", "all done")
+    routes, authorship = stands.authored("route")
+    assert (routes, authorship.author, authorship.why) == ([], "eve", "all done")
     assert "configurations decide" in cli.run("route", "get", "virginia").stdout
 
 
 def test_what_was_written_by_hand_is_kept(cli, stands):
     stands.put(KEY, b'[{"tenant": "anywhere", "policy": "nearest"}]')
-    assert "nobody signed it" in cli.run("route", "get").stdout
+    assert "no author is named" in cli.run("route", "get").stdout
     cli.run("route", "set", "virginia", "{policy: waterfall}", "--why", "x")
-    assert stands.signed("route")[0] == [{"tenant": "anywhere", "policy": "nearest"}, {"policy": "waterfall"}]
+    assert stands.authored("route")[0] == [{"tenant": "anywhere", "policy": "nearest"}, {"policy": "waterfall"}]
 
 
 def test_what_cannot_be_read_is_left_alone(cli, stands):
@@ -55,11 +55,11 @@ def test_what_cannot_be_read_is_left_alone(cli, stands):
 )
 def test_what_is_at_fault_is_one_line(cli, stands, arguments, code, said):
     assert said in cli.failed(cli.run("route", *arguments, "--why", "x"), code)
-    assert stands.signed("route") is None
+    assert stands.authored("route") is None
 
 
 def test_a_dry_run_says_what_it_decides(cli, stands):
     route = "{policy: failover, regions: [tokyo, virginia]}"
     said = cli.run("route", "set", "virginia", route, "--tenant", "anywhere", "--why", "x", "--dry-run").stdout
     assert "decides: m of anywhere: to tokyo" in said
-    assert stands.signed("route") is None
+    assert stands.authored("route") is None

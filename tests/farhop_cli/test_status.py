@@ -161,7 +161,7 @@ async def test_routes_are_told_where_they_are_not_the_default(healthy, cli):
     dear = {"egress_usd_per_hour": 0.5, "egress_spent_usd": 0.000002, "foreign_quota": 0.25}
     healthy.status["tokyo", "global_admin"] |= {
         "routes": [plain, {**plain, "tenant": "acme", "answer": "redirect", "redirect_bytes": 4096, **dear}],
-        "routes_signed": {"author": "ann", "why": "streams"},
+        "routes_author": {"author": "ann", "why": "streams"},
     }
     rows = [line.split() for line in (await cli.in_thread("status", "--wide")).stdout.splitlines()]
     said = ["ann:", "streams"]
@@ -238,6 +238,12 @@ def test_who_is_slow_is_said_beside_why_it_is_up(made):
     told["replicas"][0]["slow"] = "slow: 68 ms against 12 of its peers, last sample 40 s ago"
     (row,) = status._replicas(status.Seen("virginia", "http://r", told))
     assert row[-1] == "proven; slow: 68 ms against 12 of its peers, last sample 40 s ago"
+    told["replicas"][0]["reports_cached_tokens"] = False
+    (row,) = status._replicas(status.Seen("virginia", "http://r", told))
+    assert row[-1].endswith("; its answers do not tell cached tokens")
+    told["replicas"][0]["reports_cached_tokens"] = None  # it gave none yet
+    (row,) = status._replicas(status.Seen("virginia", "http://r", told))
+    assert "cached tokens" not in row[-1]
 
 
 async def test_a_configuration_that_was_passed_over_and_what_awaits_a_restart_are_told(healthy, cli):
@@ -310,3 +316,13 @@ async def test_on_a_terminal_it_is_drawn_in_place(healthy, cli, monkeypatch):
     assert text.startswith("\x1b[?1049h")  # a screen of its own, which is left as it was found
     assert "\x1b[?1049l" in text
     assert text.count("balancers answered") == 2
+
+
+async def test_a_pilot_light_is_told(healthy, cli):
+    stands = {"virginia": ("asleep", 0.0), "tokyo": ("waking", 0.25), "frankfurt": ("awake", 1.0)}
+    for name, (state, share) in stands.items():
+        region = healthy.status[name, "global_admin"]["regions"][2]
+        region |= {"pilot_light": {"state": state, "why": "", "warm_share": share}, "admitted_share": share}
+    shown = " ".join((await cli.in_thread("status", "--wide")).stdout.split())
+    for told in ("asleep", "waking, 25 % back", "awake"):
+        assert f"up (pilot-light: {told})" in shown

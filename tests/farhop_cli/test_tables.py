@@ -103,3 +103,15 @@ def test_a_running_world(capsys, collector):
     out = capsys.readouterr().out
     for text in ("http://e:1", "http://g:2", "http://r:3", "http://engine:4", "etcd:5", "sk-x", collector or "–"):
         assert text in out
+
+
+def test_pilot_lights_are_told_with_what_woke_them():
+    shown = {
+        "tokyo": {"state": "waking", "why": "paris cannot be used for llama"},
+        "rome": {"state": "asleep", "why": ""},
+    }
+    assert tables.pilot_lights(shown) == [
+        "tokyo is a pilot-light: waking (paris cannot be used for llama)",
+        "rome is a pilot-light: asleep",
+    ]
+    assert tables.pilot_lights(None) == tables.pilot_lights({"x": 3}) == []

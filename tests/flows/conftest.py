@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,3 +27,11 @@ def play() -> Iterator[Callable[[Flow], Playbook]]:
     yield start
     for playbook in begun:
         playbook.finished()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sdks(request: pytest.FixtureRequest) -> None:
+    """What a file names in SDKS it finds under that name. To import one takes a second or two, and every worker reads
+    every file: so it is done where one of its tests runs."""
+    for name in getattr(request.module, "SDKS", ()):
+        setattr(request.module, name, importlib.import_module(name))

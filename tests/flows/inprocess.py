@@ -64,6 +64,7 @@ class Engine:
     def __init__(self) -> None:
         self.behaviour, self.complaint = "serve", "no"
         self.page = PAGE
+        self.models: list[dict[str, Any]] = []  # as it lists them, if it does
         self.healthy = True
         self.release = asyncio.Event()
         self.seen: list[tuple[dict[str, str], dict[str, Any]]] = []
@@ -75,6 +76,7 @@ class Engine:
         app = web.Application(client_max_size=64 << 20)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._chat)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
@@ -92,6 +94,9 @@ class Engine:
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         return web.Response(text=self.page)
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        return web.json_response({"data": self.models}, status=200 if self.models else 404)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = msgspec.json.decode(await request.read())
@@ -218,7 +223,7 @@ class Answer(msgspec.Struct):
         return str(self.json["error"]["code"])
 
 
-async def send(port: int, *parts: bytes, close: bool = False) -> Answer:
+async def send(port: int, *parts: bytes, close: bool = False, within_s: float = 10.0) -> Answer:
     """Send bytes and read one answer, to the end of the connection. `close`: we end our side at once after sending."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -226,7 +231,7 @@ async def send(port: int, *parts: bytes, close: bool = False) -> Answer:
             writer.write(part)
         if close:
             writer.write_eof()
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(within_s):
             return read(await reader.read())
     finally:
         writer.close()

@@ -73,8 +73,10 @@ class World:
 
 @asynccontextmanager
 async def world(folder: Path, *, tokenizer: bool = True, events: bool = True, schema: str = "map", replicas: int = 2,
-                listing: dict[str, Any] | None = None, **more: Any) -> AsyncIterator[World]:  # fmt: skip
-    """`listing` is said of each replica; `more` are the engines' settings."""
+                first: bool = True, listing: dict[str, Any] | None = None, **more: Any,
+) -> AsyncIterator[World]:  # fmt: skip
+    """`first`: prompts are read before they are placed, even if one replica leaves no choice. `listing` is said of each
+    replica; `more` are the engines' settings."""
     write(folder)
     async with AsyncExitStack() as stack:
         addresses, listed, publishers = [], [], list[KvPublisher]()
@@ -107,11 +109,13 @@ async def world(folder: Path, *, tokenizer: bool = True, events: bool = True, sc
             "watch": {"probe_s": 0.05, "scrape_s": 0.05, "rise": 1}, "tokenizers": {MODEL: files} if tokenizer else {},
         })  # fmt: skip
         balancer = RegionalBalancer(config, WORLD, Random(1), MemoryStore(Random(2)))
+        if first:
+            balancer.hop_ingress._wants_tokens = balancer.client_ingress._wants_tokens = lambda _request: True
         line = await balancer.open()
         stack.push_async_callback(balancer.close)
         client = int(line.split("clients on ")[1].split(":")[1].split(",")[0])
         states = balancer.tier_admin.status
         await until(lambda: all(r["state"] == "up" for r in states()["replicas"]))
         if events:
-            await until(lambda: all(r["kv_word"] == "exact" for r in states()["replicas"]))
+            await until(lambda: all(r["kv_events"] == "exact" for r in states()["replicas"]))
         yield World(balancer, client, addresses, publishers)

@@ -51,7 +51,7 @@ class Other(peers_pb2_grpc.PeersServicer):
             server, self._server = self._server, None
             await server.stop(None)
 
-    async def Follow(self, request: Any, context: Any) -> AsyncIterator[peers_pb2.PeerNews]:
+    async def Follow(self, request: Any, context: Any) -> AsyncIterator[peers_pb2.PeerUpdate]:
         self.asked.append(request)
         seq = 1
         loads = [self.load("g1"), self.load("g2"), self.load("g3")]
@@ -67,9 +67,9 @@ class Other(peers_pb2_grpc.PeersServicer):
             seq += 1
             yield self._news(**{"seq": seq, "caught_up": True, **fields})
 
-    def _news(self, **fields: Any) -> peers_pb2.PeerNews:
+    def _news(self, **fields: Any) -> peers_pb2.PeerUpdate:
         known = {"region": self.region, "instance": self.instance, "incarnation": self.incarnation, "law_epoch": 1}
-        return peers_pb2.PeerNews(**{**known, **fields})
+        return peers_pb2.PeerUpdate(**{**known, **fields})
 
 
 class Stage:
@@ -91,8 +91,8 @@ class Stage:
             self.flow.handle(event, self.clock())
 
         self.peers = Peers(
-            made, self.flow, self.flow.shares, self.store, react, lambda why: self.refused.update([why]), self.clock,
-            Random(3), 7, trouble=lambda _address, why: self.troubles.append(why),
+            made, self.flow, self.flow.shares, self.store, react=react, refused=lambda why: self.refused.update([why]),
+            clock=self.clock, rng=Random(3), incarnation=7, trouble=lambda _address, why: self.troubles.append(why),
         )  # fmt: skip
 
     async def reports(self, instance: str, address: str, seq: int = 1, incarnation: int = 5, **fields: Any) -> None:

@@ -75,7 +75,9 @@ def config(engines: list[SlotEngine], instance: str, **more: Any) -> RegionalCon
         for e in engines
     ]  # fmt: skip
     ports = {name: {"port": 0} for name in ("tier", "control", "client")}
-    watch = {"probe_s": 0.05, "scrape_s": 5.0, "rise": 1}
+    # Their pages are read once: a second one would show that nothing believed to be cached was found, and all that is
+    # known of their caches would be forgotten.
+    watch = {"probe_s": 0.05, "scrape_s": 3600.0, "rise": 1}
     return RegionalConfig.model_validate(
         {**common("virginia", instance), **ports, "replicas": replicas, "watch": watch, **more}
     )

@@ -94,8 +94,8 @@ async def watching(
             react(event)
 
     watcher = Watcher(
-        config(**more), WORLD, given_store, both, heard.refused.append,
-        clock or asyncio.get_running_loop().time, Random(2),
+        config(**more), WORLD, given_store, react=both, refused=heard.refused.append,
+        clock=clock or asyncio.get_running_loop().time, rng=Random(2),
     )  # fmt: skip
     await watcher.open()
     try:

@@ -20,7 +20,7 @@ ADDRESSES = ("10.0.0.1:1", "10.0.0.1:2", "10.0.0.1:3")
 
 
 def reporter(flow: RegionalFlow, clock: Any = lambda: 10.0) -> Reporter:
-    return Reporter("london", "r1", ADDRESSES, flow, clock, incarnation=7)
+    return Reporter(flow, region="london", instance="r1", addresses=ADDRESSES, clock=clock, incarnation=7)
 
 
 def live(flow: RegionalFlow) -> Reporter:

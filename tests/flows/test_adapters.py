@@ -76,7 +76,7 @@ async def test_a_prompt_cached_under_one_adapter_is_news_to_another(tmp_path: Pa
             cached = answer.json["usage"]["prompt_tokens_details"]["cached_tokens"]
             assert (predicted, actual, off) == (cached, cached, 0.0)  # its own word, to the token
             assert (cached >= known) if known else (cached == 0)
-        assert here.status()[0]["kv_word"] == "exact"
+        assert here.status()[0]["kv_events"] == "exact"
         assert here.hits()["trie"] == [0.0, 0.0, 0.0]
 
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
 
 if TYPE_CHECKING:
+    import anthropic
+
     from tests.conftest import RunningWorld
 
+SDKS = ("anthropic",)  # see conftest.py
 MODEL = "llama-3.1-8b"
 
 

@@ -143,7 +143,9 @@ async def test_models_come_and_go_and_the_region_keeps_reporting(tmp_path: Path)
 
 async def test_a_list_that_breaks_at_work_changes_nothing_and_says_so(tmp_path: Path) -> None:
     async with discovering(tmp_path) as (region, listing, _):
-        listing.path.write_text("- {url: nowhere}")
+        whole = listing.path.with_suffix(".new")
+        whole.write_text("- {url: nowhere}")
+        whole.replace(listing.path)  # at once: a look at half of it would find other trouble
         await until(lambda: region.regional.tier_admin.status()["discovery"][0]["trouble"])
         (told,) = region.regional.tier_admin.status()["discovery"]
         assert "[0].url: must look like" in told["trouble"]

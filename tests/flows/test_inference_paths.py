@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 
 if TYPE_CHECKING:
+    import openai
+
     from tests.conftest import RunningWorld
 
+SDKS = ("openai",)  # see conftest.py
 MODEL = "llama-3.1-8b"
 KEY = "sk-farhop-anywhere"
 
@@ -120,7 +122,7 @@ def test_kserve(client: openai.OpenAI) -> None:
     assert len(set(answers)) == 1
     with pytest.raises(openai.NotFoundError) as caught:
         _post(client, "/v2/models/no-such/infer", {"inputs": inputs})
-    assert caught.value.code == "unknown_model"
+    assert caught.value.code == "model_not_found"
 
 
 def _traced(running: RunningWorld, client: openai.OpenAI, path: str, body: Any, sequences: int) -> list[Any]:

@@ -115,6 +115,37 @@ async def test_salts_and_token_ids_and_streams(tmp_path: Path) -> None:
         assert actual > 300
 
 
+async def test_where_there_is_no_choice_nothing_is_read(tmp_path: Path) -> None:
+    async with world(tmp_path, replicas=1, first=False) as here:
+        for text in (words(12, 20), words(11, 10_000)):
+            await here.ask(text)
+        assert here.balancer.tokenizers.prompts == 0
+        assert here.hits()["exact"][0] == 0.0
+
+
+async def test_what_waits_in_line_is_read_beside(tmp_path: Path) -> None:
+    async with world(tmp_path, replicas=1, first=False, speedup=20, listing={"slots": 1}) as here:
+        running = asyncio.create_task(here.ask(words(14, 20), max_tokens=400))
+        await until(lambda: here.flow.under_way == 1)
+        waiting = [
+            asyncio.create_task(here.ask(words(seed, tokens), max_tokens=2)) for seed, tokens in ((15, 20), (16, 2000))
+        ]  # one is read by the loop itself, one in a thread
+        await until(lambda: here.balancer.tokenizers.prompts == 2)
+        assert len(here.flow.queue) == 2
+        await asyncio.gather(running, *waiting)
+        assert here.flow.guard.miscounts == 0
+
+
+async def test_where_there_is_a_choice_it_is_read_before(tmp_path: Path) -> None:
+    async with world(tmp_path, first=False) as here:
+        for _ in range(2):
+            answer = await here.ask(words(13, 10_000))
+        assert float(answer.headers["server-timing"].partition("dur=")[2].partition(",")[0]) > 0.0
+        predicted, actual, off = here.hits()["exact"]
+        assert (predicted, off) == (actual, 0.0)
+        assert actual > 9000
+
+
 async def test_the_time_a_long_prompt_takes_to_read_is_told(tmp_path: Path) -> None:
     async with world(tmp_path, replicas=1) as here:
         answer = await here.ask(words(11, 10_000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from random import Random
@@ -29,7 +30,12 @@ async def entries(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dict[str, in
     world = topology(tenant("no-rinna-in-japan", models={"rinna": {"deny": ["jp"]}}))
     cluster, ports = MemoryCluster(), {}
     async with AsyncExitStack() as stack:
-        engine = await stack.enter_async_context(Engine().running())
+        serving = Engine()
+        serving.models = [
+            {"id": "llama", "root": "/weights/llama", "parent": None, "max_model_len": 4096},
+            {"id": "mistral"}, {"id": "rinna"}, {"id": "whisper", "root": "/loras/w", "parent": "llama"},
+        ]  # fmt: skip
+        engine = await stack.enter_async_context(serving.running())
         for seed, (region, models) in enumerate(MODELS.items()):
             replica = {"url": f"http://{engine.address}", "models": models, "name": "one"}
             made = RegionalBalancer(
@@ -64,3 +70,21 @@ async def test_the_union_within_the_law(entries: dict[str, int]) -> None:
     assert await _models(entries["frankfurt"], "eu-only") == MODELS["frankfurt"]
     assert await _models(entries["tokyo"], "eu-only") == []
     assert await _models(entries["tokyo"], "no-rinna-in-japan") == ["llama"]
+
+
+async def test_what_engines_say_of_a_model_goes_up_and_out(entries: dict[str, int]) -> None:
+    asked = head("GET", "/v1/models", authorization="Bearer sk-farhop-anywhere")
+    for entry in ("virginia", "global"):
+        told: dict[str, Any] = {}
+
+        async def known(port: int = entries[entry], told: dict[str, Any] = told) -> bool:
+            told |= {model["id"]: model for model in (await send(port, asked)).json["data"]}
+            return "max_model_len" in told["llama"]
+
+        async with asyncio.timeout(20):
+            while not await known():
+                await asyncio.sleep(0.05)
+        assert (told["llama"]["max_model_len"], told["llama"]["root"]) == (4096, "/weights/llama")
+        assert told["llama"]["owned_by"] == "farhop"
+        assert "parent" not in told["llama"]
+        assert told["whisper"]["parent"] == "llama"

@@ -10,7 +10,6 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import openai
 import pytest
 
 from farhop.store.contract import route_key
@@ -18,8 +17,11 @@ from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdSettings
 
 if TYPE_CHECKING:
+    import openai
+
     from tests.conftest import RunningWorld
 
+SDKS = ("openai",)  # see conftest.py
 MODEL = "llama-3.1-8b"
 ASKED_FROM = "virginia"
 

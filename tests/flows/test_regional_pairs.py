@@ -65,7 +65,7 @@ def test_a_long_prompt_is_computed_there_and_answered_here(play: Play) -> None:
     book.at(0.08).on(AttemptBegan("q", 1, 200)).expect()
     assert set(flow.trie.match(chain)) == {"p1", "d1"}
     whole = (*chain, 1)
-    book.at(1.0).on(AttemptEnded("q", 1, 200, Usage(1000, 50, 992), chain=whole, said_bytes=200)).expect()
+    book.at(1.0).on(AttemptEnded("q", 1, 200, Usage(1000, 50, 992), chain=whole, answer_bytes=200)).expect()
     assert flow.trie.match(whole) == {"p1": len(chain), "d1": len(whole)}
     assert (flow.under_way, len(flow.ledger)) == (0, 0)
 

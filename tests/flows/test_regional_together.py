@@ -76,7 +76,7 @@ def test_both_are_asked_at_once_and_each_is_freed_in_its_time(play: Play) -> Non
     assert (_load(flow, "p1"), _load(flow, "d1")) == ((0, 0, 0), (1, 0, HELD))
     assert set(flow.trie.match(request("q", BYTES).chain)) == {"p1"}  # what the other took over it does not keep
     whole = (*request("q", BYTES).chain, 1)
-    book.at(1.06).on(AttemptEnded("q", 1, 200, Usage(1000, 51, 0), chain=whole, said_bytes=204)).expect()
+    book.at(1.06).on(AttemptEnded("q", 1, 200, Usage(1000, 51, 0), chain=whole, answer_bytes=204)).expect()
     assert set(flow.trie.match(whole)) == {"p1"}  # nor what it answered
     assert (flow.under_way, len(flow.ledger)) == (0, 0)
     assert flow.speeds["d1"].tpot_ms == pytest.approx(20.0)  # a second for fifty, from its first token on

@@ -10,11 +10,10 @@ import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import grpc
-import openai
 import pytest
 import uvloop
 import yaml
@@ -26,6 +25,10 @@ from farhop_lab.world.certs import Authority, Pair
 from global_lb.app.main import run
 from regional_lb.app.main import RegionalBalancer
 
+if TYPE_CHECKING:
+    import openai
+
+SDKS = ("openai",)
 STRICT = {"client", "tier", "control"}  # who asks for a certificate
 
 

@@ -26,7 +26,13 @@ METRICS = ROOT / "docs" / "reference" / "metrics.md"
 COMMANDS = ROOT / "docs" / "reference" / "commands.md"
 TOPOLOGY = ROOT / "docs" / "reference" / "topology.md"
 BEGIN, END = "<!-- generated: tests/house/reference.py -->", "<!-- end -->"
-TIERS = {"farhop": "both", "global_lb": "global", "regional_lb": "regional"}
+TIERS = {
+    "farhop": "both",
+    "global_lb": "global",
+    "regional_lb": "regional",
+    "entry_dns": "dns",
+    "entry_anycast": "anycast",
+}
 OF_ALL = ("tier", "region", "le")  # labels of every series, and of every bucket
 SUFFIXES = {"counter": "_total", "info": "_info"}
 
@@ -64,20 +70,32 @@ def _read_at_the_scrape() -> Iterator[Metric]:
     """What rooms hand to TierMetrics.gauge and .counter: (name, help, reading, label), the first two spelled out."""
     for package, tier in TIERS.items():
         for path in sorted((ROOT / package).rglob("*.py")):
-            nodes = list(ast.walk(ast.parse(path.read_text())))
-            named = {ast.unparse(one.targets[0]): one.value for one in nodes if isinstance(one, ast.Assign)}
+            text = path.read_text()
+            if not any(f"{kind}(" in text for kind in ("gauge", "counter")):
+                continue
+            nodes = list(ast.walk(ast.parse(text)))
+            given_names = [one for one in nodes if isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant)]
+            named = {ast.unparse(one.targets[0]): one.value for one in given_names}
             for node in nodes:
                 if not isinstance(node, ast.Call):
                     continue
-                kind = ast.unparse(node.func).rpartition(".")[2]
+                kind = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                if kind not in ("gauge", "counter"):
+                    continue
                 values = [named.get(ast.unparse(one), one) for one in node.args]
                 given = [one.value if isinstance(one, ast.Constant) else None for one in values]
-                if kind in ("gauge", "counter") and len(given) > 1 and isinstance(given[0], str):
-                    label = f"`{given[3]}`" if len(given) > 3 else ""
+                if len(given) > 1 and isinstance(given[0], str):
+                    label = _labels(values[3]) if len(values) > 3 else ""
                     name = f"farhop_{given[0]}"
                     if kind == "counter":
                         name = name.removesuffix("_total") + "_total"
                     yield Metric(name, kind, label, tier, str(given[1]))
+
+
+def _labels(said: ast.expr) -> str:
+    """One, or a tuple of them."""
+    each = said.elts if isinstance(said, ast.Tuple) else [said]
+    return ", ".join(f"`{one.value}`" for one in each if isinstance(one, ast.Constant))
 
 
 def table_of_metrics() -> str:
@@ -114,6 +132,7 @@ PLACES_OF_A_TOPOLOGY: dict[str, type[schema.Doc]] = {
     "The whole file": schema.TopologyDoc,
     "`jurisdictions[]`, `countries[]`": schema.PlaceDoc,
     "`regions[]`": schema.RegionDoc,
+    "`entries[]`": schema.EntryDoc,
     "`tenants[]`": schema.TenantDoc,
     "`tenants[].keys[]`": schema.KeyDoc,
     "`tenants[].objectives[]`": schema.ObjectiveDoc,

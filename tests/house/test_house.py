@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("topology", "farhop", "regional_lb", "global_lb", "farhop_lab", "farhop_cli")
+PACKAGES = (
+    "topology", "farhop", "regional_lb", "global_lb", "entry_dns", "entry_anycast", "farhop_drill", "farhop_lab",
+    "farhop_cli",
+)  # fmt: skip
 FOLDERS = {*PACKAGES, "proto", "tests", "docs", "deploy", ".ci"}
 
 # What is decided here must be the same in the simulator: no waiting, no clock, no dice of one's own.
@@ -30,6 +33,9 @@ PURE = (
     "regional_lb/fleet",
     "global_lb/routing",
     "global_lb/fleet",
+    "entry_dns/answers",
+    "entry_dns/fleet",
+    "entry_anycast/announcing",
 )
 
 # Files that are tested by what runs them whole (tests/drills, tests/flows): wiring, and the worlds they are wired in.
@@ -38,9 +44,12 @@ TESTED_WHOLE = {
     "farhop/service/stores.py",
     "global_lb/app/main.py",
     "regional_lb/app/main.py",
+    "entry_dns/app/main.py",
+    "entry_anycast/app/main.py",
     "farhop_lab/demo/demo.py",
     "farhop_lab/demo/checker.py",
     "farhop_lab/demo/checks.py",
+    "farhop_lab/demo/entry.py",
     "farhop_lab/world/world.py",
 }
 

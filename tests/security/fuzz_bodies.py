@@ -101,5 +101,5 @@ def answered(rng: Random) -> None:
     for listening in (tap.StreamTap(hide_usage=False), tap.BodyTap(), engine_faults.FaultTap()):
         passed = b"".join(listening.feed(piece) for piece in heads.cut(data, rng) if piece) + listening.rest()
         assert passed == data
-    openai.said_in(data[6:-2])
+    openai.answer_text(data[6:-2])
     openai.usage_of(data[6:-2])

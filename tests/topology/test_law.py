@@ -434,7 +434,7 @@ def test_a_law_widens_where_it_takes_nothing_away_from_anybody(laws: tuple[Law, 
             if _naive(before.topology, region, model, scope, (), key, before.lineage, name)
             and not _naive(after.topology, region, model, scope, (), key, after.lineage, name)
         ]
-        assert after.widens(before, scope, inside) is not bool(lost), lost
+        assert after.widens(before, scope, inside) is (not lost), lost
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -523,9 +523,14 @@ def test_whether_a_law_takes_nothing_away(after: dict[str, Residency], widens: b
 
 @st.composite
 def _epochs(draw: st.DrawFn) -> tuple[Law, Law]:
-    """Two laws of one map, in which tenants, keys and every clause may appear, vanish or change."""
+    """Two laws, in which tenants, keys and every clause may appear, vanish or change; half of the time of one map, else
+    regions may have moved or gone."""
     sites = draw(st.lists(_REGION, min_size=1, max_size=4))
-    regions = {f"r{n}": _region(f"r{n}", country, *inside) for n, (country, inside) in enumerate(sites)}
+    moved = draw(st.just(sites) | st.lists(_REGION, min_size=1, max_size=4))
+    maps = [
+        {f"r{n}": _region(f"r{n}", country, *inside) for n, (country, inside) in enumerate(one)}
+        for one in (sites, moved)
+    ]
     models = st.dictionaries(st.sampled_from(["m", "n"]), _RULES, max_size=2)
     places = {"empty": Place("empty", "jurisdiction")}
     optional = st.none() | _RULES
@@ -540,10 +545,13 @@ def _epochs(draw: st.DrawFn) -> tuple[Law, Law]:
     after = {name: one for name, one in after.items() if draw(st.integers(0, 4))}
     world, other = draw(models), draw(st.none() | models)
     worlds = ((1, before, world), (2, after, world if other is None else other))
-    return tuple(Law(Topology("w", n, regions, who, rules, places=places)) for n, who, rules in worlds)  # type: ignore[return-value]
+    return tuple(
+        Law(Topology("w", n, regions, who, rules, places=places))
+        for (n, who, rules), regions in zip(worlds, maps, strict=True)
+    )  # type: ignore[return-value]
 
 
-def _plainly_widens(after: Law, before: Law, scope: Scope, regions: frozenset[str]) -> bool:
+def _plainly_keeps(after: Law, before: Law, scope: Scope, regions: frozenset[str]) -> bool:
     """As it is defined: verdict by verdict."""
     return not any(
         before.verdict(name, model, scope, key=key).lawful & regions - after.verdict(name, model, scope, key=key).lawful
@@ -553,12 +561,78 @@ def _plainly_widens(after: Law, before: Law, scope: Scope, regions: frozenset[st
     )
 
 
+def _where(law: Law, region: str) -> set[str]:
+    world = law.topology
+    return set(world.ancestors(region)) if region in world.regions else set()
+
+
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(_epochs(), _SCOPES, st.frozensets(st.sampled_from(["r0", "r1", "r2", "r3", "r9"]), min_size=1))
 def test_clause_by_clause_is_verdict_by_verdict(epochs: tuple[Law, Law], scope: Scope, regions: frozenset[str]) -> None:
     before, after = epochs
-    assert after.widens(before, scope, regions) is _plainly_widens(after, before, scope, regions)
+    keeps = _plainly_keeps(after, before, scope, regions)
+    assert after.keeps(before, scope, regions) is keeps
+    stays = all(_where(before, region) <= _where(after, region) for region in regions)
+    assert after.widens(before, scope, regions) is (keeps and stays), "a request may ask to stay within any place"
     assert before.widens(before, scope, regions)
+
+
+_ANYWHERE = Residency(Rule((WORLD,)))
+_EU_ALONE = {"m": Rule(("eu",))}
+_KEYS_OF_TWO = (Key("k", "0" * 64), Key("home", "1" * 64, within=("de",)))
+
+
+def _of_one(
+    epoch: int, who: Tenant, models: dict[str, Rule] | None = None, lineage: Lineage = NO_LINEAGE, at: str = "de"
+) -> Law:
+    """A law for one tenant; Frankfurt lies in the country `at`."""
+    regions = {**REGIONS, "frankfurt": _region("frankfurt", at, "eu", "eea")}
+    places = {"de": Place("de", "country")}
+    return Law(Topology("w", epoch, regions, {who.name: who}, models or {}, places=places), lineage)
+
+
+_ACME = Tenant("acme", keys=_KEYS_OF_TWO, residency=_ANYWHERE)
+_ACME_RULED = Tenant("acme", keys=_KEYS_OF_TWO, residency=_ANYWHERE, models=_EU_ALONE)
+_BOUND, _ORPHAN = {"tuned": frozenset({"m"})}, {"tuned": None}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lost"),
+    [
+        (_of_one(1, _ACME), _of_one(2, _ACME), False),
+        (_of_one(1, _ACME), _of_one(2, _ACME, _EU_ALONE), True),
+        (_of_one(1, _ACME, _EU_ALONE), _of_one(2, _ACME), False),
+        (_of_one(1, _ACME), _of_one(2, _ACME_RULED), True),
+        (_of_one(1, _ACME_RULED), _of_one(2, _ACME), False),
+        (_of_one(1, _ACME_RULED, {"m": Rule(("de",))}), _of_one(2, _ACME_RULED, _EU_ALONE), False),
+        # The tenant and its rules are the same, and so is the map: what a served model is based on is not.
+        (_of_one(1, _ACME, _EU_ALONE, {"tuned": frozenset()}), _of_one(2, _ACME, _EU_ALONE, _BOUND), True),
+        (_of_one(1, _ACME, _EU_ALONE, {"tuned": frozenset()}), _of_one(2, _ACME, _EU_ALONE, _ORPHAN), True),
+        (_of_one(1, _ACME_RULED, {}, {"tuned": frozenset()}), _of_one(2, _ACME_RULED, {}, _BOUND), True),
+        (_of_one(1, _ACME, _EU_ALONE, _ORPHAN), _of_one(2, _ACME, _EU_ALONE, _BOUND), False),
+        # Nothing but the map: the tenant may still go anywhere, the key that stays in a country may not.
+        (_of_one(1, _ACME), _of_one(2, _ACME, at="fr"), True),
+        (_of_one(1, _ACME, at="fr"), _of_one(2, _ACME), False),
+    ],
+)
+def test_what_a_single_clause_takes_away_is_noticed(before: Law, after: Law, lost: bool) -> None:
+    everywhere = frozenset(REGIONS)
+    assert after.keeps(before, Scope.PROCESSING, everywhere) is (not lost)
+    assert after.keeps(before, Scope.PROCESSING, frozenset({"nowhere"})) is True
+
+
+def test_a_key_that_nobody_has_is_not_remembered() -> None:
+    law = _of_one(1, _ACME)
+    law.verdict("acme", "m", key="guessed")
+    assert _remembered(law) == 0
+    law.verdict("acme", "m", key="home")
+    assert _remembered(law) == 1
+
+
+@pytest.mark.parametrize("law", [_of_one(1, _ACME, _EU_ALONE, _ORPHAN), _of_one(1, _ACME_RULED, {}, _ORPHAN)])
+def test_an_adapter_of_nobody_knows_what_is_lawful_nowhere_where_anybody_has_rules(law: Law) -> None:
+    assert law.verdict("acme", "tuned").lawful == frozenset()
+    assert "nobody knows the base" in law.verdict("acme", "tuned").excluded["tokyo"]
 
 
 def test_many_tenants_are_compared_without_a_verdict_each() -> None:

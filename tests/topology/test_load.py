@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from topology.law import Law, Scope
 from topology.load import document, load, parse, shipped, shipped_names
-from topology.model import Place
+from topology.model import Entry, Place
+from topology.policy import document_of, map_of
 from topology.problems import Problem, TopologyError
 
 TEXT = shipped("three-regions").read_text(encoding="utf-8")
@@ -214,3 +215,45 @@ def test_no_spoilt_document_raises_anything_else(data: st.DataObject) -> None:
         told = error.problems
     assert served or told
     assert all("\n" not in str(problem) for problem in told)
+
+
+ENTRIES = {
+    "entries": [
+        {
+            "name": "tokyo-1",
+            "region": "tokyo",
+            "ipv4": ["203.0.113.3"],
+            "ipv6": ["2001:DB8:0::3"],
+            "host": "T.example.",
+        },
+        {"name": "any", "region": "virginia", "ipv4": ["203.0.113.3"], "port": 8443},
+    ]
+}
+
+
+def test_entries_are_the_public_addresses_of_global_balancers_and_may_share_them() -> None:
+    world = parse(yaml.safe_dump({**document(TEXT), **ENTRIES}), "w")
+    assert world.entries["tokyo-1"] == Entry("tokyo-1", "tokyo", ("203.0.113.3",), ("2001:db8::3",), "t.example", 443)
+    assert world.entries["any"].port == 8443
+    assert parse(yaml.safe_dump({**map_of(world), **document_of(world)}), "again") == world
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({"ipv4": ["2001:db8::1"]}, "entries[0].ipv4[0]: not an IPv4 address"),
+        ({"ipv6": ["fe80::1%eth0"]}, "entries[0].ipv6[0]: not an IPv6 address"),
+        ({"ipv4": ["224.0.0.1"]}, "entries[0].ipv4[0]: not an IPv4 address"),
+        ({"region": "osaka"}, "entries[0].region: unknown region"),
+        ({"host": "a b"}, "entries[0].host"),
+        ({"ipv4": [], "ipv6": []}, "has no address"),
+        ({"name": "any"}, "is already the name of an entry"),
+        ({"port": 0}, "entries[0].port"),
+    ],
+)
+def test_what_is_no_entry_is_told_by_its_field(fault: dict[str, Any], said: str) -> None:
+    first, other = ENTRIES["entries"]
+    with pytest.raises(TopologyError) as refused:
+        parse(yaml.safe_dump({**document(TEXT), "entries": [{**first, **fault}, other]}), "w")
+    assert said in str(refused.value)
+    assert len(refused.value.problems) == 1

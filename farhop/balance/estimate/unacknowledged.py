@@ -48,11 +48,15 @@ class Together:
 
 class UnacknowledgedLoad:
     """The counts towards one regional balancer instance. Every `sent` is followed by one `settled` or `came_back`, with
-    the same figures: a request's prompt, and what of it is believed not to be cached there (all, if left out)."""
+    the same figures: a request's prompt, and what of it is believed not to be cached there (all, if left out).
 
-    __slots__ = ("_accepted", "_incarnation", "_pending", "_requests", "_resting", "_sent", "_uncached")
+    `turn` is kept for who sends: a number that says who was sent something last.
+    """
+
+    __slots__ = ("_accepted", "_incarnation", "_pending", "_requests", "_resting", "_sent", "_uncached", "turn")
 
     def __init__(self) -> None:
+        self.turn = 0
         self._sent = 0.0
         self._accepted = 0.0
         self._pending = 0.0

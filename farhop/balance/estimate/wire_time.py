@@ -2,16 +2,17 @@
 
     rtt_ms = least round trip of the window + k * (median - least of the latest pings)
 
-The minimum is the wire; what usually lies above it is jitter, and is allowed for; one stray ping is not. A route that
-became longer is believed when all of the latest pings say so: what came before it is dropped. Without pings the
-estimate does not stand: it goes back to what was known before any. Invariants: never below the least sample of the
+The minimum is the wire; what usually lies above it is jitter, and is allowed for; one stray ping is not, nor one of
+the first two: the median of few is the lower one, and a first one that nobody expected is soon followed by another. A
+route that became longer is believed when all of the latest pings say so: what came before it is dropped. Without pings
+the estimate does not stand: it goes back to what was known before any. Invariants: never below the least sample of the
 window; absurd samples change nothing. Never reads a clock: `now` is monotonic seconds.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
+from statistics import median, median_low
 
 WINDOW_S = 30.0
 JITTER_SHARE = 1.0  # k
@@ -60,7 +61,6 @@ class WireTime:
         """Take a ping; False, and nothing changed, if it is not a sane time."""
         if not 0.0 <= rtt_ms <= SAMPLE_MAX_MS:
             return False
-        first = not self._samples
         self._samples.append((now, rtt_ms))
         while now - self._samples[0][0] > WINDOW_S:
             self._samples.popleft()
@@ -70,8 +70,8 @@ class WireTime:
             while len(self._samples) > LATEST:
                 self._samples.popleft()
             least_ms = min(latest)
-        deviation_ms = median(latest) - min(latest)
+        deviation_ms = (median if len(latest) == LATEST else median_low)(latest) - min(latest)
         estimate_ms = least_ms + JITTER_SHARE * deviation_ms
-        self._moving = not first and abs(rtt_ms - self._estimate_ms) > MOVED_SHARE * max(self._estimate_ms, 1.0)
+        self._moving = abs(rtt_ms - self._estimate_ms) > MOVED_SHARE * max(self._estimate_ms, 1.0)
         self._estimate_ms = estimate_ms
         return True

@@ -36,7 +36,7 @@ _DEFAULT = GuardConfig()
 class HotGuard:
     """One target's guard, made when it can first be used: who was never used has no share to come back to."""
 
-    __slots__ = ("_above_since", "_away", "_config", "_hot", "_ramp_from", "_used_at")
+    __slots__ = ("_above_since", "_away", "_config", "_hot", "_ramp_from", "_used_at", "cap")
 
     def __init__(self, config: GuardConfig = _DEFAULT) -> None:
         self._config = config
@@ -44,6 +44,7 @@ class HotGuard:
         self._away = False
         self._above_since: float | None = None
         self._used_at = -inf
+        self.cap = 1.0  # never more than this, whatever the ramp: a pilot light that wakes has so much of itself
         self._ramp_from: float | None = None  # None: no ramp, the whole share
 
     def configure(self, config: GuardConfig) -> None:
@@ -58,9 +59,9 @@ class HotGuard:
     def used(self, share: float, now: float) -> None:
         """Its utilisation as reported, 0 and up. NaN changes nothing."""
         config = self._config
-        heard, self._used_at = now - self._used_at <= SILENT_S, now
+        fresh, self._used_at = now - self._used_at <= SILENT_S, now
         if share >= config.spill_at:
-            if self._above_since is None or not heard:
+            if self._above_since is None or not fresh:
                 self._above_since = now
             if now - self._above_since >= config.hold_s:
                 self._hot = True
@@ -85,6 +86,6 @@ class HotGuard:
         if self._hot or self._away:
             return 0.0
         if self._ramp_from is None:
-            return 1.0
+            return self.cap
         # The first request after a return must be possible at all, hence one second's worth to begin with.
-        return min(1.0, (max(0.0, now - self._ramp_from) + 1.0) * self._config.ramp_per_s)
+        return min(self.cap, (max(0.0, now - self._ramp_from) + 1.0) * self._config.ramp_per_s)

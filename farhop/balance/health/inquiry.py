@@ -31,19 +31,19 @@ class Inquiry:
         self._missed = 0
         self._since = self._wait_s = 0.0
 
-    def heard(self) -> None:
+    def clear(self) -> None:
         """It is not silent: what was held against it is void."""
         self._missed = 0
 
-    def lost(self, silent_s: float, quiet_s: float | None, way_s: float, now: float, *, began: bool) -> bool:
+    def lost(self, silent_s: float, quiet_s: float | None, rtt_s: float, now: float, *, began: bool) -> bool:
         """Whether it is lost, by an answer received at `now`: `quiet_s` since its upstream sent something of it, None
-        if that does not know it; `way_s`: a round trip. `silent_s` since something of it was heard here.
+        if that does not know it; `rtt_s`: a round trip. `silent_s` since something of it was heard here.
 
         What has not begun can be asked for again for nothing: at once where the way broke, else when said twice, as an
         answer may have ended at this very moment. What has begun cannot: TCP, whose timeouts double, may still bring
         it after as long a silence as there was.
         """
-        gone = quiet_s is None or (began and silent_s - quiet_s > LATER_S + way_s)
+        gone = quiet_s is None or (began and silent_s - quiet_s > LATER_S + rtt_s)
         if not gone:
             self._missed = 0
             return False

@@ -36,25 +36,32 @@ class Health(msgspec.Struct, frozen=True):
 class ForcedState:
     """An operator's word about one target: a state, why, and until when (None: until lifted)."""
 
-    __slots__ = ("_faded_at", "_health", "_over_s")
+    __slots__ = ("_faded_at", "_health", "_keep_share", "_over_s")
 
     def __init__(self) -> None:
         self._health: Health | None = None
-        self._over_s = 0.0
+        self._over_s = self._keep_share = 0.0
         self._faded_at = -inf
 
     def force(
-        self, state: State, why: str, until: float | None = None, *, now: float = -inf, over_s: float = 0.0
+        self,
+        state: State,
+        why: str,
+        until: float | None = None,
+        *,
+        now: float = -inf,
+        over_s: float = 0.0,
+        keep_share: float = 0.0,
     ) -> None:
         """Pin `state` until `until` (monotonic seconds). The newest word replaces the one before.
 
-        The share of new work it may still take falls from what it is at `now` as 1 does to 0 in `over_s`: a word
-        repeated gives nothing back.
+        The share of new work it may still take falls from what it is at `now` as 1 does to 0 in `over_s`, and no
+        further than to `keep_share`: a word repeated gives nothing back.
         """
         before = self.read(now)
         share = 1.0 if before is None else before.share
         self._health = Health(state, why, until, forced=True)
-        self._over_s = over_s
+        self._over_s, self._keep_share = over_s, keep_share
         self._faded_at = now + share * over_s if over_s > 0.0 else -inf
 
     def lift(self) -> None:
@@ -62,14 +69,14 @@ class ForcedState:
         self._health = None
 
     def fading(self, now: float) -> bool:
-        """Whether what it leaves of new work is still shrinking."""
-        return self._health is not None and now < self._faded_at
+        """Whether requests are drawn: what it leaves of new work is still shrinking, or is a share and stays one."""
+        return self._health is not None and (now < self._faded_at or self._keep_share > 0.0)
 
     def read(self, now: float) -> Health | None:
         """The word if it is in force at `now`."""
         health = self._health
         if health is None or (health.until is not None and now >= health.until):
             return None
-        if now < self._faded_at:
-            return msgspec.structs.replace(health, share=min(1.0, (self._faded_at - now) / self._over_s))
-        return health
+        share = min(1.0, (self._faded_at - now) / self._over_s) if now < self._faded_at else 0.0
+        share = max(share, self._keep_share)
+        return msgspec.structs.replace(health, share=share) if share else health

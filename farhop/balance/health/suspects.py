@@ -24,7 +24,7 @@ BODIES_MAX = 4096
 
 Body: TypeAlias = tuple[str, int]  # tenant, hash of the body
 Process: TypeAlias = tuple[str, ...]
-Heard: TypeAlias = Callable[
+LastSeen: TypeAlias = Callable[
     [Process], float
 ]  # when it was last heard of, by any path; -inf if it is not known any more
 
@@ -47,10 +47,10 @@ class Suspects:
     def __len__(self) -> int:
         return len(self._against)
 
-    def broke_off(self, body: Body, process: Process, heard_at: float, now: float) -> None:
-        """An attempt with this body ended without an answer at a process last heard of at `heard_at`."""
+    def broke_off(self, body: Body, process: Process, last_seen_at: float, now: float) -> None:
+        """An attempt with this body ended without an answer at a process last heard of at `last_seen_at`."""
         held = self._against.pop(body, {})
-        held[process] = (now, now - heard_at >= SILENCE_S)
+        held[process] = (now, now - last_seen_at >= SILENCE_S)
         self._against[body] = held  # the last: the first is the one quiet for longest
         if len(self._against) > BODIES_MAX:
             del self._against[next(iter(self._against))]
@@ -59,13 +59,13 @@ class Suspects:
         """A process took it, and lives: whatever ended the others, it was not this."""
         self._against.pop(body, None)
 
-    def verdict(self, body: Body, heard: Heard, now: float) -> Verdict | None:
+    def verdict(self, body: Body, last_seen: LastSeen, now: float) -> Verdict | None:
         """Whether the body may be sent to another process: None, or until when not."""
         held = self._against.get(body)
         if held is None:
             return None
         for process, (since, sure) in list(held.items()):
-            if now >= since + HOLD_S or (not sure and heard(process) > since):
+            if now >= since + HOLD_S or (not sure and last_seen(process) > since):
                 del held[process]
             elif not sure and now >= since + SILENCE_S:
                 held[process] = (since, True)

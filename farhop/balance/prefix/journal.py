@@ -67,9 +67,9 @@ class Journal:
         self._recording = False
         self._sealed = 0  # the last entry that was read, to which nothing may be added
         self.epoch: int | None = None
-        self.wakes: dict[
-            Callable[[], None], None
-        ] = {}  # called at every entry, in order: for readers that wait for one
+        # Called in order at every entry, at every change of the law, and where something is to be swept: for readers
+        # that wait for one of these.
+        self.wakes: dict[Callable[[], None], None] = {}
         self.seq = 0
         self.floor = 0  # the entries kept are those above it
 
@@ -100,6 +100,7 @@ class Journal:
         before, self.epoch = self.epoch, epoch
         if not widened and before is not None:
             self.narrowed()
+        self._wake()  # even if nobody is told anything: who asked under the law before asks again
 
     def narrowed(self) -> None:
         """Nobody may know any more what was inserted until now, until it is inserted again; nor be told of it who has
@@ -115,13 +116,13 @@ class Journal:
     def _widen(self, chain: Sequence[int], audience: Audience) -> None:
         """Held nodes of this path that were kept from somebody who may know of it now are told again, run by run."""
         restricted = self._restricted
-        parent, run, told = 0, list[int](), audience
+        parent, run, sent = 0, list[int](), audience
         for above, node in zip((0, *chain), chain, strict=False):
             known = self._known_to(node)
             wider = None if known is None or audience is None else known | audience
             is_wider = known is not None and wider != known
-            if run and (not is_wider or wider != told):
-                self._record(Stored(parent, tuple(run)), told, len(run))
+            if run and (not is_wider or wider != sent):
+                self._record(Stored(parent, tuple(run)), sent, len(run))
                 run = []
             if not is_wider:
                 continue
@@ -130,10 +131,10 @@ class Journal:
             else:
                 restricted.put((node,), self._place(wider))
             if not run:
-                parent, told = above, wider
+                parent, sent = above, wider
             run.append(node)
         if run:
-            self._record(Stored(parent, tuple(run)), told, len(run))
+            self._record(Stored(parent, tuple(run)), sent, len(run))
 
     def _may_restrict(self, more: int) -> bool:
         restricted = self._restricted
@@ -185,12 +186,19 @@ class Journal:
         self._restricted = NodeMap()
         self._record(Cleared(), None, 1)
 
+    def hidden(self) -> None:
+        """See trie.Listener: readers sweep."""
+        self._wake()
+
     def _record(self, what: Stored | Cleared | list[int], audience: Audience, n_nodes: int) -> None:
         if not self._recording:
             return
         self.seq += 1
         self._entries[self.seq] = _Entry(what, audience)
         self._bound(n_nodes)
+        self._wake()
+
+    def _wake(self) -> None:
         for wake in tuple(self.wakes):
             wake()
 

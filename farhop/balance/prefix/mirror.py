@@ -38,6 +38,9 @@ class Listener(Protocol):
     def cleared(self) -> None:
         """Nobody holds anything any more; no node is told apart."""
 
+    def hidden(self) -> None:
+        """A location was cleared: what nobody else holds of its nodes is evicted part by part (PrefixTrie.sweep)."""
+
 
 class Mirror:
     """One location's cache as imagined here. `ends` is the row between the newest and the oldest of its order."""

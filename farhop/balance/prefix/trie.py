@@ -122,6 +122,8 @@ class PrefixTrie:
             self._cleared.append(mirror)
             self._hidden |= mirror.bit
             self._begin(location, mirror.capacity_bytes, mirror.pinned_bytes)
+            if self._all.listener is not None:
+                self._all.listener.hidden()
 
     def _reset(self) -> None:
         self._graves += self._all.forest.shards
@@ -129,6 +131,11 @@ class PrefixTrie:
         self._all = Mirrors(self._all.listener)
         for mirror in self._mirrors.values():
             self._all.stand(mirror)
+
+    @property
+    def sweeping(self) -> bool:
+        """Whether something is left for `sweep` to do."""
+        return bool(self._cleared or self._graves)
 
     def sweep(self, nodes_max: int = TURN_NODES) -> None:
         """Give back some of what cleared locations held. Every insert does a little of it."""

@@ -29,7 +29,7 @@ def read(body: bytes, _path: bytes, headers: bytes, guard: Guard) -> Prompt:
     model = asked.text("model")
     if not model or len(model) > MODEL_BYTES_MAX:
         raise invalid("model", "`model` is missing: give it as a field of the form")
-    said = {name: asked.text(name) for name in wishes.RESIDENCY}
+    given = {name: asked.text(name) for name in wishes.RESIDENCY}
     size = asked.file_bytes("file")
     if not size:
         raise invalid("file", "`file` is missing or empty: give the sound as a file of the form")
@@ -38,5 +38,5 @@ def read(body: bytes, _path: bytes, headers: bytes, guard: Guard) -> Prompt:
         b"",
         stream=(asked.text("stream") or "").strip().lower() in _YES,
         unspelled_bytes=round(size / FILE_BYTES_PER_TOKEN * BYTES_PER_TOKEN),
-        wishes=wishes.read({name: word for name, word in said.items() if word is not None}),
+        wishes=wishes.read({name: word for name, word in given.items() if word is not None}),
     )

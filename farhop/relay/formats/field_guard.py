@@ -233,11 +233,11 @@ def json_reader(shape: type[T], understand: Callable[[T, Guard], Prompt]) -> Rea
 def arguments(name: str, given: Any) -> None:
     """A member that an engine takes for arguments, as read. Raises BodyError."""
     if isinstance(given, dict):
-        for inner, said in given.items():
+        for inner, rule in given.items():
             family = family_of(inner)
-            if family is not None and said is not None:
+            if family is not None and rule is not None:
                 raise _refused(inner, family, f"{name}.")
-            if inner in _TOPMOST and said is not None:
+            if inner in _TOPMOST and rule is not None:
                 raise invalid(inner, f"`{name}.{inner}` is not read there: it must be a member of the body itself")
 
 
@@ -249,7 +249,7 @@ def _template(given: Any) -> None:
 
 def family_of(name: str) -> str | None:
     """What a field of this name would have an engine do that no client may ask for; None where it is harmless."""
-    return _FIELDS.get(name) or next((said for shape, said in _FAMILIES if shape.fullmatch(name)), None)
+    return _FIELDS.get(name) or next((rule for shape, rule in _FAMILIES if shape.fullmatch(name)), None)
 
 
 def _refused(name: str, family: str, within: str = "") -> BodyError:

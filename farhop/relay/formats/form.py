@@ -165,11 +165,11 @@ class _Parts:
     def _headers_over(self) -> None:
         match = _DISPOSITION.fullmatch(self._disposition)
         found = _PARAMETERS.findall(match[1]) if match is not None else []
-        said = {name.lower(): value for name, value in found}
-        name = said.get(b"name", b"").strip(b'"')
-        if not name or b"\\" in name or len(said) < len(found):
+        fields = {name.lower(): value for name, value in found}
+        name = fields.get(b"name", b"").strip(b'"')
+        if not name or b"\\" in name or len(fields) < len(found):
             raise _malformed('a part needs one `Content-Disposition: form-data; name="..."`')
-        self._name, self._is_file = name.decode("utf-8", "replace"), len(said) > 1
+        self._name, self._is_file = name.decode("utf-8", "replace"), len(fields) > 1
 
     def _data(self, _data: bytes, start: int, end: int) -> None:
         if self._start < 0:

@@ -58,10 +58,10 @@ _data = msgspec.json.Decoder(str | _Nested)
 
 def infer(body: bytes, path: bytes, headers: bytes, guard: Guard) -> Prompt:
     """`.../infer`. Raises BodyError, or msgspec's errors."""
-    said = memoryview(body)[: _json_bytes(body, headers)]
-    fields = shape.check(said, "inputs")
+    json_part = memoryview(body)[: _json_bytes(body, headers)]
+    fields = shape.check(json_part, "inputs")
     guard.fields(fields)
-    document = _infer.decode(said)
+    document = _infer.decode(json_part)
     for tensor in (*document.inputs, *(document.outputs or ())):
         arguments("parameters", tensor.parameters)
     if not document.inputs:

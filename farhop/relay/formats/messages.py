@@ -14,13 +14,13 @@ import msgspec
 
 from farhop.relay.formats.field_guard import json_reader
 from farhop.relay.formats.openai import Message, spell
-from farhop.relay.formats.prompt import FIELD, ITEM, NO_OUTPUT, Prompt, Said, invalid, output_limit
+from farhop.relay.formats.prompt import FIELD, ITEM, NO_OUTPUT, AnswerText, Prompt, invalid, output_limit
 
 if TYPE_CHECKING:
     from farhop.relay.formats.field_guard import Guard
 
 ATTRIBUTION = "x-anthropic-billing-header"  # how the block begins in which Claude Code says who pays
-_SAID = Said("text", ITEM + b"assistant" + FIELD)
+_ANSWER = AnswerText("text", ITEM + b"assistant" + FIELD)
 _ROLES = {"ctx": "user", "msg": "user"}  # as some versions of Claude Code write them
 
 
@@ -57,7 +57,7 @@ def _read(body: _Messages, guard: Guard) -> Prompt:
         max_tokens=output_limit(body.max_tokens, "max_tokens"),
         cache_salt=body.cache_salt or "",
         unspelled_bytes=media_bytes,
-        said=_SAID,
+        answer=_ANSWER,
         has_options=False,
         has_salt=body.cache_salt is not msgspec.UNSET,
     )
@@ -108,13 +108,13 @@ def as_chat(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _chat(body: _Count) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    said: list[dict[str, Any]] = []
+    turns: list[dict[str, Any]] = []
     if system := _text_of(body.system):
-        said.append({"role": "system", "content": system})
+        turns.append({"role": "system", "content": system})
     for message in body.messages:
-        _turn(message, said)
+        _turn(message, turns)
     tools = [_function(tool) for tool in body.tools or ()]
-    return said, tools or None
+    return turns, tools or None
 
 
 def _text_of(system: str | list[dict[str, Any]] | None) -> str:
@@ -124,13 +124,13 @@ def _text_of(system: str | list[dict[str, Any]] | None) -> str:
     return "".join(text for text in texts if not text.startswith(ATTRIBUTION))
 
 
-def _turn(message: _Message, said: list[dict[str, Any]]) -> None:
+def _turn(message: _Message, turns: list[dict[str, Any]]) -> None:
     """A message, and before it the results of tools that it brings: those are messages of their own in a chat."""
     role = _ROLES.get(message.role, message.role)
     if isinstance(message.content, str) or role == "system":
         text = message.content if isinstance(message.content, str) else _text_of(message.content)
         if text and not (role == "system" and text.startswith(ATTRIBUTION)):
-            said.append({"role": role, "content": text})
+            turns.append({"role": role, "content": text})
         return
     parts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
@@ -143,7 +143,7 @@ def _turn(message: _Message, said: list[dict[str, Any]]) -> None:
             case "tool_use":
                 calls.append(_call(block))
             case "tool_result" if role == "user":
-                _result(block, said)
+                _result(block, turns)
             case "tool_result":
                 parts.append({"type": "text", "text": f"Tool result: {block.get('content') or ''}"})
     if not parts and not calls:
@@ -155,7 +155,7 @@ def _turn(message: _Message, said: list[dict[str, Any]]) -> None:
         turn["content"] = parts[0]["text"]
     elif parts:
         turn["content"] = parts
-    said.append(turn)
+    turns.append(turn)
 
 
 def _call(block: dict[str, Any]) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _call(block: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _result(block: dict[str, Any], said: list[dict[str, Any]]) -> None:
+def _result(block: dict[str, Any], turns: list[dict[str, Any]]) -> None:
     content, pictures = block.get("content"), list[dict[str, Any]]()
     text = content if isinstance(content, str) else ""
     if isinstance(content, list):
@@ -180,9 +180,9 @@ def _result(block: dict[str, Any], said: list[dict[str, Any]]) -> None:
             for one in inner
             if one.get("type") == "image" and one.get("source")
         ]
-    said.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id") or ""), "content": text})
+    turns.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id") or ""), "content": text})
     if pictures:
-        said.append({"role": "user", "content": pictures})
+        turns.append({"role": "user", "content": pictures})
 
 
 def _location(source: Any) -> str:

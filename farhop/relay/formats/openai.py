@@ -22,8 +22,8 @@ from farhop.relay.formats.prompt import (
     NO_OUTPUT,
     PART,
     TOOLS,
+    AnswerText,
     Prompt,
-    Said,
     in_order,
     invalid,
     medium,
@@ -34,9 +34,9 @@ from farhop.relay.formats.prompt import (
 if TYPE_CHECKING:
     from farhop.relay.formats.field_guard import Guard
 
-_SAID_IN_CHAT = Said("content", ITEM + b"assistant" + FIELD)  # a message of its own
-_SAID_ON = Said("content", b"")  # the last message goes on
-_SAID_IN_COMPLETION = Said("text", b"")
+_ANSWER_IN_CHAT = AnswerText("content", ITEM + b"assistant" + FIELD)  # a message of its own
+_ANSWER_CONTINUED = AnswerText("content", b"")  # the last message goes on
+_ANSWER_IN_COMPLETION = AnswerText("text", b"")
 # Of these it is known that engines take a salt.
 _SALTED = frozenset(
     (Kind.CHAT, Kind.CHAT_BATCH, Kind.COMPLETION, Kind.EMBEDDINGS, Kind.RESPONSES, Kind.GENERATIVE_SCORE, Kind.MESSAGES)
@@ -115,7 +115,7 @@ def _read_chat(body: _Chat, guard: Guard) -> Prompt:
     if limit is None:
         limit, param = body.max_tokens, "max_tokens"
     # vLLM answers an echo in a chat with the prompt's log probabilities.
-    return _prompt(body, canonical, limit, param, media_bytes, _said_in(body), recomputed=bool(body.echo))
+    return _prompt(body, canonical, limit, param, media_bytes, _answer_text(body), recomputed=bool(body.echo))
 
 
 def _read_batch(body: _Batch, guard: Guard) -> Prompt:
@@ -140,12 +140,12 @@ def _check_media(messages: list[Message], guard: Guard) -> None:
             guard.media(message.content, "messages")
 
 
-def _said_in(body: _Chat) -> Said | None:
+def _answer_text(body: _Chat) -> AnswerText | None:
     if not body.continue_final_message:
-        return _SAID_IN_CHAT
+        return _ANSWER_IN_CHAT
     last = body.messages[-1]  # its further fields, if it has any, come after its text
     plain = isinstance(last.content, str) and not (last.name or last.tool_call_id or last.tool_calls)
-    return _SAID_ON if plain else None
+    return _ANSWER_CONTINUED if plain else None
 
 
 def spell(messages: list[Message], tools: list[Any] | None) -> tuple[bytes, int]:
@@ -194,7 +194,7 @@ def _read_completion(body: _Completion, _guard: Guard) -> Prompt:
         unspelled_bytes = -prompt.surplus_bytes
         scored = _prompt(body, prompt.canonical, None, "max_tokens", unspelled_bytes, None, divisible=False)
         return replace(scored, max_tokens=NO_OUTPUT)
-    said = _SAID_IN_COMPLETION if prompt.is_text else None  # not of token ids
+    answer = _ANSWER_IN_COMPLETION if prompt.is_text else None  # not of token ids
     divisible = prompt.one and not body.echo
     surplus = -prompt.surplus_bytes
     return _prompt(
@@ -203,7 +203,7 @@ def _read_completion(body: _Completion, _guard: Guard) -> Prompt:
         body.max_tokens,
         "max_tokens",
         surplus,
-        said,
+        answer,
         divisible=divisible,
         recomputed=bool(body.echo) and body.logprobs is not None,
     )
@@ -215,7 +215,7 @@ def _prompt(
     limit: int | None,
     param: str,
     unspelled_bytes: int,
-    said: Said | None,
+    answer: AnswerText | None,
     *,
     divisible: bool = True,
     recomputed: bool = False,
@@ -235,7 +235,7 @@ def _prompt(
         cache_salt=body.cache_salt or "",
         unspelled_bytes=unspelled_bytes,
         divisible=divisible,
-        said=said if divisible else None,
+        answer=answer if divisible else None,
         recomputed=recomputed or body.prompt_logprobs is not None,
     )
 
@@ -319,14 +319,14 @@ def change(body: bytes, prompt: Prompt, salt: str) -> Change:
     return Change(body.index(b"{") + 1, added)
 
 
-class _Spoken(msgspec.Struct):
+class _AnswerMessage(msgspec.Struct):
     content: str | None = None
 
 
 class _Choice(msgspec.Struct):
     """Of a chat or of a completion."""
 
-    message: _Spoken | None = None
+    message: _AnswerMessage | None = None
     text: str | None = None
 
 
@@ -353,15 +353,15 @@ class _Document(msgspec.Struct):
 _document = msgspec.json.Decoder(_Document)
 
 
-def said_in(document: bytes) -> bytes:
+def answer_text(document: bytes) -> bytes:
     """The text of the answer in a document that is not a stream; b"" where there is none, or more than one."""
     try:
-        said = _document.decode(document)
+        answer = _document.decode(document)
     except UNREADABLE:
         return b""
-    choices = said.choices
+    choices = answer.choices
     if len(choices) != 1:
-        blocks = said.content or [block for item in said.output for block in item.content or ()]
+        blocks = answer.content or [block for item in answer.output for block in item.content or ()]
         return "".join(b.text for b in blocks if b.text and b.type in ("text", "output_text")).encode()
     text = choices[0].message.content if choices[0].message is not None else choices[0].text
     return text.encode() if text else b""

@@ -96,7 +96,8 @@ _STATEFUL = (
 _CHATS = frozenset((Kind.CHAT, Kind.MESSAGES, Kind.RESPONSES, Kind.CHAT_BATCH))
 # Paths that not every engine of those we know speaks: its plain 404 says that, and nothing of the request.
 _OPTIONAL = frozenset((b"/v1/messages", b"/v1/messages/count_tokens", b"/v1/responses", b"/v1/chat/completions/batch",
-    b"/generative_scoring"))  # fmt: skip
+    b"/generative_scoring", b"/v1/embeddings", b"/v1/rerank", b"/v2/rerank", b"/rerank", b"/v1/score",
+    b"/score"))  # fmt: skip
 
 _ALLOWED = ", ".join(
     [path.decode() for path in _PATHS] + ["/v2/models/MODEL[/versions/N]/infer|generate|generate_stream"]

@@ -32,7 +32,7 @@ class BodyError(Exception):
         self.outcome, self.detail, self.param = reason, detail, param
 
 
-class Said(msgspec.Struct, frozen=True):
+class AnswerText(msgspec.Struct, frozen=True):
     """How a text answer goes on from its prompt: the member that holds it, in a stream's events as in a document, and
     what comes before it in the canonical text of the next turn."""
 
@@ -65,11 +65,11 @@ class Prompt(msgspec.Struct, frozen=True):
     repeated for each document; less than 0 where the canonical text is longer than what it costs (token ids in digits).
     `max_tokens` 0: nothing is generated. `hide_usage`: the client did not ask for the usage
     of its stream, so that we ask (`openai.change`) and keep the answer to ourselves. `divisible`: one prompt and
-    one answer that tells nothing of the prompt, so that one engine may prefill and another decode. `said` is None where
-    it cannot be told how the next turn's text will go on from this one. `has_options` and `has_salt`: the body may have
-    a member `stream_options`, `cache_salt`; `lacks_model`: it names no model, and `model` is the one that it gets.
-    `wishes` is what it says beside its prompt. `recomputed`: it asks
-    what its prompt's tokens were worth, so that an engine takes none of them from its cache.
+    one answer that tells nothing of the prompt, so that one engine may prefill and another decode. `answer` is None
+    where it cannot be told how the next turn's text will go on from this one.
+    `has_options` and `has_salt`: the body may have a member `stream_options`, `cache_salt`. `lacks_model`: it names no
+    model, and `model` is the one that it gets. `wishes` is what it says beside its prompt. `recomputed`: it asks what
+    its prompt's tokens were worth, so that an engine takes none of them from its cache.
     """
 
     model: str
@@ -80,7 +80,7 @@ class Prompt(msgspec.Struct, frozen=True):
     cache_salt: str = ""
     unspelled_bytes: int = 0
     divisible: bool = False
-    said: Said | None = None
+    answer: AnswerText | None = None
     has_options: bool = True
     has_salt: bool = True
     lacks_model: bool = False

@@ -13,12 +13,12 @@ import msgspec
 
 from farhop.relay.formats.field_guard import json_reader
 from farhop.relay.formats.openai import Message, spell
-from farhop.relay.formats.prompt import FIELD, ITEM, Prompt, Said, invalid, output_limit
+from farhop.relay.formats.prompt import FIELD, ITEM, AnswerText, Prompt, invalid, output_limit
 
 if TYPE_CHECKING:
     from farhop.relay.formats.field_guard import Guard
 
-_SAID = Said("delta", ITEM + b"assistant" + FIELD)
+_ANSWER = AnswerText("delta", ITEM + b"assistant" + FIELD)
 _STATEFUL = ("conversation", "prompt")
 _STORED = "responses are not stored here, since their state would live in one region: say `store: false`"
 _PARTS = ("input_text", "output_text", "text", "refusal")
@@ -62,33 +62,33 @@ def _read(body: _Response, guard: Guard) -> Prompt:
         max_tokens=output_limit(body.max_output_tokens, "max_output_tokens"),
         cache_salt=body.cache_salt or "",
         unspelled_bytes=media_bytes,
-        said=_SAID,
+        answer=_ANSWER,
         has_options=False,
         has_salt=body.cache_salt is not msgspec.UNSET,
     )
 
 
 def _chat(body: _Response) -> list[Message]:
-    said = [Message("system", body.instructions)] if body.instructions else []
+    turns = [Message("system", body.instructions)] if body.instructions else []
     if isinstance(body.input, str):
-        return [*said, Message("user", body.input)] if body.input else said
+        return [*turns, Message("user", body.input)] if body.input else turns
     for item in body.input:
         match item.get("type", "message"):
             case "message":
-                said.append(Message(str(item.get("role") or "user"), _content(item.get("content"))))
+                turns.append(Message(str(item.get("role") or "user"), _content(item.get("content"))))
             case "function_call":
                 called = {"name": str(item.get("name") or ""), "arguments": str(item.get("arguments") or "")}
                 call = {"id": str(item.get("call_id") or ""), "type": "function", "function": called}
-                said.append(Message("assistant", tool_calls=[call]))
+                turns.append(Message("assistant", tool_calls=[call]))
             case "function_call_output":
-                said.append(Message("tool", _content(item.get("output")), tool_call_id=str(item.get("call_id") or "")))
+                turns.append(Message("tool", _content(item.get("output")), tool_call_id=str(item.get("call_id") or "")))
             case "item_reference":
                 raise invalid("input", "`item_reference` names what is stored elsewhere: send the item itself")
             case "reasoning":
                 pass  # templates leave out what was thought before the last turn
             case _:
-                said.append(Message("user", [item]))
-    return said
+                turns.append(Message("user", [item]))
+    return turns
 
 
 def _content(content: Any) -> str | list[dict[str, Any]]:

@@ -41,10 +41,10 @@ class Continuation(msgspec.Struct, frozen=True):
 
 def continuation(prompt: Prompt, nodes: tuple[int, ...], seed: int) -> Continuation | None:
     """What a request keeps of its prompt, whose chain is `nodes`. None: its answer is not to be listened to."""
-    if prompt.said is None:
+    if prompt.answer is None:
         return None
     end = chain.tail(prompt.canonical, nodes, seed)
-    return Continuation(end._replace(rest=end.rest + prompt.said.opening), prompt.said.key)
+    return Continuation(end._replace(rest=end.rest + prompt.answer.opening), prompt.answer.key)
 
 
 class Transcript:
@@ -72,7 +72,7 @@ class Transcript:
 
     def read(self, document: bytes) -> None:
         """An answer in one piece."""
-        text = openai.said_in(document)
+        text = openai.answer_text(document)
         self._text = text if len(text) <= SAID_BYTES_MAX else b""
 
     def miss(self) -> None:

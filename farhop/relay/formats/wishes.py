@@ -22,7 +22,7 @@ def read(fields: Any) -> Wishes:
     """Of a body's own members, or a form's. Raises BodyError."""
     if not isinstance(fields, dict) or _READ.isdisjoint(fields):
         return NO_WISHES
-    residency = tuple((name, _word(name, said)) for name in RESIDENCY if (said := fields.get(name)) is not None)
+    residency = tuple((name, _word(name, text)) for name in RESIDENCY if (text := fields.get(name)) is not None)
     return Wishes(
         residency,
         next((word for name, word in residency if name == GEO), ""),
@@ -32,11 +32,11 @@ def read(fields: Any) -> Wishes:
     )
 
 
-def _word(name: str, said: Any) -> str:
-    if not isinstance(said, str) or not 0 < len(said) <= WORD_CHARS_MAX or not (said.isascii() and said.isprintable()):
+def _word(name: str, text: Any) -> str:
+    if not isinstance(text, str) or not 0 < len(text) <= WORD_CHARS_MAX or not (text.isascii() and text.isprintable()):
         raise invalid(name, f"`{name}` must be the name of a place, such as eu, or global")
-    return said.strip().lower()
+    return text.strip().lower()
 
 
-def _name(said: Any) -> str:
-    return said[:NAME_CHARS_MAX] if isinstance(said, str) else ""
+def _name(text: Any) -> str:
+    return text[:NAME_CHARS_MAX] if isinstance(text, str) else ""

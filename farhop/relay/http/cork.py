@@ -1,9 +1,10 @@
-"""Writes of one turn of the event loop, sent together at its end.
+"""Writes of one turn of the event loop, sent together at its end where many come.
 
 Each write wakes whoever waits at the other end; sent one by one between other work, they wake the same process again
 and again. Held until all that came in this turn is worked through, they cost a third of the kernel's time (measured:
-docs/measurements/performance.md). Invariants: what is written to one transport leaves in its order; nothing is held
-beyond the turn.
+docs/measurements/performance.md). Where hardly anything comes there is nothing to hold them for, and a turn of the loop
+would be added to somebody's first token. Invariants: what is written to one transport leaves in its order; nothing is
+held beyond the turn.
 """
 
 from __future__ import annotations
@@ -17,22 +18,44 @@ if TYPE_CHECKING:
 # What is held for one transport is small, or it is sent at once: a slow reader must be noticed within the turn.
 _PARTS_MAX = 16
 _LARGE_BYTES = 8 * 1024
-_CROWD = 8  # chunks in a millisecond from which on holding them is cheaper
+_FEW = 2  # writes in a millisecond from which on holding them is cheaper; for chunks, which cost less, _CROWD
+_CROWD = 8
 
 
 class Cork:
     """Holds writes until the end of the turn. Before a transport is closed with a last word, `flush`."""
 
-    __slots__ = ("_chunks", "_crowd", "_held", "_loop", "_now")
+    __slots__ = ("_crowd", "_held", "_loop", "_now", "_writes")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._held: dict[asyncio.Transport, list[bytes]] = {}
         self._now = 0.0
-        self._chunks = self._crowd = 0  # in this millisecond, and in the one before that had any
+        self._writes = self._crowd = 0  # in this millisecond, and in the one before that had any
 
     def write(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Send `data`, soon."""
+        """Send `data`: at once where hardly anything comes, else soon."""
+        if self._crowded(_FEW):
+            self._hold(transport, data)
+        else:
+            self._at_once(transport, data)
+
+    def chunk(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Send a stream's chunk: at once where few come, since holding costs the loop a turn, else with the others."""
+        if self._crowded(_CROWD):
+            self._hold(transport, data)
+        else:
+            self._at_once(transport, data)
+
+    def _crowded(self, many: int) -> bool:
+        """Count a write, and say whether so many come."""
+        now = self._loop.time()  # of this turn, in whole milliseconds
+        if now != self._now:
+            self._now, self._crowd, self._writes = now, self._writes, 0
+        self._writes += 1
+        return self._crowd >= many
+
+    def _hold(self, transport: asyncio.Transport, data: bytes) -> None:
         held = self._held
         parts = held.get(transport)
         if len(data) >= _LARGE_BYTES or (parts is not None and len(parts) >= _PARTS_MAX):
@@ -43,17 +66,6 @@ class Cork:
             if not held:
                 self._loop.call_soon(self.flush)
             held[transport] = [data]
-
-    def chunk(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Send a stream's chunk: at once where few come, since holding costs the loop a turn, else with the others."""
-        now = self._loop.time()  # of this turn, in whole milliseconds
-        if now != self._now:
-            self._now, self._crowd, self._chunks = now, self._chunks, 0
-        self._chunks += 1
-        if self._crowd < _CROWD:
-            self._at_once(transport, data)
-        else:
-            self.write(transport, data)
 
     def _at_once(self, transport: asyncio.Transport, data: bytes) -> None:
         _send(transport, [*self._held.pop(transport, ()), data])

@@ -57,6 +57,14 @@ class AnsweringConnection(Protocol):
         """Whether the tier above is the client."""
 
     @property
+    def local_host(self) -> str:
+        """The address of ours that the client connected to; "" if that is not known."""
+
+    def client_rtt(self) -> tuple[str, int] | None:
+        """The client's address and the least round trip to it, microseconds, as its connection's kernel side measured;
+        None where that is not known, and once it was told."""
+
+    @property
     def unsent_bytes(self) -> int:
         """What the client has not taken yet."""
 
@@ -88,6 +96,8 @@ class Exchange:
     `tenant` is set by the handler's `head` where it knows who asks: whose share of what is bounded this counts to;
     `counted` says that it is among the requests under way, `waits` that it is whole and not read yet.
 
+    `hears`: its answer passes through here, so that what only we asked for can be taken out of it.
+
     `on_abandoned(outcome, status)` is called once if a request that the handler's `head` let pass never arrives: it was
     cut short here (with the status the client got) or its client left (status 0).
     """
@@ -102,6 +112,7 @@ class Exchange:
         "counted",
         "early",
         "head",
+        "hears",
         "held_bytes",
         "on_abandoned",
         "parts",
@@ -123,12 +134,22 @@ class Exchange:
         self.callbacks: ExchangeCallbacks | None = None
         self.on_abandoned: Callable[[Outcome, int], None] | None = None
         self.started = False
+        self.hears = True
         self._chunked = False
 
     @property
     def is_hop(self) -> bool:
         """Whether the tier above asks, who understands refusals and broken streams."""
         return self._connection.is_hop
+
+    @property
+    def local_host(self) -> str:
+        """The address of ours that its client connected to; "" if that is not known."""
+        return self._connection.local_host
+
+    def client_rtt(self) -> tuple[str, int] | None:
+        """See AnsweringConnection: told once for all requests of a connection."""
+        return self._connection.client_rtt()
 
     @property
     def is_open(self) -> bool:

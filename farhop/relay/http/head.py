@@ -201,13 +201,13 @@ _FIRST_LINE_BYTES_MAX = 128
 
 def _request_line(line: bytes) -> tuple[bytes, bytes, bytes, bool]:
     """Method, target, path, and whether it is HTTP/1.1 (not 1.0)."""
-    words = line.split(b" ")
-    if len(words) != 3 or not words[0] or words[0].translate(None, TOKEN):
+    parts = line.split(b" ")
+    if len(parts) != 3 or not parts[0] or parts[0].translate(None, TOKEN):
         raise HeadError(outcome.MALFORMED_HTTP, "not HTTP/1.1: the request line must be `METHOD target HTTP/1.1`")
-    method, target, version = words
+    method, target, version = parts
     if version not in (b"HTTP/1.1", b"HTTP/1.0"):
-        spoken = version.decode("latin-1") if version.startswith(b"HTTP/") and len(version) == 8 else "this version"
-        raise HeadError(outcome.MALFORMED_HTTP, f"{spoken} is not spoken here: send HTTP/1.1")
+        given = version.decode("latin-1") if version.startswith(b"HTTP/") and len(version) == 8 else "this version"
+        raise HeadError(outcome.MALFORMED_HTTP, f"{given} is not spoken here: send HTTP/1.1")
     if not target.startswith(b"/"):
         raise HeadError(outcome.MALFORMED_HTTP, "the request target must be a path beginning with `/`")
     if target.translate(None, _TARGET) or b"#" in target:

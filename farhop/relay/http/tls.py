@@ -147,8 +147,8 @@ class _Named(asyncio.Protocol):
         self._make, self._tls, self._admits = make, tls, admits
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        spoken: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
-        if not self._admits(None if spoken is None else spoken.getpeercert(binary_form=True)):
+        session: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+        if not self._admits(None if session is None else session.getpeercert(binary_form=True)):
             self._tls.refused("wrong_name")
             cast("asyncio.Transport", transport).abort()
             return

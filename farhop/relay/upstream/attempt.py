@@ -39,8 +39,11 @@ class AttemptOwner(Protocol):
     clock: Callable[[], float]
     upstream_is_tier: bool
 
-    def upstream_head(self, active: ActiveRequest, host: bytes, body_bytes: int, more: bytes = b"") -> bytes:
-        """The request's head as the upstream gets it. `host` is its `Host` header's value; `more`: further lines."""
+    def upstream_head(
+        self, active: ActiveRequest, host: bytes, body_bytes: int, more: bytes = b"", target: bytes = b""
+    ) -> bytes:
+        """The request's head as the upstream gets it. `host` is its `Host` header's value; `more`: further lines;
+        `target`: asked for in place of what the client asked for."""
 
     def answer_head(self, active: ActiveRequest, upstream_timing: bytes) -> bytes:
         """Our header lines on an answer that began. `upstream_timing` is the upstream's own server-timing."""
@@ -48,8 +51,11 @@ class AttemptOwner(Protocol):
     def is_dark(self, attempt: AttemptRun) -> bool:
         """Whether the way to its upstream is broken now."""
 
-    def began(self, attempt: AttemptRun, status: int) -> bool:
-        """The first byte is here. False if it is no longer wanted."""
+    def began(self, attempt: AttemptRun, status: int) -> None:
+        """The first byte is here, and goes to the client now."""
+
+    def resumed(self, attempt: AttemptRun, status: int) -> None:
+        """The first byte of a continuation is here: its client's stream goes on now."""
 
     def ended(self, attempt: AttemptRun, event: machine.AttemptEnded) -> None:
         """The answer is whole."""
@@ -69,8 +75,8 @@ class AttemptRun:
 
     __slots__ = (
         "_connection",
-        "_heard_at",
         "_inquiry",
+        "_last_activity_at",
         "_length",
         "_onward",
         "_over",
@@ -92,7 +98,7 @@ class AttemptRun:
     def __init__(self, owner: AttemptOwner, active: ActiveRequest, number: int, now: float) -> None:
         self.owner, self.active, self.number = owner, active, number
         self._connection: UpstreamConnection | None = None
-        self._heard_at = now
+        self._last_activity_at = now
         self._silent_s = self._pause_s = 0.0  # at the last sweep, and the longest that ended, as sweeps see them
         self._inquiry: Inquiry | None = None  # once its upstream was asked about it
         self._status = 0
@@ -140,12 +146,12 @@ class AttemptRun:
                 return
             if version := known.get(b"x-farhop-version"):
                 self._onward += b"x-farhop-version: " + version + b"\r\n"
-        if (told := known.get(orca.HEADER)) is not None and not self.owner.upstream_is_tier:
-            self.load = orca.read(told)
+        if (load := known.get(orca.HEADER)) is not None and not self.owner.upstream_is_tier:
+            self.load = orca.read(load)
             if orca.ASK not in self.active.exchange.head.onward:  # what we asked for alone is for us alone
                 self._onward = without(self._onward, orca.HEADER)
         content_type = known.get(b"content-type", b"").lower()
-        if answer.status in (404, 405) and self._may_be_unspoken():
+        if answer.status in (404, 405, 501) and self._may_be_unspoken():
             self._tap = engine_faults.UnspokenTap()
         elif engine_faults.looks_at(answer.status) and not self.owner.upstream_is_tier:
             self._tap, self._length = engine_faults.FaultTap(), answer.length
@@ -166,7 +172,7 @@ class AttemptRun:
         """Pass body bytes on."""
         if self._refusal is not None or self._over:
             return
-        self._heard_at = self.owner.clock()
+        self._last_activity_at = self.owner.clock()
         if self._tap is not None:
             data = self._tap.feed(data)
         if not self.began:
@@ -177,11 +183,7 @@ class AttemptRun:
 
     def completed(self) -> None:
         """The upstream's answer is whole."""
-        if self._over:
-            return
-        self._over = True
-        if self._refusal is not None:
-            self.owner.refused(self, *self._refusal)
+        if not self._close():
             return
         rest = self._tap.rest() if self._tap is not None else b""
         if isinstance(self._tap, engine_faults.UnspokenTap) and self._tap.unspoken:
@@ -196,15 +198,20 @@ class AttemptRun:
 
     def lost(self, reason: Outcome) -> None:
         """The upstream is gone, or never came."""
-        if self._over:
-            return
-        self._over = True
-        if self._refusal is not None:
-            self.owner.refused(self, *self._refusal)
+        if not self._close():
             return
         if self.began and reason is outcome.DIED_BEFORE_START:
             reason = outcome.DIED_MID_STREAM
         self.owner.failed(self, reason)
+
+    def _close(self) -> bool:
+        """Nothing more comes from upstream. Whether its owner is still to be told what became of it."""
+        if self._over:
+            return False
+        self._over = True
+        if self._refusal is not None:
+            self.owner.refused(self, *self._refusal)
+        return self._refusal is None
 
     def broke(self, error: Exception) -> None:
         """Whatever it met while it read the answer: a bug of ours, and the end of this request."""
@@ -245,6 +252,11 @@ class AttemptRun:
         """Whether the answer is a stream of events, which can end with an error event."""
         return isinstance(self._tap, StreamTap)
 
+    @property
+    def resumable(self) -> bool:
+        """Whether its stream could go on elsewhere now."""
+        return False
+
     def start(self, address: Address) -> None:
         """Get a connection."""
         self.owner.pool.lend(address, self)
@@ -264,7 +276,7 @@ class AttemptRun:
     def resume(self) -> None:
         """The client caught up."""
         self._paused = False
-        self._heard_at = self.owner.clock()
+        self._last_activity_at = self.owner.clock()
         if self._connection is not None and self._connection.attempt is self:
             self._connection.resume()
 
@@ -276,9 +288,9 @@ class AttemptRun:
         return f"{self.active.request.id}/{self.number}"
 
     @property
-    def heard_at(self) -> float:
+    def last_activity_at(self) -> float:
         """When something of the answer came last; before that, when the attempt was made."""
-        return self._heard_at
+        return self._last_activity_at
 
     @property
     def inquiry(self) -> Inquiry:
@@ -289,24 +301,24 @@ class AttemptRun:
     def is_quiet(self, now: float) -> bool:
         """Whether its upstream, which should have it by now, is worth being asked about it."""
         waits = not self._over and not self._paused and self._connection is not None
-        return waits and now - self._heard_at >= QUIET_S
+        return waits and now - self._last_activity_at >= QUIET_S
 
-    def asked_about(self, asked_at: float, quiet_s: float | None, way_s: float) -> None:
+    def on_inquiry_answer(self, asked_at: float, quiet_s: float | None, rtt_s: float) -> None:
         """What its upstream said when asked: see balance.inquiry."""
         if self._over or self._paused:
             return
-        if self._heard_at > asked_at:
-            self.inquiry.heard()
+        if self._last_activity_at > asked_at:
+            self.inquiry.clear()
             return
         now = self.owner.clock()
-        if self.inquiry.lost(now - self._heard_at, quiet_s, way_s, now, began=self.began):
+        if self.inquiry.lost(now - self._last_activity_at, quiet_s, rtt_s, now, began=self.began):
             self._give_up(outcome.STALLED if self.began else outcome.LOST)
 
     # -- upkeep
 
     def check(self, now: float) -> None:
         """Apply the time limits; called by the relay's sweep."""
-        silent_s, limits = now - self._heard_at, self.owner.pool.limits
+        silent_s, limits = now - self._last_activity_at, self.owner.pool.limits
         if self._over or self._paused or self._connection is None:
             return  # connecting has its own limit, and a slow client is not a slow upstream
         if self.began:
@@ -326,9 +338,9 @@ class AttemptRun:
 
     def _ended(self) -> machine.AttemptEnded:
         fault = self._tap.fault if self._tap is not None else None
-        chain, said_bytes = self._transcript.result() if self._transcript is not None else ((), 0)
+        chain, answer_bytes = self._transcript.result() if self._transcript is not None else ((), 0)
         request_id, usage = self.active.request.id, self.usage
-        return machine.AttemptEnded(request_id, self.number, self._status, usage, fault, chain, said_bytes)
+        return machine.AttemptEnded(request_id, self.number, self._status, usage, fault, chain, answer_bytes)
 
     @property
     def is_over(self) -> bool:
@@ -345,6 +357,6 @@ class AttemptRun:
 
     def _begin(self, first: bytes) -> None:
         self.began = True
-        if self.owner.began(self, self._status):
-            headers = self._onward + self.owner.answer_head(self.active, self.timing)
-            self.active.exchange.begin(self._status, headers, self._length, first)
+        self.owner.began(self, self._status)
+        headers = self._onward + self.owner.answer_head(self.active, self.timing)
+        self.active.exchange.begin(self._status, headers, self._length, first)

@@ -50,12 +50,12 @@ def in_event(event: bytes) -> Outcome | None:
     if len(event) > BODY_BYTES_MAX:
         return None  # an error is small, and what is large is not taken apart
     try:
-        said: Any = msgspec.json.decode(event[start:].rstrip()) if start >= 0 else None
+        body: Any = msgspec.json.decode(event[start:].rstrip()) if start >= 0 else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if not isinstance(said, dict) or not said.get("error"):
+    if not isinstance(body, dict) or not body.get("error"):
         return None
-    error = said["error"]
+    error = body["error"]
     found = in_text(msgspec.json.encode(error)[:BODY_BYTES_MAX])
     code = error.get("code") if isinstance(error, dict) else None
     if found is None and isinstance(code, int) and code >= 500:
@@ -70,7 +70,7 @@ _NOWHERE = (
 
 
 class UnspokenTap:
-    """For the body of a 404 or 405 to a path that not every engine has: held until it shows whether that is meant.
+    """For the body of a 404, 405 or 501 to a path that not every engine has: held until it shows whether that is meant.
     `unspoken`: it is. What is longer than such a body passes as it is."""
 
     __slots__ = ("_kept", "_passes", "unspoken")
@@ -101,12 +101,13 @@ class UnspokenTap:
         if self._passes:
             return b""
         try:
-            said: Any = msgspec.json.decode(kept) if kept else {}
+            body: Any = msgspec.json.decode(kept) if kept else {}
         except (msgspec.DecodeError, UnicodeDecodeError):
-            said = kept.strip() in (b"Not Found", b"404 page not found", b"File Not Found", b"404: Not Found")
-        self.unspoken = said is True or said == {} or said in _NOWHERE
-        if isinstance(said, dict) and isinstance(error := said.get("error"), dict):  # llama.cpp's, and vLLM's own
-            self.unspoken = error.get("message") in ("Not Found", "File Not Found")
+            body = kept.strip() in (b"Not Found", b"404 page not found", b"File Not Found", b"404: Not Found")
+        self.unspoken = body is True or body == {} or body in _NOWHERE
+        if isinstance(body, dict) and isinstance(error := body.get("error"), dict):  # llama.cpp's, and vLLM's own
+            nowhere = error.get("message") in ("Not Found", "File Not Found")
+            self.unspoken = nowhere or error.get("type") == "not_supported_error"
         return b"" if self.unspoken else kept
 
 

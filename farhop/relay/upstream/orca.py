@@ -29,11 +29,11 @@ def read(value: bytes) -> EngineLoad | None:
         return None
     kind, _, rest = value.partition(b" ")
     try:
-        told = _json(rest) if kind.upper() == b"JSON" else _text(rest) if kind.upper() == b"TEXT" else {}
+        loads = _json(rest) if kind.upper() == b"JSON" else _text(rest) if kind.upper() == b"TEXT" else {}
     except (ValueError, RecursionError):
         return None
-    waiting, running = _count(told, _WAITING), _count(told, _RUNNING)
-    kv_usage = next((told[name] for name in _KV_USAGE if name in told), None)
+    waiting, running = _count(loads, _WAITING), _count(loads, _RUNNING)
+    kv_usage = next((loads[name] for name in _KV_USAGE if name in loads), None)
     if kv_usage is not None and not 0.0 <= kv_usage <= 1.0:
         kv_usage = None
     if waiting is None and running is None and kv_usage is None:
@@ -42,12 +42,12 @@ def read(value: bytes) -> EngineLoad | None:
 
 
 def _text(rest: bytes) -> dict[str, float]:
-    told: dict[str, float] = {}
+    loads: dict[str, float] = {}
     for pair in rest.decode("ascii").split(","):
         name, mark, number = pair.strip().partition("=")
         if mark:
-            told[name.removeprefix(_NAMED)] = float(number)
-    return told
+            loads[name.removeprefix(_NAMED)] = float(number)
+    return loads
 
 
 def _json(rest: bytes) -> dict[str, float]:
@@ -56,9 +56,9 @@ def _json(rest: bytes) -> dict[str, float]:
         return {}
     named = document.get("named_metrics")
     flat = {**document, **(named if isinstance(named, dict) else {})}
-    return {name: float(said) for name, said in flat.items() if isinstance(said, (int, float))}
+    return {name: float(value) for name, value in flat.items() if isinstance(value, (int, float))}
 
 
-def _count(told: dict[str, float], names: tuple[str, ...]) -> int | None:
-    said = next((told[name] for name in names if name in told), None)
-    return int(said) if said is not None and 0.0 <= said <= COUNT_MAX else None
+def _count(loads: dict[str, float], names: tuple[str, ...]) -> int | None:
+    value = next((loads[name] for name in names if name in loads), None)
+    return int(value) if value is not None and 0.0 <= value <= COUNT_MAX else None

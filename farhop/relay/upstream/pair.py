@@ -106,7 +106,7 @@ class PrefillRun:
         self._sent_at = owner.clock()
 
     @property
-    def heard_at(self) -> float:
+    def last_activity_at(self) -> float:
         """When it was made or sent: nothing of it is heard before it is over."""
         return self._sent_at
 

@@ -42,6 +42,8 @@ class StreamTap:
 
     __slots__ = ("_before", "_geo", "_hide", "_last", "_searched", "_tail", "_transcript", "fault", "usage")
 
+    events_bytes_max = EVENT_BYTES_MAX
+
     def __init__(self, hide_usage: bool, transcript: Transcript | None = None, geo: str = "") -> None:
         self._hide, self._transcript, self._geo = hide_usage, transcript, geo
         self._tail = bytearray()
@@ -81,7 +83,7 @@ class StreamTap:
         self._searched = len(tail)
         if events:
             self._keep(b"".join(events))
-        if len(tail) > EVENT_BYTES_MAX:
+        if len(tail) > self.events_bytes_max:
             events.append(self._drain())
             if self._transcript is not None:
                 self._transcript.miss()
@@ -126,8 +128,8 @@ def _with_geo(document: bytes, geo: str, usage: re.Match[bytes] | None) -> bytes
     if usage is None:
         return document
     empty = document[usage.end() :].lstrip()[:1] == b"}"
-    said = b'"inference_geo":"%b"%b' % (geo.encode(), b"" if empty else b",")  # its letters need no escapes
-    return document[: usage.end()] + said + document[usage.end() :]
+    echo = b'"inference_geo":"%b"%b' % (geo.encode(), b"" if empty else b",")  # its letters need no escapes
+    return document[: usage.end()] + echo + document[usage.end() :]
 
 
 class BodyTap:

@@ -42,13 +42,13 @@ class _Handshake(asyncio.Protocol):
         end = self._head.find(b"\r\n\r\n")
         if end < 0 and len(self._head) <= HEAD_BYTES_MAX:
             return
-        words = self._head.split(b"\r\n", 1)[0].split(b" ")
-        valid = len(words) >= 2 and words[0].startswith(b"HTTP/1.") and end >= 0
-        if valid and words[1].startswith(b"2") and end + 4 == len(self._head):
+        parts = self._head.split(b"\r\n", 1)[0].split(b" ")
+        valid = len(parts) >= 2 and parts[0].startswith(b"HTTP/1.") and end >= 0
+        if valid and parts[1].startswith(b"2") and end + 4 == len(self._head):
             self.answered.set_result(None)
         else:
-            said = words[1].decode("latin-1") if valid else "something that is not HTTP"
-            self.answered.set_exception(ConnectionRefusedError(f"the proxy said {said[:16]}"))
+            status = parts[1].decode("latin-1") if valid else "something that is not HTTP"
+            self.answered.set_exception(ConnectionRefusedError(f"the proxy said {status[:16]}"))
 
     def connection_lost(self, _exc: Exception | None) -> None:
         if not self.answered.done():

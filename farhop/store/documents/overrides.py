@@ -14,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Meta
 
-from farhop.store.contract import OVERRIDE_PREFIX, STEER_PREFIX, override_key
+from farhop.store.contract import OVERRIDE_PREFIX, STEER_PREFIX, entry_drain_key, override_key
 from farhop.store.documents.document import DocumentError, check_text, read
 
 DOCUMENT_LIMIT_BYTES = 16 * 1024
@@ -51,15 +51,32 @@ class DrainOverride(_Leased, frozen=True, kw_only=True, tag="drain", tag_field="
     """Send no new work to `region`.
 
     `over_s` is the pace: the share of new requests that may still go there falls to nothing over so many seconds,
-    by each balancer's own clock from when it first saw this. 0: at once.
+    by each balancer's own clock from when it first saw this. 0: at once. `keep_share` of them may go there for as long
+    as this stands; who has no other region is served there too then. 0: none.
     """
 
     over_s: float = 0.0
+    keep_share: float = 0.0
 
     @property
     def key(self) -> str:
         """Where it stands."""
         return override_key(self.region)
+
+
+class EntryDrainOverride(_Leased, frozen=True, kw_only=True, tag="drain-entry", tag_field="action"):
+    """Lead no new client to `entry`, which is in `region`: DNS answers without it, its anycast route goes.
+
+    `over_s` is the pace, as a region's. Requests that come to the entry nevertheless are served as ever.
+    """
+
+    entry: str
+    over_s: float = 0.0
+
+    @property
+    def key(self) -> str:
+        """Where it stands."""
+        return entry_drain_key(self.region, self.entry)
 
 
 class BiasOverride(_Leased, frozen=True, kw_only=True, tag="bias", tag_field="action"):
@@ -90,9 +107,10 @@ class PinOverride(_Leased, frozen=True, kw_only=True, tag="pin", tag_field="acti
 
 
 RoutingOverride: TypeAlias = BiasOverride | PinOverride
-Override: TypeAlias = DrainOverride | BiasOverride | PinOverride
+Override: TypeAlias = DrainOverride | EntryDrainOverride | BiasOverride | PinOverride
 
 _drain = msgspec.json.Decoder(DrainOverride)
+_entry_drain = msgspec.json.Decoder(EntryDrainOverride)
 _routing: msgspec.json.Decoder[RoutingOverride] = msgspec.json.Decoder(BiasOverride | PinOverride)
 
 
@@ -126,6 +144,13 @@ def decode_drain(document: bytes) -> DrainOverride:
     return override
 
 
+def decode_entry_drain(document: bytes) -> EntryDrainOverride:
+    """The drain of an entry in a JSON document of at most 16 KiB. Raises DocumentError."""
+    override = read(_entry_drain, document, "override", DOCUMENT_LIMIT_BYTES)
+    check(override)
+    return override
+
+
 def decode_routing(document: bytes) -> RoutingOverride:
     """The bias or pin in a JSON document of at most 16 KiB. Raises DocumentError."""
     override = read(_routing, document, "override", DOCUMENT_LIMIT_BYTES)
@@ -141,11 +166,17 @@ def check(override: Override) -> None:
         raise DocumentError("for_s", f"{override.for_s} is outside 1..{FOR_LIMIT_S:g} seconds")
     if override.at.tzinfo is None or not 1970 < override.at.year < 9000:
         raise DocumentError("at", "must be a time with its zone, in this era")
-    if isinstance(override, DrainOverride):
+    if isinstance(override, DrainOverride | EntryDrainOverride):
+        if isinstance(override, EntryDrainOverride):
+            check_text("entry", override.entry, REGION_LIMIT)
+            if "/" in override.entry:
+                raise DocumentError("entry", "must not contain '/'")
         if "/" in override.region:
             raise DocumentError("region", "must not contain '/'")
         if not (math.isfinite(override.over_s) and 0.0 <= override.over_s <= OVER_LIMIT_S):
             raise DocumentError("over_s", f"{override.over_s} is outside 0..{OVER_LIMIT_S:g} seconds")
+        if isinstance(override, DrainOverride) and not 0.0 <= override.keep_share < 1.0:
+            raise DocumentError("keep_share", f"{override.keep_share} is outside 0..1, 1 left out")
     elif isinstance(override, BiasOverride):
         if not -BIAS_LIMIT_MS <= override.ms <= BIAS_LIMIT_MS:
             raise DocumentError("ms", f"{override.ms} is outside -{BIAS_LIMIT_MS:g}..{BIAS_LIMIT_MS:g}")

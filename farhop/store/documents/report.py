@@ -46,7 +46,11 @@ class ModelReport(msgspec.Struct, frozen=True):
     them; `used_share` (0 and up) is their requests per slot, or the share of KV tokens taken, whichever is more.
     `tpot_ms` is with one request more, `batch_interference_ms` what each request adds to every token of all others at
     its replica.
+    `load_replicas` are the replicas that the load of late keeps at their target share, `replicas_needed` how many
+    should be there, beyond `replicas_min` and `replicas_max` if need be (farhop.balance.scaling); a `replicas_max` of
+    0: an older build, which does not say. They are of all of the region, whoever owns what.
     `bases` are the models whose rules bind this one, too; `base_unknown`: it is an adapter of a base nobody knows.
+    `max_model_len`, `root` and `parent` are as farhop.balance.model_facts has them.
     """
 
     model: str
@@ -71,6 +75,13 @@ class ModelReport(msgspec.Struct, frozen=True):
     base_unknown: bool = False
     gpu_types: tuple[str, ...] = ()
     bases: tuple[str, ...] = ()
+    load_replicas: float = 0.0
+    replicas_needed: int = 0
+    replicas_min: int = 0
+    replicas_max: int = 0
+    max_model_len: int = 0
+    root: str = ""
+    parent: str = ""
 
 
 class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,6 +187,7 @@ _MOST = {
         (
             "replicas_ready", "replicas_total", "slots_total", "slots_free", "kv_tokens_total", "kv_tokens_free",
             "in_flight", "queued_requests", "queued_tokens", "headroom_foreign_tokens",
+            "replicas_needed", "replicas_min", "replicas_max",
         ), COUNT_LIMIT,
     ),
     "wait_ms": WAIT_LIMIT_MS,
@@ -184,9 +196,14 @@ _MOST = {
     "bytes_per_token": BYTES_PER_TOKEN_LIMIT,
     "usable_share": 1.0,
     "used_share": USED_LIMIT,
+    "load_replicas": COUNT_LIMIT,
     "batch_interference_ms": RATE_LIMIT_MS,
+    "max_model_len": COUNT_LIMIT,
 }  # fmt: skip
-_PARTS = (("replicas_ready", "replicas_total"), ("slots_free", "slots_total"), ("kv_tokens_free", "kv_tokens_total"))
+_PARTS = (
+    ("replicas_ready", "replicas_total"), ("replicas_min", "replicas_max"), ("slots_free", "slots_total"),
+    ("kv_tokens_free", "kv_tokens_total"),
+)  # fmt: skip
 
 
 def _sound(model: ModelReport) -> bool:
@@ -200,6 +217,9 @@ def _sound(model: ModelReport) -> bool:
         and name.isprintable()
         and not model.version
         and not model.bases
+        and not model.parent
+        and (not model.root or (len(model.root) <= TEXT_LIMIT and model.root.isprintable()))
+        and 0 <= model.max_model_len <= most
         and len(model.gpu_types) <= GPU_TYPES_LIMIT
         and all(0 < len(kind) <= TEXT_LIMIT and kind.isprintable() for kind in model.gpu_types)
         and 0 <= model.replicas_ready <= model.replicas_total <= most
@@ -209,6 +229,9 @@ def _sound(model: ModelReport) -> bool:
         and 0 <= model.queued_requests <= most
         and 0 <= model.queued_tokens <= most
         and 0 <= model.headroom_foreign_tokens <= most
+        and 0.0 <= model.load_replicas <= most
+        and 0 <= model.replicas_needed <= most
+        and 0 <= model.replicas_min <= model.replicas_max <= most
         and 0.0 <= model.wait_ms <= WAIT_LIMIT_MS
         and 0.0 <= model.prefill_ms_per_token <= RATE_LIMIT_MS
         and 0.0 <= model.tpot_ms <= RATE_LIMIT_MS
@@ -223,6 +246,9 @@ def _check_model(path: str, model: ModelReport) -> None:
     _check_text(f"{path}.model", model.model)
     if model.version:
         _check_text(f"{path}.version", model.version)
+    for name in ("root", "parent"):
+        if getattr(model, name):
+            _check_text(f"{path}.{name}", getattr(model, name))
     for name, limit in _MOST.items():
         _check_number(f"{path}.{name}", getattr(model, name), limit)
     if model.bytes_per_token <= 0:
@@ -237,9 +263,14 @@ def _check_model(path: str, model: ModelReport) -> None:
             _check_text(f"{path}.{name}", text)
 
 
+_GPU_TYPES = ModelReport.__struct_fields__.index("gpu_types")
+_LISTS = slice(_GPU_TYPES, _GPU_TYPES + 2)  # bases follow
+assert ModelReport.__struct_fields__[_LISTS] == ("gpu_types", "bases")
+
+
 def _model_from_wire(message: region_pb2.ModelCapacity) -> ModelReport:
     fields: list[Any] = [*_MODEL_OF(message)]
-    fields[-2:] = map(tuple, fields[-2:])
+    fields[_LISTS] = map(tuple, fields[_LISTS])
     return ModelReport(*fields)  # by position: by name takes half as long again
 
 

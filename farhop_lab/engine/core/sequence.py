@@ -74,10 +74,12 @@ class Sequence:
         "id",
         "ignore_eos",
         "keeps",
+        "last_piece",
         "max_tokens",
         "min_tokens",
         "order",
         "output_tokens",
+        "prompt",
         "prompt_tokens",
         "queued_until",
         "stop_reason",
@@ -89,7 +91,8 @@ class Sequence:
 
     def __init__(self, id: str, wanted: Wanted, text_model: TextModel, profile: Profile) -> None:  # noqa: A002
         self.id, self.adapter, self.keeps = id, wanted.adapter, wanted.keeps
-        self.text = bytearray(wanted.ids or wanted.prompt)
+        self.prompt = wanted.ids or wanted.prompt
+        self.text = bytearray(self.prompt)
         self.prompt_tokens = self.total_tokens = token_count(wanted.ids or wanted.prompt)
         self.cache_salt = wanted.cache_salt
         self._piece_ids = wanted.piece_ids
@@ -109,6 +112,7 @@ class Sequence:
             xxh3_64_intdigest(f"{wanted.adapter or text_model.model}\0{wanted.cache_salt}".encode())
         ]
         self._writer = TextWriter(wanted.prompt, text_model.seed, text_model.answer_tokens_mean)
+        self.last_piece = b""  # of the answer
         self._ahead: deque[bytes] = deque()  # pieces written before their time; b"" ends the answer
         self._stop = wanted.stop
         self._hold = max(map(len, wanted.stop), default=1) - 1
@@ -138,6 +142,7 @@ class Sequence:
             piece = self._writer.write(may_end=not self.ignore_eos and self.output_tokens >= self.min_tokens)
         self.output_tokens += 1
         self.total_tokens += 1
+        self.last_piece = piece
         if not piece:  # the end token: it takes a step and counts, and has no text
             self.finished = "stop"
             return self._held

@@ -29,6 +29,21 @@ def token_count(text: bytes) -> int:
     return -(-len(text) // TOKEN_BYTES)
 
 
+END_ID = 2
+"""The id of the token that ends an answer: no text has it."""
+
+
+def ids_of(text: bytes | bytearray) -> list[int]:
+    """A text's tokens: each the number that its bytes are, the last one's fewer than 4 where the text ends so."""
+    return [int.from_bytes(text[at : at + TOKEN_BYTES], "big") for at in range(0, len(text), TOKEN_BYTES)]
+
+
+def text_of(packed: bytes) -> bytes:
+    """The text of ids as 4 bytes each. A token of fewer bytes, such as one that ends a text, is those alone."""
+    pieces = (packed[at : at + TOKEN_BYTES] for at in range(0, len(packed), TOKEN_BYTES))
+    return b"".join(piece.lstrip(b"\0") for piece in pieces)
+
+
 class TextWriter:
     """Writes on from a given text. One per sequence; it never sees the text again, only what it wrote itself."""
 

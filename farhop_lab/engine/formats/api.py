@@ -13,7 +13,7 @@ import xxhash
 from msgspec.structs import replace
 
 from farhop_lab.engine.core.sequence import Wanted
-from farhop_lab.engine.core.text import TOKEN_BYTES
+from farhop_lab.engine.core.text import TOKEN_BYTES, text_of
 
 IMAGE_TOKENS = 576  # what a 336-pixel image costs in LLaVA-1.5: 24 x 24 patches
 STOPS_MAX = 16
@@ -97,6 +97,7 @@ class _Body(msgspec.Struct):
     bootstrap_host: str | None = None
     bootstrap_port: int | None = None
     bootstrap_room: int | None = None
+    return_token_ids: bool | None = None
 
 
 class ChatBody(_Body):
@@ -121,7 +122,7 @@ class CompletionBody(_Body):
 
 class Call(msgspec.Struct, frozen=True):
     """A request understood. `role` is who speaks in a chat's answer, None for a completion; `n` answers are wanted,
-    each behind `echo`.
+    each behind `echo`. `token_ids`: those of the prompt and of the answer are told, too.
 
     `fetch`: where the prompt's KV may be fetched from; `bootstrap`: where it must be, by those who divide work so.
     """
@@ -135,6 +136,7 @@ class Call(msgspec.Struct, frozen=True):
     fetch: Transfer | None = None
     bootstrap: Bootstrap | None = None
     echo: str = ""
+    token_ids: bool = False
 
 
 _T = TypeVar("_T")
@@ -193,7 +195,9 @@ def parse_completion(body: bytes) -> Call:
         call = replace(call, echo=prompt.decode("utf-8", "replace"))
     if scores:
         call = replace(call, wanted=replace(call.wanted, generates=False))
-    return replace(call, wanted=replace(call.wanted, ids=prompt)) if _is_ids(completion.prompt) else call
+    if _is_ids(completion.prompt):
+        call = replace(call, wanted=replace(call.wanted, prompt=text_of(prompt), ids=prompt))
+    return call
 
 
 def render_chat(chat: ChatBody) -> bytes:
@@ -275,7 +279,8 @@ def call_of(body: _Body, prompt: bytes, max_tokens: int | None, role: str | None
     )
     usage = bool(body.stream_options and body.stream_options.include_usage)
     fetch = transfer if transfer.do_remote_prefill else None
-    return Call(wanted, body.model, bool(body.stream), usage, role, n, fetch, _bootstrap(body))
+    ids = bool(body.return_token_ids)
+    return Call(wanted, body.model, bool(body.stream), usage, role, n, fetch, _bootstrap(body), token_ids=ids)
 
 
 def _bootstrap(body: _Body) -> Bootstrap | None:

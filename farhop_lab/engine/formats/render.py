@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from farhop_lab.engine.core.text import END_ID, ids_of
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from collections.abc import Sequence as Sequence_
 
     from farhop_lab.engine.core.sequence import Sequence
@@ -46,6 +49,23 @@ def usage(*sequences: Sequence) -> dict[str, Any]:
     }
 
 
+class TokenIds:
+    """A sequence's tokens by number, as `return_token_ids` tells them."""
+
+    def __init__(self, piece_ids: Mapping[bytes, bytes] | None = None) -> None:
+        """`piece_ids`: of a tokenizer, for what the model writes; else a token's id is its bytes."""
+        self._piece_ids = piece_ids or {}
+
+    def of_prompt(self, sequence: Sequence) -> list[int]:
+        """The prompt's."""
+        return ids_of(sequence.prompt)
+
+    def of_piece(self, sequence: Sequence) -> int:
+        """That of the token just written."""
+        piece = sequence.last_piece
+        return int.from_bytes(self._piece_ids.get(piece, piece), "big") if piece else END_ID
+
+
 class Rendering(Protocol):
     """How one request's tokens become bytes."""
 
@@ -66,12 +86,13 @@ class Answer:
     """How one request is answered. `role` None: a completion, else a chat in which that role speaks; `echo` is said
     before a completion that comes whole.
 
-    `beside` gives the renderings of its further answers; the stream ends with the last of them to end.
+    `beside` gives the renderings of its further answers; the stream ends with the last of them to end. `told` turns a
+    sequence's prompt and a piece of its answer into token ids, where those are asked for.
     """
 
     __slots__ = (
         "_created", "_echo", "_ended", "_head", "_head_framed", "_id", "_index", "_model", "_open", "_role", "_tail",
-        "kv_transfer_params",
+        "_token_ids", "kv_transfer_params",
     )  # fmt: skip
 
     def __init__(
@@ -82,8 +103,9 @@ class Answer:
         role: str | None,
         index: int = 0,
         echo: str = "",
+        token_ids: TokenIds | None = None,
     ) -> None:
-        self._echo = echo
+        self._echo, self._token_ids = echo, token_ids
         self._id, self._model, self._created, self._role, self._index = id, model, created, role, index
         self._ended: list[Sequence] = []
         self.kv_transfer_params: dict[str, Any] | None = None  # where another engine finds the prompt's KV
@@ -96,17 +118,32 @@ class Answer:
 
     def beside(self, index: int) -> Answer:
         """How another answer to the same prompt is rendered, in the same stream."""
-        other = Answer(self._id, self._model, self._created, self._role, index, self._echo)
+        other = Answer(self._id, self._model, self._created, self._role, index, self._echo, self._token_ids)
         other._ended, other._open = self._ended, self._open
         self._open[0] += 1
         return other
 
-    def opening(self, sequence: Sequence) -> bytes:  # noqa: ARG002
+    def opening(self, sequence: Sequence) -> bytes:
         """What comes before the first token: a chat says who speaks."""
         if self._role is None:
             return b""
         delta = {"role": self._role, "content": ""}
-        return frame(self._event([{"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}]))
+        choice = {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
+        if self._token_ids is None:
+            return frame(self._event([choice]))
+        return frame(self._event([choice], prompt_token_ids=self._token_ids.of_prompt(sequence)))
+
+    def token_told(self, text: str, sequence: Sequence) -> bytes:
+        """The chunk of one token, with its id; a completion's first has the prompt's, too."""
+        return frame(self._event([self._told(self._choice(text, None, None), sequence)]))
+
+    def _told(self, choice: dict[str, Any], sequence: Sequence) -> dict[str, Any]:
+        if self._token_ids is None:
+            return choice
+        if self._role is None:
+            first = sequence.output_tokens == 1
+            choice["prompt_token_ids"] = self._token_ids.of_prompt(sequence) if first else None
+        return choice | {"token_ids": [self._token_ids.of_piece(sequence)]}
 
     def token(self, text: str) -> bytes:
         """The chunk of one token. Its text is the model's own, which needs no escaping (see text.py)."""
@@ -117,7 +154,7 @@ class Answer:
     def closing(self, text: str, sequence: Sequence, *, include_usage: bool) -> bytes:
         """The chunk of the last token, with the reason for the end; of the last answer also what ends the stream: the
         usage if asked for, then [DONE]."""
-        out = frame(self._event([self._choice(text, sequence.finished, sequence.stop_reason)]))
+        out = frame(self._event([self._told(self._choice(text, sequence.finished, sequence.stop_reason), sequence)]))
         self._ended.append(sequence)
         if len(self._ended) < self._open[0]:
             return out
@@ -157,7 +194,7 @@ class Answer:
         choice = {"index": self._index, "delta": {"content": text}, "logprobs": None, "finish_reason": finished}
         return choice if finished is None else choice | {"stop_reason": stop_reason}
 
-    def _event(self, choices: list[dict[str, Any]], used: dict[str, Any] | None = None) -> bytes:
+    def _event(self, choices: list[dict[str, Any]], used: dict[str, Any] | None = None, **more: Any) -> bytes:
         document: dict[str, Any] = {
             "id": self._id,
             "object": "text_completion" if self._role is None else "chat.completion.chunk",
@@ -167,4 +204,5 @@ class Answer:
         }
         if used is not None or self._role is None:  # vLLM writes a null usage into completions, none into chats
             document["usage"] = used
+        document |= more
         return b"data: " + _encode(document) + b"\n\n"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from farhop_lab.sim.baselines import gorgo, omniscient, skywalker
+from farhop_lab.sim.baselines.gorgo_tuner import OnlineTuner
 from farhop_lab.sim.baselines.process import ProbeConfig
 from farhop_lab.sim.baselines.ring import Chwbl, ConsistentHash
 from farhop_lab.sim.baselines.router import Router, RouterState, Target
@@ -29,6 +30,7 @@ from farhop_lab.sim.baselines.rules import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from random import Random
 
     from farhop_lab.sim.baselines.process import EnginePool
     from farhop_lab.sim.baselines.router import Eligibility, Picker
@@ -42,7 +44,7 @@ class RouterSpec(msgspec.Struct, frozen=True, kw_only=True):
     engines, all, or its own and the routers of the other regions. `no_wire`: nothing takes time to travel."""
 
     eligibility: Callable[[Pools], Eligibility]
-    picker: Callable[[Pools], Picker]
+    picker: Callable[[Pools, Random], Picker]
     each: bool = True
     reach: Literal["home", "all", "peers"] = "all"
     probes: ProbeConfig = ProbeConfig()
@@ -50,7 +52,7 @@ class RouterSpec(msgspec.Struct, frozen=True, kw_only=True):
     smoothing: float = 1.0
     no_wire: bool = False
 
-    def router(self, context: SimContext, region: str, pools: Pools) -> Router:
+    def router(self, context: SimContext, region: str, pools: Pools, rng: Random) -> Router:
         """Its machine in a region."""
         targets = [
             Target(name, pool.name, pool.site.replica.prefill_ms_per_token)
@@ -66,7 +68,8 @@ class RouterSpec(msgspec.Struct, frozen=True, kw_only=True):
             ]
         rtt_ms = {name: context.topology.rtt_ms(region, name) for name in pools}
         state = RouterState(region, targets, rtt_ms)
-        return Router(state, self.eligibility(pools), self.picker(pools), pace_s=self.pace_s, smoothing=self.smoothing)
+        picker = self.picker(pools, rng)
+        return Router(state, self.eligibility(pools), picker, pace_s=self.pace_s, smoothing=self.smoothing)
 
 
 SP_P = ProbeConfig(probe_s=skywalker.PROBE_S)
@@ -90,22 +93,20 @@ def _spill(_pools: Pools) -> Eligibility:
     return NearestFirst(all_pending)
 
 
-def _of(make: Callable[[], Picker]) -> Callable[[Pools], Picker]:
-    return lambda _pools: make()
+def _of(make: Callable[[], Picker]) -> Callable[[Pools, Random], Picker]:
+    return lambda _pools, _rng: make()
 
 
-def _blind(_pools: Pools) -> Picker:
+def _blind(_pools: Pools, _rng: Random) -> Picker:
     return CacheAware(threshold=skywalker.THRESHOLD, absolute=32, relative=1.0001)
 
 
-def _gorgo(weights: gorgo.Weights, *, each: bool) -> RouterSpec:
-    return RouterSpec(
-        each=each,
-        eligibility=_everybody,
-        picker=lambda _pools: gorgo.Central(weights),
-        probes=PINGS,
-        smoothing=gorgo.RTT_SMOOTHING,
-    )
+def _gorgo(weights: gorgo.Weights, *, each: bool, calibrated: bool = False, tuned: bool = False) -> RouterSpec:
+    def picker(_pools: Pools, rng: Random) -> Picker:
+        tuner = OnlineTuner({"rtt": weights.rtt, "queue": weights.queue}, rng) if tuned else None
+        return gorgo.Central(weights, calibrated=calibrated, tuner=tuner)
+
+    return RouterSpec(each=each, eligibility=_everybody, picker=picker, probes=PINGS, smoothing=gorgo.RTT_SMOOTHING)
 
 
 ROUTERS: dict[str, RouterSpec] = {
@@ -129,6 +130,13 @@ ROUTERS: dict[str, RouterSpec] = {
         probes=SP_P,
         pace_s=skywalker.PACE_S,
     ),
+    # Without the pause of its prototype's queue processor.
+    "skywalker-unpaced": RouterSpec(
+        reach="peers",
+        eligibility=lambda _pools: skywalker.SelectivePushing(),
+        picker=_of(skywalker.LongestPrefix),
+        probes=SP_P,
+    ),
     "skywalker-ch": RouterSpec(
         reach="peers",
         eligibility=lambda _pools: skywalker.SelectivePushing(),
@@ -144,6 +152,8 @@ ROUTERS: dict[str, RouterSpec] = {
     "gorgo-long": _gorgo(gorgo.LONG_CONTEXT, each=False),
     "gorgo-each": _gorgo(gorgo.WILDCHAT, each=True),
     "gorgo-each-long": _gorgo(gorgo.LONG_CONTEXT, each=True),
+    "gorgo-each-tuned": _gorgo(gorgo.WILDCHAT, each=True, tuned=True),
+    "gorgo-each-calibrated": _gorgo(gorgo.UNTUNED, each=True, calibrated=True),
     "gorgo-distributed": RouterSpec(
         reach="peers",
         eligibility=lambda _pools: gorgo.HomeAndPeers(),
@@ -163,7 +173,7 @@ ROUTERS: dict[str, RouterSpec] = {
     "omniscient": RouterSpec(
         each=False,
         eligibility=omniscient.Oracle,
-        picker=omniscient.Oracle,
+        picker=lambda pools, _rng: omniscient.Oracle(pools),
         probes=ProbeConfig(probe_s=omniscient.PROBE_S, oracle=True),
         no_wire=True,
     ),

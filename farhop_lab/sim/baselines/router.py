@@ -10,7 +10,7 @@ router writes it, rules read. Tokens are the emulated engine's, 4 bytes of text.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 import xxhash
@@ -184,6 +184,14 @@ class Picker(Protocol):
         """It goes there: remember what there is to remember."""
 
 
+@runtime_checkable
+class Learner(Protocol):
+    """A picker that learns from what became of requests."""
+
+    def served(self, ttft_s: float) -> None:
+        """One was answered well, its first byte so long after it arrived here."""
+
+
 class Router:
     """See the module's head. `pace_s` passes between two that leave the queue. `smoothing` is the share that a new ping
     has in what is believed of a wire (1: the last one counts alone)."""
@@ -202,6 +210,8 @@ class Router:
         self._next_at = 0.0
         self._queue: OrderedDict[str, Request] = OrderedDict()
         self._live: dict[str, Request] = {}
+        self._learner = picker if isinstance(picker, Learner) else None
+        self._moments: dict[str, tuple[float, float]] = {}  # when it arrived, and began
         self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
             machine.RequestArrived: self._arrived,
             machine.AttemptBegan: self._began,
@@ -226,6 +236,7 @@ class Router:
         if len(self._queue) >= QUEUE_MAX:
             return [Answer(request.id, outcome.QUEUE_FULL, "the queue is full")]
         self._live[request.id] = self._queue[request.id] = request
+        self._moments[request.id] = (now, now)
         commands: list[Command] = [SetTimer(request.id, request.deadline)]
         commands += self._drain(now)
         if request.id in self._queue:
@@ -257,6 +268,7 @@ class Router:
     def _conclude(self, request_id: str) -> None:
         self._queue.pop(request_id, None)
         self._live.pop(request_id, None)
+        self._moments.pop(request_id, None)
         self.state.over(request_id)
 
     def _answer(self, request_id: str, reason: Outcome, now: float) -> list[Command]:
@@ -265,9 +277,14 @@ class Router:
 
     def _began(self, event: machine.AttemptBegan, now: float) -> list[Command]:
         self.state.began(event.id)
+        if event.id in self._moments:
+            self._moments[event.id] = (self._moments[event.id][0], now)
         return self._drain(now)
 
     def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:
+        moments = self._moments.get(event.id)
+        if self._learner is not None and moments is not None and event.status < 400:
+            self._learner.served(moments[1] - moments[0])
         self._conclude(event.id)
         return self._drain(now)
 

@@ -136,7 +136,7 @@ class RouterWorld(World):
                 spec.probes,
                 self.pools,
                 self.routers,
-                lambda at, _rng: spec.router(context, at, self.pools),
+                lambda at, rng: spec.router(context, at, self.pools, rng),
             )
         for router in self.routers.values():
             router.rise()

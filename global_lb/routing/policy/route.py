@@ -57,7 +57,9 @@ class RouteConfig(Part):
     region, whatever the scores; `canary_by`: who stays drawn. `egress_usd_per_hour`: what traffic between regions may
     cost. `usd_weight_ms`: milliseconds that a dollar a request is worth. `answer`: whether the client is sent to the
     region itself ("redirect") with bodies of `redirect_bytes` and more, or its answer is relayed. `advise`: whether it
-    may ask for decisions alone. Regions are named as in the topology; more in docs/reference/policies.md.
+    may ask for decisions alone. `unicast_tokens`: streams of as many output tokens and more (or of no stated length)
+    that came by an anycast address are sent to the entry's own name (`unicast` in its configuration). Regions are named
+    as in the topology; more in docs/reference/policies.md.
     """
 
     tenant: Name | Literal[""] = ""
@@ -79,6 +81,7 @@ class RouteConfig(Part):
     answer: Literal["proxy", "redirect"] = "proxy"
     redirect_bytes: Annotated[int, Field(ge=0, le=1 << 40)] = 0
     advise: bool = True
+    unicast_tokens: Annotated[int, Field(ge=0, le=1 << 40)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -135,6 +138,7 @@ class Route:
             "policy": self.policy.name,
             "answer": config.answer,
             "redirect_bytes": config.redirect_bytes,
+            "unicast_tokens": config.unicast_tokens,
             "foreign_quota": quota.share if quota is not None else None,
             "egress_usd_per_hour": budget.usd_per_hour if budget is not None else None,
             "egress_spent_usd": budget.spent_usd(now) if budget is not None else None,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dns.rdtypes.IN.SRV import SRV
 
     from regional_lb.engines.config import DnsSource, ReplicaConfig
-    from regional_lb.engines.discovery.source import Tell
+    from regional_lb.engines.discovery.source import OnUpdate
 
 _UDP_BYTES = 1232  # EDNS: what passes everywhere unfragmented; what is longer comes by TCP
 
@@ -41,7 +41,7 @@ class DnsNames:
         self._config, self.label, self._rng = config, config.label, rng
         self._resolver: dns.asyncresolver.Resolver | None = None
 
-    async def follow(self, tell: Tell) -> None:
+    async def follow(self, on_update: OnUpdate) -> None:
         """See Source."""
         config = self._config
         backoff = Backoff(self._rng, min(0.5, config.ttl_floor_s), config.ttl_ceiling_s)
@@ -50,11 +50,11 @@ class DnsNames:
                 found, ttl_s = await self._ask()
             except dns.exception.DNSException as error:
                 self._resolver = None  # the system's servers may be others by now
-                tell(Failed(self.label, f"{type(error).__name__}: {error}; check the name and its servers"))
+                on_update(Failed(self.label, f"{type(error).__name__}: {error}; check the name and its servers"))
                 await asyncio.sleep(backoff.next_s())
                 continue
             backoff.reset()
-            tell(found)
+            on_update(found)
             await asyncio.sleep(min(max(ttl_s, config.ttl_floor_s), config.ttl_ceiling_s))
 
     async def _ask(self) -> tuple[Found, float]:

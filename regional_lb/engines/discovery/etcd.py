@@ -17,7 +17,7 @@ from regional_lb.engines.discovery.source import EndpointError, Failed, Found, r
 if TYPE_CHECKING:
     from farhop.store.contract import Change, Store
     from regional_lb.engines.config import EtcdSource, ReplicaConfig
-    from regional_lb.engines.discovery.source import Tell
+    from regional_lb.engines.discovery.source import OnUpdate
 
 VALUE_BYTES_MAX = 64 * 1024
 
@@ -30,9 +30,9 @@ class EtcdKeys:
         self._prefix, self._store = replica_prefix(region), store
         self._replicas: Documents[ReplicaConfig] = Documents(self._replica, lambda _reason: None, "replica")
 
-    async def follow(self, tell: Tell) -> None:
+    async def follow(self, on_update: OnUpdate) -> None:
         """See Source. Ends when the store is closed."""
-        await follow(self._store, self._prefix, lambda change: tell(self._changed(change)))
+        await follow(self._store, self._prefix, lambda change: on_update(self._changed(change)))
 
     def _changed(self, change: Change) -> Found | Failed:
         if change.kind is ChangeKind.LOST:

@@ -16,7 +16,7 @@ from regional_lb.engines.discovery.source import EndpointError, Failed, Found, r
 
 if TYPE_CHECKING:
     from regional_lb.engines.config import FileSource, ReplicaConfig
-    from regional_lb.engines.discovery.source import Tell
+    from regional_lb.engines.discovery.source import OnUpdate
 
 FILE_BYTES_MAX = 4 * 1024 * 1024
 _READ_EVERY = 10  # looks: a change that left time and size as they were is seen by then
@@ -33,12 +33,12 @@ class ReplicaFile:
         self._document: bytes | None = None
         self._trouble = ""
 
-    async def follow(self, tell: Tell) -> None:
+    async def follow(self, on_update: OnUpdate) -> None:
         """See Source."""
         while True:
             step = await asyncio.to_thread(self._look)  # a file may be far away, and a long one takes time to parse
             if step is not None:
-                tell(step)
+                on_update(step)
             await asyncio.sleep(self._config.poll_s)
 
     def _look(self) -> Found | Failed | None:

@@ -115,9 +115,36 @@ class Discovery:
             self._announce(replicas)
             await asyncio.sleep(max(GAP_S, _REST * (loop.time() - began_s)))
 
+    def objective(self, name: str) -> int | None:
+        """The priority of an InferenceObjective of the pools found here; None where there is none of this name."""
+        for source in self._sources:
+            if isinstance(source, Kubernetes) and name in source.objectives:
+                return source.objectives[name]
+        return None
+
+    def failing_open(self) -> list[str]:
+        """The pools whose gateways send requests past a picker that does not answer."""
+        return [
+            source.label
+            for source in self._sources
+            if isinstance(source, Kubernetes) and source.failure_mode == "FailOpen"
+        ]
+
     def status(self) -> dict[str, Any]:
         """For /status; nothing where nothing is discovered."""
         if not self._sources:
             return {}
         left_out = [{"source": o.source, "replica": o.replica, "why": o.why} for o in self._left_out[:LEFT_OUT_TOLD]]
-        return {"discovery": self._roster.status(), "discovery_left_out": left_out}
+        told = {"discovery": self._roster.status(), "discovery_left_out": left_out}
+        pools = [source for source in self._sources if isinstance(source, Kubernetes) and source.failure_mode]
+        if pools:
+            told["pools"] = [
+                {
+                    "source": one.label,
+                    "failure_mode": one.failure_mode,
+                    "objectives": dict(one.objectives),
+                    "objectives_trouble": one.objectives_trouble,
+                }
+                for one in pools
+            ]
+        return told

@@ -114,10 +114,10 @@ class Api:
         """The one configured, else that of our pod. Raises KubeError."""
         if self._config.namespace is not None:
             return self._config.namespace
-        told = _read(self._config.namespace_file)
-        if not told:
+        namespace = _read(self._config.namespace_file)
+        if not namespace:
             raise KubeError("we are in no pod that has a namespace; give `namespace`")
-        return told
+        return namespace
 
     async def follow(self, path: str, params: Mapping[str, str]) -> AsyncGenerator[Step, None]:
         """A list and what follows it, without end. `aclose()` it when done."""

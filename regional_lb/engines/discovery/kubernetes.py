@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from random import Random
 
     from regional_lb.engines.config import KubernetesSource, ReplicaConfig, Template
-    from regional_lb.engines.discovery.source import Tell
+    from regional_lb.engines.discovery.source import OnUpdate
 
 NAME_CHARS_MAX = 128
+OBJECTIVES_MAX = 1024  # of a pool
 _OWN = "farhop.dev/"  # annotations and labels that say it better than the template
 _AGAIN_S = 10.0
 
@@ -37,11 +38,11 @@ class _Meta(msgspec.Struct, rename="camel"):
     annotations: dict[str, str] | None = None
     deletion_timestamp: str | None = None
 
-    def said(self) -> dict[str, Any]:
+    def described(self) -> dict[str, Any]:
         """What it says of its replicas itself."""
-        told = {**(self.labels or {}), **(self.annotations or {})}
+        labels = {**(self.labels or {}), **(self.annotations or {})}
         fields: dict[str, Any] = {
-            field: told[_OWN + field] for field in ("models", "engine", "gpu") if _OWN + field in told
+            field: labels[_OWN + field] for field in ("models", "engine", "gpu") if _OWN + field in labels
         }
         if "models" in fields:
             fields["models"] = [model for part in fields["models"].split(",") if (model := part.strip())]
@@ -100,13 +101,32 @@ class _TargetPort(msgspec.Struct):
     number: int
 
 
+class _PickerRef(msgspec.Struct, rename="camel"):
+    failure_mode: str = "FailClose"  # the API's default
+
+
 class _PoolSpec(msgspec.Struct, rename="camel"):
     selector: _Selector
     target_ports: list[_TargetPort]
+    endpoint_picker_ref: _PickerRef | None = None
 
 
 class _Pool(msgspec.Struct):
     spec: _PoolSpec
+
+
+class _PoolRef(msgspec.Struct):
+    name: str = ""
+
+
+class _ObjectiveSpec(msgspec.Struct, rename="camel"):
+    priority: int = 0
+    pool_ref: _PoolRef | None = None
+
+
+class _Objective(msgspec.Struct):
+    metadata: _Meta
+    spec: _ObjectiveSpec
 
 
 class _Kind(Protocol):
@@ -132,7 +152,7 @@ class EndpointSlices:
     def replicas(self, thing: dict[str, Any], template: Template) -> Iterator[ReplicaConfig]:
         """See _Kind."""
         slice_ = msgspec.convert(thing, _Slice)
-        said = slice_.metadata.said()
+        described = slice_.metadata.described()
         for endpoint in slice_.endpoints or ():
             draining = _standing(endpoint.conditions or _Conditions())
             if draining is None or not endpoint.addresses:
@@ -140,7 +160,7 @@ class EndpointSlices:
             # Of several addresses the first: the API says that they are interchangeable.
             host, target, port = endpoint.addresses[0], endpoint.target_ref, self._number(slice_)
             name = _named(target.namespace or slice_.metadata.namespace, target.name) if target is not None else ""
-            yield at(template, host, port, name, f"{slice_.metadata.name} {host}", draining=draining, **said)
+            yield at(template, host, port, name, f"{slice_.metadata.name} {host}", draining=draining, **described)
 
     def _number(self, slice_: _Slice) -> int:
         if isinstance(self._port, int):
@@ -175,7 +195,7 @@ class Pods:
         for port in self._ports:
             own = name if len(self._ports) == 1 else f"{name}:{port}"[-NAME_CHARS_MAX:]
             leaving = meta.deletion_timestamp is not None
-            yield at(template, status.pod_ip, port, own, f"{meta.name}:{port}", draining=leaving, **meta.said())
+            yield at(template, status.pod_ip, port, own, f"{meta.name}:{port}", draining=leaving, **meta.described())
 
 
 def _standing(conditions: _Conditions) -> bool | None:
@@ -245,61 +265,101 @@ class Kubernetes:
     def __init__(self, config: KubernetesSource, rng: Random, api: kube_api.Api | None = None) -> None:
         self._config, self.label = config, config.label
         self._api = api or kube_api.Api(config, rng)
-        self._pods = Tasks()
+        self._pods, self._asked = Tasks(), Tasks()
+        self.failure_mode = ""  # of the pool's gateway, as it says; "" where there is no pool
+        self.objectives: dict[str, int] = {}  # priorities by the names of the pool's InferenceObjectives
+        self.objectives_trouble = ""
 
-    async def follow(self, tell: Tell) -> None:
+    async def follow(self, on_update: OnUpdate) -> None:
         """See Source."""
         await self._api.open()
         try:
-            namespace = await self._namespace(tell)
+            namespace = await self._namespace(on_update)
             if self._config.pool is not None:
-                await self._follow_pool(namespace, self._config.pool, tell)
+                await self._follow_pool(namespace, self._config.pool, on_update)
             else:
                 selector = self._config.selector or f"kubernetes.io/service-name={self._config.service}"
-                await self._follow(namespace, EndpointSlices(self._config.port), selector, tell)
+                await self._follow(namespace, EndpointSlices(self._config.port), selector, on_update)
         finally:
+            await self._asked.close()
             await self._pods.close()
             await self._api.close()
 
-    async def _namespace(self, tell: Tell) -> str:
+    async def _namespace(self, on_update: OnUpdate) -> str:
         while True:
             try:
                 return self._api.namespace()
             except KubeError as error:
-                tell(Failed(self.label, str(error)))
+                on_update(Failed(self.label, str(error)))
                 await asyncio.sleep(_AGAIN_S)
 
-    async def _follow(self, namespace: str, kind: _Kind, selector: str, tell: Tell) -> None:
+    async def _follow(self, namespace: str, kind: _Kind, selector: str, on_update: OnUpdate) -> None:
         book = _Book(self.label, kind, self._config.replica)
         async with contextlib.aclosing(self._api.follow(kind.path(namespace), {"labelSelector": selector})) as steps:
             async for step in steps:
-                tell(book.take(step))
+                on_update(book.take(step))
 
-    async def _follow_pool(self, namespace: str, name: str, tell: Tell) -> None:
+    async def _follow_pool(self, namespace: str, name: str, on_update: OnUpdate) -> None:
         """The pods by the pool's selector, and others when it says otherwise; nobody when it is gone."""
+        if self._config.objectives is not None:
+            self._asked.start(
+                self._follow_objectives(namespace, self._config.objectives, name), f"objectives of {name}"
+            )
         path = f"/apis/inference.networking.k8s.io/v1/namespaces/{namespace}/inferencepools"
         spec: _PoolSpec | None = None  # None as well after a trouble: then the pods are told anew, and it is over
         async with contextlib.aclosing(self._api.follow(path, {"fieldSelector": f"metadata.name={name}"})) as steps:
             async for step in steps:
                 if isinstance(step, kube_api.Lost):
-                    tell(Failed(self.label, step.why))
+                    on_update(Failed(self.label, step.why))
                     spec = None
                     continue
                 try:
                     now = _pool(step, name)
                 except msgspec.ValidationError as error:
-                    tell(Failed(self.label, f"the InferencePool {name} makes no sense: {error}"))
+                    on_update(Failed(self.label, f"the InferencePool {name} makes no sense: {error}"))
                     spec = None
                     continue
+                self.failure_mode = _failure_mode(now)
                 if now is None:
                     await self._pods.close()
-                    tell(Found(self.label, (), (f"there is no InferencePool {name} in {namespace}; create it",)))
+                    on_update(Found(self.label, (), (f"there is no InferencePool {name} in {namespace}; create it",)))
                 elif now != spec:
                     await self._pods.close()
                     pods = Pods(tuple(port.number for port in now.target_ports))
                     selector = ",".join(f"{key}={value}" for key, value in sorted(now.selector.match_labels.items()))
-                    self._pods.start(self._follow(namespace, pods, selector, tell), f"pods of {name}")
+                    self._pods.start(self._follow(namespace, pods, selector, on_update), f"pods of {name}")
                 spec = now
+
+    async def _follow_objectives(self, namespace: str, api: str, pool: str) -> None:
+        """What the pool's InferenceObjectives say; what they said last while that cannot be asked."""
+        path = f"/apis/{api}/namespaces/{namespace}/inferenceobjectives"
+        async with contextlib.aclosing(self._api.follow(path, {})) as steps:
+            async for step in steps:
+                if isinstance(step, kube_api.Lost):
+                    self.objectives_trouble = step.why
+                    continue
+                self.objectives_trouble = ""
+                things = step.objects if isinstance(step, kube_api.Listed) else [step.object]
+                if isinstance(step, kube_api.Listed):
+                    self.objectives = {}
+                for thing in things:
+                    self.objectives.pop(_key(thing), None)
+                    if isinstance(step, kube_api.Changed) and step.gone:
+                        continue
+                    try:
+                        one = msgspec.convert(thing, _Objective)
+                    except msgspec.ValidationError as error:
+                        self.objectives_trouble = f"the InferenceObjective {_key(thing)} makes no sense: {error}"
+                        continue
+                    ref = one.spec.pool_ref
+                    if ref is not None and ref.name == pool and len(self.objectives) < OBJECTIVES_MAX:
+                        self.objectives[one.metadata.name] = one.spec.priority
+
+
+def _failure_mode(pool: _PoolSpec | None) -> str:
+    if pool is None:
+        return ""
+    return "FailClose" if pool.endpoint_picker_ref is None else pool.endpoint_picker_ref.failure_mode
 
 
 def _pool(step: kube_api.Listed | kube_api.Changed, name: str) -> _PoolSpec | None:

@@ -37,7 +37,7 @@ class Failed(msgspec.Struct, frozen=True):
     why: str
 
 
-Tell: TypeAlias = Callable[[Found | Failed], None]
+OnUpdate: TypeAlias = Callable[[Found | Failed], None]
 
 
 class Source(Protocol):
@@ -48,8 +48,8 @@ class Source(Protocol):
         """Its name, in the log and in /status."""
         ...
 
-    async def follow(self, tell: Tell) -> None:
-        """Tell what there is, and again whenever that changes, until cancelled."""
+    async def follow(self, on_update: OnUpdate) -> None:
+        """Report what there is, and again whenever that changes, until cancelled."""
         ...
 
 
@@ -57,18 +57,18 @@ class EndpointError(ValueError):
     """An endpoint of which no replica can be made. The text has a line for each thing wrong."""
 
 
-def replica_of(template: Template, said: Any, where: str, **more: Any) -> ReplicaConfig:
+def replica_of(template: Template, described: Any, where: str, **more: Any) -> ReplicaConfig:
     """The replica that `said` describes as `replicas` in a configuration do; what it leaves open is the template's.
 
     `more` are fields that its source alone may say. Raises EndpointError, with `where` at the head of each line.
     """
-    if not isinstance(said, dict):
+    if not isinstance(described, dict):
         raise EndpointError(f"{where}: must be a mapping with the fields of a replica, such as `url`")
-    for field in more.keys() & said.keys():
+    for field in more.keys() & described.keys():
         raise EndpointError(f"{where}.{field}: is said by where it stands; leave it out")
     taken = template.model_dump(exclude={"scheme"})
     try:
-        return ReplicaConfig.model_validate({**taken, **said, **more})
+        return ReplicaConfig.model_validate({**taken, **described, **more})
     except ValidationError as error:
         raise EndpointError("\n".join(problems_of(error, f"{where}."))) from None
 

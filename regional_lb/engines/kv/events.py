@@ -129,8 +129,8 @@ class _Stream:
                         # What it said comes before what became of the link.
                         while (frames := _received(sub)) is not None:
                             await self._came(context, frames)
-                        while (news := _received(monitor)) is not None:
-                            if parse_monitor_message(news)["event"] == zmq.Event.DISCONNECTED:
+                        while (message := _received(monitor)) is not None:
+                            if parse_monitor_message(message)["event"] == zmq.Event.DISCONNECTED:
                                 self._refused("kv_cut")
                                 self._tell([Linked(up=False)])
                                 return

@@ -115,8 +115,8 @@ def read_batch(payload: bytes, dropped: Callable[[str], None]) -> list[Change]:
 def _is_known(raw: msgspec.Raw) -> bool:
     """Whether a kind that is read here can be made out in an event. What is no event at all might have been one."""
     try:
-        word = _anything.decode(raw)
-        kind = word.get("type") if isinstance(word, dict) else word[0]
+        event = _anything.decode(raw)
+        kind = event.get("type") if isinstance(event, dict) else event[0]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError, IndexError, ValueError):
         return True
     return not isinstance(kind, str) or kind in _KINDS
@@ -126,49 +126,49 @@ def _changes(raw: msgspec.Raw) -> Iterator[Change]:
     """One event's changes. Raises msgspec's errors for what is no event, ValueError for what makes no sense."""
     first = memoryview(raw)[0]
     is_array = 0x90 <= first <= 0x9F or first in (0xDC, 0xDD)
-    word: Any = _of_array.decode(raw) if is_array else _of_map.decode(raw)
-    kind = type(word).__name__
+    event: Any = _of_array.decode(raw) if is_array else _of_map.decode(raw)
+    kind = type(event).__name__
     if kind == "AllBlocksCleared":
         return iter((Cleared(),))
-    if (word.medium or "GPU").upper() != "GPU":
+    if (event.medium or "GPU").upper() != "GPU":
         return iter(())  # on the host or a disk: to be had, but not at once
-    return _removed(word) if kind == "BlockRemoved" else _stored(word)
+    return _removed(event) if kind == "BlockRemoved" else _stored(event)
 
 
-def _removed(word: BlockRemoved) -> Iterator[Change]:
-    names = word.block_hashes
+def _removed(event: BlockRemoved) -> Iterator[Change]:
+    names = event.block_hashes
     return iter([
-        Removed(names[at : at + BLOCKS_AT_ONCE], word.group_idx) for at in range(0, len(names), BLOCKS_AT_ONCE)
+        Removed(names[at : at + BLOCKS_AT_ONCE], event.group_idx) for at in range(0, len(names), BLOCKS_AT_ONCE)
     ])  # fmt: skip
 
 
-def _stored(word: BlockStored) -> Iterator[Change]:
-    names, size = word.block_hashes, word.block_size
-    if not 0 < size <= BLOCK_TOKENS_MAX or len(word.token_ids) != len(names) * size:
+def _stored(event: BlockStored) -> Iterator[Change]:
+    names, size = event.block_hashes, event.block_size
+    if not 0 < size <= BLOCK_TOKENS_MAX or len(event.token_ids) != len(names) * size:
         raise ValueError("token_ids must be block_size for each of block_hashes")
-    if any(word_ in (word.kv_cache_spec_kind or "").lower() for word_ in _OTHER_LAYERS):
+    if any(layer in (event.kv_cache_spec_kind or "").lower() for layer in _OTHER_LAYERS):
         return iter(())
-    adapter = (word.lora_name or ("" if word.lora_id is None else f"#{word.lora_id}"))[:_NAME_MAX]
-    ids = array("I", word.token_ids)
+    adapter = (event.lora_name or ("" if event.lora_id is None else f"#{event.lora_id}"))[:_NAME_MAX]
+    ids = array("I", event.token_ids)
     if sys.byteorder == "big":
         ids.byteswap()
-    tokens, extras = ids.tobytes(), _extras(word, adapter)
+    tokens, extras = ids.tobytes(), _extras(event, adapter)
     changes: list[Change] = []
-    parent = word.parent_block_hash
+    parent = event.parent_block_hash
     for at in range(0, len(names), BLOCKS_AT_ONCE):
         end = at + BLOCKS_AT_ONCE
         part = tokens[at * size * TOKEN_BYTES : end * size * TOKEN_BYTES]
-        changes.append(Stored(names[at:end], parent, part, size, adapter, extras[at:end], word.group_idx))
+        changes.append(Stored(names[at:end], parent, part, size, adapter, extras[at:end], event.group_idx))
         parent = names[min(end, len(names)) - 1]
     return iter(changes)
 
 
-def _extras(word: BlockStored, adapter: str) -> tuple[bytes, ...]:
+def _extras(event: BlockStored, adapter: str) -> tuple[bytes, ...]:
     """What sets each block apart, the adapter aside: it is in the seed."""
-    given = word.extra_keys
+    given = event.extra_keys
     if not given:
         return ()
-    if len(given) != len(word.block_hashes):
+    if len(given) != len(event.block_hashes):
         raise ValueError("extra_keys must be one for each of block_hashes")
     extras = tuple(spell([key for key in keys if key != adapter] if keys else ()) for keys in given)
     return extras if any(extras) else ()

@@ -162,16 +162,16 @@ def read_page(
 
 def _lora(page: Page, name: bytes, dropped: Callable[[str], None]) -> Lora | None:
     """What the latest line says; None where there is none. Each combination of adapters has a line, for ever."""
-    latest, told = -1.0, b""
+    latest, newest = -1.0, b""
     for labels, number in page.series(name):
         at = _sound(number, _COUNTER_MAX)
         if at is None:
             dropped("value")
         elif at > latest:
-            latest, told = at, labels
+            latest, newest = at, labels
     if latest < 0.0:
         return None
-    known = labels_of(told)
+    known = labels_of(newest)
     most = known.get(b"max_lora", b"")
     if not most.isdigit() or len(most) > _DIGITS_MAX:
         dropped("value")
@@ -223,9 +223,9 @@ def _lines(page: Page, series: Series) -> list[tuple[object, bytes]]:
         return [(place, number) for place, (_, number) in enumerate(found)]
     lines: list[tuple[object, bytes]] = []
     for place, (labels, number) in enumerate(found):
-        told = page.labels(labels)
-        if not label or told.get(label) == series.value:
-            lines.append((told.get(per) if per else place, number))
+        mine = page.labels(labels)
+        if not label or mine.get(label) == series.value:
+            lines.append((mine.get(per) if per else place, number))
     return lines
 
 
@@ -246,9 +246,9 @@ def _kv_tokens(page: Page, dialect: Dialect, dropped: Callable[[str], None]) -> 
     return int(tokens) if 1 <= tokens <= COUNT_MAX else None
 
 
-def _blocks(told: dict[bytes, bytes], info: Info) -> int:
+def _blocks(labels: dict[bytes, bytes], info: Info) -> int:
     """Blocks × tokens a block; 0 as long as the engine says None."""
-    blocks, size = told.get(info.blocks, b""), told.get(info.size, b"")
+    blocks, size = labels.get(info.blocks, b""), labels.get(info.size, b"")
     if not (blocks.isdigit() and size.isdigit() and len(blocks) <= _DIGITS_MAX and len(size) <= _DIGITS_MAX):
         return 0
     return int(blocks) * int(size)

@@ -34,11 +34,11 @@ class LeastLatency(Policy):
 
     def __init__(self) -> None:
         self._peaks: dict[str, PeakEwma] = {}
-        self._peak_ms, self._heard_at = PerReplica(0.0), PerReplica(0.0)
+        self._peak_ms, self._updated_at = PerReplica(0.0), PerReplica(0.0)
 
     def score(self, need: Need, table: Table, uncached_tokens: Column, now: float) -> Column:  # noqa: ARG002
         """See the module's head; PeakEwma.at for one replica."""
-        peak_ms = self._peak_ms.of(table) * np.exp(np.minimum(self._heard_at.of(table) - now, 0.0) / TAU_S)
+        peak_ms = self._peak_ms.of(table) * np.exp(np.minimum(self._updated_at.of(table) - now, 0.0) / TAU_S)
         floor_ms = np.maximum(uncached_tokens * table.prefill_ms_per_token, _LEAST_MS)
         score_ms: Column = np.maximum(peak_ms, floor_ms) * (table.in_flight + 1.0)
         return score_ms
@@ -51,7 +51,7 @@ class LeastLatency(Policy):
     def adopt(self, names: tuple[str, ...]) -> None:
         """See Policy."""
         self._peak_ms.adopt(names)
-        self._heard_at.adopt(names)
+        self._updated_at.adopt(names)
         self._peaks = {name: self._peaks.get(name) or PeakEwma(TAU_S) for name in names}
 
     def answered(self, name: str, elapsed_ms: float, now: float) -> None:
@@ -59,7 +59,7 @@ class LeastLatency(Policy):
         peak = self._peaks.get(name)
         if peak is not None and peak.update(self._clipped(name, elapsed_ms, now), now):
             self._peak_ms.set(name, peak.value or 0.0)
-            self._heard_at.set(name, now)
+            self._updated_at.set(name, now)
 
     def _clipped(self, name: str, elapsed_ms: float, now: float) -> float:
         """No more than so many times what is usual among the others: what a stall held up for seconds would take a

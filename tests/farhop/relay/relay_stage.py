@@ -92,6 +92,7 @@ class ScriptedTier:
     attempts: list[tuple[int, str]] = field(default_factory=list)
     concluded_with: list[tuple[str, int, machine.Usage | None]] = field(default_factory=list)
     break_headers: bool = False
+    tail: bytes = b""
     forwards: int = 0
 
     def upstream_headers(self, active: Any) -> bytes:
@@ -101,6 +102,11 @@ class ScriptedTier:
 
     def answer_headers(self, active: Any) -> bytes:
         return b"x-farhop-decision: d1\r\n"
+
+    def answer_tail(self, active: Any) -> bytes:
+        if self.tail == b"broken":
+            raise RuntimeError("the tier broke")
+        return self.tail
 
     def redirect_url(self, active: Any, base: str) -> str:
         return f"{base}{active.exchange.head.target.decode()}?token=t-{active.forward.target}"

@@ -18,7 +18,11 @@ def test_every_outcome_can_be_said() -> None:
         reply = answers.refusal(reason, 'it "failed"', param="model")
         error = json.loads(reply.body)["error"]
         assert set(error) == {"message", "type", "param", "code"}
-        assert (error["message"], error["param"], error["code"]) == ('it "failed"', "model", reason.reason)
+        assert (error["message"], error["param"], error["code"]) == (
+            'it "failed"',
+            "model",
+            "model_not_found" if reason is outcome.UNKNOWN_MODEL else reason.reason,
+        )
         assert reply.outcome is reason
         assert 200 <= reply.status < 600
         if reason not in (outcome.SERVED, outcome.REDIRECTED, outcome.ADVISED):

@@ -66,6 +66,17 @@ async def test_the_usage_chunk_nobody_asked_for_is_hidden_and_counted(stage: Any
     assert s.tier.concluded_with == [("served", 200, Usage(7, 3, None))]
 
 
+@pytest.mark.parametrize(("tail", "seen"), [(b": told\n\n", b": told\n\n"), (b"", b""), (b"broken", b"")])
+async def test_what_the_tier_says_behind_a_stream_follows_its_last_event(stage: Any, tail: bytes, seen: bytes) -> None:
+    s = await stage()
+    s.tier.tail = tail
+    s.upstream.answer = lambda _m: SSE + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    assert (await s.ask(post())).body == b"data: [DONE]\n\n" + seen
+    assert [str(e) for e in s.tier.faults] == (["the tier broke"] if tail == b"broken" else [])
+    s.upstream.answer = lambda _m: plain(b'{"ok":1}')
+    assert (await s.ask(post())).body == b'{"ok":1}'
+
+
 async def test_a_refusal_before_the_first_byte_goes_to_the_next(stage: Any) -> None:
     s = await stage(over_tier=True)
     s.flow.addresses = [s.upstream.address] * 2
@@ -283,18 +294,19 @@ async def test_a_machine_that_breaks_answers_500_and_the_process_lives(stage: An
     assert (await c.read()).status == 200
 
 
-async def test_a_machine_that_breaks_when_an_answer_begins_answers_once(stage: Any) -> None:
+async def test_a_machine_that_breaks_when_an_answer_begins_takes_nothing_back(stage: Any) -> None:
     s = await stage()
     s.edges_count = False
     s.flow.raise_on = machine.AttemptBegan
     c = await s.client()
     await c.send(post())
-    assert (await c.read()).status == 500
-    assert s.tier.attempts == [(1, "internal_error")]
+    assert (await c.read()).status == 200  # it was sent before the machine was told
+    assert s.tier.attempts == [(1, "served")]
     s.flow.raise_on = None
     await c.send(post())
     assert (await c.read()).status == 200
-    assert s.tier.concluded_with == [("internal_error", 500, None), ("served", 200, None)]
+    assert s.tier.concluded_with == [("served", 200, None), ("served", 200, None)]
+    assert len(s.tier.faults) == 1
 
 
 async def test_a_tier_that_breaks_answers_500_and_keeps_its_connections(stage: Any) -> None:

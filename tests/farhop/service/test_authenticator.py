@@ -13,7 +13,9 @@ from inprocess import MODEL, Both, Engine, both, chat, head, send, tenant, topol
 
 from farhop.identity.hop_token import HopClaims
 from farhop.relay.formats.prompt import Wishes
-from farhop.service.authenticator import Caller, KeyAuthenticator, hint_scope, narrowed, recorded
+from farhop.relay.http.head import Head
+from farhop.relay.http.head import read as read_head
+from farhop.service.authenticator import Caller, GatewayAuthenticator, KeyAuthenticator, hint_scope, narrowed, recorded
 from topology.law import Law, Scope
 
 LIMITED = "weights-70b"
@@ -85,7 +87,7 @@ def test_the_nearest_lawful_entry_is_named() -> None:
     """From Tokyo, Virginia is nearer than Frankfurt."""
     residency = {"processing": {"allow": ["world"]}, "entry": {"allow": ["de", "us"]}}
     near = topology(tenant("elsewhere", residency=residency))
-    authenticator = KeyAuthenticator("tokyo", lambda: Law(near), lambda _regions: [], 60.0)
+    authenticator = KeyAuthenticator("tokyo", lambda: Law(near), lambda _regions: {}, 60.0)
     answer = authenticator._entry("elsewhere", b"/x")
     assert answer is not None
     assert b"location: http://127.0.0.1:8100/x\r\n" in answer.extra
@@ -171,7 +173,7 @@ async def test_a_timeout_that_is_none_is_refused(up: Both, told: str) -> None:
 
 
 def test_a_timeout_only_shortens_the_deadline() -> None:
-    authenticator = KeyAuthenticator("tokyo", lambda: Law(world()), lambda _regions: [], 60.0)
+    authenticator = KeyAuthenticator("tokyo", lambda: Law(world()), lambda _regions: {}, 60.0)
     assert [authenticator._patience_s(told) for told in (None, b"2500", b"999999999999")] == [60.0, 2.5, 60.0]
 
 
@@ -219,3 +221,45 @@ def test_a_residency_only_ever_narrows(
     claims = HopClaims("tokyo", "virginia", "i", tenant, (), 1, 0, 1.0, 1.0, "d", narrow=asked.narrow)
     carried = msgspec.msgpack.decode(msgspec.msgpack.encode(claims), type=HopClaims)
     assert law.verdict(tenant, "m", scope, carried.narrow).lawful == after
+
+
+def _head(*lines: bytes) -> Head:
+    return read_head(b"\r\n".join((b"POST /v1/chat/completions HTTP/1.1", b"host: h", *lines)), 50)
+
+
+def test_a_gateway_says_for_whom_it_asks_once_and_of_those_who_are_known() -> None:
+    law = Law(world())
+    for name in ("x-farhop-tenant", "x-tenant"):
+        asks = GatewayAuthenticator("virginia", lambda: law, lambda _: [], 60.0, name)
+        line = name.encode() + b": "
+        caller = asks.caller(_head(line + b"anywhere", b"authorization: Bearer sk-farhop-split"))
+        assert isinstance(caller, Caller)
+        assert (caller.tenant, caller.key, caller.entry_region) == ("anywhere", "", "virginia")
+        for wrong, code in (((), "missing_key"), ((line + b"nobody",), "unknown_key")):
+            refused = asks.caller(_head(*wrong, b"authorization: Bearer sk-farhop-anywhere"))
+            assert not isinstance(refused, Caller)
+            assert (refused.status, refused.outcome.reason) == (401, code)
+            assert name.encode() in refused.body
+    twice = asks.caller(_head(b"x-tenant: anywhere", b"x-tenant: split"))
+    assert not isinstance(twice, Caller)  # a client may have said one of them
+    elsewhere = asks.caller(_head(b"x-tenant: nowhere-near"))
+    assert not isinstance(elsewhere, Caller)  # its law forbids reading here, whoever vouches for it
+
+
+def test_an_objective_lowers_whoever_names_it_and_raises_where_a_gateway_does() -> None:
+    law = Law(topology(tenant("mid", priority=4, tiers={"flex": 1})))
+    told = {"chat": 99, "batch": -3, "flex": 8, "low": 2}
+    keys = KeyAuthenticator("virginia", lambda: law, lambda _: [], 60.0)
+    gateway = GatewayAuthenticator("virginia", lambda: law, lambda _: [], 60.0, "x-farhop-tenant")
+    for asks, raised in ((keys, 4), (gateway, 9)):
+        asks.objective = told.get
+
+        def priority(name: str, header: str = "x-gateway-inference-objective", by: KeyAuthenticator = asks) -> int:
+            caller = by.trusted("mid", ())
+            wished = by.wished(caller, Wishes(), f"{header}: {name}\r\n".encode())
+            assert isinstance(wished, Caller)
+            return wished.priority
+
+        assert (priority("chat"), priority("batch"), priority("low"), priority("nobody's")) == (raised, 0, 2, 4)
+        assert priority("chat", "x-llm-d-inference-objective") == raised
+        assert priority("flex") == 1  # the law's own word goes before

@@ -91,10 +91,10 @@ async def test_the_regional_tier_listens_to_what_is_answered_and_the_global_one_
         await up.at_rest()
     first, second = (event.request for event in heard["regional"] if isinstance(event, RequestArrived))
     ended, _ = (event for event in heard["regional"] if isinstance(event, AttemptEnded))
-    assert (len(first.chain), len(ended.chain), ended.said_bytes) == (1, 2, len(said))  # blocks of 256 bytes
+    assert (len(first.chain), len(ended.chain), ended.answer_bytes) == (1, 2, len(said))  # blocks of 256 bytes
     assert second.chain[:2] == ended.chain
     above = [event for event in heard["global"] if isinstance(event, AttemptEnded)]
-    assert [(event.chain, event.said_bytes) for event in above] == [((), 0)] * 2
+    assert [(event.chain, event.answer_bytes) for event in above] == [((), 0)] * 2
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ async def test_a_pipelined_pair_is_answered_in_order(up: Both) -> None:
     assert wire.count(b"HTTP/1.1 ") == 2
     assert wire.index(b"HTTP/1.1 404") < wire.index(b"HTTP/1.1 200")
     document = wire[wire.index(b"{") : wire.index(b"HTTP/1.1 200")]
-    assert msgspec.json.decode(document)["error"]["code"] == "unknown_model"
+    assert msgspec.json.decode(document)["error"]["code"] == "model_not_found"
 
 
 @pytest.mark.parametrize(("end", "as_"), [("client_left", ()), ("stopped", (503,))])
@@ -307,3 +307,16 @@ def test_a_bug_after_the_reading_is_answered_and_raised() -> None:
     with pytest.raises(KeyError):
         reading._read(None)
     assert told == [exchange]
+
+
+async def test_a_client_is_measured_once_a_connection_where_the_configuration_says_so(engine: Engine) -> None:
+    async with both(engine, topology(), global_={"client_latencies": {}}) as running:
+        seen: list[tuple[str, int]] = []
+        assert running.global_.latencies is not None
+        running.global_.latencies.table.take = lambda host, rtt_us, _now: seen.append((host, rtt_us))  # type: ignore[method-assign]
+        for _ in range(2):
+            assert (await send(running.entry, chat() + chat())).status == 200
+        await running.at_rest()
+        await until(lambda: len(seen) == 2)
+    assert {host for host, _ in seen} == {"127.0.0.1"}
+    assert all(0 < rtt_us < 10_000_000 for _, rtt_us in seen)

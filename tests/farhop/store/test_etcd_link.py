@@ -140,6 +140,18 @@ async def test_the_connection_given_up_fails_its_calls_without_cancelling_their_
         await link.close()
 
 
+async def test_a_call_that_ended_before_it_was_written_to_has_lost_its_server():
+    with black_hole() as endpoint:
+        link = EtcdLink(EtcdSettings((endpoint,), timeout_s=5.0))
+        with pytest.raises(StoreUnreachable, match="already finished"):
+            async with link.session() as client:
+                call = client.watchstub.Watch()
+                call.cancel()
+                await call.write(aetcd.rpc.WatchRequest(progress_request=aetcd.rpc.WatchProgressRequest()))
+        assert link._client is None  # the next call makes another
+        await link.close()
+
+
 async def test_mutual_tls(tmp_path):
     authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
     server, client, intruder = authority.issue("server"), authority.issue("client"), stranger.issue("intruder")

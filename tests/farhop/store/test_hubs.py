@@ -12,7 +12,7 @@ from farhop.store import hubs
 from farhop.store.contract import Conflict, StoreError, StoreUnreachable
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdSettings
-from farhop.store.hubs import Hubs, store_of, stores_of, told_of, unreached
+from farhop.store.hubs import Hubs, publication_status, store_of, stores_of, unreached
 from farhop_lab.memory_store import MemoryStore
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ async def test_what_is_published_stands_in_every_hub_and_one_that_is_away_has_th
     store, a, b = two
     a.outage()
     publication = await store.publish(KEY, b"1", 5.0)
-    assert told_of(publication, "")["b"] is None
+    assert publication_status(publication, "")["b"] is None
     assert "hub a: " in (publication.trouble or "")
     for n in range(2, 5):
         assert await publication.update(b"%d" % n)
@@ -137,7 +137,7 @@ async def test_a_hub_that_hangs_as_publishing_begins_has_the_newest_value_next(
 
     a.grant = hang  # type: ignore[method-assign]
     publication = await store.publish(KEY, b"1", 5.0)
-    assert told_of(publication, "") == {"a": "no answer yet", "b": None}
+    assert publication_status(publication, "") == {"a": "no answer yet", "b": None}
     assert await publication.update(b"2")
     let_go.set()
     async with asyncio.timeout(10.0):
@@ -212,7 +212,7 @@ def test_one_hub_is_that_etcd_itself() -> None:
     assert list(stores_of(several, "main")) == ["a", "b"]
     single = MemoryStore(Random(1))
     assert stores_of(single, "main") == {"main": single}
-    assert told_of(None, "main") == {"main": "not published"}
+    assert publication_status(None, "main") == {"main": "not published"}
     with pytest.raises(ValueError, match="at least one hub"):
         Hubs({}, Random(1))
     assert hubs.CHANGES_WAITING > 0

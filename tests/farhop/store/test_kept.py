@@ -11,7 +11,7 @@ import pytest
 
 from farhop.store import kept
 from farhop.store.contract import LAW_KEY, REGION_PREFIX, STEER_PREFIX, Change, ChangeKind, StoreUnreachable
-from farhop.store.kept import KeptStore, kept_of, notice
+from farhop.store.kept import KeptStore, kept_status, notice
 from farhop.store.state import StateDir, StateError
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
 
@@ -85,7 +85,7 @@ async def test_a_start_while_etcd_is_silent_is_told_what_stood_there_last(tmp_pa
         for key, value in ((LAW_KEY, b"law 7"), (REPORT, b"report"), (WORD, b"word")):
             await before.store.put(key, value)
         await until(lambda: before.held(STEER_PREFIX) and before.held(LAW_KEY) and before.held(REGION_PREFIX))
-        assert before.store.told()["from_disk"] is False
+        assert before.store.status()["from_disk"] is False
     after = Process(tmp_path, cluster)
     after.etcd.outage()
     async with running(after, *ALL):
@@ -94,18 +94,18 @@ async def test_a_start_while_etcd_is_silent_is_told_what_stood_there_last(tmp_pa
             first, second = after.told[prefix]
             assert (first.kind, first.kept, second.kind) == (ChangeKind.SNAPSHOT, True, ChangeKind.LOST)
             assert {entry.key: entry.value for entry in first.entries} == {key: value}
-        told = kept_of([after.store])
+        told = kept_status([after.store])
         assert told[0]["from_disk"]
         assert told[0]["written_at"] is not None
         assert "started from what was kept on disk" in notice(told)
         assert len(after.said) == 1
         cluster.put(WORD, b"newer")
         after.etcd.restore()
-        await until(lambda: not after.store.told()["from_disk"] and len(after.told[STEER_PREFIX]) == 3)
+        await until(lambda: not after.store.status()["from_disk"] and len(after.told[STEER_PREFIX]) == 3)
         last = after.told[STEER_PREFIX][-1]
         assert (last.kind, last.kept, last.entries[0].value) == (ChangeKind.SNAPSHOT, False, b"newer")
         await until(lambda: after.held(STEER_PREFIX) == {WORD: b"newer"})
-        assert notice(kept_of([after.store])) == ""
+        assert notice(kept_status([after.store])) == ""
 
 
 async def test_without_a_law_read_before_there_is_no_start(tmp_path: Path) -> None:
@@ -201,5 +201,5 @@ async def test_a_disk_that_is_full_is_said_and_stops_nothing(tmp_path: Path, mon
             await process.store.put(WORD, b"word")
             await until(lambda: process.store.trouble is not None)
             await until(lambda: process.told[STEER_PREFIX][-1].value == b"word")
-    assert "No space left" in str(process.store.told()["trouble"])
+    assert "No space left" in str(process.store.status()["trouble"])
     assert all("No space left" in line for line in process.said)

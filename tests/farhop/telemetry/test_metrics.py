@@ -249,3 +249,12 @@ def test_models_are_told_apart_once_an_engine_answered_for_them(metrics, monkeyp
     assert scraped(metrics, "farhop_model_ttft_seconds_count")[by(model="a")] == 2
     assert scraped(metrics, "farhop_model_tpot_seconds_sum")[by(model="b")] == pytest.approx(0.01)
     assert next(iter(scraped(metrics, "farhop_build_info"))) is not None
+
+
+def test_a_gauge_of_two_labels(metrics):
+    metrics.gauge("desired", "Wanted.", lambda: {("tokyo", "llama"): 3.0, ("rome", "llama"): 1.0}, ("target", "model"))
+    lines = [line for line in metrics.render().decode().splitlines() if line.startswith("farhop_desired{")]
+    assert [line.rpartition(" ")[2] for line in lines if 'model="llama"' in line and 'target="tokyo"' in line] == [
+        "3.0"
+    ]
+    assert len(lines) == 2

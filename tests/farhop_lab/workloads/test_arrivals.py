@@ -4,6 +4,7 @@ from itertools import islice, pairwise
 from random import Random
 from statistics import fmean, pstdev
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,3 +94,12 @@ def test_schedules_are_thinned_and_sped_up() -> None:
 def test_moments_ascend(seed: int, per_s: float) -> None:
     moments = list(islice(poisson(per_s, Random(seed)), 50))
     assert all(a < b for a, b in pairwise(moments))
+
+
+def test_a_session_is_kept_or_left_out_whole() -> None:
+    many = [msgspec.structs.replace(start, session=f"s{n % 500}") for n, start in enumerate(starts(*range(2000)))]
+    kept = [start.session for start in thinned(iter(many), 0.25, Random(1))]
+    assert all(kept.count(name) == 4 for name in set(kept))
+    assert 75 < len(set(kept)) < 175
+    other = {start.session for start in thinned(iter(many), 0.25, Random(2))}
+    assert set(kept) != other

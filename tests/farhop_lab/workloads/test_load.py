@@ -5,13 +5,14 @@ import io
 import json
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from farhop_lab.workloads import load
 from farhop_lab.workloads.arrivals import Burst
 from farhop_lab.workloads.load import TraceError
-from farhop_lab.workloads.traces import AzureRow, MooncakeRow
+from farhop_lab.workloads.traces import AzureRow, LogRow, MooncakeRow, SessionRow, Turn
 
 MOONCAKE = (
     '{"timestamp": 0, "input_length": 700, "output_length": 52, "hash_ids": [0, 14]}\n'
@@ -20,6 +21,9 @@ MOONCAKE = (
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
 )
+
+
+AZURE_HEADED = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 {}.0,374,44\n2023-11-16 {}.0,396,109\n"
 
 
 def write(path: Path, text: str) -> Path:
@@ -54,6 +58,84 @@ def test_azure(tmp_path: Path) -> None:
     assert (second.at, second.input_tokens) == (pytest.approx(4.314579), 396)
 
 
+BURSTGPT = (
+    "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,1087,0,1087,API log\n"
+)
+BURSTGPT_WITH_SESSIONS = (
+    "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "45.5,abc,1.2,GPT-4,1087,0,1087,API log\n5.0,abd,0.3,ChatGPT,472,18,490,Conversation log\n"
+)
+LOG = (
+    '{"at_s": 7.5, "input_tokens": 90, "output_tokens": 5, "session": "a", "pause_s": 1.5, "region": "tokyo"}\n'
+    '{"at_s": 5.0, "input_tokens": 60, "output_tokens": 9, "session": "a", "blocks": [["tools", 40], ["x", 16]]}\n'
+)
+SESSIONS = (
+    '{"session": "s", "at_s": 100, "prefix": [["tools", 40]], "turns": [{"input_tokens": 9, "output_tokens": 3},'
+    ' {"input_tokens": 2, "output_tokens": 1, "pause_s": 0.5}]}\n'
+)
+
+
+@pytest.mark.parametrize("text", [BURSTGPT, BURSTGPT_WITH_SESSIONS])
+def test_burstgpt_with_its_failures_as_answers_of_one_token(tmp_path: Path, text: str) -> None:
+    first, second = load.burstgpt(write(tmp_path / "burst.csv", text))
+    assert first == AzureRow(0.0, 472, 18)
+    assert second == AzureRow(40.5 if "Session" in text else 40.0, 1087, 1)
+
+
+def test_a_log_in_the_order_of_time_from_its_first_moment(tmp_path: Path) -> None:
+    assert load.log(write(tmp_path / "log.jsonl.gz", LOG)) == [
+        LogRow(at_s=0.0, input_tokens=60, output_tokens=9, session="a", blocks=(("tools", 40), ("x", 16))),
+        LogRow(at_s=2.5, input_tokens=90, output_tokens=5, session="a", pause_s=1.5, region="tokyo"),
+    ]
+
+
+def test_sessions(tmp_path: Path) -> None:
+    (row,) = load.sessions(write(tmp_path / "s.jsonl", SESSIONS))
+    assert row == SessionRow(session="s", at_s=0.0, prefix=(("tools", 40),), turns=(Turn(9, 3), Turn(2, 1, 0.5)))
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("".join(f'{{"timestamp": {at}, "input_length": {at + 1}, "output_length": 1, "hash_ids": [0]}}\n'
+                 for at in (6, 0, 3)), load.mooncake),
+        (AZURE_HEADED.format("18:15:50", "18:15:46"), load.azure),
+        (BURSTGPT_WITH_SESSIONS, load.burstgpt),
+        (LOG, load.log),
+    ],
+)  # fmt: skip
+def test_clocks_that_jitter_are_put_in_order(tmp_path: Path, text: str, read: Any) -> None:
+    rows = read(write(tmp_path / "trace", text))
+    moments = [getattr(row, "at_ms", getattr(row, "at", getattr(row, "at_s", None))) for row in rows]
+    assert moments == sorted(moments)
+    assert moments[0] == 0
+    assert len(set(moments)) == len(moments) > 1
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "says"),
+    [
+        (load.burstgpt, BURSTGPT.replace("Request tokens", "Requests"), r"line 1: no column 'Request tokens'"),
+        (load.burstgpt, BURSTGPT.replace("472", "many"), r"line 2: .*must be numbers"),
+        (load.burstgpt, BURSTGPT.replace("45,GPT-4", "nan,GPT-4"), r"line 3: a moment of nan s"),
+        (load.burstgpt, BURSTGPT[:-22], r"line 3: columns are missing; is the file truncated"),
+        (load.log, LOG.replace('"at_s"', '"when"'), r"line 1: .*unknown field `when`"),
+        (load.log, LOG.replace("1.5", "-1.5"), r"line 1: a pause of -1\.5 s; 0 to 604800"),
+        (load.log, LOG.replace("40]", "-40]"), r"line 2: -40 tokens"),
+        (load.log, LOG[:-9], r"line 2: .*truncated\?"),
+        (load.log, "", r"it holds no request"),
+        (load.sessions, SESSIONS.replace(SESSIONS[SESSIONS.index("[{"):-2], "[]"), r"line 1: turns is empty"),
+        (load.sessions, SESSIONS.replace("0.5", "1e9"), r"line 1: a pause of 1000000000"),
+        (load.sessions, SESSIONS.replace('"prefix"', '"prefixes"'), r"line 1: .*prefixes"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_one_line(tmp_path: Path, read: Any, text: str, says: str) -> None:
+    with pytest.raises(TraceError, match=says) as caught:
+        read(write(tmp_path / "trace.jsonl", text))
+    assert "\n" not in str(caught.value)
+
+
 def test_servegen(tmp_path: Path) -> None:
     lengths = json.dumps({
         "21600": {"input_tokens": "{39: 0.5, 40: 0.5}", "output_tokens": "{7: 1.0}"},
@@ -82,7 +164,6 @@ def test_servegen(tmp_path: Path) -> None:
         (MOONCAKE.replace('"input_length": 700', '"input_length": "many"'), r"line 1: .*input_length"),
         (MOONCAKE.replace("700", "-700"), r"line 1: -700 tokens; a number from 0"),
         (MOONCAKE.replace("700", "7000"), r"line 1: hash_ids cover 1024 of input_length 7000"),
-        (MOONCAKE.replace("3000", "-3"), r"line 2: timestamp -3 is before 0; sort"),
         ("", r"it holds no request"),
     ],
 )
@@ -100,7 +181,6 @@ def test_mooncake_that_cannot_be_read(tmp_path: Path, text: str, says: str) -> N
         (AZURE[:-15], r"line 3: not enough values"),
         (AZURE.replace("374", "x"), r"line 2: invalid literal .*two whole numbers"),
         (AZURE.replace("374", "-1"), r"line 2: -1 tokens"),
-        (AZURE.replace("18:15:50", "17:15:50"), r"line 3: .*sort the file"),
         (AZURE.splitlines()[0], r"it holds no request"),
     ],
 )

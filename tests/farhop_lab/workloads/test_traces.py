@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,9 +11,24 @@ from hypothesis import strategies as st
 
 from farhop_lab.workloads.arrivals import Burst
 from farhop_lab.workloads.places import by_weight, uniform
-from farhop_lab.workloads.program import Ask, Program, Start, WorkloadError, one
+from farhop_lab.workloads.program import Ask, Program, Start, WorkloadError, one, run
 from farhop_lab.workloads.prose import common
-from farhop_lab.workloads.traces import AzureRow, Histogram, Limits, MooncakeRow, Recorded, azure, mooncake, servegen
+from farhop_lab.workloads.traces import (
+    AzureRow,
+    Histogram,
+    Limits,
+    LogRow,
+    MooncakeRow,
+    Recorded,
+    SessionRow,
+    Turn,
+    azure,
+    log,
+    mooncake,
+    servegen,
+    sessions,
+    sessions_of,
+)
 
 PLACE = uniform(["a", "b", "c"])
 ROWS = [
@@ -133,3 +149,87 @@ def test_rates_without_lengths_need_to_be_told_what_to_ask() -> None:
 
     names = [ask.prompt for ask in asked(servegen(bare, PLACE, 1, make=make, until=60.0))]
     assert len(names) == len(set(names)) > 20
+
+
+# -- logs and sessions
+
+
+def row(at_s: float, input_tokens: int, output_tokens: int = 10, **more: Any) -> LogRow:
+    return LogRow(at_s=at_s, input_tokens=input_tokens, output_tokens=output_tokens, **more)
+
+
+def test_a_log_shares_its_blocks_and_what_its_sessions_said() -> None:
+    rows = [
+        row(0, 100, session="a", blocks=(("tools", 64),)),
+        row(1, 100, session="b", blocks=(("tools", 64),)),
+        row(2, 150, session="a", blocks=(("tools", 64),)),
+        row(3, 30, blocks=(("tools", 64),)),
+        row(4, 100),
+        row(5, 100),
+    ]
+    first, other, again, short, alone, apart = asked(log(rows, PLACE))
+    assert [len(ask.prompt) for ask in (first, again, short)] == [400, 600, 120]
+    assert 256 <= common(first.prompt, other.prompt) < 256 + 32
+    assert common(first.prompt, again.prompt) >= 399
+    assert common(first.prompt, short.prompt) >= 119
+    assert first.session == again.session != other.session
+    assert common(alone.prompt, apart.prompt) < 32
+    assert alone.session != apart.session
+
+
+def test_regions_as_recorded() -> None:
+    rows = [row(0, 10, region="b"), row(1, 10, region="a")]
+    assert [start.region for start in log(rows, None)] == ["b", "a"]
+    assert [start.region for start in sessions(sessions_of(rows), None)] == ["b", "a"]
+
+
+def test_a_session_goes_by_the_answers_it_gets() -> None:
+    talk = SessionRow(session="s", at_s=3.0, prefix=(("tools", 40),), turns=(Turn(20, 5), Turn(10, 6, 1.5)))
+    (start,) = sessions([talk], PLACE)
+    (one_,), (two,) = run(start.make(), lambda ask: b"A" * (4 * (ask.answer_tokens or 0)))
+    assert (start.at, len(one_.prompt), one_.answer_tokens, one_.think_s) == (3.0, 240, 5, 0.0)
+    assert two.prompt.startswith(one_.prompt + b"A" * 20)
+    assert (len(two.prompt), two.answer_tokens, two.think_s) == (240 + 20 + 40, 6, 1.5)
+
+
+def test_a_session_ends_where_the_context_is_full() -> None:
+    talk = SessionRow(session="s", at_s=0.0, turns=(Turn(60, 20), Turn(5, 20), Turn(50, 20), Turn(1, 1)))
+    (start,) = sessions([talk], PLACE, Limits(context_tokens=120, max_tokens=20))
+    batches = run(start.make(), lambda ask: b"A" * (4 * (ask.answer_tokens or 0)))
+    assert [len(ask.prompt) for (ask,) in batches] == [240, 340]
+    full = SessionRow(session="s", at_s=0.0, turns=(Turn(500, 20),))
+    (long,) = sessions([full], PLACE, Limits(context_tokens=120, max_tokens=20))
+    assert len(ask_of(long).prompt) == 400
+
+
+LOGS = st.lists(
+    st.tuples(
+        st.floats(0, 100),
+        st.integers(0, 300),
+        st.integers(0, 60),
+        st.sampled_from(["", "a", "b"]),
+        st.one_of(st.none(), st.floats(0, 5)),
+    ).map(lambda t: row(t[0], t[1], t[2], session=t[3], pause_s=t[4], blocks=(("tools", 40),))),
+    min_size=1,
+    max_size=12,
+).map(lambda rows: sorted(rows, key=lambda one_: one_.at_s))
+
+
+@settings(max_examples=60, deadline=None)
+@given(LOGS)
+def test_a_closed_loop_asks_what_was_asked_if_answers_are_as_long_as_they_were(rows: list[LogRow]) -> None:
+    """Nothing is lost or made up: the same lengths in each session, and a later prompt holds all before it."""
+    made = sessions_of(rows)
+    assert [one_.at_s for one_ in made] == sorted(one_.at_s for one_ in made)
+    lengths = []
+    for start in sessions(made, PLACE):
+        batches = run(start.make(), lambda ask: b"A" * (4 * (ask.answer_tokens or 0)))
+        before = b""
+        for (ask,) in batches:
+            lengths.append((len(ask.prompt) // 4, ask.answer_tokens))
+            assert ask.prompt.startswith(before)
+            before = ask.prompt
+    # An answer is a token at least, and so is a prompt: what follows is as much longer.
+    assert len(lengths) == len(rows)
+    if all(one_.input_tokens and one_.output_tokens for one_ in rows):
+        assert sorted(lengths) == sorted((one_.input_tokens, one_.output_tokens) for one_ in rows)

@@ -74,7 +74,7 @@ async def test_it_meets_the_errors_of_the_request_itself(up: Both, engine: Engin
         (chat("sk-nobody", path="/v1/route"), 401, "unknown_key"),
         (chat(path="/v1/route", x_farhop_allow="cn"), 451, "no_lawful_region"),
         (chat("sk-farhop-eastern", path="/v1/route"), 503, "no_region_serving"),
-        (chat(path="/v1/route/v1/completions", body={"model": "no-such", "prompt": "hi"}), 404, "unknown_model"),
+        (chat(path="/v1/route/v1/completions", body={"model": "no-such", "prompt": "hi"}), 404, "model_not_found"),
         (chat(path="/v1/route", body=b"{"), 400, "invalid_json"),
         (head("GET", "/v1/route"), 405, "method_not_allowed"),
         (chat(path="/v1/route/v1/models"), 405, "method_not_allowed"),

@@ -6,11 +6,14 @@ import pytest
 from inprocess import HOP, HOP_KEY
 from pydantic import ValidationError
 
+from farhop.balance.health.pilot_light import PilotConfig
 from farhop.balance.retry import TRANSPORT_RETRIES_MAX
+from farhop.config import ConfigError
 from farhop.service.config import Limits
 from farhop_lab.sim.sites import Watching
 from global_lb.app.config import GlobalConfig
 from regional_lb.scheduler.queue import QueueConfig
+from topology.model import Region, Topology
 
 
 @pytest.fixture(autouse=True)
@@ -91,3 +94,16 @@ def test_a_route_that_cannot_stand_is_told_with_its_field(route: Any, said: str)
     with pytest.raises(ValidationError, match="routes") as refused:
         GlobalConfig.model_validate(document(routes=[route]))
     assert said in str(refused.value)
+
+
+def test_pilot_lights_go_with_the_map() -> None:
+    regions = {name: Region(name, name, "xx", frozenset(), 0.0, 0.0) for name in ("tokyo", "paris")}
+    world = Topology("w", 1, regions)
+    config = GlobalConfig.model_validate(document(pilot_light={"tokyo": {"sleep_after_s": 60}}))
+    assert config.pilots_in(world) == {"tokyo": PilotConfig(sleep_after_s=60.0)}
+    with pytest.raises(ConfigError, match="pilot_light: no region 'rome' in the topology; known are paris, tokyo"):
+        GlobalConfig.model_validate(document(pilot_light={"rome": {}})).pilots_in(world)
+    with pytest.raises(ConfigError, match="every region is one"):
+        GlobalConfig.model_validate(document(pilot_light={"tokyo": {}, "paris": {}})).pilots_in(world)
+    with pytest.raises(ValidationError, match="sleep_after_s"):
+        GlobalConfig.model_validate(document(pilot_light={"tokyo": {"sleep_after_s": -1}}))

@@ -13,7 +13,7 @@ from inprocess import HOP_KEY, Engine, both, chat, send, topology, until
 from farhop.balance.machine import Event
 from farhop.store.contract import STEER_PREFIX, Change, ChangeKind, Entry, route_key
 from farhop.store.documents import overrides
-from farhop.store.documents.authored import Signature, routes_signed
+from farhop.store.documents.authored import Authorship, routes_with_author
 from farhop.store.documents.overrides import BiasOverride, PinOverride
 from farhop_lab.memory_store import MemoryStore
 from global_lb.app.overrides import DOCUMENT_LIMIT_BYTES, RoutingOverrides
@@ -101,16 +101,16 @@ def test_absurd_routes_change_nothing_and_are_counted(document: bytes) -> None:
 def test_routes_may_be_signed_and_who_did_is_told() -> None:
     stage = Stage()
     at = datetime(2026, 11, 21, tzinfo=UTC)
-    signed = routes_signed(msgspec.json.decode(NEAREST), Signature("ann", "trying", at))
-    assert stage.routes(put(signed)) == [READ]
-    assert stage.overrides.signed() == {"author": "ann", "why": "trying", "at": at.isoformat()}
+    document = routes_with_author(msgspec.json.decode(NEAREST), Authorship("ann", "trying", at))
+    assert stage.routes(put(document)) == [READ]
+    assert stage.overrides.author() == {"author": "ann", "why": "trying", "at": at.isoformat()}
     assert stage.routes(put(b'{"routes": [], "author": " ", "why": "x", "at": "2026-11-21T00:00:00Z"}')) == []
     assert stage.refused == ["routes_malformed"]
-    assert stage.overrides.signed() is not None, "the last good stands"
+    assert stage.overrides.author() is not None, "the last good stands"
     stage.routes(put(NEAREST))
-    assert stage.overrides.signed() is None
-    stage.routes(put(signed), Change(ChangeKind.DELETE, 3, KEY))
-    assert stage.overrides.signed() is None
+    assert stage.overrides.author() is None
+    stage.routes(put(document), Change(ChangeKind.DELETE, 3, KEY))
+    assert stage.overrides.author() is None
 
 
 def test_words_come_change_and_go() -> None:
@@ -186,7 +186,7 @@ async def test_a_balancer_is_steered_without_a_restart(monkeypatch: pytest.Monke
         assert [(one["policy"], one["answer"], one["egress_spent_usd"]) for one in status["routes"]] == [
             ("waterfall", "proxy", None)
         ]
-        assert status["routes_signed"] is None
+        assert status["routes_author"] is None
         assert [one["action"] for one in status["operator_overrides"]] == ["bias", "pin"]
         await store.delete(route_key(region))
         await until(lambda: flow.routes.policies() == {"*/*": "predictive"})

@@ -118,3 +118,17 @@ def test_the_line_is_ascii_and_of_one_line():
     assert line.count(b"\r\n") == 1
     assert line.isascii()
     assert receipts.receipt(asking, request, None, WORLD) == b""
+
+
+def test_behind_a_stream_a_comment_tells_how_it_went_to_whom_may_know():
+    key = next(iter(WORLD.tenants["curious"].keys))
+    request: Any = type("R", (), {"tenant": "curious", "key": key.name})()
+    asking: Any = type("H", (), {"get": lambda _self, name: b"1" if name == receipts.ASKED else None})()
+    silent: Any = type("H", (), {"get": lambda _self, _name: None})()
+    went = [("tokyo", "connect_failed")]
+    assert receipts.tail(asking, request, WORLD, went, 93.416) == (
+        b': x-farhop-receipt {"ttft_ms":93.42,"before":[{"region":"tokyo","outcome":"connect_failed"}]}\n\n'
+    )
+    assert receipts.tail(silent, request, WORLD, went, 93.4) == b""
+    stranger: Any = type("R", (), {"tenant": "curious", "key": "another"})()
+    assert receipts.tail(asking, stranger, WORLD, went, 93.4) == b""

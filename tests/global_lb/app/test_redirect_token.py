@@ -195,3 +195,29 @@ async def test_it_is_chosen_by_route_and_size_at_work(up: Both) -> None:
     up.global_.relay.react(RoutesChanged({("anywhere", ""): RouteConfig()}))
     assert (await send(up.entry, chat(body=BODY))).status == 200
     assert (await send(up.entry, chat(key="sk-farhop-narrow", body=BODY))).status == 307
+
+
+# -- long streams that came by anycast, to this process's own name
+
+STREAM = msgspec.json.encode({
+    "model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "stream": True,
+})  # fmt: skip
+
+
+async def test_a_stream_by_anycast_comes_again_by_a_token_for_one_use(engine: Engine) -> None:
+    unicast = {"url": "http://127.0.0.9:1", "anycast": ["127.0.0.1"]}
+    global_ = {"routes": [{"unicast_tokens": 8}], "unicast": unicast}
+    async with both(engine, WORLD, global_=global_) as up:
+        short = await send(up.entry, chat(body=BODY))
+        assert short.status == 200
+        answer = await send(up.entry, chat(body=STREAM))
+        assert answer.status == 307, answer
+        base, target = answer.headers["location"][:18], answer.headers["location"][18:]
+        assert base == "http://127.0.0.9:1"
+        raw = head("POST", target, content_length=str(len(STREAM))) + STREAM
+        # Here both are one address: what comes by a token is not sent away once more.
+        assert (await send(up.entry, raw)).status == 200
+        assert (await send(up.entry, raw)).status == 403
+        forged = head("POST", target[:-4] + "AAAA", content_length=str(len(STREAM))) + STREAM
+        assert (await send(up.entry, forged)).status == 401
+        await up.at_rest()

@@ -91,7 +91,7 @@ class Passage:
 def tier() -> GlobalTier:
     signer = HopSigner({"k1": HOP_KEY.encode()}, "k1", "virginia")
     log = logs.Throttled(logs.get("test"), 1.0, Clock().now)
-    return GlobalTier(Observed(), log, Flow(), signer, "virginia/g1", Clock())  # type: ignore[arg-type]
+    return GlobalTier(Observed(), log, flow=Flow(), signer=signer, instance="virginia/g1", clock=Clock())  # type: ignore[arg-type]
 
 
 REQUEST = request_line(b"POST", b"/v1/chat/completions", 2)

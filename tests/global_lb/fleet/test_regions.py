@@ -10,9 +10,10 @@ from worlds import MODEL, OTHER_MODEL, capacity, instance, request, seen
 
 from farhop.balance import outcome
 from farhop.balance.estimate.drift import AGE_MAX_S, SILENT_MS_PER_S
+from farhop.balance.health.pilot_light import PilotConfig
 from farhop.balance.health.reading import State
 from farhop.balance.health.region import LivenessConfig
-from global_lb.fleet.regions import CALIBRATION_MIN, Regions
+from global_lb.fleet.regions import CALIBRATION_MIN, Regions, Spill
 from global_lb.fleet.view import View
 
 ALL = frozenset({"frankfurt", "london", "tokyo"})
@@ -65,6 +66,24 @@ def test_an_offer_is_of_the_instance_that_waits_least_with_what_was_sent(regions
     assert regions.best_instance("london", MODEL) == b
     assert regions.best_instance("london", OTHER_MODEL) is None
     assert regions.best_instance("mars", MODEL) is None
+
+
+def test_equal_instances_are_asked_in_turn_and_who_has_fewer_slots_left_is_not(regions: Regions) -> None:
+    """One process would carry all streams of a region otherwise: they count in nobody's wait once they have begun."""
+    equal = [instance("london", name, wait_ms=5.0, usable_share=1.0) for name in "abc"]
+    regions.adopt(seen(*equal).view, 0.0)
+
+    def sent_to() -> str:
+        best = regions.best_instance("london", MODEL)
+        assert best is not None
+        load = regions.load_of(best)
+        load.sent(400, 0.0)  # cached there: nothing to wait for
+        load.settled(400, 0.0)  # and it began at once
+        return best.name
+
+    assert [sent_to() for _ in range(6)] == list("abcabc")
+    regions.load_of(equal[0]).sent(400, 0.0)  # not begun yet: a slot less
+    assert [sent_to() for _ in range(4)] == list("bcbc")
 
 
 def test_who_owns_no_replica_is_asked_all_the_same_and_offers_what_all_have(regions: Regions) -> None:
@@ -306,3 +325,49 @@ def test_among_silent_regions_what_each_said_last_is_doubted(regions: Regions) -
         known.liveness_of(name).channel(True)
     silent = known.field(request("q"), 100.0, ALL, 5.0 + AGE_MAX_S + 2.0)
     assert silent.doubt_ms(5.0 + AGE_MAX_S + 2.0).tolist() == pytest.approx([2.0 * SILENT_MS_PER_S] * 3)
+
+
+def piloted(**loads: float) -> Regions:
+    """Tokyo is a pilot light of two replicas at least."""
+    known = Regions(1 << 20, LivenessConfig(), pilots={"tokyo": PilotConfig(sleep_after_s=20.0)})
+    known.on_map = ALL
+    bounds = {"replicas_min": 4, "replicas_max": 9}
+    view = seen(*(instance(r, load_replicas=loads.get(r, 1.0), replicas_needed=2, **bounds) for r in sorted(ALL))).view
+    known.adopt(view, 0.0)
+    for region in ALL:
+        known.liveness_of(region).channel(True)
+        known.liveness_of(region).reported(0.0)
+    for region in ALL:
+        known.settle(region, 1.0)
+    return known
+
+
+def test_a_pilot_light_asleep_is_offered_only_where_nobody_else_is_sure() -> None:
+    regions = piloted()
+    assert offered(regions, 1.1) == (["frankfurt", "london"], {"tokyo": "pilot-light: asleep"})
+    assert offered(regions, 1.1, lawful=frozenset({"tokyo"}))[0] == ["tokyo"]  # whom nobody else may serve
+    assert offered(regions, 1.1, without=ALL - {"tokyo"})[0] == ["tokyo"]
+    for region in ALL - {"tokyo"}:
+        regions.liveness_of(region).channel(False)  # suspect
+    assert offered(regions, 1.2)[0] == ["tokyo"]
+    assert regions.admitted_share("tokyo", 1.2) == 0.0
+
+
+def test_a_pilot_light_that_wakes_is_admitted_what_is_there_at_the_pace_of_a_return() -> None:
+    regions = piloted()
+    london = regions.liveness_of("london")
+    london.channel(False)
+    for region in ALL - {"london"}:
+        regions.liveness_of(region).reported(4.0)
+    regions.settle("frankfurt", 4.0)  # whoever's report it is
+    assert regions.scaling.status("tokyo")["state"] == "waking"
+    assert offered(regions, 4.1)[0] == ["frankfurt", "tokyo"]
+    assert 0.0 < regions.admitted_share("tokyo", 4.1) < 0.1  # 5 % a second
+    for region in ALL - {"london"}:
+        regions.liveness_of(region).reported(30.0)
+        regions.settle(region, 30.0)
+    assert regions.admitted_share("tokyo", 30.0) == 0.5  # two replicas of four
+    # It is none any more: as any other region from now on.
+    regions.reconfigure(Spill(), {}, {})
+    regions.settle("tokyo", 30.5)
+    assert regions.admitted_share("tokyo", 30.5) == 1.0

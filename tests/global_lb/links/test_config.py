@@ -1,34 +1,20 @@
-"""Where regions may be reached, and by what name they are known."""
+"""What a global balancer's links add to the ways to the regions."""
 
 from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
 
 import pytest
 from inprocess import HOP, HOP_KEY
 from pydantic import ValidationError
 
-from farhop_lab.world.certs import Authority
+from farhop.service.region_ways import RegionWays
 from global_lb.links.config import LinksConfig
 
 
-def test_whether_a_region_speaks_tls_and_by_what_name_is_the_configurations_to_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_regions_are_watched_and_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     process = {"region": "virginia", "instance": "g1", "admin": {"port": 1}, "hop": HOP}
-    ca = {"ca_file": Authority(tmp_path).ca_file}
-
-    def name(**more: Any) -> str | None:
-        return LinksConfig.model_validate({**process, **more}).certified_name("tokyo")
-
-    assert name() is None
-    assert name(tier_tls=ca) == "tokyo.regional.farhop.internal"
-    assert name(tier_tls=ca, trust_domain="f.example") == "tokyo.regional.f.example"
-    assert name(tier_tls={**ca, "server_name": "{region}.tiers.example"}) == "tokyo.tiers.example"
-    assert name(tier_tls={**ca, "plaintext_regions": ["tokyo"]}) is None
-    assert name(tier_tls={**ca, "plaintext_regions": ["virginia"]}) == "tokyo.regional.farhop.internal"
-    for wrong in ({}, {**ca, "server_name": "{host}"}, {**ca, "cert_file": "/none"}, {**ca, "verify": False}):
-        with pytest.raises(ValidationError):
-            name(tier_tls=wrong)
+    config = LinksConfig.model_validate({**process, "watch": {"ping_s": 2}, "tier_insecure": True})
+    assert isinstance(config, RegionWays)
+    assert (config.watch.ping_s, config.allows("tokyo", "203.0.113.1"), config.balancer) == (2.0, True, "virginia/g1")
+    with pytest.raises(ValidationError):
+        LinksConfig.model_validate({**process, "watch": {"ping_s": 0}})

@@ -11,8 +11,9 @@ from inprocess import HOP_KEY, until
 from regions import Region, put, told, watching
 
 from farhop.balance.machine import Address
+from farhop.service.region_channel import address_of
 from global_lb.fleet.distances import Distances
-from global_lb.links.link import address_of, tell
+from global_lb.links.link import apply_quiet_ms
 from tests.conftest import soonest
 
 if TYPE_CHECKING:
@@ -52,9 +53,9 @@ class Silent:
         self.id = name
         self.heard: list[float | None] = []
 
-    def asked_about(self, asked_at: float, quiet_s: float | None, way_s: float) -> None:
+    def on_inquiry_answer(self, asked_at: float, quiet_s: float | None, rtt_s: float) -> None:
         assert asked_at > 0.0
-        assert way_s >= 0.0
+        assert rtt_s >= 0.0
         self.heard.append(quiet_s)
 
 
@@ -103,6 +104,6 @@ async def test_pings_ask_about_silent_attempts(region: Region) -> None:
 
 def test_an_answer_that_does_not_speak_of_all_says_nothing() -> None:
     one, two = Silent("a/1"), Silent("b/1")
-    tell((one, two), (), 1.0, 0.1)  # an older build
-    tell((one, two), (3,), 1.0, 0.1)
+    apply_quiet_ms((one, two), (), 1.0, 0.1)  # an older build
+    apply_quiet_ms((one, two), (3,), 1.0, 0.1)
     assert (one.heard, two.heard) == ([], [])

@@ -187,7 +187,10 @@ def test_the_newest_report_wins_by_whatever_path_and_in_whatever_order(
         heard = Heard()
         clock = Clock()
         store = MemoryStore(Random(1))
-        watcher = Watcher(config(ping_s=60.0), WORLD, store, heard.react, heard.refused.append, clock, Random(2))
+        watcher = Watcher(
+            config(ping_s=60.0), WORLD, store,
+            react=heard.react, refused=heard.refused.append, clock=clock, rng=Random(2),
+        )  # fmt: skip
         newest: dict[tuple[str, str], tuple[int, int]] = {}
         received: dict[tuple[str, str], float] = {}
         for path, region, instance, incarnation, seq in steps:

@@ -38,11 +38,10 @@ def test_processing_is_narrowed_by_key_and_wish() -> None:
     assert admission.processing(request("a", narrow=(("eu", "uk"), ("uk", "apac"))), LAW).lawful == {"london"}
 
 
-@pytest.mark.parametrize(("region", "hints", "records"), [("tokyo", True, False), ("frankfurt", False, True)])
-def test_hints_and_records_have_laws_of_their_own(region: str, hints: bool, records: bool) -> None:
+@pytest.mark.parametrize(("region", "hints"), [("tokyo", True), ("frankfurt", False)])
+def test_hints_have_a_law_of_their_own(region: str, hints: bool) -> None:
     one = request("a", tenant="secretive")
     assert admission.hints_allowed(one, region, LAW) is hints
-    assert admission.records_allowed(one, region, LAW) is records
 
 
 def test_the_summary_names_each_clause_once() -> None:

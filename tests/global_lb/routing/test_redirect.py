@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from playbook import Expected, Playbook
 from worlds import REGIONS, instance, law, request, seen, sent_elsewhere, worldwide
 
@@ -114,3 +115,23 @@ def test_a_new_view_ends_redirected_and_there_are_never_more_than_so_many(monkey
     assert sent == 2000
     machine.handle(seen(*instances.values()), REDIRECTED_S)
     assert sum(machine._regions.load_of(one).outstanding_bytes for one in instances.values()) == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "goes"),
+    [
+        ({"by_anycast": True, "stream": True, "max_tokens": 500}, True),
+        ({"by_anycast": True, "stream": True, "max_tokens": None}, True),
+        ({"by_anycast": True, "stream": True, "max_tokens": 499}, False),
+        ({"by_anycast": True, "stream": False, "max_tokens": 500}, False),
+        ({"by_anycast": False, "stream": True, "max_tokens": 500}, False),
+    ],
+)
+def test_long_streams_that_came_by_anycast_go_to_the_entrys_own_name(asked: dict[str, object], goes: bool) -> None:
+    machine = flow(RouteConfig(unicast_tokens=500))
+    machine.config = replace(machine.config, unicast_url="https://own.example")
+    (first, *_) = machine.handle(RequestArrived(replace(request("a"), **asked)), 0.0)
+    assert isinstance(first, Redirect) is goes
+    if goes:
+        assert first == Redirect("a", "https://own.example", outcome.REDIRECTED, own=True)
+        assert machine.under_way == 0

@@ -11,7 +11,7 @@ from inprocess import HOP_KEY, Engine, both, chat, send, topology, until
 
 from farhop.balance.machine import Event
 from farhop.store.contract import Change, ChangeKind, Entry, pick_key, split_key
-from farhop.store.documents.authored import DOCUMENT_LIMIT_BYTES, Signature, signed
+from farhop.store.documents.authored import DOCUMENT_LIMIT_BYTES, Authorship, with_author
 from farhop_lab.memory_store import MemoryStore
 from regional_lb.app import overrides
 from regional_lb.scheduler.policy import PoliciesChanged, PolicyConfig
@@ -99,7 +99,7 @@ def test_a_signed_word_says_the_same_and_who_it_was(kind: Kind) -> None:
     assert (stage.overrides.status() or {}).get("author") == "ann"
     stage.tell(put(bare, kind.key))
     assert stage.overrides.status() is None
-    assert stage.tell(put(signed({}, Signature("ann", "none", AT)), kind.key)) == [kind.none]
+    assert stage.tell(put(with_author({}, Authorship("ann", "none", AT)), kind.key)) == [kind.none]
     assert stage.refused == [f"{kind.name}_malformed"]
 
 

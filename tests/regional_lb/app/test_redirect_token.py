@@ -11,6 +11,7 @@ import pytest
 from inprocess import HOP_KEY, MODEL, topology
 
 from farhop.balance import outcome
+from farhop.balance.model_facts import UNTOLD, ModelFacts
 from farhop.balance.outcome import Outcome
 from farhop.identity.redirect_token import (
     HEADER,
@@ -36,8 +37,8 @@ class Keys:
     def caller(self, head: Any) -> str:
         return "by key"
 
-    def models(self, caller: Caller) -> list[str]:
-        return [MODEL, caller.tenant]
+    def models(self, caller: Caller) -> dict[str, ModelFacts]:
+        return dict.fromkeys((MODEL, caller.tenant), UNTOLD)
 
     def recorded(self, caller: Caller, model: str) -> bool:
         return model == MODEL
@@ -109,6 +110,6 @@ def test_without_a_token_a_key_decides() -> None:
     known = authenticator()
     assert known.caller(head(None)) == "by key"
     caller = Caller("acme", 1.0, "", True)
-    assert known.models(caller) == [MODEL, "acme"]
+    assert list(known.models(caller)) == [MODEL, "acme"]
     assert known.recorded(caller, MODEL)
     assert not known.recorded(caller, "other")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from engine_pages import ENGINES, LLAMA, VLLM, Page, pages
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from farhop.balance.model_facts import ModelFacts
 from farhop.store.documents.report import GPU_TYPES_LIMIT, MODELS_LIMIT
 from regional_lb.engines.config import ReplicaConfig
 from regional_lb.engines.members import Listing, Members, read_listing
@@ -99,6 +102,23 @@ def test_a_listing_is_read(body: bytes, ids: tuple[str, ...], names: set[str]) -
     assert (listing.ids, listing.names) == (ids, names)
 
 
+def test_what_an_engine_says_of_a_model_is_kept_as_far_as_it_makes_sense() -> None:
+    listing = read_listing(
+        b'{"data":[{"id":"a","root":"/w/a","max_model_len":4096,"owned_by":"vllm"},{"id":"b","parent":"a"},{"id":"c"},'
+        b'{"id":"d","max_model_len":"many","root":"line\\nbreak"},{"id":"e","max_model_len":-1}]}'
+    )
+    assert listing.engine == "vllm"
+    assert listing.facts == {"a": ModelFacts(4096, "/w/a"), "b": ModelFacts(parent="a")}
+    members = Members(10.0)
+    members.announce([config("one", models=("a",))], 0.0)
+    assert members.listed("one", listing)
+    (one,) = members.replicas()
+    assert one.facts["a"].max_model_len == 4096
+    other = replace(listing, facts={"a": ModelFacts(8192)})
+    assert members.listed("one", other)
+    assert not members.listed("one", other)
+
+
 def test_an_adapter_is_based_on_its_parent_as_told_and_as_configured() -> None:
     listing = read_listing(
         b'{"data":[{"id":"base","root":"org/base-70b","parent":null},{"id":"sql","root":"/loras/sql","parent":"base"},'
@@ -146,3 +166,22 @@ def test_nobody_is_lost_while_it_works(steps: list[tuple[set[str], set[str]]]) -
         left_at = {name: at for name, at in left_at.items() if name in busy and now + 0.5 < at + 3.0}
         assert standing(members) == {**dict.fromkeys(announced, False), **dict.fromkeys(left_at, True)}
         before = announced
+
+
+def test_what_real_engines_list() -> None:
+    told = read_listing(Page(VLLM, "models").body)
+    assert told.ids == ("tiny", "adapted")
+    assert told.names == {"tiny", "adapted", "/models/model", "/models/lora"}
+    assert told.bases == {"tiny": {"/models/model"}, "adapted": {"tiny"}}
+    assert told.adapters == {"adapted"}
+    assert read_listing(Page(LLAMA, "models").body) == Listing(
+        ("tiny",), frozenset({"tiny"}), {"tiny": frozenset()}, engine="llamacpp"
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nothing_else_that_real_engines_say_is_a_list_of_models(engine: str) -> None:
+    for page in pages(engine):
+        if page.name != "models":
+            with pytest.raises(PageError):
+                read_listing(page.body)

@@ -118,9 +118,9 @@ async def watching(
     })  # fmt: skip
     heard, loop = Heard(), asyncio.get_running_loop()
     watcher = heard.watcher = Watcher(
-        config, heard.react, heard.refused.append, lambda: loop.time() * speed, Random(1),
+        config, react=heard.react, refused=heard.refused.append, clock=lambda: loop.time() * speed, rng=Random(1),
         answered_at=lambda _name: loop.time() * speed if heard.answers else -inf,
-        in_flight=lambda name: heard.in_flight.get(name, 0), say=lambda *said: heard.said.append(said),
+        in_flight=lambda name: heard.in_flight.get(name, 0), warn=lambda *said: heard.said.append(said),
     )  # fmt: skip
     await watcher.open()
     try:
@@ -494,8 +494,10 @@ def listing(*ids: str, **more: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def engine(models: list[Any], asked: list[str | None] | None = None) -> AsyncIterator[str]:
-    """`models[0]` is what it lists: a document, or a status."""
+async def engine(
+    models: list[Any], asked: list[str | None] | None = None, info: dict[str, Any] | None = None
+) -> AsyncIterator[str]:
+    """`models[0]` is what it lists: a document, or a status. `info`: what its `/get_server_info` answers, if any."""
 
     async def answer(request: web.Request) -> web.Response:
         if asked is not None:
@@ -508,8 +510,12 @@ async def engine(models: list[Any], asked: list[str | None] | None = None) -> As
     async def health(_request: web.Request) -> web.Response:
         return web.Response()
 
+    async def server_info(_request: web.Request) -> web.Response:
+        return web.json_response(info, status=404 if info is None else 200)
+
     app = web.Application()
     app.router.add_get("/v1/models", answer)
+    app.router.add_get("/get_server_info", server_info)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/health", health)
     async with served(app) as url:
@@ -550,6 +556,20 @@ async def test_what_many_engines_say_at_once_is_one_view(monkeypatch: pytest.Mon
         heard.watcher.announce(many)
         await until(lambda: len(heard.view.by_model.get("a", ())) == 20)
         assert heard.views < 12  # the announcement, one that left, and what came within a moment or a few
+
+
+async def test_slots_are_asked_of_the_engine_where_they_are_not_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    models, info = [listing("m", owned_by="sglang")], {"max_running_requests": 96}
+    async with engine(models, None, info) as url:
+        async with watching(monkeypatch, {"one": url}, models_s=0.02) as heard:
+            assert heard.view.replicas["one"].slots == members.SLOTS
+            await until(lambda: heard.view.replicas["one"].slots == 96)
+            models[0] = listing("m", owned_by="somebody")  # another engine came in its place, which says nothing
+            await until(lambda: heard.view.replicas["one"].slots == members.SLOTS)
+        models[0] = listing("m", max_model_len=4096, owned_by="sglang")
+        async with watching(monkeypatch, {"one": url}, {"slots": 7}, models_s=0.02) as heard:
+            await until(lambda: heard.view.facts("m").max_model_len == 4096)
+            assert heard.view.replicas["one"].slots == 7
 
 
 async def test_models_that_are_not_told_are_asked_for_with_the_engines_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -321,8 +321,8 @@ def test_an_engine_that_forgets_all_empties_its_mirror() -> None:
     assert fleet.trie.bytes_held("r1") == 1024
     fleet.handle(telling(Cleared()), 0.0)
     assert (fleet.trie.bytes_held("r1"), fleet.trie.bytes_held("r2")) == (0, 1024)
-    assert fleet.blocks.word("r1") == "exact"
-    assert fleet.blocks.word("r2") is None
+    assert fleet.blocks.events_state("r1") == "exact"
+    assert fleet.blocks.events_state("r2") is None
     fleet.handle(telling(Cleared(), name="r2"), 0.0)  # it was never asked
     fleet.handle(telling(Cleared(), name="nobody"), 0.0)
 
@@ -345,11 +345,11 @@ def test_another_process_is_listened_to_anew() -> None:
     fleet = listened()
     fleet.handle(telling(Cleared(), Linked(up=True), blocks_of(160)), 0.0)
     fleet.adopt(view_of([replace(replica("r1"), kv_ranks=1)]))
-    assert fleet.blocks.word("r1") == "exact"
+    assert fleet.blocks.events_state("r1") == "exact"
     fleet.adopt(view_of([replace(replica("r1", address=Address("elsewhere", 1)), kv_ranks=1)]))
-    assert (fleet.blocks.word("r1"), len(fleet.blocks)) == ("cut", 0)
+    assert (fleet.blocks.events_state("r1"), len(fleet.blocks)) == ("cut", 0)
     fleet.adopt(view_of([replica("r1", address=Address("elsewhere", 1))]))
-    assert fleet.blocks.word("r1") is None
+    assert fleet.blocks.events_state("r1") is None
     fleet.adopt(view_of([]))
     assert len(fleet.blocks) == 0
 

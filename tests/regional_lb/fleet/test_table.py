@@ -7,7 +7,7 @@ import pytest
 from worlds import fleet, replica
 
 from farhop.balance.ledger import Load, Reservation
-from regional_lb.fleet.table import Eased, Subset, Table
+from regional_lb.fleet.table import Columns, Eased, Rates, Subset, Table
 from regional_lb.fleet.view import Sample
 
 OUTPUT_TOKENS = 100.0
@@ -102,3 +102,10 @@ def test_what_is_known_slot_by_slot_is_read_in_a_subsets_order(n: int) -> None:
     assert some.of_slots(held).tolist() == [bool(held[slot]) for slot in slots]
     assert [some.by_slot[slot] for slot in slots] == list(range(n))
     assert (some.by_slot < 0).sum() == 40
+
+
+def test_each_column_is_its_row_of_the_block() -> None:
+    table, names = rows(replica("r")), list(Columns.__annotations__)
+    table._block[:, 0] = np.arange(len(names))
+    assert [getattr(table, name).item(0) for name in names] == list(range(len(names)))
+    assert Rates._fields == tuple(names[: len(Rates._fields)])

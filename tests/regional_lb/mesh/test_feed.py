@@ -39,12 +39,12 @@ def asking(**fields: Any) -> peers_pb2.FollowRequest:
     return peers_pb2.FollowRequest(**{"region": "london", "instance": "r2", "control_address": "h:1", **fields})
 
 
-async def until_said(stream: Any, true: Any) -> peers_pb2.PeerNews:
+async def until_said(stream: Any, true: Any) -> peers_pb2.PeerUpdate:
     async with asyncio.timeout(10.0):
         while True:
-            news = await stream.read()
-            if true(news):
-                return news
+            update = await stream.read()
+            if true(update):
+                return update
 
 
 async def test_a_stream_begins_whole_goes_on_with_changes_and_lives_when_nothing_happens() -> None:
@@ -66,10 +66,10 @@ async def test_a_stream_begins_whole_goes_on_with_changes_and_lives_when_nothing
         assert (list(heartbeat.loads), heartbeat.seq) == ([], 3)
         for n in range(6):
             flow.handle(RequestArrived(request(f"q{n}")), 0.0)
-        queued = await until_said(stream, lambda news: news.queued)
+        queued = await until_said(stream, lambda update: update.queued)
         assert dict(queued.queued) == {"llama": len(flow.queue)}
         feed.draining = True
-        assert (await until_said(stream, lambda news: news.draining)).queued
+        assert (await until_said(stream, lambda update: update.draining)).queued
         stream.cancel()
 
 
@@ -83,15 +83,15 @@ async def test_caches_go_on_from_where_the_reader_was() -> None:
         stream = stub.Follow(asking())
         told: list[tuple[int, ...]] = []
         while True:
-            news = await stream.read()
-            told += [tuple(path.nodes) for path in news.cached]
-            assert sum(len(path.nodes) for path in news.cached) < SLICE_NODES + len(chains[0])
-            if news.caught_up:
+            update = await stream.read()
+            told += [tuple(path.nodes) for path in update.cached]
+            assert sum(len(path.nodes) for path in update.cached) < SLICE_NODES + len(chains[0])
+            if update.caught_up:
                 break
         assert told == chains
         stream.cancel()
         fleet.caches("g2", chains[0])
-        for known, expected in (((7, news.cached_seq), 1), ((6, news.cached_seq), 61), ((7, 10**6), 61)):
+        for known, expected in (((7, update.cached_seq), 1), ((6, update.cached_seq), 61), ((7, 10**6), 61)):
             again = stub.Follow(asking(known_incarnation=known[0], known_cached_seq=known[1]))
             count = 0
             while True:

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from farhop.balance.prefix.chain import DEPTH_MAX
 from regional_lb.fleet.recent import Cached
 from regional_lb.fleet.shares import PeerLoad
-from regional_lb.mesh.messages import LOADS_MAX, NODES_MAX, NewsError, cached_to_wire, event_of, load_to_wire
+from regional_lb.mesh.messages import LOADS_MAX, NODES_MAX, PeerUpdateError, cached_to_wire, event_of, load_to_wire
 
 _counts = st.integers(0, 2**53)
 _nodes = st.lists(st.integers(1, 2**64 - 1), min_size=1, max_size=8, unique=True).map(tuple)
 
 
-def news(**fields: Any) -> peers_pb2.PeerNews:
-    return peers_pb2.PeerNews(region="london", instance="r2", incarnation=7, seq=1, law_epoch=3, **fields)
+def update(**fields: Any) -> peers_pb2.PeerUpdate:
+    return peers_pb2.PeerUpdate(region="london", instance="r2", incarnation=7, seq=1, law_epoch=3, **fields)
 
 
 @given(
@@ -28,15 +28,15 @@ def news(**fields: Any) -> peers_pb2.PeerNews:
 )
 @settings(max_examples=80, deadline=None, derandomize=True)
 def test_there_and_back(load, cached) -> None:
-    message = news(loads=[load_to_wire("g1", load)], cached=[cached_to_wire(cached)], queued={"m": 3, "n": 0})
-    event = event_of(peers_pb2.PeerNews.FromString(message.SerializeToString()), 3, first=True)
+    message = update(loads=[load_to_wire("g1", load)], cached=[cached_to_wire(cached)], queued={"m": 3, "n": 0})
+    event = event_of(peers_pb2.PeerUpdate.FromString(message.SerializeToString()), 3, first=True)
     assert (event.peer, event.loads, event.cached, event.whole) == ("r2", {"g1": load}, (cached,), True)
     assert (event.queued, event.epoch) == ({"m": 3}, 3)
 
 
 def test_by_another_law_nobody_outside_is_told() -> None:
     for audience in (None, frozenset({"london"})):
-        message = news(cached=[cached_to_wire(Cached("g1", (1, 2), audience))])
+        message = update(cached=[cached_to_wire(Cached("g1", (1, 2), audience))])
         assert event_of(message, 4, first=False).cached == (Cached("g1", (1, 2), frozenset()),)
 
 
@@ -47,18 +47,18 @@ def _path(*nodes: int) -> peers_pb2.CachedPath:
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        (news(loads=[peers_pb2.ReplicaLoad(replica="g1", in_flight=-1)]), "peer_malformed"),
-        (news(loads=[peers_pb2.ReplicaLoad(replica="g1", kv_tokens=2**53 + 1)]), "peer_malformed"),
-        (news(loads=[peers_pb2.ReplicaLoad(replica="g" * 257)]), "peer_malformed"),
-        (news(loads=[peers_pb2.ReplicaLoad(replica="g1")] * (LOADS_MAX + 1)), "peer_too_many"),
-        (news(queued={f"m{n}": 1 for n in range(257)}), "peer_too_many"),
-        (news(cached=[_path()]), "peer_malformed"),
-        (news(cached=[_path(1, 0)]), "peer_malformed"),
-        (news(cached=[_path(1, 2, 1)]), "peer_malformed"),
-        (news(cached=[_path(*range(1, DEPTH_MAX + 2))]), "peer_malformed"),
-        (news(cached=[_path(*range(1, 1000))] * (NODES_MAX // 999 + 1)), "peer_too_many"),
+        (update(loads=[peers_pb2.ReplicaLoad(replica="g1", in_flight=-1)]), "peer_malformed"),
+        (update(loads=[peers_pb2.ReplicaLoad(replica="g1", kv_tokens=2**53 + 1)]), "peer_malformed"),
+        (update(loads=[peers_pb2.ReplicaLoad(replica="g" * 257)]), "peer_malformed"),
+        (update(loads=[peers_pb2.ReplicaLoad(replica="g1")] * (LOADS_MAX + 1)), "peer_too_many"),
+        (update(queued={f"m{n}": 1 for n in range(257)}), "peer_too_many"),
+        (update(cached=[_path()]), "peer_malformed"),
+        (update(cached=[_path(1, 0)]), "peer_malformed"),
+        (update(cached=[_path(1, 2, 1)]), "peer_malformed"),
+        (update(cached=[_path(*range(1, DEPTH_MAX + 2))]), "peer_malformed"),
+        (update(cached=[_path(*range(1, 1000))] * (NODES_MAX // 999 + 1)), "peer_too_many"),
     ],
 )
 def test_what_cannot_be_meant_is_not_believed(message, why) -> None:
-    with pytest.raises(NewsError, match=why):
+    with pytest.raises(PeerUpdateError, match=why):
         event_of(message, 3, first=False)

@@ -26,7 +26,15 @@ CACHE = 10**7  # KV tokens: nothing is evicted
 
 def told_by(flow: RegionalFlow, incarnation: int = 7, **more: Any) -> Reporter:
     clock = asyncio.get_running_loop().time
-    return Reporter("london", "r1", ("h:1", "h:2", "h:3"), flow, clock, incarnation=incarnation, **more)
+    return Reporter(
+        flow,
+        region="london",
+        instance="r1",
+        addresses=("h:1", "h:2", "h:3"),
+        clock=clock,
+        incarnation=incarnation,
+        **more,
+    )
 
 
 @asynccontextmanager
@@ -114,6 +122,12 @@ def flow_of(**more: Any) -> RegionalFlow:
     return regional(replica("a", slots=10**6, kv_tokens=CACHE, prefill_tokens_max=10**9), **more)
 
 
+@pytest.fixture
+def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told is told since something woke the stream."""
+    monkeypatch.setattr(prefix_stream, "IDLE_S", 3600.0)
+
+
 async def test_a_snapshot_then_what_changes() -> None:
     flow = flow_of()
     there = serve(flow, "x")
@@ -128,8 +142,29 @@ async def test_a_snapshot_then_what_changes() -> None:
         assert (reader.snapshots, reader.gaps) == (1, 0)
 
 
-async def test_news_leave_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_stream, "LOOK_S", 3600.0)  # nobody looks: it is told
+async def test_a_stream_with_nothing_to_send_looks_while_there_is_something_to_sweep_only() -> None:
+    flow = regional(replica("a", kv_tokens=CACHE), replica("b", kv_tokens=CACHE))
+    for name in ("a", "b"):  # the other holds them all: nobody is told that one of them does no more
+        for path in range(100):
+            flow.trie.insert(name, range(1 + 100 * path, 101 + 100 * path))
+    steps = told_by(flow).prefixes.subscribe(asked())
+
+    def rests() -> float:
+        return next(step.seconds for step in steps if isinstance(step, prefix_stream.Pause) and step.wakes)
+
+    assert rests() == prefix_stream.IDLE_S
+    flow.trie.clear("a")
+    assert rests() == prefix_stream.LOOK_S
+    looks = 1
+    while rests() == prefix_stream.LOOK_S:
+        looks += 1
+    assert looks <= 10_000 / prefix_stream.SWEEP_NODES
+    assert not flow.trie.sweeping
+    steps.close()
+
+
+@pytest.mark.usefixtures("nobody_looks")
+async def test_news_leave_at_once() -> None:
     flow = flow_of()
     async with calling(told_by(flow)) as stub:
         reader, there = Reader(stub, asked()), set[int]()
@@ -170,7 +205,7 @@ async def test_another_incarnation_or_a_seq_of_nowhere_gets_a_snapshot(known: tu
         assert again.nodes == there
 
 
-async def test_an_idle_teller_forgets_its_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_publisher_forgets_its_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_stream, "REST_S", 0.05)
     flow = flow_of()
     told = told_by(flow)
@@ -230,6 +265,7 @@ async def test_the_rate_is_bounded_and_the_loop_is_not_held() -> None:
         assert reader.slices >= 2
 
 
+@pytest.mark.usefixtures("nobody_looks")
 async def test_a_changed_law_takes_everything_back() -> None:
     flow = flow_of()
     serve(flow, "x")
@@ -237,7 +273,7 @@ async def test_a_changed_law_takes_everything_back() -> None:
         reader = Reader(stub, asked())
         await reader.until(lambda r: r.snapshots)
         assert reader.nodes
-        flow.law = law(epoch=2)
+        flow.handle(LawChanged(law(2, other=Rule(allow=("eu",)))), 1.0)
         again = await reader.anew(stub, 2)
         await again.until(lambda r: not r.nodes)
         there = serve(flow, "again", says="x")
@@ -275,6 +311,7 @@ def test_no_node_reaches_a_balancer_outside_the_law_of_all_who_inserted_it(serve
     asyncio.run(run())
 
 
+@pytest.mark.usefixtures("nobody_looks")
 async def test_what_a_cleared_replica_held_is_told_though_nothing_else_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farhop.balance.prefix.trie.TURN_NODES", 10)
     monkeypatch.setattr("regional_lb.mesh.prefix_stream.SWEEP_NODES", 7)
@@ -292,6 +329,7 @@ async def test_what_a_cleared_replica_held_is_told_though_nothing_else_happens(m
     assert flow.trie.nodes == 2
 
 
+@pytest.mark.usefixtures("nobody_looks")
 async def test_a_law_that_takes_nothing_away_costs_no_hint() -> None:
     flow = flow_of(under=law(2))
     there = serve(flow, "x")
@@ -317,6 +355,7 @@ async def test_who_goes_by_an_older_law_is_told_nothing_by_a_newer() -> None:
         assert await Reader(stub, asked(epoch=1)).call.read() is grpc.aio.EOF
 
 
+@pytest.mark.usefixtures("nobody_looks")
 async def test_who_goes_by_a_newer_law_is_told_nothing_by_an_older() -> None:
     flow = flow_of(under=law(2))
     serve(flow, "x")

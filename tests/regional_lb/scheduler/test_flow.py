@@ -353,7 +353,7 @@ def _turn(flow: Any, asked: machine.Request, said: tuple[int, ...], now: float =
     """One request, served whole."""
     (forward,) = [c for c in flow.handle(machine.RequestArrived(asked), now) if isinstance(c, Forward)]
     flow.handle(machine.AttemptBegan(asked.id, 1, 200), now + 0.1)
-    last = {"status": 200, "usage": Usage(asked.prompt_bytes // 4, SAID // 4), "chain": said, "said_bytes": SAID}
+    last = {"status": 200, "usage": Usage(asked.prompt_bytes // 4, SAID // 4), "chain": said, "answer_bytes": SAID}
     flow.handle(machine.AttemptEnded(asked.id, 1, **last | ended), now + 0.2)
     return forward
 
@@ -376,10 +376,10 @@ def test_what_a_replica_answered_it_holds_behind_the_prompt_and_the_next_turn_fi
 @pytest.mark.parametrize(
     "ended",
     [
-        {"chain": (), "said_bytes": 0},
+        {"chain": (), "answer_bytes": 0},
         {"fault": outcome.ENGINE_ERROR},
         {"status": 500},
-        {"said_bytes": SAID // 2 - 1},  # as much was thought as was said
+        {"answer_bytes": SAID // 2 - 1},  # as much was thought as was said
         {"usage": Usage(1024, 2 * SAID // 4 + 1)},
     ],
     ids=["unheard", "fault", "error", "thought", "thought too"],

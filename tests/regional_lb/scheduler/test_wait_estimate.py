@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from worlds import MODEL, OTHER_MODEL, regional, replica, request
 
 from farhop.balance.health.replica import Mode
-from farhop.balance.machine import Forward, RequestArrived, Tokens
+from farhop.balance.machine import ClientLeft, Forward, PromptTokenized, RequestArrived, Tokens
 from regional_lb.fleet.kv_events import Cleared, Linked, Lost, Stored
 from regional_lb.fleet.shares import PeerReported
 from regional_lb.fleet.view import ReplicaProbed, variant_of
@@ -155,3 +155,37 @@ def test_a_pair_is_part_of_the_outlook() -> None:
     ):
         assert other is not None
         assert (other.prefill, other.prefill_ms) == (None, 100.0)
+
+
+def test_where_there_is_no_choice_or_nobody_tells_what_it_caches_tokens_decide_nothing() -> None:
+    alone, mute, told = (regional(*(replace(replica(n), kv_ranks=1) for n in names)) for names in ("a", "ab", "ab"))
+    for flow in (alone, told):
+        flow.blocks.apply("a", 0, Linked(up=True))
+        flow.blocks.apply("a", 0, Cleared())
+    asked = request("r")
+    assert [flow.wants_tokens(asked, 0.0) for flow in (alone, mute, told)] == [False, False, True]
+    assert not told.wants_tokens(replace(asked, recomputed=True), 0.0)
+    assert not told.wants_tokens(replace(asked, model="nowhere"), 0.0)
+    assert not told.wants_tokens(replace(asked, lawful=frozenset({"tokyo"})), 0.0)  # it will be refused
+    told.blocks.apply("a", 0, Linked(up=False))
+    told.blocks.apply("a", 0, Lost(all=True))
+    assert not told.wants_tokens(asked, 0.0)
+
+
+def test_a_prompt_read_beside_its_request_is_placed_by_its_tokens_if_it_still_waits() -> None:
+    flow = regional(*(replace(replica(name, slots=1), kv_ranks=1) for name in ("r1", "r2")))
+    for name in ("r1", "r2"):
+        for one in (Linked(up=True), Cleared()):
+            flow.blocks.apply(name, 0, one)
+    for name in ("b", "c"):
+        flow.handle(RequestArrived(request(name)), 0.0)
+    flow.handle(RequestArrived(request("waits", 4096)), 0.0)
+    assert not flow.wants_tokens(request("next"), 0.0)  # there is a line
+    flow.blocks.apply("r2", 0, Stored([1, 2], None, blocks(1, 2), 16))
+    for name in ("waits", "b", "gone"):
+        assert flow.handle(PromptTokenized(name, Tokens(blocks(1, 2, 3, 4))), 0.1) == []
+    went = [*flow.handle(ClientLeft("b"), 0.2), *flow.handle(ClientLeft("c"), 0.2)]
+    (forward,) = (one for one in went if isinstance(one, Forward))
+    assert forward.id == "waits"
+    assert forward.reasons.chosen.exact
+    assert forward.reasons.chosen.hit_tokens == (32.0 if forward.target == "r2" else 0.0)

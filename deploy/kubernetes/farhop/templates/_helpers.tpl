@@ -1,4 +1,4 @@
-{{/* Names and what is derived. Called with a dict: root ($), tier ("global" or "regional"). */}}
+{{/* Names and what is derived. Called with a dict: root ($), tier ("global", "regional" or "dns"). */}}
 
 {{- define "farhop.name" -}}
 {{- printf "%s-%s" .root.Release.Name .tier | trunc 52 | trimSuffix "-" -}}
@@ -40,8 +40,8 @@ farhop.dev/region: {{ .root.Values.region }}
 {{/* What cannot be right is said here, in a line, and not by a pod that does not start. */}}
 {{- define "farhop.checked" -}}
 {{- $v := .Values -}}
-{{- if not (or $v.global.enabled $v.regional.enabled) -}}
-{{- fail "global.enabled, regional.enabled: both are false; enable a tier, or uninstall the release" -}}
+{{- if not (or $v.global.enabled $v.regional.enabled $v.dns.enabled) -}}
+{{- fail "global.enabled, regional.enabled: both are false, and dns.enabled is; enable one, or uninstall the release" -}}
 {{- end -}}
 {{- if and $v.topology.configMap $v.topology.document -}}
 {{- fail "topology: configMap and document are both given; leave one of them out" -}}
@@ -55,19 +55,22 @@ farhop.dev/region: {{ .root.Values.region }}
 {{- if and (eq $v.tls.source "certManager") (not $v.tls.issuer.name) -}}
 {{- fail "tls.issuer.name: is not given; name a cert-manager issuer, give secrets (tls.source: secret), or say tls.source: none for a trial" -}}
 {{- end -}}
-{{- range $tier := list "global" "regional" -}}
+{{- range $tier := list "global" "regional" "dns" -}}
 {{- $one := get $v $tier -}}
 {{- if and $one.enabled (eq $v.tls.source "secret") (not (get $v.tls.secrets $tier)) -}}
-{{- fail (printf "tls.secrets.%s: is not given; name a Secret with tls.crt, tls.key and ca.crt (`farhop certs issue %s %s` makes them)" $tier $tier $v.region) -}}
+{{- fail (printf "tls.secrets.%s: is not given; name a Secret with tls.crt, tls.key and ca.crt (%s)" $tier (ternary "for its admin port" (printf "`farhop certs issue %s %s` makes them" $tier $v.region) (eq $tier "dns"))) -}}
 {{- end -}}
-{{- if gt (int $one.autoscaling.min) (int $one.autoscaling.max) -}}
+{{- if and $one.autoscaling (gt (int (default dict $one.autoscaling).min) (int (default dict $one.autoscaling).max)) -}}
 {{- fail (printf "%s.autoscaling: min %d is above max %d" $tier (int $one.autoscaling.min) (int $one.autoscaling.max)) -}}
 {{- end -}}
-{{- range $field := list "region" "instance" "topology" "hop" "etcd" "fleet" "trust_domain" "admin" "state_dir" "listen" "tier" "control" "client" "tier_tls" "advertise" "report_key" "signing" -}}
+{{- range $field := list "region" "instance" "topology" "hop" "etcd" "fleet" "trust_domain" "admin" "state_dir" "listen" "tier" "control" "client" "picker" "tier_tls" "advertise" "report_key" "signing" -}}
 {{- if hasKey $one.config $field -}}
 {{- fail (printf "%s.config.%s: is written by the chart from other values; leave it out" $tier $field) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- if and $v.dns.enabled (not $v.dns.config.zones) -}}
+{{- fail "dns.config.zones: is not given; name the zones that are delegated to this server (docs/operate/dns.md)" -}}
 {{- end -}}
 {{- if ne (empty $v.admin.tokensSecret) (empty $v.admin.tokens) -}}
 {{- fail "admin: give both tokensSecret and tokens, or neither" -}}
@@ -84,11 +87,33 @@ farhop.dev/region: {{ .root.Values.region }}
 {{- if and $v.regional.enabled (not (or $v.engines.pool $v.engines.service $v.regional.config.replicas $v.regional.config.discovery)) -}}
 {{- fail "engines: nobody says where they are; give engines.pool, engines.service, regional.config.replicas or regional.config.discovery" -}}
 {{- end -}}
+{{- $a := $v.engines.autoscaling -}}
+{{- if and $a.by (not (and $v.regional.enabled $a.deployment $a.model)) -}}
+{{- fail "engines.autoscaling: needs the regional tier, and the Deployment and the model of engines (deployment, model)" -}}
+{{- end -}}
+{{- if and $a.by (gt (int $a.min) (int $a.max)) -}}
+{{- fail (printf "engines.autoscaling: min %d is above max %d" (int $a.min) (int $a.max)) -}}
+{{- end -}}
+{{- if and (eq $a.by "keda") $v.admin.tokens (not (hasKey $v.admin.tokens $a.token)) -}}
+{{- fail "engines.autoscaling.token: the admin port asks KEDA for a token; name one of admin.tokens that may read metrics" -}}
+{{- end -}}
 {{- if and $v.etcd.username (not $v.etcd.passwordSecret.name) -}}
 {{- fail "etcd.passwordSecret.name: is not given, and etcd.username is" -}}
 {{- end -}}
 {{- if and $v.etcd.username (not $v.etcd.tlsSecret) -}}
 {{- fail "etcd.tlsSecret: is not given, and a password never travels in plaintext; name a Secret with ca.crt" -}}
+{{- end -}}
+{{- if and $v.regional.enabled $v.regional.picker.enabled $v.regional.picker.tls (eq $v.tls.source "none") -}}
+{{- fail "regional.picker.tls: there are no certificates with tls.source none; set it to false" -}}
+{{- end -}}
+{{- if and $v.regional.picker.pool (not $v.engines.podSelector.matchLabels) -}}
+{{- fail "regional.picker.pool: the InferencePool needs engines.podSelector.matchLabels, which say whose pods are in it" -}}
+{{- end -}}
+{{- if and $v.regional.picker.pool $v.engines.pool (ne $v.regional.picker.pool $v.engines.pool) -}}
+{{- fail "regional.picker.pool: is another than engines.pool, where the picker finds engines; name one" -}}
+{{- end -}}
+{{- if and $v.regional.picker.objectives (not $v.engines.pool) -}}
+{{- fail "regional.picker.objectives: are those of an InferencePool; give engines.pool" -}}
 {{- end -}}
 {{- if and $v.reportKey.secret (not $v.reportKey.name) -}}
 {{- fail "reportKey.name: is not given; it is the key's name under signing.keys" -}}
@@ -118,9 +143,12 @@ farhop.dev/region: {{ .root.Values.region }}
 {{- toYaml $out -}}
 {{- end -}}
 
+{{/* Questions are answered at once: a DNS server has nothing to drain. */}}
 {{- define "farhop.drain" -}}
+{{- if eq .tier "dns" }}5{{ else -}}
 {{- $limits := default dict (get (get .root.Values .tier).config "limits") -}}
 {{- ceil (float64 (default 30 (get $limits "drain_s"))) | int -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "farhop.grace" -}}
@@ -138,7 +166,7 @@ farhop.dev/region: {{ .root.Values.region }}
 {{- $_ := set $out "state_dir" "/var/lib/farhop" -}}
 {{- $keys := dict -}}
 {{- range $v.hop.keys -}}{{- $_ := set $keys . (printf "file:/etc/farhop/hop/%s" .) -}}{{- end -}}
-{{- $_ := set $out "hop" (dict "keys" $keys "active" $v.hop.active) -}}
+{{- if ne $tier "dns" -}}{{- $_ := set $out "hop" (dict "keys" $keys "active" $v.hop.active) -}}{{- end -}}
 {{- $etcd := dict -}}
 {{- if $v.etcd.endpoints -}}{{- $_ := set $etcd "endpoints" $v.etcd.endpoints -}}{{- end -}}
 {{- if $v.etcd.tlsSecret -}}
@@ -162,12 +190,24 @@ farhop.dev/region: {{ .root.Values.region }}
 {{- $folder := ternary "/etc/farhop/client-tls" "/etc/farhop/tls" (ne $v.global.clientTlsSecret "") -}}
 {{- $_ := set $out "listen" (fromYaml (include "farhop.listen" (dict "root" $root "port" 8080 "folder" $folder))) -}}
 {{- if $plain -}}{{- $_ := set $out "tier_insecure" true -}}{{- else -}}{{- $_ := set $out "tier_tls" $files -}}{{- end -}}
+{{- else if eq $tier "dns" -}}
+{{- $_ := set $out "admin" (fromYaml (include "farhop.admin" (dict "root" $root "port" 8092))) -}}
+{{- $_ := set $out "listen" (dict "hosts" (list "0.0.0.0") "port" 5353 "workers" (int $v.dns.workers)) -}}
 {{- else -}}
 {{- $_ := set $out "admin" (fromYaml (include "farhop.admin" (dict "root" $root "port" 9002))) -}}
 {{- $_ := set $out "tier" (fromYaml (include "farhop.listen" (dict "root" $root "port" 9000 "mutual" true))) -}}
 {{- $_ := set $out "control" (fromYaml (include "farhop.listen" (dict "root" $root "port" 9001 "mutual" true))) -}}
 {{- if $v.regional.client.enabled -}}
 {{- $_ := set $out "client" (fromYaml (include "farhop.listen" (dict "root" $root "port" 8080))) -}}
+{{- end -}}
+{{- if $v.regional.picker.enabled -}}
+{{- $picker := dict "host" "0.0.0.0" "port" 9003 "insecure" true -}}
+{{- if $v.regional.picker.tls -}}
+{{- $picker = fromYaml (include "farhop.listen" (dict "root" $root "port" 9003 "mutual" true)) -}}
+{{- end -}}
+{{- $_ := set $picker "callers" $v.regional.picker.callers -}}
+{{- $_ := set $picker "fallbacks" (int $v.regional.picker.fallbacks) -}}
+{{- $_ := set $out "picker" $picker -}}
 {{- end -}}
 {{- $_ := set $out "advertise" "env:POD_IP" -}}
 {{- if not $plain -}}
@@ -179,7 +219,9 @@ farhop.dev/region: {{ .root.Values.region }}
 {{- $found := list -}}
 {{- $namespace := default $root.Release.Namespace $v.engines.namespace -}}
 {{- if $v.engines.pool -}}
-{{- $found = append $found (dict "kind" "kubernetes" "pool" $v.engines.pool "namespace" $namespace "replica" $v.engines.replica) -}}
+{{- $source := dict "kind" "kubernetes" "pool" $v.engines.pool "namespace" $namespace "replica" $v.engines.replica -}}
+{{- if $v.regional.picker.objectives -}}{{- $_ := set $source "objectives" $v.regional.picker.objectives -}}{{- end -}}
+{{- $found = append $found $source -}}
 {{- end -}}
 {{- if $v.engines.service -}}
 {{- $found = append $found (dict "kind" "kubernetes" "service" $v.engines.service "namespace" $namespace "replica" $v.engines.replica) -}}

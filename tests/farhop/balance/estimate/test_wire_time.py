@@ -28,6 +28,19 @@ def test_jitter_is_allowed_for_and_a_stray_peak_is_not_believed() -> None:
     assert wire.rtt_ms < 102.0
 
 
+def test_a_stray_one_of_the_first_pings_is_no_jitter() -> None:
+    """A process that has just started is late for reasons of its own: its own region would look as far as another."""
+    wire = WireTime(1.0)
+    wire.sample(30.0, 0.0)
+    assert wire.moving  # not what the map says: looked at again soon
+    wire.sample(1.2, 0.25)
+    assert wire.rtt_ms == pytest.approx(1.2)
+    wire.sample(1.4, 0.5)
+    assert wire.rtt_ms == pytest.approx(1.4)
+    wire.sample(25.0, 0.75)
+    assert wire.rtt_ms == pytest.approx(1.4)
+
+
 def test_a_changed_path_is_believed_once_the_window_has_passed() -> None:
     wire = WireTime(0.0)
     for i in range(10):

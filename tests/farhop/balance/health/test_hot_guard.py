@@ -86,3 +86,15 @@ def test_a_silence_is_no_time_above() -> None:
     guard.used(0.95, 61.0)
     guard.used(0.95, 62.0)
     assert guard.hot
+
+
+def test_a_cap_bounds_the_share_whatever_the_ramp_says() -> None:
+    guard = HotGuard(GuardConfig(ramp_per_s=0.5))
+    guard.cap = 0.25
+    assert guard.admitted_share(0.0) == 0.25
+    guard.left()
+    assert guard.admitted_share(1.0) == 0.0
+    guard.came_back(2.0)
+    assert guard.admitted_share(10.0) == 0.25
+    guard.cap = 1.0
+    assert guard.admitted_share(10.0) == 1.0

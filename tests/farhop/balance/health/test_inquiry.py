@@ -28,7 +28,7 @@ def test_where_the_way_broke_once_is_enough() -> None:
 def test_what_was_heard_between_makes_it_void() -> None:
     known = Inquiry()
     assert not known.lost(2.0, None, WAY_S, 10.0, began=False)
-    known.heard()
+    known.clear()
     assert not known.lost(1.5, None, WAY_S, 14.0, began=False)
 
 

@@ -41,3 +41,15 @@ def test_a_word_at_a_pace_fades_until_it_is_whole_or_lifted() -> None:
     override.force(State.DRAINING, "why", now=20.0, over_s=10.0)
     override.lift()
     assert not override.fading(21.0)
+
+
+def test_a_drain_that_keeps_a_share_stops_there_and_stays() -> None:
+    override = ForcedState()
+    override.force(State.DRAINING, "a part", now=0.0, over_s=10.0, keep_share=0.75)
+    shares = [override.read(now).share for now in (1.0, 5.0, 100.0)]  # type: ignore[union-attr]
+    assert shares == [pytest.approx(0.9), 0.75, 0.75]
+    assert override.fading(100.0)  # requests are drawn for as long as it stands
+    override.force(State.DRAINING, "all", now=100.0)
+    told = override.read(100.0)
+    assert told is not None
+    assert (told.share, override.fading(100.0)) == (0.0, False)

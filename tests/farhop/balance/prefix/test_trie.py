@@ -335,6 +335,9 @@ def told(trie: PrefixTrie) -> list[Any]:
         def cleared(self) -> None:
             heard.append("cleared")
 
+        def hidden(self) -> None:
+            heard.append("hidden")
+
     trie.listener = Ear()
     return heard
 

@@ -53,8 +53,8 @@ def test_the_next_turn_extends_the_chain() -> None:
     first = read(system=LONG, messages=turns)
     turns += [{"role": "assistant", "content": [block("done " * 100)]}, {"role": "user", "content": "go on"}]
     second = read(system=LONG, messages=turns)
-    assert first.said is not None
-    assert second.canonical.startswith(first.canonical + first.said.opening + b"done ")
+    assert first.answer is not None
+    assert second.canonical.startswith(first.canonical + first.answer.opening + b"done ")
     assert chain.chain(second.canonical, 1)[: len(chain.chain(first.canonical, 1))] == chain.chain(first.canonical, 1)
 
 

@@ -395,7 +395,7 @@ def test_a_chats_next_turn_begins_with_what_was_said(
     """Whether the answer is a message of its own or the end of the last one, and whatever it has beside its text."""
     goes_on = data.draw(st.booleans())
     asked = chat(messages, continue_final_message=goes_on, add_generation_prompt=not goes_on)
-    if asked.said is None:
+    if asked.answer is None:
         assert goes_on
         return
     if goes_on:
@@ -404,22 +404,22 @@ def test_a_chats_next_turn_begins_with_what_was_said(
     else:
         calls = data.draw(st.sampled_from([{}, {"tool_calls": [{"id": "1"}]}, {"name": "n"}]))
         turn = [*messages, {"role": "assistant", "content": answer, **calls}, *more]
-    assert asked.said.key == "content"
-    assert chat(turn).canonical.startswith(asked.canonical + asked.said.opening + answer.encode())
+    assert asked.answer.key == "content"
+    assert chat(turn).canonical.startswith(asked.canonical + asked.answer.opening + answer.encode())
 
 
 @given(TEXT.filter(bool), TEXT, TEXT)
 @RUN
 def test_a_completions_next_turn_begins_with_what_was_said(prompt: str, answer: str, more: str) -> None:
     for asked in (completion(prompt), completion([prompt])):
-        assert asked.said == openai.Said("text", b"")
+        assert asked.answer == openai.AnswerText("text", b"")
         assert completion(prompt + answer + more).canonical.startswith(asked.canonical + answer.encode())
 
 
 def test_whose_answer_is_not_listened_to() -> None:
     parts = {"role": "assistant", "content": [{"type": "text", "text": "a"}]}
     for heard in (chat([user("a")]), chat([user("a")], n=1), chat([parts]), completion("a")):
-        assert heard.said is not None
+        assert heard.answer is not None
     for unheard in (
         chat([user("a")], n=2),
         chat([user("a")], prompt_logprobs=1),
@@ -431,4 +431,4 @@ def test_whose_answer_is_not_listened_to() -> None:
         completion([[1, 2]]),
         bodies.read(Kind.EMBEDDINGS, b'{"model":"m","input":"a"}'),
     ):
-        assert unheard.said is None
+        assert unheard.answer is None

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from engine_pages import ENGINES, Page
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -90,8 +91,8 @@ def test_a_stream_is_heard_to_the_byte_however_it_is_written_and_cut(
     stream = stream_of(kind, said, data)
     cuts = sorted(data.draw(st.sets(st.integers(1, len(stream) - 1), max_size=20)))
     text = "".join(said)
-    assert prompt.said is not None
-    expected = chain(prompt.canonical + prompt.said.opening + text.encode(), SEED) if text else ()
+    assert prompt.answer is not None
+    expected = chain(prompt.canonical + prompt.answer.opening + text.encode(), SEED) if text else ()
     assert heard(stream, cuts, going_on(prompt)) == (expected, len(text.encode()))
 
 
@@ -99,9 +100,9 @@ def test_a_pair_of_surrogates_may_come_in_two_events() -> None:
     halves = (b"\\ud83d", b"\\ude00")
     stream = b"".join(b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % half for half in halves)
     prompt = chat("y" * 300)
-    assert prompt.said is not None
+    assert prompt.answer is not None
     assert heard(stream, [], going_on(prompt)) == (
-        chain(prompt.canonical + prompt.said.opening + "\U0001f600".encode(), SEED),
+        chain(prompt.canonical + prompt.answer.opening + "\U0001f600".encode(), SEED),
         4,
     )
 
@@ -151,9 +152,9 @@ def test_a_body_is_read(kind: Kind, said: str, plain: bool) -> None:
     message = {"role": "assistant", "content": said, "reasoning_content": None, "tool_calls": []}
     choice = {"index": 0, "message": message} if kind is Kind.CHAT else {"index": 0, "text": said}
     document = json.dumps({"choices": [choice | {"logprobs": LOGPROBS[1]}]}, ensure_ascii=not plain).encode()
-    assert prompt.said is not None
+    assert prompt.answer is not None
     text = said.encode()
-    expected = chain(prompt.canonical + prompt.said.opening + text, SEED) if text else ()
+    expected = chain(prompt.canonical + prompt.answer.opening + text, SEED) if text else ()
     assert _body_told(document, prompt) == (expected, len(text))
 
 
@@ -185,3 +186,36 @@ def test_nothing_heard_shows() -> None:
     made = Transcript(going_on(chat("secret" * 10)))
     made.feed(b'{"content":"a secret"}')
     assert "secret" not in repr(made)
+
+
+KINDS = {"chat-cached": Kind.CHAT, "messages-cached": Kind.MESSAGES, "chat-stream-usage": Kind.CHAT,
+         "completion-stream-usage": Kind.COMPLETION, "responses": Kind.RESPONSES, "responses-stream": Kind.RESPONSES,
+         "chat-cached-stream": Kind.CHAT, "messages-cached-stream": Kind.MESSAGES}  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", KINDS)
+def test_what_real_engines_say_is_heard(engine: str, name: str) -> None:
+    page = Page(engine, name)
+    prompt = bodies.read(KINDS[name], json.dumps(page.asked).encode())
+    heard = Transcript(going_on(prompt))
+    made = StreamTap(True, heard) if page.streams else BodyTap(heard)
+    made.feed(page.body)
+    made.rest()
+    nodes, n_bytes = heard.result()
+    assert n_bytes > 6  # six tokens, and none of this tokenizer's words that come is a single letter
+    assert nodes[: len(chain(prompt.canonical, SEED)) - 1] == chain(prompt.canonical, SEED)[:-1]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("path", ["chat", "messages"])
+def test_a_stream_says_what_the_whole_answer_says(engine: str, path: str) -> None:
+    told = []
+    for name in (f"{path}-cached", f"{path}-cached-stream"):
+        page = Page(engine, name)
+        heard = Transcript(going_on(bodies.read(KINDS[name], json.dumps(page.asked).encode())))
+        made = StreamTap(True, heard) if page.streams else BodyTap(heard)
+        made.feed(page.body)
+        made.rest()
+        told.append(heard.result())
+    assert told[0] == told[1] != ((), 0)

@@ -27,8 +27,22 @@ class Wire:
         return self.closing
 
 
-async def test_what_is_written_in_one_turn_leaves_together_and_in_order() -> None:
-    cork, a, b = Cork(asyncio.get_running_loop()), Wire(), Wire()
+def crowded(monkeypatch: pytest.MonkeyPatch) -> Cork:
+    """One with two writes in the millisecond before."""
+    loop = asyncio.get_running_loop()
+    moment = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: moment)
+    cork, elsewhere = Cork(loop), Wire()
+    to: Any = elsewhere
+    cork.write(to, b"1")
+    cork.write(to, b"2")
+    assert elsewhere.calls == [[b"1"], [b"2"]]  # hardly anything came before: at once
+    moment += 0.001
+    return cork
+
+
+async def test_what_is_written_in_one_turn_leaves_together_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    cork, a, b = crowded(monkeypatch), Wire(), Wire()
     to_a: Any = a
     to_b: Any = b
     cork.write(to_a, b"1")
@@ -42,8 +56,8 @@ async def test_what_is_written_in_one_turn_leaves_together_and_in_order() -> Non
     assert a.calls[1:] == [[b"4"]]
 
 
-async def test_a_last_word_is_flushed_and_who_is_gone_gets_nothing() -> None:
-    cork, a, b = Cork(asyncio.get_running_loop()), Wire(), Wire()
+async def test_a_last_word_is_flushed_and_who_is_gone_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    cork, a, b = crowded(monkeypatch), Wire(), Wire()
     to_a: Any = a
     to_b: Any = b
     cork.write(to_a, b"1")
@@ -55,8 +69,8 @@ async def test_a_last_word_is_flushed_and_who_is_gone_gets_nothing() -> None:
     assert a.calls == [[b"1"]]
 
 
-async def test_few_chunks_go_at_once_and_overtake_nothing() -> None:
-    cork, a, b = Cork(asyncio.get_running_loop()), Wire(), Wire()
+async def test_few_chunks_go_at_once_and_overtake_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    cork, a, b = crowded(monkeypatch), Wire(), Wire()
     to_a: Any = a
     to_b: Any = b
     cork.write(to_b, b"2")

@@ -74,7 +74,7 @@ async def test_where_it_is_listened_to_the_machine_is_told_prompt_and_answer(
     assert body in (await s.ask(post())).body
     ended = s.flow.heard[-1]
     assert isinstance(ended, AttemptEnded)
-    assert (ended.chain, ended.said_bytes) == ((chain(PROMPT + b"a" * 400, 7), 400) if listens else ((), 0))
+    assert (ended.chain, ended.answer_bytes) == ((chain(PROMPT + b"a" * 400, 7), 400) if listens else ((), 0))
 
 
 async def test_a_large_body_arrives_whole_both_ways(stage: Any) -> None:
@@ -135,10 +135,10 @@ async def test_a_slow_client_is_not_a_stalled_upstream(stage: Any) -> None:
     await c.reader.readuntil(b"data: 1\n\n")
     attempt = s.relay._live["r1"].attempt
     attempt.pause()
-    attempt.check(attempt.heard_at + 60.0)
+    attempt.check(attempt.last_activity_at + 60.0)
     assert s.relay.under_way == 1
     attempt.resume()
-    attempt.check(attempt.heard_at + 60.0)
+    attempt.check(attempt.last_activity_at + 60.0)
     assert s.relay.under_way == 0
     assert s.tier.attempts == [(1, "upstream_stalled")]
 
@@ -172,16 +172,16 @@ async def test_one_its_upstream_does_not_know_goes_elsewhere(stage: Any) -> None
     assert attempt.id == "r1/1"
     s.relay._sweep()
     assert s.relay.quiet(at) == []  # it was made just now
-    attempt._heard_at -= QUIET_S
+    attempt._last_activity_at -= QUIET_S
     s.relay._sweep()
     assert s.relay.quiet(at) == [attempt]
     s.relay.channel(at, up=False)
     s.relay.channel(at, up=True)
-    attempt.asked_about(s.relay.clock(), 0.5, 0.1)
+    attempt.on_inquiry_answer(s.relay.clock(), 0.5, 0.1)
     assert s.tier.attempts == []
-    attempt.asked_about(s.relay.clock(), None, 0.1)
+    attempt.on_inquiry_answer(s.relay.clock(), None, 0.1)
     assert s.tier.attempts == [(1, "lost_on_the_way")]
-    attempt.asked_about(s.relay.clock(), None, 0.1)  # what comes late is no news
+    attempt.on_inquiry_answer(s.relay.clock(), None, 0.1)  # what comes late is no news
     assert s.relay.quiet(at) == []
     assert len(s.tier.attempts) == 1
 
@@ -190,7 +190,7 @@ async def test_a_byte_that_came_while_it_was_asked_about_proves_it_alive(stage: 
     s = await stage(over_tier=True)
     attempt = await swallowing(s)
     s.relay.channel(s.upstream.address, up=False)
-    attempt.asked_about(attempt.heard_at - 0.1, None, 0.1)
+    attempt.on_inquiry_answer(attempt.last_activity_at - 0.1, None, 0.1)
     assert s.tier.attempts == []
 
 
@@ -200,8 +200,8 @@ async def test_only_the_longest_silent_are_asked_about(stage: Any, monkeypatch: 
     attempt = await swallowing(s)
     await (await s.client()).send(post())
     await until(lambda: len(s.relay._live) == 2 and s.relay._live["r2"].attempt._connection is not None)
-    attempt._heard_at -= 9.0
-    s.relay._live["r2"].attempt._heard_at -= 5.0
+    attempt._last_activity_at -= 9.0
+    s.relay._live["r2"].attempt._last_activity_at -= 5.0
     s.relay._sweep()
     assert s.relay.quiet(s.upstream.address) == [attempt]
 
@@ -209,7 +209,7 @@ async def test_only_the_longest_silent_are_asked_about(stage: Any, monkeypatch: 
 async def test_engines_are_not_asked(stage: Any) -> None:
     s = await stage()
     attempt = await swallowing(s)
-    attempt._heard_at -= 9.0
+    attempt._last_activity_at -= 9.0
     s.relay._sweep()
     assert s.relay.quiet(s.upstream.address) == []
 
@@ -218,14 +218,14 @@ async def test_engines_are_not_asked(stage: Any) -> None:
 async def test_a_stream_behind_a_broken_way_ends_by_its_own_pace(stage: Any, dark: bool) -> None:
     s = await stage(over_tier=True)
     attempt = await swallowing(s, SSE + chunk(b"data: 1\n\n"))
-    heard_at = attempt.heard_at
-    attempt.check(heard_at + 4.0)  # a pause of 4 s, which ends
-    attempt._heard_at = heard_at = heard_at + 4.1
-    attempt.check(heard_at + 0.1)
+    last_activity_at = attempt.last_activity_at
+    attempt.check(last_activity_at + 4.0)  # a pause of 4 s, which ends
+    attempt._last_activity_at = last_activity_at = last_activity_at + 4.1
+    attempt.check(last_activity_at + 0.1)
     if dark:
         s.relay.channel(s.upstream.address, up=False)
-    attempt.check(heard_at + 4.0 * STALL_PAUSES - 0.1)
+    attempt.check(last_activity_at + 4.0 * STALL_PAUSES - 0.1)
     assert s.relay.under_way == 1
-    attempt.check(heard_at + 4.0 * STALL_PAUSES + 0.1)
+    attempt.check(last_activity_at + 4.0 * STALL_PAUSES + 0.1)
     assert s.relay.under_way == (0 if dark else 1)
     assert s.tier.attempts == ([(1, "upstream_stalled")] if dark else [])

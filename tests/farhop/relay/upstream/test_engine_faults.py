@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from engine_pages import LLAMA, VLLM, Page, pages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from relay_wire import SSE, Line, chunk, plain, post, until
@@ -13,7 +14,7 @@ from relay_wire import SSE, Line, chunk, plain, post, until
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
 from farhop.relay.upstream import engine_faults
-from farhop.relay.upstream.engine_faults import FaultTap, in_event, in_text
+from farhop.relay.upstream.engine_faults import FaultTap, UnspokenTap, in_event, in_text
 from farhop.relay.upstream.tap import StreamTap
 
 OOM, BROKEN = outcome.ENGINE_OUT_OF_MEMORY, outcome.ENGINE_BROKEN
@@ -142,3 +143,28 @@ async def test_what_a_tier_below_relays_is_its_business(stage: Any) -> None:
     await s.ask(post())
     await until(lambda: s.tier.concluded_with)
     assert s.flow.heard[-1].fault is None
+
+
+# -- as real engines say it (tests/pages)
+
+NOWHERE = {"error-no-such-path", "error-no-such-path-get", "error-wrong-method"}
+UNSPOKEN = {(engine, name) for engine in (VLLM, LLAMA) for name in (*NOWHERE, "error-not-an-embedder")}
+REFUSED = [page for page in pages() if page.status >= 400]
+
+
+@pytest.mark.parametrize("page", REFUSED, ids=lambda page: f"{page.engine}-{page.name}")
+def test_what_real_engines_refuse_says_nothing_bad_of_them(page: Page) -> None:
+    assert in_text(page.body) is None
+    assert in_event(b"data: " + page.body) in (None, outcome.ENGINE_ERROR)
+    if page.status not in (404, 405, 501):
+        assert (page.engine, page.name) not in UNSPOKEN
+        return
+    made = UnspokenTap()
+    passed = b"".join(made.feed(page.body[at : at + 7]) for at in range(0, len(page.body), 7)) + made.rest()
+    assert made.unspoken == ((page.engine, page.name) in UNSPOKEN)
+    assert passed == (b"" if made.unspoken else page.body)
+
+
+def test_the_pages_have_every_kind_of_refusal() -> None:
+    told = {(page.engine, page.status) for page in REFUSED}
+    assert told == {(VLLM, 400), (VLLM, 404), (VLLM, 405), (LLAMA, 400), (LLAMA, 404), (LLAMA, 500), (LLAMA, 501)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from engine_pages import ENGINES, LLAMA, VLLM, Page, pages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -131,3 +132,58 @@ def test_of_a_body_too_long_to_keep_only_the_end_is_kept(end: bytes, usage: Usag
     made.rest()
     assert made.usage == usage
     assert made.held_bytes == 0
+
+
+# -- as real engines say it (tests/pages)
+
+STREAMS = [page for page in pages() if page.streams]
+WHOLE = [page for page in pages() if page.status == 200 and page.asked and not page.streams]
+
+
+def named(page: Page) -> str:
+    return f"{page.engine}-{page.name}"
+
+
+def used(engine: str, name: str) -> Usage | None:
+    page = Page(engine, name)
+    made: StreamTap | BodyTap = StreamTap(False) if page.streams else BodyTap()
+    assert made.feed(page.body) + made.rest() == page.body
+    return made.usage
+
+
+@pytest.mark.parametrize("page", STREAMS, ids=named)
+def test_an_engines_stream_passes_however_it_is_cut(page: Page) -> None:
+    whole = StreamTap(True)
+    passed = whole.feed(page.body) + whole.rest()
+    for size in (1, 7, 1000):
+        cuts = list(range(size, len(page.body), size))
+        assert through(page.body, cuts, False) == (page.body, whole.usage)
+        assert through(page.body, cuts, True) == (passed, whole.usage)
+    assert whole.fault is None
+    # What is kept back is the one event that has nothing but usage in it.
+    missing = [event for event in page.body.split(b"\n\n") if event not in passed.split(b"\n\n")]
+    assert all(b'"choices":[]' in event and b'"usage":{' in event for event in missing)
+    assert len(missing) == (page.asked.get("stream_options") is not None and b'"choices":[]' in page.body)
+
+
+@pytest.mark.parametrize("page", WHOLE, ids=named)
+def test_an_engines_answer_passes_as_it_is(page: Page) -> None:
+    made = BodyTap()
+    assert made.feed(page.body) + made.rest() == page.body
+    assert (made.usage is None) == (b'"usage"' not in page.body)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_stream_costs_what_the_whole_answer_costs(engine: str) -> None:
+    for name in ("chat-cached", "messages-cached"):
+        assert used(engine, name) == used(engine, f"{name}-stream")
+    assert used(engine, "chat-stream") is None
+    assert used(engine, "chat-stream-continuous-usage") == used(engine, "chat-stream-usage")
+
+
+def test_what_real_engines_say_was_used() -> None:
+    for name in ("chat-cached", "messages-cached", "responses-cached"):  # Anthropic's prompt is without what was cached
+        assert used(VLLM, name) == Usage(255, 6, 128)
+        assert used(LLAMA, name) == Usage(267, 6, 266)
+    assert used(VLLM, "chat-goes-on-ids-stream") == Usage(20, 6, 0)
+    assert used(VLLM, "completion-ids") == used(VLLM, "completion-ids-stream") == Usage(3, 6, 0)

@@ -1,4 +1,4 @@
-"""A document by model: as somebody writes it by hand, or signed."""
+"""A document by model: as somebody writes it by hand, or with its author."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhop.store.documents.authored import DOCUMENT_LIMIT_BYTES, Signature, parted, signed
+from farhop.store.documents.authored import DOCUMENT_LIMIT_BYTES, Authorship, parted, with_author
 from farhop.store.documents.document import DocumentError
 
 AT = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
-ANN = Signature("ann@ops", "canary", AT)
+ANN = Authorship("ann@ops", "canary", AT)
 
 
 def test_what_is_signed_comes_back_with_its_signature() -> None:
     models = {"llama": {"weights": {"v1": 1}}, "": "p2c"}
-    by_model, signature = parted(signed(models, ANN))
-    assert (msgspec.json.decode(by_model), signature) == (models, ANN)
+    by_model, authorship = parted(with_author(models, ANN))
+    assert (msgspec.json.decode(by_model), authorship) == (models, ANN)
 
 
 def test_what_is_written_by_hand_is_as_it_is() -> None:
@@ -43,18 +43,18 @@ def test_what_is_absurd_is_refused(document: bytes) -> None:
 
 
 def test_nobody_signs_what_readers_would_refuse() -> None:
-    for bad in (Signature(" ", "w", AT), Signature("a", "w" * 257, AT), Signature("a\tb", "w", AT)):
+    for bad in (Authorship(" ", "w", AT), Authorship("a", "w" * 257, AT), Authorship("a\tb", "w", AT)):
         with pytest.raises(DocumentError, match="printable"):
-            signed({}, bad)
+            with_author({}, bad)
     with pytest.raises(DocumentError, match="at most"):
-        signed({"m": "x" * DOCUMENT_LIMIT_BYTES}, ANN)
+        with_author({"m": "x" * DOCUMENT_LIMIT_BYTES}, ANN)
 
 
 @given(st.binary(max_size=100))
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_a_reader_meets_one_kind_of_trouble(document: bytes) -> None:
     try:
-        by_model, signature = parted(document)
+        by_model, authorship = parted(document)
     except DocumentError:
         return
-    assert signature is None or by_model
+    assert authorship is None or by_model

@@ -18,14 +18,17 @@ from farhop.store.documents.overrides import (
     FOR_LIMIT_S,
     BiasOverride,
     DrainOverride,
+    EntryDrainOverride,
     PinOverride,
     bias_key,
     decode_drain,
+    decode_entry_drain,
     decode_routing,
     encode,
     pin_key,
     region_of,
 )
+from farhop.store.envelope import kind_of
 
 AT = datetime(2026, 5, 1, 12, 30, tzinfo=UTC)
 SAID = {"why": "kernel update", "author": "ann@ops", "at": AT, "for_s": 1800.0}
@@ -139,3 +142,13 @@ def test_two_names_never_share_a_key(one: str, other: str) -> None:
     keys = {pin_key(one, ""), pin_key("", one), pin_key(other, ""), bias_key(one)}
     assert len(keys) == 3 + (one != other)
     assert all(key.startswith("/farhop/v1/steer/") and key.count("/") <= 6 for key in keys)
+
+
+def test_the_drain_of_an_entry_stands_under_its_region_so_that_who_may_drain_that_may_drain_it() -> None:
+    drain = EntryDrainOverride(region="tokyo", entry="tokyo-1", **SAID, over_s=10.0)
+    assert decode_entry_drain(encode(drain)) == drain
+    assert kind_of(drain.key) == ("drain", "tokyo")
+    assert drain.key.endswith("/tokyo/tokyo-1")
+    for entry in ("", "a/b", "x" * 129):
+        with pytest.raises(DocumentError, match=r"^entry: "):
+            encode(msgspec.structs.replace(drain, entry=entry))

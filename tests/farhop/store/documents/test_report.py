@@ -82,6 +82,9 @@ def models(draw):
         usable_share=draw(st.floats(0, 1)),
         headroom_foreign_tokens=draw(counts),
         gpu_types=tuple(draw(st.lists(texts, max_size=3))),
+        max_model_len=draw(counts),
+        root=draw(st.just("") | texts),
+        parent=draw(st.just("") | texts),
         **parts,
     )
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from farhop_lab.sim.baselines.catalogue import ROUTERS
@@ -28,7 +30,7 @@ HOME, AWAY = ["us/gpu-0", "us/gpu-1"], ["eu/gpu-0", "eu/gpu-1"]
 def test_a_router_reaches_what_its_plan_says(name: str, targets: list[str]) -> None:
     context = SimContext(1, flat(["us", "eu"], 90.0), Reporting(), Watching())
     pools = {region: EnginePool(context, region, gpus("l4", 2)) for region in ("us", "eu")}
-    state = ROUTERS[name].router(context, "us", pools).state
+    state = ROUTERS[name].router(context, "us", pools, Random(1)).state
     assert list(state.targets) == targets
     assert state.rtt_ms["eu"] == 90.0
     assert {target.prefill_ms_per_token for target in state.targets.values()} == {0.59}
@@ -37,6 +39,7 @@ def test_a_router_reaches_what_its_plan_says(name: str, targets: list[str]) -> N
 def test_the_published_constants() -> None:
     skywalker = ROUTERS["skywalker"]
     assert (skywalker.probes.probe_s, skywalker.pace_s, skywalker.each) == (0.1, 0.01, True)
+    assert (ROUTERS["skywalker-unpaced"].pace_s, ROUTERS["skywalker-unpaced"].probes) == (0.0, skywalker.probes)
     assert ROUTERS["gorgo"].probes.rtt_s == 30.0
     assert ROUTERS["central-llm-d"].probes.probe_s < 0.2, "older metrics would count as saturated"
     assert not any(spec.each for name, spec in ROUTERS.items() if name.startswith("central-"))

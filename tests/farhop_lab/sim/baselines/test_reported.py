@@ -80,7 +80,7 @@ def test_plain_consistent_hashing_beats_skywalker_on_uniform_trees() -> None:
 def flood(queue: float) -> tuple[Counter[str], float]:
     """Where GORGO answers more than one region can take, and the mean seconds to the end."""
     spec = msgspec.structs.replace(
-        ROUTERS["gorgo"], picker=lambda _rooms: gorgo.Central(gorgo.Weights(gorgo.WILDCHAT.rtt, queue))
+        ROUTERS["gorgo"], picker=lambda _pools, _rng: gorgo.Central(gorgo.Weights(gorgo.WILDCHAT.rtt, queue))
     )
     world = RouterWorld(1, flat(REGIONS, WIRES), {region: gpus("l4", 1) for region in REGIONS}, spec)
     world.stream(2.0, lambda: world.arrive("us", "t", 4000, answer_tokens=100), until=60.0)

@@ -13,6 +13,7 @@ from aiohttp import web
 
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/gpus/endpointslices"
 PODS = "/api/v1/namespaces/gpus/pods"
+OBJECTIVES = "/apis/llm-d.ai/v1alpha2/namespaces/gpus/inferenceobjectives"
 POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/gpus/inferencepools"
 
 
@@ -28,7 +29,7 @@ class Cluster:
     """
 
     def __init__(self) -> None:
-        self.objects: dict[str, dict[str, dict[str, Any]]] = {SLICES: {}, PODS: {}, POOLS: {}}
+        self.objects: dict[str, dict[str, dict[str, Any]]] = {SLICES: {}, PODS: {}, POOLS: {}, OBJECTIVES: {}}
         self.history: list[tuple[int, str, str, dict[str, Any]]] = []
         self.version = 1000
         self.forgotten = 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from inprocess import until
-from kube_double import PODS, POOLS, SLICES, Cluster
+from kube_double import OBJECTIVES, PODS, POOLS, SLICES, Cluster
 from sources import following
 
 from regional_lb.engines.config import KubernetesSource, Template
@@ -129,6 +129,29 @@ async def test_an_inference_pool_selects_pods_and_may_change_its_mind() -> None:
             assert heard.steps[-1] == heard.found
             await cluster.delete(POOLS, "llama")
             await heard.come()
+
+
+async def test_a_pool_says_how_its_gateway_fails_and_its_objectives_what_comes_first() -> None:
+    cluster = Cluster()
+    async with cluster.running():
+        await cluster.put(POOLS, "llama", {}, **pool("one", 8000))
+        for name, of, priority in (("chat", "llama", 7), ("batch", "llama", -2), ("other", "qwen", 9)):
+            await cluster.put(OBJECTIVES, name, {}, spec={"priority": priority, "poolRef": {"name": of}})
+        asked = source(cluster, pool="llama", objectives="llm-d.ai/v1alpha2")
+        async with following(asked):
+            await until(lambda: asked.objectives == {"chat": 7, "batch": -2})
+            assert asked.failure_mode == "FailClose"  # what the API takes for said
+            spec = pool("one", 8000)["spec"] | {"endpointPickerRef": {"name": "epp", "failureMode": "FailOpen"}}
+            await cluster.put(POOLS, "llama", {}, spec=spec)
+            await until(lambda: asked.failure_mode == "FailOpen")
+            await cluster.put(OBJECTIVES, "batch", {}, spec={"priority": 1, "poolRef": {"name": "llama"}})
+            await cluster.delete(OBJECTIVES, "chat")
+            await until(lambda: asked.objectives == {"batch": 1})
+            await cluster.put(OBJECTIVES, "batch", {}, spec={"priority": "high"})
+            await until(lambda: asked.objectives_trouble != "")
+            assert "the InferenceObjective batch makes no sense" in asked.objectives_trouble
+            await cluster.delete(POOLS, "llama")
+            await until(lambda: asked.failure_mode == "")
 
 
 async def test_an_unknown_engine_is_named_and_the_rest_goes_on() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from engine_pages import kv_events
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -133,3 +134,52 @@ def test_no_bytes_do_more_than_be_refused(noise, at, byte) -> None:
         except BatchError:
             continue
         assert all(isinstance(change, Stored | Removed | Cleared | Lost) for change in changes)
+
+
+# -- as vLLM says it (tests/pages)
+
+
+def changes(step: str) -> list[Any]:
+    return [change for frames in kv_events()[step] if frames[-1] for change in read_batch(frames[-1], pytest.fail)]
+
+
+def test_what_vllm_stores_is_read_to_the_token() -> None:
+    (first,) = changes("stored")
+    assert (len(first.hashes), first.parent, first.block_tokens, first.adapter) == (2, None, 128, "")
+    assert first.tokens == struct.pack("<256I", *[11] * 200, *[20] * 56)
+    (second,) = changes("stored behind what is held")
+    assert second.parent == first.hashes[0]
+    assert second.tokens == struct.pack("<128I", *[11] * 72, *[21] * 56)
+    (adapted,) = changes("stored by an adapter")
+    assert (adapted.adapter, adapted.extras, adapted.parent) == ("adapted", (), None)
+    (salted,) = changes("stored with a salt")
+    assert salted.extras == (spell(["pepper"]), b"")
+    assert len({first.hashes[0], adapted.hashes[0], salted.hashes[0]}) == 3
+
+
+def test_what_vllm_gives_up_is_what_it_stored() -> None:
+    held: set[Any] = set()
+    for step in kv_events():
+        if step.startswith("said again"):
+            continue
+        for change in changes(step):
+            if isinstance(change, Stored):
+                assert change.parent is None or change.parent in held
+                held.update(change.hashes)
+            elif isinstance(change, Removed):
+                assert held.issuperset(change.hashes)
+                held.difference_update(change.hashes)
+            else:
+                assert change == Cleared()
+                held.clear()
+        assert len(held) < 40  # all the blocks that there are
+    assert len(held) == 1
+
+
+def test_what_vllm_says_again_is_what_it_said() -> None:
+    again = kv_events()["said again from 2"]
+    said = [
+        frames for step, messages in kv_events().items() if not step.startswith("said again") for frames in messages
+    ]
+    assert [frames[-2:] for frames in again[:-1]] == [frames[-2:] for frames in said[2:]]
+    assert again[-1][-2:] == [(-1).to_bytes(8, "big", signed=True), b""]

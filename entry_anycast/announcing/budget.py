@@ -1,0 +1,80 @@
+"""How often our neighbours may hear of a change: flap damping elsewhere must not punish us.
+
+A withdrawal is never put off: where the entry is dead, its route must go. What is bounded is how soon one comes back.
+Invariants: after a route went, whatever took it, it is announced again only when the hold is over: `hold_s` at
+first, twice as long each time that it went again before it had stood for `window_s`, at most `hold_max_s`. One hold in
+a window may be skipped (the last healthy site). Attributes change at most `changes` times in a window. So with hold_s
+>= window_s no window sees more than two withdrawals, nor more than one unless a hold was skipped. Never reads a clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from math import inf
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetConfig:
+    """Seconds, and changes of attributes (into a drain, and out of it) in a window.
+
+    The defaults: a flap costs 1000 and an attribute change 500 at damping routers, half of which is forgotten after
+    15 min; they suppress a route from 2000 on (RFC 2439's constants as implemented; RFC 7196 loosens them).
+    """
+
+    window_s: float = 900.0
+    hold_s: float = 900.0
+    hold_max_s: float = 14_400.0
+    changes: int = 2
+
+
+class Budget:
+    """See the module's head."""
+
+    def __init__(self, config: BudgetConfig) -> None:
+        self.config = config
+        self.hold_until = -inf
+        self.doublings = 0
+        self._announced_at = -inf
+        self._skipped_at = -inf
+        self._changed: deque[float] = deque(maxlen=max(1, config.changes))
+
+    def announce_at(self, now: float, *, last: bool) -> float:
+        """When the route may be announced; at most `now` for at once. `last`: no other site is healthy."""
+        if last and now >= self._skipped_at + self.config.window_s:
+            return now
+        if last:
+            return min(self.hold_until, self._skipped_at + self.config.window_s)
+        return self.hold_until
+
+    def announced(self, now: float) -> None:
+        """The route is announced from now on."""
+        if now < self.hold_until:
+            self._skipped_at = now
+        self._announced_at = now
+
+    def went(self, now: float) -> None:
+        """The route is gone: withdrawn, or its speaker is."""
+        config = self.config
+        stood = now - self._announced_at >= config.window_s
+        self.doublings = 0 if stood or self.hold_until == -inf else self.doublings + 1
+        self.hold_until = max(
+            self.hold_until, now + min(config.hold_s * 2.0 ** min(self.doublings, 32), config.hold_max_s)
+        )
+
+    def change_at(self, now: float) -> float:
+        """When attributes may change; at most `now` for at once."""
+        if self.config.changes == 0:
+            return inf
+        full = len(self._changed) == self.config.changes
+        return self._changed[0] + self.config.window_s if full else now
+
+    def changed(self, now: float) -> None:
+        """Attributes change now."""
+        self._changed.append(now)
+
+    def remember(self, hold_left_s: float, doublings: int, now: float) -> None:
+        """What a process before us had come to."""
+        if hold_left_s > 0.0:
+            self.hold_until = now + min(hold_left_s, self.config.hold_max_s)
+            self.doublings = max(0, doublings)

@@ -1,0 +1,1 @@
+"""Assembles the announcer: its configuration, the probe of the entry, etcd, the admin port."""

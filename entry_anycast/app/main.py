@@ -1,0 +1,402 @@
+"""Assembles an announcer from its configuration: the one place here that knows the clock, chance and sockets.
+
+Order of starting: etcd and the speaker, with nothing announced; then the probe. Of stopping: drain, wait, withdraw, let
+that settle, and only then end: whoever serves the entry stops listening after us (docs/operate/anycast.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from entry_anycast.announcing.machine import (
+    Acknowledged,
+    Announcer,
+    Distrusted,
+    Exit,
+    KillSpeaker,
+    Observed,
+    Phase,
+    Say,
+    SetTimer,
+    SpeakerLost,
+    SpeakerStarted,
+    StartSpeaker,
+    StopAsked,
+    TimerFired,
+)
+from entry_anycast.app.config import AnycastConfig
+from entry_anycast.app.others import Others
+from entry_anycast.app.probe import Prober
+from entry_anycast.speakers.bird import Bird
+from entry_anycast.speakers.exabgp import ExaBgp
+from entry_anycast.speakers.speaker import SpeakerError
+from farhop.config import ConfigError, load, redacted
+from farhop.service import dataplane, stores
+from farhop.service.admin import AdminServer, ExplainError
+from farhop.service.certificates import TlsManager
+from farhop.service.clock import Clock, wall
+from farhop.service.decisions import Decisions
+from farhop.service.process import run as run_process
+from farhop.service.tasks import Tasks, all_of
+from farhop.store.contract import announce_key
+from farhop.store.documents.announce import AnnounceReport, encode
+from farhop.store.state import StateDir, StateError
+from farhop.telemetry import logs
+from farhop.telemetry.metrics import TierMetrics
+from topology import policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from entry_anycast.announcing.machine import Command, Event
+    from entry_anycast.speakers.speaker import Seen, Speaker
+    from farhop.balance.machine import Request
+    from farhop.service.admin import Question
+    from farhop.store.contract import Publication, Store
+    from topology.model import Topology
+
+LEASE_S = 5.0  # of what others count on; a killed announcer is healthy to them for as long
+SAID_EVERY_S = 1.0
+OBSERVED_S = 2.0  # how long the speaker may take to say what it announces
+HOLD = "anycast-hold"
+
+
+class _Hold(msgspec.Struct, frozen=True):
+    """What a restart must know of the budget. `until`: by this host's wall clock."""
+
+    until: float
+    doublings: int
+
+
+class AnycastProcess:
+    """One announcer, assembled. `say` is told of changes, for the log."""
+
+    def __init__(self, config: AnycastConfig, topology: Topology, rng: Random, store: Store | None = None) -> None:
+        self.config, self.topology = config, topology
+        self.prefixes = config.announced(topology)
+        self.clock = Clock(rng)
+        self.machine = Announcer(config.machine())
+        self.metrics = TierMetrics("anycast", config.region, config.instance)
+        self._log = logs.get("anycast")
+        quiet = logs.Throttled(self._log, 10.0, self.clock.now)
+        self.store = stores.sealed(
+            store if store is not None else stores.hubs(config, topology), config.signing.made(),
+            self.metrics.report_refused, rng,
+        )  # fmt: skip
+        self.speaker = self._made()
+        self.others = Others(
+            self.store, config.region, config.entry, self.prefixes, self.react, self.metrics.report_refused, self._later
+        )
+        self.prober = Prober(config.probe, self.react)
+        self._state = None if config.state_dir is None else StateDir(
+            Path(config.state_dir), config.fleet, f"anycast.{config.region}.{config.instance}"
+        )  # fmt: skip
+        self.tls = dataplane.TlsSetup(TlsManager(self._log, wall), self.metrics, quiet)
+        self.admin = AdminServer(
+            AnycastAdmin(self), self.metrics, Decisions(), self.tls.listener("admin", config.admin),
+            config.admin.made(config.trust_domain), lambda: redacted(self.config),
+        )  # fmt: skip
+        self._tasks = Tasks()
+        self._saying = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._started: asyncio.Future[None] | None = None
+        self._exit = asyncio.Event()
+        self._publication: Publication | None = None
+        self._said = b""
+        self._hold_kept = float("-inf")
+        self.seen: Seen | None = None
+        self._gauges()
+
+    def _made(self) -> Speaker:
+        config, prefixes, silence_s = self.config, self.prefixes, self.config.watchdog_s
+        exabgp, bird = config.exabgp_made(), config.bird_made()
+        if exabgp is not None:
+            return ExaBgp(exabgp, prefixes, silence_s, self._ended)
+        assert bird is not None  # one of the two is given
+        return Bird(bird, prefixes, silence_s, self._ended)
+
+    # -- the machine decides, this acts
+
+    def react(self, event: Event) -> None:
+        """Give the machine an event and carry out what it commands."""
+        now, machine = self.clock.now(), self.machine
+        phase, speaker = machine.phase, machine.speaker
+        commands = self.machine.handle(event, now)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for command in commands:
+            self._act(command, now)
+        if machine.phase is not phase:
+            self._log.info("announcement", phase=machine.phase, why=machine.why_not or machine.speaker_why)
+            self._keep_hold(now)
+        if machine.speaker != speaker:
+            self._log.info("speaker", state=machine.speaker, why=machine.speaker_why)
+        self._tell()
+
+    def _act(self, command: Command, now: float) -> None:
+        match command:
+            case StartSpeaker():
+                self._tasks.start(self._start(), "start the speaker")
+            case Say():
+                self._tasks.start(self._say(command), f"say {command.phase}")
+            case KillSpeaker():
+                self._log.error("the speaker is ended by force", why=command.why)
+                self._tasks.start(self._kill(command.why), "end the speaker")
+            case SetTimer():
+                self._timer = self._later(command.at - now, lambda: self.react(TimerFired()))
+            case Exit():
+                self._exit.set()
+
+    def _later(self, delay_s: float, work: Callable[[], None]) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(max(0.0, delay_s) + 0.001, work)
+
+    async def _start(self) -> None:
+        problem: SpeakerError | None = None
+        try:
+            await self.speaker.start()
+        except SpeakerError as error:
+            problem = error
+            await self.speaker.kill()
+        if self._started is not None and not self._started.done():
+            if problem is not None:
+                self._started.set_exception(problem)
+                return
+            self._started.set_result(None)
+        self.react(SpeakerStarted() if problem is None else SpeakerLost(str(problem)))
+
+    async def _say(self, command: Say) -> None:
+        async with self._saying:
+            try:
+                await self.speaker.say(command.phase)
+            except SpeakerError as error:
+                self.react(Distrusted(str(error)))
+            else:
+                self.react(Acknowledged(command.number))
+
+    async def _kill(self, why: str) -> None:
+        await self.speaker.kill()
+        self.react(SpeakerLost(why))
+
+    def _ended(self, why: str) -> None:
+        """The speaker says that it ended; what is left of it goes, too."""
+        if self.machine.speaker in ("starting", "up"):
+            self.react(Distrusted(why))
+
+    async def _observe(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.observe_s)
+            if self.machine.speaker != "up":
+                self.seen = None
+                continue
+            try:
+                async with asyncio.timeout(OBSERVED_S):
+                    self.seen = await self.speaker.observe()
+            except (SpeakerError, TimeoutError) as error:
+                self.react(Distrusted(str(error) or f"it did not say within {OBSERVED_S:g} s what it announces"))
+                continue
+            self.react(Observed(self.seen.phase, sum(self.seen.sessions.values())))
+
+    # -- what others are told
+
+    def _tell(self) -> None:
+        if self._publication is None:
+            return
+        document = encode(self.report())
+        if document != self._said:
+            self._said = document
+            self._tasks.start(self._update(document), "say in etcd what is announced")
+
+    async def _update(self, document: bytes) -> None:
+        if self._publication is not None:
+            await self._publication.update(document)
+
+    def report(self) -> AnnounceReport:
+        """What others and operators may know. `held_s` in whole minutes: it would else change all the time."""
+        machine, config, now = self.machine, self.config, self.clock.now()
+        held_s = machine.held_s(now)
+        return AnnounceReport(
+            entry=config.entry, region=config.region, instance=config.instance, prefixes=self.prefixes,
+            speaker=self.speaker.name, wanted=machine.phase,
+            actual=(self.seen.phase or "") if self.seen is not None else "",
+            differs=machine.differs_since is not None, healthy=machine.healthy,
+            why=self.why()[:256], held_s=60.0 * -(-held_s // 60.0),
+            sessions=dict(self.seen.sessions) if self.seen is not None else {},
+        )  # fmt: skip
+
+    def why(self) -> str:
+        """Why it is as it is, in a line."""
+        machine = self.machine
+        if machine.kept:
+            return f"kept, as the last healthy site, though {machine.why_not}"
+        if machine.why_not:
+            return machine.why_not
+        if machine.speaker != "up":
+            return f"the speaker is {machine.speaker}: {machine.speaker_why}"
+        held_s = machine.held_s(self.clock.now())
+        return f"held back by the update budget for {held_s / 60.0:.0f} min" if held_s else ""
+
+    def _keep_hold(self, now: float) -> None:
+        budget = self.machine.budget
+        if self._state is None or budget.hold_until == self._hold_kept:
+            return
+        self._hold_kept = budget.hold_until
+        kept = _Hold(wall().timestamp() + budget.hold_until - now, budget.doublings)
+        try:
+            self._state.save(HOLD, msgspec.json.encode(kept))
+        except StateError as error:
+            self._log.error("kept state", problem=str(error))
+
+    def _remember(self) -> None:
+        try:
+            found = self._state.load(HOLD) if self._state is not None else None
+            if found is not None:
+                hold = msgspec.json.decode(found.document, type=_Hold)
+                self.machine.budget.remember(hold.until - wall().timestamp(), hold.doublings, self.clock.now())
+                self._hold_kept = self.machine.budget.hold_until
+        except (StateError, msgspec.MsgspecError) as error:
+            self._log.error("kept state", problem=str(error))
+
+    # -- the life of the process
+
+    async def open(self) -> str:
+        """See farhop.service.process.Balancer."""
+        config = self.config
+        self._remember()
+        await self.store.open()
+        self._started = asyncio.get_running_loop().create_future()
+        self.react(TimerFired())
+        try:
+            await self._started
+        except SpeakerError as error:
+            raise ConfigError("farhop anycast", [str(error)]) from None
+        key = announce_key(config.region, config.instance)
+        self._publication = await self.store.publish(key, encode(self.report()), LEASE_S)
+        self._tasks.start(self.others.follow_drains(), "watch the entry's drain")
+        self._tasks.start(self.others.follow_others(), "watch the other announcers")
+        self._tasks.start(self.prober.run(), "probe the entry")
+        self._tasks.start(self._observe(), "ask the speaker what it announces")
+        admin = await self.admin.open(config.admin.host, config.admin.port)
+        self.tls.open()
+        what = ", ".join(self.prefixes)
+        return f"entry {config.entry}: {what} by {self.speaker.name}, admin on {config.admin.host}:{admin}"
+
+    async def close(self) -> None:
+        """See farhop.service.process.Balancer. Whatever happens, nothing is announced when it returns."""
+        config = self.config
+        self.react(StopAsked())
+        longest_s = config.drain_s + config.settle_s + 4.0 * config.ack_s + 5.0
+        try:
+            async with asyncio.timeout(longest_s):
+                await self._exit.wait()
+        except TimeoutError:
+            self._log.error("not withdrawn in time; the speaker is ended by force", waited_s=longest_s)
+        await all_of(self.speaker.kill, self._tasks.close, self.store.close, self.admin.close, self.tls.close)
+
+    def reload(self) -> None:
+        """See farhop.service.process.Balancer. A change of what is announced is a restart: it drains first."""
+        self._log.info("an announcer reads its configuration at its start alone")
+
+    # -- for operators
+
+    def _gauges(self) -> None:
+        gauge, counter, machine = self.metrics.gauge, self.metrics.counter, self.machine
+        announced = "1 if the prefixes are announced, and not drained."
+        gauge("anycast_announced", announced, lambda: float(machine.phase is Phase.ANNOUNCED))
+        draining = "1 while neighbours are told to go elsewhere."
+        gauge("anycast_draining", draining, lambda: float(machine.phase is Phase.DRAINING))
+        gauge("anycast_differs_seconds", "For how long what is announced has not been what is wanted.", self._differs_s)
+        held = "For how long the update budget still keeps the prefixes back."
+        gauge("anycast_held_seconds", held, lambda: machine.held_s(self.clock.now()))
+        kept = "1 if announced only because no other site is healthy."
+        gauge("anycast_kept_as_last", kept, lambda: float(machine.kept))
+        gauge("anycast_entry_fit", "1 if the entry is fit, by its probes.", lambda: float(machine.fitness == "fit"))
+        gauge("anycast_sessions", "BGP sessions that are established.", lambda: float(sum(self._sessions().values())))
+        gauge("anycast_session_up", "1 if the session with the peer is established.", self._sessions_up, "peer")
+        counter("anycast_updates", "Updates to the speaker, by what they said.", self._updates, "phase")
+        counter("anycast_speaker_kills", "Speakers ended by force.", lambda: float(machine.kills))
+
+    def _differs_s(self) -> float:
+        since = self.machine.differs_since
+        return 0.0 if since is None else self.clock.now() - since
+
+    def _sessions(self) -> Mapping[str, bool]:
+        return self.seen.sessions if self.seen is not None else {}
+
+    def _sessions_up(self) -> dict[str, float]:
+        return {peer: float(up) for peer, up in self._sessions().items()}
+
+    def _updates(self) -> dict[str, float]:
+        return {phase.value: float(count) for phase, count in self.machine.updates.items()}
+
+
+class AnycastAdmin:
+    """What an announcer tells at its admin port (farhop.service.admin.TierAdmin)."""
+
+    def __init__(self, process: AnycastProcess) -> None:
+        self._process = process
+
+    def ready(self) -> bool:
+        """Whether it has a speaker and is not about to end."""
+        machine = self._process.machine
+        return machine.speaker == "up" and machine.stopping_since is None
+
+    def notice(self) -> str:
+        """Whether what is announced is not what is wanted."""
+        return "what is announced is not what is wanted" if self._process.machine.differs_since is not None else ""
+
+    def status(self) -> dict[str, Any]:
+        """For people; `wanted` and `actual` side by side."""
+        process, machine = self._process, self._process.machine
+        report: dict[str, Any] = msgspec.to_builtins(process.report())
+        return {
+            **report,
+            "tier": "anycast",
+            "fitness": machine.fitness,
+            "drain": machine.drain,
+            "others_healthy": machine.others,
+            "last_site": process.config.last_site,
+            "kept_as_last": machine.kept,
+            "speaker_state": machine.speaker,
+            "speaker_why": machine.speaker_why,
+            "updates": {phase.value: count for phase, count in machine.updates.items()},
+            "kills": machine.kills,
+            "differs_s": process._differs_s(),
+            "held_s": machine.held_s(process.clock.now()),
+        }
+
+    def compose(self, question: Question) -> Request:  # noqa: ARG002 - as the admin port asks it
+        """Nothing is routed here."""
+        raise ExplainError("an announcer routes no requests; ask a balancer")
+
+    def explain(self, request: Request) -> dict[str, Any]:  # noqa: ARG002 - the same
+        """Nothing is routed here."""
+        raise ExplainError("an announcer routes no requests; ask a balancer")
+
+    def scaling(self) -> dict[str, dict[str, int]]:
+        """An announcer has no replicas."""
+        return {}
+
+    def law(self) -> dict[str, Any]:
+        """An announcer reads nobody's requests, and goes by no law."""
+        return {}
+
+    def topology(self) -> dict[str, Any]:
+        """The map it was started with."""
+        return policy.map_of(self._process.topology)
+
+
+def run(path: Path) -> None:
+    """Run an announcer from its configuration file. SystemExit(2), after one line, if it cannot start."""
+
+    def make() -> AnycastProcess:
+        config = load(AnycastConfig, path)
+        logs.configure("anycast", config.region, config.instance, config.log_level)
+        return AnycastProcess(config, stores.world(config), Random())
+
+    run_process("anycast", make)

@@ -1,0 +1,59 @@
+"""Asks the local entry whether it is fit: `GET` of its readiness, by HTTP. Never decides what follows from it."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from entry_anycast.announcing.machine import Fitness, Probed
+from farhop.service.config import is_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from entry_anycast.app.config import Probe
+
+
+class Prober:
+    """`tell` takes what each probe found."""
+
+    def __init__(self, config: Probe, tell: Callable[[Probed], None]) -> None:
+        self._config, self._tell = config, tell
+
+    async def run(self) -> None:
+        """Until cancelled. A connection each: whether new ones are taken is what is asked."""
+        loop = asyncio.get_running_loop()
+        timeout = aiohttp.ClientTimeout(total=self._config.timeout_s)
+        connector = aiohttp.TCPConnector(force_close=True, ssl=_context(self._config.url))
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector, trust_env=False) as http:
+            due = loop.time()
+            while True:
+                self._tell(await self._probe(http))
+                due = max(due + self._config.every_s, loop.time())
+                await asyncio.sleep(due - loop.time())
+
+    async def _probe(self, http: aiohttp.ClientSession) -> Probed:
+        try:
+            async with http.get(self._config.url, allow_redirects=False) as answer:
+                if answer.status == 200:
+                    return Probed(Fitness.FIT)
+                return Probed(Fitness.LEAVING, f"it answers {answer.status}")
+        except TimeoutError:
+            return Probed(Fitness.DEAD, f"it does not answer within {self._config.timeout_s:g} s")
+        except (aiohttp.ClientError, OSError) as error:
+            text = getattr(error, "strerror", None) or type(error).__name__
+            return Probed(Fitness.DEAD, f"it cannot be reached: {text}")
+
+
+def _context(url: str) -> ssl.SSLContext | bool:
+    """On this machine a certificate proves nothing that the address does not."""
+    parts = urlsplit(url)
+    if parts.scheme != "https" or not is_loopback(parts.hostname or ""):
+        return True
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context

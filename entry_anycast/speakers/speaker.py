@@ -1,0 +1,70 @@
+"""What a BGP speaker is to us: it is started, told what to say of all prefixes, and asked what it says.
+
+A speaker never announces by itself: whatever ends the process that tells it ends the announcement, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import TYPE_CHECKING, Protocol
+
+from entry_anycast.announcing.machine import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+GRACEFUL_SHUTDOWN = (65535, 0)  # RFC 8326
+
+
+class SpeakerError(Exception):
+    """It cannot be started, refused what it was told, or does not answer. One line, with the remedy if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What it announces, None for neither the one nor the other; and of each neighbour whether the session stands."""
+
+    phase: Phase | None
+    sessions: Mapping[str, bool]
+
+
+class Speaker(Protocol):
+    """One speaker. `name` is for people."""
+
+    name: str
+
+    async def start(self) -> None:
+        """Start it or connect to it, with nothing announced. Raises SpeakerError."""
+
+    async def say(self, phase: Phase) -> None:
+        """Say this of all prefixes; returns when it is acknowledged. Raises SpeakerError."""
+
+    async def observe(self) -> Seen:
+        """What it announces. Raises SpeakerError."""
+
+    async def kill(self) -> None:
+        """End the announcement at once, by force. It can be started anew then."""
+
+
+def family(prefix: str) -> int:
+    """4 or 6."""
+    return network(prefix).version
+
+
+def network(prefix: str) -> IPv4Network | IPv6Network:
+    """Raises ValueError, with the remedy."""
+    try:
+        return ip_network(prefix)
+    except ValueError as error:
+        raise ValueError(f"{prefix[:64]!r} is no prefix such as 192.0.2.0/24 or 2001:db8::1/128: {error}") from None
+
+
+def phase_of(found: set[tuple[str, bool]], wanted: set[str]) -> Phase | None:
+    """Of what is announced (where and what, and whether it drains), where all of `wanted` should be."""
+    if not found:
+        return Phase.WITHDRAWN
+    draining = {drains for _, drains in found}
+    if len(draining) != 1 or {what for what, _ in found} != wanted:
+        return None
+    return Phase.DRAINING if draining.pop() else Phase.ANNOUNCED

@@ -1,0 +1,86 @@
+"""The watchdog over an announcement: a process of its own, which ends it as soon as its parent is silent or gone.
+
+Run as a script, by an interpreter that loads nothing else: `watchdog.py SILENCE_S exec COMMAND...` starts a speaker and
+kills it; `watchdog.py SILENCE_S bird SOCKET FILE` empties the file that BIRD includes and has BIRD read it. Each byte
+on stdin is a heartbeat and is given back, so that the parent notices if this process hangs. Who outlives whom: if the
+parent is killed or stopped, this process ends the announcement; if this one is killed, the kernel kills the speaker
+(PR_SET_PDEATHSIG); if this one hangs, the parent kills it. Never starts anything twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+ASKED_S = 1.0  # how long BIRD may take for an answer
+NOTHING = "# farhop anycast: nothing is announced\n"
+
+
+def main(arguments: list[str]) -> int:
+    """The exit code: that of the speaker if it ended by itself."""
+    silence_s, how, *rest = arguments
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # it ends when its parent does, and not before
+    if how == "bird":
+        _watch(float(silence_s), None)
+        return withdraw_bird(*rest)
+    child = _start(rest)
+    _watch(float(silence_s), child)
+    if child.poll() is None:
+        child.kill()
+    return child.wait()
+
+
+def _start(command: list[str]) -> subprocess.Popen[bytes]:
+    libc, parent = ctypes.CDLL(None, use_errno=True), os.getpid()
+
+    def tied() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died in between
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=tied)  # noqa: S603 - ours
+
+
+def _watch(silence_s: float, child: subprocess.Popen[bytes] | None) -> None:
+    """Until the parent is silent for so long or gone, or the speaker has ended."""
+    watched = [0] if child is None else [0, os.pidfd_open(child.pid)]
+    while True:
+        ready, _, _ = select.select(watched, [], [], silence_s)
+        if ready != [0]:
+            return
+        beats = os.read(0, 4096)
+        if not beats:
+            return
+        with contextlib.suppress(OSError):
+            os.write(1, beats)
+
+
+def withdraw_bird(where: str, file: str) -> int:
+    """Have BIRD announce nothing of ours. 0 if it says that it does."""
+    Path(file).write_text(NOTHING)
+    with socket.socket(socket.AF_UNIX) as way:
+        way.settimeout(ASKED_S)
+        way.connect(where)
+        way.sendall(b"configure\n")
+        said = b""
+        while not any(code in said for code in (b"0003 ", b"0004 ", b"8002 ")):
+            more = way.recv(4096)
+            if not more:
+                return 1
+            said += more
+    return 0 if b"8002 " not in said else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The entry by DNS: an authoritative server whose answers lead clients to the best entry that the law allows them."""

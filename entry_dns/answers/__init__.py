@@ -1,0 +1,1 @@
+"""What is answered: DNS messages, prepared answers, cookies, rates. Pure: no socket, no clock."""

@@ -1,0 +1,124 @@
+"""Lays what entries measured over geography: an atlas with a place of its own for each network that was corrected.
+
+A learned network may hold several that geography or lists tell apart: each keeps its confinement, and all get what was
+measured. Private networks stay what they are. Never reads a clock; runs beside whoever answers, as all preparing does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from entry_dns.answers.prepare import UNKNOWN_MS, Atlas
+from entry_dns.fleet.latencies import Measured, judge
+from entry_dns.fleet.networks import BITS, PRIVATE, Space
+
+if TYPE_CHECKING:
+    from ipaddress import IPv4Network, IPv6Network
+
+    from entry_dns.fleet.latencies import LearningConfig
+    from topology.model import Topology
+
+TOLD_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A network that was measured: by region, milliseconds as geography has them (none where it knows nothing), as
+    measured, and as they count now; which region is nearest by either. `why`: why geography stays; "" where it does
+    not."""
+
+    network: str
+    predicted: Mapping[str, float]
+    measured: Measured
+    costs: Mapping[str, float]
+    before: str
+    now: str
+    why: str
+
+
+def corrected(
+    known: Atlas,
+    topology: Topology,
+    learned: Mapping[IPv4Network | IPv6Network, Measured],
+    config: LearningConfig,
+) -> tuple[Atlas, list[Finding]]:
+    """The atlas by geography and measurement, and what was found of each network (at most TOLD_MAX)."""
+    region_of = [topology.entries[name].region for name in known.entries]
+    rows: list[npt.NDArray[np.float64]] = []
+    allowed: list[npt.NDArray[np.bool_]] = []
+    findings: list[Finding] = []
+    spaces: dict[int, Space] = {}
+    for family, space in known.spaces.items():
+        networks = sorted((n for n in learned if n.version == family), key=lambda n: int(n.network_address))
+        if not networks:
+            spaces[family] = space
+            continue
+        shift = 0 if family == 4 else 64
+        firsts = np.array([int(n.network_address) >> shift for n in networks], dtype=np.uint64)
+        sizes = [1 << (BITS[family] - n.prefixlen) for n in networks]
+        ends = [
+            end for first, size in zip(firsts.tolist(), sizes, strict=True) if (end := first + size) >> space.bits == 0
+        ]
+        starts = np.sort(np.concatenate([space.starts, firsts, np.array(ends, dtype=np.uint64)]))
+        starts = starts[np.concatenate([[True], starts[1:] != starts[:-1]])]  # union1d takes ten times as long
+        values = space.values[np.searchsorted(space.starts, starts, side="right") - 1].copy()
+        owner = np.searchsorted(firsts, starts, side="right").astype(np.int64) - 1
+        inside = owner >= 0
+        last = firsts + np.array(sizes, dtype=np.uint64) - np.uint64(1)
+        inside[inside] = starts[inside] <= last[owner[inside]]
+        inside &= values != PRIVATE
+        made: dict[tuple[int, int], int] = {}
+        for at in np.flatnonzero(inside).tolist():
+            key = (int(values[at]), int(owner[at]))
+            if key not in made:
+                finding, costs = _laid(known, key[0], region_of, networks[key[1]], learned, topology, config)
+                if len(findings) < TOLD_MAX:
+                    findings.append(finding)
+                made[key] = key[0]
+                if costs is not None:
+                    made[key] = len(known.costs) + len(rows)
+                    rows.append(costs)
+                    allowed.append(known.allowed[key[0]])
+            values[at] = made[key]
+        spaces[family] = Space(space.bits, starts, values).where(values)
+    if not rows:
+        return known, findings
+    laid = Atlas(known.entries, spaces, np.vstack([known.costs, *rows]), np.vstack([known.allowed, *allowed]))
+    return laid, findings
+
+
+def _laid(
+    known: Atlas,
+    row: int,
+    region_of: list[str],
+    network: IPv4Network | IPv6Network,
+    learned: Mapping[IPv4Network | IPv6Network, Measured],
+    topology: Topology,
+    config: LearningConfig,
+) -> tuple[Finding, npt.NDArray[np.float64] | None]:
+    """What follows for one network at one place; None: nothing."""
+    base = known.costs[row]
+    measured = {region: ms for region, ms in learned[network].items() if region in region_of}
+    by_region = {region: float(base[at]) for at, region in enumerate(region_of)}
+    somewhere = all(ms < UNKNOWN_MS for ms in by_region.values())
+    predicted = by_region if somewhere else None
+    costs: dict[str, float] = {}
+    why = "no region of the map's entries measured it"
+    if measured:
+        costs, why = judge(tuple(by_region), predicted, measured, topology.rtt_ms, config)
+    counts = costs or by_region
+    finding = Finding(
+        str(network),
+        by_region if somewhere else {},
+        measured,
+        counts if costs or somewhere else {},
+        min(by_region, key=lambda one: (by_region[one], one)) if somewhere else "",
+        min(counts, key=lambda one: (counts[one], one)) if costs or somewhere else "",
+        why,
+    )
+    return finding, np.array([costs[region] for region in region_of]) if costs else None

@@ -1,0 +1,173 @@
+"""From how entries stand to tables: for every client network the ordered list of entries that it is answered with.
+
+The law is a filter: an entry outside a name's lawful set, or outside what its client's network is confined to, is in no
+list of it, whatever else holds. Costs order: wire time from the client's place, plus an operator's bias. An entry that
+takes a share of its clients is first for that share of networks, drawn by a hash of each, and last for others. A DOWN
+entry is in a list only where every lawful one is. Never reads a clock; runs beside whoever answers, never in him.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from entry_dns.fleet.networks import PRIVATE, UNKNOWN, Space
+from entry_dns.fleet.standing import Standing, State
+from topology.geo import distance_km
+
+if TYPE_CHECKING:
+    from topology.model import Topology
+
+NOBODY = 0xFFFF  # in an order: no further entry
+ASK_RESOLVER = 0xFFFFFFFF  # as a group: the address says nothing, the resolver's own does
+SHARED_MAX = 24  # entries that take a share at once; more are drawn together
+GRAIN = {4: 16, 6: 16}  # while shares are drawn no network counts as larger
+_FIBRE_MS_PER_KM = 0.015  # a round trip: 200 km/ms there and back, on paths half as long again as the great circle
+UNKNOWN_MS = 1e4
+_LATE = 1e7
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a network's clients are: degrees, or measured milliseconds to entries, which correct geography.
+
+    `within`: the places of the law that they are confined to; () for none.
+    """
+
+    latitude: float | None = None
+    longitude: float | None = None
+    rtt_ms: tuple[tuple[str, float], ...] = ()
+    within: tuple[str, ...] = ()
+
+
+NOWHERE = Place()
+
+
+@dataclass(frozen=True, slots=True)
+class Atlas:
+    """Client networks and their places, and what it costs to lead each to each entry. Values of spaces are rows.
+
+    `costs`: places × entries, milliseconds; `allowed`: the same shape, what confinement leaves.
+    """
+
+    entries: tuple[str, ...]
+    spaces: Mapping[int, Space]
+    costs: npt.NDArray[np.float64]
+    allowed: npt.NDArray[np.bool_]
+
+
+def atlas(topology: Topology, spaces: Mapping[int, Space], places: Sequence[Place]) -> Atlas:
+    """The atlas of a map's entries, in their order. The first two places are those of UNKNOWN and PRIVATE."""
+    entries = tuple(topology.entries)
+    regions = [topology.regions[topology.entries[name].region] for name in entries]
+    costs = np.full((len(places), len(entries)), UNKNOWN_MS)
+    allowed = np.ones((len(places), len(entries)), dtype=bool)
+    column = {name: at for at, name in enumerate(entries)}
+    for row, place in enumerate(places):
+        if place.latitude is not None and place.longitude is not None:
+            for at, region in enumerate(regions):
+                km = distance_km(place.latitude, place.longitude, region.latitude, region.longitude)
+                costs[row, at] = topology.local_rtt_ms + km * _FIBRE_MS_PER_KM
+        for name, ms in place.rtt_ms:
+            if name in column:
+                costs[row, column[name]] = ms
+        if place.within:
+            for at, region in enumerate(regions):
+                allowed[row, at] = not topology.ancestors(region.name).isdisjoint(place.within)
+    return Atlas(entries, dict(spaces), costs, allowed)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """By family a space whose values are groups; each group's list of entries, best first, as indices, NOBODY after
+    the last. `fallback`: the group of whom nothing is known. `uniform`: every address of both families is in group 0,
+    which is told with scope 0."""
+
+    spaces: Mapping[int, Space]
+    orders: npt.NDArray[np.uint16]
+    fallback: int = 0
+
+    @property
+    def uniform(self) -> bool:
+        """See above."""
+        return all(len(space.starts) == 1 and int(space.values[0]) == 0 for space in self.spaces.values())
+
+
+def table(known: Atlas, standings: Sequence[Standing], lawful: frozenset[str], most: int) -> Table:
+    """The table for names whose lawful entries are these, with lists of at most `most` entries."""
+    by_name = {one.entry: one for one in standings}
+    standing = [by_name.get(name) for name in known.entries]
+    may = np.array([name in lawful for name in known.entries], dtype=bool)
+    up = np.array([one is None or one.answers for one in standing], dtype=bool)
+    share = np.array([1.0 if one is None else one.share for one in standing])
+    bias = np.array([0.0 if one is None else one.bias_ms for one in standing])
+    drained = np.array([one is not None and one.state is State.DRAINED for one in standing], dtype=bool)
+    drawn = [int(at) for at in np.flatnonzero(may & up & (share > 0.0) & (share < 1.0))[:SHARED_MAX]]
+    none = may & up & (share <= 0.0)
+    keys: list[tuple[int, npt.NDArray[np.uint64]]] = []
+    spaces: dict[int, Space] = {}
+    for family, whole in known.spaces.items():
+        space = whole.grained(GRAIN[family]) if drawn else whole
+        bits = space.values.astype(np.uint64)
+        for n, at in enumerate(drawn):
+            late = _hashed(space.starts, known.entries[at]) >= share[at]
+            bits |= late.astype(np.uint64) << np.uint64(32 + n)
+        spaces[family] = space
+        keys.append((family, bits))
+    nothing_known = np.array([UNKNOWN], dtype=np.uint64)
+    unique, inverse = np.unique(np.concatenate([*(bits for _, bits in keys), nothing_known]), return_inverse=True)
+    place = (unique & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    cost = known.costs[place] + bias
+    allowed = known.allowed[place] & may
+    cost[:, none] += _LATE
+    for n, at in enumerate(drawn):
+        cost[:, at] += _LATE * ((unique >> np.uint64(32 + n)) & np.uint64(1)).astype(np.float64)
+    # A drained entry is behind all that are merely full: it is to be left alone.
+    cost[:, none & drained] += _LATE
+    some_up = (allowed & up).any(axis=1)
+    candidate = np.where(some_up[:, None], allowed & up, allowed)
+    cost[~candidate] = np.inf
+    ranked = np.argsort(cost, axis=1, kind="stable")[:, :most]
+    orders = np.where(np.take_along_axis(cost, ranked, axis=1) < np.inf, ranked, NOBODY).astype(np.uint16)
+    lists, group = np.unique(orders, axis=0, return_inverse=True)
+    groups = group.reshape(-1).astype(np.uint32)
+    groups[place == PRIVATE] = ASK_RESOLVER
+    known_groups = np.unique(groups[inverse.reshape(-1)[:-1]])
+    if len(known_groups[known_groups != ASK_RESOLVER]) == 1:  # one answer for all, private addresses included
+        groups[:] = known_groups[known_groups != ASK_RESOLVER][0]
+    told: dict[int, Space] = {}
+    begin = 0
+    for family, bits in keys:
+        told[family] = spaces[family].where(groups[inverse.reshape(-1)[begin : begin + len(bits)]])
+        begin += len(bits)
+    return _renumbered(told, lists, int(groups[inverse.reshape(-1)[-1]]))
+
+
+def _renumbered(spaces: dict[int, Space], lists: npt.NDArray[np.uint16], fallback: int) -> Table:
+    """Without the lists that nobody gets."""
+    used = np.unique(np.concatenate([space.values for space in spaces.values()]))
+    used = np.union1d(used[used != ASK_RESOLVER], np.array([fallback], dtype=used.dtype))
+    told = {
+        family: Space(
+            space.bits,
+            space.starts,
+            np.where(space.values == ASK_RESOLVER, ASK_RESOLVER, np.searchsorted(used, space.values)).astype(np.uint32),
+        )
+        for family, space in spaces.items()
+    }
+    return Table(told, lists[used], int(np.searchsorted(used, fallback)))
+
+
+def _hashed(starts: npt.NDArray[np.uint64], entry: str) -> npt.NDArray[np.float64]:
+    """Of each interval, a number from 0 to 1 that stays while shares change: splitmix64 of where it begins."""
+    seed = int.from_bytes(entry.encode()[:8].ljust(8, b"\0"), "little") * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+    with np.errstate(over="ignore"):
+        x = starts + np.uint64(seed)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+    return (x >> np.uint64(11)).astype(np.float64) / float(1 << 53)

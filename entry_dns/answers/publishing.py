@@ -1,0 +1,42 @@
+"""What another server's zone should hold for the names of a view: for everybody what is answered where nothing is known
+of a client's network, since such a zone tells no networks apart. Pure.
+
+A name without a lawful entry has no records: it is never widened.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from entry_dns.answers.message import AAAA, A
+from entry_dns.answers.prepare import NOBODY
+from entry_dns.answers.responder import ADDRESSES_MAX
+from entry_dns.answers.snapshot import Records
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from entry_dns.answers.prepare import Table
+    from entry_dns.answers.snapshot import Head
+
+Wanted = dict[tuple[bytes, int], Records | None]
+
+
+def records_of(head: Head, tables: Sequence[Table]) -> Wanted:
+    """By name in wire form and record type, the records that should be there; None: none should."""
+    wanted: Wanted = {}
+    for name in head.names:
+        for kind, at in name.tables.items():
+            order = [int(one) for one in tables[at].orders[tables[at].fallback] if one != NOBODY]
+            entries = [head.entries[one] for one in order]
+            if kind not in (A, AAAA):
+                continue
+            each = (rdata for one in entries for rdata in (one.ipv4 if kind == A else one.ipv6))
+            rdatas = tuple(dict.fromkeys(each))[:ADDRESSES_MAX]
+            wanted[name.wire, kind] = Records(min(one.ttl for one in entries), rdatas) if rdatas else None
+    return wanted
+
+
+def changes(before: Mapping[tuple[bytes, int], Records | None], wanted: Wanted) -> Wanted:
+    """What is to be written so that a zone which holds the one holds the other."""
+    return {key: wanted.get(key) for key in {**before, **wanted} if key not in before or before[key] != wanted.get(key)}

@@ -1,0 +1,152 @@
+"""A view as one file: what every worker answers from, written whole beside the one in use, and mapped when it is there.
+
+    8 bytes: length of the head · head (MessagePack) · tables, each array at a multiple of 8 bytes
+
+A worker reads the head, which grows with names and entries alone; client networks stay where they are, however many.
+Never decides what is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from entry_dns.answers.prepare import Table
+
+
+class Records(msgspec.Struct, frozen=True):
+    """Records that are the same for every client. Rdata in wire form, canonical."""
+
+    ttl: int
+    rdatas: tuple[bytes, ...]
+
+
+class Name(msgspec.Struct, frozen=True):
+    """A name, in wire form and lower case. `tables`: by record type, which table says who is answered with what;
+    `records`: what is the same for all; `guarded`: by record type, whose lawful entries must be there for it to be."""
+
+    wire: bytes
+    zone: int
+    tables: dict[int, int] = {}
+    records: dict[int, Records] = {}
+    guarded: dict[int, int] = {}
+
+
+class Zone(msgspec.Struct, frozen=True):
+    """A zone. `soa` is that record's rdata, `negative_ttl` how long a denial is kept (RFC 2308)."""
+
+    wire: bytes
+    soa: bytes
+    negative_ttl: int
+
+
+class Led(msgspec.Struct, frozen=True):
+    """An entry as it is answered: its addresses as rdata, and how long such an answer is kept."""
+
+    name: str
+    ipv4: tuple[bytes, ...]
+    ipv6: tuple[bytes, ...]
+    ttl: int
+
+
+class _Array(msgspec.Struct, frozen=True):
+    at: int
+    count: int
+
+
+class _Table(msgspec.Struct, frozen=True):
+    starts: dict[int, _Array]
+    groups: dict[int, _Array]
+    orders: _Array
+    index: _Array
+    width: int
+    uniform: bool
+    fallback: int
+
+
+class Head(msgspec.Struct, frozen=True):
+    """The head of a view. `ready`: whether it says anything of entries; without that every answer is SERVFAIL."""
+
+    zones: tuple[Zone, ...]
+    names: tuple[Name, ...]
+    entries: tuple[Led, ...]
+    tables: tuple[_Table, ...] = ()
+    ready: bool = True
+
+
+class Lookup(msgspec.Struct, frozen=True):
+    """A table as a worker has it, by family: starts, groups. `orders`: `width` indices of entries for each group.
+
+    `index`: for the first 16 bits of an IPv4 address, how many intervals begin at or before them, and for the next."""
+
+    starts: dict[int, Sequence[int]]
+    groups: dict[int, Sequence[int]]
+    orders: Sequence[int]
+    index: Sequence[int]
+    width: int
+    uniform: bool
+    fallback: int
+
+
+_KINDS: dict[int, tuple[str, Literal["I", "Q"]]] = {4: ("<u4", "I"), 6: ("<u8", "Q")}
+
+
+def encode(head: Head, tables: Sequence[Table]) -> bytes:
+    """The view as a file's bytes."""
+    body, told = bytearray(), []
+
+    def put(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], kind: str) -> _Array:
+        body.extend(bytes(-len(body) % 8))
+        at = len(body)
+        body.extend(array.astype(kind).tobytes())
+        return _Array(at, int(array.size))
+
+    for one in tables:
+        starts = {family: put(space.starts, _KINDS[family][0]) for family, space in one.spaces.items()}
+        groups = {family: put(space.values, "<u4") for family, space in one.spaces.items()}
+        width = int(one.orders.shape[1]) if one.orders.ndim == 2 else 0
+        told.append(
+            _Table(starts, groups, put(one.orders, "<u2"), put(_index(one), "<u4"), width, one.uniform, one.fallback)
+        )
+    packed = msgspec.msgpack.encode(msgspec.structs.replace(head, tables=tuple(told)))
+    packed += b"\xc0" * (-len(packed) % 8)  # nil: what is behind the head is not read
+    return len(packed).to_bytes(8, "little") + packed + bytes(body)
+
+
+def _index(table: Table) -> npt.NDArray[np.int64]:
+    """Where to look for an IPv4 address: between the intervals that hold the first of its /16 and of the next."""
+    marks = np.arange(0, (1 << 16) + 1, dtype=np.uint64) << np.uint64(16)
+    return np.searchsorted(table.spaces[4].starts, marks, side="right")
+
+
+def decode(data: memoryview) -> tuple[Head, tuple[Lookup, ...]]:
+    """The head of a view, and its tables where they lie."""
+    length = int.from_bytes(data[:8], "little")
+    packed = bytes(data[8 : 8 + length]).rstrip(b"\xc0")
+    head = _decoder.decode(packed)
+    body = data[8 + length :]
+
+    def at(array: _Array, kind: Literal["H", "I", "Q"], size: int) -> Sequence[int]:
+        return body[array.at : array.at + size * array.count].cast(kind)
+
+    tables = tuple(
+        Lookup(
+            {family: at(array, _KINDS[family][1], 4 if family == 4 else 8) for family, array in one.starts.items()},
+            {family: at(array, "I", 4) for family, array in one.groups.items()},
+            at(one.orders, "H", 2),
+            at(one.index, "I", 4),
+            one.width,
+            one.uniform,
+            one.fallback,
+        )
+        for one in head.tables
+    )
+    return head, tables
+
+
+_decoder = msgspec.msgpack.Decoder(Head)

@@ -1,0 +1,197 @@
+"""Zones and their names: from what is configured, the law and how entries stand to the view that workers answer from.
+
+Each name's lawful entries are those that its tenant class's *entry* scope allows; a name without a class is for
+everybody. Invariant: a name has addresses of a family either for every network that has a lawful entry, or for none, so
+that one client's NODATA is never another's. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING
+
+import dns.rdata
+import dns.rdataclass
+import dns.rdatatype
+
+from entry_dns.answers import prepare
+from entry_dns.answers.message import AAAA, HTTPS, NS, SOA, TXT, A
+from entry_dns.answers.responder import packed, wire
+from entry_dns.answers.snapshot import Head, Led, Name, Records, Zone
+from entry_dns.fleet.standing import Standing, State
+from topology.law import Law, Scope
+
+if TYPE_CHECKING:
+    from entry_dns.answers.prepare import Atlas, Table
+    from topology.model import Entry
+
+NS_TTL_S = 3600
+
+
+class ZoneError(ValueError):
+    """Zones that do not go with the map or the law. The text says which name, and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamePlan:
+    """A name to answer for. `tenant`: whose entry scope holds, "" for everybody; `families`: of 4 and 6."""
+
+    name: str
+    tenant: str = ""
+    families: tuple[int, ...] = (4, 6)
+    alpn: tuple[str, ...] = ()
+    txt: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ZonePlan:
+    """A zone. `servers`: names of its name servers, with addresses where those lie inside the zone."""
+
+    zone: str
+    names: tuple[NamePlan, ...]
+    servers: tuple[tuple[str, tuple[str, ...]], ...]
+    contact: str
+    negative_ttl: int = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Ttls:
+    """Seconds an answer may be kept: the most while nothing is in doubt, the least while anything is."""
+
+    least: int = 5
+    most: int = 30
+
+    def of(self, standing: Standing | None) -> int:
+        """Of an entry: until what is said of it can change, within the bounds."""
+        if standing is None or standing.state is not State.UP:
+            return self.least
+        return max(self.least, ceil(min(standing.stable_s, self.most)))
+
+
+def lawful_of(law: Law, tenant: str) -> frozenset[str]:
+    """The entries that a class's clients may be led to."""
+    entries = law.topology.entries
+    if not tenant:
+        return frozenset(entries)
+    regions = law.verdict(tenant, "", Scope.ENTRY).lawful
+    return frozenset(name for name, one in entries.items() if one.region in regions)
+
+
+def check(plans: Sequence[ZonePlan], law: Law) -> None:
+    """Raise ZoneError at the first name that could not be answered for."""
+    entries = law.topology.entries
+    if not entries:
+        raise ZoneError("the topology has no entries; list the balancers' public addresses under `entries`")
+    seen: set[bytes] = set()
+    for plan in plans:
+        apex = wire(plan.zone)
+        for name in plan.names:
+            at = wire(name.name)
+            if not at.endswith(apex):
+                raise ZoneError(f"{name.name} is outside of zone {plan.zone}; name it below that, or give it a zone")
+            if at in seen:
+                raise ZoneError(f"{name.name} is given twice; keep one")
+            seen.add(at)
+            if name.tenant and name.tenant not in law.topology.tenants:
+                raise ZoneError(f"{name.name}: tenant {name.tenant} is not in the topology; name one that is")
+            lawful = lawful_of(law, name.tenant)
+            if not lawful:
+                who = f"tenant {name.tenant}" if name.tenant else "anybody"
+                raise ZoneError(f"{name.name}: no entry is lawful for {who}; add one, or widen its entry scope")
+            for family in name.families:
+                if not any(_has(entries[one], family) for one in lawful):
+                    other = "ipv4" if family == 6 else "ipv6"
+                    remedy = f"give them some, or say `families: [{other}]` for this name"
+                    raise ZoneError(f"{name.name}: none of its entries has an IPv{family} address; {remedy}")
+
+
+def _has(entry: Entry, family: int) -> bool:
+    return bool(entry.ipv4 if family == 4 else entry.ipv6)
+
+
+def view(
+    plans: Sequence[ZonePlan],
+    law: Law,
+    atlas: Atlas,
+    standings: Sequence[Standing],
+    ttls: Ttls,
+    most: int,
+    serial: int,
+) -> tuple[Head, list[Table]]:
+    """The view: its head and its tables. Names with the same lawful entries share a table. Numpy does the heavy part:
+    run it in a thread."""
+    by_name = {one.entry: one for one in standings}
+    entries = law.topology.entries
+    led = tuple(
+        Led(
+            name,
+            tuple(packed(one) for one in entries[name].ipv4),
+            tuple(packed(one) for one in entries[name].ipv6),
+            ttls.of(by_name.get(name)),
+        )
+        for name in atlas.entries
+    )
+    rows: dict[frozenset[str], int] = {}
+    tables: list[Table] = []
+
+    def row(lawful: frozenset[str]) -> int:
+        if lawful not in rows:
+            rows[lawful] = len(tables)
+            tables.append(prepare.table(atlas, standings, lawful, most))
+        return rows[lawful]
+
+    names: list[Name] = []
+    zones: list[Zone] = []
+    for at, plan in enumerate(plans):
+        soa = _rdata(
+            "SOA", f"{plan.servers[0][0]}. {plan.contact}. {serial % (1 << 32)} 3600 600 86400 {plan.negative_ttl}"
+        )
+        zones.append(Zone(wire(plan.zone), soa, plan.negative_ttl))
+        made = {wire(one.name): _name(one, at, law, row) for one in plan.names}
+        apex = wire(plan.zone)
+        records = {
+            NS: Records(NS_TTL_S, tuple(_rdata("NS", f"{host}.") for host, _ in plan.servers)),
+            SOA: Records(plan.negative_ttl, (soa,)),
+        }
+        before = made.get(apex, Name(apex, at))
+        made[apex] = Name(apex, at, before.tables, {**before.records, **records}, before.guarded)
+        for host, addresses in plan.servers:
+            if addresses and wire(host).endswith(apex):
+                made[wire(host)] = Name(wire(host), at, {}, _addresses(addresses))
+        names += made.values()
+    return Head(tuple(zones), tuple(names), led, ready=bool(standings)), tables
+
+
+def _name(plan: NamePlan, zone: int, law: Law, row: Callable[[frozenset[str]], int]) -> Name:
+    lawful = lawful_of(law, plan.tenant)
+    entries = law.topology.entries
+    tables = {
+        kind: row(frozenset(name for name in lawful if _has(entries[name], family)))
+        for kind, family in ((A, 4), (AAAA, 6))
+        if family in plan.families
+    }
+    records: dict[int, Records] = {}
+    guarded: dict[int, int] = {}
+    if plan.alpn:
+        ports = {entries[name].port for name in lawful}
+        port = f" port={ports.pop()}" if len(ports) == 1 and ports != {443} else ""
+        records[HTTPS] = Records(NS_TTL_S, (_rdata("HTTPS", f'1 . alpn="{",".join(plan.alpn)}"{port}'),))
+        guarded[HTTPS] = row(lawful)
+    if plan.txt:
+        said = tuple(_rdata("TXT", '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"') for text in plan.txt)
+        records[TXT] = Records(NS_TTL_S, said)
+    return Name(wire(plan.name), zone, tables, records, guarded)
+
+
+def _addresses(addresses: Sequence[str]) -> dict[int, Records]:
+    found = [packed(one) for one in addresses]
+    by_kind = {A: tuple(one for one in found if len(one) == 4), AAAA: tuple(one for one in found if len(one) == 16)}
+    return {kind: Records(NS_TTL_S, rdatas) for kind, rdatas in by_kind.items() if rdatas}
+
+
+def _rdata(kind: str, text: str) -> bytes:
+    rdata = dns.rdata.from_text(dns.rdataclass.IN, dns.rdatatype.from_text(kind), text)
+    made: bytes = rdata.to_digestable()
+    return made

@@ -1,0 +1,1 @@
+"""The top of the tier: its configuration, its processes, and how they are put together."""

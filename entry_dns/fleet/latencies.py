@@ -1,0 +1,133 @@
+"""What entries measured of client networks, and what follows from it for how far a network is from each region.
+
+Geography is a guess from a registry; a handshake's round trip is what was seen. But it holds the client's own access,
+too, which no geography knows, and only of those regions that its clients came to. So: what several regions measured, or
+one from which the network is nearer than geography says, corrects; one that is farther may be a slow access, and
+corrects nothing. Invariants: a correction is bounded; what no entry stands behind any more is forgotten. Never reads a
+clock, and never puts anybody outside the law: it only orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from farhop.balance.estimate.network_latencies import parse
+
+if TYPE_CHECKING:
+    from ipaddress import IPv4Network, IPv6Network
+
+    from farhop.store.documents.latencies import LatencyReport
+
+REPORTS_MAX = 1024
+NETWORKS_MAX = 65_536
+_FINE_MS = 20.0  # below, steps of 1 ms; above, of 5: a finer change is no reason to prepare every answer anew
+_COARSE_MS = 5.0
+
+Measured = Mapping[str, float]
+"""By region, milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearningConfig:
+    """`samples_min`: connections of a network that a region must have measured; `far_ms`: how much nearer than
+    geography says one region must find it to be believed alone; `correction_max_ms`: how far from geography a cost may
+    be taken; `age_s`: how long what was learned holds while etcd is out of contact."""
+
+    samples_min: int = 4
+    far_ms: float = 30.0
+    correction_max_ms: float = 200.0
+    age_s: float = 21_600.0
+
+
+@dataclass(slots=True)
+class Learned:
+    """What stands of all entries' reports, by network and region: the least of the instances' figures."""
+
+    config: LearningConfig
+    _reports: dict[tuple[str, str], LatencyReport] = field(default_factory=dict)
+    _lost_at: float | None = None
+
+    def told(self, report: LatencyReport) -> None:
+        """An entry told this, instead of what it told before."""
+        name = (report.region, report.instance)
+        if name in self._reports or len(self._reports) < REPORTS_MAX:
+            self._reports[name] = report
+
+    def gone(self, region: str, instance: str) -> None:
+        """An entry takes back what it told."""
+        self._reports.pop((region, instance), None)
+
+    def contact(self, up: bool, now: float) -> None:
+        """etcd is in contact, or is not."""
+        if up:
+            self._lost_at = None
+        elif self._lost_at is None:
+            self._lost_at = now
+
+    def read(self, now: float) -> dict[IPv4Network | IPv6Network, dict[str, float]]:
+        """By network, what regions measured often enough; in steps, so that only what matters is a change."""
+        if self._lost_at is not None and now - self._lost_at > self.config.age_s:
+            return {}
+        found: dict[str, dict[str, tuple[float, int]]] = {}
+        for report in self._reports.values():
+            for network, one in report.networks.items():
+                by_region = found.get(network)
+                if by_region is None:
+                    if len(found) >= NETWORKS_MAX:
+                        continue
+                    by_region = found[network] = {}
+                ms, samples = by_region.get(report.region, (one.ms, 0))
+                by_region[report.region] = (min(ms, one.ms), samples + one.samples)
+        enough = {
+            network: {
+                region: _stepped(ms)
+                for region, (ms, samples) in sorted(by_region.items())
+                if samples >= self.config.samples_min
+            }
+            for network, by_region in found.items()
+        }
+        return {parse(network): by_region for network, by_region in sorted(enough.items()) if by_region}
+
+
+def _stepped(ms: float) -> float:
+    return float(round(ms)) if ms < _FINE_MS else _COARSE_MS * round(ms / _COARSE_MS)
+
+
+def judge(
+    regions: Sequence[str],
+    predicted: Measured | None,
+    measured: Measured,
+    wire_ms: Callable[[str, str], float],
+    config: LearningConfig,
+) -> tuple[dict[str, float], str]:
+    """What each region that has entries costs a network where some of them measured it; or nothing, and why geography
+    stays.
+
+    `predicted`: by geography, for all of `regions`; None where it knows nothing. A region that did not measure it costs
+    what geography says and the access's own time, within what the measured ones leave possible: no side of a triangle
+    is longer than the two others. Where nothing is known it costs the most that this leaves.
+    """
+    near = any(
+        ms < predicted[region] - config.far_ms if predicted is not None else ms <= config.far_ms
+        for region, ms in measured.items()
+    )
+    if len(measured) < 2 and not near:
+        said = "no nearer than geography says" if predicted is not None else "not near, and nothing else is known"
+        return {}, f"one region alone measured it: {said}"
+    access_ms = max(0.0, min(ms - predicted[region] for region, ms in measured.items())) if predicted else 0.0
+    costs: dict[str, float] = {}
+    for region in regions:
+        ms = measured.get(region)
+        most = min(wire_ms(region, other) + seen for other, seen in measured.items())
+        if predicted is None:
+            costs[region] = most if ms is None else ms
+            continue
+        geographic = predicted[region] + access_ms
+        if ms is None:
+            least = max(wire_ms(region, other) - seen for other, seen in measured.items())
+            ms = min(max(geographic, least), most)
+        bound = config.correction_max_ms
+        costs[region] = min(max(ms, geographic - bound), geographic + bound)
+    return costs, ""

@@ -1,0 +1,198 @@
+"""How each entry is, as seen from here: whether it answers, what share of its clients it takes, and why.
+
+Events come in (`probed`, `loaded`, `drained`, `biased`); `read` tells what holds at a moment and how long it will.
+Invariants: an entry is DOWN only after `down_after` probes in a row failed, and while not all of them did at once (then
+it is our own way out that is cut: the last standing is frozen for `frozen_s`, and then counts no more); a drain wins
+over everything but death; whoever comes back gets a growing share. Never reads a clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf
+from typing import TYPE_CHECKING
+
+from farhop.balance.health.ramp import Ramp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+STEPS = 16  # shares are told in so many steps: a finer change is no reason to prepare every answer anew
+
+
+class State(StrEnum):
+    """Of an entry: what answers go by."""
+
+    UP = "up"
+    SUSPECT = "suspect"
+    DOWN = "down"
+    DRAINED = "drained"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class StandingConfig:
+    """Seconds; how many probes in a row; and how full a region is when its entry begins to take less."""
+
+    probe_s: float = 1.0
+    up_after: int = 2
+    down_after: int = 2
+    ramp_s: float = 120.0
+    frozen_s: float = 300.0
+    load_age_s: float = 15.0
+    shed_at: float = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One entry at one moment. `share`: of the clients it is the best for, 0 to 1. `stable_s`: how long this cannot
+    change for the worse, at least."""
+
+    entry: str
+    state: State
+    share: float
+    bias_ms: float
+    stable_s: float
+    why: str = ""
+
+    @property
+    def answers(self) -> bool:
+        """Whether it may be answered with while there is a choice."""
+        return self.state is not State.DOWN
+
+
+@dataclass(slots=True)
+class _Entry:
+    ramp: Ramp
+    good: int = 0
+    bad: int = 0
+    up: bool | None = None  # None: not probed yet
+    probed_at: float = -inf
+    load: float = 0.0
+    loaded_at: float = -inf
+    why: str = ""
+    drain: tuple[float, float, float, str, float] | None = None  # from, over_s, until, why, keep_share
+
+
+@dataclass(slots=True)
+class Standings:
+    """All entries' standings."""
+
+    config: StandingConfig
+    _entries: dict[str, _Entry] = field(default_factory=dict)
+    _regions: dict[str, str] = field(default_factory=dict)
+    _bias: dict[str, tuple[float, float]] = field(default_factory=dict)  # by region: ms, until
+    _answered_at: float | None = None  # when any probe last succeeded
+    _began_at: float | None = None
+
+    def know(self, regions: dict[str, str], now: float) -> None:
+        """These are the entries, with the region of each. What was known of those that stay stays."""
+        self._regions = dict(regions)
+        self._entries = {
+            name: self._entries.get(name) or _Entry(Ramp(self.config.ramp_s, warm=True)) for name in regions
+        }
+        self._began_at = now if self._began_at is None else self._began_at
+
+    def probed(self, name: str, good: bool, why: str, now: float) -> None:
+        """A probe of an entry ended: it answered that it is ready, or not, which `why` says."""
+        one = self._entries.get(name)
+        if one is None:
+            return
+        one.good, one.bad = (one.good + 1, 0) if good else (0, one.bad + 1)
+        one.probed_at, one.why = now, why
+        if good:
+            self._answered_at = now
+        if good and (one.up is None or (not one.up and one.good >= self.config.up_after)):
+            one.up = True
+            one.ramp.turn(True, now)
+        elif not good and one.up is not False and one.bad >= self.config.down_after and not self.cut_off(now):
+            one.up = False
+            one.ramp.turn(False, now)
+
+    def loaded(self, region: str, used: float, now: float) -> None:
+        """What share of a region's slots is in use, 0 to 1, as it just reported."""
+        for name, of in self._regions.items():
+            if of == region:
+                self._entries[name].load, self._entries[name].loaded_at = used, now
+
+    def drained(
+        self, names: Iterable[str], over_s: float, until: float, why: str, now: float, keep_share: float = 0.0
+    ) -> None:
+        """An operator drains these entries until then. The same drain told again begins no new one, but may go on for
+        longer: whoever renews a short one has it end soon after he is gone."""
+        for name in names:
+            one = self._entries.get(name)
+            if one is None:
+                continue
+            again = one.drain is not None and one.drain[3] == why and now < one.drain[2]
+            since = one.drain[0] if again and one.drain is not None else now
+            one.drain = (since, over_s, until, why, keep_share)
+
+    def undrained(self, names: Iterable[str], now: float) -> None:
+        """The drain of these is over: they come back by the ramp."""
+        for name in names:
+            one = self._entries.get(name)
+            if one is not None and one.drain is not None:
+                one.drain = None
+                self._back(one, now)
+
+    def biased(self, biases: dict[str, tuple[float, float]]) -> None:
+        """Operators' biases in force: by region, milliseconds and until when."""
+        self._bias = dict(biases)
+
+    def cut_off(self, now: float) -> bool:
+        """Whether nobody at all answers: that is us, not them. One entry alone cannot tell."""
+        if len(self._entries) < 2:
+            return False
+        last = self._answered_at if self._answered_at is not None else self._began_at
+        patience_s = (self.config.down_after + 1) * self.config.probe_s
+        return last is not None and now - last > patience_s and all(one.bad > 0 for one in self._entries.values())
+
+    def read(self, now: float) -> tuple[Standing, ...]:
+        """Every entry's standing at `now`, in the order they were made known."""
+        cut = self.cut_off(now)
+        for one in self._entries.values():
+            if one.drain is not None and now >= one.drain[2]:
+                one.drain = None
+                self._back(one, now)
+        return tuple(self._read(name, one, cut, now) for name, one in self._entries.items())
+
+    @staticmethod
+    def _back(one: _Entry, now: float) -> None:
+        if one.up:
+            one.ramp.turn(False, now)
+            one.ramp.cool()
+            one.ramp.turn(True, now)
+
+    def _read(self, name: str, one: _Entry, cut: bool, now: float) -> Standing:
+        config = self.config
+        ms, until = self._bias.get(self._regions[name], (0.0, 0.0))
+        bias_ms = ms if now < until else 0.0
+        last = self._answered_at if self._answered_at is not None else (self._began_at or 0.0)
+        if cut and now - last > config.frozen_s:
+            return Standing(name, State.UNKNOWN, 1.0, bias_ms, 0.0, "cut off for too long: nothing is known any more")
+        if one.up is False:
+            return Standing(name, State.DOWN, 0.0, bias_ms, config.up_after * config.probe_s, one.why)
+        if one.drain is not None:
+            since, over_s, _, why, keep_share = one.drain
+            share = max(keep_share, 0.0 if over_s <= 0 else 1.0 - (now - since) / over_s)
+            return Standing(name, State.DRAINED, _stepped(share), bias_ms, 0.0, why)
+        share, why = _stepped(one.ramp.share(now)), "comes back"
+        if now - one.loaded_at <= config.load_age_s and one.load > config.shed_at:
+            room = max(0.1, (1.0 - one.load) / (1.0 - config.shed_at))
+            share, why = min(share, _stepped(room)), f"{one.load:.0%} of its region's slots are in use"
+        suspect = one.up is None or one.bad > 0
+        state = State.SUSPECT if suspect else State.UP
+        if one.up is None:
+            why = "not probed yet"
+        elif suspect:
+            why = one.why if not cut else "nobody answers: the last view holds"
+        elif share >= 1.0:
+            why = ""
+        stable_s = 0.0 if suspect or share < 1.0 else inf
+        return Standing(name, state, share, bias_ms, stable_s, why)
+
+
+def _stepped(share: float) -> float:
+    return round(share * STEPS) / STEPS

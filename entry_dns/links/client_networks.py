@@ -1,0 +1,140 @@
+"""Where client networks are: from a MaxMind database and from lists of networks, as places for the atlas.
+
+Everything is read beside the loop, whole or not at all: a file that cannot be read is a ConfigError with its remedy,
+and whoever had one before goes on with that. Never decides where anybody is led, and takes no country for the law.
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from entry_dns.answers.prepare import NOWHERE, Place
+from entry_dns.fleet.networks import Space, spaces
+from farhop.config import ConfigError
+from topology import geo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from entry_dns.links.config import NetworksConfig
+    from topology.model import Topology
+
+LINES_MAX = 2_000_000
+
+
+class _Places:
+    """Places by their rows; equal ones once."""
+
+    def __init__(self) -> None:
+        self.listed: list[Place] = [NOWHERE, NOWHERE]
+        self._rows: dict[Place, int] = {}
+
+    def row(self, place: Place) -> int:
+        found = self._rows.get(place)
+        if found is None:
+            found = self._rows[place] = len(self.listed)
+            self.listed.append(place)
+        return found
+
+
+def read(config: NetworksConfig, topology: Topology) -> tuple[dict[int, Space], list[Place]]:
+    """The spaces and places of a configuration. Raises ConfigError."""
+    places = _Places()
+    networks: list[tuple[IPv4Network | IPv6Network, int]] = []
+    if config.database is not None:
+        networks += _of_database(Path(config.database), config, places)
+    listed: dict[IPv4Network | IPv6Network, str] = {}
+    for at, one in enumerate(config.lists):
+        path = f"networks.lists[{at}]"
+        row = places.row(_place(one.near, tuple(one.within), topology, path))
+        for network in _networks_of(one.cidrs, one.file, path):
+            if network in listed:
+                raise ConfigError(path, [f"{network} is already in {listed[network]}; leave one of them out"])
+            listed[network] = path
+            networks.append((network, row))
+    return spaces(networks), places.listed
+
+
+def _place(near: str, within: tuple[str, ...], topology: Topology, path: str) -> Place:
+    if not near:
+        return Place(within=within)
+    region = topology.regions.get(near)
+    if region is not None:
+        return Place(region.latitude, region.longitude, within=within)
+    found = geo.locate(near)
+    if found is None:
+        remedy = "name a region, a city of topology/places.csv, or give LATITUDE,LONGITUDE"
+        raise ConfigError(f"{path}.near", [f"{near[:64]!r} is no known place; {remedy}"])
+    return Place(*found, within=within)
+
+
+def _networks_of(cidrs: Sequence[str], file: str | None, path: str) -> Iterator[IPv4Network | IPv6Network]:
+    for text in cidrs:
+        yield network_of(text, f"{path}.cidrs")
+    if file is None:
+        return
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"{path}.file", [f"{file}: {error.strerror}; give a readable file"]) from None
+    except ValueError:
+        raise ConfigError(f"{path}.file", [f"{file}: not UTF-8 text; give a network a line"]) from None
+    if len(lines) > LINES_MAX:
+        raise ConfigError(f"{path}.file", [f"{file}: more than {LINES_MAX} lines; use a database"])
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        if text:
+            yield network_of(text, f"{file}:{number}")
+
+
+def network_of(text: str, path: str) -> IPv4Network | IPv6Network:
+    """The network that a text names. Raises ConfigError."""
+    try:
+        return ip_network(text)
+    except ValueError as error:
+        raise ConfigError(path, [f"{error}; write such as 203.0.113.0/24 or 2001:db8::/32"]) from None
+
+
+def _of_database(
+    path: Path, config: NetworksConfig, places: _Places
+) -> Iterator[tuple[IPv4Network | IPv6Network, int]]:
+    try:
+        import maxminddb
+    except ImportError:
+        remedy = "install farhop[geoip], or leave the database out"
+        raise ConfigError("networks.database", [f"maxminddb is not installed; {remedy}"]) from None
+    try:
+        with maxminddb.open_database(str(path), maxminddb.MODE_AUTO) as database:
+            for network, record in database:
+                place = _place_of(record, config.confine)
+                if place is not None:
+                    yield network, places.row(place)
+    except OSError as error:
+        remedy = "give the path of a readable database"
+        raise ConfigError("networks.database", [f"{path}: {error.strerror or error}; {remedy}"]) from None
+    except (maxminddb.InvalidDatabaseError, ValueError) as error:
+        said = f"{path}: no MaxMind database, or a corrupt one ({error}); fetch it anew"
+        raise ConfigError("networks.database", [said]) from None
+
+
+def _place_of(record: Any, confine: dict[str, tuple[str, ...]]) -> Place | None:
+    """Where a record says that a network is; None where it does not."""
+    if not isinstance(record, dict):
+        return None
+    location, country = record.get("location"), record.get("country")
+    location, country = location if isinstance(location, dict) else {}, country if isinstance(country, dict) else {}
+    code = str(country.get("iso_code", "")).lower()
+    latitude, longitude = location.get("latitude"), location.get("longitude")
+    if not isinstance(latitude, int | float) or not isinstance(longitude, int | float):
+        latitude = longitude = None
+    within = tuple(confine.get(code, ()))
+    if latitude is None and not within:
+        return None
+    # A tenth of a degree is 11 km, a fifth of a millisecond: finer only makes more places.
+    return Place(
+        None if latitude is None else round(float(latitude), 1),
+        None if longitude is None else round(float(longitude), 1),
+        within=within,
+    )

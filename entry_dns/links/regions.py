@@ -1,0 +1,121 @@
+"""Follows regional balancers' reports over gRPC: the path that works when etcd does not.
+
+Invariants: a balancer is dialled only where the configuration says that its region's may be, and proven as a global
+balancer proves it; reports count by incarnation and seq, whichever path they came by; one that is absurd, or under
+another's name, changes nothing and is counted; what was once told of where to find a balancer stays while etcd is
+silent. Never judges what a report says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc
+from farhop_wire import region_pb2, region_pb2_grpc
+
+from farhop.service.region_channel import address_of, channel
+from farhop.service.tasks import Tasks
+from farhop.store.documents.document import DocumentError
+from farhop.store.documents.report import from_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop.service.certificates import Certificates
+    from farhop.service.region_ways import RegionWays
+    from farhop.store.documents.report import RegionReport
+
+LINKS_MAX = 256  # a balancer serves so many streams at most, and an entry needs no more of a region than its sum
+AGAIN_S = 1.0  # between two attempts at a stream
+_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+class RegionLinks:
+    """The streams of reports. `reported` takes each; `refused` counts what is not believed, by reason."""
+
+    def __init__(
+        self,
+        config: RegionWays,
+        certificates: Certificates | None,
+        reported: Callable[[RegionReport], None],
+        refused: Callable[[str], None],
+        jitter: Callable[[], float],
+    ) -> None:
+        self._config, self._certificates, self._reported = config, certificates, reported
+        self._refused, self._jitter = refused, jitter
+        self._links: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
+        self._speaks: set[tuple[str, str]] = set()
+        self._unlisted: set[tuple[str, str]] = set()  # taken from etcd while they speak: until their streams end
+        self._tasks = Tasks()
+        if certificates is not None:
+            certificates.changed = self._relink
+
+    @property
+    def speaking(self) -> int:
+        """How many balancers a stream is open to that has brought a report."""
+        return len(self._speaks)
+
+    def named(self, report: RegionReport) -> None:
+        """A report says where its sender may be found."""
+        name, address = (report.region, report.instance), report.control_address
+        known = self._links.get(name)
+        self._unlisted.discard(name)
+        if known is not None and known[0] == address:
+            return
+        if known is not None:
+            known[1].cancel()
+            del self._links[name]
+        if not self._config.allows(report.region, address_of(address).host):
+            self._refused("address_not_allowed")
+        elif len(self._links) < LINKS_MAX:
+            self._links[name] = (address, self._tasks.start(self._follow(name, address), f"read reports of {address}"))
+
+    def gone(self, region: str, instance: str) -> None:
+        """A balancer withdrew, and said so where etcd could be asked; one that speaks goes on until its stream ends."""
+        name = (region, instance)
+        if name in self._speaks:
+            self._unlisted.add(name)
+        elif name in self._links:
+            self._links.pop(name)[1].cancel()
+
+    async def close(self) -> None:
+        """Follow none any more."""
+        await self._tasks.close()
+
+    def _relink(self) -> None:
+        # A gRPC channel keeps the certificates it was opened with.
+        for name, (address, task) in tuple(self._links.items()):
+            task.cancel()
+            self._links[name] = (address, self._tasks.start(self._follow(name, address), f"read reports of {address}"))
+
+    async def _follow(self, name: tuple[str, str], address: str) -> None:
+        request = region_pb2.ReportsRequest(balancer=f"{self._config.balancer}/dns", region=self._config.region)
+        async with channel(self._config, name[0], address, self._certificates, AGAIN_S) as way:
+            stub = region_pb2_grpc.RegionStub(way)
+            while True:
+                try:
+                    async for message in stub.Reports(request):
+                        self._take(message, name)
+                except grpc.aio.AioRpcError as error:
+                    if error.code() not in _GONE:
+                        self._refused(f"reports_{error.code().name.lower()}")
+                finally:
+                    self._speaks.discard(name)
+                if name in self._unlisted:
+                    self._unlisted.discard(name)
+                    self._links.pop(name, None)
+                    return
+                await asyncio.sleep(AGAIN_S * self._jitter())
+
+    def _take(self, message: region_pb2.Report, name: tuple[str, str]) -> None:
+        try:
+            report = from_wire(message)
+        except DocumentError:
+            self._refused("report_malformed")
+            return
+        if (report.region, report.instance) != name:
+            self._refused("report_misplaced")
+            return
+        self._speaks.add(name)
+        self._reported(report)

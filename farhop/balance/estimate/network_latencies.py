@@ -1,0 +1,126 @@
+"""How far client networks are, by what their connections measured: the least round trip of each /24 and /48.
+
+Invariants: no more networks are held than were asked for, and whoever was measured longest ago goes first; a network
+that is not of the public internet (private, loopback, link-local, for documentation) is never held; a figure is one
+that was measured, at most two windows ago. Never reads a clock, and never knows who the client was.
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+import msgspec
+
+LENGTHS = {4: 24, 6: 48}
+WINDOW_S = 900.0  # routes change over hours, and the least of many says most: what is told is 15 to 30 minutes old
+RTT_MS_MAX = 10_000.0
+Network = IPv4Network | IPv6Network
+
+
+class Latency(msgspec.Struct, frozen=True):
+    """Of one network: the least round trip in milliseconds, and how many connections measured it, rounded down to a
+    power of two."""
+
+    ms: float
+    samples: int
+
+
+class _Kept(msgspec.Struct):
+    window: int
+    least_us: int
+    samples: int
+    before_us: int = 0
+    before_samples: int = 0
+
+
+class NetworkLatencies:
+    """See the module's head."""
+
+    def __init__(self, networks_max: int) -> None:
+        self._most = networks_max
+        self._kept: dict[str, _Kept] = {}  # by the network's first bytes as text, measured last at the end
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def take(self, host: str, rtt_us: int, now: float) -> None:
+        """A connection from this address measured so much."""
+        if not 0 < rtt_us <= RTT_MS_MAX * 1e3:
+            return
+        key = _key(host)
+        window = int(now // WINDOW_S)
+        kept = self._kept.pop(key, None)
+        if kept is None:
+            if not key or not is_public(network_of(key)):
+                return
+            if len(self._kept) >= self._most:
+                del self._kept[next(iter(self._kept))]
+            kept = _Kept(window, rtt_us, 0)
+        elif kept.window != window:
+            follows = window == kept.window + 1
+            kept.before_us, kept.before_samples = (kept.least_us, kept.samples) if follows else (0, 0)
+            kept.window, kept.least_us, kept.samples = window, rtt_us, 0
+        kept.least_us = min(kept.least_us, rtt_us)
+        kept.samples += 1
+        self._kept[key] = kept
+
+    def clear(self) -> None:
+        """Know nothing any more."""
+        self._kept.clear()
+
+    def read(self, now: float, most: int, samples_min: int) -> dict[str, Latency]:
+        """What is known, by network; of more than `most` those measured most often. Those of fewer connections than
+        `samples_min` are left out: few clients are nobody's business, and say little."""
+        window = int(now // WINDOW_S)
+        told: list[tuple[int, str, int]] = []
+        for key, one in self._kept.items():
+            if one.window == window:
+                samples, least = one.samples + one.before_samples, one.least_us
+                if one.before_samples:
+                    least = min(least, one.before_us)
+            elif one.window == window - 1:
+                samples, least = one.samples, one.least_us
+            else:
+                continue
+            if samples >= samples_min:
+                told.append((samples, key, least))
+        told.sort(key=lambda one: (-one[0], one[1]))
+        return {
+            str(network_of(key)): Latency(round(least / 1e3, 1), 1 << (samples.bit_length() - 1))
+            for samples, key, least in told[:most]
+        }
+
+
+def _key(host: str) -> str:
+    """What the addresses of one network have in common, as text: quick for IPv4. "" for what is no address."""
+    if ":" not in host:
+        return host.rpartition(".")[0]
+    try:
+        address = IPv6Address(host.partition("%")[0])
+    except ValueError:
+        return ""
+    mapped = address.ipv4_mapped
+    return str(mapped).rpartition(".")[0] if mapped is not None else address.packed[:6].hex()
+
+
+def network_of(key: str) -> Network:
+    """The network of a key. Raises ValueError."""
+    if "." in key:
+        return ip_network(f"{key}.0/{LENGTHS[4]}")
+    return IPv6Network((bytes.fromhex(key).ljust(16, b"\0"), LENGTHS[6]))
+
+
+def is_public(network: Network) -> bool:
+    """Whether it is of the public internet."""
+    first = ip_address(network.network_address)
+    return network.is_global and not first.is_multicast
+
+
+def parse(text: str) -> Network:
+    """The network that a table told. Raises ValueError for one of another length, or not of the public internet."""
+    network = ip_network(text)
+    if network.prefixlen != LENGTHS[network.version]:
+        raise ValueError(f"{text[:64]}: must be a /{LENGTHS[4]} or, of IPv6, a /{LENGTHS[6]}")
+    if not is_public(network):
+        raise ValueError(f"{text[:64]}: is not of the public internet")
+    return network

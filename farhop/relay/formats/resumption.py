@@ -1,0 +1,334 @@
+"""A stream that can go on from another engine: what is asked for beside, what is kept of it, and how it is continued.
+
+Exact: the engine is asked for token ids (vLLM's `return_token_ids`), which are taken out of what the client gets; a
+stream that breaks is continued from prompt ids and the ids whose text the client has, as a completion, whose chunks are
+spelled as those of the first stream. So no character is lost, doubled or altered at the seam. The same as without a
+break is more than that: it also takes an engine that answers alike each time.
+
+What cannot be continued honestly is not (`Unresumable`): grammars, penalties, several answers, log probabilities, stop
+strings, tools, reasoning, media. Pure; never decides whether and where a stream goes on.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from typing import Any
+
+import msgspec
+
+from farhop.balance.machine import Usage
+from farhop.relay.formats.openai import UNREADABLE
+
+PROMPT_BYTES_MAX = 256 * 1024  # the engine repeats its tokens in the stream's first event
+EVENT_BYTES_MAX = 4 * 1024 * 1024
+TOKENS_MAX = 1 << 19  # kept of one stream, prompt and answer
+SEED_BITS = 31
+CHAT, TARGET = b"/v1/chat/completions", b"/v1/completions"
+
+_raw = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ids = msgspec.json.Decoder(list[int])
+_IDS = re.compile(rb'"(prompt_token_ids|token_ids)"\s*:\s*(\[[0-9,\s]*\])')
+_SAYS = re.compile(rb'"(?:content|text)"\s*:\s*"(?!")')
+_ENDS = re.compile(rb'"finish_reason"\s*:\s*"')
+_UNTOLD = re.compile(rb'"(?:tool_calls"\s*:\s*\[\s*\{|(?:reasoning|reasoning_content|refusal)"\s*:\s*"(?!"))')
+_ID, _PROMPT_ID, _GOES_ON, _QUOTE = b'"token_ids":[', b'"prompt_token_ids":[', b'"finish_reason":null', ord('"')
+_CONTENT, _TEXT = b'"content":"', b'"text":"'
+_TOOLS, _REASONS_TOLD, _REFUSAL = b'"tool_calls"', b'"reasoning', b'"refusal"'
+_ID_BYTES = len(_ID)
+_MEDIA = (b'"image_url"', b'"input_audio"', b'"audio_url"', b'"video_url"', b'"image_embeds"', b'"prompt_embeds"')
+_NOTHING = (b"null", b"false", b"[]", b"{}", b'""', b"0", b"0.0")
+# Of a body, what a completion takes as the first stream had it.
+_KEPT = frozenset((
+    "model", "temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "stop_token_ids", "ignore_eos",
+    "skip_special_tokens", "spaces_between_special_tokens", "cache_salt", "priority", "user", "allowed_token_ids",
+))  # fmt: skip
+# What a continuation would get wrong, and the reason by which it is counted.
+_REFUSED = {
+    "structured": ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+                   "guided_grammar", "guided_decoding_backend", "structural_tag"),
+    "penalties": ("presence_penalty", "frequency_penalty", "repetition_penalty", "bad_words",
+                  "thinking_token_budget", "repetition_detection"),
+    "answers": ("best_of", "use_beam_search"),
+    "logprobs": ("logprobs", "top_logprobs", "prompt_logprobs", "return_tokens_as_token_ids"),
+    "stop_strings": ("stop",),
+    "tools": ("tools", "functions"),
+    "echo": ("echo", "suffix"),
+    "divided": ("kv_transfer_params", "bootstrap_room"),
+    "logits_processors": ("logits_processors", "vllm_xargs"),
+}  # fmt: skip
+_REASONS = {name: reason for reason, names in _REFUSED.items() for name in names}
+_NEUTRAL = {"repetition_penalty": (b"1", b"1.0"), "response_format": (b'{"type":"text"}', b'{"type": "text"}')}
+
+
+class Unresumable(ValueError):  # noqa: N818 - it is what a stream is, not what went wrong
+    """A stream that cannot be continued; the text is the reason by which it is counted."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """How a request's stream would be continued. `added` is what goes into its body behind the first brace."""
+
+    chat: bool
+    kept: dict[str, msgspec.Raw]
+    max_tokens: int | None
+    min_tokens: int
+    added: bytes
+
+
+def plan(path: bytes, body: bytes, seed: int) -> Plan:
+    """A plan for this body as engines get it; `seed` is for a request that names none. Raises Unresumable."""
+    if path not in (CHAT, TARGET):
+        raise Unresumable("path")
+    if len(body) > PROMPT_BYTES_MAX:
+        raise Unresumable("too_long")
+    try:
+        document = _raw.decode(body)
+    except UNREADABLE:
+        raise Unresumable("unreadable") from None
+    if "return_token_ids" in document:
+        raise Unresumable("asks_for_ids")
+    for name in document.keys() & _REASONS.keys():
+        if not _is_neutral(name, document[name]):
+            raise Unresumable(_REASONS[name])
+    if bytes(document.get("n", b"1")) not in (b"1", b"null"):
+        raise Unresumable("answers")
+    if any(word in body for word in _MEDIA):
+        raise Unresumable("media")
+    chat = path == CHAT
+    if not chat and not _is_one(document.get("prompt")):
+        raise Unresumable("answers")
+    kept = {name: document[name] for name in document.keys() & _KEPT}
+    added = b'"return_token_ids":true,'
+    if bytes(document.get("seed", b"null")) == b"null" and "seed" not in document:
+        added += b'"seed":%d,' % seed
+        kept["seed"] = msgspec.Raw(b"%d" % seed)
+    limit = _number(document, "max_completion_tokens") if chat else None
+    limit = _number(document, "max_tokens") if limit is None else limit
+    if limit is None and not chat:
+        limit = 16  # the API's default for a completion
+    return Plan(chat, kept, limit, _number(document, "min_tokens") or 0, added)
+
+
+def _is_neutral(name: str, value: msgspec.Raw) -> bool:
+    said = bytes(value)
+    return said in _NOTHING or said in _NEUTRAL.get(name, ())
+
+
+def _is_one(prompt: msgspec.Raw | None) -> bool:
+    """One text, or one list of ids."""
+    said = bytes(prompt or b"").lstrip()
+    return said[:1] == b'"' or (said[:1] == b"[" and said[1:].lstrip()[:1].isdigit())
+
+
+def _number(document: dict[str, msgspec.Raw], name: str) -> int | None:
+    said = bytes(document.get(name, b"null"))
+    return int(said) if said.isdigit() else None
+
+
+class Progress:
+    """What is known of one stream: its prompt's and answer's tokens, and how much of these the client has as text.
+
+    `why_not` says why it cannot go on any more, "" while it can. `resumed` counts seams, `recomputed` the tokens that
+    were computed again there.
+    """
+
+    __slots__ = (
+        "_head",
+        "_sure",
+        "_tokens_left",
+        "counted_bytes",
+        "finished",
+        "ids",
+        "plan",
+        "prompt",
+        "recomputed",
+        "resumed",
+        "why_not",
+    )
+
+    def __init__(self, plan: Plan, tokens_max: int = TOKENS_MAX) -> None:
+        self.plan, self._tokens_left = plan, tokens_max
+        self.prompt, self.ids = array("I"), array("I")
+        self._sure = 0  # of the ids, those whose text the client has, wholly
+        self._head: dict[str, Any] = {}
+        self.finished = False
+        self.why_not = ""
+        self.resumed = self.recomputed = 0
+        self.counted_bytes = 0  # of what is held, as whoever bounds it has it
+
+    @property
+    def held_bytes(self) -> int:
+        """What it keeps."""
+        return 4 * (len(self.prompt) + len(self.ids))
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether it can go on from what is known."""
+        return not self.why_not and not self.finished and bool(self.prompt) and bool(self._head)
+
+    def take(self, events: bytes) -> bytes:
+        """Whole events as the engine wrote them; as one writes them that was not asked for ids."""
+        # Nearly always it is one event with one token, which is found without an expression: three times as fast.
+        at = events.find(_ID)
+        if at >= 0 and self._head and _PROMPT_ID not in events:
+            end = events.find(b"]", at)
+            said = events[at + _ID_BYTES : end]
+            plain = said.isdigit() and _GOES_ON in events and events.find(_ID, end) < 0 and self._tokens_left > 0
+            if plain and not (_TOOLS in events or _REASONS_TOLD in events or _REFUSAL in events or self.why_not):
+                self._tokens_left -= 1
+                self.ids.append(int(said))
+                begins = _CONTENT if self.plan.chat else _TEXT
+                says = events.find(begins)
+                if says >= 0 and events[says + len(begins)] != _QUOTE:
+                    self._sure = len(self.ids)
+                return events[: at + _ID_BYTES - 1] + b"null" + events[end + 1 :]
+        return self._take(events)
+
+    def _take(self, events: bytes) -> bytes:
+        if not self._head:
+            self._begin(events)
+        if not self.why_not and _UNTOLD.search(events) is not None:
+            self.why_not = "tools_or_reasoning"
+        if _ENDS.search(events) is not None:
+            self.finished = True
+        pieces: list[bytes] = []
+        start = since = 0
+        for found in _IDS.finditer(events):
+            pieces += (events[start : found.start(2)], b"null")
+            start = found.end(2)
+            said = found[2]
+            if found[1] == b"prompt_token_ids":
+                if not self.prompt:
+                    self._keep(self.prompt, said)
+            else:
+                self._keep(self.ids, said)
+                # A token that ends within a character has no text yet: it comes with the next one's.
+                if _SAYS.search(events, since, found.start()) is not None:
+                    self._sure = len(self.ids)
+                since = start
+        if not pieces:
+            return events
+        pieces.append(events[start:])
+        return b"".join(pieces)
+
+    def _keep(self, where: array[int], said: bytes) -> None:
+        try:
+            tokens = _ids.decode(said)
+            self._tokens_left -= len(tokens)
+            if self._tokens_left >= 0:
+                where.extend(tokens)
+                return
+            self.why_not = self.why_not or "too_long"
+        except (msgspec.DecodeError, OverflowError):
+            self.why_not = self.why_not or "unreadable"
+        del self.prompt[:], self.ids[:]
+
+    def _begin(self, events: bytes) -> None:
+        """Name, moment and model, which every event of one stream repeats."""
+        at = events.find(b"{")
+        try:
+            head = msgspec.json.decode(events[at : events.find(b"\n", at)], type=dict[str, Any]) if at >= 0 else {}
+        except UNREADABLE:
+            head = {}
+        self._head = {name: head[name] for name in ("id", "created", "model") if name in head}
+        if len(self._head) < 3:
+            self.why_not = self.why_not or "unreadable"
+
+    # -- going on
+
+    def left(self, context_tokens: int) -> int:
+        """How many tokens may still come, where the engine has room for so many, prompt and answer; 0: none."""
+        room = context_tokens - len(self.prompt) - self._sure if context_tokens else 0
+        if self.plan.max_tokens is None:
+            return max(0, room)
+        left = max(0, self.plan.max_tokens - self._sure)
+        return min(left, room) if context_tokens else left
+
+    def go_on(self, context_tokens: int) -> bytes:
+        """The body that continues it. What the client has no text of is computed again."""
+        dropped = len(self.ids) - self._sure
+        self.recomputed += len(self.prompt) + len(self.ids)
+        del self.ids[self._sure :]
+        self._tokens_left += dropped
+        self.resumed += 1
+        plan = self.plan
+        document: dict[str, Any] = {
+            **plan.kept,
+            "prompt": [*self.prompt, *self.ids],
+            "max_tokens": self.left(context_tokens),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+        }
+        if plan.min_tokens > len(self.ids):
+            document["min_tokens"] = plan.min_tokens - len(self.ids)
+        return msgspec.json.encode(document)
+
+    def spelled(self, events: bytes, *, tells_usage: bool) -> bytes:
+        """Whole events of a continuation as those of the first stream. `tells_usage`: the client asked for it."""
+        return b"".join(self._spelled(event, tells_usage) for event in events.split(b"\n\n") if event.strip())
+
+    def _spelled(self, event: bytes, tells_usage: bool) -> bytes:
+        said = event[5:].strip() if event.startswith(b"data:") else b""
+        if said == b"[DONE]":
+            return self.end(tells_usage=tells_usage)
+        try:
+            document = msgspec.json.decode(said, type=dict[str, Any])
+            choices = document["choices"]
+        except (*UNREADABLE, KeyError):
+            return event + b"\n\n"
+        if not choices:
+            return b""  # the usage, which is told at the end, of the whole
+        if self.plan.chat:
+            return self._chunk(str(choices[0].get("text") or ""), choices[0])
+        return _event({**document, **self._head})
+
+    def _chunk(self, text: str, choice: dict[str, Any]) -> bytes:
+        ends = choice.get("finish_reason")
+        said: dict[str, Any] = {
+            "index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": ends,
+        }  # fmt: skip
+        if ends is not None:
+            said["stop_reason"] = choice.get("stop_reason")
+        said["token_ids"] = None
+        return _event({
+            "id": self._head["id"], "object": "chat.completion.chunk", "created": self._head["created"],
+            "model": self._head["model"], "choices": [said],
+        })  # fmt: skip
+
+    def at_limit(self) -> bytes:
+        """The event that ends it where all tokens that were asked for are there."""
+        self.finished = True
+        if self.plan.chat:
+            return self._chunk("", {"finish_reason": "length"})
+        choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length", "stop_reason": None}
+        choice |= {"prompt_token_ids": None, "token_ids": None}
+        head = self._head
+        return _event({
+            "id": head["id"], "object": "text_completion", "created": head["created"], "model": head["model"],
+            "choices": [choice],
+        })  # fmt: skip
+
+    def end(self, *, tells_usage: bool) -> bytes:
+        """What follows its last chunk."""
+        if not tells_usage:
+            return b"data: [DONE]\n\n"
+        usage, head = self.usage, self._head
+        told = _event({
+            "id": head["id"], "object": "chat.completion.chunk" if self.plan.chat else "text_completion",
+            "created": head["created"], "model": head["model"], "choices": [],
+            "usage": {
+                "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens,
+                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            },
+        })  # fmt: skip
+        return told + b"data: [DONE]\n\n"
+
+    @property
+    def usage(self) -> Usage:
+        """Of the whole, as if it had never broken. How much was cached at first, nobody said."""
+        return Usage(len(self.prompt), len(self.ids))
+
+
+def _event(document: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(document) + b"\n\n"

@@ -1,0 +1,228 @@
+"""Attempts whose stream can go on elsewhere: the first asks for token ids, the next ones continue from them.
+
+What is kept is bounded per stream (`formats.resumption`) and per process (`Resumption`). Never sends a continuation on
+its own: the machine says whether and where. A client never sees an engine's refusal of one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from farhop.balance import machine, outcome
+from farhop.relay.formats import resumption
+from farhop.relay.formats.resumption import Progress, Unresumable
+from farhop.relay.upstream.attempt import AttemptRun
+from farhop.relay.upstream.tap import StreamTap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from farhop.balance.machine import Usage
+    from farhop.balance.outcome import Outcome
+    from farhop.relay.active import ActiveRequest
+    from farhop.relay.formats.transcript import Transcript
+    from farhop.relay.http.head import AnswerHead
+    from farhop.relay.upstream.attempt import AttemptOwner
+
+KEPT_BYTES_MAX = 256 * 1024 * 1024
+_COUNTED_EACH = 0xFF  # at the first token, and at every 256th from there
+
+
+class Resumption:
+    """Which streams of this process can go on, and what became of those that broke. `context_tokens` gives, of a target
+    and a model, the most tokens of prompt and answer there, 0 where nobody says, None where it does not tell ids."""
+
+    def __init__(
+        self, context_tokens: Callable[[str, str], int | None], rng: Random, kept_bytes_max: int = KEPT_BYTES_MAX
+    ) -> None:
+        self.context_tokens, self._rng, self._kept_bytes_max = context_tokens, rng, kept_bytes_max
+        self.kept_bytes = 0
+        self.outcomes: Counter[tuple[str, str]] = Counter()  # (outcome, reason)
+        self.recomputed_tokens = 0
+
+    def of(self, path: bytes, body: bytes) -> Progress | None:
+        """What will be known of the stream that this body asks for; None if it could not go on, which is counted."""
+        try:
+            return Progress(resumption.plan(path, body, self._rng.getrandbits(resumption.SEED_BITS)))
+        except Unresumable as reason:
+            self.outcomes["not_resumable", str(reason)] += 1
+            return None
+
+    def over(self, progress: Progress, reason: Outcome) -> None:
+        """A stream is over: what was kept of it goes. One that broke at last is counted with why it did not go on."""
+        self.kept_bytes -= progress.counted_bytes
+        self.recomputed_tokens += progress.recomputed
+        if reason in (outcome.DIED_MID_STREAM, outcome.STALLED) or (progress.resumed and reason is not outcome.SERVED):
+            self.outcomes["broken", progress.why_not or "nowhere"] += 1
+
+    def keeps(self, progress: Progress) -> bool:
+        """Account for what a stream keeps now; whether there is room for it."""
+        self.kept_bytes += progress.held_bytes - progress.counted_bytes
+        progress.counted_bytes = progress.held_bytes
+        return self.kept_bytes <= self._kept_bytes_max
+
+
+class ExactTap(StreamTap):
+    """Takes the ids out of a stream, and keeps them."""
+
+    __slots__ = ("_resumption", "progress")
+
+    events_bytes_max = resumption.EVENT_BYTES_MAX
+
+    def __init__(
+        self, hide_usage: bool, transcript: Transcript | None, geo: str, progress: Progress, owner: Resumption
+    ) -> None:
+        super().__init__(hide_usage, transcript, geo)
+        self.progress, self._resumption = progress, owner
+
+    @property
+    def held_bytes(self) -> int:
+        """See StreamTap."""
+        return super().held_bytes + self.progress.held_bytes
+
+    def feed(self, data: bytes) -> bytes:
+        """See StreamTap."""
+        events = super().feed(data)
+        return self._taken(events) if events else events
+
+    def rest(self) -> bytes:
+        """See StreamTap."""
+        events = super().rest()
+        return self._taken(events) if events else events
+
+    def _taken(self, events: bytes) -> bytes:
+        progress = self.progress
+        passed = progress.take(events)
+        if len(progress.ids) & _COUNTED_EACH == 1 and not self._resumption.keeps(progress):
+            progress.why_not = progress.why_not or "memory"
+        return passed
+
+
+class ResumableRun(AttemptRun):
+    """The first attempt that a client hears of. Where its engine tells ids, it is asked for them."""
+
+    __slots__ = ("_asked", "_progress", "_resumption")
+
+    def __init__(
+        self, owner: AttemptOwner, active: ActiveRequest, number: int, now: float, resumption: Resumption
+    ) -> None:
+        super().__init__(owner, active, number, now)
+        assert active.progress is not None  # else the relay makes another kind
+        self._progress, self._resumption = active.progress, resumption
+        self._asked = False
+
+    def request(self, host: bytes) -> tuple[bytes, bytes]:
+        """See AttemptRun."""
+        body = self.active.body
+        self._asked = self._resumption.context_tokens(self.target, self.active.request.model) is not None
+        if self._asked:
+            at = body.index(b"{") + 1
+            body = body[:at] + self._progress.plan.added + body[at:]
+        return self.owner.upstream_head(self.active, host, len(body)), body
+
+    def answered(self, answer: AnswerHead) -> None:
+        """See AttemptRun."""
+        super().answered(answer)
+        if self._asked and answer.status == 200 and isinstance(self._tap, StreamTap):
+            active = self.active
+            self._tap = ExactTap(active.hide_usage, self._transcript, active.geo, self._progress, self._resumption)
+
+    def received(self, data: bytes) -> None:
+        """See AttemptRun. It begins with its first whole event: before that nothing is known to go on from, and the
+        request may still be asked elsewhere as if it had never been here."""
+        if self.began or not isinstance(self._tap, ExactTap):
+            super().received(data)
+        elif not self._over:
+            self._last_activity_at = self.owner.clock()
+            if first := self._tap.feed(data):
+                self._begin(first)
+
+    @property
+    def resumable(self) -> bool:
+        """Whether its stream could go on elsewhere now."""
+        if not isinstance(self._tap, ExactTap) or not self._progress.can_resume:
+            return False
+        # Without either nobody could say how much may still come: a completion's default is another than a chat's.
+        bounded = self._progress.plan.max_tokens is not None
+        return bounded or bool(self._resumption.context_tokens(self.target, self.active.request.model))
+
+    def lost(self, reason: Outcome) -> None:
+        """See AttemptRun. A stream that has all its chunks lacks no more than its end."""
+        if isinstance(self._tap, ExactTap) and self._progress.finished and not self._progress.why_not:
+            self._end_whole()
+        else:
+            super().lost(reason)
+
+    def _end_whole(self) -> None:
+        if self._close():
+            self.active.exchange.write(self._progress.end(tells_usage=not self.active.hide_usage))
+            request_id, usage = self.active.request.id, self._progress.usage
+            self.owner.ended(self, machine.AttemptEnded(request_id, self.number, self._status, usage))
+
+
+class ContinuedRun(ResumableRun):
+    """An attempt that continues a stream which the client has the beginning of."""
+
+    __slots__ = ("_tells_usage",)
+
+    def __init__(
+        self, owner: AttemptOwner, active: ActiveRequest, number: int, now: float, resumption: Resumption
+    ) -> None:
+        super().__init__(owner, active, number, now, resumption)
+        self._tells_usage = not active.hide_usage
+        self._transcript = None  # the answer's beginning was heard by another
+
+    def request(self, host: bytes) -> tuple[bytes, bytes]:
+        """See AttemptRun."""
+        context_tokens = self._resumption.context_tokens(self.target, self.active.request.model) or 0
+        body, self._asked = self._progress.go_on(context_tokens), True
+        return self.owner.upstream_head(self.active, host, len(body), target=resumption.TARGET), body
+
+    def answered(self, answer: AnswerHead) -> None:
+        """See AttemptRun."""
+        self._status = answer.status
+        if answer.status != 200 or not answer.known.get(b"content-type", b"").startswith(b"text/event-stream"):
+            busy = answer.status in (429, 503)
+            self._give_up(outcome.DIED_BEFORE_START if busy else outcome.ENGINE_ERROR)
+            return
+        self._tap = ExactTap(True, None, "", self._progress, self._resumption)
+
+    def received(self, data: bytes) -> None:
+        """See AttemptRun."""
+        if self._over or self._tap is None:
+            return
+        self._last_activity_at = self.owner.clock()
+        self._write(self._tap.feed(data))
+
+    def completed(self) -> None:
+        """See AttemptRun."""
+        if self._tap is None or not self._close():
+            return
+        self._write(self._tap.rest())
+        if not self._progress.finished:
+            self.owner.failed(self, outcome.DIED_MID_STREAM if self.began else outcome.DIED_BEFORE_START)
+            return
+        ended = self._ended()
+        self.owner.ended(self, machine.AttemptEnded(ended.id, ended.attempt, self._status, self.usage, ended.fault))
+
+    def _write(self, events: bytes) -> None:
+        if not events:
+            return
+        if not self.began:
+            self.began = True
+            self.owner.resumed(self, self._status)
+        spelled = self._progress.spelled(events, tells_usage=self._tells_usage)
+        if spelled:
+            self.active.exchange.write(spelled)
+
+    @property
+    def streams(self) -> bool:
+        """See AttemptRun."""
+        return True
+
+    @property
+    def usage(self) -> Usage | None:
+        """Of the whole stream."""
+        return self._progress.usage

@@ -1,0 +1,62 @@
+"""The gRPC channel to a regional balancer's control port, as a configuration says that it is reached.
+
+Never judges what comes over it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+
+from farhop.balance.machine import Address
+
+if TYPE_CHECKING:
+    from farhop.service.certificates import Certificates
+    from farhop.service.region_ways import RegionWays
+
+_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Else channels to one address share a connection, and a new link is handed the dead one of the link before.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+def silence_s(ping_s: float) -> float:
+    """How long a channel may be silent before gRPC pings it; as long again without an answer, and it is broken."""
+    return max(1.0, 2.0 * ping_s)
+
+
+def address_of(text: str) -> Address:
+    """host:port, as reports give it."""
+    host, _, port = text.rpartition(":")
+    return Address(host.strip("[]"), int(port))
+
+
+def channel(
+    config: RegionWays, region: str, address: str, certificates: Certificates | None, ping_s: float
+) -> grpc.aio.Channel:
+    """The channel to a regional balancer, encrypted where the configuration says so. `ping_s`: how often it is heard
+    of, at least."""
+    # Without these pings a path that swallows everything would look open for as long as TCP goes on trying.
+    idle_ms = int(1e3 * silence_s(ping_s))
+    waits = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
+    options = (*_OPTIONS, *((name, idle_ms) for name in waits), *_proxy_options(config.proxy(region)))
+    host = address_of(address).host
+    certified = config.certified_name(region)
+    if certified is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    assert certificates is not None  # where there is a name to verify there is whom to believe
+    other = () if certified == host else (("grpc.ssl_target_name_override", certified),)
+    return grpc.aio.secure_channel(address, certificates.material.channel(), options=(*options, *other))
+
+
+def _proxy_options(proxy: Address | None) -> tuple[tuple[str, str], ...]:
+    """Channel arguments for a proxy. By address, for any target: `grpc.http_proxy` would obey a stray no_proxy."""
+    if proxy is None:
+        return ()
+    return (
+        ("grpc.address_http_proxy", str(proxy)),
+        ("grpc.address_http_proxy_enabled_addresses", "0.0.0.0/0,::/0"),
+    )

@@ -1,0 +1,81 @@
+"""What an announcer of an entry says in etcd, under a lease: what it wants announced and what is.
+
+For operators, and for the announcers of other entries: each must know whether it is the last healthy site. Fields that
+are not known are ignored.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from farhop.store.contract import ANNOUNCE_PREFIX
+from farhop.store.documents.document import DocumentError, check_size, check_text, read
+
+DOCUMENT_LIMIT_BYTES = 16 * 1024
+TEXT_LIMIT = 256
+WHY_LIMIT = 1024
+PREFIXES_LIMIT = 64
+
+
+class AnnounceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One announcer. `wanted` and `actual` are its phases: withdrawn, announced, draining; `actual` "": not known, or
+    neither. `healthy`: others may count on it. `held_s`: the update budget keeps it withdrawn for so long still.
+    """
+
+    entry: str
+    region: str
+    instance: str
+    prefixes: tuple[str, ...]
+    speaker: str
+    wanted: str
+    actual: str = ""
+    differs: bool = False
+    healthy: bool = False
+    why: str = ""
+    held_s: float = 0.0
+    sessions: dict[str, bool] = {}
+
+
+_DECODER = msgspec.json.Decoder(AnnounceReport)
+
+
+def encode(report: AnnounceReport) -> bytes:
+    """As JSON. Raises DocumentError for one that its reader would refuse."""
+    check(report)
+    document = msgspec.json.encode(report)
+    check_size(len(document), DOCUMENT_LIMIT_BYTES)
+    return document
+
+
+def decode(document: bytes) -> AnnounceReport:
+    """The report in a JSON document. Raises DocumentError, naming the field."""
+    report = read(_DECODER, document, "report", DOCUMENT_LIMIT_BYTES)
+    check(report)
+    return report
+
+
+def check(report: AnnounceReport) -> None:
+    """Raise DocumentError at the first field outside its domain."""
+    for field in ("entry", "region", "instance", "speaker", "wanted"):
+        text = getattr(report, field)
+        check_text(field, text, TEXT_LIMIT)
+        if "/" in text:
+            raise DocumentError(field, "must hold no '/'")
+    if not 0 < len(report.prefixes) <= PREFIXES_LIMIT:
+        raise DocumentError("prefixes", f"must be 1 to {PREFIXES_LIMIT}")
+    for text in (*report.prefixes, *report.sessions):
+        check_text("prefixes", text, TEXT_LIMIT)
+    if report.why:
+        check_text("why", report.why, WHY_LIMIT)
+    if not 0.0 <= report.held_s < float("inf"):
+        raise DocumentError("held_s", "must be 0 or more seconds")
+
+
+def parse_key(key: str) -> tuple[str, str] | None:
+    """(region, instance) of an announcer's key; None for any other key."""
+    if not key.startswith(ANNOUNCE_PREFIX):
+        return None
+    match key[len(ANNOUNCE_PREFIX) :].split("/"):
+        case [region, instance] if region and instance:
+            return region, instance
+    return None

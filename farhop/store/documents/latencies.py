@@ -1,0 +1,73 @@
+"""What an entry says in etcd of how far client networks are from it, under a lease, for DNS servers to follow.
+
+Networks alone, /24 and /48, never addresses, tenants or counts finer than powers of two. Fields that are not known are
+ignored. Never holds what is not of the public internet.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from farhop.balance.estimate.network_latencies import RTT_MS_MAX, Latency, parse
+from farhop.store.contract import LATENCY_PREFIX
+from farhop.store.documents.document import DocumentError, check_size, check_text, read
+
+DOCUMENT_LIMIT_BYTES = 256 * 1024
+NETWORKS_LIMIT = 4096
+TEXT_LIMIT = 256
+
+
+class LatencyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One global balancer instance's. `networks`: by network, the least round trip and how often it was measured."""
+
+    region: str
+    instance: str
+    networks: dict[str, Latency] = {}
+
+
+_DECODER = msgspec.json.Decoder(LatencyReport)
+
+
+def encode(report: LatencyReport) -> bytes:
+    """As JSON. Raises DocumentError for one that its reader would refuse."""
+    check(report)
+    document = msgspec.json.encode(report)
+    check_size(len(document), DOCUMENT_LIMIT_BYTES)
+    return document
+
+
+def decode(document: bytes) -> LatencyReport:
+    """The report in a JSON document. Raises DocumentError, naming the field."""
+    report = read(_DECODER, document, "report", DOCUMENT_LIMIT_BYTES)
+    check(report)
+    return report
+
+
+def check(report: LatencyReport) -> None:
+    """Raise DocumentError at the first field outside its domain."""
+    for field in ("region", "instance"):
+        text = getattr(report, field)
+        check_text(field, text, TEXT_LIMIT)
+        if "/" in text:
+            raise DocumentError(field, "must hold no '/'")
+    if len(report.networks) > NETWORKS_LIMIT:
+        raise DocumentError("networks", f"must be at most {NETWORKS_LIMIT}")
+    for text, one in report.networks.items():
+        try:
+            parse(text)
+        except ValueError as error:
+            raise DocumentError("networks", str(error)) from None
+        if not 0.0 <= one.ms <= RTT_MS_MAX:
+            raise DocumentError("networks", f"{text}: ms must be 0 to {RTT_MS_MAX:g}")
+        if one.samples < 1:
+            raise DocumentError("networks", f"{text}: samples must be 1 or more")
+
+
+def parse_key(key: str) -> tuple[str, str] | None:
+    """(region, instance) of such a key; None for any other key."""
+    if not key.startswith(LATENCY_PREFIX):
+        return None
+    match key[len(LATENCY_PREFIX) :].split("/"):
+        case [region, instance] if region and instance:
+            return region, instance
+    return None

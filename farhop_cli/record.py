@@ -1,0 +1,118 @@
+"""`farhop record`: a trace of what a fleet serves, for `farhop sim` and `farhop plan`; no text, no tenant, no key.
+
+Every balancer that clients come to is listened to for a while. What is written is a `log` trace; nothing is written
+over, and what was recorded is kept if it ends early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import msgspec
+
+from farhop_cli import admin, show
+from farhop_cli.admin import AdminError
+from farhop_cli.exits import NEGATIVE, PARTIAL, fail, warn
+
+if TYPE_CHECKING:
+    from farhop_cli.fleet import Balancer
+    from farhop_cli.options import Where
+
+GRACE_S = 10.0  # beyond its time, until a balancer has said its last line
+SALT_BYTES = 16
+
+
+class _End(msgspec.Struct, frozen=True):
+    recorded: int
+    lost: int
+    unmeasured: int
+
+
+class _Line(msgspec.Struct, frozen=True):
+    end: _End | None = None
+
+
+@dataclass
+class _Heard:
+    """What came of it so far."""
+
+    balancers: int = 0
+    requests: int = 0
+    lost: int = 0
+    unmeasured: int = 0
+    errors: list[str] = field(default_factory=list)
+
+
+def run(out: str, for_s: float, region: str, where: Where) -> int:
+    """Record; the exit code: 1 if nothing came, 3 if not every balancer was heard to its end."""
+    path = Path(out)
+    here = where.fleet(region)
+    balancers = [one for one in here.balancers if one.url and region in ("", one.region)]
+    if not balancers:
+        fail(f"{here.name}: no balancer's admin port is known; give one by --admin")
+    heard = _Heard()
+    try:
+        with path.open("xb") as file:
+            try:
+                asyncio.run(_all(balancers, file, for_s, heard, here.access))
+            except KeyboardInterrupt:
+                heard.errors.append("stopped by hand: what came until then is kept")
+    except FileExistsError:
+        fail(f"--out: {path} is there already, and is not written over; give another name")
+    except OSError as error:
+        fail(f"--out: {path}: {error.strerror}; give a place that can be written to")
+    return _told(path, heard, where.as_json)
+
+
+async def _all(balancers: list[Balancer], file: IO[bytes], for_s: float, heard: _Heard, access: admin.Access) -> None:
+    # One salt for all, so that what begins alike is seen across balancers; it is kept nowhere.
+    path = f"/record?for_s={for_s:g}&salt={secrets.token_hex(SALT_BYTES)}"
+    async with admin.session(access) as http:
+        await asyncio.gather(*(_one(http, one, path, for_s, file, heard) for one in balancers))
+
+
+async def _one(http: admin.Session, one: Balancer, path: str, for_s: float, file: IO[bytes], heard: _Heard) -> None:
+    ended = False
+    try:
+        async for line in admin.lines(http, one.at, path, for_s + GRACE_S):
+            end = msgspec.json.decode(line, type=_Line).end
+            if end is None:
+                file.write(line + b"\n")
+                heard.requests += 1
+            else:
+                ended = True
+                heard.lost += end.lost
+                heard.unmeasured += end.unmeasured
+    except (AdminError, msgspec.MsgspecError) as error:
+        heard.errors.append(str(error))
+        return
+    if ended:
+        heard.balancers += 1
+    else:
+        heard.errors.append(f"{one} ended before its time")
+
+
+def _told(path: Path, heard: _Heard, as_json: bool) -> int:
+    for error in heard.errors:
+        warn(error)
+    facts = {
+        "trace": str(path),
+        "requests": heard.requests,
+        "balancers": heard.balancers,
+        "lost": heard.lost,
+        "unmeasured": heard.unmeasured,
+    }
+    if as_json:
+        show.json(facts)
+    else:
+        show.line(f"{path}: {heard.requests} requests of {heard.balancers} balancers", "bold")
+        if heard.lost or heard.unmeasured:
+            show.line(f"left out: {heard.lost} that came too fast, {heard.unmeasured} of which no usage was told")
+        show.line(f"Play it: farhop sim import {path} --out mine.yaml")
+    if heard.errors:
+        return PARTIAL
+    return 0 if heard.requests else NEGATIVE

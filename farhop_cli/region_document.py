@@ -1,0 +1,135 @@
+"""What routes, policies and splits share: a region's items in one document with one author, until they are unset.
+
+What was unset leaves a document without items, so that it stays known who unset it and why; balancers read it as
+nothing at all.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+from farhop.store.documents import authored
+from farhop.store.documents.authored import Authorship
+from farhop.store.documents.document import DocumentError
+from farhop_cli import setting
+from farhop_cli.exits import NEGATIVE, fail
+from farhop_cli.setting import UNREADABLE, Change, Item, Setting
+from topology.problems import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from farhop.store.contract import Store
+    from farhop_cli.fleet import Fleet
+    from farhop_cli.options import Where
+    from farhop_cli.setting import Noun
+
+    Encode = Callable[[Sequence[Item], Authorship], bytes]
+
+_NAME = re.compile(r"[!-~]{1,256}")
+
+
+def authorship(why: str, by: str | None) -> Authorship:
+    """Who does it, now, and why. Ends the command, naming the option, for one that says nothing."""
+    made = Authorship(by or setting.author_here(), why, datetime.now(UTC))
+    try:
+        authored.check(made)
+    except DocumentError as error:
+        fail(f"--{error}".replace("--author", "--by"))
+    return made
+
+
+def put(
+    noun: Noun,
+    encode: Encode,
+    region: str,
+    whom: Mapping[str, str],
+    value: Callable[[Any], Any],
+    by: Authorship,
+    where: Where,
+    notes: Sequence[str] = (),
+    warnings: Callable[[Fleet], Awaitable[Sequence[str]]] | None = None,
+    effects: Callable[[Fleet, Store], Awaitable[Sequence[str]]] | None = None,
+    sense: Callable[[Fleet], Awaitable[None]] | None = None,
+) -> int:
+    """Put `value(what it is now, None if there is none)` in its place, and leave the rest; the exit code."""
+    here = where.fleet(region)
+    whom = {"region": region, **whom}
+
+    def make(before: Setting | None) -> bytes:
+        if before is UNREADABLE:
+            fail(f"what stands for {region} cannot be read; take it away with `farhop {noun.name} unset`", NEGATIVE)
+        items = before.items if before is not None else ()
+        old = next((item.value for item in items if item.whom == whom), None)
+        return _encoded(encode, [*(item for item in items if item.whom != whom), Item(whom, value(old))], by, region)
+
+    asked = Change(
+        _key(noun, region), region, whom, make, notes=notes,
+        warnings=None if warnings is None else lambda: warnings(here),
+        effects=None if effects is None else lambda store: effects(here, store),
+        sense=None if sense is None else lambda: sense(here),
+    )  # fmt: skip
+    return setting.change(noun, here, asked, where)
+
+
+def unset(
+    noun: Noun, encode: Encode, region: str, whom: Mapping[str, str] | None, why: str, by: str | None, where: Where
+) -> int:
+    """Take away what is said for whom, or all of the region's (None), readable or not; the exit code."""
+    by_whom = authorship(why, by)
+    scope = {"region": region, **(whom or {})}
+
+    def make(before: Setting | None) -> bytes:
+        if before is UNREADABLE and whom is not None:
+            fail(f"what stands for {region} cannot be read; leave out whom it is for to unset it all", NEGATIVE)
+        items = before.items if before is not None else ()
+        left = [item for item in items if whom is not None and item.whom != scope]
+        if before is not UNREADABLE and len(left) == len(items):
+            fail(f"{setting.title(scope)}: no {noun.name} stands there; nothing was changed", NEGATIVE)
+        return _encoded(encode, left, by_whom, region)
+
+    back = (f"{setting.title(scope)}: as configured",)
+    return setting.change(
+        noun, where.fleet(region), Change(_key(noun, region), region, scope, make, notes=back), where
+    )  # fmt: skip
+
+
+def _key(noun: Noun, region: str) -> str:
+    if not region or "/" in region:
+        fail(f"{quoted(region)} is no region's name")
+    return noun.prefix + region
+
+
+def _encoded(encode: Encode, items: Sequence[Item], by: Authorship, region: str) -> bytes:
+    try:
+        return encode(items, by)
+    except DocumentError as error:
+        fail(f"{region}: the document would be refused: {error}", NEGATIVE)
+
+
+def setting_of(items: Sequence[Item], by: Authorship | None) -> Setting:
+    """The items with who wrote them, if that is known."""
+    if by is None:
+        return Setting(tuple(items))
+    return Setting(tuple(items), by.author, by.why, by.at)
+
+
+def named(option: str, name: str) -> str:
+    """A tenant's or a model's name, or "". Ends the command for what cannot be one."""
+    if name and not _NAME.fullmatch(name):
+        fail(f"{option}: {quoted(name)} cannot be a name")
+    return name
+
+
+def checked(shape: type[BaseModel], value: object, option: str) -> None:
+    """End the command, naming the option, if a balancer would refuse it."""
+    try:
+        shape.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        fail(f"{option}: {place + ': ' if place else ''}{first['msg'].removeprefix('Value error, ')}")

@@ -1,0 +1,173 @@
+"""`farhop sim import`: a request log of one's own becomes a trace and a scenario that plays it.
+
+Reads the log, writes two new files, and writes nothing over. Never keeps a text: times, lengths, sessions and regions
+alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import yaml
+
+from farhop_cli import show
+from farhop_cli.exits import fail, warn
+from farhop_lab.engine.core.profiles import PROFILES
+from farhop_lab.sim.sites import MODEL
+from farhop_lab.workloads import load, own_logs
+from topology import load as worlds
+from topology.problems import TopologyError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farhop_lab.workloads.traces import LogRow
+    from topology.model import Topology
+
+COMPLAINTS_SHOWN = 3
+REPLICAS = 2
+GPUS = ("a100", "h100")  # the first on which the longest request has room
+LENGTH_S_MAX, WARM_UP_SHARE = 604_800.0, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says."""
+
+    log: Path
+    out: Path
+    fields: tuple[str, ...]
+    regions: str
+    topology: str
+    skip: bool
+    as_json: bool
+
+
+def run(options: Options) -> int:
+    """Write trace and scenario, tell what the log holds; the exit code."""
+    trace = options.out.with_suffix(".jsonl")
+    if options.out.suffix not in (".yaml", ".yml"):
+        fail(f"--out: {options.out} is no scenario's name; let it end in .yaml")
+    for path in (options.out, trace):
+        if path.exists():
+            fail(f"--out: {path} is there already, and is not written over; give another name")
+    topology = _topology(options)
+    known = _regions(options, topology)
+    try:
+        rows, left_out = load.own_log(options.log, _fields(options.fields), skip=options.skip)
+    except load.TraceError as error:
+        fail(str(error))
+    for complaint in left_out[:COMPLAINTS_SHOWN]:
+        warn(f"left out: {complaint}")
+    named = sorted({row.region for row in rows if row.region})
+    for name in named:
+        _known(f"{options.log}: it names", name, known)
+    recorded = len(named) > 0 and all(row.region for row in rows)
+    facts = _facts(rows) | {"left_out": len(left_out), "trace": str(trace), "scenario": str(options.out)}
+    try:
+        trace.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+        scenario = _scenario(options, topology, rows, named if recorded else known, recorded)
+        options.out.write_text(scenario, encoding="utf-8")
+    except OSError as error:
+        fail(f"--out: {error.filename}: {error.strerror}; give a place that can be written to")
+    if options.as_json:
+        show.json(facts)
+        return 0
+    columns = (" ", ">")
+    show.table(f"{options.log}", columns, [(name.replace("_", " "), _said(value)) for name, value in facts.items()])
+    show.line(f"Say in {options.out} which GPUs you have, then: farhop sim {options.out}")
+    return 0
+
+
+def _fields(given: Sequence[str]) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    for one in given:
+        name, _, path = one.partition("=")
+        if name not in own_logs.NAMES:
+            fail(f"--field: {did_you_mean(name, own_logs.NAMES, 'there are: ' + ', '.join(own_logs.NAMES))}")
+        if not path:
+            fail(f"--field: {one!r} names no path; give one such as {name}=usage.{name}")
+        fields[name] = path
+    return fields
+
+
+def _topology(options: Options) -> Topology:
+    try:
+        return worlds.load(options.topology if _is_file(options) else worlds.shipped(options.topology))
+    except TopologyError as error:
+        fail(f"--topology: {error.source}: {error.problems[0]}")
+
+
+def _is_file(options: Options) -> bool:
+    return options.topology.endswith((".yaml", ".yml"))
+
+
+def _regions(options: Options, topology: Topology) -> list[str]:
+    """Where requests come that name no region."""
+    known = list(topology.regions)
+    chosen = [name.strip() for name in options.regions.split(",") if name.strip()] or known
+    for name in chosen:
+        _known("--regions:", name, known)
+    return chosen
+
+
+def _known(said: str, region: str, known: Sequence[str]) -> None:
+    if region not in known:
+        remedy = did_you_mean(region, known, f"the topology has: {', '.join(known)}")
+        fail(f"{said} unknown region {region[:63]!r}; {remedy}")
+
+
+def _facts(rows: Sequence[LogRow]) -> dict[str, Any]:
+    """What a log holds. Tokens are per request."""
+    span_s = rows[-1].at_s - rows[0].at_s
+    inputs, outputs = sorted(row.input_tokens for row in rows), sorted(row.output_tokens for row in rows)
+    return {
+        "requests": len(rows),
+        "sessions": len({row.session for row in rows if row.session}),
+        "span_s": round(span_s, 3),
+        "requests_per_s": round(len(rows) / span_s, 3) if span_s else None,
+        "input_tokens_mean": round(fmean(inputs), 1),
+        "input_tokens_median": median(inputs),
+        "input_tokens_max": inputs[-1],
+        "output_tokens_mean": round(fmean(outputs), 1),
+        "output_tokens_median": median(outputs),
+        "output_tokens_max": outputs[-1],
+    }
+
+
+def _scenario(
+    options: Options, topology: Topology, rows: Sequence[LogRow], regions: Sequence[str], recorded: bool
+) -> str:
+    span_s = max(1.0, min(LENGTH_S_MAX, rows[-1].at_s - rows[0].at_s))
+    sessions = any(row.session for row in rows)
+    work: dict[str, Any] = {"kind": "log", "path": options.out.with_suffix(".jsonl").name, "regions": list(regions)}
+    work |= {"place": "recorded"} if recorded else {}
+    work |= {} if "anywhere" in topology.tenants else {"tenant": next(iter(topology.tenants))}
+    work |= {"loop": "closed"} if sessions else {}
+    longest = max(row.input_tokens + row.output_tokens for row in rows)
+    gpu = next((name for name in GPUS if longest <= PROFILES[name].context_tokens), GPUS[-1])
+    room = PROFILES[gpu].context_tokens
+    answer_tokens = max(1, max(row.output_tokens for row in rows))
+    work["figures"] = {"context_tokens": room, "max_tokens": min(answer_tokens, room // 2)}  # what is longer is cut
+    document = {
+        "name": options.out.stem.lower(),
+        "about": f"Made of {options.log.name[:200]}: {len(rows)} requests.",
+        "topology": str(Path(options.topology).resolve()) if _is_file(options) else options.topology,
+        "sites": {name: {"gpu": gpu, "replicas": REPLICAS} for name in regions},
+        "work": [work],
+        "duration_s": round(span_s, 3),
+        "warm_up_s": round(span_s * WARM_UP_SHARE, 3),
+        "routers": ["farhop", "spill-least-load", "region-local"],
+        "seeds": 3,
+    }
+    return f"# Replicas and GPUs are a beginning: say which you have. The model stands for {MODEL}.\n" + yaml.safe_dump(
+        document, sort_keys=False
+    )
+
+
+def _said(value: object) -> str:
+    return show.NONE if value is None else f"{value:,}" if isinstance(value, int | float) else str(value)

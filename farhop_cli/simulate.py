@@ -1,0 +1,88 @@
+"""Commands of the simulator: `farhop sim SCENARIO`, and what makes a scenario of a log.
+
+The wiring alone: the rooms are imported when a command runs, so that help is quick.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from farhop_cli.options import PLAIN, Json, duration_s
+
+RUN_S = 1.0, 604_800.0  # of a simulated run
+
+
+class RunsByDefault(TyperGroup):
+    """What is no command of it is a scenario: `farhop sim arena` is `farhop sim run arena`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """See click."""
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    help="Simulate a scenario in virtual time, one router beside another.",
+    epilog="Example:  farhop sim arena --policy farhop,skywalker --seeds 3\n\n"
+    "`farhop sim SCENARIO` is `farhop sim run SCENARIO`, which has the options.",
+    cls=RunsByDefault,
+    **PLAIN,
+)
+
+
+@app.command("run", epilog="Example:  farhop sim run arena --policy farhop,skywalker --seeds 3 --out results/arena")
+def run(
+    scenario: Annotated[str, typer.Argument(help="A scenario file, or the name of a ready-made one.")],
+    policy: Annotated[str, typer.Option("--policy", help="Routers, such as farhop,skywalker. Default: its own.")] = "",
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, max=1000, help="How many. Default: its own.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="This one alone.")] = None,
+    length: Annotated[
+        str | None, typer.Option("--for", help="Simulated time, such as 10m, at most 7d. Default: its own.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Keep results here; what is there is not run again.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, max=256, help="Processes. Default: CPUs.")] = None,
+    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="With --out: pictures, too.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Simulate a scenario in virtual time, one router beside another.
+
+    The routers named `farhop` are the shipped machines. Exit code 1 if anything happened that must never happen.
+    """
+    from farhop_cli import sim
+
+    for_s = duration_s("--for", length, *RUN_S) if length is not None else None
+    raise typer.Exit(sim.run(sim.Options(scenario, policy, seeds, seed, for_s, out, workers, plots, as_json)))
+
+
+@app.command("import", epilog="Example:  farhop sim import requests.jsonl --regions tokyo,virginia --out mine.yaml")
+def import_log(
+    log: Annotated[Path, typer.Argument(help="A request log: JSON lines or one array, plain or gzipped.")],
+    out: Annotated[Path, typer.Option("--out", help="The scenario to write; its trace goes beside it.")],
+    field: Annotated[
+        list[str] | None,
+        typer.Option("--field", metavar="NAME=PATH", help="Where a field is, such as at_s=meta.when; may be repeated."),
+    ] = None,
+    regions: Annotated[
+        str, typer.Option("--regions", help="Where requests came that name no region. Default: the topology's.")
+    ] = "",
+    topology: Annotated[str, typer.Option("--topology", "-t", help="A topology file or a ready-made world.")] = (
+        "three-regions"
+    ),
+    skip: Annotated[bool, typer.Option("--skip", help="Leave out lines that cannot be read, and count them.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a scenario of a request log of your own.
+
+    It needs moments and lengths in tokens; it takes sessions, regions and how long answers took where they are there.
+    Fields are looked for by the names that OpenAI, gateways and SDKs use. Texts are neither needed nor kept.
+    """
+    from farhop_cli import sim_import
+
+    raise typer.Exit(sim_import.run(sim_import.Options(log, out, tuple(field or ()), regions, topology, skip, as_json)))

@@ -1,0 +1,135 @@
+"""`farhop where`: which entry DNS gives a client, why, and for which network; by a server, or by its file alone."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from farhop.config import ConfigError, load
+from farhop_cli.exits import NEGATIVE, fail
+from topology.problems import TopologyError
+
+_TIMEOUT_S = 5.0
+
+
+def run(client: str, tenant: str, config: Path, admin: str, token: str, offline: bool, as_json: bool) -> int:
+    """Tell; the exit code."""
+    told = _by_file(client, tenant, config) if offline else _asked(client, tenant, config, admin, token)
+    if as_json:
+        typer.echo(json.dumps(told, indent=2))
+    else:
+        _print(told)
+    return 0 if any(one["place"] is not None for one in told["entries"]) else NEGATIVE
+
+
+def _by_file(client: str, tenant: str, config: Path) -> dict[str, Any]:
+    from entry_dns.answers import prepare
+    from entry_dns.app.config import DnsConfig
+    from entry_dns.app.where import where
+    from entry_dns.fleet.standing import Standing, State
+    from entry_dns.links import client_networks
+    from farhop.service import stores
+    from topology.law import Law
+
+    try:
+        given = load(DnsConfig, config, [])
+        world = stores.world(given)
+        known = prepare.atlas(world, *client_networks.read(given.networks, world))
+        standings = [Standing(name, State.UP, 1.0, 0.0, 0.0) for name in world.entries]
+        return where(client, tenant, known, Law(world), standings, given.entries_max)
+    except (ConfigError, TopologyError, ValueError) as error:
+        fail(str(error))
+
+
+def latencies(config: Path, admin: str, token: str, least_ms: float, as_json: bool) -> int:
+    """Tell of every network that entries measured what geography says and what they saw; the exit code."""
+    told = _get(config, admin, token, "latencies", {})["networks"]
+    moved = [one for one in told if one["before"] != one["now"]]
+    differ = [one for one in told if one in moved or _apart_ms(one) >= least_ms]
+    if as_json:
+        typer.echo(json.dumps(differ, indent=2))
+        return 0
+    table = Table(box=None, pad_edge=False)
+    for title in ("network", "region", "geography", "measured", "counts", "nearest", "why geography stays"):
+        table.add_column(title)
+    for one in differ:
+        nearest = one["now"] if one["before"] == one["now"] else f"{one['before'] or '?'} -> {one['now']}"
+        for at, (region, ms) in enumerate(one["measured"].items()):
+            by, counts = one["predicted"].get(region), one["costs"].get(region)
+            cells = ["?" if by is None else f"{by:.0f}", f"{ms:.0f}", "-" if counts is None else f"{counts:.0f}"]
+            first = (one["network"], nearest, one["why"]) if at == 0 else ("", "", "")
+            table.add_row(first[0], region, *cells, first[1], first[2])
+    if differ:
+        Console(width=160).print(table)
+    apart = f"{len(differ)} not as geography says (by {least_ms:g} ms)"
+    typer.echo(f"{len(told)} networks measured, {apart}, {len(moved)} led elsewhere")
+    return 0
+
+
+def _apart_ms(one: dict[str, Any]) -> float:
+    return max((abs(ms - one["predicted"].get(region, ms)) for region, ms in one["measured"].items()), default=0.0)
+
+
+def _asked(client: str, tenant: str, config: Path, admin: str, token: str) -> dict[str, Any]:
+    return _get(config, admin, token, "where", {"client": client, "tenant": tenant})
+
+
+def _get(config: Path, admin: str, token: str, path: str, asked: dict[str, str]) -> dict[str, Any]:
+    base = admin or _admin_of(config)
+    query = f"?{urllib.parse.urlencode(asked)}" if asked else ""
+    if not base.startswith(("http://", "https://")):
+        fail(f"--admin: {base!r} is no URL; give such as http://127.0.0.1:8053")
+    request = urllib.request.Request(f"{base}/{path}{query}")  # noqa: S310 - its scheme was looked at
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - the same
+            told: dict[str, Any] = json.load(answer)
+            return told
+    except urllib.error.HTTPError as error:
+        try:
+            said = json.load(error).get("error", "")
+        except ValueError:
+            said = ""
+        fail(said or f"{base} answers {error.code}; is it the admin port of a DNS server?")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "reason", error)
+        fail(f"{base} cannot be asked: {why}; start the server, name its admin port by --admin, or say --offline")
+
+
+def _admin_of(config: Path) -> str:
+    from entry_dns.app.config import DnsConfig
+
+    try:
+        given = load(DnsConfig, config, [])
+    except ConfigError as error:
+        fail(str(error))
+    scheme = "https" if given.admin.tls is not None else "http"
+    return f"{scheme}://{given.admin.reached_at(given.admin.port)}"
+
+
+def _print(told: dict[str, Any]) -> None:
+    whose = f"names of tenant {told['tenant']}" if told["tenant"] else "names for everybody"
+    note = f"; {told['known']}" if told["known"] else ""
+    typer.echo(
+        f"{told['client']}, {whose}, law epoch {told['law_epoch']}: the answer holds for {told['network']}{note}"
+    )
+    table = Table(box=None, pad_edge=False)
+    for title in ("place", "entry", "region", "ms", "state", "share", "why"):
+        table.add_column(title)
+    for one in told["entries"]:
+        ms = "?" if one["ms"] is None else f"{one['ms'] + one['bias_ms']:g}"
+        if one["ms"] is not None and one["geography_ms"] != one["ms"]:
+            by = "nothing" if one["geography_ms"] is None else f"{one['geography_ms']:g}"
+            ms += f" (by geography {by})"
+        place = str(one["place"] or "-")
+        table.add_row(place, one["entry"], one["region"], ms, one["state"], f"{one['share']:.0%}", one["why"])
+    Console(width=160).print(table)

@@ -1,0 +1,80 @@
+"""What global balancers say of the fleet while a drill runs: each asked by itself, so that a dead one delays no other.
+
+Never decides, and never keeps an old word: who has not answered lately says nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from farhop_drill.measures import Look
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+EVERY_S = 0.25
+FRESH_S = 1.5
+_WORST_FIRST = ("down", "draining", "suspect", "returning", "up")
+
+
+class Eyes:
+    """`asks` give a balancer's /status each, or None where it does not answer; they bound their own patience."""
+
+    def __init__(
+        self, asks: Sequence[Callable[[], Awaitable[Mapping[str, Any] | None]]], clock: Callable[[], float]
+    ) -> None:
+        self._asks, self._clock = asks, clock
+        self._heard: dict[int, tuple[float, Mapping[str, Any]]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def begin(self) -> None:
+        """Begin to look."""
+        self._tasks = [asyncio.create_task(self._follow(at)) for at in range(len(self._asks))]
+
+    async def close(self) -> None:
+        """Look no more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+
+    async def _follow(self, at: int) -> None:
+        while True:
+            status = await self._asks[at]()
+            if status is not None:
+                self._heard[at] = self._clock(), status
+            await asyncio.sleep(EVERY_S)
+
+    def look(self, began: float) -> Look | None:
+        """What those who answered lately say, times counted from `began`; None if nobody did."""
+        now = self._clock()
+        return seen([status for at, status in self._heard.values() if now - at <= FRESH_S], now - began)
+
+
+def seen(statuses: Sequence[Mapping[str, Any]], at_s: float) -> Look | None:
+    """Of each region the worst state that any of these balancers gives it, and its fullest share of any model."""
+    if not statuses:
+        return None
+    states: dict[str, str] = {}
+    used: dict[str, float] = {}
+    for status in statuses:
+        for one in _dicts(status.get("regions")):
+            name, state = str(one.get("region")), str(one.get("state"))
+            if state == "up" and (one.get("admitted_share") or 1.0) < 1.0:
+                state = "returning"  # or hot: not all that would go there does
+            states[name] = min(states.get(name, "up"), state, key=_badness)
+            for instance in _dicts(one.get("instances")):
+                models = instance.get("models")
+                for offer in models.values() if isinstance(models, dict) else ():
+                    used[name] = max(used.get(name, 0.0), float(offer.get("used_share") or 0.0))
+    epochs = tuple(status["law_epoch"] for status in statuses if isinstance(status.get("law_epoch"), int))
+    return Look(at_s=at_s, states=states, used=used, epochs=epochs)
+
+
+def _badness(state: str) -> int:
+    return _WORST_FIRST.index(state) if state in _WORST_FIRST else 0
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

@@ -1,0 +1,196 @@
+"""What makes a step stand and takes it back: overrides in etcd, or faults in a world that `farhop up` runs.
+
+Invariant: whatever stands ends by itself within LEASE_S of the last renewal: an override by etcd's lease and by each
+balancer's own clock, a fault by the clock of the process that runs the world. So a runner that dies ends its drill.
+Never overwrites what an operator set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Protocol
+
+import aiohttp
+import msgspec
+
+from farhop.store.contract import Conflict, StoreError
+from farhop.store.documents import overrides
+from farhop.store.documents.document import DocumentError
+from farhop.store.documents.overrides import BiasOverride, DrainOverride, EntryDrainOverride, PinOverride
+from farhop_drill.records import LEASE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+    from datetime import datetime
+
+    from farhop.store.contract import Store
+    from farhop.store.documents.overrides import Override
+    from farhop_drill.document import Injection, Step
+
+RENEW_S = LEASE_S / 3
+MEND_S = 60.0  # processes that were killed take a while to start
+
+
+class InjectError(Exception):
+    """A step that could not be made to stand, or taken back; the text says why."""
+
+
+class Injector(Protocol):
+    """Makes steps stand one after another: a later one replaces an earlier one's injection of the same target."""
+
+    async def inject(self, step: Step) -> None:
+        """Make it stand. InjectError; then a part of it may stand, and `restore` takes that back."""
+        ...
+
+    async def renew(self) -> None:
+        """Have it stand for LEASE_S from now. InjectError."""
+        ...
+
+    async def restore(self) -> None:
+        """Take all of it back, the last first. InjectError; to be asked again then."""
+        ...
+
+    async def close(self) -> None:
+        """Free what it holds. Idempotent."""
+        ...
+
+
+class TrafficInjector:
+    """By overrides, which every balancer follows. `homes` are entries' regions; `raise_epoch` puts the law in force
+    under its next epoch, unchanged, which needs no way back."""
+
+    def __init__(
+        self,
+        store: Store,
+        author: str,
+        why: str,
+        homes: Mapping[str, str],
+        wall: Callable[[], datetime],
+        raise_epoch: Callable[[], Awaitable[int]],
+    ) -> None:
+        self._store, self._author, self._why = store, author, why
+        self._homes, self._wall, self._raise_epoch = homes, wall, raise_epoch
+        self._stands: dict[str, Injection] = {}
+        self.law_epoch = 0
+
+    async def inject(self, step: Step) -> None:
+        """See Injector."""
+        for one in step.inject:
+            if one.do == "law-epoch":
+                self.law_epoch = await self._raise_epoch()
+                continue
+            key = self._override(one).key
+            try:
+                await self._put(one, new=key not in self._stands)
+            except Conflict:
+                raise InjectError(f"{key}: an operator's override stands there") from None
+            except (StoreError, DocumentError, ValueError) as error:
+                raise InjectError(str(error)) from None
+
+    async def renew(self) -> None:
+        """See Injector."""
+        try:
+            for one in tuple(self._stands.values()):
+                await self._put(one, new=False)
+        except StoreError as error:
+            raise InjectError(str(error)) from None
+
+    async def restore(self) -> None:
+        """See Injector."""
+        for key in reversed(tuple(self._stands)):
+            try:
+                await self._store.delete(key)
+            except StoreError as error:
+                raise InjectError(str(error)) from None
+            del self._stands[key]
+
+    async def close(self) -> None:
+        """See Injector."""
+
+    async def _put(self, one: Injection, *, new: bool) -> None:
+        override = self._override(one)
+        self._stands[override.key] = one  # before it is written: what was not acknowledged may stand
+        try:
+            value = overrides.encode(override)
+            await self._store.put(override.key, value, expect_revision=0 if new else None, ttl_s=LEASE_S)
+        except Conflict:
+            del self._stands[override.key]
+            raise
+
+    def _override(self, one: Injection) -> Override:
+        said: dict[str, Any] = {
+            "why": self._why[: overrides.WHY_LIMIT],
+            "author": self._author[: overrides.AUTHOR_LIMIT],
+            "at": self._wall(),
+            "for_s": LEASE_S,
+        }
+        if one.do == "drain":
+            return DrainOverride(region=one.region, over_s=one.over_s, keep_share=1.0 - one.share, **said)
+        if one.do == "bias":
+            return BiasOverride(region=one.region, ms=one.ms, **said)
+        if one.do == "pin":
+            return PinOverride(region=one.region, tenant=one.tenant, **said)
+        return EntryDrainOverride(region=self._homes[one.entry], entry=one.entry, **said)
+
+
+class FaultInjector:
+    """By the control port of the process that runs the world. `run` names the run; `for_s` bounds every fault."""
+
+    def __init__(self, url: str, token: str, run: str, for_s: float) -> None:
+        self._url, self._run, self._for_s = url.rstrip("/"), run, for_s
+        self._headers = {"authorization": f"Bearer {token}"}
+        self._stands: list[str] = []
+        self._session: aiohttp.ClientSession | None = None
+
+    async def inject(self, step: Step) -> None:
+        """See Injector. Of a step all at once: a region does not die piece by piece."""
+        names = []
+        for one in step.inject:
+            name = f"{self._run}.{one.target.replace('/', '.')}"
+            names.append(name)
+            if name not in self._stands:
+                self._stands.append(name)
+        await asyncio.gather(
+            *(
+                self._call("PUT", f"/faults/{name}", {**_fault(one), "lease_s": LEASE_S, "for_s": self._for_s})
+                for name, one in zip(names, step.inject, strict=True)
+            )
+        )
+
+    async def renew(self) -> None:
+        """See Injector."""
+        for name in tuple(self._stands):
+            await self._call("POST", f"/faults/{name}/renew", {"lease_s": LEASE_S})
+
+    async def restore(self) -> None:
+        """See Injector."""
+        for name in reversed(tuple(self._stands)):
+            await self._call("DELETE", f"/faults/{name}", None)
+            self._stands.remove(name)
+
+    async def standing(self) -> list[str]:
+        """The faults that stand in the world now, whoever's they are. InjectError."""
+        told = await self._call("GET", "/faults", None)
+        return [str(one) for one in told.get("faults") or ()]
+
+    async def close(self) -> None:
+        """See Injector."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=MEND_S))
+        try:
+            async with self._session.request(method, self._url + path, json=body, headers=self._headers) as answer:
+                told = msgspec.json.decode(await answer.read(), type=dict[str, Any])
+                if answer.status != 200:
+                    raise InjectError(str(told.get("error") or f"status {answer.status}"))
+                return told
+        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
+            raise InjectError(f"the world's control port: {error or type(error).__name__}") from None
+
+
+def _fault(one: Injection) -> dict[str, Any]:
+    said = {"do": one.do, "region": one.region, "to": one.to, "hub": one.hub, "factor": one.factor}
+    return {name: value for name, value in said.items() if value}

@@ -1,0 +1,93 @@
+"""What came of a run, whole: what was done and when, what was seen, and the verdict of each hypothesis.
+
+Pure. Invariants: a run is PASS only if every hypothesis is; one that could not be measured is NOT_RUN and never PASS.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farhop_drill.checks import Finding
+from farhop_drill.document import MEASURES
+from farhop_drill.machine import Verdict
+from farhop_drill.measures import Canary, Look, Marks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from farhop_drill.document import Drill
+
+_WORST_FIRST = (Verdict.FAIL, Verdict.ABORTED, Verdict.NOT_RUN, Verdict.PASS)
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """A hypothesis and what became of it. `value` None: nothing was measured."""
+
+    hypothesis: str
+    measure: str
+    unit: str
+    verdict: Verdict
+    value: float | None
+    why: str = ""
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was done: a check, an injection, the restoration. Seconds from the run's beginning."""
+
+    what: str
+    kind: str
+    at_s: float
+    took_s: float
+    ok: bool
+    said: str = ""
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """A run that is over. `epoch_s` is when it began; `document` the drill as it was run."""
+
+    run: str
+    drill: str
+    title: str
+    author: str
+    fleet: str
+    epoch_s: float
+    verdict: Verdict
+    why: str
+    document: dict[str, Any]
+    values: dict[str, str] = {}
+    marks: Marks = msgspec.field(default_factory=Marks)
+    measures: dict[str, float] = {}
+    judged: list[Judged] = []
+    findings: list[Finding] = []
+    done: list[Done] = []
+    canaries: list[Canary] = []
+    looks: list[Look] = []
+    skipped: int = 0
+
+    @property
+    def took_s(self) -> float:
+        """From its beginning to its end."""
+        return (self.marks.ended_s or 0.0) - self.marks.began_s
+
+
+def judge(drill: Drill, measures: Mapping[str, float], verdict: Verdict | None, why: str) -> list[Judged]:
+    """Each hypothesis by what was measured; `verdict` is set where the run says it for all of them."""
+    judged = []
+    for one in drill.hypotheses:
+        value, unit = measures.get(one.measure), MEASURES[one.measure].unit
+        if verdict in (Verdict.ABORTED, Verdict.NOT_RUN):
+            made = Judged(str(one), one.measure, unit, verdict, value, why)
+        elif value is None:
+            made = Judged(str(one), one.measure, unit, Verdict.NOT_RUN, None, "nothing was measured of it")
+        else:
+            held = one.holds(value)
+            made = Judged(str(one), one.measure, unit, Verdict.PASS if held else Verdict.FAIL, value)
+        judged.append(made)
+    return judged
+
+
+def worst(judged: list[Judged], verdict: Verdict | None) -> Verdict:
+    """The verdict of the run: its own, or else the worst of its hypotheses."""
+    return min((one.verdict for one in judged), key=_WORST_FIRST.index) if verdict is None else verdict

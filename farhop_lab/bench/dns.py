@@ -1,0 +1,292 @@
+"""What an answer of `farhop dns` costs, beside a blocking echo in Python, gdnsd and NSD, in one run under dnsperf.
+
+Every question carries a client subnet of its own and a DNS cookie; rates are counted; client networks are `networks`
+many. CPU is that of the server's process alone, from /proc. Never a product.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import msgspec
+import numpy as np
+
+from entry_dns.answers import prepare, zones
+from entry_dns.answers.cookies import Cookies
+from entry_dns.answers.prepare import NOWHERE, Place
+from entry_dns.answers.snapshot import encode
+from entry_dns.answers.zones import NamePlan, Ttls, ZonePlan
+from entry_dns.app.counters import Counters
+from entry_dns.app.worker import Settings, Task
+from entry_dns.fleet.networks import BITS, of_arrays
+from entry_dns.fleet.standing import Standing, State
+from entry_dns.links.view_file import write
+from farhop_lab.world.ports import free_ports
+from topology.law import Law
+from topology.load import load, shipped
+from topology.model import Entry, Topology
+
+QUESTIONS = 20_000
+TIMES_MAX = 1.6  # of the echo's CPU for an answer
+PLACES = 4_000
+SECRET = b"of the benchmark"
+NAME, ZONE = "api.entry.example", "entry.example"
+
+_ECHO = """
+import socket, sys
+sock = socket.socket(fileno=int(sys.argv[1]))
+while True:
+    data, asker = sock.recvfrom(4096)
+    sock.sendto(data[:2] + b"\\x84" + data[3:], asker)
+"""
+_NSD = """server:
+  ip-address: 127.0.0.1@{port}
+  username: ""
+  zonesdir: "{folder}"
+  pidfile: ""
+  xfrdfile: ""
+  database: ""
+  server-count: 1
+  rrl-ratelimit: 0
+remote-control:
+  control-enable: no
+zone:
+  name: "{zone}"
+  zonefile: "{folder}/zone"
+"""
+_ZONE = """$ORIGIN {zone}.
+@ 30 IN SOA ns1 hostmaster 1 3600 600 86400 30
+@ 30 IN NS ns1
+ns1 30 IN A 127.0.0.1
+api 30 IN A 192.0.2.1
+api 30 IN A 192.0.2.2
+api 30 IN A 192.0.2.3
+"""
+_GDNSD = """options => {{ listen => 127.0.0.1:{port}, zones_default_ttl => 30, udp_threads => 1, tcp_threads => 1 }}
+plugins => {{ geoip => {{ maps => {{ m => {{ datacenters => [a, b], nets => {{ 203.0.113.0/24 => [b, a] }} }} }},
+  resources => {{ r => {{ map => m, dcmap => {{ a => 192.0.2.1, b => 192.0.2.2 }} }} }} }} }}
+"""
+
+
+class BenchError(Exception):
+    """What is needed is not there, or did not do its part; the text says what and the remedy."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One server: answers a second at full load, CPU microseconds for each, answers lost, and latency in ms;
+    `half_p99_ms` of each hundredth answer at half that load, as dnsperf sees it."""
+
+    name: str
+    qps: float
+    cpu_us: float
+    lost: int
+    mean_ms: float
+    worst_ms: float
+    half_p99_ms: float = 0.0
+
+
+def world() -> Topology:
+    """The default world with an entry in each region."""
+    topology = load(shipped("three-regions"))
+    entries = {
+        name: Entry(name, name, (f"192.0.2.{n}",), (f"2001:db8::{n}",)) for n, name in enumerate(topology.regions, 1)
+    }
+    return Topology(**{
+        **{name: getattr(topology, name) for name in ("name", "epoch", "regions", "tenants", "hubs", "rtt", "places")},
+        "entries": entries,
+    })  # fmt: skip
+
+
+def atlas(networks: int, rng: Random) -> prepare.Atlas:
+    """So many networks, at random places."""
+    numbers = np.random.default_rng(rng.getrandbits(32))
+    lengths = numbers.choice([18, 20, 22, 24, 24, 24], networks)
+    first = numbers.integers(1 << 24, 223 << 24, networks).astype(np.uint64)
+    shift = (32 - lengths).astype(np.uint64)
+    rows = numbers.integers(2, PLACES, networks).astype(np.uint32)
+    none = np.empty(0, dtype=np.uint64)
+    spaces = {
+        4: of_arrays(4, first >> shift << shift, lengths.astype(np.int64), rows),
+        6: of_arrays(6, none, none.astype(np.int64), none.astype(np.uint32)),
+    }
+    assert BITS[4] == 32
+    places = [NOWHERE, NOWHERE, *(Place(rng.uniform(-55, 65), rng.uniform(-180, 180)) for _ in range(PLACES - 2))]
+    return prepare.atlas(world(), spaces, places)
+
+
+def questions(path: Path, rng: Random) -> None:
+    """Questions as dnsperf reads them with -B: each with its length before it."""
+    client = b"benchdns"
+    cookie = Cookies([SECRET]).taken(client, bytes((127, 0, 0, 1)), int(time.time()))[0]
+    name = b"".join(bytes((len(label),)) + label.encode() for label in NAME.split(".")) + b"\0"
+    with path.open("wb") as file:
+        for number in range(QUESTIONS):
+            subnet = bytes((rng.randrange(1, 223), rng.randrange(256), rng.randrange(256)))
+            options = b"\0\x08\0\x07\0\x01\x18\0" + subnet + b"\0\x0a\0\x18" + cookie
+            opt = b"\0\0\x29\x04\xd0\0\0\0\0" + len(options).to_bytes(2, "big") + options
+            data = number.to_bytes(2, "big") + b"\0\0\0\1\0\0\0\0\0\1" + name + b"\0\1\0\1" + opt
+            file.write(len(data).to_bytes(2, "big") + data)
+
+
+@contextmanager
+def _process(command: list[str], *sockets: socket.socket, told: bytes = b"") -> Iterator[int]:
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        pass_fds=[one.fileno() for one in sockets],
+    )  # fmt: skip
+    try:
+        assert process.stdin is not None
+        process.stdin.write(told)
+        process.stdin.close()
+        yield process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
+def _farhop(networks: int, folder: Path, seed: int, port: int) -> Iterator[int]:
+    topology, known = world(), atlas(networks, Random(seed))
+    standings = [Standing(name, State.UP, 1.0, 0.0, 1e9) for name in topology.entries]
+    plan = ZonePlan(ZONE, (NamePlan(NAME),), (("ns1.entry.example", ("127.0.0.1",)),), "hostmaster.invalid")
+    write(folder / "view", encode(*zones.view([plan], Law(topology), known, standings, Ttls(), 3, 1)))
+    Counters.make(folder / "counters", 1)
+    with _bound(port) as sock:
+        settings = Settings((SECRET,), b"bench", 65_535, 2)
+        task = Task(sock.fileno(), str(folder / "view"), str(folder / "counters"), 0, settings)
+        command = [sys.executable, "-m", "entry_dns.app.worker"]
+        with _process(command, sock, told=msgspec.msgpack.encode(task)) as pid:
+            yield pid
+
+
+@contextmanager
+def _echo(port: int) -> Iterator[int]:
+    with _bound(port) as sock, _process([sys.executable, "-c", _ECHO, str(sock.fileno())], sock) as pid:
+        yield pid
+
+
+def _bound(port: int) -> socket.socket:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+    sock.bind(("127.0.0.1", port))
+    return sock
+
+
+@contextmanager
+def _nsd(folder: Path, port: int) -> Iterator[int]:
+    (folder / "zone").write_text(_ZONE.format(zone=ZONE))
+    (folder / "nsd.conf").write_text(_NSD.format(port=port, folder=folder, zone=ZONE))
+    with _process([shutil.which("nsd") or "nsd", "-d", "-c", str(folder / "nsd.conf")]) as pid:
+        yield pid
+
+
+@contextmanager
+def _gdnsd(folder: Path, port: int) -> Iterator[int]:
+    (folder / "zones").mkdir(exist_ok=True)
+    fixed = "".join(f"api 30 IN A 192.0.2.{n}\n" for n in (1, 2, 3))
+    (folder / "zones" / ZONE).write_text(_ZONE.format(zone=ZONE).replace(fixed, "api 30 DYNA geoip!r\n"))
+    (folder / "config").write_text(_GDNSD.format(port=port) + f"options => {{ run_dir => {folder}/run }}\n")
+    with _process([shutil.which("gdnsd") or "gdnsd", "-c", str(folder), "start"]) as pid:
+        yield pid
+
+
+def _cpu_s(pid: int) -> float:
+    """Of a process and all below it."""
+    pids = [pid]
+    for one in pids:
+        pids.extend(int(child) for child in _children(one))
+    ticks = 0
+    for one in pids:
+        try:
+            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / 100.0
+
+
+def _children(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+
+
+def _load(port: int, file: Path, seconds: float, qps: float | None = None) -> tuple[float, int, float, float]:
+    """Answers, lost, mean and worst latency in ms of a run of dnsperf."""
+    command = [
+        "dnsperf", "-s", "127.0.0.1", "-p", str(port), "-d", str(file), "-B", "-l", f"{seconds:g}",
+        "-c", "8", "-q", "64", *(["-Q", f"{qps:g}"] if qps else []),
+    ]  # fmt: skip
+    told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + 30).stdout
+    found = {
+        name: float(match.group(1))
+        for name, pattern in (
+            ("done", r"Queries completed:\s+(\d+)"),
+            ("lost", r"Queries lost:\s+(\d+)"),
+            ("mean", r"Average Latency \(s\):\s+([0-9.]+)"),
+            ("worst", r"max ([0-9.]+)\)"),
+        )
+        if (match := re.search(pattern, told))
+    }
+    if not found.get("done"):
+        raise BenchError(f"dnsperf got no answer; it said: {told[-300:] or 'nothing'}")
+    return found["done"], int(found["lost"]), 1e3 * found.get("mean", 0.0), 1e3 * found.get("worst", 0.0)
+
+
+def _p99_ms(port: int, file: Path, seconds: float, qps: float) -> float:
+    """The latency in ms that one answer in a hundred exceeds, at this rate."""
+    command = [
+        "dnsperf", "-s", "127.0.0.1", "-p", str(port), "-d", str(file), "-B", "-l", f"{seconds:g}", "-c", "8",
+        "-q", "64", "-Q", f"{qps:.0f}", "-v",
+    ]  # fmt: skip
+    told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + 30).stdout
+    took = sorted(float(one) for one in re.findall(r"^> .*\s([0-9]+\.[0-9]+)$", told, re.MULTILINE))
+    if not took:
+        raise BenchError(f"dnsperf told no latencies; it said: {told[-300:] or 'nothing'}")
+    return 1e3 * took[int(0.99 * (len(took) - 1))]
+
+
+def run(networks: int, seconds: float, seed: int = 7) -> list[Row]:
+    """The rows, the echo first. Raises BenchError."""
+    if shutil.which("dnsperf") is None:
+        raise BenchError("dnsperf is not installed; install it (Debian: dnsperf)")
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="farhop-bench-dns-") as name:
+        folder = Path(name)
+        questions(folder / "questions", Random(seed))
+        servers: dict[str, Callable[[int], AbstractContextManager[int]]] = {
+            "echo": _echo,
+            "farhop": partial(_farhop, networks, folder, seed),
+        }
+        if shutil.which("nsd"):
+            servers["nsd"] = partial(_nsd, folder)
+        if shutil.which("gdnsd"):
+            servers["gdnsd"] = partial(_gdnsd, folder)
+        for which, serve in servers.items():
+            port = free_ports(1)[0]
+            with serve(port) as pid:
+                time.sleep(1.5)
+                try:
+                    _load(port, folder / "questions", 1.0)
+                    before, began = _cpu_s(pid), time.monotonic()
+                    done, lost, mean_ms, worst_ms = _load(port, folder / "questions", seconds)
+                    took_s = time.monotonic() - began
+                    cpu_us, qps = 1e6 * (_cpu_s(pid) - before) / done, done / took_s
+                    p99_ms = _p99_ms(port, folder / "questions", seconds, qps / 2.0)
+                    rows.append(Row(which, qps, cpu_us, lost, mean_ms, worst_ms, p99_ms))
+                except BenchError:
+                    if which in ("echo", "farhop"):
+                        raise
+    return rows

@@ -1,0 +1,107 @@
+"""The client of `farhop bench ttft`: one request at a time, the same by each way in turn, there and back (ABBA).
+
+`python -m farhop_lab.bench.ttft_client '{"ways": [...], ...}'`. It blocks in recv(): no event loop's wake-up stands
+between the answer's first event and the clock. Never sends two requests at once.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+
+import msgspec
+
+from farhop_lab.bench import bodies, usage
+
+_SILENT_S = 60.0
+_READ_BYTES = 64 * 1024
+
+
+class Way(msgspec.Struct, frozen=True):
+    """One way to the engine: where to connect, and the processes whose CPU time is this way's."""
+
+    name: str
+    host: str
+    port: int
+    pids: list[int] = []
+
+
+class Job(msgspec.Struct, frozen=True):
+    """Each of the `ways` is gone twice a round, `pause_s` after what was before; `warm_ups` rounds are not told."""
+
+    ways: list[Way]
+    body: str
+    rounds: int
+    warm_ups: int = 3
+    pause_s: float = 0.01
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One request: until its answer's first event, and what it took of the way's processes, pause included."""
+
+    way: str
+    ttft_ms: float
+    cpu_ms: float
+
+
+class ClientError(Exception):
+    """An answer that says nothing of the passage: its text names the way and what came."""
+
+
+class Connection:
+    """A connection of one way, kept open."""
+
+    def __init__(self, way: Way, body: bytes) -> None:
+        self._way, self._request = way, bodies.request(body, way.host)
+        self._socket: socket.socket | None = None
+
+    def ask(self, pause_s: float) -> Sample:
+        """Send the request and read all of the answer. Raises ClientError, OSError."""
+        wire = self._socket = self._socket or self._opened()
+        cpu_s = usage.cpu_s(self._way.pids)
+        began = time.perf_counter()
+        wire.sendall(self._request)
+        said, first_at = b"", 0.0
+        while not said.endswith(b"0\r\n\r\n"):
+            piece = wire.recv(_READ_BYTES)
+            now = time.perf_counter()
+            said += piece
+            if not first_at and b"data: " in said:
+                first_at = now
+            if not piece or (not first_at and not said.startswith(b"HTTP/1.1 200")):
+                raise ClientError(f"{self._way.name}: instead of a stream came {said[-300:]!r}")
+        time.sleep(pause_s)
+        return Sample(self._way.name, (first_at - began) * 1e3, (usage.cpu_s(self._way.pids) - cpu_s) * 1e3)
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._socket is not None:
+            self._socket.close()
+
+    def _opened(self) -> socket.socket:
+        made = socket.create_connection((self._way.host, self._way.port), _SILENT_S)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return made
+
+
+def run(job: Job) -> list[list[Sample]]:
+    """The samples of each round, in the order they were taken. Raises ClientError, OSError."""
+    there = [Connection(way, job.body.encode()) for way in job.ways]
+    try:
+        rounds = [
+            [connection.ask(job.pause_s) for connection in (*there, *reversed(there))]
+            for _ in range(job.warm_ups + job.rounds)
+        ]
+    finally:
+        for connection in there:
+            connection.close()
+    return rounds[job.warm_ups :]
+
+
+if __name__ == "__main__":
+    try:
+        told = run(msgspec.json.decode(sys.argv[1], type=Job))
+    except (ClientError, OSError) as error:
+        sys.exit(f"{error}")
+    sys.stdout.write(msgspec.json.encode(told).decode() + "\n")

@@ -1,0 +1,133 @@
+"""The demo's parts (l) and (m): DNS leads each network to the best entry that the law allows it, and leaves one that is
+drained while its streams go on. Questions go to the real `farhop dns`, as a resolver would ask them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from random import Random
+from typing import TYPE_CHECKING
+
+import dns.asyncquery
+import dns.edns
+import dns.exception
+import dns.message
+
+from farhop.store.documents.overrides import EntryDrainOverride, encode
+from farhop.store.etcd import EtcdStore
+from farhop.store.etcd_link import EtcdSettings
+from farhop_lab.world.world import ZONE, client_network
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop_lab.demo.checker import Checker
+    from farhop_lab.world.world import World
+
+PATIENCE_S = 10.0
+STREAMS = 6
+TOKENS = 240
+_ASK_S = 2.0
+
+
+async def entries(world: World, name: str, client: str) -> list[str]:
+    """The entries that clients of a network are answered with, best first; [] where there is no answer."""
+    network, _, length = client.partition("/")
+    query = dns.message.make_query(
+        f"{name}.{ZONE}", "A", use_edns=0, options=[dns.edns.ECSOption(network, int(length))]
+    )
+    try:
+        told = await dns.asyncquery.udp(query, "127.0.0.1", timeout=_ASK_S, port=world.dns_port)
+    except (dns.exception.DNSException, OSError):
+        return []
+    by_host = {run.entry_host: run.name for run in world.regions.values()}
+    return [by_host[rdata.address] for rrset in told.answer for rdata in rrset]
+
+
+async def near(world: World, region: str, without: str = "") -> list[str]:
+    """The answer to a network near a region; `without`: once that entry is in it no more. [] without a DNS server."""
+    if world.dns is None:
+        return []
+    network = client_network(list(world.regions).index(region))
+    return await _until(world, network, lambda told: bool(told) and without not in told)
+
+
+async def led_by_dns(checker: Checker) -> None:
+    """(l) DNS sends a Tokyo network to Tokyo, and an EU-only name to Frankfurt only."""
+    world, names = checker.world, checker.names
+    if world.dns is None:
+        checker.say("     (l) left out: this machine has no further loopback addresses for entries")
+        return
+    tokyo = client_network(names.index("tokyo"))
+    told = await _until_first(world, tokyo, "tokyo")
+    checker.check("l", "DNS: api, asked for a network near tokyo", "tokyo first, 3 entries", ", ".join(told),
+                  told[:1] == ["tokyo"] and len(told) == len(names))  # fmt: skip
+    eu = [await entries(world, "eu", client_network(at)) for at in range(len(names))]
+    seen = "; ".join(sorted({", ".join(one) or "none" for one in eu}))
+    checker.check("l", "DNS: an EU-only name, from every network", "frankfurt", seen, seen == "frankfurt")
+    # The answer's addresses are where the client connects: an entry of them serves it.
+    region = world.regions[told[0]] if told else world.regions["virginia"]
+    result = await checker.ask(region.name, "japan-only", "Who is nearest?")
+    checker.check("l", "a client that goes where DNS led it is served", "tokyo",
+                  result.headers.get("x-farhop-region", str(result.status)),
+                  result.headers.get("x-farhop-region") == "tokyo")  # fmt: skip
+
+
+async def entry_drained(checker: Checker) -> None:
+    """(m) An entry drained: answers change, streams that it carries go on."""
+    world = checker.world
+    if world.dns is None or world.etcd is None:
+        checker.say("     (m) left out: there is no DNS server, or this etcd is not ours to write to")
+        return
+    network = client_network(checker.names.index("tokyo"))
+    await _until_first(world, network, "tokyo")
+    begun: list[None] = []
+    streams = [
+        asyncio.create_task(checker.stream("tokyo", "anywhere", f"Go on. {i}", max_tokens=TOKENS, begun=begun))
+        for i in range(STREAMS)
+    ]
+    while len(begun) < STREAMS and not all(stream.done() for stream in streams):
+        await asyncio.sleep(0.005)
+    store = EtcdStore(EtcdSettings((world.etcd.endpoint,)), Random(1))
+    await store.open()
+    drain = EntryDrainOverride(
+        region="tokyo", entry="tokyo", why="kernel", author="demo", at=datetime.now(UTC), for_s=600.0
+    )
+    try:
+        under_way, began = sum(not stream.done() for stream in streams), time.monotonic()
+        await store.put(drain.key, encode(drain))
+        told = await _until_last(world, network, "tokyo")
+        took_s = time.monotonic() - began
+        checker.check("m", "tokyo's entry drained: DNS answers a network near it", "others first",
+                      f"{', '.join(told)}, after {took_s:.1f} s", bool(told) and told[0] != "tokyo")  # fmt: skip
+        results = await asyncio.gather(*streams)
+        whole = sum(result.ok for _, result in results)
+        checker.check("m", f"streams on it meanwhile ({under_way} under way then)", f"{STREAMS} whole",
+                      f"{whole} whole", whole == STREAMS)  # fmt: skip
+        again = await checker.ask("tokyo", "anywhere", "Still there?")
+        checker.check("m", "who goes there still (an older answer) is served", "200", str(again.status), again.ok)
+    finally:
+        await store.delete(drain.key)
+        await store.close()
+    back = await _until_first(world, network, "tokyo")
+    checker.check("m", "the drain over: DNS leads there again", "tokyo first", ", ".join(back), back[:1] == ["tokyo"])
+
+
+async def _until_first(world: World, network: str, entry: str) -> list[str]:
+    return await _until(world, network, lambda told: told[:1] == [entry])
+
+
+async def _until_last(world: World, network: str, entry: str) -> list[str]:
+    return await _until(world, network, lambda told: told[:1] not in ([], [entry]))
+
+
+async def _until(world: World, network: str, true: Callable[[list[str]], bool]) -> list[str]:
+    """The answer that is so, or the last one before patience ends."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        told = await entries(world, "api", network)
+        if true(told) or time.monotonic() > end:
+            return told
+        await asyncio.sleep(0.05)

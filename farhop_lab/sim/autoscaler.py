@@ -1,0 +1,67 @@
+"""An autoscaler in virtual time: starts and stops a region's replicas as a desired number says.
+
+The twin of KEDA or an HPA with a warm-up: it looks every LOOK_S; who is asked for serves `warm_up_s` later; of those
+who are too many the last take nothing more and finish what they began. Never decides how many there should be.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop_lab.sim.replicas import Host
+    from farhop_lab.sim.world import World
+
+LOOK_S = 5.0
+
+
+class Autoscaler:
+    """See the module's head. The site's replicas are the most there may be; `first` of them serve from the start.
+
+    `desired` is asked how many there should be, None: it cannot tell, and nothing changes. `history` keeps what was
+    seen: when, desired, serving.
+    """
+
+    def __init__(
+        self, world: World, region: str, desired: Callable[[], int | None], *, first: int, warm_up_s: float
+    ) -> None:
+        self._world, self._region, self._desired, self._warm_up_s = world, region, desired, warm_up_s
+        self._coming = 0
+        self.history: list[tuple[float, int, int]] = []
+        for name in self._names()[first:]:
+            self._host(name).refuse(refusing=True)
+        world.at(LOOK_S, self._look)
+
+    def _names(self) -> list[str]:
+        return [replica.name for replica in self._world.regions[self._region].site.named()]
+
+    def _host(self, name: str) -> Host:
+        return self._world.host(self._region, name)
+
+    def serving(self) -> int:
+        """How many replicas are there."""
+        return sum(host.listens for host in self._world.regions[self._region].hosts.values())
+
+    def _look(self) -> None:
+        world = self._world
+        world.at(world.now + LOOK_S, self._look)
+        desired = self._desired()
+        if desired is None or not world.regions[self._region].alive:
+            return
+        serving = self.serving()
+        self.history.append((world.now, desired, serving))
+        for _ in range(desired - serving - self._coming):
+            self._coming += 1
+            world.at(world.now + self._warm_up_s, self._came)
+        names = [name for name in reversed(self._names()) if self._host(name).listens]
+        for name in names[: max(0, serving - desired)]:
+            self._host(name).refuse(refusing=True)  # what it has begun it finishes
+
+    def _came(self) -> None:
+        self._coming -= 1
+        for name in self._names() if self._world.regions[self._region].alive else ():
+            if not self._host(name).listens:
+                self._host(name).refuse(refusing=False)
+                return

@@ -1,0 +1,292 @@
+"""Faults in a running world, on command: processes killed, stopped and slowed, links frozen and cut, etcd stopped.
+
+Each under a lease and within a bound of its own: whoever commands it must renew it, and what is not renewed is mended
+here, by this process's clock. Invariants: a fault that stands is mended once, whatever happens to who commanded it; who
+is killed is started again as it was. Never touches a process that this world did not start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from farhop_lab.wan.link import LinkError
+from farhop_lab.world.child import ChildError
+from farhop_lab.world.etcd import EtcdLabError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from farhop_lab.world.child import Child
+    from farhop_lab.world.world import RegionRun, World
+
+FAULTS_MAX = 64
+START_TRIES = 3
+ENGINE_S = 5.0
+LINKS = {"freeze-link": "freeze", "cut-link": "cut"}
+KILLS = {
+    "kill-region": ("engines", "regional", "global_"),
+    "kill-engines": ("engines",),
+    "kill-regional": ("regional",),
+    "kill-global": ("global_",),
+}
+
+
+class FaultError(Exception):
+    """A fault that cannot be made, or mended; the text says why."""
+
+
+class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A fault as it is commanded. Seconds; `hub` "": all of them."""
+
+    do: str
+    lease_s: float
+    for_s: float
+    region: str = ""
+    to: str = ""
+    hub: str = ""
+    factor: float = 10.0
+
+
+class _Stands:
+    """One that stands: until when, by our clock, and what waits for that."""
+
+    def __init__(self, wanted: Wanted, now: float) -> None:
+        self.wanted = wanted
+        self.end = now + wanted.for_s
+        self.until = min(self.end, now + wanted.lease_s)
+        self.lock = asyncio.Lock()
+        self.watch: asyncio.Task[None] | None = None
+
+
+class Faults:
+    """The faults of a world. `say` is told what is broken and mended."""
+
+    def __init__(self, world: World, say: Callable[[str], None] = lambda _text: None) -> None:
+        self._world, self._say = world, say
+        self._stands: dict[str, _Stands] = {}
+        self._clock = asyncio.get_running_loop().time
+
+    @property
+    def standing(self) -> list[str]:
+        """The names of those that stand."""
+        return sorted(self._stands)
+
+    async def make(self, name: str, wanted: Wanted) -> None:
+        """Break it; one of the same name that stands is renewed. FaultError, and then nothing of it stands."""
+        if not (0.0 < wanted.lease_s <= 3600.0 and 0.0 < wanted.for_s <= 86_400.0):
+            raise FaultError("lease_s, for_s: give seconds above 0, at most an hour and a day")
+        if name in self._stands:
+            self.renew(name, wanted.lease_s)
+            return
+        if len(self._stands) >= FAULTS_MAX:
+            raise FaultError(f"{FAULTS_MAX} faults stand already")
+        self._known(wanted)
+        stands = self._stands[name] = _Stands(wanted, self._clock())
+        stands.watch = asyncio.create_task(self._expire(name, stands))
+        async with stands.lock:
+            self._say(f"fault: {_told(wanted)}")
+            try:
+                await self._break(wanted)
+            except (LinkError, EtcdLabError, OSError) as error:
+                await self._mended(name, stands)
+                raise FaultError(str(error)) from None
+
+    def renew(self, name: str, lease_s: float) -> None:
+        """Have it stand for so long from now, but not beyond its bound. FaultError if it does not stand any more."""
+        stands = self._stands.get(name)
+        if stands is None:
+            raise FaultError(f"{name} does not stand any more: its lease ended, and it was mended")
+        stands.until = min(stands.end, self._clock() + lease_s)
+
+    async def mend(self, name: str) -> None:
+        """Have all of it as it was, and wait for that. Idempotent. FaultError if something does not come back."""
+        stands = self._stands.get(name)
+        if stands is None:
+            return
+        async with stands.lock:
+            if name in self._stands:
+                await self._mended(name, stands)
+
+    async def close(self) -> None:
+        """Forget all of them: the world ends."""
+        for stands in self._stands.values():
+            if stands.watch is not None:
+                stands.watch.cancel()
+        self._stands.clear()
+
+    async def _expire(self, name: str, stands: _Stands) -> None:
+        while (left := stands.until - self._clock()) > 0.0:
+            await asyncio.sleep(left)
+        self._say(f"fault: {_told(stands.wanted)}: nobody renewed it")
+        stands.watch = None
+        with contextlib.suppress(FaultError):
+            await self.mend(name)
+
+    async def _mended(self, name: str, stands: _Stands) -> None:
+        for left in reversed(range(START_TRIES)):
+            try:
+                await self._mend(stands.wanted)
+                break
+            except (ChildError, LinkError, EtcdLabError, OSError) as error:
+                self._say(f"mending {_told(stands.wanted)}: {error}")
+                if not left:
+                    raise FaultError(str(error)) from None
+        self._stands.pop(name, None)
+        if stands.watch is not None:
+            stands.watch.cancel()
+        self._say(f"mended: {_told(stands.wanted)}")
+
+    # -- each kind
+
+    def _known(self, wanted: Wanted) -> None:
+        world = self._world
+        for name in (wanted.region, wanted.to):
+            if name and name not in world.regions:
+                raise FaultError(f"no region {name!r} in this world; it has {', '.join(world.regions)}")
+        if wanted.do == "stop-etcd":
+            if not world.hubs:
+                raise FaultError("this world's etcd is not its own to stop")
+            if wanted.hub and wanted.hub not in world.hubs:
+                raise FaultError(f"no hub {wanted.hub!r}; there is {', '.join(world.hubs)}")
+        elif wanted.do not in {*KILLS, *LINKS, "stop-engines", "slow-engines"}:
+            raise FaultError(f"{wanted.do[:64]!r} is no fault of a world")
+        elif not wanted.region:
+            raise FaultError(f"{wanted.do}: give a region")
+        if wanted.do in (*KILLS, "stop-engines", "slow-engines") and not world.regions[wanted.region].engines:
+            raise FaultError(f"the engines of {wanted.region} are not this world's own")
+
+    async def _break(self, wanted: Wanted) -> None:
+        world, do = self._world, wanted.do
+        if do in KILLS:
+            await asyncio.gather(*(child.kill() for child in _children(world.regions[wanted.region], KILLS[do])))
+        elif do in LINKS:
+            assert world.ocean is not None  # a world that runs has one
+            getattr(world.ocean, LINKS[do])(wanted.region, wanted.to or None)
+        elif do == "stop-engines":
+            for engine in world.regions[wanted.region].engines:
+                engine.signal(signal.SIGSTOP)
+        elif do == "slow-engines":
+            await self._tell_engines(wanted, {"kind": "slow", "factor": wanted.factor})
+        else:
+            for cluster in self._hubs(wanted):
+                cluster.pause()
+
+    async def _mend(self, wanted: Wanted) -> None:
+        world, do, region = self._world, wanted.do, wanted.region
+        if do in KILLS:
+            run, starts = world.regions[region], []
+            if "engines" in KILLS[do]:
+                starts += [world.start_engine(region, at) for at, one in enumerate(run.engines) if one.pid is None]
+            if "regional" in KILLS[do] and (run.regional is None or run.regional.pid is None):
+                starts.append(world.start_regional(region))
+            if "global_" in KILLS[do] and (run.global_ is None or run.global_.pid is None):
+                starts.append(world.start_global(region))
+            for problem in await asyncio.gather(*starts, return_exceptions=True):
+                if problem is not None:
+                    raise problem
+        elif do in LINKS:
+            assert world.ocean is not None
+            world.ocean.heal(region, wanted.to or None)
+        elif do == "stop-engines":
+            for engine in world.regions[region].engines:
+                engine.signal(signal.SIGCONT)
+        elif do == "slow-engines":
+            await self._tell_engines(wanted, None)
+        else:
+            for cluster in self._hubs(wanted):
+                cluster.resume()
+
+    def _hubs(self, wanted: Wanted) -> Iterable[Any]:
+        return [cluster for name, cluster in self._world.hubs.items() if wanted.hub in ("", name)]
+
+    async def _tell_engines(self, wanted: Wanted, fault: dict[str, Any] | None) -> None:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ENGINE_S)) as session:
+            for url in self._world.regions[wanted.region].engine_urls:
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                    method = "DELETE" if fault is None else "POST"
+                    async with session.request(method, f"{url}/lab/fault", json=fault):
+                        pass
+
+
+def _children(run: RegionRun, kinds: Iterable[str]) -> list[Child]:
+    found: list[Child] = []
+    for kind in kinds:
+        one = getattr(run, kind)
+        found += one if isinstance(one, list) else [one] if one is not None else []
+    return found
+
+
+def _told(wanted: Wanted) -> str:
+    return " ".join(part for part in (wanted.do, wanted.region, wanted.to, wanted.hub) if part)
+
+
+def _after(work: Callable[[web.Request], Awaitable[None]]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """A handler; what it answers is said by the middleware, the same for all."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        await work(request)
+        return web.Response()
+
+    return handler
+
+
+class Control:
+    """The world's control port: loopback alone, and only for who has the token, which stands in the world's file."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+        self.token = secrets.token_urlsafe(24)
+        self.url = ""
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, host: str) -> None:
+        """Listen on any free port."""
+        app = web.Application(client_max_size=64 * 1024, middlewares=[self._guarded])
+        app.router.add_get("/faults", _after(self._list))
+        app.router.add_put("/faults/{name}", _after(self._make))
+        app.router.add_post("/faults/{name}/renew", _after(self._renew))
+        app.router.add_delete("/faults/{name}", _after(self._mend))
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, 0)
+        await site.start()
+        port = self._runner.addresses[0][1]
+        self.url = f"http://{host}:{port}"
+
+    async def close(self) -> None:
+        """Listen no more."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+        await self._faults.close()
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        said = request.headers.get("authorization", "").encode()
+        if not secrets.compare_digest(said, f"Bearer {self.token}".encode()):
+            return web.json_response({"error": "give the token that stands in the world's file"}, status=401)
+        try:
+            await handler(request)
+        except (FaultError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            return web.json_response({"error": str(error)}, status=400)
+        return web.json_response({"faults": self._faults.standing})
+
+    async def _list(self, _request: web.Request) -> None:
+        """The middleware tells."""
+
+    async def _make(self, request: web.Request) -> None:
+        await self._faults.make(request.match_info["name"], msgspec.json.decode(await request.read(), type=Wanted))
+
+    async def _renew(self, request: web.Request) -> None:
+        lease = msgspec.json.decode(await request.read(), type=dict[str, float])
+        self._faults.renew(request.match_info["name"], lease.get("lease_s", 0.0))
+
+    async def _mend(self, request: web.Request) -> None:
+        await asyncio.shield(self._faults.mend(request.match_info["name"]))

@@ -1,0 +1,161 @@
+"""How many replicas each region should have so that any one region may be lost, and which pilot lights burn.
+
+A region says what its own load needs; here is added what it would take on if the worst of the others were lost, spread
+evenly, replicas taken as alike. Where a pilot-light region serves the model, that one covers the loss instead: asleep
+it is to have its fewest, woken what the others lack. It is needed when an active region that served cannot be used, or
+when all active ones together need more than they may have. Never starts or stops anything.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import ceil, inf
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farhop.balance.health.pilot_light import PilotConfig, PilotLight, PilotState
+from farhop.balance.scaling import NOTHING, share_of_the_lost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from global_lb.fleet.view import Region, View
+
+LOOK_S = 0.5
+HELD_S = 300.0  # how long what all of them carried is remembered: who has died tells of no load any more
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What a region told of a model: replicas that its load keeps at their target, needed by it alone, there."""
+
+    load: float
+    needed: int
+    ready: int
+    least: int
+    most: int
+
+    def clamp(self, replicas: int) -> int:
+        """Within the region's own bounds."""
+        return max(self.least, min(replicas, self.most))
+
+
+def figures(region: Region) -> Iterator[tuple[str, Figures]]:
+    """By model; of instances that tell different things the most. Those of older builds tell nothing."""
+    told: dict[str, Figures] = {}
+    for instance in region.instances:
+        for model, c in instance.models.items() if not instance.draining else ():
+            if not c.replicas_max:
+                continue
+            k = told.get(model, Figures(0.0, 0, 0, 0, 0))
+            told[model] = Figures(
+                max(k.load, c.load_replicas), max(k.needed, c.replicas_needed), k.ready + c.replicas_ready,
+                max(k.least, c.replicas_min), max(k.most, c.replicas_max),
+            )  # fmt: skip
+    yield from told.items()
+
+
+class Scaling:
+    """See the module's head. `desired` is by region and model; `pilots` are by region."""
+
+    def __init__(self, pilots: Mapping[str, PilotConfig] | None = None) -> None:
+        self.pilots = {name: PilotLight(config) for name, config in (pilots or {}).items()}
+        self.desired: dict[tuple[str, str], int] = {}
+        self._warm: dict[tuple[str, str], float] = {}  # of pilots: what is there of what is wanted
+        self._served: dict[str, set[str]] = {}  # by model: regions that could be used for it once
+        self._totals: dict[str, deque[tuple[float, float]]] = {}
+        self._due = -inf
+
+    def configure(self, pilots: Mapping[str, PilotConfig]) -> None:
+        """These are the pilot lights from now on; who is one already stays as it is."""
+        for gone in self.pilots.keys() - pilots.keys():
+            del self.pilots[gone]
+        for name, config in pilots.items():
+            self.pilots.setdefault(name, PilotLight(config)).configure(config)
+        self._due = -inf
+
+    def asleep(self, region: str) -> bool:
+        """Whether it is a pilot light that burns low."""
+        pilot = self.pilots.get(region)
+        return pilot is not None and pilot.state is PilotState.ASLEEP
+
+    def admitted_share(self, region: str, model: str) -> float:
+        """Of the requests that would go there, the share that may; 1 for who is no pilot light."""
+        pilot = self.pilots.get(region)
+        return 1.0 if pilot is None else pilot.admitted_share(self._warm.get((region, model), 0.0))
+
+    def look(self, view: View, usable: Callable[[str], bool], on_map: Collection[str], now: float) -> list[str]:
+        """See how things are, if it is time to; the pilot lights whose state is another now. `on_map`: the regions
+        that there are: who left the map is not missed."""
+        if now < self._due:
+            return []
+        self._due = now + LOOK_S
+        by_model: dict[str, dict[str, Figures]] = {}
+        for name, region in view.regions.items():
+            if name in on_map and usable(name):
+                for model, of in figures(region):
+                    by_model.setdefault(model, {})[name] = of
+        why = self._why(by_model, on_map)
+        self.desired.clear()
+        for model, told in by_model.items():
+            self._write(model, told, bool(why), now)
+        return [name for name, pilot in self.pilots.items() if pilot.look(why, self._warmest(name), now)]
+
+    def _why(self, by_model: Mapping[str, Mapping[str, Figures]], on_map: Collection[str]) -> str:
+        """Why pilot lights are needed; "" if they are not."""
+        why = ""
+        for model in self._served.keys() | by_model.keys():
+            told = {name: f for name, f in by_model.get(model, {}).items() if name not in self.pilots}
+            served = self._served.setdefault(model, set())
+            served.update(told)
+            missing = sorted((served & set(on_map)) - told.keys() - self.pilots.keys())
+            if missing:
+                return f"{missing[0]} cannot be used for {model}"
+            needed, most = sum(f.needed for f in told.values()), sum(f.most for f in told.values())
+            if told and needed > most:
+                why = f"{model} needs {needed} replicas where there may be {most}"
+        return why
+
+    def _write(self, model: str, told: Mapping[str, Figures], needed: bool, now: float) -> None:
+        active = {name: f for name, f in told.items() if name not in self.pilots}
+        pilots = [name for name in told if name in self.pilots]
+        shares = dict.fromkeys(active, 0.0) if pilots else share_of_the_lost({n: f.load for n, f in active.items()})
+        for name, f in active.items():
+            together = ceil(f.load + shares[name] - NOTHING)
+            self.desired[name, model] = f.clamp(max(f.needed, together if f.load + shares[name] > NOTHING else 0))
+        total = self._held(model, sum(f.load for f in told.values()), now)
+        lacking = max(0.0, total - sum(max(f.ready, min(f.needed, f.most)) for f in active.values()))
+        for name in pilots:
+            f, awake = told[name], needed or not self.asleep(name)
+            wanted = f.clamp(max(f.needed, ceil(lacking / len(pilots) - NOTHING))) if awake else f.least
+            self.desired[name, model] = wanted
+            self._warm[name, model] = min(1.0, f.ready / wanted) if wanted else 1.0
+
+    def _held(self, model: str, total: float, now: float) -> float:
+        """The most that all of them carried of late."""
+        held = self._totals.setdefault(model, deque())
+        while held and held[-1][1] <= total:
+            held.pop()
+        held.append((now, total))
+        while held[0][0] < now - HELD_S:
+            held.popleft()
+        return held[0][1]
+
+    def _warmest(self, region: str) -> float:
+        """Of what is wanted of the region, the share that is there: of the model that lacks most."""
+        return min((share for (name, _), share in self._warm.items() if name == region), default=0.0)
+
+    def by_region(self) -> dict[str, dict[str, int]]:
+        """How many replicas should be there."""
+        told: dict[str, dict[str, int]] = {}
+        for (region, model), replicas in sorted(self.desired.items()):
+            told.setdefault(region, {})[model] = replicas
+        return told
+
+    def status(self, region: str) -> dict[str, Any] | None:
+        """Of a pilot light, for people: `why` it burns, "" asleep. None for who is none."""
+        pilot = self.pilots.get(region)
+        if pilot is None:
+            return None
+        why = pilot.why if pilot.state is not PilotState.ASLEEP else ""
+        return {"state": pilot.state, "why": why, "warm_share": self._warmest(region)}

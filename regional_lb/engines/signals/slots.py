@@ -1,0 +1,57 @@
+"""How many requests an engine runs at once, by its own word: which page says so, and how it is read. Pure.
+
+Nobody's metrics say it, so each is asked elsewhere: vLLM's `/server_info` (there in development mode only), SGLang's
+`/server_info` or `/get_server_info`, llama.cpp's `/props`, TGI's `/info`. Never guesses: what makes no sense is not
+told.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SLOTS_MAX = 1_000_000
+
+
+def _vllm(said: Any) -> Any:
+    return said["vllm_config"]["scheduler_config"]["max_num_seqs"]
+
+
+def _sglang(said: Any) -> Any:
+    """What its schedulers came to, one for each data-parallel rank; else what they were started with."""
+    states = said.get("internal_states") or []
+    found = [
+        state.get("effective_max_running_requests_per_dp") or state.get("max_running_requests") for state in states
+    ]
+    return sum(found) if found and all(type(one) is int for one in found) else said.get("max_running_requests")
+
+
+def _llama_cpp(said: Any) -> Any:
+    return said["total_slots"]
+
+
+def _tgi(said: Any) -> Any:
+    """Its largest batch; without one it takes `max_concurrent_requests`, and refuses beyond."""
+    return said.get("max_batch_size") or said["max_concurrent_requests"]
+
+
+# By the engine's name in configuration, or what it calls itself in /v1/models (`owned_by`).
+PAGES: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
+    "vllm": (("/server_info?config_format=json",), _vllm),
+    "sglang": (("/server_info", "/get_server_info"), _sglang),
+    "llamacpp": (("/props",), _llama_cpp),
+    "tgi": (("/info",), _tgi),
+}
+
+
+def read_slots(engine: str, body: bytes) -> int | None:
+    """What an answer from one of the engine's PAGES says; None where it says nothing of use."""
+    try:
+        slots = PAGES[engine][1](msgspec.json.decode(body))
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):  # msgspec's own are ValueErrors
+        return None
+    return slots if type(slots) is int and 1 <= slots <= SLOTS_MAX else None

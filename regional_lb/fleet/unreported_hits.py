@@ -1,0 +1,58 @@
+"""How much engines whose answers do not tell `cached_tokens` find cached, by the counters on their metrics pages.
+
+One request's share cannot be told from a counter, but over some thousand tokens it shows whether what a mirror believes
+in is there at all: after a cache was emptied behind our back, say. vLLM needs `--enable-prompt-tokens-details` to tell
+of each answer. Never decides what is forgotten, and keeps nothing of replicas that left.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+_WINDOW_TOKENS = 4096.0  # believed in before a comparison means something: some requests' worth
+_FOUND_SHARE = 0.5  # requests are under way at each look, so that the two never agree to the token
+
+
+class _Window(msgspec.Struct):
+    reported: bool
+    believed: float = 0.0
+    found: float = 0.0
+
+
+class UnreportedHits:
+    """See the module's head."""
+
+    def __init__(self) -> None:
+        self._windows: dict[str, _Window] = {}
+
+    def reported(self, name: str) -> bool | None:
+        """Whether a replica's answers say how much was cached; None: it gave none yet."""
+        window = self._windows.get(name)
+        return window.reported if window is not None else None
+
+    def answered(self, name: str, believed_tokens: float, *, reported: bool) -> None:
+        """It answered a prompt of which `believed_tokens` were thought to be cached."""
+        window = self._windows.get(name)
+        if window is None:
+            window = self._windows[name] = _Window(reported)
+        if window.reported != reported:
+            window.reported, window.believed, window.found = reported, 0.0, 0.0
+        if not reported:
+            window.believed += believed_tokens
+
+    def overrates(self, name: str, found_tokens: float) -> bool:
+        """By its counters it found `found_tokens` more since the last look. Whether it is clear by now that far less is
+        cached there than was believed; the comparison begins anew then, and whenever it has shown nothing."""
+        window = self._windows.get(name)
+        if window is None or window.reported:
+            return False
+        window.found += found_tokens
+        if window.believed < _WINDOW_TOKENS:
+            return False
+        overrated = window.found < _FOUND_SHARE * window.believed
+        window.believed = window.found = 0.0
+        return overrated
+
+    def forget(self, name: str) -> None:
+        """It left, or is another process."""
+        self._windows.pop(name, None)

@@ -1,0 +1,35 @@
+"""What a picker is told: where gateways come, whom it takes for the caller, and how gateways fail."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from farhop.service.config import Listen
+
+FailureMode = Literal["FailClose", "FailOpen"]
+
+
+class PickerConfig(Listen):
+    """Where gateways ask (gRPC), and on what terms.
+
+    `callers`: who a request is from is told by the client's API key, by the gateway in `tenant_header` (which clients
+    must not be able to send: the gateway sets it), or by a global balancer's hop token. `fallbacks` is how many
+    endpoints are named after the chosen one. `failure_mode` is what gateways do while no picker answers.
+    """
+
+    callers: Literal["keys", "gateway", "hop"] = "keys"
+    tenant_header: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")] = "x-farhop-tenant"
+    fallbacks: Annotated[int, Field(ge=0, le=16)] = 2
+    failure_mode: FailureMode = "FailClose"
+
+    @model_validator(mode="after")
+    def _believable(self) -> PickerConfig:
+        certified = self.tls is not None and self.tls.client_ca_file is not None
+        if self.callers == "gateway" and self.exposed and not certified:
+            raise ValueError(
+                "callers: gateway believes whoever comes; give tls.client_ca_file, the authority of your gateways' "
+                "certificates, or say insecure: true"
+            )
+        return self

@@ -1,0 +1,232 @@
+"""ext_proc's messages and what they mean: heads in HTTP/1.1's form, so that they are judged by the code that judges
+every other; and what a gateway is to change of the head it has, so that it becomes the one that the relay would send.
+
+Pure: no IO, no clock. Never trusts a name or a value that a head of HTTP/1.1 could not bear.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from farhop_wire import ext_proc_pb2 as wire
+
+from farhop.balance import outcome
+from farhop.relay.http.head import HeadError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from google.protobuf.struct_pb2 import Struct
+
+DESTINATION = "x-gateway-destination-endpoint"
+NAMESPACE = "envoy.lb"
+_SERVED = "x-gateway-destination-endpoint-served"
+_SUBSET_NAMESPACE, _SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
+_DETAILS = "response.code_details"
+VIA_UPSTREAM = "via_upstream"  # Envoy's word for an answer that is an upstream's own
+PIECE_BYTES_MAX = 62_000  # of a body, in one message: Envoy's limit of a streamed piece is 64 KiB
+SUBSET_MAX = 4096  # endpoints in a hint
+
+# The gateway's own affair, in either direction: how it frames, and where it connects.
+_FRAMING = frozenset((b"host", b"content-length", b"transfer-encoding", b"connection", b"te", b"trailer", b"date"))
+_GATEWAYS_OWN = (b":", b"x-envoy-")
+
+
+def fields(headers: wire.HeaderMap) -> list[tuple[bytes, bytes]]:
+    """Names in lower case, as HTTP/2 has them, and values."""
+    return [(one.key.encode(), one.raw_value or one.value.encode()) for one in headers.headers]
+
+
+def request_head(given: Iterable[tuple[bytes, bytes]], bytes_max: int) -> bytes:
+    """A request's head as HTTP/1.1 writes it, without the empty line and framing by chunks. Raises HeadError."""
+    pseudo: dict[bytes, bytes] = {}
+    lines: list[bytes] = [b"", b""]
+    for name, value in given:
+        if name.startswith(b":"):
+            pseudo[name] = value
+        elif name not in (b"transfer-encoding", b"host"):
+            lines.append(name + b": " + value)
+        elif name == b"host":
+            pseudo.setdefault(b":authority", value)
+    lines[0] = b"%b %b HTTP/1.1" % (pseudo.get(b":method", b""), pseudo.get(b":path", b""))
+    lines[1] = b"host: " + pseudo.get(b":authority", b"")
+    raw = _joined(lines)
+    if len(raw) > bytes_max:
+        raise HeadError(outcome.HEAD_TOO_LARGE, f"the request's head is too large: at most {bytes_max} bytes")
+    return raw
+
+
+def answer_head(given: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The same of an answer."""
+    lines = [b""]
+    for name, value in given:
+        if name == b":status":
+            lines[0] = b"HTTP/1.1 " + value + b" "
+        elif not name.startswith(b":") and name != b"transfer-encoding":
+            lines.append(name + b": " + value)
+    return _joined(lines)
+
+
+def _joined(lines: list[bytes]) -> bytes:
+    raw = b"\r\n".join(lines)
+    if raw.count(b"\n") != len(lines) - 1:
+        raise HeadError(outcome.MALFORMED_HTTP, "a header holds a control character")
+    return raw
+
+
+def mutation(
+    given: list[tuple[bytes, bytes]], wanted: bytes, more: dict[bytes, bytes], *, drop_length: bool = False
+) -> bytes:
+    """What is to be changed of a head that is `given`, so that of all that is not framing it has these `wanted` lines
+    (each with its end) and `more`: a HeaderMutation. `drop_length`: its body's length will be another, and is not
+    known. A name's several values are compared as one text: none holds a line's end."""
+    want = more.copy()
+    for line in wanted.split(b"\r\n"):
+        name, _, value = line.partition(b": ")
+        if name and name not in _FRAMING:
+            want[name] = want[name] + b"\n" + value if name in want else value
+    have: dict[bytes, bytes] = {}
+    for name, value in given:
+        have[name] = have[name] + b"\n" + value if name in have else value
+    changed: list[bytes] = []
+    for name, value in want.items():
+        if have.get(name) != value:
+            _set(changed, name, value)
+    for name in have:
+        if name in want or name.startswith(_GATEWAYS_OWN):
+            continue
+        if name not in _FRAMING or (drop_length and name == b"content-length"):
+            changed.append(_nested(b"\x12", name))
+    return b"".join(changed)
+
+
+def _set(changed: list[bytes], name: bytes, values: bytes) -> None:
+    action = _OVERWRITE
+    for value in values.split(b"\n") if b"\n" in values else (values,):
+        if len(name) + len(value) < 100:  # each length is a byte
+            header = b"\x0a%c%b\x1a%c%b" % (len(name), name, len(value), value)
+            changed.append(b"\x0a%c\x0a%c%b%b" % (len(header) + len(action) + 2, len(header), header, action))
+        else:
+            header = _nested(b"\x0a", name) + _nested(b"\x1a", value)
+            changed.append(_nested(b"\x0a", _nested(b"\x0a", header) + action))
+        action = b""  # APPEND_IF_EXISTS_OR_ADD, the enumeration's 0
+
+
+# What is said with every request is written as protobuf's bytes at once: built of objects, it took as many calls as the
+# choice. Each constant is a field's tag, `number << 3 | wire type`; 2 is the type of whatever has a length.
+
+
+def _nested(tag: bytes, data: bytes) -> bytes:
+    """A field that has a length: a message, a text, bytes."""
+    size = len(data)
+    return tag + (_BYTE[size] if size < 128 else _varint(size)) + data
+
+
+def _varint(number: int) -> bytes:
+    said = bytearray()
+    while number > 127:
+        said.append(number & 127 | 128)
+        number >>= 7
+    said.append(number)
+    return bytes(said)
+
+
+_BYTE = tuple(bytes((number,)) for number in range(128))
+_OVERWRITE = b"\x18\x02"  # HeaderValueOption.append_action: OVERWRITE_IF_EXISTS_OR_ADD
+
+
+def chosen(endpoints: str, changed: bytes) -> bytes:
+    """Where the request goes, in metadata, and how its head is to be changed for that (a HeaderMutation): of a
+    ProcessingResponse request_headers.response.header_mutation, and dynamic_metadata.fields[..].struct_value."""
+    named = _nested(b"\x12", _nested(b"\x1a", endpoints.encode()))  # fields' value: a Value with string_value
+    struct = _nested(b"\x0a", _DESTINATION_KEY + named)
+    metadata = _nested(b"\x0a", _NAMESPACE_KEY + _nested(b"\x12", _nested(b"\x2a", struct)))
+    return _nested(b"\x0a", _nested(b"\x0a", _nested(b"\x12", changed))) + _nested(b"\x42", metadata)
+
+
+_DESTINATION_KEY = _nested(b"\x0a", DESTINATION.encode())
+_NAMESPACE_KEY = _nested(b"\x0a", NAMESPACE.encode())
+
+
+def answered(changed: bytes) -> bytes:
+    """How the head of the answer is to be changed (a HeaderMutation): response_headers.response.header_mutation."""
+    return _nested(b"\x12", _nested(b"\x0a", _nested(b"\x12", changed)))
+
+
+def piece(body: bytes | memoryview, *, of_request: bool, last: bool) -> bytes:
+    """A piece of a body, at most PIECE_BYTES_MAX: request_body or response_body, in it
+    response.body_mutation.streamed_response."""
+    return b"".join((_before(len(body), of_request, last), body, b"\x10\x01" if last else b""))
+
+
+@lru_cache(1024)
+def _before(size: int, of_request: bool, last: bool) -> bytes:
+    """What a piece of this size begins with."""
+    said = b"\x0a" + _varint(size) if size else b""
+    inner = len(said) + size + (2 if last else 0)
+    for tag in (b"\x1a", b"\x1a", b"\x0a", b"\x1a" if of_request else b"\x22"):
+        said = tag + _varint(inner) + said
+        inner = len(said) + size + (2 if last else 0)
+    return said
+
+
+TRAILERS_OF_REQUEST, TRAILERS_OF_ANSWER = b"\x2a\x00", b"\x32\x00"  # as they came
+
+
+def pieces(body: bytes) -> Iterator[bytes | memoryview]:
+    """A body in pieces; of an empty one none."""
+    if len(body) <= PIECE_BYTES_MAX:
+        if body:
+            yield body
+        return
+    whole = memoryview(body)
+    for at in range(0, len(body), PIECE_BYTES_MAX):
+        yield whole[at : at + PIECE_BYTES_MAX]
+
+
+def immediate(status: int, lines: bytes, body: bytes, details: str) -> bytes:
+    """An answer from here. `lines` are its header lines, each with its end."""
+    headers: list[bytes] = []
+    for line in lines.split(b"\r\n"):
+        name, _, value = line.partition(b": ")
+        if name:
+            _set(headers, name, value)
+    said = wire.ImmediateResponse(status=wire.HttpStatus(code=status), body=body, details=details)
+    said.headers.MergeFromString(b"".join(headers))
+    return wire.ProcessingResponse(immediate_response=said).SerializeToString()
+
+
+def served(message: wire.ProcessingRequest) -> str:
+    """The endpoint that answered, by the gateway's word; "" where it does not tell."""
+    said = _said(message, NAMESPACE, _SERVED)
+    return said[0] if said else ""
+
+
+def subset(message: wire.ProcessingRequest) -> list[str] | None:
+    """The endpoints (`ip:port`, or an address for all of its ports) that the gateway lets a request go to; None where
+    it does not narrow it. A list, or a string with commas."""
+    return _said(message, _SUBSET_NAMESPACE, _SUBSET)
+
+
+def code_details(message: wire.ProcessingRequest) -> str:
+    """How Envoy came by the answer, where its configuration asks for that attribute; else ""."""
+    for struct in message.attributes.values():
+        if _DETAILS in struct.fields:
+            return struct.fields[_DETAILS].string_value
+    return ""
+
+
+def _said(message: wire.ProcessingRequest, namespace: str, key: str) -> list[str] | None:
+    known = message.metadata_context.filter_metadata
+    if namespace not in known:
+        return None
+    struct: Struct = known[namespace]
+    if key not in struct.fields:
+        return None
+    value = struct.fields[key]
+    if value.WhichOneof("kind") == "list_value":
+        words = [one.string_value for one in value.list_value.values[:SUBSET_MAX]]
+    else:
+        words = value.string_value.split(",")[:SUBSET_MAX]
+    return [word.strip() for word in words if word.strip()]

@@ -1,0 +1,162 @@
+"""Network namespaces for the anycast drills: a router with a real BIRD, two sites that announce one address to it.
+
+The clients are at the router: what they connect to is what its kernel's routes say. Everything is removed by `close`;
+names are unique to the process, and nothing of the machine's own network is touched.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VIP = "192.0.2.1"
+ROUTER, SITES = "r", ("a", "b")
+AS_OF = {"r": 65000, "a": 65001, "b": 65002}
+NEEDED = ("ip", "bird", "birdc")
+BIRD = """
+router id 10.0.0.9;
+protocol device {{ scan time 1; }}
+protocol kernel {{ merge paths on; ipv4 {{ export filter {{ if source = RTS_BGP then accept; reject; }}; }}; }}
+template bgp site {{
+  local as 65000; hold time 9; connect retry time 1; error wait time 1, 2;
+  ipv4 {{ import filter {{ if (65535, 0) ~ bgp_community then bgp_local_pref = 0; accept; }}; export none; }};
+}}
+protocol bgp a from site {{ local 10.77.1.1; neighbor 10.77.1.2 as 65001; }}
+protocol bgp b from site {{ local 10.77.2.1; neighbor 10.77.2.2 as 65002; }}
+"""
+
+
+def lacking() -> str:
+    """What these drills need and this machine has not; "" if nothing."""
+    return ", ".join(name for name in NEEDED if shutil.which(name) is None)
+
+
+def run(*command: str, check: bool = True) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20.0, check=False)
+    assert done.returncode == 0 or not check, f"{' '.join(command)}: {done.stderr}"
+    return done.stdout
+
+
+class Net:
+    """The three namespaces, their links, and the router's BIRD."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._tag = f"fh{os.getpid() % 100_000}"
+        self.children: list[subprocess.Popen[str]] = []
+
+    def name(self, place: str) -> str:
+        return f"{self._tag}{place}"
+
+    def open(self) -> None:
+        for place in (ROUTER, *SITES):
+            run("ip", "netns", "add", self.name(place))
+            self.ip(place, "link", "set", "lo", "up")
+        for n, site in enumerate(SITES, 1):
+            near, far = f"{self._tag}v{site}", "eth0"
+            run("ip", "link", "add", near, "netns", self.name(ROUTER), "type", "veth",
+                "peer", "name", far, "netns", self.name(site))  # fmt: skip
+            self.ip(ROUTER, "addr", "add", f"10.77.{n}.1/30", "dev", near)
+            self.ip(site, "addr", "add", f"10.77.{n}.2/30", "dev", far)
+            self.ip(ROUTER, "link", "set", near, "up")
+            self.ip(site, "link", "set", far, "up")
+            self.ip(site, "addr", "add", f"{VIP}/32", "dev", "lo")
+            self.ip(site, "route", "add", "default", "via", f"10.77.{n}.1")
+        self.ip(ROUTER, "addr", "add", "10.77.9.9/32", "dev", "lo")
+        # One connection stays on one path: paths are chosen by addresses and ports.
+        run("ip", "netns", "exec", self.name(ROUTER), "sysctl", "-qw", "net.ipv4.fib_multipath_hash_policy=1")
+        (self.folder / "bird.conf").write_text(BIRD.format())
+        self.spawn(ROUTER, "bird", "-f", "-c", str(self.folder / "bird.conf"), "-s", self.bird_socket, log="bird")
+
+    @property
+    def bird_socket(self) -> str:
+        return str(self.folder / "bird.ctl")
+
+    def ip(self, place: str, *words: str) -> str:
+        return run("ip", "-n", self.name(place), *words)
+
+    def spawn(self, place: str, *command: str, log: str, **environment: str) -> subprocess.Popen[str]:
+        with (self.folder / f"{log}.log").open("ab") as file:
+            child = subprocess.Popen(
+                ["ip", "netns", "exec", self.name(place), *command],
+                stdout=subprocess.PIPE, stderr=file, text=True, env={**os.environ, **environment},
+            )  # fmt: skip
+        self.children.append(child)
+        return child
+
+    def farhop(self, place: str, *arguments: str, log: str, **environment: str) -> subprocess.Popen[str]:
+        """A command of ours there; `ready` waits for it."""
+        return self.spawn(place, sys.executable, "-m", "farhop_cli", *arguments, log=log, **environment)
+
+    def ready(self, *children: subprocess.Popen[str]) -> None:
+        """Wait until each says that it is ready."""
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline(), f"{child.args} did not start; its log is in {self.folder}"
+
+    def ways(self) -> frozenset[str]:
+        """The sites to which the router's kernel sends what is for the address."""
+        hops = set(re.findall(r"via (10\.77\.[12]\.2)", self.ip(ROUTER, "route", "show", VIP)))
+        return frozenset(site for n, site in enumerate(SITES, 1) if f"10.77.{n}.2" in hops)
+
+    def until_ways(self, *sites: str, within_s: float = 20.0) -> float:
+        """Wait until it is so; the moment."""
+        end = time.monotonic() + within_s
+        while self.ways() != frozenset(sites):
+            assert time.monotonic() < end, f"ways are {sorted(self.ways())}, not {sites}"
+            time.sleep(0.005)
+        return time.monotonic()
+
+    def close(self) -> None:
+        for child in reversed(self.children):
+            if child.poll() is None:
+                child.send_signal(signal.SIGCONT)
+                child.terminate()
+        for child in self.children:
+            try:
+                child.wait(timeout=10.0)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+            if child.stdout is not None:
+                child.stdout.close()
+        for place in (ROUTER, *SITES):
+            for pid in run("ip", "netns", "pids", self.name(place), check=False).split():
+                os.kill(int(pid), signal.SIGKILL)
+            run("ip", "netns", "del", self.name(place), check=False)
+
+
+class RouteWatch:
+    """When the router's kernel changed its route to the address, by the wall clock, as logs tell the time."""
+
+    def __init__(self, net: Net) -> None:
+        self._process = net.spawn(ROUTER, "stdbuf", "-oL", "ip", "monitor", "route", log="monitor")
+        self.seen: list[tuple[float, str]] = []
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if VIP in line:
+                self.seen.append((time.time(), line.strip()))
+
+    def first_after(self, at: float, within_s: float = 5.0) -> float:
+        """Milliseconds from `at` to the first change after it."""
+        end = time.monotonic() + within_s
+        while time.monotonic() < end:
+            found = next((when for when, _ in self.seen if when >= at), None)
+            if found is not None:
+                return (found - at) * 1e3
+            time.sleep(0.002)
+        raise AssertionError(f"the route did not change within {within_s} s")

@@ -1,0 +1,57 @@
+"""From a client's question to a region's answer, by a real resolver in a namespace, while the region dies."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "dns_chain.py"
+
+
+@pytest.fixture
+def inside() -> Iterator[Callable[..., str]]:
+    """Runs a command in a network namespace that has nothing but its loopback."""
+    name = f"farhop-chain-{time.monotonic_ns() % 100_000}"
+
+    def run(*command: str) -> str:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout
+
+    run("ip", "netns", "add", name)
+    try:
+        run("ip", "netns", "exec", name, "ip", "link", "set", "lo", "up")
+        run("ip", "netns", "exec", name, "ip", "addr", "add", "8.8.8.8/32", "dev", "lo")
+        yield lambda *command: run("ip", "netns", "exec", name, *command)
+    finally:
+        run("ip", "netns", "del", name)
+
+
+@pytest.mark.root
+def test_who_is_led_to_a_region_that_dies_is_served_elsewhere(inside) -> None:
+    binary = shutil.which("unbound")
+    if binary is None or shutil.which("ip") is None:
+        pytest.skip("unbound or ip is not installed")
+    told = json.loads(inside(sys.executable, str(SCRIPT), binary))
+    # Who was near to Frankfurt is known by its entry alone; of a tenant whose records stay in the EU nothing is told.
+    assert told["before"][0] == "virginia"
+    assert told["after"][0] == "frankfurt"
+    assert told["hidden"] == [{}, {}, {}]
+    assert [(one["network"], one["before"], one["now"]) for one in told["findings"]] == [
+        ("8.8.8.0/24", "", "frankfurt")
+    ]
+    assert told["first"] == "tokyo"
+    assert told["listed"] == ["tokyo", "frankfurt", "virginia"]
+    # By the list that the answer was, at once; by asking anew, when the answer has run out and no later than a second.
+    assert (told["retried"], told["retried_by"]) == (200, "frankfurt")
+    assert told["retried_s"] < told["ttl_most"], "without waiting for another answer"
+    assert told["ttl"] <= told["ttl_most"] == 5
+    assert told["next_by"] != "tokyo"
+    assert told["next_s"] <= told["ttl_most"] + 1.0

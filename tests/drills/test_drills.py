@@ -1,0 +1,139 @@
+"""`farhop drill` on a world that lives: real kills, a runner that dies, the lever, and what is told afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from farhop_cli.main import app
+from farhop_lab.world import world_file
+from farhop_lab.world.faults import Control, Faults
+from farhop_lab.world.world import HOST
+
+if TYPE_CHECKING:
+    from tests.conftest import RunningWorld
+
+ALL = frozenset(("virginia", "frankfurt", "tokyo"))
+PATIENCE_S = 90.0
+
+
+def until(true: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end, "never so"
+        time.sleep(0.05)
+
+
+class Drilled:
+    """The world with its control port, and the command on it."""
+
+    def __init__(self, running: RunningWorld, folder: Path) -> None:
+        self.running, self.folder, self.path = running, folder, folder / "world.json"
+        self.faults, self.control = running.call(self._listen())
+        url = self.control.url, self.control.token
+        world_file.write(self.path, running.world.describe(os.getpid(), url))
+
+    async def _listen(self) -> tuple[Faults, Control]:
+        faults = Faults(self.running.world)
+        control = Control(faults)
+        await control.start(HOST)
+        return faults, control
+
+    def farhop(self, *words: str) -> Result:
+        return CliRunner().invoke(app(), ["drill", *words, "--world", str(self.path)])
+
+    def run(self, name: str, *words: str) -> tuple[int, dict[str, object]]:
+        result = self.farhop("run", name, "--out", str(self.folder), "--json", *words)
+        return result.exit_code, json.loads(result.stdout)
+
+    def whole(self) -> None:
+        """Nothing stands, all serve, and virginia serves its own."""
+        until(lambda: self.faults.standing == [])
+        self.running.call(self.running.world.wait_until_serving(ALL, PATIENCE_S), PATIENCE_S + 10)
+        until(lambda: self.running.ask("virginia", "anywhere", "home?").headers.get("x-farhop-region") == "virginia")
+
+
+@pytest.fixture
+def drilled(running: RunningWorld, tmp_path: Path) -> Iterator[Drilled]:
+    made = Drilled(running, tmp_path)
+    made.whole()
+    yield made
+    made.whole()
+    running.call(made.control.close())
+
+
+def test_a_region_is_lost_and_nobody_is_served_where_the_law_forbids_it(drilled: Drilled) -> None:
+    code, told = drilled.run("lose-a-region", "--set", "soak_s=2")
+    measures = told["measures"]
+    assert isinstance(measures, dict)
+    # How soon is this machine's affair; that it was measured, and judged by what was measured, is not.
+    assert told["verdict"] in ("PASS", "FAIL"), told
+    assert code == (0 if told["verdict"] == "PASS" else 1)
+    assert measures["residency_violations"] == 0
+    assert {"rto_s", "decide_s", "failback_s", "canaries"} <= set(measures)
+    folder = Path(str(told["folder"]))
+    assert {path.name for path in folder.iterdir()} == {"journal.json", "report.html", "junit.xml"}
+    assert json.loads((folder / "journal.json").read_text())["status"] == "completed"
+    drilled.whole()
+    assert str(told["run"]) in drilled.farhop("report", "--json").stdout
+    assert "lose-a-region" in drilled.farhop("history", "lose-a-region").stdout
+
+
+def test_a_runner_that_is_killed_ends_its_drill_and_the_lever_lets_none_begin(drilled: Drilled) -> None:
+    words = ["drill", "run", "kill-a-global-balancer", "--set", "soak_s=50", "--world", str(drilled.path)]
+    runner = subprocess.Popen(
+        [sys.executable, "-m", "farhop_cli", *words, "--out", str(drilled.folder)], stderr=subprocess.DEVNULL
+    )
+    try:
+        until(lambda: drilled.running.world.regions["virginia"].global_.pid is None)  # type: ignore[union-attr]
+        assert drilled.faults.standing
+        code, told = drilled.run("drain-and-return")
+        assert (code, told["verdict"]) == (1, "NOT_RUN")
+        assert "another drill runs" in str(told["why"])
+    finally:
+        runner.send_signal(signal.SIGKILL)
+        runner.wait()
+    drilled.whole()
+    assert drilled.farhop("stop", "--all", "--why", "incident").exit_code == 0
+    code, told = drilled.run("drain-and-return")
+    assert (code, told["verdict"]) == (1, "NOT_RUN")
+    assert "lever: engaged" in str(told["why"])
+    assert drilled.farhop("stop", "--release").exit_code == 0
+    assert drilled.farhop("stop", "--release").exit_code == 1
+
+
+def test_who_loses_his_terminal_rolls_back_and_is_aborted(drilled: Drilled) -> None:
+    """By overrides alone; and the last lawful region of anybody is never taken."""
+    code, told = drilled.run("drain-and-return", "--set", "region=tokyo")
+    assert (code, told["verdict"]) == (1, "NOT_RUN")
+    assert "tokyo is the last lawful region of japan-only" in str(told["why"])
+
+    words = ["drill", "run", "drain-and-return", "--set", "soak_s=60", "--world", str(drilled.path)]
+    runner = subprocess.Popen(
+        [sys.executable, "-m", "farhop_cli", *words, "--out", str(drilled.folder), "--json"],
+        stderr=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        until(lambda: "drill drain-and-return" in CliRunner().invoke(
+            app(), ["drain", "get", "--world", str(drilled.path)]
+        ).stdout)  # fmt: skip
+        runner.send_signal(signal.SIGHUP)
+        said, _ = runner.communicate(timeout=PATIENCE_S)
+    finally:
+        runner.kill()
+        runner.wait()
+    aborted = json.loads(said)
+    assert (runner.returncode, aborted["verdict"], aborted["why"]) == (1, "ABORTED", "interrupted by SIGHUP")
+    assert "no region and no entry is drained" in CliRunner().invoke(
+        app(), ["drain", "get", "--world", str(drilled.path)]
+    ).stdout  # fmt: skip

@@ -1,0 +1,209 @@
+"""Real resolvers before a real worker, in a network namespace: what their shared caches tell to whom."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from ipaddress import ip_network
+from pathlib import Path
+
+import dns.message
+import dns.rcode
+import msgspec
+import pytest
+
+from entry_dns.answers import prepare
+from entry_dns.answers.prepare import NOWHERE, Place
+from entry_dns.answers.snapshot import encode
+from entry_dns.answers.zones import NamePlan, Ttls, ZonePlan, view
+from entry_dns.app.counters import Counters
+from entry_dns.app.worker import Settings
+from entry_dns.fleet.networks import spaces
+from entry_dns.fleet.standing import Standing, State
+from entry_dns.links.view_file import write
+from topology.law import Law
+from topology.load import parse, shipped
+
+DEADLINE_S = 30.0
+ENTRIES = """
+entries:
+  - {name: virginia, region: virginia, ipv4: [192.0.2.1], ipv6: ["2001:db8::1"]}
+  - {name: frankfurt, region: frankfurt, ipv4: [192.0.2.2], ipv6: ["2001:db8::2"]}
+  - {name: tokyo, region: tokyo, ipv4: [192.0.2.3], ipv6: ["2001:db8::3"]}
+"""
+# Clients are 10.9.1.1 (near Tokyo), 10.9.2.1 (near Frankfurt) and 10.9.3.1 (near Frankfurt, confined to Japan).
+TOKYO, FRANKFURT, CONFINED, NOBODY = "10.9.1.1", "10.9.2.1", "10.9.3.1", "10.9.4.1"
+SERVER, RESOLVER = "10.9.0.53", "10.9.0.54"
+
+_WORKER = """
+import socket, sys
+import msgspec
+from entry_dns.app.worker import Settings, Task, responder, serve
+import os
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind((sys.argv[1], 53))
+settings = msgspec.msgpack.decode(bytes.fromhex(sys.argv[4]), type=Settings)
+serve(sock, responder(settings), Task(0, sys.argv[2], sys.argv[3], 0, settings), os.getppid())
+"""
+_UNBOUND = """server:
+  interface: {resolver}
+  access-control: 10.9.0.0/16 allow
+  module-config: "subnetcache iterator"
+  send-client-subnet: {server}
+  client-subnet-always-forward: yes
+  max-client-subnet-ipv4: 32
+  do-ip6: no
+  username: ""
+  chroot: ""
+  directory: "{folder}"
+  pidfile: ""
+  use-syslog: no
+  do-not-query-localhost: no
+stub-zone:
+  name: "entry.example"
+  stub-addr: {server}
+"""
+
+
+def world():
+    return parse(shipped("three-regions").read_text() + ENTRIES, "w")
+
+
+def put(folder: Path) -> None:
+    topology = world()
+    found = [
+        ("10.9.1.0/24", Place(35.7, 139.7)),
+        ("10.9.2.0/24", Place(50.1, 8.7)),
+        ("10.9.3.0/24", Place(50.1, 8.7, within=("jp",))),
+        ("10.9.4.0/24", Place(50.1, 8.7, within=("cn",))),
+    ]
+    networks = spaces((ip_network(cidr), n) for n, (cidr, _) in enumerate(found, 2))
+    known = prepare.atlas(topology, networks, [NOWHERE, NOWHERE, *(place for _, place in found)])
+    plan = ZonePlan(
+        "entry.example", (NamePlan("api.entry.example"),), (("ns1.entry.example", (SERVER,)),), "hostmaster.invalid"
+    )
+    up = [Standing(name, State.UP, 1.0, 0.0, 1e9) for name in topology.entries]
+    write(folder / "view", encode(*view([plan], Law(topology), known, up, Ttls(), 1, 1)))
+    Counters.make(folder / "counters", 1)
+
+
+_ASK = """
+import socket, sys
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind((sys.argv[1], 0)); sock.settimeout(5)
+sock.sendto(bytes.fromhex(sys.argv[3]), (sys.argv[2], 53))
+print(sock.recvfrom(4096)[0].hex())
+"""
+
+
+class Space:
+    """A network namespace with every address of the test on its loopback, and what runs in it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.running: list[subprocess.Popen[bytes]] = []
+        self.run("ip", "netns", "add", name, inside=False)
+        self.run("ip", "link", "set", "lo", "up")
+        for address in (SERVER, RESOLVER, TOKYO, FRANKFURT, CONFINED, NOBODY):
+            self.run("ip", "addr", "add", f"{address}/32", "dev", "lo")
+
+    def run(self, *command: str, inside: bool = True) -> str:
+        before = ("ip", "netns", "exec", self.name) if inside else ()
+        return subprocess.run((*before, *command), check=True, capture_output=True, text=True, timeout=60).stdout
+
+    def start(self, *command: str) -> None:
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.running.append(subprocess.Popen(("ip", "netns", "exec", self.name, *command), **quiet))
+
+    def ask(self, client: str, kind: str = "A", at: str = RESOLVER) -> tuple[str, list[str]]:
+        query = dns.message.make_query("api.entry.example", kind, use_edns=0)
+        end = time.monotonic() + DEADLINE_S
+        while True:  # until the resolver is there
+            try:
+                told = self.run(sys.executable, "-c", _ASK, client, at, query.to_wire().hex())
+                break
+            except subprocess.CalledProcessError:
+                assert time.monotonic() < end, "nobody answers"
+                time.sleep(0.2)
+        answer = dns.message.from_wire(bytes.fromhex(told.strip()))
+        return dns.rcode.to_text(answer.rcode()), [rdata.to_text() for one in answer.answer for rdata in one]
+
+    def close(self) -> None:
+        for one in self.running:
+            one.terminate()
+            one.wait()
+        self.run("ip", "netns", "del", self.name, inside=False)
+
+
+@pytest.fixture
+def space(tmp_path):
+    if shutil.which("ip") is None:
+        pytest.skip("no ip: network namespaces cannot be made")
+    made = Space(f"farhop-dns-{time.monotonic_ns() % 100_000}")
+    try:
+        put(tmp_path)
+        settings = msgspec.msgpack.encode(Settings((bytes(16),))).hex()
+        made.start(sys.executable, "-c", _WORKER, SERVER, str(tmp_path / "view"), str(tmp_path / "counters"), settings)
+        assert made.ask(TOKYO, at=SERVER)[0] == "NOERROR"  # a resolver that came too early would stay away for a while
+        yield made
+    finally:
+        made.close()
+
+
+OWN = {
+    (TOKYO, "A"): ["192.0.2.3"],
+    (CONFINED, "A"): ["192.0.2.3"],
+    (FRANKFURT, "A"): ["192.0.2.2"],
+    (TOKYO, "AAAA"): ["2001:db8::3"],
+    (CONFINED, "AAAA"): ["2001:db8::3"],
+    (FRANKFURT, "AAAA"): ["2001:db8::2"],
+}
+
+
+def lawful(space: Space, *, isolated: bool) -> None:
+    """In every order, each network is told its own entries: what one may not be told another's answer does not tell.
+
+    `isolated`: a SERVFAIL for one network is one for no other; else it may be for a while, and tells nothing."""
+    for (client, kind), entries in OWN.items():
+        assert space.ask(client, kind) == ("NOERROR", entries)
+    assert space.ask(FRANKFURT, "TXT") == ("NOERROR", [])
+    for kind in ("A", "AAAA"):
+        assert space.ask(NOBODY, kind) == ("SERVFAIL", [])
+    for (client, kind), entries in reversed(OWN.items()):  # now from the cache, beside what was denied
+        told = space.ask(client, kind)
+        assert told == ("NOERROR", entries) or (not isolated and told == ("SERVFAIL", []))
+    for kind in ("A", "AAAA"):
+        assert space.ask(NOBODY, kind) == ("SERVFAIL", [])
+
+
+@pytest.mark.root
+def test_unbound_tells_no_network_what_is_another_s(space, tmp_path) -> None:
+    binary = shutil.which("unbound")
+    if binary is None:
+        pytest.skip("unbound is not installed")
+    (tmp_path / "unbound.conf").write_text(_UNBOUND.format(resolver=RESOLVER, server=SERVER, folder=tmp_path))
+    space.start(binary, "-d", "-c", str(tmp_path / "unbound.conf"))
+    lawful(space, isolated=True)
+
+
+# By itself it keeps a SERVFAIL for all networks, and asks a server that said so no more for that name and type, both
+# for 60 s. Either alone is enough to deny a lawful network for as long.
+APART = ("--packetcache-servfail-ttl=0", f"--dont-throttle-netmasks={SERVER}")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("settings", [(), APART])
+def test_pdns_recursor_tells_no_network_what_is_another_s(space, tmp_path, settings) -> None:
+    binary = shutil.which("pdns_recursor")
+    if binary is None:
+        pytest.skip("pdns_recursor is not installed")
+    space.start(
+        binary, f"--config-dir={tmp_path}", f"--socket-dir={tmp_path}",
+        f"--local-address={RESOLVER}", "--local-port=53", "--allow-from=10.9.0.0/16",
+        f"--forward-zones=entry.example={SERVER}", f"--edns-subnet-allow-list={SERVER}",
+        "--ecs-add-for=0.0.0.0/0", "--ecs-ipv4-bits=32", "--ecs-ipv4-cache-bits=32", "--use-incoming-edns-subnet=no",
+        "--dnssec=off", "--daemon=no", "--dont-query=", "--threads=1", f"--query-local-address={RESOLVER}", *settings,
+    )  # fmt: skip
+    lawful(space, isolated=bool(settings))

@@ -1,0 +1,105 @@
+"""A pilot-light region, live: asleep it gets nothing, a lost neighbour wakes it, and the law holds all the while."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from farhop_lab.world.world import WorldSettings
+from tests.conftest import RunningWorld
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MODEL = "llama-3.1-8b"
+
+
+@pytest.fixture(scope="module")
+def piloted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningWorld]:
+    """Virginia and Frankfurt serve; Tokyo is their pilot light, with one of its two replicas."""
+    settings = WorldSettings(
+        global_config={"pilot_light": {"tokyo": {"sleep_after_s": 2.0}}},
+        regional_config={"scaling": {"replicas_min": 2, "replicas_max": 2}},
+    )
+    made = RunningWorld(settings, tmp_path_factory.mktemp("pilot") / "world")
+    try:
+        made.call(made.world.start())
+        yield made
+    finally:
+        made.close()
+
+
+async def told(piloted: RunningWorld, at: str, path: str, **question: Any) -> Any:
+    """What a global balancer's admin port says."""
+    url = f"{piloted.world.regions[at].global_admin}{path}"
+    async with aiohttp.ClientSession() as session:
+        asked = session.post(url, json=question) if question else session.get(url)
+        async with asked as page:
+            return await page.json()
+
+
+async def seen(piloted: RunningWorld, at: str) -> dict[str, Any]:
+    regions = (await told(piloted, at, "/status"))["regions"]
+    return next(region for region in regions if region["region"] == "tokyo")
+
+
+async def becomes(piloted: RunningWorld, at: str, true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    async with asyncio.timeout(30.0):
+        while not true(found := await seen(piloted, at)):
+            await asyncio.sleep(0.05)
+    return found
+
+
+def state(of: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda region: region["pilot_light"]["state"] == of
+
+
+def test_a_pilot_light_wakes_for_a_lost_neighbour(piloted: RunningWorld) -> None:
+    world = piloted.world
+    tokyo, virginia = world.regions["tokyo"], world.regions["virginia"]
+
+    def went(tenant: str, n: int, entry: str = "frankfurt") -> set[str]:
+        answers = [piloted.ask(entry, tenant, f"{tenant} {n} {i}", max_tokens=2) for i in range(n)]
+        assert all(one.ok for one in answers), answers
+        return {one.headers["x-farhop-region"] for one in answers}
+
+    async def lose() -> None:
+        assert virginia.regional is not None
+        await asyncio.gather(*(child.kill() for child in (virginia.regional, *virginia.engines)))
+
+    # Asleep: even what comes in there goes elsewhere, and one replica of two is left on.
+    piloted.call(tokyo.engines[1].kill())
+    asleep = piloted.call(becomes(piloted, "tokyo", state("asleep")))
+    assert (asleep["state"], asleep["admitted_share"]) == ("up", 0.0)
+    assert "tokyo" not in went("anywhere", 4, "tokyo")
+    assert went("japan-only", 2, "tokyo") == {"tokyo"}  # whom nobody else may serve
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "where?"}]}
+    said = piloted.call(told(piloted, "tokyo", "/explain", tenant="anywhere", body=body))
+    assert said["reasons"]["not_serving"]["tokyo"] == "pilot-light: asleep"
+    assert said["pilot_lights"]["tokyo"]["state"] == "asleep"
+
+    # A neighbour is lost: it wakes, and is admitted what is there of what is wanted.
+    piloted.call(lose())
+    waking = piloted.call(becomes(piloted, "frankfurt", state("waking")))
+    assert waking["pilot_light"]["why"] == f"virginia cannot be used for {MODEL}"
+    wanted = piloted.call(told(piloted, "frankfurt", f"/scaling/tokyo?model={MODEL}"))
+    assert wanted == {"value": 2}
+    external = "/apis/external.metrics.k8s.io/v1beta1/namespaces/any/farhop_desired_replicas?labelSelector=region=tokyo"
+    assert [item["value"] for item in piloted.call(told(piloted, "frankfurt", external))["items"]] == ["2"]
+    piloted.call(becomes(piloted, "tokyo", lambda region: 0.0 < region["admitted_share"] <= 0.5))
+    assert piloted.call(seen(piloted, "frankfurt"))["pilot_light"]["state"] == "waking"  # half of it is there
+
+    # Its replica comes, as an autoscaler would have it: awake, and it takes what comes in there.
+    piloted.call(world.start_engine("tokyo", 1))
+    piloted.call(becomes(piloted, "tokyo", lambda region: state("awake")(region) and region["admitted_share"] == 1.0))
+    assert went("anywhere", 4, "tokyo") == {"tokyo"}
+    assert went("eu-only", 4) == {"frankfurt"}  # whoever is awake
+
+    # The neighbour is back: for as long as is said it stays awake, then it sleeps and gets nothing more.
+    piloted.call(world.start_engines("virginia"))
+    piloted.call(world.start_regional("virginia"))
+    piloted.call(becomes(piloted, "tokyo", state("asleep")))
+    assert "tokyo" not in went("anywhere", 4, "tokyo")

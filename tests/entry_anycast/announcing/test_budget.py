@@ -1,0 +1,44 @@
+"""The update budget alone: holds, doublings, one skip in a window, changes of attributes."""
+
+from __future__ import annotations
+
+import pytest
+
+from entry_anycast.announcing.budget import Budget, BudgetConfig
+
+
+def test_a_hold_doubles_while_the_route_does_not_stand_and_is_forgotten_once_it_does() -> None:
+    budget, now = Budget(BudgetConfig(window_s=900.0, hold_s=900.0, hold_max_s=3600.0)), 0.0
+    held = []
+    for stood_s in (0.0, 10.0, 10.0, 10.0, 900.0):
+        budget.announced(now)
+        now += stood_s
+        budget.went(now)
+        held.append(budget.announce_at(now, last=False) - now)
+        now = budget.hold_until
+    assert held == [900.0, 1800.0, 3600.0, 3600.0, 900.0]
+
+
+def test_the_last_healthy_site_skips_one_hold_in_a_window() -> None:
+    budget = Budget(BudgetConfig())
+    budget.announced(0.0)
+    budget.went(10.0)
+    assert budget.announce_at(20.0, last=True) == 20.0
+    budget.announced(20.0)
+    budget.went(30.0)
+    assert budget.announce_at(40.0, last=True) == 920.0
+
+
+def test_attributes_change_so_often_in_a_window_and_no_more() -> None:
+    budget = Budget(BudgetConfig(changes=2))
+    for at in (0.0, 5.0):
+        assert budget.change_at(at) <= at
+        budget.changed(at)
+    assert budget.change_at(6.0) == 900.0
+
+
+@pytest.mark.parametrize(("left_s", "hold"), [(0.0, float("-inf")), (60.0, 160.0), (1e9, 100.0 + 14_400.0)])
+def test_what_was_kept_is_believed_within_bounds(left_s: float, hold: float) -> None:
+    budget = Budget(BudgetConfig())
+    budget.remember(left_s, 1, 100.0)
+    assert budget.hold_until == hold

@@ -1,0 +1,93 @@
+"""BIRD's file, and its control socket as a small server speaks it; a real one is in tests/drills/test_anycast.py."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from entry_anycast.announcing.machine import Phase
+from entry_anycast.speakers.bird import Bird, BirdConfig, written
+from entry_anycast.speakers.speaker import SpeakerError
+from entry_anycast.speakers.watchdog import NOTHING
+
+BOTH = ("192.0.2.1/32", "2001:db8::1/128")
+ROUTES = "1007-192.0.2.1/32  unicast [farhop4 10:00] * (200)\n \tdev lo\n{more}0000 \n"
+DRAINS = "1012-\tBGP.community: (65535,0)\n"
+PROTOCOLS = (
+    "2002-Name  Proto  Table  State  Since  Info\n1002-up  BGP  ---  up  10:00:00  Established   \n"
+    " other  BGP  ---  start  10:00:00  Active  Socket: refused\n0000 \n"
+)
+
+
+def test_the_file_says_the_phase() -> None:
+    config = BirdConfig("/s", "/f")
+    assert written(BOTH, Phase.WITHDRAWN, config) == NOTHING
+    text = written(BOTH, Phase.ANNOUNCED, config)
+    assert 'protocol static farhop4 {\n  ipv4;\n  route 192.0.2.1/32 via "lo";\n}' in text
+    assert "farhop6" in text
+    assert 'via "lo" { bgp_community.add((65535, 0)); };' in written(BOTH, Phase.DRAINING, config)
+    longer = BirdConfig("/s", "/f", 65001, 2)
+    assert "bgp_path.prepend(65001); bgp_path.prepend(65001);" in written(BOTH, Phase.DRAINING, longer)
+
+
+class FakeBird:
+    """Answers by its file, as BIRD does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket, self.file = str(folder / "ctl"), folder / "farhop.conf"
+        self.refuses = False
+
+    async def serve(self) -> asyncio.Server:
+        return await asyncio.start_unix_server(self._met, self.socket)
+
+    async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"0001 BIRD 2.0.12 ready.\n")
+        while line := (await reader.readline()).decode():
+            said = self.file.read_text() if self.file.exists() else ""
+            if line.startswith("configure"):
+                answer = (
+                    "0002-Reading\n8002 line 3: syntax error\n" if self.refuses else "0002-Reading\n0003 Reconfigured\n"
+                )
+            elif line.startswith("show protocols"):
+                answer = PROTOCOLS
+            else:
+                more = DRAINS if "community" in said else ""
+                answer = ROUTES.format(more=more) if "route" in said else "0000 \n"
+            writer.write(answer.encode())
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_it_says_observes_and_ends(tmp_path: Path) -> None:
+    fake = FakeBird(tmp_path)
+    server = await fake.serve()
+    lost: list[str] = []
+    bird = Bird(BirdConfig(fake.socket, str(fake.file)), BOTH[:1], 5.0, lost.append)
+    await bird.start()
+    for phase in (Phase.ANNOUNCED, Phase.DRAINING, Phase.WITHDRAWN, Phase.ANNOUNCED):
+        await bird.say(phase)
+        seen = await bird.observe()
+        assert (seen.phase, dict(seen.sessions)) == (phase, {"up": True, "other": False})
+    await bird.kill()
+    assert fake.file.read_text() == NOTHING
+    assert lost == []
+    with pytest.raises(SpeakerError, match="is not connected"):
+        await bird.observe()
+    server.close()
+    await server.wait_closed()
+    await asyncio.sleep(0.05)  # the connection's other end
+
+
+async def test_what_it_refuses_is_said(tmp_path: Path) -> None:
+    fake = FakeBird(tmp_path)
+    fake.refuses = True
+    server = await fake.serve()
+    bird = Bird(BirdConfig(fake.socket, str(fake.file)), BOTH[:1], 5.0, lambda _why: None)
+    with pytest.raises(SpeakerError, match="line 3: syntax error"):
+        await bird.start()
+    await bird.kill()
+    server.close()
+    await server.wait_closed()
+    await asyncio.sleep(0.05)  # the connection's other end

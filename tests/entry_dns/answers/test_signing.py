@@ -1,0 +1,109 @@
+"""Signatures, looked at by dnspython's validator."""
+
+from __future__ import annotations
+
+import dns.dnssec
+import dns.message
+import dns.name
+import dns.rdatatype
+import dns.rrset
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from entry_dns.answers.responder import Responder, wire
+from entry_dns.answers.signing import AGAIN_S, KeyFileError, ZoneKey, ZoneKeys, key_tag, nsec
+from tests.entry_dns.conftest import served
+
+NOW = 1_800_000_000.0
+
+
+def pem(key) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+KEY = ZoneKey(pem(ec.generate_private_key(ec.SECP256R1())))
+ZONE = dns.name.from_text("entry.example")
+
+
+def ask(responder: Responder, name: str, kind: str) -> dns.message.Message:
+    query = dns.message.make_query(name, kind, want_dnssec=True)
+    told = responder.answer(query.to_wire(), "192.0.2.200")
+    assert told is not None
+    return dns.message.from_wire(told)
+
+
+@pytest.fixture
+def signed() -> Responder:
+    return served(Responder(keys={wire("entry.example"): ZoneKeys([KEY])}))
+
+
+def checked(responder: Responder, sets: list[dns.rrset.RRset]) -> list[str]:
+    """The types of the sets, each of which has a good signature."""
+    anchor = ask(responder, "entry.example", "DNSKEY").answer[0]
+    assert dns.dnssec.key_id(anchor[0]) == KEY.tag == key_tag(KEY.dnskey)
+    signatures = {(one.name, one.covers): one for one in sets if one.rdtype == dns.rdatatype.RRSIG}
+    plain = [one for one in sets if one.rdtype != dns.rdatatype.RRSIG]
+    for one in plain:
+        dns.dnssec.validate(one, signatures[one.name, one.rdtype], {ZONE: anchor}, now=NOW)
+    return [dns.rdatatype.to_text(one.rdtype) for one in plain]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("api.entry.example", "A"), ("api.entry.example", "AAAA"), ("api.entry.example", "HTTPS"),
+        ("api.entry.example", "TXT"), ("entry.example", "SOA"), ("entry.example", "NS"), ("entry.example", "DNSKEY"),
+        ("ns1.entry.example", "A"),
+    ],
+)  # fmt: skip
+def test_every_answer_is_signed_for_who_asks(signed, name: str, kind: str) -> None:
+    assert checked(signed, ask(signed, name, kind).answer) == [kind]
+    plain = dns.message.make_query(name, kind)
+    told = dns.message.from_wire(signed.answer(plain.to_wire(), "192.0.2.200"))
+    assert [one.rdtype for one in told.answer] == [dns.rdatatype.from_text(kind)]
+
+
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [
+        ("nobody.entry.example", {"RRSIG", "NSEC", "TYPE128"}),
+        ("api.entry.example", {"A", "AAAA", "TXT", "HTTPS", "RRSIG", "NSEC"}),
+    ],
+)
+def test_a_denial_covers_one_name_alone(signed, name: str, types: set[str]) -> None:
+    answer = ask(signed, name, "MX")
+    assert not answer.answer
+    assert sorted(checked(signed, answer.authority)) == ["NSEC", "SOA"]
+    denial = next(one for one in answer.authority if one.rdtype == dns.rdatatype.NSEC)
+    assert denial.name.to_text() == f"{name}."
+    assert denial[0].next.to_text() == f"\\000.{name}."
+    assert set(denial[0].to_text().split()[1:]) - {"NXNAME"} == types - {"TYPE128"} or "NXNAME" in denial[0].to_text()
+
+
+def test_signatures_are_kept_and_made_anew_in_time(signed) -> None:
+    first = ask(signed, "api.entry.example", "A").answer[1][0].signature
+    assert ask(signed, "api.entry.example", "A").answer[1][0].signature == first
+    signed.tick(NOW + AGAIN_S + 1)
+    again = ask(signed, "api.entry.example", "A").answer[1][0]
+    assert again.signature != first
+    assert again.inception < NOW + AGAIN_S < again.expiration
+
+
+def test_a_name_too_long_for_a_next_one_is_its_own() -> None:
+    longest = wire(".".join(["a" * 62] * 4))
+    assert len(longest) > 252
+    assert nsec(longest + b"", {1}, exists=True).startswith((longest, b"\x01\x00" + longest))
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        (b"nonsense", "no private key in PEM"),
+        (pem(rsa.generate_private_key(65537, 2048)), "not an ECDSA key on P-256"),
+        (pem(ec.generate_private_key(ec.SECP384R1())), "not an ECDSA key on P-256"),
+    ],
+)
+def test_a_key_that_cannot_sign_is_told(key: bytes, said: str) -> None:
+    with pytest.raises(KeyFileError, match=said):
+        ZoneKey(key)

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from entry_dns.answers.zones import NamePlan, Ttls, ZoneError, check, lawful_of
+from entry_dns.fleet.standing import State
+from tests.entry_dns.conftest import PLAN, standing, world
+from topology.law import Law
+from topology.model import Entry
+
+
+def test_a_class_has_the_entries_that_its_entry_scope_allows() -> None:
+    law = Law(world())
+    assert lawful_of(law, "") == {"virginia", "frankfurt", "tokyo"}
+    assert lawful_of(law, "eu-only") == {"frankfurt"}
+    assert lawful_of(law, "japan-only") == {"tokyo"}
+    assert lawful_of(law, "nobody") == set()
+
+
+V4 = {name: Entry(name, name, ("192.0.2.1",)) for name in ("virginia", "frankfurt", "tokyo")}
+
+
+@pytest.mark.parametrize(
+    ("names", "entries", "said"),
+    [
+        ((NamePlan("www.elsewhere.example"),), None, "www.elsewhere.example is outside of zone entry.example"),
+        ((NamePlan("a.entry.example"), NamePlan("A.entry.example")), None, "is given twice"),
+        ((NamePlan("a.entry.example", "nobody"),), None, "tenant nobody is not in the topology"),
+        ((NamePlan("a.entry.example"),), {}, "the topology has no entries"),
+        ((NamePlan("a.entry.example"),), V4, r"none of its entries has an IPv6 address; give them some, or say"),
+        ((NamePlan("a.entry.example", "eu-only"),), {"tokyo": V4["tokyo"]}, "no entry is lawful for tenant eu-only"),
+    ],
+)
+def test_a_zone_that_could_not_be_answered_for_is_told_by_its_name(names, entries, said: str) -> None:
+    with pytest.raises(ZoneError, match=said):
+        check([replace(PLAN, names=names)], Law(world(**({} if entries is None else {"entries": entries}))))
+
+
+def test_a_good_zone_and_one_that_says_that_it_has_no_ipv6() -> None:
+    check([PLAN], Law(world()))
+    check([replace(PLAN, names=(NamePlan("a.entry.example", families=(4,)),))], Law(world(entries=V4)))
+
+
+def test_how_long_an_answer_is_kept() -> None:
+    ttls = Ttls(5, 30)
+    assert ttls.of(standing("a")) == 30
+    assert ttls.of(replace(standing("a"), stable_s=12.5)) == 13
+    for state in (State.SUSPECT, State.DOWN, State.DRAINED, State.UNKNOWN):
+        assert ttls.of(standing("a", state)) == 5
+    assert ttls.of(standing("a", share=0.5)) == 5
+    assert ttls.of(None) == 5

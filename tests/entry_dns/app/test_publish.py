@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+from entry_dns.answers.publishing import records_of
+from entry_dns.answers.zones import Ttls, view
+from entry_dns.app.publish import Publisher, shown
+from entry_dns.fleet.standing import State
+from entry_dns.links.updates import UpdateError
+from tests.entry_dns.conftest import NAMES, PLAN, atlas, standing, world
+from topology.law import Law
+
+
+class Zone:
+    """What was written; or a server that does not take it."""
+
+    def __init__(self) -> None:
+        self.fault, self.holds, self.writes = "", {}, 0
+
+    async def write(self, changes) -> None:
+        if self.fault:
+            raise UpdateError(self.fault)
+        self.writes += 1
+        self.holds.update(changes)
+
+
+class Log:
+    def __init__(self) -> None:
+        self.said = []
+
+    def error(self, _event: str, problem: str) -> None:
+        self.said.append(problem)
+
+
+def made(**standings):
+    listed = [standings.get(name, standing(name)) for name in NAMES]
+    return view([PLAN], Law(world()), atlas(world()), listed, Ttls(5, 30), 3, 1)
+
+
+@pytest.fixture
+def zone() -> Zone:
+    return Zone()
+
+
+async def test_what_is_written_once_is_written_again_only_when_it_changes(zone) -> None:
+    publisher = Publisher(zone, Log())
+    assert await publisher(*made())
+    assert await publisher(*made())
+    assert zone.writes == 1
+    assert await publisher(*made(tokyo=standing("tokyo", State.DOWN)))
+    assert zone.writes == 2
+    assert zone.holds == records_of(*made(tokyo=standing("tokyo", State.DOWN)))
+
+
+async def test_what_could_not_be_written_is_said_once_and_tried_again(zone) -> None:
+    log = Log()
+    publisher = Publisher(zone, log)
+    zone.fault = "127.0.0.1:53 answers REFUSED"
+    assert not await publisher(*made())
+    assert not await publisher(*made())
+    assert log.said == [zone.fault]
+    zone.fault = ""
+    assert await publisher(*made())
+    assert publisher.trouble == ""
+
+
+def test_records_are_shown_as_a_zone_has_them() -> None:
+    lines = shown(records_of(*made()))
+    assert "eu.entry.example. 30 IN A 192.0.2.2" in lines
+    assert "eu.entry.example. 30 IN AAAA 2001:db8::2" in lines

@@ -1,0 +1,84 @@
+"""A worker's process, whole: a socket, a view, a question, another view, and its end."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+
+import dns.message
+import msgspec
+
+from entry_dns.answers.snapshot import encode
+from entry_dns.answers.zones import Ttls, view
+from entry_dns.app.counters import Counters
+from entry_dns.app.worker import Settings, Task, responder
+from entry_dns.fleet.standing import State
+from entry_dns.links.view_file import write
+from tests.entry_dns.conftest import NAMES, PLAN, atlas, standing, world
+from topology.law import Law
+
+DEADLINE_S = 60.0
+
+
+def put(path, **standings) -> None:
+    listed = [standings.get(name, standing(name)) for name in NAMES]
+    write(path / "view", encode(*view([PLAN], Law(world()), atlas(world()), listed, Ttls(5, 30), 3, 1)))
+
+
+def test_it_answers_by_the_view_in_force_and_counts(tmp_path) -> None:
+    put(tmp_path)
+    counters = Counters.make(tmp_path / "counters", 1)
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as me,
+    ):
+        sock.bind(("127.0.0.1", 0))
+        me.settimeout(0.5)
+        task = Task(sock.fileno(), str(tmp_path / "view"), str(tmp_path / "counters"), 0, Settings((bytes(16),)))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "entry_dns.app.worker"], stdin=subprocess.PIPE, pass_fds=(sock.fileno(),)
+        )
+        try:
+            process.stdin.write(msgspec.msgpack.encode(task))
+            process.stdin.close()
+            at = sock.getsockname()
+
+            def first() -> str:
+                query = dns.message.make_query("api.entry.example", "A", use_edns=0)
+                me.sendto(query.to_wire(), at)
+                while True:
+                    told = dns.message.from_wire(me.recvfrom(4096)[0])
+                    if told.id == query.id:
+                        return told.answer[0][0].address if told.answer else ""
+
+            def until(wanted: str) -> None:
+                end = time.monotonic() + DEADLINE_S
+                while time.monotonic() < end:
+                    try:
+                        if first() == wanted:
+                            return
+                    except TimeoutError:
+                        continue
+                raise AssertionError(f"never led to {wanted}")
+
+            until("192.0.2.1")
+            me.sendto(b"nonsense", at)
+            put(tmp_path, virginia=standing("virginia", State.DOWN))
+            counters.raise_version()
+            until("192.0.2.2")
+            end = time.monotonic() + DEADLINE_S
+            while counters.total(1)[1]["queries"] < 3 and time.monotonic() < end:
+                time.sleep(0.05)
+            assert counters.total(1)[1]["queries"] >= 3
+            assert counters.total(1)[0] == 0
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def test_by_tcp_no_rate_holds() -> None:
+    settings = Settings((bytes(16),), b"x", 100, 2)
+    assert responder(settings)._rate == 100
+    assert responder(settings, udp=False)._rate == 0

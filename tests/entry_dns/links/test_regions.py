@@ -1,0 +1,79 @@
+"""Reports over gRPC: followed where a report says that its sender is and the configuration allows it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from inprocess import until
+from regions import Region, told
+
+from entry_dns.links.regions import RegionLinks
+from farhop.service.region_ways import RegionWays
+from farhop.store.documents.report import RegionReport
+
+
+class Following:
+    def __init__(self, **more: Any) -> None:
+        ways = RegionWays.model_validate({"region": "virginia", "instance": "d1", "admin": {"port": 1}, **more})
+        self.reports: list[RegionReport] = []
+        self.refused: list[str] = []
+        self.links = RegionLinks(ways, None, self.reports.append, self.refused.append, lambda: 0.01)
+
+
+@pytest.fixture
+async def region() -> AsyncIterator[Region]:
+    made = Region()
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def test_reports_come_and_go_on_when_a_stream_broke(region: Region) -> None:
+    one = Following()
+    one.links.named(told(control_address=region.address))
+    await region.say(told(seq=2))
+    await until(lambda: [report.seq for report in one.reports] == [2])
+    assert one.links.speaking == 1
+    await region.stop()
+    await until(lambda: one.links.speaking == 0)
+    await region.start()
+    await region.say(told(seq=3))
+    await until(lambda: [report.seq for report in one.reports][-1] == 3)
+    await one.links.close()
+    assert one.refused == []
+
+
+async def test_another_s_name_is_not_believed_and_who_moves_is_followed(region: Region) -> None:
+    one = Following()
+    one.links.named(told(control_address="127.0.0.1:9"))
+    one.links.named(told(control_address=region.address))
+    await region.say(told("frankfurt"))
+    await until(lambda: one.refused == ["report_misplaced"])
+    assert one.reports == []
+    await one.links.close()
+
+
+async def test_nobody_is_dialled_where_no_balancer_of_its_region_may_be(region: Region) -> None:
+    one = Following(region_hosts={"tokyo": ["10.0.0.0/8"]})
+    one.links.named(told(control_address=region.address))
+    one.links.named(told("frankfurt", control_address="198.51.100.1:80"))
+    assert one.refused == ["address_not_allowed"] * 2
+    assert not one.links._links
+    await one.links.close()
+
+
+async def test_who_withdrew_is_followed_until_its_stream_ends(region: Region) -> None:
+    one = Following()
+    one.links.named(told(control_address="127.0.0.1:9"))
+    one.links.gone("tokyo", "r1")
+    assert not one.links._links, "it did not speak"
+    one.links.named(told(control_address=region.address))
+    await region.say(told())
+    await until(lambda: one.links.speaking == 1)
+    one.links.gone("tokyo", "r1")
+    assert one.links._links
+    await region.stop()
+    await until(lambda: not one.links._links)
+    await one.links.close()

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from random import Random
+from types import SimpleNamespace
+
+from entry_dns.fleet.latencies import Learned, LearningConfig
+from entry_dns.fleet.standing import StandingConfig, Standings, State
+from entry_dns.links.watch import Watcher
+from farhop.balance.estimate.network_latencies import Latency
+from farhop.store.contract import Change, ChangeKind, Entry, latency_key, report_key
+from farhop.store.documents.latencies import LatencyReport
+from farhop.store.documents.latencies import encode as encode_latencies
+from farhop.store.documents.overrides import BiasOverride, DrainOverride, EntryDrainOverride, encode
+from farhop.store.documents.report import ModelReport, RegionReport
+from farhop.store.documents.report import encode as encode_report
+from farhop_lab.memory_store import MemoryStore
+from tests.entry_dns.conftest import NAMES, world
+
+SAID = {"why": "kernel", "author": "ann", "at": datetime(2026, 5, 1, tzinfo=UTC), "for_s": 600.0}
+
+
+class Watched:
+    def __init__(self) -> None:
+        self.now, self.refused = 10.0, []
+        self.standings = Standings(StandingConfig(ramp_s=0.0))
+        self.standings.know({name: name for name in NAMES}, 0.0)
+        for name in NAMES:
+            self.standings.probed(name, True, "", 1.0)
+        store = MemoryStore(Random(1))
+        self.learned = Learned(LearningConfig())
+        self.watcher = Watcher(
+            store, "main", world(), self.standings, self.refused.append, lambda: self.now, self.learned
+        )
+
+    def of(self, name: str):
+        return next(one for one in self.standings.read(self.now) if one.entry == name)
+
+
+def put(override, key: str = "") -> Change:
+    return Change(ChangeKind.PUT, 1, key or override.key, encode(override))
+
+
+def test_a_region_s_drain_drains_its_entries_and_ends_with_its_key() -> None:
+    one = Watched()
+    drain = DrainOverride(region="tokyo", **SAID)
+    one.watcher.drains_changed(put(drain))
+    assert [standing.state for standing in one.standings.read(one.now)] == [State.UP, State.UP, State.DRAINED]
+    assert one.of("tokyo").why == "kernel (by ann)"
+    one.watcher.drains_changed(Change(ChangeKind.LOST, why="gone"))
+    assert one.of("tokyo").state is State.DRAINED
+    one.watcher.drains_changed(Change(ChangeKind.DELETE, 2, drain.key))
+    assert one.of("tokyo").state is State.UP
+
+
+def test_an_entry_is_drained_by_itself_and_for_its_length() -> None:
+    one = Watched()
+    one.watcher.entry_drains_changed(put(EntryDrainOverride(region="tokyo", entry="tokyo", **SAID)))
+    assert one.of("tokyo").state is State.DRAINED
+    one.now += 601.0
+    assert one.of("tokyo").state is State.UP
+
+
+def test_a_bias_is_taken() -> None:
+    one = Watched()
+    one.watcher.steers_changed(put(BiasOverride(region="tokyo", ms=40.0, **SAID)))
+    assert one.of("tokyo").bias_ms == 40.0
+
+
+def test_what_is_absurd_changes_nothing_and_is_counted() -> None:
+    one = Watched()
+    drain = DrainOverride(region="tokyo", **SAID)
+    one.watcher.drains_changed(Change(ChangeKind.PUT, 1, drain.key, b"{"))
+    one.watcher.drains_changed(put(drain, drain.key.replace("tokyo", "frankfurt")))
+    one.watcher.drains_changed(put(DrainOverride(region="osaka", **SAID)))
+    one.watcher.entry_drains_changed(put(EntryDrainOverride(region="tokyo", entry="frankfurt", **SAID)))
+    one.watcher._read(report_key("tokyo", "lb"), b"{}", kept=False)
+    assert one.refused == [
+        "override_malformed", "override_misplaced", "override_of_unknown_region", "override_of_unknown_entry",
+        "report_malformed",
+    ]  # fmt: skip
+    assert {standing.state for standing in one.standings.read(one.now)} == {State.UP}
+
+
+def test_what_entries_measured_is_learned_and_ends_with_its_key() -> None:
+    one = Watched()
+    key = latency_key("tokyo", "g1")
+    told = LatencyReport(region="tokyo", instance="g1", networks={"8.8.8.0/24": Latency(5.0, 8)})
+
+    def step(kind: ChangeKind, key: str = "", value: bytes = b"") -> None:
+        one.watcher.latencies_changed(Change(kind, 1, key, value))
+
+    step(ChangeKind.PUT, key, encode_latencies(told))
+    assert one.learned.read(one.now)
+    step(ChangeKind.LOST)
+    step(ChangeKind.PUT, latency_key("osaka", "g1"), encode_latencies(told))
+    step(ChangeKind.PUT, key, b"{")
+    assert one.learned.read(one.now)
+    assert one.refused == ["latencies_misplaced", "latencies_malformed"]
+    step(ChangeKind.DELETE, key)
+    assert not one.learned.read(one.now)
+
+
+def load(seq: int, free: int, instance: str = "r1", region: str = "tokyo") -> RegionReport:
+    model = ModelReport(
+        model="m", replicas_ready=1, replicas_total=1, slots_total=8, slots_free=free, kv_tokens_total=100,
+        kv_tokens_free=100, wait_ms=7.0, prefill_ms_per_token=0.1, tpot_ms=20.0, bytes_per_token=4.0,
+    )  # fmt: skip
+    return RegionReport(
+        region=region, instance=instance, incarnation=1, seq=seq, clock_ms=1.0, tier_address="127.0.0.1:1",
+        control_address="127.0.0.1:2", models=(model,),
+    )  # fmt: skip
+
+
+def test_the_newest_report_counts_whichever_path_it_came_by() -> None:
+    one = Watched()
+    take = one.watcher._reported("main")
+    one.watcher.reported(load(5, 0))
+    assert one.of("tokyo").share < 1.0
+    late = load(4, 8)
+    take(Change(ChangeKind.PUT, 1, report_key("tokyo", "r1"), encode_report(late)))
+    assert one.of("tokyo").share < 1.0, "late by etcd"
+    one.watcher.reported(load(6, 8))
+    assert one.of("tokyo").share == 1.0
+    one.watcher.reported(load(1, 0, "r2"))
+    assert one.of("tokyo").share == 1.0, "half of both"
+    one.now += 16.0
+    one.watcher.reported(load(2, 0, "r2"))
+    assert one.of("tokyo").share < 1.0, "who is silent counts no more"
+
+
+def test_what_was_kept_on_disk_says_where_balancers_are_and_not_how() -> None:
+    one, named = Watched(), []
+    one.watcher.links = SimpleNamespace(named=lambda report: named.append(report.control_address), gone=lambda *_: None)
+    entry = Entry(report_key("tokyo", "r1"), encode_report(load(1, 0)), 1)
+    one.watcher._reported("main")(Change(ChangeKind.SNAPSHOT, 1, entries=(entry,), kept=True))
+    assert named == ["127.0.0.1:2"]
+    assert one.of("tokyo").share == 1.0

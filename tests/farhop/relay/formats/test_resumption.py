@@ -1,0 +1,215 @@
+"""What a stream's continuation needs, and who has none: by vLLM's own pages, and by properties of any cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from engine_pages import VLLM, Page
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farhop.relay.formats.resumption import CHAT, TARGET, TOKENS_MAX, Progress, Unresumable, plan
+
+SAID = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "stream": True}
+
+
+def planned(path: bytes = CHAT, **more: Any) -> Progress:
+    return Progress(plan(path, msgspec.json.encode({**SAID, **more}), 42))
+
+
+def body_of(progress: Progress, context_tokens: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.json.decode(progress.go_on(context_tokens))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"n": 2}, "answers"),
+        ({"best_of": 3}, "answers"),
+        ({"use_beam_search": True}, "answers"),
+        ({"response_format": {"type": "json_object"}}, "structured"),
+        ({"structured_outputs": {"json": {}}, "guided_json": {"type": "object"}}, "structured"),
+        ({"presence_penalty": 0.1}, "penalties"),
+        ({"repetition_penalty": 1.1}, "penalties"),
+        ({"bad_words": ["x"]}, "penalties"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 3}, "logprobs"),
+        ({"stop": "end"}, "stop_strings"),
+        ({"stop": ["a", "b"]}, "stop_strings"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"echo": True}, "echo"),
+        ({"kv_transfer_params": {"do_remote_decode": True}}, "divided"),
+        ({"return_token_ids": False}, "asks_for_ids"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "media"),
+        ({"messages": [{"role": "user", "content": "x" * 300_000}]}, "too_long"),
+    ],
+)
+def test_what_would_not_be_honest_is_refused_by_its_reason(more: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Unresumable, match=f"^{reason}$"):
+        planned(**more)
+
+
+def test_other_paths_and_what_is_no_json() -> None:
+    for path, body, reason in (
+        (b"/v1/messages", b"{}", "path"),
+        (CHAT, b"{", "unreadable"),
+        (CHAT, b"[1]", "unreadable"),
+        (TARGET, b'{"prompt": ["a", "b"]}', "answers"),
+        (TARGET, b'{"prompt": [[1], [2]]}', "answers"),
+    ):
+        with pytest.raises(Unresumable, match=f"^{reason}$"):
+            plan(path, body, 1)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "n": 1, "stop": [], "tools": None},
+        {"response_format": {"type": "text"}, "logprobs": False, "echo": None, "bad_words": []},
+    ],
+)
+def test_what_says_nothing_is_no_reason(more: dict[str, Any]) -> None:
+    assert planned(**more).plan.max_tokens == 9
+
+
+def test_a_seed_is_given_where_there_is_none() -> None:
+    assert planned().plan.added == b'"return_token_ids":true,"seed":42,'
+    named = planned(seed=7)
+    assert named.plan.added == b'"return_token_ids":true,'
+    assert bytes(named.plan.kept["seed"]) == b"7"
+
+
+def events_of(name: str) -> list[bytes]:
+    text = Page(VLLM, name).body
+    return [event + b"\n\n" for event in text.split(b"\n\n") if event.strip()]
+
+
+def stripped(events: list[bytes]) -> list[dict[str, Any]]:
+    said = (event.removeprefix(b"data: ").strip() for event in events)
+    found = [msgspec.json.decode(one) for one in said if one != b"[DONE]"]
+    for one in found:
+        for name in ("id", "created"):
+            one.pop(name)
+    return found
+
+
+@pytest.mark.parametrize(("with_ids", "without", "path"), [("chat-ids-stream", "chat-stream-usage", CHAT)])
+def test_the_client_gets_what_it_would_get_if_nobody_had_asked(with_ids: str, without: str, path: bytes) -> None:
+    progress = planned(path)
+    passed = [progress.take(event) for event in events_of(with_ids)]
+    assert stripped(passed) == stripped(events_of(without))
+    assert list(progress.prompt) == [3, 372, 269, 203, 265, 80, 318, 539, 4, 203, 3, 312, 87, 556, 287, 88, 203]
+    assert len(progress.ids) == 6
+    assert progress.finished
+    assert not progress.can_resume
+
+
+@pytest.mark.parametrize("cut", range(1, 6))
+def test_a_token_without_text_yet_is_computed_again(cut: int) -> None:
+    """vLLM's completion of tokens that end within a character: that one's text comes with the next one's."""
+    events = events_of("completion-ids-stream")
+    progress = planned(TARGET, prompt=[11, 12, 13])
+    said = b"".join(progress.take(event) for event in events[:cut])
+    assert b"[11" not in said
+    texts = [msgspec.json.decode(event.removeprefix(b"data: "))["choices"][0]["text"] for event in events[:cut]]
+    body = body_of(progress)
+    sure = max(at + 1 for at, text in enumerate(texts) if text)
+    assert body["prompt"] == [11, 12, 13, 267, 360, 77, 147, 338][: 3 + sure]
+    assert body["max_tokens"] == 9 - sure
+    assert progress.recomputed == 3 + cut
+
+
+def chunk(text: str, ids: list[int], prompt: list[int] | None = None, ends: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": ends, "token_ids": ids}
+    document = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 5, "model": "m", "choices": [choice]}
+    if prompt is not None:
+        document["prompt_token_ids"] = prompt
+    return b"data: " + msgspec.json.encode(document) + b"\n\n"
+
+
+@given(
+    st.lists(st.tuples(st.text(max_size=6), st.integers(0, 2**31)), min_size=1, max_size=12),
+    st.lists(st.integers(0, 2**31), min_size=1, max_size=20),
+    st.integers(0, 40),
+)
+def test_no_character_is_lost_or_said_twice(tokens: list[tuple[str, int]], prompt: list[int], limit: int) -> None:
+    progress = planned(max_tokens=limit)
+    sent = b"".join(
+        progress.take(chunk(text, [number], prompt if at == 0 else None)) for at, (text, number) in enumerate(tokens)
+    )
+    sure = max((at + 1 for at, (text, _) in enumerate(tokens) if text), default=0)
+    assert progress.can_resume
+    assert progress.left(0) == max(0, limit - sure)
+    assert progress.left(len(prompt) + sure + 1) == min(1, max(0, limit - sure))
+    body = body_of(progress)
+    assert body["prompt"] == [*prompt, *(number for _, number in tokens[:sure])]
+    said = "".join(text for text, _ in tokens[:sure])
+    heard = [msgspec.json.decode(event[6:]) for event in sent.split(b"\n\n") if event]
+    assert "".join(one["choices"][0]["delta"]["content"] for one in heard) == said
+    assert all(one["choices"][0]["token_ids"] is None for one in heard)
+
+
+def test_words_of_a_text_that_look_like_ids_are_the_clients() -> None:
+    progress = planned()
+    text = '"token_ids":[1,2],"prompt_token_ids":[3],"finish_reason":"stop","text":"'
+    event = chunk(text, [7], [1])
+    passed = progress.take(event)
+    assert msgspec.json.decode(passed[6:])["choices"][0]["delta"]["content"] == text
+    assert (list(progress.ids), progress.finished) == ([7], False)
+
+
+def test_tools_and_reasoning_end_it() -> None:
+    for delta in (
+        {"content": None, "tool_calls": [{"index": 0}]},
+        {"reasoning": "so"},
+        {"reasoning_content": "so"},
+        {"refusal": "no"},
+    ):
+        progress = planned()
+        progress.take(chunk("a", [1], [1]))
+        choice = {"index": 0, "delta": delta, "finish_reason": None, "token_ids": [2]}
+        progress.take(b"data: " + msgspec.json.encode({"id": "x", "choices": [choice]}) + b"\n\n")
+        assert (progress.can_resume, progress.why_not) == (False, "tools_or_reasoning")
+
+
+def test_what_is_kept_is_bounded() -> None:
+    progress = Progress(plan(CHAT, msgspec.json.encode(SAID), 1), tokens_max=10)
+    progress.take(chunk("a", [1], list(range(8))))
+    assert progress.can_resume
+    progress.take(chunk("b", [1, 2]))
+    assert (progress.can_resume, progress.why_not, progress.held_bytes) == (False, "too_long", 0)
+    assert TOKENS_MAX >= 1 << 17
+
+
+def test_a_continuation_reads_as_the_first_stream() -> None:
+    progress = planned()
+    progress.take(chunk("one", [1], [10, 11]))
+    progress.go_on(0)
+    choice = {"index": 0, "text": " two", "logprobs": None, "finish_reason": None, "stop_reason": None}
+    document = {"id": "cmpl-9", "object": "text_completion", "created": 99, "model": "m", "choices": [choice]}
+    spelled = progress.spelled(b"data: " + msgspec.json.encode(document) + b"\n\n", tells_usage=True)
+    heard = msgspec.json.decode(spelled.removeprefix(b"data: "))
+    assert (heard["id"], heard["created"], heard["object"]) == ("chatcmpl-1", 5, "chat.completion.chunk")
+    assert heard["choices"][0]["delta"] == {"content": " two"}
+    end = progress.spelled(b'data: {"choices":[],"usage":{}}\n\ndata: [DONE]\n\n', tells_usage=True)
+    usage, done = end.split(b"\n\n")[:2]
+    told = {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
+    assert msgspec.json.decode(usage[6:])["usage"] == told
+    assert done == b"data: [DONE]"
+    assert progress.spelled(b"data: [DONE]\n\n", tells_usage=False) == b"data: [DONE]\n\n"
+
+
+def test_at_the_limit_it_ends_by_our_word() -> None:
+    progress = planned(max_tokens=1)
+    progress.take(chunk("one", [1], [10]))
+    assert progress.left(0) == 0
+    assert msgspec.json.decode(progress.at_limit()[6:])["choices"][0]["finish_reason"] == "length"
+
+
+def test_min_tokens_count_what_is_there() -> None:
+    progress = planned(min_tokens=3)
+    progress.take(chunk("one", [1], [10]))
+    assert body_of(progress)["min_tokens"] == 2

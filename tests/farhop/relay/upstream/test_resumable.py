@@ -1,0 +1,68 @@
+"""What a process keeps of its streams, and what it counts. How streams go on: tests/flows/test_resume.py."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+
+from farhop.balance import outcome
+from farhop.relay.formats.resumption import CHAT
+from farhop.relay.upstream.resumable import ExactTap, Resumption
+
+BODY = msgspec.json.encode({"model": "m", "messages": [], "max_tokens": 9, "stream": True})
+
+
+def owner(kept_bytes_max: int = 1000) -> Resumption:
+    return Resumption(lambda _target, _model: 100, Random(1), kept_bytes_max)
+
+
+def event(ids: list[int], prompt: list[int] | None = None) -> bytes:
+    choice = {"index": 0, "delta": {"content": "x"}, "finish_reason": None, "token_ids": ids}
+    document = {"id": "a", "created": 1, "model": "m", "choices": [choice], "prompt_token_ids": prompt}
+    return b"data: " + msgspec.json.encode(document) + b"\n\n"
+
+
+def test_what_streams_keep_is_counted_and_given_back() -> None:
+    ours = owner()
+    one, other = ours.of(CHAT, BODY), ours.of(CHAT, BODY)
+    assert one is not None
+    assert other is not None
+    assert one.plan.added != other.plan.added  # each has a seed of its own
+    tap = ExactTap(False, None, "", one, ours)
+    tap.feed(event([1], list(range(100))))
+    assert ours.kept_bytes == one.held_bytes == 4 * 101
+    assert one.can_resume
+    second = ExactTap(False, None, "", other, ours)
+    second.feed(event([1], list(range(200))))
+    assert (other.can_resume, other.why_not) == (False, "memory")
+    for progress in (one, other):
+        ours.over(progress, outcome.SERVED)
+    assert ours.kept_bytes == 0
+    assert not ours.outcomes
+
+
+def test_pieces_of_events_pass_whole_and_without_ids() -> None:
+    ours = owner()
+    progress = ours.of(CHAT, BODY)
+    assert progress is not None
+    tap = ExactTap(False, None, "", progress, ours)
+    data = event([1], [5, 6]) + event([2])
+    passed = b"".join(tap.feed(data[at : at + 7]) for at in range(0, len(data), 7)) + tap.rest()
+    assert passed == data.replace(b"[5,6]", b"null").replace(b"[1]", b"null").replace(b"[2]", b"null")
+    assert list(progress.ids) == [1, 2]
+
+
+def test_why_a_stream_broke_at_last_is_counted() -> None:
+    ours = owner()
+    assert ours.of(b"/v1/messages", BODY) is None
+    progress = ours.of(CHAT, BODY)
+    assert progress is not None
+    progress.why_not = "tools_or_reasoning"
+    ours.over(progress, outcome.DIED_MID_STREAM)
+    fine = ours.of(CHAT, BODY)
+    assert fine is not None
+    ours.over(fine, outcome.DIED_MID_STREAM)
+    assert ours.outcomes == {
+        ("not_resumable", "path"): 1, ("broken", "tools_or_reasoning"): 1, ("broken", "nowhere"): 1,
+    }  # fmt: skip

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+import socket
+import threading
+
+import pytest
+import typer
+
+from entry_dns.answers.responder import Responder, wire
+from entry_dns.answers.signing import ZoneKeys, delegation
+from entry_dns.app.config import DnsListen
+from entry_dns.app.workers import bind
+from farhop_cli.dns_check import run
+from tests.entry_dns.answers.test_signing import KEY
+from tests.entry_dns.conftest import served
+
+
+@pytest.fixture
+def server():
+    """A responder on UDP and TCP, in a thread."""
+    responder = served(Responder(keys={wire("entry.example"): ZoneKeys([KEY])}))
+    (udp,), (tcp,), port = bind(DnsListen(port=0))
+    tcp.listen()
+
+    def by_udp() -> None:
+        while True:
+            data, asker = udp.recvfrom(4096)
+            if data == b"end":
+                return
+            udp.sendto(responder.answer(data, asker[0]) or b"", asker)
+
+    def by_tcp() -> None:
+        while True:
+            one, asker = tcp.accept()
+            with one:
+                data = one.recv(4096)
+                if not data:
+                    return
+                told = responder.answer(data[2:], asker[0], udp=False) or b""
+                one.sendall(len(told).to_bytes(2, "big") + told)
+
+    threads = [threading.Thread(target=work) for work in (by_udp, by_tcp)]
+    for one in threads:
+        one.start()
+    yield f"127.0.0.1:{port}"
+    udp.sendto(b"end", ("127.0.0.1", port))
+    socket.create_connection(("127.0.0.1", port)).close()
+    for one in threads:
+        one.join(30)
+    udp.close()
+    tcp.close()
+
+
+def test_a_zone_that_is_well(server, capsys) -> None:
+    assert run("entry.example", ["api.entry.example"], "", [server], "203.0.113.0/24", True) == 0
+    found = {one["what"]: one["told"] for one in json.loads(capsys.readouterr().out)}
+    assert found[f"{server} api.entry.example. A"] == "NOERROR, 192.0.2.3, 192.0.2.2, 192.0.2.1, scope 24"
+    assert f"{server} TCP NS" in found
+    ds = delegation(wire("entry.example"), KEY.dnskey)
+    assert found["DNSSEC entry.example."] == f"its parent needs DS {KEY.tag} 13 2 {ds[4:].hex()}"
+
+
+def test_a_zone_that_is_not_served_there_and_a_network_that_the_law_forbids(server, capsys) -> None:
+    assert run("other.example", [], "", [server], "", False) == 1
+    assert "REFUSED, no record: not authoritative" in capsys.readouterr().out
+    assert run("entry.example", ["eu.entry.example"], "", [server], "198.18.0.0/24", False) == 1
+    assert "the law leaves this network no entry" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("servers", "client", "said"), [(["nowhere"], "", "is no server"), ([], "x", "--client: 'x' is no network")]
+)
+def test_bad_questions(capsys, servers, client, said) -> None:
+    with pytest.raises(typer.Exit):
+        run("entry.example", [], "", servers, client, False)
+    assert said in capsys.readouterr().err

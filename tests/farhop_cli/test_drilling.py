@@ -1,0 +1,46 @@
+"""`farhop drill`: its commands are there, and hand on what was typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farhop_cli import drill
+from farhop_cli.drill import Asked
+from farhop_cli.drilling import app
+
+VERBS = {"list", "check", "run", "stop", "report", "history", "schedule", "export"}
+
+
+def test_every_verb_is_there() -> None:
+    assert {one.name for one in app.registered_commands} == VERBS
+
+
+@pytest.mark.parametrize(
+    ("words", "function", "given"),
+    [
+        (("run", "d", "--set", "a=1", "--key", "t=env:K", "--why", "w", "--by", "me", "--out", "o"), "run",
+         (Asked("d", ("a=1",), ("t=env:K",), None, Path("o"), "w", "me"),)),
+        (("check", "d", "--keep"), "check", (Asked("d"), True)),
+        (("stop", "--all", "--why", "w", "--by", "me"), "stop", ("", True, False, "w", "me")),
+        (("report", "--of", "d", "--within", "1h", "--verdict"), "tell", ("", "d", "1h", True)),
+        (("history", "d"), "history", ("d",)),
+        (("list", "--folder", "f"), "list_", (Path("f"),)),
+        (("export", "d", "--to", "e.json"), "export", (Asked("d"), Path("e.json"))),
+        (("schedule", "d", "--window", "tue 10:00-12:00", "--every", "7d"), "schedule",
+         (Asked("d"), ["tue 10:00-12:00"], "7d", False, False)),
+    ],
+)  # fmt: skip
+def test_what_was_typed_is_handed_on(cli: Any, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], function: str,
+                                     given: tuple[Any, ...]) -> None:  # fmt: skip
+    seen: list[tuple[Any, ...]] = []
+
+    def take(*arguments: Any) -> int:
+        seen.append(arguments)
+        return 1
+
+    monkeypatch.setattr(drill, function, take)
+    assert cli.run("drill", *words).exit_code == 1
+    assert seen[0][:-1] == given  # then where

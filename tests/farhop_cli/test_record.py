@@ -1,0 +1,48 @@
+"""A fleet's own trace: recorded while it serves, by the command line, and played by the simulator."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from farhop_cli.main import app
+from tests.conftest import RunningWorld
+
+SHARED = "a long beginning that both of them have, said again and again " * 30
+
+
+def test_what_is_served_is_recorded_and_played(running: RunningWorld, tmp_path: Path) -> None:
+    out, asked = tmp_path / "live.jsonl", []
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.wait(0.05):
+            for region in ("tokyo", "frankfurt"):
+                asked.append(running.ask(region, "anywhere", f"{SHARED}{len(asked)}", max_tokens=4).ok)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        admins = [f"--admin={run.global_admin}" for run in running.world.regions.values()]
+        told = CliRunner().invoke(app(), ["record", "--for", "3s", "--out", str(out), *admins, "--json"])
+    finally:
+        stop.set()
+        thread.join(60.0)
+    assert told.exit_code == 0, told.output
+    facts, rows = json.loads(told.stdout), [json.loads(line) for line in out.read_text().splitlines()]
+    assert 2 <= facts["requests"] == len(rows) <= len(asked)
+    assert (facts["balancers"], facts["lost"], facts["unmeasured"]) == (len(admins), 0, 0)
+    assert {row["region"] for row in rows} == {"tokyo", "frankfurt"}
+    assert all(row["output_tokens"] == 4 and row["input_tokens"] > 100 for row in rows)
+    assert len({tuple(name for name, _ in row["blocks"][:5]) for row in rows}) == 1  # one salt for all balancers
+    assert "long beginning" not in out.read_text()
+
+    again = CliRunner().invoke(app(), ["record", "--for", "2s", "--out", str(out), *admins])
+    assert again.exit_code == 2
+    assert "is there already, and is not written over" in again.stderr
+    made = CliRunner().invoke(app(), ["sim", "import", str(out), "--out", str(tmp_path / "live2.yaml"), "--json"])
+    assert made.exit_code == 0, made.output
+    assert json.loads(made.stdout)["requests"] == len(rows)

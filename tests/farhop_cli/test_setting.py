@@ -1,0 +1,241 @@
+"""Every verb of every noun against a real etcd: who, why, until when, in words, as JSON, and as a dry run."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+import yaml
+
+from farhop.store.contract import ROOT, Conflict
+from farhop.store.etcd import EtcdStore
+from farhop_cli import setting
+from farhop_cli.setting import Item, Setting
+
+# By noun: what is set, under which key, what is shown of it, what another one says, and what unsets it.
+NOUNS = {
+    "drain": (
+        ("virginia", "--over", "0s"), "override/virginia", "virginia: drained, at once", ("virginia",), ("virginia",),
+    ),
+    "bias": (
+        ("virginia", "--ms", "50"), "steer/bias/virginia", "virginia: counts as 50 ms worse than it is",
+        ("virginia", "--ms", "-5"), ("virginia",),
+    ),
+    "pin": (
+        ("virginia", "--tenant", "anywhere"), "steer/pin/tenant/anywhere",
+        "tenant anywhere: to virginia, while it serves", ("virginia", "--tenant", "anywhere", "--strict"),
+        ("--tenant", "anywhere"),
+    ),
+    "route": (
+        ("virginia", "{answer: redirect}", "--tenant", "anywhere"), "route/virginia",
+        'virginia, tenant anywhere: {"answer":"redirect"}', ("virginia", "{policy: nearest}", "--tenant", "anywhere"),
+        ("virginia",),
+    ),
+    "policy": (
+        ("virginia", "p2c"), "pick/virginia", "virginia, all other models: p2c", ("virginia", "random"), ("virginia",),
+    ),
+    "split": (
+        ("virginia", "--model", "llama", "--weights", "v1=95,v2=5"), "split/virginia",
+        "virginia, model llama: v1=95,v2=5", ("virginia", "--model", "llama", "--weights", "v2=1"), ("virginia",),
+    ),
+}  # fmt: skip
+SIGNED = ("--why", "kernel update", "--by", "ann@ops")
+
+
+@pytest.fixture(params=NOUNS)
+def noun(request):
+    return request.param
+
+
+def test_what_is_set_is_shown_with_who_and_why_until_it_is_unset(cli, stands, noun):
+    arguments, key, shown, _, undo = NOUNS[noun]
+    before = datetime.now(UTC).replace(microsecond=0)
+    assert cli.run(noun, "get").stdout.startswith(("no", "nothing"))
+    result = cli.run(noun, "set", *arguments, *SIGNED)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert shown in result.stdout
+    assert "by ann@ops at " in result.stdout
+    assert "balancers follow it" in result.stdout
+    got = cli.run(noun, "get", "virginia").stdout
+    assert got.startswith(f"{shown}\n  by ann@ops at ")
+    assert got.rstrip().endswith(": kernel update")
+    assert cli.run(noun, "get", "tokyo").stdout.startswith(("no", "nothing"))
+    [row] = json.loads(cli.run(noun, "get", "--json").stdout)[noun]
+    assert (row["author"], row["why"]) == ("ann@ops", "kernel update")
+    assert before <= datetime.fromisoformat(row["at"]) <= datetime.now(UTC)
+    assert (row["until"] is not None) is (noun in ("drain", "bias", "pin"))
+    result = cli.run(noun, "unset", *undo)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert f"unset: {shown}, by ann@ops at " in result.stdout
+    assert cli.run(noun, "get").stdout.startswith(("no", "nothing"))
+    assert "nothing was changed" in cli.failed(cli.run(noun, "unset", *undo), 1)
+    assert key in {name.removeprefix(ROOT) for name in stands.all(ROOT)} or noun in ("drain", "bias", "pin")
+
+
+def test_json_is_all_there_is_and_a_dry_run_writes_nothing(cli, stands, noun):
+    arguments, key, _, other, undo = NOUNS[noun]
+    told = json.loads(cli.run(noun, "set", *arguments, *SIGNED, "--dry-run", "--json").stdout)
+    assert (told["noun"], told["dry_run"], told["was"], told["balancers"]) == (noun, True, [], 0)
+    assert stands.get(ROOT + key) is None
+    said = cli.run(noun, "set", *arguments, *SIGNED, "--dry-run").stdout
+    assert said.startswith("dry run, nothing is written: ")
+    first = json.loads(cli.run(noun, "set", *arguments, *SIGNED, "--json").stdout)
+    assert first["set"][0]["value"] == told["set"][0]["value"]
+    assert first["aware"] == first["balancers"] == (3 if noun in ("drain", "bias", "pin") else 1)
+    second = json.loads(cli.run(noun, "set", *other, "--why", "more", "--by", "bob", "--json").stdout)
+    assert (second["set"][0]["author"], second["was"][0]["author"]) == ("bob", "ann@ops")
+    assert second["was"][0]["value"] == first["set"][0]["value"]
+    document = stands.get(ROOT + key)
+    assert cli.run(noun, "unset", *undo, "--dry-run").stdout.startswith("dry run, nothing is written: unset: ")
+    assert stands.get(ROOT + key) == document
+    gone = json.loads(cli.run(noun, "unset", *undo, "--json").stdout)
+    assert (gone["set"], gone["was"][0]["author"]) == ([], "bob")
+    assert gone["aware"] == gone["balancers"] > 0
+
+
+def test_what_is_replaced_is_told(cli, stands, noun):
+    arguments, _, shown, other, _ = NOUNS[noun]
+    cli.run(noun, "set", *arguments, *SIGNED)
+    assert f"this replaces: {shown}, by ann@ops" in cli.run(noun, "set", *other, "--why", "x", "--by", "bob").stdout
+
+
+def test_a_file_is_compared_with_what_stands(cli, stands, noun, tmp_path):
+    arguments, _, shown, other, undo = NOUNS[noun]
+    assert cli.run(noun, "diff").exit_code == 0
+    cli.run(noun, "set", *arguments, *SIGNED)
+    (tmp_path / "was.json").write_text(cli.run(noun, "get", "--json").stdout)
+    file = str(tmp_path / "was.json")
+    assert (cli.run(noun, "diff", file).exit_code, cli.run(noun, "diff", file).stdout) == (0, "no difference\n")
+    plain = cli.run(noun, "diff")
+    assert (plain.exit_code, plain.stdout) == (1, f"- {shown}\n")
+    cli.run(noun, "set", *other, "--why", "x")
+    changed = cli.run(noun, "diff", file, "--region", "virginia")
+    assert (changed.exit_code, changed.stdout[:2]) == (1, "~ ")
+    assert changed.stdout.endswith(f"-> {shown.partition(': ')[2]}\n")
+    assert cli.run(noun, "diff", file, "--region", "tokyo").exit_code == 0
+    cli.run(noun, "unset", *undo)
+    added = cli.run(noun, "diff", file, "--json")
+    assert (added.exit_code, len(json.loads(added.stdout)["added"])) == (1, 1)
+    assert cli.run(noun, "diff", "-", "--json").exit_code == 2  # standard input is empty
+
+
+def test_what_was_is_looked_back_on(cli, stands, noun):
+    arguments, _, _, _, undo = NOUNS[noun]
+    cli.run(noun, "set", *arguments, *SIGNED)
+    more = () if noun in ("drain", "bias", "pin") else ("--why", "done", "--by", "bob")
+    cli.run(noun, "unset", *undo, *more)
+    told = json.loads(cli.run(noun, "history", "--json").stdout)
+    assert told["since_revision"] >= 1
+    last, first = told[noun][:2]
+    assert (first["author"], first["why"], len(first["items"])) == ("ann@ops", "kernel update", 1)
+    assert (last["author"], last["why"], last["items"]) == (("bob", "done", []) if more else (None, None, []))
+    assert last["revision"] > first["revision"]
+    said = " ".join(cli.run(noun, "history", "virginia").stdout.split())
+    assert "kernel update" in said
+    assert "etcd remembers what was written since its revision" in said
+    assert "kernel update" not in cli.run(noun, "history", "tokyo").stdout
+
+
+def test_the_author_is_whoever_is_at_the_keyboard(cli, stands, noun, monkeypatch):
+    monkeypatch.setattr(setting.getpass, "getuser", lambda: "bob")
+    monkeypatch.setattr(setting.socket, "gethostname", lambda: "desk")
+    told = json.loads(cli.run(noun, "set", *NOUNS[noun][0], "--why", "x", "--json").stdout)
+    assert told["set"][0]["author"] == "bob@desk"
+
+
+def test_two_operators_at_once_do_not_overwrite_each_other(cli, stands, noun, monkeypatch):
+    arguments, key, _, other, undo = NOUNS[noun]
+    cli.run(noun, "set", *arguments, *SIGNED)
+    document = stands.get(ROOT + key)
+
+    async def conflict(_self, where, *_arguments, **_options):
+        raise Conflict(where, 1)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(EtcdStore, "put", conflict)
+        patched.setattr(EtcdStore, "delete", conflict)
+        for command in ((noun, "set", *other, "--why", "y"), (noun, "unset", *undo)):
+            assert "somebody else changed it" in cli.failed(cli.run(*command), 1)
+    assert stands.get(ROOT + key) == document
+
+
+def test_balancers_that_do_not_follow_yet_are_told_of(cli, stands, noun, monkeypatch):
+    monkeypatch.setattr(setting, "KNOWN_WITHIN_S", 0.2)
+    stands.knowing = 0
+    result = cli.run(noun, "set", *NOUNS[noun][0], "--why", "x")
+    assert result.exit_code == 0
+    assert "balancers follow it by now; the others follow when they can" in result.stderr
+
+
+def test_what_cannot_be_read_is_warned_of_and_unset(cli, stands, noun):
+    _, key, _, _, undo = NOUNS[noun]
+    stands.put(ROOT + key, b"nonsense")
+    assert f"{ROOT}{key} cannot be read" in cli.run(noun, "get").stderr
+    assert "cannot be read" in cli.run(noun, "history").stdout
+    assert "what stood there could not be read" in cli.run(noun, "unset", *undo).stdout
+    assert cli.run(noun, "get").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--why", " "), "--why"),
+        (("--why", "x", "--by", "a\tb"), "--by: must be"),
+        (("--why", "x", "--etcd", "nonsense"), "--etcd"),
+        (("--why", "x", "--etcd", "127.0.0.1:1"), "etcd"),
+        (("--why", "x", "--config", "absent.yaml"), "--config"),
+    ],
+)
+def test_what_is_at_fault_is_one_line_and_code_2(cli, stands, noun, more, said):
+    arguments, key, _, _, _ = NOUNS[noun]
+    told = cli.failed(cli.run(noun, "set", *arguments, *more), 2)
+    assert said in told
+    assert told.count("\n") == 1
+    assert stands.get(ROOT + key) is None
+
+
+@pytest.mark.parametrize("verb", ["get", "set", "unset", "history"])
+def test_a_region_that_is_none_is_told(cli, stands, noun, verb):
+    if noun == "pin" and verb == "unset":
+        return  # it names no region
+    arguments = NOUNS[noun][0][1:] if verb == "set" else ()
+    why = ("--why", "x") if verb == "set" else ()
+    assert 'did you mean "virginia"?' in cli.failed(cli.run(noun, verb, "virginai", *arguments, *why), 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("{", "not YAML or JSON"), ("a: 1", "get --json"), (None, "no such file"), (b"\xff", "not YAML")]
+)
+def test_a_file_that_is_none_is_told(cli, stands, tmp_path, text, says):
+    if text is not None:
+        (tmp_path / "bad").write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert says in cli.failed(cli.run("split", "diff", str(tmp_path / "bad")), 2)
+
+
+def test_a_configuration_is_a_file_of_what_is_overridden(cli, stands, tmp_path):
+    regional = {"region": "virginia", "policy": "p2c", "policies": {"llama": "prefix", "qwen": "random"}}
+    entry = {"region": "virginia", "routes": [{"tenant": "anywhere", "policy": "nearest"}]}
+    for name, document in (("regional", regional), ("global", entry)):
+        (tmp_path / name).write_text(yaml.safe_dump(document))
+    assert cli.run("policy", "diff", str(tmp_path / "regional")).exit_code == 0
+    cli.run("policy", "set", "virginia", "least-load", "--model", "llama", "--why", "x")
+    cli.run("route", "set", "virginia", "{policy: waterfall}", "--tenant", "anywhere", "--why", "x")
+    told = cli.run("policy", "diff", str(tmp_path / "regional"))
+    assert (told.exit_code, told.stdout) == (1, "~ virginia, model llama: least-load -> prefix\n")
+    told = cli.run("route", "diff", str(tmp_path / "global"))
+    assert told.stdout == '~ virginia, tenant anywhere: {"policy":"waterfall"} -> {"policy":"nearest"}\n'
+
+
+def test_an_etcd_alone_is_enough_to_look_and_to_unset(cli, stands, noun):
+    arguments, _, shown, _, undo = NOUNS[noun]
+    cli.run(noun, "set", *arguments, *SIGNED)
+    alone = ("--etcd", stands.endpoint)
+    assert shown in cli.run(noun, "get", *alone).stdout
+    assert cli.run(noun, "history", *alone).exit_code == 0
+    assert cli.run(noun, "diff", *alone).exit_code == 1
+    assert cli.run(noun, "unset", *undo, *alone).exit_code == 0
+
+
+def test_whom_an_item_is_for_and_who_signed_it_in_words():
+    assert setting.title({"region": "tokyo", "model": ""}) == "tokyo, all other models"
+    assert setting.title({"region": "tokyo", "tenant": "acme", "model": "m"}) == "tokyo, tenant acme, model m"
+    assert setting.byline(Setting((Item({}, 1),))) == "written by hand; no author is named"

@@ -1,0 +1,88 @@
+"""`farhop sim import` as a person meets it: a log becomes a scenario that runs, or one line says why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from farhop_cli.main import app
+from farhop_lab.scenarios import load
+from farhop_lab.studies import routers
+
+LINES = [
+    {"timestamp": "2026-11-01T10:00:03Z", "usage": {"prompt_tokens": 500, "completion_tokens": 100},
+     "session_id": "a", "latency_ms": 1500},
+    {"timestamp": "2026-11-01T10:00:01Z", "usage": {"prompt_tokens": 900, "completion_tokens": 50}, "session_id": "b"},
+    {"timestamp": "2026-11-01T10:00:12Z", "usage": {"prompt_tokens": 640, "completion_tokens": 10}, "session_id": "a"},
+]  # fmt: skip
+
+
+def written(path: Path, lines: list[dict[str, object]], array: bool = False) -> str:
+    path.write_text(json.dumps(lines, indent=1) if array else "".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+@pytest.mark.parametrize("array", [False, True])
+def test_a_log_becomes_a_scenario_that_runs(tmp_path: Path, array: bool) -> None:
+    log, out = written(tmp_path / "own.json", LINES, array), tmp_path / "mine.yaml"
+    told = CliRunner().invoke(app(), ["sim", "import", log, "--out", str(out), "--regions", "tokyo", "--json"])
+    assert told.exit_code == 0, told.output
+    facts = json.loads(told.stdout)
+    assert (facts["requests"], facts["sessions"], facts["span_s"], facts["left_out"]) == (3, 2, 11.0, 0)
+    rows = [json.loads(line) for line in (tmp_path / "mine.jsonl").read_text().splitlines()]
+    assert [row["at_s"] for row in rows] == [0.0, 2.0, 11.0]
+    assert rows[2] == {"at_s": 11.0, "input_tokens": 640, "output_tokens": 10, "session": "a", "pause_s": 7.5}
+    scenario = load.find(str(out), routers.names())
+    (work,) = scenario.doc.work
+    assert (work.kind, work.loop, work.regions) == ("log", "closed", ["tokyo"])
+    ran = CliRunner().invoke(app(), ["sim", str(out), "--policy", "farhop", "--seeds", "1", "--workers", "1"])
+    assert ran.exit_code == 0, ran.output
+
+
+def test_regions_that_are_recorded_are_kept(tmp_path: Path) -> None:
+    lines = [{**line, "region": region} for line, region in zip(LINES, ("tokyo", "virginia", "tokyo"), strict=True)]
+    out = tmp_path / "mine.yaml"
+    told = CliRunner().invoke(app(), ["sim", "import", written(tmp_path / "own", lines), "--out", str(out)])
+    assert told.exit_code == 0, told.output
+    (work,) = load.find(str(out), routers.names()).doc.work
+    assert (work.place, sorted(work.regions)) == ("recorded", ["tokyo", "virginia"])
+
+
+def test_lines_that_cannot_be_read_are_told_and_counted(tmp_path: Path) -> None:
+    log, out = written(tmp_path / "own", [*LINES, {"timestamp": 5, "usage": None}]), tmp_path / "mine.yaml"
+    told = CliRunner().invoke(app(), ["sim", "import", log, "--out", str(out)])
+    assert told.exit_code == 2
+    assert "line 4: no input_tokens" in told.stderr
+    assert not out.exists()
+    told = CliRunner().invoke(app(), ["sim", "import", log, "--out", str(out), "--skip", "--json"])
+    assert told.exit_code == 0
+    assert json.loads(told.stdout)["left_out"] == 1
+    assert "left out: " in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--out", "mine.txt"], "let it end in .yaml"),
+        (["--out", "{there}"], "is there already, and is not written over"),
+        (["--regions", "tokio"], 'did you mean "tokyo"'),
+        (["--topology", "nowhere"], "no ready-made world of that name"),
+        (["--field", "when=x"], "--field: there are: at_s"),
+        (["--field", "at_s"], "names no path; give one such as at_s="),
+        (["--field", "input_tokens=size"], "no input_tokens (looked for size)"),
+        (["--out", "/dev/null/x.yaml"], "give a place that can be written to"),
+    ],
+)
+def test_what_is_wrong_is_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
+    there = tmp_path / "there.yaml"
+    there.touch()
+    given = [one.format(there=there) for one in arguments]
+    out = [] if "--out" in given else ["--out", str(tmp_path / "mine.yaml")]
+    told = CliRunner().invoke(app(), ["sim", "import", written(tmp_path / "own", LINES), *out, *given])
+    assert told.exit_code == 2
+    assert words in told.stderr
+    assert told.stderr.count("\n") == 1
+    assert not (tmp_path / "mine.jsonl").exists()

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+import typer
+import yaml
+
+from farhop_cli.where import latencies, run
+from topology.load import document, shipped
+
+
+@pytest.fixture
+def config(tmp_path):
+    world = document(shipped("three-regions").read_text())
+    world["entries"] = [
+        {"name": name, "region": name, "ipv4": [f"192.0.2.{n}"], "ipv6": [f"2001:db8::{n}"]}
+        for n, name in enumerate(("virginia", "frankfurt", "tokyo"), 1)
+    ]
+    (tmp_path / "world.yaml").write_text(yaml.safe_dump(world))
+    zone = {"zone": "entry.example", "servers": ["ns1.entry.example"], "names": [{"name": "api.entry.example"}]}
+    path = tmp_path / "dns.yaml"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "region": "tokyo",
+                "instance": "dns-1",
+                "admin": {"port": 1},
+                "topology": str(tmp_path / "world.yaml"),
+                "zones": [zone],
+                "networks": {"lists": [{"cidrs": ["203.0.113.0/24"], "near": "tokyo", "within": ["jp"]}]},
+            }
+        )
+    )
+    return path
+
+
+def test_by_the_file_alone(config, capsys) -> None:
+    assert run("203.0.113.7", "", config, "", "", True, True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["network"] == "203.0.113.0/24"
+    assert [one["entry"] for one in told["entries"] if one["place"]] == ["tokyo"]
+    assert run("203.0.113.7", "", config, "", "", True, False) == 0
+    assert "the answer holds for 203.0.113.0/24" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("client", "tenant", "admin", "offline", "said"),
+    [
+        ("nonsense", "", "", True, "is no address"),
+        ("1.2.3.4", "nobody", "", True, "is not in the law"),
+        ("1.2.3.4", "", "", False, "http://127.0.0.1:1 cannot be asked"),
+        ("1.2.3.4", "", "localhost", False, "is no URL"),
+    ],
+)
+def test_what_cannot_be_told_is_one_line(config, capsys, client, tenant, admin, offline, said) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        run(client, tenant, config, admin, "", offline, False)
+    assert ended.value.exit_code == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+
+
+FOUND = [
+    {"network": "8.8.8.0/24", "predicted": {"virginia": 164.0, "tokyo": 1.0}, "measured": {"virginia": 8.0},
+     "costs": {"virginia": 8.0, "tokyo": 158.0}, "before": "tokyo", "now": "virginia", "why": ""},
+    {"network": "9.9.9.0/24", "predicted": {"virginia": 164.0, "tokyo": 1.0}, "measured": {"tokyo": 230.0},
+     "costs": {"virginia": 164.0, "tokyo": 1.0}, "before": "tokyo", "now": "tokyo", "why": "one region alone"},
+    {"network": "2600::/48", "predicted": {"virginia": 5.0, "tokyo": 160.0}, "measured": {"virginia": 9.0},
+     "costs": {"virginia": 5.0, "tokyo": 160.0}, "before": "virginia", "now": "virginia", "why": "one region alone"},
+    {"network": "1.1.1.0/24", "predicted": {}, "measured": {"tokyo": 4.0}, "costs": {"virginia": 170.0, "tokyo": 4.0},
+     "before": "", "now": "tokyo", "why": ""},
+]  # fmt: skip
+
+
+@pytest.fixture
+def admin() -> Iterator[str]:
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"networks": FOUND}).encode()
+            self.send_response(200 if self.path == "/latencies" else 404)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Page)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_where_geography_and_measurement_disagree(config, admin, capsys) -> None:
+    assert latencies(config, admin, "", 20.0, as_json=False) == 0
+    told = capsys.readouterr().out
+    assert "4 networks measured, 3 not as geography says (by 20 ms), 2 led elsewhere" in told
+    assert "tokyo -> virginia" in told
+    assert "? -> tokyo" in told
+    assert "one region alone" in told
+    assert "2600::" not in told
+    assert latencies(config, admin, "", 300.0, as_json=True) == 0
+    assert [one["network"] for one in json.loads(capsys.readouterr().out)] == ["8.8.8.0/24", "1.1.1.0/24"]

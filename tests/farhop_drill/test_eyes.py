@@ -1,0 +1,44 @@
+"""What balancers say, put together."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from farhop_drill.eyes import Eyes, seen
+
+
+def status(state: str, used: float, epoch: int) -> dict[str, Any]:
+    instance = {"models": {"m": {"used_share": used}, "n": {"used_share": 0.1}}}
+    return {"law_epoch": epoch, "regions": [{"region": "tokyo", "state": state, "instances": [instance]}]}
+
+
+def test_the_worst_state_and_the_fullest_share_count() -> None:
+    look = seen([status("up", 0.2, 1), status("suspect", 0.4, 2), status("up", 0.3, 2)], 5.0)
+    assert look is not None
+    assert (look.states, look.used, look.epochs) == ({"tokyo": "suspect"}, {"tokyo": 0.4}, (1, 2, 2))
+    assert seen([], 1.0) is None
+    paced = status("up", 0.2, 1)
+    paced["regions"][0]["admitted_share"] = 0.3
+    back = seen([paced, status("up", 0.2, 1)], 5.0)
+    assert back is not None
+    assert back.states == {"tokyo": "returning"}
+
+
+async def test_who_does_not_answer_delays_nobody_and_is_forgotten() -> None:
+    now = [0.0]
+
+    async def silent() -> None:
+        await asyncio.Event().wait()
+
+    async def told() -> dict[str, Any]:
+        return status("up", 0.2, 1)
+
+    eyes = Eyes([silent, told], lambda: now[0])
+    eyes.begin()
+    while (look := eyes.look(0.0)) is None:
+        await asyncio.sleep(0)
+    assert look.states == {"tokyo": "up"}
+    now[0] = 60.0
+    assert eyes.look(0.0) is None
+    await eyes.close()

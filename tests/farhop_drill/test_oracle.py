@@ -1,0 +1,30 @@
+"""The oracle beside the shipped law, which it shares no code with."""
+
+from __future__ import annotations
+
+import pytest
+from drill_documents import WORLD
+
+from farhop_drill.oracle import Oracle
+from topology import policy
+from topology.law import Law
+
+PLACES = {name: {one.country, *one.jurisdictions} for name, one in WORLD.regions.items()}
+
+
+@pytest.mark.parametrize("tenant", [*WORLD.tenants, "nobody"])
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "export-controlled-70b"])
+def test_it_agrees_with_the_law(tenant: str, model: str) -> None:
+    oracle = Oracle(PLACES, policy.document_of(WORLD))
+    assert oracle.lawful(tenant, model) == Law(WORLD).verdict(tenant, model).lawful
+
+
+def test_what_it_does_not_know_is_allowed_nothing() -> None:
+    tenants = [{"name": "t", "residency": {"processing": {"allow": ["atlantis"]}}}, {"name": "bare"}]
+    oracle = Oracle(PLACES, {"tenants": tenants, "models": {}})
+    assert oracle.lawful("t", "m") == oracle.lawful("bare", "m") == oracle.lawful("other", "m") == frozenset()
+
+
+def test_a_denial_wins() -> None:
+    said = {"name": "t", "residency": {"processing": {"allow": ["world"], "deny": ["eea"]}}}
+    assert Oracle(PLACES, {"tenants": [said]}).lawful("t", "m") == {"virginia", "tokyo"}

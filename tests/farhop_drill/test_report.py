@@ -1,0 +1,45 @@
+"""The journal has every field that Chaos Toolkit's readers look for, and JUnit is read as XML."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from datetime import datetime
+
+import msgspec
+import pytest
+from outcomes import EVIL, outcome
+
+from farhop_drill.machine import Verdict
+from farhop_drill.report import journal, junit
+
+FIELDS = {"chaoslib-version", "platform", "node", "experiment", "start", "end", "duration", "status", "deviated",
+          "steady_states", "run", "rollbacks"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("verdict", "status", "deviated"),
+    [(None, "completed", False), (Verdict.FAIL, "completed", True), (Verdict.ABORTED, "aborted", True),
+     (Verdict.NOT_RUN, "failed", True)],
+)  # fmt: skip
+def test_a_journal_says_what_became_of_it(verdict: Verdict | None, status: str, deviated: bool) -> None:
+    told = outcome(verdict, "because", 9.0 if verdict is Verdict.FAIL else 0.4)
+    said = msgspec.json.decode(msgspec.json.encode(journal(told, "0.1", "host")))
+    assert set(said) >= FIELDS
+    assert (said["status"], said["deviated"]) == (status, deviated)
+    assert said["steady_states"]["after"]["steady_state_met"] is not deviated
+    for item in (*said["run"], *said["rollbacks"], *said["steady_states"]["before"]["probes"]):
+        assert set(item) >= {"activity", "status", "start", "end", "duration", "output"}
+        assert datetime.fromisoformat(item["start"]) <= datetime.fromisoformat(item["end"])
+        assert ("exception" in item) == (item["status"] == "failed")
+    assert all("tolerance_met" in one for one in said["steady_states"]["after"]["probes"])
+    assert len(said["farhop"]["canaries"]) == len(told.canaries)
+
+
+def test_junit_has_a_case_for_each_hypothesis_and_nothing_green_that_did_not_pass() -> None:
+    for verdict, failures, errors in ((None, 0, 0), (Verdict.ABORTED, 0, 2), (Verdict.NOT_RUN, 0, 2)):
+        suite = ET.fromstring(junit(outcome(verdict, EVIL)))
+        assert (suite.tag, suite.get("tests")) == ("testsuite", "2")
+        assert (suite.get("failures"), suite.get("errors")) == (str(failures), str(errors))
+        assert len(suite.findall("testcase/error")) == errors
+    failing = ET.fromstring(junit(outcome(None, "", 9.0)))
+    assert (failing.get("failures"), len(failing.findall("testcase/failure"))) == ("1", 1)

@@ -1,0 +1,58 @@
+"""ORCA from end to end: an engine tells its load with an answer, and both tiers go by it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+from inprocess import HOP_KEY, MODEL, Engine, both, chat, send, topology, until
+
+from farhop_lab.engine import main as engine
+from farhop_lab.engine.settings import EngineSettings
+
+
+def long(word: str) -> dict[str, Any]:
+    """One that shares nothing with others."""
+    said = [{"role": "user", "content": word * 400}]
+    return {"model": MODEL, "messages": said, "max_tokens": 300, "stream": True}
+
+
+async def test_load_told_with_an_answer_goes_up_without_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    seldom: dict[str, Any] = {"watch": {"probe_s": 0.05, "scrape_s": 60, "rise": 1, "orca": True}}
+    settings = EngineSettings(ports=[0], model=MODEL, speedup=5, kv_blocks=64)  # room for one of the long ones
+    async with engine.host(settings) as (address,), aiohttp.ClientSession() as elsewhere:
+        stand = Engine()
+        stand.address = address
+        async with both(stand, topology(), regional=seldom) as up:
+            flow = up.regional.flow
+            await until(lambda: flow.view.replicas["one"].sample is not None)
+            scraped = flow.view.replicas["one"].sample
+            assert (scraped.waiting, scraped.kv_usage) == (0, 0.0)
+            above = up.global_.flow
+
+            def wait_ms() -> float:
+                (instance,) = above.view.regions["virginia"].instances
+                return float(instance.models[MODEL].wait_ms)
+
+            assert wait_ms() == 0.0
+            short = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 60}
+            asked = asyncio.create_task(send(up.client, chat(body=short)))
+            await until(lambda: flow.under_way == 1)
+            # Load that this balancer did not send, and knows nothing of.
+            others = [
+                asyncio.create_task(elsewhere.post(f"http://{address}/v1/chat/completions", json=long(word)))
+                for word in ("one  ", "two  ", "three", "four ")
+            ]
+            answer = await asked
+            assert answer.status == 200
+            assert "endpoint-load-metrics" not in answer.headers  # asked for by us alone
+            told = flow.view.replicas["one"].sample
+            assert told.at > scraped.at
+            assert told.waiting >= 2
+            assert told.kv_usage > 0.1
+            await until(lambda: wait_ms() > 0.0)  # it goes on to the global tier with the next report
+            for response in await asyncio.gather(*others):
+                response.close()

@@ -1,0 +1,192 @@
+"""A stream whose engine dies goes on from another one: byte for byte what an uninterrupted one says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from random import Random
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from inprocess import HOP_KEY, MODEL
+
+from regional_lb.app.main import RegionalBalancer
+from regional_lb.scheduler.flow import RESUMES_MAX
+from tests.drills.classic import Gpu, l4, region
+
+TOKENS = 40
+HEADERS = {"authorization": "Bearer sk-farhop-anywhere"}
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+
+
+class Cutter(Gpu):
+    """An engine whose connection breaks once so many bytes of an answer's body have passed; None: it holds."""
+
+    cut_after: int | None = None
+    passed = 0
+    together: tuple[Cutter, ...] = ()
+
+    async def _pour(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        streams = False
+        try:
+            while data := await reader.read(65536):
+                streams = streams or b"text/event-stream" in data
+                if streams and self.cut_after is not None:
+                    left = self.cut_after - self.passed
+                    self.passed += len(data)
+                    if left <= len(data):
+                        for one in self.together:
+                            one.cut_after = None
+                        writer.write(data[: max(0, left)])
+                        await writer.drain()
+                        return
+                writer.write(data)
+                await writer.drain()
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def fleet(count: int = 2, **config: Any) -> AsyncIterator[tuple[RegionalBalancer, str, list[Cutter]]]:
+    """Engines of one model and one seed, and a balancer before them."""
+    async with AsyncExitStack() as stack:
+        made = [Cutter(l4(100.0), 7) for _ in range(count)]
+        engines = [await stack.enter_async_context(one.running()) for one in made]
+        told = {"engine": "vllm", "kv_tokens": 100_000}
+        balancer, url = await stack.enter_async_context(region(engines, told, **config))
+        yield balancer, url, made
+
+
+def cut_once(engines: list[Cutter], after: int) -> None:
+    """Whoever answers next, once. What breaks at two engines is not handed to a third."""
+    for one in engines:
+        one.cut_after, one.passed, one.together = after, 0, tuple(engines)
+
+
+def chat(text: str, **more: Any) -> tuple[str, dict[str, Any]]:
+    messages = [{"role": "user", "content": text}]
+    return "/v1/chat/completions", {"messages": messages, "max_tokens": TOKENS, "ignore_eos": True, **more}
+
+
+def completion(text: str, **more: Any) -> tuple[str, dict[str, Any]]:
+    return "/v1/completions", {"prompt": text, "max_tokens": TOKENS, "ignore_eos": True, **more}
+
+
+async def ask(url: str, asked: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """A stream's events; the last is {} for [DONE]."""
+    path, body = asked
+    events: list[dict[str, Any]] = []
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(url + path, json={"model": MODEL, "stream": True, **body}, headers=HEADERS) as answer,
+    ):
+        assert answer.status == 200, await answer.text()
+        for event in (await answer.read()).split(b"\n\n"):
+            if event.strip() and not event.startswith(b":"):
+                said = event.removeprefix(b"data: ")
+                events.append({} if said == b"[DONE]" else msgspec.json.decode(said))
+    return events
+
+
+def text_of(events: list[dict[str, Any]]) -> str:
+    choices = [event["choices"][0] for event in events if event.get("choices")]
+    return "".join(c["text"] if "text" in c else c["delta"].get("content") or "" for c in choices)
+
+
+def sound(events: list[dict[str, Any]], expected: list[dict[str, Any]], *, chats: bool) -> None:
+    """As if it had never broken: one name, one role, one end, the same text."""
+    assert text_of(events) == text_of(expected)
+    assert events[-1] == {}, events[-1]
+    said = [event for event in events if event.get("choices")]
+    assert len({(event["id"], event["created"], event["model"], event["object"]) for event in events[:-1]}) == 1
+    ends = [event["choices"][0]["finish_reason"] for event in said if event["choices"][0]["finish_reason"]]
+    assert ends == [e["choices"][0]["finish_reason"] for e in expected if e.get("choices")][-1:]
+    if chats:
+        assert [event["choices"][0]["delta"].get("role") for event in said].count("assistant") == 1
+    assert not any("error" in event for event in events)
+    assert all(event["choices"][0].get("token_ids") is None for event in said)
+    assert all(event.get("prompt_token_ids") is None for event in events)
+
+
+def outcomes(balancer: RegionalBalancer) -> dict[tuple[str, str], int]:
+    assert balancer.relay.resumption is not None
+    return dict(balancer.relay.resumption.outcomes)
+
+
+async def test_streams_cut_anywhere_say_what_whole_ones_say() -> None:
+    rng = Random(5)
+    async with fleet() as (balancer, url, engines):
+        for number in range(24):
+            make, tells = (chat, completion)[number % 2], number % 3 == 0
+            more = {"stream_options": {"include_usage": True}} if tells else {}
+            asked = make(f"{number} tell me of the sea", **more)
+            expected = await ask(url, asked)
+            size = 400 + 200 * TOKENS
+            cut_once(engines, rng.randrange(size))
+            events = await ask(url, asked)
+            sound(events, expected, chats=make is chat)
+            if tells:
+                usage = next(event["usage"] for event in events if event.get("usage"))
+                whole = next(event["usage"] for event in expected if event.get("usage"))
+                assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (
+                    whole["prompt_tokens"], whole["completion_tokens"], whole["total_tokens"],
+                )  # fmt: skip
+        told = outcomes(balancer)
+        assert told["resumed", ""] > 5
+        assert not [one for one in told if one[0] == "broken"], told
+        assert balancer.relay.resumption is not None
+        assert balancer.relay.resumption.kept_bytes == 0
+        assert balancer.flow.under_way == 0
+
+
+async def test_what_cannot_go_on_ends_with_an_error_and_a_reason() -> None:
+    async with fleet() as (balancer, url, engines):
+        for more, reason in (
+            ({"response_format": {"type": "json_object"}}, "structured"),
+            ({"presence_penalty": 0.5}, "penalties"),
+            ({"stop": ["zoo"]}, "stop_strings"),
+            ({"return_token_ids": True}, "asks_for_ids"),
+        ):
+            cut_once(engines, 2_000)
+            events = await ask(url, chat("a tale", **more))
+            assert "error" in events[-1] or "error" in events[-2], events[-2:]
+            assert outcomes(balancer)["not_resumable", reason] == 1
+        assert ("resumed", "") not in outcomes(balancer)
+
+
+async def test_off_is_off() -> None:
+    async with fleet(resume={"mode": "off"}) as (balancer, url, engines):
+        assert balancer.relay.resumption is None
+        cut_once(engines, 2_000)
+        events = await ask(url, chat("a tale"))
+        assert any("error" in event for event in events)
+
+
+async def test_a_stream_that_breaks_wherever_it_goes_ends() -> None:
+    async with fleet() as (balancer, url, engines):
+
+        async def keep_cutting() -> None:
+            while True:
+                for one in engines:
+                    one.cut_after, one.passed, one.together = 600, 0, (one,)
+                await asyncio.sleep(0.002)
+
+        cutting = asyncio.create_task(keep_cutting())
+        try:
+            events = await asyncio.wait_for(ask(url, chat("a long tale", max_tokens=400)), 30.0)
+        finally:
+            cutting.cancel()
+        (error,) = [event["error"] for event in events if "error" in event]
+        assert error["code"] in ("request_ended_two_processes", "upstream_died_mid_stream")
+        assert outcomes(balancer)["resumed", ""] <= RESUMES_MAX
+        assert outcomes(balancer)["broken", "nowhere"] == 1
+        assert balancer.flow.under_way == 0

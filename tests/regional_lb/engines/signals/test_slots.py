@@ -1,0 +1,36 @@
+"""How many requests at once, in the words of each engine that says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from regional_lb.engines.signals.slots import PAGES, SLOTS_MAX, read_slots
+
+
+@pytest.mark.parametrize(
+    ("engine", "body", "slots"),
+    [
+        ("vllm", b'{"vllm_config":{"scheduler_config":{"max_num_seqs":128}},"vllm_env":{}}', 128),
+        ("vllm", b'{"vllm_config":"model=..., max_num_seqs=128"}', None),
+        ("sglang", b'{"max_running_requests":null,"internal_states":['
+         b'{"effective_max_running_requests_per_dp":48},{"effective_max_running_requests_per_dp":48}]}', 96),
+        ("sglang", b'{"max_running_requests":32,"internal_states":[{"memory_usage":{}}]}', 32),
+        ("sglang", b'{"max_running_requests":null,"internal_states":[]}', None),
+        ("llamacpp", b'{"total_slots":4,"model_path":"x.gguf"}', 4),
+        ("tgi", b'{"max_concurrent_requests":128,"max_batch_size":null}', 128),
+        ("tgi", b'{"max_concurrent_requests":128,"max_batch_size":8}', 8),
+    ],
+)  # fmt: skip
+def test_each_engines_own_word(engine: str, body: bytes, slots: int | None) -> None:
+    assert read_slots(engine, body) == slots
+
+
+@pytest.mark.parametrize("engine", PAGES)
+@pytest.mark.parametrize("body", [b"", b"7", b"null", b"[]", b"{}", b"<html>", b"\xff", b"[" * 100_000])
+def test_what_says_nothing(engine: str, body: bytes) -> None:
+    assert read_slots(engine, body) is None
+
+
+@pytest.mark.parametrize("word", [b"0", b"-1", b"true", b"1.5", b'"4"', b"%d" % (SLOTS_MAX + 1)])
+def test_what_makes_no_sense(word: bytes) -> None:
+    assert read_slots("llamacpp", b'{"total_slots":%b}' % word) is None

@@ -1,0 +1,251 @@
+"""Streams without a gateway: what is said in turn, out of turn, broken off, and what a stream holds afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from farhop_wire import ext_proc_pb2 as wire
+from hypothesis import given
+from hypothesis import strategies as st
+from picking import CHAT, DUPLEX, NONE, Stage, answered, asked, body, said, sent, stage, text_of
+
+EVENT = b'data: {"choices":[{"delta":{"content":"one"}}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":3}}\n\n'
+EVENTS = ("content-type", b"text/event-stream")
+
+
+def address(one: Stage, name: str) -> str:
+    return str(one.balancer.flow.view.replicas[name].address)
+
+
+async def test_the_head_is_answered_when_the_body_is_whole_and_each_body_ends_once() -> None:
+    async with stage() as one:
+        stream = one.stream()
+        stream.take(asked())
+        half = len(CHAT) // 2
+        stream.take(body(CHAT[:half], last=False))
+        assert sent(stream) == []
+        stream.take(body(CHAT[half:]))
+        told = sent(stream)
+        endpoints = told[0].dynamic_metadata.fields["envoy.lb"].struct_value.fields["x-gateway-destination-endpoint"]
+        assert sorted(endpoints.string_value.split(",")) == sorted(address(one, name) for name in "ab")
+        mutation = told[0].request_headers.response.header_mutation
+        assert "authorization" in mutation.remove_headers
+        onward, ends = text_of(told, of_request=True)
+        assert ends == 1
+        assert msgspec.json.decode(onward)["stream_options"] == {"include_usage": True}
+        first = endpoints.string_value.split(",")[0]
+        stream.take(answered(b"200", EVENTS, ("set-cookie", b"a=b"), served=first))
+        assert sent(stream) == []  # nothing has begun
+        stream.take(said(EVENT, last=False))
+        told = sent(stream)
+        mutation = told[0].response_headers.response.header_mutation
+        assert "set-cookie" in mutation.remove_headers
+        assert "x-farhop-region" in {one.header.key for one in mutation.set_headers}
+        assert text_of(told, of_request=False) == (EVENT, 0)
+        stream.take(said(USAGE, last=False))
+        stream.take(said(b"data: [DONE]\n\n"))
+        assert text_of(sent(stream), of_request=False) == (b"data: [DONE]\n\n", 1)  # nobody asked for the usage
+        assert stream.is_over
+        stream.gone()
+        assert not any(one.held)
+
+
+async def test_an_answer_of_known_length_ends_with_its_last_piece() -> None:
+    async with stage(1) as one:
+        for ends in ([said(b"d}")], [said(b"d}", last=False), said(b"")]):
+            stream = one.stream()
+            stream.take(asked())
+            stream.take(body(CHAT.replace(b"true", b"false")))
+            sent(stream)
+            stream.take(answered(b"200", ("content-type", b"application/json"), ("content-length", b"7")))
+            stream.take(said(b'{"e":', last=False))
+            assert text_of(sent(stream), of_request=False) == (b'{"e":', 0)
+            for message in ends:
+                assert not stream.is_over
+                stream.take(message)
+            told = sent(stream)
+            assert text_of(told, of_request=False) == (b"d}", 1)
+            assert len(told) == 1  # the end has no message of its own
+            stream.gone()
+            assert not any(one.held)
+
+
+@pytest.mark.parametrize(
+    "modes", [(wire.BUFFERED, DUPLEX), (wire.STREAMED, NONE), (NONE, NONE), (DUPLEX, wire.BUFFERED)]
+)
+async def test_a_body_mode_that_cannot_be_served_is_told_in_a_line(modes: tuple[int, int]) -> None:
+    async with stage(1) as one:
+        stream = one.stream()
+        stream.take(asked(modes=modes))
+        (told,) = sent(stream)
+        text = msgspec.json.decode(told.immediate_response.body)["error"]["message"]
+        field = "request" if modes[0] != DUPLEX else "response"
+        asked_for = wire.BodySendMode.Name(modes[field == "response"])
+        assert text.startswith(f"processing_mode.{field}_body_mode: {asked_for} cannot be served")
+        assert told.immediate_response.status.code == 500
+        assert one.balancer.tier_admin.status()["picker"]["trouble"] == [text]
+        assert not any(one.held)
+
+
+async def test_an_answer_that_does_not_come_by_ends_with_the_stream() -> None:
+    async with stage() as one:
+        stream = one.stream()
+        stream.take(asked(modes=(DUPLEX, NONE)))
+        stream.take(body(CHAT))
+        onward, _ = text_of(sent(stream), of_request=True)
+        assert "stream_options" not in msgspec.json.decode(onward)  # its usage could not be taken out again
+        stream.take(answered(b"200", EVENTS))
+        assert [told.WhichOneof("response") for told in sent(stream)] == ["response_headers"]
+        assert len(one.balancer.flow.ledger) == 1
+        stream.gone()
+        assert not any(one.held)
+
+
+async def test_it_went_to_a_later_endpoint_and_the_ledger_with_it() -> None:
+    async with stage() as one:
+        flow = one.balancer.flow
+        stream = one.stream()
+        stream.take(asked())
+        stream.take(body(CHAT))
+        lb = sent(stream)[0].dynamic_metadata.fields["envoy.lb"].struct_value.fields
+        first, second = lb["x-gateway-destination-endpoint"].string_value.split(",")
+        names = {address(one, name): name for name in "ab"}
+        assert flow.ledger.load(names[first]).in_flight == 1
+        stream.take(answered(b"200", EVENTS, served=second))
+        assert (flow.ledger.load(names[first]).in_flight, flow.ledger.load(names[second]).in_flight) == (0, 1)
+        assert flow.standing.read(names[first], one.balancer.clock.now()).why == "connection refused"
+        stream.take(said(EVENT, last=False))
+        head = {
+            h.header.key: h.header.raw_value
+            for h in sent(stream)[0].response_headers.response.header_mutation.set_headers
+        }
+        assert head["x-farhop-replica"].decode() == names[second]
+        stream.take(said(b""))
+        assert one.picker.moved == 1
+        assert not any(one.held)
+
+
+async def test_a_gateway_that_reached_nobody_is_answered_for() -> None:
+    async with stage() as one:
+        stream = one.stream()
+        stream.take(asked())
+        stream.take(body(CHAT))
+        sent(stream)
+        local = answered(b"503", ("content-type", b"text/plain"))
+        details = local.attributes["envoy.filters.http.ext_proc"].fields["response.code_details"]
+        details.string_value = "upstream_reset_before_response_started{connection_failure}"
+        stream.take(local)
+        (told,) = sent(stream)
+        assert told.immediate_response.status.code == 502
+        assert msgspec.json.decode(told.immediate_response.body)["error"]["code"] == "connect_failed"
+        assert not any(one.held)
+
+
+async def test_trailers_end_both_bodies() -> None:
+    async with stage() as one:
+        stream = one.stream()
+        stream.take(asked())
+        stream.take(body(CHAT, last=False))
+        stream.take(wire.ProcessingRequest(request_trailers=wire.HttpTrailers()))
+        told = sent(stream)
+        assert text_of(told, of_request=True)[1] == 0
+        assert told[-1].WhichOneof("response") == "request_trailers"
+        stream.take(answered(b"200", EVENTS))
+        stream.take(said(EVENT, last=False))
+        stream.take(wire.ProcessingRequest(response_trailers=wire.HttpTrailers()))
+        told = sent(stream)
+        assert text_of(told, of_request=False) == (EVENT, 0)
+        assert told[-1].WhichOneof("response") == "response_trailers"
+        assert not any(one.held)
+
+
+async def test_an_end_said_twice_is_no_second_body() -> None:
+    async with stage() as one:
+        stream = one.stream()
+        stream.take(asked())
+        stream.take(body(CHAT))
+        stream.take(body(CHAT))
+        assert text_of(sent(stream), of_request=True)[1] == 1
+        stream.take(answered(b"200", EVENTS))
+        stream.take(said(EVENT))
+        assert text_of(sent(stream), of_request=False) == (EVENT, 1)
+        assert not any(one.held)
+
+
+async def test_bounds_hold() -> None:
+    async with stage(1, limits={"body_bytes_max": 1000, "body_s": 1, "upload_s": 5}) as one:
+        big = one.stream()
+        big.take(asked())
+        big.take(body(b"x" * 1001, last=False))
+        assert sent(big)[0].immediate_response.status.code == 413
+        big.take(body(b"x" * 1001))  # what is on its way comes, and is nobody's
+        slow = one.stream()
+        slow.take(asked())
+        slow.check(slow.heard_at + 0.9)
+        assert not slow.is_over
+        slow.check(slow.heard_at + 1.1)
+        assert sent(slow)[0].immediate_response.status.code == 408
+        unknown = one.stream()
+        unknown.take(asked("sk-nobody"))
+        assert sent(unknown)[0].immediate_response.status.code == 401
+        assert not any(one.held)
+
+
+# Of all messages there are some, in any order; after each the stream may be left.
+MESSAGES: dict[str, Callable[[], wire.ProcessingRequest]] = {
+    "head": asked,
+    "unknown": lambda: asked("sk-nobody"),
+    "half": lambda: body(CHAT[:20], last=False),
+    "rest": lambda: body(CHAT[20:]),
+    "whole": lambda: body(CHAT),
+    "junk": lambda: body(b"{"),
+    "trailers": lambda: wire.ProcessingRequest(request_trailers=wire.HttpTrailers()),
+    "answer": lambda: answered(b"200", EVENTS),
+    "error": lambda: answered(b"500", ("content-type", b"application/json")),
+    "odd": lambda: answered(b"99"),
+    "event": lambda: said(EVENT, last=False),
+    "done": lambda: said(b"data: [DONE]\n\n"),
+    "end": lambda: wire.ProcessingRequest(response_trailers=wire.HttpTrailers()),
+    "nothing": wire.ProcessingRequest,
+}
+ORDERS = st.lists(st.sampled_from(sorted(MESSAGES)), max_size=8)
+LIKELY = st.sampled_from([["head", "whole", "answer", "event", "done"], ["head", "half", "rest", "answer", "end"]])
+IN_TURN = (
+    "request_headers",
+    "request_body",
+    "request_trailers",
+    "response_headers",
+    "response_body",
+    "response_trailers",
+)
+
+
+def test_in_whatever_order_messages_come_nothing_is_kept() -> None:
+    async def world() -> None:
+        async with stage() as one:
+
+            @given(st.one_of(ORDERS, st.tuples(LIKELY, ORDERS).map(lambda both: both[0][: len(both[1])] + both[1])))
+            def run(order: list[str]) -> None:
+                stream = one.stream()
+                told: list[Any] = []
+                for name in order:
+                    stream.take(MESSAGES[name]())
+                    told += sent(stream)
+                stream.gone()
+                assert sent(stream) == []
+                kinds = [reply.WhichOneof("response") for reply in told]
+                assert kinds.count("immediate_response") <= 1
+                places = [IN_TURN.index(kind) for kind in kinds if kind != "immediate_response"]
+                assert places == sorted(places)
+                assert text_of(told, of_request=True)[1] <= 1
+                assert text_of(told, of_request=False)[1] <= 1
+                assert not any(one.held), (order, one.held)
+
+            run()
+
+    asyncio.run(world())
