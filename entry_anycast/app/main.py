@@ -109,6 +109,7 @@ class AnycastProcess:
         self._publication: Publication | None = None
         self._said = b""
         self._hold_kept = float("-inf")
+        self._since = wall().timestamp()
         self.seen: Seen | None = None
         self._gauges()
 
@@ -133,6 +134,7 @@ class AnycastProcess:
         for command in commands:
             self._act(command, now)
         if machine.phase is not phase:
+            self._since = wall().timestamp()
             self._log.info("announcement", phase=machine.phase, why=machine.why_not or machine.speaker_why)
             self._keep_hold(now)
         if machine.speaker != speaker:
@@ -226,7 +228,7 @@ class AnycastProcess:
             actual=(self.seen.phase or "") if self.seen is not None else "",
             differs=machine.differs_since is not None, healthy=machine.healthy,
             why=self.why()[:256], held_s=60.0 * -(-held_s // 60.0),
-            sessions=dict(self.seen.sessions) if self.seen is not None else {},
+            sessions=dict(self.seen.sessions) if self.seen is not None else {}, since=round(self._since, 3),
         )  # fmt: skip
 
     def why(self) -> str:
