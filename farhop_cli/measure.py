@@ -51,15 +51,17 @@ def dns(networks: int, seconds: float, as_json: bool) -> int:
 
     with show.waiting(f"measuring dns: {networks} client networks, {seconds:g} s for each server"):
         try:
-            rows = answers.run(networks, seconds)
+            found = answers.run(networks, seconds)
         except answers.BenchError as error:
             fail(f"bench: {error}")
+    rows = found.rows
     least = rows[0].cpu_us
     over = next(row.cpu_us for row in rows if row.name == "farhop") / least
     if as_json:
         show.json(
-            {"bench": "dns", "unit": "CPU µs per answer", "networks": networks, "times_the_echo": over, "rows": rows}
-        )
+            {"bench": "dns", "unit": "CPU µs per answer", "networks": networks, "times_the_echo": over,
+             **msgspec.to_builtins(found)}
+        )  # fmt: skip
     else:
         latencies = (">mean ms", ">worst ms", ">p99 ms at half")
         columns = ("server", ">CPU µs", ">times the echo", ">answers/s", ">lost", *latencies)
@@ -69,6 +71,8 @@ def dns(networks: int, seconds: float, as_json: bool) -> int:
             for row in rows
         ]  # fmt: skip
         show.table(f"dns: a client subnet and a cookie in each question, {networks} networks", columns, listed)
+        for name, why in found.left_out.items():
+            show.line(f"{name} is left out: {why}")
     return 1 if over > answers.TIMES_MAX else 0
 
 
