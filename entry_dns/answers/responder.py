@@ -27,6 +27,7 @@ ANY_TTL_S = 3600
 KEY_TTL_S = 3600
 BUCKETS = 1 << 14
 ASKERS_MAX = 16_384
+TELLER_S = 3600.0
 
 QUERIES, ODD, MALFORMED, DROPPED, SERVFAILS, NEGATIVE = range(6)
 REFUSALS, TRUNCATED, LIMITED, SLIPPED, WITH_ECS, PROVEN = range(6, 12)
@@ -100,6 +101,7 @@ class Responder:
         self._keys = keys or {}
         self._seen = [0] * BUCKETS
         self._askers: dict[str, tuple[bytes, int]] = {}
+        self._tellers: dict[bytes, float] = {}  # who told a client subnet for a name that is not lawful alike, and when
         self.counts = [0] * len(COUNTERS)
         self.led: list[int] = []
         self.now = 0.0
@@ -153,7 +155,7 @@ class Responder:
             return self._odd(data, asker, udp)
         asked = data[4:12]
         if asked == _ONE_QUESTION and size == end:
-            prepared = self._prepared(slot, self._group_of(slot, asker), False)
+            prepared = self._prepared(slot, self._untold(slot, asker), False)
             return self._told(data, end, prepared, data[2] & 1, 512, udp)
         if asked != _ONE_AND_OPT or size < end + 11:
             return self._odd(data, asker, udp)
@@ -189,6 +191,8 @@ class Responder:
                             told = after
                     if group == ASK_RESOLVER:
                         group = self._group_of(slot, asker)
+                    if table.shared >= 0:
+                        self._teller(asker)
                 else:
                     ecs = message.subnet(data[at + 4 : stop])
                     if ecs is None:
@@ -209,7 +213,7 @@ class Responder:
                 return self._odd(data, asker, udp)
             at = stop
         if group < 0:
-            group = self._group_of(slot, asker)
+            group = self._untold(slot, asker)
         found = None if flags & 0x8000 else slot.plain.get(group)
         prepared = self._prepared(slot, group, flags >= 0x8000) if found is None else found
         error, body = prepared.error, prepared.body
@@ -252,6 +256,8 @@ class Responder:
         family, source, given = ecs
         if table is None or table.uniform:
             return 0, 0
+        if table.shared >= 0:
+            self._teller(asker)
         if source == 0:
             return self._group_of(slot, asker), 0
         if family == 1:
@@ -264,6 +270,19 @@ class Responder:
         group = groups[at]
         told = scope(starts, at, address, bits)
         return (self._group_of(slot, asker) if group == ASK_RESOLVER else group), told or 1
+
+    def _teller(self, asker: bytes) -> None:
+        if len(self._tellers) >= ASKERS_MAX:
+            self._tellers.clear()
+        self._tellers[asker] = self.now
+
+    def _untold(self, slot: _Slot, asker: bytes) -> int:
+        """The group of a question without a client subnet. Who else tells them asks for all of his clients at once:
+        unbound does, after another server of the zone refused. Then the answer is what all of them may be told."""
+        table = slot.table
+        if table is not None and table.shared >= 0 and self._tellers.get(asker, 0.0) > self.now - TELLER_S:
+            return table.shared
+        return self._group_of(slot, asker)
 
     def _group_of(self, slot: _Slot, asker: bytes) -> int:
         """The group of who asks, where no client subnet says more."""
@@ -379,7 +398,7 @@ class Responder:
         slot = self._slots.get(query.name + query.type.to_bytes(2, "big") + b"\0\1")
         if slot is not None:
             if query.ecs is None:
-                return self._prepared(slot, self._group_of(slot, asker), query.dnssec), 0
+                return self._prepared(slot, self._untold(slot, asker), query.dnssec), 0
             group, told = self._group(slot, query.ecs, asker)
             return self._prepared(slot, group, query.dnssec), told
         name = self._names.get(query.name)
