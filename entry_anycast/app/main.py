@@ -92,7 +92,11 @@ class AnycastProcess:
         self.others = Others(
             self.store, config.region, config.entry, self.prefixes, self.react, self.metrics.report_refused, self._later
         )
-        self.prober = Prober(config.probe, self.react)
+        try:
+            self.prober = Prober(config.probe, self.react)
+        except OSError as error:
+            problem = f"ca_file: {config.probe.ca_file}: {error.strerror or error}"
+            raise ConfigError("probe", [problem]) from None
         self._state = None if config.state_dir is None else StateDir(
             Path(config.state_dir), config.fleet, f"anycast.{config.region}.{config.instance}"
         )  # fmt: skip
