@@ -36,6 +36,7 @@ _PATIENCE_S, _LOOK_S = 30.0, 0.01
 _LOOPS = asyncio.Runner.run.__code__
 _COUNTED, _TURNS = ("frames", "c_calls", "opcodes"), "turns with "
 _CARRY = ("http/connection.py", "relay/relay.py", "upstream/attempt.py", "http/cork.py")
+_TIMERS = ("_fire", "_sweep")  # when an answer in one piece comes later than it should, as it does on a busy machine
 _ASKS = ("upstream/fetch.py",)
 _MODE = "mode"  # the file that says what to count
 
@@ -110,7 +111,8 @@ class _Counting:
             self._root = root
         name = _name(frame)
         # Spans of one request in a hundred are OpenTelemetry's to count, and tasks are upkeep: no request has one.
-        if root.f_back is not None and not root.f_code.co_flags & CO_COROUTINE and "opentelemetry" not in name:
+        upkeep = root.f_code.co_flags & CO_COROUTINE or root.f_code.co_name in _TIMERS
+        if root.f_back is not None and not upkeep and "opentelemetry" not in name:
             self._of_turn[what][name + more] += 1
             self._carries = self._carries or name.startswith(_CARRY)
             self._asks = self._asks or name.startswith(_ASKS)
@@ -231,11 +233,15 @@ class Counted:
 
 
 def _each(counts: dict[str, Counter[str]], what: str, times: int) -> Counter[str]:
-    """By function, and all processes together: how often for each request, without what is not for each."""
+    """By function, and all processes together: how often for each request, without what is not for each. A busy machine
+    has two chunks come together: the turns that there were are what is divided by."""
     each: Counter[str] = Counter()
+    turns = counts[_TURNS + what]
     for name, count in counts[what].items():
-        if counts[_TURNS + what][name] >= _NEARLY * times:
-            each[name.partition(" ")[2]] += round(count / times)
+        pid, _, function = name.partition(" ")
+        most = min(times, max(many for one, many in turns.items() if one.startswith(pid)))
+        if turns[name] >= _NEARLY * most:
+            each[function] += round(count / most)
     return +each
 
 
