@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from farhop_lab.bench import parts, tiers
@@ -12,6 +14,7 @@ FRAMES_MAX = {"farhop regional": (367, 15), "both tiers": (742, 28)}
 C_CALLS_MAX = {"farhop regional": (347, 19), "both tiers": (743, 27)}
 
 
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="counted for Python 3.11: others make other frames of it")
 @pytest.mark.parametrize("tier", [tiers.OURS[0], tiers.OURS[2]], ids=lambda tier: tier.name)
 async def test_a_request_and_a_chunk_are_made_of_no_more_parts_than_before(tier: tiers.Tiers) -> None:
     if (missing := tier.missing()) is not None:
