@@ -125,7 +125,7 @@ def _draw(here: Fleet, asked: Asked, upper: list[Seen], lower: list[Seen], answe
     unreached = [*here.trouble, *(one.error for one in answered if one.status is None)]
     for line, style in summary.lines(summary.of(here.name, upper, lower, unreached, asked.region)):
         show.line(line, style)
-    _tell(asked, upper, lower)
+    _print(asked, upper, lower)
 
 
 def _watch(asked: Asked, where: Where, here: Fleet) -> None:
@@ -158,7 +158,7 @@ def _from_disk(tier: str, one: Seen) -> list[str]:
     ]
 
 
-def _tell(asked: Asked, upper: list[Seen], lower: list[Seen]) -> None:
+def _print(asked: Asked, upper: list[Seen], lower: list[Seen]) -> None:
     wide, chosen = asked.wide, [] if asked.region == "" else [asked.region]
     if wide or asked.law:
         for tier, those in (("global", upper), ("regional", lower)):

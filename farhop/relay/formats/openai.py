@@ -269,7 +269,7 @@ def salt_of(kind: Kind, prompt: Prompt, scope: str | None) -> str:
     return sha256(apart.encode()).hexdigest()[:_SALT_DIGITS]
 
 
-class Change(NamedTuple):
+class BodyEdit(NamedTuple):
     """How a body is sent on: `insert` goes in at `at`; at -1 it is `whole`, or as it came where that is empty."""
 
     at: int = -1
@@ -284,10 +284,10 @@ class Change(NamedTuple):
         return b"".join((view[: self.at], self.insert, view[self.at :]))
 
 
-_NONE = Change()
+_NONE = BodyEdit()
 
 
-def change(body: bytes, prompt: Prompt, salt: str) -> Change:
+def change(body: bytes, prompt: Prompt, salt: str) -> BodyEdit:
     """The usage of a stream asked for, and this `cache_salt`, whatever its own, if there is one; the model, where the
     body names none. `prompt` is what was read of the body."""
     asks, lacks = prompt.hide_usage, prompt.lacks_model
@@ -305,13 +305,13 @@ def change(body: bytes, prompt: Prompt, salt: str) -> Change:
             document["cache_salt"] = msgspec.Raw(msgspec.json.encode(salt))
         if lacks:
             document["model"] = msgspec.Raw(msgspec.json.encode(prompt.model))
-        return Change(whole=msgspec.json.encode(document))
+        return BodyEdit(whole=msgspec.json.encode(document))
     added = b'"stream_options":{"include_usage":true},' if asks else b""
     if salt:
         added += b'"cache_salt":"%b",' % salt.encode()
     if lacks:
         added += b'"model":%b,' % msgspec.json.encode(prompt.model)
-    return Change(body.index(b"{") + 1, added)
+    return BodyEdit(body.index(b"{") + 1, added)
 
 
 class _AnswerMessage(msgspec.Struct):
