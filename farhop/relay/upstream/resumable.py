@@ -17,7 +17,6 @@ from farhop.relay.upstream.tap import StreamTap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from random import Random
 
     from farhop.balance.machine import Usage
     from farhop.balance.outcome import Outcome
@@ -34,10 +33,8 @@ class Resumption:
     """Which streams of this process can go on, and what became of those that broke. `context_tokens` gives, of a target
     and a model, the most tokens of prompt and answer there, 0 where nobody says, None where it does not tell ids."""
 
-    def __init__(
-        self, context_tokens: Callable[[str, str], int | None], rng: Random, kept_bytes_max: int = KEPT_BYTES_MAX
-    ) -> None:
-        self.context_tokens, self._rng, self._kept_bytes_max = context_tokens, rng, kept_bytes_max
+    def __init__(self, context_tokens: Callable[[str, str], int | None], kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
+        self.context_tokens, self._kept_bytes_max = context_tokens, kept_bytes_max
         self.kept_bytes = 0
         self.outcomes: Counter[tuple[str, str]] = Counter()  # (outcome, reason)
         self.recomputed_tokens = 0
@@ -45,7 +42,7 @@ class Resumption:
     def of(self, path: bytes, body: bytes) -> Progress | None:
         """What will be known of the stream that this body asks for; None if it could not go on, which is counted."""
         try:
-            return Progress(resumption.plan(path, body, self._rng.getrandbits(resumption.SEED_BITS)))
+            return Progress(resumption.plan(path, body))
         except Unresumable as reason:
             self.outcomes["not_resumable", str(reason)] += 1
             return None
@@ -119,7 +116,7 @@ class ResumableRun(AttemptRun):
         self._asked = self._resumption.context_tokens(self.target, self.active.request.model) is not None
         if self._asked:
             at = body.index(b"{") + 1
-            body = body[:at] + self._progress.plan.added + body[at:]
+            body = body[:at] + resumption.ASKS + body[at:]
         return self.owner.upstream_head(self.active, host, len(body)), body
 
     def answered(self, answer: AnswerHead) -> None:
