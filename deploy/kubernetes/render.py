@@ -34,7 +34,7 @@ def rendered(chart: Any, values: dict[str, Any], name: str = NAME, namespace: st
 
 def documents(text: str) -> list[dict[str, Any]]:
     """What stands in it."""
-    return [one for one in yaml.load_all(text, _LOADER) if one]  # noqa: S506 - each is a safe loader
+    return [one for one in yaml.load_all(text, _LOADER) if one]
 
 
 def faults(found: list[dict[str, Any]]) -> list[str]:
