@@ -73,7 +73,7 @@ def status(
         fleet.known(entry, here.topology.entries, f'topology "{here.topology.name}"', "entry")
 
     async def work(store: Store) -> int:
-        return _told(await _reports(store, entry), where)
+        return _print(await _reports(store, entry), where)
 
     return setting.with_store(here, work)
 
@@ -88,7 +88,7 @@ async def _reports(store: Store, entry: str) -> list[AnnounceReport]:
     return [one for one in found if not entry or one.entry == entry]
 
 
-def _told(reports: list[AnnounceReport], where: Where) -> int:
+def _print(reports: list[AnnounceReport], where: Where) -> int:
     import msgspec
 
     from farhop_cli import show, status

@@ -152,11 +152,11 @@ async def _run(planned: Plan, options: Options) -> int:
     if options.as_json:
         show.json(_document(planned, result, found, times))
     else:
-        _tell(planned, result, found)
+        _print(planned, result, found)
         if options.watch and times:
             show.line(gaps(times))
         if found is not None:
-            _tell_trace(found)
+            _print_trace(found)
     if result.error is not None:
         code = f" ({result.error.code})" if result.error.code else ""
         warn(f"{f'status {result.status}' if result.status else 'not sent'}{code}: {result.error.message}")
@@ -186,13 +186,13 @@ async def _send(planned: Plan, trace_id: str, *, quiet: bool) -> tuple[Result, l
             if not quiet:
                 show.streamed(event.text)
         elif not quiet:
-            _tell_detour(planned, event)
+            _print_detour(planned, event)
     if not quiet and result.text:
         show.streamed("\n" if result.text.endswith("\n") else "\n\n")
     return result, times
 
 
-def _tell_detour(planned: Plan, event: Skipped | Redirected) -> None:
+def _print_detour(planned: Plan, event: Skipped | Redirected) -> None:
     name = _name(planned, event.entry)
     if isinstance(event, Skipped):
         show.line(f"{name} could not be asked: {event.why}", "yellow")
@@ -210,11 +210,11 @@ def _name(planned: Plan, entry: str) -> str:
 # -- telling
 
 
-def _tell(planned: Plan, result: Result, found: Evidence | None) -> None:
+def _print(planned: Plan, result: Result, found: Evidence | None) -> None:
     if found is not None:
-        _tell_global(found.global_)
+        _print_global(found.global_)
         if found.regional.region is not None:
-            _tell_regional(found.regional)
+            _print_regional(found.regional)
     decision = result.headers.get("x-farhop-decision")
     if decision:
         region = result.headers.get("x-farhop-region", "no region")
@@ -241,7 +241,7 @@ def _promised(found: Evidence | None) -> str:
     return f" (promised {show.number(chosen.get('ttft_ms'))})" if chosen is not None else ""
 
 
-def _tell_global(account: Account) -> None:
+def _print_global(account: Account) -> None:
     place = account.region or "an entry outside this world"
     if account.record is not None:
         tables.global_record(account.record, place)
@@ -251,7 +251,7 @@ def _tell_global(account: Account) -> None:
         tables.regions(account.explained, f"which region: as {place} would decide now")
 
 
-def _tell_regional(account: Account) -> None:
+def _print_regional(account: Account) -> None:
     assert account.region is not None
     if account.record is not None:
         tables.regional_record(account.record, account.region)
@@ -259,7 +259,7 @@ def _tell_regional(account: Account) -> None:
         show.line(f"no record of the pick in {account.region}: {account.note}", "yellow")
 
 
-def _tell_trace(found: Evidence) -> None:
+def _print_trace(found: Evidence) -> None:
     trace = found.trace
     show.line("")
     show.line(f"trace {trace.trace_id}" + (f" ({trace.note})" if trace.note else ""), "bold")

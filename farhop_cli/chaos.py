@@ -36,12 +36,12 @@ def hunted(seeds: int, first: int, workers: int | None, out: Path | None, as_jso
     """Play many schedules in virtual time; the exit code."""
     played = range(first, first + seeds)
     with progress(f"{len(played)} schedules", len(played)) as moved:
-        return _tell(hunt.hunt(played, workers=workers, done=lambda count: moved(float(count))), out, as_json)
+        return _print(hunt.hunt(played, workers=workers, done=lambda count: moved(float(count))), out, as_json)
 
 
 def replayed(path: Path, out: Path | None, as_json: bool) -> int:
     """Play one schedule again; the exit code."""
-    return _tell(hunt.replayed(_read(path)), out, as_json)
+    return _print(hunt.replayed(_read(path)), out, as_json)
 
 
 def _read(path: Path) -> Schedule:
@@ -54,7 +54,7 @@ def _read(path: Path) -> Schedule:
         fail(f"--replay: {error}")
 
 
-def _tell(hunted: Hunted, out: Path | None, as_json: bool) -> int:
+def _print(hunted: Hunted, out: Path | None, as_json: bool) -> int:
     if out is not None:
         try:
             hunt.kept(hunted.shortest, out)
@@ -100,26 +100,26 @@ def live(seed: int, for_s: float, as_json: bool) -> int:
     folder = Path(tempfile.mkdtemp(prefix="farhop-chaos-"))
     try:
         with show.telling("live chaos") as say:
-            verdict = asyncio.run(lives.run(folder, seed, for_s, say))
+            result = asyncio.run(lives.run(folder, seed, for_s, say))
     except (WorldError, lives.LiveError) as error:
         fail(f"chaos: {error}; logs are in {folder}")
     shutil.rmtree(folder, ignore_errors=True)
     if as_json:
-        show.json({"bench": "chaos --live", **_builtins(verdict)})
+        show.json({"bench": "chaos --live", **_builtins(result)})
     else:
         show.table(
             "live: answers of each replica after the quiet",
             ("replica", ">answers", ">fair"),
-            [[name, str(count), show.number(fair)] for name, (count, fair) in verdict.shares.items()],
+            [[name, str(count), show.number(fair)] for name, (count, fair) in result.shares.items()],
         )
-        _findings(verdict.findings)
+        _findings(result.findings)
         show.line(
-            f"{verdict.faults} faults on {verdict.answers:,} answers ({verdict.failed:,} failed while things were "
-            f"broken); {len(verdict.findings)} findings after the quiet",
+            f"{result.faults} faults on {result.answers:,} answers ({result.failed:,} failed while things were "
+            f"broken); {len(result.findings)} findings after the quiet",
             "bold",
         )
-    return 1 if verdict.findings else 0
+    return 1 if result.findings else 0
 
 
-def _builtins(verdict: lives.Verdict) -> dict[str, Any]:
-    return dict(msgspec.to_builtins(verdict))
+def _builtins(result: lives.LiveResult) -> dict[str, Any]:
+    return dict(msgspec.to_builtins(result))

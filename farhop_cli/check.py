@@ -67,7 +67,7 @@ def run(names: list[str], no_secrets: bool, as_json: bool) -> int:
             checked[path] = _law(path, document, maps)
     files = [checked[path] for path, _, _ in found]
     together, notes = _together(files), _notes(files)
-    _tell(files, together, notes, as_json)
+    _print(files, together, notes, as_json)
     return NEGATIVE if together or any(one.problems for one in files) else 0
 
 
@@ -321,7 +321,7 @@ def _problem(one: Problem | str) -> dict[str, str] | str:
 # -- for people
 
 
-def _tell(files: list[Checked], together: list[str], notes: list[str], as_json: bool) -> None:
+def _print(files: list[Checked], together: list[str], notes: list[str], as_json: bool) -> None:
     if as_json:
         told = [_told(one) for one in files]
         if len(told) == 1:
@@ -337,7 +337,7 @@ def _tell(files: list[Checked], together: list[str], notes: list[str], as_json: 
             count = len(one.problems)
             typer.echo(f"{one.path}: {count} problem{'s' * (count != 1)}", err=True)
         else:
-            _tell_fine(one)
+            _print_fine(one)
     for line in together:
         typer.echo(line, err=True)
     for line in notes:
@@ -360,7 +360,7 @@ def _told(one: Checked) -> _Document:
     return said | summed_up(one.topology)
 
 
-def _tell_fine(one: Checked) -> None:
+def _print_fine(one: Checked) -> None:
     config = one.config or one.entry
     if config is not None and one.topology is not None:
         where = f"region {config.region}, instance {config.instance}"
@@ -369,7 +369,7 @@ def _tell_fine(one: Checked) -> None:
     elif one.policy is not None:
         show.line(f"{one.path}: fine (a law for {len(one.policy.tenants)} tenants)")
     elif one.topology is not None:
-        _tell_world(summed_up(one.topology), str(one.path))
+        _print_world(summed_up(one.topology), str(one.path))
 
 
 def summed_up(topology: Topology) -> dict[str, Any]:
@@ -406,7 +406,7 @@ def _tenant(topology: Topology, law: Law, tenant: Tenant) -> dict[str, Any]:
     }
 
 
-def _tell_world(summary: dict[str, Any], source: str) -> None:
+def _print_world(summary: dict[str, Any], source: str) -> None:
     regions = summary["regions"]
     show.line(f"{source}: fine ({summary['name']}, epoch {summary['epoch']})")
     show.table(

@@ -36,7 +36,7 @@ from farhop_drill.checks import Facts
 from farhop_drill.document import Drill, DrillError, Names
 from farhop_drill.eyes import Eyes
 from farhop_drill.injectors import FaultInjector, InjectError, Injector, TrafficInjector
-from farhop_drill.machine import Verdict
+from farhop_drill.machine import DrillVerdict
 from farhop_drill.oracle import Oracle
 from farhop_drill.outcome import Outcome
 from farhop_drill.probe import Answer, Client, Probe
@@ -66,7 +66,12 @@ SHOWN = (
     "residency_violations", "ttft_before_p99_ms", "ttft_during_p99_ms", "ttft_after_p99_ms",
 )  # fmt: skip
 SECRET_BYTES_MAX = 4096
-_STYLE = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.ABORTED: "yellow", Verdict.NOT_RUN: "yellow"}
+_STYLE = {
+    DrillVerdict.PASS: "green",
+    DrillVerdict.FAIL: "red",
+    DrillVerdict.ABORTED: "yellow",
+    DrillVerdict.NOT_RUN: "yellow",
+}
 
 
 @dataclass(frozen=True)
@@ -393,7 +398,7 @@ async def _run(drill: Drill, here: Here, store: Store, asked: Asked, say: Callab
     say(f"{drill.title} ({held.run})")
     outcome = Outcome(
         run=held.run, drill=drill.drill, title=drill.title, author=author, fleet=here.fleet.name,
-        epoch_s=began.timestamp(), verdict=Verdict.NOT_RUN, why="", document=drill.model_dump(mode="json"),
+        epoch_s=began.timestamp(), verdict=DrillVerdict.NOT_RUN, why="", document=drill.model_dump(mode="json"),
         values=asked.values,
     )  # fmt: skip
     async with AsyncExitStack() as stack:
@@ -497,9 +502,9 @@ async def _reported(outcome: Outcome, store: Store, asked: Asked, where: Where) 
     else:
         _show(past, [f"{one.check}: {one.seen}" for one in outcome.findings if not one.held])
         show.line(f"report in {took_s:.2f} s: {folder}/report.html, journal.json, junit.xml", "dim")
-    if outcome.verdict is not Verdict.PASS:
+    if outcome.verdict is not DrillVerdict.PASS:
         warn(f"drill {outcome.drill}: {outcome.verdict}" + (f": {outcome.why}" if outcome.why else ""))
-    return 0 if outcome.verdict is Verdict.PASS else NEGATIVE
+    return 0 if outcome.verdict is DrillVerdict.PASS else NEGATIVE
 
 
 def _written(folder: Path, texts: Mapping[str, bytes]) -> None:
@@ -520,7 +525,7 @@ def _show(past: Past, blocked: Sequence[str] = ()) -> None:
     if said:
         show.line(", ".join(said), "dim")
     show.line(
-        f"{past.verdict}" + (f": {past.why}" if past.why else ""), f"bold {_STYLE.get(Verdict(past.verdict), '')}"
+        f"{past.verdict}" + (f": {past.why}" if past.why else ""), f"bold {_STYLE.get(DrillVerdict(past.verdict), '')}"
     )
 
 
@@ -601,7 +606,7 @@ def _when(epoch_s: float) -> str:
     return datetime.fromtimestamp(epoch_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def tell(run_id: str, of: str, within: str, verdict_only: bool, where: Where) -> int:
+def print_run(run_id: str, of: str, within: str, verdict_only: bool, where: Where) -> int:
     """What a run came to, by default the last one; the exit code: 0 for PASS alone."""
     here, within_s = where.fleet(), duration_s("--within", within) if within else float("inf")
 
@@ -618,7 +623,7 @@ def tell(run_id: str, of: str, within: str, verdict_only: bool, where: Where) ->
             show.line(past.verdict)
         else:
             _show(past)
-        return 0 if past.verdict == Verdict.PASS else NEGATIVE
+        return 0 if past.verdict == DrillVerdict.PASS else NEGATIVE
 
     return setting.with_store(here, work)
 
@@ -747,7 +752,7 @@ async def _run_due(store: Store, here: Here, asked: Asked, where: Where) -> None
             warn(f"{planned.drill}: the run of {_when(begins)} was missed: nobody ran it while its window was open")
             await records.remember(Past(
                 run=f"{planned.drill}-missed-{begins}", drill=planned.drill, title=planned.drill,
-                author=planned.author, began_s=float(begins), took_s=0.0, verdict=Verdict.NOT_RUN,
+                author=planned.author, began_s=float(begins), took_s=0.0, verdict=DrillVerdict.NOT_RUN,
                 why="missed: nobody ran it while its window was open", measures={},
             ))  # fmt: skip
         if due.now and await records.holder() is None:

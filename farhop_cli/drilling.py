@@ -105,9 +105,9 @@ def report_drill(
     where: Where,
 ) -> int:
     """Tell what a run came to. Exit code 0 for PASS alone."""
-    from farhop_cli.drill import tell
+    from farhop_cli.drill import print_run
 
-    return tell(run, of, within, verdict, where)
+    return print_run(run, of, within, verdict, where)
 
 
 @verb(app, "history", "farhop drill history lose-a-region")

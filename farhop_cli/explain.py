@@ -108,7 +108,7 @@ async def _now(here: Fleet, topology: Topology, options: Options, question: dict
             show.line(line, "dim")
         if isinstance(law, dict):
             show.line(tables.law(law), "dim")
-        _tell_pick(regional, chosen)
+        _print_pick(regional, chosen)
     if chosen is None:
         return NEGATIVE
     return PARTIAL if regional is None else 0
@@ -139,7 +139,7 @@ async def _at_entry(
     return fail(reason, code)
 
 
-def _tell_pick(regional: dict[str, Any] | None, region: object) -> None:
+def _print_pick(regional: dict[str, Any] | None, region: object) -> None:
     if region is None:
         show.line("it would be refused: no lawful region serves it", "yellow")
     elif regional is None:

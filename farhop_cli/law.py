@@ -24,7 +24,7 @@ from farhop.store.hubs import stores_of
 from farhop.store.sealed import inner
 from farhop_cli import effect, show
 from farhop_cli.exits import NEGATIVE, fail, warn
-from farhop_cli.setting import author_here, settled, signing_key, tell_known, with_store
+from farhop_cli.setting import author_here, print_aware, settled, signing_key, with_store
 from topology import policy
 from topology.document import TEXT_CHARS_MAX, read
 from topology.problems import TopologyError, quoted
@@ -208,16 +208,16 @@ def _file(name: str) -> dict[str, Any]:
     try:
         raw, doubles = read(text, name)
     except TopologyError as error:
-        _tell_problems(error)
+        _print_problems(error)
     if doubles:
-        _tell_problems(TopologyError(name, doubles))
+        _print_problems(TopologyError(name, doubles))
     for field in _SIGNED:
         if field in raw:
             fail(f"{name}: {field}: this command sets it; leave it out")
     return raw
 
 
-def _tell_problems(error: TopologyError) -> NoReturn:
+def _print_problems(error: TopologyError) -> NoReturn:
     for one in error.problems:
         typer.echo(f"farhop: {error.source}: {one}", err=True)
     count = len(error.problems)
@@ -256,8 +256,8 @@ async def _set(
         return 0
     dry = "dry run, nothing is written: " if where.dry_run else ""
     show.line(f"{dry}law of epoch {read.epoch} stands, by {read.author}: {read.why}", "bold")
-    _tell_difference(difference, effects)
-    tell_known(aware, asked)
+    _print_difference(difference, effects)
+    print_aware(aware, asked)
     return 0
 
 
@@ -292,10 +292,10 @@ def _checked(document: bytes, world: Topology, source: str) -> Policy:
     try:
         return policy.read(document, world, source)
     except TopologyError as error:
-        _tell_problems(error)
+        _print_problems(error)
 
 
-def _tell_difference(difference: Mapping[str, list[str]], effects: Sequence[str]) -> None:
+def _print_difference(difference: Mapping[str, list[str]], effects: Sequence[str]) -> None:
     labels = {"added": "new tenants", "changed": "changed", "removed": "removed, and served no more"}
     for kind, label in labels.items():
         if difference[kind]:
@@ -381,7 +381,7 @@ def diff(file: str, epoch: int | None, where: Where) -> int:
         if where.as_json:
             show.json({**difference, "effects": effects})
         else:
-            _tell_difference(difference, effects)
+            _print_difference(difference, effects)
         return NEGATIVE if any(difference.values()) else 0
 
     return with_store(here, work)
@@ -407,7 +407,7 @@ def verify(file: str, public: Sequence[str], where: Where) -> int:
         value = _sealed_in(file)
         if value is None and not Path(file).is_file():
             fail(f"{quoted(file)}: no such file; give a law that `farhop law sign` wrote")
-        return _tell_verified([(file, value if value is not None else b"")], keys, where.as_json)
+        return _print_verified([(file, value if value is not None else b"")], keys, where.as_json)
     here = where.fleet()
 
     async def work(store: Store) -> int:
@@ -419,7 +419,7 @@ def verify(file: str, public: Sequence[str], where: Where) -> int:
                 warn(f"hub {name} was not reached ({error})")
                 continue
             copies.append((f"hub {name}", entry.value if entry is not None else None))
-        return _tell_verified(copies, keys, where.as_json)
+        return _print_verified(copies, keys, where.as_json)
 
     return with_store(here, work)
 
@@ -448,7 +448,7 @@ def _keys(public: Sequence[str], config: Path | None) -> Keys:
     return keys_made
 
 
-def _tell_verified(copies: list[tuple[str, bytes | None]], keys: Keys, as_json: bool) -> int:
+def _print_verified(copies: list[tuple[str, bytes | None]], keys: Keys, as_json: bool) -> int:
     checked = []
     for where, value in copies:
         one: dict[str, Any] = {"where": where, "epoch": None, "signed_by": None, "good": value is None, "why": "no law"}

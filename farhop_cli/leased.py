@@ -9,7 +9,7 @@ from farhop.store.documents.document import DocumentError
 from farhop_cli import setting
 from farhop_cli.exits import NEGATIVE, fail
 from farhop_cli.options import duration_s
-from farhop_cli.setting import Change, Setting
+from farhop_cli.setting import Setting, SettingChange
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ def put(
     return setting.change(
         noun,
         here,
-        Change(key, "", whom, lambda _: document, for_s, check, (*notes, sooner), effects=effects),
+        SettingChange(key, "", whom, lambda _: document, for_s, check, (*notes, sooner), effects=effects),
         where,
     )  # fmt: skip
 
@@ -63,7 +63,7 @@ def unset(noun: Noun, here: Fleet, key: str, whom: Mapping[str, str], where: Whe
         if before is None:
             fail(f"{setting.title(whom)}: no {noun.name} stands there; nothing was changed", NEGATIVE)
 
-    return setting.change(noun, here, Change(key, "", whom, make, notes=notes), where)
+    return setting.change(noun, here, SettingChange(key, "", whom, make, notes=notes), where)
 
 
 def everybody(here: Fleet, _region: str) -> int:

@@ -64,7 +64,7 @@ def run(options: Options) -> int:
     if options.as_json:
         show.json({"scenario": scenario.document(), "plan": planned})
     else:
-        tell(scenario, planned)
+        print_plan(scenario, planned)
     return 0 if planned.together.replicas is not None else NEGATIVE
 
 
@@ -115,7 +115,7 @@ def _outcome(results: Sequence[Result]) -> Outcome:
     return Outcome(good, sum(result.usd_per_hour for result in results) / len(results))
 
 
-def tell(scenario: Scenario, planned: Planned) -> None:
+def print_plan(scenario: Scenario, planned: Planned) -> None:
     """The table."""
     doc = scenario.doc
     aim = doc.objective

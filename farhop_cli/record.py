@@ -65,7 +65,7 @@ def run(out: str, for_s: float, region: str, where: Where) -> int:
         fail(f"--out: {path} is there already, and is not written over; give another name")
     except OSError as error:
         fail(f"--out: {path}: {error.strerror}; give a place that can be written to")
-    return _told(path, heard, where.as_json)
+    return _print(path, heard, where.as_json)
 
 
 async def _all(balancers: list[Balancer], file: IO[bytes], for_s: float, heard: _Heard, access: admin.Access) -> None:
@@ -96,7 +96,7 @@ async def _one(http: admin.Session, one: Balancer, path: str, for_s: float, file
         heard.errors.append(f"{one} ended before its time")
 
 
-def _told(path: Path, heard: _Heard, as_json: bool) -> int:
+def _print(path: Path, heard: _Heard, as_json: bool) -> int:
     for error in heard.errors:
         warn(error)
     facts = {

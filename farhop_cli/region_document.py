@@ -17,7 +17,7 @@ from farhop.store.documents.authored import Authorship
 from farhop.store.documents.document import DocumentError
 from farhop_cli import setting
 from farhop_cli.exits import NEGATIVE, fail
-from farhop_cli.setting import UNREADABLE, Change, Item, Setting
+from farhop_cli.setting import UNREADABLE, Item, Setting, SettingChange
 from topology.problems import quoted
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def put(
         old = next((item.value for item in items if item.whom == whom), None)
         return _encoded(encode, [*(item for item in items if item.whom != whom), Item(whom, value(old))], by, region)
 
-    asked = Change(
+    asked = SettingChange(
         _key(noun, region), region, whom, make, notes=notes,
         warnings=None if warnings is None else lambda: warnings(here),
         effects=None if effects is None else lambda store: effects(here, store),
@@ -94,7 +94,7 @@ def unset(
 
     back = (f"{setting.title(scope)}: as configured",)
     return setting.change(
-        noun, where.fleet(region), Change(_key(noun, region), region, scope, make, notes=back), where
+        noun, where.fleet(region), SettingChange(_key(noun, region), region, scope, make, notes=back), where
     )  # fmt: skip
 
 

@@ -149,7 +149,7 @@ def _concerns(item: Item, region: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Change:
+class SettingChange:
     """What to do to a key: `make` gives the new document, or None to take the key away, from what stands there.
 
     `check` ends the command where it may not be, before anything is written; `sense` where the fleet shows that it
@@ -169,7 +169,7 @@ class Change:
     sense: Callable[[], Awaitable[None]] | None = None
 
 
-def change(noun: Noun, here: Fleet, asked: Change, where: Where) -> int:
+def change(noun: Noun, here: Fleet, asked: SettingChange, where: Where) -> int:
     """Set or take back; the exit code."""
 
     async def work(store: Store) -> int:
@@ -190,7 +190,7 @@ def change(noun: Noun, here: Fleet, asked: Change, where: Where) -> int:
                 await store.put(asked.key, document, expect_revision=revision, ttl_s=asked.ttl_s)
             aware = await settled(lambda: noun.followed(here, asked.region, before, after), of)
         effects = await asked.effects(store) if asked.effects is not None and where.dry_run else ()
-        _tell(noun, asked, before, after, where, (aware, of), effects)
+        _print(noun, asked, before, after, where, (aware, of), effects)
         if asked.warnings is not None and not where.dry_run:
             for text in await asked.warnings():
                 warn(text)
@@ -199,9 +199,9 @@ def change(noun: Noun, here: Fleet, asked: Change, where: Where) -> int:
     return with_store(here, work)
 
 
-def _tell(
+def _print(
     noun: Noun,
-    asked: Change,
+    asked: SettingChange,
     before: Setting | None,
     after: Setting | None,
     where: Where,
@@ -233,10 +233,10 @@ def _tell(
         show.line(note)
     for effect in effects:
         show.line(effect, "yellow" if effect.startswith("strands") else None)
-    tell_known(*known)
+    print_aware(*known)
 
 
-def tell_known(aware: int, asked: int) -> None:
+def print_aware(aware: int, asked: int) -> None:
     """Say how many balancers follow, of how many."""
     if aware < asked:
         warn(f"{aware} of {asked} balancers follow it by now; the others follow when they can: see `farhop status`")

@@ -68,7 +68,7 @@ def run(options: Options) -> int:
     if options.as_json:
         show.json(document(scenario, results))
     else:
-        tell(scenario, results)
+        print_results(scenario, results)
         for path in pictures:
             show.line(f"picture: {path}")
     return NEGATIVE if any(result.score.violations for result in results) else 0
@@ -151,7 +151,7 @@ def shown(mean: Interval | None, digits: int = 1, factor: float = 1.0) -> str:
     return value if mean.half is None else f"{value} ± {mean.half * factor:,.{digits}f}"
 
 
-def tell(scenario: Scenario, results: Sequence[Result]) -> None:
+def print_results(scenario: Scenario, results: Sequence[Result]) -> None:
     """The table."""
     doc, by_row = scenario.doc, tables.rows(results)
     seeds = max(len(those) for those in by_row.values())

@@ -132,7 +132,7 @@ def _draw(here: Fleet, asked: Asked, upper: list[Seen], lower: list[Seen], answe
     if here.announcers and (asked.wide or asked.regions):
         told = [announcer(one) for one in here.announcers if asked.region in ("", one.region)]
         show.table("announcers of entries", ANNOUNCERS, told)
-    _tell(asked, upper, lower)
+    _print(asked, upper, lower)
 
 
 def _watch(asked: Asked, where: Where, here: Fleet) -> None:
@@ -165,7 +165,7 @@ def _from_disk(tier: str, one: Seen) -> list[str]:
     ]
 
 
-def _tell(asked: Asked, upper: list[Seen], lower: list[Seen]) -> None:
+def _print(asked: Asked, upper: list[Seen], lower: list[Seen]) -> None:
     wide, chosen = asked.wide, [] if asked.region == "" else [asked.region]
     if wide or asked.law:
         for tier, those in (("global", upper), ("regional", lower)):

@@ -34,7 +34,7 @@ class Phase(StrEnum):
     DONE = "done"
 
 
-class Verdict(StrEnum):
+class DrillVerdict(StrEnum):
     """Of a hypothesis, and of a run: the worst of its hypotheses."""
 
     PASS = "PASS"  # noqa: S105
@@ -119,7 +119,7 @@ class Restore(msgspec.Struct, frozen=True):
 class Finish(msgspec.Struct, frozen=True):
     """Judge and report. `verdict` None: by the hypotheses."""
 
-    verdict: Verdict | None
+    verdict: DrillVerdict | None
     why: str
 
 
@@ -136,7 +136,7 @@ class Run:
         self.steps_done = 0
         self.ended = ""
         self.blocked: tuple[str, ...] = ()
-        self.verdict: Verdict | None = None  # set when it is not for the hypotheses to say
+        self.verdict: DrillVerdict | None = None  # set when it is not for the hypotheses to say
         self._touched = False  # whether anything was asked to be injected
         self._tries = 0
         self._since: dict[int, float] = {}  # since when an abort condition holds, by its place
@@ -179,7 +179,7 @@ class Run:
             return []
         if blocked:
             self.blocked = blocked
-            return self._finish(Verdict.NOT_RUN, "; ".join(blocked))
+            return self._finish(DrillVerdict.NOT_RUN, "; ".join(blocked))
         self.phase, self._due = Phase.STEADY, now + self.drill.before_s
         return [Observe()]
 
@@ -225,19 +225,19 @@ class Run:
 
     def _stop(self, why: str) -> list[Command]:
         if self.phase in (Phase.PENDING, Phase.CHECKING):
-            return self._finish(Verdict.ABORTED, why)
-        return self._abort(why, Verdict.ABORTED)
+            return self._finish(DrillVerdict.ABORTED, why)
+        return self._abort(why, DrillVerdict.ABORTED)
 
-    def _abort(self, why: str, untouched: Verdict = Verdict.NOT_RUN) -> list[Command]:
+    def _abort(self, why: str, untouched: DrillVerdict = DrillVerdict.NOT_RUN) -> list[Command]:
         """`untouched`: the verdict if nothing was injected yet. A steady state that is none is no drill gone wrong."""
         if self.phase in (Phase.RESTORING, Phase.AFTER):
             if self.verdict is None and self.phase is Phase.AFTER:
-                self.verdict, self.ended = Verdict.ABORTED, why
+                self.verdict, self.ended = DrillVerdict.ABORTED, why
                 return self._finish(self.verdict, why)
             if self.verdict is None:
-                self.verdict, self.ended = Verdict.ABORTED, why
+                self.verdict, self.ended = DrillVerdict.ABORTED, why
             return []
-        self.verdict, self.ended = Verdict.ABORTED if self._touched else untouched, why
+        self.verdict, self.ended = DrillVerdict.ABORTED if self._touched else untouched, why
         return self._restore() if self._touched else self._finish(self.verdict, why)
 
     def _restore(self) -> list[Command]:
@@ -260,8 +260,8 @@ class Run:
             return [Restore()]
         ended = f"{self.ended}; " if self.ended else ""
         ended += f"what was injected could not be taken back, and ends by its own lease: {why}"
-        return self._finish(Verdict.FAIL if self.verdict is None else self.verdict, ended)
+        return self._finish(DrillVerdict.FAIL if self.verdict is None else self.verdict, ended)
 
-    def _finish(self, verdict: Verdict | None, why: str) -> list[Command]:
+    def _finish(self, verdict: DrillVerdict | None, why: str) -> list[Command]:
         self.phase, self.verdict, self.ended = Phase.DONE, verdict, why
         return [Finish(verdict, why)]

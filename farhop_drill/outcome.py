@@ -11,7 +11,7 @@ import msgspec
 
 from farhop_drill.checks import Finding
 from farhop_drill.document import MEASURES
-from farhop_drill.machine import Verdict
+from farhop_drill.machine import DrillVerdict
 from farhop_drill.measures import Canary, Look, Marks
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from farhop_drill.document import Drill
 
-_WORST_FIRST = (Verdict.FAIL, Verdict.ABORTED, Verdict.NOT_RUN, Verdict.PASS)
+_WORST_FIRST = (DrillVerdict.FAIL, DrillVerdict.ABORTED, DrillVerdict.NOT_RUN, DrillVerdict.PASS)
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class Judged(msgspec.Struct, frozen=True):
     hypothesis: str
     measure: str
     unit: str
-    verdict: Verdict
+    verdict: DrillVerdict
     value: float | None
     why: str = ""
 
@@ -53,7 +53,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     author: str
     fleet: str
     epoch_s: float
-    verdict: Verdict
+    verdict: DrillVerdict
     why: str
     document: dict[str, Any]
     values: dict[str, str] = {}
@@ -72,22 +72,22 @@ class Outcome(msgspec.Struct, kw_only=True):
         return (self.marks.ended_s or 0.0) - self.marks.began_s
 
 
-def judge(drill: Drill, measures: Mapping[str, float], verdict: Verdict | None, why: str) -> list[Judged]:
+def judge(drill: Drill, measures: Mapping[str, float], verdict: DrillVerdict | None, why: str) -> list[Judged]:
     """Each hypothesis by what was measured; `verdict` is set where the run says it for all of them."""
     judged = []
     for one in drill.hypotheses:
         value, unit = measures.get(one.measure), MEASURES[one.measure].unit
-        if verdict in (Verdict.ABORTED, Verdict.NOT_RUN):
+        if verdict in (DrillVerdict.ABORTED, DrillVerdict.NOT_RUN):
             made = Judged(str(one), one.measure, unit, verdict, value, why)
         elif value is None:
-            made = Judged(str(one), one.measure, unit, Verdict.NOT_RUN, None, "nothing was measured of it")
+            made = Judged(str(one), one.measure, unit, DrillVerdict.NOT_RUN, None, "nothing was measured of it")
         else:
             held = one.holds(value)
-            made = Judged(str(one), one.measure, unit, Verdict.PASS if held else Verdict.FAIL, value)
+            made = Judged(str(one), one.measure, unit, DrillVerdict.PASS if held else DrillVerdict.FAIL, value)
         judged.append(made)
     return judged
 
 
-def worst(judged: list[Judged], verdict: Verdict | None) -> Verdict:
+def worst(judged: list[Judged], verdict: DrillVerdict | None) -> DrillVerdict:
     """The verdict of the run: its own, or else the worst of its hypotheses."""
     return min((one.verdict for one in judged), key=_WORST_FIRST.index) if verdict is None else verdict

@@ -14,17 +14,17 @@ from xml.sax.saxutils import escape, quoteattr
 import msgspec
 
 from farhop_drill.experiment import experiment
-from farhop_drill.machine import Verdict
+from farhop_drill.machine import DrillVerdict
 
 if TYPE_CHECKING:
     from farhop_drill.outcome import Done, Outcome
 
 # Chaos Toolkit's own: completed, failed (an activity failed), aborted, interrupted. It has no word for "not run".
 _STATUS = {
-    Verdict.PASS: "completed",
-    Verdict.FAIL: "completed",
-    Verdict.ABORTED: "aborted",
-    Verdict.NOT_RUN: "failed",
+    DrillVerdict.PASS: "completed",
+    DrillVerdict.FAIL: "completed",
+    DrillVerdict.ABORTED: "aborted",
+    DrillVerdict.NOT_RUN: "failed",
 }
 CANARIES_MAX = 20_000  # kept in the journal, the newest
 
@@ -33,7 +33,7 @@ def journal(outcome: Outcome, version: str, node: str) -> dict[str, Any]:
     """The journal as a mapping. `version` is Farhop's, `node` the host that ran it."""
     said = experiment(outcome.document, outcome.values)
     checks = [one for one in outcome.done if one.kind == "check"]
-    passed = outcome.verdict is Verdict.PASS
+    passed = outcome.verdict is DrillVerdict.PASS
     return {
         "chaoslib-version": f"farhop {version}",
         "platform": "farhop",
@@ -99,7 +99,7 @@ def _judged(outcome: Outcome, one: Any) -> dict[str, Any]:
                 "provider": {"type": "process", "path": "farhop"}}  # fmt: skip
     status = "succeeded" if one.value is not None else "failed"
     return {"activity": activity, "output": one.value, "status": status, "start": at, "end": at, "duration": 0.0,
-            "tolerance_met": one.verdict is Verdict.PASS}  # fmt: skip
+            "tolerance_met": one.verdict is DrillVerdict.PASS}  # fmt: skip
 
 
 def _at(outcome: Outcome, at_s: float) -> str:
@@ -113,11 +113,11 @@ def junit(outcome: Outcome) -> str:
     """A test suite with a case per hypothesis: FAIL is a failure, ABORTED an error, NOT_RUN is skipped and an error of
     the suite, since a drill that did not run must not look green."""
     cases = [_case(outcome, one) for one in outcome.judged]
-    count = {verdict: sum(one.verdict is verdict for one in outcome.judged) for verdict in Verdict}
-    errors = count[Verdict.ABORTED] + count[Verdict.NOT_RUN]
+    count = {verdict: sum(one.verdict is verdict for one in outcome.judged) for verdict in DrillVerdict}
+    errors = count[DrillVerdict.ABORTED] + count[DrillVerdict.NOT_RUN]
     head = (
         f"<testsuite name={quoteattr(f'farhop drill {outcome.drill}')} tests='{len(outcome.judged)}' "
-        f"failures='{count[Verdict.FAIL]}' errors='{errors}' time='{outcome.took_s:.3f}' "
+        f"failures='{count[DrillVerdict.FAIL]}' errors='{errors}' time='{outcome.took_s:.3f}' "
         f"timestamp={quoteattr(_at(outcome, 0.0))}>"
     )
     return "\n".join(["<?xml version='1.0' encoding='utf-8'?>", head, *cases, "</testsuite>", ""])
@@ -126,8 +126,8 @@ def junit(outcome: Outcome) -> str:
 def _case(outcome: Outcome, one: Any) -> str:
     name = f"classname={quoteattr(f'farhop.drill.{outcome.drill}')} name={quoteattr(one.hypothesis)}"
     value = "nothing measured" if one.value is None else f"{one.value:.6g} {one.unit}"
-    if one.verdict is Verdict.PASS:
+    if one.verdict is DrillVerdict.PASS:
         return f"  <testcase {name}><system-out>{escape(value)}</system-out></testcase>"
-    kind = "failure" if one.verdict is Verdict.FAIL else "error"
+    kind = "failure" if one.verdict is DrillVerdict.FAIL else "error"
     why = quoteattr(f"{one.verdict}: {one.why or value}")
     return f"  <testcase {name}><{kind} type={quoteattr(one.verdict)} message={why}/></testcase>"

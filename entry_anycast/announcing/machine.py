@@ -315,8 +315,7 @@ class Announcer:
         if self.exited:
             return []
         if self.speaker == "none" and self.stopping_since is None:
-            if now < self._restart_at:
-                wakes.append(self._restart_at)
+            if _early(self._restart_at, now, wakes):
                 return []
             self.speaker = "starting"
             return [StartSpeaker()]
@@ -347,13 +346,10 @@ class Announcer:
         if self.update is not None and self.update.phase is Phase.ANNOUNCED:
             self.phase = Phase.ANNOUNCED  # nobody had been told
             return []
-        at = self.budget.change_at(now)
-        if now < at:
-            wakes.append(at)
+        if _early(self.budget.change_at(now), now, wakes):
             return []
         self.budget.changed(now)
-        self.phase = Phase.ANNOUNCED
-        return [self._say(Phase.ANNOUNCED, now)]
+        return self._announce(now)
 
     def _withdraw(self, now: float, wakes: list[float]) -> list[Command]:
         self.budget.went(now)
@@ -366,11 +362,12 @@ class Announcer:
             return self._leave(now, wakes)
         if self.why_not or self.speaker != "up":
             return []
-        at = self.budget.announce_at(now, last=self.last)
-        if now < at:
-            wakes.append(at)
+        if _early(self.budget.announce_at(now, last=self.last), now, wakes):
             return []
         self.budget.announced(now)
+        return self._announce(now)
+
+    def _announce(self, now: float) -> list[Command]:
         self.phase = Phase.ANNOUNCED
         return [self._say(Phase.ANNOUNCED, now)]
 
@@ -378,9 +375,7 @@ class Announcer:
         """Stopping, and withdrawn: until that is acknowledged and has settled."""
         if self.speaker == "up" and self.update is not None and not self.update.acknowledged:
             return []  # _overdue kills what does not acknowledge
-        settled = self._withdrawn_at + self.config.settle_s
-        if now < settled:
-            wakes.append(settled)
+        if _early(self._withdrawn_at + self.config.settle_s, now, wakes):
             return []
         self.exited = True
         return [Exit()]
@@ -389,9 +384,7 @@ class Announcer:
         """A speaker that does not acknowledge an update in time is not one."""
         if self.speaker != "up" or self.update is None or self.update.acknowledged or self.exited:
             return []
-        due = self.update.at + self.config.ack_s
-        if now < due:
-            wakes.append(due)
+        if _early(self.update.at + self.config.ack_s, now, wakes):
             return []
         return self._kill(f"it did not acknowledge within {self.config.ack_s:g} s")
 
@@ -400,3 +393,11 @@ class Announcer:
         self.update = Update(self._numbers, phase, now)
         self.updates[phase] += 1
         return Say(self._numbers, phase)
+
+
+def _early(at: float, now: float, wakes: list[float]) -> bool:
+    """Whether it is too early for what is to be done then; if so, then it is looked at again."""
+    if now < at:
+        wakes.append(at)
+        return True
+    return False

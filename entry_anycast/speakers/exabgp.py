@@ -179,6 +179,8 @@ class ExaBgp:
                         break
                     said.append(answer)
             except (OSError, ValueError):
+                # A connection reset, or a line longer than its buffer: for who asks the same as an end of the stream.
+                # Of what was answered none is of use, since the acknowledgement behind it never comes.
                 pass
             raise SpeakerError("exabgp: ended, or its helper did")
 

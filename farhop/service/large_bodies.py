@@ -30,7 +30,7 @@ from farhop.balance import outcome
 from farhop.balance.prefix import chain
 from farhop.relay.formats import bodies, openai
 from farhop.relay.formats.field_guard import Guard
-from farhop.relay.formats.openai import Change
+from farhop.relay.formats.openai import BodyEdit
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import BodyError, Prompt
 from farhop.service import routing_keys
@@ -77,7 +77,7 @@ class ParsedBody(msgspec.Struct, array_like=True):
     onward_sha256: bytes = b""
     session: bytes = b""
     unknown: list[str] = []
-    change: Change = Change()
+    change: BodyEdit = BodyEdit()
 
     def refusal(self) -> BodyError:
         """Why it is refused."""

@@ -54,7 +54,7 @@ class LiveError(Exception):
     """A live run that cannot go on; the text is one line."""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class LiveResult(msgspec.Struct, frozen=True):
     """What came of a live run: answers of the whole run and of them those that failed before the quiet; by replica, how
     many came in the window, and how many would be fair."""
 
@@ -331,7 +331,7 @@ def at_rest(
 # -- the run
 
 
-async def run(folder: Path, seed: int, for_s: float, say: Callable[[str], None]) -> Verdict:
+async def run(folder: Path, seed: int, for_s: float, say: Callable[[str], None]) -> LiveResult:
     """Start a world, break it for `for_s`, leave it alone, and judge. LiveError, WorldError."""
     say("starting etcd, engines and balancers")
     settings = WorldSettings(replicas=REPLICAS, speedup=1.0)
@@ -357,7 +357,7 @@ async def _broken_and_judged(
     seed: int,
     for_s: float,
     say: Callable[[str], None],
-) -> Verdict:
+) -> LiveResult:
     clock = asyncio.get_running_loop().time
     faults = drawn(seed, for_s, list(world.regions))
     async with asyncio.TaskGroup() as group:
@@ -385,7 +385,7 @@ async def _broken_and_judged(
     assert world.ocean is not None
     findings += at_rest(*await _statuses(world, session), world.ocean.rtt_ms)
     found = tuple(sorted({*findings, *injector.findings}))
-    return Verdict(seed, len(faults), answers, before, faults, shares, found)
+    return LiveResult(seed, len(faults), answers, before, faults, shares, found)
 
 
 async def _stop(clients: _LiveClients) -> None:
@@ -446,4 +446,4 @@ def _wake_all(world: World) -> None:
         world.etcd.resume()
 
 
-__all__ = ["Answered", "LiveError", "Verdict", "WorldError", "answered", "at_rest", "drawn", "judged", "run"]
+__all__ = ["Answered", "LiveError", "LiveResult", "WorldError", "answered", "at_rest", "drawn", "judged", "run"]

@@ -221,7 +221,7 @@ def schedule(
     return arrivals.thinned(fast, work.share, Random(f"{seed} kept"))
 
 
-def _place(work: WorkDoc, days: Mapping[str, Daylight], seed: int) -> places.Rule:
+def _place(work: WorkDoc, days: Mapping[str, Daylight], seed: int) -> places.PlaceRule:
     salt = str(seed)
     if work.place == "sun":
         return places.following_sun({name: days[name] for name in work.regions if name in days}, salt)

@@ -47,7 +47,7 @@ class Aim(msgspec.Struct, frozen=True):
         return f"{self.figure} {bound} x {self.against}"
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class AimResult(msgspec.Struct, frozen=True):
     """What was asked and what came. `against` is the router it came down to; `said` is empty where nothing was run."""
 
     scenario: str
@@ -91,21 +91,21 @@ AIMS: tuple[Aim, ...] = (
 )
 
 
-def judged(results: Sequence[Result]) -> list[Verdict]:
+def judged(results: Sequence[Result]) -> list[AimResult]:
     """Every aim whose cells were run."""
     rows = tables.rows(results)
     told = [_judged(aim, rows) for aim in AIMS]
-    return [verdict for verdict in told if verdict is not None]
+    return [result for result in told if result is not None]
 
 
-def _judged(aim: Aim, rows: Mapping[Row, list[Result]]) -> Verdict | None:
+def _judged(aim: Aim, rows: Mapping[Row, list[Result]]) -> AimResult | None:
     ours = rows.get((aim.scenario, routers.FARHOP, aim.load))
     names = [router for scenario, router, load in rows if (scenario, load) == (aim.scenario, aim.load)]
     against = _rival(aim, names, rows)
     if ours is None or against is None:
         return None
     ratio = tables.ratio(ours, rows[aim.scenario, against, aim.load], aim.figure)
-    return Verdict(aim.scenario, aim.load, aim.words, against, ratio, said(aim, ratio))
+    return AimResult(aim.scenario, aim.load, aim.words, against, ratio, said(aim, ratio))
 
 
 def _rival(aim: Aim, names: Sequence[str], rows: Mapping[Row, list[Result]]) -> str | None:

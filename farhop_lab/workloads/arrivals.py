@@ -12,7 +12,7 @@ from random import Random
 
 import msgspec
 
-from farhop_lab.workloads.places import Rule, chance
+from farhop_lab.workloads.places import PlaceRule, chance
 from farhop_lab.workloads.program import Program, Schedule, Start, WorkloadError
 
 Maker = Callable[[str, Random], Program]
@@ -68,7 +68,7 @@ def renewals(bursts: Iterator[Burst], rng: Random) -> Iterator[float]:
             at += rng.gammavariate(shape, scale)
 
 
-def programs(moments: Iterator[float], place: Rule, make: Maker, name: str) -> Schedule:
+def programs(moments: Iterator[float], place: PlaceRule, make: Maker, name: str) -> Schedule:
     """A program at each moment: the n-th is called "<name> n", and has the dice and the region of that name. So `name`
     should hold the seed: the same name asks the same."""
     for number, at in enumerate(moments):

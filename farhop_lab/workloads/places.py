@@ -19,7 +19,7 @@ from xxhash import xxh3_64_intdigest
 from farhop_lab.workloads.daylight import Daylight
 from farhop_lab.workloads.program import WorkloadError
 
-Rule = Callable[[str, float], str]
+PlaceRule = Callable[[str, float], str]
 """(session, seconds) -> region."""
 
 
@@ -29,7 +29,7 @@ def chance(session: str, salt: str = "") -> float:
     return (xxh3_64_intdigest(f"{salt}\0{session}".encode()) >> 11) / 2.0**53
 
 
-def by_weight(weights: Mapping[str, float], salt: str = "") -> Rule:
+def by_weight(weights: Mapping[str, float], salt: str = "") -> PlaceRule:
     """Sessions by these weights (any unit). WorkloadError for none, a negative one, or all 0."""
     names, marks = _marks(weights)
 
@@ -39,17 +39,17 @@ def by_weight(weights: Mapping[str, float], salt: str = "") -> Rule:
     return place
 
 
-def uniform(regions: Sequence[str], salt: str = "") -> Rule:
+def uniform(regions: Sequence[str], salt: str = "") -> PlaceRule:
     """Every region alike."""
     return by_weight(dict.fromkeys(regions, 1.0), salt)
 
 
-def zipf(regions: Sequence[str], exponent: float = 1.0, salt: str = "") -> Rule:
+def zipf(regions: Sequence[str], exponent: float = 1.0, salt: str = "") -> PlaceRule:
     """The first region most, the n-th 1/n^exponent of that."""
     return by_weight({name: rank**-exponent for rank, name in enumerate(regions, 1)}, salt)
 
 
-def following_sun(regions: Mapping[str, Daylight], salt: str = "") -> Rule:
+def following_sun(regions: Mapping[str, Daylight], salt: str = "") -> PlaceRule:
     """By how much each region is awake at that moment, times its weight."""
 
     def place(session: str, at: float) -> str:

@@ -21,7 +21,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from farhop_lab.workloads.arrivals import Burst, Maker, renewals
-from farhop_lab.workloads.places import Rule
+from farhop_lab.workloads.places import PlaceRule
 from farhop_lab.workloads.program import Ask, Program, Schedule, Start, WorkloadError, one
 from farhop_lab.workloads.prose import TOKEN_BYTES, prose
 
@@ -124,7 +124,7 @@ class Recorded(msgspec.Struct, frozen=True):
     lengths: tuple[tuple[float, Histogram, Histogram], ...] = ()
 
 
-def mooncake(rows: Iterable[MooncakeRow], place: Rule, rng: Random, limits: Limits = Limits()) -> Schedule:  # noqa: B008
+def mooncake(rows: Iterable[MooncakeRow], place: PlaceRule, rng: Random, limits: Limits = Limits()) -> Schedule:  # noqa: B008
     """A request at each row's moment; equal blocks are equal texts. A conversation is told by its second block, since
     the first is everybody's."""
     for at_ms, bucket in groupby(rows, key=lambda row: row.at_ms):
@@ -177,7 +177,7 @@ def _ask(prompt: bytes, answer_tokens: int, session: str, limits: Limits, think_
     )
 
 
-def azure(rows: Iterable[AzureRow], place: Rule, limits: Limits = Limits()) -> Schedule:  # noqa: B008 - frozen
+def azure(rows: Iterable[AzureRow], place: PlaceRule, limits: Limits = Limits()) -> Schedule:  # noqa: B008 - frozen
     """A request at each row's moment, which shares its text with nobody: the control without reuse. BurstGPT's, too."""
     for number, row in enumerate(rows):
         name = f"azure {number}"
@@ -185,7 +185,7 @@ def azure(rows: Iterable[AzureRow], place: Rule, limits: Limits = Limits()) -> S
         yield Start(row.at, place(name, row.at), _Make(name, (), prompt_tokens, answer_tokens, limits))
 
 
-def log(rows: Sequence[LogRow], place: Rule | None, limits: Limits = Limits()) -> Schedule:  # noqa: B008 - frozen
+def log(rows: Sequence[LogRow], place: PlaceRule | None, limits: Limits = Limits()) -> Schedule:  # noqa: B008 - frozen
     """An open loop: a request at each row's moment, whatever became of others. Its text is its blocks', then
     its session's: without blocks, a session's longer prompts begin with its shorter ones. No `place`: as recorded."""
     for number, row in enumerate(rows):
@@ -195,7 +195,7 @@ def log(rows: Sequence[LogRow], place: Rule | None, limits: Limits = Limits()) -
         yield Start(row.at_s, region, _Make(session, row.blocks, prompt_tokens, answer_tokens, limits), session)
 
 
-def sessions(rows: Sequence[SessionRow], place: Rule | None, limits: Limits = Limits()) -> Schedule:  # noqa: B008
+def sessions(rows: Sequence[SessionRow], place: PlaceRule | None, limits: Limits = Limits()) -> Schedule:  # noqa: B008
     """Sessions begin at their moments. A turn holds all that was said before, follows the answer before by its pause,
     and ends its session where the context is full. No `place`: as recorded."""
     for row in rows:
@@ -277,7 +277,7 @@ class _Talk:
 
 def servegen(
     clients: Sequence[Recorded],
-    place: Rule,
+    place: PlaceRule,
     seed: int,
     *,
     make: Maker | None = None,

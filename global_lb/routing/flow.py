@@ -556,13 +556,13 @@ class GlobalFlow:
     def _suspected(self, state: RequestState, now: float) -> list[Command] | None:
         """What to do instead of sending a request on; None where nothing is held against it."""
         request = state.request
-        verdict = self._suspects.verdict((request.tenant, request.body_hash), self._reported_at, now)
-        state.doubted = verdict is not None
-        if verdict is None:
+        quarantine = self._suspects.quarantine((request.tenant, request.body_hash), self._reported_at, now)
+        state.doubted = quarantine is not None
+        if quarantine is None:
             return None
-        if verdict.sure:
-            return [self._answer(state, outcome.ENDS_PROCESSES, _ENDED_TWO, verdict.until - now)]
-        held, due = request.id in self._held, min(request.deadline, verdict.until)
+        if quarantine.sure:
+            return [self._answer(state, outcome.ENDS_PROCESSES, _ENDED_TWO, quarantine.until - now)]
+        held, due = request.id in self._held, min(request.deadline, quarantine.until)
         if held and state.due == due:
             return []
         self._held[request.id] = None

@@ -33,20 +33,20 @@ _CHANNEL = (
 )
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class ProbeResult(msgspec.Struct, frozen=True):
     """What was seen. `ready` says something only of one that is alive (`ok`)."""
 
     ok: bool
     ready: bool = True
 
 
-READY, UNREADY, FAILED = Verdict(True), Verdict(True, ready=False), Verdict(False)
+READY, UNREADY, FAILED = ProbeResult(True), ProbeResult(True, ready=False), ProbeResult(False)
 
 
 class Prober(Protocol):
     """Looks at one replica, again and again."""
 
-    async def look(self) -> Verdict:
+    async def look(self) -> ProbeResult:
         """One look. Raises nothing."""
 
     async def close(self) -> None:
@@ -72,7 +72,7 @@ class _Http:
         self._pool, self._address, self._path, self._live_path = pool, address, path, live_path
         self._timeout_s = timeout_s
 
-    async def look(self) -> Verdict:
+    async def look(self) -> ProbeResult:
         """200: ready. Else the page for liveness decides, where there is one, and without one 503 alone is alive."""
         status = await self._status(self._path)
         if status == 200:
@@ -95,7 +95,7 @@ class _Tcp:
     def __init__(self, address: Address, timeout_s: float) -> None:
         self._address, self._timeout_s = address, timeout_s
 
-    async def look(self) -> Verdict:
+    async def look(self) -> ProbeResult:
         """Somebody accepts connections there."""
         loop = asyncio.get_running_loop()
         try:
@@ -121,7 +121,7 @@ class _Grpc:
         self._request = health_pb2.HealthCheckRequest(service=service)
         self._channel: grpc.aio.Channel | None = None
 
-    async def look(self) -> Verdict:
+    async def look(self) -> ProbeResult:
         """SERVING: ready. NOT_SERVING: alive, not ready. A server that does not know the service fails."""
         if self._channel is None:
             self._channel = self._open()

@@ -180,12 +180,12 @@ class Watcher:
         finally:
             await prober.close()
 
-    def _probed(self, replica: ReplicaConfig, verdict: probes.Verdict) -> None:
-        ready = self._ready.add if verdict is probes.READY else self._ready.discard
+    def _probed(self, replica: ReplicaConfig, result: probes.ProbeResult) -> None:
+        ready = self._ready.add if result is probes.READY else self._ready.discard
         ready(replica.label)
         fault, strain = self._gpus_of(replica)
-        hung = _HUNG if replica.label in self._hung and verdict is probes.READY else ""
-        self._react(ReplicaProbed(replica.label, verdict.ok, fault or hung, verdict.ready, strain))
+        hung = _HUNG if replica.label in self._hung and result is probes.READY else ""
+        self._react(ReplicaProbed(replica.label, result.ok, fault or hung, result.ready, strain))
 
     async def _warm_up(self, replica: ReplicaConfig) -> bool:
         """Whether it went through. Who refuses to be asked so is not warmed up, and serves all the same."""

@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 from regional_lb.fleet.kv_events import TOKEN_BYTES, Cleared, Linked, Removed, Stored, spell
 
 if TYPE_CHECKING:
-    from regional_lb.fleet.kv_events import Change, Hash
+    from regional_lb.fleet.kv_events import Hash, KvEvent
 
 BLOCKS_MAX = 8_000_000  # of all sources: some 200 B each
 _SLACK = 2  # a source that tells of more than twice its cache has lost removals on the way
@@ -149,7 +149,7 @@ class BlockIndex:
         if known is not None:
             known.kv_tokens = kv_tokens
 
-    def apply(self, replica: str, rank: int, change: Change) -> None:
+    def apply(self, replica: str, rank: int, change: KvEvent) -> None:
         """Take one change of a replica's cache number `rank`."""
         self._sweep()
         known = self._replicas.get(replica)

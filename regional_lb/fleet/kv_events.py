@@ -51,7 +51,7 @@ class Linked(msgspec.Struct, frozen=True):
     up: bool
 
 
-Change: TypeAlias = Stored | Removed | Cleared | Lost | Linked
+KvEvent: TypeAlias = Stored | Removed | Cleared | Lost | Linked
 
 
 def spell(keys: Sequence[Any]) -> bytes:

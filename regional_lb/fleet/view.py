@@ -14,7 +14,7 @@ import msgspec
 
 from farhop.balance.machine import Address, Event
 from farhop.balance.model_facts import UNTOLD, ModelFacts, together
-from regional_lb.fleet.kv_events import Change
+from regional_lb.fleet.kv_events import KvEvent
 from topology.lineage import Bases
 
 _START_SLACK_S = 0.5  # a process has one beginning, but some work it out anew with each page
@@ -195,4 +195,4 @@ class BlocksChanged(Event, frozen=True):
 
     target: str
     rank: int
-    changes: Sequence[Change]
+    changes: Sequence[KvEvent]

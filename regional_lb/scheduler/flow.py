@@ -730,12 +730,12 @@ class RegionalFlow:
         request = state.request
         if not request.body_hash or not self._suspects:
             return None
-        verdict = self._suspects.verdict((request.tenant, request.body_hash), self._sampled_at, now)
-        if verdict is None:
+        quarantine = self._suspects.quarantine((request.tenant, request.body_hash), self._sampled_at, now)
+        if quarantine is None:
             return None
         self._over(state)
         detail = "this request was under way at two replicas when they ended; it is not sent to a third for a while"
-        return machine.Answer(request.id, outcome.ENDS_PROCESSES, detail, max(RETRY_AFTER_S, verdict.until - now))
+        return machine.Answer(request.id, outcome.ENDS_PROCESSES, detail, max(RETRY_AFTER_S, quarantine.until - now))
 
     def _refuse(self, state: RequestState, reason: Outcome, detail: str, now: float) -> Answer:
         self._over(state)

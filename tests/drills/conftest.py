@@ -4,5 +4,3 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-# The balancers in this process serve here, too.
-sys.path.insert(0, str(Path(__file__).parents[1] / "flows"))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "flows")]
+sys.path.insert(0, str(Path(__file__).parent))
 
-import real  # noqa: E402
-from clients import Entry  # noqa: E402
-from inprocess import HOP_KEY  # noqa: E402
+import real
+from clients import Entry
+from inprocess import HOP_KEY
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from farhop_lab.chaos import hunt, live, schedule, trial
-from farhop_lab.chaos.live import Verdict
+from farhop_lab.chaos.live import LiveResult
 from farhop_lab.chaos.properties import Finding
 from farhop_lab.chaos.schedule import Schedule
 from farhop_lab.chaos.trial import Outcome
@@ -69,7 +69,7 @@ def test_a_live_run_ends_with_a_verdict(cli, monkeypatch, findings) -> None:
     async def run(folder, seed, for_s, say):
         say("pause virginia-0")
         asked.append((seed, for_s))
-        return Verdict(seed, 1, 500, 3, (FAULT,), {"virginia/virginia-0": (20, 20.5)}, findings)
+        return LiveResult(seed, 1, 500, 3, (FAULT,), {"virginia/virginia-0": (20, 20.5)}, findings)
 
     monkeypatch.setattr(live, "run", run)
     code, out = told(cli.run("bench", "chaos", "--live", "--for", "60s", "--seed", "4"))

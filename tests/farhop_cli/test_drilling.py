@@ -25,7 +25,7 @@ def test_every_verb_is_there() -> None:
          (Asked("d", ("a=1",), ("t=env:K",), None, Path("o"), "w", "me"),)),
         (("check", "d", "--keep"), "check", (Asked("d"), True)),
         (("stop", "--all", "--why", "w", "--by", "me"), "stop", ("", True, False, "w", "me")),
-        (("report", "--of", "d", "--within", "1h", "--verdict"), "tell", ("", "d", "1h", True)),
+        (("report", "--of", "d", "--within", "1h", "--verdict"), "print_run", ("", "d", "1h", True)),
         (("history", "d"), "history", ("d",)),
         (("list", "--folder", "f"), "list_", (Path("f"),)),
         (("export", "d", "--to", "e.json"), "export", (Asked("d"), Path("e.json"))),

@@ -5,14 +5,14 @@ from __future__ import annotations
 from drill_documents import made
 
 from farhop_drill.checks import Finding
-from farhop_drill.machine import Verdict
+from farhop_drill.machine import DrillVerdict
 from farhop_drill.measures import Canary, Look, Marks
 from farhop_drill.outcome import Done, Outcome, judge, worst
 
 EVIL = "</script><script src='//x'>alert(1)</script>&\"'"
 
 
-def outcome(verdict: Verdict | None = None, why: str = "", rto_s: float = 0.4) -> Outcome:
+def outcome(verdict: DrillVerdict | None = None, why: str = "", rto_s: float = 0.4) -> Outcome:
     drill = made(title=f"A drill {EVIL}")
     measures = {"residency_violations": 0.0, "rto_s": rto_s}
     judged = judge(drill, measures, verdict, why)

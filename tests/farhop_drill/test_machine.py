@@ -10,6 +10,7 @@ from farhop_drill import machine
 from farhop_drill.machine import (  # fmt: skip
     Check,
     Checked,
+    DrillVerdict,
     Finish,
     Inject,
     Injected,
@@ -23,7 +24,6 @@ from farhop_drill.machine import (  # fmt: skip
     Started,
     StopAsked,
     Ticked,
-    Verdict,
 )
 
 BAD = {"error_share": 0.9}
@@ -55,21 +55,21 @@ def test_it_ends_as_soon_as_all_is_as_it_was() -> None:
 
 def test_what_is_blocked_is_not_run_and_touches_nothing() -> None:
     run, commands = play((Started(), 0.0), (Checked(("n-1: 0.9",)), 0.1), (Ticked(), 9.0), (Injected(0), 9.0))
-    assert commands == [Check(), Finish(Verdict.NOT_RUN, "n-1: 0.9")]
-    assert run.verdict is Verdict.NOT_RUN
+    assert commands == [Check(), Finish(DrillVerdict.NOT_RUN, "n-1: 0.9")]
+    assert run.verdict is DrillVerdict.NOT_RUN
 
 
 def test_an_abort_condition_must_hold_for_its_time_and_then_restores_in_the_same_breath() -> None:
     run, commands = play(*WHOLE[:5], (Ticked(BAD), 1.4), (Ticked({"error_share": 0.1}), 1.5), (Ticked(BAD), 1.6))
     assert commands[-1] == Inject(0)
     assert run.handle(Ticked(BAD), 2.6) == [Restore()]
-    assert run.handle(Restored(), 2.7) == [Finish(Verdict.ABORTED, "error_share is 0.9, above 0.5 for 1 s")]
+    assert run.handle(Restored(), 2.7) == [Finish(DrillVerdict.ABORTED, "error_share is 0.9, above 0.5 for 1 s")]
 
 
 def test_a_steady_state_that_is_none_is_not_run_but_who_is_told_to_stop_is_aborted() -> None:
     broken, _ = play((Started(), 0.0), (Checked(), 0.1), (Ticked(BAD), 0.0), (Ticked(BAD), 1.0))
     told, _ = play((Started(), 0.0), (Checked(), 0.1), (StopAsked("SIGINT"), 0.5))
-    assert (broken.verdict, told.verdict) == (Verdict.NOT_RUN, Verdict.ABORTED)
+    assert (broken.verdict, told.verdict) == (DrillVerdict.NOT_RUN, DrillVerdict.ABORTED)
 
 
 def test_it_is_bounded() -> None:
@@ -84,7 +84,7 @@ def test_what_cannot_be_taken_back_is_tried_again_and_never_passes() -> None:
         assert run.handle(RestoreFailed("no"), 3.0) == [Restore()]
     (finish,) = run.handle(RestoreFailed("no"), 3.0)
     assert isinstance(finish, Finish)
-    assert finish.verdict is Verdict.FAIL
+    assert finish.verdict is DrillVerdict.FAIL
 
 
 EVENTS = st.sampled_from(
@@ -127,4 +127,4 @@ def test_whatever_happens_in_whatever_order(events: list[tuple[machine.Event, fl
         assert run.handle(Started(), now) == []
     elif run.phase not in (Phase.PENDING, Phase.CHECKING, Phase.RESTORING, Phase.AFTER):
         stopped = run.handle(StopAsked("now"), now)  # an abort is a restoration in the same breath
-        assert stopped == ([Restore()] if open_injections else [Finish(Verdict.ABORTED, "now")])
+        assert stopped == ([Restore()] if open_injections else [Finish(DrillVerdict.ABORTED, "now")])

@@ -6,27 +6,27 @@ from drill_documents import made
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farhop_drill.machine import Verdict
+from farhop_drill.machine import DrillVerdict
 from farhop_drill.outcome import judge, worst
 
 
 def test_each_hypothesis_has_its_own_verdict_and_the_run_the_worst() -> None:
     judged = judge(made(), {"residency_violations": 0.0, "rto_s": 3.0}, None, "")
-    assert [one.verdict for one in judged] == [Verdict.PASS, Verdict.FAIL]
-    assert worst(judged, None) is Verdict.FAIL
-    assert worst(judge(made(), {"residency_violations": 0.0, "rto_s": 1.0}, None, ""), None) is Verdict.PASS
+    assert [one.verdict for one in judged] == [DrillVerdict.PASS, DrillVerdict.FAIL]
+    assert worst(judged, None) is DrillVerdict.FAIL
+    assert worst(judge(made(), {"residency_violations": 0.0, "rto_s": 1.0}, None, ""), None) is DrillVerdict.PASS
 
 
 def test_what_was_not_measured_is_no_pass() -> None:
     judged = judge(made(), {"rto_s": 0.5}, None, "")
-    assert worst(judged, None) is Verdict.NOT_RUN
+    assert worst(judged, None) is DrillVerdict.NOT_RUN
 
 
-@given(st.sampled_from([Verdict.ABORTED, Verdict.NOT_RUN]), st.dictionaries(
+@given(st.sampled_from([DrillVerdict.ABORTED, DrillVerdict.NOT_RUN]), st.dictionaries(
     st.sampled_from(["residency_violations", "rto_s"]), st.floats(0, 2)
 ))  # fmt: skip
 def test_a_run_that_ended_early_passes_nothing_whatever_was_measured(
-    verdict: Verdict, measured: dict[str, float]
+    verdict: DrillVerdict, measured: dict[str, float]
 ) -> None:
     judged = judge(made(), measured, verdict, "why")
     assert {one.verdict for one in judged} == {verdict}

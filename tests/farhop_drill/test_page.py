@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from outcomes import EVIL, outcome
 
-from farhop_drill.machine import Verdict
+from farhop_drill.machine import DrillVerdict
 from farhop_drill.page import POINTS_MAX, page
 
 
@@ -26,15 +26,15 @@ class Read(HTMLParser):
         self.text += data
 
 
-@pytest.mark.parametrize("verdict", [None, *Verdict])
-def test_it_is_self_contained_and_escapes_what_it_was_told(verdict: Verdict | None) -> None:
+@pytest.mark.parametrize("verdict", [None, *DrillVerdict])
+def test_it_is_self_contained_and_escapes_what_it_was_told(verdict: DrillVerdict | None) -> None:
     read = Read()
     read.feed(page(outcome(verdict, EVIL)))
     assert "script" not in read.tags
     assert read.links == []
     assert EVIL in read.text  # as text
     assert read.tags.count("svg") == 2
-    assert str(verdict or Verdict.PASS) in read.text
+    assert str(verdict or DrillVerdict.PASS) in read.text
 
 
 def test_however_many_canaries_there_were_the_points_are_bounded() -> None:
@@ -44,6 +44,6 @@ def test_however_many_canaries_there_were_the_points_are_bounded() -> None:
 
 
 def test_a_run_that_touched_nothing_has_a_page_too() -> None:
-    told = outcome(Verdict.NOT_RUN, "blocked")
+    told = outcome(DrillVerdict.NOT_RUN, "blocked")
     told.canaries, told.looks, told.done = [], [], []
     assert "no canary was sent" in page(told)

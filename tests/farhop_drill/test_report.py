@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from outcomes import EVIL, outcome
 
-from farhop_drill.machine import Verdict
+from farhop_drill.machine import DrillVerdict
 from farhop_drill.report import journal, junit
 
 FIELDS = {"chaoslib-version", "platform", "node", "experiment", "start", "end", "duration", "status", "deviated",
@@ -18,11 +18,11 @@ FIELDS = {"chaoslib-version", "platform", "node", "experiment", "start", "end", 
 
 @pytest.mark.parametrize(
     ("verdict", "status", "deviated"),
-    [(None, "completed", False), (Verdict.FAIL, "completed", True), (Verdict.ABORTED, "aborted", True),
-     (Verdict.NOT_RUN, "failed", True)],
+    [(None, "completed", False), (DrillVerdict.FAIL, "completed", True), (DrillVerdict.ABORTED, "aborted", True),
+     (DrillVerdict.NOT_RUN, "failed", True)],
 )  # fmt: skip
-def test_a_journal_says_what_became_of_it(verdict: Verdict | None, status: str, deviated: bool) -> None:
-    told = outcome(verdict, "because", 9.0 if verdict is Verdict.FAIL else 0.4)
+def test_a_journal_says_what_became_of_it(verdict: DrillVerdict | None, status: str, deviated: bool) -> None:
+    told = outcome(verdict, "because", 9.0 if verdict is DrillVerdict.FAIL else 0.4)
     said = msgspec.json.decode(msgspec.json.encode(journal(told, "0.1", "host")))
     assert set(said) >= FIELDS
     assert (said["status"], said["deviated"]) == (status, deviated)
@@ -36,7 +36,7 @@ def test_a_journal_says_what_became_of_it(verdict: Verdict | None, status: str, 
 
 
 def test_junit_has_a_case_for_each_hypothesis_and_nothing_green_that_did_not_pass() -> None:
-    for verdict, failures, errors in ((None, 0, 0), (Verdict.ABORTED, 0, 2), (Verdict.NOT_RUN, 0, 2)):
+    for verdict, failures, errors in ((None, 0, 0), (DrillVerdict.ABORTED, 0, 2), (DrillVerdict.NOT_RUN, 0, 2)):
         suite = ET.fromstring(junit(outcome(verdict, EVIL)))
         assert (suite.tag, suite.get("tests")) == ("testsuite", "2")
         assert (suite.get("failures"), suite.get("errors")) == (str(failures), str(errors))

@@ -13,7 +13,7 @@ from test_checks import REST
 
 from farhop_drill.eyes import Eyes
 from farhop_drill.injectors import InjectError
-from farhop_drill.machine import Verdict
+from farhop_drill.machine import DrillVerdict
 from farhop_drill.oracle import Oracle
 from farhop_drill.outcome import Outcome
 from farhop_drill.probe import Answer, Client, Probe
@@ -73,7 +73,7 @@ class Bench:
 
         outcome = Outcome(
             run="r1", drill=drill.drill, title=drill.title, author="me", fleet="here", epoch_s=1.0,
-            verdict=Verdict.NOT_RUN, why="", document={},
+            verdict=DrillVerdict.NOT_RUN, why="", document={},
         )  # fmt: skip
         eyes = Eyes([self.status], clock)
         eyes.begin()
@@ -96,7 +96,7 @@ async def bench() -> AsyncIterator[Bench]:
 async def test_a_run_from_its_checks_to_its_verdict(bench: Bench) -> None:
     outcome = await bench.runner(made()).run()
     assert [one for one in bench.did if one != "renew"] == ["inject a part", "inject all", "restore"]
-    assert (outcome.verdict, outcome.why) == (Verdict.PASS, "")
+    assert (outcome.verdict, outcome.why) == (DrillVerdict.PASS, "")
     assert {"rto_s", "failback_s", "decide_s"} <= set(outcome.measures)
     assert [one.kind for one in outcome.done] == ["check", "inject", "inject", "restore"]
     assert await Records(bench.store).holder() is None
@@ -113,16 +113,16 @@ async def test_one_answer_from_outside_the_law_ends_it_and_all_is_taken_back(ben
 
     bench.inject = inject  # type: ignore[method-assign]
     outcome = await runner.run()
-    assert outcome.verdict is Verdict.ABORTED
+    assert outcome.verdict is DrillVerdict.ABORTED
     assert "residency_violations" in outcome.why
     assert bench.did[-1] == "restore"
-    assert {one.verdict for one in outcome.judged} == {Verdict.ABORTED}
+    assert {one.verdict for one in outcome.judged} == {DrillVerdict.ABORTED}
 
 
 async def test_blocked_is_not_run(bench: Bench) -> None:
     bench.facts = msgspec.structs.replace(REST, lever="by ops: incident")
     outcome = await bench.runner(made()).run()
-    assert (outcome.verdict, bench.did, outcome.canaries) == (Verdict.NOT_RUN, [], [])
+    assert (outcome.verdict, bench.did, outcome.canaries) == (DrillVerdict.NOT_RUN, [], [])
     assert "lever" in outcome.why
 
 
@@ -130,14 +130,14 @@ async def test_who_finds_the_lock_taken_does_not_run(bench: Bench) -> None:
     other = Held(run="r2", drill="d", author="other", since_s=1.0)
     assert await Records(bench.store).lock(other)
     outcome = await bench.runner(made()).run()
-    assert outcome.verdict is Verdict.NOT_RUN
+    assert outcome.verdict is DrillVerdict.NOT_RUN
     assert await Records(bench.store).holder() == other
 
 
 async def test_a_step_that_fails_is_taken_back(bench: Bench) -> None:
     bench.inject_fails = True
     outcome = await bench.runner(made()).run()
-    assert (outcome.verdict, bench.did[-1]) == (Verdict.ABORTED, "restore")
+    assert (outcome.verdict, bench.did[-1]) == (DrillVerdict.ABORTED, "restore")
     assert "step 1 could not be injected" in outcome.why
 
 
@@ -148,7 +148,7 @@ async def test_the_lever_ends_what_runs(bench: Bench) -> None:
         await asyncio.sleep(0.01)
     await Records(bench.store).engage(Order(author="ops", why="incident", at_s=1.0))
     outcome = await running
-    assert (outcome.verdict, bench.did[-1]) == (Verdict.ABORTED, "restore")
+    assert (outcome.verdict, bench.did[-1]) == (DrillVerdict.ABORTED, "restore")
     assert outcome.why == "the lever was engaged by ops: incident"
 
 

@@ -1,15 +1,9 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-
-# Under --import-mode=importlib test files do not see their neighbours: playbook, worlds and referee are found by path.
-sys.path.insert(0, str(Path(__file__).parent))
-
 from playbook import Playbook
 
 from farhop.balance.machine import Flow

@@ -13,8 +13,6 @@ import uvloop
 # Raw ends of connections and the relay between them; see tests/farhop/relay.
 sys.path.insert(0, str(Path(__file__).parents[1] / "farhop" / "relay"))
 sys.path.insert(0, str(Path(__file__).parent))
-# Both tiers in one process.
-sys.path.insert(0, str(Path(__file__).parents[1] / "flows"))
 
 from relay_stage import Stage
 

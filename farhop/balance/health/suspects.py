@@ -29,7 +29,7 @@ LastSeen: TypeAlias = Callable[
 ]  # when it was last heard of, by any path; -inf if it is not known any more
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Quarantine(msgspec.Struct, frozen=True):
     """Not to be sent before `until`, and if not `sure`, only until it is known whether the processes live."""
 
     until: float
@@ -59,7 +59,7 @@ class Suspects:
         """A process took it, and lives: whatever ended the others, it was not this."""
         self._against.pop(body, None)
 
-    def verdict(self, body: Body, last_seen: LastSeen, now: float) -> Verdict | None:
+    def quarantine(self, body: Body, last_seen: LastSeen, now: float) -> Quarantine | None:
         """Whether the body may be sent to another process: None, or until when not."""
         held = self._against.get(body)
         if held is None:
@@ -75,5 +75,5 @@ class Suspects:
             return None
         sure_until = sorted((since + HOLD_S for since, sure in held.values() if sure), reverse=True)
         if len(sure_until) >= PROCESSES:
-            return Verdict(sure_until[PROCESSES - 1], sure=True)
-        return Verdict(min(since + SILENCE_S for since, sure in held.values() if not sure), sure=False)
+            return Quarantine(sure_until[PROCESSES - 1], sure=True)
+        return Quarantine(min(since + SILENCE_S for since, sure in held.values() if not sure), sure=False)

@@ -4,7 +4,7 @@ Invariants: a node kept out of a place by the law of everybody who inserted it i
 comes nor when it goes; what is told, replayed in order on a snapshot begun at the same seq, gives the set of nodes that
 the reader may know; nodes and entries kept are bounded, and a reader further behind begins anew. Never holds text.
 
-While nobody listens and nothing is restricted, the trie has no listener and inserting costs what it always did. Insert
+While nobody listens and nothing is restricted, the trie has no observer and inserting costs what it always did. Insert
 through the journal: what is put into the trie directly is told to nobody.
 """
 
@@ -78,12 +78,12 @@ class Journal:
     def insert(self, location: str, chain: Sequence[int], audience: Audience) -> None:
         """The location caches this path now; of those who may know of it, `audience` (None: all) is added."""
         trie = self._trie
-        if audience is None and trie.listener is None:
+        if audience is None and trie.observer is None:
             trie.insert(location, chain)  # nobody to tell, and nothing to keep from anybody
             return
         if audience is not None and not self._may_restrict(len(chain)):
             return  # rather no hint at all than one without its law
-        trie.listener = self
+        trie.observer = self
         if self._restricted.most:
             self._widen(chain, audience)  # first, so that nobody is told of a node before its parent
         self._audience = audience
@@ -109,7 +109,7 @@ class Journal:
         self._n_nodes = 0
         self.floor = self.seq
         if self._trie.nodes:
-            self._trie.listener = self
+            self._trie.observer = self
             self._restricted = NodeMap.alike(self._trie.shards, self._place(_NOBODY))
         self._record(Cleared(), None, 1)
 
@@ -156,14 +156,14 @@ class Journal:
     # -- by the trie
 
     def stored(self, parent: int, nodes: Sequence[int]) -> None:
-        """See trie.Listener."""
+        """See trie.TrieObserver."""
         if self._audience is not None:
             place, restricted = self._place(self._audience), self._restricted
             restricted.put([node for node in nodes if node not in restricted], place)
         self._record(Stored(parent, tuple(nodes)), self._audience, len(nodes))
 
     def evicted(self, node: int) -> None:
-        """See trie.Listener."""
+        """See trie.TrieObserver."""
         place = self._restricted.pop(node) if self._restricted.most else None
         audience = None if place is None else self._audiences[place]
         if not self._recording or audience == _NOBODY:
@@ -182,12 +182,12 @@ class Journal:
             self._record([node], audience, 1)
 
     def cleared(self) -> None:
-        """See trie.Listener."""
+        """See trie.TrieObserver."""
         self._restricted = NodeMap()
         self._record(Cleared(), None, 1)
 
     def hidden(self) -> None:
-        """See trie.Listener: readers sweep."""
+        """See trie.TrieObserver: readers sweep."""
         self._wake()
 
     def _record(self, what: Stored | Cleared | list[int], audience: Audience, n_nodes: int) -> None:
@@ -215,7 +215,7 @@ class Journal:
         """Record from now on. What happened while nobody listened is lost: a reader of before begins anew."""
         if not self._recording:
             self._recording = True
-            self._trie.listener = self
+            self._trie.observer = self
             self.seq += 1
             self.floor = self._sealed = self.seq
 
@@ -226,7 +226,7 @@ class Journal:
         self._n_nodes = 0
         self.floor = self.seq
         if not len(self._restricted):
-            self._trie.listener = None
+            self._trie.observer = None
 
     def reaches(self, seq: int) -> bool:
         """Whether a reader who has applied everything up to `seq` can go on from there."""

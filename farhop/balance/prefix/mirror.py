@@ -3,7 +3,7 @@
 For farhop.balance.prefix.trie alone, which gives locations their names. Invariants: who holds a node holds its
 ancestors; what
 was used last is let go of last, and a node never before what descends from it; a node that nobody holds is gone, and
-the listener told. Never holds text.
+the observer told. Never holds text.
 
 Why an LRU of nodes evicts leaves first: a path is touched from leaf to root, hence every ancestor is younger than its
 descendants (a later touch of the ancestor only makes it younger still), hence the oldest node of a mirror has no child
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TURN_NODES = 2000  # let go of at once: about 2 ms
 
 
-class Listener(Protocol):
+class TrieObserver(Protocol):
     """Who is told which nodes came to be held and which nobody holds any more, in order
     (farhop.balance.prefix.journal).
     """
@@ -64,14 +64,14 @@ class Mirror:
 
 
 class Mirrors:
-    """All mirrors over one forest. `entries` counts their places; `listener` is told what changes for all together."""
+    """All mirrors over one forest. `entries` counts their places; `observer` is told what changes for all together."""
 
-    __slots__ = ("entries", "forest", "holders", "listener")
+    __slots__ = ("entries", "forest", "holders", "observer")
 
-    def __init__(self, listener: Listener | None = None) -> None:
+    def __init__(self, observer: TrieObserver | None = None) -> None:
         self.forest, self.holders = Forest(), Holders()
         self.entries = 0
-        self.listener = listener
+        self.observer = observer
 
     def stand(self, mirror: Mirror) -> None:
         """Begin its order, empty. The set of this location alone is kept as long as there is the location."""
@@ -110,8 +110,8 @@ class Mirrors:
             added = self._touch(mirror, above)
             mirror.nodes += new + added
             self.entries += new + added
-            if new and self.listener is not None:
-                self.listener.stored(forest.key[above], nodes[known : known + new])
+            if new and self.observer is not None:
+                self.observer.stored(forest.key[above], nodes[known : known + new])
         if mirror.used_bytes > mirror.limit_bytes:
             self.evict(mirror)
 
@@ -227,8 +227,8 @@ class Mirrors:
             holders.counts[set_id] -= 1
             node = forest.key[row]
             forest.remove(row)
-            if self.listener is not None:
-                self.listener.evicted(node)
+            if self.observer is not None:
+                self.observer.evicted(node)
         else:
             fewer = forest.set_id[row] = holders.id(holders.masks[set_id] ^ mirror.bit)
             holders.counts[fewer] += 1
@@ -249,7 +249,7 @@ class Mirrors:
 
     def _evict_own(self, mirror: Mirror, place: int, excess: int, most: int) -> int:
         """Let go of the oldest, as long as nobody else holds it: what _let_go does, at a third of its cost."""
-        forest, own_id, ends, listener = self.forest, mirror.own_id, mirror.ends, self.listener
+        forest, own_id, ends, observer = self.forest, mirror.own_id, mirror.ends, self.observer
         shards, key, newer, depth, set_id = forest.shards, forest.key, forest.newer, forest.depth, forest.set_id
         child, before, after, parent = forest.child, forest.before, forest.after, forest.parent
         count = freed = 0
@@ -267,8 +267,8 @@ class Mirrors:
             node = key[row]
             del shards[node & 255][node]
             newer[row], forest.free = forest.free, row
-            if listener is not None:
-                listener.evicted(node)
+            if observer is not None:
+                observer.evicted(node)
         newer[ends], forest.older[place] = place, ends
         mirror.used_bytes -= freed
         mirror.nodes -= count

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from farhop.balance.prefix.mirror import Listener
+    from farhop.balance.prefix.mirror import TrieObserver
 
 LOCATIONS_MAX = 16_384
 _SWEEP_NODES = 256  # of cleared locations, with every insert
@@ -59,13 +59,13 @@ class PrefixTrie:
         self.version = 0  # of the slots: one more whenever a location gets or loses one
 
     @property
-    def listener(self) -> Listener | None:
+    def observer(self) -> TrieObserver | None:
         """Who is told what changes for all locations together; it costs nothing while it is None."""
-        return self._all.listener
+        return self._all.observer
 
-    @listener.setter
-    def listener(self, listener: Listener | None) -> None:
-        self._all.listener = listener
+    @observer.setter
+    def observer(self, observer: TrieObserver | None) -> None:
+        self._all.observer = observer
 
     # --- locations -------------------------------------------------------------------------------------------------
 
@@ -111,8 +111,8 @@ class PrefixTrie:
             return
         if mirror.nodes == self._all.entries:
             self._reset()  # nobody else holds anything: one word instead of one per node
-            if self._all.listener is not None:
-                self._all.listener.cleared()
+            if self._all.observer is not None:
+                self._all.observer.cleared()
         elif mirror.nodes <= TURN_NODES:
             self._all.shrink(mirror, mirror.nodes)
         else:
@@ -122,13 +122,13 @@ class PrefixTrie:
             self._cleared.append(mirror)
             self._hidden |= mirror.bit
             self._begin(location, mirror.capacity_bytes, mirror.pinned_bytes)
-            if self._all.listener is not None:
-                self._all.listener.hidden()
+            if self._all.observer is not None:
+                self._all.observer.hidden()
 
     def _reset(self) -> None:
         self._graves += self._all.forest.shards
         self._graves += self._all.forest.extra
-        self._all = Mirrors(self._all.listener)
+        self._all = Mirrors(self._all.observer)
         for mirror in self._mirrors.values():
             self._all.stand(mirror)
 

@@ -14,13 +14,13 @@ import msgspec
 
 from farhop.relay.formats.field_guard import json_reader
 from farhop.relay.formats.openai import Message, spell
-from farhop.relay.formats.prompt import FIELD, ITEM, NO_OUTPUT, AnswerText, Prompt, invalid, output_limit
+from farhop.relay.formats.prompt import ASSISTANT_TURN, NO_OUTPUT, AnswerText, Prompt, generated, invalid
 
 if TYPE_CHECKING:
     from farhop.relay.formats.field_guard import Guard
 
 ATTRIBUTION = "x-anthropic-billing-header"  # how the block begins in which Claude Code says who pays
-_ANSWER = AnswerText("text", ITEM + b"assistant" + FIELD)
+_ANSWER = AnswerText("text", ASSISTANT_TURN)
 _ROLES = {"ctx": "user", "msg": "user"}  # as some versions of Claude Code write them
 
 
@@ -49,18 +49,7 @@ class _Messages(_Count, kw_only=True):
 
 
 def _read(body: _Messages, guard: Guard) -> Prompt:
-    canonical, media_bytes = _spelled(body, guard)
-    return Prompt(
-        model=body.model or "",
-        canonical=canonical,
-        stream=bool(body.stream),
-        max_tokens=output_limit(body.max_tokens, "max_tokens"),
-        cache_salt=body.cache_salt or "",
-        unspelled_bytes=media_bytes,
-        answer=_ANSWER,
-        has_options=False,
-        has_salt=body.cache_salt is not msgspec.UNSET,
-    )
+    return generated(body, _spelled(body, guard), (body.max_tokens, "max_tokens"), _ANSWER)
 
 
 def _read_count(body: _Count, guard: Guard) -> Prompt:

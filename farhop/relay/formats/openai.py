@@ -17,6 +17,7 @@ from farhop.balance.machine import Usage
 from farhop.relay.formats.field_guard import json_reader
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import (
+    ASSISTANT_TURN,
     FIELD,
     ITEM,
     NO_OUTPUT,
@@ -24,17 +25,17 @@ from farhop.relay.formats.prompt import (
     TOOLS,
     AnswerText,
     Prompt,
+    generated,
     in_order,
     invalid,
     medium,
-    output_limit,
     texts,
 )
 
 if TYPE_CHECKING:
     from farhop.relay.formats.field_guard import Guard
 
-_ANSWER_IN_CHAT = AnswerText("content", ITEM + b"assistant" + FIELD)  # a message of its own
+_ANSWER_IN_CHAT = AnswerText("content", ASSISTANT_TURN)  # a message of its own
 _ANSWER_CONTINUED = AnswerText("content", b"")  # the last message goes on
 _ANSWER_IN_COMPLETION = AnswerText("text", b"")
 # Of these it is known that engines take a salt.
@@ -220,22 +221,16 @@ def _prompt(
     divisible: bool = True,
     recomputed: bool = False,
 ) -> Prompt:
-    most = output_limit(limit, param)
     options = body.stream_options
-    stream = bool(body.stream)
     divisible = divisible and body.n in (None, 1) and body.prompt_logprobs is None
-    return Prompt(
-        model=body.model or "",
-        canonical=canonical,
-        stream=stream,
-        hide_usage=stream and not (options and options.include_usage),
+    return generated(
+        body,
+        (canonical, unspelled_bytes),
+        (limit, param),
+        answer if divisible else None,
+        hide_usage=bool(body.stream) and not (options and options.include_usage),
         has_options=options is not msgspec.UNSET,
-        has_salt=body.cache_salt is not msgspec.UNSET,
-        max_tokens=most,
-        cache_salt=body.cache_salt or "",
-        unspelled_bytes=unspelled_bytes,
         divisible=divisible,
-        answer=answer if divisible else None,
         recomputed=recomputed or body.prompt_logprobs is not None,
     )
 
@@ -274,7 +269,7 @@ def salt_of(kind: Kind, prompt: Prompt, scope: str | None) -> str:
     return sha256(apart.encode()).hexdigest()[:_SALT_DIGITS]
 
 
-class Change(NamedTuple):
+class BodyEdit(NamedTuple):
     """How a body is sent on: `insert` goes in at `at`; at -1 it is `whole`, or as it came where that is empty."""
 
     at: int = -1
@@ -289,10 +284,10 @@ class Change(NamedTuple):
         return b"".join((view[: self.at], self.insert, view[self.at :]))
 
 
-_NONE = Change()
+_NONE = BodyEdit()
 
 
-def change(body: bytes, prompt: Prompt, salt: str) -> Change:
+def change(body: bytes, prompt: Prompt, salt: str) -> BodyEdit:
     """The usage of a stream asked for, and this `cache_salt`, whatever its own, if there is one; the model, where the
     body names none. `prompt` is what was read of the body."""
     asks, lacks = prompt.hide_usage, prompt.lacks_model
@@ -310,13 +305,13 @@ def change(body: bytes, prompt: Prompt, salt: str) -> Change:
             document["cache_salt"] = msgspec.Raw(msgspec.json.encode(salt))
         if lacks:
             document["model"] = msgspec.Raw(msgspec.json.encode(prompt.model))
-        return Change(whole=msgspec.json.encode(document))
+        return BodyEdit(whole=msgspec.json.encode(document))
     added = b'"stream_options":{"include_usage":true},' if asks else b""
     if salt:
         added += b'"cache_salt":"%b",' % salt.encode()
     if lacks:
         added += b'"model":%b,' % msgspec.json.encode(prompt.model)
-    return Change(body.index(b"{") + 1, added)
+    return BodyEdit(body.index(b"{") + 1, added)
 
 
 class _AnswerMessage(msgspec.Struct):

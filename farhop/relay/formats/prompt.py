@@ -5,7 +5,7 @@ A reader turns a body into a Prompt or raises a BodyError that names the field. 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -17,6 +17,8 @@ from farhop.balance.outcome import Outcome
 # Bytes that UTF-8 never uses (RFC 3629 §1), so that no text can imitate them and no two prompts collide.
 ITEM, FIELD, PART, MEDIA, TOOLS, TOKENS, PAIR = (bytes((0xFF - i,)) for i in range(7))
 TOKEN_MAX = (1 << 31) - 1
+
+ASSISTANT_TURN = ITEM + b"assistant" + FIELD  # what a chat's answer begins with in the next turn
 
 NO_OUTPUT = 0  # `max_tokens` of what generates nothing
 OUTPUT_TOKENS_MAX = (1 << 31) - 1  # no answer is longer; JSON has integers that nothing else can carry
@@ -101,6 +103,44 @@ def output_limit(limit: int | None, param: str) -> int | None:
     if limit < 1:
         raise invalid(param, f"`{param}` must be at least 1")
     return min(limit, OUTPUT_TOKENS_MAX)
+
+
+class Generating(Protocol):
+    """What bodies of all APIs by which text is generated say alike. A salt that is not set was not in the body."""
+
+    model: str | None
+    stream: bool | None
+    cache_salt: str | msgspec.UnsetType | None
+
+
+def generated(
+    body: Generating,
+    spelled: tuple[bytes, int],
+    limit: tuple[int | None, str],
+    answer: AnswerText | None,
+    *,
+    hide_usage: bool = False,
+    has_options: bool = False,
+    divisible: bool = False,
+    recomputed: bool = False,
+) -> Prompt:
+    """The prompt of such a body. `spelled` is its canonical text and `unspelled_bytes`, `limit` how many tokens the
+    answer may have and the field that says so; the rest is as in Prompt. Raises BodyError."""
+    canonical, unspelled_bytes = spelled
+    return Prompt(
+        model=body.model or "",
+        canonical=canonical,
+        stream=bool(body.stream),
+        hide_usage=hide_usage,
+        max_tokens=output_limit(*limit),
+        cache_salt=body.cache_salt or "",
+        unspelled_bytes=unspelled_bytes,
+        divisible=divisible,
+        answer=answer,
+        has_options=has_options,
+        has_salt=body.cache_salt is not msgspec.UNSET,
+        recomputed=recomputed,
+    )
 
 
 def header(lines: bytes, name: bytes) -> bytes | None:

@@ -13,12 +13,12 @@ import msgspec
 
 from farhop.relay.formats.field_guard import json_reader
 from farhop.relay.formats.openai import Message, spell
-from farhop.relay.formats.prompt import FIELD, ITEM, AnswerText, Prompt, invalid, output_limit
+from farhop.relay.formats.prompt import ASSISTANT_TURN, AnswerText, Prompt, generated, invalid
 
 if TYPE_CHECKING:
     from farhop.relay.formats.field_guard import Guard
 
-_ANSWER = AnswerText("delta", ITEM + b"assistant" + FIELD)
+_ANSWER = AnswerText("delta", ASSISTANT_TURN)
 _STATEFUL = ("conversation", "prompt")
 _STORED = "responses are not stored here, since their state would live in one region: say `store: false`"
 _PARTS = ("input_text", "output_text", "text", "refusal")
@@ -54,18 +54,7 @@ def _read(body: _Response, guard: Guard) -> Prompt:
         raise invalid("input", "`input` says nothing: give a text")
     for message in messages:
         guard.media(message.content, "input")
-    canonical, media_bytes = spell(messages, body.tools)
-    return Prompt(
-        model=body.model or "",
-        canonical=canonical,
-        stream=bool(body.stream),
-        max_tokens=output_limit(body.max_output_tokens, "max_output_tokens"),
-        cache_salt=body.cache_salt or "",
-        unspelled_bytes=media_bytes,
-        answer=_ANSWER,
-        has_options=False,
-        has_salt=body.cache_salt is not msgspec.UNSET,
-    )
+    return generated(body, spell(messages, body.tools), (body.max_output_tokens, "max_output_tokens"), _ANSWER)
 
 
 def _chat(body: _Response) -> list[Message]:

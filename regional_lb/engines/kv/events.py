@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Event
     from regional_lb.engines.config import ReplicaConfig
     from regional_lb.engines.kv.stream import Out
-    from regional_lb.fleet.kv_events import Change
+    from regional_lb.fleet.kv_events import KvEvent
 
 SOCKETS_MAX = 65_535  # of a context; libzmq has no larger number
 MESSAGES_MAX = 4096  # waiting in each direction; what comes beyond is a gap
@@ -216,7 +216,7 @@ class _Stream:
             self._dropped(error.reason)
             self._tell([Lost()])
             return
-        turn: list[Change] = []
+        turn: list[KvEvent] = []
         for change in changes:
             turn.append(change)
             self._applied_blocks += 1 + len(change.hashes) if isinstance(change, Stored | Removed) else 1
@@ -227,7 +227,7 @@ class _Stream:
         if turn:
             self._tell(turn)
 
-    def _tell(self, changes: list[Change]) -> None:
+    def _tell(self, changes: list[KvEvent]) -> None:
         self._react(BlocksChanged(self.replica, self._rank, changes))
 
     def _dropped(self, reason: str) -> None:

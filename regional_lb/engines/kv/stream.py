@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 from regional_lb.fleet.kv_events import Cleared, Lost
 
 if TYPE_CHECKING:
-    from regional_lb.fleet.kv_events import Change
+    from regional_lb.fleet.kv_events import KvEvent
 
 SEQ_MAX = (1 << 63) - 1  # beyond it lies vLLM's end of a replay, -1
 
@@ -91,7 +91,7 @@ class Follower:
             return self._anew()
         return self._first(0) if self.applied < 0 else []
 
-    def lost(self) -> list[Change]:
+    def lost(self) -> list[KvEvent]:
         """The link was cut, or is new, and there is no replay: who is there now, and what it holds, is not known."""
         self._anew()
         self._unproven = self._empty = False

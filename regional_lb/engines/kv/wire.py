@@ -20,7 +20,7 @@ from regional_lb.fleet.kv_events import TOKEN_BYTES, Cleared, Lost, Removed, Sto
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from regional_lb.fleet.kv_events import Change
+    from regional_lb.fleet.kv_events import KvEvent
 
 BATCH_BYTES_MAX = 768 * 1024  # a step of 16k tokens takes about 100 KB
 BLOCKS_AT_ONCE = 1024
@@ -86,7 +86,7 @@ class BatchError(Exception):
         self.reason = reason
 
 
-def read_batch(payload: bytes, dropped: Callable[[str], None]) -> list[Change]:
+def read_batch(payload: bytes, dropped: Callable[[str], None]) -> list[KvEvent]:
     """The changes in a batch, in order; `dropped` is told of each event that could not be used. Raises BatchError."""
     if len(payload) > BATCH_BYTES_MAX:
         raise BatchError("size")
@@ -96,7 +96,7 @@ def read_batch(payload: bytes, dropped: Callable[[str], None]) -> list[Change]:
         events = _events.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, IndexError, RecursionError):
         raise BatchError("batch") from None
-    changes: list[Change] = []
+    changes: list[KvEvent] = []
     for event in events:
         try:
             changes += _changes(event)
@@ -122,7 +122,7 @@ def _is_known(raw: msgspec.Raw) -> bool:
     return not isinstance(kind, str) or kind in _KINDS
 
 
-def _changes(raw: msgspec.Raw) -> Iterator[Change]:
+def _changes(raw: msgspec.Raw) -> Iterator[KvEvent]:
     """One event's changes. Raises msgspec's errors for what is no event, ValueError for what makes no sense."""
     first = memoryview(raw)[0]
     is_array = 0x90 <= first <= 0x9F or first in (0xDC, 0xDD)
@@ -135,14 +135,14 @@ def _changes(raw: msgspec.Raw) -> Iterator[Change]:
     return _removed(event) if kind == "BlockRemoved" else _stored(event)
 
 
-def _removed(event: BlockRemoved) -> Iterator[Change]:
+def _removed(event: BlockRemoved) -> Iterator[KvEvent]:
     names = event.block_hashes
     return iter([
         Removed(names[at : at + BLOCKS_AT_ONCE], event.group_idx) for at in range(0, len(names), BLOCKS_AT_ONCE)
     ])  # fmt: skip
 
 
-def _stored(event: BlockStored) -> Iterator[Change]:
+def _stored(event: BlockStored) -> Iterator[KvEvent]:
     names, size = event.block_hashes, event.block_size
     if not 0 < size <= BLOCK_TOKENS_MAX or len(event.token_ids) != len(names) * size:
         raise ValueError("token_ids must be block_size for each of block_hashes")
@@ -153,7 +153,7 @@ def _stored(event: BlockStored) -> Iterator[Change]:
     if sys.byteorder == "big":
         ids.byteswap()
     tokens, extras = ids.tobytes(), _extras(event, adapter)
-    changes: list[Change] = []
+    changes: list[KvEvent] = []
     parent = event.parent_block_hash
     for at in range(0, len(names), BLOCKS_AT_ONCE):
         end = at + BLOCKS_AT_ONCE

@@ -1,14 +1,8 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
-
-# Both tiers in process, which the shell is the shell of.
-sys.path.insert(0, str(Path(__file__).parents[2] / "flows"))
-
 from inprocess import HOP_KEY
 
 

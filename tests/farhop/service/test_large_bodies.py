@@ -18,11 +18,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from farhop.service import ingress
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "flows"))
-
 from inprocess import MODEL, Both, Engine, both, chat, send, tenant, topology, until
 
 import global_lb.app.serve
@@ -31,7 +26,7 @@ from farhop.balance.prefix import chain
 from farhop.relay.formats import bodies, openai
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import BodyError
-from farhop.service import large_bodies
+from farhop.service import ingress, large_bodies
 from farhop.service.large_bodies import LARGE_BYTES, Job, LargeBodyReader, ParsedBody, ReaderError, read
 from farhop_lab.bench.hostile import crafted
 

@@ -1,6 +1,7 @@
 """A world that cannot come up: one line says why, and nothing of it is left. Worlds that do are in flows and drills."""
 
 import asyncio
+import contextlib
 import socket
 import sys
 from pathlib import Path
@@ -8,13 +9,14 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from farhop_lab.world import fork_server
 from farhop_lab.world.ports import free_ports
 from farhop_lab.world.world import World, WorldError, WorldSettings, together
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="children are found by /proc")
 def test_a_part_that_does_not_start_is_named_and_the_others_end(tmp_path):
-    (port,), before = free_ports(1), children()
+    (port,), before = free_ports(1), started()
     world = World(WorldSettings(replicas=1, entry_port=port), tmp_path)
 
     async def enter() -> None:
@@ -27,12 +29,18 @@ def test_a_part_that_does_not_start_is_named_and_the_others_end(tmp_path):
     ):
         uvloop.run(enter())
     assert world.etcd is not None
-    assert children() <= before
+    assert started() <= before
 
 
-def children() -> set[str]:
-    """This process's, by id."""
-    return {pid for task in Path("/proc/self/task").glob("*/children") for pid in task.read_text().split()}
+def started(by: str = "self") -> set[str]:
+    """Processes that descend from this one, by id, but for the servers that fork programs: those stay while it does."""
+    found = set()
+    for children in Path(f"/proc/{by}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended as it was looked at
+            for pid in children.read_text().split():
+                server = fork_server.__name__.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+                found |= started(pid) | (set() if server else {pid})
+    return found
 
 
 async def test_of_those_that_start_together_the_first_error_ends_the_rest_and_is_raised():

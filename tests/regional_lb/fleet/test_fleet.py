@@ -19,7 +19,7 @@ from farhop.balance.ledger import Reservation
 from farhop.balance.machine import Address
 from farhop.balance.prefix import chain
 from regional_lb.fleet.fleet import Fleet
-from regional_lb.fleet.kv_events import Change, Cleared, Linked, Stored
+from regional_lb.fleet.kv_events import Cleared, KvEvent, Linked, Stored
 from regional_lb.fleet.view import BlocksChanged, ReplicaProbed, ReplicaSampled, Sample, variant_of, view_of
 from regional_lb.scheduler.policy import Need
 
@@ -298,7 +298,7 @@ def test_another_version_under_the_same_name_begins_with_an_empty_cache() -> Non
 # -- what replicas say of their caches
 
 
-def telling(*changes: Change, name: str = "r1") -> BlocksChanged:
+def telling(*changes: KvEvent, name: str = "r1") -> BlocksChanged:
     return BlocksChanged(name, 0, changes)
 
 

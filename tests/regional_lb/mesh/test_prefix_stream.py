@@ -212,7 +212,7 @@ async def test_an_idle_publisher_forgets_its_readers(monkeypatch: pytest.MonkeyP
 
     def at_rest() -> bool:
         told.prefixes.tidy()
-        return flow.trie.listener is None
+        return flow.trie.observer is None
 
     async with calling(told) as stub:
         first = Reader(stub, asked())

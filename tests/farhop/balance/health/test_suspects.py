@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from farhop.balance.health.suspects import BODIES_MAX, HOLD_S, SILENCE_S, Suspects, Verdict
+from farhop.balance.health.suspects import BODIES_MAX, HOLD_S, SILENCE_S, Quarantine, Suspects
 
 BODY, A, B, C = ("acme", 7), ("paris", "r1", "1"), ("tokyo", "r1", "1"), ("tokyo", "r1", "2")
 
@@ -17,34 +17,34 @@ def test_one_process_may_be_chance() -> None:
     made = Suspects()
     made.broke_off(BODY, A, 99.9, 100.0)
     made.broke_off(BODY, A, 99.9, 101.0)
-    assert made.verdict(BODY, never, 110.0) is None
+    assert made.quarantine(BODY, never, 110.0) is None
 
 
 def test_two_that_are_silent_are_enough_for_a_minute() -> None:
     made = Suspects()
     made.broke_off(BODY, A, 99.9, 100.0)
     made.broke_off(BODY, B, 100.9, 101.0)
-    assert made.verdict(BODY, never, 101.0) == Verdict(100.0 + SILENCE_S, sure=False)
-    assert made.verdict(BODY, never, 103.5) == Verdict(101.0 + SILENCE_S, sure=False)
-    assert made.verdict(BODY, never, 104.5) == Verdict(100.0 + HOLD_S, sure=True)
-    assert made.verdict(("other", 7), never, 104.5) is made.verdict(("acme", 8), never, 104.5) is None
-    assert made.verdict(BODY, never, 100.0 + HOLD_S) is None
+    assert made.quarantine(BODY, never, 101.0) == Quarantine(100.0 + SILENCE_S, sure=False)
+    assert made.quarantine(BODY, never, 103.5) == Quarantine(101.0 + SILENCE_S, sure=False)
+    assert made.quarantine(BODY, never, 104.5) == Quarantine(100.0 + HOLD_S, sure=True)
+    assert made.quarantine(("other", 7), never, 104.5) is made.quarantine(("acme", 8), never, 104.5) is None
+    assert made.quarantine(BODY, never, 100.0 + HOLD_S) is None
 
 
 def test_who_is_heard_of_again_had_its_link_cut() -> None:
     made = Suspects()
     made.broke_off(BODY, A, 99.9, 100.0)
     made.broke_off(BODY, B, 100.9, 101.0)
-    assert made.verdict(BODY, lambda process: 101.2 if process == B else -inf, 101.3) is None
+    assert made.quarantine(BODY, lambda process: 101.2 if process == B else -inf, 101.3) is None
     made.broke_off(BODY, C, 100.9, 102.0)  # another life of the same
-    assert made.verdict(BODY, never, 110.0) is not None
+    assert made.quarantine(BODY, never, 110.0) is not None
 
 
 def test_a_process_that_had_been_silent_before_it_was_given_up_had_stalled_even_if_it_recovers() -> None:
     made = Suspects()
     for process in (A, B):
         made.broke_off(BODY, process, 100.0 - SILENCE_S, 100.0)
-    assert made.verdict(BODY, lambda _process: 100.1, 100.2) == Verdict(100.0 + HOLD_S, sure=True)
+    assert made.quarantine(BODY, lambda _process: 100.1, 100.2) == Quarantine(100.0 + HOLD_S, sure=True)
 
 
 def test_what_was_answered_is_innocent() -> None:
@@ -52,7 +52,7 @@ def test_what_was_answered_is_innocent() -> None:
     for process in (A, B):
         made.broke_off(BODY, process, 0.0, 100.0)
     made.answered(BODY)
-    assert made.verdict(BODY, never, 100.0) is None
+    assert made.quarantine(BODY, never, 100.0) is None
     assert len(made) == 0
 
 

@@ -175,13 +175,13 @@ def test_every_reader_knows_what_it_may_and_nothing_else(steps: Any, amid: Any, 
 def test_nobody_listens_and_nothing_is_restricted_so_the_trie_has_nobody_to_tell() -> None:
     source = journal()
     source.insert("a", nodes_of((1, 2)), None)
-    assert (source._trie.listener, source.seq) == (None, 0)
+    assert (source._trie.observer, source.seq) == (None, 0)
     source.listen()
     source.insert("a", nodes_of((1, 2, 3)), None)
-    assert source._trie.listener is source
+    assert source._trie.observer is source
     source.rest()
     source.insert("a", nodes_of((4,)), None)
-    assert source._trie.listener is None
+    assert source._trie.observer is None
 
 
 def test_what_happened_while_nobody_listened_is_a_gap() -> None:

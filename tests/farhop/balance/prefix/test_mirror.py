@@ -64,7 +64,7 @@ def test_letting_go_begins_with_the_oldest_and_ends_the_node_with_its_last_holde
 
         def hidden(self) -> None: ...
 
-    store.listener = Ear()
+    store.observer = Ear()
     store.insert(one, 0, (1, 2, 3))
     store.insert(other, 0, (1, 2))
     store.shrink(one, 2)

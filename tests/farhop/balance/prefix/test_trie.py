@@ -322,7 +322,7 @@ def test_memory_is_bounded_per_node_and_location(holders: int) -> None:
 
 
 def told(trie: PrefixTrie) -> list[Any]:
-    """What its listener is told from now on."""
+    """What its observer is told from now on."""
     heard: list[Any] = []
 
     class Ear:
@@ -338,7 +338,7 @@ def told(trie: PrefixTrie) -> list[Any]:
         def hidden(self) -> None:
             heard.append("hidden")
 
-    trie.listener = Ear()
+    trie.observer = Ear()
     return heard
 
 
