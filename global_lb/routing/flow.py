@@ -103,8 +103,8 @@ class RequestState:
     `attempt` is the one under way, `attempts` how many there were. `last_resort`: no promise is made any more;
     `doubted`: it waits until it is known whether the processes live at which it broke off; `due` is what its timer is
     set for; `held_until` is when its patience ends, once it began. `waits_ms` is how long it would wait in regions that
-    refused it, as they said; `waited_s` what it waited in queues of regions that let it go; `resumes`: how often its stream
-    broke and was to go on elsewhere.
+    refused it, as they said; `waited_s` what it waited in queues of regions that let it go; `resumes`: how often its
+    stream broke and was to go on elsewhere.
     """
 
     request: Request

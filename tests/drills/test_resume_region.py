@@ -50,7 +50,7 @@ async def stream(world: RunningWorld, number: int, heard: list[int], tenant: str
 
 
 async def broken(world: RunningWorld, tenant: str, entry: str, *, engines: bool) -> tuple[list[Result], set[str]]:
-    """How streams end under which the regional balancers that serve them are killed, and in which regions these were."""
+    """How streams end under which the regional balancers that serve them are killed, and the regions where."""
     heard = [0] * STREAMS
     tasks = [asyncio.create_task(stream(world, n, heard, tenant, entry)) for n in range(STREAMS)]
     async with asyncio.timeout(30.0):
@@ -86,7 +86,7 @@ def test_streams_go_on_from_another_region(world: RunningWorld, engines: bool) -
 
 def test_a_tenant_of_the_dead_region_alone_gets_the_error(world: RunningWorld) -> None:
     """No lawful region is left: its streams end as they always did, and nothing of them goes elsewhere."""
-    results, served = world.call(broken(world, "EU", "frankfurt", engines=False))
+    results, served = world.call(broken(world, "eu-only", "frankfurt", engines=False))
     assert served == {"frankfurt"}
     for result in results:
         assert result.error is not None

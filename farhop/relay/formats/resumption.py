@@ -137,6 +137,7 @@ class Progress:
     """
 
     __slots__ = (
+        "_begins",
         "_head",
         "_sure",
         "_tokens_left",
@@ -155,6 +156,7 @@ class Progress:
         self.plan, self._tokens_left = plan, tokens_max
         self.prompt, self.ids = array("I"), array("I")
         self._sure = 0  # of the ids, those whose text the client has, wholly
+        self._begins = _CONTENT if plan.chat else _TEXT  # what comes before an event's text
         self._head: dict[str, Any] = {}
         self.finished = False
         self.why_not = ""
@@ -183,7 +185,7 @@ class Progress:
             if plain and not (_TOOLS in events or _REASONS_TOLD in events or _REFUSAL in events or self.why_not):
                 self._tokens_left -= 1
                 self.ids.append(int(said))
-                begins = _CONTENT if self.plan.chat else _TEXT
+                begins = self._begins
                 says = events.find(begins)
                 if says >= 0 and events[says + len(begins)] != _QUOTE:
                     self._sure = len(self.ids)
@@ -259,6 +261,7 @@ class Progress:
         del self.ids[self._sure :]
         self._tokens_left += dropped
         self.resumed += 1
+        self._begins = _TEXT  # whatever it was, a completion continues it
         plan = self.plan
         document: dict[str, Any] = {
             **plan.kept,
