@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -79,24 +79,19 @@ def status(
 
 
 async def _reports(store: Store, entry: str) -> list[AnnounceReport]:
-    from farhop.store.contract import ANNOUNCE_PREFIX
-    from farhop.store.documents import announce
-    from farhop.store.envelope import bare
+    from farhop_cli import fleet
     from farhop_cli.exits import warn
 
-    found = []
-    for one in await store.list(ANNOUNCE_PREFIX):
-        try:
-            found.append(announce.decode(bare(one.value)))
-        except ValueError as error:
-            warn(f"what stands at {one.key} cannot be read: {error}")
+    found, trouble = await fleet.announcers(store)
+    for why in trouble:
+        warn(why)
     return [one for one in found if not entry or one.entry == entry]
 
 
 def _told(reports: list[AnnounceReport], where: Where) -> int:
     import msgspec
 
-    from farhop_cli import show
+    from farhop_cli import show, status
     from farhop_cli.exits import NEGATIVE
 
     good = any(one.healthy for one in reports) and not any(one.differs for one in reports)
@@ -105,12 +100,5 @@ def _told(reports: list[AnnounceReport], where: Where) -> int:
     elif not reports:
         show.line("nothing announces an entry: no announcer tells of itself in etcd")
     else:
-        columns = ("entry", "instance", "prefixes", "speaker", "wanted", "actual", "sessions", "why")
-        show.table("announcers", columns, [_row(one) for one in reports])
+        show.table("announcers", status.ANNOUNCERS, [status.announcer(one) for one in reports])
     return 0 if good else NEGATIVE
-
-
-def _row(one: AnnounceReport) -> list[Any]:
-    up = f"{sum(one.sessions.values())} of {len(one.sessions)}" if one.sessions else "-"
-    actual = f"{one.actual or 'unknown'}{' (differs)' if one.differs else ''}"
-    return [one.entry, one.instance, ", ".join(one.prefixes), one.speaker, one.wanted, actual, up, one.why]

@@ -56,6 +56,21 @@ def dns(
     raise typer.Exit(measure.dns(networks, seconds, as_json))
 
 
+@app.command("anycast", epilog="Example:  farhop bench anycast --repeats 5")
+def anycast(
+    repeats: Annotated[int, typer.Option("--repeats", min=1, max=50, help="Of each event, at each site.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """How long an anycast entry that dies leads clients astray.
+
+    Two real sites, one with ExaBGP and one with BIRD, in network namespaces; medians, by what happened. A repeat takes
+    100 seconds. Needs root and bird2; exit code 0, with a line, where they are not there.
+    """
+    from farhop_cli import measure
+
+    raise typer.Exit(measure.anycast(repeats, as_json))
+
+
 @app.command("relay", epilog="Example:  farhop bench relay --quick --only regional,envoy")
 def relay(
     quick: Quick = False,

@@ -24,6 +24,7 @@ import typer
 from farhop_cli.exits import NEGATIVE, fail
 
 _TIMEOUT_S = 2.0
+_LEAK = "some resolvers then ask the others without a client subnet"
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,9 @@ def _signed(apex: dns.name.Name, at: list[tuple[str, int]], resolver: str | None
     needed: set[str] = set()
     for host, port in at:
         answer, _ = _ask(apex, "DNSKEY", host, port, "TCP", None, dnssec=True)
-        sets = [] if answer is None else answer.answer
+        if answer is None or answer.rcode() != dns.rcode.NOERROR:
+            continue  # it serves nothing of the zone, as was told of its SOA: it has no other keys, but none
+        sets = answer.answer
         signers = {one.key_tag for rrset in sets if rrset.rdtype == dns.rdatatype.RRSIG for one in rrset}
         here = {
             dns.dnssec.make_ds(apex, key, "SHA256").to_text()
@@ -148,7 +151,7 @@ def _of_server(apex: dns.name.Name, names: list[dns.name.Name], host: str, port:
             answer, why = _ask(apex, kind, host, port, way, None)
             good = answer is not None and bool(answer.answer) and bool(answer.flags & dns.flags.AA)
             told = "" if answer is None else f"{dns.rcode.to_text(answer.rcode())}, {_records(answer)}"
-            lame = why or (told if good else f"{told}: not authoritative for the zone; is it served there?")
+            lame = why or f"{told}: not authoritative for the zone; is it served there?"
             found.append(Finding(f"{where} {way} {kind}", good, told if good else lame))
     for name in names:
         found += _of_name(name, host, port, where, subnet)
@@ -169,7 +172,9 @@ def _of_name(name: dns.name.Name, host: str, port: int, where: str, subnet: obje
         errors = [one.text or str(int(one.code)) for one in answer.options if isinstance(one, dns.edns.EDEOption)]
         said = f"{dns.rcode.to_text(answer.rcode())}, {_records(answer)}"
         told = f"{said}, scope {scope}" + "".join(f" ({one})" for one in errors)
-        if scope is None:
+        if answer.rcode() in (dns.rcode.REFUSED, dns.rcode.NOTAUTH):
+            told += f"; it does not serve the zone, and {_LEAK}: serve it there, or take its NS record away"
+        elif scope is None:
             told += "; it answers without a client subnet: every server of the zone must"
         good = scope is not None and answer.rcode() == dns.rcode.NOERROR and bool(answer.answer or answer.authority)
         found.append(Finding(what, good, told))

@@ -16,6 +16,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from farhop.store.contract import (
+    ANNOUNCE_PREFIX,
     ENTRY_PREFIX,
     REGION_PREFIX,
     StoreError,
@@ -24,10 +25,11 @@ from farhop.store.contract import (
     parse_report_key,
     report_key,
 )
+from farhop.store.documents import announce
 from farhop.store.documents import entry as entry_documents
 from farhop.store.documents import report as report_documents
 from farhop.store.documents.document import DocumentError
-from farhop.store.envelope import NO_KEYS, Keys
+from farhop.store.envelope import NO_KEYS, Keys, bare
 from farhop.store.etcd_link import EtcdSettings
 from farhop.store.hubs import store_of, unreached
 from farhop.store.sealed import Sealed
@@ -41,7 +43,8 @@ from topology.problems import TopologyError, quoted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from farhop.store.contract import Entry
+    from farhop.store.contract import Entry, Store
+    from farhop.store.documents.announce import AnnounceReport
     from farhop_cli.context import AdminPorts, Context
     from topology.model import Topology
 
@@ -102,6 +105,7 @@ class Fleet:
     access: Access = NO_ACCESS
     name: str = "this fleet"
     trouble: tuple[str, ...] = ()
+    announcers: tuple[AnnounceReport, ...] = ()  # what announces an entry by BGP, where balancers were found in etcd
 
     @property
     def admins(self) -> tuple[str, ...]:
@@ -311,27 +315,40 @@ def _found(fleet: Fleet) -> Fleet:
     """With the balancers that etcd tells of. What of it cannot be reached is the fleet's `trouble`."""
     if not fleet.hubs:
         return fleet
-    balancers, trouble = asyncio.run(_listed(fleet))
+    balancers, announcing, trouble = asyncio.run(_listed(fleet))
     known = {one.url for one in fleet.balancers}
     return replace(
         fleet,
         balancers=(*fleet.balancers, *(one for one in balancers if one.url not in known)),
+        announcers=announcing,
         trouble=trouble,
     )
 
 
-async def _listed(fleet: Fleet) -> tuple[list[Balancer], tuple[str, ...]]:
+async def announcers(store: Store) -> tuple[tuple[AnnounceReport, ...], list[str]]:
+    """What announcers of entries say in etcd of themselves; and of what stands there that cannot be read, why."""
+    found, trouble = [], []
+    for one in await store.list(ANNOUNCE_PREFIX):
+        try:
+            found.append(announce.decode(bare(one.value)))
+        except ValueError as error:
+            trouble.append(f"what stands at {one.key} cannot be read: {error}")
+    return tuple(found), trouble
+
+
+async def _listed(fleet: Fleet) -> tuple[list[Balancer], tuple[AnnounceReport, ...], tuple[str, ...]]:
     store = store_of(fleet.hubs, Random(), lambda _, one: Sealed(one, fleet.keys))
     try:
         await store.open()
         above, below = await store.list(ENTRY_PREFIX), await store.list(REGION_PREFIX)
+        announcing, _ = await announcers(store)  # what cannot be read of them `farhop anycast status` tells
         told = unreached(store)
     except StoreError as error:
-        return [], (f"etcd: {error}",)
+        return [], (), (f"etcd: {error}",)
     finally:
         await store.close()
     found = [*filter(None, map(_global, above)), *filter(None, map(_regional, below))]
-    return found, tuple(f"etcd: hub {hub}: {why}" for hub, why in told.items())
+    return found, announcing, tuple(f"etcd: hub {hub}: {why}" for hub, why in told.items())
 
 
 def _global(stands: Entry) -> Balancer | None:

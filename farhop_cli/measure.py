@@ -51,15 +51,17 @@ def dns(networks: int, seconds: float, as_json: bool) -> int:
 
     with show.waiting(f"measuring dns: {networks} client networks, {seconds:g} s for each server"):
         try:
-            rows = answers.run(networks, seconds)
+            found = answers.run(networks, seconds)
         except answers.BenchError as error:
             fail(f"bench: {error}")
+    rows = found.rows
     least = rows[0].cpu_us
     over = next(row.cpu_us for row in rows if row.name == "farhop") / least
     if as_json:
         show.json(
-            {"bench": "dns", "unit": "CPU µs per answer", "networks": networks, "times_the_echo": over, "rows": rows}
-        )
+            {"bench": "dns", "unit": "CPU µs per answer", "networks": networks, "times_the_echo": over,
+             **msgspec.to_builtins(found)}
+        )  # fmt: skip
     else:
         latencies = (">mean ms", ">worst ms", ">p99 ms at half")
         columns = ("server", ">CPU µs", ">times the echo", ">answers/s", ">lost", *latencies)
@@ -69,7 +71,38 @@ def dns(networks: int, seconds: float, as_json: bool) -> int:
             for row in rows
         ]  # fmt: skip
         show.table(f"dns: a client subnet and a cookie in each question, {networks} networks", columns, listed)
+        for name, why in found.left_out.items():
+            show.line(f"{name} is left out: {why}")
     return 1 if over > answers.TIMES_MAX else 0
+
+
+def anycast(repeats: int, as_json: bool) -> int:
+    """Measure how long clients of an entry that dies are led astray; the exit code."""
+    from farhop_lab.bench import anycast as sites
+
+    why = sites.missing()
+    if why:
+        show.line(f"anycast: nothing is measured: {why}")
+        return 0
+    with show.telling("measuring anycast") as say:
+        try:
+            rows = sites.measure(repeats, say)
+        except BenchError as error:
+            fail(f"bench: {error}")
+    if as_json:
+        show.json({"bench": "anycast", "unit": "ms from the event", "rows": rows})
+        return 0
+    columns = ("what happened", "speaker", ">route ms", ">astray ms", ">worst", ">lost")
+    listed = [
+        [row.event, row.speaker, f"{row.route_ms:.0f}", f"{row.astray_ms:.0f}", f"{row.astray_worst_ms:.0f}",
+         str(row.lost)]
+        for row in rows
+    ]  # fmt: skip
+    title = f"anycast: {sites.PER_S:g} new connections a second to an address that two sites announce"
+    show.table(f"{title}, medians of {repeats}", columns, listed)
+    show.line("route: the router's kernel has another; astray: the last connection that still went to the site")
+    show.line("lost: connections without an answer, of the worst repeat; announcers probe as by default")
+    return 0
 
 
 def relay(*, quick: bool, only: str, repeats: int | None, streams: int | None, tls: bool, as_json: bool) -> int:

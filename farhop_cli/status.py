@@ -11,6 +11,7 @@ import math
 import re
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,6 +25,7 @@ from farhop_cli.exits import NEGATIVE, PARTIAL, fail, warn
 from farhop_cli.show import number, word
 
 if TYPE_CHECKING:
+    from farhop.store.documents.announce import AnnounceReport
     from farhop_cli.fleet import Balancer, Fleet
     from farhop_cli.options import Where
 
@@ -45,6 +47,7 @@ _REGIONAL = (
     "region", "state", ">epoch", ">under way", ">queued", ">queued tok", ">trie nodes", ">believed tok", ">cached tok",
     ">error", "why",
 )  # fmt: skip
+ANNOUNCERS = ("entry", "instance", "prefixes", "speaker", "wanted", "since", "actual", "sessions", "why")
 _BUILDS = ("region", "tier", "instance", "version", "admin port", ">configuration", "awaits restart", "last error")
 _REPLICAS = (
     "region", "replica", "state", ">in flight", ">slots", ">engine runs", ">waits", ">kv tok", ">of",
@@ -92,8 +95,9 @@ def run(asked: Asked, where: Where) -> int:
     down, missing = down_regions(upper), fleet.partial(here, answered)
     if where.as_json:
         unreached = [*here.trouble, *(one.error for one in answered if one.status is None)]
-        told = summary.of(here.name, upper, lower, unreached, asked.region)
-        show.json({"summary": told, "global": upper, "regional": lower, "down": down, "unreachable": unreached})
+        told = summary.of(here.name, upper, lower, unreached, asked.region, here.announcers)
+        lists = {"global": upper, "regional": lower, "announcers": here.announcers}
+        show.json({"summary": told, **lists, "down": down, "unreachable": unreached})
     else:
         _draw(here, asked, upper, lower, answered)
     if missing:
@@ -123,8 +127,11 @@ def _asked(here: Fleet, asked: Asked, *, spills: bool) -> tuple[list[Seen], list
 
 def _draw(here: Fleet, asked: Asked, upper: list[Seen], lower: list[Seen], answered: list[fleet.Seen]) -> None:
     unreached = [*here.trouble, *(one.error for one in answered if one.status is None)]
-    for line, style in summary.lines(summary.of(here.name, upper, lower, unreached, asked.region)):
+    for line, style in summary.lines(summary.of(here.name, upper, lower, unreached, asked.region, here.announcers)):
         show.line(line, style)
+    if here.announcers and (asked.wide or asked.regions):
+        told = [announcer(one) for one in here.announcers if asked.region in ("", one.region)]
+        show.table("announcers of entries", ANNOUNCERS, told)
     _tell(asked, upper, lower)
 
 
@@ -206,6 +213,14 @@ def _tell(asked: Asked, upper: list[Seen], lower: list[Seen]) -> None:
     if wide:
         built = [(tier, one) for tier, those in (("global", upper), ("regional", lower)) for one in those]
         show.table("builds", _BUILDS, [_build(tier, one) for tier, one in built])
+
+
+def announcer(one: AnnounceReport) -> list[str]:
+    """An announcer as a row of a table with ANNOUNCERS: what it announces, since when, and why not."""
+    up = f"{sum(one.sessions.values())} of {len(one.sessions)}" if one.sessions else "-"
+    actual = f"{one.actual or 'unknown'}{' (differs)' if one.differs else ''}"
+    since = datetime.fromtimestamp(one.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if one.since else "-"
+    return [one.entry, one.instance, ", ".join(one.prefixes), one.speaker, one.wanted, since, actual, up, one.why]
 
 
 def _build(tier: str, one: Seen) -> list[str]:

@@ -11,7 +11,9 @@ import msgspec
 from farhop_cli.show import number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from farhop.store.documents.announce import AnnounceReport
 
 LINES_MAX = 10
 WRONG_MAX, BUSY_MAX = 4, 3
@@ -61,8 +63,9 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def of(
-    name: str, upper: Sequence[Balancer], lower: Sequence[Balancer], unreached: Sequence[str], region: str = ""
-) -> Summary:
+    name: str, upper: Sequence[Balancer], lower: Sequence[Balancer], unreached: Sequence[str], region: str = "",
+    announcers: Sequence[AnnounceReport] = (),
+) -> Summary:  # fmt: skip
     """Of what balancers say; `unreached` is who or what could not be asked, and how it failed."""
     views = _worst(upper, region)
     loads = [_load(one, view, lower) for one, view in views.items()]
@@ -73,6 +76,7 @@ def of(
         if isinstance(epoch, int):
             epochs.setdefault(epoch, []).append(one.name)
     wrong = [*(f"not reached: {why}" for why in unreached), *_wrong(upper, lower, views, epochs, region)]
+    wrong += _unannounced(one for one in announcers if region in ("", one.region))
     return Summary(
         name,
         len(upper) + len(lower),
@@ -232,6 +236,14 @@ def _wrong(
         drain = view.get("override")
         if isinstance(drain, dict):
             yield f"{name} is drained by {drain.get('author') or 'somebody'}: {drain.get('why') or 'no reason told'}"
+
+
+def _unannounced(announcers: Iterable[AnnounceReport]) -> Iterator[str]:
+    for one in announcers:
+        if one.differs:
+            yield f"{one.instance} announces entry {one.entry} as {one.actual or 'unknown'}, and should as {one.wanted}"
+        elif not one.healthy:
+            yield f"{one.instance} has entry {one.entry} {one.wanted}: {one.why or 'its probes fail'}"
 
 
 def _wrong_at(one: Balancer) -> Iterator[str]:

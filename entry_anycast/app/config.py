@@ -11,7 +11,7 @@ from entry_anycast.announcing.budget import BudgetConfig
 from entry_anycast.announcing.machine import LastSite, MachineConfig
 from entry_anycast.speakers import bird, exabgp
 from entry_anycast.speakers.speaker import family, network
-from farhop.config import ConfigError, Part, Seconds, Secret
+from farhop.config import ConfigError, FromOutside, Part, Seconds, Secret
 from farhop.service.config import Member
 from topology.problems import did_you_mean, quoted
 
@@ -38,11 +38,12 @@ FilePath = Annotated[str, Field(pattern=r'^/[^\x00-\x1f"]{1,4095}$')]
 
 
 class Peer(Part):
-    """A BGP neighbour. It is told of the prefixes of its address's family."""
+    """A BGP neighbour. It is told of the prefixes of its address's family. `local_address` may be env:NAME: what each
+    node has its own of."""
 
     address: Address
     asn: Asn
-    local_address: Address
+    local_address: Annotated[Address, FromOutside]
     port: Annotated[int, Field(ge=1, le=65535)] = 179
     password: Secret | None = None
     multihop: Annotated[int, Field(ge=0, le=255)] = 0
@@ -62,7 +63,7 @@ class ExaBgp(Part):
     """ExaBGP 5, run by us (`pip install 'farhop[anycast]'`). `hold_s`: when neighbours drop a session that is mute."""
 
     local_as: Asn
-    router_id: Annotated[str, AfterValidator(_router)]
+    router_id: Annotated[str, AfterValidator(_router), FromOutside]
     peers: Annotated[list[Peer], Field(min_length=1, max_length=64)]
     hold_s: Annotated[int, Field(ge=3, le=65535)] = 9
     prepend: Annotated[int, Field(ge=1, le=16)] = 3
@@ -97,11 +98,14 @@ class SpeakerConfig(Part):
 
 
 class Probe(Part):
-    """How the entry is asked whether it is fit: `rise` and `fall` are answers in a row."""
+    """How the entry is asked whether it is fit: `rise` and `fall` are answers in a row. `ca_file` and `server_name`: by
+    whom its certificate is issued and to which name, where that is not the URL's host and a public authority."""
 
     url: Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9.\-\[\]:]+(/[!-~]*)?$", max_length=512)]
     every_s: Seconds = 1.0
     timeout_s: Seconds = 1.0
+    ca_file: FilePath | None = None
+    server_name: Annotated[str, Field(max_length=253)] = ""
     rise: Annotated[int, Field(ge=1, le=100)] = 3
     fall: Annotated[int, Field(ge=1, le=100)] = 3
 

@@ -92,7 +92,11 @@ class AnycastProcess:
         self.others = Others(
             self.store, config.region, config.entry, self.prefixes, self.react, self.metrics.report_refused, self._later
         )
-        self.prober = Prober(config.probe, self.react)
+        try:
+            self.prober = Prober(config.probe, self.react)
+        except OSError as error:
+            problem = f"ca_file: {config.probe.ca_file}: {error.strerror or error}"
+            raise ConfigError("probe", [problem]) from None
         self._state = None if config.state_dir is None else StateDir(
             Path(config.state_dir), config.fleet, f"anycast.{config.region}.{config.instance}"
         )  # fmt: skip
@@ -109,6 +113,7 @@ class AnycastProcess:
         self._publication: Publication | None = None
         self._said = b""
         self._hold_kept = float("-inf")
+        self._since = wall().timestamp()
         self.seen: Seen | None = None
         self._gauges()
 
@@ -133,6 +138,7 @@ class AnycastProcess:
         for command in commands:
             self._act(command, now)
         if machine.phase is not phase:
+            self._since = wall().timestamp()
             self._log.info("announcement", phase=machine.phase, why=machine.why_not or machine.speaker_why)
             self._keep_hold(now)
         if machine.speaker != speaker:
@@ -226,7 +232,7 @@ class AnycastProcess:
             actual=(self.seen.phase or "") if self.seen is not None else "",
             differs=machine.differs_since is not None, healthy=machine.healthy,
             why=self.why()[:256], held_s=60.0 * -(-held_s // 60.0),
-            sessions=dict(self.seen.sessions) if self.seen is not None else {},
+            sessions=dict(self.seen.sessions) if self.seen is not None else {}, since=round(self._since, 3),
         )  # fmt: skip
 
     def why(self) -> str:

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 class Prober:
-    """`tell` takes what each probe found."""
+    """`tell` takes what each probe found. Raises OSError for a `ca_file` that cannot be read."""
 
     def __init__(self, config: Probe, tell: Callable[[Probed], None]) -> None:
-        self._config, self._tell = config, tell
+        self._config, self._tell, self._tls = config, tell, _context(config)
 
     async def run(self) -> None:
         """Until cancelled. A connection each: whether new ones are taken is what is asked."""
         loop = asyncio.get_running_loop()
         timeout = aiohttp.ClientTimeout(total=self._config.timeout_s)
-        connector = aiohttp.TCPConnector(force_close=True, ssl=_context(self._config.url))
+        connector = aiohttp.TCPConnector(force_close=True, ssl=self._tls)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector, trust_env=False) as http:
             due = loop.time()
             while True:
@@ -38,7 +38,8 @@ class Prober:
 
     async def _probe(self, http: aiohttp.ClientSession) -> Probed:
         try:
-            async with http.get(self._config.url, allow_redirects=False) as answer:
+            name = self._config.server_name or None
+            async with http.get(self._config.url, allow_redirects=False, server_hostname=name) as answer:
                 if answer.status == 200:
                     return Probed(Fitness.FIT)
                 return Probed(Fitness.LEAVING, f"it answers {answer.status}")
@@ -49,9 +50,11 @@ class Prober:
             return Probed(Fitness.DEAD, f"it cannot be reached: {text}")
 
 
-def _context(url: str) -> ssl.SSLContext | bool:
+def _context(config: Probe) -> ssl.SSLContext | bool:
     """On this machine a certificate proves nothing that the address does not."""
-    parts = urlsplit(url)
+    parts = urlsplit(config.url)
+    if config.ca_file is not None:
+        return ssl.create_default_context(cafile=config.ca_file)
     if parts.scheme != "https" or not is_loopback(parts.hostname or ""):
         return True
     context = ssl.create_default_context()

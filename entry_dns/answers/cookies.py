@@ -48,27 +48,27 @@ def _rounds(v: list[int], rounds: int) -> None:
 class Cookies:
     """Cookies under some secrets of 16 bytes each.
 
-    What was found of a cookie is kept for a while (at most KEPT_MAX, forgotten all at once by `forget`): a resolver
-    comes with the same one again and again.
+    What `taken` found is `kept` for a while, by the cookie and the address (at most KEPT_MAX, forgotten all at once by
+    `forget`): a resolver comes with the same one again and again. Who answers by the thousand looks there first.
     """
 
-    __slots__ = ("_kept", "_secrets")
+    __slots__ = ("_secrets", "kept")
 
     def __init__(self, secrets: Sequence[bytes]) -> None:
         self._secrets = tuple(secrets)
-        self._kept: dict[bytes, tuple[bytes, bool]] = {}
+        self.kept: dict[bytes, tuple[bytes, bool]] = {}
 
     def forget(self) -> None:
         """Time has passed."""
-        self._kept.clear()
+        self.kept.clear()
 
     def taken(self, cookie: bytes, address: bytes, now: int) -> tuple[bytes, bool]:
         """The whole cookie to answer with (24 bytes), and whether the one that came was ours, for this address."""
-        found = self._kept.get(cookie + address)
+        found = self.kept.get(cookie + address)
         if found is None:
-            if len(self._kept) >= KEPT_MAX:
-                self._kept.clear()
-            found = self._kept[cookie + address] = self._judge(cookie, address, now)
+            if len(self.kept) >= KEPT_MAX:
+                self.kept.clear()
+            found = self.kept[cookie + address] = self._judge(cookie, address, now)
         return found
 
     def _judge(self, cookie: bytes, address: bytes, now: int) -> tuple[bytes, bool]:

@@ -85,11 +85,13 @@ def atlas(topology: Topology, spaces: Mapping[int, Space], places: Sequence[Plac
 class Table:
     """By family a space whose values are groups; each group's list of entries, best first, as indices, NOBODY after
     the last. `fallback`: the group of whom nothing is known. `uniform`: every address of both families is in group 0,
-    which is told with scope 0."""
+    which is told with scope 0. `shared`: the group of what every network may be told, for a resolver that keeps one
+    answer for all of them; -1 where no network is confined."""
 
     spaces: Mapping[int, Space]
     orders: npt.NDArray[np.uint16]
     fallback: int = 0
+    shared: int = -1
 
     @property
     def uniform(self) -> bool:
@@ -128,6 +130,12 @@ def table(known: Atlas, standings: Sequence[Standing], lawful: frozenset[str], m
         cost[:, at] += _LATE * ((unique >> np.uint64(32 + n)) & np.uint64(1)).astype(np.float64)
     # A drained entry is behind all that are merely full: it is to be left alone.
     cost[:, none & drained] += _LATE
+    everybody = allowed.all(axis=0)
+    confines = bool((allowed != everybody).any())
+    if confines:  # one more row: of whom nothing is known, with what all may be told
+        place = np.append(place, UNKNOWN)
+        cost = np.vstack((cost, cost[inverse.reshape(-1)[-1]]))
+        allowed = np.vstack((allowed, everybody))
     some_up = (allowed & up).any(axis=1)
     candidate = np.where(some_up[:, None], allowed & up, allowed)
     cost[~candidate] = np.inf
@@ -144,13 +152,15 @@ def table(known: Atlas, standings: Sequence[Standing], lawful: frozenset[str], m
     for family, bits in keys:
         told[family] = spaces[family].where(groups[inverse.reshape(-1)[begin : begin + len(bits)]])
         begin += len(bits)
-    return _renumbered(told, lists, int(groups[inverse.reshape(-1)[-1]]))
+    shared = int(groups[-1]) if confines else -1
+    return _renumbered(told, lists, int(groups[inverse.reshape(-1)[-1]]), shared)
 
 
-def _renumbered(spaces: dict[int, Space], lists: npt.NDArray[np.uint16], fallback: int) -> Table:
+def _renumbered(spaces: dict[int, Space], lists: npt.NDArray[np.uint16], fallback: int, shared: int) -> Table:
     """Without the lists that nobody gets."""
     used = np.unique(np.concatenate([space.values for space in spaces.values()]))
-    used = np.union1d(used[used != ASK_RESOLVER], np.array([fallback], dtype=used.dtype))
+    more = [fallback] if shared < 0 else [fallback, shared]
+    used = np.union1d(used[used != ASK_RESOLVER], np.array(more, dtype=used.dtype))
     told = {
         family: Space(
             space.bits,
@@ -159,7 +169,8 @@ def _renumbered(spaces: dict[int, Space], lists: npt.NDArray[np.uint16], fallbac
         )
         for family, space in spaces.items()
     }
-    return Table(told, lists[used], int(np.searchsorted(used, fallback)))
+    where = [int(at) for at in np.searchsorted(used, more)]
+    return Table(told, lists[used], where[0], where[1] if shared >= 0 else -1)
 
 
 def _hashed(starts: npt.NDArray[np.uint64], entry: str) -> npt.NDArray[np.float64]:

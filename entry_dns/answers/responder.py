@@ -27,6 +27,7 @@ ANY_TTL_S = 3600
 KEY_TTL_S = 3600
 BUCKETS = 1 << 14
 ASKERS_MAX = 16_384
+TELLER_S = 3600.0
 
 QUERIES, ODD, MALFORMED, DROPPED, SERVFAILS, NEGATIVE = range(6)
 REFUSALS, TRUNCATED, LIMITED, SLIPPED, WITH_ECS, PROVEN = range(6, 12)
@@ -38,7 +39,7 @@ COUNTERS = (
 _POINTER = b"\xc0\x0c"
 _ONE_QUESTION, _ONE_AND_OPT = b"\0\1\0\0\0\0\0\0", b"\0\1\0\0\0\0\0\1"
 _OPT, _OPT_DO = b"\0\0\x29\x04\xd0\0\0\0\0", b"\0\0\x29\x04\xd0\0\0\x80\0"
-_OPT_OF, _OPTION_OF = Struct(">BHHBBHH").unpack_from, Struct(">HH").unpack_from
+_OPT_OF, _OPTION_OF = Struct(">BHHxBHH").unpack_from, Struct(">HHHBB").unpack_from
 _BYTE = tuple(bytes((n,)) for n in range(256))
 _LENGTHS = tuple(n.to_bytes(2, "big") for n in range(1024))
 
@@ -55,9 +56,10 @@ _IN4, _IN6 = BITS[4], BITS[6]
 
 class Prepared:
     """An answer but for what is the asker's own: `heads` are flags and counts by (EDNS, RD), `body` what follows the
-    question, `first` the entry it leads to (-1: none), `error` an extended error for the OPT record."""
+    question, `size` its bytes, `first` the entry it leads to (-1: none), `error` an extended error for the OPT record
+    (b"" where it leads to an entry)."""
 
-    __slots__ = ("body", "error", "first", "heads", "made_at", "rcode")
+    __slots__ = ("body", "error", "first", "heads", "made_at", "rcode", "size")
 
     def __init__(
         self, rcode: int, answers: int, authority: int, body: bytes, made_at: float,
@@ -70,15 +72,25 @@ class Prepared:
             for edns in (0, 1) for rd in (0, 1)
         )  # fmt: skip
         self.rcode, self.body, self.first, self.error, self.made_at = rcode, body, first, error, made_at
+        self.size = len(body)
 
 
 class _Slot:
-    """A question that has answers: its name, its type, whose networks decide, and what was prepared so far."""
+    """A question that has answers: its name, its type, whose networks decide, and what was prepared so far.
 
-    __slots__ = ("kind", "name", "plain", "signed", "table")
+    `starts`, `groups`, `index` are the table's for IPv4, `last` its last row; without `starts` all are answered alike.
+    `confines`: there is something that not every network may be told.
+    """
+
+    __slots__ = ("confines", "groups", "index", "kind", "last", "name", "plain", "signed", "starts", "table")
 
     def __init__(self, name: Name, kind: int, table: Lookup | None) -> None:
         self.name, self.kind, self.table = name, kind, table
+        self.starts: Sequence[int] | None = None
+        self.confines = table is not None and table.shared >= 0
+        if table is not None and not table.uniform:
+            self.starts, self.groups, self.index = table.starts[4], table.groups[4], table.index
+            self.last = len(self.starts) - 1
         self.plain: dict[int, Prepared] = {}
         self.signed: dict[int, Prepared] = {}
 
@@ -100,6 +112,7 @@ class Responder:
         self._keys = keys or {}
         self._seen = [0] * BUCKETS
         self._askers: dict[str, tuple[bytes, int]] = {}
+        self._tellers: dict[bytes, float] = {}  # who told a client subnet for a name that is not lawful alike, and when
         self.counts = [0] * len(COUNTERS)
         self.led: list[int] = []
         self.now = 0.0
@@ -151,75 +164,85 @@ class Responder:
             slot = self._slots.get(data[12 : end - 4].lower() + data[end - 4 : end])
         if slot is None or data[2] & 0xFE:
             return self._odd(data, asker, udp)
-        asked = data[4:12]
-        if asked == _ONE_QUESTION and size == end:
-            prepared = self._prepared(slot, self._group_of(slot, asker), False)
+        if data[4:12] != _ONE_AND_OPT or size < end + 11:
+            if size != end or data[4:12] != _ONE_QUESTION:
+                return self._odd(data, asker, udp)
+            prepared = self._prepared(slot, self._untold(slot, asker), False)
             return self._told(data, end, prepared, data[2] & 1, 512, udp)
-        if asked != _ONE_AND_OPT or size < end + 11:
+        root, kind, payload, version, flags, length = _OPT_OF(data, end)
+        at = end + 11
+        if root or kind != 41 or version or size != at + length:
             return self._odd(data, asker, udp)
-        root, kind, payload, _, version, flags, length = _OPT_OF(data, end)
-        if root or kind != 41 or version or size != end + 11 + length:
-            return self._odd(data, asker, udp)
-        at, length, group = end + 11, 0, -1
+        length, group = 0, -1
         subnet = scoped = network = cookie = b""
         while at < size:
-            if at + 4 > size:
+            if at + 8 > size:  # shorter than what is ordinary
                 return self._odd(data, asker, udp)
-            code, stop = _OPTION_OF(data, at)
+            code, stop, family, source, zero = _OPTION_OF(data, at)
             stop += at + 4
             if stop > size:
                 return self._odd(data, asker, udp)
             if code == 8:
-                if group >= 0:
+                network, starts = data[at + 8 : stop], slot.starts
+                octets = (source + 7) >> 3
+                if group >= 0 or zero or stop - at != 8 + octets:
                     return self._odd(data, asker, udp)
-                table, source = slot.table, data[at + 6] if stop > at + 7 else 255
-                if data[at + 4 : at + 6] == b"\0\1" and 0 < source <= 32 and table is not None and not table.uniform:
-                    octets = stop - at - 8
-                    address = int.from_bytes(data[at + 8 : stop], "big") << (32 - 8 * octets) if octets <= 4 else 0
-                    if octets != (source + 7) >> 3 or data[at + 7] or address & (0xFFFFFFFF >> source):
+                if starts is not None and family == 1 and 0 < source <= 32:
+                    address = int.from_bytes(network, "big") << (32 - 8 * octets)
+                    if address & (0xFFFFFFFF >> source):
                         return self._odd(data, asker, udp)
-                    starts, index = table.starts[4], table.index
-                    row = bisect_right(starts, address, index[address >> 16], index[(address >> 16) + 1]) - 1
-                    group, told = table.groups[4][row], 1
+                    index, high = slot.index, address >> 16
+                    row = bisect_right(starts, address, index[high], index[high + 1]) - 1
+                    group, told = slot.groups[row], 1
                     if row:
                         told = 33 - (address ^ (starts[row] - 1)).bit_length()
-                    if row + 1 < len(starts):
+                    if row < slot.last:
                         after = 33 - (address ^ starts[row + 1]).bit_length()
                         if after > told:
                             told = after
                     if group == ASK_RESOLVER:
                         group = self._group_of(slot, asker)
+                    if slot.confines:
+                        self._teller(asker)
                 else:
                     ecs = message.subnet(data[at + 4 : stop])
                     if ecs is None:
                         return self._odd(data, asker, udp)
                     group, told = self._group(slot, ecs, asker)
-                subnet, scoped, network = data[at : at + 7], _BYTE[told], data[at + 8 : stop]
+                subnet, scoped = data[at : at + 7], _BYTE[told]
                 length += stop - at
                 counts[10] += 1
-            elif code == 10:
-                if cookie or not (stop - at == 12 or 20 <= stop - at <= 44):
-                    return self._odd(data, asker, udp)
+            elif code == 10 and not cookie:
                 if self._cookies is not None:
-                    whole, proven = self._cookies.taken(data[at + 4 : stop], asker, int(self.now))
-                    counts[11] += proven
-                    cookie = b"\0\x0a\0\x18" + whole
+                    found = self._cookies.kept.get(data[at + 4 : stop] + asker)
+                    if found is None:
+                        if not (stop - at == 12 or 20 <= stop - at <= 44):
+                            return self._odd(data, asker, udp)
+                        found = self._cookies.taken(data[at + 4 : stop], asker, int(self.now))
+                    cookie = b"\0\x0a\0\x18" + found[0]
+                    counts[11] += found[1]
                     length += 28
-            elif code == 3:
+                elif not (stop - at == 12 or 20 <= stop - at <= 44):
+                    return self._odd(data, asker, udp)
+            elif code == 3 or code == 10:
                 return self._odd(data, asker, udp)
             at = stop
         if group < 0:
-            group = self._group_of(slot, asker)
-        found = None if flags & 0x8000 else slot.plain.get(group)
-        prepared = self._prepared(slot, group, flags >= 0x8000) if found is None else found
-        error, body = prepared.error, prepared.body
-        length += len(error)
-        head, opt = prepared.heads[2 | data[2] & 1], _OPT_DO if flags & 0x8000 else _OPT
-        if prepared.first < 0 or end + len(body) + length > 501:
-            options = b"".join((opt, _LENGTHS[length], subnet, scoped, network, cookie, error))
-            return self._told(data, end, prepared, 2 | data[2] & 1, payload, udp, options)
-        self.led[prepared.first] += 1
-        return b"".join((data[:2], head, question, body, opt, _LENGTHS[length], subnet, scoped, network, cookie, error))
+            group = self._untold(slot, asker)
+        signed = flags & 0x8000
+        known = None if signed else slot.plain.get(group)
+        prepared = self._prepared(slot, group, signed > 0) if known is None else known
+        head, opt = 2 | data[2] & 1, _OPT_DO if signed else _OPT
+        first = prepared.first
+        if first < 0 or end + prepared.size + length > 501:
+            error = prepared.error
+            options = b"".join((opt, _LENGTHS[length + len(error)], subnet, scoped, network, cookie, error))
+            return self._told(data, end, prepared, head, payload, udp, options)
+        self.led[first] += 1
+        return b"".join((
+            data[:2], prepared.heads[head], question, prepared.body, opt, _LENGTHS[length], subnet, scoped, network,
+            cookie,
+        ))  # fmt: skip
 
     def _meet(self, host: str) -> tuple[bytes, int]:
         """An asker's address in bytes, and by which count his network's rate is held."""
@@ -252,6 +275,8 @@ class Responder:
         family, source, given = ecs
         if table is None or table.uniform:
             return 0, 0
+        if table.shared >= 0:
+            self._teller(asker)
         if source == 0:
             return self._group_of(slot, asker), 0
         if family == 1:
@@ -264,6 +289,19 @@ class Responder:
         group = groups[at]
         told = scope(starts, at, address, bits)
         return (self._group_of(slot, asker) if group == ASK_RESOLVER else group), told or 1
+
+    def _teller(self, asker: bytes) -> None:
+        if len(self._tellers) >= ASKERS_MAX:
+            self._tellers.clear()
+        self._tellers[asker] = self.now
+
+    def _untold(self, slot: _Slot, asker: bytes) -> int:
+        """The group of a question without a client subnet. Who else tells them asks for all of his clients at once:
+        unbound does, after another server of the zone refused. Then the answer is what all of them may be told."""
+        table = slot.table
+        if table is not None and table.shared >= 0 and self._tellers.get(asker, 0.0) > self.now - TELLER_S:
+            return table.shared
+        return self._group_of(slot, asker)
 
     def _group_of(self, slot: _Slot, asker: bytes) -> int:
         """The group of who asks, where no client subnet says more."""
@@ -379,7 +417,7 @@ class Responder:
         slot = self._slots.get(query.name + query.type.to_bytes(2, "big") + b"\0\1")
         if slot is not None:
             if query.ecs is None:
-                return self._prepared(slot, self._group_of(slot, asker), query.dnssec), 0
+                return self._prepared(slot, self._untold(slot, asker), query.dnssec), 0
             group, told = self._group(slot, query.ecs, asker)
             return self._prepared(slot, group, query.dnssec), told
         name = self._names.get(query.name)

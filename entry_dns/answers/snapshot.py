@@ -67,6 +67,7 @@ class _Table(msgspec.Struct, frozen=True):
     width: int
     uniform: bool
     fallback: int
+    shared: int
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -81,6 +82,7 @@ class Head(msgspec.Struct, frozen=True):
 
 class Lookup(msgspec.Struct, frozen=True):
     """A table as a worker has it, by family: starts, groups. `orders`: `width` indices of entries for each group.
+    `fallback`, `shared`: as in a prepared table.
 
     `index`: for the first 16 bits of an IPv4 address, how many intervals begin at or before them, and for the next."""
 
@@ -91,6 +93,7 @@ class Lookup(msgspec.Struct, frozen=True):
     width: int
     uniform: bool
     fallback: int
+    shared: int
 
 
 _KINDS: dict[int, tuple[str, Literal["I", "Q"]]] = {4: ("<u4", "I"), 6: ("<u8", "Q")}
@@ -109,10 +112,9 @@ def encode(head: Head, tables: Sequence[Table]) -> bytes:
     for one in tables:
         starts = {family: put(space.starts, _KINDS[family][0]) for family, space in one.spaces.items()}
         groups = {family: put(space.values, "<u4") for family, space in one.spaces.items()}
+        also = one.fallback, one.shared
         width = int(one.orders.shape[1]) if one.orders.ndim == 2 else 0
-        told.append(
-            _Table(starts, groups, put(one.orders, "<u2"), put(_index(one), "<u4"), width, one.uniform, one.fallback)
-        )
+        told.append(_Table(starts, groups, put(one.orders, "<u2"), put(_index(one), "<u4"), width, one.uniform, *also))
     packed = msgspec.msgpack.encode(msgspec.structs.replace(head, tables=tuple(told)))
     packed += b"\xc0" * (-len(packed) % 8)  # nil: what is behind the head is not read
     return len(packed).to_bytes(8, "little") + packed + bytes(body)
@@ -143,6 +145,7 @@ def decode(data: memoryview) -> tuple[Head, tuple[Lookup, ...]]:
             one.width,
             one.uniform,
             one.fallback,
+            one.shared,
         )
         for one in head.tables
     )

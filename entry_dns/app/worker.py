@@ -88,9 +88,6 @@ def serve(sock: socket.socket, answers: Responder, task: Task, parent: int) -> N
     seen, asked, said = -1, 0, False
     answers.tick(wall().timestamp())  # the first question must not be answered and signed in 1970
     while not ended:
-        if not said and seen >= 0:
-            said = True
-            _say_ready()
         try:
             data, asker = receive(_DATAGRAM_MAX)
         except BlockingIOError:
@@ -109,6 +106,9 @@ def serve(sock: socket.socket, answers: Responder, task: Task, parent: int) -> N
             counters.tell(task.row, answers.counts, answers.led)
             if view.exists():
                 answers.adopt(*decode(load(view)))
+            if not said:
+                said = True
+                _say_ready()
         if not data:
             continue
         try:

@@ -31,6 +31,14 @@ _ALGORITHMS = {
 }
 
 
+_REMEDIES = {
+    dns.rcode.REFUSED: "let key {key!r} update zone {zone}",
+    dns.rcode.NOTAUTH: "it is not the primary of zone {zone}, or knows no key {key!r}; name the server that has both",
+    dns.rcode.NOTIMP: "it takes no dynamic updates; name the primary of zone {zone}",
+    dns.rcode.SERVFAIL: "it could not write zone {zone}, or forward the update to its primary; its log says why",
+}
+
+
 class UpdateError(Exception):
     """The server did not take an update; the text says why, and the remedy."""
 
@@ -95,5 +103,5 @@ class Updates:
             raise UpdateError(f"{where} cannot be updated: {error or type(error).__name__}; is it there?") from None
         if answer.rcode() != dns.rcode.NOERROR:
             word = dns.rcode.to_text(answer.rcode())
-            remedy = f"let key {config.key_name!r} update zone {config.zone}"
+            remedy = _REMEDIES.get(answer.rcode(), "its log says why").format(key=config.key_name, zone=config.zone)
             raise UpdateError(f"{where} answers {word}; {remedy}")

@@ -309,7 +309,12 @@ class Ingress:
         if onward is None:
             salt = self._salt(context.caller, context.kind, prompt)
             onward = openai.change(exchange.body, prompt, salt).of(exchange.body)
-        more = continuation(prompt, request.chain, _seed(context.caller, prompt)) if self._to_engines else None
+        more = None
+        if (
+            self._to_engines
+        ):  # a chain's last node is the seed of what follows: only where there is none is the first asked
+            seed = 0 if request.chain else _seed(context.caller, prompt)
+            more = continuation(prompt, request.chain, seed)
         self.relay.start(
             exchange,
             request,

@@ -202,9 +202,12 @@ class TierMetrics(Collector):
         if tpot_s is not None:
             known.tpot.observe(tpot_s)
         if usage is not None:
-            counts = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens or 0)
-            if all(0 <= tokens <= SAMPLE_MAX for tokens in counts):
-                known.tokens = [a + b for a, b in zip(known.tokens, counts, strict=True)]
+            counts = prompt, completion, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens or 0
+            if min(counts) >= 0 and max(counts) <= SAMPLE_MAX:
+                tokens = known.tokens
+                tokens[0] += prompt
+                tokens[1] += completion
+                tokens[2] += cached
 
     def attempted(self, target: str, outcome: Outcome) -> None:
         """One attempt upstream has ended, however the request goes on."""

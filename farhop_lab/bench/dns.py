@@ -40,6 +40,7 @@ from topology.model import Entry, Topology
 QUESTIONS = 20_000
 TIMES_MAX = 1.6  # of the echo's CPU for an answer
 PLACES = 4_000
+PEERS = ("nsd", "gdnsd")
 SECRET = b"of the benchmark"
 NAME, ZONE = "api.entry.example", "entry.example"
 
@@ -73,7 +74,10 @@ api 30 IN A 192.0.2.1
 api 30 IN A 192.0.2.2
 api 30 IN A 192.0.2.3
 """
-_GDNSD = """options => {{ listen => 127.0.0.1:{port}, zones_default_ttl => 30, udp_threads => 1, tcp_threads => 1 }}
+_GDNSD = """options => {{
+  listen => 127.0.0.1:{port}, run_dir => {folder}/run, state_dir => {folder}/state, zones_default_ttl => 30,
+  udp_threads => 1, tcp_threads => 1
+}}
 plugins => {{ geoip => {{ maps => {{ m => {{ datacenters => [a, b], nets => {{ 203.0.113.0/24 => [b, a] }} }} }},
   resources => {{ r => {{ map => m, dcmap => {{ a => 192.0.2.1, b => 192.0.2.2 }} }} }} }} }}
 """
@@ -94,6 +98,13 @@ class Row(msgspec.Struct, frozen=True):
     mean_ms: float
     worst_ms: float
     half_p99_ms: float = 0.0
+
+
+class Found(msgspec.Struct, frozen=True):
+    """The rows, the echo first; and who is in none of them, with the reason."""
+
+    rows: list[Row]
+    left_out: dict[str, str] = {}
 
 
 def world() -> Topology:
@@ -140,11 +151,11 @@ def questions(path: Path, rng: Random) -> None:
 
 
 @contextmanager
-def _process(command: list[str], *sockets: socket.socket, told: bytes = b"") -> Iterator[int]:
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        pass_fds=[one.fileno() for one in sockets],
-    )  # fmt: skip
+def _process(command: list[str], log: Path, *sockets: socket.socket, told: bytes = b"") -> Iterator[int]:
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=said, stderr=said, pass_fds=[one.fileno() for one in sockets]
+        )
     try:
         assert process.stdin is not None
         process.stdin.write(told)
@@ -166,13 +177,14 @@ def _farhop(networks: int, folder: Path, seed: int, port: int) -> Iterator[int]:
         settings = Settings((SECRET,), b"bench", 65_535, 2)
         task = Task(sock.fileno(), str(folder / "view"), str(folder / "counters"), 0, settings)
         command = [sys.executable, "-m", "entry_dns.app.worker"]
-        with _process(command, sock, told=msgspec.msgpack.encode(task)) as pid:
+        with _process(command, folder / "farhop.log", sock, told=msgspec.msgpack.encode(task)) as pid:
             yield pid
 
 
 @contextmanager
-def _echo(port: int) -> Iterator[int]:
-    with _bound(port) as sock, _process([sys.executable, "-c", _ECHO, str(sock.fileno())], sock) as pid:
+def _echo(folder: Path, port: int) -> Iterator[int]:
+    command = [sys.executable, "-c", _ECHO]
+    with _bound(port) as sock, _process([*command, str(sock.fileno())], folder / "echo.log", sock) as pid:
         yield pid
 
 
@@ -187,7 +199,7 @@ def _bound(port: int) -> socket.socket:
 def _nsd(folder: Path, port: int) -> Iterator[int]:
     (folder / "zone").write_text(_ZONE.format(zone=ZONE))
     (folder / "nsd.conf").write_text(_NSD.format(port=port, folder=folder, zone=ZONE))
-    with _process([shutil.which("nsd") or "nsd", "-d", "-c", str(folder / "nsd.conf")]) as pid:
+    with _process([shutil.which("nsd") or "nsd", "-d", "-c", str(folder / "nsd.conf")], folder / "nsd.log") as pid:
         yield pid
 
 
@@ -196,8 +208,8 @@ def _gdnsd(folder: Path, port: int) -> Iterator[int]:
     (folder / "zones").mkdir(exist_ok=True)
     fixed = "".join(f"api 30 IN A 192.0.2.{n}\n" for n in (1, 2, 3))
     (folder / "zones" / ZONE).write_text(_ZONE.format(zone=ZONE).replace(fixed, "api 30 DYNA geoip!r\n"))
-    (folder / "config").write_text(_GDNSD.format(port=port) + f"options => {{ run_dir => {folder}/run }}\n")
-    with _process([shutil.which("gdnsd") or "gdnsd", "-c", str(folder), "start"]) as pid:
+    (folder / "config").write_text(_GDNSD.format(port=port, folder=folder))
+    with _process([shutil.which("gdnsd") or "gdnsd", "-c", str(folder), "start"], folder / "gdnsd.log") as pid:
         yield pid
 
 
@@ -241,7 +253,7 @@ def _load(port: int, file: Path, seconds: float, qps: float | None = None) -> tu
         if (match := re.search(pattern, told))
     }
     if not found.get("done"):
-        raise BenchError(f"dnsperf got no answer; it said: {told[-300:] or 'nothing'}")
+        raise BenchError("dnsperf got no answer")
     return found["done"], int(found["lost"]), 1e3 * found.get("mean", 0.0), 1e3 * found.get("worst", 0.0)
 
 
@@ -258,23 +270,25 @@ def _p99_ms(port: int, file: Path, seconds: float, qps: float) -> float:
     return 1e3 * took[int(0.99 * (len(took) - 1))]
 
 
-def run(networks: int, seconds: float, seed: int = 7) -> list[Row]:
-    """The rows, the echo first. Raises BenchError."""
+def run(networks: int, seconds: float, seed: int = 7) -> Found:
+    """Measure each in its turn. Raises BenchError where the echo or Farhop cannot be."""
     if shutil.which("dnsperf") is None:
         raise BenchError("dnsperf is not installed; install it (Debian: dnsperf)")
-    rows = []
+    rows: list[Row] = []
+    left_out: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="farhop-bench-dns-") as name:
         folder = Path(name)
         questions(folder / "questions", Random(seed))
         servers: dict[str, Callable[[int], AbstractContextManager[int]]] = {
-            "echo": _echo,
+            "echo": partial(_echo, folder),
             "farhop": partial(_farhop, networks, folder, seed),
+            "nsd": partial(_nsd, folder),
+            "gdnsd": partial(_gdnsd, folder),
         }
-        if shutil.which("nsd"):
-            servers["nsd"] = partial(_nsd, folder)
-        if shutil.which("gdnsd"):
-            servers["gdnsd"] = partial(_gdnsd, folder)
         for which, serve in servers.items():
+            if which in PEERS and shutil.which(which) is None:
+                left_out[which] = f"is not installed (Debian: {which})"
+                continue
             port = free_ports(1)[0]
             with serve(port) as pid:
                 time.sleep(1.5)
@@ -286,7 +300,9 @@ def run(networks: int, seconds: float, seed: int = 7) -> list[Row]:
                     cpu_us, qps = 1e6 * (_cpu_s(pid) - before) / done, done / took_s
                     p99_ms = _p99_ms(port, folder / "questions", seconds, qps / 2.0)
                     rows.append(Row(which, qps, cpu_us, lost, mean_ms, worst_ms, p99_ms))
-                except BenchError:
-                    if which in ("echo", "farhop"):
+                except BenchError as error:
+                    if which not in PEERS:
                         raise
-    return rows
+                    complained = (folder / f"{which}.log").read_text(errors="replace").strip().splitlines()[-2:]
+                    left_out[which] = f"{error}; it said: {' / '.join(complained) or 'nothing'}"
+    return Found(rows, left_out)

@@ -95,7 +95,7 @@ class GlobalBalancer:
         self.flow = GlobalFlow(
             _flow_config(config, topology), Law(topology), rng, self._patience_s, routes, _prices(topology)
         )
-        regions = self._data_plane(rng)
+        regions = self._data_plane()
         self._entry(rng, self.redirect_tokens)
         self._watch_and_follow(rng, regions, store)
         self.reloader = Reloader(
@@ -126,7 +126,7 @@ class GlobalBalancer:
             traced_per_s_max=config.limits.traced_per_s_max,
         )
 
-    def _data_plane(self, rng: Random) -> Certificates | None:
+    def _data_plane(self) -> Certificates | None:
         """What requests pass through to regions; the regions' certificates."""
         config, log = self.config, self._log
         signer = config.signer_in(self.topology)
@@ -150,7 +150,7 @@ class GlobalBalancer:
         self.lag = LoopLag()
         self.relay = Relay(b"global", self.flow, tier, pool, self.clock.now, upstream_is_tier=True, budget=self.budget)
         if config.resume.mode == "exact":
-            self.relay.resumption = resumption = Resumption(self._context_tokens, rng)
+            self.relay.resumption = resumption = Resumption(self._context_tokens)
             dataplane.resume_metrics(self.metrics, resumption)
         self._slots = dataplane.slots()
         return regions

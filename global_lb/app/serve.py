@@ -129,7 +129,10 @@ class GlobalTier(InstrumentedTier):
         assert forward is not None
         region = self._flow.view.regions.get(forward.target)
         instances = region.instances if region is not None else ()
-        return next((i.clock_offset_ms for i in instances if i.tier == forward.address), 0.0)
+        for instance in instances:
+            if instance.tier == forward.address:
+                return instance.clock_offset_ms
+        return 0.0
 
     def answer_headers(self, active: ActiveRequest) -> bytes:
         """Where it was served, under which decision, and why, for a client that asks and may know."""

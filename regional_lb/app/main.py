@@ -115,7 +115,7 @@ class RegionalBalancer:
         self._instruments(rng)
         policies, splits = Policies({"": config.policy, **config.policies}), Splits(config.splits)
         self.flow = RegionalFlow(_flow_config(config), Law(topology), rng, self._weight, policies, splits)
-        engines = self._data_plane(rng)
+        engines = self._data_plane()
         self._listeners(rng)
         self._watch_and_follow(rng, engines, store)
         self.reloader = Reloader(
@@ -148,7 +148,7 @@ class RegionalBalancer:
             traced_per_s_max=config.limits.traced_per_s_max,
         )
 
-    def _data_plane(self, rng: Random) -> Certificates | None:
+    def _data_plane(self) -> Certificates | None:
         """What requests pass through to engines; the engines' certificates."""
         config, log = self.config, self._log
         self.budget, self.requests = ByteBudget(config.limits.buffered_bytes_max), SlotLimit(config.limits.requests_max)
@@ -170,7 +170,7 @@ class RegionalBalancer:
             asks_load=config.watch.orca,
         )
         if config.resume.mode == "exact":
-            self.relay.resumption = resumption = Resumption(self._context_tokens, rng)
+            self.relay.resumption = resumption = Resumption(self._context_tokens)
             dataplane.resume_metrics(self.metrics, resumption)
         return engines
 

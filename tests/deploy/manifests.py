@@ -155,6 +155,10 @@ def _pods(documents: Sequence[Document]) -> Iterator[str]:
         at, spec = one["metadata"]["name"], one["spec"]["template"]["spec"]
         config, (container,) = files[at], spec["containers"]
         drain_s = 0.0 if "zones" in config else config.get("limits", {}).get("drain_s", 30.0)
+        if "speaker" in config:  # as long as its own end may take (entry_anycast/app/main.py)
+            drain_s = config.get("drain_s", 30.0) + config.get("settle_s", 2.0) + 4.0 * config.get("ack_s", 1.0) + 5.0
+        if spec.get("hostNetwork", False) != ("speaker" in config):
+            yield f"{at}: is on the node's network, or should be"
         pause_s = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
         if spec["terminationGracePeriodSeconds"] < drain_s + pause_s + MARGIN_S:
             yield f"{at}: grace {spec['terminationGracePeriodSeconds']} s is less than pause, drain and margin"
@@ -249,6 +253,11 @@ def _wanted(config: Document) -> Iterator[tuple[int, str]]:
         yield int(endpoint.rpartition(":")[2]), "etcd"
     if "zones" in config:
         yield 443, "entries"
+        return
+    if "speaker" in config:
+        yield int(config["probe"]["url"].rpartition(":")[2].partition("/")[0]), "global balancers"
+        for peer in config["speaker"]["exabgp"]["peers"]:
+            yield peer.get("port", 179), "BGP neighbours"
         return
     if "listen" in config:
         yield 9000, "regions (tier)"

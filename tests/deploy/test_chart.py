@@ -51,6 +51,9 @@ MATRIX = [
 ]  # fmt: skip
 ZONES = [{"zone": "e.example", "servers": ["ns.e.example"], "names": [{"name": "api.e.example"}]}]
 DNS = {"enabled": True, "config": {"zones": ZONES}}
+PEER = {"address": "10.20.0.1", "asn": 65000, "local_address": "env:HOST_IP"}
+SPEAKER = {"exabgp": {"local_as": 65001, "router_id": "env:HOST_IP", "peers": [PEER]}}
+ANYCAST = {"enabled": True, "addresses": ["192.0.2.80"], "config": {"entry": "one", "speaker": SPEAKER}}
 SCALED = {"by": "keda", "deployment": "vllm", "model": "org/llama 3"}
 MORE = [
     {"etcd.endpoints": ["etcd-0.etcd:12379"], "networkPolicy.etcdPorts": [12379]},
@@ -72,6 +75,24 @@ MORE = [
     {"dns": DNS},
     {"dns": {**DNS, "kind": "DaemonSet", "keysSecret": "farhop-zones", "service": {"type": "ClusterIP"}}},
     {"dns": {**DNS, "workers": 4}, "tls.source": "none", "global.enabled": False},
+    {"anycast": ANYCAST, "dns": DNS, "shutdown.preStopSeconds": 60},
+    {"anycast": ANYCAST, "tls.source": "none", "networkPolicy.enabled": False, "global.service": {"type": "NodePort"}},
+    {
+        "anycast": {
+            **ANYCAST,
+            "addresses": ["192.0.2.80", "2001:db8::80"],
+            "passwordsSecret": "bgp",
+            "bgpPorts": [1179],
+            "config": {
+                "entry": "one",
+                "speaker": {"exabgp": {**SPEAKER["exabgp"], "peers": [{**PEER, "port": 1179}]}},
+                "drain_s": 120,
+                "settle_s": 0.5,
+                "last_site": "keep",
+                "probe": {"fall": 2},
+            },
+        },
+    },
 ]
 
 
@@ -146,6 +167,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "dns.config.listen: is written by the chart",
     ),
     "a DNS server of no kind": ({"dns": {**DNS, "kind": "StatefulSet"}}, "kind"),
+    "an announcer of nothing": ({"anycast": {**ANYCAST, "addresses": []}}, "anycast.addresses: is not given"),
+    "an announcer of no balancer": ({"anycast": ANYCAST, "global.enabled": False}, "global.enabled is false"),
+    "an announcer of no entry": ({"anycast": {**ANYCAST, "config": {"speaker": SPEAKER}}}, "anycast.config.entry: is"),
+    "an announcer without ExaBGP": (
+        {"anycast": {**ANYCAST, "config": {"entry": "one", "speaker": {"bird": {"file": "/x"}}}}},
+        "anycast.config.speaker.exabgp: is not given",
+    ),
+    "an announcer that asks another": (
+        {"anycast": {**ANYCAST, "config": {"entry": "one", "speaker": SPEAKER, "probe": {"url": "http://x/"}}}},
+        "anycast.config.probe.url: is written by the chart",
+    ),
+    "an address that is none": ({"anycast": {**ANYCAST, "addresses": ["api.example"]}}, "addresses"),
     "a digest that is none": ({"image.digest": "latest"}, "digest"),
 }
 
@@ -189,7 +222,9 @@ def test_balancers_take_the_configurations_of_the_examples(
 ) -> None:
     documents = rendered[name]["documents"]
     folder = _mounted(tmp_path, example(name))
-    for variable, value in (("POD_NAME", "pod-1"), ("POD_IP", "10.0.0.1"), ("ETCD_PASSWORD", "secret")):
+    for variable, value in (
+        ("POD_NAME", "pod-1"), ("POD_IP", "10.0.0.1"), ("HOST_IP", "10.20.0.7"), ("ETCD_PASSWORD", "secret"),
+    ):  # fmt: skip
         monkeypatch.setenv(variable, value)
     for tier, config in manifests.configurations(documents).items():
         config["state_dir"] = str(tmp_path / "state")
@@ -199,6 +234,8 @@ def test_balancers_take_the_configurations_of_the_examples(
 
 
 def _checked(path: Path) -> None:
+    from entry_anycast.app.config import AnycastConfig
+    from entry_anycast.app.probe import Prober
     from entry_dns.app.config import DnsConfig
     from farhop.config import load
     from farhop.service import stores
@@ -206,6 +243,12 @@ def _checked(path: Path) -> None:
     from global_lb.app.config import GlobalConfig
     from regional_lb.app.config import RegionalConfig
 
+    if "anycast" in path.stem:
+        config = load(AnycastConfig, path)
+        assert config.exabgp_made().peers[0].local_address == config.speaker.exabgp.router_id == "10.20.0.7"
+        Prober(config.probe, lambda _: None)  # the authority that it believes is there
+        assert check.run([str(path)], no_secrets=False, as_json=True) == 0
+        return
     if "dns" in path.stem:
         assert load(DnsConfig, path).zones
         assert check.run([str(path)], no_secrets=False, as_json=True) == 0
@@ -222,7 +265,7 @@ def _mounted(tmp_path: Path, values: dict[str, Any]) -> Path:
     from farhop_cli import certs
 
     folder = tmp_path / "etc"
-    for name in ("tls", "client-tls", "etcd", "hop", "report", "topology", "admin"):
+    for name in ("tls", "client-tls", "etcd", "hop", "report", "topology", "admin", "bgp"):
         (folder / name).mkdir(parents=True)
     certs.init(tmp_path / "ca", "farhop.internal")
     region = values["region"]
@@ -231,6 +274,7 @@ def _mounted(tmp_path: Path, values: dict[str, Any]) -> Path:
         shutil.copy(tmp_path / "ca" / f"regional-{region}.pem", folder / name / "tls.crt")
         shutil.copy(tmp_path / "ca" / f"regional-{region}.key", folder / name / "tls.key")
         shutil.copy(tmp_path / "ca" / "ca.pem", folder / name / "ca.crt")
+    (folder / "bgp" / "router").write_text("secret")
     for key in values["hop"]["keys"]:
         (folder / "hop" / key).write_text("x" * 32)
     for token in values.get("admin", {}).get("tokens", ()):

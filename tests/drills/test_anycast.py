@@ -8,137 +8,28 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from datetime import datetime
 from pathlib import Path
 
 import pytest
-import yaml
 
-from farhop_lab.world.etcd import find_binary
-from tests.drills import anycast_net
-from tests.drills.anycast_net import ROUTER, VIP, Net, RouteWatch
-from topology.load import shipped
+from farhop_lab.world import anycast_net
+from farhop_lab.world.anycast_net import ROUTER, VIP
+from farhop_lab.world.anycast_sites import KEY, MODEL, OWN, Sites
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(anycast_net.lacking()), reason="no bird2 or no iproute2 here")]
-REGIONS = {"a": "frankfurt", "b": "tokyo"}
-OWN = {"a": "10.77.1.2", "b": "10.77.2.2"}
-MODEL, KEY = "llama-3.1-8b", "sk-farhop-anywhere"
-ETCD, DRAIN_S = "10.77.9.9:2379", 2.0
-SECRETS = {"FARHOP_HOP_KEY": "a secret of the anycast drills"}
-SITE_BIRD = """
-router id 10.0.0.2;
-protocol device { scan time 1; }
-include "FILE";
-protocol bgp up {
-  local 10.77.2.2 as 65002; neighbor 10.77.2.1 as 65000; hold time 9; connect retry time 1; error wait time 1, 2;
-  ipv4 { import none; export where source = RTS_STATIC; };
-}
-"""
+ANNOUNCING = {
+    "probe": {"url": "http://127.0.0.1:9101/readyz", "every_s": 0.2, "timeout_s": 1.0, "rise": 2, "fall": 2},
+    "drain_s": 2.0, "settle_s": 0.5, "observe_s": 0.3,
+}  # fmt: skip
 
 
-class Fleet:
-    """Both sites on the net, and what each consists of."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.net = folder, Net(folder)
-        self.balancers: dict[str, subprocess.Popen[str]] = {}
-        self.announcers: dict[str, subprocess.Popen[str]] = {}
-
-    def open(self) -> None:
-        self.net.open()
-        self.watch = RouteWatch(self.net)
-        self.net.spawn(
-            ROUTER, str(find_binary()), "--data-dir", str(self.folder / "etcd"), "--log-level", "error",
-            "--listen-client-urls", f"http://{ETCD}", "--advertise-client-urls", f"http://{ETCD}",
-            "--listen-peer-urls", "http://10.77.9.9:2380", log="etcd",
-        )  # fmt: skip
-        document = yaml.safe_load(shipped("three-regions").read_text())
-        document["entries"] = [
-            {"name": f"site-{site}", "region": REGIONS[site], "ipv4": [VIP], "port": 8080} for site in OWN
-        ]
-        (self.folder / "map.yaml").write_text(yaml.safe_dump(document))
-        (self.folder / "farhop-routes.conf").write_text("")
-        (self.folder / "site-bird.conf").write_text(SITE_BIRD.replace("FILE", str(self.folder / "farhop-routes.conf")))
-        self.net.spawn(
-            "b", "bird", "-f", "-c", str(self.folder / "site-bird.conf"), "-s", str(self.folder / "b.ctl"), log="b-bird"
-        )
-        balancers = [child for site in OWN for child in self.start_site(site)]
-        for site in OWN:
-            self.announce(site)
-        self.net.ready(*balancers, *self.announcers.values())
-
-    def config(self, site: str, what: str, port: int, **more: object) -> str:
-        path = self.folder / f"{site}-{what}.yaml"
-        common = {
-            "region": REGIONS[site], "instance": f"{site}-{what}", "topology": str(self.folder / "map.yaml"),
-            "admin": {"port": port}, "etcd": {"endpoints": [ETCD], "insecure": True},
-        }  # fmt: skip
-        path.write_text(yaml.safe_dump({**common, **more}))
-        return str(path)
-
-    def start_site(self, site: str) -> list[subprocess.Popen[str]]:
-        hop = {"hop": {"keys": {"k1": "env:FARHOP_HOP_KEY"}, "active": "k1"}}
-        arguments = ("--port", "8001", "--model", MODEL, "--profile", "a100", "--speedup", "1")
-        engine = self.net.farhop(site, "engine", *arguments, log=f"{site}-engine")
-        replica = {"url": "http://127.0.0.1:8001", "models": [MODEL]}
-        loopback = {"tier": {"port": 0}, "control": {"port": 0}, "replicas": [replica]}
-        config = self.config(site, "regional", 9102, **hop, **loopback)
-        regional = self.net.farhop(site, "regional", "--config", config, log=f"{site}-regional", **SECRETS)
-        self.start_balancer(site)
-        return [engine, regional, self.balancers[site]]
-
-    def start_balancer(self, site: str) -> None:
-        hop = {"hop": {"keys": {"k1": "env:FARHOP_HOP_KEY"}, "active": "k1"}}
-        listen = {"host": "0.0.0.0", "port": 8080, "insecure": True}
-        own = {"url": f"http://{OWN[site]}:8080", "anycast": [VIP]}
-        config = self.config(
-            site, "global", 9101, **hop, listen=listen, limits={"drain_s": 1.0}, unicast=own,
-            routes=[{"unicast_tokens": 400}],
-        )  # fmt: skip
-        self.balancers[site] = self.net.farhop(site, "global", "--config", config, log=f"{site}-global", **SECRETS)
-
-    def announce(self, site: str) -> None:
-        """Start the announcer: site a has an ExaBGP of ours, site b a BIRD of its own."""
-        peer = {"address": "10.77.1.1", "asn": 65000, "local_address": "10.77.1.2"}
-        exabgp = {"exabgp": {"local_as": 65001, "router_id": "10.0.0.1", "peers": [peer]}}
-        bird = {"bird": {"socket": str(self.folder / "b.ctl"), "file": str(self.folder / "farhop-routes.conf")}}
-        config = self.config(
-            site, "anycast", 9103, entry=f"site-{site}", speaker=exabgp if site == "a" else bird,
-            probe={"url": "http://127.0.0.1:9101/readyz", "every_s": 0.2, "timeout_s": 1.0, "rise": 2, "fall": 2},
-            drain_s=DRAIN_S, settle_s=0.5, observe_s=0.3,
-        )  # fmt: skip
-        self.announcers[site] = self.net.farhop(site, "anycast", "run", "--config", config, log=f"{site}-anycast")
-
-    def cli(self, *arguments: str) -> str:
-        """A command of an operator's, at site a."""
-        config = str(self.folder / "a-global.yaml")
-        done = subprocess.run(
-            ["ip", "netns", "exec", self.net.name("a"), sys.executable, "-m", "farhop_cli", *arguments, "-c", config],
-            capture_output=True, text=True, timeout=30.0, check=False, env={**os.environ, **SECRETS},
-        )  # fmt: skip
-        assert done.returncode in (0, 1), done.stderr
-        return done.stdout
-
-    def status(self, site: str) -> dict[str, object]:
-        said: dict[str, object] = json.loads(
-            anycast_net.run("ip", "netns", "exec", self.net.name(site), "curl", "-s", "http://127.0.0.1:9103/status")
-        )
-        return said
-
-    def until(self, site: str, within_s: float = 20.0, **wanted: object) -> dict[str, object]:
-        end = time.monotonic() + within_s
-        while True:
-            status = self.status(site)
-            if all(status[name] == value for name, value in wanted.items()):
-                return status
-            assert time.monotonic() < end, f"{wanted} within {within_s} s; it is {status}"
-            time.sleep(0.05)
+class Fleet(Sites):
+    """Both sites, and clients of theirs."""
 
     def streams(self, count: int, where: str, tokens: int = 8) -> subprocess.Popen[str]:
         script = str(Path(__file__).with_name("anycast_client.py"))
@@ -152,10 +43,7 @@ class Fleet:
 
     def word_ms(self, site: str, phase: str) -> float:
         """From the announcer's last word of this phase to the first change of the route after it."""
-        log = (self.folder / f"{site}-anycast.log").read_text()
-        said = [json.loads(line) for line in log.splitlines() if '"announcement"' in line]
-        at = [datetime.fromisoformat(one["timestamp"]).timestamp() for one in said if one.get("phase") == phase]
-        return self.watch.first_after(at[-1] - 0.002)
+        return self.watch.first_after(self.said_at(site, phase) - 0.002)
 
 
 def _events(client: subprocess.Popen[str]) -> list[dict[str, object]]:
@@ -165,23 +53,12 @@ def _events(client: subprocess.Popen[str]) -> list[dict[str, object]]:
 
 @pytest.fixture
 def fleet(tmp_path):
-    made = Fleet(tmp_path)
+    made = Fleet(tmp_path, ANNOUNCING)
     try:
         made.open()
         yield made
     finally:
-        made.net.close()
-
-
-def _exabgp_of(announcer: subprocess.Popen[str]) -> int:
-    """The process that speaks BGP below an announcer: under `ip netns exec`, which is the announcer itself."""
-    table = anycast_net.run("ps", "-eo", "pid,ppid,args")
-    rows = [re.split(r"\s+", line.strip(), maxsplit=2) for line in table.splitlines()[1:]]
-    below = {announcer.pid}
-    for _ in range(4):
-        below |= {int(pid) for pid, parent, _ in rows if int(parent) in below}
-    ours = (int(pid) for pid, _, args in rows if "-m exabgp" in args and "watchdog" not in args)
-    return next(pid for pid in ours if pid in below)
+        made.close()
 
 
 def test_two_sites_one_address(fleet: Fleet) -> None:
@@ -190,7 +67,8 @@ def test_two_sites_one_address(fleet: Fleet) -> None:
     took["announce (ExaBGP)"] = fleet.word_ms("a", "announced")
     took["announce (BIRD)"] = fleet.word_ms("b", "announced")
     assert set(fleet.asked(24)) == {"frankfurt", "tokyo"}
-    fleet.until("a", wanted="announced", actual="announced", differs=False, others_healthy=1)
+    told = fleet.until("a", wanted="announced", actual="announced", differs=False, others_healthy=1)
+    assert told["since"] == pytest.approx(fleet.said_at("a", "announced"), abs=1.0)
 
     # A drain: new connections move, streams on a site's own address go on, those on the shared one are counted.
     shared, own = fleet.streams(16, VIP, tokens=350), fleet.streams(8, VIP, tokens=400)
@@ -227,7 +105,7 @@ def test_two_sites_one_address(fleet: Fleet) -> None:
     net.until_ways()
     _anew(fleet, "a")
     killed = time.time()
-    os.kill(_exabgp_of(fleet.announcers["a"]), signal.SIGKILL)
+    os.kill(fleet.speaker_of("a"), signal.SIGKILL)
     took["ExaBGP killed"] = fleet.watch.first_after(killed)
     _anew(fleet, "a")
     killed = time.time()
@@ -261,8 +139,5 @@ def _balancer(fleet: Fleet, site: str) -> int:
 def _anew(fleet: Fleet, site: str) -> None:
     """Another announcer in the place of one that is dead or hangs."""
     fleet.net.until_ways()
-    fleet.announcers[site].send_signal(signal.SIGCONT)
-    fleet.announcers[site].kill()
-    fleet.announcers[site].wait()
-    fleet.announce(site)
+    fleet.announce_anew(site)
     fleet.net.until_ways(site)

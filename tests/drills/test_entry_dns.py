@@ -9,6 +9,7 @@ import time
 from ipaddress import ip_network
 from pathlib import Path
 
+import dns.edns
 import dns.message
 import dns.rcode
 import msgspec
@@ -35,7 +36,7 @@ entries:
 """
 # Clients are 10.9.1.1 (near Tokyo), 10.9.2.1 (near Frankfurt) and 10.9.3.1 (near Frankfurt, confined to Japan).
 TOKYO, FRANKFURT, CONFINED, NOBODY = "10.9.1.1", "10.9.2.1", "10.9.3.1", "10.9.4.1"
-SERVER, RESOLVER = "10.9.0.53", "10.9.0.54"
+SERVER, RESOLVER, NEIGHBOUR = "10.9.0.53", "10.9.0.54", "10.9.0.55"
 
 _WORKER = """
 import socket, sys
@@ -49,6 +50,7 @@ serve(sock, responder(settings), Task(0, sys.argv[2], sys.argv[3], 0, settings),
 """
 _UNBOUND = """server:
   interface: {resolver}
+  outgoing-interface: {resolver}
   access-control: 10.9.0.0/16 allow
   module-config: "subnetcache iterator"
   send-client-subnet: {server}
@@ -71,22 +73,23 @@ def world():
     return parse(shipped("three-regions").read_text() + ENTRIES, "w")
 
 
-def put(folder: Path) -> None:
+def put(folder: Path, zone: str = "entry.example", *, ready: bool = True, barred: bool = True) -> None:
+    """A view of this zone; not `ready`: of which nothing is known, so that all its names are SERVFAIL. `barred`: one of
+    the networks has no lawful entry."""
     topology = world()
     found = [
         ("10.9.1.0/24", Place(35.7, 139.7)),
         ("10.9.2.0/24", Place(50.1, 8.7)),
         ("10.9.3.0/24", Place(50.1, 8.7, within=("jp",))),
         ("10.9.4.0/24", Place(50.1, 8.7, within=("cn",))),
-    ]
+    ][: 4 if barred else 3]
     networks = spaces((ip_network(cidr), n) for n, (cidr, _) in enumerate(found, 2))
     known = prepare.atlas(topology, networks, [NOWHERE, NOWHERE, *(place for _, place in found)])
-    plan = ZonePlan(
-        "entry.example", (NamePlan("api.entry.example"),), (("ns1.entry.example", (SERVER,)),), "hostmaster.invalid"
-    )
-    up = [Standing(name, State.UP, 1.0, 0.0, 1e9) for name in topology.entries]
+    plan = ZonePlan(zone, (NamePlan(f"api.{zone}"),), ((f"ns1.{zone}", (SERVER,)),), "hostmaster.invalid")
+    up = [Standing(name, State.UP, 1.0, 0.0, 1e9) for name in topology.entries] if ready else []
     write(folder / "view", encode(*view([plan], Law(topology), known, up, Ttls(), 1, 1)))
-    Counters.make(folder / "counters", 1)
+    counters = folder / "counters"
+    (Counters(counters) if counters.exists() else Counters.make(counters, 1)).raise_version()
 
 
 _ASK = """
@@ -106,7 +109,7 @@ class Space:
         self.running: list[subprocess.Popen[bytes]] = []
         self.run("ip", "netns", "add", name, inside=False)
         self.run("ip", "link", "set", "lo", "up")
-        for address in (SERVER, RESOLVER, TOKYO, FRANKFURT, CONFINED, NOBODY):
+        for address in (SERVER, RESOLVER, NEIGHBOUR, TOKYO, FRANKFURT, CONFINED, NOBODY):
             self.run("ip", "addr", "add", f"{address}/32", "dev", "lo")
 
     def run(self, *command: str, inside: bool = True) -> str:
@@ -117,8 +120,14 @@ class Space:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self.running.append(subprocess.Popen(("ip", "netns", "exec", self.name, *command), **quiet))
 
-    def ask(self, client: str, kind: str = "A", at: str = RESOLVER) -> tuple[str, list[str]]:
-        query = dns.message.make_query("api.entry.example", kind, use_edns=0)
+    def serve(self, address: str, folder: Path) -> None:
+        """A worker of ours at this address, of the view in this folder."""
+        settings = msgspec.msgpack.encode(Settings((bytes(16),))).hex()
+        self.start(sys.executable, "-c", _WORKER, address, str(folder / "view"), str(folder / "counters"), settings)
+
+    def ask(self, client: str, kind: str = "A", at: str = RESOLVER, subnet: str = "") -> tuple[str, list[str]]:
+        options = [dns.edns.ECSOption(subnet, 32)] if subnet else None
+        query = dns.message.make_query("api.entry.example", kind, use_edns=0, options=options)
         end = time.monotonic() + DEADLINE_S
         while True:  # until the resolver is there
             try:
@@ -129,6 +138,17 @@ class Space:
                 time.sleep(0.2)
         answer = dns.message.from_wire(bytes.fromhex(told.strip()))
         return dns.rcode.to_text(answer.rcode()), [rdata.to_text() for one in answer.answer for rdata in one]
+
+    def recursor(self, binary: str, folder: Path, servers: str, told_subnets: str, *settings: str) -> None:
+        """A pdns-recursor before these servers."""
+        self.start(
+            binary, f"--config-dir={folder}", f"--socket-dir={folder}",
+            f"--local-address={RESOLVER}", "--local-port=53", "--allow-from=10.9.0.0/16",
+            f"--forward-zones=entry.example={servers}", f"--edns-subnet-allow-list={told_subnets}",
+            "--ecs-add-for=0.0.0.0/0", "--ecs-ipv4-bits=32", "--ecs-ipv4-cache-bits=32", "--dnssec=off", "--daemon=no",
+            "--use-incoming-edns-subnet=no", "--dont-query=", "--threads=1", f"--query-local-address={RESOLVER}",
+            *settings,
+        )  # fmt: skip
 
     def close(self) -> None:
         for one in self.running:
@@ -144,8 +164,7 @@ def space(tmp_path):
     made = Space(f"farhop-dns-{time.monotonic_ns() % 100_000}")
     try:
         put(tmp_path)
-        settings = msgspec.msgpack.encode(Settings((bytes(16),))).hex()
-        made.start(sys.executable, "-c", _WORKER, SERVER, str(tmp_path / "view"), str(tmp_path / "counters"), settings)
+        made.serve(SERVER, tmp_path)
         assert made.ask(TOKYO, at=SERVER)[0] == "NOERROR"  # a resolver that came too early would stay away for a while
         yield made
     finally:
@@ -199,11 +218,41 @@ def test_pdns_recursor_tells_no_network_what_is_another_s(space, tmp_path, setti
     binary = shutil.which("pdns_recursor")
     if binary is None:
         pytest.skip("pdns_recursor is not installed")
-    space.start(
-        binary, f"--config-dir={tmp_path}", f"--socket-dir={tmp_path}",
-        f"--local-address={RESOLVER}", "--local-port=53", "--allow-from=10.9.0.0/16",
-        f"--forward-zones=entry.example={SERVER}", f"--edns-subnet-allow-list={SERVER}",
-        "--ecs-add-for=0.0.0.0/0", "--ecs-ipv4-bits=32", "--ecs-ipv4-cache-bits=32", "--use-incoming-edns-subnet=no",
-        "--dnssec=off", "--daemon=no", "--dont-query=", "--threads=1", f"--query-local-address={RESOLVER}", *settings,
-    )  # fmt: skip
+    space.recursor(binary, tmp_path, SERVER, SERVER, *settings)
     lawful(space, isolated=bool(settings))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("barred", [True, False])
+@pytest.mark.parametrize("word", ["REFUSED", "SERVFAIL"])
+@pytest.mark.parametrize("resolver", ["unbound", "pdns_recursor"])
+def test_a_name_server_beside_ours_that_answers_nothing_leads_nobody_astray(
+    space, tmp_path, resolver: str, word: str, barred: bool
+) -> None:
+    """unbound asks us without a client subnet once the neighbour has refused, and gives that answer to everybody. We
+    know it by what it asked before: of a resolver's very first question nobody can tell."""
+    binary = shutil.which(resolver)
+    if binary is None:
+        pytest.skip(f"{resolver} is not installed")
+    other = tmp_path / "neighbour"
+    other.mkdir()
+    put(other, "other.example" if word == "REFUSED" else "entry.example", ready=word == "REFUSED")
+    space.serve(NEIGHBOUR, other)
+    assert space.ask(TOKYO, at=NEIGHBOUR) == (word, [])
+    put(tmp_path, barred=barred)
+    assert space.ask(RESOLVER, at=SERVER, subnet=TOKYO) == ("NOERROR", OWN[TOKYO, "A"])
+    if resolver == "unbound":
+        conf = _UNBOUND.format(resolver=RESOLVER, server=SERVER, folder=tmp_path)
+        conf = conf.replace("  client-subnet-always", f"  send-client-subnet: {NEIGHBOUR}\n  client-subnet-always")
+        (tmp_path / "unbound.conf").write_text(f"{conf}  stub-addr: {NEIGHBOUR}\n")
+        space.start(binary, "-d", "-c", str(tmp_path / "unbound.conf"))
+    else:
+        space.recursor(binary, tmp_path, f"{SERVER};{NEIGHBOUR}", f"{SERVER},{NEIGHBOUR}", *APART)
+    for _ in range(2):
+        for (client, kind), entries in OWN.items():
+            told = space.ask(client, kind)
+            # Its own; or what all of them may be told, which is nothing where one may be told nothing.
+            shared = ("SERVFAIL", []) if barred else ("NOERROR", OWN[TOKYO, kind])
+            assert told in (("NOERROR", entries), shared), (client, kind)
+        if barred:
+            assert space.ask(NOBODY) == ("SERVFAIL", [])

@@ -49,7 +49,8 @@ def python(folder: Path) -> Path:
     """An environment of its own."""
     made = folder / "bin/python"
     if not made.exists():
-        venv.create(folder, with_pip=True)
+        # The pip that Python carries is years old and takes hours over what these require of one another.
+        venv.create(folder, with_pip=True, upgrade_deps=True)
     return made
 
 
@@ -99,19 +100,8 @@ def llama() -> None:
     path = f"{bin_}{os.pathsep}{os.environ['PATH']}"
     run("nice", "-n", "19", bin_ / "cmake", "-G", "Ninja", "-S", source, "-B", folder / "build", *FLAGS, PATH=path)
     jobs = str(max(1, (os.cpu_count() or 2) - 1))
-    run(
-        "nice",
-        "-n",
-        "19",
-        bin_ / "cmake",
-        "--build",
-        folder / "build",
-        "--target",
-        "llama-server",
-        "-j",
-        jobs,
-        PATH=path,
-    )
+    build = ("--build", folder / "build", "--target", "llama-server", "-j", jobs)
+    run("nice", "-n", "19", bin_ / "cmake", *build, PATH=path)
 
 
 def clients() -> None:

@@ -153,8 +153,7 @@ async def tiers(*engines: RealEngine, tokenizer: bool = True, **more: Any) -> As
     try:
         lines = (await below.open(), await above.open())
         both = Both(below, above, lines)
-        await until(lambda: all(r["state"] == "up" for r in status(both)), 30.0)
-        await until(lambda: _seen(above), 30.0)
+        await all_up(both, 30.0)
         if any(engine.events for engine in engines):
             await until(lambda: all(r["kv_events"] == "exact" for r in status(both)), 30.0)
         yield both
@@ -172,6 +171,12 @@ def status(both: Both) -> list[dict[str, Any]]:
     """What the regional tier says of its replicas."""
     replicas: list[dict[str, Any]] = both.regional.tier_admin.status()["replicas"]
     return replicas
+
+
+async def all_up(both: Both, within_s: float) -> None:
+    """Until every replica is up, and the tier above knows it."""
+    await until(lambda: all(r["state"] == "up" for r in status(both)), within_s)
+    await until(lambda: _seen(both.global_), within_s)
 
 
 def _seen(balancer: GlobalBalancer) -> bool:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import yaml
 
 from farhop.store.contract import announce_key
 from farhop.store.documents.announce import AnnounceReport, encode
+from farhop_cli import fleet, show, status
 
 
 def report(**more) -> AnnounceReport:
     given = {"entry": "tokyo-1", "region": "tokyo", "instance": "a", "prefixes": ("192.0.2.1/32",), "speaker": "exabgp"}
+    given["since"] = 1795403110.0
     return AnnounceReport(**{**given, "wanted": "announced", "actual": "announced", "healthy": True, **more})
 
 
@@ -30,10 +33,24 @@ def test_it_tells_what_is_wanted_what_is_and_why(cli, stands):
     result = cli.run("anycast", "status", "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     assert json.loads(result.stdout)["announcers"][0]["sessions"] == {"10.0.0.1": True}
+    assert "2026-11-23T03:05:10Z" in cli.run("anycast", "status").stdout.replace("\n", "")
     stand(stands, report(region="paris", entry="paris-1", differs=True, actual="", healthy=False, why="no session"))
     result = cli.run("anycast", "status")
     assert result.exit_code == 1
     assert "(differs)" in result.stdout.replace("\n", "")
+
+
+def test_the_fleet_s_status_shows_them_where_etcd_tells_of_the_fleet(cli, stands):
+    why = "the entry is not fit: it answers 503"
+    stand(stands, report(), report(region="paris", entry="paris-1", wanted="withdrawn", healthy=False, why=why))
+    told = fleet.find(None, etcd=stands.endpoint)
+    assert [(one.entry, one.wanted) for one in told.announcers] == [("paris-1", "withdrawn"), ("tokyo-1", "announced")]
+    with show.captured() as captured:
+        status._draw(told, status.Asked(regions=True), [], [], [])
+    said = re.sub(r"\s+", " ", captured())
+    assert f"wrong: a has entry paris-1 withdrawn: {why}" in said
+    assert "announcers of entries" in said
+    assert "tokyo-1 a 192.0.2.1/32 exabgp announced 2026-11-23T" in said
 
 
 def config(tmp_path, **more) -> str:

@@ -3,12 +3,14 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from contextlib import contextmanager
 
 import pytest
 import typer
 
 from entry_dns.answers.responder import Responder, wire
 from entry_dns.answers.signing import ZoneKeys, delegation
+from entry_dns.answers.zones import NamePlan, ZonePlan
 from entry_dns.app.config import DnsListen
 from entry_dns.app.workers import bind
 from farhop_cli.dns_check import run
@@ -18,8 +20,21 @@ from tests.entry_dns.conftest import served
 
 @pytest.fixture
 def server():
+    with serving(served(Responder(keys={wire("entry.example"): ZoneKeys([KEY])}))) as where:
+        yield where
+
+
+@pytest.fixture
+def other():
+    """One that has another zone."""
+    plan = ZonePlan("other.example", (NamePlan("api.other.example"),), (("ns.other.example", ()),), "nobody.example")
+    with serving(served(Responder(), plan=plan)) as where:
+        yield where
+
+
+@contextmanager
+def serving(responder):
     """A responder on UDP and TCP, in a thread."""
-    responder = served(Responder(keys={wire("entry.example"): ZoneKeys([KEY])}))
     (udp,), (tcp,), port = bind(DnsListen(port=0))
     tcp.listen()
 
@@ -66,6 +81,17 @@ def test_a_zone_that_is_not_served_there_and_a_network_that_the_law_forbids(serv
     assert "REFUSED, no record: not authoritative" in capsys.readouterr().out
     assert run("entry.example", ["eu.entry.example"], "", [server], "198.18.0.0/24", False) == 1
     assert "the law leaves this network no entry" in capsys.readouterr().out
+
+
+def test_a_server_beside_it_that_refuses_is_told_as_that_and_has_no_other_keys(server, other, capsys) -> None:
+    for servers in ([server, other], [other, server]):
+        assert run("entry.example", ["api.entry.example"], "", servers, "203.0.113.0/24", True) == 1
+        found = {one["what"]: (one["good"], one["told"]) for one in json.loads(capsys.readouterr().out)}
+        good, told = found[f"{other} api.entry.example. A"]
+        assert not good
+        assert told.startswith("REFUSED, no record, scope 0; it does not serve the zone, and some resolvers then ask")
+        assert found[f"{server} api.entry.example. A"][0]
+        assert found["DNSSEC entry.example."][1].startswith("its parent needs DS")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farhop.store.documents.announce import AnnounceReport
 from farhop_cli import summary
 
 
@@ -21,8 +22,27 @@ def replicas(*states):
     return [{"replica": f"r{n}", "state": state, "why": "probe failed"} for n, state in enumerate(states)]
 
 
-def told(upper, lower=(), unreached=(), region=""):
-    return [text for text, _ in summary.lines(summary.of("prod", upper, lower, unreached, region))]
+def told(upper, lower=(), unreached=(), region="", announcers=()):
+    return [text for text, _ in summary.lines(summary.of("prod", upper, lower, unreached, region, announcers))]
+
+
+def announcer(region, **more):
+    given = {"entry": f"{region}-1", "instance": "bgp-1", "prefixes": ("192.0.2.1/32",), "speaker": "exabgp"}
+    return AnnounceReport(**{**given, "region": region, "wanted": "announced", "actual": "announced", **more})
+
+
+def test_an_entry_that_is_not_announced_is_wrong_and_says_why():
+    known = [
+        announcer("tokyo", healthy=True),
+        announcer("paris", wanted="withdrawn", actual="withdrawn", why="drained: new kernel (by ann)"),
+        announcer("oslo", wanted="withdrawn", differs=True),
+    ]
+    said = [line for line in told([], announcers=known) if line.startswith("wrong")]
+    assert said == [
+        "wrong: bgp-1 has entry paris-1 withdrawn: drained: new kernel (by ann)",
+        "wrong: bgp-1 announces entry oslo-1 as announced, and should as withdrawn",
+    ]
+    assert "wrong: nothing" in told([], announcers=known, region="tokyo")
 
 
 def test_where_all_is_well_it_says_so_and_where_the_load_is():

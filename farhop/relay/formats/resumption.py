@@ -23,8 +23,8 @@ from farhop.relay.formats.openai import UNREADABLE
 PROMPT_BYTES_MAX = 256 * 1024  # the engine repeats its tokens in the stream's first event
 EVENT_BYTES_MAX = 4 * 1024 * 1024
 TOKENS_MAX = 1 << 19  # kept of one stream, prompt and answer
-SEED_BITS = 31
 CHAT, TARGET = b"/v1/chat/completions", b"/v1/completions"
+ASKS = b'"return_token_ids":true,'  # goes into the body behind its first brace
 
 _raw = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ids = msgspec.json.Decoder(list[int])
@@ -68,19 +68,21 @@ class Unresumable(ValueError):  # noqa: N818 - it is what a stream is, not what 
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How a request's stream would be continued. `added` is what goes into its body behind the first brace; `seed` is
-    the one in it, where the client named none."""
+    """How a request's stream would be continued."""
 
     chat: bool
     kept: dict[str, msgspec.Raw]
     max_tokens: int | None
     min_tokens: int
-    added: bytes
-    seed: int = 0
 
 
-def plan(path: bytes, body: bytes, seed: int) -> Plan:
-    """A plan for this body as engines get it; `seed` is for a request that names none. Raises Unresumable."""
+def plan(path: bytes, body: bytes) -> Plan:
+    """A plan for this body as engines get it. Raises Unresumable.
+
+    No seed is added where the client named none: a seam is exact without, vLLM keys its noise by no position, so that a
+    seed would make a resumed answer no more like an unbroken one, and a seed costs there (a generator for each request,
+    its faster samplers off; its CPU build dies of a seed whose prompt is computed in pieces).
+    """
     if path not in (CHAT, TARGET):
         raise Unresumable("path")
     if len(body) > PROMPT_BYTES_MAX:
@@ -102,15 +104,11 @@ def plan(path: bytes, body: bytes, seed: int) -> Plan:
     if not chat and not _is_one(document.get("prompt")):
         raise Unresumable("answers")
     kept = {name: document[name] for name in document.keys() & _KEPT}
-    added = b'"return_token_ids":true,'
-    if bytes(document.get("seed", b"null")) == b"null" and "seed" not in document:
-        added += b'"seed":%d,' % seed
-        kept["seed"] = msgspec.Raw(b"%d" % seed)
     limit = _number(document, "max_completion_tokens") if chat else None
     limit = _number(document, "max_tokens") if limit is None else limit
     if limit is None and not chat:
         limit = 16  # the API's default for a completion
-    return Plan(chat, kept, limit, _number(document, "min_tokens") or 0, added, seed)
+    return Plan(chat, kept, limit, _number(document, "min_tokens") or 0)
 
 
 def _is_neutral(name: str, value: msgspec.Raw) -> bool:

@@ -94,6 +94,8 @@ class ChunkedBody:
                     self._hold(data, at, b"\r\n", "a chunk does not end where it says")
                     return None
                 at, self._ending = at + 2, False
+            if at == end:
+                return None
             stop = data.find(b"\r\n", at)
             if stop < 0:
                 self._hold(data, at, None, _TOO_MUCH)

@@ -27,6 +27,7 @@ from farhop.balance import outcome
 from farhop.relay import answers
 from farhop.relay.http import head
 from farhop.relay.http.body import ChunkedBody, FramingError, LengthBody
+from farhop.relay.http.cork import CROWD
 from farhop.relay.http.exchange import Exchange
 
 if TYPE_CHECKING:
@@ -279,7 +280,8 @@ class ClientConnection(asyncio.Protocol):
             raise head.HeadError(outcome.HEAD_TOO_LARGE, f"the request's head is too large: at most {most}")
         if end < 0:
             return self._hold_head(data, seen)
-        self._release_head()
+        if seen:
+            self._release_head()
         self._begin(head.read(data[:end], self._limits.headers_max))
         return data[end + 4 :]
 
@@ -501,7 +503,7 @@ class ClientConnection(asyncio.Protocol):
     def chunk(self, data: bytes) -> None:
         """Send a piece of a stream to the client, if it is there."""
         if self._transport is not None:
-            self._listener.cork.chunk(self._transport, data)
+            self._listener.cork.write(self._transport, data, CROWD)
 
     def abort(self) -> None:
         """Break the connection so that the client notices."""

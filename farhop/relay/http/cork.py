@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 # What is held for one transport is small, or it is sent at once: a slow reader must be noticed within the turn.
 _PARTS_MAX = 16
 _LARGE_BYTES = 8 * 1024
-_FEW = 2  # writes in a millisecond from which on holding them is cheaper; for chunks, which cost less, _CROWD
-_CROWD = 8
+FEW = 2  # writes in a millisecond from which on holding them is cheaper
+CROWD = 8  # chunks, which cost less; holding them costs the loop a turn
 
 
 class Cork:
@@ -33,27 +33,18 @@ class Cork:
         self._now = 0.0
         self._writes = self._crowd = 0  # in this millisecond, and in the one before that had any
 
-    def write(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Send `data`: at once where hardly anything comes, else soon."""
-        if self._crowded(_FEW):
-            self._hold(transport, data)
-        else:
-            self._at_once(transport, data)
-
-    def chunk(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Send a stream's chunk: at once where few come, since holding costs the loop a turn, else with the others."""
-        if self._crowded(_CROWD):
-            self._hold(transport, data)
-        else:
-            self._at_once(transport, data)
-
-    def _crowded(self, many: int) -> bool:
-        """Count a write, and say whether so many come."""
+    def write(self, transport: asyncio.Transport, data: bytes, many: int = FEW) -> None:
+        """Send `data`: at once where fewer than so `many` come in a millisecond, else with the others of this turn."""
         now = self._loop.time()  # of this turn, in whole milliseconds
         if now != self._now:
             self._now, self._crowd, self._writes = now, self._writes, 0
         self._writes += 1
-        return self._crowd >= many
+        if self._crowd >= many:
+            self._hold(transport, data)
+        elif self._held:
+            self._at_once(transport, data)
+        elif not transport.is_closing():  # else it is gone meanwhile
+            transport.write(data)
 
     def _hold(self, transport: asyncio.Transport, data: bytes) -> None:
         held = self._held

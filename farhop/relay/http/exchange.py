@@ -114,6 +114,7 @@ class Exchange:
         "head",
         "hears",
         "held_bytes",
+        "is_hop",
         "on_abandoned",
         "parts",
         "started",
@@ -123,6 +124,7 @@ class Exchange:
 
     def __init__(self, connection: AnsweringConnection, request_head: Head) -> None:
         self._connection = connection
+        self.is_hop = connection.is_hop  # the tier above asks, who understands refusals and broken streams
         self.head = request_head
         self.parts: list[bytes | bytearray] = []
         self.tenant = ""
@@ -136,11 +138,6 @@ class Exchange:
         self.started = False
         self.hears = True
         self._chunked = False
-
-    @property
-    def is_hop(self) -> bool:
-        """Whether the tier above asks, who understands refusals and broken streams."""
-        return self._connection.is_hop
 
     @property
     def local_host(self) -> str:
@@ -167,7 +164,7 @@ class Exchange:
         self.started = True
         reply = answers.in_dialect(reply, answers.dialect(self.head.path))
         extra = reply.extra
-        if self._connection.is_hop and reply.outcome is not outcome.SERVED:
+        if self.is_hop and reply.outcome is not outcome.SERVED:
             extra += answers.hop_outcome(reply.outcome, reply.wait_ms)
         head = b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n" % (
             answers.status_line(reply.status),

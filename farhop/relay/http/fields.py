@@ -38,6 +38,7 @@ class Fields:
 
     def __init__(self, goes_on: Callable[[bytes], bool], ours: Callable[[bytes], bool]) -> None:
         self._goes_on, self._ours = goes_on, ours
+        self._by_name: dict[bytes, tuple[bool, bool]] = {}
         self._remembered: dict[bytes, Field] = {}
         self.get = self._remembered.get  # what is remembered of a line: asked for first, since it costs no call of ours
 
@@ -49,13 +50,23 @@ class Fields:
         if value.translate(None, VALUE):
             raise FieldError(f"header `{name.decode('ascii')}` holds a control character")
         name, value = name.lower(), value.strip(b" \t")
-        onward = b"%b: %b\r\n" % (name, value) if self._goes_on(name) else b""
-        field = (name, value, onward, self._ours(name))
+        goes_on, ours = self._by_name.get(name) or self._sort(name)
+        onward = b"%b: %b\r\n" % (name, value) if goes_on else b""
+        field = (name, value, onward, ours)
         if len(line) <= _REMEMBERED_BYTES_MAX and (name in _REPEATED or name.startswith(_REPEATED_PREFIX)):
             if len(self._remembered) >= _REMEMBERED_MAX:
                 self._remembered.clear()
             self._remembered[line] = field
         return field
+
+    def _sort(self, name: bytes) -> tuple[bool, bool]:
+        """Whether a header of this name goes on, and whether it is ours."""
+        found = self._goes_on(name), self._ours(name)
+        if len(name) <= _REMEMBERED_BYTES_MAX:
+            if len(self._by_name) >= _REMEMBERED_MAX:
+                self._by_name.clear()
+            self._by_name[name] = found
+        return found
 
 
 def _why_not(line: bytes, name: bytes, colon: bytes) -> str:

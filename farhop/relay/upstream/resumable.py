@@ -19,7 +19,6 @@ from farhop.relay.upstream.tap import StreamTap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from random import Random
 
     from farhop.balance.machine import Usage
     from farhop.balance.outcome import Outcome
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 VERSION = b"x-farhop-version"
 KEPT_BYTES_MAX = 256 * 1024 * 1024
-CONTINUES = b"continue"  # in place of a seed: the body is a continuation, by ids
+CONTINUES = b"continue"  # of a tier that asks: the body is a continuation, by ids
 _COUNTED_EACH = 0xFF  # at the first token, and at every 256th from there
 
 
@@ -38,23 +37,20 @@ class Resumption:
     """Which streams of this process can go on, and what became of those that broke. `context_tokens` gives, of a target
     and a model, the most tokens of prompt and answer there, 0 where nobody says, None where it does not tell ids."""
 
-    def __init__(
-        self, context_tokens: Callable[[str, str], int | None], rng: Random, kept_bytes_max: int = KEPT_BYTES_MAX
-    ) -> None:
-        self.context_tokens, self._rng, self._kept_bytes_max = context_tokens, rng, kept_bytes_max
+    def __init__(self, context_tokens: Callable[[str, str], int | None], kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
+        self.context_tokens, self._kept_bytes_max = context_tokens, kept_bytes_max
         self.kept_bytes = 0
         self.outcomes: Counter[tuple[str, str]] = Counter()  # (outcome, reason)
         self.recomputed_tokens = 0
 
     def of(self, path: bytes, body: bytes, asked: bytes | None = None) -> Progress | None:
         """What will be known of the stream that this body asks for; None if it could not go on, which is counted.
-        `asked`: the seed that the tier above names, which is to have the ids, too."""
+        `asked`: what the tier above says, which is to have the ids, too."""
         if asked == CONTINUES:
             return None  # its ids pass as they are, and the tier above goes on from there
         try:
-            if asked is not None and asked.isdigit():
-                return ToldProgress(resumption.plan(path, body, int(asked)))
-            return Progress(resumption.plan(path, body, self._rng.getrandbits(resumption.SEED_BITS)))
+            made = Progress if asked is None else ToldProgress
+            return made(resumption.plan(path, body))
         except Unresumable as reason:
             self.outcomes["not_resumable", str(reason)] += 1
             return None
@@ -127,11 +123,11 @@ class ResumableRun(AttemptRun):
         body = self.active.body
         self._asked = self._resumption.context_tokens(self.target, self.active.request.model) is not None
         if self._asked and self.owner.upstream_is_tier:
-            more = RESUME + b": %d\r\n" % self._progress.plan.seed
+            more = RESUME + b": ids\r\n"
             return self.owner.upstream_head(self.active, host, len(body), more), body
         if self._asked:
             at = body.index(b"{") + 1
-            body = body[:at] + self._progress.plan.added + body[at:]
+            body = body[:at] + resumption.ASKS + body[at:]
         return self.owner.upstream_head(self.active, host, len(body)), body
 
     def answered(self, answer: AnswerHead) -> None:

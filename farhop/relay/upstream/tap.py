@@ -60,7 +60,7 @@ class StreamTap:
     def feed(self, data: bytes) -> bytes:
         """Bytes in, bytes to pass on (maybe none)."""
         # Nearly always a segment is a whole number of events without usage: two comparisons, no copy.
-        if not self._tail and data.endswith(_END) and not _has_usage(data):
+        if not self._tail and data.endswith(_END) and (b'"usage"' not in data or not _has_usage(data)):
             self._keep(data)
             return data
         return self._slow(data)

@@ -15,11 +15,13 @@ DOCUMENT_LIMIT_BYTES = 16 * 1024
 TEXT_LIMIT = 256
 WHY_LIMIT = 1024
 PREFIXES_LIMIT = 64
+SECONDS_MAX = 1e11  # the year 5138: what a date is made of, here and in other languages
 
 
 class AnnounceReport(msgspec.Struct, frozen=True, kw_only=True):
     """One announcer. `wanted` and `actual` are its phases: withdrawn, announced, draining; `actual` "": not known, or
     neither. `healthy`: others may count on it. `held_s`: the update budget keeps it withdrawn for so long still.
+    `since`: when `wanted` last changed, in seconds since 1970 by the announcer's clock; 0: not told.
     """
 
     entry: str
@@ -33,6 +35,7 @@ class AnnounceReport(msgspec.Struct, frozen=True, kw_only=True):
     healthy: bool = False
     why: str = ""
     held_s: float = 0.0
+    since: float = 0.0
     sessions: dict[str, bool] = {}
 
 
@@ -67,8 +70,9 @@ def check(report: AnnounceReport) -> None:
         check_text("prefixes", text, TEXT_LIMIT)
     if report.why:
         check_text("why", report.why, WHY_LIMIT)
-    if not 0.0 <= report.held_s < float("inf"):
-        raise DocumentError("held_s", "must be 0 or more seconds")
+    for field, seconds in (("held_s", report.held_s), ("since", report.since)):
+        if not 0.0 <= seconds <= SECONDS_MAX:
+            raise DocumentError(field, f"must be 0 to {SECONDS_MAX:g} seconds")
 
 
 def parse_key(key: str) -> tuple[str, str] | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 
+import pytest
 from aiohttp import web
 
 from entry_anycast.announcing.machine import Fitness, Probed
 from entry_anycast.app.config import Probe
 from entry_anycast.app.probe import Prober
+from farhop_cli import certs
 from farhop_lab.world.ports import free_ports
 
 
@@ -46,3 +49,37 @@ async def test_it_tells_fit_leaving_and_dead() -> None:
     assert told[1].why == "it answers 503"
     assert told[-1].fitness is Fitness.DEAD
     assert told[-1].why
+
+
+async def test_a_private_authority_is_believed_where_it_is_named_and_the_name_is_the_one(tmp_path) -> None:
+    certs.init(tmp_path, "farhop.internal")
+    certs.issue(tmp_path, "global", "paris", [], 90, "farhop.internal")
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(tmp_path / "global-paris.pem", tmp_path / "global-paris.key")
+    application = web.Application()
+
+    async def ready(_request: web.Request) -> web.Response:
+        return web.Response()
+
+    application.router.add_get("/readyz", ready)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    (port,) = free_ports(1)
+    await web.TCPSite(runner, "127.0.0.1", port, ssl_context=server).start()
+    ca_file = str(tmp_path / "ca.pem")
+
+    async def found(host: str, **more: str) -> Fitness:
+        told: asyncio.Future[Probed] = asyncio.get_running_loop().create_future()
+        config = Probe(url=f"https://{host}:{port}/readyz", every_s=0.02, timeout_s=10.0, **more)
+        probing = asyncio.create_task(Prober(config, lambda one: told.done() or told.set_result(one)).run())
+        try:
+            return (await told).fitness
+        finally:
+            probing.cancel()
+
+    assert await found("127.0.0.1") is Fitness.FIT, "on this machine a certificate proves nothing"
+    assert await found("127.0.0.1", ca_file=ca_file, server_name="paris.global.farhop.internal") is Fitness.FIT
+    assert await found("127.0.0.1", ca_file=ca_file, server_name="tokyo.global.farhop.internal") is Fitness.DEAD
+    await runner.cleanup()
+    with pytest.raises(OSError, match="No such file"):
+        Prober(Probe(url="https://x/readyz", ca_file=str(tmp_path / "none.pem")), lambda _: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from ipaddress import ip_network
 from random import Random
 
 import dns.edns
@@ -15,11 +16,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entry_dns.answers import prepare
 from entry_dns.answers.cookies import Cookies
+from entry_dns.answers.prepare import NOWHERE, Place
 from entry_dns.answers.responder import COUNTERS, Responder, wire
 from entry_dns.answers.zones import NamePlan
+from entry_dns.fleet.networks import spaces
 from entry_dns.fleet.standing import State
-from tests.entry_dns.conftest import NAMES, PLAN, served, standing
+from tests.entry_dns.conftest import NAMES, PLAN, atlas, served, standing, world
 
 CLIENT = "192.0.2.200"
 SUBNETS = ("203.0.113.9/32", "198.51.100.0/24", "8.8.8.0/24", "10.1.2.0/24", "198.18.5.0/24", "2001:db8:aaaa::/56")
@@ -84,7 +88,29 @@ def test_source_0_and_private_addresses(responder) -> None:
     assert told_scope(ask(responder, subnet="0.0.0.0/0")) == 0
     private = ask(responder, subnet="10.1.2.0/24")
     assert told_scope(private) == 8
-    assert private.answer == ask(responder).answer
+    assert private.answer == ask(served(Responder())).answer
+
+
+def test_who_tells_subnets_and_then_does_not_asks_for_all_his_clients_and_is_told_what_all_may_know() -> None:
+    responder = served(Responder())
+    assert addresses(ask(responder))[0] == "192.0.2.1", "he may be anywhere, and so may his clients"
+    ask(responder, subnet=f"{CLIENT}/24")
+    for edns in (True, False):
+        assert addresses(ask(responder, edns=edns)) == ["192.0.2.3"], "one network is confined to Japan"
+    assert addresses(ask(responder, kind="AAAA")) == ["2001:db8::3"]
+    query = dns.message.make_query("api.entry.example", "A").to_wire()
+    assert len(addresses(dns.message.from_wire(responder.answer(query, "192.0.2.201")))) == 3, "another does not"
+    responder.tick(responder.now + 3601.0)
+    assert len(addresses(ask(responder))) == 3
+    china = atlas(world(), ("198.19.0.0/16", Place(39.9, 116.4, within=("cn",))))
+    nobody = served(Responder(), known=china)
+    ask(nobody, subnet="203.0.113.9/32")
+    assert ask(nobody).rcode() == dns.rcode.SERVFAIL, "there is nothing that all may be told"
+    plain = world()
+    places = [NOWHERE, NOWHERE, Place(35.7, 139.7)]
+    free = served(Responder(), known=prepare.atlas(plain, spaces([(ip_network("203.0.113.0/24"), 2)]), places))
+    ask(free, subnet="203.0.113.9/32")
+    assert len(addresses(ask(free))) == 3, "nobody is confined: nothing is kept back"
 
 
 def test_a_name_that_is_the_same_for_all_has_scope_0_and_others_never() -> None:

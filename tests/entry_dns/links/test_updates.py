@@ -74,6 +74,20 @@ async def test_who_may_not_update_is_told() -> None:
         await write(b"secret of the tests", dns.rcode.REFUSED)
 
 
+@pytest.mark.parametrize(
+    ("rcode", "said"),
+    [
+        (dns.rcode.SERVFAIL, r"answers SERVFAIL; it could not write zone example.com, or forward"),
+        (dns.rcode.NOTAUTH, r"answers NOTAUTH; it is not the primary of zone example.com, or knows no key 'farhop.'"),
+        (dns.rcode.NOTIMP, r"answers NOTIMP; it takes no dynamic updates"),
+        (dns.rcode.NOTZONE, r"answers NOTZONE; its log says why"),
+    ],
+)
+async def test_each_refusal_has_its_own_remedy(rcode: dns.rcode.Rcode, said: str) -> None:
+    with pytest.raises(UpdateError, match=said):
+        await write(b"secret of the tests", rcode)
+
+
 async def test_a_name_outside_and_a_server_that_is_not_there() -> None:
     with pytest.raises(UpdateError, match=r"www.elsewhere. is outside of zone example.com"):
         await write(b"secret of the tests", changes={(wire("www.elsewhere"), 1): None})

@@ -27,6 +27,34 @@ def test_the_networks_are_as_many_as_were_asked_for() -> None:
     assert 1000 < len(atlas.spaces[4].starts) < 2100
 
 
+def with_only(monkeypatch, gdnsd: str) -> None:
+    """No NSD, and this as gdnsd."""
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: {"nsd": None, "gdnsd": gdnsd}.get(name, which(name)))
+
+
+@pytest.mark.skipif(shutil.which("dnsperf") is None, reason="no dnsperf here")
+def test_who_does_not_answer_is_left_out_with_what_he_said(tmp_path, monkeypatch) -> None:
+    broken = tmp_path / "gdnsd"
+    broken.write_text("#!/bin/sh\necho it cannot be >&2\n")
+    broken.chmod(0o755)
+    with_only(monkeypatch, str(broken))
+    found = bench.run(1000, 1.0)
+    assert [row.name for row in found.rows] == ["echo", "farhop"]
+    assert found.left_out == {
+        "nsd": "is not installed (Debian: nsd)",
+        "gdnsd": "dnsperf got no answer; it said: it cannot be",
+    }
+
+
+@pytest.mark.skipif(not (shutil.which("dnsperf") and shutil.which("gdnsd")), reason="no dnsperf or gdnsd here")
+def test_gdnsd_is_a_row(monkeypatch) -> None:
+    with_only(monkeypatch, str(shutil.which("gdnsd")))
+    found = bench.run(1000, 1.0)
+    assert [row.name for row in found.rows] == ["echo", "farhop", "gdnsd"]
+    assert all(row.cpu_us > 0.0 and row.qps > 0.0 for row in found.rows)
+
+
 def test_without_dnsperf_it_says_so(monkeypatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _name: None)
     with pytest.raises(bench.BenchError, match="install it"):

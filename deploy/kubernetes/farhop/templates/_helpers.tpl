@@ -1,4 +1,4 @@
-{{/* Names and what is derived. Called with a dict: root ($), tier ("global", "regional" or "dns"). */}}
+{{/* Names and what is derived. Called with a dict: root ($), tier ("global", "regional", "dns" or "anycast"). */}}
 
 {{- define "farhop.name" -}}
 {{- printf "%s-%s" .root.Release.Name .tier | trunc 52 | trimSuffix "-" -}}
@@ -55,10 +55,10 @@ farhop.dev/region: {{ .root.Values.region }}
 {{- if and (eq $v.tls.source "certManager") (not $v.tls.issuer.name) -}}
 {{- fail "tls.issuer.name: is not given; name a cert-manager issuer, give secrets (tls.source: secret), or say tls.source: none for a trial" -}}
 {{- end -}}
-{{- range $tier := list "global" "regional" "dns" -}}
+{{- range $tier := list "global" "regional" "dns" "anycast" -}}
 {{- $one := get $v $tier -}}
 {{- if and $one.enabled (eq $v.tls.source "secret") (not (get $v.tls.secrets $tier)) -}}
-{{- fail (printf "tls.secrets.%s: is not given; name a Secret with tls.crt, tls.key and ca.crt (%s)" $tier (ternary "for its admin port" (printf "`farhop certs issue %s %s` makes them" $tier $v.region) (eq $tier "dns"))) -}}
+{{- fail (printf "tls.secrets.%s: is not given; name a Secret with tls.crt, tls.key and ca.crt (%s)" $tier (ternary "for its admin port" (printf "`farhop certs issue %s %s` makes them" $tier $v.region) (has $tier (list "dns" "anycast")))) -}}
 {{- end -}}
 {{- if and $one.autoscaling (gt (int (default dict $one.autoscaling).min) (int (default dict $one.autoscaling).max)) -}}
 {{- fail (printf "%s.autoscaling: min %d is above max %d" $tier (int $one.autoscaling.min) (int $one.autoscaling.max)) -}}
@@ -71,6 +71,23 @@ farhop.dev/region: {{ .root.Values.region }}
 {{- end -}}
 {{- if and $v.dns.enabled (not $v.dns.config.zones) -}}
 {{- fail "dns.config.zones: is not given; name the zones that are delegated to this server (docs/operate/dns.md)" -}}
+{{- end -}}
+{{- if $v.anycast.enabled -}}
+{{- if not $v.global.enabled -}}
+{{- fail "anycast.enabled: announces this release's global balancers, and global.enabled is false" -}}
+{{- end -}}
+{{- if not $v.anycast.addresses -}}
+{{- fail "anycast.addresses: is not given; list the addresses that the entry has in the map" -}}
+{{- end -}}
+{{- if not $v.anycast.config.entry -}}
+{{- fail "anycast.config.entry: is not given; name the entry of the map that is announced (docs/operate/anycast.md)" -}}
+{{- end -}}
+{{- if not (default dict $v.anycast.config.speaker).exabgp -}}
+{{- fail "anycast.config.speaker.exabgp: is not given; a BIRD of the node's own takes the systemd unit instead" -}}
+{{- end -}}
+{{- if hasKey (default dict $v.anycast.config.probe) "url" -}}
+{{- fail "anycast.config.probe.url: is written by the chart: the global balancers of the pod's own node" -}}
+{{- end -}}
 {{- end -}}
 {{- if ne (empty $v.admin.tokensSecret) (empty $v.admin.tokens) -}}
 {{- fail "admin: give both tokensSecret and tokens, or neither" -}}
@@ -145,14 +162,24 @@ farhop.dev/region: {{ .root.Values.region }}
 
 {{/* Questions are answered at once: a DNS server has nothing to drain. */}}
 {{- define "farhop.drain" -}}
-{{- if eq .tier "dns" }}5{{ else -}}
+{{- if eq .tier "dns" }}5{{ else if eq .tier "anycast" -}}
+{{- /* drain, withdraw and let that settle; four acknowledgements, and a margin of the announcer's own */ -}}
+{{- $c := .root.Values.anycast.config -}}
+{{- $acks := mulf 4.0 (float64 (dig "ack_s" 1.0 $c)) -}}
+{{- addf 5.0 $acks (float64 (dig "drain_s" 30.0 $c)) (float64 (dig "settle_s" 2.0 $c)) | ceil | int -}}
+{{- else -}}
 {{- $limits := default dict (get (get .root.Values .tier).config "limits") -}}
 {{- ceil (float64 (default 30 (get $limits "drain_s"))) | int -}}
 {{- end -}}
 {{- end -}}
 
+{{/* An announcer drains from SIGTERM on: it must go before the balancers of its node, whose SIGTERM comes at once. */}}
+{{- define "farhop.preStop" -}}
+{{- if eq .tier "anycast" }}0{{ else }}{{ .root.Values.shutdown.preStopSeconds }}{{ end -}}
+{{- end -}}
+
 {{- define "farhop.grace" -}}
-{{- add .root.Values.shutdown.preStopSeconds (int (include "farhop.drain" .)) .root.Values.shutdown.marginSeconds -}}
+{{- add (include "farhop.preStop" .) (int (include "farhop.drain" .)) .root.Values.shutdown.marginSeconds -}}
 {{- end -}}
 
 {{/* A tier's configuration file. */}}
@@ -166,7 +193,7 @@ farhop.dev/region: {{ .root.Values.region }}
 {{- $_ := set $out "state_dir" "/var/lib/farhop" -}}
 {{- $keys := dict -}}
 {{- range $v.hop.keys -}}{{- $_ := set $keys . (printf "file:/etc/farhop/hop/%s" .) -}}{{- end -}}
-{{- if ne $tier "dns" -}}{{- $_ := set $out "hop" (dict "keys" $keys "active" $v.hop.active) -}}{{- end -}}
+{{- if has $tier (list "global" "regional") -}}{{- $_ := set $out "hop" (dict "keys" $keys "active" $v.hop.active) -}}{{- end -}}
 {{- $etcd := dict -}}
 {{- if $v.etcd.endpoints -}}{{- $_ := set $etcd "endpoints" $v.etcd.endpoints -}}{{- end -}}
 {{- if $v.etcd.tlsSecret -}}
@@ -193,6 +220,17 @@ farhop.dev/region: {{ .root.Values.region }}
 {{- else if eq $tier "dns" -}}
 {{- $_ := set $out "admin" (fromYaml (include "farhop.admin" (dict "root" $root "port" 8092))) -}}
 {{- $_ := set $out "listen" (dict "hosts" (list "0.0.0.0") "port" 5353 "workers" (int $v.dns.workers)) -}}
+{{- else if eq $tier "anycast" -}}
+{{- $_ := set $out "admin" (fromYaml (include "farhop.admin" (dict "root" $root "port" 8094))) -}}
+{{- $service := printf "%s-node.%s.svc" (include "farhop.name" (dict "root" $root "tier" "global")) $root.Release.Namespace -}}
+{{- $probe := dict "url" (printf "%s://%s:8082/readyz" (ternary "http" "https" $plain) $service) -}}
+{{- if not $plain -}}
+{{- $_ := set $probe "ca_file" "/etc/farhop/tls/ca.crt" -}}
+{{- $_ := set $probe "server_name" (printf "%s.global.%s" $v.region $v.trustDomain) -}}
+{{- end -}}
+{{- $_ := set $out "probe" $probe -}}
+{{- /* Each node is a site of its own: one whose balancers are dead goes, whatever others of the entry do. */}}
+{{- $_ := set $out "last_site" "withdraw" -}}
 {{- else -}}
 {{- $_ := set $out "admin" (fromYaml (include "farhop.admin" (dict "root" $root "port" 9002))) -}}
 {{- $_ := set $out "tier" (fromYaml (include "farhop.listen" (dict "root" $root "port" 9000 "mutual" true))) -}}
@@ -229,8 +267,8 @@ farhop.dev/region: {{ .root.Values.region }}
 {{- if $found -}}{{- $_ := set $out "discovery" (concat $found (default list $one.config.discovery)) -}}{{- end -}}
 {{- end -}}
 {{- range $key, $value := $one.config -}}
-{{- if and (eq $key "peers") (hasKey $out "peers") -}}
-{{- $_ := set $out $key (merge (deepCopy $value) (get $out "peers")) -}}
+{{- if and (has $key (list "peers" "probe")) (hasKey $out $key) -}}
+{{- $_ := set $out $key (merge (deepCopy $value) (get $out $key)) -}}
 {{- else if not (and (eq $key "discovery") (hasKey $out "discovery")) -}}
 {{- $_ := set $out $key $value -}}
 {{- end -}}

@@ -16,7 +16,7 @@ SAID = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_toke
 
 
 def planned(path: bytes = CHAT, **more: Any) -> Progress:
-    return Progress(plan(path, msgspec.json.encode({**SAID, **more}), 42))
+    return Progress(plan(path, msgspec.json.encode({**SAID, **more})))
 
 
 def body_of(progress: Progress, context_tokens: int = 0) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def test_other_paths_and_what_is_no_json() -> None:
         (TARGET, b'{"prompt": [[1], [2]]}', "answers"),
     ):
         with pytest.raises(Unresumable, match=f"^{reason}$"):
-            plan(path, body, 1)
+            plan(path, body)
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,9 @@ def test_what_says_nothing_is_no_reason(more: dict[str, Any]) -> None:
     assert planned(**more).plan.max_tokens == 9
 
 
-def test_a_seed_is_given_where_there_is_none() -> None:
-    assert planned().plan.added == b'"return_token_ids":true,"seed":42,'
-    named = planned(seed=7)
-    assert named.plan.added == b'"return_token_ids":true,'
-    assert bytes(named.plan.kept["seed"]) == b"7"
+def test_a_seed_is_kept_and_none_is_given() -> None:
+    assert "seed" not in planned().plan.kept
+    assert bytes(planned(seed=7).plan.kept["seed"]) == b"7"
 
 
 def events_of(name: str) -> list[bytes]:
@@ -176,7 +174,7 @@ def test_tools_and_reasoning_end_it() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    progress = Progress(plan(CHAT, msgspec.json.encode(SAID), 1), tokens_max=10)
+    progress = Progress(plan(CHAT, msgspec.json.encode(SAID)), tokens_max=10)
     progress.take(chunk("a", [1], list(range(8))))
     assert progress.can_resume
     progress.take(chunk("b", [1, 2]))
@@ -229,7 +227,7 @@ def test_who_has_all_events_so_far_can_go_on_from_their_ids(
     """An engine dies under a region that goes on from another, and then the region: the tier above has, at each event,
     the ids of exactly the text that its client has."""
     body = msgspec.json.encode({**SAID, "max_tokens": 99})
-    below, above = ToldProgress(plan(CHAT, body, 42)), Progress(plan(CHAT, body, 42))
+    below, above = ToldProgress(plan(CHAT, body)), Progress(plan(CHAT, body))
 
     def text_at(at: int) -> bytes:
         text, number = tokens[at]

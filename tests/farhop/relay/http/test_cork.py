@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from farhop.relay.http.cork import Cork
+from farhop.relay.http.cork import CROWD, Cork
 
 
 class Wire:
@@ -75,9 +75,9 @@ async def test_few_chunks_go_at_once_and_overtake_nothing(monkeypatch: pytest.Mo
     to_b: Any = b
     cork.write(to_b, b"2")
     cork.write(to_a, b"1")
-    cork.chunk(to_a, b"3")
+    cork.write(to_a, b"3", CROWD)
     assert (a.calls, b.calls) == ([[b"1", b"3"]], [])
-    cork.chunk(to_a, b"4")
+    cork.write(to_a, b"4", CROWD)
     await asyncio.sleep(0)
     assert (a.calls[1:], b.calls) == ([[b"4"]], [[b"2"]])
 
@@ -89,12 +89,12 @@ async def test_many_chunks_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "time", lambda: moment)
     for wire in wires:
         to: Any = wire
-        cork.chunk(to, b"1")
+        cork.write(to, b"1", CROWD)
     assert all(wire.calls == [[b"1"]] for wire in wires)
     moment += 1.0
     for wire in wires:
         to = wire
-        cork.chunk(to, b"2")
+        cork.write(to, b"2", CROWD)
     assert all(len(wire.calls) == 1 for wire in wires)
     cork.flush()
     assert all(wire.calls[1:] == [[b"2"]] for wire in wires)

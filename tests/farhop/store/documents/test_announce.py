@@ -21,7 +21,8 @@ def test_it_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("entry", "a/b"), ("wanted", ""), ("prefixes", ()), ("held_s", -1.0), ("why", "x\n")]
+    ("field", "value"),
+    [("entry", "a/b"), ("wanted", ""), ("prefixes", ()), ("held_s", -1.0), ("since", 1e12), ("why", "x\n")],
 )
 def test_what_is_outside_its_domain_is_refused(field: str, value: object) -> None:
     bad = msgspec.structs.replace(GOOD, **{field: value})

@@ -1,7 +1,7 @@
-"""Network namespaces for the anycast drills: a router with a real BIRD, two sites that announce one address to it.
+"""Network namespaces for entries by anycast: a router with a real BIRD, two sites that announce one address to it.
 
-The clients are at the router: what they connect to is what its kernel's routes say. Everything is removed by `close`;
-names are unique to the process, and nothing of the machine's own network is touched.
+Needs root. The clients are at the router: what they connect to is what its kernel's routes say. `close` removes all of
+it; names are unique to the process, and nothing of the machine's own network is touched.
 """
 
 from __future__ import annotations
@@ -36,14 +36,20 @@ protocol bgp b from site {{ local 10.77.2.1; neighbor 10.77.2.2 as 65002; }}
 """
 
 
+class NetError(Exception):
+    """What runs on the net did not do as it was told, or not in time. The text says what."""
+
+
 def lacking() -> str:
-    """What these drills need and this machine has not; "" if nothing."""
+    """What this needs and this machine has not; "" if nothing."""
     return ", ".join(name for name in NEEDED if shutil.which(name) is None)
 
 
 def run(*command: str, check: bool = True) -> str:
+    """What a command says. Raises NetError if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=20.0, check=False)
-    assert done.returncode == 0 or not check, f"{' '.join(command)}: {done.stderr}"
+    if done.returncode and check:
+        raise NetError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout
 
 
@@ -56,9 +62,11 @@ class Net:
         self.children: list[subprocess.Popen[str]] = []
 
     def name(self, place: str) -> str:
+        """Of a place's namespace."""
         return f"{self._tag}{place}"
 
     def open(self) -> None:
+        """Make it; `close` also if this fails."""
         for place in (ROUTER, *SITES):
             run("ip", "netns", "add", self.name(place))
             self.ip(place, "link", "set", "lo", "up")
@@ -80,12 +88,15 @@ class Net:
 
     @property
     def bird_socket(self) -> str:
+        """The router's."""
         return str(self.folder / "bird.ctl")
 
     def ip(self, place: str, *words: str) -> str:
+        """`ip` there."""
         return run("ip", "-n", self.name(place), *words)
 
     def spawn(self, place: str, *command: str, log: str, **environment: str) -> subprocess.Popen[str]:
+        """Start a command there, its output a pipe, what it complains of in a log of the folder."""
         with (self.folder / f"{log}.log").open("ab") as file:
             child = subprocess.Popen(
                 ["ip", "netns", "exec", self.name(place), *command],
@@ -101,8 +112,8 @@ class Net:
     def ready(self, *children: subprocess.Popen[str]) -> None:
         """Wait until each says that it is ready."""
         for child in children:
-            assert child.stdout is not None
-            assert child.stdout.readline(), f"{child.args} did not start; its log is in {self.folder}"
+            if child.stdout is None or not child.stdout.readline():
+                raise NetError(f"{child.args!r} did not start; its log is in {self.folder}")
 
     def ways(self) -> frozenset[str]:
         """The sites to which the router's kernel sends what is for the address."""
@@ -113,11 +124,24 @@ class Net:
         """Wait until it is so; the moment."""
         end = time.monotonic() + within_s
         while self.ways() != frozenset(sites):
-            assert time.monotonic() < end, f"ways are {sorted(self.ways())}, not {sites}"
+            if time.monotonic() >= end:
+                raise NetError(f"the ways are {sorted(self.ways())}, not {sorted(sites)}, after {within_s:g} s")
             time.sleep(0.005)
         return time.monotonic()
 
+    def silence(self, site: str) -> None:
+        """Nothing leaves the site any more, as if its host had lost power: nobody is told, nobody is refused."""
+        gateway = (
+            f"10.77.{1 + SITES.index(site)}.1"  # as if at another hardware address: whoever is there takes none of it
+        )
+        self.ip(site, "neigh", "replace", gateway, "lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
+
+    def heard(self, site: str) -> None:
+        """What leaves the site arrives again."""
+        self.ip(site, "neigh", "del", f"10.77.{1 + SITES.index(site)}.1", "dev", "eth0")
+
     def close(self) -> None:
+        """End what runs there, and remove it all."""
         for child in reversed(self.children):
             if child.poll() is None:
                 child.send_signal(signal.SIGCONT)
@@ -146,8 +170,7 @@ class RouteWatch:
         self._thread.start()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in self._process.stdout or ():
             if VIP in line:
                 self.seen.append((time.time(), line.strip()))
 
@@ -159,4 +182,4 @@ class RouteWatch:
             if found is not None:
                 return (found - at) * 1e3
             time.sleep(0.002)
-        raise AssertionError(f"the route did not change within {within_s} s")
+        raise NetError(f"the route did not change within {within_s:g} s")

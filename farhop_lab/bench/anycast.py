@@ -1,0 +1,227 @@
+"""For how long clients of an entry that dies are led astray: two real sites, ExaBGP and BIRD, in network namespaces.
+
+Clients open a connection every so often to the address that both sites announce. Something happens to one site; told
+are the moment of the router's new kernel route and the last connection that still went to that site, from the event.
+Announcers probe as by default. Needs root. Never a product.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farhop_lab.bench.anycast_client import PATIENCE_S, Asked, Job
+from farhop_lab.bench.place import BenchError
+from farhop_lab.world import anycast_net
+from farhop_lab.world.anycast_net import ROUTER, VIP, NetError
+from farhop_lab.world.anycast_sites import KEY, MODEL, REGIONS, SPEAKERS, Sites
+from farhop_lab.world.etcd import EtcdLabError, find_binary
+
+if TYPE_CHECKING:
+    import subprocess
+
+PER_S = 40.0  # connections, of which each site gets one half: one in 50 ms
+WITHIN_S = 25.0  # beyond the hold timer (9 s) something else is wrong
+CALM_S = 1.0
+# A hold would keep what was withdrawn away for 15 min. It has no part in how fast a route goes.
+ANNOUNCING: dict[str, object] = {
+    "drain_s": 1.0, "settle_s": 0.2, "budget": {"window_s": 0.1, "hold_s": 0.1, "hold_max_s": 0.1, "changes": 100},
+}  # fmt: skip
+
+
+class Row(msgspec.Struct, frozen=True):
+    """What happened to a site and its speaker: medians and the worst of the repeats in ms from the event. `lost`: most
+    connections that got no answer in one repeat."""
+
+    event: str
+    speaker: str
+    route_ms: float
+    astray_ms: float
+    astray_worst_ms: float
+    lost: int
+    repeats: int
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One repeat."""
+
+    route_ms: float
+    astray_ms: float
+    lost: int
+
+
+def missing() -> str:
+    """Why nothing can be measured here; "" if it can."""
+    if os.geteuid() != 0:
+        return "network namespaces take root"
+    lacking = anycast_net.lacking()
+    if lacking:
+        return f"{lacking} not installed (Debian: iproute2, bird2)"
+    if importlib.util.find_spec("exabgp") is None:
+        return "ExaBGP is not installed: run `pip install 'farhop[anycast]'`"
+    try:
+        find_binary()
+    except EtcdLabError as error:
+        return str(error)
+    return ""
+
+
+class Clients:
+    """The clients at the router, and what they have seen so far."""
+
+    def __init__(self, sites: Sites) -> None:
+        job = Job(VIP, 8080, KEY, MODEL, PER_S)
+        self.seen: list[Asked] = []
+        self._process: subprocess.Popen[str] = sites.net.spawn(
+            ROUTER, sys.executable, "-m", "farhop_lab.bench.anycast_client", msgspec.json.encode(job).decode(),
+            log="clients",
+        )  # fmt: skip
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self._process.stdout or ():
+            self.seen.append(msgspec.json.decode(line, type=Asked))
+
+    def until_calm(self, regions: set[str], within_s: float = WITHIN_S) -> None:
+        """Wait until for CALM_S all were served, and in these regions, each of them. Raises NetError."""
+        end = time.monotonic() + within_s
+        while True:
+            now = time.time()
+            late = [one for one in list(self.seen) if one.at >= now - PATIENCE_S - CALM_S]
+            settled = late and {one.site for one in late} == regions and late[-1].at - late[0].at >= 0.9 * CALM_S
+            if settled:
+                return
+            if time.monotonic() >= end:
+                raise NetError(f"after {within_s:g} s clients are not served by {sorted(regions)} alone")
+            time.sleep(0.05)
+
+
+def sample(seen: list[Asked], region: str, event_at: float, route_at: float) -> Sample:
+    """Of what clients saw: astray is what the site served after the event, and what nobody did."""
+    after = [one for one in seen if one.at >= event_at - PATIENCE_S]
+    lost = [one for one in after if not one.site]
+    astray = [one.at for one in after if one.site == region or not one.site]
+    last = max((at for at in astray if at >= event_at), default=event_at)
+    return Sample(1e3 * (route_at - event_at), 1e3 * (last - event_at), len(lost))
+
+
+def row(event: str, site: str, samples: list[Sample]) -> Row:
+    """The medians."""
+    astray = [one.astray_ms for one in samples]
+    return Row(
+        event, SPEAKERS[site], statistics.median(one.route_ms for one in samples), statistics.median(astray),
+        max(astray), max(one.lost for one in samples), len(samples),
+    )  # fmt: skip
+
+
+class Event:
+    """Something that happens to a site, and how it is undone."""
+
+    def __init__(self, name: str, do: Callable[[Sites, str], float], undo: Callable[[Sites, str], None]) -> None:
+        self.name, self.do, self.undo = name, do, undo
+
+
+def _signalled(number: signal.Signals, whom: Callable[[Sites, str], int]) -> Callable[[Sites, str], float]:
+    def do(sites: Sites, site: str) -> float:
+        pid, at = whom(sites, site), time.time()
+        os.kill(pid, number)
+        return at
+
+    return do
+
+
+def _announcer(sites: Sites, site: str) -> int:
+    return sites.announcers[site].pid
+
+
+def _balancer(sites: Sites, site: str) -> int:
+    return sites.balancers[site].pid
+
+
+def _silenced(sites: Sites, site: str) -> float:
+    at = time.time()
+    sites.net.silence(site)
+    return at
+
+
+def _drained(sites: Sites, site: str) -> float:
+    """From the announcer's word: a command's own start says nothing of anycast."""
+    sites.cli("drain", "set", "--entry", f"site-{site}", "--why", "bench", "--by", "bench")
+    sites.until(site, wanted="withdrawn")
+    return sites.said_at(site, "draining")
+
+
+def _undrained(sites: Sites, site: str) -> None:
+    sites.cli("undrain", "--entry", f"site-{site}")
+
+
+def _anew(sites: Sites, site: str) -> None:
+    sites.announce_anew(site)
+    sites.net.ready(sites.announcers[site])
+
+
+def _balanced(sites: Sites, site: str) -> None:
+    sites.balancers[site].wait()
+    sites.start_balancer(site)
+    sites.net.ready(sites.balancers[site])
+
+
+EVENTS = (
+    Event("drain", _drained, _undrained),
+    Event("announcer killed", _signalled(signal.SIGKILL, _announcer), _anew),
+    Event("announcer stopped", _signalled(signal.SIGSTOP, _announcer), _anew),
+    Event("balancer killed", _signalled(signal.SIGKILL, _balancer), _balanced),
+    Event(
+        "balancer stopped", _signalled(signal.SIGSTOP, _balancer),
+        lambda sites, site: sites.balancers[site].send_signal(signal.SIGCONT),
+    ),
+    Event("host silent", _silenced, lambda sites, site: sites.net.heard(site)),
+)  # fmt: skip
+
+
+def measure(repeats: int, say: Callable[[str], None], events: tuple[Event, ...] = EVENTS) -> list[Row]:
+    """A row for each event at each site. Raises BenchError."""
+    why = missing()
+    if why:
+        raise BenchError(f"anycast: {why}")
+    with tempfile.TemporaryDirectory(prefix="farhop-bench-") as folder:
+        sites = Sites(Path(folder), ANNOUNCING)
+        try:
+            say("starting two sites")
+            sites.open()
+            sites.net.until_ways(*SPEAKERS)
+            clients = Clients(sites)
+            return [
+                row(event.name, site, [_once(sites, clients, event, site, say) for _ in range(repeats)])
+                for event in events for site in SPEAKERS
+            ]  # fmt: skip
+        except NetError as error:
+            raise BenchError(f"anycast: {error}") from None
+        finally:
+            sites.close()
+
+
+def _once(sites: Sites, clients: Clients, event: Event, site: str, say: Callable[[str], None]) -> Sample:
+    say(f"{event.name}, {SPEAKERS[site]}")
+    (other,) = SPEAKERS.keys() - {site}
+    sites.net.until_ways(*SPEAKERS, within_s=WITHIN_S)
+    clients.until_calm(set(REGIONS.values()))
+    clients.seen.clear()
+    event_at = event.do(sites, site)
+    route_ms = sites.watch.first_after(event_at - 0.002, WITHIN_S) - 2.0
+    sites.net.until_ways(other, within_s=WITHIN_S)
+    clients.until_calm({REGIONS[other]})
+    taken = sample(list(clients.seen), REGIONS[site], event_at, event_at + 1e-3 * route_ms)
+    event.undo(sites, site)
+    return taken

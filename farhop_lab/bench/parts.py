@@ -1,0 +1,286 @@
+"""What a request and a stream's chunk are made of, by counts that noise cannot blur: frames, calls, bytecodes.
+
+`python -m farhop_lab.bench.parts` measures and prints. With arguments it is the `farhop` command, which counts while it
+is told to (SIGUSR1). What is counted is divided by the requests function by function, and rounded down: what timers do
+beside, and one request in a hundred, falls out. Never a clock; never anything but counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import runpy
+import shutil
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from inspect import CO_COROUTINE
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from farhop_lab.bench import bodies, tiers
+from farhop_lab.bench.place import HOST, BenchError, Running, Subject, engines, open_files
+from farhop_lab.world.child import PROGRAM, bound_to_parent
+
+TO = "FARHOP_BENCH_COUNTS_TO"  # the folder to which a counted process writes
+REQUESTS, WARM, STREAMS, CHUNKS = 100, 200, 2, 100
+_PACE_MS, _PAUSE_S = 4.0, 0.003
+_NEARLY = 0.9  # of all requests
+_PATIENCE_S, _LOOK_S = 30.0, 0.01
+_LOOPS = asyncio.Runner.run.__code__
+_COUNTED, _TURNS = ("frames", "c_calls", "opcodes"), "turns with "
+_CARRY = ("http/connection.py", "relay/relay.py", "upstream/attempt.py", "http/cork.py")
+_TIMERS = ("_fire", "_sweep")  # when an answer in one piece comes later than it should, as it does on a busy machine
+_ASKS = ("upstream/fetch.py",)
+_MODE = "mode"  # the file that says what to count
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """What one request (or chunk) is made of in all counted processes. `syscalls` None: there is no strace, or it may
+    not look. `functions` are the frames by function, most first."""
+
+    frames: int
+    c_calls: int
+    opcodes: int  # 0 where they were not asked for: to count them takes a hundred times as long
+    syscalls: dict[str, int] | None
+    functions: dict[str, int]
+
+    @property
+    def syscalls_all(self) -> int | None:
+        """All of them."""
+        return None if self.syscalls is None else sum(self.syscalls.values())
+
+
+# -- in the process that is counted
+
+
+class _Counting:
+    """Counts by function in the main thread, where the loop runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._turn = folder, 0
+        self._counts: dict[str, Counter[str]] = {}
+        self._root: FrameType | None = None  # what the loop called last
+        self._of_turn: dict[str, Counter[str]] = {}
+        self._carries = self._asks = False  # a client's request; engines and regions, for upkeep
+
+    def toggle(self, *_: object) -> None:
+        """Begin, or end and write."""
+        turn, self._turn = self._turn, self._turn + 1
+        if turn % 2:
+            sys.setprofile(None)
+            sys.settrace(None)
+            self._flush()
+            self._root = None
+        else:
+            self._counts = {turns + name: Counter() for name in _COUNTED for turns in ("", _TURNS)}
+            self._flush()
+            if (self._folder / _MODE).read_text() == "calls":
+                sys.setprofile(self._profiled)
+            else:
+                sys.settrace(self._traced)
+        file = self._folder / f"{os.getpid()}-{turn}"
+        file.with_suffix(".part").write_bytes(msgspec.json.encode(self._counts))
+        file.with_suffix(".part").rename(file)
+
+    def _profiled(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            self._count("frames", frame)
+        elif event == "c_call":
+            self._count("c_calls", frame, f" > {getattr(argument, '__qualname__', '?')}")
+
+    def _traced(self, frame: FrameType, event: str, _: object) -> Callable[..., Any]:
+        if event == "opcode":
+            self._count("opcodes", frame)
+        elif event == "call":
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._traced
+
+    def _count(self, what: str, frame: FrameType, more: str = "") -> None:
+        root = frame
+        while root.f_back is not None and root.f_back.f_code is not _LOOPS:
+            root = root.f_back
+        if root is not self._root:
+            self._flush()
+            self._root = root
+        name = _name(frame)
+        # Spans of one request in a hundred are OpenTelemetry's to count, and tasks are upkeep: no request has one.
+        upkeep = root.f_code.co_flags & CO_COROUTINE or root.f_code.co_name in _TIMERS
+        if root.f_back is not None and not upkeep and "opentelemetry" not in name:
+            self._of_turn[what][name + more] += 1
+            self._carries = self._carries or name.startswith(_CARRY)
+            self._asks = self._asks or name.startswith(_ASKS)
+
+    def _flush(self) -> None:
+        """What the loop called is done."""
+        if self._carries and not self._asks:
+            for what, counts in self._of_turn.items():
+                self._counts[what] += counts
+                self._counts[_TURNS + what].update(counts.keys())
+        self._of_turn = {name: Counter() for name in _COUNTED}
+        self._carries = self._asks = False
+
+
+def _name(frame: FrameType) -> str:
+    code = frame.f_code
+    return f"{'/'.join(Path(code.co_filename).parts[-2:])}:{code.co_firstlineno} {code.co_qualname}"
+
+
+# -- in the process that measures
+
+
+class Counted:
+    """Processes that run as this module does, and the requests they are asked to count."""
+
+    def __init__(self, folder: Path, proxy: Running) -> None:
+        self._folder, self._proxy, self._turn = folder, proxy, 0
+        self._size = 1024
+
+    async def requests(self, *, opcodes: bool = False) -> Parts:
+        """What a small request is made of that is answered in one piece."""
+        made = [bodies.request(body, HOST) for body in bodies.plain(self._size)]
+        await self._send(made, WARM, 0.0)
+        return await self._parts(lambda: self._send(made, REQUESTS), REQUESTS, opcodes=opcodes)
+
+    async def chunks(self, *, opcodes: bool = False) -> Parts:
+        """What a chunk is made of, in a stream that is alone."""
+        made = [bodies.request(body, HOST) for body in bodies.streamed(self._size, CHUNKS, _PACE_MS)]
+        await self._send(made, 1)
+        return await self._parts(lambda: self._send(made, STREAMS), STREAMS * (CHUNKS - 1), opcodes=opcodes)
+
+    async def _parts(self, sent: Callable[[], Awaitable[None]], times: int, *, opcodes: bool) -> Parts:
+        calls = await self._during("calls", sent)
+        steps = await self._during("opcodes", sent) if opcodes else {}
+        frames = _each(calls, "frames", times)
+        return Parts(
+            frames=frames.total(),
+            c_calls=_each(calls, "c_calls", times).total(),
+            opcodes=_each(steps, "opcodes", times).total() if steps else 0,
+            syscalls=await self._syscalls(sent, times),
+            functions=dict(frames.most_common()),
+        )
+
+    async def _during(self, mode: str, sent: Callable[[], Awaitable[None]]) -> dict[str, Counter[str]]:
+        """What all processes counted meanwhile."""
+        (self._folder / _MODE).write_text(mode)
+        await self._toggle()
+        await sent()
+        await asyncio.sleep(0.1)  # what follows an answer belongs to it
+        return await self._toggle()
+
+    async def _toggle(self) -> dict[str, Counter[str]]:
+        turn, self._turn = self._turn, self._turn + 1
+        counts: dict[str, Counter[str]] = {turns + name: Counter() for name in _COUNTED for turns in ("", _TURNS)}
+        for pid in self._proxy.pids:
+            os.kill(pid, signal.SIGUSR1)
+            file = self._folder / f"{pid}-{turn}"
+            async with asyncio.timeout(_PATIENCE_S):
+                while not file.exists():
+                    await asyncio.sleep(_LOOK_S)
+            for name, said in msgspec.json.decode(file.read_bytes(), type=dict[str, dict[str, int]]).items():
+                counts[name] += Counter({f"{pid} {one}": count for one, count in said.items()})
+        return counts
+
+    async def _syscalls(self, sent: Callable[[], Awaitable[None]], times: int) -> dict[str, int] | None:
+        """Of the loops' own threads, as strace counts them."""
+        strace = shutil.which("strace")
+        if strace is None:
+            return None
+        told: Counter[str] = Counter()
+        watching = []
+        for pid in self._proxy.pids:
+            process = await asyncio.create_subprocess_exec(
+                strace, "-c", "-p", str(pid), stderr=asyncio.subprocess.PIPE, preexec_fn=bound_to_parent()
+            )
+            assert process.stderr is not None
+            if b"attached" not in await process.stderr.readline():
+                await process.wait()
+                return None
+            watching.append(process)
+        await sent()
+        for process in watching:
+            process.send_signal(signal.SIGINT)
+            _, said = await process.communicate()
+            for line in said.decode().splitlines():
+                words = line.split()
+                if len(words) >= 5 and words[3].isdigit() and words[-1] != "total":
+                    told[words[-1]] += round(int(words[3]) / times)
+        return dict(+told)
+
+    async def _send(self, made: list[bytes], times: int, pause_s: float = _PAUSE_S) -> None:
+        """One after another on one connection."""
+        async with asyncio.timeout(_PATIENCE_S):
+            reader, writer = await asyncio.open_connection(self._proxy.host, self._proxy.port)
+            for number in range(times):
+                if pause_s:
+                    await asyncio.sleep(pause_s)  # or two in a millisecond have their writes held: other functions
+                writer.write(made[number % len(made)])
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                if b" 200 " not in head[:16]:
+                    raise BenchError(f"answered with {head[:40]!r}")
+                if b"content-length: " in head:
+                    await reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r\n")[0]))
+                else:
+                    await reader.readuntil(b"\r\n0\r\n\r\n")
+            writer.close()
+            await writer.wait_closed()
+
+
+def _each(counts: dict[str, Counter[str]], what: str, times: int) -> Counter[str]:
+    """By function, and all processes together: how often for each request, without what is not for each. A busy machine
+    has two chunks come together: the turns that there were are what is divided by."""
+    each: Counter[str] = Counter()
+    turns = counts[_TURNS + what]
+    for name, count in counts[what].items():
+        pid, _, function = name.partition(" ")
+        most = min(times, max(many for one, many in turns.items() if one.startswith(pid)))
+        if turns[name] >= _NEARLY * most:
+            each[function] += round(count / most)
+    return +each
+
+
+@asynccontextmanager
+async def counted(subject: Subject) -> AsyncIterator[Counted]:
+    """One of our rows with its processes ready to count. Raises BenchError. Sets and unsets PROGRAM and TO."""
+    with tempfile.TemporaryDirectory(prefix="farhop-parts-") as name:
+        folder = Path(name)
+        before = {name: os.environ.get(name) for name in (PROGRAM, TO)}
+        async with engines(folder, open_files(), None) as place:
+            os.environ |= {PROGRAM: "farhop_lab.bench.parts", TO: name}
+            try:
+                async with subject.run(place) as proxy:
+                    yield Counted(folder, proxy)
+            finally:
+                for variable, value in before.items():
+                    os.environ.pop(variable, None)
+                    if value is not None:
+                        os.environ[variable] = value
+
+
+async def _main() -> None:
+    for subject in (tiers.OURS[0], tiers.OURS[2]):
+        async with counted(subject) as row:
+            _show(f"{subject.name}, a request", await row.requests(opcodes=True))
+            _show(f"{subject.name}, a chunk", await row.chunks(opcodes=True))
+
+
+def _show(what: str, parts: Parts) -> None:
+    counts = f"{parts.frames} frames, {parts.c_calls} C calls, {parts.opcodes} bytecodes"
+    print(f"{what}: {counts}, {parts.syscalls_all} syscalls {parts.syscalls or ''}")
+    for name, count in parts.functions.items():
+        print(f"  {count} {name}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        signal.signal(signal.SIGUSR1, _Counting(Path(os.environ[TO])).toggle)
+        sys.argv[0] = "farhop"
+        runpy.run_module("farhop_cli", run_name="__main__")
+    else:
+        asyncio.run(_main())

@@ -1,0 +1,172 @@
+"""Two entries on the net of `anycast_net`, whole: etcd, and at each site an engine, both balancers and an announcer.
+
+Site a has an ExaBGP of Farhop's own, site b a BIRD that somebody else runs. Needs root. Never measures anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import yaml
+
+from farhop_lab.world import anycast_net
+from farhop_lab.world.anycast_net import ROUTER, VIP, Net, NetError, RouteWatch
+from farhop_lab.world.etcd import find_binary
+from topology.load import shipped
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REGIONS = {"a": "frankfurt", "b": "tokyo"}
+OWN = {"a": "10.77.1.2", "b": "10.77.2.2"}
+SPEAKERS = {"a": "ExaBGP", "b": "BIRD"}
+MODEL, KEY = "llama-3.1-8b", "sk-farhop-anywhere"
+ETCD = "10.77.9.9:2379"
+SECRETS = {"FARHOP_HOP_KEY": "a secret of the anycast drills"}
+_HOP = {"hop": {"keys": {"k1": "env:FARHOP_HOP_KEY"}, "active": "k1"}}
+SITE_BIRD = """
+router id 10.0.0.2;
+protocol device { scan time 1; }
+include "FILE";
+protocol bgp up {
+  local 10.77.2.2 as 65002; neighbor 10.77.2.1 as 65000; hold time 9; connect retry time 1; error wait time 1, 2;
+  ipv4 { import none; export where source = RTS_STATIC; };
+}
+"""
+
+
+class Sites:
+    """Both sites on the net, and what each consists of. `announcing` is laid over the announcers' configuration."""
+
+    def __init__(self, folder: Path, announcing: dict[str, object]) -> None:
+        self.folder, self.net, self._announcing = folder, Net(folder), announcing
+        self.balancers: dict[str, subprocess.Popen[str]] = {}
+        self.announcers: dict[str, subprocess.Popen[str]] = {}
+
+    def open(self) -> None:
+        """Start it all, and wait until each says that it is ready; `close` also if this fails."""
+        self.net.open()
+        self.watch = RouteWatch(self.net)
+        self.net.spawn(
+            ROUTER, str(find_binary()), "--data-dir", str(self.folder / "etcd"), "--log-level", "error",
+            "--listen-client-urls", f"http://{ETCD}", "--advertise-client-urls", f"http://{ETCD}",
+            "--listen-peer-urls", "http://10.77.9.9:2380", log="etcd",
+        )  # fmt: skip
+        document = yaml.safe_load(shipped("three-regions").read_text())
+        document["entries"] = [
+            {"name": f"site-{site}", "region": REGIONS[site], "ipv4": [VIP], "port": 8080} for site in OWN
+        ]
+        (self.folder / "map.yaml").write_text(yaml.safe_dump(document))
+        (self.folder / "farhop-routes.conf").write_text("")
+        (self.folder / "site-bird.conf").write_text(SITE_BIRD.replace("FILE", str(self.folder / "farhop-routes.conf")))
+        self.net.spawn(
+            "b", "bird", "-f", "-c", str(self.folder / "site-bird.conf"), "-s", str(self.folder / "b.ctl"), log="b-bird"
+        )
+        balancers = [child for site in OWN for child in self._start_site(site)]
+        for site in OWN:
+            self.announce(site)
+        self.net.ready(*balancers, *self.announcers.values())
+
+    def _config(self, site: str, what: str, port: int, **more: object) -> str:
+        path = self.folder / f"{site}-{what}.yaml"
+        common = {
+            "region": REGIONS[site], "instance": f"{site}-{what}", "topology": str(self.folder / "map.yaml"),
+            "admin": {"port": port}, "etcd": {"endpoints": [ETCD], "insecure": True},
+        }  # fmt: skip
+        path.write_text(yaml.safe_dump({**common, **more}))
+        return str(path)
+
+    def _start_site(self, site: str) -> list[subprocess.Popen[str]]:
+        arguments = ("--port", "8001", "--model", MODEL, "--profile", "a100", "--speedup", "1")
+        engine = self.net.farhop(site, "engine", *arguments, log=f"{site}-engine")
+        replica = {"url": "http://127.0.0.1:8001", "models": [MODEL]}
+        loopback = {"tier": {"port": 0}, "control": {"port": 0}, "replicas": [replica]}
+        config = self._config(site, "regional", 9102, **_HOP, **loopback)
+        regional = self.net.farhop(site, "regional", "--config", config, log=f"{site}-regional", **SECRETS)
+        self.start_balancer(site)
+        return [engine, regional, self.balancers[site]]
+
+    def start_balancer(self, site: str) -> None:
+        """The site's entry: its global balancer."""
+        own = {"url": f"http://{OWN[site]}:8080", "anycast": [VIP]}
+        config = self._config(
+            site, "global", 9101, **_HOP, listen={"host": "0.0.0.0", "port": 8080, "insecure": True},
+            limits={"drain_s": 1.0}, unicast=own, routes=[{"unicast_tokens": 400}],
+        )  # fmt: skip
+        self.balancers[site] = self.net.farhop(site, "global", "--config", config, log=f"{site}-global", **SECRETS)
+
+    def announce(self, site: str) -> None:
+        """Start its announcer."""
+        peer = {"address": "10.77.1.1", "asn": 65000, "local_address": "10.77.1.2"}
+        exabgp = {"exabgp": {"local_as": 65001, "router_id": "10.0.0.1", "peers": [peer]}}
+        bird = {"bird": {"socket": str(self.folder / "b.ctl"), "file": str(self.folder / "farhop-routes.conf")}}
+        probe = {"probe": {"url": "http://127.0.0.1:9101/readyz"}}
+        config = self._config(
+            site, "anycast", 9103, entry=f"site-{site}", speaker=exabgp if site == "a" else bird,
+            **{**probe, **self._announcing},
+        )  # fmt: skip
+        self.announcers[site] = self.net.farhop(site, "anycast", "run", "--config", config, log=f"{site}-anycast")
+
+    def announce_anew(self, site: str) -> None:
+        """Another announcer in the place of one that is dead or hangs."""
+        self.announcers[site].send_signal(signal.SIGCONT)
+        self.announcers[site].kill()
+        self.announcers[site].wait()
+        self.announce(site)
+
+    def speaker_of(self, site: str) -> int:
+        """The process that speaks BGP below a site's announcer."""
+        table = anycast_net.run("ps", "-eo", "pid,ppid,args")
+        rows = [re.split(r"\s+", line.strip(), maxsplit=2) for line in table.splitlines()[1:]]
+        below = {self.announcers[site].pid}
+        for _ in range(4):
+            below |= {int(pid) for pid, parent, _ in rows if int(parent) in below}
+        ours = (int(pid) for pid, _, args in rows if "-m exabgp" in args and "watchdog" not in args)
+        return next(pid for pid in ours if pid in below)
+
+    def cli(self, *arguments: str) -> str:
+        """A command of an operator's, at site a. Raises NetError if it is bad usage."""
+        config = str(self.folder / "a-global.yaml")
+        done = subprocess.run(
+            ["ip", "netns", "exec", self.net.name("a"), sys.executable, "-m", "farhop_cli", *arguments, "-c", config],
+            capture_output=True, text=True, timeout=30.0, check=False, env={**os.environ, **SECRETS},
+        )  # fmt: skip
+        if done.returncode not in (0, 1):
+            raise NetError(f"farhop {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def status(self, site: str) -> dict[str, object]:
+        """What its announcer tells at its admin port."""
+        said: dict[str, object] = json.loads(
+            anycast_net.run("ip", "netns", "exec", self.net.name(site), "curl", "-s", "http://127.0.0.1:9103/status")
+        )
+        return said
+
+    def until(self, site: str, within_s: float = 20.0, **wanted: object) -> dict[str, object]:
+        """Wait until its announcer tells this."""
+        end = time.monotonic() + within_s
+        while True:
+            status = self.status(site)
+            if all(status[name] == value for name, value in wanted.items()):
+                return status
+            if time.monotonic() >= end:
+                raise NetError(f"{wanted} within {within_s:g} s; it is {status}")
+            time.sleep(0.05)
+
+    def said_at(self, site: str, phase: str) -> float:
+        """When its announcer last changed to this phase, by the wall clock, as its log tells."""
+        log = (self.folder / f"{site}-anycast.log").read_text()
+        said = [json.loads(line) for line in log.splitlines() if '"announcement"' in line]
+        return [datetime.fromisoformat(one["timestamp"]).timestamp() for one in said if one.get("phase") == phase][-1]
+
+    def close(self) -> None:
+        """End and remove everything."""
+        self.net.close()

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from farhop_lab.bench import anycast
+from farhop_lab.bench.anycast import Sample
+from farhop_lab.bench.anycast_client import Asked
+
+
+def test_astray_is_who_came_to_the_site_after_the_event_and_lost_who_was_not_answered() -> None:
+    seen = [
+        Asked(9.0, "tokyo"), Asked(9.9, "frankfurt"), Asked(10.2, "tokyo"), Asked(10.3, "frankfurt"), Asked(10.1, ""),
+        Asked(9.95, ""), Asked(10.5, "tokyo"),
+    ]  # fmt: skip
+    found = anycast.sample(seen, "frankfurt", 10.0, 10.25)
+    assert (round(found.route_ms), round(found.astray_ms), found.lost) == (250, 300, 2)
+    assert anycast.sample(seen[:3], "frankfurt", 10.0, 10.25).astray_ms == 0.0
+
+
+def test_a_row_tells_medians_and_the_worst() -> None:
+    samples = [Sample(1.0, 10.0, 3), Sample(5.0, 30.0, 0), Sample(2.0, 11.0, 1)]
+    assert anycast.row("drain", "b", samples) == anycast.Row("drain", "BIRD", 2.0, 11.0, 30.0, 3, 3)
+
+
+def test_without_root_or_bird_it_says_so(monkeypatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert anycast.missing() == "network namespaces take root"
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda name: None if name.startswith("bird") else f"/sbin/{name}")
+    assert anycast.missing() == "bird, birdc not installed (Debian: iproute2, bird2)"
+    with pytest.raises(anycast.BenchError, match="bird, birdc not installed"):
+        anycast.measure(1, lambda _: None)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(bool(anycast.missing()), reason="no bird2, ExaBGP or etcd here")
+def test_it_measures_and_leaves_nothing_behind() -> None:
+    events = tuple(one for one in anycast.EVENTS if one.name in ("announcer killed", "host silent"))
+    rows = anycast.measure(1, lambda _: None, events)
+    assert [(one.event, one.speaker) for one in rows] == [
+        (event.name, speaker) for event in events for speaker in ("ExaBGP", "BIRD")
+    ]
+    for killed, silent in zip(rows[:2], rows[2:], strict=True):
+        # Of the first only who was on the way is lost: the entry lives. Of the second nobody tells the neighbour: its
+        # hold timer of 9 s ends, of which a third may have passed.
+        assert killed.lost < silent.lost
+        assert silent.route_ms > 5000.0
+    left = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+    assert f"fh{os.getpid() % 100_000}" not in left

@@ -1,0 +1,23 @@
+"""Counts, not times: more frames or calls for a request or a chunk are seen however busy the machine is."""
+
+from __future__ import annotations
+
+import pytest
+
+from farhop_lab.bench import parts, tiers
+
+# As counted on a machine at rest, and 2 % (a chunk: two frames a tier) for what a busy one does otherwise. Lower them
+# with every change that saves something; to raise one is to say in its commit what it buys.
+FRAMES_MAX = {"farhop regional": (367, 15), "both tiers": (742, 28)}
+C_CALLS_MAX = {"farhop regional": (347, 19), "both tiers": (743, 27)}
+
+
+@pytest.mark.parametrize("tier", [tiers.OURS[0], tiers.OURS[2]], ids=lambda tier: tier.name)
+async def test_a_request_and_a_chunk_are_made_of_no_more_parts_than_before(tier: tiers.Tiers) -> None:
+    if (missing := tier.missing()) is not None:
+        pytest.skip(missing)
+    async with parts.counted(tier) as row:
+        request, chunk = await row.requests(), await row.chunks()
+    frames, c_calls = (request.frames, chunk.frames), (request.c_calls, chunk.c_calls)
+    assert all(now <= most for now, most in zip(frames, FRAMES_MAX[tier.name], strict=True)), frames
+    assert all(now <= most for now, most in zip(c_calls, C_CALLS_MAX[tier.name], strict=True)), c_calls
