@@ -73,7 +73,7 @@ def usage_of(result: Result) -> tuple[int, int]:
 def test_streams_go_on_from_another_region(world: RunningWorld, engines: bool) -> None:
     async def whole() -> list[Result]:
         heard = [0] * STREAMS
-        return [await stream(world, n, heard, "anywhere", FROM) for n in range(STREAMS)]
+        return list(await asyncio.gather(*(stream(world, n, heard, "anywhere", FROM) for n in range(STREAMS))))
 
     expected = world.call(whole())
     results, served = world.call(broken(world, "anywhere", FROM, engines=engines))
