@@ -354,6 +354,12 @@ class ToldProgress(Progress):
 
     def take(self, events: bytes) -> bytes:
         """Whole events as the tier above gets them."""
+        if events.count(b"\n\n") == 1 and self._told == len(self.ids) and _PROMPT_ID not in events:
+            taken = super().take(events)  # nearly always: one event, with the ids of its own text
+            if self._told < self._sure == len(self.ids) and not self.why_not:
+                self._told = self._sure
+                return events
+            return self._tell(taken)
         pieces, start = list[bytes](), 0
         for end in _ANY_END.finditer(events):
             pieces.append(self._tell(super().take(events[start : end.end()])))
