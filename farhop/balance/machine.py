@@ -63,8 +63,9 @@ class Request(msgspec.Struct, frozen=True):
     prefill it for another. `body_hash` tells bodies apart, 0 where nothing does. `waited_s`: how long it waited in
     queues of other regions that let it go. `recomputed`: an engine computes the whole prompt, whatever it has cached.
     `among` are the replicas that a gateway lets it go to, None for any. `once`: who carries it has it once it was sent,
-    and it cannot be sent again. `soft_session` is a hash of what a coding agent or another client calls its
-    session without anybody having asked for it, 0 without one, and `parent_session` of the one that it came from: they
+    and it cannot be sent again. `by_ids`: it continues a stream, and its engine must tell token ids.
+    `soft_session` is a hash of what a coding agent or another client calls its session without anybody having asked for
+    it, 0 without one, and `parent_session` of the one that it came from: they
     decide between equals and nothing else. `by_anycast`: it came by an address that other entries announce, too.
     """
 
@@ -92,6 +93,7 @@ class Request(msgspec.Struct, frozen=True):
     body_hash: int = 0
     waited_s: float = 0.0
     soft_session: int = 0
+    by_ids: bool = False
     parent_session: int = 0
     recomputed: bool = False
     among: frozenset[str] | None = None

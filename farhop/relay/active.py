@@ -102,6 +102,7 @@ class ActiveRequest:
         "request",
         "status",
         "streams",
+        "target",
         "timer",
         "usage",
     )
@@ -120,6 +121,7 @@ class ActiveRequest:
         self.due = inf  # when the machine wants to be called
         self.arrived_at = arrived_at
         self.forwarded_at = self.began_at = 0.0
+        self.target = b""  # what is asked for in place of what the client asked for, once its stream broke
         self.hold_from: float | None = None
         self.reasons: Any = None  # the machine's last decision on it
         self.status = 0  # of the answer that began

@@ -21,11 +21,12 @@ from farhop.balance.machine import Address
 from farhop.relay import answers
 from farhop.relay.active import ActiveRequest
 from farhop.relay.formats.field_guard import engine_headers
+from farhop.relay.http.head import RESUME
 from farhop.relay.http.listener import SWEEP_S
 from farhop.relay.upstream import orca
 from farhop.relay.upstream.attempt import AttemptRun
 from farhop.relay.upstream.pair import DecodeRun, PrefillRun
-from farhop.relay.upstream.resumable import ContinuedRun, ResumableRun
+from farhop.relay.upstream.resumable import CONTINUES, ContinuedRun, ResumableRun
 from farhop.relay.upstream.together import TogetherRun
 
 if TYPE_CHECKING:
@@ -135,9 +136,12 @@ class Relay:
         answer's usage is to say again. `attempts` makes its attempts, where others than we carry its bytes."""
         now, progress = self.clock(), None
         if self.resumption is not None and request.stream and attempts is AttemptRun:
-            progress = self.resumption.of(exchange.head.path, body)
+            asked = exchange.head.known.get(RESUME) if exchange.is_hop else None
+            progress = self.resumption.of(exchange.head.path, body, asked)
             if progress is not None:
                 attempts = partial(ResumableRun, resumption=self.resumption)
+        if exchange.is_hop and exchange.head.known.get(RESUME) == CONTINUES:
+            request = replace(request, by_ids=True)
         active = ActiveRequest(
             self, exchange, request, body, hide_usage, context, arrived_at or now, continuation, geo, attempts
         )

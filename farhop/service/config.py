@@ -273,6 +273,13 @@ class Session(Part):
     field: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")] = "user"
 
 
+class ResumeConfig(Part):
+    """Streams that go on from elsewhere when what answers them breaks. `exact`: by token ids, where the engine tells
+    them (vLLM); `off`: never."""
+
+    mode: Literal["exact", "off"] = "exact"
+
+
 def _path(text: str | None) -> Path | None:
     return Path(text) if text else None
 

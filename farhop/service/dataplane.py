@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Address
     from farhop.relay.formats.field_guard import Guard
     from farhop.relay.http.listener import Listener
+    from farhop.relay.upstream.resumable import Resumption
     from farhop.service.certificates import Certificates, Files, TlsManager
     from farhop.service.config import ConnectTls, Entry, Limits, Listen
     from farhop.service.large_bodies import LargeBodyReader
@@ -214,3 +215,20 @@ def observe(
 
     gauge("connections", "Open connections of clients.", clients, "listener")
     metrics.refused_unread = lambda: sum((li.refused for li in listeners), Counter())
+
+
+def resume_metrics(metrics: TierMetrics, resumption: Resumption) -> None:
+    """What is told of streams that go on."""
+    metrics.counter(
+        "resumes",
+        "Streams whose engine broke, by what became of them, and streams that could not have gone on, by why.",
+        lambda: dict(resumption.outcomes), ("outcome", "reason"),
+    )  # fmt: skip
+    metrics.counter(
+        "resume_recomputed_tokens", "Tokens computed again where streams went on elsewhere; nobody is billed for.",
+        lambda: resumption.recomputed_tokens,
+    )  # fmt: skip
+    metrics.gauge(
+        "resume_kept_bytes", "Kept of streams under way, so that they can go on elsewhere.",
+        lambda: resumption.kept_bytes,
+    )  # fmt: skip

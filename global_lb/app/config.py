@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from farhop.balance.health.pilot_light import PilotConfig
 from farhop.config import ConfigError, Part, Seconds
 from farhop.identity.hop_token import HopSigner
-from farhop.service.config import Entry, Limits, Session
+from farhop.service.config import Entry, Limits, ResumeConfig, Session
 from global_lb.fleet.regions import Spill
 from global_lb.links.config import LinksConfig
 from global_lb.links.latencies import ClientLatencies
@@ -68,6 +68,7 @@ class GlobalConfig(LinksConfig):
     trie_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 256 * 1024 * 1024
     routes: Annotated[list[RouteConfig], Field(max_length=ROUTES_MAX)] = Field(default_factory=list)
     session: Session = Session()
+    resume: ResumeConfig = ResumeConfig()
     unicast: Unicast | None = None
     client_latencies: ClientLatencies | None = None
 

@@ -17,6 +17,7 @@ from farhop.config import load, redacted
 from farhop.identity.redirect_token import RedirectTokenSigner
 from farhop.relay.http.listener import Listener
 from farhop.relay.relay import Relay
+from farhop.relay.upstream.resumable import Resumption
 from farhop.service import dataplane, stores
 from farhop.service.admin import AdminServer
 from farhop.service.authenticator import KeyAuthenticator
@@ -148,8 +149,17 @@ class GlobalBalancer:
         self.budget, self.requests = ByteBudget(config.limits.buffered_bytes_max), SlotLimit(config.limits.requests_max)
         self.lag = LoopLag()
         self.relay = Relay(b"global", self.flow, tier, pool, self.clock.now, upstream_is_tier=True, budget=self.budget)
+        if config.resume.mode == "exact":
+            self.relay.resumption = resumption = Resumption(self._context_tokens)
+            dataplane.resume_metrics(self.metrics, resumption)
         self._slots = dataplane.slots()
         return regions
+
+    def _context_tokens(self, region: str, model: str) -> int | None:
+        """See Resumption. Whether a region's engines tell ids is seen in its answer."""
+        known = self.flow.view.regions.get(region)
+        reports = () if known is None else (i.models[model] for i in known.instances if model in i.models)
+        return min((report.max_model_len for report in reports), default=0)
 
     def _watch_and_follow(self, rng: Random, regions: Certificates | None, store: Store | None) -> None:
         """What looks at regions and at the store, and tells the machine."""

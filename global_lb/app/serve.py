@@ -82,6 +82,8 @@ class GlobalTier(InstrumentedTier):
         assert forward is not None
         now_ms, promised_ms = self._clock.now() * 1e3, forward.promised_ttft_ms
         head, body, mutual = active.exchange.head, active.body, self._mutual(forward.target)
+        if active.target:
+            context.body_sha256 = b""  # of what its client sent; a continuation is another
         if not (mutual or context.body_sha256):
             context.body_sha256 = hashlib.sha256(body).digest()
         token = self._signer.sign(
@@ -103,9 +105,12 @@ class GlobalTier(InstrumentedTier):
                 waited_ms=min(forward.waited_s * 1e3, BUDGET_MAX_MS),
                 attempt=f"{request.id}/{forward.attempt}",
             ),
-            request_line(head.method, head.target, len(body)),
+            request_line(head.method, active.target or head.target, len(body)),
         )
-        pin = b"%b: %b\r\n" % (VERSION_HEADER, request.version.encode()) if request.version else b""
+        version = request.version.encode()
+        if active.target and active.progress is not None:
+            version = version or active.progress.version  # what began it goes on with it
+        pin = b"%b: %b\r\n" % (VERSION_HEADER, version) if version else b""
         return HOP_HEADER + b": " + token + b"\r\n" + pin + self.telemetry.upstream_context(context)
 
     def redirect_url(self, active: ActiveRequest, base: str) -> str:

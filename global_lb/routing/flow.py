@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
 
+RESUMES_MAX = 3  # of one stream, as in a region
 LOOK_AGAIN_S = 1.0  # after an attempt was sent that has not begun
 LOOK_SOON_S = 0.5  # after its region's channel broke
 TURNED_AWAY_MAX = 3  # regions; each costs the client a round trip
@@ -102,7 +103,8 @@ class RequestState:
     `attempt` is the one under way, `attempts` how many there were. `last_resort`: no promise is made any more;
     `doubted`: it waits until it is known whether the processes live at which it broke off; `due` is what its timer is
     set for; `held_until` is when its patience ends, once it began. `waits_ms` is how long it would wait in regions that
-    refused it, as they said; `waited_s` what it waited in queues of regions that let it go.
+    refused it, as they said; `waited_s` what it waited in queues of regions that let it go; `resumes`: how often its
+    stream broke and was to go on elsewhere.
     """
 
     request: Request
@@ -119,6 +121,7 @@ class RequestState:
     held_until: float | None = None
     waited_s: float = 0.0
     due: float = 0.0
+    resumes: int = 0
 
     def law_refused(self, lawful: frozenset[str]) -> bool:
         """Whether every lawful region's own copy of the law said no."""
@@ -266,9 +269,19 @@ class GlobalFlow:
             self._regions.liveness_of(attempt.region).relay_failed(now)
             self._broke_off(state, attempt, event.outcome, now)
         if attempt.started:
+            return self._resume(state, attempt, event, now)
+        return self._came_back(state, attempt, event.outcome, now, counted=False)
+
+    def _resume(self, state: RequestState, attempt: Attempt, event: machine.AttemptFailed, now: float) -> list[Command]:
+        """After a failure in mid-stream: from another region, where the law of now and the bounds let it."""
+        state.refusals[attempt.region] = event.outcome  # it is not asked again
+        bounded = event.resumable and state.resumes < RESUMES_MAX
+        if not bounded or self.consider(state.request, now, state.lawful, frozenset(state.refusals)).chosen is None:
             self._over(state)
             return [machine.Answer(event.id, event.outcome, f"region {attempt.region} failed while answering")]
-        return self._came_back(state, attempt, event.outcome, now, counted=False)
+        self._withdraw(state, attempt, counted=True)
+        state.resumes += 1
+        return self._dispatch(state, now)
 
     def _client_left(self, event: machine.ClientLeft, _now: float) -> list[Command]:
         state = self._requests.get(event.id)
@@ -503,7 +516,7 @@ class GlobalFlow:
         load.sent(request.prompt_bytes, uncached_bytes)
         return [
             self._look_again(state, attempt, now),
-            machine.Forward(
+            (machine.Resume if state.resumes else machine.Forward)(
                 request.id,
                 state.attempts,
                 chosen.region,

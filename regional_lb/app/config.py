@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from farhop.config import FromOutside, Model, Part
 from farhop.identity.hop_token import HopVerifier
-from farhop.service.config import Entry, Listen, Session
+from farhop.service.config import Entry, Listen, ResumeConfig, Session
 from farhop.store.documents.report import CLIENT_URL, MODELS_LIMIT
 from regional_lb.engines.config import EnginesConfig
 from regional_lb.mesh.config import MeshConfig
@@ -40,13 +40,6 @@ class TokenizerFiles(Part):
 
     file: FilePath
     template: FilePath | None = None
-
-
-class ResumeConfig(Part):
-    """Streams that go on from another replica when theirs breaks. `exact`: by token ids, where the engine tells them
-    (vLLM); `off`: never."""
-
-    mode: Literal["exact", "off"] = "exact"
 
 
 class RegionalConfig(EnginesConfig, MeshConfig):

@@ -171,7 +171,7 @@ class RegionalBalancer:
         )
         if config.resume.mode == "exact":
             self.relay.resumption = resumption = Resumption(self._context_tokens)
-            self._resume_metrics(resumption)
+            dataplane.resume_metrics(self.metrics, resumption)
         return engines
 
     def _context_tokens(self, replica: str, model: str) -> int | None:
@@ -181,21 +181,6 @@ class RegionalBalancer:
             return None
         facts = known.facts.get(model)
         return facts.max_model_len if facts is not None else 0
-
-    def _resume_metrics(self, resumption: Resumption) -> None:
-        self.metrics.counter(
-            "resumes",
-            "Streams whose engine broke, by what became of them, and streams that could not have gone on, by why.",
-            lambda: dict(resumption.outcomes), ("outcome", "reason"),
-        )  # fmt: skip
-        self.metrics.counter(
-            "resume_recomputed_tokens", "Tokens computed again where streams went on elsewhere; nobody is billed for.",
-            lambda: resumption.recomputed_tokens,
-        )  # fmt: skip
-        self.metrics.gauge(
-            "resume_kept_bytes", "Kept of streams under way, so that they can go on elsewhere.",
-            lambda: resumption.kept_bytes,
-        )  # fmt: skip
 
     def _administration(self) -> None:
         """The admin port: what operators see, and may do."""

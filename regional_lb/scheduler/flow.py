@@ -204,6 +204,10 @@ class RegionalFlow:
         turned = self.wait_estimate.turned_away(request, state.need, now, state.variant)
         if turned is not None:
             return [self._refuse(state, turned.outcome, turned.detail, now)]
+        if request.by_ids:
+            unable = self._unable_to_resume(request.model)
+            if not self.wait_estimate.serving(state.variant, now, unable):
+                return [self._refuse(state, outcome.NO_REPLICA, "no replica here takes up a stream by its tokens", now)]
         placed = self._place(state, now) if self.queue.waiting(state.variant) == 0 else []
         return placed or self._hold(state, now)
 
@@ -510,7 +514,7 @@ class RegionalFlow:
             state.declined = False
             return []
         barred = self.wait_estimate.outside(request)
-        if state.resumes:
+        if state.resumes or request.by_ids:
             barred = (*barred, *self._unable_to_resume(request.model))
         if state.tried and not self.wait_estimate.serving(state.variant, now, (*state.tried, *barred)):
             state.tried = ()  # better the same replica again than none

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hypothesis import given
+from hypothesis import strategies as st
 from playbook import Expected, answered, held, sent, timer
 from worlds import everywhere, instance, law, request, seen, worldwide
 
@@ -16,12 +18,14 @@ from farhop.balance.machine import (
     AttemptFailed,
     AttemptRefused,
     ClientLeft,
+    LawChanged,
     RequestArrived,
+    Resume,
     TimerFired,
 )
 from farhop.balance.retry import TRANSPORT_RETRIES_MAX
 from global_lb.fleet.view import ChannelChanged, RegionReported
-from global_lb.routing.flow import LOOK_AGAIN_S, LOOK_SOON_S
+from global_lb.routing.flow import LOOK_AGAIN_S, LOOK_SOON_S, RESUMES_MAX
 from topology.law import Law
 from topology.model import Rule
 
@@ -318,3 +322,88 @@ def test_one_that_the_only_lawful_region_does_not_know_is_asked_there_again_with
         book.on(AttemptFailed("a", attempt, outcome.LOST)).expect(again)
     last = AttemptFailed("a", TRANSPORT_RETRIES_MAX + 1, outcome.LOST)
     book.on(last).expect(answered("a", outcome.NO_REGION))
+
+
+def goes_on(request_id: str, target: str, attempt: int) -> tuple[Expected, Expected]:
+    """A stream is continued in this region."""
+    return timer(request_id), Expected(Resume, id=request_id, target=target, attempt=attempt)
+
+
+def test_a_stream_goes_on_from_the_runner_up(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london"))
+        .at(0.1).on(AttemptBegan("a", 1, 200)).expect()
+        .at(0.2).on(AttemptFailed("a", 1, outcome.DIED_MID_STREAM, resumable=True)).expect(
+            goes_on("a", "frankfurt", 2))
+        .at(0.3).on(AttemptRefused("a", 2, outcome.QUEUE_FULL, 800.0)).expect(goes_on("a", "tokyo", 3))
+        .at(0.4).on(AttemptBegan("a", 3, 200)).expect()
+        .at(0.5).on(AttemptEnded("a", 3, 200, None)).expect()
+    )  # fmt: skip
+    assert (flow.under_way, len(flow.ledger), flow._budget.active) == (0, 0, 0)
+
+
+def test_what_cannot_go_on_ends_with_the_error(play) -> None:
+    flow = worldwide()
+    for number, (tenant, resumable) in enumerate((("anyone", False), ("german", True))):
+        name, where = str(number), ("london", "frankfurt")[number]
+        (
+            play(flow)
+            .on(RequestArrived(request(name, tenant=tenant))).expect(sent(name, where))
+            .on(AttemptBegan(name, 1, 200)).expect()
+            .on(AttemptFailed(name, 1, outcome.DIED_MID_STREAM, resumable=resumable)).expect(
+                answered(name, outcome.DIED_MID_STREAM))
+        )  # fmt: skip
+    assert (flow.under_way, len(flow.ledger)) == (0, 0)
+
+
+def test_the_law_of_now_says_where_a_stream_goes_on(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london"))
+        .on(AttemptBegan("a", 1, 200)).expect()
+        .on(LawChanged(law(2, anyone=Rule(allow=("uk", "JP"))))).expect()
+        .on(AttemptFailed("a", 1, outcome.DIED_MID_STREAM, resumable=True)).expect(goes_on("a", "tokyo", 2))
+    )  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(("begin", "break", "break for good", "refuse", "leave", "end", "law")), max_size=24))
+def test_a_stream_is_never_begun_twice(steps: list[str]) -> None:
+    """Whatever happens: once begun it is continued or ended, never sent anew, nowhere twice, never beyond the law."""
+    flow, epoch, attempt, begun, done = worldwide(), 1, 1, False, 0
+    lawful = {"london", "frankfurt", "tokyo"}
+    commands = flow.handle(RequestArrived(request("a")), 0.0)
+    been: list[str] = []
+    for at, step in enumerate(["", *steps]):
+        now = at * 0.01
+        if step == "law":
+            epoch += 1
+            lawful = {"london", "tokyo"}
+            commands = flow.handle(LawChanged(law(epoch, anyone=Rule(allow=("uk", "JP")))), now)
+        elif step == "begin":
+            begun |= not done
+            commands = flow.handle(AttemptBegan("a", attempt, 200), now)
+        elif step.startswith("break"):
+            failed = AttemptFailed("a", attempt, outcome.DIED_MID_STREAM, resumable=begun and step == "break")
+            commands = flow.handle(failed, now)
+        elif step == "refuse":
+            commands = flow.handle(AttemptRefused("a", attempt, outcome.QUEUE_FULL, 800.0), now) if not begun else []
+        elif step == "leave":
+            commands = flow.handle(ClientLeft("a"), now)
+        elif step == "end":
+            commands = flow.handle(AttemptEnded("a", attempt, 200, None), now)
+        for command in commands:
+            if isinstance(command, machine.Forward):
+                attempt = command.attempt
+                assert isinstance(command, Resume) == begun
+                assert command.target in lawful
+                assert not begun or command.target not in been
+                been.append(command.target)
+            elif isinstance(command, machine.Answer):
+                done += 1
+    assert done <= 1
+    assert sum(1 for _ in been) <= 1 + RESUMES_MAX + TRANSPORT_RETRIES_MAX + 3
+    if not flow.under_way:
+        assert (len(flow.ledger), flow._budget.active) == (0, 0)

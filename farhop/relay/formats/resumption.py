@@ -36,6 +36,8 @@ _ID, _PROMPT_ID, _GOES_ON, _QUOTE = b'"token_ids":[', b'"prompt_token_ids":[', b
 _CONTENT, _TEXT = b'"content":"', b'"text":"'
 _TOOLS, _REASONS_TOLD, _REFUSAL = b'"tool_calls"', b'"reasoning', b'"refusal"'
 _ID_BYTES = len(_ID)
+_NO_IDS, _NO_PROMPT_IDS = b'"token_ids":null', b'"prompt_token_ids":null'
+_ANY_END = re.compile(rb"\r?\n\r?\n")
 _MEDIA = (b'"image_url"', b'"input_audio"', b'"audio_url"', b'"video_url"', b'"image_embeds"', b'"prompt_embeds"')
 _NOTHING = (b"null", b"false", b"[]", b"{}", b'""', b"0", b"0.0")
 # Of a body, what a completion takes as the first stream had it.
@@ -133,6 +135,7 @@ class Progress:
     """
 
     __slots__ = (
+        "_begins",
         "_head",
         "_sure",
         "_tokens_left",
@@ -143,6 +146,7 @@ class Progress:
         "prompt",
         "recomputed",
         "resumed",
+        "version",
         "why_not",
     )
 
@@ -150,10 +154,12 @@ class Progress:
         self.plan, self._tokens_left = plan, tokens_max
         self.prompt, self.ids = array("I"), array("I")
         self._sure = 0  # of the ids, those whose text the client has, wholly
+        self._begins = _CONTENT if plan.chat else _TEXT  # what comes before an event's text
         self._head: dict[str, Any] = {}
         self.finished = False
         self.why_not = ""
         self.resumed = self.recomputed = 0
+        self.version = b""  # of the model, as the tier below told with the first answer
         self.counted_bytes = 0  # of what is held, as whoever bounds it has it
 
     @property
@@ -177,7 +183,7 @@ class Progress:
             if plain and not (_TOOLS in events or _REASONS_TOLD in events or _REFUSAL in events or self.why_not):
                 self._tokens_left -= 1
                 self.ids.append(int(said))
-                begins = _CONTENT if self.plan.chat else _TEXT
+                begins = self._begins
                 says = events.find(begins)
                 if says >= 0 and events[says + len(begins)] != _QUOTE:
                     self._sure = len(self.ids)
@@ -207,6 +213,8 @@ class Progress:
                     self._sure = len(self.ids)
                 since = start
         if not pieces:
+            if not self.why_not and _SAYS.search(events) is not None:
+                self.why_not = "untold"  # the client has text of which no ids are known: it would be said again
             return events
         pieces.append(events[start:])
         return b"".join(pieces)
@@ -251,6 +259,7 @@ class Progress:
         del self.ids[self._sure :]
         self._tokens_left += dropped
         self.resumed += 1
+        self._begins = _TEXT  # whatever it was, a completion continues it
         plan = self.plan
         document: dict[str, Any] = {
             **plan.kept,
@@ -290,7 +299,7 @@ class Progress:
         }  # fmt: skip
         if ends is not None:
             said["stop_reason"] = choice.get("stop_reason")
-        said["token_ids"] = None
+        said["token_ids"] = choice.get("token_ids")  # null but for a tier above
         return _event({
             "id": self._head["id"], "object": "chat.completion.chunk", "created": self._head["created"],
             "model": self._head["model"], "choices": [said],
@@ -328,6 +337,51 @@ class Progress:
     def usage(self) -> Usage:
         """Of the whole, as if it had never broken. How much was cached at first, nobody said."""
         return Usage(len(self.prompt), len(self.ids))
+
+
+class ToldProgress(Progress):
+    """The same for a tier above that is to know the ids, too: what it gets has them.
+
+    An event brings the ids of the text that it ends with, and never others: whoever has all events so far can go on
+    from their ids, whatever was computed here beside, and whichever engine of ours it came from.
+    """
+
+    __slots__ = ("_told", "_told_prompt")
+
+    def __init__(self, plan: Plan, tokens_max: int = TOKENS_MAX) -> None:
+        super().__init__(plan, tokens_max)
+        self._told, self._told_prompt = 0, False
+
+    def take(self, events: bytes) -> bytes:
+        """Whole events as the tier above gets them."""
+        if events.count(b"\n\n") == 1 and self._told == len(self.ids) and _PROMPT_ID not in events:
+            taken = super().take(events)  # nearly always: one event, with the ids of its own text
+            if self._told < self._sure == len(self.ids) and not self.why_not:
+                self._told = self._sure
+                return events
+            return self._tell(taken)
+        pieces, start = list[bytes](), 0
+        for end in _ANY_END.finditer(events):
+            pieces.append(self._tell(super().take(events[start : end.end()])))
+            start = end.end()
+        if start < len(events):
+            pieces.append(self._tell(super().take(events[start:])))
+        return b"".join(pieces)
+
+    def _tell(self, event: bytes) -> bytes:
+        if self.prompt and not self._told_prompt:
+            self._told_prompt = True
+            event = event.replace(_NO_PROMPT_IDS, _NO_PROMPT_IDS[:-4] + _listed(self.prompt), 1)
+        known = len(self.ids) if self.finished else self._sure
+        at = event.rfind(_NO_IDS) if known > self._told else -1
+        if at < 0:
+            return event
+        ids, self._told = _listed(self.ids[self._told : known]), known
+        return event[: at + len(_NO_IDS) - 4] + ids + event[at + len(_NO_IDS) :]
+
+
+def _listed(ids: array[int]) -> bytes:
+    return b"[" + b",".join(b"%d" % one for one in ids) + b"]"
 
 
 def _event(document: dict[str, Any]) -> bytes:

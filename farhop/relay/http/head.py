@@ -37,6 +37,7 @@ _OURS = frozenset(
     )
 )
 _NOT_FORWARDED = _HOP_BY_HOP | _OURS
+RESUME = b"x-farhop-resume"  # between tiers: tell token ids; or: this is a continuation
 _INTERNAL = (b"x-farhop-", b"x-forwarded-")
 _UNREMARKABLE = frozenset((b"close", b"keep-alive"))  # what `Connection` says without naming a header
 _LISTS = (b"connection", b"keep-alive", b"te", b"trailer", b"upgrade", b"via", b"forwarded", b"tracestate")

@@ -10,8 +10,10 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from farhop.balance import machine, outcome
+from farhop.relay import answers
 from farhop.relay.formats import resumption
-from farhop.relay.formats.resumption import Progress, Unresumable
+from farhop.relay.formats.resumption import Progress, ToldProgress, Unresumable
+from farhop.relay.http.head import RESUME
 from farhop.relay.upstream.attempt import AttemptRun
 from farhop.relay.upstream.tap import StreamTap
 
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
     from farhop.relay.http.head import AnswerHead
     from farhop.relay.upstream.attempt import AttemptOwner
 
+VERSION = b"x-farhop-version"
 KEPT_BYTES_MAX = 256 * 1024 * 1024
+CONTINUES = b"continue"  # of a tier that asks: the body is a continuation, by ids
 _COUNTED_EACH = 0xFF  # at the first token, and at every 256th from there
 
 
@@ -39,10 +43,14 @@ class Resumption:
         self.outcomes: Counter[tuple[str, str]] = Counter()  # (outcome, reason)
         self.recomputed_tokens = 0
 
-    def of(self, path: bytes, body: bytes) -> Progress | None:
-        """What will be known of the stream that this body asks for; None if it could not go on, which is counted."""
+    def of(self, path: bytes, body: bytes, asked: bytes | None = None) -> Progress | None:
+        """What will be known of the stream that this body asks for; None if it could not go on, which is counted.
+        `asked`: what the tier above says, which is to have the ids, too."""
+        if asked == CONTINUES:
+            return None  # its ids pass as they are, and the tier above goes on from there
         try:
-            return Progress(resumption.plan(path, body))
+            made = Progress if asked is None else ToldProgress
+            return made(resumption.plan(path, body))
         except Unresumable as reason:
             self.outcomes["not_resumable", str(reason)] += 1
             return None
@@ -114,6 +122,9 @@ class ResumableRun(AttemptRun):
         """See AttemptRun."""
         body = self.active.body
         self._asked = self._resumption.context_tokens(self.target, self.active.request.model) is not None
+        if self._asked and self.owner.upstream_is_tier:
+            more = RESUME + b": ids\r\n"
+            return self.owner.upstream_head(self.active, host, len(body), more), body
         if self._asked:
             at = body.index(b"{") + 1
             body = body[:at] + resumption.ASKS + body[at:]
@@ -124,6 +135,7 @@ class ResumableRun(AttemptRun):
         super().answered(answer)
         if self._asked and answer.status == 200 and isinstance(self._tap, StreamTap):
             active = self.active
+            self._progress.version = answer.known.get(VERSION, b"") if self.owner.upstream_is_tier else b""
             self._tap = ExactTap(active.hide_usage, self._transcript, active.geo, self._progress, self._resumption)
 
     def received(self, data: bytes) -> None:
@@ -174,12 +186,20 @@ class ContinuedRun(ResumableRun):
     def request(self, host: bytes) -> tuple[bytes, bytes]:
         """See AttemptRun."""
         context_tokens = self._resumption.context_tokens(self.target, self.active.request.model) or 0
-        body, self._asked = self._progress.go_on(context_tokens), True
-        return self.owner.upstream_head(self.active, host, len(body), target=resumption.TARGET), body
+        body, self._asked, active = self._progress.go_on(context_tokens), True, self.active
+        more = RESUME + b": " + CONTINUES + b"\r\n" if self.owner.upstream_is_tier else b""
+        active.body, active.target = body, resumption.TARGET  # as the hop token signs it
+        head = self.owner.upstream_head(active, host, len(body), more, resumption.TARGET)
+        active.body = b""
+        return head, body
 
     def answered(self, answer: AnswerHead) -> None:
         """See AttemptRun."""
         self._status = answer.status
+        word = answer.known.get(b"x-farhop-outcome") if self.owner.upstream_is_tier else None
+        if word:
+            self._refusal = answers.read_hop_outcome(word)
+            return
         if answer.status != 200 or not answer.known.get(b"content-type", b"").startswith(b"text/event-stream"):
             busy = answer.status in (429, 503)
             self._give_up(outcome.DIED_BEFORE_START if busy else outcome.ENGINE_ERROR)
@@ -195,7 +215,7 @@ class ContinuedRun(ResumableRun):
 
     def completed(self) -> None:
         """See AttemptRun."""
-        if self._tap is None or not self._close():
+        if not self._close() or self._tap is None:
             return
         self._write(self._tap.rest())
         if not self._progress.finished:

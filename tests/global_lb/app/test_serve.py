@@ -72,7 +72,7 @@ class Observed:
 
 class Passage:
     def __init__(self, **forward: Any) -> None:
-        self.body = b"{}"
+        self.body, self.target = b"{}", b""
         head = SimpleNamespace(method=b"POST", target=b"/v1/chat/completions", get=lambda _name: None)
         self.reasons = None
         self.exchange = SimpleNamespace(head=head)

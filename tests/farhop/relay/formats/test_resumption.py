@@ -10,7 +10,7 @@ from engine_pages import VLLM, Page
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farhop.relay.formats.resumption import CHAT, TARGET, TOKENS_MAX, Progress, Unresumable, plan
+from farhop.relay.formats.resumption import CHAT, TARGET, TOKENS_MAX, Progress, ToldProgress, Unresumable, plan
 
 SAID = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "stream": True}
 
@@ -211,3 +211,53 @@ def test_min_tokens_count_what_is_there() -> None:
     progress = planned(min_tokens=3)
     progress.take(chunk("one", [1], [10]))
     assert body_of(progress)["min_tokens"] == 2
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(("", "a", "sea", "\U0001f30a", '"token_ids":null')), st.integers(0, 2**31)),
+             min_size=1, max_size=12),
+    st.lists(st.integers(0, 2**31), min_size=1, max_size=20),
+    st.integers(0, 12),
+    st.integers(0, 12),
+    st.integers(1, 4),
+)  # fmt: skip
+def test_who_has_all_events_so_far_can_go_on_from_their_ids(
+    tokens: list[tuple[str, int]], prompt: list[int], engine_dies: int, region_dies: int, joined: int
+) -> None:
+    """An engine dies under a region that goes on from another, and then the region: the tier above has, at each event,
+    the ids of exactly the text that its client has."""
+    body = msgspec.json.encode({**SAID, "max_tokens": 99})
+    below, above = ToldProgress(plan(CHAT, body)), Progress(plan(CHAT, body))
+
+    def text_at(at: int) -> bytes:
+        text, number = tokens[at]
+        choice = {"index": 0, "text": text, "finish_reason": None, "token_ids": [number], "prompt_token_ids": None}
+        return b"data: " + msgspec.json.encode({"id": "cmpl-2", "choices": [choice]}) + b"\n\n"
+
+    first = [chunk(text, [n], None if at else prompt) for at, (text, n) in enumerate(tokens)][: max(1, engine_dies)]
+    events = [below.take(b"".join(first[at : at + joined])) for at in range(0, len(first), joined)]
+    said = b"".join(first)
+    sure = sum(1 for _ in said.split(b"\n\n")[:-1])
+    while sure and not tokens[sure - 1][0]:
+        sure -= 1
+    below.go_on(0)
+    rest = [text_at(at) for at in range(sure, len(tokens))]
+    events += [below.spelled(below.take(event), tells_usage=False) for event in rest]
+    heard = [event + b"\n\n" for event in b"".join(events).split(b"\n\n") if event][: max(1, region_dies)]
+    passed = [msgspec.json.decode(above.take(event)[6:])["choices"][0] for event in heard]
+    known = msgspec.json.decode(above.go_on(0))["prompt"]
+    assert above.why_not == ""
+    assert known[: len(prompt)] == prompt
+    whole = "".join(one["delta"]["content"] for one in passed)
+    count = len(known) - len(prompt)
+    assert known[len(prompt) :] == [number for _, number in tokens[:count]]
+    assert "".join(text for text, _ in tokens[:count]) == whole
+    assert all(one["token_ids"] is None for one in passed)
+
+
+def test_text_without_ids_ends_it() -> None:
+    """Else it would be said again."""
+    progress = planned()
+    progress.take(chunk("one", [1], [10]))
+    progress.take(chunk("two", [2]).replace(b"[2]", b"null"))
+    assert (progress.can_resume, progress.why_not) == (False, "untold")
