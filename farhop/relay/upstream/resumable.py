@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 VERSION = b"x-farhop-version"
 KEPT_BYTES_MAX = 256 * 1024 * 1024
+IDS = b"ids"  # of a tier that asks: tell them; of one that answers: it does
 CONTINUES = b"continue"  # of a tier that asks: the body is a continuation, by ids
 _COUNTED_EACH = 0xFF  # at the first token, and at every 256th from there
 
@@ -123,7 +124,7 @@ class ResumableRun(AttemptRun):
         body = self.active.body
         self._asked = self._resumption.context_tokens(self.target, self.active.request.model) is not None
         if self._asked and self.owner.upstream_is_tier:
-            more = RESUME + b": ids\r\n"
+            more = RESUME + b": " + IDS + b"\r\n"
             return self.owner.upstream_head(self.active, host, len(body), more), body
         if self._asked:
             at = body.index(b"{") + 1
@@ -133,10 +134,16 @@ class ResumableRun(AttemptRun):
     def answered(self, answer: AnswerHead) -> None:
         """See AttemptRun."""
         super().answered(answer)
-        if self._asked and answer.status == 200 and isinstance(self._tap, StreamTap):
-            active = self.active
-            self._progress.version = answer.known.get(VERSION, b"") if self.owner.upstream_is_tier else b""
-            self._tap = ExactTap(active.hide_usage, self._transcript, active.geo, self._progress, self._resumption)
+        if not self._asked or answer.status != 200 or not isinstance(self._tap, StreamTap):
+            return
+        if self.owner.upstream_is_tier:
+            if answer.known.get(RESUME) != IDS:
+                return  # it has no ids for us: its chunks pass as they are
+            self._progress.version = answer.known.get(VERSION, b"")
+        elif isinstance(self._progress, ToldProgress):
+            self._onward += RESUME + b": " + IDS + b"\r\n"
+        active = self.active
+        self._tap = ExactTap(active.hide_usage, self._transcript, active.geo, self._progress, self._resumption)
 
     def received(self, data: bytes) -> None:
         """See AttemptRun. It begins with its first whole event: before that nothing is known to go on from, and the
