@@ -83,15 +83,14 @@ class Checker:
 
     async def prompt_tokens(self, regions: Sequence[str]) -> float:
         """Prompt tokens that the engines of these regions have ever taken."""
-        total = 0.0
-        async with aiohttp.ClientSession() as session:
-            for name in regions:
-                for url in self.world.regions[name].engine_urls:
-                    async with session.get(f"{url}/metrics") as page:
-                        for line in (await page.text()).splitlines():
-                            if line.startswith("vllm:prompt_tokens_total"):
-                                total += float(line.split()[-1])
-        return total
+        pages = [await self.page(f"{url}/metrics") for name in regions for url in self.world.regions[name].engine_urls]
+        lines = [line for page in pages for line in page.splitlines()]
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:prompt_tokens_total"))
+
+    async def page(self, url: str) -> str:
+        """What stands there."""
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            return await answer.text()
 
     async def status(self, admin: str) -> dict[str, Any]:
         """A balancer's own view of things."""

@@ -1,6 +1,6 @@
 """The demo's parts, (a) to (k): served at home, bound by law, through failures of replicas and of etcd; and an ocean
-apart: the far hop where it pays, overflow, a region lost, a link frozen; and (o), a drill by its command. What crosses
-regions crosses emulated links.
+apart: the far hop where it pays, overflow, a region lost, a link frozen; (n), streams that go on; and (o), a drill by
+its command. What crosses regions crosses emulated links.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 ETCD_STOPPED_S = 5.0
 BURST = 48
+STREAMS = 48
 EACH = 12  # clients in each region at once
 FLOOD = 240  # requests, faster than Tokyo can read their prompts
 FLOOD_EVERY_S = 0.004
@@ -254,6 +255,49 @@ async def region_killed(checker: Checker) -> None:
     # From frankfurt, japan's own tenant has nowhere else to go; everybody else comes back at the pace of the guard.
     result = await checker.ask("frankfurt", "japan-only", "Is Tokyo back?")
     checker.check("j", "tokyo is used again", "tokyo", region_of(result), region_of(result) == "tokyo")
+
+
+async def streams_go_on(checker: Checker) -> None:
+    """(n) Frankfurt dies under streams that its entry carries: they go on elsewhere and say what whole ones say."""
+    world, frankfurt = checker.world, checker.world.regions["frankfurt"]
+    whole = await asyncio.gather(*_talks(checker))
+    begun: list[None] = []
+    talks = _talks(checker, begun)
+    while len(begun) < STREAMS // 2:
+        await asyncio.sleep(0.005)
+    carried = sum(not talk.done() for talk in talks)
+    children = [*frankfurt.engines, frankfurt.regional]
+    await asyncio.gather(*(child.kill() for child in children if child is not None))
+    results = await asyncio.gather(*talks)
+    alike = sum(result.ok and result.text == told.text for (_, result), (_, told) in zip(results, whole, strict=True))
+    seen = f"{alike} whole, {await _resumed(checker, 'frankfurt')} went on elsewhere"
+    checker.check(
+        "n", f"frankfurt killed, but its entry, under {carried} streams", f"{STREAMS} say what whole ones say", seen,
+        alike == STREAMS,
+    )  # fmt: skip
+    await _until_down(checker, "frankfurt", "virginia")
+    shares: list[float] = []
+    watching = asyncio.create_task(_watch_return(checker, "frankfurt", "virginia", shares))
+    await world.start_engines("frankfurt")
+    await world.start_regional("frankfurt")
+    await world.wait_until_serving(frozenset(checker.names))
+    await watching
+
+
+def _talks(checker: Checker, begun: list[None] | None = None) -> list[asyncio.Task[tuple[int, Result]]]:
+    return [
+        asyncio.create_task(
+            checker.stream("frankfurt", "anywhere", f"{i}: go on about the sea.", max_tokens=200, begun=begun)
+        )
+        for i in range(STREAMS)
+    ]
+
+
+async def _resumed(checker: Checker, region: str) -> int:
+    """Streams of a region's entry that went on elsewhere."""
+    page = await checker.page(f"{checker.world.regions[region].global_admin}/metrics")
+    counted = (line for line in page.splitlines() if line.startswith("farhop_resumes_total{"))
+    return sum(int(float(line.split()[-1])) for line in counted if 'outcome="resumed"' in line)
 
 
 async def _known(checker: Checker, region: str, seen_from: str) -> dict[str, Any]:

@@ -31,6 +31,7 @@ PARTS: tuple[Callable[[Checker], Coroutine[Any, Any, None]], ...] = (
     checks.link_frozen,
     entry.led_by_dns,
     entry.entry_drained,
+    checks.streams_go_on,
     checks.drilled,
 )
 
