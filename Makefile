@@ -16,7 +16,7 @@ WORKERS ?= 3
 # What share of its examples a test of a property plays in `make test`; `make test-system` plays all of them.
 EXAMPLES ?= 0.3
 
-.PHONY: demo test test-system coverage mutants lint bench fuzz stubs engines test-engines engine-pages image dist deploy chart chart-tools clean
+.PHONY: demo test test-system coverage mutants lint bench fuzz stubs engines test-engines engine-pages image dist deploy chart chart-tools screenshots clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -78,6 +78,10 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	PYTHONPATH=. $(BIN)/lint-imports
 	$(BIN)/python proto/generate.py --check
+
+# The console's views on the demo world, for the README and docs/operate/console.md; needs chromium and chromedriver.
+screenshots: $(STAMP)
+	PYTHONPATH=. $(BIN)/python tests/screenshots.py
 
 # Small changes to the law, the ledger, the retry rules and the hop token: is each noticed? Survivors: tests/mutants.md.
 mutants: $(STAMP)

@@ -223,6 +223,31 @@ def routing(
     raise typer.Exit(run(only, quick, seeds, out, markdown, as_json))
 
 
+@app.command("worlds", epilog="Example:  farhop bench worlds --out results/worlds    or:  --only 17")
+def worlds(
+    count: Annotated[int, typer.Option("--worlds", min=1, max=10_000, help="How many.")] = 200,
+    only: Annotated[int | None, typer.Option("--only", min=0, help="The world of this number alone.")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="What the worlds are drawn from.")] = 1,
+    seeds: Annotated[int, typer.Option("--seeds", min=4, max=40, help="Of a world; half choose its rival.")] = 8,
+    length: Annotated[str, typer.Option("--for", help="The window that counts, 5s to 10m.")] = "20s",
+    azure: Annotated[
+        Path | None, typer.Option("--azure", exists=True, dir_okay=False, help="An Azure trace, to draw from, too.")
+    ] = None,
+    workers: Workers = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Keep results here, and go on from there.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Farhop beside the best rival in worlds drawn at random.
+
+    Exit code 1 where it lost more than one in twenty.
+    """
+    from farhop_cli.worlds import run
+
+    window_s = duration_s("--for", length, 5.0, 600.0)
+    numbers = range(count) if only is None else range(only, only + 1)
+    raise typer.Exit(run(numbers, seed, seeds, window_s, azure, workers, out, as_json))
+
+
 @app.command("fidelity", epilog="Example:  farhop bench fidelity --quick")
 def fidelity(
     scenario: Annotated[str, typer.Argument(help="A scenario file, or the name of a ready-made one.")] = "fidelity",
@@ -276,6 +301,21 @@ def _only_for(way: str, *given: tuple[str, object]) -> None:
     for option, value in given:
         if value is not None:
             fail(f"{option}: it means nothing for {way}; leave it out")
+
+
+@app.command("resume", epilog="Example:  farhop bench resume --interruptions 10000")
+def resume(
+    interruptions: Annotated[int, typer.Option("--interruptions", min=1, max=10**6, help="How many.")] = 1000,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of all chance.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Interrupt streams, and compare them with whole ones.
+
+    Real tiers before emulated engines: connections cut, processes killed. Exit code 1 if a byte was lost or doubled.
+    """
+    from farhop_cli import measure
+
+    raise typer.Exit(measure.resume(interruptions, seed, as_json))
 
 
 @app.command("law", epilog="Example:  farhop bench law --worlds 1000")

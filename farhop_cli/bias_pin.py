@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from farhop.service import effect
 from farhop.store.contract import STEER_PREFIX
 from farhop.store.documents import overrides as documents
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.overrides import BiasOverride, PinOverride
-from farhop_cli import effect, leased
+from farhop_cli import leased
 from farhop_cli.exits import NEGATIVE, fail
 from farhop_cli.law import in_force
 from farhop_cli.setting import Item, Noun, Setting

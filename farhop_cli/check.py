@@ -323,12 +323,12 @@ def _problem(one: Problem | str) -> dict[str, str] | str:
 
 def _print(files: list[Checked], together: list[str], notes: list[str], as_json: bool) -> None:
     if as_json:
-        told = [_told(one) for one in files]
-        if len(told) == 1:
-            show.json({**told[0], **({"notes": notes} if notes else {})})
+        documents = [_as_document(one) for one in files]
+        if len(documents) == 1:
+            show.json({**documents[0], **({"notes": notes} if notes else {})})
             return
-        ok = not together and all(one["ok"] for one in told)
-        show.json({"ok": ok, "files": told, "together": together, "notes": notes})
+        ok = not together and all(one["ok"] for one in documents)
+        show.json({"ok": ok, "files": documents, "together": together, "notes": notes})
         return
     for one in files:
         for problem in one.problems:
@@ -346,7 +346,7 @@ def _print(files: list[Checked], together: list[str], notes: list[str], as_json:
         show.line("together: fine")
 
 
-def _told(one: Checked) -> _Document:
+def _as_document(one: Checked) -> _Document:
     if one.problems:
         return {"ok": False, "source": str(one.path), "problems": [_problem(each) for each in one.problems]}
     said: _Document = {"ok": True, "source": str(one.path)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from farhop.service import effect
 from farhop.store.contract import (
     ENTRY_DRAIN_PREFIX,
     OVERRIDE_PREFIX,
@@ -18,7 +19,7 @@ from farhop.store.contract import (
 from farhop.store.documents import overrides as documents
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.overrides import DrainOverride, EntryDrainOverride
-from farhop_cli import effect, fleet, leased
+from farhop_cli import fleet, leased
 from farhop_cli.exits import NEGATIVE, fail
 from farhop_cli.law import in_force
 from farhop_cli.options import duration, duration_s

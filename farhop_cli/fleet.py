@@ -224,7 +224,7 @@ def _bare(etcd: str | None, admins: Sequence[str]) -> Fleet:
     hubs = {} if etcd is None else {"etcd": settings(etcd)}
     access = Access(os.environ.get(TOKEN, "").strip())
     found = _found(Fleet(hubs, None, _given(admins), access=access, name="--etcd" if etcd else "--admin"))
-    return _told(replace(found, access=_proving(found, "", by_authority=False)))
+    return _with_reported(replace(found, access=_proving(found, "", by_authority=False)))
 
 
 def _of_context(name: str, chosen: Context, etcd: str | None, admins: Sequence[str]) -> Fleet:
@@ -248,7 +248,7 @@ def _of_context(name: str, chosen: Context, etcd: str | None, admins: Sequence[s
     by_authority, pattern = ports.ca_file is not None, ports.server_name
     if pattern is None:
         pattern = f"{{region}}.{{tier}}.{chosen.trust_domain}" if by_authority else ""
-    return _told(replace(found, access=_proving(found, pattern, by_authority=by_authority)))
+    return _with_reported(replace(found, access=_proving(found, pattern, by_authority=by_authority)))
 
 
 def _tls(ports: AdminPorts) -> Any:
@@ -381,7 +381,7 @@ def _balancer(tier: str, region: str, instance: str, address: str, tls: bool) ->
     return Balancer(tier, region, f"{'https' if tls else 'http'}://{address}", instance, found=True)
 
 
-def _told(fleet: Fleet) -> Fleet:
+def _with_reported(fleet: Fleet) -> Fleet:
     """With what balancers tell: the topology, if nobody said which; and of admin ports given by URL, whose they are."""
     if not any(one.url for one in fleet.balancers):
         return fleet

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from farhop.identity.api_keys import KEY_BYTES_MAX, bearer, digest
+from farhop.identity.api_keys import KEY_BYTES_MAX, bearer, digest, mistyped
 from farhop_cli import show
 from farhop_cli.exits import fail
 
@@ -22,6 +22,8 @@ def run(key: str | None, generate: bool, as_json: bool) -> int:
     text = made or key or _read()
     if bearer(b"Bearer " + text.encode(errors="replace")) != text:
         fail(f"this cannot be an API key: use 1 to {KEY_BYTES_MAX} characters of A-Z a-z 0-9 - . _ ~ + /")
+    if mistyped(text):
+        fail("this begins as a key that `farhop key` makes, and its checksum does not hold: is a character wrong?")
     if as_json:
         show.json({"sha256": digest(text)} | ({"key": made} if made else {}))
     elif made:

@@ -18,11 +18,12 @@ import msgspec
 import typer
 import yaml
 
+from farhop.service import effect
 from farhop.store.contract import LAW_HISTORY_PREFIX, LAW_KEY, VALUE_LIMIT_BYTES, StoreError, law_history_key
 from farhop.store.envelope import EnvelopeError, Keys, bare, is_sealed, key_named, public_key
 from farhop.store.hubs import stores_of
 from farhop.store.sealed import inner
-from farhop_cli import effect, show
+from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, fail, warn
 from farhop_cli.setting import author_here, print_aware, settled, signing_key, with_store
 from topology import policy

@@ -405,6 +405,36 @@ def sim(quick: bool, as_json: bool) -> int:
     return 1 if broken else 0
 
 
+def resume(interruptions: int, seed: int, as_json: bool) -> int:
+    """Interrupt streams and compare them with whole ones; the exit code, 1 if one says another thing."""
+    from farhop_lab.bench import resume as resumes
+    from farhop_lab.world.world import WorldError
+
+    with show.telling("interrupting streams") as say:
+        try:
+            found = asyncio.run(resumes.measure(interruptions, seed, say))
+        except WorldError as error:
+            fail(f"resume: {error}")
+    if as_json:
+        show.json({"bench": "resume", "seed": seed, **msgspec.to_builtins(found)})
+        return 1 if found.wrong else 0
+    show.table(
+        f"resume: {found.streams:,} streams under {found.cuts:,} cut connections and {found.kills:,} SIGKILLs",
+        ("what", ">count"),
+        [
+            ["whole, and as the uninterrupted answer", show.number(found.whole)],
+            *([f"counted by a {what}", show.number(count)] for what, count in sorted(found.told.items())),
+            *([f"ended with an error: {what}", show.number(count)] for what, count in sorted(found.ended.items())),
+        ],
+    )
+    for what in found.wrong:
+        show.line(what, "red")
+    show.line(
+        f"{found.lost_bytes:,} bytes lost, {found.doubled_or_altered:,} answers with bytes doubled or altered", "bold"
+    )
+    return 1 if found.wrong else 0
+
+
 def law(worlds: int, first: int, workers: int, as_json: bool) -> int:
     """Play random worlds of laws; the exit code, 1 if the law was broken in one."""
     from farhop_lab.studies import law_worlds

@@ -99,9 +99,9 @@ class Verbs(TyperGroup):
 
 def noun(name: str) -> Noun:
     """What the rooms know of it."""
-    from farhop_cli import bias_pin, by_model, drain, route
+    from farhop_cli import bias_pin, by_model, drain, limit, route
 
-    found = (bias_pin.BIAS, bias_pin.PIN, by_model.POLICY, by_model.SPLIT, drain.NOUN, route.NOUN)
+    found = (bias_pin.BIAS, bias_pin.PIN, by_model.POLICY, by_model.SPLIT, drain.NOUN, route.NOUN, limit.NOUN)
     return next(one for one in found if one.name == name)
 
 
@@ -147,7 +147,8 @@ def _group(name: str, what: str, example: str, of: str = "tokyo") -> typer.Typer
 
 # -- looking at a fleet
 
-status_app, explain_app, bundle_app, record_app, log_level_app = (typer.Typer(**PLAIN) for _ in range(5))
+status_app, explain_app, bundle_app, record_app, log_level_app, console_app = (typer.Typer(**PLAIN) for _ in range(6))
+top_app = typer.Typer(**PLAIN)
 
 
 @verb(status_app, "status", "farhop status    or:  farhop status --region tokyo --replicas --watch")
@@ -170,6 +171,45 @@ def status(
     from farhop_cli.status import Asked, run
 
     return run(Asked(regions, replicas, prefixes, law, wide, region, watch), where)
+
+
+@verb(console_app, "console", "farhop console    or:  farhop console --read-only --port 8900")
+def console(
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="On 127.0.0.1; 0: any.")] = 0,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Show it, and let nobody act.")] = False,
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Serve a page that shows the fleet move, and tells why.
+
+    From what each balancer says, on this machine, until Ctrl-C. The address that is printed has a token in it, good for
+    this run alone.
+    """
+    from farhop_cli.console import run
+
+    return run(port, by, where, read_only=read_only)
+
+
+@verb(top_app, "top", "farhop top    or:  farhop top --context prod --read-only")
+def top(
+    read_only: Annotated[bool, typer.Option("--read-only", help="Show it, and let nobody act.")] = False,
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Show the fleet move in this terminal: regions, replicas, decisions, law.
+
+    Keys: 1 to 4 choose a table, d drains the region under the cursor and u takes that back, p pauses, q quits.
+    """
+    try:
+        from farhop_cli.top import run
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("textual"):
+            raise
+        fail("top needs textual: run `pip install 'farhop[top]'`")
+
+    return run(by, where, read_only=read_only)
 
 
 @verb(explain_app, "explain", "farhop explain request.json --tenant japan-only --from Paris")
@@ -249,6 +289,93 @@ def log_level(
     from farhop_cli.log_level import run
 
     return run(level, region, where)
+
+
+# -- what balancers wrote down
+
+usage_app = typer.Typer(**PLAIN)
+
+
+@usage_app.command("usage", epilog="Example:  farhop usage /var/lib/farhop/usage --tenant acme --by model,day")
+def usage(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where balancers write (usage.dir), or a copy.")],
+    tenant: Annotated[str, typer.Option("--tenant", help="Of this tenant alone.")] = "",
+    by: Annotated[str, typer.Option("--by", help="Such as tenant,model,region,day.")] = "tenant,model",
+    since: Annotated[str, typer.Option("--since", help="From this day or moment on, such as 2026-11-01 (UTC).")] = "",
+    until: Annotated[str, typer.Option("--until", help="Before this day or moment (UTC).")] = "",
+    prices: Annotated[Path | None, typer.Option("--prices", help="The price book: what it comes to in money.")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Sum up who used what, and what it came to, from usage files.
+
+    Each record counts once, however often it was written or copied there. With --prices every record is priced by the
+    epoch it was made under. Exit code 1 if there is none, 3 if some lines could not be read.
+    """
+    from farhop_cli.usage import Options, run
+
+    raise typer.Exit(run(Options(folder, tenant, by, since, until, prices, as_csv, as_json)))
+
+
+audit_app = typer.Typer(
+    help="Whether an audit log holds, and what it proves of a decision.",
+    epilog="Example:  farhop audit verify /var/lib/farhop/audit/virginia/g1",
+    **PLAIN,
+)
+LogFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="audit.dir/REGION/INSTANCE, or a copy.")]
+LogKey = Annotated[str, typer.Option("--key", help="The log's key: NAME+ID+KEY, or a file with it; else its vkey.")]
+
+
+@audit_app.command("verify", epilog="Example:  farhop audit verify virginia/g1 --key log.vkey --seen last-month")
+def audit_verify(
+    folder: LogFolder,
+    key: LogKey = "",
+    seen: Annotated[
+        list[Path] | None, typer.Option("--seen", metavar="PATH", help="A checkpoint that you kept; may be repeated.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compute a whole audit log anew, and tell whether it holds.
+
+    With --seen also that nothing of what an earlier checkpoint signed was changed or removed since. Exit code 1 if it
+    does not hold.
+    """
+    from farhop_cli.audit import verify
+
+    raise typer.Exit(verify(folder, key, seen or [], as_json))
+
+
+@audit_app.command("prove", epilog="Example:  farhop audit prove 5f2c9a0b11d3e8f7 virginia/g1 --name acme")
+def audit_prove(
+    decision: Annotated[str, typer.Argument(metavar="ID", help="As x-farhop-decision told the client.")],
+    folder: LogFolder,
+    key: LogKey = "",
+    name: Annotated[
+        list[str] | None,
+        typer.Option("--name", metavar="NAME", help="A tenant, model or key to know again; may be repeated."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Prove under which law a request was decided, and how.
+
+    With --json the entry, its inclusion proof and the checkpoint, for any RFC 6962 verifier. Exit code 1 if the log has
+    nothing on it, or does not hold.
+    """
+    from farhop_cli.audit import prove
+
+    raise typer.Exit(prove(decision, folder, key, name or [], as_json))
+
+
+@audit_app.command("export", epilog="Example:  farhop audit export virginia/g1 --out audit.tar.gz")
+def audit_export(
+    folder: LogFolder,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write. Nothing is written over.")],
+    key: LogKey = "",
+) -> None:
+    """Pack a verified audit log for an auditor, without its salt."""
+    from farhop_cli.audit import export
+
+    raise typer.Exit(export(folder, out, key))
 
 
 # -- contexts
@@ -607,6 +734,98 @@ _unset_by_model(policy_app, "policy")
 _unset_by_model(split_app, "split")
 
 
+# -- limit
+
+limit_app = _group(
+    "limit", "What tenants, their keys and models may use, fleet-wide.",
+    'set acme --home virginia --requests-per-minute 600 --why "the contract"', "virginia",
+)  # fmt: skip
+LimitedTenant = Annotated[str, typer.Argument(metavar="TENANT", help="Whose requests.")]
+OfKey = Annotated[
+    str, typer.Option("--key", help="Of this key alone: the id of an issued one, or its name in the law.")
+]
+OnModel = Annotated[str, typer.Option("--model", help="For this model alone.")]
+MOST = 1_000_000_000_000
+RequestsMinute = Annotated[int | None, typer.Option("--requests-per-minute", min=1, max=MOST, help="Requests.")]
+RequestsDay = Annotated[int | None, typer.Option("--requests-per-day", min=1, max=MOST, help="Requests.")]
+InputMinute = Annotated[
+    int | None, typer.Option("--input-tokens-per-minute", min=1, max=MOST, help="Tokens of prompts.")
+]
+InputDay = Annotated[int | None, typer.Option("--input-tokens-per-day", min=1, max=MOST, help="Of prompts.")]
+OutputMinute = Annotated[
+    int | None, typer.Option("--output-tokens-per-minute", min=1, max=MOST, help="Tokens of answers.")
+]
+OutputDay = Annotated[int | None, typer.Option("--output-tokens-per-day", min=1, max=MOST, help="Of answers.")]
+TokensMinute = Annotated[int | None, typer.Option("--tokens-per-minute", min=1, max=MOST, help="Of both.")]
+TokensDay = Annotated[int | None, typer.Option("--tokens-per-day", min=1, max=MOST, help="Of both.")]
+
+
+@verb(
+    limit_app, "set", 'farhop limit set acme --home virginia --tokens-per-minute 100000 --why "contract"', writes=True
+)
+def limit_set(
+    tenant: LimitedTenant,
+    why: Why,
+    key: OfKey = "",
+    model: OnModel = "",
+    requests_per_minute: RequestsMinute = None,
+    requests_per_day: RequestsDay = None,
+    input_tokens_per_minute: InputMinute = None,
+    input_tokens_per_day: InputDay = None,
+    output_tokens_per_minute: OutputMinute = None,
+    output_tokens_per_day: OutputDay = None,
+    tokens_per_minute: TokensMinute = None,
+    tokens_per_day: TokensDay = None,
+    home: Annotated[
+        str, typer.Option("--home", help="The region that lends it out.", autocompletion=known_regions)
+    ] = "",
+    safe_share: Annotated[
+        float | None,
+        typer.Option("--safe-share", min=0, max=1, help="Split among the global balancers of now, for partitions."),
+    ] = None,
+    usage: Annotated[
+        Path | None, typer.Option("--usage", help="With --dry-run: usage files; what of their last day it refuses.")
+    ] = None,
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Limit what a tenant may use, fleet-wide.
+
+    Of a tenant, or of one key or one model of it; all that match a request hold. What is left out stays. Exit code 1
+    if somebody else changed it meanwhile, or limits contradict one another.
+    """
+    from farhop_cli.limit import set_limit
+
+    sizes = {
+        "requests_per_minute": requests_per_minute, "requests_per_day": requests_per_day,
+        "input_tokens_per_minute": input_tokens_per_minute, "input_tokens_per_day": input_tokens_per_day,
+        "output_tokens_per_minute": output_tokens_per_minute, "output_tokens_per_day": output_tokens_per_day,
+        "tokens_per_minute": tokens_per_minute, "tokens_per_day": tokens_per_day,
+    }  # fmt: skip
+    return set_limit(tenant, (key, model), sizes, home, safe_share, usage, why, by, where)
+
+
+@verb(limit_app, "unset", "farhop limit unset acme --model llama-70b", writes=True)
+def limit_unset(
+    tenant: LimitedTenant,
+    key: OfKey = "",
+    model: OnModel = "",
+    every: Annotated[bool, typer.Option("--all", help="All of the tenant's, also of its keys and models.")] = False,
+    why: Why = "not limited any more",
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Take a limit away.
+
+    That of the tenant, of a key or of a model; with --all every one. Exit code 1 if none stands there.
+    """
+    from farhop_cli.limit import unset
+
+    return unset(tenant, None if every else (key, model), why, by, where)
+
+
 # -- law
 
 law_app = typer.Typer(
@@ -730,3 +949,87 @@ def law_verify(
     from farhop_cli.law import verify
 
     return verify(file, public or (), where)
+
+
+# -- key
+
+key_app = typer.Typer(
+    help="API keys: issue, rotate, revoke and list them.",
+    epilog='Example:  farhop key create acme --model llama --for 90d --why "nightly batch"',
+    **PLAIN,
+)  # fmt: skip
+KeyId = Annotated[str, typer.Argument(metavar="ID", help="The key's id, as `farhop key list` prints it.")]
+Models = Annotated[
+    list[str] | None, typer.Option("--model", metavar="MODEL", help="For this model alone; may be repeated.")
+]
+Paths = Annotated[
+    list[str] | None,
+    typer.Option("--path", metavar="PATH", help="For this path alone, such as /v1/embeddings; may be repeated."),
+]
+Within = Annotated[
+    list[str] | None,
+    typer.Option("--within", metavar="PLACE", help="Only within this place, such as eu; may be repeated."),
+]
+KeyLength = Annotated[str | None, typer.Option("--for", help="It ends after so long: 12h, 90d. Default: never.")]
+
+
+@verb(key_app, "create", 'farhop key create acme --model llama --for 90d --why "nightly batch"', writes=True)
+def key_create(
+    tenant: Annotated[str, typer.Argument(help="Whose key it is: a tenant of the law.")],
+    why: Why,
+    model: Models = None,
+    path: Paths = None,
+    within: Within = None,
+    length: KeyLength = None,
+    after: Annotated[str | None, typer.Option("--after", help="It begins after so long. Default: at once.")] = None,
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Issue a key. It is shown once, and kept as its SHA-256.
+
+    Whoever brings it is the tenant, within what the law gives the tenant and what is said here. All balancers follow.
+    """
+    from farhop_cli.key import create
+
+    return create(tenant, (model or [], path or [], within or []), after, length, why, by, where)
+
+
+@verb(key_app, "rotate", 'farhop key rotate k3vQ9mZ1xW0b --grace 24h --why "every quarter"', writes=True)
+def key_rotate(
+    id_: KeyId,
+    why: Why,
+    grace: Annotated[str, typer.Option("--grace", help="The old one is good for so long still.")] = "24h",
+    length: KeyLength = None,
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Issue a key in another's place; both are good for a while.
+
+    Exit code 1 if there is none, if it is revoked, or if it was rotated already.
+    """
+    from farhop_cli.key import rotate
+
+    return rotate(id_, grace, length, why, by, where)
+
+
+@verb(key_app, "revoke", 'farhop key revoke k3vQ9mZ1xW0b --why "leaked"', writes=True)
+def key_revoke(id_: KeyId, why: Why, by: By = None, *, where: Where) -> int:
+    """Refuse a key from now on, everywhere.
+
+    Requests that were let in go on. Exit code 1 if there is none, or if it is revoked already.
+    """
+    from farhop_cli.key import revoke
+
+    return revoke(id_, why, by, where)
+
+
+@verb(key_app, "list", "farhop key list --tenant acme")
+def key_list(
+    tenant: Annotated[str, typer.Option("--tenant", help="Of this tenant alone.")] = "", *, where: Where
+) -> int:
+    """List the keys issued: whose, for what, until when."""
+    from farhop_cli.key import listed
+
+    return listed(tenant, where)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import yaml
 
+from farhop.service import effect
 from farhop.store.contract import ROUTE_PREFIX
 from farhop.store.documents import authored
-from farhop_cli import effect, region_document
+from farhop_cli import region_document
 from farhop_cli.exits import NEGATIVE, fail
 from farhop_cli.law import in_force
 from farhop_cli.setting import Item, Noun, Setting

@@ -114,14 +114,14 @@ def _scenarios(rows: dict[tables.Row, list[Result]]) -> list[Table]:
     for scenario, load in dict.fromkeys((scenario, load) for scenario, _, load in rows):
         if "-" in scenario and scenario.rpartition("-")[2].isdigit() and scenario.startswith("diurnal"):
             continue
-        ceiling = rows.get((scenario, aims.CEILING, load))
+        oracle = rows.get((scenario, aims.ORACLE, load))
         lines = []
         for (name, router, at), those in rows.items():
             if (name, at) == (scenario, load) and router not in ABLATIONS:
                 cells = [shown(tables.figure(those, figure), digits, by) for _, figure, digits, by in COLUMNS]
-                share = tables.ratio(those, ceiling, "requests_per_s") if ceiling is not None else None
+                share = tables.ratio(those, oracle, "requests_per_s") if oracle is not None else None
                 lines.append([router, *cells, shown(share, 1, 100.0)])
-        columns = ["router", *(f">{column}" for column, *_ in COLUMNS), ">% of ceiling"]
+        columns = ["router", *(f">{column}" for column, *_ in COLUMNS), ">% of greedy oracle"]
         found.append((f"{scenario}, load {load:g}", columns, lines))
     return found
 

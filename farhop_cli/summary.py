@@ -267,6 +267,13 @@ def _wrong_at(one: Balancer) -> Iterator[str]:
     picker = status.get("picker")
     for what in _texts(picker.get("trouble")) if isinstance(picker, dict) else ():
         yield f"{one.name}: {what}"
+    accounts = status.get("accounts")
+    for what, told in accounts.items() if isinstance(accounts, dict) else ():
+        if isinstance(told, dict) and told.get("trouble"):
+            yield f"{one.name} cannot write {what}: {told['trouble']}"
+        delivery = told.get("delivery") if isinstance(told, dict) else None
+        if isinstance(delivery, dict) and delivery.get("trouble"):
+            yield f"{one.name} cannot send {what} on: {delivery['trouble']}"
     for kept in _dicts(status.get("kept")):
         if kept.get("from_disk"):
             yield f"{one.name} started from what was kept on disk: hub {kept.get('hub')} is silent"

@@ -120,6 +120,8 @@ def _missing() -> dict[str, str]:
         missing["root"] = "not run as root"
     if not any(map(shutil.which, BROWSERS)):
         missing["browser"] = f"none of {', '.join(BROWSERS)} is on the PATH"
+    elif shutil.which("chromedriver") is None:
+        missing["browser"] = "chromedriver (Debian's chromium-driver) is not on the PATH"
     if chaos() is None:
         missing["chaos"] = "Chaos Toolkit's `chaos` is neither on the PATH nor named by FARHOP_CHAOS"
     if ENVOY.find() is None:

@@ -60,7 +60,7 @@ class Law:
     """The rules of one topology, for models of this lineage. Never changes: a new epoch is a new Law, and so are other
     models (`knowing`)."""
 
-    __slots__ = ("_bound", "_fresh", "_inside", "_ruled_models", "_stale", "_topology", "epoch", "lineage")
+    __slots__ = ("_fresh", "_inside", "_ruled_models", "_stale", "_topology", "bound", "epoch", "lineage")
 
     def __init__(self, topology: Topology, lineage: Lineage = NO_LINEAGE) -> None:
         self._compile(topology, lineage, _members(topology), _ruled(topology))
@@ -71,7 +71,7 @@ class Law:
         self._topology, self.lineage = topology, lineage
         self.epoch = topology.epoch
         self._inside, self._ruled_models = inside, ruled
-        self._bound = _bound(ruled, lineage)
+        self.bound = _bound(ruled, lineage)  # models that rules bind, by name: any other is any model
         # Two generations bound the memo at 2 × _MEMO_MAX without bookkeeping on a hit.
         self._fresh: dict[_Memo, Verdict] = {}
         self._stale: dict[_Memo, Verdict] = {}
@@ -162,7 +162,7 @@ class Law:
         return [
             name
             for name in before.lineage.keys() & self.lineage.keys()
-            if (bound := self._bound.get(name, ())) is None or bound != before._bound.get(name, ())
+            if (bound := self.bound.get(name, ())) is None or bound != before.bound.get(name, ())
         ]
 
     def verdict(
@@ -176,7 +176,7 @@ class Law:
         model is not read yet.
         """
         # A model that no rule binds is any model: so clients cannot fill the memo with names.
-        memo = (tenant, model if model in self._bound else "", scope, narrow, key)
+        memo = (tenant, model if model in self.bound else "", scope, narrow, key)
         found = self._fresh.get(memo)
         return found if found is not None else self._judge(memo)
 
@@ -231,7 +231,7 @@ class Law:
     def _model_clauses(self, who: Tenant, model: str) -> Iterator[_Excluded]:
         """The rules of the model and of what it is based on, each for this tenant and for everybody."""
         everybody = self._topology.models
-        names = self._bound.get(model, ())
+        names = self.bound.get(model, ())
         if names is None:
             if who.models or everybody:
                 yield self._nowhere(f"models have rules, and nobody knows the base of adapter {_shown(model)}")
@@ -313,7 +313,7 @@ class _Reach:
 
     def of_model(self, tenant: Tenant | None, model: str) -> int:
         """By the world's rules and the tenant's for it and what it is based on."""
-        names = self._law._bound.get(model, ())
+        names = self._law.bound.get(model, ())
         if self._scope is Scope.ENTRY or names == ():
             return self._all
         each = [self._law.topology.models] + ([tenant.models] if tenant is not None else [])

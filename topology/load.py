@@ -141,6 +141,7 @@ def _tenant(doc: TenantDoc) -> Tenant:
         priority=doc.priority,
         weight=doc.weight,
         share_prefixes=doc.share_prefixes,
+        resume=doc.resume,
         models=rules_of(doc.models),
         tiers=doc.tiers,
         objectives=tuple((one.ttft_ms, one.priority) for one in doc.objectives),

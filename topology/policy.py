@@ -155,7 +155,7 @@ def _tenant(tenant: Tenant) -> dict[str, Any]:
     if tenant.residency is not None:
         fields["residency"] = _residency(tenant.residency)
     plain = Tenant(tenant.name)
-    for field in ("priority", "weight", "share_prefixes"):
+    for field in ("priority", "weight", "share_prefixes", "resume"):
         if getattr(tenant, field) != getattr(plain, field):
             fields[field] = getattr(tenant, field)
     if tenant.tiers:

@@ -304,6 +304,11 @@ class TenantDoc(Doc):
         default=False,
         description="say true or false",
     )
+    resume: bool = Field(
+        title="whether its streams may go on from another replica or region when their own dies",
+        default=True,
+        description="say true or false",
+    )
     tiers: dict[Name, Annotated[int, Field(ge=0, le=9)]] = Field(
         title="by the tier of service or inference objective that its requests may name, the priority they then have",
         default={},

@@ -174,6 +174,17 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
         Panel("Time per output token", "s", tuple(quantile(q, TPOT, where=BELOW) for q in (0.5, 0.9, 0.99))),
         Panel("Pages, probes and events not believed", "short", (rate("farhop_reports_refused_total", "reason", where=BELOW),)),
     ]),
+    "accounts": ("Farhop: usage and audit", [
+        Panel("Usage records a second, by what became of them", "reqps", (rate("farhop_usage_records_total", "region", "result"),)),
+        Panel("Usage records sent on", "reqps", (rate("farhop_usage_deliveries_total", "region", "result"),)),
+        Panel("Usage cannot be written, or sent on", "bool", (now("farhop_usage_trouble", "region", "part", how="max"),)),
+        Panel("Usage records on the disk", "bytes", (now("farhop_usage_spool_bytes", "region", "instance"),)),
+        Panel("Starts after a kill", "short", (rate("farhop_usage_unclean_starts_total", "region"),)),
+        Panel("Entries of audit logs", "short", (now("farhop_audit_entries", "region", "instance"),)),
+        Panel("Entries that no checkpoint names yet", "short", (now("farhop_audit_unsigned", "region", "instance"),)),
+        Panel("Decisions that audit could not take", "reqps", (rate("farhop_audit_lost_total", "region"),)),
+        Panel("Audit cannot be written", "bool", (now("farhop_audit_trouble", "region", how="max"),)),
+    ]),
     "law-and-spill": ("Farhop: law, spill, trust", [
         Panel("Requests the law turned away", "reqps", (rate("farhop_residency_denials_total", "tier", "region", "reason"),)),
         Panel("Epoch of the law in force", "short", (now("farhop_law_epoch", "tier", "region", "instance", how="max"),)),
@@ -188,11 +199,13 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
             now("farhop_config_awaits_restart", "tier", "region", how="max"))),
         Panel("Configuration read again", "short", (rate("farhop_config_reloads_total", "region", "result"),)),
         Panel("Admin port: refused", "reqps", (rate("farhop_admin_requests_refused_total", "region", "reason"),)),
+        Panel("Console: who looks", "short", (now("farhop_console_viewers", "tier", "region", how="sum"),)),
         Panel("Handshakes refused", "short", (rate("farhop_handshakes_refused_total", "region", "listener", "reason"),)),
         Panel("Certificates end at", "dateTimeAsIso", (
             Query(f"min by (tier, region, part) ({_at('farhop_certificate_expiry_timestamp_seconds', '')}) * 1000",
                   "{{tier}} {{region}} {{part}}", ("farhop_certificate_expiry_timestamp_seconds",)),)),
         Panel("Certificates that were not taken up", "bool", (now("farhop_certificate_stale", "tier", "region", "part", how="max"),)),
+        Panel("Age of identity providers' keys", "s", (now("farhop_issuer_keys_age_seconds", "tier", "region", "issuer", how="max"),)),
     ]),
     "entry-dns": ("Farhop: entry by DNS", [
         Panel("Questions a second", "reqps", (rate("farhop_dns_queries_total", "region"),)),

@@ -29,8 +29,16 @@ VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"  # packages are install
 PLATFORMS = ("manylinux_2_28_{}", "manylinux_2_17_{}", "manylinux2014_{}")  # newest first; all run on Debian 12
 # What no process of Farhop loads.
 FOLDERS, SUFFIXES = ("tests", "include", "_pyinstaller"), (".pyi", ".pyx", ".pxd", ".h", ".c", ".a")
+# `tokenizers` asks for the hub's client, to download by name; tokenizers are read from files here.
+UNLOADED = {
+    "anyio", "filelock", "fsspec", "h11", "hf_xet", "httpcore2", "httpx2", "huggingface_hub", "tqdm", "truststore",
+}  # fmt: skip
 COMMAND = "#!/usr/bin/env python3\nfrom farhop_cli.main import main\n\nmain()\n"
-ROLES = "import global_lb.app.main, regional_lb.app.main, regional_lb.engines.kv.events, farhop_lab.engine.main"
+EXTRAS = "anycast,geoip,tokenizer"  # what some role needs where its configuration asks for it
+ROLES = (
+    "import global_lb.app.main, regional_lb.app.main, regional_lb.engines.kv.events, entry_dns.app.main,"
+    " entry_anycast.app.main, farhop_lab.engine.main"
+)
 
 
 class Wheel(NamedTuple):
@@ -48,10 +56,11 @@ def wheels(into: Path, machine: str, extras: str) -> list[Wheel]:
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
     _run(*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(into), str(ROOT))
     (own,) = into.glob("farhop-*.whl")
-    asked = f"{own}[{extras}]" if extras else str(own)
+    asked = f"{own}[{extras}]"
     constraints = str(ROOT / "constraints.txt")
     _run(*pip, "download", "--quiet", *_for(machine), "--constraint", constraints, "--dest", str(into), asked)
-    return sorted((described(path) for path in into.glob("*.whl")), key=lambda one: one.name)
+    found = [described(path) for path in into.glob("*.whl")]
+    return sorted((one for one in found if one.name.replace("-", "_") not in UNLOADED), key=lambda one: one.name)
 
 
 def _for(machine: str) -> tuple[str, ...]:
@@ -137,9 +146,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base", default=BASE, help=f"image with Python {VERSION} (default {BASE})")
     parser.add_argument("--machine", default=os.uname().machine, choices=("x86_64", "aarch64"))
-    parser.add_argument(
-        "--extras", default="", help="such as tokenizer, for regional balancers that read prompts as tokens"
-    )
+    parser.add_argument("--extras", default=EXTRAS, help=f"of pyproject.toml, with commas between (default {EXTRAS})")
     parser.add_argument("--tag", default="farhop:latest")
     asked = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="farhop-image-") as folder:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ NAME, NAMESPACE = "farhop", "farhop"
 # Kinds of other projects, whose schemas Kubernetes has not: the tests look at their fields.
 FOREIGN = ("monitoring.coreos.com", "cert-manager.io", "inference.networking.k8s.io", "keda.sh")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C reads the same, faster
+# It reads its schemas anew for every document, which takes longer than to judge one.
+kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.utils.schema_contents)
 
 
 def rendered(chart: Any, values: dict[str, Any], name: str = NAME, namespace: str = NAMESPACE) -> str:
@@ -33,8 +36,14 @@ def rendered(chart: Any, values: dict[str, Any], name: str = NAME, namespace: st
 
 
 def documents(text: str) -> list[dict[str, Any]]:
-    """What stands in it."""
-    return [one for one in yaml.load_all(text, _LOADER) if one]
+    """What stands in it. Not to be changed: texts that say the same share it."""
+    return [one for part in re.split(r"^---\n", text, flags=re.M) for one in _parsed(part)]
+
+
+@functools.cache
+def _parsed(text: str) -> tuple[dict[str, Any], ...]:
+    """As YAML: of one set of values most of the texts are another's, too. A line of `---` always parts documents."""
+    return tuple(one for one in yaml.load_all(text, _LOADER) if one)
 
 
 def faults(found: list[dict[str, Any]]) -> list[str]:

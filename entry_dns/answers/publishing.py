@@ -1,7 +1,7 @@
-"""What another server's zone should hold for the names of a view: for everybody what is answered where nothing is known
-of a client's network, since such a zone tells no networks apart. Pure.
+"""What another server's zone should hold for the names of a view. Such a zone tells no networks apart: it holds what is
+answered where nothing is known of a client's network; where networks are confined, only what each may be told. Pure.
 
-A name without a lawful entry has no records: it is never widened.
+A name without an entry that is lawful for everybody who may ask has no records: it is never widened.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ def records_of(head: Head, tables: Sequence[Table]) -> Wanted:
     wanted: Wanted = {}
     for name in head.names:
         for kind, at in name.tables.items():
-            order = [int(one) for one in tables[at].orders[tables[at].fallback] if one != NOBODY]
-            entries = [head.entries[one] for one in order]
             if kind not in (A, AAAA):
                 continue
+            table = tables[at]
+            group = table.fallback if table.shared < 0 else table.shared
+            entries = [head.entries[int(one)] for one in table.orders[group] if one != NOBODY]
             each = (rdata for one in entries for rdata in (one.ipv4 if kind == A else one.ipv6))
             rdatas = tuple(dict.fromkeys(each))[:ADDRESSES_MAX]
             wanted[name.wire, kind] = Records(min(one.ttl for one in entries), rdatas) if rdatas else None

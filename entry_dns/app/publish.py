@@ -67,7 +67,7 @@ def shown(wanted: Wanted) -> list[str]:
     for (name, kind), records in sorted(wanted.items()):
         owner, type_ = dns.name.from_wire(name, 0)[0], dns.rdatatype.to_text(dns.rdatatype.RdataType(kind))
         if records is None:
-            lines.append(f"; {owner} has no {type_}: no entry is lawful")
+            lines.append(f"; {owner} has no {type_}: no entry is lawful for all who may ask")
             continue
         lines += [f"{owner} {records.ttl} IN {type_} {ip_address(rdata)}" for rdata in records.rdatas]
     return lines

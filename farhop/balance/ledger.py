@@ -69,15 +69,14 @@ class Ledger:
             for mark in reservation.marks:
                 prompts[mark] = prompts.get(mark, 0) + 1
         load = self._loads.get(target, _IDLE)
-        self._set(
-            target,
-            Load(
-                load.in_flight + 1,
-                load.prefill_tokens + reservation.prefill_tokens,
-                load.kv_tokens + reservation.kv_tokens,
-                load.prefills + (reservation.prefill_tokens > 0),
-            ),
+        load = self._loads[target] = Load(
+            load.in_flight + 1,
+            load.prefill_tokens + reservation.prefill_tokens,
+            load.kv_tokens + reservation.kv_tokens,
+            load.prefills + (reservation.prefill_tokens > 0),
         )
+        if self._on_change is not None:
+            self._on_change(target, load)
 
     def began(self, request_id: str) -> None:
         """The request's prefill is done: its prefill tokens leave the backlog, its KV stays. Unknown ids are ignored.
@@ -91,7 +90,9 @@ class Ledger:
         self._held[request_id] = Reservation(target, 0, held.kv_tokens, held.marks)
         load = self._loads[target]
         left = load.prefill_tokens - held.prefill_tokens
-        self._set(target, Load(load.in_flight, left, load.kv_tokens, load.prefills - 1))
+        load = self._loads[target] = Load(load.in_flight, left, load.kv_tokens, load.prefills - 1)
+        if self._on_change is not None:
+            self._on_change(target, load)
 
     def release(self, request_id: str) -> Reservation | None:
         """Credit what the request still holds and return it (0 prefill tokens once it began), or None. Idempotent."""
@@ -102,18 +103,18 @@ class Ledger:
         load = self._loads[target]
         if load.in_flight == 1:
             self._prompts.pop(target, None)
-            self._set(target, _IDLE)
+            del self._loads[target]  # what is gone for good must not be kept
+            load = _IDLE
         else:
             self._unmark(target, held.marks)
-            self._set(
-                target,
-                Load(
-                    load.in_flight - 1,
-                    load.prefill_tokens - held.prefill_tokens,
-                    load.kv_tokens - held.kv_tokens,
-                    load.prefills - (held.prefill_tokens > 0),
-                ),
+            load = self._loads[target] = Load(
+                load.in_flight - 1,
+                load.prefill_tokens - held.prefill_tokens,
+                load.kv_tokens - held.kv_tokens,
+                load.prefills - (held.prefill_tokens > 0),
             )
+        if self._on_change is not None:
+            self._on_change(target, load)
         return held
 
     def _unmark(self, target: str, marks: tuple[int, ...]) -> None:
@@ -124,14 +125,6 @@ class Ledger:
                 prompts[mark] = left
             else:
                 del prompts[mark]
-
-    def _set(self, target: str, load: Load) -> None:
-        if load is _IDLE:
-            del self._loads[target]  # what is gone for good must not be kept
-        else:
-            self._loads[target] = load
-        if self._on_change is not None:
-            self._on_change(target, load)
 
     def load(self, target: str) -> Load:
         """The target's sums; a target never heard of is idle."""

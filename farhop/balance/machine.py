@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What an engine says it used, in its own tokens. `cached_tokens` is None where the engine does not tell."""
+    """What an engine says it used, in its own tokens. `cached_tokens` and `reasoning_tokens` (of the completion) are
+    None where the engine does not tell."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
@@ -65,8 +67,8 @@ class Request(msgspec.Struct, frozen=True):
     `among` are the replicas that a gateway lets it go to, None for any. `once`: who carries it has it once it was sent,
     and it cannot be sent again. `by_ids`: it continues a stream, and its engine must tell token ids.
     `soft_session` is a hash of what a coding agent or another client calls its session without anybody having asked for
-    it, 0 without one, and `parent_session` of the one that it came from: they
-    decide between equals and nothing else. `by_anycast`: it came by an address that other entries announce, too.
+    it, 0 without one, and `parent_session` of the one that it came from: they decide between equals and nothing else.
+    `by_anycast`: it came by an address that other entries announce, too.
     """
 
     id: str
@@ -93,12 +95,12 @@ class Request(msgspec.Struct, frozen=True):
     body_hash: int = 0
     waited_s: float = 0.0
     soft_session: int = 0
-    by_ids: bool = False
     parent_session: int = 0
     recomputed: bool = False
     among: frozenset[str] | None = None
     once: bool = False
     by_anycast: bool = False
+    by_ids: bool = False
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -181,6 +183,7 @@ class AttemptEnded(Event, frozen=True):
     """The upstream's answer was relayed whole. `fault`: what it said of the engine that gave it, if that is broken.
 
     `chain` is that of the prompt and, behind it, the `answer_bytes` of the answer; () where that was not listened to.
+    `whole`: it came with its first byte, and no AttemptBegan was told of it before; `load` is then as there.
     """
 
     id: str
@@ -190,6 +193,8 @@ class AttemptEnded(Event, frozen=True):
     fault: Outcome | None = None
     chain: tuple[int, ...] = ()
     answer_bytes: int = 0
+    whole: bool = False
+    load: EngineLoad | None = None
 
 
 class AttemptRefused(Event, frozen=True):
@@ -203,12 +208,14 @@ class AttemptRefused(Event, frozen=True):
 
 class AttemptFailed(Event, frozen=True):
     """The attempt broke; whether it had begun is known to the machine from AttemptBegan. `resumable`: if it had, its
-    stream could go on from another target, without a character lost or said twice."""
+    stream could go on from another target, without a character lost or said twice. `target_lives`: the target, a tier,
+    ended the answer itself, since what is behind it broke."""
 
     id: str
     attempt: int
     outcome: Outcome
     resumable: bool = False
+    target_lives: bool = False
 
 
 class ClientLeft(Event, frozen=True):

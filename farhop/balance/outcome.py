@@ -33,6 +33,8 @@ _CATALOGUE: dict[str, Outcome] = {}
 # What an engine's status says of the request alone. Not of our key for it (401, 403), nor of its load (408, 429). By
 # 501 llama.cpp says that it was not started for this (embeddings of a model that chats), and vLLM that it cannot do it.
 _CLIENTS_FAULTS = frozenset((400, 404, 413, 415, 422, 501))
+ENGINES_FAULTS = frozenset(range(500, 600)) - _CLIENTS_FAULTS
+"""HTTP statuses of answers that speak against the engine that gave them."""
 
 
 def _declare(source: Source, reason: str, *, retryable: bool = False) -> Outcome:
@@ -50,11 +52,6 @@ def of_answer(status: int) -> Outcome:
     if status < 400:
         return SERVED
     return REFUSED_BY_ENGINE if status in _CLIENTS_FAULTS else ENGINE_ERROR
-
-
-def blames_engine(status: int) -> bool:
-    """Whether an answer with this HTTP status speaks against the engine that gave it."""
-    return status >= 500 and status not in _CLIENTS_FAULTS
 
 
 def catalogue() -> tuple[Outcome, ...]:
@@ -82,6 +79,8 @@ REFUSED_BY_ENGINE = _declare(Source.CLIENT, "request_refused_by_engine")
 UNKNOWN_MODEL = _declare(Source.CLIENT, "unknown_model")
 MISSING_KEY = _declare(Source.CLIENT, "missing_key")
 UNKNOWN_KEY = _declare(Source.CLIENT, "unknown_key")
+KEY_NOT_VALID = _declare(Source.CLIENT, "key_not_valid")  # revoked, or before or after its time
+KEY_SCOPE = _declare(Source.CLIENT, "key_scope")  # the key is good, and not for this model or path
 CLIENT_LEFT = _declare(Source.CLIENT, "client_left")
 CLIENT_CROWDS = _declare(Source.CLIENT, "too_many_connections_of_client")
 
@@ -93,9 +92,8 @@ HOP_USED = _declare(Source.CLIENT, "hop_token_used")
 
 # Of the token by which a client that was redirected comes to a region (farhop.identity.redirect_token).
 PASS_FORGED = _declare(Source.CLIENT, "redirect_token_forged")
-PASS_EXPIRED = _declare(Source.CLIENT, "redirect_token_expired")
+PASS_OVER = _declare(Source.CLIENT, "redirect_token_over")  # its time is over, or it was used
 PASS_MISADDRESSED = _declare(Source.CLIENT, "redirect_token_misaddressed")
-PASS_USED = _declare(Source.CLIENT, "redirect_token_used")
 
 UNLAWFUL = _declare(Source.LAW, "no_lawful_region")
 ENTRY_FORBIDDEN = _declare(Source.LAW, "entry_forbidden")
@@ -108,11 +106,15 @@ REDIRECTED = _declare(Source.BALANCER, "redirected")  # the client asks the regi
 ADVISED = _declare(Source.BALANCER, "advised")  # it asked for a decision alone
 NO_REGION = _declare(Source.BALANCER, "no_region_serving")
 NO_BUFFER = _declare(Source.BALANCER, "buffers_full", retryable=True)
+# Usage or audit cannot be written, and the configuration says that then nothing is to be served.
+UNACCOUNTED = _declare(Source.BALANCER, "accounts_not_writable", retryable=True)
 TOO_MANY_CONNECTIONS = _declare(Source.BALANCER, "too_many_connections", retryable=True)
 # Of ours to one address, or for want of descriptors and ports here: nobody else's fault, and nothing was sent.
 UPSTREAM_FULL = _declare(Source.BALANCER, "too_many_upstream_connections", retryable=True)
 # What is bounded here has a share for each tenant, and this one's is used up.
 TENANT_CROWDS = _declare(Source.BALANCER, "tenant_over_its_share", retryable=True)
+# The tenant, its key or a model of it has used what it may (service.limits); the word is OpenAI's.
+RATE_LIMITED = _declare(Source.BALANCER, "rate_limit_exceeded")
 # The same body was under way at two processes when they ended: no third one is given to it.
 ENDS_PROCESSES = _declare(Source.BALANCER, "request_ended_two_processes")
 DEADLINE = _declare(Source.BALANCER, "deadline_exceeded")

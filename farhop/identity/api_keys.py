@@ -1,20 +1,24 @@
-"""Who is asking: an API key becomes a tenant.
+"""Who is asking: an API key, or a token, becomes a tenant.
 
 Configuration knows keys by their SHA-256 alone; a key's text lives in this process's memory only, never in a log or an
-error.
-Invariants: no answer but a positive one is remembered, and the memory is bounded; a malformed header is nobody.
+error. Keys that are issued (`farhop key`) are `fh_`, 30 characters of chance and 6 of CRC-32, all of base62: 178 bits,
+so that SHA-256 at rest is enough, and a mistyped one is known without a look-up.
+Invariants: no answer but a positive one is remembered, and the memory is bounded; a malformed header is nobody; what
+ends by the clock is looked at each time, and a clock set back does not bring it to life again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+import zlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from farhop.balance.outcome import MISSING_KEY, UNKNOWN_KEY, Outcome
+from farhop.balance.outcome import KEY_NOT_VALID, MISSING_KEY, UNKNOWN_KEY, Outcome
 
 if TYPE_CHECKING:
     from topology.model import Key, Tenant
@@ -23,17 +27,82 @@ if TYPE_CHECKING:
 
 KEY_BYTES_MAX = 512
 MEMO_MAX = 4096
+PRIORITY_MAX = 9  # as in a law
+ISSUED = "fh_"
+CHANCE_CHARS, CHECK_CHARS = 30, 6
+BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 # RFC 6750 §2.1: "Bearer" 1*SP b64token; the scheme is case-insensitive (RFC 9110 §11.1), spaces are bounded here.
 _BEARER = re.compile(rb"(?i:bearer) {1,4}([A-Za-z0-9\-._~+/]{1,%d}=*)" % KEY_BYTES_MAX)
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Who a key speaks for. `within` are the places the key narrows its tenant to; empty means it narrows nothing."""
+    """Who a key speaks for. `within` are the places the key narrows its tenant to; empty means it narrows nothing.
+
+    `key_id` names what was issued: a key by its id, an issuer of tokens as `jwt:NAME`, a certificate as `cert:NAME`.
+    `user` is the salted hash of whom a token names, `priority_max` what its requests may have at most.
+    """
 
     tenant: str
     key_name: str
     within: tuple[str, ...] = ()
+    key_id: str = ""
+    models: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+    user: str = ""
+    priority_max: int = PRIORITY_MAX
+
+
+class Nobody(msgspec.Struct, frozen=True):
+    """Why a token or a certificate is nobody's: the ending, and what the client is told, in words of ours alone."""
+
+    outcome: Outcome
+    detail: str
+
+
+class Tokens(Protocol):
+    """Signed tokens that name who asks (farhop.identity.jwt_tokens)."""
+
+    def known(self, credential: bytes) -> Principal | None:
+        """Whose a token is that was verified before, by its header's SHA-256."""
+
+    def identify(self, authorization: bytes, credential: bytes) -> Principal | Nobody | None:
+        """Whose the token in an `Authorization` header is, or why it is nobody's; None: there is no token in it."""
+
+
+class Issued(msgspec.Struct, frozen=True):
+    """A key that was issued. `principal` has its scopes: empty ones narrow nothing. Times in epoch seconds."""
+
+    principal: Principal
+    not_before_s: float = 0.0
+    expires_s: float = inf
+    revoked: bool = False
+
+    def valid(self, now_s: float) -> bool:
+        """Whether it may be used at this moment."""
+        return not self.revoked and self.not_before_s <= now_s < self.expires_s
+
+
+def nobodys(_sha256: str) -> Issued | None:
+    """The look-up of a process to which no keys are issued."""
+    return None
+
+
+def spelled(chance: str) -> str:
+    """The key of 30 base62 characters of chance."""
+    check, number = "", zlib.crc32(chance.encode())
+    for _ in range(CHECK_CHARS):
+        number, digit = divmod(number, len(BASE62))
+        check = BASE62[digit] + check
+    return f"{ISSUED}{chance}{check}"
+
+
+def mistyped(key: str) -> bool:
+    """Whether it begins as an issued key does, and its length or its checksum says that it is none."""
+    if not key.startswith(ISSUED):
+        return False
+    chance = key[len(ISSUED) : len(ISSUED) + CHANCE_CHARS]
+    return len(chance) != CHANCE_CHARS or spelled(chance) != key
 
 
 def digest(key: str) -> str:
@@ -54,27 +123,34 @@ def bearer(header: bytes | None) -> str | None:
     return match[1].decode("ascii")
 
 
-def authorization(authorization: bytes | None, x_api_key: bytes | None) -> bytes | None:
-    """The `Authorization` header that stands for what a client sent: its own, or else its `x-api-key`."""
-    return b"Bearer " + x_api_key if authorization is None and x_api_key is not None else authorization
-
-
 class Keyring:
     """Answers "who is this?" for one topology. `lookup` maps a key's digest to its tenant and key, in O(1).
 
-    Swap the lookup with `replace` whenever the topology changes: a revoked key must not live on in the memo.
+    `issued` maps it to a key that was issued beside the topology, and `wall_s` tells the time, in epoch seconds. Swap
+    the lookup with `replace` whenever the topology changes, and `forget` whenever what is issued does: a revoked key
+    must not live on in the memo. `tokens` are asked about what is no key; they remember for themselves.
     """
 
-    __slots__ = ("_lookup", "_memo")
+    __slots__ = ("_issued", "_latest_s", "_lookup", "_memo", "_tokens", "_wall_s")
 
-    def __init__(self, lookup: Lookup) -> None:
-        self._lookup = lookup
+    def __init__(
+        self,
+        lookup: Lookup,
+        issued: Callable[[str], Issued | None] = nobodys,
+        wall_s: Callable[[], float] = lambda: 0.0,
+        tokens: Tokens | None = None,
+    ) -> None:
+        self._lookup, self._issued, self._wall_s, self._latest_s = lookup, issued, wall_s, 0.0
+        self._tokens = tokens
         self._memo: dict[bytes, Principal] = {}  # by the header's SHA-256: no key stands in memory in the clear
 
-    def identify(self, authorization: bytes | None) -> Principal | Outcome:
-        """The principal of an `Authorization` header, or MISSING_KEY / UNKNOWN_KEY. Never raises on what came in."""
+    def identify(self, authorization: bytes | None, x_api_key: bytes | None = None) -> Principal | Nobody | Outcome:
+        """The principal of an `Authorization` header, or of an `x-api-key` where there is none, or why it is nobody's.
+        Never raises on what came in."""
         if authorization is None:
-            return MISSING_KEY
+            if x_api_key is None:
+                return MISSING_KEY
+            authorization = b"Bearer " + x_api_key
         credential = hashlib.sha256(authorization).digest()
         known = self._memo.get(credential)
         return known if known is not None else self._learn(authorization, credential)
@@ -84,15 +160,41 @@ class Keyring:
         self._lookup = lookup
         self._memo = {}
 
-    def _learn(self, authorization: bytes, credential: bytes) -> Principal | Outcome:
+    def forget(self) -> None:
+        """What is issued has changed."""
+        self._memo = {}
+
+    def _learn(self, authorization: bytes, credential: bytes) -> Principal | Nobody | Outcome:
+        tokens = self._tokens
+        if tokens is None:
+            return self._by_key(authorization, credential)
+        known = tokens.known(credential)
+        if known is not None:
+            return known
+        found = self._by_key(authorization, credential)  # first: a key of the law may look like anything
+        if found is UNKNOWN_KEY or found is MISSING_KEY:
+            return tokens.identify(authorization, credential) or found
+        return found
+
+    def _by_key(self, authorization: bytes, credential: bytes) -> Principal | Outcome:
         key = bearer(authorization)
         if key is None:
             return MISSING_KEY
-        found = self._lookup(digest(key))
+        sha256 = digest(key)
+        found = self._lookup(sha256)
         if found is None:
-            return UNKNOWN_KEY  # not remembered: guesses would push real keys out of the memo
-        tenant, entry = found
-        principal = Principal(tenant.name, entry.name, tuple(entry.within))
+            issued = self._issued(sha256)
+            if issued is None:
+                return UNKNOWN_KEY  # not remembered: guesses would push real keys out of the memo
+            self._latest_s = now_s = max(self._latest_s, self._wall_s())
+            if not issued.valid(now_s):
+                return KEY_NOT_VALID
+            principal = issued.principal
+            if issued.expires_s < inf:
+                return principal
+        else:
+            tenant, entry = found
+            principal = Principal(tenant.name, entry.name, tuple(entry.within))
         if len(self._memo) >= MEMO_MAX:
             del self._memo[next(iter(self._memo))]
         self._memo[credential] = principal

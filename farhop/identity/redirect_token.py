@@ -15,6 +15,7 @@ import msgspec
 
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
+from farhop.identity.api_keys import PRIORITY_MAX
 from farhop.identity.hop_token import HopClaims, HopSigner, HopVerifier
 
 PARAMETER = b"farhop-pass"
@@ -26,16 +27,21 @@ USES_MAX = 65_536  # some 10 MB; 1,000 redirects a second, each remembered for a
 _WORDS = {
     outcome.HOP_FORGED: outcome.PASS_FORGED,
     outcome.HOP_MISSING: outcome.PASS_FORGED,
-    outcome.HOP_EXPIRED: outcome.PASS_EXPIRED,
+    outcome.HOP_EXPIRED: outcome.PASS_OVER,
     outcome.HOP_MISADDRESSED: outcome.PASS_MISADDRESSED,
 }
 
 
 class RedirectToken(HopClaims, frozen=True, array_like=True):
-    """What it says beyond a hop token: the tenant's `key`, and `holder`, the one process that may take it."""
+    """What it says beyond a hop token: the tenant's `key`, and `holder`, the one process that may take it. `key_id`: of
+    a key that was issued, and `models`, all that it is for; `user` and `priority_max` as a Principal's."""
 
     key: str = ""
     holder: str = ""
+    key_id: str = ""
+    models: tuple[str, ...] = ()
+    user: str = ""
+    priority_max: int = PRIORITY_MAX
 
 
 def holder(instance: str, incarnation: int) -> str:
@@ -57,7 +63,7 @@ class RedirectTokenVerifier(HopVerifier):
     VERSION: ClassVar[bytes] = b"r2"
     DECODE: ClassVar[Callable[[memoryview], HopClaims]] = msgspec.msgpack.Decoder(RedirectToken).decode
     LIFE_MAX_MS: ClassVar[float] = _LIFE_MAX_MS
-    USED: ClassVar[Outcome] = outcome.PASS_USED
+    USED: ClassVar[Outcome] = outcome.PASS_OVER
 
     def __init__(self, keys: Mapping[str, bytes], audience: str, holder: str, uses_max: int = USES_MAX) -> None:
         super().__init__(keys, audience, uses_max)

@@ -105,6 +105,7 @@ class ActiveRequest:
         "target",
         "timer",
         "usage",
+        "version",
     )
 
     def __init__(
@@ -127,6 +128,7 @@ class ActiveRequest:
         self.status = 0  # of the answer that began
         self.streams = False  # whether that is a stream of events, which can end with an error event
         self.usage: Usage | None = None
+        self.version = b""  # of the model, as the tier below told with its answer
 
     # -- exchange.ExchangeCallbacks
 

@@ -47,6 +47,8 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.UNKNOWN_MODEL: (404, "invalid_request_error"),
     outcome.MISSING_KEY: (401, "authentication_error"),
     outcome.UNKNOWN_KEY: (401, "authentication_error"),
+    outcome.KEY_NOT_VALID: (401, "authentication_error"),
+    outcome.KEY_SCOPE: (403, "permission_error"),
     outcome.CLIENT_LEFT: (499, "client_closed_request"),
     outcome.CLIENT_CROWDS: (429, "rate_limit_error"),
     outcome.HOP_MISSING: (401, "authentication_error"),
@@ -55,9 +57,8 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.HOP_MISADDRESSED: (421, "authentication_error"),
     outcome.HOP_USED: (401, "authentication_error"),
     outcome.PASS_FORGED: (401, "authentication_error"),
-    outcome.PASS_EXPIRED: (401, "authentication_error"),
+    outcome.PASS_OVER: (403, "authentication_error"),
     outcome.PASS_MISADDRESSED: (403, "authentication_error"),
-    outcome.PASS_USED: (403, "authentication_error"),
     outcome.REDIRECTED: (307, ""),
     outcome.ADVISED: (200, ""),
     outcome.UNLAWFUL: (451, "residency_error"),
@@ -66,9 +67,11 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.UNLAWFUL_UNREAD: (451, "residency_error"),
     outcome.NO_REGION: (503, "overloaded_error"),
     outcome.NO_BUFFER: (503, "overloaded_error"),
+    outcome.UNACCOUNTED: (503, "overloaded_error"),
     outcome.TOO_MANY_CONNECTIONS: (503, "overloaded_error"),
     outcome.UPSTREAM_FULL: (503, "overloaded_error"),
     outcome.TENANT_CROWDS: (429, "rate_limit_error"),
+    outcome.RATE_LIMITED: (429, "rate_limit_error"),  # its type says of what, as OpenAI's does (service.limits)
     outcome.ENDS_PROCESSES: (503, "server_error"),
     outcome.DEADLINE: (504, "timeout_error"),
     outcome.WHOLE_ANSWER_TIMEOUT: (504, "timeout_error"),
@@ -122,7 +125,14 @@ _PHRASES = {
     504: b"Gateway Timeout",
 }
 
-_LINES = {status: b"HTTP/1.1 %d %b\r\n" % (status, phrase) for status, phrase in _PHRASES.items()}
+
+class _StatusLines(dict[int, bytes]):
+    def __missing__(self, status: int) -> bytes:
+        return b"HTTP/1.1 %d Status\r\n" % status
+
+
+STATUS_LINES = _StatusLines({status: b"HTTP/1.1 %d %b\r\n" % (status, phrase) for status, phrase in _PHRASES.items()})
+"""By status: `HTTP/1.1 200 OK` and its line end."""
 
 
 def status_of(reason: Outcome) -> int:
@@ -149,10 +159,11 @@ def stopping() -> Reply:
     return refusal(outcome.STOPPING, STOPPING_DETAIL, retry_after_s=1.0)
 
 
-def error_body(reason: Outcome, detail: str, param: str | None = None) -> bytes:
-    """OpenAI's error document: the code is the outcome's reason, but for those of OpenAI's own (_CODES)."""
+def error_body(reason: Outcome, detail: str, param: str | None = None, kind: str = "") -> bytes:
+    """OpenAI's error document: the code is the outcome's reason, but for those of OpenAI's own (_CODES). `kind` is the
+    error's type where it is not always the same."""
     code = _CODES.get(reason, reason.reason)
-    error = {"message": detail, "type": _STATUS[reason][1], "param": param, "code": code}
+    error = {"message": detail, "type": kind or _STATUS[reason][1], "param": param, "code": code}
     return msgspec.json.encode({"error": error})
 
 
@@ -164,13 +175,14 @@ def refusal(
     retry_after_s: float | None = None,
     extra: bytes = b"",
     wait_ms: float | None = None,
+    kind: str = "",
 ) -> Reply:
-    """The answer that says an outcome to a client."""
+    """The answer that says an outcome to a client. `kind` as in `error_body`."""
     if retry_after_s is not None:
         extra += b"retry-after: %d\r\n" % max(1, math.ceil(retry_after_s))
     if status_of(reason) == 401:
         extra += b"www-authenticate: Bearer\r\n"
-    return Reply(status_of(reason), error_body(reason, detail, param), reason, extra, wait_ms=wait_ms)
+    return Reply(status_of(reason), error_body(reason, detail, param, kind), reason, extra, wait_ms=wait_ms)
 
 
 _REDIRECTED = b"cache-control: no-store\r\nreferrer-policy: no-referrer\r\n"  # the URL is good for one use
@@ -215,11 +227,6 @@ def in_dialect(reply: Reply, dialect: Dialect) -> Reply:
     error = msgspec.json.decode(reply.body)["error"]
     body = _in_anthropic(reply.status, error["code"], error["message"], error["param"])
     return msgspec.structs.replace(reply, body=body)
-
-
-def status_line(status: int) -> bytes:
-    """`HTTP/1.1 200 OK` and its line end."""
-    return _LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status
 
 
 _TOKEN_REFUSALS = (

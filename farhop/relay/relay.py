@@ -137,7 +137,7 @@ class Relay:
         now, progress = self.clock(), None
         if self.resumption is not None and request.stream and attempts is AttemptRun:
             asked = exchange.head.known.get(RESUME) if exchange.is_hop else None
-            progress = self.resumption.of(exchange.head.path, body, asked)
+            progress = self.resumption.of(exchange.head.path, body, request.tenant, asked)
             if progress is not None:
                 attempts = partial(ResumableRun, resumption=self.resumption)
         if exchange.is_hop and exchange.head.known.get(RESUME) == CONTINUES:
@@ -148,7 +148,9 @@ class Relay:
         active.progress = progress
         exchange.body = b""  # its request has it now, perhaps changed
         exchange.callbacks = self._live[request.id] = active
-        self.react(machine.RequestArrived(request), now)
+        if self._news:
+            self._catch_up()
+        self._react(machine.RequestArrived(request), now)
 
     def holds(self, request_id: str) -> bool:
         """Whether a request is here and was sent nowhere yet."""
@@ -247,12 +249,14 @@ class Relay:
             active.forward = replace(active.forward, target=target, address=address)
             self.react(machine.AttemptMoved(active.request.id, attempt.number, target, passed))
 
-    def began(self, attempt: AttemptRun, status: int) -> None:
+    def began(self, attempt: AttemptRun, status: int, now: float) -> None:
         """The first byte is here. The client has it before the machine learns from it: that changes nothing for this
-        request, and takes a tenth of a millisecond or more."""
-        active, now = attempt.active, self.clock()
+        request, and takes a tenth of a millisecond or more. Of one that is whole the machine hears once, at its end."""
+        active = attempt.active
         active.began_at, active.status, active.streams = now, status, attempt.streams
         active.body = b""  # what has begun is never sent again
+        if attempt.whole:
+            return  # and its exchange is over presently
         active.exchange.let_go()
         if not self._news:
             self._loop.call_soon(self._catch_up)
@@ -275,7 +279,9 @@ class Relay:
                 self._tell(active, self._add_tail)
             active.exchange.finish()
             self._end_attempt(active, reason)
-            self.react(event)
+            if self._news:
+                self._catch_up()
+            self._react(event, active.began_at if attempt.whole else self.clock())
             self._conclude(active, reason)
 
     def _add_tail(self, active: ActiveRequest) -> None:
@@ -292,8 +298,10 @@ class Relay:
         """The attempt broke."""
         if attempt.active.attempt is attempt:
             self._end_attempt(attempt.active, reason)
-            can_resume = attempt.resumable
-            self.react(machine.AttemptFailed(attempt.active.request.id, attempt.number, reason, can_resume))
+            can_resume, request_id = attempt.resumable, attempt.active.request.id
+            self.react(
+                machine.AttemptFailed(request_id, attempt.number, reason, can_resume, target_lives=attempt.target_lives)
+            )
 
     def prefilled(self, run: PrefillRun, where: bytes) -> None:
         """The first half is done: the second goes where the machine said, and tells the engine where the KV is."""
@@ -339,21 +347,23 @@ class Relay:
     def _forward(self, active: ActiveRequest, command: machine.Forward, now: float) -> None:
         if self._ending:
             return  # what one that ended left free: but this one ends presently, too
-        self._end_attempt(active, outcome.CLIENT_LEFT)  # one at a time: the one before, if it runs, loses its client
+        if active.attempt is not None:
+            self._end_attempt(active, outcome.CLIENT_LEFT)  # one at a time: the one before loses its client
         active.forward, active.forwarded_at, active.reasons = command, now, command.reasons
-        if command.prefill is not None and command.prefill.together:
-            both = active.attempt = TogetherRun(self, active, command.attempt, now, command.prefill)
-            self._tell(active, self._tier.forwarded)
-            both.start(command.address)
-            return
-        if command.prefill is not None:
-            half = active.attempt = PrefillRun(self, active, command.attempt, command.prefill)
-            self._tell(active, self._tier.forwarded)
-            half.start(command.prefill.address)
-            return
-        attempt = active.attempt = active.attempts(self, active, command.attempt, now)
-        self._tell(active, self._tier.forwarded)
-        attempt.start(command.address)
+        attempt: Attempt
+        if command.prefill is None:
+            attempt, address = active.attempts(self, active, command.attempt, now), command.address
+        elif command.prefill.together:
+            attempt, address = TogetherRun(self, active, command.attempt, now, command.prefill), command.address
+        else:
+            attempt = PrefillRun(self, active, command.attempt, command.prefill)
+            address = command.prefill.address
+        active.attempt = attempt
+        try:
+            self._tier.forwarded(active)
+        except Exception as error:  # noqa: BLE001 - as in _tell, which each request would call
+            self._tier.fault(active, error)
+        attempt.start(address)
 
     def _resume(self, active: ActiveRequest, command: machine.Resume, now: float) -> None:
         """Continue a stream that broke."""
@@ -433,7 +443,8 @@ class Relay:
             active.timer.cancel()
             active.timer = None
         active.due = command.at
-        self._arm(active, now)
+        if command.at - now <= SWEEP_S:
+            self._arm(active, now)
 
     def _arm(self, active: ActiveRequest, now: float) -> None:
         """Most timers are deadlines that never fire: only one due before the sweep comes by again gets a handle."""
@@ -478,7 +489,10 @@ class Relay:
         if attempt is not None:
             attempt.abort()
             active.usage = attempt.usage
-            self._tell(active, self._tier.attempt_over, attempt, reason)
+            try:
+                self._tier.attempt_over(active, attempt, reason)
+            except Exception as error:  # noqa: BLE001 - as in _tell, which each request would call
+                self._tier.fault(active, error)
 
     def _forget(self, active: ActiveRequest) -> bool:
         """Whether it was still under way."""
@@ -491,7 +505,10 @@ class Relay:
     def _conclude(self, active: ActiveRequest, reason: Outcome) -> None:
         if active.progress is not None and self.resumption is not None:
             self.resumption.over(active.progress, reason)
-        self._tell(active, self._tier.concluded, reason, active.status, active.usage)
+        try:
+            self._tier.concluded(active, reason, active.status, active.usage)
+        except Exception as error:  # noqa: BLE001 - as in _tell, which each request would call
+            self._tier.fault(active, error)
 
     # -- upkeep
 

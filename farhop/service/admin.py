@@ -23,6 +23,8 @@ from farhop.relay.http.listener import PortTakenError
 from farhop.relay.http.tls import Handshakes
 from farhop.service import external_metrics as external
 from farhop.service.clock import wall
+from farhop.service.console.acts import ActError
+from farhop.service.console.console import EVENTS, OPERATOR, Console, OwnDesk
 from farhop.service.operators import OPEN
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import CONTENT_TYPE
@@ -34,10 +36,13 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Request
     from farhop.relay.http.tls import ListenerTls
     from farhop.service.authenticator import KeyAuthenticator
+    from farhop.service.console.console import Desk
     from farhop.service.decisions import Decisions
     from farhop.service.ingress import Ingress
     from farhop.service.operators import Operator, Operators, Right
+    from farhop.store.contract import Store
     from farhop.telemetry.metrics import TierMetrics
+    from topology.law import Law
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 DECISIONS_TOLD = 200  # of the last, at most
@@ -49,6 +54,7 @@ HEAD_S = 10.0  # until a connection's first request is read
 BODY_S = 30.0
 IDLE_S = 15.0  # a connection without a request
 LOG_LEVEL_BYTES_MAX = 256
+CONSOLE = "/console"
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="farhop admin"'}
 
 
@@ -146,12 +152,14 @@ class AdminServer:
         metrics.counter(
             "admin_requests_refused", "Of the admin port, by reason.", lambda: dict(self._refused), "reason"
         )
+        self.acted: Callable[[str, str], None] | None = None  # told of who does what here, before it is done
         self.more: tuple[tuple[str, str, Handler, Right], ...] = ()  # routes of this tier's own
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
         self._tls = tls
         self._handshakes: Handshakes | None = None
         self._explaining, self._one = 0, asyncio.Semaphore(1)
+        self.console: Console | None = None
 
     async def open(self, host: str, port: int) -> int:
         """Listen; returns the port. Raises PortTakenError."""
@@ -175,6 +183,9 @@ class AdminServer:
         )
         for method, path, handler, needed in (*routes, *self.more):
             app.router.add_route(method, path, partial(self._admitted, handler, needed))
+        if self.console is not None:
+            for method, path, handler, right in self.console.routes():
+                app.router.add_route(method, path, partial(self._in_console, handler, right))
         quiet = cast("logging.Logger", _Quiet(logging.getLogger("farhop.admin")))
         self._runner = web.AppRunner(app, access_log=None, logger=quiet, shutdown_timeout=1.0, keepalive_timeout=IDLE_S)
         await self._runner.setup()
@@ -188,6 +199,8 @@ class AdminServer:
             await self._runner.cleanup()
             reason = error.strerror or str(error)
             raise PortTakenError(f"admin: cannot listen on {host}:{port}: {reason}; choose another port") from None
+        if self.console is not None:
+            self.console.open()
         chosen: int = self._server.sockets[0].getsockname()[1]
         return chosen
 
@@ -195,6 +208,8 @@ class AdminServer:
         """Stop listening."""
         if self._server is not None:
             self._server.close()
+        if self.console is not None:
+            await self.console.close()
         if self._handshakes is not None:
             await self._handshakes.close()
         if self._runner is not None:
@@ -202,10 +217,35 @@ class AdminServer:
 
     async def _admitted(self, handler: Handler, needed: Right, request: web.Request) -> web.StreamResponse:
         """Answer who may ask for it, before anything of a body is read."""
+        return await self._given(handler, needed, request, self._operator(request))
+
+    async def _in_console(self, handler: Handler, needed: Right | None, request: web.Request) -> web.StreamResponse:
+        """The same for the console, whose page brings a cookie, and which other sites' pages may not ask."""
+        console = self.console
+        assert console is not None  # its routes are there only where it is
+        operator = self._operator(request)
+        if operator.may == "":
+            operator = console.operator(request) or operator
+        OPERATOR.set(operator)
+        if (needed is not None or request.path.startswith(f"{CONSOLE}/of/")) and (no := console.refused(request)):
+            self._count("other_site")
+            return no
+        try:
+            if needed is None or (request.path == EVENTS and operator.may_do(needed)):
+                return await handler(request)
+            return await self._given(handler, needed, request, operator)
+        except ActError as error:
+            return _json({"error": str(error)}, error.status)
+
+    def _operator(self, request: web.Request) -> Operator:
         transport = request.transport
         session = transport.get_extra_info("ssl_object") if transport is not None else None
         certificate = session.getpeercert(binary_form=True) if session is not None else None
-        operator = self._operators.of(request.headers.get("Authorization"), certificate)
+        return self._operators.of(request.headers.get("Authorization"), certificate)
+
+    async def _given(
+        self, handler: Handler, needed: Right, request: web.Request, operator: Operator
+    ) -> web.StreamResponse:
         if not operator.may_do(needed):
             return self._refusal(operator, needed)
         if self._under_way >= REQUESTS_MAX:
@@ -215,6 +255,8 @@ class AdminServer:
         try:
             if needed == "act":
                 self._log.warning("an operator acts", operator=operator.name, what=request.path[:128])
+                if self.acted is not None:
+                    self.acted(operator.name, request.path)
             return await handler(request)
         except TimeoutError:
             self._count("too_slow")
@@ -312,15 +354,45 @@ class AdminServer:
         try:
             async with asyncio.timeout(BODY_S):
                 body = await request.read()
-            question = msgspec.json.decode(body, type=Question)
-            async with self._one:
-                return _json(self._tier_admin.explain(await asyncio.to_thread(self._tier_admin.compose, question)))
+            return _json(await self._explained(body))
         except (msgspec.DecodeError, UnicodeDecodeError, ExplainError) as error:
             return _json({"error": str(error)}, 400)
         except RecursionError:
             return _json({"error": "the question is nested too deeply"}, 400)
         finally:
             self._explaining -= 1
+
+    async def _explained(self, body: bytes) -> dict[str, Any]:
+        question = msgspec.json.decode(body, type=Question)
+        async with self._one:
+            return self._tier_admin.explain(await asyncio.to_thread(self._tier_admin.compose, question))
+
+    async def explained(self, body: bytes) -> dict[str, Any]:
+        """The same for the console. Raises ActError."""
+        if self._explaining >= EXPLAINS_MAX:
+            raise ActError("others ask at this moment: ask again shortly", 503)
+        self._explaining += 1
+        try:
+            return await self._explained(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, ExplainError) as error:
+            raise ActError(str(error)) from None
+        except RecursionError:
+            raise ActError("the question is nested too deeply") from None
+        finally:
+            self._explaining -= 1
+
+    def show(self, law: Callable[[], Law], store: Store) -> None:
+        """Have a console, of this balancer alone. Before `open`."""
+        desk = OwnDesk(self._tier_admin.status, self._metrics, self._decisions, law, store, self.explained)
+        self.have(desk)
+
+    def have(self, desk: Desk) -> None:
+        """Have a console of this desk. Before `open`."""
+        self.console = Console(desk, self._operators, secure=self._tls is not None)
+        self._metrics.gauge("console_viewers", "Who looks at the console now.", lambda: float(self._viewers()))
+
+    def _viewers(self) -> int:
+        return self.console.viewers if self.console is not None else 0
 
 
 class _Bounded:

@@ -16,9 +16,11 @@ from msgspec.structs import replace
 
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
-from farhop.identity.api_keys import Keyring, Principal, authorization
+from farhop.identity.api_keys import PRIORITY_MAX, Keyring, Nobody, Principal
 from farhop.identity.redirect_token import HEADER as PASS
+from farhop.identity.tenant_certificates import HEADER as CERTIFICATE
 from farhop.relay import answers
+from farhop.service.clock import wall
 from farhop.service.routing_keys import values
 from topology.law import Scope, narrowing
 
@@ -26,9 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from farhop.balance.model_facts import ModelFacts
+    from farhop.identity.api_keys import Tokens
+    from farhop.identity.redirect_token import RedirectToken
+    from farhop.identity.tenant_certificates import TenantCertificates
     from farhop.relay.answers import Reply
     from farhop.relay.formats.prompt import Wishes
     from farhop.relay.http.head import Head
+    from farhop.service.keybook import KeyBook
     from topology.law import Law
     from topology.model import Topology
 
@@ -38,13 +44,15 @@ _PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SAYS = {
     outcome.MISSING_KEY: "an API key is required: send `Authorization: Bearer KEY`, or `x-api-key: KEY`",
     outcome.UNKNOWN_KEY: "this API key is not known",
+    outcome.KEY_NOT_VALID: "this API key was revoked, has expired, or is not valid yet: ask for another",
 }
+_WHAT = {"jwt": "token", "cert": "certificate"}  # by how a Principal's key_id begins
 _TIMEOUT_DIGITS_MAX = 12
 # Host names that stand for a residency: OpenRouter's, and those that OpenAI's SDKs write for `data_residency`.
 _HOST = re.compile(rb"(?:(eu|us)|(ae|au|in|jp)(?=\.api\.))\.", re.IGNORECASE)
 _SHOWN_MAX = 16
 _OBJECTIVES, _SLO = (b"x-llm-d-inference-objective: ", b"x-gateway-inference-objective: "), b"x-llm-d-slo-ttft-ms: "
-PRIORITY_MAX = 9  # as in a law; an InferenceObjective may say any number
+CALLERS_MAX = 65_536
 _LOGGING = Scope.LOGGING  # to look up an enum's member is a call, and this is asked for every request
 
 
@@ -52,7 +60,10 @@ class Caller(msgspec.Struct, frozen=True):
     """Who asks, under which law, with how much time. `hint_scope` separates prefixes that may not be shared.
 
     `recorded`: whether spans and decisions of this caller may be kept here, whatever the model. `decision_id` comes
-    with a hop token, and so may the SHA-256 of the one body that it lets in.
+    with a hop token, and so may the SHA-256 of the one body that it lets in. `key` names a key of the law, `key_id` one
+    that was issued; `models`, if any, are all that the latter is for. `user` is the salted hash of whom a token named,
+    and `priority_max` what it allows at most. `charged`: the balancer that sent it here took what it may use off its
+    tenant's limits.
     """
 
     tenant: str
@@ -70,6 +81,11 @@ class Caller(msgspec.Struct, frozen=True):
     promised_ttft_ms: float | None = None
     body_hash: bytes = b""
     waited_s: float = 0.0
+    key_id: str = ""
+    models: tuple[str, ...] = ()
+    user: str = ""
+    priority_max: int = PRIORITY_MAX
+    charged: bool = False
 
 
 class Authenticator(Protocol):
@@ -110,7 +126,18 @@ class KeyAuthenticator:
         # Priorities by InferenceObjective; the tier sets it.
         self.objective: Callable[[str], int | None] = lambda _name: None
         self.by_token: Callable[[bytes], Caller | Reply] | None = None  # who comes by a redirect's token instead
-        self._callers: dict[Principal, Caller] = {}  # under this law, of those who wish for nothing: as many as keys
+        self.certificates: TenantCertificates | None = None  # who comes with a certificate and nothing else
+        self._callers: dict[Principal, Caller] = {}  # under this law, of those who wish for nothing
+
+    def also(self, issued: KeyBook, tokens: Tokens | None = None) -> None:
+        """Let in by the keys of this book, too, and by these tokens."""
+        self._keyring = Keyring(self._law().topology.key, issued.get, lambda: wall().timestamp(), tokens)
+        issued.changes.append(self._issued_anew)
+
+    def _issued_anew(self) -> None:
+        """Other keys are issued now."""
+        self._keyring.forget()
+        self._callers.clear()
 
     def caller(self, head: Head) -> Caller | Reply:
         """Who asks, or why they may not."""
@@ -123,8 +150,10 @@ class KeyAuthenticator:
         if self.by_token is not None and PASS in known:
             return self.by_token(known[PASS])
         principal = self._identified(head)
-        if isinstance(principal, Outcome):
-            return answers.refusal(principal, self._says[principal])
+        if not isinstance(principal, Principal):
+            return self._nobody(principal)
+        if principal.key_id and (refused := self._key_refusal(principal, head)) is not None:
+            return refused
         named = _HOST.match(known.get(b"host", b""))
         if named is not None or b"x-farhop-allow" in known or b"x-farhop-timeout-ms" in known:
             return self._let_in(principal, head, (named[1] or named[2]).decode().lower() if named is not None else "")
@@ -133,13 +162,34 @@ class KeyAuthenticator:
             return caller
         caller = self._let_in(principal, head)
         if isinstance(caller, Caller):
+            if len(self._callers) >= CALLERS_MAX:
+                del self._callers[next(iter(self._callers))]
             self._callers[principal] = caller
         return caller
 
-    def _identified(self, head: Head) -> Principal | Outcome:
-        """By its key."""
+    def _nobody(self, why: Nobody | Outcome) -> Reply:
+        if isinstance(why, Nobody):
+            return answers.refusal(why.outcome, why.detail)
+        return answers.refusal(why, self._says[why])
+
+    def _key_refusal(self, principal: Principal, head: Head) -> Reply | None:
+        """Why an issued key is of no use here; None if it is."""
+        if principal.tenant not in self._law().topology.tenants:
+            what = _WHAT.get(principal.key_id.partition(":")[0], "API key")
+            return answers.refusal(outcome.UNKNOWN_KEY, f"this {what} is of a tenant that the law does not name")
+        path = head.path.decode("latin-1")
+        if principal.paths and path not in principal.paths:
+            detail = f"this API key is not for this path; it is for {', '.join(principal.paths[:_SHOWN_MAX])}"
+            return answers.refusal(outcome.KEY_SCOPE, detail)
+        return None
+
+    def _identified(self, head: Head) -> Principal | Nobody | Outcome:
+        """By its key or token; by its certificate where it brings neither."""
         known = head.known
-        return self._keyring.identify(authorization(known.get(b"authorization"), known.get(b"x-api-key")))
+        said, x_api_key = known.get(b"authorization"), known.get(b"x-api-key")
+        if self.certificates is not None and said is None and x_api_key is None and CERTIFICATE in known:
+            return self.certificates.identify(known[CERTIFICATE])
+        return self._keyring.identify(said, x_api_key)
 
     def _let_in(self, principal: Principal, head: Head, host: str = "") -> Caller | Reply:
         """The caller that this makes, with what the request's head wishes for; or why not. `host` is the residency that
@@ -164,7 +214,8 @@ class KeyAuthenticator:
             detail = "`x-farhop-timeout-ms` must be a whole number of milliseconds above 0"
             return answers.refusal(outcome.INVALID_FIELD, detail, param="x-farhop-timeout-ms")
         narrow = narrowing(principal.within, wish, within)
-        return self.trusted(principal.tenant, narrow, principal.key_name, patience_s)
+        caller = self.trusted(principal.tenant, narrow, principal.key_name, patience_s)
+        return caller if not principal.key_id else as_issued(caller, principal)
 
     def _lies_in(self, within: tuple[str, ...]) -> bool:
         """Whether this balancer stands in one of these places."""
@@ -198,12 +249,14 @@ class KeyAuthenticator:
             narrow=narrow,
         )
 
-    def vouched(self, tenant: str, narrow: tuple[tuple[str, ...], ...], key: str, patience_s: float) -> Caller | Reply:
+    def vouched(self, claims: RedirectToken) -> Caller | Reply:
         """The caller for whom a token of ours speaks, as far as the law of now lets this balancer read it."""
-        why = self._law().verdict(tenant, "", Scope.ENTRY).why_not(self._region)
+        why = self._law().verdict(claims.tenant, "", Scope.ENTRY).why_not(self._region)
         if why is not None:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, f"this balancer may not read the request: {why}")
-        return self.trusted(tenant, narrow, key, min(patience_s, self._request_s))
+        patience_s = min(claims.deadline_ms / 1e3, self._request_s)
+        caller = replace(self.trusted(claims.tenant, claims.narrow, claims.key, patience_s), charged=True)
+        return caller if not claims.key_id else as_issued(caller, claims)
 
     def _entry(self, tenant: str, target: bytes) -> Reply | None:
         """None if a balancer in this region may read the tenant's requests."""
@@ -228,7 +281,7 @@ class KeyAuthenticator:
             (slo,) = (*values(lines, _SLO), b"")[:1]
             names = (wishes.tier, objective)
             ttft_ms = float(slo) if slo.isdigit() and len(slo) <= _TIMEOUT_DIGITS_MAX else None
-            priority = tenant.priority_of(names, ttft_ms)
+            priority = min(tenant.priority_of(names, ttft_ms), caller.priority_max)
             caller = replace(caller, priority=priority) if priority != caller.priority else caller
         if objective and (tenant is None or objective not in tenant.tiers):
             caller = self._by_objective(caller, objective)
@@ -255,7 +308,7 @@ class KeyAuthenticator:
         everywhere = frozenset(law.topology.regions)
         offers = {everywhere: self._offered(everywhere)}  # by where it is lawful: mostly the same for all models
         models: dict[str, ModelFacts] = {}
-        for model in sorted(offers[everywhere]):
+        for model in sorted(offers[everywhere] if not caller.models else offers[everywhere].keys() & {*caller.models}):
             lawful = law.verdict(caller.tenant, model, narrow=caller.narrow, key=caller.key).lawful
             if lawful not in offers:
                 offers[lawful] = self._offered(lawful)
@@ -297,6 +350,14 @@ class GatewayAuthenticator(KeyAuthenticator):
             return outcome.MISSING_KEY
         tenant = said[0].decode("latin-1")
         return Principal(tenant, "") if tenant in self._law().topology.tenants else outcome.UNKNOWN_KEY
+
+
+def as_issued(caller: Caller, by: Principal | RedirectToken) -> Caller:
+    """The caller with what the key, token or certificate says that was issued beside the law."""
+    priority = min(caller.priority, by.priority_max)
+    return replace(
+        caller, key_id=by.key_id, models=by.models, user=by.user, priority=priority, priority_max=by.priority_max
+    )
 
 
 def narrowed(law: Law, caller: Caller, wishes: Wishes) -> Caller:

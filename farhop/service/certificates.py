@@ -42,13 +42,14 @@ class TlsFileError(TlsError):
 class Files(msgspec.Struct, frozen=True):
     """PEM files of one end. `is_server`: connections come to us. `ca_file` holds whom we believe, None: the system's.
 
-    A server's `ca_file` is its `client_ca_file`: with it, clients must bring a certificate.
+    A server's `ca_file` is its `client_ca_file`: with it, clients must bring a certificate, or may if `is_optional`.
     """
 
     is_server: bool
     cert_file: str | None = None
     key_file: str | None = None
     ca_file: str | None = None
+    is_optional: bool = False
 
 
 class Material(msgspec.Struct, frozen=True):
@@ -142,7 +143,7 @@ def _context(files: Files) -> ssl.SSLContext:
     context.set_alpn_protocols(_ALPN)
     context.options |= ssl.OP_NO_RENEGOTIATION
     if files.is_server and files.ca_file is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_mode = ssl.CERT_OPTIONAL if files.is_optional else ssl.CERT_REQUIRED
     if files.cert_file is not None:
         context.load_cert_chain(files.cert_file, files.key_file, password=lambda: "")  # else OpenSSL asks the terminal
     return context

@@ -8,11 +8,28 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
-from farhop.config import DAY_S, Bytes, Count, FromOutside, Part, PublicKey, Seconds, Secret, is_absent, left_out
+from farhop.accounts.usage import price_book
+from farhop.config import (
+    DAY_S,
+    Bytes,
+    ConfigError,
+    Count,
+    FromOutside,
+    Part,
+    PublicKey,
+    Seconds,
+    Secret,
+    is_absent,
+    left_out,
+)
 from farhop.identity import certificate_names
 from farhop.identity.hop_keys import HopError, read_keys
+from farhop.identity.jwt_tokens import ANY_TENANT, LEEWAY_S_MAX, Algorithm, Issuer
 from farhop.relay.formats.field_guard import Guard
 from farhop.relay.http.connection import ClientLimits
 from farhop.relay.upstream.pool import UpstreamLimits
@@ -23,6 +40,7 @@ from farhop.store import envelope
 from farhop.store.etcd_link import EtcdSettings
 
 # A host name, an IPv4 address or an IPv6 one in brackets, and maybe a port.
+REFETCH_S = 30.0  # between two requests for an issuer's keys, however many tokens name one that is not known
 _ADVERTISE = r"^((\[[0-9A-Fa-f:.]{2,64}\]|[A-Za-z0-9][A-Za-z0-9._-]{0,252})(:[0-9]{1,5})?)?$"
 _HOST_PORT = r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?(:[0-9]{1,5})?$"
 
@@ -41,11 +59,13 @@ def _check_files(files: certificates.Files, info: ValidationInfo) -> None:
 
 
 class ListenTls(Part):
-    """TLS where others connect to us. With `client_ca_file` they must bring a certificate that it vouches for."""
+    """TLS where others connect to us. With `client_ca_file` they must bring a certificate that it vouches for; where
+    `client_certificate` is optional, which is for clients' ports, one that is brought must be such."""
 
     cert_file: str
     key_file: str
     client_ca_file: str | None = None
+    client_certificate: Literal["required", "optional"] = "required"
     handshake_s: Seconds = 10.0
 
     @model_validator(mode="after")
@@ -56,7 +76,8 @@ class ListenTls(Part):
     @property
     def files(self) -> certificates.Files:
         """For farhop.service.certificates."""
-        return certificates.Files(True, self.cert_file, self.key_file, self.client_ca_file)
+        optional = self.client_certificate == "optional"
+        return certificates.Files(True, self.cert_file, self.key_file, self.client_ca_file, optional)
 
 
 class ConnectTls(Part):
@@ -280,6 +301,198 @@ class ResumeConfig(Part):
     mode: Literal["exact", "off"] = "exact"
 
 
+_PLAIN_URL = re.compile(r"https?://[^\s@]+\Z")
+
+
+class UsageHttp(Part):
+    """Where usage is sent, too: batches of CloudEvents, as OpenMeter's `/api/v1/events` takes them. It stands in
+    `region`, this balancer's if left out: what a tenant's law keeps from being recorded there is not sent."""
+
+    url: Annotated[str, Field(max_length=2048)]
+    token: Secret | None = None
+    region: Annotated[str, Field(max_length=128)] = ""
+    batch_max: Annotated[int, Field(ge=1, le=10_000)] = 500
+    timeout_s: Seconds = 10.0
+    insecure: bool = False
+
+    @model_validator(mode="after")
+    def _encrypted(self) -> UsageHttp:
+        if not _PLAIN_URL.match(self.url):
+            raise ValueError("url: must be http(s)://host[:port]/path with no user in it; give a secret as `token`")
+        if self.url.startswith("http:") and not self.insecure and not is_loopback(host_of(self.url)):
+            raise ValueError("url: is http, and not on loopback; give an https URL, or say insecure: true")
+        return self
+
+
+Folder = Annotated[str, Field(min_length=1, max_length=4096)]
+OnFull = Literal["serve", "refuse"]
+
+
+class UsageConfig(Part):
+    """Usage records, in files below `dir`, each instance's in a folder of its own. `on_full`: what becomes of requests
+    while records cannot be written: served and counted as lost, or refused. `prices` is a price book."""
+
+    dir: Folder
+    on_full: OnFull = "serve"
+    sync: Literal["always", "interval", "never"] = "interval"
+    sync_s: Seconds = 1.0
+    segment_bytes: Annotated[int, Field(ge=4096, le=1 << 34)] = 64 << 20
+    segment_s: Seconds = 3600.0
+    bytes_max: Annotated[int, Field(ge=65_536, le=1 << 44)] = 10 << 30
+    keep_days: Annotated[float, Field(ge=0, le=36_500)] = 400.0
+    prices: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    http: UsageHttp | None = None
+
+    @model_validator(mode="after")
+    def _sound(self, info: ValidationInfo) -> UsageConfig:
+        if self.segment_bytes > self.bytes_max:
+            raise ValueError("segment_bytes: is above bytes_max, so that no file would ever be whole; lower it")
+        if self.prices is None:
+            return self
+        if Path(self.prices).exists():
+            try:
+                price_book(Path(self.prices))
+            except ConfigError as error:
+                raise ValueError("prices: " + "; ".join(str(error).splitlines())) from None
+        elif not left_out(info, f"{self.prices}: no such file"):
+            raise ValueError(f"prices: {self.prices} is not there; give the path of a price book, or leave it out")
+        return self
+
+
+class AuditConfig(Part):
+    """The audit log, below `dir`, each instance's in a folder of its own. `key` signs its checkpoints: Ed25519, PEM.
+    `origin` is the log's name, FLEET/REGION/INSTANCE below farhop.internal if left out."""
+
+    dir: Folder
+    key: Secret
+    origin: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,255}$")] | None = None
+    on_full: OnFull = "serve"
+
+    @model_validator(mode="after")
+    def _signs(self) -> AuditConfig:
+        if not is_absent(self.key):
+            self.signing_key()
+        return self
+
+    def signing_key(self) -> Ed25519PrivateKey:
+        """What signs. Raises ValueError that names the remedy."""
+        try:
+            found = load_pem_private_key(self.key.get_secret_value().encode(), None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            found = None
+        if not isinstance(found, Ed25519PrivateKey):
+            raise ValueError(  # noqa: TRY004 - as that of whoever reads its name
+                "key: is no Ed25519 private key in PEM; `openssl genpkey -algorithm ed25519` makes one"
+            )
+        return found
+
+
+ClaimName = Annotated[str, Field(max_length=256)]
+TenantName = Annotated[str, Field(min_length=1, max_length=128)]
+PlaceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class Claims(Part):
+    """The claims of a token that say who asks, by name; "" none. Each that is named must be in every token."""
+
+    tenant: ClaimName = ""
+    user: ClaimName = "sub"
+    priority: ClaimName = ""
+    places: ClaimName = ""
+
+
+class IssuerConfig(Part):
+    """An identity provider: `issuer` and one of `audience` stand in its tokens, its keys at `jwks_url`.
+
+    It may speak for `tenants`; `*`: for all of the law. Without `claims.tenant` it speaks for the one named. Keys are
+    fetched each `refresh_s`, and count for `stale_s` where they cannot be.
+    """
+
+    issuer: Annotated[str, Field(min_length=1, max_length=1024)]
+    audience: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...], Field(min_length=1, max_length=64)
+    ]
+    jwks_url: Annotated[str, Field(max_length=2048)]
+    algorithms: Annotated[tuple[Algorithm, ...], Field(min_length=1)]
+    tenants: Annotated[tuple[TenantName, ...], Field(min_length=1, max_length=10_000)]
+    claims: Claims = Claims()
+    leeway_s: Annotated[float, Field(ge=0, le=LEEWAY_S_MAX)] = 10.0
+    lifetime_s_max: Annotated[float, Field(gt=0, le=366 * DAY_S)] = DAY_S
+    refresh_s: Annotated[float, Field(ge=REFETCH_S, le=DAY_S)] = 300.0
+    stale_s: Annotated[float, Field(gt=0, le=30 * DAY_S)] = DAY_S
+    ca_file: str | None = None
+    insecure: bool = False
+
+    @model_validator(mode="after")
+    def _sound(self, info: ValidationInfo) -> IssuerConfig:
+        if not _PLAIN_URL.match(self.jwks_url):
+            raise ValueError("jwks_url: must be http(s)://host[:port]/path with no user in it; correct it")
+        if self.jwks_url.startswith("http:") and not self.insecure and not is_loopback(host_of(self.jwks_url)):
+            raise ValueError("jwks_url: is http, and not on loopback; give an https URL, or say insecure: true")
+        if not self.claims.tenant and (len(self.tenants) != 1 or ANY_TENANT in self.tenants):
+            raise ValueError("claims.tenant: is not given, and `tenants` names not just one; say which claim names it")
+        if self.stale_s < self.refresh_s:
+            raise ValueError("stale_s: is below refresh_s, so that keys would end before they are fetched; raise it")
+        if self.ca_file is not None:
+            _check_files(self.files, info)
+        return self
+
+    @property
+    def files(self) -> certificates.Files:
+        """For farhop.service.certificates."""
+        return certificates.Files(False, ca_file=self.ca_file)
+
+    def made(self, name: str) -> Issuer:
+        """For farhop.identity."""
+        says = self.claims
+        return Issuer(
+            name, self.issuer, frozenset(self.audience), frozenset(self.algorithms), frozenset(self.tenants),
+            says.tenant, says.user, says.priority, says.places, self.leeway_s, self.lifetime_s_max,
+        )  # fmt: skip
+
+
+class TenantCertificate(Part):
+    """A client's certificate by the one URI among its names, such as a SPIFFE ID: whose it is, and where within."""
+
+    uri: Annotated[str, Field(pattern=r"^[a-z][a-z0-9+.-]*://[!-~]{1,2000}$")]
+    tenant: TenantName
+    within: Annotated[tuple[PlaceName, ...], Field(max_length=32)] = ()
+
+
+class Identity(Part):
+    """Who asks, beside API keys: tokens by their issuer's name, and certificates of clients. `user_salt` hides the
+    users whom tokens name in usage records; without it they are left out."""
+
+    issuers: Annotated[dict[OperatorName, IssuerConfig], Field(max_length=64)] = Field(default_factory=dict)
+    certificates: Annotated[dict[OperatorName, TenantCertificate], Field(max_length=10_000)] = Field(
+        default_factory=dict
+    )
+    user_salt: Secret | None = None
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Identity:
+        for field, said in (
+            ("issuers: two have the same `issuer`", [one.issuer for one in self.issuers.values()]),
+            ("certificates: two have the same `uri`", [one.uri for one in self.certificates.values()]),
+        ):
+            if len(said) != len(set(said)):
+                raise ValueError(f"{field}; give each once")
+        salt = self.user_salt
+        if salt is not None and len(salt.get_secret_value()) < TOKEN_CHARS_MIN:
+            raise ValueError(
+                f"user_salt: must be {TOKEN_CHARS_MIN} characters or more; `openssl rand -hex 32` makes one"
+            )
+        return self
+
+    def check_entry(self, name: str, entry: Listen | None) -> None:
+        """Raise ValueError if clients could not show the certificates that tenants are known by."""
+        if self.certificates and entry is not None and (entry.tls is None or entry.tls.client_ca_file is None):
+            raise ValueError(
+                f"identity.certificates: are given, and {name}.tls.client_ca_file is not; give the authority that "
+                "issues them"
+            )
+
+
 def _path(text: str | None) -> Path | None:
     return Path(text) if text else None
 
@@ -397,8 +610,11 @@ class Member(Part):
 
 
 class Process(Member):
-    """What both tiers need."""
+    """What both tiers need. `usage`, `audit`: left out, nothing of it is written."""
 
     hop: Hop
     limits: Limits = Limits()
     requests: Requests = Requests()
+    usage: UsageConfig | None = None
+    audit: AuditConfig | None = None
+    identity: Identity = Identity()

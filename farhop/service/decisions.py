@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Usage
     from farhop.balance.outcome import Outcome
+    from farhop.service.clock import Clock
     from farhop.telemetry.attributes import Value
 
 DECISIONS_MAX = 10_000
@@ -48,7 +49,7 @@ class Record(msgspec.Struct, frozen=True, eq=False):
 
     decision_id: str
     traceparent: bytes
-    at_ns: int
+    at: float  # by the clock
     tenant: str
     model: str
     prompt_bytes: int
@@ -60,13 +61,14 @@ class Record(msgspec.Struct, frozen=True, eq=False):
     usage: Usage | None
     decision: Any
     reasons: Reasons
+    clock: Clock
 
     def __call__(self) -> dict[str, Any]:
         usage = self.usage
         return {
             "decision": self.decision_id,
             "trace_id": trace_context.trace_id(self.traceparent),
-            "at_unix_ms": self.at_ns // 1_000_000,
+            "at_unix_ms": self.clock.wall_ns(self.at) // 1_000_000,
             "tenant": self.tenant,
             "model": self.model,
             "prompt_bytes": self.prompt_bytes,
@@ -109,6 +111,10 @@ class Decisions:
     def last(self, most: int) -> list[dict[str, Any]]:
         """The newest records, the newest first."""
         return [self._records[name]() for name in islice(reversed(self._records), most)]
+
+    def newest(self, most: int) -> list[str]:
+        """The newest decisions by id, the newest first; none of them is spelled out."""
+        return list(islice(reversed(self._records), most))
 
     def __len__(self) -> int:
         return len(self._records)

@@ -19,6 +19,7 @@ from farhop.balance import outcome
 from farhop.balance.machine import PromptTokenized, Request
 from farhop.balance.prefix import chain
 from farhop.identity import redirect_token
+from farhop.identity.tenant_certificates import HEADER as CERTIFICATE
 from farhop.relay import answers
 from farhop.relay.formats import bodies, openai, paths
 from farhop.relay.formats.field_guard import DEFAULT
@@ -27,6 +28,7 @@ from farhop.relay.formats.prompt import NO_WISHES
 from farhop.relay.formats.transcript import continuation
 from farhop.service.authenticator import Caller
 from farhop.service.large_bodies import LARGE_BYTES, Job
+from farhop.service.limits import WAIT_S
 from farhop.service.request_telemetry import RequestContext
 from farhop.service.routing_keys import VERSION_HEADER, soft_session
 from farhop.service.tokenizer import INLINE_BYTES_MAX
@@ -48,12 +50,14 @@ if TYPE_CHECKING:
     from farhop.service.authenticator import Authenticator
     from farhop.service.clock import Clock
     from farhop.service.large_bodies import LargeBodyReader, ParsedBody
+    from farhop.service.limits import Limiter
     from farhop.service.request_telemetry import RequestTelemetry
     from farhop.service.routing_keys import HeaderMatchReader, SessionReader
     from farhop.service.tokenizer import Tokenizers
 
 _MODELS, _VERSION = Kind.MODELS, Kind.VERSION  # to look up an enum's member is a call, and each request asks for it
 _BODILESS = (_MODELS, _VERSION)
+_MODELS_SHOWN = 16
 
 
 _LLM_D, _OBJECTIVE = b"x-llm-d-", b"x-gateway-inference-objective: "
@@ -139,11 +143,14 @@ class Ingress:
     ) -> None:
         self._ready, self.anycast = ready, anycast
         self._advisor, self._guard, self._to_engines, self._signs = advisor, guard, to_engines, signs
+        self.asks_certificate = False  # whether tenants are known by their certificates, too
         self._authenticator, self._telemetry, self._clock, self._rng = authenticator, telemetry, clock, rng
         self._session, self._header_matches, self._tokenizers, self._large = session, header_matches, tokenizers, large
         self._wants_tokens = wants_tokens
         self.relay: Carrying | None = None
         self.arrivals: Arrivals | None = None
+        self.limits: Limiter | None = None  # what clients may use, where that is limited
+        self.gate: Callable[[], Reply | None] | None = None  # why nobody is let in just now, where there can be a why
 
     def sign_bodies(self, signs: bool) -> None:
         """Whether tokens are bound to the bodies from now on."""
@@ -163,6 +170,8 @@ class Ingress:
 
     def _judge(self, exchange: Exchange, context: RequestContext) -> Reply | None:
         head = exchange.head
+        if self.gate is not None and (closed := self.gate()) is not None:
+            return closed
         if redirect_token.PARAMETER in head.target:
             head.target, token = redirect_token.parted(head.target)  # nobody behind us is to see it
             if token is not None:
@@ -179,6 +188,8 @@ class Ingress:
         if head.known.get(b"content-encoding", b"identity") != b"identity":
             detail = "compressed request bodies are not read; send the body without `Content-Encoding`"
             return answers.refusal(outcome.MALFORMED_HTTP, detail)
+        if self.asks_certificate and (certificate := exchange.certificate) is not None:
+            head.known[CERTIFICATE] = certificate
         caller = self._authenticator.caller(head)
         for name in (b"authorization", b"x-api-key"):
             head.known.pop(name, None)  # it has said who asks: nobody needs to hold it any longer
@@ -224,7 +235,9 @@ class Ingress:
         try:
             head = exchange.head
             version = head.known.get(VERSION_HEADER)
-            prompt = self._read(caller, kind, exchange.body, head.path, head.onward)
+            prompt = bodies.read(
+                kind, exchange.body, head.path, head.onward, self._guard, lambda: self._only_model(caller)
+            )
         except bodies.BodyError as error:
             return answers.refusal(error.outcome, error.detail, param=error.param)
         wished = self._wished(context, caller, prompt, head.onward)
@@ -239,11 +252,8 @@ class Ingress:
             return caller
         wished = self._authenticator.wished(caller, prompt.wishes, lines)
         if isinstance(wished, Caller):
-            context.caller = wished
+            context.caller, context.law = wished, None  # it may stay within less
         return wished
-
-    def _read(self, caller: Caller, kind: Kind, body: bytes, path: bytes, headers: bytes) -> Prompt:
-        return bodies.read(kind, body, path, headers, self._guard, lambda: self._only_model(caller))
 
     def _only_model(self, caller: Caller) -> str:
         """The model that is meant where none is named: the one there is; "" where there are several."""
@@ -258,14 +268,36 @@ class Ingress:
         kind, caller = context.kind, context.caller
         assert caller is not None
         assert kind is not None
+        if caller.models and request.model not in caller.models:
+            detail = f"this API key is not for this model; it is for {', '.join(caller.models[:_MODELS_SHOWN])}"
+            return answers.refusal(outcome.KEY_SCOPE, detail, param="model")
         # A model may have a rule of its own, and its name is known only now.
-        if context.recorded and not self._authenticator.recorded(caller, request.model):
+        asked = context.recorded and self._telemetry.bound(context, request.model)
+        if asked and not self._authenticator.recorded(caller, request.model):
             self._telemetry.mute(context)
         if self.arrivals is not None:
             self.arrivals.arrived(exchange, caller, request.model)
         if context.advised:
             assert self._advisor is not None
             return self._advisor.advise(request, context, exchange.head)
+        if self.limits is not None and not caller.charged:
+            admitted = self.limits.admit(context, request)
+            if isinstance(admitted, asyncio.Future):
+                _Borrowing(self, exchange, request, prompt, onward, since).begin(self.limits, admitted)
+                return None
+            if admitted is not None:
+                return admitted
+        self._go_on(exchange, context, request, prompt, onward, since)
+        return None
+
+    def _go_on(
+        self, exchange: Exchange, context: RequestContext, request: Request, prompt: Prompt, onward: bytes | None,
+        since: float,
+    ) -> None:  # fmt: skip
+        """It may go on: its prompt's tokens are read, where they are of use."""
+        kind, caller = context.kind, context.caller
+        assert caller is not None
+        assert kind is not None
         if self._tokenizers is None or not self._tokenizers.reads(kind, request.model):
             self._start(exchange, request, prompt, since, onward)
         elif not self._wants_tokens(request):
@@ -277,7 +309,6 @@ class Ingress:
             self._start(exchange, self.spelled(caller, kind, request, prompt, exchange.body), prompt)
         else:
             _Reading(self, exchange, request, prompt, onward, since).begin(self._tokenizers, kind)
-        return None
 
     def _read_beside(self, kind: Kind, request: Request, body: bytes, salt: str) -> None:
         """Tell the machine the tokens of a prompt that waits in line, when they are read."""
@@ -307,7 +338,7 @@ class Ingress:
         if prompt.hide_usage and not exchange.hears:
             prompt, onward = replace(prompt, hide_usage=False), None  # the client would see what it did not ask for
         if onward is None:
-            salt = self._salt(context.caller, context.kind, prompt)
+            salt = self._salt(context.caller, context.kind, prompt) if self._to_engines else ""
             onward = openai.change(exchange.body, prompt, salt).of(exchange.body)
         more = None
         if (
@@ -360,7 +391,7 @@ class Ingress:
 
         Raises bodies.BodyError.
         """
-        prompt = self._read(caller, kind, body, path, headers)
+        prompt = bodies.read(kind, body, path, headers, self._guard, lambda: self._only_model(caller))
         wished = self._authenticator.wished(caller, prompt.wishes, headers)
         if not isinstance(wished, Caller):
             raise bodies.BodyError(wished.outcome, msgspec.json.decode(wished.body)["error"]["message"])
@@ -397,7 +428,7 @@ class Ingress:
             divisible=prompt.divisible,
             recomputed=prompt.recomputed,
             session=self._session.read(caller.tenant, body, headers, session) if self._session is not None else 0,
-            version=header_matches.version(prompt.model, version) if header_matches is not None else "",
+            version="" if version is None or header_matches is None else header_matches.version(prompt.model, version),
             header_matches=header_matches.header_matches(prompt.model, headers) if header_matches is not None else (),
             soft_session=soft,
             parent_session=parent,
@@ -500,6 +531,45 @@ class _ReadingApart(_Waiting):
         version = head.known.get(VERSION_HEADER)
         request = ingress._request(caller, parsed.prompt, body, head.onward, version, self._since, parsed.session)
         return ingress._understood(exchange, self._context, request, parsed.prompt, parsed.change.of(body), self._since)
+
+
+class _Borrowing(_Waiting):
+    """A request for which what is lent here is not enough."""
+
+    def __init__(
+        self, ingress: Ingress, exchange: Exchange, request: Request, prompt: Prompt, onward: bytes | None, since: float
+    ) -> None:
+        super().__init__(ingress, exchange)
+        self._request, self._prompt, self._onward, self._since = request, prompt, onward, since
+        self._until = ingress._clock.now() + WAIT_S
+
+    def begin(self, limits: Limiter, future: asyncio.Future[None]) -> None:
+        """Wait for more."""
+        self._limits, self._future, self._exchange.callbacks = limits, future, self
+        self._since = self._since or self._ingress._clock.now()
+        future.add_done_callback(self._lent)
+
+    def _lent(self, future: asyncio.Future[None]) -> None:
+        exchange, ingress = self._exchange, self._ingress
+        if future.cancelled() or exchange.callbacks is not self:
+            return
+        context: RequestContext = exchange.context
+        try:
+            waits = ingress._clock.now() < self._until
+            admitted = self._limits.admit(context, self._request, waits=waits)
+            if isinstance(admitted, asyncio.Future):
+                self.begin(self._limits, admitted)
+                return
+            exchange.callbacks = None
+            if admitted is None:
+                ingress._go_on(exchange, context, self._request, self._prompt, self._onward, self._since)
+            else:
+                ingress._telemetry.turned_away(context, admitted.outcome, admitted.status)
+                exchange.reply(admitted)
+        except Exception:
+            exchange.callbacks = None
+            ingress._broke(exchange)
+            raise  # the loop's handler has it logged
 
 
 class _Reading(_Waiting):

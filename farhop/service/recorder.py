@@ -91,27 +91,22 @@ class Recorder:
 
     def __init__(self, region: str) -> None:
         self._region = region
-        self._recordings: list[Recording] = []
-
-    @property
-    def listened(self) -> bool:
-        """Whether anybody listens."""
-        return bool(self._recordings)
+        self.recordings: list[Recording] = []  # none while nobody listens
 
     def concluded(self, request: Request, arrived_s: float, over_s: float, usage: Usage | None) -> None:
         """A request is over that came from a client, and that may be recorded here. Wall seconds."""
-        for recording in self._recordings:
+        for recording in self.recordings:
             recording.add(request, self._region, arrived_s, over_s, usage)
 
     @contextmanager
     def listening(self, salt: bytes) -> Iterator[Recording]:
         """A recording for as long as the context lasts."""
         recording = Recording(salt)
-        self._recordings.append(recording)
+        self.recordings.append(recording)
         try:
             yield recording
         finally:
-            self._recordings.remove(recording)
+            self.recordings.remove(recording)
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """GET /record?for_s=60&salt=HEX: rows as JSON lines while they come, then one line that says how many."""
@@ -124,7 +119,7 @@ class Recorder:
         salt = request.query.get("salt", "")
         if not SALT_CHARS[0] <= len(salt) <= SALT_CHARS[1] or not salt.isalnum():
             return _refusal(400, f"salt: give {SALT_CHARS[0]} to {SALT_CHARS[1]} letters and digits, drawn at random")
-        if len(self._recordings) >= LISTENERS_MAX:
+        if len(self.recordings) >= LISTENERS_MAX:
             return _refusal(503, f"{LISTENERS_MAX} recordings are under way here: ask again later")
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
         with self.listening(salt.encode()) as recording:

@@ -6,7 +6,7 @@ from being recorded here is muted before anything is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from farhop.balance import outcome
 from farhop.balance.outcome import Source
@@ -27,16 +27,40 @@ if TYPE_CHECKING:
     from farhop.service.authenticator import Caller
     from farhop.service.clock import Clock
     from farhop.service.decisions import Decisions, Reasons
+    from farhop.service.limits import Reservation
     from farhop.service.recorder import Recorder
     from farhop.telemetry.attributes import Value
     from farhop.telemetry.logs import Throttled
     from farhop.telemetry.metrics import TierMetrics
     from farhop.telemetry.spans import Span, Tracing
+    from topology.law import Law
 
 MODEL_CHARS_MAX = 128
 PROVIDER = "farhop"  # what clients' spans would name, too: the engines behind are not theirs to know
 _UNTRACED = RequestTrace(b"", None)
 _WELL = (outcome.SERVED, outcome.REDIRECTED, outcome.ADVISED)
+
+
+class Accounting(Protocol):
+    """What is written down of requests and must not be lost (service.accounts)."""
+
+    def forwarded(self, context: RequestContext) -> None:
+        """It is sent on."""
+
+    def turned_away(self, context: RequestContext, reason: Outcome, status: int, now: float) -> None:
+        """A request is over that was not decided on."""
+
+    def concluded(
+        self, context: RequestContext, active: ActiveRequest, reason: Outcome, status: int, usage: Usage | None,
+        now: float,
+    ) -> None:  # fmt: skip
+        """A request is over that was decided on."""
+
+
+class UnderLaw(Protocol):
+    """Who goes by a law: a tier's machine."""
+
+    law: Law
 
 
 class RequestContext:
@@ -55,9 +79,12 @@ class RequestContext:
         "decided",
         "decision_id",
         "kind",
+        "law",
+        "law_epoch",
         "over",
         "recorded",
         "relay_span",
+        "reserved",
         "since",
         "trace",
     )
@@ -69,8 +96,11 @@ class RequestContext:
         self.advised = False
         self.decided: Any = None  # the last decision that has a span
         self.caller: Caller | None = None
+        self.reserved: Reservation | None = None  # of what its tenant may use
         self.kind: Kind | None = None
+        self.law: Law | None = None  # by which it was asked whether it may be recorded; None: to be asked anew
         self.decision_id = ""
+        self.law_epoch = 0  # when it was sent on last, where that is written down
         self.body_sha256 = b""  # of the body as it is sent on, once it was wanted
         self.relay_span: Span | None = None
         self.active: ActiveRequest | None = None  # while it is relayed
@@ -101,7 +131,9 @@ class RequestTelemetry:
         self._clock, self._rng, self._reasons = clock, rng, reasons
         # Whether a request for this model may be recorded here by the law of now; the tier sets it.
         self.may_record: Callable[[Caller, str], bool] = lambda _caller, _model: True
+        self.under: UnderLaw | None = None  # whose law that is; the tier sets it
         self.recorder: Recorder | None = None  # where requests come in; the tier sets it
+        self.accounts: Accounting | None = None  # where usage or audit is written; the tier sets it
         self._hops: dict[
             tuple[str, str], RequestContext
         ] = {}  # by issuer and its name for the attempt: from head to end
@@ -110,8 +142,15 @@ class RequestTelemetry:
 
     def begin(self) -> RequestContext:
         """A head is here. Nothing is traced of those who are not let in."""
-        self._metrics.begun()
-        return RequestContext(_UNTRACED, self._clock.now())
+        self._metrics.in_flight += 1
+        context = RequestContext(_UNTRACED, self._clock.now())
+        context.law = None if self.under is None else self.under.law
+        return context
+
+    def bound(self, context: RequestContext, model: str) -> bool:
+        """Whether what was said at its head, of any model, may not hold of this one, or not any more."""
+        law = context.law
+        return law is None or self.under is None or law is not self.under.law or model in law.bound
 
     def admitted(self, context: RequestContext, head: Head, *, outside: bool) -> None:
         """It is known who asks. Whoever comes from `outside` may have only so many requests traced by asking for it."""
@@ -152,6 +191,8 @@ class RequestTelemetry:
         """Over before it was relayed: answered by the ingress, cut short while it was read, or left by its client."""
         if reason.source is Source.LAW:
             self.mute(context)  # who may not be read here is not recorded here either
+        if self.accounts is not None and not context.over:
+            self.accounts.turned_away(context, reason, status, self._clock.now())
         self._finish(context, reason, status, self._clock.now())
 
     def advised(self, context: RequestContext, request: Request, decision: Any) -> None:
@@ -175,6 +216,8 @@ class RequestTelemetry:
         """An attempt is on its way: the decision behind it is a span of its own, and so is the attempt."""
         context: RequestContext = active.context
         context.active = active
+        if self.accounts is not None:
+            self.accounts.forwarded(context)
         if context.trace.sampled:
             self._decided(active, context, active.forwarded_at)
             context.relay_span = context.trace.open("farhop.relay", self._clock.wall_ns(active.forwarded_at))
@@ -224,9 +267,12 @@ class RequestTelemetry:
         if context.over:
             return
         now = self._clock.now()
+        if self.accounts is not None:
+            self.accounts.concluded(context, active, reason, status, usage, now)
         if (
             context.recorded
             and context.caller is not None
+            and (self.under is None or context.law is not self.under.law)
             and not self.may_record(context.caller, active.request.model)
         ):
             self.mute(context)  # the law changed while it was under way
@@ -238,7 +284,7 @@ class RequestTelemetry:
                 self._metrics.prefix(reasons.hit_source(decision), predicted, usage.cached_tokens)
         if context.trace.sampled:
             self._decided(active, context, now)  # one that sent it nowhere, or that a later one overtook
-        if self.recorder is not None and self.recorder.listened and context.recorded and self._is_clients(context):
+        if self.recorder is not None and self.recorder.recordings and context.recorded and self._is_clients(context):
             arrived_s, over_s = (self._clock.wall_ns(moment) / 1e9 for moment in (context.arrived_at, now))
             self.recorder.concluded(active.request, arrived_s, over_s, usage)
         ttft_ms = (active.began_at - context.arrived_at) * 1e3 if active.began_at else None
@@ -290,6 +336,8 @@ class RequestTelemetry:
         if context.over:
             return
         context.over, context.active = True, None
+        if context.reserved is not None:
+            context.reserved.settle(active, reason, usage)
         if context.caller is not None and context.caller.attempt:
             self._hops.pop((context.caller.issuer, context.caller.attempt), None)
         ttft_s = tpot_s = None
@@ -333,44 +381,36 @@ class RequestTelemetry:
     ) -> None:
         if not context.recorded:
             return
-        arrived_at = context.arrived_at
         # Of the request only this: the ring holds many records, and a chain or a stranger's long name is large.
         record = Record(
             decision_id=context.decision_id,
             traceparent=context.trace.traceparent,
-            at_ns=self._clock.wall_ns(arrived_at),
+            at=context.arrived_at,
             tenant=request.tenant,
             model=request.model[:MODEL_CHARS_MAX],
             prompt_bytes=request.prompt_bytes,
             outcome=reason,
             status=status,
             ttft_ms=ttft_ms,
-            duration_ms=(now - arrived_at) * 1e3,
+            duration_ms=(now - context.arrived_at) * 1e3,
             attempts=context.attempts,
             usage=usage,
             decision=decision,
             reasons=self._reasons,
+            clock=self._clock,
         )
         self._decisions.put(context.decision_id, record)
 
 
 class InstrumentedTier:
-    """The part of a relay's Tier that only watches. A tier adds the headers it writes."""
+    """The part of a relay's Tier that only watches. A tier adds the headers it writes, and its own word on what else is
+    to be noted where a request is `forwarded` or `concluded`: else they are the telemetry's."""
+
+    attempt_over: Callable[[ActiveRequest, Attempt, Outcome], None]  # see relay.Tier
 
     def __init__(self, telemetry: RequestTelemetry, log: Throttled) -> None:
         self.telemetry, self._log = telemetry, log
-
-    def forwarded(self, active: ActiveRequest) -> None:
-        """See relay.Tier."""
-        self.telemetry.forwarded(active)
-
-    def attempt_over(self, active: ActiveRequest, attempt: Attempt, reason: Outcome) -> None:
-        """See relay.Tier."""
-        self.telemetry.attempt_over(active, attempt, reason)
-
-    def concluded(self, active: ActiveRequest, reason: Outcome, status: int, usage: Usage | None) -> None:
-        """See relay.Tier."""
-        self.telemetry.concluded(active, reason, status, usage)
+        self.attempt_over = telemetry.attempt_over
 
     def redirect_url(self, active: ActiveRequest, base: str) -> str:  # noqa: ARG002 - a tier that redirects has its own
         """See relay.Tier."""

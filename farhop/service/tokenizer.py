@@ -28,6 +28,7 @@ from farhop.config import ConfigError
 from farhop.relay.formats import messages
 from farhop.relay.formats.paths import Kind
 from farhop.service.chat_form import ChatForm, MediaError
+from farhop.service.pieces import Pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -95,6 +96,7 @@ class ModelTokenizer:
             raise ConfigError(where, [f"file: {files.file}: not a tokenizer.json that can be read: {error}"]) from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._pieces = Pieces(self._tokenizer, lambda texts: self._encoded(texts, special=False))
         beside = _beside(where, Path(files.file))
         self._special = {name: _text(beside[name]) for name in _SPECIAL if name in beside}
         source = _source(where, files.template or _named(Path(files.file))) or _default(beside.get("chat_template"))
@@ -110,8 +112,10 @@ class ModelTokenizer:
             return Spelled(self._completion(asked), kind)
         if kind is Kind.MESSAGES:  # an engine makes a chat of it first
             asked = messages.as_chat(asked)
+        text = self._chat(asked)
         special = asked.get("add_special_tokens") is True
-        return Spelled(self._encoded(self._chat(asked), special=special), _shape(kind, asked))
+        ids = self._encoded([text], special=True)[0] if special else self._pieces.ids(text)
+        return Spelled(ids, _shape(kind, asked))
 
     def _completion(self, asked: dict[str, Any]) -> bytes:
         prompt = asked["prompt"]
@@ -122,13 +126,12 @@ class ModelTokenizer:
                 raise UnreadableError("several")
             prompt = prompt[0]
         if isinstance(prompt, str):
-            return self._encoded(prompt, special=asked.get("add_special_tokens") is not False)
+            return self._encoded([prompt], special=asked.get("add_special_tokens") is not False)[0]
         return _packed(prompt)
 
-    def _encoded(self, text: str, *, special: bool) -> bytes:
+    def _encoded(self, texts: list[str], *, special: bool) -> list[bytes]:
         # Not `encode`: that keeps the interpreter's lock, and the loop would wait for it.
-        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
-        return _packed(encoding.ids)
+        return [_packed(one.ids) for one in self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)]
 
     # -- chats
 

@@ -25,6 +25,9 @@ PICK_PREFIX = f"{ROOT}pick/"
 ROUTE_PREFIX = f"{ROOT}route/"
 STEER_PREFIX = f"{ROOT}steer/"
 SPLIT_PREFIX = f"{ROOT}split/"
+KEY_PREFIX = f"{ROOT}key/"
+LIMIT_PREFIX = f"{ROOT}limit/"
+LIMIT_ROOT_PREFIX = f"{ROOT}limit-root/"
 REPLICA_PREFIX = f"{ROOT}replica/"
 ENTRY_PREFIX = f"{ROOT}entry/"
 ENTRY_DRAIN_PREFIX = f"{ROOT}entry-drain/"
@@ -216,6 +219,21 @@ def route_key(region: str) -> str:
 def split_key(region: str) -> str:
     """Where stands how a region splits traffic between versions. Raises ValueError for a name that would not parse."""
     return f"{SPLIT_PREFIX}{_segment(region)}"
+
+
+def issued_key(name: str) -> str:
+    """Where an API key that was issued stands, by its id. Raises ValueError for one that would not parse."""
+    return f"{KEY_PREFIX}{_segment(name)}"
+
+
+def limit_key(tenant: str) -> str:
+    """Where a tenant's limits stand. Raises ValueError for a name that would not parse."""
+    return f"{LIMIT_PREFIX}{_segment(tenant)}"
+
+
+def limit_root_key(region: str) -> str:
+    """Where stands who lends out what a region's tenants may use. ValueError for a name that would not parse."""
+    return f"{LIMIT_ROOT_PREFIX}{_segment(region)}"
 
 
 def replica_prefix(region: str) -> str:

@@ -22,7 +22,9 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 
 from farhop.store.contract import (
     ENTRY_DRAIN_PREFIX,
+    KEY_PREFIX,
     LAW_KEY,
+    LIMIT_PREFIX,
     OVERRIDE_PREFIX,
     PICK_PREFIX,
     REGION_PREFIX,
@@ -47,6 +49,8 @@ _PREFIXES = {
     PICK_PREFIX: "policy",
     SPLIT_PREFIX: "split",
     ROUTE_PREFIX: "route",
+    KEY_PREFIX: "key",
+    LIMIT_PREFIX: "limit",
     REGION_PREFIX: "report",
 }
 KINDS = ("law", *dict.fromkeys(_PREFIXES.values()))

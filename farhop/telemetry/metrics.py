@@ -62,6 +62,7 @@ class _OfModel:
         self.ttft, self.tpot = Buckets(TTFT_BUCKETS_S), Buckets(TPOT_BUCKETS_S)
 
 
+_COARSE: dict[Source | None, str] = {Source.CLIENT: "left", Source.ENGINE: "failed", Source.TRANSPORT: "failed"}
 _KINDS = ("prompt", "completion", "cached")
 
 
@@ -217,6 +218,25 @@ class TierMetrics(Collector):
             counts[key] += 1
         else:
             self._attempts.add((self._targets.admit(target), _known(outcome.reason)))
+
+    @property
+    def process(self) -> tuple[str, str, str]:
+        """Tier, region and instance."""
+        return (self._const[0][1], self._const[1][1], self._instance)
+
+    def traffic(self) -> dict[str, dict[str, int]]:
+        """By target how many attempts were served, left by their client, refused or failed, and how many came past a
+        hot region: since the start."""
+        found: dict[str, dict[str, int]] = {}
+        for (target, reason), count in self._attempts.values.items():
+            outcome = by_reason(reason)
+            source = outcome.source if outcome is not None else None
+            how = _COARSE.get(source, "refused") if reason != "served" else "ok"
+            flows = found.setdefault(target, {})
+            flows[how] = flows.get(how, 0) + int(count)
+        for (target,), count in self._spills.values.items():
+            found.setdefault(target, {})["spilled"] = int(count)
+        return found
 
     def spilled(self, to: str) -> None:
         """A request went to region `to` because its best one was hot."""

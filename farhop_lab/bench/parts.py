@@ -17,9 +17,10 @@ import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import cache
 from inspect import CO_COROUTINE
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import msgspec
@@ -109,7 +110,7 @@ class _Counting:
         if root is not self._root:
             self._flush()
             self._root = root
-        name = _name(frame)
+        name = _name(frame.f_code)
         # Spans of one request in a hundred are OpenTelemetry's to count, and tasks are upkeep: no request has one.
         upkeep = root.f_code.co_flags & CO_COROUTINE or root.f_code.co_name in _TIMERS
         if root.f_back is not None and not upkeep and "opentelemetry" not in name:
@@ -127,8 +128,8 @@ class _Counting:
         self._carries = self._asks = False
 
 
-def _name(frame: FrameType) -> str:
-    code = frame.f_code
+@cache  # an upkeep of a thousand calls, each counted by its bytecodes, must not hold up who is waited for
+def _name(code: CodeType) -> str:
     return f"{'/'.join(Path(code.co_filename).parts[-2:])}:{code.co_firstlineno} {code.co_qualname}"
 
 

@@ -75,6 +75,10 @@ def _chunk(data: bytes) -> bytes:
 
 
 _PIECE = _event('"choices":[{"index":0,"delta":{"content":" word"}}]')  # about 150 bytes
+# The same where tokens are asked for, as vLLM tells them.
+_ASKED = b'"return_token_ids":true'
+_TOLD = '"choices":[{"index":0,"delta":{"content":" word"},"finish_reason":null,"token_ids":[1234]}]'
+_TOLD_PIECE = _event(_TOLD)
 _DONE = _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
@@ -145,13 +149,17 @@ class Connection(asyncio.Protocol):
         tokens = len(body) // BYTES_PER_TOKEN
         if (delay := _DELAY.search(body)) is not None:
             time.sleep(float(delay[1]) / 1e3)  # to 0.1 ms, where the loop's timers know whole ones; nobody else asks
-        self._write(_STREAM_HEAD + _PIECE)
-        self._timer = self._loop.call_later(pace_s, self._next, chunks - 1, pace_s, tokens)
+        first = piece = _PIECE
+        if _ASKED in body:
+            prompt = ",".join(["1234"] * tokens)
+            first, piece = _event(f'{_TOLD},"prompt_token_ids":[{prompt}]'), _TOLD_PIECE
+        self._write(_STREAM_HEAD + first)
+        self._timer = self._loop.call_later(pace_s, self._next, chunks - 1, pace_s, tokens, piece)
 
-    def _next(self, left: int, pace_s: float, tokens: int) -> None:
+    def _next(self, left: int, pace_s: float, tokens: int, piece: bytes) -> None:
         if left > 0:
-            self._write(_PIECE)
-            self._timer = self._loop.call_later(pace_s, self._next, left - 1, pace_s, tokens)
+            self._write(piece)
+            self._timer = self._loop.call_later(pace_s, self._next, left - 1, pace_s, tokens, piece)
             return
         self._timer = None
         usage = (

@@ -87,6 +87,12 @@ class Checker:
         lines = [line for page in pages for line in page.splitlines()]
         return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:prompt_tokens_total"))
 
+    async def why(self, entry: str, result: Result) -> None:
+        """What an entry's balancer says of the decision by which a request went where it was not expected."""
+        asked = result.headers.get("x-farhop-decision", "unknown")
+        told = await self.page(f"{self.world.regions[entry].global_admin}/decisions/{asked}")
+        self.say(f"     {code_of(result)}; why, by {entry}'s global balancer: {told}")
+
     async def page(self, url: str) -> str:
         """What stands there."""
         async with aiohttp.ClientSession() as session, session.get(url) as answer:

@@ -160,6 +160,9 @@ async def everyone_at_home(checker: Checker) -> None:
     seen = f"{home} of {len(results)}"
     want = f"{len(results)} of {len(results)}"
     checker.check("g", f"{EACH} clients in each region at once, served at home", want, seen, seen == want)
+    for i, region in enumerate(served):
+        if region != checker.names[i // EACH]:
+            await checker.why(checker.names[i // EACH], results[i])
 
 
 async def prefix_across_the_ocean(checker: Checker) -> None:
@@ -187,6 +190,8 @@ async def prefix_across_the_ocean(checker: Checker) -> None:
     short = await checker.ask("virginia", "anywhere", "Hello there.")
     checker.check("h", "a short one, cached there too, stays at home", "virginia", region_of(short),
                 region_of(short) == "virginia")  # fmt: skip
+    if region_of(short) != "virginia":
+        await checker.why("virginia", short)
 
 
 async def overflow(checker: Checker) -> None:
@@ -275,6 +280,8 @@ async def streams_go_on(checker: Checker) -> None:
         "n", f"frankfurt killed, but its entry, under {carried} streams", f"{STREAMS} say what whole ones say", seen,
         alike == STREAMS,
     )  # fmt: skip
+    for one_of_each in {code_of(result): result for _, result in results if not result.ok}.values():
+        await checker.why("frankfurt", one_of_each)
     await _until_down(checker, "frankfurt", "virginia")
     shares: list[float] = []
     watching = asyncio.create_task(_watch_return(checker, "frankfurt", "virginia", shares))

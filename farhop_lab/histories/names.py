@@ -157,7 +157,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
         "soft_session parent_session among once by_anycast",
     ),
     3: _fields(machine.AttemptBegan, "id attempt status"),
-    4: _fields(machine.AttemptEnded, "id attempt status usage fault chain answer_bytes"),
+    4: _fields(machine.AttemptEnded, "id attempt status usage fault chain answer_bytes whole"),
     5: _fields(machine.AttemptFailed, "id attempt outcome"),
     6: _fields(machine.AttemptRefused, "id attempt outcome wait_ms"),
     7: _fields(machine.ClientLeft, "id"),

@@ -19,7 +19,7 @@ from farhop_lab.workloads.program import Ask, Program, Programs, Schedule, Workl
 from farhop_lab.workloads.prose import prose
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from farhop_lab.scenarios.schema import WorkDoc
     from farhop_lab.sim.clients import ClientPool
@@ -123,10 +123,20 @@ def send(
             day, threshold = days.get(region), (i + 0.5) / n
             awake = None if day is None else _awake(day, threshold)
             clients.closed(region, programs(figures, work.tenant, f"{name} {region} {i}", seed), awake=awake)
+    for found in schedules(work, name, seed, scale, days, folder, clients.until):
+        clients.open(found)
+
+
+def schedules(
+    work: WorkDoc, name: str, seed: int, scale: float, days: Mapping[str, Daylight], folder: Path, until: float
+) -> Iterator[Schedule]:
+    """The open loops of a piece of work, as `send` has them: for who asks what will be asked without a world.
+    TraceError and WorkloadError as the trace has it."""
+    figures = figures_of(work)
     for region, per_s in work.per_s.items():
-        clients.open(_at_rate(figures, work.tenant, region, f"{name} {region}", seed, per_s * scale, days.get(region)))
+        yield _at_rate(figures, work.tenant, region, f"{name} {region}", seed, per_s * scale, days.get(region))
     if work.path:
-        clients.open(schedule(figures, work, seed, scale, days, folder, clients.until))
+        yield schedule(figures, work, seed, scale, days, folder, until)
 
 
 def _awake(day: Daylight, threshold: float) -> Any:

@@ -136,11 +136,12 @@ class Hop:
             self._balancer.relay.refused(self._active, self, reason, wait_ms)
 
     def _lost(self, reason: Outcome) -> None:
-        """The connection broke; a stream breaks without a word of the region's reasons."""
+        """The connection broke, or the region broke the stream off: of why, it says no more than that it lives."""
         if self._end():
             known = reason is outcome.CONNECT_FAILED or reason is outcome.FIRST_BYTE_TIMEOUT
             died = outcome.DIED_MID_STREAM if self._began else outcome.DIED_BEFORE_START
-            self._balancer.relay.failed(self._active, self, reason if known else died)
+            lives = self._began and not known and reason is not outcome.DIED_BEFORE_START
+            self._balancer.relay.failed(self._active, self, reason if known else died, target_lives=lives)
 
     def _quiet(self) -> None:
         """Chunks are not simulated: they come all the time, unless the link is frozen."""

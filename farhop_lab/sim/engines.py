@@ -208,7 +208,8 @@ class Gpu:
                 job.first()
             if emission.finished is not None and self._jobs.pop(emission.id, None) is not None:
                 said = bytes(memoryview(sequence.text)[len(job.prompt) :])
-                job.done(UsageWithText(sequence.prompt_tokens, sequence.output_tokens, sequence.cached_tokens, said))
+                used = sequence.prompt_tokens, sequence.output_tokens, sequence.cached_tokens
+                job.done(UsageWithText(*used, text=said))
         self._begin()
 
     # -- faults

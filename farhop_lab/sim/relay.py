@@ -196,11 +196,12 @@ class SimulatedRelay:
             active.attempt = None
             self.react(machine.AttemptRefused(active.request.id, attempt.number, reason, wait_ms))
 
-    def failed(self, active: ActiveRequest, attempt: Attempt, reason: Outcome) -> None:
+    def failed(self, active: ActiveRequest, attempt: Attempt, reason: Outcome, *, target_lives: bool = False) -> None:
         """The attempt broke."""
         if active.attempt is attempt:
             active.attempt = None
-            self.react(machine.AttemptFailed(active.request.id, attempt.number, reason))
+            failed = machine.AttemptFailed(active.request.id, attempt.number, reason, target_lives=target_lives)
+            self.react(failed)
 
     def client_left(self, request_id: str) -> bool:
         """Cancel what runs upstream, and tell the machine. False if the request is over."""

@@ -98,6 +98,9 @@ class EarlyBinding(regional_flow.RegionalFlow):
             config.region, config.foreign, self._fleet, self.queue, self.policies, self.splits, self._rng
         )
 
+    def _holds(self, replica: str, tokens: float) -> bool:  # noqa: ARG002
+        return True
+
 
 class FirstTokenGlobal(GlobalPredictive):
     """The predictive score without its `tpot` term."""

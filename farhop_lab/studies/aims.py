@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from farhop_lab.studies.cell import Result
     from farhop_lab.studies.tables import Row
 
-CEILING = "omniscient"
+ORACLE = "omniscient"
 BEST = "best"
 """In place of a router's name: of all published ones, whichever is best at that figure."""
 GORGO = "best gorgo"
@@ -122,8 +122,8 @@ def _rival(aim: Aim, names: Sequence[str], rows: Mapping[Row, list[Result]]) -> 
 
 
 def published(name: str) -> bool:
-    """Whether it is somebody else's router: neither Farhop, whole or in part, nor the ceiling."""
-    return name != CEILING and not name.startswith(routers.FARHOP)
+    """Whether it is somebody else's router: neither Farhop, whole or in part, nor the greedy oracle."""
+    return name != ORACLE and not name.startswith(routers.FARHOP)
 
 
 def said(aim: Aim, ratio: Interval | None) -> str:

@@ -3,9 +3,10 @@
 A world is one number. In it stand the shipped parts that know the law, and nothing else: for each of two regions both
 tiers' machines with their books of the law, disks and doors; two hubs. Its steps: laws are set (each clause appears,
 vanishes or changes), forged, broken and put back; hubs are wiped, restored, lost and found; balancers restart; engines
-tell, or tell otherwise, what their models are based on; balancers exchange laws; requests come. An oracle of set
-arithmetic (`law_oracle`) judges each place that a prompt comes to, and every node of a prefix that is told or kept, by
-what each process was brought of the law: the sound document of the highest epoch, through all restarts.
+tell, or tell otherwise, what their models are based on; balancers exchange laws; requests come, streams
+break and go on. An oracle of set arithmetic (`law_oracle`) judges each place that a prompt comes to, and every node of
+a prefix that is told or kept, by what each process was brought of the law: the sound document of the highest epoch,
+through all restarts.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from farhop.balance.machine import (
     Answer,
     AttemptBegan,
     AttemptEnded,
+    AttemptFailed,
     AttemptRefused,
     ClientLeft,
     Forward,
     LawChanged,
     Request,
     RequestArrived,
+    Resume,
 )
 from farhop.balance.prefix import chain
 from farhop.balance.prefix.journal import Stored
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
 
 STEPS = 40
 SLICE = 250  # worlds that a process is given at a time
+BREAKS_SHARE = 0.25  # of streams that began
 TENANTS = ("t0", "t1")
 MODELS = ("base", "sql", "mute", "plain")
 _NOW = 1.0
@@ -247,12 +251,17 @@ class Process:
         """What the models of a region are based on. For a global balancer a report of it, else its engines' listing."""
         self.told[region] = told
         if isinstance(self.flow, RegionalFlow):
-            replica = regional_view.Replica(
-                name="gpu", address=Address("gpu", 80), models=frozenset(told), gpu="", slots=64, kv_tokens=1 << 30,
-                prefill_tokens_max=1 << 20, prefill_ms_per_token=0.01, tpot_ms=10.0, lineage=dict(told),
-            )  # fmt: skip
-            self.handle(regional_view.ViewSwapped(regional_view.view_of([replica])))
-            self.handle(regional_view.ReplicaProbed("gpu", True))
+            replicas = [
+                regional_view.Replica(
+                    name=name, address=Address(name, 80), models=frozenset(told), gpu="", slots=64, kv_tokens=1 << 30,
+                    prefill_tokens_max=1 << 20, prefill_ms_per_token=0.01, tpot_ms=10.0, lineage=dict(told),
+                    token_ids=True,
+                )
+                for name in ("gpu-0", "gpu-1")
+            ]  # fmt: skip
+            self.handle(regional_view.ViewSwapped(regional_view.view_of(replicas)))
+            for one in replicas:
+                self.handle(regional_view.ReplicaProbed(one.name, True))
             return
         regions = {name: self._reported(name, said) for name, said in self.told.items()}
         self.handle(global_view.RegionReported(region))
@@ -497,6 +506,7 @@ class World:
     def forwarded(self, process: Process, forward: Forward) -> None:
         """A machine sends a request on."""
         request = self.asked[forward.id][0]
+        self.seen[f"resumed by a {process.tier} balancer"] += isinstance(forward, Resume)
         if process.tier == "regional":
             self.judge("computed", "processing", process.region, process, forward.id)
             self._computed(process, request, forward)
@@ -506,7 +516,7 @@ class World:
         number = f"{forward.id.split(' ')[0]}.{forward.attempt} {below.name}"
         hop = Request(
             **{name: getattr(request, name) for name in request.__struct_fields__}
-            | {"id": number, "lawful": forward.lawful, "issuer": process.name}
+            | {"id": number, "lawful": forward.lawful, "issuer": process.name, "by_ids": isinstance(forward, Resume)}
         )
         self.asked[number] = (hop, self.asked[forward.id][1], self.asked[forward.id][2])
         answers = [one for one in below.handle(RequestArrived(hop)) if isinstance(one, Answer)]
@@ -516,14 +526,22 @@ class World:
             known = outcome.by_reason(refused.reason) or refused
             process.handle(AttemptRefused(forward.id, forward.attempt, known))
             return
-        self._own(request)
-        process.handle(AttemptBegan(forward.id, forward.attempt, 200))
-        process.handle(AttemptEnded(forward.id, forward.attempt, 200, None))
+        self._answered(process, request, forward)
 
     def _computed(self, process: Process, request: Request, forward: Forward) -> None:
+        self._answered(process, request, forward)
+
+    def _answered(self, process: Process, request: Request, forward: Forward) -> None:
+        """Whole; or its stream breaks, perhaps under another law than it began, and may go on elsewhere."""
         self._own(request)
-        process.handle(AttemptBegan(request.id, forward.attempt, 200))
-        process.handle(AttemptEnded(request.id, forward.attempt, 200, None))
+        process.handle(AttemptBegan(forward.id, forward.attempt, 200))
+        if self.rng.random() >= BREAKS_SHARE:
+            process.handle(AttemptEnded(forward.id, forward.attempt, 200, None))
+            return
+        self.seen["broken"] += 1
+        if self.rng.random() < 0.5:
+            self.spread()
+        process.handle(AttemptFailed(forward.id, forward.attempt, outcome.DIED_MID_STREAM, resumable=True))
 
     def _own(self, request: Request) -> None:
         tenant, key, wish = self.asked[request.id][2]

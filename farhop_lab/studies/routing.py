@@ -13,7 +13,7 @@ import msgspec
 from farhop_lab.scenarios import load
 from farhop_lab.studies import pool, routers
 from farhop_lab.studies.ablations import ABLATIONS
-from farhop_lab.studies.aims import CEILING
+from farhop_lab.studies.aims import ORACLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,4 +118,4 @@ def loss() -> tuple[float, int, int]:
     return whole * share, int(lost_at), int(back_at)
 
 
-__all__ = ["ABLATED", "CEILING", "FLEETS", "SCENARIOS", "Plan", "fleet", "jobs", "loss", "needed", "scenarios"]
+__all__ = ["ABLATED", "FLEETS", "ORACLE", "SCENARIOS", "Plan", "fleet", "jobs", "loss", "needed", "scenarios"]

@@ -90,7 +90,7 @@ class Advisor:
             return base + target.decode("latin-1")
         lawful = decision.verdict.lawful
         forward = machine.Forward(request.id, 1, chosen.region, instance.tier, chosen.ttft_ms, lawful)
-        return self._redirect_tokens.url(request, context.decision_id, forward, base, target)
+        return self._redirect_tokens.url(request, context.decision_id, forward, base, target, context.caller)
 
 
 def _reasons(decision: Decision) -> dict[str, Any]:

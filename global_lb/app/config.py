@@ -97,6 +97,11 @@ class GlobalConfig(LinksConfig):
         return signer
 
     @model_validator(mode="after")
+    def _known(self) -> GlobalConfig:
+        self.identity.check_entry("listen", self.listen)
+        return self
+
+    @model_validator(mode="after")
     def _signs(self) -> GlobalConfig:
         HopSigner(self.hop.secrets(), self.hop.active, self.region)
         return self

@@ -19,13 +19,17 @@ from farhop.relay.http.listener import Listener
 from farhop.relay.relay import Relay
 from farhop.relay.upstream.resumable import Resumption
 from farhop.service import dataplane, stores
+from farhop.service.accounts import Accounts
 from farhop.service.admin import AdminServer
 from farhop.service.authenticator import KeyAuthenticator
 from farhop.service.certificates import TlsManager
 from farhop.service.clock import Clock, wall
 from farhop.service.decisions import Decisions
+from farhop.service.identities import Identities
 from farhop.service.ingress import Ingress
+from farhop.service.keybook import KeyBook
 from farhop.service.large_bodies import LargeBodyReader
+from farhop.service.limits import LimitBook, Limiter
 from farhop.service.loop_lag import LoopLag
 from farhop.service.process import run as run_process
 from farhop.service.recorder import Recorder
@@ -48,6 +52,7 @@ from global_lb.app.serve import DecisionReasons, GlobalAdmin, GlobalTier
 from global_lb.fleet.table import Price
 from global_lb.links.latencies import LatencyTable
 from global_lb.links.prefix_streams import Prefixes
+from global_lb.links.roots import Roots
 from global_lb.links.watch import Watcher
 from global_lb.routing.flow import FlowConfig, GlobalFlow, Reconfigured
 from global_lb.routing.routes import Routes
@@ -58,8 +63,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from farhop.balance.machine import Usage
+    from farhop.relay.active import ActiveRequest
     from farhop.service.certificates import Certificates
     from farhop.store.contract import Store
+    from global_lb.routing.pick import Decision
     from topology.model import Topology
 
 
@@ -102,6 +110,7 @@ class GlobalBalancer:
             path, config, topology, LIVE, self.laws, self._prepared, stores.hubs if store is None else None
         )
         self.reloader.log = logs.get("global")
+        self._accounting()
         self._administration()
         self._gauges()
 
@@ -150,10 +159,15 @@ class GlobalBalancer:
         self.lag = LoopLag()
         self.relay = Relay(b"global", self.flow, tier, pool, self.clock.now, upstream_is_tier=True, budget=self.budget)
         if config.resume.mode == "exact":
-            self.relay.resumption = resumption = Resumption(self._context_tokens)
+            self.relay.resumption = resumption = Resumption(self._context_tokens, wanted=self._resumes)
             dataplane.resume_metrics(self.metrics, resumption)
         self._slots = dataplane.slots()
         return regions
+
+    def _resumes(self, tenant: str) -> bool:
+        """See Resumption."""
+        known = self.flow.law.topology.tenants.get(tenant)
+        return known is not None and known.resume
 
     def _context_tokens(self, region: str, model: str) -> int | None:
         """See Resumption. Whether a region's engines tell ids is seen in its answer."""
@@ -188,8 +202,45 @@ class GlobalBalancer:
         self.overrides = RoutingOverrides(
             self.store, config.region, topology.regions, self.relay.react, self.metrics.report_refused, self.clock.now
         )
+        self.keys = KeyBook(self.store, self.metrics.report_refused)
+        self.identities = Identities(config.identity, self.keys, self.tls, self.clock, log)
+        self.identities.let_in(self.authenticator, self.ingress)
+        self.roots = Roots(lambda: self.config, regions)
+        self.limits = LimitBook(self.store, self.metrics.report_refused)
+        self.limiter = self.ingress.limits = Limiter(
+            self.limits, self.store, f"global {config.balancer}", config.balancer, self.roots.borrow, self.clock.now,
+            self.metrics.report_refused,
+        )  # fmt: skip
         self._tasks = Tasks()
         self._following: list[asyncio.Task[None]] = []
+
+    def _accounting(self) -> None:
+        """What is written down of requests, where anything is to be."""
+        self.accounts: Accounts | None = None
+        if self.config.usage is not None or self.config.audit is not None:
+            self.accounts = Accounts(
+                self.config, law=lambda: self.flow.law, gpu_ms=self._gpu_ms, version=_version, judged=self._judged,
+                clock=self.clock, metrics=self.metrics, log=self._log,
+            )  # fmt: skip
+            self.telemetry.accounts, self.ingress.gate = self.accounts, self.accounts.refusal
+
+    def _judged(self, active: ActiveRequest) -> tuple[int, frozenset[str] | None]:
+        """Under which epoch it was decided last, and where it might have gone."""
+        decision: Decision | None = active.reasons
+        if decision is None:
+            return self.flow.law.epoch, None
+        return decision.verdict.epoch, decision.verdict.lawful
+
+    def _gpu_ms(self, active: ActiveRequest, usage: Usage) -> float | None:
+        """What a request took of a GPU, as its price counts it (fleet.table.row_of), by what was computed."""
+        known = self.flow.view.regions.get(active.forward.target) if active.forward is not None else None
+        name = active.request.model
+        report = None if known is None else next((i.models[name] for i in known.instances if name in i.models), None)
+        if report is None:
+            return None
+        computed = usage.prompt_tokens - (usage.cached_tokens or 0)
+        step_ms = report.tpot_ms * report.replicas_ready / max(1, report.slots_total)
+        return round(computed * report.prefill_ms_per_token + usage.completion_tokens * step_ms, 3)
 
     def _administration(self) -> None:
         """The admin port: what operators see, and may do."""
@@ -205,14 +256,20 @@ class GlobalBalancer:
             laws=self.laws,
             configuration=self.reloader.status,
         )
+        self.tier_admin.issued, self.tier_admin.limits = self.identities.status, self.limiter.status
         hub = self.topology.regions[config.region].hub
         self.tier_admin.kept = lambda: stores.kept(self.store, hub)
+        if self.accounts is not None:
+            self.tier_admin.accounts = self.accounts.status
         self.admin = AdminServer(
             self.tier_admin, self.metrics, self.decisions, self.tls.listener("admin", config.admin),
             config.admin.made(config.trust_domain), lambda: redacted(self.config),
         )  # fmt: skip
+        if self.accounts is not None:
+            self.admin.acted = self.accounts.acted
         self.telemetry.recorder = Recorder(config.region)
         self.admin.more = (("GET", "/record", self.telemetry.recorder.stream, "read"),)
+        self.admin.show(lambda: self.flow.law, self.store)
 
     def _entry(self, rng: Random, redirect_tokens: RedirectTokens) -> None:
         """Where clients come in, and who asks what of them."""
@@ -221,7 +278,7 @@ class GlobalBalancer:
             config.region, lambda: self.flow.law,
             lambda regions: self.flow.view.models(regions), config.limits.request_s,
         )  # fmt: skip
-        self.telemetry.may_record = self.authenticator.recorded
+        self.telemetry.may_record, self.telemetry.under = self.authenticator.recorded, self.flow
         if config.unicast is not None:
             self.tier.own_tokens = OwnTokens(config.region, self.authenticator, self.clock)
             self.authenticator.by_token = self.tier.own_tokens.caller
@@ -262,6 +319,8 @@ class GlobalBalancer:
 
     def _adopt(self, law: Law) -> None:
         self.relay.react(LawChanged(law))
+        if self.accounts is not None:
+            self.accounts.law_changed(self.laws)
         self.prefixes.adopt(self.flow.law.epoch)
         if self.latencies is not None:
             self.latencies.lawful()
@@ -307,6 +366,8 @@ class GlobalBalancer:
             self.watcher.reconfigure(config, topology)
             if more:
                 self._follow()
+            if self.accounts is not None:
+                self.accounts.reconfigured()
 
         return put
 
@@ -318,6 +379,7 @@ class GlobalBalancer:
         gauge("pilot_light_awake", "Of each pilot-light region: 1 awake, 0.5 waking, 0 asleep.", self._pilots, "target")
         gauge("report_age_seconds", "Age of the last report of each region.", self._ages, "target")
         self.laws.observe(self.metrics)
+        self.identities.observe(self.metrics)
         self.reloader.observe(self.metrics)
         counter(
             "region_prefix_predicted_tokens", "Prompt tokens expected cached there.", lambda: self._hits(0), "target"
@@ -357,12 +419,21 @@ class GlobalBalancer:
     async def open(self) -> str:
         """See farhop.service.process.Balancer."""
         config = self.config
+        if self.accounts is not None:
+            await self.accounts.open()
         self.laws.remember()
         await self.store.open()
         await self.watcher.open()
         self._tasks.start(self.laws.follow(), "watch the law")
         self._follow()
+        self._tasks.start(self.keys.follow(), "watch the keys")
+        self.limiter.open()
         await self.laws.begun()
+        await self.keys.begun()
+        await self.identities.open(self._tasks)
+        await self.limits.begun()
+        if self.accounts is not None:
+            self.accounts.law_changed(self.laws)
         port = await dataplane.open_entry(self.listener, config.listen, self.tier_admin.ready, SETTLE_S)
         admin = await self.admin.open(config.admin.host, config.admin.port)
         self.tls.open()
@@ -393,7 +464,10 @@ class GlobalBalancer:
             lambda: self.listener.close(self.config.limits.drain_s),
             self.relay.close,
             self._close_readers,
+            self._close_accounts,
             self.watcher.close,
+            self.limiter.close,
+            self.roots.close,
             self._tasks.close,
             self.store.close,
             self.admin.close,
@@ -404,6 +478,10 @@ class GlobalBalancer:
 
     async def _close_readers(self) -> None:
         self.large.close()
+
+    async def _close_accounts(self) -> None:
+        if self.accounts is not None:
+            await self.accounts.close()
 
 
 def _flow_config(config: GlobalConfig, topology: Topology) -> FlowConfig:
@@ -416,6 +494,11 @@ def _flow_config(config: GlobalConfig, topology: Topology) -> FlowConfig:
         unicast_url=config.unicast.url if config.unicast is not None else "",
         pilots=config.pilots_in(topology),
     )
+
+
+def _version(active: ActiveRequest) -> str:
+    """As the region told with its answer."""
+    return active.version.decode("latin-1")
 
 
 def _prices(topology: Topology) -> dict[str, Price]:

@@ -6,7 +6,7 @@ The token is for one process of the region and expires in that one's clock. Neve
 from __future__ import annotations
 
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 _OWN = "own"
 _SAYS = {
     outcome.PASS_FORGED: "the token in the URL is not genuine, or of a process before this one",
-    outcome.PASS_EXPIRED: "the token in the URL has expired: ask the entry that gave it again",
+    outcome.PASS_OVER: "the token in the URL has expired, or was used already: ask the entry that gave it again",
     outcome.PASS_MISADDRESSED: "the token in the URL is for another balancer",
-    outcome.PASS_USED: "the token in the URL was used already: ask the entry that gave it again",
 }
 
 
@@ -45,7 +44,9 @@ class OwnTokens:
         self._signer = redirect_token.RedirectTokenSigner(keys, _OWN, region)
         self._verifier = redirect_token.RedirectTokenVerifier(keys, region, _OWN)
 
-    def url(self, request: Request, decision_id: str, epoch: int, base: str, target: bytes) -> str:
+    def url(
+        self, request: Request, decision_id: str, epoch: int, base: str, target: bytes, caller: Caller | None = None
+    ) -> str:
         """`base` and `target`, a request's, with a token in the query."""
         now_ms = self._clock.now() * 1e3
         token = self._signer.sign(
@@ -53,7 +54,7 @@ class OwnTokens:
                 audience=self._region, entry_region=self._region, issuer="", tenant=request.tenant, lawful=(),
                 epoch=epoch, priority=request.priority, deadline_ms=max(0.0, request.deadline * 1e3 - now_ms),
                 expires_ms=now_ms + redirect_token.LIFE_MS, decision_id=decision_id, narrow=request.narrow,
-                key=request.key, holder=_OWN,
+                key=request.key, holder=_OWN, **_issued(caller),
             )
         )  # fmt: skip
         return redirect_token.joined(base, target, token)
@@ -66,7 +67,7 @@ class OwnTokens:
             return answers.refusal(outcome.NO_BUFFER, detail, retry_after_s=1.0)
         if isinstance(claims, Outcome):
             return answers.refusal(claims, _SAYS[claims])
-        return self._authenticator.vouched(claims.tenant, claims.narrow, claims.key, claims.deadline_ms / 1e3)
+        return self._authenticator.vouched(claims)
 
 
 class RedirectTokens:
@@ -79,7 +80,10 @@ class RedirectTokens:
         """Sign with another's keys from now on."""
         self._signer = signer
 
-    def url(self, request: Request, decision_id: str, forward: Forward, base: str, target: bytes) -> str:
+    def url(
+        self, request: Request, decision_id: str, forward: Forward, base: str, target: bytes,
+        caller: Caller | None = None,
+    ) -> str:  # fmt: skip
         """`base` and `target`, a request's, with a token in the query. The instance is the one at the address."""
         instances = self._flow.view.regions[forward.target].instances
         instance = next(i for i in instances if i.tier == forward.address)  # decided by this very view
@@ -100,6 +104,16 @@ class RedirectTokens:
                 narrow=request.narrow,
                 key=request.key,
                 holder=redirect_token.holder(instance.name, instance.incarnation),
+                **_issued(caller),
             )
         )
         return redirect_token.joined(base, target, token)
+
+
+def _issued(caller: Caller | None) -> dict[str, Any]:
+    """What a token says of a key that was issued: it is for no more at the address that the client is sent to."""
+    if caller is None:
+        return {}
+    return {
+        "key_id": caller.key_id, "models": caller.models, "user": caller.user, "priority_max": caller.priority_max,
+    }  # fmt: skip

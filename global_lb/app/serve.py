@@ -16,7 +16,7 @@ from farhop.service.routing_keys import VERSION_HEADER
 from farhop.store.kept import notice
 from farhop.telemetry import attributes as a
 from farhop.telemetry.release import release
-from global_lb.app.receipt import receipt, tail
+from global_lb.app.receipt import ASKED, receipt, tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,6 +57,7 @@ class GlobalTier(InstrumentedTier):
     ) -> None:
         """`mutual`: whether a region and we prove to each other by TLS who we are."""
         super().__init__(telemetry, log)
+        self.concluded = telemetry.concluded
         self._redirect_tokens, self._mutual = redirect_tokens, mutual
         self.own_tokens: OwnTokens | None = None
         self._flow, self._signer, self._instance, self._clock = flow, signer, instance, clock
@@ -67,7 +68,7 @@ class GlobalTier(InstrumentedTier):
 
     def forwarded(self, active: ActiveRequest) -> None:
         """See relay.Tier. What was sent past a hot region is counted."""
-        super().forwarded(active)
+        self.telemetry.forwarded(active)
         decision: Decision | None = active.reasons
         if decision is not None and decision.chosen is not None and decision.spilled_from is not None:
             self.telemetry.spilled(decision.chosen.region)
@@ -119,9 +120,11 @@ class GlobalTier(InstrumentedTier):
         forward, target = active.forward, active.exchange.head.target
         if forward is None:
             assert self.own_tokens is not None  # the flow knows of a name of ours only where main gave them
-            return self.own_tokens.url(active.request, context.decision_id, self._flow.law.epoch, base, target)
+            return self.own_tokens.url(
+                active.request, context.decision_id, self._flow.law.epoch, base, target, context.caller
+            )
         assert self._redirect_tokens is not None  # the flow redirects only where main gave them
-        return self._redirect_tokens.url(active.request, context.decision_id, forward, base, target)
+        return self._redirect_tokens.url(active.request, context.decision_id, forward, base, target, context.caller)
 
     def _clock_offset_ms(self, active: ActiveRequest) -> float:
         """The clock of the instance that the attempt goes to, less ours."""
@@ -139,7 +142,11 @@ class GlobalTier(InstrumentedTier):
         context: RequestContext = active.context
         forward = active.forward
         region = b"x-farhop-region: " + forward.target.encode() + b"\r\n" if forward is not None else b""
-        told = receipt(active.exchange.head, active.request, active.reasons, self._flow.law.topology)
+        head, told = active.exchange.head, b""
+        if ASKED in head.known:
+            told = receipt(head, active.request, active.reasons, self._flow.law.topology)
+        if context.reserved is not None:
+            told += context.reserved.headers()
         return region + b"x-farhop-decision: " + context.decision_id.encode() + b"\r\n" + told
 
     def answer_tail(self, active: ActiveRequest) -> bytes:
@@ -252,6 +259,9 @@ class GlobalAdmin:
         self._watcher, self._overrides, self._clock, self._laws = watcher, overrides, clock, laws
         self.stopping = False
         self.kept: Callable[[], list[dict[str, Any]]] = list  # what main keeps of etcd on disk
+        self.issued: Callable[[], dict[str, Any]] = dict  # which API keys main follows
+        self.limits: Callable[[], dict[str, Any]] = dict  # what tenants may use
+        self.accounts: Callable[[], dict[str, Any]] = dict  # what is written down of requests
 
     def ready(self) -> bool:
         """Some region can take work, and we are not on our way out."""
@@ -281,6 +291,9 @@ class GlobalAdmin:
             "law": self._laws.status(),
             "configuration": self._configuration(),
             "kept": self.kept(),
+            "keys": self.issued(),
+            "limits": self.limits(),
+            "accounts": self.accounts(),
             "under_way": flow.under_way,
             "trie_nodes": flow.trie.nodes,
             "store_trouble": self._watcher.store_trouble,

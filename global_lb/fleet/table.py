@@ -243,6 +243,7 @@ class Field:
 
     __slots__ = (
         "_covered",
+        "_flights",
         "_predicted",
         "_token_least_ms",
         "absent",
@@ -273,6 +274,8 @@ class Field:
         self.hot: frozenset[int] = frozenset()
         self.moving = False
         self.spill_ms = 0.0
+        # Round trips beyond the first that the body takes on an idle connection.
+        self._flights = cost.upload_ms(self.body_bytes, 1.0) if self.body_bytes > cost.INIT_WINDOW_BYTES else 0.0
         self._covered: Column | None = None
         self._predicted: Column | None = None
         self._token_least_ms = token_least_ms
@@ -349,7 +352,7 @@ class Field:
         predictive score but for a constant."""
         if self._predicted is None:
             block = self.block
-            brings = (1.0 + self._flights(), 1.0, self.prompt_bytes, BETA * self.output_tokens)
+            brings = (1.0 + self._flights, 1.0, self.prompt_bytes, BETA * self.output_tokens)
             predicted: Column = np.array(brings).dot(block[_TIMES])
             prefill_ms = self.prompt_bytes * block[_PREFILL]
             if self._covered is not None:
@@ -380,14 +383,10 @@ class Field:
     def _answer_bytes(self, bytes_per_token: Column) -> Column | float:
         return self.output_tokens * (STREAM_TOKEN_BYTES if self.stream else bytes_per_token)
 
-    def _flights(self) -> float:
-        """Round trips beyond the first that the body takes on an idle connection."""
-        body_bytes = self.body_bytes
-        return cost.upload_ms(body_bytes, 1.0) if body_bytes > cost.INIT_WINDOW_BYTES else 0.0
-
     def headroom(self) -> Column:
         """Slots left, and no more than what each takes from other regions has room for."""
-        uncached: Column = np.full(len(self.names), float(self.prompt_bytes))
+        uncached: Column = np.empty(len(self.names))
+        uncached.fill(self.prompt_bytes)  # np.full takes three times as long
         if self._covered is not None:
             uncached -= self._covered * self.block[_CALIBRATION]
         tokens = np.maximum(uncached / self.block[_BYTES_PER_TOKEN], 1e-9)  # of a prompt that is cached whole
@@ -402,7 +401,7 @@ class Field:
         """
         at, wait, use = self.block[_DRIFT]
         slot_ms = self.output_tokens * self.block[_TPOT] / np.maximum(self.block[_SLOTS], 1.0)
-        old_s = np.where(at, np.maximum(now - at, 0.0), 0.0)  # 0: nothing is known of it
+        old_s = np.maximum(now - at, 0.0) * (at != 0.0)  # 0: nothing is known of it
         age_s = np.minimum(old_s, AGE_MAX_S)
         overflow = np.maximum(age_s * use - np.maximum(self.headroom(), 0.0), 0.0)
         doubt_ms: Column = np.minimum(
@@ -427,7 +426,7 @@ class Field:
         hit = believed * row.cache_hit_calibration
         uncached = n - hit
         prefill_ms = (self.prompt_bytes - covered * row.cache_hit_calibration) * row.prefill_ms_per_byte
-        upload_ms = self._flights() * row.rtt_ms
+        upload_ms = self._flights * row.rtt_ms
         headroom = row.slots_left
         if headroom * uncached > row.foreign_tokens:
             headroom = row.foreign_tokens / uncached

@@ -97,7 +97,8 @@ class BalancerLink:
         self._channel = channel(config, name[0], address, watcher.certificates, config.watch.ping_s)
         self._stub = region_pb2_grpc.RegionStub(self._channel)
         self._alive_at = _loop_time()  # anything at all
-        self._urge = asyncio.Event()  # to ping now
+        self._wake = asyncio.Event()  # to see whether to ping
+        self._broke = False  # a stream, since the last ping
         self._unlike = asyncio.Event()  # it goes by another law than we
         self._tasks = Tasks()
         self._tasks.start(self._ping(), f"ping {address}")
@@ -153,14 +154,16 @@ class BalancerLink:
             silent_at = self._alive_at + SILENCE * pause_s
             return end if lost else max(least, min(end, silent_at))
 
-        while _loop_time() < due():
+        # asyncio.timeout does more, at several times the cost; and uvloop's timers may fire a millisecond early.
+        loop, broke = asyncio.get_running_loop(), False
+        while (at := due()) > loop.time() and not broke:
+            timer = loop.call_at(at + 1e-3, self._wake.set)
             try:
-                async with asyncio.timeout_at(due()):
-                    await self._urge.wait()
-            except TimeoutError:
-                continue  # unless a message has come meanwhile
-            self._urge.clear()
-            return
+                await self._wake.wait()
+            finally:
+                timer.cancel()
+            self._wake.clear()
+            broke, self._broke = self._broke, False
 
     async def _reports(self) -> None:
         request = region_pb2.ReportsRequest(balancer=self._config.balancer, region=self._config.region)
@@ -174,7 +177,8 @@ class BalancerLink:
                         self._unlike.set()
             except grpc.aio.AioRpcError as error:
                 self._watcher.on_stream_failed("reports", error.code())
-            self._urge.set()
+            self._broke = True
+            self._wake.set()
             await asyncio.sleep(self._config.watch.ping_s * self._watcher.jitter())
 
     async def _law(self, laws: LawBook) -> None:

@@ -106,6 +106,13 @@ class _Region:
         return False
 
     @property
+    def known(self) -> bool:
+        for one in self.instances.values():  # noqa: SIM110 - as above: every answer asks
+            if one.known:
+                return True
+        return False
+
+    @property
     def connected(self) -> bool:
         return bool(self.instances) and all(one.connected for one in self.instances.values())
 
@@ -134,7 +141,7 @@ class Prefixes:
     def state(self, region: str) -> str:
         """connected: all its instances report; behind: what is known is old, or not whole; never: none ever did."""
         known = self._regions.get(region)
-        if known is None or not any(one.known for one in known.instances.values()):
+        if known is None or not known.known:
             return "never"
         return "connected" if known.connected else "behind"
 
@@ -170,7 +177,7 @@ class Prefixes:
     def sent(self, region: str, chain: Sequence[int]) -> None:
         """A prompt began to be served there and is in the trie: provisional, where the region tells what it holds."""
         known = self._regions.get(region)
-        if known is None or self.state(region) == "never" or known.young_nodes.most >= SENT_NODES_MAX:
+        if known is None or not known.known or known.young_nodes.most >= SENT_NODES_MAX:
             return
         if chain and not known.holds(chain[-1]):
             known.young.append(chain)

@@ -213,13 +213,14 @@ class GlobalFlow:
             if own is not None:
                 return [own]
         state = self._requests[request.id] = RequestState(request, lawful)
-        self.estimates.age(now)
+        self.estimates.now = now
         self._budget.began()
         return self._dispatch(state, now)
 
     def _began(self, event: machine.AttemptBegan, _now: float) -> list[Command]:
         found = self._under_way(event)
         if found is not None and not found[1].started:
+            self.ledger.began(event.id)
             self._start(*found, event.status)
         return []
 
@@ -232,10 +233,10 @@ class GlobalFlow:
             self._start(state, attempt, event.status)
         self._over(state)
         request, usage = state.request, event.usage
-        if self._suspects:
+        if self._suspects.against:
             self._suspects.answered((request.tenant, request.body_hash))
         if event.status < 400 and usage is not None:
-            self.estimates.age(now)
+            self.estimates.now = now
             self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
             if state.decision is not None:
                 self.routes.answered(state.decision, usage.completion_tokens, now)
@@ -265,7 +266,7 @@ class GlobalFlow:
         if found is None:
             return []
         state, attempt = found
-        if outcome.blames_target(event.outcome):
+        if outcome.blames_target(event.outcome) and not event.target_lives:
             self._regions.liveness_of(attempt.region).relay_failed(now)
             self._broke_off(state, attempt, event.outcome, now)
         if attempt.started:
@@ -334,7 +335,6 @@ class GlobalFlow:
 
     def _start(self, state: RequestState, attempt: Attempt, status: int) -> None:
         attempt.started = True
-        self.ledger.began(state.request.id)
         self._regions.liveness_of(attempt.region).relay_succeeded()
         attempt.load.settled(state.request.prompt_bytes, attempt.uncached_bytes)
         self._regions.settled(attempt.region)
@@ -495,7 +495,8 @@ class GlobalFlow:
         request = state.request
         if now >= request.deadline:
             return [self._answer(state, outcome.DEADLINE, "the request's deadline passed")]
-        if request.body_hash and (commands := self._suspected(state, now)) is not None:
+        state.doubted = False
+        if self._suspects.against and request.body_hash and (commands := self._suspected(state, now)) is not None:
             return commands
         decision = state.decision = self._decide(state, now)
         chosen = decision.chosen

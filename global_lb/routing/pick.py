@@ -126,7 +126,7 @@ def pick(
     lawful_here = here in verdict.lawful
     if not route.plain or overrides.pins:
         field = _narrowed(field, route, overrides, lawful_here, now, notes)
-    if not len(field):
+    if not field.names:
         return Decision(verdict, field.absent, (), None, notes=tuple(notes), route=route)
     policy, bias_ms = route.policy, None
     score = policy.score(field)
@@ -157,7 +157,7 @@ def pick(
         scored,
         scored[place],
         {field.names[at]: doubt_ms for at, doubt_ms in ties} if len(ties) > 1 else {},
-        _spilled_from(field, unguarded, avoided, place),
+        _spilled_from(field, unguarded, avoided, place) if avoided is not None else None,
         tuple(notes),
         route,
         field,
@@ -232,9 +232,7 @@ def _kept(
     return place
 
 
-def _spilled_from(field: Field, unguarded: Column, avoided: NDArray[np.bool_] | None, chosen: int) -> str | None:
-    if avoided is None:
-        return None
+def _spilled_from(field: Field, unguarded: Column, avoided: NDArray[np.bool_], chosen: int) -> str | None:
     best = int(unguarded.argmin())
     return field.names[best] if best != chosen and avoided[best] else None
 

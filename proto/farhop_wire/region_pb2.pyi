@@ -24,6 +24,134 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class BorrowRequest(_message.Message):
+    """All counts are totals since the lease began, so that messages may be lost or come twice."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLDER_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    WANTS_FIELD_NUMBER: _builtins.int
+    holder: _builtins.str
+    """REGION/INSTANCE of the balancer that asks, with its tier"""
+    lease: _builtins.int
+    """as last told; 0: none"""
+    @_builtins.property
+    def wants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Want]: ...
+    def __init__(
+        self,
+        *,
+        holder: _builtins.str = ...,
+        lease: _builtins.int = ...,
+        wants: _abc.Iterable[Global___Want] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "lease", b"lease", "wants", b"wants"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BorrowRequest: _TypeAlias = BorrowRequest  # noqa: Y015
+
+@_typing.final
+class Want(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUCKET_FIELD_NUMBER: _builtins.int
+    SPENT_FIELD_NUMBER: _builtins.int
+    RETURNED_FIELD_NUMBER: _builtins.int
+    REFUNDED_FIELD_NUMBER: _builtins.int
+    OWED_FIELD_NUMBER: _builtins.int
+    WANTED_FIELD_NUMBER: _builtins.int
+    LEAST_FIELD_NUMBER: _builtins.int
+    bucket: _builtins.str
+    spent: _builtins.int
+    """units"""
+    returned: _builtins.int
+    """given back unspent"""
+    refunded: _builtins.int
+    """spent, and then not used"""
+    owed: _builtins.int
+    """used beyond what was taken"""
+    wanted: _builtins.int
+    """to have unspent"""
+    least: _builtins.int
+    """what requests wait for now"""
+    def __init__(
+        self,
+        *,
+        bucket: _builtins.str = ...,
+        spent: _builtins.int = ...,
+        returned: _builtins.int = ...,
+        refunded: _builtins.int = ...,
+        owed: _builtins.int = ...,
+        wanted: _builtins.int = ...,
+        least: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "least", b"least", "owed", b"owed", "refunded", b"refunded", "returned", b"returned", "spent", b"spent", "wanted", b"wanted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Want: _TypeAlias = Want  # noqa: Y015
+
+@_typing.final
+class BorrowReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    GRANTS_FIELD_NUMBER: _builtins.int
+    lease: _builtins.int
+    """another than asked with: all totals begin from 0 again"""
+    @_builtins.property
+    def grants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Grant]: ...
+    def __init__(
+        self,
+        *,
+        lease: _builtins.int = ...,
+        grants: _abc.Iterable[Global___Grant] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grants", b"grants", "lease", b"lease"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BorrowReply: _TypeAlias = BorrowReply  # noqa: Y015
+
+@_typing.final
+class Grant(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUCKET_FIELD_NUMBER: _builtins.int
+    GRANTED_FIELD_NUMBER: _builtins.int
+    FREE_FIELD_NUMBER: _builtins.int
+    SOON_FIELD_NUMBER: _builtins.int
+    bucket: _builtins.str
+    granted: _builtins.int
+    """total since the lease began"""
+    free: _builtins.float
+    """what could be lent still"""
+    soon: _builtins.bool
+    """more can be, once the root has written down that it may"""
+    def __init__(
+        self,
+        *,
+        bucket: _builtins.str = ...,
+        granted: _builtins.int = ...,
+        free: _builtins.float = ...,
+        soon: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "free", b"free", "granted", b"granted", "soon", b"soon"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Grant: _TypeAlias = Grant  # noqa: Y015
+
+@_typing.final
 class LawExchange(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -54,6 +54,11 @@ class RegionStub:
                 request_serializer=farhop__wire_dot_region__pb2.LawExchange.SerializeToString,
                 response_deserializer=farhop__wire_dot_region__pb2.LawExchange.FromString,
                 _registered_method=True)
+        self.Borrow = channel.unary_unary(
+                '/farhop.wire.v1.Region/Borrow',
+                request_serializer=farhop__wire_dot_region__pb2.BorrowRequest.SerializeToString,
+                response_deserializer=farhop__wire_dot_region__pb2.BorrowReply.FromString,
+                _registered_method=True)
 
 
 class RegionServicer:
@@ -89,6 +94,14 @@ class RegionServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Borrow(self, request, context):
+        """Borrows what tenants may use of the root of their limits, and tells it what was spent (farhop.balance.quota).
+        FAILED_PRECONDITION from whoever is not the root.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RegionServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +124,11 @@ def add_RegionServicer_to_server(servicer, server):
                     servicer.Law,
                     request_deserializer=farhop__wire_dot_region__pb2.LawExchange.FromString,
                     response_serializer=farhop__wire_dot_region__pb2.LawExchange.SerializeToString,
+            ),
+            'Borrow': grpc.unary_unary_rpc_method_handler(
+                    servicer.Borrow,
+                    request_deserializer=farhop__wire_dot_region__pb2.BorrowRequest.FromString,
+                    response_serializer=farhop__wire_dot_region__pb2.BorrowReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,6 +239,33 @@ class Region:
             '/farhop.wire.v1.Region/Law',
             farhop__wire_dot_region__pb2.LawExchange.SerializeToString,
             farhop__wire_dot_region__pb2.LawExchange.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Borrow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/farhop.wire.v1.Region/Borrow',
+            farhop__wire_dot_region__pb2.BorrowRequest.SerializeToString,
+            farhop__wire_dot_region__pb2.BorrowReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,10 @@ class RegionStub:
     here: the receiver believes a document by its signature or, where it has no key to check one with, a peer that
     proved by mutual TLS who it is.
     """
+    Borrow: _grpc.UnaryUnaryMultiCallable[_region_pb2.BorrowRequest, _region_pb2.BorrowReply]
+    """Borrows what tenants may use of the root of their limits, and tells it what was spent (farhop.balance.quota).
+    FAILED_PRECONDITION from whoever is not the root.
+    """
 
 @_typing.type_check_only
 class RegionAsyncStub(RegionStub):
@@ -61,6 +65,10 @@ class RegionAsyncStub(RegionStub):
     """Brings two balancers to one law: whoever has the later one gives it, as it was written. Nothing counts by being told
     here: the receiver believes a document by its signature or, where it has no key to check one with, a peer that
     proved by mutual TLS who it is.
+    """
+    Borrow: _aio.UnaryUnaryMultiCallable[_region_pb2.BorrowRequest, _region_pb2.BorrowReply]  # type: ignore[assignment]
+    """Borrows what tenants may use of the root of their limits, and tells it what was spent (farhop.balance.quota).
+    FAILED_PRECONDITION from whoever is not the root.
     """
 
 class RegionServicer(metaclass=_abc_1.ABCMeta):
@@ -97,6 +105,16 @@ class RegionServicer(metaclass=_abc_1.ABCMeta):
         """Brings two balancers to one law: whoever has the later one gives it, as it was written. Nothing counts by being told
         here: the receiver believes a document by its signature or, where it has no key to check one with, a peer that
         proved by mutual TLS who it is.
+        """
+
+    @_abc_1.abstractmethod
+    def Borrow(
+        self,
+        request: _region_pb2.BorrowRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_region_pb2.BorrowReply, _abc.Awaitable[_region_pb2.BorrowReply]]:
+        """Borrows what tenants may use of the root of their limits, and tells it what was spent (farhop.balance.quota).
+        FAILED_PRECONDITION from whoever is not the root.
         """
 
 def add_RegionServicer_to_server(servicer: RegionServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

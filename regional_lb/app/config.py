@@ -75,6 +75,11 @@ class RegionalConfig(EnginesConfig, MeshConfig):
         return self
 
     @model_validator(mode="after")
+    def _known(self) -> RegionalConfig:
+        self.identity.check_entry("client", self.client)
+        return self
+
+    @model_validator(mode="after")
     def _checks_tokens(self) -> RegionalConfig:
         HopVerifier(self.hop.secrets(), self.region)
         return self

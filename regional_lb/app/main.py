@@ -27,13 +27,17 @@ from farhop.relay.http.listener import Listener, PortTakenError
 from farhop.relay.relay import Relay
 from farhop.relay.upstream.resumable import Resumption
 from farhop.service import dataplane, stores
+from farhop.service.accounts import Accounts
 from farhop.service.admin import AdminServer
 from farhop.service.authenticator import GatewayAuthenticator, KeyAuthenticator
 from farhop.service.certificates import TlsManager
 from farhop.service.clock import Clock, wall
 from farhop.service.decisions import Decisions
+from farhop.service.identities import Identities
 from farhop.service.ingress import Ingress
+from farhop.service.keybook import KeyBook
 from farhop.service.large_bodies import LargeBodyReader
+from farhop.service.limits import LimitBook, Limiter
 from farhop.service.loop_lag import LoopLag
 from farhop.service.peer_authenticator import peer_authenticator_of
 from farhop.service.process import run as run_process
@@ -44,6 +48,8 @@ from farhop.service.request_telemetry import RequestTelemetry
 from farhop.service.routing_keys import HeaderMatchReader, SessionReader
 from farhop.service.tasks import Tasks, all_of
 from farhop.service.tokenizer import Files, Tokenizers
+from farhop.store.hubs import stores_of
+from farhop.store.sealed import inner
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
@@ -53,6 +59,7 @@ from regional_lb.app.redirect_token import RedirectAuthenticator
 from regional_lb.app.serve import HopAuthenticator, PickReasons, RegionalAdmin, RegionalTier
 from regional_lb.engines.discovery import Discovery
 from regional_lb.engines.watch import Watcher
+from regional_lb.mesh.limit_root import LimitRoot
 from regional_lb.mesh.peers import Peers
 from regional_lb.mesh.report import Reporter
 from regional_lb.picker.server import PickerServer
@@ -64,16 +71,22 @@ from topology.law import Law
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from farhop_wire import region_pb2
+
+    from farhop.balance.machine import Usage
     from farhop.balance.model_facts import ModelFacts
+    from farhop.relay.active import ActiveRequest
     from farhop.relay.http.connection import ClientLimits
     from farhop.service.authenticator import Authenticator
     from farhop.service.certificates import Certificates
     from farhop.service.config import Listen
     from farhop.store.contract import Store
+    from farhop.store.documents.limits import RootClaim
     from farhop.store.etcd_link import EtcdSettings
     from regional_lb.engines.config import ReplicaConfig
     from regional_lb.engines.kv.events import KvListener
     from regional_lb.picker.config import PickerConfig
+    from regional_lb.scheduler.pick import Pick
     from topology.model import Topology
 
 _CONTROL = (
@@ -122,6 +135,7 @@ class RegionalBalancer:
             path, config, topology, LIVE, self.laws, self._prepared, _clusters if store is None else None
         )
         self.reloader.log = logs.get("regional")
+        self._accounting()
         self._administration()
         self.control: grpc.aio.Server | None = None
         self.reporter: Reporter | None = None
@@ -170,9 +184,14 @@ class RegionalBalancer:
             asks_load=config.watch.orca,
         )
         if config.resume.mode == "exact":
-            self.relay.resumption = resumption = Resumption(self._context_tokens)
+            self.relay.resumption = resumption = Resumption(self._context_tokens, wanted=self._resumes)
             dataplane.resume_metrics(self.metrics, resumption)
         return engines
+
+    def _resumes(self, tenant: str) -> bool:
+        """See Resumption."""
+        known = self.flow.law.topology.tenants.get(tenant)
+        return known is not None and known.resume
 
     def _context_tokens(self, replica: str, model: str) -> int | None:
         """See Resumption."""
@@ -181,6 +200,34 @@ class RegionalBalancer:
             return None
         facts = known.facts.get(model)
         return facts.max_model_len if facts is not None else 0
+
+    def _accounting(self) -> None:
+        """What is written down of requests, where anything is to be."""
+        self.accounts: Accounts | None = None
+        if self.config.usage is None and self.config.audit is None:
+            return
+        self.accounts = Accounts(
+            self.config, law=lambda: self.flow.law, gpu_ms=self._gpu_ms, version=_version, judged=self._judged,
+            clock=self.clock, metrics=self.metrics, log=self._log,
+        )  # fmt: skip
+        self.telemetry.accounts = self.accounts
+        for ingress in self.ingresses:
+            ingress.gate = self.accounts.refusal
+
+    def _judged(self, active: ActiveRequest) -> tuple[int, frozenset[str] | None]:
+        """The epoch that it was sent on under, and where the tier above said that it might go."""
+        return active.context.law_epoch or self.flow.law.epoch, active.request.lawful
+
+    def _gpu_ms(self, active: ActiveRequest, usage: Usage) -> float | None:
+        """What a request took of its replica's GPU: its prompt's prefill, and a slot's share of each step."""
+        pick: Pick | None = active.reasons
+        chosen = pick.chosen if pick is not None else None
+        replica = self.flow.view.replicas.get(chosen.replica) if chosen is not None else None
+        if chosen is None or replica is None:
+            return None
+        computed = usage.prompt_tokens - (usage.cached_tokens or 0)
+        step_ms = chosen.tpot_ms / max(1, replica.slots)
+        return round(computed * chosen.prefill_ms_per_token + usage.completion_tokens * step_ms, 3)
 
     def _administration(self) -> None:
         """The admin port: what operators see, and may do."""
@@ -198,14 +245,21 @@ class RegionalBalancer:
         )
         self.tier_admin.newest_epoch = lambda: self.hop_authenticator.newest_epoch
         self.tier_admin.origins = self._origins
+        self.tier_admin.issued = self.identities.status
+        self.tier_admin.limits = lambda: {**self.limiter.status(), "root": self.limit_root.status()}
         hub = self.topology.regions[config.region].hub
         self.tier_admin.kept = lambda: stores.kept(self.store, hub)
+        if self.accounts is not None:
+            self.tier_admin.accounts = self.accounts.status
         self.admin = AdminServer(
             self.tier_admin, self.metrics, self.decisions, self.tls.listener("admin", config.admin),
             config.admin.made(config.trust_domain),
         )  # fmt: skip
+        if self.accounts is not None:
+            self.admin.acted = self.accounts.acted
         self.telemetry.recorder = Recorder(config.region)
         self.admin.more = (("GET", "/record", self.telemetry.recorder.stream, "read"),)
+        self.admin.show(lambda: self.flow.law, self.store)
 
     def _watch_and_follow(self, rng: Random, engines: Certificates | None, store: Store | None) -> None:
         """What looks at replicas, at the store and at the region's other balancers, and tells the machine."""
@@ -233,6 +287,17 @@ class RegionalBalancer:
         )
         followed = (self.store, config.region, self.relay.react, self.metrics.report_refused)
         self.overrides = (overrides.policies(*followed), overrides.splits(*followed))
+        self.keys = KeyBook(self.store, self.metrics.report_refused)
+        self.identities = Identities(config.identity, self.keys, self.tls, self.clock, self._log)
+        self.identities.let_in(self.authenticator, self.client_ingress)
+        own = self.topology.regions[config.region].hub
+        hub = inner(stores_of(self.store, own)[own])
+        self.limits = LimitBook(self.store, self.metrics.report_refused)
+        self.limit_root = LimitRoot(self.limits, hub, config.region, config.instance, self.clock.now)
+        self.limiter = self.client_ingress.limits = Limiter(
+            self.limits, self.store, f"regional {config.region}/{config.instance}", "", self._borrow, self.clock.now,
+            self.metrics.report_refused,
+        )  # fmt: skip
         self.discovery = Discovery(
             config, self.store, self.watcher.announce, self.metrics.report_refused, self._warn, rng
         )
@@ -258,8 +323,21 @@ class RegionalBalancer:
             peer_authenticator=self.peer_authenticator,
         )
 
+    async def _borrow(self, claim: RootClaim, request: region_pb2.BorrowRequest) -> region_pb2.BorrowReply:
+        """Of this region's root, which may be this very process."""
+        if claim.region != self.config.region:
+            raise OSError("a regional balancer borrows in its own region alone")
+        if claim.instance == self.config.instance:
+            reply = self.limit_root.borrowed(request)
+            if reply is None:
+                raise OSError("not the root any more")
+            return reply
+        return await self.peers.borrow(claim.address, request)
+
     def _adopt(self, law: Law) -> None:
         self.relay.react(LawChanged(law))
+        if self.accounts is not None:
+            self.accounts.law_changed(self.laws)
 
     def _origins(self) -> dict[str, Any]:
         hub = self.topology.regions[self.config.region].hub
@@ -288,7 +366,7 @@ class RegionalBalancer:
         self.hop_authenticator = HopAuthenticator(verifier, self.flow, self.clock, names_body=not above.mutual)
         policies, splits = self.flow.policies, self.flow.splits
         self.session = session = SessionReader(
-            **config.session.model_dump(), wanted=lambda: splits.wants_session or policies.want_session()
+            **config.session.model_dump(), wanted=lambda: splits.wants_session or policies.wants_session
         )
         header_matches = HeaderMatchReader(splits)
         self.tokenizers = _tokenizers(config)
@@ -312,7 +390,7 @@ class RegionalBalancer:
         self.authenticator = KeyAuthenticator(
             config.region, lambda: self.flow.law, self._offered, config.limits.request_s
         )
-        self.telemetry.may_record = self.authenticator.recorded
+        self.telemetry.may_record, self.telemetry.under = self.authenticator.recorded, self.flow
         self.hop_verifier = verifier
         self.redirect_tokens = redirect_tokens = RedirectTokenVerifier(
             config.hop.secrets(), config.region, holder(config.instance, self._incarnation)
@@ -320,6 +398,7 @@ class RegionalBalancer:
         redirect_authenticator = RedirectAuthenticator(self.authenticator, redirect_tokens, self.flow, self.clock)
         self.client_ingress = ingress(redirect_authenticator, ready=self._ready)
         self.hop_ingress.relay = self.client_ingress.relay = self.relay
+        self.ingresses = [self.hop_ingress, self.client_ingress]
         self.tier_listener = Listener(
             "tier", self.hop_ingress, limits, self.budget, self._slots, self.requests, is_hop=True,
             tls=self.tls.listener("tier", config.tier, partial(above.admits, "global") if above.mutual else None),
@@ -349,6 +428,7 @@ class RegionalBalancer:
             )
         self.picker_authenticator = authenticator
         handler = ingress(authenticator, ready=self._ready)
+        self.ingresses.append(handler)
         handler.relay = self.picker = PickerServer(
             config, handler, self.relay, limits, self.budget, self.requests,
             view=lambda: self.flow.view, ready=self._ready, log=self._log,
@@ -381,6 +461,8 @@ class RegionalBalancer:
             self.relay.react(Reconfigured(law, _flow_config(config), policies, dict(config.splits)))
             if another:
                 self.discovery.fix(config.replicas)
+            if self.accounts is not None:
+                self.accounts.reconfigured()
 
         return put
 
@@ -441,6 +523,7 @@ class RegionalBalancer:
         gauge("desired_replicas", "Replicas that should be there.", self._desired, "model")
         gauge("models_by_mode", "Models by how their replicas may be used.", self._modes, "mode")
         self.laws.observe(self.metrics)
+        self.identities.observe(self.metrics)
         self.reloader.observe(self.metrics)
         dataplane.observe(
             self.metrics,
@@ -480,6 +563,8 @@ class RegionalBalancer:
     async def open(self) -> str:
         """See farhop.service.process.Balancer."""
         config = self.config
+        if self.accounts is not None:
+            await self.accounts.open()
         self.laws.remember()
         await self.store.open()
         await self.watcher.open()
@@ -487,7 +572,14 @@ class RegionalBalancer:
         self._tasks.start(self.laws.follow(), "watch the law")
         for followed in self.overrides:
             self._tasks.start(followed.follow(), f"watch the {followed.what}")
+        self._tasks.start(self.keys.follow(), "watch the keys")
+        self.limiter.open()
         await self.laws.begun()
+        await self.keys.begun()
+        await self.identities.open(self._tasks)
+        await self.limits.begun()
+        if self.accounts is not None:
+            self.accounts.law_changed(self.laws)
         tier = await self.tier_listener.open(config.tier.host, config.tier.port)
         admin = await self.admin.open(config.admin.host, config.admin.port)
         self.control = grpc.aio.server(options=(*_CONTROL, *_handshake_limit(config.control)))
@@ -509,10 +601,12 @@ class RegionalBalancer:
             signer=config.report_signer,
             admin_tls=config.admin.tls is not None,
         )
+        self.reporter.limit_root = self.limit_root
         region_pb2_grpc.add_RegionServicer_to_server(self.reporter, self.control)
         self.reporter.hold()
         peers_pb2_grpc.add_PeersServicer_to_server(self.peers.feed, self.control)
         await self.control.start()
+        self.limit_root.open(addresses[1])
         await self.peers.open(addresses[1])
         client = ""
         if self.picker is not None and config.picker is not None:
@@ -539,11 +633,14 @@ class RegionalBalancer:
             self._withdraw,
             self._drain,
             self.discovery.close,
+            self.limiter.close,
+            self.limit_root.close,
             self.peers.close,
             self.watcher.close,
             self._stop_listening,
             self._tasks.close,
             self.relay.close,
+            self._close_accounts,
             self._close_control,
             self.store.close,
             self.admin.close,
@@ -569,6 +666,10 @@ class RegionalBalancer:
             self.tokenizers.close()
         self.large.close()
 
+    async def _close_accounts(self) -> None:
+        if self.accounts is not None:
+            await self.accounts.close()
+
     async def _withdraw(self) -> None:
         self.peers.withdraw()
         if self.reporter is not None:
@@ -589,6 +690,12 @@ def _flow_config(config: RegionalConfig) -> FlowConfig:
     return FlowConfig(
         config.region, config.instance, config.queue, health, config.foreign, config.scaling, config.scalings
     )
+
+
+def _version(active: ActiveRequest) -> str:
+    """That of the replica that was picked."""
+    pick: Pick | None = active.reasons
+    return pick.version if pick is not None else ""
 
 
 def _clusters(config: RegionalConfig, topology: Topology) -> dict[str, EtcdSettings]:

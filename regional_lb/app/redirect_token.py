@@ -12,7 +12,7 @@ from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
 from farhop.identity.redirect_token import HEADER
 from farhop.relay import answers
-from farhop.service.authenticator import Caller, hint_scope, recorded
+from farhop.service.authenticator import Caller, as_issued, hint_scope, recorded
 from topology.law import Scope
 
 if TYPE_CHECKING:
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 RETRY_AFTER_S = 1.0
 _SAYS = {
     outcome.PASS_FORGED: "the token in the URL is not genuine",
-    outcome.PASS_EXPIRED: "the token in the URL has expired: ask the balancer that gave it again",
+    outcome.PASS_OVER: "the token in the URL has expired, or was used already: ask the balancer that gave it again",
     outcome.PASS_MISADDRESSED: "the token in the URL is for another region or balancer",
-    outcome.PASS_USED: "the token in the URL was used already: ask the balancer that gave it again",
 }
 
 
@@ -54,6 +53,7 @@ def vouched(claims: HopClaims | RedirectToken, law: Law, region: str, issuer: st
         promised_ttft_ms=claims.promised_ttft_ms,
         body_hash=claims.body,
         waited_s=claims.waited_ms / 1e3,
+        charged=True,
     )
 
 
@@ -67,7 +67,7 @@ class RedirectAuthenticator:
 
     def caller(self, head: Head) -> Caller | Reply:
         """Who asks, or why they may not."""
-        token = head.get(HEADER)
+        token = head.known.get(HEADER)
         if token is None:
             return self._keys.caller(head)
         claims = self._redirect_tokens.use(token, self._clock.now() * 1e3)
@@ -80,7 +80,8 @@ class RedirectAuthenticator:
         why = law.verdict(claims.tenant, "", Scope.ENTRY).why_not(region)
         if why is not None:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, f"this balancer may not read the request: {why}")
-        return vouched(claims, law, region)
+        caller = vouched(claims, law, region)
+        return caller if not claims.key_id else as_issued(caller, claims)
 
     def wished(self, caller: Caller, wishes: Wishes, lines: bytes) -> Caller | Reply:
         """As a key's would be: what narrowed it before narrows it once more."""

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from regional_lb.scheduler.flow import RegionalFlow
     from regional_lb.scheduler.pick import Pick
 
+QUEUES_TOLD = 64  # lines of band and tenant, the longest first
 _HOP_SAYS = {
     outcome.HOP_MISSING: "this listener is for the global tier: a hop token is required",
     outcome.HOP_FORGED: "the hop token is not genuine",
@@ -69,7 +70,7 @@ class HopAuthenticator:
     def caller(self, head: Head) -> Caller | Reply:
         """Who the global tier asks for. The law here is evaluated again, in admission."""
         request = request_line(head.method, head.target, head.content_length)
-        claims = self._verifier.use(head.get(HOP_HEADER), self._clock.now() * 1e3, request)
+        claims = self._verifier.use(head.known.get(HOP_HEADER), self._clock.now() * 1e3, request)
         if isinstance(claims, Outcome):
             retry_after_s = RETRY_AFTER_S if claims is outcome.NO_BUFFER else None
             return answers.refusal(claims, _HOP_SAYS[claims], retry_after_s=retry_after_s)
@@ -108,6 +109,7 @@ class RegionalTier(InstrumentedTier):
 
     def __init__(self, telemetry: RequestTelemetry, log: Throttled, region: str, engine_key: str | None) -> None:
         super().__init__(telemetry, log)
+        self.forwarded = telemetry.forwarded
         self._region = region.encode()
         self._engine_key = f"authorization: Bearer {engine_key}\r\n".encode() if engine_key else b""
 
@@ -135,6 +137,8 @@ class RegionalTier(InstrumentedTier):
             replica += b"x-farhop-version: " + pick.version.encode() + b"\r\n"
         context: RequestContext = active.context
         decision = context.decision_id.encode()
+        if context.reserved is not None:
+            replica += context.reserved.headers()
         return b"x-farhop-region: " + self._region + b"\r\nx-farhop-decision: " + decision + b"\r\n" + replica
 
 
@@ -237,6 +241,9 @@ class RegionalAdmin:
         self._laws = laws if laws is not None else LawBook({}, flow.law, lambda _: None, lambda _: None)
         self.stopping = False
         self.kept: Callable[[], list[dict[str, Any]]] = list  # what main keeps of etcd on disk
+        self.issued: Callable[[], dict[str, Any]] = dict  # which API keys main follows
+        self.limits: Callable[[], dict[str, Any]] = dict  # what tenants may use
+        self.accounts: Callable[[], dict[str, Any]] = dict  # what is written down of requests
         # Where replicas come from, and what was left out; main says it, since the flow does not know.
         self.origins: Callable[[], dict[str, Any]] = dict
         self.newest_epoch: Callable[[], int] = int  # of the laws that hop tokens named
@@ -268,9 +275,16 @@ class RegionalAdmin:
             "splits": flow.splits.status(flow.view.by_variant),
             "overrides": {one.what: one.status() for one in self._overrides},
             "kept": self.kept(),
+            "keys": self.issued(),
+            "limits": self.limits(),
+            "accounts": self.accounts(),
             "under_way": flow.under_way,
             "queued_requests": len(flow.queue),
             "queued_tokens": flow.queue.tokens,
+            "queue": [
+                {"priority": band, "tenant": tenant, "requests": n}
+                for (band, tenant), n in flow.queue.by_tenant().most_common(QUEUES_TOLD)
+            ],
             "trie_nodes": flow.trie.nodes,
             "predicted_hit_tokens": flow.predicted_tokens,
             "actual_hit_tokens": flow.actual_tokens,

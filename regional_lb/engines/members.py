@@ -236,7 +236,8 @@ def _lineage(config: ReplicaConfig, listing: Listing | None) -> dict[str, Bases]
 
 def _said(config: ReplicaConfig, listing: Listing | None) -> tuple[object, ...]:
     known = listing if listing is not None else _UNLISTED
-    return _models(config, listing), _missing(config, listing), _lineage(config, listing), known.facts, known.slots
+    said = known.facts, known.slots, known.engine
+    return _models(config, listing), _missing(config, listing), _lineage(config, listing), *said
 
 
 def _missing(config: ReplicaConfig, listing: Listing | None) -> frozenset[str]:

@@ -26,6 +26,7 @@ from regional_lb.engines.members import Members, read_listing
 from regional_lb.engines.signals import engines as signals
 from regional_lb.engines.signals import gpus, slots
 from regional_lb.engines.signals.exposition import PageError, Places
+from regional_lb.fleet.table import SAMPLE_FRESH_S
 from regional_lb.fleet.view import ReplicaProbed, ReplicaSampled, ViewSwapped, view_of
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ _WARMUP_S = 60.0  # each completion of a warm-up may take so long: kernels are c
 _HUNG = "it generates nothing, whatever its health page says"
 # Anything else may be a page whose server says nothing better of it.
 _NO_PAGES = (b"text/html", b"application/json")
+_FRESH_SHARE = 0.5  # of how long a sample counts, between two of an engine at rest
 _GPUS_FRESH = 4  # rounds for which an exporter's last word holds: a GPU that broke does not mend while it is silent
 
 
@@ -235,7 +237,7 @@ class Watcher:
 
     async def _scrape(self, replica: ReplicaConfig) -> None:
         engine, (address, path) = _engine(replica), _metrics_place(replica)
-        places = Places()
+        places, before, rests = Places(), None, False
         while self._current(replica):
             try:
                 page = await self._page(address, path)
@@ -245,14 +247,23 @@ class Watcher:
                 if replica.probe.generate_s:
                     self._work(replica.label, sample)
                 self._react(ReplicaSampled(replica.label, sample))
+                rests = before is not None and sample.same(before) and not self._in_flight(replica.label)
+                before = sample
             except (PageError, FetchError) as error:
                 self._refused(f"metrics_{error.reason}")
-                places = Places()
-            await self._pause(self._watch.scrape_s)
+                places, rests = Places(), False
+            await self._pause(self._at_rest_s if rests else self._watch.scrape_s)
+
+    @property
+    def _at_rest_s(self) -> float:
+        """Between two looks at who works on nothing, and whose numbers stand still: twice as long, as far as what it
+        said stays fresh meanwhile."""
+        return max(self._watch.scrape_s, min(2.0 * self._watch.scrape_s, _FRESH_SHARE * SAMPLE_FRESH_S))
 
     async def _ask_models(self, replica: ReplicaConfig) -> None:
-        """What it says that it serves: slowly, but until it is known at the pace of probes where only it can say."""
-        unknown = not replica.models
+        """What it says that it serves: slowly, but at the pace of probes until it is known where only it can say, and
+        until it answers at all. One that starts together with us is no other a minute later."""
+        unknown, unheard = not replica.models, True
         while self._current(replica):
             try:
                 listing = read_listing(await self._listing(replica.address))
@@ -262,12 +273,13 @@ class Watcher:
                     self._compare(replica)
                     if self._swapping is None or self._swapping.done():
                         self._swapping = self._tasks.start(self._swap_soon(), "take in what engines serve")
-                unknown = False
+                unknown = unheard = False
             except (PageError, FetchError) as error:
+                unheard = unheard and error.reason == "unreachable"
                 if unknown:
                     self._refused(f"models_{error.reason}")
                     self._warn(replica.label, f"{replica.url}/v1/models cannot be read ({error}): give it `models`")
-            await self._pause(self._watch.probe_s if unknown else self._watch.models_s)
+            await self._pause(self._watch.probe_s if unknown or unheard else self._watch.models_s)
 
     async def _swap_soon(self) -> None:
         """A thousand engines that say at once what they serve are a few views, not a thousand."""

@@ -61,6 +61,7 @@ class Fleet:
         self._able: dict[str, Subset] = {}
         self._able_until = inf
         self.silent: list[str] = []  # whom probes have just given up: for the flow to take note of, and to clear
+        self.still = False  # the last event said nothing that was not known
         self.stirring = ""  # who showed a sign of life with the last event: more than that its server answers
         self._eased: dict[str, Eased] = {}  # those that are: hardly ever anybody
         self._handlers: dict[type[Event], Callable[[Any, float], str | None]] = {
@@ -82,7 +83,7 @@ class Fleet:
 
     def handle(self, event: Event, now: float) -> str | None:
         """Take what the world said of replicas. The one replica whose room it may have changed, None: any, "": none."""
-        self.stirring = ""
+        self.stirring, self.still = "", False
         return self._handlers[type(event)](event, now)
 
     def adopt(self, view: View) -> View:
@@ -114,7 +115,7 @@ class Fleet:
 
     def age(self, now: float) -> None:
         """Bring what grows old up to date: to be called with the first event after `speeds.due`."""
-        self.estimates.age(now)
+        self.estimates.now = now
         self.speeds.refresh(now)
         self.whole.rate(self.speeds)
 
@@ -142,6 +143,7 @@ class Fleet:
             queued = min(1, before.waiting)
         if queued != sample.waiting:
             sample = replace(sample, queued=queued)
+        self.still = before is not None and sample.same(before) and sample.at - before.at < SAMPLE_FRESH_S
         if before is not None and sample.restarted(before):
             self._forget(name)
         elif before is not None and self.unreported_hits.overrates(name, sample.prefix_hits - before.prefix_hits):
@@ -165,6 +167,8 @@ class Fleet:
         was_down = health is None or health.read(now).state is State.DOWN
         if self.standing.probed(event, now):
             self._able.clear()
+        else:
+            self.still = True
         if health is not None and not was_down and health.read(now).state is State.DOWN:
             self.silent.append(event.target)
         if self.standing.easing:
@@ -227,6 +231,10 @@ class Fleet:
         known = self._able.get(variant)
         return known if known is not None and known.names else self._find_able(variant, now)
 
+    def settled(self, now: float) -> bool:
+        """Whether who is able is known until something happens: nobody's time comes."""
+        return now < self._able_until and not self.standing.easing
+
     def mode(self, model: str, now: float) -> Mode:
         """How the replicas of a model may be used."""
         self.able(model, now)
@@ -255,13 +263,16 @@ class Fleet:
 
     def admit(self, name: str, now: float) -> bool:
         """Whether a request may be dispatched now; a replica on trial takes one."""
-        if not self.health[name].steady:
+        health = self.health[name]
+        if health.unquestioned(now):
+            return True
+        if not health.steady:
             self._able.clear()
         return self.standing.admit(name, now)
 
     def answered(self, name: str, status: int, now: float, sent_at: float = inf) -> None:
         """An answer to a request sent at `sent_at` began. A 5xx is the replica's fault but for 501, a 4xx is not."""
-        if self.standing.answered(name, not outcome.blames_engine(status), now, sent_at):
+        if self.standing.answered(name, status not in outcome.ENGINES_FAULTS, now, sent_at):
             self._stirred(name, now)
 
     def broke(self, name: str, reason: Outcome, now: float, *, began_well: bool, sent_at: float = inf) -> None:
@@ -301,7 +312,8 @@ class Fleet:
             return
         audience: frozenset[str] | None = frozenset()
         if hints is not None:
-            self.journal.under(hints.epoch)
+            if hints.epoch != self.journal.epoch:
+                self.journal.under(hints.epoch)
             audience = hints.lawful if hints.excluded else None
         self.journal.insert(name, chain, audience)
         self.whole.filled[self.whole.of.at[name]] = self.trie.filled(name)
@@ -341,7 +353,7 @@ class Fleet:
     # -- within
 
     def _loaded(self, name: str, load: Load) -> None:
-        if self.shares is not None:
+        if self.shares is not None and (self.shares.watched or not self.shares.alone):
             self.shares.dispatched(name, load)
         replica = self.view.replicas.get(name)
         if replica is not None:

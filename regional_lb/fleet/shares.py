@@ -115,9 +115,8 @@ class Shares:
         self._owned.clear()
 
     def dispatched(self, replica: str, load: Load) -> None:
-        """Our own sums at a replica are these now. While nobody is there nobody need be told of changes."""
-        if self.alone and not self.watched:
-            return
+        """Our own sums at a replica are these now. While nobody is there nobody need be told of changes: who is `alone`
+        and not `watched` does not ask."""
         before = self._in_flight.pop(replica, 0)
         if load.in_flight:
             self._in_flight[replica] = load.in_flight

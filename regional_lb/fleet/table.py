@@ -55,6 +55,7 @@ class Columns:
     waiting: Column  # the same: who queues there (Sample.queued)
     filled: Column  # share of its cache that is thought to be taken, as of what was last sent there
     doubt: Column  # by what share its speed may be other than it is thought to be
+    step_tokens: Column  # of a prompt, what it computes in a step
 
 
 _COLUMNS = tuple(Columns.__annotations__)
@@ -154,7 +155,7 @@ class Table(Columns):
             self.backlog_tokens, self.prefill_ms_per_token, self.tpot_ms, self.batch_interference_ms,
             self.tpot_alone_ms, self.in_flight, self.prefill_room_tokens,
             self.kv_room_tokens, self.slots, self.kv_tokens, self.kv_taken_tokens, self.service_ms, self.sampled_at,
-            self.running, self.waiting, self.filled, self.doubt,
+            self.running, self.waiting, self.filled, self.doubt, self.step_tokens,
         ) = self._block  # fmt: skip
         self.queued_until = queued_until  # until then some engine's word that it queues is fresh
 
@@ -172,16 +173,19 @@ class Table(Columns):
             return Table(some, self._block[:, some.rows], self.queued_until)
         return _Part(some, self)
 
-    def room(self, uncached_tokens: Column | float, output_tokens: float, now: float) -> NDArray[np.bool_]:
-        """Which replicas would start on a request at once.
+    def room(
+        self, uncached_tokens: Column | float, output_tokens: float, now: float, *, ahead: bool = False
+    ) -> NDArray[np.bool_]:
+        """Which replicas would start on a request at once; `ahead`: or in the step that follows.
 
         Not while an engine says that it queues, its slots are taken, its KV cache would not hold the request, or a
         step's worth of prefill is on its way to it (more than is left of the step may be: were a prompt to fit whole,
         those longer than a step would go to idle engines alone, and shorter ones overtake them for ever). An idle
-        engine takes anything: what it can never hold it refuses.
+        engine takes anything: what it can never hold it refuses. With a step's worth alone, an engine whose step ends
+        has nothing to prefill until its balancer hears of that: where several wait, the next step is filled, too.
         """
         room = self.fits(uncached_tokens, output_tokens, now)
-        room &= self.prefill_room_tokens > 0.0
+        room &= self.prefill_room_tokens > (-self.step_tokens if ahead else 0.0)
         return room
 
     def fits(self, uncached_tokens: Column | float, output_tokens: float, now: float) -> NDArray[np.bool_]:
@@ -190,6 +194,10 @@ class Table(Columns):
         if now < self.queued_until:
             fits &= (self.waiting == 0.0) | (now - self.sampled_at >= SAMPLE_FRESH_S)
         return fits
+
+    def holds(self, name: str, tokens: float) -> bool:
+        """Whether a replica's KV cache has room for so many tokens."""
+        return self.kv_room_tokens.item(self.of.at[name]) >= tokens
 
     def rates(self, rows: Rows | None = None) -> Column:
         """A copy of what scores are made of, of all rows or some, as one block: `Rates(*block)` names its columns."""
@@ -210,7 +218,7 @@ class Table(Columns):
 
     def describe(self, row: int, replica: Replica) -> None:
         """What the view says of a replica."""
-        self.kv_tokens[row] = replica.kv_tokens
+        self.kv_tokens[row], self.step_tokens[row] = replica.kv_tokens, replica.prefill_tokens_max
         sample = replica.sample
         if sample is None:
             self.sampled_at[row], self.running[row], self.waiting[row] = -inf, 0.0, 0.0

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from farhop.balance.machine import Address, Event
 from farhop.balance.model_facts import UNTOLD, ModelFacts, together
@@ -61,6 +62,10 @@ class Sample(msgspec.Struct, frozen=True):
         ours = (self.running, self.kv_usage, self.prefix_queries, self.prefix_hits)
         return ours != (before.running, before.kv_usage, before.prefix_queries, before.prefix_hits)
 
+    def same(self, before: Sample) -> bool:
+        """Whether the engine says what it said, at another moment."""
+        return replace(self, at=before.at) == before
+
     @property
     def hit_share(self) -> float | None:
         """Of the prompt tokens looked up, the share that was cached; None before the first, or where it is not told."""
@@ -68,8 +73,8 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Replica(msgspec.Struct, frozen=True):
-    """One engine endpoint. `slots` are sequences it runs at once; `prefill_tokens_max` is how much uncached prompt is
-    on its way to it when more waits here (its own step budget: beyond that its queue would grow).
+    """One engine endpoint. `slots` are sequences it runs at once; `prefill_tokens_max` is how much of a
+    prompt it computes in a step: with so much on its way to it more waits here, and of several the next step's, too.
     `prefill_ms_per_token` and `tpot_ms` are guesses to start from: its speed is measured. `version` is that of all its
     models, "" where nobody tells versions apart. `draining`: what it works on ends there, nothing new begins. `missing`
     are those of its models which its engine itself does not list. `kv_ranks`: of how many caches it tells events, 0 of

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 GONE_S = 3.0  # a peer that nobody heard for this long takes part no more
 WARM_S = 2.0  # how long a start waits for what the others know
 TICK_S = 0.05
+_TURN = 5  # ticks between two looks at who takes part
 LIST_S = 1.0
 SILENT_S = 2.0  # a stream that says nothing for so long, four heartbeats, is given up
 LAW_AGAIN_S = 2.0
@@ -221,11 +222,12 @@ class Peers:
     async def _tick(self) -> None:
         turn = 0
         while True:
-            await asyncio.sleep(TICK_S)
+            ticks = 1 if self._known else _TURN  # alone there is nobody to give way to
+            await asyncio.sleep(ticks * TICK_S)
             if self.shares.contended:
                 self._react(TurnTimerFired())
-            turn += 1
-            if turn % 5 == 0:
+            turn += ticks
+            if turn % _TURN < ticks:
                 self._judge()
                 await self._forget()
 
@@ -249,6 +251,17 @@ class Peers:
             if address not in wanted and not link.connected and now - link.idle_since > FORGET_S:
                 del self._links[address]
                 await link.close()
+
+    async def borrow(self, address: str, request: region_pb2.BorrowRequest) -> region_pb2.BorrowReply:
+        """Ask the root of limits, if that is a peer. AioRpcError if it does not answer; OSError where it cannot be.
+
+        By a channel of its own, as all of ours: it is asked every few seconds, and only where clients come here.
+        """
+        opened = self.channel(address)
+        if opened is None:
+            raise OSError("peers.tls is not given")
+        async with opened:
+            return await region_pb2_grpc.RegionStub(opened).Borrow(request)
 
     # -- what they say
 

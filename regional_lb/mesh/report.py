@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from farhop.store.contract import Publication, Store
     from farhop.store.envelope import Signer
     from regional_lb.fleet.table import Column
+    from regional_lb.mesh.limit_root import LimitRoot
     from regional_lb.scheduler.flow import RegionalFlow
 
 LEASE_S = 5.0  # FIELD §6: at least 1.5 × the election timeout, rounded up; presence is not liveness anyway
@@ -84,6 +85,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         `addresses` are those of the tier, control and admin ports; the last one "" where operators cannot come.
         """
         self._admin_tls = admin_tls
+        self.limit_root: LimitRoot | None = None  # who lends out what tenants may use; main sets it
         self._quiet_s, self._laws, self._peer_authenticator, self._signer = quiet_s, laws, peer_authenticator, signer
         self._region, self._instance, self._flow, self._clock = region, instance, flow, clock
         self._tier, self._control, self._admin = addresses
@@ -205,19 +207,27 @@ class Reporter(region_pb2_grpc.RegionServicer):
         )
 
     async def _look(self) -> None:
-        told_at = self._clock()
+        told_at, seen, flow = self._clock(), -1, self._flow
         while True:
             await asyncio.sleep(LOOK_S)
             self.prefixes.tidy()
             now = self._clock()
-            self._flow.scaling.look(now)
-            fresh = self.build()
+            flow.scaling.look(now)
             # A look early rather than late: the gap is then never longer than it is allowed to be.
-            if moved(self._latest, fresh) or now - told_at >= LONGEST_GAP_S - LOOK_S:
+            due = now - told_at >= LONGEST_GAP_S - LOOK_S
+            if not due and flow.unchanged(seen, now) and self._says_as_much():
+                continue
+            seen, fresh = flow.news, self.build()
+            if moved(self._latest, fresh) or due:
                 told_at = now
                 await self._tell(fresh)
             else:
                 self._seq -= 1  # not told to anybody: the number is free again
+
+    def _says_as_much(self) -> bool:
+        """Whether what is told beside the models stands as it was told last."""
+        latest, flow = self._latest, self._flow
+        return latest.draining == self.draining and latest.accepted_bytes == flow.accepted_bytes
 
     async def _tell(self, report: RegionReport) -> None:
         self._latest = report
@@ -281,6 +291,19 @@ class Reporter(region_pb2_grpc.RegionServicer):
         proven = await self._peer_authenticator.proven(context) is not None
         exchanged = await self._laws.exchanged(request.epoch, request.document, request.sender, proven=proven)
         return region_pb2.LawExchange(sender=self._instance, epoch=exchanged[0], document=exchanged[1])
+
+    async def Borrow(  # noqa: N802 - the service's name for it
+        self, request: region_pb2.BorrowRequest, context: Any
+    ) -> region_pb2.BorrowReply:
+        """What tenants may use, lent out by the root of their limits, if that is here."""
+        peer = await self._peer_authenticator.proven(context)
+        if peer is not None and not request.holder.startswith(f"{peer.tier} {peer.region}/"):
+            why = f"holder: is not of the {peer.tier} balancer of region {peer.region} that the certificate names"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+        if self.limit_root is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no limits are lent out here")
+        assert self.limit_root is not None
+        return await self.limit_root.answer(request, context)
 
     async def Prefixes(  # noqa: N802 - the service's name for it
         self, request: region_pb2.PrefixesRequest, context: Any

@@ -417,6 +417,11 @@ class GatewayStream:
         """Not known: clients connect to the gateway."""
         return ""
 
+    @property
+    def certificate(self) -> bytes | None:
+        """See AnsweringConnection: a client's is the gateway's to know."""
+        return None
+
     def client_rtt(self) -> tuple[str, int] | None:
         """Not known: clients connect to the gateway."""
         return None

@@ -79,10 +79,10 @@ def unlawful(request: Request, region: str, law: Law) -> Refusal | None:
     """Why the law keeps the request out of here; None if it does not. The token's law and ours each may."""
     if request.lawful is not None and region not in request.lawful:
         return Refusal(outcome.UNLAWFUL_HERE, f"the hop token does not allow region {region}")
-    clause = law.verdict(request.tenant, request.model, narrow=request.narrow, key=request.key).why_not(region)
-    if clause is not None:
-        return Refusal(outcome.UNLAWFUL_HERE, f"region {region}: {clause}")
-    return None
+    verdict = law.verdict(request.tenant, request.model, narrow=request.narrow, key=request.key)
+    if region in verdict.lawful:
+        return None
+    return Refusal(outcome.UNLAWFUL_HERE, f"region {region}: {verdict.why_not(region)}")
 
 
 def refusal(request: Request, region: str, law: Law, view: View, now: float) -> Refusal | None:

@@ -23,21 +23,21 @@ _SPREADS = 4.0  # of a normal distribution 1 in 30,000 lies beyond, and signs of
 _FACTORS = 3.0, 30.0
 
 
+def _factor(late: float, spread: float) -> float:
+    lo, hi = _FACTORS
+    return min(max(exp(late + _SPREADS * spread), lo), hi)
+
+
 class Doubts:
-    """See the module's head."""
+    """See the module's head. `factor`: so many times what is expected until a first token, it is due."""
 
     def __init__(self) -> None:
         self._late, self._spread = _LATE, _SPREAD
+        self.factor = _factor(_LATE, _SPREAD)
         self._waiting: dict[str, dict[str, tuple[float, float]]] = {}  # by replica and request: sent at, due in s
         self._alive_at: dict[str, float] = {}
         self._asked_at = -inf
         self.due = inf  # when to ask next
-
-    @property
-    def factor(self) -> float:
-        """So many times what is expected until a first token, it is due."""
-        lo, hi = _FACTORS
-        return min(max(exp(self._late + _SPREADS * self._spread), lo), hi)
 
     def sent(self, replica: str, request_id: str, expected_ms: float, now: float) -> None:
         """A request was sent there, whose answer should begin `expected_ms` from now."""
@@ -51,6 +51,7 @@ class Doubts:
         late = log((elapsed_ms + _NOISE_MS) / (expected_ms + _NOISE_MS))
         self._late += _WEIGHT * (late - self._late)
         self._spread += _WEIGHT * (abs(late - self._late) - self._spread)
+        self.factor = _factor(self._late, self._spread)
 
     def over(self, replica: str, request_id: str) -> None:
         """It waits there no longer: it began, ended, or went away."""

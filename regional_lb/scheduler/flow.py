@@ -131,6 +131,7 @@ class RegionalFlow:
         self.scaling = Scaling(self._fleet, self.wait_estimate, config.scaling, config.scalings)
         self.accepted_bytes: dict[str, float] = {}  # by global balancer, who sent last at the end
         self.predicted_tokens = self.actual_tokens = 0.0
+        self.news = 0  # events that were news: engines at rest say the same again, time after time
         self._budget, self._suspects, self._doubts = retry.RetryBudget(), Suspects(), Doubts()
         self._requests: dict[str, RequestState] = {}
         self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
@@ -155,9 +156,15 @@ class RegionalFlow:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """One event in, commands out."""
+        self.news += 1
         if now >= self.speeds.due:
             self._fleet.age(now)
+            self.news += 1  # beside the event, which may be none
         return self._handlers[type(event)](event, now)
+
+    def unchanged(self, news: int, now: float) -> bool:
+        """Whether nothing happened since so much news, and nobody's health is other than then by now."""
+        return self.news == news and self._fleet.settled(now)
 
     def bases_of(self, model: str) -> frozenset[str]:
         """What a model is an adapter of, as its engines say."""
@@ -197,18 +204,19 @@ class RegionalFlow:
             admission.is_foreign(request, self.config.region),
         )
         self._budget.began()
-        if (suspected := self._suspected(state, now)) is not None:
+        if self._suspects.against and (suspected := self._suspected(state, now)) is not None:
             return [suspected]
         if self.splits.by_model:
             self._assign(state)
-        turned = self.wait_estimate.turned_away(request, state.need, now, state.variant)
-        if turned is not None:
-            return [self._refuse(state, turned.outcome, turned.detail, now)]
+        if state.foreign:
+            turned = self.wait_estimate.turned_away(request, state.need, now, state.variant)
+            if turned is not None:
+                return [self._refuse(state, turned.outcome, turned.detail, now)]
         if request.by_ids:
             unable = self._unable_to_resume(request.model)
             if not self.wait_estimate.serving(state.variant, now, unable):
                 return [self._refuse(state, outcome.NO_REPLICA, "no replica here takes up a stream by its tokens", now)]
-        placed = self._place(state, now) if self.queue.waiting(state.variant) == 0 else []
+        placed = self._place(state, now) if self.queue.on_time(state.variant) == 0 else []
         return placed or self._hold(state, now)
 
     def _accepted(self, issuer: str, prompt_bytes: int) -> None:
@@ -240,22 +248,18 @@ class RegionalFlow:
         state = self._under_way(event)
         if state is None or state.started:
             return []
-        state.started = True
         self.ledger.began(event.id)
         self._doubts.over(state.replica, event.id)
         self._doubts.alive(state.replica, now)
-        self._fleet.answered(state.replica, event.status, now, state.forwarded_at)
-        if event.load is not None:
-            self._fleet.on_engine_load(state.replica, event.load, now)
+        self._start(state, event, now)
         if event.status < 400:
             if state.replica not in self.view.bound:  # what that took over it does not keep for the next
                 self._fleet.caches(state.replica, state.request.chain, admission.hints(state.request, self.law))
-            if state.pick is not None:
-                state.pick.policy.answered(state.replica, (now - state.forwarded_at) * 1e3, now)
             chosen = state.chosen if state.request.stream else None
             if chosen is not None:
                 state.prefilled_at, elapsed_ms = now, (now - state.forwarded_at) * 1e3
-                self._doubts.began(elapsed_ms, self._due_ms(state, chosen))
+                assert state.pick is not None  # it has chosen
+                self._doubts.began(elapsed_ms, self._due_ms(state, chosen, state.pick.prefill_ms))
                 ahead_tokens = 0.0 if state.paired else chosen.backlog_tokens + chosen.uncached_tokens
                 if chosen.delay_ms:
                     self._fleet.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token, now)
@@ -264,25 +268,39 @@ class RegionalFlow:
                     self._fleet.prefilled(state.replica, elapsed_ms, ahead_tokens, now, sure=sure)
         return self._fill(state.replica, now)
 
+    def _start(self, state: RequestState, event: machine.AttemptBegan | machine.AttemptEnded, now: float) -> None:
+        """Its first byte is here, alone or with all others."""
+        state.started = True
+        self._fleet.answered(state.replica, event.status, now, state.forwarded_at)
+        if event.load is not None:
+            self._fleet.on_engine_load(state.replica, event.load, now)
+        if event.status < 400 and state.pick is not None:
+            state.pick.policy.answered(state.replica, (now - state.forwarded_at) * 1e3, now)
+
     def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:
         state = self._under_way(event)
         if state is None:
             return []
-        held = self.ledger.held(event.id)
         self._doubts.alive(state.replica, now)
-        if event.usage is not None:
+        if event.whole:
+            self._start(state, event, now)
+            if event.status >= 400:
+                self.ledger.began(event.id)  # what lingers is not its prompt
+        held = self.ledger.held(event.id)
+        if event.usage is not None and state.held_at is not None:
             self.queue.settle(event.id, work(event.usage.prompt_tokens, event.usage.completion_tokens))
         self._over(state)
-        if self._suspects:
+        if self._suspects.against:
             self._suspects.answered((state.request.tenant, state.request.body_hash))
         if event.fault is not None:
-            began_well = not outcome.blames_engine(event.status)
+            began_well = event.status not in outcome.ENGINES_FAULTS
             self._fleet.broke(state.replica, event.fault, now, began_well=began_well, sent_at=state.forwarded_at)
-        if event.fault is not None or outcome.blames_engine(event.status):
+        if event.fault is not None or event.status in outcome.ENGINES_FAULTS:
             self._fleet.lingers(held, state.forwarded_at, now)
         if event.status < 400:
             # Of a stream in pieces nobody knows how long the engine took for which.
             lacks = event.usage is not None and not state.resumes and self._learn(state, event.usage, now)
+            lacks = lacks or (event.whole and state.replica not in self.view.bound)
             chain = event.chain if self._keeps(state, event) else state.request.chain if lacks else ()
             if chain:
                 self._fleet.caches(state.replica, chain, admission.hints(state.request, self.law))
@@ -292,21 +310,23 @@ class RegionalFlow:
         state = self._under_way(event)
         if state is None:
             return []
-        failed = state.replica
-        self._fleet.failed(failed, event.outcome, now, state.forwarded_at)
-        self._broke_off(state, event.outcome, now)
+        failed, sent_at = state.replica, state.forwarded_at
         held = self.ledger.held(event.id)
+        if event.outcome.source is Source.ENGINE:  # its own word, in the midst of a stream
+            self._fleet.broke(failed, event.outcome, now, began_well=True, sent_at=sent_at)
+            self._fleet.lingers(held, sent_at, now)
+        else:
+            self._fleet.failed(failed, event.outcome, now, sent_at)
+            self._fleet.lingers(held, sent_at, now, event.outcome)
+        self._broke_off(state, event.outcome, now)
         if state.started and isinstance(event, machine.AttemptFailed) and event.resumable:
-            self._fleet.lingers(held, state.forwarded_at, now, event.outcome)
             return [*self._resume(state, failed, event.outcome, now), *self._fill(failed, now)]
         if state.started:
             self._over(state)
-            self._fleet.lingers(held, state.forwarded_at, now, event.outcome)
             broken = machine.Answer(event.id, event.outcome, "the replica failed while answering")
             return [broken, *self._fill(failed, now)]
         self._pairs.give_back(state)
         self._doubts.over(failed, event.id)
-        self._fleet.lingers(held, state.forwarded_at, now, event.outcome)
         state.replica = ""
         return [*self._elsewhere(state, failed, event.outcome, now), *self._fill(failed, now)]
 
@@ -451,6 +471,7 @@ class RegionalFlow:
 
     def _fleet_changed(self, event: Event, now: float) -> list[Command]:
         replica = self._fleet.handle(event, now)
+        self.news -= self._fleet.still
         if self._fleet.stirring:
             self._doubts.alive(self._fleet.stirring, now)
         commands = self._given_up(now) if self._fleet.silent else []
@@ -494,11 +515,9 @@ class RegionalFlow:
                 commands += [machine.Cancel(request_id, state.attempts), *self.handle(failed, now)]
         return commands
 
-    def _due_ms(self, state: RequestState, chosen: Scored) -> float:
+    def _due_ms(self, state: RequestState, chosen: Scored, ttft_ms: float) -> float:
         """Until its answer should begin; one in one piece begins with its end."""
-        assert state.pick is not None
-        tokens = 1.0 if state.request.stream else state.need.output_tokens
-        return state.pick.prefill_ms + tokens * chosen.tpot_ms
+        return ttft_ms + (1.0 if state.request.stream else state.need.output_tokens) * chosen.tpot_ms
 
     # -- dispatch: to a replica, or into the queue
 
@@ -506,14 +525,16 @@ class RegionalFlow:
         state.due = at
         return machine.SetTimer(state.request.id, at)
 
-    def _place(self, state: RequestState, now: float, aside: tuple[str, ...] = ()) -> list[Command]:
+    def _place(
+        self, state: RequestState, now: float, aside: tuple[str, ...] = (), *, ahead: bool = False
+    ) -> list[Command]:
         """Forward the request if some replica but those `aside` has room, a foreign request beside the reserve; []
-        otherwise."""
+        otherwise. `ahead`: see Table.room."""
         request = state.request
         if state.foreign and not self.wait_estimate.fits_foreign(state, now):
             state.declined = False
             return []
-        barred = self.wait_estimate.outside(request)
+        barred = self.wait_estimate.outside(request) if request.among is not None else ()
         if state.resumes or request.by_ids:
             barred = (*barred, *self._unable_to_resume(request.model))
         if state.tried and not self.wait_estimate.serving(state.variant, now, (*state.tried, *barred)):
@@ -528,12 +549,17 @@ class RegionalFlow:
             state.assigned,
             whole=state.whole or bool(state.resumes),
             choosy=choosy,
+            ahead=ahead,
         )
         state.declined = choice is not None and choice.declined
         if choice is None or choice.chosen is None:
             return []
         chosen = choice.chosen
         if not self._fleet.admit(chosen.replica, now):
+            return []
+        marks = chain.marks(request.chain)
+        own_tokens = self._own_tokens(state, chosen, marks)
+        if not self._holds(chosen.replica, own_tokens + state.need.output_tokens):
             return []
         half = self._pairs.begin(state, choice, now) if choice.prefill is not None else None
         if half is None and chosen.replica in self.view.bound:
@@ -545,24 +571,31 @@ class RegionalFlow:
         choice.policy.placed(chosen.replica, state.variant, self._fleet.whole)
         uncached = int(chosen.uncached_tokens)
         self._fleet.adapters.sent(chosen.replica, request.model)
-        ttft_ms, marks = choice.prefill_ms, chain.marks(request.chain)
-        kv_tokens = self._own_tokens(state, chosen, marks) + int(GROWN_SHARE * state.need.output_tokens)
+        ttft_ms = choice.prefill_ms
+        kv_tokens = own_tokens + int(GROWN_SHARE * state.need.output_tokens)
         self.ledger.reserve(request.id, Reservation(chosen.replica, 0 if half else uncached, kv_tokens, marks))
         state.prefilled_at = now + ttft_ms / 1e3
-        self._doubts.sent(chosen.replica, request.id, self._due_ms(state, chosen), now)
+        self._doubts.sent(chosen.replica, request.id, self._due_ms(state, chosen, ttft_ms), now)
         address = self.view.replicas[chosen.replica].address
         sends = machine.Resume if state.resumes else machine.Forward
+        due = state.due = request.deadline if request.stream else min(request.deadline, state.prefilled_at)
         return [
-            self._timer(state, request.deadline if request.stream else min(request.deadline, state.prefilled_at)),
+            machine.SetTimer(request.id, due),
             sends(request.id, state.attempts, chosen.replica, address, ttft_ms, reasons=choice, prefill=half),
         ]
+
+    def _holds(self, replica: str, tokens: float) -> bool:
+        """Whether its KV cache has room: of a prefix that it has cached less may be in use already than its room for
+        the request was measured by."""
+        return self._fleet.whole.holds(replica, tokens)
 
     def _own_tokens(self, state: RequestState, chosen: Scored, marks: tuple[int, ...]) -> int:
         """Of its prompt, what is in the replica's KV cache for its sake: a cached prefix cannot be evicted while it is
         used, so a hit takes room as well, but for what somebody else there holds anyway."""
         need = state.need
-        shared = chain.bytes_at(chain.marked_depth(self.ledger.shared(chosen.replica, marks))) / need.bytes_per_token
-        return int(max(chosen.uncached_tokens, need.prompt_tokens - shared))
+        shared = self.ledger.shared(chosen.replica, marks)
+        shared_tokens = chain.bytes_at(chain.marked_depth(shared)) / need.bytes_per_token if shared else 0.0
+        return int(max(chosen.uncached_tokens, need.prompt_tokens - shared_tokens))
 
     def _hold(self, state: RequestState, now: float) -> list[Command]:
         request, tokens = state.request, state.need.prompt_tokens
@@ -570,6 +603,8 @@ class RegionalFlow:
             return [self._refuse(state, outcome.NO_REPLICA, self._nobody(state, now), now)]
         self.queue.note(state.variant, self.config.queue.standing_wait_s, now)
         most_s = self._most_s(state, now) - request.waited_s
+        if most_s <= 0.0 and self._steps_back(state, now):
+            most_s = self._most_s(state, now) - request.waited_s
         if most_s <= 0.0:
             return self._last_call(state, now)
         # By the longest wait there is: where the queue stands, those ahead are let go for their own sake, and who comes
@@ -589,7 +624,7 @@ class RegionalFlow:
         self.queue.settle(request.id, 0.0)  # a turn that came to nothing
         self.queue.push(
             request.id, state.variant, request.tenant, self._weight_of(request.tenant), request.priority, tokens, now,
-            state.need.output_tokens, waited_s=request.waited_s, foreign=state.foreign,
+            state.need.output_tokens, waited_s=request.waited_s, foreign=state.foreign, late=state.late,
         )  # fmt: skip
         state.held_at = now if state.held_at is None else state.held_at
         commands += [machine.Hold(request.id), self._timer(state, min(request.deadline, now + most_s))]
@@ -602,8 +637,11 @@ class RegionalFlow:
         First come, first served, everybody would wait as long as anybody may, and all that is served be late. A queue
         stands where the oldest has always been late (CoDel, RFC 8289), not where it merely was never empty: that it is
         for long stretches at 0.9 of capacity, and nobody need be refused. Who is late already still goes before nobody.
-        What it waited in regions that let it go counts; where no queue stands it may wait that little once more.
+        What it waited in regions that let it go counts; where no queue stands it may wait that little once more. Who
+        stepped back is in nobody's way, and may wait as long as anybody.
         """
+        if state.late:
+            return self.config.queue.wait_s
         config, waited_s = self.config, state.request.waited_s
         stands = self.queue.stands_s(state.variant, state.request.priority, now) > config.queue.stands_s
         if not stands and not waited_s:
@@ -637,20 +675,20 @@ class RegionalFlow:
                     self._refuse(state, outcome.NO_REPLICA, self._nobody(state, now), now) for state in everybody
                 ]
             # No room for the smallest request there is: there is no point in scoring.
-            released = (
-                self._release_one(variant, able, now) if self._fleet.table(able).room(0.0, 0.0, now).any() else []
-            )
+            ahead = self.queue.on_time(variant) > 1
+            free = self._fleet.table(able).room(0.0, 0.0, now, ahead=ahead).any()
+            released = self._release_one(variant, able, now, ahead=ahead) if free else []
             if not released:
                 break
             commands += released
         return commands
 
-    def _release_one(self, variant: str, able: Subset, now: float) -> list[Command]:
+    def _release_one(self, variant: str, able: Subset, now: float, *, ahead: bool) -> list[Command]:
         """The best prefix match among the first in line. While one starves, a replica is kept free until it fits."""
         table, starved = self._fleet.table(able), self.queue.starved(variant, now)
         aside: tuple[str, ...] = ()
         if starved is not None:
-            if released := self._release(self._requests[starved.id], table, now, aside):
+            if released := self._release(self._requests[starved.id], table, now, aside, ahead=ahead):
                 return released
             aside = (able.names[int(table.kv_taken_tokens.argmin())],)
         # What is free may be the reserve: then foreign requests, however many, do not stand before those it is for.
@@ -658,12 +696,14 @@ class RegionalFlow:
         kept = bool(foreign) and self.wait_estimate.left_for_foreign(variant, now).slots < 1
         for own in (True,) if kept else (False, True) if foreign else (False,):
             first = [self._requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING, own=own)]
-            for state in self.wait_estimate.in_turn(first, table, now):
-                if released := self._release(state, table, now, aside):
+            for state in self.wait_estimate.in_turn(first, table, now, ahead=ahead):
+                if released := self._release(state, table, now, aside, ahead=ahead):
                     return released
         return []
 
-    def _release(self, state: RequestState, able: Table, now: float, aside: tuple[str, ...]) -> list[Command]:
+    def _release(
+        self, state: RequestState, able: Table, now: float, aside: tuple[str, ...], *, ahead: bool
+    ) -> list[Command]:
         """Forward one that waits, or refuse it if it may not go any more; [] if it must go on waiting."""
         request = state.request
         refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
@@ -671,22 +711,36 @@ class RegionalFlow:
             return [self._refuse(state, refusal.outcome, refusal.detail, now)]
         if self.wait_estimate.too_late(request, state.need, able, now):
             return [self._refuse(state, outcome.QUEUE_TIMEOUT, "no replica had room in time", now)]
-        if self.queue.outlived(request.id, self._most_s(state, now), now):
+        if not state.late and self.queue.outlived(request.id, self._most_s(state, now), now):
             return self._last_call(state, now)
-        placed = self._place(state, now, aside)
+        placed = self._place(state, now, aside, ahead=ahead)
         if placed:
             self.queue.remove(request.id, served=True)
         return placed
 
     def _last_call(self, state: RequestState, now: float) -> list[Command]:
-        """It may wait no longer: whoever waited by choice takes who has room now."""
+        """It may wait no longer: whoever waited by choice takes who has room now, and who may wait on steps back."""
         if state.declined:
             state.held_at = -inf
             placed = self._place(state, now)
             if placed:
                 self.queue.remove(state.request.id, served=True)
                 return placed
+        if state.request.id in self.queue and self._steps_back(state, now):
+            self.queue.step_back(state.request.id)
+            return [self._timer(state, min(state.request.deadline, state.late_until))]
         return [self._refuse(state, outcome.QUEUE_TIMEOUT, "no replica had room in time", now)]
+
+    def _steps_back(self, state: RequestState, now: float) -> bool:
+        """Whether one that waited too long goes on waiting, behind all who did not: not where another region may have
+        room for it, nor where it has waited as long as anybody may."""
+        request, wait_s = state.request, self.config.queue.wait_s
+        if state.late or (request.issuer and not request.waited_s):
+            return False
+        since = now if state.held_at is None else state.held_at
+        state.late_until = since + wait_s - request.waited_s
+        state.late = now < state.late_until
+        return state.late
 
     def _elsewhere(self, state: RequestState, failed: str, reason: Outcome, now: float) -> list[Command]:
         """After a failure before the first byte: another replica, within the retry rules, or an answer."""
@@ -721,7 +775,9 @@ class RegionalFlow:
         request = state.request
         if request.body_hash and reason in BROKE_OFF:
             body = (request.tenant, request.body_hash)
-            self._suspects.broke_off(body, (state.replica,), self._sampled_at((state.replica,)), now)
+            # Its server may answer for an engine that says it is broken: that is no sign of life.
+            last_seen_at = -inf if reason is outcome.ENGINE_BROKEN else self._sampled_at((state.replica,))
+            self._suspects.broke_off(body, (state.replica,), last_seen_at, now)
 
     def _sampled_at(self, process: tuple[str, ...]) -> float:
         """When a replica last told of itself."""
@@ -732,7 +788,7 @@ class RegionalFlow:
         """The answer where two replicas are gone that it was under way at. Nobody waits here until that is sure: the
         next scrapes show it, and the client may ask again then."""
         request = state.request
-        if not request.body_hash or not self._suspects:
+        if not request.body_hash:
             return None
         quarantine = self._suspects.quarantine((request.tenant, request.body_hash), self._sampled_at, now)
         if quarantine is None:
@@ -770,8 +826,9 @@ class RegionalFlow:
         request_id = state.request.id
         del self._requests[request_id]
         self._doubts.over(state.replica, request_id)
-        self.queue.remove(request_id, served=False)
-        self.queue.settle(request_id, None)
+        if state.held_at is not None:  # else it never stood in line
+            self.queue.remove(request_id, served=False)
+            self.queue.settle(request_id, None)
         self._pairs.give_back(state)
         self._budget.ended()
         if state.budgeted:
@@ -790,15 +847,15 @@ class RegionalFlow:
     def _learn(self, state: RequestState, usage: Usage, now: float) -> bool:
         """Take a finished request's usage. Whether the mirror, thereby corrected, lacks some of the prompt."""
         request, lacks = state.request, False
-        self.estimates.age(now)
+        self.estimates.now = now
         self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
         decode_ms, service_ms = (now - state.prefilled_at) * 1e3, (now - state.forwarded_at) * 1e3
         self._fleet.served(state.replica, decode_ms, service_ms, usage.completion_tokens, now)
-        chosen = state.chosen
-        if chosen is not None and not state.paired:
+        chosen = state.chosen if not state.paired else None
+        if chosen is not None:
             believed = 0.0 if chosen.exact else chosen.hit_tokens
             self._fleet.unreported_hits.answered(state.replica, believed, reported=usage.cached_tokens is not None)
-        if usage.cached_tokens is not None and chosen is not None and not state.paired:
+        if usage.cached_tokens is not None and chosen is not None:
             self.predicted_tokens += chosen.hit_tokens
             self.actual_tokens += usage.cached_tokens
             lacks = not chosen.exact and self._fleet.mirror.overrated(

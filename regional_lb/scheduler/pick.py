@@ -214,18 +214,20 @@ def pick(
     *,
     choosy: bool = True,
     home: str = "",
+    ahead: bool = False,
 ) -> Pick:
     """Choose among the rows of `table`: at least one, all of them healthy and serving the model. `home`: where its
     session was, which decides near ties alone.
 
     `hits`, `known`: see uncached_tokens. `delay_ms`: what the request waits at each row before its prefill can begin;
     policies that score in ms count it. `choosy`: better none than one much worse than who only has a prompt to finish.
+    `ahead`: see Table.room.
     """
     uncached = uncached_tokens(need, table, hits, known)
     score = policy.score(need, table, uncached, now)
     if delay_ms is not None and policy.unit == "ms":
         score = score + delay_ms
-    room = table.room(uncached, need.output_tokens, now)
+    room = table.room(uncached, need.output_tokens, now, ahead=ahead)
     # Mostly all have room: to ask for the first without costs a sixth of what masking does.
     all_room = room.item(room.argmin())
     ready = score if all_room else np.where(room, score, inf)
@@ -236,7 +238,7 @@ def pick(
         declined = _worth_waiting(need, table, uncached, score, policy, best_score, now)
     if ready.item(best) < inf and not declined:
         row = policy.choose(best, ready, need, table, rng)
-        at_home = _tied(home, best, ready, table, policy)
+        at_home = _tied(home, best, ready, table, policy) if home else None
         if at_home is not None:
             row = at_home
         elif policy.explores and rng.random() < EXPLORED_SHARE:
@@ -265,7 +267,7 @@ def pick(
 
 def _tied(home: str, best: int, ready: Column, table: Table, policy: Policy) -> int | None:
     """Where the session was, if that is as good as the best, as far as scores are known."""
-    place = table.of.at.get(home) if home else None
+    place = table.of.at.get(home)
     if place is None or not (policy.ties_floor or policy.ties_share):
         return None
     limit = ready.item(best) + max(policy.ties_floor, policy.ties_share * ready.item(best))

@@ -7,15 +7,19 @@ by work / weight, who comes anew starts where the least served of those waiting 
 counts. Work is the prompt's tokens and OUTPUT_WORTH times the answer's (Sheng et al. 2024, "Fairness in Serving Large
 Language Models"), as expected when the turn is taken, and as they were once that is known (`settle`).
 
+Who has waited too long in a queue that stands steps back (`step_back`): it goes on waiting behind all who have not, so
+that those are served promptly, and is served when there is room again, in place of being refused in every burst.
+
 Invariants: at most `requests_max` and `tokens_max` wait, one alone whatever its size; a request is in here once
 or not at all; what waits for one model never stands before another's; nobody waits behind a lower band, but every
-STARVED_EVERY-th turn is the oldest's once it is older than `starvation_s`, and no foreign request's while own work
-waits; a foreign request never keeps own work of its band out. Never decides where a request goes, and never knows how
-large the reserve is.
+STARVED_EVERY-th turn is the oldest's once it is older than `starvation_s`, none that stepped back, and no foreign
+request's while own work waits; a foreign request never keeps own work of its band out. Never decides where a request
+goes, and never knows how large the reserve is.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
 from operator import attrgetter
@@ -36,6 +40,7 @@ MODELS_MAX = 1024  # whose bands are remembered beyond their last request
 STARVED_EVERY = 4  # more often, and sustained overload, where all are old, would undo bands and fairness
 OUTPUT_WORTH = 2.0  # an answer's token takes about as much of an engine as two of a prompt; so are they priced
 _FINISHES_MAX = 1024
+_BACK = 1 << 20  # bands of those who stepped back are so far below their own
 
 
 def work(prompt_tokens: float, output_tokens: float) -> float:
@@ -45,7 +50,7 @@ def work(prompt_tokens: float, output_tokens: float) -> float:
 
 class QueueConfig(Part):
     """Bounds of what waits here. Where whoever is the oldest has waited longer than `standing_wait_s` for `stands_s`
-    on end, more comes than is served: then that is all that anybody waits, or everybody would wait `wait_s`."""
+    on end, more comes than is served: then who has waited that long steps back, or everybody would wait so long."""
 
     requests_max: Annotated[int, Field(ge=0, le=1_000_000)] = 1024
     tokens_max: Annotated[int, Field(ge=1, le=1_000_000_000_000)] = 4_000_000
@@ -57,7 +62,7 @@ class QueueConfig(Part):
 
 class Waiting(msgspec.Struct, frozen=True, eq=False):
     """One request waiting. `tokens` are its prompt's, `work` what serving it counts; since `since` (monotonic seconds),
-    and for `waited_s` in other regions before. `foreign`: it comes from another region."""
+    and for `waited_s` in other regions before. `foreign`: it comes from another region. `late`: it stepped back."""
 
     id: str
     model: str
@@ -68,6 +73,12 @@ class Waiting(msgspec.Struct, frozen=True, eq=False):
     since: float
     waited_s: float = 0.0
     foreign: bool = False
+    late: bool = False
+
+    @property
+    def band(self) -> int:
+        """Where it stands: larger ones go first."""
+        return self.priority - _BACK if self.late else self.priority
 
 
 class _Tenant:
@@ -167,39 +178,52 @@ class _Taken(msgspec.Struct, frozen=True, eq=False):
 
 
 class _Line:
-    """What waits for one model. `turns` were served since the last that was the oldest."""
+    """What waits for one model. `turns` were served since the last that was the oldest. `late` are those who stepped
+    back, who are in `bands` and in no figure of the others."""
 
-    __slots__ = ("bands", "by_id", "foreign", "turns")
+    __slots__ = ("bands", "by_id", "foreign", "late", "late_foreign", "turns")
 
     def __init__(self) -> None:
         self.by_id: dict[str, Waiting] = {}  # in order of arrival
-        self.foreign = 0  # of them
+        self.late: dict[str, Waiting] = {}
+        self.foreign = self.late_foreign = 0  # of by_id, of late
         self.bands: dict[int, _Band] = {}
         self.turns = 0
 
+    def __len__(self) -> int:
+        return len(self.by_id) + len(self.late)
+
     def push(self, waiting: Waiting, weight: float) -> None:
-        self.by_id[waiting.id] = waiting
-        self.foreign += waiting.foreign
-        band = self.bands.get(waiting.priority)
+        if waiting.late:
+            self.late[waiting.id] = waiting
+            self.late_foreign += waiting.foreign
+        else:
+            self.by_id[waiting.id] = waiting
+            self.foreign += waiting.foreign
+        band = self.bands.get(waiting.band)
         if band is None:
-            band = self.bands[waiting.priority] = _Band()
+            band = self.bands[waiting.band] = _Band()
         band.push(waiting, weight)
 
     def remove(self, waiting: Waiting, *, served: bool) -> _Taken:
-        if served:
-            self.turns = 0 if waiting is self.eldest else self.turns + 1
-        del self.by_id[waiting.id]
-        self.foreign -= waiting.foreign
-        band = self.bands[waiting.priority]
+        if waiting.late:
+            del self.late[waiting.id]
+            self.late_foreign -= waiting.foreign
+        else:
+            if served:
+                self.turns = 0 if waiting is self.eldest else self.turns + 1
+            del self.by_id[waiting.id]
+            self.foreign -= waiting.foreign
+        band = self.bands[waiting.band]
         weight = band.tenants[waiting.tenant].weight
         band.remove(waiting, served=served)
         if not band.tenants:
-            del self.bands[waiting.priority]
+            del self.bands[waiting.band]
         return _Taken(band, waiting.tenant, waiting.work, weight)
 
     @property
     def oldest(self) -> Waiting:
-        return next(iter(self.by_id.values()))
+        return next(iter(self.by_id.values() or self.late.values()))
 
     @property
     def eldest(self) -> Waiting:
@@ -210,8 +234,8 @@ class _Line:
         return next((waiting for waiting in self.by_id.values() if not waiting.foreign), oldest)
 
     def in_order(self) -> Iterator[Waiting]:
-        for priority in sorted(self.bands, reverse=True):
-            yield from self.bands[priority].in_order()
+        for band in sorted(self.bands, reverse=True):
+            yield from self.bands[band].in_order()
 
 
 class RequestQueue:
@@ -240,20 +264,30 @@ class RequestQueue:
     def waiting(self, model: str) -> int:
         """How many requests wait for the model."""
         line = self._lines.get(model)
+        return len(line) if line is not None else 0
+
+    def on_time(self, model: str) -> int:
+        """How many of those have not stepped back: all that somebody who comes now finds before him."""
+        line = self._lines.get(model)
         return len(line.by_id) if line is not None else 0
+
+    def by_tenant(self) -> Counter[tuple[int, str]]:
+        """How many wait, by band and tenant."""
+        return Counter((waiting.priority, waiting.tenant) for waiting in self._by_id.values())
 
     def foreign(self, model: str) -> int:
         """How many of those who wait for the model come from other regions."""
         line = self._lines.get(model)
-        return line.foreign if line is not None else 0
+        return line.foreign + line.late_foreign if line is not None else 0
 
     def note(self, model: str, late_s: float, now: float) -> None:
         """Take down how long the oldest of each band has waited for the model: asked for whenever somebody may come or
         go, so that `stands_s` can tell a queue that stands from one that is worked off."""
         line = self._lines.get(model)
         if line is not None:
-            for band in line.bands.values():
-                band.note(late_s, now)
+            for at, band in line.bands.items():
+                if at >= 0:
+                    band.note(late_s, now)
 
     def stands_s(self, model: str, priority: int, now: float) -> float:
         """For how long the oldest of the band, whoever that was, has always waited too long (see `note`). 0 where
@@ -285,7 +319,7 @@ class RequestQueue:
         if line is None:
             return 0
         below = (band for at, band in line.bands.items() if at < priority)
-        return len(line.by_id) - sum(len(tenant.requests) for band in below for tenant in band.tenants.values())
+        return len(line) - sum(len(tenant.requests) for band in below for tenant in band.tenants.values())
 
     def models(self) -> list[str]:
         """The models waited for: those with the highest band first, then whoever's oldest is oldest."""
@@ -311,21 +345,36 @@ class RequestQueue:
         *,
         waited_s: float = 0.0,
         foreign: bool = False,
+        late: bool = False,
     ) -> None:
-        """Let a request wait, of so many tokens and an answer of probably so many. ValueError if it does already, or
-        there is no room."""
+        """Let a request wait, of so many tokens and an answer of probably so many; `late`: behind those who have not
+        waited too long. ValueError if it does already, or there is no room."""
         if request_id in self._by_id:
             raise ValueError(f"request {request_id!r} waits already")
         if not self.fits(tokens):
             raise ValueError("the queue is full: ask fits() first")
         counts = work(tokens, output_tokens)
-        waiting = Waiting(request_id, model, tenant, priority, tokens, counts, now, waited_s, foreign)
+        waiting = Waiting(request_id, model, tenant, priority, tokens, counts, now, waited_s, foreign, late)
         self._by_id[request_id] = waiting
         self._lines.setdefault(model, _Line()).push(waiting, weight)
         self.tokens += tokens
+        if late:
+            return  # it is in nobody's way
         if len(self._came) > MODELS_MAX:
             self._came = {name: self._came[name] for name in self._lines if name in self._came}
         self._came.setdefault(model, {})[priority] = now
+
+    def step_back(self, request_id: str) -> None:
+        """Behind all who have not waited too long, whatever their band; among those who have, as it stood. KeyError if
+        it is not here."""
+        waiting = self._by_id[request_id]
+        if waiting.late:
+            return
+        line = self._lines[waiting.model]
+        weight = line.bands[waiting.band].tenants[waiting.tenant].weight
+        line.remove(waiting, served=False)
+        self._by_id[request_id] = waiting = replace(waiting, late=True)
+        line.push(waiting, weight)
 
     def reassign(self, variants: Mapping[str, str]) -> None:
         """From now on these requests, by id, wait for these variants, each as old as it is. In lines that somebody
@@ -344,7 +393,8 @@ class RequestQueue:
             before = waiting.model
             if before in touched:
                 waiting = self._by_id[request_id] = replace(waiting, model=moved.get(request_id, before))
-                self._came.setdefault(waiting.model, {})[waiting.priority] = waiting.since
+                if not waiting.late:
+                    self._came.setdefault(waiting.model, {})[waiting.priority] = waiting.since
                 self._lines.setdefault(waiting.model, _Line()).push(waiting, weights[before, waiting.tenant])
 
     def remove(self, request_id: str, *, served: bool) -> Waiting | None:
@@ -357,7 +407,7 @@ class RequestQueue:
         taken = line.remove(waiting, served=served)
         if served:
             self._taken[request_id] = taken
-        if not line.by_id:
+        if not len(line):
             del self._lines[waiting.model]
         self.tokens = self.tokens - waiting.tokens if self._by_id else 0.0  # sums of floats drift: an empty room is 0
         return waiting
@@ -388,7 +438,7 @@ class RequestQueue:
         """
         lowest = min((band for line in self._lines.values() for band in line.bands), default=priority)
         if lowest < priority:
-            newest = next(w for w in reversed(self._by_id.values()) if w.priority == lowest)
+            newest = next(w for w in reversed(self._by_id.values()) if w.band == lowest)
         elif (
             not foreign
             and any(line.foreign for line in self._lines.values())
@@ -408,7 +458,7 @@ class RequestQueue:
 
     def _newest_foreign(self, priority: int) -> Waiting | None:
         """The newest foreign request of this band, whichever model it waits for."""
-        return next((w for w in reversed(self._by_id.values()) if w.foreign and w.priority == priority), None)
+        return next((w for w in reversed(self._by_id.values()) if w.foreign and w.band == priority), None)
 
     def _most(self, priority: int) -> _Tenant | None:
         """The tenant that has most of the room for one model in this band."""
@@ -420,7 +470,12 @@ class RequestQueue:
     def starved(self, model: str, now: float) -> Waiting | None:
         """The oldest waiting for the model, if it is too old and the next turn is its."""
         line = self._lines.get(model)
-        if line is None or line.turns < STARVED_EVERY - 1 or now - line.oldest.since <= self._starvation_s:
+        if (
+            line is None
+            or not line.by_id
+            or line.turns < STARVED_EVERY - 1
+            or now - line.oldest.since <= self._starvation_s
+        ):
             return None
         eldest = line.eldest
         return eldest if now - eldest.since > self._starvation_s else None
@@ -428,7 +483,7 @@ class RequestQueue:
     def first(self, model: str, most: int, *, own: bool = False) -> list[Waiting]:
         """The next `most` requests for the model in the order they are due; `own`: foreign requests left out."""
         line = self._lines.get(model)
-        if line is None or (own and line.foreign == len(line.by_id)):
+        if line is None or (own and line.foreign + line.late_foreign == len(line)):
             return []
         due = line.in_order()
         return list(islice((waiting for waiting in due if not waiting.foreign) if own else due, most))

@@ -20,7 +20,8 @@ class RequestState(msgspec.Struct, eq=False):
     its first token came, or, where the answer comes in one piece and does not show it, when that was due. `variant` is
     what it waits for: its model, or the version `assigned`. `prefiller` computes the prompt for `replica` now, "" if
     nobody does; `whole`: nobody is to do so any more. `declined`: it waits by choice (Pick.declined). `foreign`: it
-    comes from another region. `resumes`: how often its stream broke and was to go on elsewhere.
+    comes from another region. `late`: it has waited too long in a queue that stands, and stepped back; it waits until
+    `late_until` at the most. `resumes`: how often its stream broke and was to go on elsewhere.
     """
 
     request: Request
@@ -43,6 +44,8 @@ class RequestState(msgspec.Struct, eq=False):
     pick: Pick | None = None
     assigned: Assigned | None = None
     resumes: int = 0
+    late: bool = False
+    late_until: float = 0.0
 
     @property
     def chosen(self) -> Scored | None:

@@ -108,7 +108,7 @@ class Scaling:
 
     def reported(self, model: str) -> dict[str, Any]:
         """What the region's report says of it (ModelReport)."""
-        bounds, signal = self._bounds(model), self._signals.get(model)
+        bounds, signal = self._by_model.get(model, self._config), self._signals.get(model)
         bounds_only = {"replicas_min": bounds.replicas_min, "replicas_max": bounds.replicas_max}
         return (
             bounds_only

@@ -70,7 +70,7 @@ class WaitEstimate:
 
     def need_of(self, request: Request) -> Need:
         """The request in its model's tokens: counted where they are known, else estimated."""
-        estimates, path = self._fleet.estimates, self._path(request)
+        estimates, path = self._fleet.estimates, self._path(request) if request.tokens is not None else None
         if path is not None:
             prompt_tokens = float(path.tokens)
             bytes_per_token = request.prompt_bytes / prompt_tokens
@@ -128,11 +128,12 @@ class WaitEstimate:
         *,
         whole: bool = False,
         choosy: bool = True,
+        ahead: bool = False,
     ) -> Pick | None:
         """Score the healthy replicas for a request; None if there are none. `whole`: without one that prefills.
 
         `without` failed it before, another version's are better; `aside` are kept free. `assigned` is what `assign`
-        said, if it was asked before. `choosy`: see pick.
+        said, if it was asked before. `choosy`, `ahead`: see pick.
         """
         if assigned is None and self._splits.by_model:
             assigned = self.assign(request)
@@ -149,10 +150,11 @@ class WaitEstimate:
             return None
         hits, known = self.hits(need, able)
         table = self._fleet.table(able)
-        delay_ms = self._fleet.adapters.delay_ms(request.model, table, now)
+        adapters, session = self._fleet.adapters, request.soft_session
+        delay_ms = adapters.delay_ms(request.model, table, now) if adapters.names else None
         policy = self._policies.of(request.model)
-        home = self.homes.near(request.soft_session, request.parent_session, request.model)
-        choice = pick(need, table, hits, policy, now, self._rng, known, delay_ms, choosy=choosy, home=home)
+        home = self.homes.near(session, request.parent_session, request.model) if session else ""
+        choice = pick(need, table, hits, policy, now, self._rng, known, delay_ms, choosy=choosy, home=home, ahead=ahead)
         choice.assigned = assigned
         chosen = choice.chosen
         if chosen is not None:
@@ -226,7 +228,7 @@ class WaitEstimate:
         """What one more request for the model, or variant, would wait before its prefill begins, in the mean over its
         parts; 0 where nobody serves it."""
         return sum(
-            share * self._wait_ms(variant, self._queue.waiting(variant), now) for share, variant in self.parts(model)
+            share * self._wait_ms(variant, self._queue.on_time(variant), now) for share, variant in self.parts(model)
         )
 
     def _wait_ms(self, variant: str, queued: int, now: float) -> float:
@@ -336,23 +338,25 @@ class WaitEstimate:
         """Whether it would hardly be served by its deadline if it were sent on now. At least one row."""
         return (request.deadline - now) * 1e3 < _service_ms(need, table)
 
-    def in_turn(self, first: list[RequestState], table: Table, now: float) -> list[RequestState]:
+    def in_turn(
+        self, first: list[RequestState], table: Table, now: float, *, ahead: bool = False
+    ) -> list[RequestState]:
         """The first in line, in the order in which they are offered what is free at the healthy replicas of `table`.
 
-        Band by band: who would miss its deadline if all of them went before; then who finds most of its prompt cached
-        where there is room; then as they are due.
+        Band by band, who stepped back last: who would miss its deadline if all of them went before; then who finds
+        most of its prompt cached where there is room; then as they are due.
         """
         if len(first) < 2:
             return first
         turns_ms = expected_wait_ms(table, len(first), now)
-        room = table.room(0.0, 0.0, now)
+        room = table.room(0.0, 0.0, now, ahead=ahead)
 
-        def turn(state: RequestState) -> tuple[int, bool, float]:
+        def turn(state: RequestState) -> tuple[bool, int, bool, float]:
             need = state.need
             pressed = self.patience_ms(state.request, need, table, inf, now) < turns_ms
             uncached = uncached_tokens(need, table, *self.hits(need, table.of))[room]
             share = 1.0 - float(uncached.min()) / need.prompt_tokens if need.prompt_tokens and len(uncached) else 0.0
-            return -state.request.priority, not pressed, -share if share >= CACHED_SHARE else 0.0
+            return state.late, -state.request.priority, not pressed, -share if share >= CACHED_SHARE else 0.0
 
         return sorted(first, key=turn)
 

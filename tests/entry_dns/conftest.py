@@ -51,6 +51,11 @@ def atlas(topology: Topology, *more: tuple[str, Place]) -> prepare.Atlas:
     return prepare.atlas(topology, spaces((ip_network(cidr), n) for n, (cidr, _) in enumerate(found, 2)), places)
 
 
+def unconfined() -> prepare.Atlas:
+    """Tokyo's network alone, which everybody may lead anywhere."""
+    return prepare.atlas(world(), spaces([(ip_network(TOKYO), 2)]), [NOWHERE, NOWHERE, Place(35.7, 139.7)])
+
+
 PLAN = ZonePlan(
     "entry.example",
     (

@@ -26,6 +26,7 @@ class Rider:
     prefiller: str = ""  # while the prompt is computed there
     timer: float | None = None
     refused_by: tuple[str, ...] = ()  # since it was last on hold
+    begun: bool = False  # its client has the beginning of a stream
 
 
 class Referee:
@@ -78,11 +79,12 @@ class Referee:
             elif isinstance(event, machine.PrefillEnded):
                 rider.prefiller = ""
             elif isinstance(event, machine.AttemptBegan):
-                rider.state = "started"
+                rider.state, rider.begun = "started", True
             else:
                 if isinstance(event, machine.AttemptRefused):
                     rider.refused_by += (rider.target,)
-                rider.state = "failed" if rider.state == "sent" else "broken"
+                goes_on = rider.state == "sent" or getattr(event, "resumable", False)
+                rider.state = "failed" if goes_on else "broken"
 
     def _act(self, command: Command, now: float) -> None:
         rider = self.riders.get(command.id)
@@ -101,6 +103,7 @@ class Referee:
         else:
             assert isinstance(command, Forward), f"{command} is nothing a tier does by now"
             assert rider.state in ("new", "failed", "held"), f"{command} while {rider}"
+            assert isinstance(command, machine.Resume) == rider.begun
             assert command.attempt == rider.attempt + 1 <= retry.ATTEMPTS_MAX
             assert now < rider.request.deadline
             rider.state, rider.attempt, rider.target = "sent", command.attempt, command.target

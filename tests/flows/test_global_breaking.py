@@ -160,6 +160,19 @@ def test_a_failure_after_the_start_ends_the_stream(play) -> None:
     assert len(flow.ledger) == 0
 
 
+def test_streams_that_a_living_region_breaks_off_say_nothing_against_it(play) -> None:
+    flow, book = worldwide(), None
+    for lives, state in ((True, State.UP), (False, State.SUSPECT)):
+        book = play(flow) if book is None else book
+        for n in range(3):
+            book.on(RequestArrived(request(f"{state} {n}"))).expect(sent(f"{state} {n}", "london"))
+            book.on(AttemptBegan(f"{state} {n}", 1, 200)).expect()
+        for n in range(3):
+            broken = AttemptFailed(f"{state} {n}", 1, outcome.DIED_MID_STREAM, target_lives=lives)
+            book.on(broken).expect(answered(f"{state} {n}", outcome.DIED_MID_STREAM))
+        assert flow.liveness["london"].read(0.0).state is state
+
+
 def test_refusals_do_not_go_on_for_ever(play) -> None:
     flow = worldwide(patience_s=59.0, view=seen(instance("london")))
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "london"))

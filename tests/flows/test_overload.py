@@ -92,4 +92,5 @@ def test_the_higher_band_does_not_feel_what_the_lower_one_does() -> None:
     """A fifth of all that comes is of the higher band, 0.6 of the capacity; every fourth turn is the oldest's."""
     shares = run(3.0, high_share=0.2, deadline_s=40.0).by_tenant
     assert shares["high"] == 1.0
-    assert shares["t"] < 0.25
+    # A sixth of them while it lasts; of those who stepped back some are served in the 30 s after it.
+    assert shares["t"] < 0.3

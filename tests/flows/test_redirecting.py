@@ -155,7 +155,7 @@ def test_used_tampered_or_elsewhere_it_is_refused_with_a_code(redirecting: Runni
     addressed = regions[sent_to].client
     other = next(run.client for name, run in regions.items() if name != sent_to)
     for url, status, code in (
-        (spent, 403, "redirect_token_used"),
+        (spent, 403, "redirect_token_over"),
         (fresh[:-2], 401, "redirect_token_forged"),
         (fresh.replace(addressed, other), 403, "redirect_token_misaddressed"),
     ):

@@ -73,7 +73,7 @@ def test_the_cache_is_kept_from_the_last_resort_too(play) -> None:
 def test_a_guest_waits_where_its_promise_can_be_kept(play) -> None:
     flow = regional(replica("r1", **{**ROOMY, "prefill_tokens_max": 500}, prefill_ms_per_token=0.1))
     soon = {**GUEST, "promised_ttft_ms": 60_000.0}
-    book = play(flow).on(RequestArrived(request("a", 3200, **OWN))).expect(sent("a", "r1"))
+    book = play(flow).on(RequestArrived(request("a", 4800, **OWN))).expect(sent("a", "r1"))
     book.on(RequestArrived(request("b", 64, **OWN))).expect(held("b"))
     book.on(RequestArrived(request("c", 64, **soon))).expect(held("c"))
     book.on(RequestArrived(request("d", 64, **{**GUEST, "promised_ttft_ms": 1.0}))).expect(

@@ -386,10 +386,41 @@ def test_in_a_queue_that_stands_who_waited_long_makes_way_for_who_just_came(play
         .at(1.0).on(RequestArrived(request("c"))).expect(held("c"))
         .at(3.5).on(ended("a")).expect(sent("b", "r1"))  # late since 2.0, a burst: in the order in which they came
         .at(4.5).on(RequestArrived(request("d"))).expect(held("d"))
-        .at(6.0).on(ended("b")).expect(answered("c", outcome.QUEUE_TIMEOUT), sent("d", "r1"))
-        .at(7.0).on(RequestArrived(request("e"))).expect(held("e"))  # it was empty: no standing queue any more
-        .at(11.0).on(ended("d")).expect(sent("e", "r1"))  # and whom nobody follows is served, however late
+        .at(6.0).on(ended("b")).expect(timer("c", at=31.0), sent("d", "r1"))  # c steps back behind who just came
+        .at(7.0).on(RequestArrived(request("e"))).expect(held("e"))
+        .at(8.0).on(ended("d")).expect(sent("e", "r1"))
+        .at(8.5).on(RequestArrived(request("f"))).expect(held("f"))
+        .at(9.0).on(ended("e")).expect(sent("f", "r1"))
+        .at(11.0).on(ended("f")).expect(sent("c", "r1"))  # and is served when nobody else waits
     )  # fmt: skip
+
+
+def test_who_stepped_back_waits_as_long_as_anybody_may_and_no_longer(play) -> None:
+    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_standing_wait_s=2.0)
+    book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+    book.on(RequestArrived(request("b"))).expect(held("b"))
+    book.at(1.0).on(RequestArrived(request("c"))).expect(held("c"))
+    book.at(3.5).on(ended("a")).expect(sent("b", "r1"))
+    book.at(4.5).on(RequestArrived(request("d"))).expect(held("d"))
+    book.at(6.0).on(ended("b")).expect(timer("c", at=31.0), sent("d", "r1"))
+    book.at(31.0).on(TimerFired("c")).expect(answered("c", outcome.QUEUE_TIMEOUT))
+
+
+def test_whom_another_region_may_have_room_for_is_let_go_once(play) -> None:
+    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_standing_wait_s=2.0)
+    sent_here = {"issuer": "g", "lawful": frozenset({"london", "paris"})}
+    book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+    book.on(RequestArrived(request("b", **sent_here))).expect(held("b"))
+    book.at(1.0).on(RequestArrived(request("c", **sent_here))).expect(held("c"))
+    book.at(3.5).on(ended("a")).expect(sent("b", "r1"))
+    book.at(4.5).on(RequestArrived(request("d"))).expect(held("d"))
+    book.at(6.0).on(ended("b")).expect(answered("c", outcome.QUEUE_TIMEOUT), sent("d", "r1"))
+    # One that waited elsewhere in vain steps back here.
+    book.on(RequestArrived(request("e", **sent_here, waited_s=5.0))).expect(held("e"))
+    book.at(7.0).on(RequestArrived(request("f"))).expect(held("f"))
+    book.at(8.0).on(TimerFired("e")).expect(timer("e", at=31.0))
+    book.at(8.5).on(ended("d")).expect(sent("f", "r1"))
+    book.at(9.0).on(ended("f")).expect(sent("e", "r1"))
 
 
 def test_a_queue_that_is_never_empty_and_moves_refuses_nobody(play) -> None:
@@ -457,3 +488,13 @@ def test_an_error_teaches_nothing_of_speed_or_cache(play) -> None:
     book.on(AttemptEnded("a", 1, 400, None)).expect()
     assert flow.trie.nodes == 0
     assert flow.speeds["r1"].prefill_ms_per_token == 0.1
+
+
+def test_where_several_wait_the_next_step_is_filled_too(play) -> None:
+    flow = regional(replica("r1", slots=8, prefill_tokens_max=500, kv_tokens=100_000))
+    book = play(flow).on(RequestArrived(request("a", 2400))).expect(sent("a", "r1"))  # 600 tokens: this step is full
+    book.on(RequestArrived(request("b", 400))).expect(held("b"))  # one may wait: the best for it may come free
+    book.on(RequestArrived(request("c", 1200))).expect(held("c"), sent("b", "r1"))
+    book.on(RequestArrived(request("d", 1200))).expect(held("d"), sent("c", "r1"))  # 1,000 tokens: so is the next
+    book.on(RequestArrived(request("e", 400))).expect(held("e"))
+    book.at(0.1).on(AttemptBegan("a", 1, 200)).expect(sent("d", "r1"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,8 +15,12 @@ import msgspec
 import pytest
 from inprocess import HOP_KEY, MODEL
 
+from farhop.accounts import segments
+from farhop.accounts.usage import Reading
+from farhop_lab.engine.core.faults import OOM_TEXT
 from regional_lb.app.main import RegionalBalancer
 from regional_lb.scheduler.flow import RESUMES_MAX
+from tests.drills import classic
 from tests.drills.classic import Gpu, l4, region
 
 TOKENS = 40
@@ -148,6 +154,22 @@ async def test_streams_cut_anywhere_say_what_whole_ones_say() -> None:
         assert balancer.flow.under_way == 0
 
 
+async def test_an_engine_that_says_it_is_broken_is_not_the_last_word() -> None:
+    async with fleet() as (balancer, url, engines):
+        for make in (chat, completion):
+            asked = make("how it broke", max_tokens=1000)
+            expected = await ask(url, asked)
+            answer = asyncio.create_task(ask(url, asked))
+            working: list[Cutter] = []
+            while not working:
+                await asyncio.sleep(0.01)
+                working = [one for one in engines if one.replica.core.running]
+            await asyncio.sleep(0.05)  # into the midst of it
+            working[0].replica.driver.break_off(OOM_TEXT)
+            sound(await answer, expected, chats=make is chat)
+        assert outcomes(balancer) == {("resumed", ""): 2}
+
+
 async def test_what_cannot_go_on_ends_with_an_error_and_a_reason() -> None:
     async with fleet() as (balancer, url, engines):
         for more, reason in (
@@ -171,6 +193,17 @@ async def test_off_is_off() -> None:
         assert any("error" in event for event in events)
 
 
+async def test_a_tenant_may_not_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = classic.topology()
+    anywhere = replace(world.tenants["anywhere"], resume=False)
+    monkeypatch.setattr(classic, "topology", lambda: replace(world, tenants={**world.tenants, "anywhere": anywhere}))
+    async with fleet() as (balancer, url, engines):
+        cut_once(engines, 2_000)
+        events = await ask(url, chat("a tale"))
+        assert any("error" in event for event in events)
+        assert outcomes(balancer) == {("not_resumable", "tenant"): 1}
+
+
 async def test_a_stream_that_breaks_wherever_it_goes_ends() -> None:
     async with fleet() as (balancer, url, engines):
 
@@ -190,3 +223,30 @@ async def test_a_stream_that_breaks_wherever_it_goes_ends() -> None:
         assert outcomes(balancer)["resumed", ""] <= RESUMES_MAX
         assert outcomes(balancer)["broken", "nowhere"] == 1
         assert balancer.flow.under_way == 0
+
+
+async def test_a_stream_is_accounted_once_whole_resumed_or_broken(tmp_path: Path) -> None:
+    """Its tokens once; those that were computed again beside them; of one that broke those that came."""
+    usage = {"dir": str(tmp_path), "sync": "never"}
+    async with fleet(usage=usage) as (balancer, url, engines):
+        await ask(url, chat("of the sea"))
+        cut_once(engines, 3000)
+        await ask(url, chat("of the wind"))
+        for one in engines:
+            one.cut_after, one.passed, one.together = 3000, 0, ()
+        await ask(url, chat("of the sand"))
+        assert balancer.accounts is not None
+        files = balancer.accounts.usage
+        assert files is not None
+        async with asyncio.timeout(10.0):
+            while files.written < 3:
+                await asyncio.sleep(0.01)
+    told = sorted(Reading().events(line for _, line in segments.read(tmp_path)), key=lambda one: one.time)
+    whole, resumed, broken = (one.data for one in told)
+    assert (whole.output_tokens, whole.regenerated_tokens, whole.measured) == (TOKENS, 0, "engine")
+    assert (resumed.output_tokens, resumed.input_tokens) == (TOKENS, whole.input_tokens)
+    assert resumed.regenerated_tokens > (resumed.input_tokens or 0)
+    assert (resumed.outcome, resumed.attempts) == ("served", 2)
+    assert broken.outcome == "request_ended_two_processes"
+    assert broken.measured == "ids"
+    assert 0 < (broken.output_tokens or 0) < TOKENS

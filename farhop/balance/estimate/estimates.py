@@ -50,16 +50,12 @@ class Estimates:
     of may be refused for it: that goes back to the guess, and none of a hundred times the length carries it off.
     """
 
-    __slots__ = ("_bytes_per_token", "_now", "_output")
+    __slots__ = ("_bytes_per_token", "_output", "now")
 
     def __init__(self) -> None:
         self._bytes_per_token: OrderedDict[str, Mean] = OrderedDict()
         self._output: OrderedDict[tuple[str, str], Returning] = OrderedDict()
-        self._now = 0.0
-
-    def age(self, now: float) -> None:
-        """It is `now`: whoever owns this says so from time to time."""
-        self._now = now
+        self.now = 0.0  # whoever owns this sets it from time to time
 
     def bytes_per_token(self, model: str) -> float:
         """Bytes of canonical prompt per token of the model."""
@@ -69,7 +65,7 @@ class Estimates:
     def output_tokens(self, tenant: str, model: str, max_tokens: int | None) -> float:
         """Tokens the answer will probably have, at most what the request allows."""
         known = self._output.get((tenant, model))
-        expected = OUTPUT_TOKENS if known is None else known.at(self._now)
+        expected = OUTPUT_TOKENS if known is None else known.at(self.now)
         return expected if max_tokens is None or expected < max_tokens else max(1.0, float(max_tokens))
 
     def learn(self, tenant: str, model: str, prompt_bytes: int, usage: Usage) -> None:
@@ -82,7 +78,7 @@ class Estimates:
             output = self._output.get((tenant, model))
             if output is None:
                 output = Returning(_LEARN, OUTPUT_TOKENS, 1.0, _OUTPUT_MAX, _OUTPUT_TAU_S, first=1.0, clip=_OUTPUT_CLIP)
-            if output.update(float(usage.completion_tokens), self._now):
+            if output.update(float(usage.completion_tokens), self.now):
                 _keep(self._output, (tenant, model), output)
 
 

@@ -250,8 +250,6 @@ class HealthMachine:
 
         In `panic` an ejection is overlooked, and an answer then is as good as a trial's.
         """
-        if self.steady and self.forced.read(now) is None:
-            return True  # UP or SUSPECT: which of them does not matter here
         if panic and self.held_out(now):
             self._trial_until = max(self._trial_until, now)
             return True
@@ -265,6 +263,10 @@ class HealthMachine:
     def steady(self) -> bool:
         """Whether it is able to take work, and nothing but a failure, a probe or an override will end that."""
         return self._probed_up is True and not self._unready and self._ejected_until is None
+
+    def unquestioned(self, now: float) -> bool:
+        """Whether it is UP or SUSPECT, steady, and under no override: it may be sent requests."""
+        return self.steady and self.forced.read(now) is None
 
     @property
     def on_the_brink(self) -> bool:

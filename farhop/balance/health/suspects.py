@@ -17,7 +17,10 @@ from farhop.balance import outcome
 
 HOLD_S = 60.0
 # How an attempt ends that was under way at a process: not one without a connection, nor one that was answered.
-BROKE_OFF = (outcome.DIED_BEFORE_START, outcome.DIED_MID_STREAM, outcome.FIRST_BYTE_TIMEOUT, outcome.STALLED)
+BROKE_OFF = (
+    outcome.DIED_BEFORE_START, outcome.DIED_MID_STREAM, outcome.FIRST_BYTE_TIMEOUT, outcome.STALLED,
+    outcome.ENGINE_BROKEN,
+)  # fmt: skip
 SILENCE_S = 3.0  # three reports missed, as for a region's liveness
 PROCESSES = 2  # one may be chance
 BODIES_MAX = 4096
@@ -39,29 +42,29 @@ class Quarantine(msgspec.Struct, frozen=True):
 class Suspects:
     """What is held against whom. Times are monotonic seconds."""
 
-    __slots__ = ("_against",)
+    __slots__ = ("against",)
 
     def __init__(self) -> None:
-        self._against: dict[Body, dict[Process, tuple[float, bool]]] = {}  # since when, and whether that is sure
+        self.against: dict[Body, dict[Process, tuple[float, bool]]] = {}  # since when, and whether that is sure
 
     def __len__(self) -> int:
-        return len(self._against)
+        return len(self.against)
 
     def broke_off(self, body: Body, process: Process, last_seen_at: float, now: float) -> None:
         """An attempt with this body ended without an answer at a process last heard of at `last_seen_at`."""
-        held = self._against.pop(body, {})
+        held = self.against.pop(body, {})
         held[process] = (now, now - last_seen_at >= SILENCE_S)
-        self._against[body] = held  # the last: the first is the one quiet for longest
-        if len(self._against) > BODIES_MAX:
-            del self._against[next(iter(self._against))]
+        self.against[body] = held  # the last: the first is the one quiet for longest
+        if len(self.against) > BODIES_MAX:
+            del self.against[next(iter(self.against))]
 
     def answered(self, body: Body) -> None:
         """A process took it, and lives: whatever ended the others, it was not this."""
-        self._against.pop(body, None)
+        self.against.pop(body, None)
 
     def quarantine(self, body: Body, last_seen: LastSeen, now: float) -> Quarantine | None:
         """Whether the body may be sent to another process: None, or until when not."""
-        held = self._against.get(body)
+        held = self.against.get(body)
         if held is None:
             return None
         for process, (since, sure) in list(held.items()):
@@ -70,7 +73,7 @@ class Suspects:
             elif not sure and now >= since + SILENCE_S:
                 held[process] = (since, True)
         if not held:
-            del self._against[body]
+            del self.against[body]
         if len(held) < PROCESSES:
             return None
         sure_until = sorted((since + HOLD_S for since, sure in held.values() if sure), reverse=True)

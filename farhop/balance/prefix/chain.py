@@ -53,7 +53,7 @@ def chain(data: bytes, seed: int) -> tuple[int, ...]:
 
     At most DEPTH_MAX nodes of 64 bits; () for less than one block (256 B).
     """
-    depth = depth_at(len(data))
+    depth = bisect_right(_ENDS, len(data)) - 1
     node = seed
     nodes = [node := xxh3_64_intdigest(block, node) for block in _CUT_FINE[min(depth, _FINE)](data)]
     if depth > _FINE:
@@ -63,21 +63,18 @@ def chain(data: bytes, seed: int) -> tuple[int, ...]:
 
 
 class Tail(NamedTuple):
-    """Where the chain of a text goes on: its nodes, the seed of the next one, and what no whole block holds yet.
-
-    What is known to follow may be added to `rest` before the remainder comes.
-    """
+    """Where the chain of a text goes on: its nodes, the seed of the next one, and what no whole block holds yet."""
 
     nodes: tuple[int, ...]
     seed: int
     rest: bytes
 
 
-def tail(data: bytes, nodes: tuple[int, ...], seed: int) -> Tail:
-    """The tail of a text whose chain is known: `nodes` is `chain(data, seed)`. Keeps less than a block of the text."""
-    if not nodes:
-        return Tail(nodes, seed, data)
-    return Tail(nodes, nodes[-1], data[_ENDS[len(nodes)] :] if len(nodes) < DEPTH_MAX else b"")
+def tail(data: bytes, nodes: tuple[int, ...], seed: int, more: bytes = b"") -> Tail:
+    """The tail of a text whose chain is known: `nodes` is `chain(data, seed)`. Keeps less than a block of the text, and
+    `more`, which is known to follow."""
+    rest = data[_ENDS[len(nodes)] :] if len(nodes) < DEPTH_MAX else b""
+    return Tail(nodes, nodes[-1] if nodes else seed, rest + more)
 
 
 def go_on(tail: Tail, more: bytes) -> tuple[int, ...]:
@@ -85,9 +82,10 @@ def go_on(tail: Tail, more: bytes) -> tuple[int, ...]:
     nodes, node, rest = tail
     data = rest + more
     start = _ENDS[len(nodes)]
-    cuts = _ENDS[len(nodes) : depth_at(start + len(data)) + 1]
-    added = tuple(node := xxh3_64_intdigest(data[a - start : b - start], node) for a, b in pairwise(cuts))
-    return nodes + added if added else nodes
+    cuts = _ENDS[len(nodes) : bisect_right(_ENDS, start + len(data))]
+    if len(cuts) < 2:
+        return nodes
+    return nodes + tuple([node := xxh3_64_intdigest(data[a - start : b - start], node) for a, b in pairwise(cuts)])
 
 
 def bytes_at(depth: int) -> int:

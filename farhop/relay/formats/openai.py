@@ -7,6 +7,7 @@ Never changes a body but by `change`: for the usage, which accounting needs, and
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -265,8 +266,14 @@ def salt_of(kind: Kind, prompt: Prompt, scope: str | None) -> str:
     and a client's own salt is one among its tenant's only. `scope` is the tenant's, None where no engine is asked."""
     if scope is None or kind not in _SALTED or not (scope or prompt.cache_salt):
         return ""
-    apart = f"{len(scope)}:{scope}{prompt.cache_salt}"
-    return sha256(apart.encode()).hexdigest()[:_SALT_DIGITS]
+    return _salt(scope, prompt.cache_salt) if prompt.cache_salt else _tenants_salt(scope, "")
+
+
+def _salt(scope: str, own: str) -> str:
+    return sha256(f"{len(scope)}:{scope}{own}".encode()).hexdigest()[:_SALT_DIGITS]
+
+
+_tenants_salt = lru_cache(maxsize=1024)(_salt)  # of prompts without one of their own: as many as tenants
 
 
 class BodyEdit(NamedTuple):
@@ -366,6 +373,10 @@ class _PromptDetails(msgspec.Struct):
     cached_tokens: int | None = None
 
 
+class _OutputDetails(msgspec.Struct):
+    reasoning_tokens: int | None = None
+
+
 class _Usage(msgspec.Struct):
     """Chats and embeddings name their tokens prompt and completion, transcriptions and Responses input and output; a
     ranking may tell their total only, and generates nothing. Of Anthropic's input tokens those that were cached, or
@@ -378,6 +389,8 @@ class _Usage(msgspec.Struct):
     output_tokens: int | None = None
     prompt_tokens_details: _PromptDetails | None = None
     input_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _OutputDetails | None = None
+    output_tokens_details: _OutputDetails | None = None
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
 
@@ -425,4 +438,6 @@ def usage_of(document: bytes | memoryview, before: Usage | None = None) -> Usage
     cached = details.cached_tokens if details is not None else read
     if cached is not None and not 0 <= cached <= prompt:
         cached = None
-    return Usage(prompt, output, cached)
+    told = usage.completion_tokens_details or usage.output_tokens_details
+    thought = told.reasoning_tokens if told is not None else None
+    return Usage(prompt, output, cached, thought if thought is None or 0 <= thought <= output else None)

@@ -37,6 +37,8 @@ _CONTENT, _TEXT = b'"content":"', b'"text":"'
 _TOOLS, _REASONS_TOLD, _REFUSAL = b'"tool_calls"', b'"reasoning', b'"refusal"'
 _ID_BYTES = len(_ID)
 _NO_IDS, _NO_PROMPT_IDS = b'"token_ids":null', b'"prompt_token_ids":null'
+_DONE = re.compile(rb"^data:\s*\[DONE\]", re.M)
+_USAGE = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _ANY_END = re.compile(rb"\r?\n\r?\n")
 _MEDIA = (b'"image_url"', b'"input_audio"', b'"audio_url"', b'"video_url"', b'"image_embeds"', b'"prompt_embeds"')
 _NOTHING = (b"null", b"false", b"[]", b"{}", b'""', b"0", b"0.0")
@@ -138,6 +140,8 @@ class Progress:
         "_begins",
         "_head",
         "_sure",
+        "_tells_done",
+        "_tells_usage",
         "_tokens_left",
         "counted_bytes",
         "finished",
@@ -157,6 +161,7 @@ class Progress:
         self._begins = _CONTENT if plan.chat else _TEXT  # what comes before an event's text
         self._head: dict[str, Any] = {}
         self.finished = False
+        self._tells_usage = self._tells_done = True  # at its end: what the client has not been told of it yet
         self.why_not = ""
         self.resumed = self.recomputed = 0
         self.version = b""  # of the model, as the tier below told with the first answer
@@ -197,6 +202,9 @@ class Progress:
             self.why_not = "tools_or_reasoning"
         if _ENDS.search(events) is not None:
             self.finished = True
+        if self.finished and not self.resumed:  # a continuation's end is written by `end`
+            self._tells_usage = self._tells_usage and _USAGE.search(events) is None
+            self._tells_done = self._tells_done and _DONE.search(events) is None
         pieces: list[bytes] = []
         start = since = 0
         for found in _IDS.finditer(events):
@@ -319,8 +327,11 @@ class Progress:
         })  # fmt: skip
 
     def end(self, *, tells_usage: bool) -> bytes:
-        """What follows its last chunk."""
-        if not tells_usage:
+        """What follows its last chunk, but for what was told: a connection may break behind that, too."""
+        if not self._tells_done:
+            return b""
+        self._tells_done = False
+        if not tells_usage or not self._tells_usage:
             return b"data: [DONE]\n\n"
         usage, head = self.usage, self._head
         told = _event({

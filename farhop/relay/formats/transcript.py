@@ -43,8 +43,7 @@ def continuation(prompt: Prompt, nodes: tuple[int, ...], seed: int) -> Continuat
     """What a request keeps of its prompt, whose chain is `nodes`. None: its answer is not to be listened to."""
     if prompt.answer is None:
         return None
-    end = chain.tail(prompt.canonical, nodes, seed)
-    return Continuation(end._replace(rest=end.rest + prompt.answer.opening), prompt.answer.key)
+    return Continuation(chain.tail(prompt.canonical, nodes, seed, prompt.answer.opening), prompt.answer.key)
 
 
 class Transcript:

@@ -120,6 +120,12 @@ class ChunkedBody:
                 self._count(len(line) + 4, size)
                 self._last = not size
 
+    @property
+    def broken_off(self) -> bool:
+        """Whether the last chunk came and the end behind it has not: the sender lives, and cannot complete the body
+        (`Exchange.break_off`)."""
+        return self._last
+
     def _run(self, data: bytes, start: int, size: int, parts: list[bytes]) -> int:
         """Read the chunks of one tiny size that begin at `start`. Where they end; 0 if they are few."""
         run = _RUNS[size].match(data, start)

@@ -144,6 +144,7 @@ class ClientConnection(asyncio.Protocol):
         "_blind",
         "_body",
         "_budget",
+        "_certificate",
         "_close_after",
         "_handler",
         "_limits",
@@ -162,6 +163,7 @@ class ClientConnection(asyncio.Protocol):
         "_write_paused",
         "answering",
         "client",
+        "is_hop",
         "tenant",
     )
 
@@ -172,7 +174,9 @@ class ClientConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self.client, self.tenant = "", _ANYBODY
+        self.is_hop = listener.is_hop  # whether that is for the tier above
         self._rtt_told = False
+        self._certificate: bytes | None = None  # b"": there is none; None: nobody asked
         self._since = self._loop.time()  # the last sign of life
         # Reading.
         self._request_since = 0.0
@@ -192,6 +196,14 @@ class ClientConnection(asyncio.Protocol):
         """See exchange.AnsweringConnection."""
         name = self._transport.get_extra_info("sockname") if self._transport is not None else None
         return str(name[0]).removeprefix("::ffff:") if isinstance(name, tuple) else ""
+
+    @property
+    def certificate(self) -> bytes | None:
+        """See exchange.AnsweringConnection."""
+        if self._certificate is None and self._transport is not None:
+            session = self._transport.get_extra_info("ssl_object")
+            self._certificate = b"" if session is None else session.getpeercert(binary_form=True) or b""
+        return self._certificate or None
 
     def client_rtt(self) -> tuple[str, int] | None:
         """See exchange.AnsweringConnection."""
@@ -303,7 +315,11 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(_no_buffer())
             return
         exchange = self._reading = Exchange(self, request_head)
-        early = exchange.early = self._judge(exchange)
+        try:
+            early = self._handler.head(exchange)
+        except Exception as error:  # noqa: BLE001 - a bug in the handler must not look like the client's fault
+            early = self._bug(error)
+        exchange.early = early
         if not self._budget.take(len(request_head.onward), exchange.tenant):
             self._refuse(self._no_room(exchange.tenant))
             return
@@ -323,12 +339,6 @@ class ClientConnection(asyncio.Protocol):
             self._body = ChunkedBody(of_request=True) if length is None else LengthBody(length)
             if expects and expects.lower() == b"100-continue" and request_head.http_11 and self._at_rest:
                 self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def _judge(self, exchange: Exchange) -> Reply | None:
-        try:
-            return self._handler.head(exchange)
-        except Exception as error:  # noqa: BLE001 - a bug in the handler must not look like the client's fault
-            return self._bug(error)
 
     def _read_body(self, data: bytes, exchange: Exchange) -> bytes:
         assert self._body is not None
@@ -484,11 +494,6 @@ class ClientConnection(asyncio.Protocol):
         return answers.refusal(outcome.INTERNAL, "the balancer failed on this request; it is logged")
 
     # -- for exchanges
-
-    @property
-    def is_hop(self) -> bool:
-        """Whether the listener is for the tier above."""
-        return self._listener.is_hop
 
     @property
     def unsent_bytes(self) -> int:

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from farhop.relay.http.head import Head
 
 _BODILESS = (204, 304)  # RFC 9112 §6.3: whatever their headers say
+# Our `Connection` header, where it is not the default: whether the connection stays, and whether HTTP/1.1 is spoken.
+_PERSISTENCE = {
+    (True, True): b"",
+    (True, False): b"connection: keep-alive\r\n",
+    (False, True): b"connection: close\r\n",
+    (False, False): b"connection: close\r\n",
+}
 
 
 class ExchangeCallbacks(Protocol):
@@ -59,6 +66,10 @@ class AnsweringConnection(Protocol):
     @property
     def local_host(self) -> str:
         """The address of ours that the client connected to; "" if that is not known."""
+
+    @property
+    def certificate(self) -> bytes | None:
+        """The certificate (DER) that the client proved in its TLS handshake; None without one."""
 
     def client_rtt(self) -> tuple[str, int] | None:
         """The client's address and the least round trip to it, microseconds, as its connection's kernel side measured;
@@ -144,6 +155,11 @@ class Exchange:
         """The address of ours that its client connected to; "" if that is not known."""
         return self._connection.local_host
 
+    @property
+    def certificate(self) -> bytes | None:
+        """See AnsweringConnection."""
+        return self._connection.certificate
+
     def client_rtt(self) -> tuple[str, int] | None:
         """See AnsweringConnection: told once for all requests of a connection."""
         return self._connection.client_rtt()
@@ -167,10 +183,10 @@ class Exchange:
         if self.is_hop and reply.outcome is not outcome.SERVED:
             extra += answers.hop_outcome(reply.outcome, reply.wait_ms)
         head = b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n" % (
-            answers.status_line(reply.status),
+            answers.STATUS_LINES[reply.status],
             reply.content_type,
             len(reply.body),
-            self._persistence(),
+            _PERSISTENCE[self._connection.keeps(self), self.head.http_11],
             extra,
         )
         self._connection.write(head if self.head.method == b"HEAD" else head + reply.body)
@@ -191,14 +207,8 @@ class Exchange:
                 first = b"%x\r\n%b\r\n" % (len(first), first)
         else:
             self._connection.close_after(self)
-        line = answers.status_line(status)
-        self._connection.write(b"".join((line, headers, self._persistence(), framing, b"\r\n", first)))
-
-    def _persistence(self) -> bytes:
-        """Our `Connection` header, where it is not the default of the request's version."""
-        if not self._connection.keeps(self):
-            return b"connection: close\r\n"
-        return b"" if self.head.http_11 else b"connection: keep-alive\r\n"
+        line, persists = answers.STATUS_LINES[status], _PERSISTENCE[self._connection.keeps(self), self.head.http_11]
+        self._connection.write(b"".join((line, headers, persists, framing, b"\r\n", first)))
 
     def write(self, data: bytes) -> None:
         """Send more of the body; `data` is not empty."""
@@ -220,9 +230,16 @@ class Exchange:
         return self._connection.unsent_bytes
 
     def break_off(self, event: bytes | None) -> None:
-        """The answer cannot be completed. With an event the stream ends cleanly; without, it visibly breaks."""
-        if event is None:
-            self._connection.abort()
-        else:
+        """The answer cannot be completed. With an event the stream ends cleanly; without, it visibly breaks.
+
+        Towards the tier above it breaks behind its last chunk: by that, we live, and what broke is behind us.
+        """
+        if event is not None:
             self.write(event)
             self.finish()
+        elif self.is_hop and self._chunked:
+            self._connection.close_after(self)
+            self._connection.write(b"0;broken-off\r\n")
+            self._connection.over(self)
+        else:
+            self._connection.abort()

@@ -144,7 +144,7 @@ def read(raw: bytes, headers_max: int) -> Head:
         path=path,
         known=known,
         onward=onward,
-        keep_alive=_persists(known, http_11),
+        keep_alive=_persists(known, http_11) if b"connection" in known else http_11,
         content_length=_length(known, http_11),
         http_11=http_11,
     )
@@ -158,8 +158,8 @@ def answer(raw: bytes, headers_max: int) -> AnswerHead:
     status, http_11 = _status_lines.get(line) or _status_line(line)
     known, onward = _sorted(_answer_fields, lines)
     length, body = _answer_body(status, known, http_11)
-    keep_alive = _persists(known, http_11) and not isinstance(body, EndlessBody)
-    return AnswerHead(status, known, onward, length, body, keep_alive)
+    keep_alive = _persists(known, http_11) if b"connection" in known else http_11
+    return AnswerHead(status, known, onward, length, body, keep_alive and not isinstance(body, EndlessBody))
 
 
 def _sorted(fields: Fields, lines: list[bytes]) -> tuple[dict[bytes, bytes], bytes]:
@@ -240,11 +240,8 @@ def _status_line(line: bytes) -> tuple[int, bool]:
 
 
 def _persists(known: dict[bytes, bytes], http_11: bool) -> bool:
-    """Whether the connection outlives this message (RFC 9112 §9.3)."""
-    options = known.get(b"connection")
-    if options is None:
-        return http_11
-    tokens = [token.strip() for token in options.lower().split(b",")]
+    """Whether the connection outlives this message, which has options for it (RFC 9112 §9.3)."""
+    tokens = [token.strip() for token in known[b"connection"].lower().split(b",")]
     return b"close" not in tokens and (http_11 or b"keep-alive" in tokens)
 
 

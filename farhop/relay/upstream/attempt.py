@@ -51,7 +51,7 @@ class AttemptOwner(Protocol):
     def is_dark(self, attempt: AttemptRun) -> bool:
         """Whether the way to its upstream is broken now."""
 
-    def began(self, attempt: AttemptRun, status: int) -> None:
+    def began(self, attempt: AttemptRun, status: int, now: float) -> None:
         """The first byte is here, and goes to the client now."""
 
     def resumed(self, attempt: AttemptRun, status: int) -> None:
@@ -92,7 +92,9 @@ class AttemptRun:
         "load",
         "number",
         "owner",
+        "streams",
         "timing",
+        "whole",
     )
 
     def __init__(self, owner: AttemptOwner, active: ActiveRequest, number: int, now: float) -> None:
@@ -108,7 +110,8 @@ class AttemptRun:
         self._transcript = Transcript(active.continuation) if active.continuation is not None else None
         self._refusal: tuple[Outcome, float | None] | None = None
         self._over = self._paused = False
-        self.began = False
+        self.began = self.whole = False
+        self.streams = False  # whether the answer is one of events, which can end with an error event
         self.timing = b""  # the upstream's own server-timing
         self.load: machine.EngineLoad | None = None  # as it tells with its answer
 
@@ -146,6 +149,7 @@ class AttemptRun:
                 return
             if version := known.get(b"x-farhop-version"):
                 self._onward += b"x-farhop-version: " + version + b"\r\n"
+                self.active.version = version
         if (load := known.get(orca.HEADER)) is not None and not self.owner.upstream_is_tier:
             self.load = orca.read(load)
             if orca.ASK not in self.active.exchange.head.onward:  # what we asked for alone is for us alone
@@ -153,10 +157,10 @@ class AttemptRun:
         content_type = known.get(b"content-type", b"").lower()
         if answer.status in (404, 405, 501) and self._may_be_unspoken():
             self._tap = engine_faults.UnspokenTap()
-        elif engine_faults.looks_at(answer.status) and not self.owner.upstream_is_tier:
+        elif answer.status in engine_faults.TELLS and not self.owner.upstream_is_tier:
             self._tap, self._length = engine_faults.FaultTap(), answer.length
         elif content_type.startswith(b"text/event-stream"):
-            self._tap = StreamTap(self.active.hide_usage, self._transcript, self.active.geo)
+            self._tap, self.streams = StreamTap(self.active.hide_usage, self._transcript, self.active.geo), True
         elif content_type.startswith(b"application/json") and self.active.geo and answer.status < 400:
             self._tap = EchoTap(self.active.geo, self._transcript)  # it becomes longer by what is said again
         elif content_type.startswith(b"application/json"):
@@ -190,7 +194,7 @@ class AttemptRun:
             self.owner.failed(self, outcome.PATH_UNSPOKEN)
             return
         if not self.began:
-            self._length = len(rest)
+            self._length, self._last_activity_at = len(rest), self.owner.clock()
             self._begin(rest)
         elif rest:
             self.active.exchange.write(rest)
@@ -212,6 +216,12 @@ class AttemptRun:
         if self._refusal is not None:
             self.owner.refused(self, *self._refusal)
         return self._refusal is None
+
+    @property
+    def target_lives(self) -> bool:
+        """Whether what ended the answer before its end was a tier's own word."""
+        connection = self._connection
+        return self.owner.upstream_is_tier and connection is not None and connection.broken_off
 
     def broke(self, error: Exception) -> None:
         """Whatever it met while it read the answer: a bug of ours, and the end of this request."""
@@ -246,11 +256,6 @@ class AttemptRun:
     def status(self) -> int:
         """The upstream's status, 0 while unknown."""
         return self._status
-
-    @property
-    def streams(self) -> bool:
-        """Whether the answer is a stream of events, which can end with an error event."""
-        return isinstance(self._tap, StreamTap)
 
     @property
     def resumable(self) -> bool:
@@ -340,7 +345,10 @@ class AttemptRun:
         fault = self._tap.fault if self._tap is not None else None
         chain, answer_bytes = self._transcript.result() if self._transcript is not None else ((), 0)
         request_id, usage = self.active.request.id, self.usage
-        return machine.AttemptEnded(request_id, self.number, self._status, usage, fault, chain, answer_bytes)
+        whole, load = self.whole, self.load if self.whole else None
+        return machine.AttemptEnded(
+            request_id, self.number, self._status, usage, fault, chain, answer_bytes, whole, load
+        )
 
     @property
     def is_over(self) -> bool:
@@ -351,12 +359,13 @@ class AttemptRun:
         """What another upstream said, whole, is this attempt's answer."""
         self.abort()
         self._status, self._tap, self._length = other.status, None, len(other.body)
+        self._last_activity_at, self.streams = self.owner.clock(), False
         self._onward = b"content-type: %b\r\n" % other.content_type if other.content_type else b""
         self._begin(other.body)
         self.owner.ended(self, self._ended())
 
     def _begin(self, first: bytes) -> None:
-        self.began = True
-        self.owner.began(self, self._status)
+        self.began, self.whole = True, len(first) == self._length  # what is whole has ended before we return
+        self.owner.began(self, self._status, self._last_activity_at)
         headers = self._onward + self.owner.answer_head(self.active, self.timing)
         self.active.exchange.begin(self._status, headers, self._length, first)

@@ -30,11 +30,8 @@ _BROKEN = re.compile(
     rb"|EngineDeadError|EngineCore encountered an issue|Background loop (?:is not running|has errored)",
     re.IGNORECASE,
 )
-
-
-def looks_at(status: int) -> bool:
-    """Whether the body of an answer with this status is an engine's account of a failure."""
-    return status >= 500 or status == 424
+TELLS = frozenset((424, *range(500, 600)))
+"""HTTP statuses of answers whose body is an engine's account of a failure."""
 
 
 def in_text(text: bytes) -> Outcome | None:

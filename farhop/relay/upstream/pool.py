@@ -19,7 +19,7 @@ import msgspec
 
 from farhop.balance import outcome
 from farhop.relay.http import head, tls
-from farhop.relay.http.body import EndlessBody, FramingError
+from farhop.relay.http.body import ChunkedBody, EndlessBody, FramingError
 from farhop.relay.http.cork import Cork
 from farhop.relay.upstream import tunnel
 
@@ -137,10 +137,19 @@ class UpstreamConnection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing() and self._transport.is_reading():
             self._transport.pause_reading()
 
-    def resume(self) -> None:
-        """Read again."""
-        if self._transport is not None and not self._transport.is_closing() and not self._transport.is_reading():
-            self._transport.resume_reading()
+    def resume(self) -> bool:
+        """Read again. False if it is closed, or about to."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return False
+        if not transport.is_reading():
+            transport.resume_reading()
+        return True
+
+    @property
+    def broken_off(self) -> bool:
+        """Whether the upstream itself ended the answer before its end."""
+        return isinstance(self._body, ChunkedBody) and self._body.broken_off
 
     def abort(self) -> None:
         """Close at once and tell nobody: the engine sees its client leave."""
@@ -160,6 +169,13 @@ class UpstreamConnection(asyncio.Protocol):
         attempt, self.attempt = self.attempt, None
         if attempt is None:
             return
+        try:
+            self._end(attempt, exc)
+        except Exception as error:  # noqa: BLE001 - as in data_received: nothing more comes that could end it
+            attempt.broke(error)
+
+    def _end(self, attempt: UpstreamHandler, exc: Exception | None) -> None:
+        """The connection is gone: so the answer is whole, or lost."""
         if isinstance(self._body, EndlessBody) and exc is None and self._ended:
             self._complete(attempt)
         elif self.reused and not self._heard and self._pool.died_at_rest(self):
@@ -367,14 +383,13 @@ class Pool:
 
     def give_back(self, connection: UpstreamConnection) -> None:
         """Keep a connection for the next attempt, unless there are enough."""
-        if not connection.usable:
+        if not connection.resume():
             return
         idle = self._idle.setdefault(connection.address, [])
         if len(idle) >= self.limits.idle_max:
             connection.abort()
             return
         connection.idle_since = self._loop.time()
-        connection.resume()
         idle.append(connection)
 
     def forget(self, connection: UpstreamConnection) -> None:

@@ -14,8 +14,9 @@ from farhop.relay import answers
 from farhop.relay.formats import resumption
 from farhop.relay.formats.resumption import Progress, ToldProgress, Unresumable
 from farhop.relay.http.head import RESUME
+from farhop.relay.upstream import engine_faults
 from farhop.relay.upstream.attempt import AttemptRun
-from farhop.relay.upstream.tap import StreamTap
+from farhop.relay.upstream.tap import ANY_END, ERROR, StreamTap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,36 +32,48 @@ VERSION = b"x-farhop-version"
 KEPT_BYTES_MAX = 256 * 1024 * 1024
 IDS = b"ids"  # of a tier that asks: tell them; of one that answers: it does
 CONTINUES = b"continue"  # of a tier that asks: the body is a continuation, by ids
+# What an engine says of itself in the midst of a stream, that another engine of the same model would not say.
+_GOES_ON_ELSEWHERE = (outcome.ENGINE_BROKEN, outcome.ENGINE_OUT_OF_MEMORY)
+_BREAKS = (outcome.DIED_MID_STREAM, outcome.STALLED, *_GOES_ON_ELSEWHERE)
 _COUNTED_EACH = 0xFF  # at the first token, and at every 256th from there
 
 
 class Resumption:
     """Which streams of this process can go on, and what became of those that broke. `context_tokens` gives, of a target
-    and a model, the most tokens of prompt and answer there, 0 where nobody says, None where it does not tell ids."""
+    and a model, the most tokens of prompt and answer there, 0 where nobody says, None where it does not tell ids.
+    `wanted`: whether a tenant wants it."""
 
-    def __init__(self, context_tokens: Callable[[str, str], int | None], kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
-        self.context_tokens, self._kept_bytes_max = context_tokens, kept_bytes_max
+    def __init__(
+        self,
+        context_tokens: Callable[[str, str], int | None],
+        kept_bytes_max: int = KEPT_BYTES_MAX,
+        wanted: Callable[[str], bool] = lambda _tenant: True,
+    ) -> None:
+        self.context_tokens, self._kept_bytes_max, self._wanted = context_tokens, kept_bytes_max, wanted
         self.kept_bytes = 0
         self.outcomes: Counter[tuple[str, str]] = Counter()  # (outcome, reason)
         self.recomputed_tokens = 0
 
-    def of(self, path: bytes, body: bytes, asked: bytes | None = None) -> Progress | None:
+    def of(self, path: bytes, body: bytes, tenant: str, asked: bytes | None = None) -> Progress | None:
         """What will be known of the stream that this body asks for; None if it could not go on, which is counted.
         `asked`: what the tier above says, which is to have the ids, too."""
         if asked == CONTINUES:
             return None  # its ids pass as they are, and the tier above goes on from there
-        try:
-            made = Progress if asked is None else ToldProgress
-            return made(resumption.plan(path, body))
-        except Unresumable as reason:
-            self.outcomes["not_resumable", str(reason)] += 1
-            return None
+        why_not = "tenant"
+        if self._wanted(tenant):
+            try:
+                made = Progress if asked is None else ToldProgress
+                return made(resumption.plan(path, body))
+            except Unresumable as reason:
+                why_not = str(reason)
+        self.outcomes["not_resumable", why_not] += 1
+        return None
 
     def over(self, progress: Progress, reason: Outcome) -> None:
         """A stream is over: what was kept of it goes. One that broke at last is counted with why it did not go on."""
         self.kept_bytes -= progress.counted_bytes
         self.recomputed_tokens += progress.recomputed
-        if reason in (outcome.DIED_MID_STREAM, outcome.STALLED) or (progress.resumed and reason is not outcome.SERVED):
+        if reason in _BREAKS or (progress.resumed and reason is not outcome.SERVED):
             self.outcomes["broken", progress.why_not or "nowhere"] += 1
 
     def keeps(self, progress: Progress) -> bool:
@@ -71,9 +84,13 @@ class Resumption:
 
 
 class ExactTap(StreamTap):
-    """Takes the ids out of a stream, and keeps them."""
+    """Takes the ids out of a stream, and keeps them.
 
-    __slots__ = ("_resumption", "progress")
+    `withheld` is an event by which an engine says that it is broken, and what came behind it: whoever reads on decides
+    whether the client gets to see it. `broke` is what it says.
+    """
+
+    __slots__ = ("_resumption", "broke", "progress", "withheld")
 
     events_bytes_max = resumption.EVENT_BYTES_MAX
 
@@ -82,6 +99,8 @@ class ExactTap(StreamTap):
     ) -> None:
         super().__init__(hide_usage, transcript, geo)
         self.progress, self._resumption = progress, owner
+        self.broke: Outcome | None = None
+        self.withheld = b""
 
     @property
     def held_bytes(self) -> int:
@@ -91,7 +110,21 @@ class ExactTap(StreamTap):
     def feed(self, data: bytes) -> bytes:
         """See StreamTap."""
         events = super().feed(data)
+        if ERROR in events:  # in a text it would be escaped
+            events = self._unbroken(events)
         return self._taken(events) if events else events
+
+    def _unbroken(self, events: bytes) -> bytes:
+        """What comes before an event that says the engine is broken; the rest is withheld."""
+        start = 0
+        for end in ANY_END.finditer(events):
+            self.broke = engine_faults.in_event(events[start : end.end()])
+            if self.broke in _GOES_ON_ELSEWHERE:
+                self.withheld = events[start:]
+                return events[:start]
+            start = end.end()
+        self.broke = None
+        return events
 
     def rest(self) -> bytes:
         """See StreamTap."""
@@ -148,12 +181,27 @@ class ResumableRun(AttemptRun):
     def received(self, data: bytes) -> None:
         """See AttemptRun. It begins with its first whole event: before that nothing is known to go on from, and the
         request may still be asked elsewhere as if it had never been here."""
-        if self.began or not isinstance(self._tap, ExactTap):
+        tap = self._tap
+        if self.began or not isinstance(tap, ExactTap):
             super().received(data)
         elif not self._over:
             self._last_activity_at = self.owner.clock()
-            if first := self._tap.feed(data):
+            if first := tap.feed(data):
                 self._begin(first)
+        if isinstance(tap, ExactTap) and tap.withheld and not self._over:
+            self._engine_broke(tap)
+
+    def _engine_broke(self, tap: ExactTap) -> None:
+        """It says so itself: as if its connection had broken, where its stream can go on elsewhere. Else the client
+        gets its word as it is."""
+        withheld, tap.withheld = tap.withheld, b""
+        if self.began and self.resumable and tap.broke is not None:
+            self.abort()
+            self.owner.failed(self, tap.broke)
+        elif self.began:
+            self.active.exchange.write(withheld)
+        else:
+            self._begin(withheld)
 
     @property
     def resumable(self) -> bool:
@@ -189,6 +237,7 @@ class ContinuedRun(ResumableRun):
         super().__init__(owner, active, number, now, resumption)
         self._tells_usage = not active.hide_usage
         self._transcript = None  # the answer's beginning was heard by another
+        self.streams = True
 
     def request(self, host: bytes) -> tuple[bytes, bytes]:
         """See AttemptRun."""
@@ -219,6 +268,10 @@ class ContinuedRun(ResumableRun):
             return
         self._last_activity_at = self.owner.clock()
         self._write(self._tap.feed(data))
+        if isinstance(self._tap, ExactTap) and self._tap.withheld:
+            self.abort()
+            broke = self._tap.broke if self.began else None
+            self.owner.failed(self, broke or outcome.DIED_BEFORE_START)
 
     def completed(self) -> None:
         """See AttemptRun."""
@@ -240,11 +293,6 @@ class ContinuedRun(ResumableRun):
         spelled = self._progress.spelled(events, tells_usage=self._tells_usage)
         if spelled:
             self.active.exchange.write(spelled)
-
-    @property
-    def streams(self) -> bool:
-        """See AttemptRun."""
-        return True
 
     @property
     def usage(self) -> Usage | None:

@@ -25,8 +25,8 @@ TAIL_BYTES = 4 * 1024
 KEPT_BYTES_MAX = 16 * 1024  # of a segment's events, for the error that may be in it
 _END_BYTES_MAX = 4
 _END = b"\n\n"
-_ANY_END = re.compile(rb"\r?\n\r?\n")  # LF, CRLF, or a mixture: a blank line ends an event
-_ERROR = b'"error"'
+ANY_END = re.compile(rb"\r?\n\r?\n")  # LF, CRLF, or a mixture: a blank line ends an event
+ERROR = b'"error"'
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _FIRST = b'"message_start"'  # of Anthropic's events: the usage in it is that of the whole answer
 
@@ -76,7 +76,7 @@ class StreamTap:
         tail = self._tail
         tail += data
         events, start = [], 0
-        for end in _ANY_END.finditer(tail, max(0, self._searched - _END_BYTES_MAX + 1)):
+        for end in ANY_END.finditer(tail, max(0, self._searched - _END_BYTES_MAX + 1)):
             events.append(bytes(tail[start : end.end()]))
             start = end.end()
         del tail[:start]
@@ -111,8 +111,8 @@ class StreamTap:
         """What is left when the upstream ended as it should: an event without its end, passed on as it is."""
         tail = self._drain()
         for segment in (self._before, self._last, tail):
-            if _ERROR in segment:  # in a text it would be escaped
-                for event in _ANY_END.split(segment):
+            if ERROR in segment:  # in a text it would be escaped
+                for event in ANY_END.split(segment):
                     self.fault = engine_faults.in_event(event) or self.fault
         self._before = self._last = b""
         return b"" if self._is_ours(tail) else tail

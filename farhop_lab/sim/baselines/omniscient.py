@@ -1,9 +1,10 @@
-"""The ceiling: one scheduler that knows every engine's true state now and every answer's length, with no wire between.
+"""A greedy heuristic, and no bound (that is `studies.bound`): one scheduler that knows every engine's true state now
+and every answer's length, with no wire between.
 
 Each request goes where it would end first by the engine's own physics, with what it costs the others there added, and
-waits here until an engine has memory for its prompt. Without these two it is no ceiling: pushing each to where it alone
-ends first scatters the siblings of a tree and thrashes full caches, so that SkyWalker beats it. It is still greedy and
-does not know what comes next. Reads engines, never touches them.
+waits here until an engine has memory for its prompt. Without these two it is worse than others: pushing each to where
+it alone ends first scatters the siblings of a tree and thrashes full caches, so that SkyWalker beats it. It is still
+greedy and does not know what comes next. Reads engines, never touches them.
 """
 
 from __future__ import annotations

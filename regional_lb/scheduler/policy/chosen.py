@@ -80,7 +80,8 @@ class PoliciesChanged(Event, frozen=True):
 
 
 class Policies:
-    """The policies in force: as configured ("" is for all models without one of their own), or as changed at work."""
+    """The policies in force: as configured ("" is for all models without one of their own), or as changed at work.
+    `wants_session`: whether any of them asks for a request's session."""
 
     def __init__(self, configured: Mapping[str, PolicyConfig] | None = None) -> None:
         self._configured = {"": PolicyConfig(), **(configured or {})}
@@ -116,12 +117,8 @@ class Policies:
             policy.adopt(self._names)
         self._choices, self._by_model = chosen, {**fresh, **kept}
         self._default = self._by_model[""]
-        self._wants_session = any(policy.wants_session for policy in self._by_model.values())
+        self.wants_session = any(policy.wants_session for policy in self._by_model.values())
 
     def status(self) -> dict[str, str]:
         """The names of those in force, by model; "" stands for all others."""
         return {model: self._by_model[model].name for model in sorted(self._by_model)}
-
-    def want_session(self) -> bool:
-        """Whether any of them asks for a request's session."""
-        return self._wants_session

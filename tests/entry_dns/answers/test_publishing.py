@@ -5,15 +5,15 @@ from entry_dns.answers.responder import packed, wire
 from entry_dns.answers.snapshot import Records
 from entry_dns.answers.zones import Ttls, view
 from entry_dns.fleet.standing import State
-from tests.entry_dns.conftest import NAMES, PLAN, atlas, standing, world
+from tests.entry_dns.conftest import NAMES, PLAN, atlas, standing, unconfined, world
 from topology.law import Law
 
 API, EU = wire("api.entry.example"), wire("eu.entry.example")
 
 
-def wanted(**standings):
+def wanted(known=None, **standings):
     listed = [standings.get(name, standing(name)) for name in NAMES]
-    return records_of(*view([PLAN], Law(world()), atlas(world()), listed, Ttls(5, 30), 3, 1))
+    return records_of(*view([PLAN], Law(world()), known or unconfined(), listed, Ttls(5, 30), 3, 1))
 
 
 def test_everybody_gets_what_is_lawful_for_the_name() -> None:
@@ -27,6 +27,12 @@ def test_who_is_down_goes_and_a_name_is_never_widened() -> None:
     records = wanted(frankfurt=standing("frankfurt", State.DOWN))
     assert packed("192.0.2.2") not in records[API, 1].rdatas
     assert records[EU, 1].rdatas == (packed("192.0.2.2"),), "all that may are down: within the law, still"
+
+
+def test_where_networks_are_confined_only_what_each_may_be_told_is_there() -> None:
+    records = wanted(atlas(world()))  # one network may be led to Tokyo alone
+    assert records[API, 1].rdatas == (packed("192.0.2.3"),)
+    assert records[EU, 1] is None, "the name is for Frankfurt, and that network is not"
 
 
 def test_only_what_differs_is_written() -> None:

@@ -7,7 +7,7 @@ from entry_dns.answers.zones import Ttls, view
 from entry_dns.app.publish import Publisher, shown
 from entry_dns.fleet.standing import State
 from entry_dns.links.updates import UpdateError
-from tests.entry_dns.conftest import NAMES, PLAN, atlas, standing, world
+from tests.entry_dns.conftest import NAMES, PLAN, standing, unconfined, world
 from topology.law import Law
 
 
@@ -34,7 +34,7 @@ class Log:
 
 def made(**standings):
     listed = [standings.get(name, standing(name)) for name in NAMES]
-    return view([PLAN], Law(world()), atlas(world()), listed, Ttls(5, 30), 3, 1)
+    return view([PLAN], Law(world()), unconfined(), listed, Ttls(5, 30), 3, 1)
 
 
 @pytest.fixture

@@ -98,3 +98,38 @@ def test_the_memo_is_bounded_and_forgets_the_oldest(monkeypatch):
 @given(st.binary(max_size=600))
 def test_no_header_raises(header):
     assert Keyring(Book()).identify(header) in (MISSING_KEY, UNKNOWN_KEY)
+
+
+@given(st.text(api_keys.BASE62, min_size=30, max_size=30), st.integers(3, 38), st.sampled_from(api_keys.BASE62))
+def test_one_wrong_character_of_an_issued_key_is_seen_offline(chance, place, letter):
+    key = api_keys.spelled(chance)
+    assert len(key) == 39
+    assert not api_keys.mistyped(key)
+    wrong = key[:place] + letter + key[place + 1 :]
+    assert api_keys.mistyped(wrong) == (wrong != key)
+    assert api_keys.mistyped(key[:-1])
+    assert api_keys.mistyped(key + "0")
+    assert not api_keys.mistyped("sk-" + key)
+
+
+def test_an_issued_key_ends_by_the_clock_and_a_clock_set_back_does_not_bring_it_to_life():
+    wall = [150.0]
+    issued = api_keys.Issued(Principal("acme", "", key_id="k1"), not_before_s=100.0, expires_s=200.0)
+    keyring = Keyring(lambda _: None, {digest("abc"): issued}.get, lambda: wall[0])
+    assert keyring.identify(b"Bearer abc") is issued.principal
+    wall[0] = 200.0
+    assert keyring.identify(b"Bearer abc") is api_keys.KEY_NOT_VALID
+    wall[0] = 150.0
+    assert keyring.identify(b"Bearer abc") is api_keys.KEY_NOT_VALID
+
+
+def test_an_endless_issued_key_is_verified_once_and_forgotten_when_it_is_revoked():
+    known = {digest("abc"): api_keys.Issued(Principal("acme", "", key_id="k1"))}
+    asked = []
+    keyring = Keyring(lambda _: None, lambda sha256: asked.append(sha256) or known.get(sha256), lambda: 1.0)
+    for _ in range(3):
+        assert keyring.identify(b"Bearer abc").key_id == "k1"
+    assert len(asked) == 1
+    known[digest("abc")] = api_keys.Issued(Principal("acme", "", key_id="k1"), revoked=True)
+    keyring.forget()
+    assert keyring.identify(b"Bearer abc") is api_keys.KEY_NOT_VALID

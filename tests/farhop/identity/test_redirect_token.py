@@ -53,8 +53,8 @@ def verifier() -> RedirectTokenVerifier:
 def test_what_was_signed_comes_back_once() -> None:
     known, text = verifier(), token()
     assert known.use(text, NOW_MS) == CLAIMS
-    assert known.use(text, NOW_MS) is outcome.PASS_USED
-    assert known.use(token(decision_id="d-02"), NOW_MS) != outcome.PASS_USED, "another decision is another token"
+    assert known.use(text, NOW_MS) is outcome.PASS_OVER
+    assert known.use(token(decision_id="d-02"), NOW_MS) != outcome.PASS_OVER, "another decision is another token"
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_what_was_signed_comes_back_once() -> None:
         (token(audience="paris"), outcome.PASS_MISADDRESSED),
         (token(holder=holder("r2", 7)), outcome.PASS_MISADDRESSED),
         (token(holder=holder("r1", 8)), outcome.PASS_MISADDRESSED),
-        (token(expires_ms=NOW_MS), outcome.PASS_EXPIRED),
-        (token(expires_ms=NOW_MS + 60_001.0), outcome.PASS_EXPIRED),
+        (token(expires_ms=NOW_MS), outcome.PASS_OVER),
+        (token(expires_ms=NOW_MS + 60_001.0), outcome.PASS_OVER),
     ],
 )
 def test_what_is_no_good_is_refused_and_uses_nothing_up(text: bytes, reason: Outcome) -> None:
@@ -79,7 +79,7 @@ def test_what_is_no_good_is_refused_and_uses_nothing_up(text: bytes, reason: Out
 
 
 def test_neither_kind_of_token_passes_for_the_other() -> None:
-    fields = {name: value for name, value in asdict(CLAIMS).items() if name not in ("key", "holder")}
+    fields = {name: value for name, value in asdict(CLAIMS).items() if name in HopClaims.__struct_fields__}
     hop = HopSigner(KEYS, "k1", "virginia").sign(HopClaims(**fields))
     assert HopVerifier(KEYS, "frankfurt").verify(hop, NOW_MS) == HopClaims(**fields)
     assert verifier().use(hop, NOW_MS) is outcome.PASS_FORGED
@@ -101,11 +101,11 @@ def test_uses_are_remembered_until_the_token_expires_and_no_more_than_there_is_r
     late, *others = (token(decision_id=f"d-{n}", expires_ms=NOW_MS + (900.0 if n == 0 else 100.0)) for n in range(5))
     assert [isinstance(known.use(one, NOW_MS), RedirectToken) for one in (late, *others[:2])] == [True] * 3
     assert known.use(others[2], NOW_MS) is outcome.NO_BUFFER, "what cannot be remembered is refused"
-    assert known.use(late, NOW_MS) is outcome.PASS_USED
+    assert known.use(late, NOW_MS) is outcome.PASS_OVER
     later = NOW_MS + 100.0  # the first used has not expired, those behind it have
     fresh = [token(decision_id=f"e-{n}", expires_ms=later + 50.0) for n in range(3)]
     assert [isinstance(known.use(one, later), RedirectToken) for one in fresh] == [True, True, False]
-    assert known.use(late, later) is outcome.PASS_USED
+    assert known.use(late, later) is outcome.PASS_OVER
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ class Line:
     async def _read_body(self, message: Message) -> None:
         length = message.get("content-length")
         if message.get("transfer-encoding") == "chunked":
-            while size := int((await self.reader.readuntil(b"\r\n")).strip(), 16):
+            while size := int((await self.reader.readuntil(b"\r\n")).strip().partition(b";")[0], 16):
                 message.body += await self.reader.readexactly(size)
                 assert await self.reader.readexactly(2) == b"\r\n"
             assert await self.reader.readexactly(2) == b"\r\n"

@@ -29,7 +29,7 @@ def test_every_outcome_can_be_said() -> None:
             assert reply.status >= 400
             assert error["type"].endswith(("_error", "_request"))
         assert (b"www-authenticate" in reply.extra) == (reply.status == 401)
-        line = answers.status_line(reply.status)
+        line = answers.STATUS_LINES[reply.status]
         assert line.startswith(b"HTTP/1.1 %d " % reply.status)
         assert line.endswith(b"\r\n")
 
@@ -75,8 +75,8 @@ def test_a_broken_stream_ends_with_one_event() -> None:
 
 
 def test_an_unknown_status_has_a_line_too() -> None:
-    assert answers.status_line(418) == b"HTTP/1.1 418 Status\r\n"
-    assert answers.status_line(429) == b"HTTP/1.1 429 Too Many Requests\r\n"
+    assert answers.STATUS_LINES[418] == b"HTTP/1.1 418 Status\r\n"
+    assert answers.STATUS_LINES[429] == b"HTTP/1.1 429 Too Many Requests\r\n"
 
 
 @pytest.mark.parametrize("reason", ["hop_token_missing", "hop_token_forged", "hop_token_expired"])

@@ -11,6 +11,7 @@ from relay_wire import SSE, Line, chunk, plain, post, until
 
 from farhop.balance import machine, outcome
 from farhop.balance.machine import Usage
+from farhop.relay.upstream.attempt import AttemptRun
 
 USAGE = b'{"id":"c","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
 
@@ -25,8 +26,8 @@ async def test_a_whole_answer_passes_and_its_edges_are_told(stage: Any) -> None:
     assert answer.get("x-farhop-decision") == "d1"
     assert (answer.get("server-timing") or "").startswith("tier;dur=")
     assert s.upstream.asked[0].body == b'{"a":1}'
-    assert s.flow.event_names() == ["RequestArrived", "AttemptBegan", "AttemptEnded"]
-    assert s.flow.heard[2] == machine.AttemptEnded("r1", 1, 200, Usage(7, 3, None))
+    assert s.flow.event_names() == ["RequestArrived", "AttemptEnded"], "whole at its first byte: one edge"
+    assert s.flow.heard[1] == machine.AttemptEnded("r1", 1, 200, Usage(7, 3, None), whole=True)
     assert s.tier.concluded_with == [("served", 200, Usage(7, 3, None))]
     assert s.tier.attempts == [(1, "served")]
 
@@ -298,6 +299,7 @@ async def test_a_machine_that_breaks_when_an_answer_begins_takes_nothing_back(st
     s = await stage()
     s.edges_count = False
     s.flow.raise_on = machine.AttemptBegan
+    s.upstream.answer = lambda _m: SSE + chunk(b"data: 1\n\n") + b"0\r\n\r\n"
     c = await s.client()
     await c.send(post())
     assert (await c.read()).status == 200  # it was sent before the machine was told
@@ -309,6 +311,28 @@ async def test_a_machine_that_breaks_when_an_answer_begins_takes_nothing_back(st
     assert len(s.tier.faults) == 1
 
 
+async def test_what_breaks_as_a_connection_is_lost_ends_its_request(
+    stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_attempt: object) -> bool:
+        raise RuntimeError("a bug")
+
+    s = await stage()
+    monkeypatch.setattr(AttemptRun, "resumable", property(broken))
+
+    async def dies(line: Line) -> None:
+        await line.read()
+        await line.send(SSE + chunk(b"data: 1\n\n"))
+        await until(lambda: s.flow.started)
+        line.abort()
+
+    s.upstream.script = dies
+    answer = await s.ask(post())
+    assert (answer.body, answer.whole) == (b"data: 1\n\n", False)
+    assert [str(e) for e in s.tier.faults] == ["a bug"]
+    assert s.tier.concluded_with == [("internal_error", 200, None)]
+
+
 async def test_a_tier_that_breaks_answers_500_and_keeps_its_connections(stage: Any) -> None:
     s = await stage()
     s.tier.break_headers = True
@@ -316,7 +340,7 @@ async def test_a_tier_that_breaks_answers_500_and_keeps_its_connections(stage: A
     s.tier.break_headers = False
     assert (await s.ask(post())).status == 200
     assert len(s.upstream.lines) == 1
-    assert s.flow.event_names() == ["RequestArrived", "ClientLeft", "RequestArrived", "AttemptBegan", "AttemptEnded"]
+    assert s.flow.event_names() == ["RequestArrived", "ClientLeft", "RequestArrived", "AttemptEnded"]
 
 
 async def test_what_the_tier_notes_down_does_not_decide(stage: Any) -> None:

@@ -20,6 +20,7 @@ def test_the_oldest_goes_first() -> None:
     assert len(decisions) == 3
     assert decisions.get("a") is None
     assert [decisions.get(name) for name in "bcd"] == [{"id": name} for name in "bcd"]
+    assert decisions.newest(2) == ["d", "c"]
 
 
 def test_one_decision_told_twice_is_one_record() -> None:

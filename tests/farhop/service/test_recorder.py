@@ -101,14 +101,14 @@ async def served(recorder: Recorder) -> TestClient[Any, Any]:
 async def test_rows_come_while_it_lasts_then_their_number() -> None:
     recorder = Recorder("tokyo")
     async with await served(recorder) as client:
-        assert not recorder.listened
+        assert not recorder.recordings
         response = await client.get(f"/record?for_s=0.7&salt={SALT}")
-        assert recorder.listened
+        assert recorder.recordings
         recorder.concluded(request(), 100.0, 103.0, Usage(1125, 40))
         lines = [json.loads(line) for line in (await response.read()).splitlines()]
         assert [line.get("input_tokens") for line in lines] == [1125, None]
         assert lines[-1]["end"]["recorded"] == 1
-        assert not recorder.listened
+        assert not recorder.recordings
 
 
 async def test_who_leaves_is_not_kept() -> None:
@@ -118,10 +118,10 @@ async def test_who_leaves_is_not_kept() -> None:
         response.close()
         for _ in range(200):
             recorder.concluded(request(), 100.0, 103.0, Usage(1125, 40))  # what is written to nobody ends it
-            if not recorder.listened:
+            if not recorder.recordings:
                 break
             await asyncio.sleep(0.05)
-        assert not recorder.listened
+        assert not recorder.recordings
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farhop.store import envelope
-from farhop.store.contract import LAW_KEY, override_key, pick_key, report_key, route_key, split_key
+from farhop.store.contract import (
+    LAW_KEY,
+    issued_key,
+    limit_key,
+    override_key,
+    pick_key,
+    report_key,
+    route_key,
+    split_key,
+)
 from farhop.store.documents.overrides import bias_key, pin_key
 from farhop.store.envelope import NO_KEYS, EnvelopeError, Keys, Signer, bare, key_named, kind_of, public_key
 
@@ -45,7 +54,7 @@ def test_what_is_sealed_is_shown_as_it_is_and_opened_as_it_was() -> None:
 def test_each_kind_of_document_and_whose_it_is() -> None:
     places = [
         LAW_KEY, override_key("tokyo"), bias_key("tokyo"), pin_key("acme", ""), pick_key("tokyo"), split_key("tokyo"),
-        route_key("tokyo"), report_key("tokyo", "r1"),
+        route_key("tokyo"), issued_key("k1"), limit_key("acme"), report_key("tokyo", "r1"),
     ]  # fmt: skip
     assert [kind_of(place)[0] for place in places] == list(envelope.KINDS)
     assert {kind_of(place)[1] for place in places} == {"", "tokyo"}

@@ -136,6 +136,7 @@ def test_attempts_and_spills_by_target(metrics):
         by(target="tokyo", outcome="other"): 1,
     }
     assert scraped(metrics, "farhop_spilled_requests_total") == {by(target="frankfurt"): 1}
+    assert metrics.traffic() == {"tokyo": {"failed": 2, "refused": 1}, "frankfurt": {"spilled": 1}}
 
 
 def test_targets_are_bounded(metrics, monkeypatch):

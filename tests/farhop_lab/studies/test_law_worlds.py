@@ -23,6 +23,7 @@ HAPPENS = (
     "hub wiped", "hub restored", "hub lost", "hub found", "law set", "law older", "law broken", "law unsigned",
     "law forged", "law_unsigned", "law_not_allowed", "law_unknown_key", "law_bad_signature", "law_malformed",
     "law_older", "law_gone", "law_unproven", "unknown_key", "entry_forbidden", "unlawful_here", "no_lawful_region",
+    "broken", "resumed by a global balancer", "resumed by a regional balancer",
 )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ async def test_the_token_is_given_to_who_asks_and_good_for_one_use(up: Both, eng
     bare = head("POST", target, content_length=str(len(BODY))) + BODY
     answer = await send(up.client, bare)
     assert (answer.status, answer.headers["x-farhop-decision"]) == (200, told["decision"])
-    assert (await send(up.client, bare)).code == "redirect_token_used"
+    assert (await send(up.client, bare)).code == "redirect_token_over"
     assert "farhop-pass" not in str(up.global_.decisions.get(told["decision"]))
 
 

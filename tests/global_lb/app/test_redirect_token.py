@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
 import msgspec
 import pytest
-from inprocess import HOP_KEY, MODEL, Answer, Both, Engine, both, chat, head, regional_config, send, tenant, topology
+from inprocess import (
+    HOP_KEY,
+    MODEL,
+    Answer,
+    Both,
+    Engine,
+    both,
+    chat,
+    head,
+    regional_config,
+    send,
+    tenant,
+    topology,
+    until,
+)
 from msgspec.structs import replace
 
+from farhop.identity.api_keys import digest, spelled
 from farhop.identity.redirect_token import RedirectToken, RedirectTokenSigner, RedirectTokenVerifier, holder
+from farhop.store.documents import issued_keys
+from farhop.store.documents.issued_keys import IssuedKey
 from farhop_lab.memory_store import MemoryStore
 from farhop_lab.world.ports import free_ports
 from global_lb.routing.policy import RouteConfig
@@ -96,9 +114,9 @@ async def test_it_is_good_for_one_use(up: Both, engine: Engine) -> None:
     _, target = await asked(up)
     assert (await send(up.client, follow(target))).status == 200
     again = await send(up.client, follow(target))
-    assert (again.status, again.code) == (403, "redirect_token_used")
+    assert (again.status, again.code) == (403, "redirect_token_over")
     with_key = await send(up.client, follow(target, authorization="Bearer sk-farhop-anywhere"))
-    assert with_key.code == "redirect_token_used", "a key does not mend it"
+    assert with_key.code == "redirect_token_over", "a key does not mend it"
     assert len(engine.seen) == 1
 
 
@@ -125,7 +143,7 @@ async def test_no_token_reaches_an_engine_and_the_rest_of_the_query_does(up: Bot
     [
         ({"audience": "tokyo"}, 403, "redirect_token_misaddressed"),
         ({"holder": "r2/1"}, 403, "redirect_token_misaddressed"),
-        ({"expires_ms": 1.0}, 401, "redirect_token_expired"),
+        ({"expires_ms": 1.0}, 403, "redirect_token_over"),
         ({"lawful": ("tokyo",)}, 451, "unlawful_here"),
         ({"key": "revoked"}, 451, "unlawful_here"),
         ({"tenant": "eu-only"}, 451, "unlawful_here"),
@@ -221,3 +239,18 @@ async def test_a_stream_by_anycast_comes_again_by_a_token_for_one_use(engine: En
         forged = head("POST", target[:-4] + "AAAA", content_length=str(len(STREAM))) + STREAM
         assert (await send(up.entry, forged)).status == 401
         await up.at_rest()
+
+
+async def test_a_key_issued_for_one_model_is_for_no_other_where_it_is_sent(up: Both) -> None:
+    key = spelled("0" * 30)
+    one = IssuedKey(
+        id="k1", sha256=digest(key), tenant="anywhere", models=(MODEL,), author="ann", why="test", at=datetime.now(UTC)
+    )
+    await up.global_.store.put(one.key, issued_keys.encode(one))
+    await until(lambda: up.global_.keys.get(one.sha256) is not None)
+    _, target = await asked(up, key=key)
+    other = BODY.replace(MODEL.encode(), b"other")
+    answer = await send(up.client, head("POST", target, content_length=str(len(other))) + other)
+    assert (answer.status, answer.code) == (403, "key_scope")
+    _, target = await asked(up, key=key)
+    assert (await send(up.client, follow(target))).status == 200

@@ -66,6 +66,9 @@ class Flow:
 
 
 class Observed:
+    attempt_over: Any = None
+    concluded: Any = None
+
     def upstream_context(self, _visit: Any) -> bytes:
         return b"traceparent: x\r\n"
 
@@ -73,10 +76,10 @@ class Observed:
 class Passage:
     def __init__(self, **forward: Any) -> None:
         self.body, self.target = b"{}", b""
-        head = SimpleNamespace(method=b"POST", target=b"/v1/chat/completions", get=lambda _name: None)
+        head = SimpleNamespace(method=b"POST", target=b"/v1/chat/completions", known={}, get=lambda _name: None)
         self.reasons = None
         self.exchange = SimpleNamespace(head=head)
-        self.context = type("RequestContext", (), {"decision_id": "d" * 16, "body_sha256": b""})()
+        self.context = type("RequestContext", (), {"decision_id": "d" * 16, "body_sha256": b"", "reserved": None})()
         self.request = Request(
             "1", "anywhere", MODEL, 100, 200, (), 1012.0, priority=3, narrow=(("jp", "us"),), key="demo"
         )

@@ -51,7 +51,7 @@ def authenticator(region: str = "frankfurt", uses_max: int = 8) -> RedirectAuthe
 
 
 def head(token: bytes | None) -> Any:
-    return SimpleNamespace(get={HEADER: token}.get)
+    return SimpleNamespace(known={HEADER: token})
 
 
 def token(n: int = 0, **changed: Any) -> bytes:
@@ -62,6 +62,14 @@ def token(n: int = 0, **changed: Any) -> bytes:
         "narrow": (("eu",),), "key": "demo", "holder": holder("r1", 3), **changed,
     }  # fmt: skip
     return RedirectTokenSigner(KEYS, "k1", "virginia").sign(RedirectToken(**fields))
+
+
+def test_what_was_issued_beside_the_law_is_no_more_at_the_address_that_a_client_is_sent_to() -> None:
+    issued = {"key_id": "jwt:corp", "models": (MODEL,), "user": "00ff", "priority_max": 2}
+    caller = authenticator().caller(head(token(**issued)))
+    assert isinstance(caller, Caller)
+    assert {name: getattr(caller, name) for name in issued} == issued
+    assert caller.priority == 2
 
 
 def test_a_token_says_all_that_a_caller_is() -> None:
@@ -79,7 +87,7 @@ def test_a_token_says_all_that_a_caller_is() -> None:
     [
         (b"", 401, outcome.PASS_FORGED),
         (token(audience="tokyo"), 403, outcome.PASS_MISADDRESSED),
-        (token(expires_ms=NOW_S * 1e3), 401, outcome.PASS_EXPIRED),
+        (token(expires_ms=NOW_S * 1e3), 403, outcome.PASS_OVER),
     ],
 )
 def test_what_is_no_good_is_told_with_the_remedy(text: bytes, status: int, reason: Outcome) -> None:
@@ -95,7 +103,7 @@ def test_a_token_is_used_up_and_what_cannot_be_remembered_is_refused() -> None:
     used, full = known.caller(head(text)), known.caller(head(token(1)))
     assert isinstance(used, Reply)
     assert isinstance(full, Reply)
-    assert (used.status, used.outcome) == (403, outcome.PASS_USED)
+    assert (used.status, used.outcome) == (403, outcome.PASS_OVER)
     assert (full.status, full.outcome) == (503, outcome.NO_BUFFER)
     assert b"retry-after" in full.extra
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from math import inf
@@ -36,7 +37,9 @@ Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def served(metrics: Answering | web.Application, health: Answering | None = None) -> AsyncIterator[str]:
+async def served(
+    metrics: Answering | web.Application, health: Answering | None = None, port: int = 0
+) -> AsyncIterator[str]:
     async def alive(_request: web.Request) -> web.Response:
         return web.Response()
 
@@ -46,7 +49,7 @@ async def served(metrics: Answering | web.Application, health: Answering | None 
         app.router.add_get("/health", health or alive)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
     try:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
@@ -570,6 +573,22 @@ async def test_slots_are_asked_of_the_engine_where_they_are_not_configured(monke
         async with watching(monkeypatch, {"one": url}, {"slots": 7}, models_s=0.02) as heard:
             await until(lambda: heard.view.facts("m").max_model_len == 4096)
             assert heard.view.replicas["one"].slots == 7
+
+
+async def test_an_engine_that_starts_with_us_is_known_once_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+
+    async def models(_request: web.Request) -> web.Response:
+        return web.json_response(listing("m", owned_by="vllm"))
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    async with watching(monkeypatch, {"one": f"http://127.0.0.1:{port}"}) as heard:  # `models_s` as it is: 30 s
+        await until(lambda: heard.probed("one") >= 2)
+        assert not heard.view.replicas["one"].token_ids
+        async with served(app, port=port):
+            await until(lambda: heard.view.replicas["one"].token_ids)
 
 
 async def test_models_that_are_not_told_are_asked_for_with_the_engines_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from farhop_wire import region_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inprocess import until
+from msgspec.structs import replace
 from reporting import ADDRESSES, Watched, calling, live, publishing, reporter
 from worlds import MODEL, OTHER_MODEL, regional, replica, request, swapped
 
@@ -29,7 +30,7 @@ from farhop.store.documents.report import (
     to_wire,
 )
 from regional_lb.fleet.shares import PeerLoad, PeerReported, PeersChanged
-from regional_lb.fleet.view import ReplicaProbed, Sample
+from regional_lb.fleet.view import ReplicaProbed, ReplicaSampled, Sample
 from regional_lb.mesh import report
 from regional_lb.mesh.report import moved
 from regional_lb.scheduler.flow import ISSUERS_MAX
@@ -268,14 +269,12 @@ async def test_at_rest_it_is_written_once_a_gap(faster: None) -> None:
     """By a clock that goes on with its looks alone, so that it does not matter how long they take this machine."""
     looks = 0
     told = reporter(regional(replica("a")), lambda: looks * report.LOOK_S)
-    build = told.build
 
-    def look() -> RegionReport:
+    def look() -> None:
         nonlocal looks
         looks += 1
-        return build()
 
-    told.build = look  # type: ignore[method-assign]
+    told.prefixes.tidy = look  # type: ignore[method-assign]
     async with publishing(regional(replica("a")), told) as (_, store):
         await until(lambda: len(store.written) >= 6)
         at_ms = [written.clock_ms for _, written in store.written]
@@ -284,6 +283,24 @@ async def test_at_rest_it_is_written_once_a_gap(faster: None) -> None:
             gaps_s
         )
         assert sorted(set(store.seqs)) == store.seqs
+
+
+def test_what_engines_say_again_is_no_news() -> None:
+    flow = regional(replica("a"), replica("b"))
+    reporter(flow, lambda: 10.0)
+    said = Sample(10.0, 0, 0, 0.5)
+    for at in (10.0, 10.2):
+        flow.handle(ReplicaSampled("a", replace(said, at=at)), at)
+        flow.handle(ReplicaProbed("a", True), at)
+        flow.wait_estimate.able(MODEL, at)
+    news = flow.news
+    flow.handle(ReplicaSampled("a", replace(said, at=10.3)), 10.3)
+    flow.handle(ReplicaProbed("a", True), 10.3)
+    assert flow.unchanged(news, 10.3)
+    for told in (ReplicaSampled("a", replace(said, at=10.4, running=1)), ReplicaProbed("a", False)):
+        flow.handle(told, 10.4)
+        assert not flow.unchanged(news, 10.4)
+        news = flow.news
 
 
 async def test_under_constant_change_it_is_written_at_most_four_times_a_second(faster: None) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from msgspec.structs import replace
 from referee import Referee, Rider
 from worlds import MODEL, OTHER_MODEL, law, regional, replica, request, swapped
@@ -47,6 +54,7 @@ ODDITIES = (
     {"model": "nowhere"},
     {"lawful": frozenset({"tokyo"})},
     {"lawful": frozenset({"tokyo", "london"}), "issuer": "global-1"},
+    {"lawful": frozenset({"tokyo", "london"}), "issuer": "global-1", "by_ids": True},
 )
 SPLITS: tuple[dict[str, SplitConfig], ...] = (
     {},
@@ -66,6 +74,8 @@ MODELS_OF = {
 class RegionalMachine(RuleBasedStateMachine):
     """Three replicas and two that prefill for them, two models, two tenants, and everything that can happen to them."""
 
+    resumes: ClassVar[list[int]] = [0]  # of all examples: a property that reaches none proves nothing of them
+
     @initialize()
     def begin(self) -> None:
         self.now, self.arrivals = 0.0, 0
@@ -84,7 +94,8 @@ class RegionalMachine(RuleBasedStateMachine):
         version = {"r1": "v1", "r2": "v2"}.get(name, "")
         role = "prefill" if name.startswith("p") else "mixed"
         own = {"models": frozenset(MODELS_OF[name]), "kv_tokens": 3000, "prefill_tokens_max": 900, "role": role}
-        return replica(name, **own, **{"slots": 3, "version": version, **fields})
+        own["token_ids"] = name != "r3"
+        return replica(name, **{**own, "slots": 3, "version": version, **fields})
 
     def _lawful(self, one: machine.Request) -> frozenset[str]:
         allowed = self.flow.law.verdict(one.tenant, one.model, narrow=one.narrow, key=one.key).lawful
@@ -94,7 +105,12 @@ class RegionalMachine(RuleBasedStateMachine):
         assert "london" in rider.lawful & self._lawful(rider.request)
         self._may_take(forward.target, rider, now)
         assert self.flow.view.replicas[forward.target].role != "prefill"
+        resumes = isinstance(forward, machine.Resume)
+        self.resumes[0] += resumes
+        if resumes or rider.request.by_ids:
+            assert self.flow.view.replicas[forward.target].token_ids
         if forward.prefill is not None:
+            assert not resumes
             assert rider.request.divisible
             self._may_take(forward.prefill.target, rider, now)
             assert self.flow.view.replicas[forward.prefill.target].role == "prefill"
@@ -118,9 +134,9 @@ class RegionalMachine(RuleBasedStateMachine):
             assert load.in_flight <= target.slots
             assert load.kv_tokens <= KV_SHARE_MAX * target.kv_tokens
             there = [held.prefill_tokens for held in self.flow.ledger._held.values() if held.target == name]
-            # Whoever was sent last found some of a step free.
+            # Whoever was sent last found some of a step free, or of the next one where several waited.
             last = next((tokens for tokens in reversed(there) if tokens), 0)
-            assert load.prefill_tokens - last < target.prefill_tokens_max
+            assert load.prefill_tokens - last < 2 * target.prefill_tokens_max
         sample = target.sample
         assert sample is None or (sample.queued or 0) == 0 or now - sample.at >= SAMPLE_FRESH_S
 
@@ -179,6 +195,17 @@ class RegionalMachine(RuleBasedStateMachine):
         if (rider := self._one(n, "sent", "started")) and not rider.prefiller:
             reason = reason if rider.state == "sent" else outcome.DIED_MID_STREAM
             self._tell(machine.AttemptFailed(rider.request.id, rider.attempt, reason))
+
+    @precondition(lambda self: self.referee.states("sent", "started"))
+    @rule(n=st.integers(0, 9), epoch=st.sampled_from((None, None, None, 0, 1, 2)))
+    def stream_breaks(self, n: int, epoch: int | None) -> None:
+        """In one breath, since two rules hardly ever meet in one request; perhaps under another law than it began."""
+        if (rider := self._one(n, "sent", "started")) and not rider.prefiller:
+            name, attempt = rider.request.id, rider.attempt
+            self._tell(machine.AttemptBegan(name, attempt, 200))
+            if epoch is not None:
+                self.flow.law = LAWS[epoch]
+            self._tell(machine.AttemptFailed(name, attempt, outcome.DIED_MID_STREAM, resumable=True))
 
     @precondition(lambda self: any(rider.prefiller for rider in self.referee.states("sent")))
     @rule(n=st.integers(0, 9), reason=st.sampled_from((None, None, outcome.ENGINE_ERROR, *FAILURES)))
@@ -262,9 +289,9 @@ class RegionalMachine(RuleBasedStateMachine):
                 continue
             for waiting in flow.queue.first(model, K_WAITING):
                 live = flow._requests[waiting.id]
-                choice = flow.wait_estimate.consider(
-                    live.request, live.need, self.now, live.tried, assigned=live.assigned
-                )
+                by_ids = live.resumes or live.request.by_ids
+                barred = (*live.tried, *(flow._unable_to_resume(live.request.model) if by_ids else ()))
+                choice = flow.wait_estimate.consider(live.request, live.need, self.now, barred, assigned=live.assigned)
                 assert choice is None or choice.chosen is None
 
     # -- what always holds
@@ -331,8 +358,11 @@ class RegionalMachine(RuleBasedStateMachine):
                 assert not table.kv_taken_tokens.any()
 
 
-TestRegionalMachine = RegionalMachine.TestCase
-TestRegionalMachine.settings = settings(max_examples=120, stateful_step_count=60, deadline=None, derandomize=True)
+def test_the_regional_machine() -> None:
+    RegionalMachine.resumes[0] = 0
+    bounds = settings(max_examples=120, stateful_step_count=60, deadline=None, derandomize=True)
+    run_state_machine_as_test(RegionalMachine, settings=bounds)
+    assert RegionalMachine.resumes[0] >= 10
 
 
 def test_a_prompt_that_was_not_found_cached_corrects_the_mirror_and_is_there_now() -> None:
@@ -344,6 +374,26 @@ def test_a_prompt_that_was_not_found_cached_corrects_the_mirror_and_is_there_now
         flow.handle(machine.AttemptEnded(asked.id, 1, 200, Usage(16 * 1024, 10, 0 if n else None)), n + 0.2)
     assert flow.trie.match_one("r1", first.chain) == 20  # the first was gone, but for what the second brought back
     assert flow.trie.match_one("r1", (*first.chain[:20], *second.chain[20:])) == len(second.chain)
+
+
+@pytest.mark.parametrize(("status", "usage"), [(200, Usage(16 * 1024, 10, 0)), (200, None), (500, None)])
+def test_an_answer_told_once_and_whole_leaves_what_one_told_in_two_leaves(status: int, usage: Usage | None) -> None:
+    left = []
+    for whole in (False, True):
+        flow = regional(replica("r1", kv_tokens=1_000_000))
+        for n in range(4):
+            asked = request(f"a{n}", 64 * 1024, stream=False)
+            flow.handle(machine.RequestArrived(asked), n)
+            if not whole:
+                flow.handle(machine.AttemptBegan(asked.id, 1, status), n + 0.2)
+            flow.handle(machine.AttemptEnded(asked.id, 1, status, usage, whole=whole), n + 0.2)
+        speed, table = flow.speeds["r1"], flow.wait_estimate.able(MODEL, 5.0)
+        left.append((
+            flow.under_way, flow.ledger.load("r1"), flow.trie.match_one("r1", asked.chain), flow.health["r1"].read(5.0),
+            (speed.prefill_ms_per_token, speed.tpot_ms, speed.service_ms), flow.estimates.bytes_per_token(MODEL),
+            table.in_flight.tolist(), table.kv_taken_tokens.tolist(), flow.wait_estimate.wait_ms(MODEL, 5.0),
+        ))  # fmt: skip
+    assert left[0] == left[1]
 
 
 SAID = 4096  # bytes of an answer: 1,024 tokens

@@ -39,6 +39,13 @@ def test_a_room_refuses_who_is_in_it_and_who_does_not_fit() -> None:
     assert not room(requests_max=0).fits(0.0)
 
 
+def test_who_waits_is_told_by_band_and_tenant() -> None:
+    queue = room()
+    for name, tenant, band in (("a", "t", 0), ("b", "t", 0), ("c", "u", 1)):
+        push(queue, name, tenant, priority=band)
+    assert queue.by_tenant() == {(0, "t"): 2, (1, "u"): 1}
+
+
 def test_where_nobody_waits_there_is_nothing() -> None:
     queue = room()
     assert (len(queue), queue.models(), queue.first("m", 8), queue.starved("m", 1e9)) == (0, [], [], None)
@@ -330,6 +337,25 @@ def test_the_newest_of_the_lowest_band_makes_way() -> None:
     assert queue.victim(0, 100.0) is None
 
 
+def test_who_stepped_back_is_behind_all_others_starves_nobody_and_makes_way_first() -> None:
+    queue = room(requests_max=4)
+    for n, priority in enumerate((1, 0, 1)):
+        push(queue, f"q{n}", priority=priority, now=float(n))
+    queue.step_back("q0")
+    queue.step_back("q0")
+    assert [w.id for w in queue.first("m", 9)] == ["q2", "q1", "q0"]
+    assert (queue.waiting("m"), queue.on_time("m")) == (3, 2)
+    for n in range(3, 3 + STARVED_EVERY):
+        push(queue, f"q{n}", now=20.0)
+        queue.remove(f"q{n}", served=True)
+    assert queue.starved("m", 30.0).id == "q1", "the oldest of those who did not step back"
+    push(queue, "q9", now=30.0)
+    assert queue.victim(0, 100.0).id == "q0"
+    assert queue.outlived("q1", 5.0, 31.0)
+    queue.reassign({"q0": "m-2", "q1": "m-2"})
+    assert [w.id for w in queue.first("m-2", 9)] == ["q1", "q0"]
+
+
 def test_nobody_fills_the_room_alone() -> None:
     """Neither one model nor one tenant: who has most of it, by weight, makes way for who would still have less."""
     queue = room(requests_max=8)
@@ -355,6 +381,9 @@ def test_nobody_fills_the_room_alone() -> None:
     assert queue.victim(-1, 100.0, "busy", "d") is None
 
 
+BACK = 100
+
+
 class Room(RuleBasedStateMachine):
     """A room beside the plainest model of it: a list in order of arrival."""
 
@@ -362,6 +391,7 @@ class Room(RuleBasedStateMachine):
     def begin(self) -> None:
         self.queue = room(requests_max=REQUESTS_MAX, tokens_max=TOKENS_MAX)
         self.model: dict[str, tuple[str, str, int, float]] = {}
+        self.back: list[str] = []  # who stepped back, in this order: their bands are BACK below their own
         self.names = 0
 
     @rule(
@@ -385,6 +415,17 @@ class Room(RuleBasedStateMachine):
             name = list(self.model)[n % len(self.model)]
             removed = self.queue.remove(name, served=served)
             assert (removed.id, removed.tokens) == (name, self.model.pop(name)[3])
+            self.back = [one for one in self.back if one != name]
+
+    @rule(n=st.integers(0, 9))
+    def step_back(self, n: int) -> None:
+        if self.model:
+            name = list(self.model)[n % len(self.model)]
+            self.queue.step_back(name)
+            if name not in self.back:
+                tenant, model, priority, tokens = self.model[name]
+                self.model[name] = (tenant, model, priority - BACK, tokens)
+                self.back.append(name)
 
     @invariant()
     def agrees(self) -> None:
@@ -397,13 +438,16 @@ class Room(RuleBasedStateMachine):
             order = [w.id for w in queue.first(model, 99)]
             assert sorted(order) == sorted(here)
             assert queue.waiting(model) == len(here)
+            assert queue.on_time(model) == len(here.keys() - set(self.back))
+            assert queue.ahead(model, 1) == sum(p >= 1 for _, p in here.values())
             assert [w.id for w in queue.first(model, 3)] == order[:3]
             # Bands in order, and within a band each tenant's own in order of arrival.
             assert [here[name][1] for name in order] == sorted((p for _, p in here.values()), reverse=True)
             for tenant in "abc":
-                for priority in range(3):
+                for priority in (*range(3), *range(-BACK, 3 - BACK)):
                     own = [name for name in order if here[name] == (tenant, priority)]
-                    assert own == [name for name in here if here[name] == (tenant, priority)]
+                    came = here if priority >= 0 else self.back
+                    assert own == [name for name in came if here.get(name) == (tenant, priority)]
         lowest = min((p for _, _, p, _ in self.model.values()), default=None)
         victim = queue.victim(3, 1.0)
         assert (victim is None) == (not self.model or queue.tokens - victim_tokens(self.model, lowest) + 1 > TOKENS_MAX)

@@ -49,7 +49,7 @@ def test_one_endless_answer_does_not_make_a_tenant_a_nuisance_and_long_ones_are_
     known = Estimates()
     known.learn("t", "m", 1000, Usage(500, 10**6))
     assert known.output_tokens("t", "m", None) == 8 * OUTPUT_TOKENS
-    known.age(2 * 3600.0)
+    known.now = 2 * 3600.0
     assert known.output_tokens("t", "m", None) == pytest.approx(OUTPUT_TOKENS, rel=0.15)
 
 

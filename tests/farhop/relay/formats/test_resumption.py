@@ -197,7 +197,24 @@ def test_a_continuation_reads_as_the_first_stream() -> None:
     told = {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
     assert msgspec.json.decode(usage[6:])["usage"] == told
     assert done == b"data: [DONE]"
-    assert progress.spelled(b"data: [DONE]\n\n", tells_usage=False) == b"data: [DONE]\n\n"
+    assert progress.end(tells_usage=True) == b""  # its connection broke right then: nothing is lacking
+    quiet = planned()
+    quiet.take(chunk("one", [1], [10, 11]))
+    quiet.go_on(0)
+    assert quiet.spelled(b"data: [DONE]\n\n", tells_usage=False) == b"data: [DONE]\n\n"
+
+
+def test_an_end_that_was_told_is_not_told_again() -> None:
+    """A connection may break behind the usage, or behind the last word and before the end of its framing."""
+    usage = b'data: {"id":"a","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}\n\n'
+    done = b"data: [DONE]\n\n"
+    for told, lacks_usage, lacks_done in ((b"", True, True), (usage, False, True), (usage + done, False, False)):
+        progress = planned()
+        progress.take(chunk('data: [DONE] "choices":[]', [1], [10]))
+        progress.take(chunk("two", [2], ends="length"))
+        assert progress.take(told) == told
+        end = progress.end(tells_usage=True)
+        assert (b'"usage"' in end, b"[DONE]" in end) == (lacks_usage, lacks_done)
 
 
 def test_at_the_limit_it_ends_by_our_word() -> None:

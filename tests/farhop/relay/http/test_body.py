@@ -35,6 +35,19 @@ PAYLOADS = st.lists(st.binary(min_size=1, max_size=40), max_size=8)
 CUTS = st.lists(st.integers(0, 500), max_size=12)
 
 
+@given(PAYLOADS, CUTS)
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_a_body_is_broken_off_behind_its_last_chunk_alone(payload, cuts) -> None:
+    whole = chunked(payload, b"")
+    for end in range(len(whole)):
+        body = ChunkedBody()
+        assert fed(body, *cut(whole[:end], cuts))[1] is None
+        assert body.broken_off == (end >= len(whole) - 2)
+    body = ChunkedBody()
+    assert fed(body, *cut(whole[:-5] + b"0;broken-off\r\n", cuts)) == (b"".join(payload), None)
+    assert body.broken_off
+
+
 @given(PAYLOADS, st.sampled_from([b"", b"X-Sum: 1\r\n", b"a: b\r\nc:\r\n"]), st.binary(max_size=20), CUTS)
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_chunks_read_the_same_however_they_are_cut(payload, trailers, behind, cuts) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from relay_wire import SSE, Line, Upstream, chunk, plain, post, until
 
-from farhop.balance import outcome
+from farhop.balance import machine, outcome
 from farhop.balance.machine import Address
 from farhop.relay.upstream import pool
 from farhop.relay.upstream.pool import UpstreamLimits
@@ -373,6 +373,19 @@ async def test_a_stream_that_breaks_breaks_visibly_towards_the_tier_above(stage:
     answer = await s.ask(post())
     assert not answer.whole
     assert answer.body == b"data: 1\n\n"
+
+
+async def test_who_breaks_a_stream_off_is_known_to_live_and_who_died_is_not(stage: Any) -> None:
+    below, above = await stage(is_hop=True), await stage(over_tier=True)
+    below.upstream.script = once(below, SSE, chunk(b"data: 1\n\n"), then="abort")
+    above.flow.addresses.insert(0, Address("127.0.0.1", below.port))
+    assert (await above.ask(post())).body.startswith(b"data: 1\n\n")
+    above.flow.addresses.pop(0)
+    above.upstream.script = once(above, SSE, chunk(b"data: 1\n\n"), then="abort")
+    await above.ask(post())
+    failed = [event for event in above.flow.heard if isinstance(event, machine.AttemptFailed)]
+    assert [event.outcome for event in failed] == [outcome.DIED_MID_STREAM] * 2
+    assert [event.target_lives for event in failed] == [True, False]
 
 
 @pytest.mark.parametrize("then", ["abort", "wait"])

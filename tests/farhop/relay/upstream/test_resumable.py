@@ -23,7 +23,7 @@ def event(ids: list[int], prompt: list[int] | None = None) -> bytes:
 
 def test_what_streams_keep_is_counted_and_given_back() -> None:
     ours = owner()
-    one, other = ours.of(CHAT, BODY), ours.of(CHAT, BODY)
+    one, other = ours.of(CHAT, BODY, "acme"), ours.of(CHAT, BODY, "acme")
     assert one is not None
     assert other is not None
     tap = ExactTap(False, None, "", one, ours)
@@ -41,7 +41,7 @@ def test_what_streams_keep_is_counted_and_given_back() -> None:
 
 def test_pieces_of_events_pass_whole_and_without_ids() -> None:
     ours = owner()
-    progress = ours.of(CHAT, BODY)
+    progress = ours.of(CHAT, BODY, "acme")
     assert progress is not None
     tap = ExactTap(False, None, "", progress, ours)
     data = event([1], [5, 6]) + event([2])
@@ -52,12 +52,12 @@ def test_pieces_of_events_pass_whole_and_without_ids() -> None:
 
 def test_why_a_stream_broke_at_last_is_counted() -> None:
     ours = owner()
-    assert ours.of(b"/v1/messages", BODY) is None
-    progress = ours.of(CHAT, BODY)
+    assert ours.of(b"/v1/messages", BODY, "acme") is None
+    progress = ours.of(CHAT, BODY, "acme")
     assert progress is not None
     progress.why_not = "tools_or_reasoning"
     ours.over(progress, outcome.DIED_MID_STREAM)
-    fine = ours.of(CHAT, BODY)
+    fine = ours.of(CHAT, BODY, "acme")
     assert fine is not None
     ours.over(fine, outcome.DIED_MID_STREAM)
     assert ours.outcomes == {

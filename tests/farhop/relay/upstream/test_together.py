@@ -145,7 +145,7 @@ async def test_what_the_first_engine_refuses_is_the_answer(stage: Any) -> None:
     engines.prefill = plain(b'{"error":{"message":"too long"}}', status="400 Bad")
     answer = await s.ask(post(msgspec.json.encode(BODY)))
     assert (answer.status, answer.body) == (400, b'{"error":{"message":"too long"}}')
-    assert s.flow.event_names() == ["RequestArrived", "AttemptBegan", "AttemptEnded"]
+    assert s.flow.event_names() == ["RequestArrived", "AttemptEnded"]
     assert s.tier.attempts == [(1, "request_refused_by_engine")]
     await until(lambda: s.upstream.gone >= 1)
 

@@ -148,10 +148,10 @@ def test_a_model_may_have_a_policy_of_its_own_and_change_it_at_work() -> None:
     policies = Policies({"": PolicyConfig(name="random"), "big": PolicyConfig(name="session")})
     policies.adopt(("r0", "r1"))
     assert policies.status() == {"": "random", "big": "session"}
-    assert (policies.of("big").name, policies.of("other").name, policies.want_session()) == ("session", "random", True)
+    assert (policies.of("big").name, policies.of("other").name, policies.wants_session) == ("session", "random", True)
     policies.override({"": PolicyConfig(name="round-robin"), "big": PolicyConfig(name="prefix", load_factor=2.0)})
     assert policies.status() == {"": "round-robin", "big": "prefix"}
-    assert not policies.want_session()
+    assert not policies.wants_session
     known = fleet(replica("r0"), replica("r1"))
     for model in ("big", "other"):  # what came while they were not in force is known to them
         assert pick(need(), known.whole, (), policies.of(model), 1.0, Random(1)).chosen is not None

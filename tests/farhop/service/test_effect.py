@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from farhop_cli import effect
-from farhop_cli.effect import bereft, serving
+from farhop.service import effect
+from farhop.service.effect import bereft, serving
 from topology.model import Key, Region, Residency, Rule, Tenant, Topology
 
 REGIONS = {

@@ -1,0 +1,535 @@
+"""The audit log of one balancer: what was decided under which law, in files that nobody can change unseen.
+
+    <folder>/checkpoint, tile/...        as C2SP's tlog-tiles: an auditor needs these, and the log's key
+    <folder>/vkey                        that key, for whoever does not have it from elsewhere
+    <folder>/journal.<N>                 entries from N on that no checkpoint names yet
+    <folder>/salt                        what names are hashed with: it does not leave the machine
+
+Invariants: `put` appends to a queue and does no IO; an entry is in the journal before any tile, tiles are on the disk
+before the checkpoint that names them, and a checkpoint replaces another whole. So a process killed at any moment leaves
+a log that holds; the next start goes on from it, takes in what the journal has, and writes into the log itself that the
+one before ended so. What could not be kept is an entry, too, with how much it was. Names of tenants, models and keys
+are only there as HMAC-SHA-256 under the salt; text never is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import hmac
+import os
+import secrets
+import threading
+import zlib
+from collections import deque
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from farhop.accounts import tlog
+from farhop.accounts.tlog import HASH_BYTES, WIDTH, Checkpoint, LogError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+WAKE_S = 0.05
+SEAL_S = 1.0
+WAITING_MAX = 100_000
+NAMES_MAX = 4096  # whose hashes are kept at hand
+HASH_SHOWN = 16  # bytes of a salted hash
+_FRAME = 8  # length and CRC32 before an entry in the journal
+_SALT_BYTES = 32
+_BATCH = 5_000
+
+
+class Decided(NamedTuple):
+    """One decision, as the event loop hands it on. `tenant` "": the law keeps who asked from being recorded here.
+    `lawful`: where it might have been served, None where nobody looked."""
+
+    at_s: float
+    id: str
+    epoch: int
+    tenant: str
+    model: str
+    key: str
+    entry: str
+    served: str
+    why: str
+    status: int
+    lawful: frozenset[str] | None
+
+
+class Event(NamedTuple):
+    """Anything else that an auditor must know: `kind` and fields."""
+
+    at_s: float
+    kind: str
+    fields: dict[str, Any]
+
+
+class AuditLog:
+    """See the module's head. `trouble` is why nothing is written now, "" while all is well. `sealed` is how many
+    entries are signed, `lost` how many never got in. `now` is a monotonic clock, `wall_s` the wall's."""
+
+    def __init__(
+        self,
+        folder: Path,
+        origin: str,
+        key: Ed25519PrivateKey,
+        now: Callable[[], float],
+        wall_s: Callable[[], float],
+    ) -> None:
+        self.folder, self.origin, self._key, self._now, self._wall_s = folder, origin, key, now, wall_s
+        self._queue: deque[Decided | Event] = deque()
+        self._made: deque[bytes] = deque()  # entries that are not in the journal yet
+        self.trouble = ""
+        self.lost = self.sealed = self.recovered = 0
+        self.unclean = False
+        self._told_lost = 0
+        self._tree = tlog.Tree()
+        self._bundle: list[bytes] = []
+        self._full: dict[str, bytes] = {}  # whole tiles and bundles that are not on the disk yet
+        self._journal = -1
+        self._journal_at = 0
+        self._lock = -1
+        self._salt = b""
+        self._names: dict[str, str] = {}  # as they stand in the log
+        self._sealed_at = 0.0
+        self._stop = threading.Event()
+        self._turn = threading.Lock()  # whoever waited for it to open may be gone, and close it meanwhile
+        self._thread: threading.Thread | None = None
+
+    # -- for the loop
+
+    def put(self, one: Decided | Event) -> None:
+        """Hand one over."""
+        if len(self._queue) + len(self._made) < WAITING_MAX:
+            self._queue.append(one)
+        else:
+            self.lost += 1
+
+    @property
+    def size(self) -> int:
+        """Entries, signed or not."""
+        return self._tree.size
+
+    def open(self) -> None:
+        """Go on from what is there. OSError, or LogError if it does not hold: nothing is ever added to that. Blocks."""
+        with self._turn:
+            self._open()
+
+    def _open(self) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise LogError(f"{self.folder}: another process writes there; give each its own") from None
+        self._salt = _salt(self.folder / "salt")
+        _replace(self.folder / "vkey", (tlog.verifier_key(self.origin, self._key.public_key()) + "\n").encode())
+        for path in self.folder.rglob(".*.new"):
+            path.unlink(missing_ok=True)  # what was being written when a process ended
+        clean = self._recover()
+        if self._journal < 0:
+            self._begin_journal()
+        fields = {"clean": clean, "recovered": self.recovered, "at_entry": self._tree.size}
+        self.put(Event(self._wall_s(), "start", fields))
+        self._thread = threading.Thread(target=self._run, name="write audit", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Sign what is left and end. Blocks."""
+        with self._turn:
+            if self._thread is not None:
+                self.put(Event(self._wall_s(), "stop", {}))
+                self._stop.set()
+                self._thread.join()
+                self._thread = None
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
+
+    # -- in the thread
+
+    def _run(self) -> None:
+        while True:
+            stopping = self._stop.wait(SEAL_S if self.trouble else WAKE_S)
+            try:
+                self._take()
+                if stopping or self._now() - self._sealed_at >= SEAL_S:
+                    self._seal()
+                self.trouble = ""
+            except OSError as error:
+                remedy = "free space there, or let the process write to it"
+                self.trouble = f"{self.folder}: {error.strerror or error}; {remedy}"
+            if stopping:
+                break
+        self.lost += len(self._queue) + len(self._made)
+        os.close(self._journal)
+        if self.sealed == self._tree.size:  # else the next start finds the entries there
+            for path in self.folder.glob("journal.*"):
+                path.unlink(missing_ok=True)
+
+    def _take(self) -> None:
+        """What was handed over, into the journal and the tree."""
+        while self._queue or self._made:
+            if not self._made:
+                if self.lost > self._told_lost:
+                    self._made.append(self._entry(Event(self._wall_s(), "lost", {"entries": self.lost})))
+                    self._told_lost = self.lost
+                while self._queue and len(self._made) < _BATCH:
+                    self._made.append(self._entry(self._queue.popleft()))
+            self._append(b"".join(_framed(one) for one in self._made))
+            while self._made:
+                self._add(self._made.popleft())
+
+    def _append(self, data: bytes) -> None:
+        """All of it, or none."""
+        view, done = memoryview(data), 0
+        try:
+            while done < len(data):
+                done += os.write(self._journal, view[done:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._journal, self._journal_at)
+                os.lseek(self._journal, self._journal_at, os.SEEK_SET)
+            raise
+        self._journal_at += len(data)
+
+    def _add(self, entry: bytes) -> None:
+        self._bundle.append(entry)
+        for level, index, hashes in self._tree.add(tlog.leaf_hash(entry)):
+            self._full[tlog.tile_path(level, index, WIDTH)] = hashes
+        if len(self._bundle) == WIDTH:
+            self._full[tlog.bundle_path(self._tree.size // WIDTH - 1, WIDTH)] = tlog.bundle(self._bundle)
+            self._bundle = []
+
+    def _seal(self) -> None:
+        """Everything so far to the disk, then a checkpoint over it."""
+        self._sealed_at = self._now()
+        size = self._tree.size
+        if size == self.sealed and (self.folder / "checkpoint").exists():
+            return
+        files = dict(self._full)
+        for level, index, hashes in self._tree.partial():
+            files[tlog.tile_path(level, index, len(hashes) // HASH_BYTES)] = hashes
+        if self._bundle:
+            files[tlog.bundle_path(size // WIDTH, len(self._bundle))] = tlog.bundle(self._bundle)
+        for name, data in files.items():
+            _replace(self.folder / name, data)
+        for folder in {(self.folder / name).parent for name in files}:
+            _sync_folder(folder)
+        checkpoint = Checkpoint(self.origin, size, self._tree.root())
+        _replace(self.folder / "checkpoint", tlog.sign(checkpoint, self._key))
+        _sync_folder(self.folder)
+        self.sealed = size
+        self._full.clear()
+        old = self._journal
+        self._begin_journal()
+        os.close(old)
+        for path in self.folder.glob("journal.*"):
+            if path.name != f"journal.{size}":
+                path.unlink(missing_ok=True)
+        self._tidy(size, files)
+
+    def _tidy(self, size: int, written: dict[str, bytes]) -> None:
+        """Partial tiles that later ones took the place of."""
+        keep = {self.folder / name for name in written}
+        for name in written:
+            parted = (self.folder / name).parent
+            beside = parted if parted.suffix == ".p" else (self.folder / name).with_name(f"{Path(name).name}.p")
+            if beside.is_dir():
+                for path in beside.iterdir():
+                    if path not in keep:
+                        path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    beside.rmdir()  # of a tile that is whole now
+        assert self.sealed == size  # nothing was tidied before it was signed
+
+    def _begin_journal(self) -> None:
+        path = self.folder / f"journal.{self._tree.size}"
+        self._journal = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._journal_at = 0
+
+    # -- entries
+
+    def _entry(self, one: Decided | Event) -> bytes:
+        if isinstance(one, Event):
+            entry = msgspec.json.encode({"kind": one.kind, "at": _moment(one.at_s), **one.fields})
+            if len(entry) <= tlog.ENTRY_BYTES_MAX:
+                return entry
+            return msgspec.json.encode({"kind": one.kind, "at": _moment(one.at_s), "too_long": len(entry)})
+        told: dict[str, Any] = {"kind": "decision", "at": _moment(one.at_s), "id": one.id, "epoch": one.epoch}
+        if one.tenant:
+            told["tenant"] = self.salted(one.tenant)
+            if one.model:
+                told["model"] = self.salted(one.model)
+            if one.key:
+                told["key"] = self.salted(one.key)
+        told |= {"entry": one.entry, "served": one.served, "why": one.why, "status": one.status}
+        if one.lawful is not None:
+            told["lawful"] = sorted(one.lawful)[:WIDTH]
+        return msgspec.json.encode(told)
+
+    def salted(self, name: str) -> str:
+        """As a name stands in the log."""
+        found = self._names.get(name)
+        if found is None:
+            if len(self._names) >= NAMES_MAX:
+                self._names.clear()
+            found = self._names[name] = salted(self._salt, name)
+        return found
+
+    # -- starting
+
+    def _recover(self) -> bool:
+        """Take up the log where it ended; whether it had ended in order."""
+        path, journals = self.folder / "checkpoint", sorted(self.folder.glob("journal.*"), key=_number)
+        if path.exists():
+            reader = Files(self.folder, self.origin, self._key.public_key())
+            checkpoint = reader.checkpoint()
+            for entry in reader.entries(checkpoint.size, checkpoint.size - checkpoint.size % WIDTH):
+                self._bundle.append(entry)
+            self._tree = reader.edge(checkpoint)
+            leaves = self._tree.levels[0]
+            if [tlog.leaf_hash(one) for one in self._bundle] != leaves:
+                raise LogError(f"{self.folder}: the last entries are not those that were signed; move the log away")
+            self.sealed = checkpoint.size
+        elif (self.folder / "tile").exists() and not journals:
+            raise LogError(f"{self.folder}: there are tiles and no checkpoint; move the log away")
+        if journals and _number(journals[0]) > self._tree.size:
+            raise LogError(f"{self.folder}: the checkpoint is older than the journal; move the log away")
+        for journal in journals:
+            self.unclean = True
+            for number, entry in enumerate(_unframed(journal.read_bytes()), _number(journal)):
+                if number == self._tree.size:  # those before are signed
+                    self._add(entry)
+                    self.recovered += 1
+        if self.recovered:  # it is signed before its journal goes
+            self._journal = os.open(os.devnull, os.O_WRONLY)
+            self._seal()
+        if self.unclean:
+            self._clear()
+        return not self.unclean
+
+    def _clear(self) -> None:
+        """Partial tiles that a killed process had not tidied yet."""
+        expected = {tlog.tile_path(*at) for at in tlog.tiles_of(self.sealed)}
+        expected.add(tlog.bundle_path(self.sealed // WIDTH, self.sealed % WIDTH))
+        for path in (self.folder / "tile").rglob("*.p/*"):
+            if str(path.relative_to(self.folder)) not in expected:
+                path.unlink(missing_ok=True)
+
+
+# -- reading a log
+
+
+class Files:
+    """A log's files, as anybody who has them and its key can read them."""
+
+    def __init__(self, folder: Path, origin: str, public: Ed25519PublicKey) -> None:
+        self.folder, self.origin, self._public = folder, origin, public
+
+    def checkpoint(self) -> Checkpoint:
+        """The last one. LogError if it does not hold, OSError."""
+        return self.opened(self._read("checkpoint"))
+
+    def opened(self, note: bytes) -> Checkpoint:
+        """A checkpoint of this log that somebody kept."""
+        return tlog.open_checkpoint(note, self.origin, self._public)
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return (self.folder / name).read_bytes()
+        except FileNotFoundError:
+            raise LogError(f"{name}: is missing") from None
+
+    def tile(self, at: tlog.TileAt) -> bytes:
+        """The hashes of a tile; of a partial one, if it is gone, the beginning of the whole one."""
+        name = tlog.tile_path(*at)
+        whole = tlog.tile_path(at[0], at[1], WIDTH)
+        data = self._read(name if (self.folder / name).exists() else whole)[: at[2] * HASH_BYTES]
+        if len(data) != at[2] * HASH_BYTES:
+            raise LogError(f"{name}: has {len(data)} bytes, and {at[2] * HASH_BYTES} are to be there")
+        return data
+
+    def entries(self, size: int, first: int = 0) -> Iterator[bytes]:
+        """The entries of a log of so many, from one that begins a bundle on."""
+        for index in range(first // WIDTH, -(-size // WIDTH)):
+            width = min(WIDTH, size - index * WIDTH)
+            name = tlog.bundle_path(index, width)
+            if not (self.folder / name).exists():
+                name = tlog.bundle_path(index, WIDTH)
+            found = tlog.unbundle(self._read(name), name)
+            if len(found) < width:
+                raise LogError(f"{name}: has {len(found)} entries, and {width} are to be there")
+            yield from found[:width]
+
+    def edge(self, checkpoint: Checkpoint) -> tlog.Tree:
+        """The unfinished tiles of a log, to go on from. LogError if they do not lead to the root that was signed."""
+        tree = tlog.Tree()
+        tree.size, tree.levels = checkpoint.size, []
+        hashes = checkpoint.size
+        level = 0
+        while hashes:
+            row = list[bytes]()
+            if hashes % WIDTH:
+                data = self.tile((level, hashes // WIDTH, hashes % WIDTH))
+                row = [data[at : at + HASH_BYTES] for at in range(0, len(data), HASH_BYTES)]
+            tree.levels.append(row)
+            level, hashes = level + 1, hashes // WIDTH
+        tree.levels = tree.levels or [[]]
+        if tree.root() != checkpoint.root:
+            raise LogError(f"{self.folder}: the tiles do not lead to the root that was signed; move the log away")
+        return tree
+
+    def reader(self, size: int) -> Callable[[int, int], bytes]:
+        """Hashes of whole subtrees, from tiles."""
+        kept: dict[tlog.TileAt, bytes] = {}
+
+        def tile(at: tlog.TileAt) -> bytes:
+            if at not in kept:
+                kept[at] = self.tile(at)
+            return kept[at]
+
+        return tlog.hash_reader(tile, size)
+
+    # -- proofs
+
+    def verify(self, earlier: list[bytes] | None = None) -> tuple[Checkpoint, list[str]]:
+        """Compute everything anew from the entries: the checkpoint, and notes of what is there beside. `earlier` are
+        checkpoints that somebody kept: this log must begin with theirs. LogError at the first byte that does not hold.
+        """
+        checkpoint = self.checkpoint()
+        tree, tiles = tlog.Tree(), dict[str, bytes]()
+        bundles, part = dict[str, bytes](), list[bytes]()
+        for entry in self.entries(checkpoint.size):
+            part.append(entry)
+            for level, index, hashes in tree.add(tlog.leaf_hash(entry)):
+                tiles[tlog.tile_path(level, index, WIDTH)] = hashes
+            if len(part) == WIDTH:
+                bundles[tlog.bundle_path(tree.size // WIDTH - 1, WIDTH)] = b""  # read whole above
+                part = []
+        if tree.root() != checkpoint.root:
+            raise LogError("the entries do not lead to the root that was signed: some were changed or removed")
+        for level, index, hashes in tree.partial():
+            tiles[tlog.tile_path(level, index, len(hashes) // HASH_BYTES)] = hashes
+        if part:
+            bundles[tlog.bundle_path(tree.size // WIDTH, len(part))] = b""
+        for name, hashes in tiles.items():
+            if self._read(name) != hashes:
+                raise LogError(f"{name}: is not what the entries lead to")
+        for name in bundles:
+            self._whole_bundle(name)
+        read = self.reader(checkpoint.size)
+        for note in earlier or []:
+            old = self.opened(note)
+            if old.size > checkpoint.size:
+                raise LogError(f"a checkpoint of {old.size} entries was signed, and {checkpoint.size} are left")
+            if old.size:
+                proof = tlog.consistency_proof(read, old.size, checkpoint.size)
+                tlog.check_consistency(old.size, old.root, checkpoint.size, checkpoint.root, proof)
+        return checkpoint, self._beside({*tiles, *bundles}, checkpoint.size)
+
+    def _whole_bundle(self, name: str) -> None:
+        """Nothing may stand behind the entries of a bundle."""
+        width = int(name.rpartition("/")[2]) if ".p/" in name else WIDTH
+        if len(tlog.unbundle(self._read(name), name)) != width:
+            raise LogError(f"{name}: holds more entries than it may")
+
+    def _beside(self, expected: set[str], size: int) -> list[str]:
+        """What stands among the tiles and is not signed."""
+        found = {str(path.relative_to(self.folder)) for path in (self.folder / "tile").rglob("*") if path.is_file()}
+        return [f"{name}: is not of the {size} entries that are signed" for name in sorted(found - expected)]
+
+    def find(self, decision: str, size: int) -> Iterator[tuple[int, bytes]]:
+        """The entries on a decision, each with its index."""
+        wanted = decision.encode()
+        for index, entry in enumerate(self.entries(size)):
+            if wanted in entry and _id_of(entry).partition("-")[0] == decision.partition("-")[0]:
+                yield index, entry
+
+    def proof(self, index: int, entry: bytes, checkpoint: Checkpoint) -> list[bytes]:
+        """The inclusion proof of an entry, which holds. LogError if it does not."""
+        path = tlog.inclusion_proof(self.reader(checkpoint.size), index, checkpoint.size)
+        if tlog.root_of(tlog.leaf_hash(entry), index, checkpoint.size, path) != checkpoint.root:
+            raise LogError(f"entry {index} is not what was signed")
+        return path
+
+
+def salted(salt: bytes, name: str) -> str:
+    """As a name stands in a log whose salt this is."""
+    return hmac.new(salt, name.encode(), hashlib.sha256).digest()[:HASH_SHOWN].hex()
+
+
+def _id_of(entry: bytes) -> str:
+    try:
+        found = msgspec.json.decode(entry).get("id", "")
+    except (msgspec.DecodeError, AttributeError):
+        return ""
+    return found if isinstance(found, str) else ""
+
+
+def _moment(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _framed(entry: bytes) -> bytes:
+    return len(entry).to_bytes(4, "big") + zlib.crc32(entry).to_bytes(4, "big") + entry
+
+
+def _unframed(data: bytes) -> Iterator[bytes]:
+    """The entries of a journal, up to where it was cut."""
+    at = 0
+    while at + _FRAME <= len(data):
+        size, crc = int.from_bytes(data[at : at + 4], "big"), int.from_bytes(data[at + 4 : at + _FRAME], "big")
+        entry = data[at + _FRAME : at + _FRAME + size]
+        if len(entry) != size or zlib.crc32(entry) != crc:
+            return
+        yield entry
+        at += _FRAME + size
+
+
+def _number(path: Path) -> int:
+    number = path.name.rpartition(".")[2]
+    return int(number) if number.isdigit() else -1
+
+
+def _salt(path: Path) -> bytes:
+    try:
+        found = path.read_bytes()
+    except FileNotFoundError:
+        found = secrets.token_bytes(_SALT_BYTES)
+        _replace(path, found)
+    if len(found) != _SALT_BYTES:
+        raise LogError(f"{path}: is no salt: put back what was there, or move the log away")
+    return found
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Whole or not at all."""
+    beside = path.with_name(f".{path.name}.new")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink()  # a full disk needs the room
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

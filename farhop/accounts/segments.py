@@ -1,0 +1,286 @@
+"""Lines on the disk of one process: handed over by the event loop, written by a thread, rotated, bounded.
+
+    <folder>/<moment>.jsonl        whole: nothing is ever written to it again
+    <folder>/<moment>.jsonl.open   being written, by the process that holds its lock
+
+Invariants: `put` appends to a queue and does no IO; a line is in a file whole or not at all, but for the last one of a
+file whose process was killed, which is cut off at the next start; what could not be kept is counted, and said why for
+as long as that lasts. A killed process loses what it was handed in its last WAKE_S, and the next start says so; what a
+power failure takes is `sync`'s to bound. Never deletes what somebody still has to read (`may_delete`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+WAKE_S = 0.1
+RETRY_S = 1.0
+WAITING_MAX = 100_000  # handed over and not on the disk: of more, the newest are lost
+_BATCH = 2_000
+OPEN, WHOLE = ".jsonl.open", ".jsonl"
+_DAY_S = 86_400.0
+
+Sync = Literal["always", "interval", "never"]
+
+
+class Bounds:
+    """How much is kept, and how surely. Bytes and seconds; `keep_s` is of files that nobody has to read any more."""
+
+    def __init__(
+        self,
+        segment_bytes: int = 64 << 20,
+        segment_s: float = 3600.0,
+        bytes_max: int = 10 << 30,
+        keep_s: float = 400 * _DAY_S,
+        sync: Sync = "interval",
+        sync_s: float = 1.0,
+        waiting_max: int = WAITING_MAX,
+    ) -> None:
+        self.segment_bytes, self.segment_s, self.bytes_max, self.keep_s = segment_bytes, segment_s, bytes_max, keep_s
+        self.sync, self.sync_s, self.waiting_max = sync, sync_s, waiting_max
+
+
+class Segments:
+    """See the module's head. `lines` makes, in the thread, of what was handed over a line each.
+
+    `trouble` is why nothing is written now, "" while all is well. `written` and `lost` count what was handed over;
+    `unclean` counts starts after a process that was killed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        bounds: Bounds,
+        lines: Callable[[list[Any]], list[bytes]],
+        now: Callable[[], float],
+        wall_s: Callable[[], float],
+    ) -> None:
+        """`now` is a monotonic clock, `wall_s` the wall's: files are named and aged by it."""
+        self._now, self._wall_s = now, wall_s
+        self.folder, self._bounds, self._lines = folder, bounds, lines
+        self._queue: deque[Any] = deque()
+        self._pending: deque[bytes] = deque()  # made, and not on the disk
+        self.trouble = ""
+        self.written = self.lost = self.unclean = self.torn = self.bytes_held = 0
+        self.may_delete: Callable[[Path], bool] = lambda _path: True  # whether all of a whole file was read
+        self._path: Path | None = None
+        self._fd = -1
+        self._at = 0  # bytes of the open file that are whole lines
+        self._began = self._synced = 0.0
+        self._dirty = False
+        self._stop = threading.Event()
+        self._opening = threading.Lock()  # whoever waited for it may be gone, and close it meanwhile
+        self._thread: threading.Thread | None = None
+
+    # -- for the loop
+
+    def put(self, one: Any) -> None:
+        """Hand one over."""
+        if len(self._queue) + len(self._pending) < self._bounds.waiting_max:
+            self._queue.append(one)
+        else:
+            self.lost += 1
+
+    def open(self) -> None:
+        """Make the folder, finish what a killed process left, and begin. Raises OSError. Blocks."""
+        with self._opening:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._recover()
+            self._begin()
+            self._measure()
+            self._thread = threading.Thread(target=self._run, name=f"write {self.folder.name}", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Write what is left and end. What the disk will not take is lost, and counted. Blocks."""
+        self._stop.set()
+        with self._opening:
+            if self._thread is not None:
+                self._thread.join()
+                self._thread = None
+
+    # -- in the thread
+
+    def _run(self) -> None:
+        measured = self._now()
+        while True:
+            stopping = self._stop.wait(RETRY_S if self.trouble else WAKE_S)
+            self._turn()
+            if stopping:
+                break
+            if self._now() - measured >= 10 * RETRY_S or self.trouble:
+                self._measure()
+                measured = self._now()
+        self.lost += len(self._queue) + len(self._pending)
+        self._finish()
+
+    def _turn(self) -> None:
+        while self._queue or self._pending:
+            if not self._pending:
+                self._make()
+            if not self._write():
+                break
+        self._upkeep()
+
+    def _make(self) -> None:
+        taken = list[Any]()
+        while self._queue and len(taken) < _BATCH:
+            taken.append(self._queue.popleft())
+        self._pending.extend(self._lines(taken))
+
+    def _write(self) -> bool:
+        """What was made, to the disk; whether that went well."""
+        data = b"".join(self._pending)
+        if self.bytes_held + len(data) > self._bounds.bytes_max and not self._free():
+            most = self._bounds.bytes_max
+            self.trouble = f"{self.folder}: holds bytes_max, {most} bytes; take files away, or raise it"
+            return False
+        try:
+            if self._fd < 0:
+                self._begin()
+            self._append(data)
+        except OSError as error:
+            self.trouble = f"{self.folder}: {error.strerror or error}; free space there, or let the process write to it"
+            return False
+        self.trouble = ""
+        self.written += len(self._pending)
+        self._pending.clear()
+        if self._bounds.sync == "always":
+            self._flush()
+        return not self.trouble
+
+    def _append(self, data: bytes) -> None:
+        """All of it, or none: what a full disk took of it is cut off."""
+        view, done = memoryview(data), 0
+        try:
+            while done < len(data):
+                done += os.write(self._fd, view[done:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._at)
+                os.lseek(self._fd, self._at, os.SEEK_SET)
+            raise
+        self._at += len(data)
+        self.bytes_held += len(data)
+        self._dirty = True
+
+    def _flush(self) -> None:
+        if not self._dirty or self._fd < 0:
+            return
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            self.trouble = f"{self.folder}: {error.strerror or error}; look at the disk"
+        self._dirty, self._synced = False, self._now()
+
+    def _upkeep(self) -> None:
+        now = self._now()
+        if self._bounds.sync == "interval" and now - self._synced >= self._bounds.sync_s:
+            self._flush()
+        old = self._at > 0 and now - self._began >= self._bounds.segment_s
+        if self._fd >= 0 and (self._at >= self._bounds.segment_bytes or old):
+            self._finish()
+        if self._fd < 0:
+            with contextlib.suppress(OSError):
+                self._begin()
+
+    # -- files
+
+    def _begin(self) -> None:
+        path = self.folder / f"{int(self._wall_s() * 1e9):020d}{OPEN}"
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._path, self._fd, self._at = path, fd, 0
+        self._began = self._synced = self._now()
+
+    def _finish(self) -> None:
+        """The open file is whole; an empty one goes."""
+        fd, path, self._fd = self._fd, self._path, -1
+        if fd < 0 or path is None:
+            return
+        try:
+            if self._at:
+                if self._bounds.sync != "never":
+                    os.fsync(fd)
+                path.rename(whole_of(path))
+            else:
+                path.unlink()
+        except OSError as error:
+            self.trouble = f"{path}: {error.strerror or error}; look at the disk"
+        finally:
+            os.close(fd)
+
+    def _recover(self) -> None:
+        """What processes left that were killed: their last line may be torn."""
+        for path in sorted(self.folder.glob(f"*{OPEN}")):
+            fd = os.open(path, os.O_RDWR)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(fd)
+                continue  # its process lives
+            try:
+                size = os.fstat(fd).st_size
+                end = _last_line_end(fd, size)
+                self.torn += end != size
+                os.ftruncate(fd, end)
+                self.unclean += 1
+                if end:
+                    path.rename(whole_of(path))
+                else:
+                    path.unlink()
+            finally:
+                os.close(fd)
+
+    def _measure(self) -> None:
+        """What the folder holds, and of it what is old goes."""
+        held, now = 0, self._wall_s()
+        for path in sorted(self.folder.glob("*.jsonl*")):
+            with contextlib.suppress(OSError):
+                about = path.stat()
+                if path.suffix == WHOLE and now - about.st_mtime >= self._bounds.keep_s and self.may_delete(path):
+                    path.unlink()
+                else:
+                    held += about.st_size
+        self.bytes_held = held
+
+    def _free(self) -> bool:
+        """Room, by what somebody took away or read meanwhile."""
+        self._measure()
+        return self.bytes_held + sum(map(len, self._pending)) <= self._bounds.bytes_max
+
+
+def whole_of(path: Path) -> Path:
+    """The name that a file has once it is whole."""
+    return path.with_name(path.name.removesuffix(".open"))
+
+
+def _last_line_end(fd: int, size: int) -> int:
+    at = size
+    while at > 0:
+        step = min(at, 65_536)
+        found = os.pread(fd, step, at - step).rfind(b"\n")
+        if found >= 0:
+            return at - step + found + 1
+        at -= step
+    return 0
+
+
+def read(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """All whole lines below a folder, each with its file, the oldest file first; torn ones are left out."""
+    for path in sorted(folder.rglob("*.jsonl*"), key=lambda path: (path.name, str(path))):
+        if not path.name.endswith((OPEN, WHOLE)):
+            continue
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield path, line

@@ -1,0 +1,290 @@
+"""Usage records: one CloudEvent for each request, what it comes to in money, and sums over many. Pure.
+
+A record's id is the decision's with the number of the attempt that answered, so that whoever gets it twice can tell.
+What nobody measured is null, never a guess; what was computed again for a stream that went on elsewhere is told apart,
+and nobody is billed for it. Prices are by epoch: a record names the epoch it was made under, and is priced by that
+whenever it is looked at. Never holds a text, a prompt's hash or a key: of a key its name.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from farhop.config import ConfigError, Part, parsed, problems_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+TYPE = "farhop.request"
+ANY = "*"  # of prices: whatever has none of its own
+DIMENSIONS = ("tenant", "key", "user", "model", "version", "region", "entry_region", "status", "day", "hour",
+              "price_epoch")  # fmt: skip
+
+
+class Data(msgspec.Struct, frozen=True):
+    """What one request took, as far as somebody measured it: `measured` is `engine` (its own count), `ids` (of a
+    stream that broke, those that passed), or `none` (no answer, or one that broke and told nothing).
+
+    `region` is where it was served, "" if nowhere; `entry_region` where it came in. `cached_tokens` are of the input,
+    `reasoning_tokens` of the output; `regenerated_tokens` are beside both. `gpu_ms`: a share of a GPU's time, by the
+    speeds that the region reports; `request_bytes` is the body's length. `price_epoch`: 0 without a price book.
+    """
+
+    tenant: str
+    key: str
+    model: str
+    version: str
+    region: str
+    entry_region: str
+    status: int
+    outcome: str
+    stream: bool
+    measured: str
+    input_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    reasoning_tokens: int | None
+    regenerated_tokens: int
+    attempts: int
+    duration_ms: float
+    ttft_ms: float | None
+    gpu_ms: float | None
+    request_bytes: int
+    price_epoch: int
+    user: str = ""
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """CloudEvents 1.0, with an extension: `farhopstays` is true of what may not leave the region that wrote it."""
+
+    specversion: Annotated[str, msgspec.Meta(pattern="^1[.]0$")]
+    id: str
+    source: str
+    type: str
+    subject: str
+    time: str
+    datacontenttype: str
+    data: Data
+    farhopstays: bool = False
+
+
+class Record(msgspec.Struct, frozen=True, eq=False):
+    """A request that is over, as the event loop hands it on: `at_s` is wall time. `data` lacks its price epoch."""
+
+    id: str
+    at_s: float
+    stays: bool
+    data: tuple[Any, ...]
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Event)
+_EPOCH_AT = Data.__struct_fields__.index("price_epoch")
+
+
+def lines(records: Iterable[Record], source: str, prices: Prices | None) -> list[bytes]:
+    """A line of JSON each."""
+    return [_line(one, source, prices) for one in records]
+
+
+def _line(record: Record, source: str, prices: Prices | None) -> bytes:
+    data = record.data
+    epoch = prices.epoch_at(record.at_s) if prices is not None else 0
+    made = Data(*(*data[:_EPOCH_AT], epoch, *data[_EPOCH_AT:]))
+    at = datetime.fromtimestamp(record.at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    event = Event("1.0", record.id, source, TYPE, made.tenant, at, "application/json", made, record.stays)
+    return _encoder.encode(event) + b"\n"
+
+
+def read(line: bytes) -> Event | None:
+    """The event in a line; None if it is none of ours."""
+    try:
+        event = _decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return event if event.type == TYPE else None
+
+
+# -- money
+
+
+def _sound(value: float) -> float:
+    if not math.isfinite(value) or value < 0:
+        raise ValueError("must be a number of 0 or more")
+    return value
+
+
+Usd = Annotated[float, AfterValidator(_sound)]
+
+
+class ModelPrice(Part):
+    """USD for a million tokens. `cached`: of input found in a KV cache, as `input` if left out."""
+
+    input: Usd
+    output: Usd
+    cached: Usd | None = None
+
+
+class RegionPrice(Part):
+    """What a region costs who runs it: USD for an hour of one GPU, and for a GB that leaves it."""
+
+    usd_per_gpu_hour: Usd = 0.0
+    egress_usd_per_gb: Usd = 0.0
+
+
+class PriceEpoch(Part):
+    """The prices that hold from a moment on. `models` and `regions` by name, `*` for whatever has none of its own."""
+
+    epoch: Annotated[int, Field(ge=1)]
+    since: datetime
+    models: Annotated[dict[str, ModelPrice], Field(max_length=10_000)]
+    regions: Annotated[dict[str, RegionPrice], Field(max_length=10_000)] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _zoned(self) -> PriceEpoch:
+        if self.since.tzinfo is None:
+            raise ValueError("since: must name its time zone, such as 2026-11-01T00:00:00Z")
+        return self
+
+    def of_model(self, name: str) -> ModelPrice | None:
+        """None where it has no price."""
+        return self.models.get(name) or self.models.get(ANY)
+
+    def of_region(self, name: str) -> RegionPrice:
+        """Nothing where it has no price."""
+        return self.regions.get(name) or self.regions.get(ANY) or _FREE
+
+
+_FREE = RegionPrice()
+
+
+class _Book(Part):
+    epochs: Annotated[list[PriceEpoch], Field(min_length=1, max_length=10_000)]
+
+    @model_validator(mode="after")
+    def _rises(self) -> _Book:
+        for before, after in zip(self.epochs, self.epochs[1:], strict=False):
+            if after.epoch <= before.epoch or after.since <= before.since:
+                raise ValueError(f"epochs: {after.epoch} must come after {before.epoch}, with a later `since`")
+        return self
+
+
+class Prices:
+    """A price book: never changed for what is past, only added to."""
+
+    def __init__(self, epochs: list[PriceEpoch]) -> None:
+        self._by_epoch = {one.epoch: one for one in epochs}
+        self._since = [one.since.timestamp() for one in epochs]
+        self._epochs = [one.epoch for one in epochs]
+
+    def epoch_at(self, at_s: float) -> int:
+        """Which holds at a moment of the wall clock; 0 before the first."""
+        found = bisect_right(self._since, at_s)
+        return self._epochs[found - 1] if found else 0
+
+    def of(self, epoch: int) -> PriceEpoch | None:
+        """None if the book has no such epoch."""
+        return self._by_epoch.get(epoch)
+
+
+def price_book(path: Path) -> Prices:
+    """Read a price book. Raises ConfigError with all that is wrong."""
+    try:
+        document = parsed(path.read_bytes(), str(path))
+    except OSError as error:
+        raise ConfigError(str(path), [f"cannot be read: {error.strerror or error}"]) from None
+    if not isinstance(document, dict):
+        raise ConfigError(str(path), ["must be a mapping with `epochs`; see docs/operate/usage.md"])
+    try:
+        return Prices(_Book.model_validate(document).epochs)
+    except ValidationError as error:
+        raise ConfigError(str(path), problems_of(error)) from None
+
+
+# -- sums
+
+
+class Sums(msgspec.Struct):
+    """Over some records. Tokens, seconds, USD. `cost_usd` is what tenants owe; `gpu_usd` what the GPUs' time costs;
+    `cache_saved_usd` how much dearer the input had been without the KV cache; `routed_usd` how much dearer (above 0) or
+    cheaper (below) it had been to serve at the entry what was served in another region. `unpriced`: requests with
+    tokens for which the book has no price."""
+
+    requests: int = 0
+    failed: int = 0
+    unmeasured: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    regenerated_tokens: int = 0
+    gpu_s: float = 0.0
+    cost_usd: float = 0.0
+    gpu_usd: float = 0.0
+    cache_saved_usd: float = 0.0
+    routed_usd: float = 0.0
+    unpriced: int = 0
+
+    def add(self, data: Data, prices: Prices | None) -> None:
+        """One more record."""
+        self.requests += 1
+        self.failed += data.status >= 400 or data.status == 0
+        self.unmeasured += data.measured == "none" and data.status < 400
+        fresh, cached, output = data.input_tokens or 0, data.cached_tokens or 0, data.output_tokens or 0
+        self.input_tokens += fresh
+        self.cached_tokens += cached
+        self.output_tokens += output
+        self.reasoning_tokens += data.reasoning_tokens or 0
+        self.regenerated_tokens += data.regenerated_tokens
+        gpu_s = (data.gpu_ms or 0.0) / 1e3
+        self.gpu_s += gpu_s
+        epoch = prices.of(data.price_epoch) if prices is not None else None
+        price = epoch.of_model(data.model) if epoch is not None else None
+        if price is not None:
+            of_cached = price.input if price.cached is None else price.cached
+            self.cost_usd += ((fresh - cached) * price.input + cached * of_cached + output * price.output) / 1e6
+            self.cache_saved_usd += cached * (price.input - of_cached) / 1e6
+        elif prices is not None and fresh + output:
+            self.unpriced += 1
+        if epoch is not None and data.region:
+            there, here = epoch.of_region(data.region), epoch.of_region(data.entry_region)
+            self.gpu_usd += gpu_s / 3600 * there.usd_per_gpu_hour
+            if data.region != data.entry_region:
+                wire = data.request_bytes / 1e9 * here.egress_usd_per_gb
+                self.routed_usd += gpu_s / 3600 * (here.usd_per_gpu_hour - there.usd_per_gpu_hour) - wire
+
+
+class Reading:
+    """What was read of a fleet's files: each record once, however often it was delivered."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[str, str]] = set()
+        self.doubles = self.unreadable = 0
+
+    def events(self, written: Iterable[bytes]) -> Iterator[Event]:
+        """Of lines, those that are records and were not read before."""
+        for line in written:
+            event = read(line)
+            if event is None:
+                self.unreadable += 1
+            elif (event.source, event.id) in self._seen:
+                self.doubles += 1
+            else:
+                self._seen.add((event.source, event.id))
+                yield event
+
+
+def value_of(event: Event, dimension: str) -> str:
+    """Of one of DIMENSIONS. Days and hours are UTC's."""
+    if dimension == "day":
+        return event.time[:10]
+    if dimension == "hour":
+        return event.time[:13]
+    return str(getattr(event.data, dimension))

@@ -1,0 +1,327 @@
+"""Who is asking, by a JSON Web Token that an identity provider signed (RFC 7519, 8725; OpenID Connect).
+
+An issuer's configuration says which algorithms count, for whom its tokens must be, and for which tenants it may speak;
+nothing of that is ever taken from a token. Verified once: a good token is remembered by its header's whole SHA-256, for
+a minute at most, never beyond its end, and not beyond a change of its issuer's keys.
+Invariants: nothing of a token counts before its signature holds, but which issuer and key to ask; no two texts carry
+the same valid token; whatever arrives is answered, never raised on, and no answer quotes it. Never fetches: keys are
+handed in (farhop.service.issuer_keys).
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from binascii import a2b_base64, b2a_base64
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import msgspec
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm, get_default_algorithms
+from jwt.exceptions import PyJWTError
+
+from farhop.balance.outcome import KEY_NOT_VALID, MISSING_KEY, UNKNOWN_KEY
+from farhop.identity.api_keys import PRIORITY_MAX, Nobody, Principal
+
+Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
+Keys = Mapping[str, tuple[PublicKey, frozenset[str]]]
+"""An issuer's keys by their id, each with the algorithms it is good for."""
+
+TOKEN_BYTES_MAX = 8192
+MEMO_MAX = 16_384
+MEMO_S = 60.0
+KEYS_MAX = 64
+LEEWAY_S_MAX = 30.0
+PLACES_MAX = 32
+ANY_TENANT = "*"
+_USER_BYTES = 16
+_RSA_BITS = range(2048, 8193)  # more takes a verifier longer than any issuer needs
+_TIME_MAX = 1e11  # epoch seconds, some 3,000 years: beyond it nothing is compared
+_CLAIM_CHARS_MAX = 256
+
+_JWT = re.compile(rb"(?i:bearer) {1,4}(([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]*))")
+_PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_FROM_URL, _TO_URL = bytes.maketrans(b"-_", b"+/"), bytes.maketrans(b"+/", b"-_")
+_RSA = frozenset(("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"))
+_BY_CURVE = {
+    "secp256r1": frozenset(("ES256",)),
+    "secp384r1": frozenset(("ES384",)),
+    "secp521r1": frozenset(("ES512",)),
+}
+_ALGORITHMS = get_default_algorithms()
+
+_TOO_LONG = Nobody(MISSING_KEY, f"this token is too long: at most {TOKEN_BYTES_MAX} bytes are read")
+_MALFORMED = Nobody(UNKNOWN_KEY, "this token is no JSON Web Token that can be read: ask your identity provider for one")
+_CRITICAL = Nobody(UNKNOWN_KEY, "this token demands extensions (`crit`) that are not understood here")
+_ISSUER = Nobody(UNKNOWN_KEY, "this token's issuer (`iss`) is not known here")
+_ALGORITHM = Nobody(UNKNOWN_KEY, "this token's algorithm (`alg`) is not one that its issuer signs with")
+_NO_KEYS = Nobody(KEY_NOT_VALID, "the keys of this token's issuer could not be fetched: ask again later")
+_KEY = Nobody(UNKNOWN_KEY, "this token's key (`kid`) is not one that its issuer publishes: if it is new, ask again")
+_FORGED = Nobody(UNKNOWN_KEY, "this token is not genuine: its signature does not hold")
+_AUDIENCE = Nobody(KEY_NOT_VALID, "this token is not for this service (`aud`): ask for one that is")
+_INCOMPLETE = Nobody(KEY_NOT_VALID, "this token lacks one of `exp`, `iat` and `sub`, or it is of the wrong type")
+_EXPIRED = Nobody(KEY_NOT_VALID, "this token has expired: ask for another")
+_EARLY = Nobody(KEY_NOT_VALID, "this token is not valid yet (`nbf`, `iat`)")
+_LIVES_LONG = Nobody(KEY_NOT_VALID, "this token lives longer than is allowed here: ask for a shorter one")
+_TENANT = Nobody(UNKNOWN_KEY, "this token does not name a tenant that its issuer may speak for")
+_CLAIMS = Nobody(KEY_NOT_VALID, "this token lacks a claim that its issuer was to set, or it is of the wrong type")
+
+
+class Issuer(msgspec.Struct, frozen=True):
+    """An identity provider, `name` to us and `issuer` in its tokens.
+
+    It may speak for `tenants`, `*` being all of the law. `*_claim` name the claims that say something more; "" not at
+    all, and without `tenant_claim` there is one tenant. What is named must be in each token. Seconds.
+    """
+
+    name: str
+    issuer: str
+    audiences: frozenset[str]
+    algorithms: frozenset[str]
+    tenants: frozenset[str]
+    tenant_claim: str = ""
+    user_claim: str = "sub"
+    priority_claim: str = ""
+    places_claim: str = ""
+    leeway_s: float = 10.0
+    life_s_max: float = 86_400.0
+
+
+class KeysError(ValueError):
+    """A document that holds no keys that could be used, said in one line."""
+
+
+class _Header(msgspec.Struct):
+    alg: str
+    kid: str = ""
+    crit: Any = msgspec.UNSET
+    b64: Any = msgspec.UNSET
+
+
+_header = msgspec.json.Decoder(_Header).decode
+_claims = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def read_keys(document: bytes) -> dict[str, tuple[PublicKey, frozenset[str]]]:
+    """The keys of a JWK Set (RFC 7517 §5) that can verify signatures. Raises KeysError.
+
+    Passed over are those for encryption, without a `kid`, symmetric, weak, or of a kind that is not known here; of two
+    with one `kid` neither counts. One that comes with its private half is given away, and so nothing there counts.
+    """
+    try:
+        given = msgspec.json.decode(document)
+    except (ValueError, RecursionError):
+        raise KeysError("is not JSON") from None
+    listed = given.get("keys") if isinstance(given, dict) else None
+    if not isinstance(listed, list) or len(listed) > KEYS_MAX:
+        raise KeysError(f"is no JWK Set of at most {KEYS_MAX} keys")
+    known: dict[str, tuple[PublicKey, frozenset[str]]] = {}
+    twice: set[str] = set()
+    for jwk in listed:
+        if not isinstance(jwk, dict):
+            continue
+        if jwk.get("kty") != "oct" and "d" in jwk:
+            raise KeysError("publishes a private key: whoever reads it can sign; replace it at the issuer")
+        kid = jwk.get("kid")
+        if not isinstance(kid, str) or not kid or (read := _verifying(jwk)) is None:
+            continue
+        if kid in known:
+            twice.add(kid)
+        known[kid] = read
+    for kid in twice:
+        del known[kid]
+    if not known:
+        raise KeysError("holds no key that verifies signatures here (RSA from 2048 bits, P-256, P-384, P-521, Ed25519)")
+    return known
+
+
+def _verifying(jwk: dict[str, Any]) -> tuple[PublicKey, frozenset[str]] | None:
+    operations = jwk.get("key_ops", ["verify"])
+    if jwk.get("use", "sig") != "sig" or not isinstance(operations, list) or "verify" not in operations:
+        return None
+    good: frozenset[str]
+    key: Any
+    try:
+        match jwk.get("kty"):
+            case "RSA":
+                key = RSAAlgorithm.from_jwk(jwk)
+                good = _RSA if key.key_size in _RSA_BITS else frozenset()
+            case "EC":
+                key = ECAlgorithm.from_jwk(jwk)
+                good = _BY_CURVE.get(key.curve.name, frozenset())
+            case "OKP":
+                key = OKPAlgorithm.from_jwk(jwk)
+                good = frozenset(("EdDSA",)) if isinstance(key, Ed25519PublicKey) else frozenset()
+            case _:
+                return None
+    except (PyJWTError, UnsupportedAlgorithm, ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        return None
+    if "alg" in jwk:
+        good = frozenset(one for one in good if one == jwk["alg"])
+    return (key, good) if good and isinstance(key, PublicKey) else None
+
+
+class TokenVerifier:
+    """The tokens of some issuers. `salt` hides users' names, without it none is kept; `wall_s` is in epoch seconds.
+
+    `wanted` is told the name of an issuer whose token names a key that is not known.
+    """
+
+    def __init__(self, issuers: Mapping[str, Issuer], salt: bytes, wall_s: Callable[[], float]) -> None:
+        self._by_iss = {one.issuer: one for one in issuers.values()}
+        self._salt, self._wall_s, self._latest_s = salt, wall_s, 0.0
+        self._keys: dict[str, Keys] = {}
+        self._memo: dict[bytes, tuple[Principal, float, str]] = {}  # by the header's SHA-256; until when, whose
+        self.wanted: Callable[[str], None] = lambda _name: None
+
+    def publish(self, name: str, keys: Keys | None) -> bool:
+        """An issuer's keys from now on; None: they are too old to go by. Whether they are others than before."""
+        before = self._keys.get(name)
+        if keys is None:
+            self._keys.pop(name, None)
+        else:
+            self._keys[name] = keys
+        if before == keys:
+            return False
+        self._memo = {credential: known for credential, known in self._memo.items() if known[2] != name}
+        return True
+
+    def known(self, credential: bytes) -> Principal | None:
+        """Whose a token is that was verified before, by its header's SHA-256."""
+        known = self._memo.get(credential)
+        if known is None:
+            return None
+        if self._now_s() < known[1]:
+            return known[0]
+        del self._memo[credential]
+        return None
+
+    def identify(self, authorization: bytes, credential: bytes) -> Principal | Nobody | None:
+        """Whose the token in an `Authorization` header is, or why it is nobody's; None: there is no token in it."""
+        if len(authorization) > TOKEN_BYTES_MAX:
+            return _TOO_LONG if b"." in authorization else None
+        parts = _JWT.fullmatch(authorization)
+        if parts is None:
+            return None
+        found = self._verified(parts)
+        if isinstance(found, Nobody):
+            return found
+        if len(self._memo) >= MEMO_MAX:
+            del self._memo[next(iter(self._memo))]
+        self._memo[credential] = found
+        return found[0]
+
+    def _now_s(self) -> float:
+        """A clock that was set back is not followed: what has ended stays so."""
+        self._latest_s = now_s = max(self._latest_s, self._wall_s())
+        return now_s
+
+    def _verified(self, parts: re.Match[bytes]) -> tuple[Principal, float, str] | Nobody:
+        decoded = [_decoded(part) for part in parts.groups()[1:]]
+        head, body, signature = decoded
+        if head is None or body is None or signature is None:
+            return _MALFORMED
+        try:
+            header, claims = _header(head), _claims(body)
+        except (ValueError, RecursionError):
+            return _MALFORMED
+        if header.crit is not msgspec.UNSET or header.b64 is not msgspec.UNSET:
+            return _CRITICAL
+        iss = claims.get("iss")
+        issuer = self._by_iss.get(iss) if isinstance(iss, str) else None
+        if issuer is None:
+            return _ISSUER
+        if header.alg not in issuer.algorithms:
+            return _ALGORITHM
+        keys = self._keys.get(issuer.name)
+        if keys is None:
+            return _NO_KEYS
+        key, good = keys.get(header.kid, (None, frozenset()))
+        if key is None:
+            self.wanted(issuer.name)
+            return _KEY
+        if header.alg not in good:
+            return _ALGORITHM
+        if not _holds(header.alg, key, parts[1].rpartition(b".")[0], signature):
+            return _FORGED
+        return self._read(issuer, claims)
+
+    def _read(self, issuer: Issuer, claims: dict[str, Any]) -> tuple[Principal, float, str] | Nobody:
+        """What a genuine token says."""
+        audience = claims.get("aud")
+        audiences = audience if isinstance(audience, list) else [audience]
+        if not any(isinstance(one, str) and one in issuer.audiences for one in audiences):
+            return _AUDIENCE
+        said: list[Any] = [claims.get("exp"), claims.get("nbf", 0), claims.get("iat"), claims.get("sub")]
+        ends, begins, made, sub = said
+        if not (_is_time(ends) and _is_time(begins) and _is_time(made) and isinstance(sub, str) and sub):
+            return _INCOMPLETE
+        now_s = self._now_s()
+        if now_s >= ends + issuer.leeway_s:
+            return _EXPIRED
+        if now_s < max(begins, made) - issuer.leeway_s:
+            return _EARLY
+        if ends - made > issuer.life_s_max:
+            return _LIVES_LONG
+        principal = self._principal(issuer, claims)
+        if isinstance(principal, Nobody):
+            return principal
+        return principal, min(ends + issuer.leeway_s, now_s + MEMO_S), issuer.name
+
+    def _principal(self, issuer: Issuer, claims: dict[str, Any]) -> Principal | Nobody:
+        if issuer.tenant_claim:
+            tenant = claims.get(issuer.tenant_claim)
+            if not isinstance(tenant, str) or len(tenant) > _CLAIM_CHARS_MAX or tenant == ANY_TENANT:
+                return _TENANT
+            if tenant not in issuer.tenants and ANY_TENANT not in issuer.tenants:
+                return _TENANT
+        else:
+            (tenant,) = issuer.tenants
+        user = claims.get(issuer.user_claim, "") if issuer.user_claim else ""
+        priority = claims.get(issuer.priority_claim) if issuer.priority_claim else PRIORITY_MAX
+        places = _places(claims.get(issuer.places_claim)) if issuer.places_claim else ()
+        fits = type(priority) is int and 0 <= priority <= PRIORITY_MAX
+        if not isinstance(user, str) or (issuer.user_claim and not user) or places is None or not fits:
+            return _CLAIMS
+        assert isinstance(priority, int)
+        hidden = ""
+        if user and self._salt:
+            said = f"{issuer.issuer}\n{user}".encode("utf-8", "surrogatepass")
+            hidden = hmac.digest(self._salt, said, "sha256")[:_USER_BYTES].hex()
+        return Principal(
+            tenant, "", places, key_id=f"jwt:{issuer.name}", user=hidden, priority_max=priority,
+        )  # fmt: skip
+
+
+def _decoded(part: bytes) -> bytes | None:
+    """What unpadded base64url stands for; None where another text stands for the same (RFC 7515 §2)."""
+    if len(part) % 4 == 1:
+        return None
+    data = a2b_base64(part.translate(_FROM_URL) + b"=" * (-len(part) % 4))
+    return data if b2a_base64(data, newline=False).translate(_TO_URL, b"=") == part else None
+
+
+def _holds(algorithm: str, key: PublicKey, signed: bytes, signature: bytes) -> bool:
+    verify: Any = _ALGORITHMS[algorithm].verify
+    try:
+        return bool(verify(signed, key, signature))
+    except (PyJWTError, ValueError, TypeError):
+        return False
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= _TIME_MAX
+
+
+def _places(value: Any) -> tuple[str, ...] | None:
+    """The places that a claim names: one, several divided by spaces, or a list. None: it names none."""
+    places = value.split() if isinstance(value, str) else value
+    if not isinstance(places, list) or not 0 < len(places) <= PLACES_MAX:
+        return None
+    fits = all(isinstance(place, str) and _PLACE.fullmatch(place) for place in places)
+    return tuple(places) if fits else None

@@ -1,0 +1,47 @@
+"""Who is asking, by the certificate that a client proved with its TLS handshake: its one URI names a tenant.
+
+Which URI (SPIFFE ID or other) is whose is configured; the common name says nothing, and of two URIs none counts.
+Invariants: only certificates that the handshake verified come here; one that has ended on a connection that stands lets
+nobody in. Never verifies a chain: that is TLS's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+
+from cryptography import x509
+
+from farhop.balance.outcome import KEY_NOT_VALID, UNKNOWN_KEY
+from farhop.identity import certificate_names
+from farhop.identity.api_keys import Nobody, Principal
+
+MEMO_MAX = 16_384
+HEADER = b":certificate"  # under which a head carries it: no client can send a header of such a name
+
+_UNKNOWN = Nobody(UNKNOWN_KEY, "this certificate is no tenant's: exactly one URI in it must be one that is known here")
+_ENDED = Nobody(KEY_NOT_VALID, "this certificate has expired since this connection was made: connect anew with another")
+
+
+class TenantCertificates:
+    """The tenants of certificates, by their URI. `wall_s` tells the time in epoch seconds."""
+
+    def __init__(self, by_uri: Mapping[str, Principal], wall_s: Callable[[], float]) -> None:
+        self._by_uri, self._wall_s, self._latest_s = dict(by_uri), wall_s, 0.0
+        self._memo: dict[bytes, tuple[Principal, float]] = {}  # by the certificate's SHA-256; until when
+
+    def identify(self, certificate: bytes) -> Principal | Nobody:
+        """Whose a verified certificate (DER) is, or why it is nobody's."""
+        digest = hashlib.sha256(certificate).digest()
+        known = self._memo.get(digest)
+        if known is None:
+            found = certificate_names.uris(certificate)
+            principal = self._by_uri.get(found[0]) if len(found) == 1 else None
+            if principal is None:
+                return _UNKNOWN
+            known = principal, x509.load_der_x509_certificate(certificate).not_valid_after_utc.timestamp()
+            if len(self._memo) >= MEMO_MAX:
+                del self._memo[next(iter(self._memo))]
+            self._memo[digest] = known
+        self._latest_s = now_s = max(self._latest_s, self._wall_s())
+        return known[0] if now_s < known[1] else _ENDED

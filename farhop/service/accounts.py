@@ -1,0 +1,520 @@
+"""What a balancer's requests leave behind that must not be lost: which are written down here, and where to.
+
+A request's usage is written once in the fleet: by the balancer that its client came to, or, where the tenant's law
+keeps records from there, by the one of the region that answered it, if it may. Both know the same id for it, so that
+what a change of the law meanwhile wrote twice is counted once. Off, nothing of this is there. Never waits: the loop
+makes one object and appends it; and never decides about a request but that none is let in while nothing can be written,
+where the configuration says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import ClientError, ClientSession, ClientTimeout
+
+from farhop.accounts import usage as records
+from farhop.accounts.audit import AuditLog, Decided, Event
+from farhop.accounts.segments import OPEN, WHOLE, Bounds, Segments
+from farhop.accounts.tlog import LogError
+from farhop.balance import outcome
+from farhop.balance.outcome import Source
+from farhop.config import ConfigError
+from farhop.relay import answers
+from farhop.relay.http.head import RESUME
+from farhop.relay.upstream.resumable import CONTINUES
+from farhop.service.authenticator import recorded
+from farhop.service.clock import wall
+from farhop.service.tasks import Tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop.balance.machine import Usage
+    from farhop.balance.outcome import Outcome
+    from farhop.relay.active import ActiveRequest
+    from farhop.relay.answers import Reply
+    from farhop.service.authenticator import Caller
+    from farhop.service.clock import Clock
+    from farhop.service.config import AuditConfig, Process, UsageConfig, UsageHttp
+    from farhop.service.lawbook import LawBook
+    from farhop.service.request_telemetry import RequestContext
+    from farhop.telemetry.logs import Throttled
+    from farhop.telemetry.metrics import TierMetrics
+    from topology.law import Law
+
+    GpuMs = Callable[[ActiveRequest, Usage], float | None]
+
+MODEL_CHARS_MAX = 128
+RETRY_S = 0.5, 30.0  # of deliveries that fail: the first pause, and the longest
+IDLE_S = 0.5
+RETRY_AFTER_S = 5.0
+BATCH_BYTES_MAX = 1 << 20
+_CURSOR = "delivered"
+_UNSENT = (outcome.REDIRECTED, outcome.ADVISED)  # the region that a client is sent to writes it down
+_MALFORMED = (400, 413, 415, 422)
+_FULL = "usage or audit cannot be written here, and nothing is served unaccounted: ask again later"
+
+
+class Accounts:
+    """What one process writes down. `law` is the one in force, `gpu_ms` what a request took of a GPU, by the tier's
+    estimates; None where it has none. `judged` is under which epoch it was decided and where it might have gone."""
+
+    def __init__(
+        self,
+        config: Process,
+        *,
+        law: Callable[[], Law],
+        gpu_ms: GpuMs,
+        version: Callable[[ActiveRequest], str],
+        judged: Callable[[ActiveRequest], tuple[int, frozenset[str] | None]],
+        clock: Clock,
+        metrics: TierMetrics,
+        log: Throttled,
+    ) -> None:
+        self._config, self._law, self._gpu_ms, self._version = config, law, gpu_ms, version
+        self._judged, self._clock, self._log = judged, clock, log
+        self._region, self._tasks = config.region, Tasks()
+        self.delivery: Delivery | None = None
+        self.withheld = 0
+        self._must: list[Segments | AuditLog] = []  # be written, or nothing is served
+        self.usage = self._make_usage(config.usage, metrics) if config.usage is not None else None
+        self.audit = self._make_audit(config.audit, metrics) if config.audit is not None else None
+        self._law_told = b""
+
+    def _make_usage(self, config: UsageConfig, metrics: TierMetrics) -> Segments:
+        regions = self._law().topology.regions
+        if config.http is not None and config.http.region and config.http.region not in regions:
+            known = ", ".join(sorted(regions)[:8])
+            problem = f"no region {config.http.region!r} in the topology; known are {known}"
+            raise ConfigError("usage.http.region", [problem])
+        prices = records.price_book(Path(config.prices)) if config.prices is not None else None
+        source = f"farhop/{self._config.fleet}"
+        folder = Path(config.dir) / self._config.region / self._config.instance
+        bounds = Bounds(
+            config.segment_bytes, config.segment_s, config.bytes_max, config.keep_days * 86_400.0,
+            config.sync, config.sync_s,
+        )  # fmt: skip
+        files = Segments(folder, bounds, lambda some: records.lines(some, source, prices), self._clock.now, _wall_s)
+        if config.http is not None:
+            self.delivery = Delivery(folder, config.http, self._log)
+            files.may_delete = self.delivery.has_read
+        if config.on_full == "refuse":
+            self._must.append(files)
+        self._observe_usage(metrics, files)
+        return files
+
+    def _make_audit(self, config: AuditConfig, metrics: TierMetrics) -> AuditLog:
+        process = self._config
+        origin = config.origin or f"farhop.internal/{process.fleet}/{process.region}/{process.instance}"
+        folder = Path(config.dir) / process.region / process.instance
+        log = AuditLog(folder, origin, config.signing_key(), self._clock.now, _wall_s)
+        if config.on_full == "refuse":
+            self._must.append(log)
+        self._observe_audit(metrics, log)
+        return log
+
+    # -- for requests
+
+    def refusal(self) -> Reply | None:
+        """What to answer instead of letting a request in; None: let it in."""
+        for one in self._must:
+            if one.trouble:
+                return answers.refusal(outcome.UNACCOUNTED, _FULL, retry_after_s=RETRY_AFTER_S)
+        return None
+
+    def forwarded(self, context: RequestContext) -> None:
+        """It is sent on, under the law of now."""
+        context.law_epoch = self._law().epoch
+
+    def concluded(
+        self, context: RequestContext, active: ActiveRequest, reason: Outcome, status: int, usage: Usage | None,
+        now: float,
+    ) -> None:  # fmt: skip
+        """A request is over that was decided on."""
+        caller, files, request = context.caller, self.usage, active.request
+        if context.over:
+            return
+        if self.audit is not None:
+            told = caller is not None and recorded(
+                self._law(), request.tenant, request.model, request.narrow, self._region
+            )
+            epoch, lawful = self._judged(active)
+            self.audit.put(Decided(
+                self._clock.wall_ns(now) / 1e9,
+                context.decision_id,
+                epoch,
+                request.tenant if told else "",
+                request.model[:MODEL_CHARS_MAX],
+                (caller.key_id if caller is not None else "") or request.key,
+                request.entry_region,
+                self._served_in(active, reason),
+                reason.reason,
+                status,
+                lawful,
+            ))  # fmt: skip
+        if files is None or caller is None or reason in _UNSENT:
+            return
+        served = self._served_in(active, reason)
+        if not self._writes(caller, request.model, served):
+            return
+        progress, forward = active.progress, active.forward
+        measured = "engine"
+        if progress is not None and progress.prompt and (usage is None or progress.resumed):
+            usage, measured = progress.usage, "ids"  # it broke: what passed was counted here
+        continues = bool(caller.attempt) and active.exchange.head.known.get(RESUME) == CONTINUES
+        prompt, again = (None, 0) if usage is None else (usage.prompt_tokens, 0)
+        if progress is not None:
+            again = progress.recomputed
+        if continues and usage is not None:
+            prompt, again = 0, usage.prompt_tokens  # of an answer that began elsewhere, which was written down there
+        began = active.began_at
+        files.put(records.Record(
+            self._id(context, caller, active),
+            self._clock.wall_ns(now) / 1e9,
+            self._stays(caller, request.model),
+            (
+                request.tenant,
+                caller.key_id or caller.key,
+                request.model[:MODEL_CHARS_MAX],
+                self._version(active),
+                served,
+                caller.entry_region or self._region,
+                status,
+                reason.reason,
+                request.stream,
+                measured if usage is not None else "none",
+                prompt,
+                None if usage is None or continues else usage.cached_tokens,
+                None if usage is None else usage.completion_tokens,
+                None if usage is None else usage.reasoning_tokens,
+                again,
+                0 if forward is None else forward.attempt,
+                round((now - context.arrived_at) * 1e3, 3),
+                round((began - context.arrived_at) * 1e3, 3) if began else None,
+                None if usage is None else self._gpu_ms(active, usage),
+                request.body_bytes,
+                caller.user,
+            ),
+        ))  # fmt: skip
+
+    def turned_away(self, context: RequestContext, reason: Outcome, status: int, now: float) -> None:
+        """A request is over that was let in, and not decided on."""
+        caller, files = context.caller, self.usage
+        if self.audit is not None and (caller is not None or reason.source is Source.LAW):
+            law, at_s = self._law(), self._clock.wall_ns(now) / 1e9
+            tenant = caller.tenant if caller is not None and caller.recorded else ""
+            key, entry = (caller.key_id or caller.key, caller.entry_region) if caller is not None else ("", "")
+            self.audit.put(Decided(
+                at_s, context.decision_id, law.epoch, tenant, "", key, entry, "", reason.reason, status, None
+            ))  # fmt: skip
+        if files is None or caller is None or not self._writes(caller, ""):
+            return
+        entry, duration_ms = caller.entry_region or self._region, round((now - context.arrived_at) * 1e3, 3)
+        files.put(records.Record(
+            f"{context.decision_id}-0",
+            self._clock.wall_ns(now) / 1e9,
+            self._stays(caller, ""),
+            (
+                caller.tenant, caller.key_id or caller.key, "", "", "", entry, status, reason.reason, False, "none",
+                None, None, None, None, 0, 0, duration_ms, None, None, 0, caller.user,
+            ),
+        ))  # fmt: skip
+
+    def law_changed(self, laws: LawBook) -> None:
+        """Another law is in force, or the first one: who set it and what it is, by its hash."""
+        told, written = laws.status(), laws.document_after(-1)
+        digest = hashlib.sha256(written or msgspec.json.encode(laws.topology(), order="sorted")).digest()
+        if self.audit is None or digest == self._law_told:
+            return
+        self._law_told = digest
+        fields = {name: told[name] for name in ("epoch", "source", "author", "signed_by")}
+        self.audit.put(Event(_wall_s(), "law", {**fields, "sha256": digest.hex(), "as_written": bool(written)}))
+
+    def acted(self, operator: str, what: str) -> None:
+        """An operator does something at the admin port."""
+        if self.audit is not None:
+            self.audit.put(Event(_wall_s(), "operator", {"who": operator[:128], "what": what[:128]}))
+
+    def reconfigured(self) -> None:
+        """Another configuration is in force."""
+        if self.audit is not None:
+            self.audit.put(Event(_wall_s(), "configuration", {"epoch": self._law().epoch}))
+
+    def _writes(self, caller: Caller, model: str, served: str = "") -> bool:
+        """Whether it is ours to write down. What an entry may not, the region that served it does, if it may."""
+        law, narrow = self._law(), caller.narrow
+        if not recorded(law, caller.tenant, model, narrow, self._region):
+            elsewhere = bool(caller.issuer) or (served and recorded(law, caller.tenant, model, narrow, served))
+            self.withheld += not elsewhere
+            return False
+        return not caller.issuer or not recorded(law, caller.tenant, model, narrow, caller.entry_region)
+
+    def _stays(self, caller: Caller, model: str) -> bool:
+        delivery = self.delivery
+        if delivery is None or not delivery.region or delivery.region == self._region:
+            return False
+        return not recorded(self._law(), caller.tenant, model, caller.narrow, delivery.region)
+
+    def _id(self, context: RequestContext, caller: Caller, active: ActiveRequest) -> str:
+        if caller.attempt:
+            number = caller.attempt.rpartition("/")[2]  # as the balancer above counts
+        else:
+            number = "0" if active.forward is None else str(active.forward.attempt)
+        return f"{context.decision_id}-{number}"
+
+    def _served_in(self, active: ActiveRequest, reason: Outcome) -> str:
+        if active.forward is None or not (active.began_at or reason is outcome.SERVED):
+            return ""
+        target = active.forward.target
+        return target if target in self._law().topology.regions else self._region  # else it is a replica's name
+
+    # -- its life
+
+    async def open(self) -> None:
+        """Begin to write. Raises ConfigError where that cannot be."""
+        if self.audit is not None:
+            await self._open_audit(self.audit)
+        if self.usage is None:
+            return
+        try:
+            await asyncio.to_thread(self.usage.open)
+        except OSError as error:
+            problem = f"{self.usage.folder} cannot be written: {error.strerror or error}; give another place"
+            raise ConfigError("usage.dir", [problem]) from None
+        if self.usage.unclean:
+            self._log.warning(
+                "usage", "unclean", problem="the process before was killed: what it was handed in its last tenth of a "
+                "second may be lost", torn_lines=self.usage.torn,
+            )  # fmt: skip
+        self._tasks.start(self._watch(self.usage, "usage"), "look after usage")
+        if self.delivery is not None:
+            self._tasks.start(self.delivery.keep(), "deliver usage")
+
+    async def _open_audit(self, log: AuditLog) -> None:
+        try:
+            await asyncio.to_thread(log.open)
+        except OSError as error:
+            problem = f"{log.folder} cannot be written: {error.strerror or error}; give another place"
+            raise ConfigError("audit.dir", [problem]) from None
+        except LogError as error:
+            raise ConfigError("audit.dir", [str(error)]) from None
+        if log.unclean:
+            problem = "the process before was killed: decisions of its last moments may be missing; the log says so"
+            self._log.warning("audit", "unclean", problem=problem, recovered=log.recovered)
+        self._tasks.start(self._watch(log, "audit"), "look after the audit log")
+
+    async def close(self) -> None:
+        """Write what is left."""
+        await self._tasks.close()
+        if self.audit is not None:
+            await asyncio.to_thread(self.audit.close)
+        if self.usage is not None:
+            await asyncio.to_thread(self.usage.close)
+        if self.delivery is not None:
+            await self.delivery.close()
+
+    async def _watch(self, written: Segments | AuditLog, what: str) -> None:
+        before = ""
+        while True:
+            await asyncio.sleep(IDLE_S)
+            if written.trouble == before:
+                continue
+            before = written.trouble
+            if before:
+                requests = "refused" if written in self._must else "served"
+                self._log.error(f"{what} is not written", before, problem=before, requests=requests, lost=written.lost)
+            else:
+                self._log.warning(f"{what} is written again", what, lost=written.lost)
+
+    def status(self) -> dict[str, Any]:
+        """For people."""
+        return self._usage_status() | self._audit_status()
+
+    def _audit_status(self) -> dict[str, Any]:
+        log = self.audit
+        if log is None:
+            return {}
+        return {"audit": {
+            "folder": str(log.folder), "origin": log.origin, "trouble": log.trouble or None, "entries": log.size,
+            "signed": log.sealed, "lost": log.lost, "ended_unclean_before": log.unclean,
+        }}  # fmt: skip
+
+    def _usage_status(self) -> dict[str, Any]:
+        files, delivery = self.usage, self.delivery
+        if files is None:
+            return {}
+        told: dict[str, Any] = {
+            "folder": str(files.folder), "trouble": files.trouble or None, "written": files.written,
+            "lost": files.lost, "withheld_by_law": self.withheld, "bytes": files.bytes_held,
+        }  # fmt: skip
+        if delivery is not None:
+            told["delivery"] = {
+                "trouble": delivery.trouble or None, "delivered": delivery.delivered, "rejected": delivery.rejected,
+                "kept_back_by_law": delivery.kept_back,
+            }  # fmt: skip
+        return {"usage": told}
+
+    def _observe_audit(self, metrics: TierMetrics, log: AuditLog) -> None:
+        metrics.gauge("audit_entries", "Entries of the audit log, signed or not.", lambda: float(log.size))
+        metrics.gauge("audit_unsigned", "Of them, those no checkpoint names yet.", lambda: float(log.size - log.sealed))
+        metrics.counter("audit_lost", "Decisions that the audit log could not take.", lambda: float(log.lost))
+        metrics.gauge("audit_trouble", "1 while audit cannot be written.", lambda: float(bool(log.trouble)))
+
+    def _observe_usage(self, metrics: TierMetrics, files: Segments) -> None:
+        delivery = self.delivery
+
+        def counts() -> dict[str, float]:
+            return {"written": files.written, "lost": files.lost, "withheld": self.withheld}
+
+        def delivered() -> dict[str, float]:
+            sent = delivery
+            if sent is None:
+                return {}
+            return {"delivered": sent.delivered, "rejected": sent.rejected, "kept_back": sent.kept_back}
+
+        def trouble() -> dict[str, float]:
+            sent = {} if delivery is None else {"delivery": float(bool(delivery.trouble))}
+            return {"files": float(bool(files.trouble)), **sent}
+
+        metrics.counter("usage_records", "Usage records, by what became of them here.", counts, "result")
+        metrics.counter("usage_deliveries", "Usage records sent on, by what became of them.", delivered, "result")
+        metrics.counter("usage_unclean_starts", "Starts after a kill: usage may lack 0.1 s.", lambda: files.unclean)
+        metrics.gauge("usage_trouble", "1 while usage cannot be written, or sent on.", trouble, "part")
+        metrics.gauge("usage_spool_bytes", "Usage records on the disk.", lambda: float(files.bytes_held))
+
+
+def _wall_s() -> float:
+    return wall().timestamp()
+
+
+class _Cursor(msgspec.Struct, frozen=True):
+    """All before this is delivered: of files by moment, and of this one so many bytes."""
+
+    moment: str = ""
+    offset: int = 0
+
+
+class Delivery:
+    """Sends what stands in files on, in order, at least once; how far it came stands beside them."""
+
+    def __init__(self, folder: Path, config: UsageHttp, log: Throttled) -> None:
+        self._folder, self._config, self._log = folder, config, log
+        self.region = config.region
+        self._cursor = _Cursor()
+        self._most = config.batch_max
+        self._session: ClientSession | None = None
+        self.trouble = ""
+        self.delivered = self.rejected = self.kept_back = 0
+
+    def has_read(self, path: Path) -> bool:
+        """Whether all of a whole file is delivered."""
+        return path.name.partition(".")[0] < self._cursor.moment
+
+    async def keep(self) -> None:
+        """Until cancelled."""
+        await asyncio.to_thread(self._load)
+        pause_s = RETRY_S[0]
+        while True:
+            batch, after, kept_back = await asyncio.to_thread(self._next)
+            if after == self._cursor:
+                await asyncio.sleep(IDLE_S)
+                continue
+            verdict = await self._send(batch) if batch else "taken"
+            if verdict == "later":
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, RETRY_S[1])
+                continue
+            if verdict == "malformed" and self._most > 1 and len(batch) > 1:
+                self._most = max(1, len(batch) // 2)  # until it is known which one it is
+                continue
+            pause_s = RETRY_S[0]
+            if verdict == "malformed":
+                self.rejected += len(batch)
+            else:
+                self.delivered += len(batch)
+                self._most = min(self._config.batch_max, 2 * self._most)
+            self.kept_back += kept_back
+            await asyncio.to_thread(self._save, after)
+
+    async def close(self) -> None:
+        """Send nothing more."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _send(self, batch: list[bytes]) -> str:
+        if self._session is None:
+            self._session = ClientSession(timeout=ClientTimeout(self._config.timeout_s), trust_env=True)
+        headers = {"Content-Type": "application/cloudevents-batch+json"}
+        if self._config.token is not None:
+            headers["Authorization"] = f"Bearer {self._config.token.get_secret_value()}"
+        body = b"[" + b",".join(line.rstrip(b"\n") for line in batch) + b"]"
+        try:
+            async with self._session.post(self._config.url, data=body, headers=headers) as answer:
+                status = answer.status
+        except (ClientError, TimeoutError, OSError) as error:
+            return self._later(f"no answer: {type(error).__name__}")
+        if 200 <= status < 300:
+            self.trouble = ""
+            return "taken"
+        if status in _MALFORMED:
+            self._later(f"it answered {status}")
+            return "malformed"
+        return self._later(f"it answered {status}")
+
+    def _later(self, why: str) -> str:
+        self.trouble = f"{self._config.url.partition('?')[0]}: {why}"
+        self._log.warning("usage is not delivered", why, problem=self.trouble)
+        return "later"
+
+    def _next(self) -> tuple[list[bytes], _Cursor, int]:
+        """The next batch, where that leads, and how many lines of it may not leave."""
+        files = {path.name.partition(".")[0]: path for path in self._folder.glob("*.jsonl*")}
+        for moment in sorted(one for one in files if one >= self._cursor.moment):
+            at = self._cursor.offset if moment == self._cursor.moment else 0
+            batch, end, kept_back = self._of(files[moment], at)
+            if end > at:
+                return batch, _Cursor(moment, end), kept_back
+            if files[moment].name.endswith(OPEN):
+                break
+        return [], self._cursor, 0
+
+    def _of(self, path: Path, at: int) -> tuple[list[bytes], int, int]:
+        batch, size, kept_back = list[bytes](), 0, 0
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:  # it became whole at this moment
+            try:
+                file = path.with_name(path.name.partition(".")[0] + WHOLE).open("rb")
+            except FileNotFoundError:
+                return [], at, 0
+        with file:
+            file.seek(at)
+            for line in file:
+                if not line.endswith(b"\n") or len(batch) >= self._most or size > BATCH_BYTES_MAX:
+                    break
+                at, size = at + len(line), size + len(line)
+                if b'"farhopstays":true' in line:
+                    kept_back += 1
+                else:
+                    batch.append(line)
+        return batch, at, kept_back
+
+    def _load(self) -> None:
+        try:
+            self._cursor = msgspec.json.decode((self._folder / _CURSOR).read_bytes(), type=_Cursor)
+        except (OSError, msgspec.DecodeError):
+            self._cursor = _Cursor()  # sent again: whoever gets it knows it by its id
+
+    def _save(self, cursor: _Cursor) -> None:
+        beside = self._folder / f".{_CURSOR}.new"
+        try:
+            beside.write_bytes(msgspec.json.encode(cursor))
+            beside.replace(self._folder / _CURSOR)
+        except OSError as error:
+            self._log.warning("usage delivered", "cursor", problem=f"{beside}: {error.strerror or error}")
+        self._cursor = cursor

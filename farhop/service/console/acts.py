@@ -1,0 +1,224 @@
+"""What an operator does at the console: a region drained or biased, or that taken back, a drill stopped.
+
+The same documents under the same keys as the commands write, by compare-and-set against what the dry run showed, with
+who and why. Invariant: nothing is written that was not shown first, and never what would leave somebody without a
+region unless that is said; nothing is retried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import msgspec
+
+from farhop.service import effect
+from farhop.store.contract import DRILL_PREFIX, LAW_HISTORY_PREFIX, LAW_KEY, Conflict, StoreError
+from farhop.store.documents import overrides
+from farhop.store.documents.document import DocumentError
+from farhop.store.documents.overrides import BiasOverride, DrainOverride
+from farhop.store.envelope import bare
+from topology import policy
+from topology.problems import TopologyError
+
+if TYPE_CHECKING:
+    from farhop.store.contract import Entry, Store
+    from topology.law import Law
+    from topology.model import Topology
+
+STOP_S = 3600.0  # an order to stop a drill is forgotten after that
+HISTORY_TOLD = 40
+LAWS_TOLD, MOVES_TOLD = 12, 24
+_LOCK, _LEVER, _STOP = f"{DRILL_PREFIX}lock", f"{DRILL_PREFIX}lever", f"{DRILL_PREFIX}stop/"
+_HISTORY, _SCHEDULES = f"{DRILL_PREFIX}history/", f"{DRILL_PREFIX}schedule/"
+
+
+Statuses: TypeAlias = Sequence[Mapping[str, Any]]
+
+
+class ActError(Exception):
+    """What cannot be done; the text says why and what to do. `status` as HTTP has it."""
+
+    def __init__(self, text: str, status: int = 400) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Act(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is asked. `target` is a region, or a drill's run. `revision` is what the dry run showed (0: nothing stood),
+    `confirm` the target's name once more, `force` that somebody may be left without a region."""
+
+    do: Literal["drain", "undrain", "bias", "unbias", "stop-drill"]
+    target: str
+    why: str = ""
+    for_s: float = 1800.0
+    over_s: float = 0.0
+    ms: float = 0.0
+    dry_run: bool = True
+    revision: int = -1
+    confirm: str = ""
+    force: bool = False
+
+
+class Acts:
+    """Acts on one fleet. `store` is what its balancers follow; `statuses` what global balancers say now."""
+
+    def __init__(
+        self,
+        store: Store,
+        law: Callable[[], Law | None],
+        statuses: Callable[[], Awaitable[Sequence[Mapping[str, Any]]]],
+        wall: Callable[[], datetime],
+    ) -> None:
+        self._store, self._law, self._statuses, self._wall = store, law, statuses, wall
+
+    async def perform(self, act: Act, author: str) -> dict[str, Any]:
+        """Show what it would come to, or do it. Raises ActError."""
+        law = self._law()
+        if act.do != "stop-drill" and (law is None or act.target not in law.topology.regions):
+            raise ActError(f"target: no region {act.target[:64]!r} in this fleet")
+        key, document, ttl_s = self._document(act, author)
+        statuses = await self._statuses() if act.do in ("drain", "bias") else ()
+        try:
+            entry = await self._store.get(key)
+            told = {"do": act.do, "target": act.target, "author": author, "key": key, **self._shown(entry, document)}
+            stranded = self._stranded(act, statuses)
+            effects = self._effects(act, statuses)
+            if act.dry_run:
+                return {**told, "dry_run": True, "effects": effects, "strands": stranded}
+            self._checked(act, entry, statuses, stranded)
+            if document is None:
+                await self._store.delete(key, expect_revision=act.revision)
+            else:
+                await self._store.put(key, document, expect_revision=act.revision, ttl_s=ttl_s)
+        except Conflict:
+            raise ActError("somebody else changed it since it was shown: look again, then decide again", 409) from None
+        except StoreError as error:
+            raise ActError(f"etcd: {error}", 503) from None
+        return {**told, "dry_run": False}
+
+    def _document(self, act: Act, author: str) -> tuple[str, bytes | None, float | None]:
+        said: dict[str, Any] = {
+            "why": act.why,
+            "author": author[: overrides.AUTHOR_LIMIT],
+            "at": self._wall(),
+            "for_s": act.for_s,
+        }
+        if not act.why.strip():
+            raise ActError("why: give the reason, for whoever asks")
+        try:
+            drain = DrainOverride(region=act.target, over_s=act.over_s, **said)
+            bias = BiasOverride(region=act.target, ms=act.ms, **said)
+            if act.do == "drain":
+                return drain.key, overrides.encode(drain), act.for_s
+            if act.do == "bias":
+                return bias.key, overrides.encode(bias), act.for_s
+            if act.do == "stop-drill":
+                if not act.target or "/" in act.target:
+                    raise ActError("target: give the name of a drill's run")
+                order = {
+                    "author": said["author"],
+                    "why": act.why[: overrides.WHY_LIMIT],
+                    "at_s": said["at"].timestamp(),
+                }
+                return f"{_STOP}{act.target}", msgspec.json.encode(order), STOP_S
+        except DocumentError as error:
+            raise ActError(f"{error.field}: {error.message}") from None
+        except ValueError as error:
+            raise ActError(str(error)) from None
+        return drain.key if act.do == "undrain" else bias.key, None, None
+
+    def _shown(self, entry: Entry | None, document: bytes | None) -> dict[str, Any]:
+        return {
+            "revision": entry.revision if entry is not None else 0,
+            "stands": _decoded(entry.value) if entry is not None else None,
+            "document": _decoded(document) if document is not None else None,
+        }
+
+    def _stranded(self, act: Act, statuses: Statuses) -> list[str]:
+        law = self._law()
+        return effect.bereft(law.topology, statuses, act.target) if act.do == "drain" and law is not None else []
+
+    def _effects(self, act: Act, statuses: Statuses) -> list[str]:
+        law = self._law()
+        if law is None or act.do not in ("drain", "bias"):
+            return []
+        tell = effect.drained if act.do == "drain" else effect.biased
+        return tell(law.topology, statuses, act.target)
+
+    def _checked(self, act: Act, entry: Entry | None, statuses: Statuses, stranded: Sequence[str]) -> None:
+        if act.confirm != act.target:
+            raise ActError(f"confirm: give the name of what is meant, {act.target}")
+        if act.revision < 0:
+            raise ActError("revision: give the one that the dry run showed")
+        if (entry.revision if entry is not None else 0) != act.revision:
+            raise ActError("somebody else changed it since it was shown: look again, then decide again", 409)
+        if entry is None and act.do in ("undrain", "unbias"):
+            raise ActError(f"{act.target}: nothing stands there to take back", 409)
+        if act.do == "drain" and not statuses:
+            raise ActError(
+                "no global balancer is heard, so nobody can tell whom that would leave without a region", 409
+            )
+        if stranded and not act.force:
+            raise ActError(f"{act.target} is the last region serving {', '.join(stranded[:5])}", 409)
+
+    async def laws(self) -> dict[str, Any]:
+        """The laws that were and the one that stands, the newest first: who set each, why, what moved by it. `moved` is
+        absent of the oldest that is kept, and of one that cannot be read over this map. Raises ActError."""
+        law = self._law()
+        try:
+            kept = [*await self._store.list(LAW_HISTORY_PREFIX), *filter(None, [await self._store.get(LAW_KEY)])]
+        except StoreError as error:
+            raise ActError(f"etcd: {error}", 503) from None
+        told: list[dict[str, Any]] = []
+        before: Topology | None = None
+        # Reading a law of thousands of tenants takes a while, and nobody waits for more than the last few.
+        for document in sorted((bare(one.value) for one in kept), key=_epoch_of)[-LAWS_TOLD - 1 :]:
+            raw = _decoded(document) or {}
+            one = {name: raw.get(name) for name in ("epoch", "author", "why", "at")}
+            after = await asyncio.to_thread(_over, document, law.topology) if law is not None else None
+            if before is not None and after is not None:
+                moves = await asyncio.to_thread(effect.moved, before, after)
+                one["moved"] = [str(move) for move in moves[:MOVES_TOLD]]
+                one["more"] = max(0, len(moves) - MOVES_TOLD)
+            before = after
+            told.append(one)
+        return {"laws": told[::-1][:LAWS_TOLD]}
+
+    async def drills(self) -> dict[str, Any]:
+        """What runs, what is planned, and what was: as it stands in etcd. Raises ActError."""
+        try:
+            lock, lever = await self._store.get(_LOCK), await self._store.get(_LEVER)
+            past = [_decoded(one.value) for one in await self._store.list(_HISTORY)]
+            planned = [_decoded(one.value) for one in await self._store.list(_SCHEDULES)]
+        except StoreError as error:
+            raise ActError(f"etcd: {error}", 503) from None
+        runs = sorted((one for one in past if one is not None), key=lambda one: -float(one.get("began_s") or 0.0))
+        return {
+            "running": _decoded(lock.value) if lock is not None else None,
+            "lever": _decoded(lever.value) if lever is not None else None,
+            "planned": [one for one in planned if one is not None],
+            "history": runs[:HISTORY_TOLD],
+        }
+
+
+def _over(document: bytes, world: Topology) -> Topology | None:
+    """The map under this law; None where it does not fit it."""
+    try:
+        return policy.read(document, world, "etcd").over(world)
+    except TopologyError:
+        return None
+
+
+def _epoch_of(document: bytes) -> int:
+    epoch = (_decoded(document) or {}).get("epoch")
+    return epoch if isinstance(epoch, int) else 0
+
+
+def _decoded(document: bytes) -> dict[str, Any] | None:
+    try:
+        return msgspec.json.decode(document, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,498 @@
+"""The console on an admin port: its page, the stream of what happens, the last hour, and acts.
+
+A picture a second is made once for all viewers, and only the bytes of its patch go to each of them. Bounds: viewers,
+what a slow one may be behind, sessions, the last hour's bytes. A browser brings a cookie in place of a token; whatever
+changes anything needs a header that no other site's page can send. Never on the data path; never shows a prompt or key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import hashlib
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from functools import cache
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from urllib.parse import urlsplit
+
+import msgspec
+from aiohttp import web
+
+from farhop.service.clock import wall
+from farhop.service.console import word as words
+from farhop.service.console.acts import Act, ActError, Acts
+from farhop.service.console.delta import Picture, Ring, diff
+from farhop.service.console.word import Heard, Word
+from farhop.telemetry import logs
+
+if TYPE_CHECKING:
+    from farhop.service.decisions import Decisions
+    from farhop.service.operators import Operator, Operators, Right
+    from farhop.store.contract import Store
+    from farhop.telemetry.metrics import TierMetrics
+    from topology.law import Law
+
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+EVERY_S = 1.0
+SPAN, RATE_MS_MIN = 2, 700  # looks that a rate is over; none is sooner after another
+VIEWERS_MAX = 64
+BEHIND_MAX = 8  # patches that a viewer may be behind
+WRITE_S = 5.0
+SESSIONS_MAX, SESSION_S = 256, 8 * 3600.0
+BODY_BYTES_MAX = 64 * 1024
+BODY_S = 10.0
+EVENTS = "/console/of/events"  # a viewer is no request at a time: it has a bound of its own
+GUARD = "x-farhop-console"  # the header that a page of another origin cannot send without being asked about first
+OPERATOR: ContextVar[Operator] = ContextVar("OPERATOR")  # who asks, set by the port that admits
+PAGE = Path(__file__).parent / "page"
+FILES = {
+    "": ("index.html", "text/html"),
+    "app.js": ("app.js", "text/javascript"),
+    "style.css": ("style.css", "text/css"),
+    "icon.svg": ("icon.svg", "image/svg+xml"),
+    "coast.json": ("coast.json", "application/json"),
+}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What the page asks: a question as for /explain, and which region or replica is to be thought away."""
+
+    question: msgspec.Raw
+    drained: str = ""
+
+
+class Desk(Protocol):
+    """What a console is of: one balancer, or those of a fleet."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        ...
+
+    async def heard(self) -> Mapping[str, Heard]:
+        """The last word of each balancer, by its name; asked once a second. Never raises."""
+        ...
+
+    def law(self) -> Law | None:
+        """The law that is shown, with its map; None while none is known."""
+        ...
+
+    async def decision(self, decision_id: str) -> dict[str, dict[str, Any]]:
+        """What each balancer keeps of a decision."""
+        ...
+
+    async def explain(self, question: bytes) -> dict[str, Any]:
+        """Where a request would go now. Raises ActError."""
+        ...
+
+    def acts(self) -> Acts | None:
+        """What may be done from here; None: nothing."""
+        ...
+
+    def author(self, operator: Operator) -> str:
+        """Who acts, as documents say it."""
+        ...
+
+
+class OwnDesk:
+    """Of one balancer: what it says itself."""
+
+    def __init__(
+        self,
+        status: Callable[[], dict[str, Any]],
+        metrics: TierMetrics,
+        decisions: Decisions,
+        law: Callable[[], Law],
+        store: Store,
+        explain: Callable[[bytes], Awaitable[dict[str, Any]]],
+    ) -> None:
+        self._tell, self._metrics, self._decisions, self._store = status, metrics, decisions, store
+        self.law, self._explain = law, explain
+        self._briefs: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._counted: deque[tuple[int, dict[str, dict[str, int]]]] = deque(maxlen=SPAN + 1)
+        self._rates: dict[str, dict[str, float]] = {}
+        self._status: dict[str, Any] = {}
+        self.name = " ".join(metrics.process)
+
+    async def heard(self) -> Mapping[str, Heard]:
+        """See Desk."""
+        now_ms = _now_ms()
+        return {self.name: Heard(await self.word(now_ms), now_ms)}
+
+    async def word(self, now_ms: int) -> Word:
+        """What this balancer says of the world now, made in many turns of the loop: requests are not kept waiting for
+        it. Rates are since it was last asked."""
+        self._status = status = self._tell()
+        names = self._decisions.newest(words.DECISIONS_MAX)
+        for name in reversed(names):  # each is spelled out once: that is what costs
+            if name not in self._briefs and (record := self._decisions.get(name)) is not None:
+                self._briefs[name] = record
+        for name in self._briefs.keys() - set(names):
+            del self._briefs[name]
+        steps = words.of_status(status, now_ms, list(self._briefs.values()), self._arcs(now_ms))
+        while True:
+            await asyncio.sleep(0)
+            try:
+                next(steps)
+            except StopIteration as end:
+                word: Word = end.value
+                return word
+
+    def _arcs(self, now_ms: int) -> dict[str, dict[str, float]]:
+        """Requests a second by target and by what came of them, over the last SPAN of looks."""
+        if self._counted and now_ms - self._counted[-1][0] < RATE_MS_MIN:
+            return self._rates  # who else asks does not cut the seconds short
+        counts = self._metrics.traffic()
+        self._counted.append((now_ms, counts))
+        since_ms, before = self._counted[0]
+        span_s = (now_ms - since_ms) / 1e3
+        rates: dict[str, dict[str, float]] = {}
+        for target, flows in counts.items() if span_s > 0.0 else ():
+            was = before.get(target, {})
+            moved = {how: (n - was.get(how, 0)) / span_s for how, n in flows.items() if n > was.get(how, 0)}
+            if moved:
+                rates[target] = moved
+        self._rates = rates
+        return rates
+
+    async def decision(self, decision_id: str) -> dict[str, dict[str, Any]]:
+        """See Desk."""
+        record = self._decisions.get(decision_id)
+        return {} if record is None else {self.name: record}
+
+    async def explain(self, question: bytes) -> dict[str, Any]:
+        """See Desk."""
+        return {self.name: await self._explain(question)}
+
+    def acts(self) -> Acts | None:
+        """See Desk. A regional balancer does not know who would be left without a region."""
+        if self._status.get("tier") != "global":
+            return None
+
+        async def statuses() -> tuple[dict[str, Any]]:
+            return (self._status,)
+
+        return Acts(self._store, self.law, statuses, wall)
+
+    def author(self, operator: Operator) -> str:
+        """See Desk."""
+        return operator.name
+
+
+class Console:
+    """One console."""
+
+    def __init__(self, desk: Desk, operators: Operators, *, secure: bool) -> None:
+        """`secure`: the port speaks TLS, so that the cookie never goes without."""
+        self._desk, self._operators, self._secure = desk, operators, secure
+        self._log = logs.get("farhop.console")
+        self._boot = secrets.token_hex(4)
+        self._number = 0
+        self._picture: Picture = {}
+        self._ring = Ring()
+        self._viewers: set[asyncio.Queue[bytes | None]] = set()
+        self._sessions: OrderedDict[str, tuple[Operator, float]] = OrderedDict()
+        self._cookie = "farhop_" + hashlib.sha256(desk.name.encode()).hexdigest()[:12]
+        self._task: asyncio.Task[None] | None = None
+        self._failed = ""
+        self.dropped = 0
+
+    @property
+    def viewers(self) -> int:
+        """How many look now."""
+        return len(self._viewers)
+
+    def open(self) -> None:
+        """Begin to look. Whatever a look meets, the next one comes."""
+        self._task = asyncio.get_running_loop().create_task(self._keep(), name="the console's pictures")
+
+    async def close(self) -> None:
+        """Let all viewers go."""
+        for viewer in self._viewers:
+            _end(viewer)
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def routes(self) -> tuple[tuple[str, str, Handler, Right | None], ...]:
+        """Method, path, handler and the right it needs; None: the handler sees to that, or tells nothing of anybody."""
+        return (
+            ("GET", "/console", self._page, None),
+            ("GET", "/console/", self._page, None),
+            ("GET", "/console/{file}", self._page, None),
+            ("GET", "/console/of/me", self._who, None),
+            ("POST", "/console/of/login", self._login, None),
+            ("POST", "/console/of/logout", self._logout, None),
+            ("GET", "/console/of/word", self._word, "read"),
+            ("GET", EVENTS, self._events, "read"),
+            ("GET", "/console/of/past", self._past, "read"),
+            ("GET", "/console/of/past/{number}", self._past_chunk, "read"),
+            ("GET", "/console/of/decision/{id}", self._decision, "read"),
+            ("GET", "/console/of/drills", self._drills, "read"),
+            ("GET", "/console/of/laws", self._laws, "read"),
+            ("POST", "/console/of/explain", self._explain, "read"),
+            ("POST", "/console/of/act", self._act, "act"),
+        )
+
+    # -- who
+
+    def operator(self, request: web.Request) -> Operator | None:
+        """Who asks, by the cookie that the login gave; None: by that nobody."""
+        found = self._sessions.get(request.cookies.get(self._cookie, ""))
+        if found is None or not request.path.startswith("/console/"):
+            return None
+        operator, until = found
+        return operator if asyncio.get_running_loop().time() < until else None
+
+    def refused(self, request: web.Request) -> web.Response | None:
+        """Why a request to the console may come from another site's page; None if it does not."""
+        host = request.headers.get("Host", "")
+        if not self._operators.asks and not _is_address(host):
+            text = "ask by the machine's address or as localhost, or give the port tokens: a name may be another's"
+            return reply({"error": text}, 403)
+        if request.method == "GET":
+            return None
+        origin = request.headers.get("Origin")
+        if request.headers.get(GUARD) != "1" or (origin is not None and urlsplit(origin).netloc != host):
+            return reply({"error": f"only the console's own page acts here (header {GUARD}: 1)"}, 403)
+        return None
+
+    async def _who(self, _request: web.Request) -> web.Response:
+        operator = OPERATOR.get()
+        return reply({
+            "name": operator.name, "may": operator.may, "asks": self._operators.asks, "desk": self._desk.name,
+            "acts": operator.may_do("act") and self._desk.acts() is not None,
+            "author": self._desk.author(operator),
+        })  # fmt: skip
+
+    async def _login(self, request: web.Request) -> web.Response:
+        token = (await _body(request, dict[str, str])).get("token", "")
+        operator = self._operators.of(f"Bearer {token}", None)
+        if not operator.may_do("read"):
+            return reply({"error": "this token is not known here, or may not read"}, 401)
+        session = secrets.token_urlsafe(32)
+        self._sessions[session] = (operator, asyncio.get_running_loop().time() + SESSION_S)
+        while len(self._sessions) > SESSIONS_MAX:
+            self._sessions.popitem(last=False)
+        answer = reply({"name": operator.name, "may": operator.may})
+        answer.set_cookie(
+            self._cookie, session, path="/console/", max_age=int(SESSION_S), secure=self._secure, httponly=True,
+            samesite="Strict",
+        )  # fmt: skip
+        self._log.info("an operator logged in", operator=operator.name)
+        return answer
+
+    async def _logout(self, request: web.Request) -> web.Response:
+        self._sessions.pop(request.cookies.get(self._cookie, ""), None)
+        answer = reply({})
+        answer.del_cookie(self._cookie, path="/console/")
+        return answer
+
+    # -- the page
+
+    async def _page(self, request: web.Request) -> web.Response:
+        found = FILES.get(request.match_info.get("file", ""))
+        if found is None:
+            raise web.HTTPNotFound(text="the console has no such file\n", headers=HEADERS)
+        body, etag = _file(found[0])
+        headers = {**HEADERS, "ETag": etag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
+        if request.headers.get("If-None-Match") == etag:
+            return web.Response(status=304, headers=headers)
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            headers["Content-Encoding"] = "gzip"
+        else:
+            body = gzip.decompress(body)
+        return web.Response(body=body, content_type=found[1], charset="utf-8", headers=headers)
+
+    # -- what happens
+
+    async def _keep(self) -> None:
+        clock = asyncio.get_running_loop().time
+        due = clock()
+        while True:
+            try:
+                await self.look()
+            except Exception as error:  # noqa: BLE001 - a page for people: whatever it meets, it goes on
+                if self._failed != type(error).__name__:
+                    self._failed = type(error).__name__
+                    self._log.error("the console could not look", kind=self._failed)
+            due = max(due + EVERY_S, clock())
+            await asyncio.sleep(due - clock())
+
+    async def look(self) -> None:
+        """Make the next picture, and tell all viewers what is new in it."""
+        heard = await self._desk.heard()
+        now_ms = _now_ms()
+        picture = words.picture(heard, self._desk.law(), now_ms)
+        patch = msgspec.json.encode(diff(self._picture, picture))
+        self._picture = picture
+        self._number += 1
+        self._ring.add(self._number, now_ms, picture, patch)
+        event = self._event("patch", self._number, patch)
+        for viewer in tuple(self._viewers):
+            if viewer.qsize() >= BEHIND_MAX:
+                self.dropped += 1
+                self._viewers.discard(viewer)
+                _end(viewer)
+            else:
+                viewer.put_nowait(event)
+
+    def _event(self, kind: str, number: int, data: bytes) -> bytes:
+        return b"id: %b.%d\nevent: %b\ndata: %b\n\n" % (self._boot.encode(), number, kind.encode(), data)
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        if len(self._viewers) >= VIEWERS_MAX:
+            return reply({"error": f"{VIEWERS_MAX} look at this moment: try again later"}, 503)
+        viewer: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._viewers.add(viewer)
+        try:
+            begun = self._begun(request.headers.get("Last-Event-ID", ""))
+            headers = {**HEADERS, "Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+            response = web.StreamResponse(headers=headers)
+            await response.prepare(request)
+            event: bytes | None = b"retry: 1000\n\n" + begun
+            while event is not None:
+                async with asyncio.timeout(WRITE_S):
+                    await response.write(event)
+                event = await viewer.get()
+        except (TimeoutError, ConnectionError):
+            self.dropped += 1
+        finally:
+            self._viewers.discard(viewer)
+        return response
+
+    def _begun(self, last: str) -> bytes:
+        """What a viewer is told first: what it missed, or all."""
+        boot, _, number = last.partition(".")
+        missed = (
+            self._ring.since(int(number)) if boot == self._boot and number.isdecimal() and len(number) < 18 else None
+        )
+        if missed is None:
+            return self._event("picture", self._number, msgspec.json.encode(self._picture))
+        return b"".join(self._event("patch", one, patch) for one, patch in missed)
+
+    async def _word(self, _request: web.Request) -> web.Response:
+        heard = await self._desk.heard()
+        return reply({"words": {name: one.word for name, one in heard.items()}})
+
+    # -- the last hour
+
+    async def _past(self, _request: web.Request) -> web.Response:
+        return reply({"chunks": self._ring.chunks()})
+
+    async def _past_chunk(self, request: web.Request) -> web.Response:
+        number = request.match_info["number"]
+        found = self._ring.chunk(int(number)) if number.isdecimal() and len(number) < 18 else None
+        if found is None:
+            return reply({"error": "that is not kept any more"}, 404)
+        return web.Response(
+            body=found, content_type="application/json", headers={**HEADERS, "Cache-Control": "no-store"}
+        )
+
+    # -- asking and acting
+
+    async def _decision(self, request: web.Request) -> web.Response:
+        name, drained = request.match_info["id"], request.query.get("drained", "")
+        records = await self._desk.decision(name)
+        if not records:
+            return reply({"error": "no such decision here: unknown, too long ago, or kept from here by law"}, 404)
+        told: dict[str, Any] = {"decision": name, "records": records}
+        if drained:
+            told["what_if"] = {key: words.without(record, drained) for key, record in records.items()}
+        return reply(told)
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        asked = await _body(request, Asked)
+        explained = await self._desk.explain(bytes(asked.question))
+        told: dict[str, Any] = {"explained": explained}
+        if asked.drained:
+            told["what_if"] = {key: words.without(one, asked.drained) for key, one in explained.items()}
+        return reply(told)
+
+    async def _laws(self, _request: web.Request) -> web.Response:
+        acts = self._desk.acts()
+        return reply({"laws": []} if acts is None else await acts.laws())
+
+    async def _drills(self, _request: web.Request) -> web.Response:
+        acts = self._desk.acts()
+        if acts is None:
+            return reply({"error": "a global balancer tells of drills, or `farhop console`"}, 404)
+        return reply(await acts.drills())
+
+    async def _act(self, request: web.Request) -> web.Response:
+        act = await _body(request, Act)
+        acts = self._desk.acts()
+        if acts is None:
+            return reply(
+                {"error": "nothing can be done from here: ask a global balancer, or use `farhop console`"}, 409
+            )
+        operator = OPERATOR.get()
+        author = self._desk.author(operator)
+        told = await acts.perform(act, author)
+        if not act.dry_run:
+            self._log.warning("an operator acts", operator=author, what=f"{act.do} {act.target}"[:128])
+        return reply(told)
+
+
+def reply(data: Mapping[str, Any], status: int = 200) -> web.Response:
+    """JSON that no page of another site reads, and no cache keeps."""
+    body = msgspec.json.encode(data)
+    headers = {**HEADERS, "Cache-Control": "no-store"}
+    return web.Response(body=body, status=status, content_type="application/json", headers=headers)
+
+
+async def _raw(request: web.Request) -> bytes:
+    async with asyncio.timeout(BODY_S):
+        body = await request.content.read(BODY_BYTES_MAX + 1)
+        while len(body) <= BODY_BYTES_MAX and (more := await request.content.read(BODY_BYTES_MAX)):
+            body += more
+    if len(body) > BODY_BYTES_MAX:
+        raise ActError(f"more than {BODY_BYTES_MAX} bytes")
+    return body
+
+
+async def _body(request: web.Request, kind: type[Any]) -> Any:
+    try:
+        return msgspec.json.decode(await _raw(request), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ActError(str(error)[:200]) from None
+
+
+def _end(viewer: asyncio.Queue[bytes | None]) -> None:
+    while not viewer.empty():
+        viewer.get_nowait()
+    viewer.put_nowait(None)
+
+
+def _now_ms() -> int:
+    return int(wall().timestamp() * 1e3)
+
+
+@cache
+def _file(name: str) -> tuple[bytes, str]:
+    """A file of the page, compressed, and its tag."""
+    body = gzip.compress((PAGE / name).read_bytes(), 9, mtime=0)
+    return body, f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+
+
+def _is_address(host: str) -> bool:
+    """Whether it names no other machine: a name may lead to another's page first and here afterwards."""
+    name = urlsplit(f"//{host}").hostname or ""
+    try:
+        return bool(ip_address(name))
+    except ValueError:
+        return name == "localhost"

@@ -1,0 +1,119 @@
+"""What changed between two pictures, and the last hour of them: for viewers that resume, and to look back.
+
+A picture is a tree of dicts without None, in which a list is one value. A patch is the tree of what is new, with None
+where something went. Invariant: `apply(old, diff(old, new)) == new`. The ring is bounded in time and in bytes, the
+oldest goes first. Pure; never looks at what a picture means.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from typing import Any, NamedTuple
+
+import msgspec
+
+Picture = dict[str, Any]
+CHUNK = 60  # pictures between two that are kept whole
+HISTORY_S = 3600
+HISTORY_BYTES_MAX = 16 * 1024 * 1024
+RESUME_MAX = 120  # patches that a viewer who was away is given; else it begins anew
+
+
+def diff(old: Picture, new: Picture) -> Picture:
+    """The patch from one picture to another."""
+    patch: Picture = {key: None for key in old if key not in new}
+    for key, value in new.items():
+        if key not in old:
+            patch[key] = value
+            continue
+        was = old[key]
+        if was is value:
+            continue
+        if isinstance(value, dict) and isinstance(was, dict):
+            if inner := diff(was, value):
+                patch[key] = inner
+        elif was != value or type(was) is not type(value):
+            # A dict in the place of another value is applied to nothing, so that none of the old is left in it.
+            patch[key] = value
+    return patch
+
+
+def apply(old: Picture, patch: Picture) -> Picture:
+    """The picture after a patch. Neither is changed."""
+    new = {key: value for key, value in old.items() if not (key in patch and patch[key] is None)}
+    for key, value in patch.items():
+        if value is None:
+            continue
+        was = old.get(key)
+        new[key] = apply(was if isinstance(was, dict) else {}, value) if isinstance(value, dict) else value
+    return new
+
+
+class Chunk(NamedTuple):
+    """A picture and the patches after it, compressed; times in ms since 1970."""
+
+    number: int
+    from_ms: int
+    to_ms: int
+    blob: bytes
+
+
+class Ring:
+    """The last hour. Pictures come a second apart, with numbers that rise by one."""
+
+    def __init__(self, seconds: int = HISTORY_S, bytes_max: int = HISTORY_BYTES_MAX) -> None:
+        self._seconds, self._bytes_max = seconds, bytes_max
+        self._closed: deque[Chunk] = deque()
+        self._bytes = 0
+        self._frame, self._patches = b"", list[bytes]()
+        self._number = self._from_ms = self._to_ms = 0
+        self._recent: deque[tuple[int, bytes]] = deque(maxlen=RESUME_MAX)
+
+    def add(self, number: int, at_ms: int, picture: Picture, patch: bytes) -> None:
+        """The newest picture, and the patch (as JSON) that leads to it from the one before."""
+        self._recent.append((number, patch))
+        if self._frame and len(self._patches) + 1 < CHUNK:
+            self._patches.append(patch)
+        else:
+            self._close()
+            self._number, self._from_ms = number, at_ms
+            self._frame, self._patches = msgspec.json.encode(picture), []
+        self._to_ms = at_ms
+
+    def _close(self) -> None:
+        if not self._frame:
+            return
+        blob = zlib.compress(self._told(), 6)
+        self._closed.append(Chunk(self._number, self._from_ms, self._to_ms, blob))
+        self._bytes += len(blob)
+        while self._closed and (self._bytes > self._bytes_max or len(self._closed) * CHUNK > self._seconds):
+            self._bytes -= len(self._closed.popleft().blob)
+
+    def _told(self) -> bytes:
+        return b'{"picture":%b,"patches":[%b]}' % (self._frame, b",".join(self._patches))
+
+    @property
+    def held_bytes(self) -> int:
+        """What is compressed, in bytes."""
+        return self._bytes
+
+    def chunks(self) -> list[dict[str, int]]:
+        """What can be looked back on, the oldest first; the last is still open."""
+        found = [{"number": one.number, "from_ms": one.from_ms, "to_ms": one.to_ms} for one in self._closed]
+        if self._frame:
+            found.append({"number": self._number, "from_ms": self._from_ms, "to_ms": self._to_ms})
+        return found
+
+    def chunk(self, number: int) -> bytes | None:
+        """A chunk as JSON, `{"picture": …, "patches": […]}`; None if it is gone or never was."""
+        if self._frame and number == self._number:
+            return self._told()
+        found = next((one for one in self._closed if one.number == number), None)
+        return zlib.decompress(found.blob) if found is not None else None
+
+    def since(self, number: int) -> list[tuple[int, bytes]] | None:
+        """The patches after this picture; None if that is too long ago, or was never one."""
+        if not self._recent or not self._recent[0][0] - 1 <= number <= self._recent[-1][0]:
+            return None
+        return [one for one in self._recent if one[0] > number]

@@ -1,0 +1,82 @@
+"""Who may ask beside API keys, as configured: assembles tokens, their issuers' keys, and certificates of tenants.
+
+One for each process, for all of its ports to which clients come with credentials of their own. Never decides who
+somebody is: that is `farhop.identity`'s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from farhop.identity.api_keys import Principal
+from farhop.identity.jwt_tokens import TokenVerifier
+from farhop.identity.tenant_certificates import TenantCertificates
+from farhop.service.certificates import system_context
+from farhop.service.clock import wall
+from farhop.service.issuer_keys import IssuerKeys
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+    from farhop.service.authenticator import KeyAuthenticator
+    from farhop.service.clock import Clock
+    from farhop.service.config import Identity, IssuerConfig
+    from farhop.service.dataplane import TlsSetup
+    from farhop.service.ingress import Ingress
+    from farhop.service.keybook import KeyBook
+    from farhop.service.tasks import Tasks
+    from farhop.telemetry.logs import Throttled
+    from farhop.telemetry.metrics import TierMetrics
+
+
+class Identities:
+    """Those of one process. Nothing of what is not configured is there."""
+
+    def __init__(self, config: Identity, issued: KeyBook, tls: TlsSetup, clock: Clock, log: Throttled) -> None:
+        self._issued = issued
+        self.tokens: TokenVerifier | None = None
+        self.issuer_keys: IssuerKeys | None = None
+        self.certificates: TenantCertificates | None = None
+        if config.issuers:
+            salt = config.user_salt.get_secret_value().encode() if config.user_salt is not None else b""
+            self.tokens = TokenVerifier({name: one.made(name) for name, one in config.issuers.items()}, salt, _wall_s)
+            sources = {name: (one, _context(name, one, tls)) for name, one in config.issuers.items()}
+            self.issuer_keys = IssuerKeys(self.tokens, sources, clock.now, log)
+        if config.certificates:
+            named = config.certificates.items()
+            by_uri = {one.uri: Principal(one.tenant, "", one.within, f"cert:{name}") for name, one in named}
+            self.certificates = TenantCertificates(by_uri, _wall_s)
+
+    def let_in(self, authenticator: KeyAuthenticator, ingress: Ingress) -> None:
+        """Let them in at a port for clients, beside those whose keys are issued."""
+        authenticator.also(self._issued, self.tokens)
+        authenticator.certificates = self.certificates
+        ingress.asks_certificate = self.certificates is not None
+
+    async def open(self, tasks: Tasks) -> None:
+        """Begin to fetch keys; returns when each issuer was asked, or that took too long."""
+        if self.issuer_keys is not None:
+            tasks.start(self.issuer_keys.keep(), "fetch the keys of issuers")
+            await self.issuer_keys.begun()
+
+    def observe(self, metrics: TierMetrics) -> None:
+        """Show it."""
+        keys = self.issuer_keys
+        ages = dict if keys is None else keys.ages_s
+        metrics.gauge("issuer_keys_age_seconds", "Since each issuer's keys were fetched.", ages, "issuer")
+
+    def status(self) -> dict[str, Any]:
+        """Of issued keys and, where there are some, of issuers; for people."""
+        status = self._issued.status()
+        return status if self.issuer_keys is None else {**status, "issuers": self.issuer_keys.status()}
+
+
+def _context(name: str, issuer: IssuerConfig, tls: TlsSetup) -> Callable[[], ssl.SSLContext]:
+    if issuer.ca_file is None:
+        return system_context
+    return tls.certificates(f"identity.issuers.{name}", issuer.files).context
+
+
+def _wall_s() -> float:
+    return wall().timestamp()

@@ -1,0 +1,109 @@
+"""Which API keys are issued, as etcd tells: followed beside those of the law, by every balancer that clients come to.
+
+Invariants: a document that cannot be believed, or is another's (by its place, or by its hash), lets nobody in and is
+counted; a running process never goes back to an earlier word on a key (an etcd restored, a document put back); a key
+that was in force and is written anew in a way that cannot be read is in force no more; losing etcd
+changes nothing, and a snapshot that lacks a key ends it. Never does IO for a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from farhop.identity.api_keys import Issued, Principal
+from farhop.store.contract import KEY_PREFIX
+from farhop.store.documents import issued_keys
+from farhop.store.follow import Documents, Refused, follow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from farhop.store.contract import Change, Store
+    from farhop.store.documents.issued_keys import IssuedKey
+
+ISSUED_MAX = 100_000
+BEGIN_S = 5.0
+PROBLEMS_TOLD_MAX = 20
+
+
+class KeyBook:
+    """What is issued. `refused` counts documents not believed, by reason; `changes` are called once it is another."""
+
+    def __init__(self, store: Store, refused: Callable[[str], None]) -> None:
+        self._store, self._refused = store, refused
+        self._documents: Documents[IssuedKey] = Documents(self._read, refused, "key")
+        self._newest: dict[str, IssuedKey] = {}  # what was ever said of a key, deleted or not
+        self._by_sha256: dict[str, Issued] = {}
+        self.changes: list[Callable[[], None]] = []
+        self._answered = asyncio.Event()
+
+    async def follow(self) -> None:
+        """Until cancelled, or the store is closed."""
+        await follow(self._store, KEY_PREFIX, self.changed)
+
+    async def begun(self) -> None:
+        """Until etcd, or this process's own disk, has said what is issued. Not for long: etcd may be gone just now."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._answered.wait(), BEGIN_S)
+
+    def changed(self, change: Change) -> None:
+        """Take one step of the watch."""
+        self._answered.set()
+        before = dict(self._documents.problems)
+        if not self._documents.take(change) and before == self._documents.problems:
+            return
+        by_sha256: dict[str, Issued] = {}
+        twins: set[str] = set()
+        for one in self._documents.values():
+            if one.key in self._documents.problems:  # what stands there now may narrow it, or revoke it
+                continue
+            if one.sha256 in by_sha256:
+                twins.add(one.sha256)
+                self._refused("key_twice")
+            by_sha256[one.sha256] = _issued(one)
+        for sha256 in twins:
+            del by_sha256[sha256]  # whose is it?
+        self._by_sha256 = by_sha256
+        for told in self.changes:
+            told()
+
+    def get(self, sha256: str) -> Issued | None:
+        """The key with this lower-case hex SHA-256. One dictionary look-up."""
+        return self._by_sha256.get(sha256)
+
+    def status(self) -> dict[str, Any]:
+        """How many count, and what is wrong with others, for people."""
+        last = max((one.at for one in self._documents.values()), default=None)
+        return {
+            "issued": len(self._by_sha256),
+            "last": None if last is None else last.isoformat(),
+            "problems": dict(sorted(self._documents.problems.items())[:PROBLEMS_TOLD_MAX]),
+        }
+
+    def _read(self, key: str, document: bytes) -> IssuedKey:
+        one = issued_keys.decode(document)
+        if one.key != key:
+            raise Refused("key_misplaced", f"{key}: holds the key {one.id}, whose place is {one.key}")
+        newest = self._newest.get(key)
+        if newest is not None and one.seq < newest.seq:
+            self._refused("key_older")
+            return newest
+        if key not in self._documents and len(self._documents) >= ISSUED_MAX:
+            raise Refused("too_many_keys", f"more than {ISSUED_MAX} keys: take some away")
+        if newest is None and len(self._newest) >= ISSUED_MAX:
+            del self._newest[next(iter(self._newest))]
+        self._newest[key] = one
+        return one
+
+
+def _issued(one: IssuedKey) -> Issued:
+    principal = Principal(one.tenant, "", one.within, one.id, one.models, one.paths)
+    return Issued(principal, _seconds(one.not_before, 0.0), _seconds(one.expires, inf), one.revoked is not None)
+
+
+def _seconds(time: datetime | None, default: float) -> float:
+    return default if time is None else time.timestamp()

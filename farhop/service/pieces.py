@@ -1,0 +1,91 @@
+"""A text's token ids piece by piece: what was read before is not read again.
+
+A turn of a chat repeats all turns before it. Hugging Face's tokenizers cut a text at its added tokens before anything
+else (`AddedVocabulary.extract_and_normalize`) and read what is between by itself, so a text that is cut before each of
+them gives the ids of the whole. It is cut only at tokens that take nothing of their surroundings (no `lstrip`,
+`rstrip`, `single_word`) and are looked for in the text as it is (not `normalized`). Remembered are digests and ids,
+never a text; bounded.
+
+Never cuts where the library's post-processor adds tokens: who asks for those reads the whole text.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BYTES_MAX = 64 << 20  # of ids, in both halves together
+_ENTRY_BYTES = 150  # of a digest, its ids' object and their place in a dict
+
+
+def _apart(content: str) -> bool:
+    """Whether a token neither begins nor ends with whitespace or a letter of a word."""
+    return not any(char.isspace() or char.isalnum() or char == "_" for char in (content[0], content[-1]))
+
+
+class Pieces:
+    """One tokenizer's. `read` encodes texts without special tokens of the post-processor; each one's ids, packed.
+
+    Threads may share it: at worst they read a piece twice.
+    """
+
+    def __init__(self, tokenizer: Any, read: Callable[[list[str]], list[bytes]]) -> None:
+        self._read = read
+        added = [one for one in tokenizer.get_added_tokens_decoder().values() if not one.normalized and one.content]
+        # Beside one that takes whitespace, or looks whether a word goes on, none is cut at that could be either.
+        taking = [one.content for one in added if one.lstrip or one.rstrip or one.single_word]
+        self._clean = {
+            one.content for one in added if one.content not in taking and (not taking or _apart(one.content))
+        }
+        # Of several that begin at one place the library takes the longest.
+        longest_first = [re.escape(one) for one in sorted((one.content for one in added), key=len, reverse=True)]
+        self._mark = re.compile("|".join(longest_first)) if self._clean else None
+        # Two halves: what is used moves to the young one; once that is full, the old one goes.
+        self._young: dict[bytes, bytes] = {}
+        self._old: dict[bytes, bytes] = {}
+        self._young_bytes = 0
+
+    def ids(self, text: str) -> bytes:
+        """The ids of a text, as those of the whole."""
+        if self._mark is None:
+            return self._read([text])[0]
+        found: list[bytes] = []
+        missing: list[tuple[int, bytes, str]] = []
+        for piece in self._cut(text):
+            key = blake2b(piece.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            known = self._known(key)
+            if known is None:
+                missing.append((len(found), key, piece))
+            found.append(known or b"")
+        if missing:
+            for (at, key, _), ids in zip(missing, self._read([piece for _, _, piece in missing]), strict=True):
+                found[at] = ids
+                self._keep(key, ids)
+        return b"".join(found)
+
+    def _cut(self, text: str) -> list[str]:
+        """Pieces that begin with a token to cut at, but for the first one."""
+        assert self._mark is not None
+        begins = [0]
+        begins += [one.start() for one in self._mark.finditer(text) if one.start() and one.group() in self._clean]
+        return [text[begin:end] for begin, end in zip(begins, [*begins[1:], len(text)], strict=True)]
+
+    def _known(self, key: bytes) -> bytes | None:
+        known = self._young.get(key)
+        if known is None:
+            known = self._old.get(key)
+            if known is not None:
+                self._keep(key, known)
+        return known
+
+    def _keep(self, key: bytes, ids: bytes) -> None:
+        if key in self._young:
+            return
+        self._young[key] = ids
+        self._young_bytes += len(ids) + _ENTRY_BYTES
+        if self._young_bytes > BYTES_MAX // 2:
+            self._old, self._young, self._young_bytes = self._young, {}, 0

@@ -1,0 +1,168 @@
+"""What a tenant may use (`farhop limit`), as it stands in etcd; and what the root that lends it out writes down.
+
+Never decides whether a request is within it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from farhop.store.contract import limit_key, limit_root_key
+from farhop.store.documents.document import DocumentError, check_size, check_text, read
+from farhop.store.documents.overrides import AUTHOR_LIMIT, WHY_LIMIT
+
+DOCUMENT_LIMIT_BYTES = 256 * 1024
+ROOT_LIMIT_BYTES = 1 << 20
+NAME_LIMIT = 256
+LIMITS_MAX = 256  # of a tenant
+SAFE_MAX = 256
+MINUTE_S, DAY_S = 60.0, 86_400.0
+UNITS_MAX = 1_000_000_000_000
+
+Units = Annotated[int, Meta(ge=1, le=UNITS_MAX)]
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Of one tenant; of one issued key or named key of the law, of one model, if those are given. None: no limit.
+
+    Tokens are those of prompts (`input`), of answers (`output`), or both.
+    """
+
+    key: str = ""
+    model: str = ""
+    requests_per_minute: Units | None = None
+    requests_per_day: Units | None = None
+    input_tokens_per_minute: Units | None = None
+    input_tokens_per_day: Units | None = None
+    output_tokens_per_minute: Units | None = None
+    output_tokens_per_day: Units | None = None
+    tokens_per_minute: Units | None = None
+    tokens_per_day: Units | None = None
+
+    def sizes(self) -> dict[str, int]:
+        """The limits that are given, by their names."""
+        return {name: n for name in NAMES if (n := getattr(self, name)) is not None}
+
+
+NAMES = Limit.__struct_fields__[2:]
+
+
+def period_s(name: str) -> float:
+    """The period of a limit, by its name."""
+    return MINUTE_S if name.endswith("_minute") else DAY_S
+
+
+class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All limits of a tenant. `home` is the region that lends them out; `safe_share` of each is not lent but split
+    among the balancers in `safe` (REGION/INSTANCE), for as long as they do not reach it. `seq` rises with each change.
+    """
+
+    tenant: str
+    home: str
+    limits: tuple[Limit, ...]
+    author: str
+    why: str
+    at: Annotated[datetime, Meta(tz=True)]
+    safe_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    safe: tuple[str, ...] = ()
+    seq: Annotated[int, Meta(ge=1, le=1_000_000_000)] = 1
+
+    @property
+    def place(self) -> str:
+        """Where it stands in etcd."""
+        return limit_key(self.tenant)
+
+
+class RootClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """Who lends out what the tenants of `region` may use, or "" after it stopped, and where it is asked.
+
+    `marks`: what of each bucket counts as used for its successor. `seq` rises with each writing, `first_lease` with
+    each root.
+    """
+
+    region: str
+    instance: str
+    address: str
+    seq: int
+    first_lease: int
+    marks: dict[str, int]
+
+    @property
+    def place(self) -> str:
+        """Where it stands in etcd."""
+        return limit_root_key(self.region)
+
+
+_limits, _root = msgspec.json.Decoder(TenantLimits), msgspec.json.Decoder(RootClaim)
+
+
+def encode(one: TenantLimits) -> bytes:
+    """As JSON. Raises DocumentError for one that its reader would refuse."""
+    check(one)
+    document = msgspec.json.encode(one)
+    check_size(len(document), DOCUMENT_LIMIT_BYTES)
+    return document
+
+
+def decode(document: bytes) -> TenantLimits:
+    """The limits in a JSON document. Raises DocumentError, naming the field; so for a field that is not known, which
+    may limit something."""
+    one = read(_limits, document, "list of limits", DOCUMENT_LIMIT_BYTES)
+    check(one)
+    return one
+
+
+def encode_root(one: RootClaim) -> bytes:
+    """As JSON. Raises DocumentError where it is too large."""
+    document = msgspec.json.encode(one)
+    check_size(len(document), ROOT_LIMIT_BYTES)
+    return document
+
+
+def decode_root(document: bytes) -> RootClaim:
+    """The root in a JSON document. Raises DocumentError."""
+    return read(_root, document, "root of limits", ROOT_LIMIT_BYTES)
+
+
+def check(one: TenantLimits) -> None:
+    """Raise DocumentError at the first field outside its domain, or that another contradicts."""
+    check_text("tenant", one.tenant, NAME_LIMIT)
+    check_text("home", one.home, NAME_LIMIT)
+    check_text("author", one.author, AUTHOR_LIMIT)
+    check_text("why", one.why, WHY_LIMIT)
+    if len(one.limits) > LIMITS_MAX:
+        raise DocumentError("limits", f"at most {LIMITS_MAX}")
+    if len(one.safe) > SAFE_MAX:
+        raise DocumentError("safe", f"at most {SAFE_MAX}")
+    if len(set(one.safe)) < len(one.safe):
+        raise DocumentError("safe", "names a balancer twice")
+    if (one.safe_share > 0) != bool(one.safe):
+        raise DocumentError("safe_share", "is above 0 where `safe` names balancers, and only there")
+    seen = set()
+    for place, limit in enumerate(one.limits):
+        for field in ("key", "model"):
+            if name := getattr(limit, field):
+                check_text(f"limits[{place}].{field}", name, NAME_LIMIT)
+        if (whom := (limit.key, limit.model)) in seen:
+            raise DocumentError(f"limits[{place}]", "the same key and model stand twice")
+        seen.add(whom)
+        _check_sizes(limit, f"limits[{place}]")
+
+
+def _check_sizes(limit: Limit, place: str) -> None:
+    if not limit.sizes():
+        raise DocumentError(place, f"limits nothing; give one of {', '.join(NAMES)}")
+    for what in ("requests", "input_tokens", "output_tokens", "tokens"):
+        minute, day = getattr(limit, f"{what}_per_minute"), getattr(limit, f"{what}_per_day")
+        if minute is not None and day is not None and day < minute:
+            raise DocumentError(f"{place}.{what}_per_day", f"is below {what}_per_minute, which it contradicts")
+    for period in ("minute", "day"):
+        whole = getattr(limit, f"tokens_per_{period}")
+        for what in ("input", "output"):
+            part = getattr(limit, f"{what}_tokens_per_{period}")
+            if whole is not None and part is not None and whole < part:
+                raise DocumentError(f"{place}.tokens_per_{period}", f"is below {what}_tokens_per_{period}")

@@ -1,0 +1,213 @@
+"""`farhop console`: the console of a whole fleet, served on this machine from what all of its balancers say.
+
+It asks each balancer for its word once a second, with the context's token or certificate, and shows how old each word
+is. Invariant: the token stays here: the page is given another one, good for this process alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import typer
+
+from farhop.relay.http.listener import PortTakenError
+from farhop.service.admin import AdminServer
+from farhop.service.clock import wall
+from farhop.service.console.acts import ActError, Acts
+from farhop.service.console.word import Heard
+from farhop.service.decisions import Decisions
+from farhop.service.operators import Operators, digest_of
+from farhop.store.contract import StoreError
+from farhop.store.envelope import NO_KEYS
+from farhop.store.hubs import store_of
+from farhop.store.sealed import Sealed
+from farhop.telemetry.metrics import TierMetrics
+from farhop_cli import admin, evidence, running, setting
+from farhop_cli.admin import AdminError
+from farhop_cli.exits import fail, warn
+from topology.law import Law, Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from farhop.service.operators import Operator
+    from farhop.store.contract import Store
+    from farhop_cli.fleet import Balancer, Fleet
+    from farhop_cli.options import Where
+
+HOST = "127.0.0.1"
+WAIT_S = 0.4  # for those that answer at once; who is slower is in the next picture
+LAW_EVERY_S = 5.0
+
+
+class FleetDesk:
+    """See farhop.service.console.console.Desk. Of all balancers of a fleet."""
+
+    def __init__(self, here: Fleet, http: admin.Session, store: Store | None, author: str) -> None:
+        self._here, self._http, self._store, self._author = here, http, store, author
+        self._names = {one: str(one) for one in here.balancers}
+        self._heard = {name: Heard(None, tier=one.tier, region=one.region) for one, name in self._names.items()}
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._law = Law(here.topology) if here.topology is not None else None
+        self._law_due = 0.0
+        world = here.topology is not None and here.name.startswith("the world in ")
+        self.name = f"the world {here.topology.name}" if world and here.topology is not None else here.name
+
+    async def heard(self) -> Mapping[str, Heard]:
+        """See Desk."""
+        for one, name in self._names.items():
+            if name not in self._asking:
+                self._asking[name] = asyncio.create_task(self._ask(one, name))
+        await asyncio.wait(tuple(self._asking.values()), timeout=WAIT_S)
+        now = asyncio.get_running_loop().time()
+        if self._here.topology is not None and now >= self._law_due:
+            self._law_due = now + LAW_EVERY_S
+            self._asking[""] = self._asking.get("") or asyncio.create_task(self._ask_law())
+        return dict(self._heard)
+
+    async def _ask(self, one: Balancer, name: str) -> None:
+        last = self._heard[name]
+        try:
+            told = await admin.get(self._http, one.at, "/console/of/word")
+            said = next(iter((told or {}).get("words", {}).values()), None)
+            if isinstance(said, dict):
+                self._heard[name] = Heard(said, int(wall().timestamp() * 1e3), "", one.tier, one.region)
+            else:
+                error = f"{one.url} has no console; is it an older build?"
+                self._heard[name] = msgspec.structs.replace(last, error=error)
+        except AdminError as trouble:
+            self._heard[name] = msgspec.structs.replace(last, error=str(trouble))
+        finally:
+            del self._asking[name]
+
+    async def _ask_law(self) -> None:
+        """The newest law that a global balancer tells, over the map; as it was if none does."""
+        here = self._here
+        assert here.topology is not None  # asked for only where it is
+        try:
+            newest = await asyncio.to_thread(running.under_law, here.topology, here.admins, here.access)
+            if self._law is None or newest.epoch > self._law.epoch:
+                self._law = Law(newest)
+        finally:
+            del self._asking[""]
+
+    def law(self) -> Law | None:
+        """See Desk."""
+        return self._law
+
+    async def decision(self, decision_id: str) -> dict[str, dict[str, Any]]:
+        """See Desk."""
+        if not decision_id.isalnum():
+            return {}
+        upper, lower, _ = await evidence.everywhere(self._http, self._here, decision_id)
+        named = (("global", upper), ("regional", lower))
+        return {f"{tier} {region}".strip(): record for tier, found in named for region, record in found}
+
+    async def explain(self, question: bytes) -> dict[str, Any]:
+        """See Desk. The first global balancer that may read the request and answers, and one of the region it names."""
+        try:
+            asked = msgspec.json.decode(question, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ActError(str(error)) from None
+        verdict = self._law.verdict(str(asked.get("tenant")), "", Scope.ENTRY) if self._law is not None else None
+        why = "no global balancer answers"
+        for one in self._here.of("global"):
+            if verdict is not None and verdict.why_not(one.region) is not None:
+                continue  # the law lets it not be read there
+            try:
+                above = await admin.explain(self._http, one.at, asked)
+            except AdminError as error:
+                why = str(error)
+                continue
+            told = {str(one): above}
+            for below in self._here.of("regional", str((above.get("reasons") or {}).get("chosen"))):
+                with contextlib.suppress(AdminError):
+                    told[str(below)] = await admin.explain(self._http, below.at, asked)
+                    break
+            return told
+        raise ActError(why, 503)
+
+    def acts(self) -> Acts | None:
+        """See Desk."""
+        return None if self._store is None else Acts(self._store, self.law, self._here.statuses, wall)
+
+    def author(self, operator: Operator) -> str:  # noqa: ARG002 - who runs this process is who acts
+        """See Desk."""
+        return self._author
+
+    async def close(self) -> None:
+        """Ask nobody any more."""
+        for task in tuple(self._asking.values()):
+            task.cancel()
+
+
+class _NoTier:
+    """Of the admin port that this process opens, the tier: it is none, and carries no request."""
+
+    def ready(self) -> bool:
+        """It serves while it is there."""
+        return True
+
+    def notice(self) -> str:
+        """Nothing."""
+        return ""
+
+    def status(self) -> dict[str, Any]:
+        """Nothing: balancers have one."""
+        return {}
+
+    scaling = law = topology = status
+
+
+def run(port: int, by: str | None, where: Where, *, read_only: bool) -> int:
+    """Serve it until Ctrl-C; the exit code."""
+    here = where.fleet()
+    if not here.balancers:
+        fail(f"{here.name}: no balancer is known; give its admin port by --admin")
+    return asyncio.run(_serve(here, port, by or setting.author_here(), read_only=read_only))
+
+
+async def _serve(here: Fleet, port: int, author: str, *, read_only: bool) -> int:
+    token, stop = secrets.token_urlsafe(24), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        http = await stack.enter_async_context(admin.session(here.access))
+        store = None if read_only else await store_of_fleet(here, stack)
+        desk = FleetDesk(here, http, store, author)
+        stack.push_async_callback(desk.close)
+        operators = Operators({"console": (digest_of(token), "read" if read_only else "act")})
+        server = AdminServer(_NoTier(), TierMetrics("console", "", ""), Decisions(), None, operators)  # type: ignore[arg-type]
+        server.have(desk)
+        try:
+            bound = await server.open(HOST, port)
+        except PortTakenError as error:
+            fail(f"--port: {error}")
+        stack.push_async_callback(server.close)
+        typer.echo(f"http://{HOST}:{bound}/console#{token}")
+        typer.echo(f"the console of {here.name}; who has this address may {'read' if read_only else 'act'}", err=True)
+        await stop.wait()
+    return 0
+
+
+async def store_of_fleet(here: Fleet, stack: contextlib.AsyncExitStack) -> Store | None:
+    """The fleet's etcd, by which one acts; None, with a warning, where it cannot be reached."""
+    if not here.hubs:
+        warn(f"{here.name} names no etcd: nothing can be done from this console")
+        return None
+    signer = setting.signing_key(os.environ.get(setting.SIGNING_KEY, ""), setting.SIGNING_KEY)
+    store = store_of(here.hubs, Random(), lambda _, one: Sealed(one, NO_KEYS, signer=signer, must=here.keys))
+    try:
+        await store.open()
+    except StoreError as error:
+        warn(f"etcd: {error}; nothing can be done from this console")
+        return None
+    stack.push_async_callback(store.close)
+    return store

@@ -1,0 +1,368 @@
+"""Streams that are interrupted at random bytes, beside the same answers uninterrupted: what is lost, doubled, altered.
+
+A real world (etcd, both tiers and emulated engines in three regions, each its own process) with a pipe before each
+engine that cuts an answer where chance says; and now and then a SIGKILL of an engine or a regional balancer, which is
+started again. Each answer is compared with that of an engine asked directly. Never judges by times; a stream that ends
+with an error is counted with its reason, and its text must still be the beginning of the whole one. Emulated engines
+write ASCII; their ids of wide characters in a prompt may be above 2^31 - 1, which no engine has and a tier refuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import tempfile
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import msgspec
+
+from farhop_lab.world.world import HOST, World, WorldError, WorldSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+
+STREAMS = 8  # at once
+KILL_EVERY = 40  # interruptions by a pipe to one SIGKILL
+CUT_SHARE, CUT_AGAIN_SHARE = 0.9, 0.05  # of first attempts, and of continuations
+EVENT_BYTES = 220  # about what a token takes on the wire
+TOKENS = 32
+REGIONS = frozenset(("virginia", "frankfurt", "tokyo"))
+_PIECE, _TIMEOUT_S = 65536, 60.0
+_RESUMES = re.compile(r"^farhop_resumes_total\{([^}]*)\} ([0-9.e+]+)$", re.M)
+_LABEL = re.compile(r'(outcome|reason)="([^"]*)"')
+
+
+class ResumeReport(msgspec.Struct):
+    """What was interrupted and how it ended. `wrong` says what must never be; `ended` counts streams that ended with an
+    error event, by shape and the error's code; `told` is what the balancers counted, by outcome and reason."""
+
+    streams: int = 0
+    cuts: int = 0
+    kills: int = 0
+    whole: int = 0
+    lost_bytes: int = 0
+    doubled_or_altered: int = 0
+    ended: Counter[str] = msgspec.field(default_factory=Counter)
+    shapes: Counter[str] = msgspec.field(default_factory=Counter)
+    told: Counter[str] = msgspec.field(default_factory=Counter)
+    wrong: list[str] = msgspec.field(default_factory=list)
+
+    @property
+    def interruptions(self) -> int:
+        """Cuts and kills; one kill ends several streams, and counts once."""
+        return self.cuts + self.kills
+
+
+def shapes(model: str, number: int) -> dict[str, tuple[str, dict[str, Any], bool]]:
+    """By name the path, the body, and whether such a stream goes on. Pure; no two numbers give the same prompt."""
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": f"{number}: tell me of the sea"}]}
+    wide: dict[str, Any] = {"messages": [{"role": "user", "content": f"{number}: erzähl vom Meer 海の話を 🌊"}]}
+    text: dict[str, Any] = {"prompt": f"{number}: once upon a time"}
+    most, usage = {"max_tokens": TOKENS, "ignore_eos": True}, {"stream_options": {"include_usage": True}}
+    tool = {"type": "function", "function": {"name": "sea", "parameters": {"type": "object"}}}
+    c, t = "/v1/chat/completions", "/v1/completions"
+    made: dict[str, tuple[str, dict[str, Any], bool]] = {
+        "chat": (c, chat | most, True),
+        "chat, usage": (c, chat | most | usage, True),
+        "chat, wide characters": (c, wide | most | usage, True),
+        "chat, system and turns": (c, {"messages": [{"role": "system", "content": "Be brief."}, *chat["messages"],
+            {"role": "assistant", "content": "It is wide."}, {"role": "user", "content": "And?"}]} | most, True),
+        "chat, max_completion_tokens": (c, chat | usage | {"max_completion_tokens": 9, "ignore_eos": True}, True),
+        "chat, min_tokens": (c, chat | usage | {"max_tokens": 90, "min_tokens": 20}, True),
+        "chat, to its own end": (c, chat | usage | {"max_tokens": 400}, True),
+        "chat, sampling": (c, chat | most | {"temperature": 0.7, "top_p": 0.9, "seed": number}, True),
+        "completion": (t, text | most, True),
+        "completion, usage": (t, text | most | usage, True),
+        "completion, default length": (t, text | usage, True),
+        "completion, cut inside a character": (t, {"prompt": f"{number}: das Meer überspült"} | most | usage, True),
+        "completion, one token": (t, text | usage | {"max_tokens": 1}, True),
+        "n": (c, chat | most | usage | {"n": 2}, False),
+        "stop strings": (c, chat | most | usage | {"stop": [" zoo", " yet"]}, False),
+        "tools": (c, chat | most | {"tools": [tool]}, False),
+        "JSON": (c, chat | most | {"response_format": {"type": "json_object"}}, False),
+        "penalties": (c, chat | most | {"presence_penalty": 0.5}, False),
+        "token ids": (c, chat | most | {"return_token_ids": True}, False),
+    }  # fmt: skip
+    return {name: (path, {"model": model, "stream": True, **body}, on) for name, (path, body, on) in made.items()}
+
+
+class Said(msgspec.Struct):
+    """One stream as its client has it: texts, ends and roles by answer, usage, the error's code, and what is wrong."""
+
+    texts: dict[int, str] = msgspec.field(default_factory=dict)
+    ends: dict[int, list[str]] = msgspec.field(default_factory=dict)
+    roles: dict[int, int] = msgspec.field(default_factory=dict)
+    usage: tuple[int, int, int] | None = None
+    usages: int = 0
+    names: set[tuple[Any, ...]] = msgspec.field(default_factory=set)
+    error: str = ""
+    done: bool = False
+    wrong: str = ""
+
+
+def read(wire: bytes) -> Said:
+    """A stream's events, each of which must be JSON. Pure."""
+    said = Said()
+    for event in wire.split(b"\n\n"):
+        line = event.strip()
+        if not line or line.startswith(b":"):
+            continue
+        if said.done:
+            said.wrong = "something follows [DONE]"
+        if line == b"data: [DONE]":
+            said.done = True
+            continue
+        try:
+            document = msgspec.json.decode(line.removeprefix(b"data:"))
+        except msgspec.DecodeError:
+            said.wrong = "an event is not JSON"
+            continue
+        if "error" in document:
+            said.error = str(document["error"].get("code"))
+            continue
+        said.names.add(tuple(document.get(name) for name in ("id", "created", "model", "object")))
+        if document.get("usage"):
+            used = document["usage"]
+            said.usage = used["prompt_tokens"], used["completion_tokens"], used["total_tokens"]
+            said.usages += 1
+        for choice in document["choices"]:
+            at, delta = choice["index"], choice.get("delta") or {}
+            said.texts[at] = said.texts.get(at, "") + (choice.get("text") or delta.get("content") or "")
+            said.roles[at] = said.roles.get(at, 0) + ("role" in delta)
+            if choice.get("finish_reason"):
+                said.ends.setdefault(at, []).append(choice["finish_reason"])
+    return said
+
+
+def compare(said: Said, expected: Said, report: ResumeReport, what: str) -> None:
+    """Enter an answer into the report. Pure but for that."""
+    if said.error or not said.done:
+        report.ended[f"{what}: {said.error or 'cut'}"] += 1
+        for at, text in said.texts.items():
+            if not expected.texts.get(at, "").startswith(text):
+                report.doubled_or_altered += 1
+                report.wrong.append(f"{what}: what came before the error is not the beginning of the answer")
+        if not said.error:
+            report.wrong.append(f"{what}: the stream was cut without a word")
+        return
+    if said.texts != expected.texts:
+        for at, whole in expected.texts.items():
+            text = said.texts.get(at, "")
+            report.lost_bytes += max(0, len(whole.encode()) - len(text.encode()))
+            report.doubled_or_altered += not whole.startswith(text)
+        report.wrong.append(f"{what}: {said.texts} is not {expected.texts}")
+    found = (said.ends, said.roles, said.usage, said.usages, len(said.names), said.wrong)
+    if found != (expected.ends, expected.roles, expected.usage, expected.usages, 1, ""):
+        report.wrong.append(f"{what}: {found}, not {(expected.ends, expected.roles, expected.usage)}")
+    else:
+        report.whole += said.texts == expected.texts
+
+
+class Pipe:
+    """Before one engine: cuts an answer's stream after so many bytes as chance says."""
+
+    def __init__(self, there: str, rng: Random, report: ResumeReport) -> None:
+        self._host, _, port = there.removeprefix("http://").rpartition(":")
+        self._port, self._rng, self._report = int(port), rng, report
+        self._server: asyncio.Server | None = None
+        self._pairs: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> str:
+        """Listen; its URL."""
+        self._server = await asyncio.start_server(self._come, HOST, 0)
+        return f"http://{HOST}:{self._server.sockets[0].getsockname()[1]}"
+
+    async def close(self) -> None:
+        """Break what is open."""
+        if self._server is not None:
+            self._server.close()
+        for pair in list(self._pairs):
+            pair.cancel()  # by us alone: they end as if a side had closed
+        await asyncio.gather(*self._pairs, return_exceptions=True)
+
+    async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._pairs.add(task)
+        left: list[int | None] = [None]  # of the answer under way: bytes until the cut
+        back: asyncio.StreamWriter | None = None
+        try:
+            there, back = await asyncio.open_connection(self._host, self._port)
+            await asyncio.gather(self._ask(reader, back, left), self._answer(there, writer, left))
+        except (OSError, asyncio.CancelledError):
+            pass  # the engine is being started again, or the run is over
+        finally:
+            for one in (writer, back):
+                if one is not None:
+                    one.transport.abort()
+            self._pairs.discard(task)
+
+    async def _ask(self, reader: asyncio.StreamReader, back: asyncio.StreamWriter, left: list[int | None]) -> None:
+        rng = self._rng
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(_PIECE):
+                if data.startswith(b"POST /v1/"):
+                    cut = rng.random() < CUT_SHARE
+                    left[0] = rng.randrange(EVENT_BYTES * (TOKENS + 8)) if cut else None
+                if b'"prompt":[' in data and rng.random() >= CUT_AGAIN_SHARE:
+                    left[0] = None  # it continues a stream
+                back.write(data)
+                await back.drain()
+        back.close()
+
+    async def _answer(self, there: asyncio.StreamReader, writer: asyncio.StreamWriter, left: list[int | None]) -> None:
+        streams = False
+        with contextlib.suppress(ConnectionError):
+            while data := await there.read(_PIECE):
+                streams = streams or b"text/event-stream" in data
+                if streams and left[0] is not None:
+                    if left[0] < len(data):
+                        writer.write(data[: left[0]])
+                        await writer.drain()
+                        self._report.cuts += 1
+                        break
+                    left[0] -= len(data)
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+
+class Run:
+    """One run in a world that stands."""
+
+    def __init__(self, world: World, http: aiohttp.ClientSession, seed: int) -> None:
+        self._world, self._http, self._rng = world, http, Random(seed)
+        self.report = ResumeReport()
+        self._pipes: list[Pipe] = []
+        self._number = 0
+        self._dead: Counter[str] = Counter()  # what processes had counted that were killed
+        self._mending: asyncio.Task[None] | None = None
+        self._spared = world.regions["tokyo"].engine_urls[0]  # asked directly for whole answers: it is never killed
+
+    async def put_pipes(self) -> None:
+        """Before all engines; regional balancers start anew, since they are to go through them."""
+        for run in self._world.regions.values():
+            for at, url in enumerate(run.engine_urls):
+                self._pipes.append(pipe := Pipe(url, self._rng, self.report))
+                run.engine_urls[at] = await pipe.open()
+            assert run.regional is not None
+            await run.regional.stop()
+            await self._world.start_regional(run.name)
+        await self._world.wait_until_serving(REGIONS)
+
+    async def close(self) -> None:
+        """End what was begun."""
+        if self._mending is not None:
+            await self._mending
+        for pipe in self._pipes:
+            await pipe.close()
+
+    async def until(self, interruptions: int, say: Callable[[str], None]) -> None:
+        """Ask, and break, until so many streams were interrupted."""
+        await asyncio.gather(*(self._client(interruptions, say) for _ in range(STREAMS)))
+        if self._mending is not None:
+            await self._mending  # who is being started again has something to tell, too
+        await self.count()
+
+    async def _client(self, interruptions: int, say: Callable[[str], None]) -> None:
+        report = self.report
+        while report.interruptions < interruptions and len(report.wrong) < 20:
+            self._number += 1
+            number = self._number
+            made = shapes(self._world.settings.model, number)
+            names = list(made)
+            resumable = [name for name, (_, _, goes_on) in made.items() if goes_on]
+            name = names[number % len(names)] if number % 3 == 0 else self._rng.choice(resumable)
+            path, body, _ = made[name]
+            expected = read(await self._stream(self._spared, path, body))
+            entry = self._rng.choice(sorted(REGIONS))
+            if report.cuts > KILL_EVERY * (report.kills + 1) and self._mending is None:
+                self._mending = asyncio.create_task(self._kill())
+            said = read(await self._stream(self._world.regions[entry].entry, path, body))
+            report.streams += 1
+            report.shapes[name] += 1
+            compare(said, expected, report, name)
+            if number % 100 == 0:
+                say(f"{report.interruptions:,} of {interruptions:,} interruptions, {len(report.wrong)} wrong")
+
+    async def _stream(self, url: str, path: str, body: dict[str, Any]) -> bytes:
+        headers = {"authorization": "Bearer sk-farhop-anywhere"}
+        wire = b""
+        try:
+            async with self._http.post(url + path, json=body, headers=headers) as answer:
+                async for data in answer.content.iter_any():
+                    wire += data
+                if answer.status != 200:
+                    code = msgspec.json.decode(wire).get("error", {}).get("code")
+                    return b"data: " + msgspec.json.encode({"error": {"code": f"{answer.status} {code}"}})
+        except aiohttp.ClientError:
+            pass  # it is cut: it lacks its end
+        return wire
+
+    async def _kill(self) -> None:
+        """An engine or a regional balancer dies, and comes back."""
+        run = self._world.regions[self._rng.choice(("virginia", "frankfurt"))]
+        try:
+            self.report.kills += 1
+            if self._rng.random() < 0.5:
+                at = self._rng.randrange(len(run.engines))
+                await run.engines[at].kill()
+                await self._world.start_engine(run.name, at)
+            else:
+                assert run.regional is not None
+                self._dead += await self._counted("region", run.regional_admin)
+                await run.regional.kill()
+                await self._world.start_regional(run.name)
+            await self._world.wait_until_serving(REGIONS)
+        finally:
+            self._mending = None
+
+    async def count(self) -> None:
+        """Read what balancers that live have counted."""
+        told = Counter(self._dead)
+        for run in self._world.regions.values():
+            for tier, admin in (("region", run.regional_admin), ("global", run.global_admin)):
+                told += await self._counted(tier, admin)
+        self.report.told = told
+
+    async def _counted(self, tier: str, admin: str) -> Counter[str]:
+        told: Counter[str] = Counter()
+        async with self._http.get(f"{admin}/metrics") as page:
+            for labels, count in _RESUMES.findall(await page.text()):
+                said = dict(_LABEL.findall(labels))
+                told[f"{tier}: {said.get('outcome', '')} {said.get('reason', '')}".strip()] += int(float(count))
+        return told
+
+
+@contextlib.asynccontextmanager
+async def running(seed: int = 1, speedup: float = 40.0) -> AsyncIterator[Run]:
+    """A world with pipes. Raises WorldError where it cannot be had."""
+    with tempfile.TemporaryDirectory(prefix="farhop-resume-") as folder:
+        async with World(WorldSettings(replicas=2, speedup=speedup), Path(folder)) as world:
+            await world.wait_until_serving(REGIONS)
+            timeout = aiohttp.ClientTimeout(_TIMEOUT_S)
+            async with aiohttp.ClientSession(
+                timeout=timeout, connector=aiohttp.TCPConnector(limit=0, force_close=True), auto_decompress=False
+            ) as http:
+                run = Run(world, http, seed)
+                try:
+                    await run.put_pipes()
+                    yield run
+                finally:
+                    await run.close()
+
+
+async def measure(interruptions: int, seed: int = 1, say: Callable[[str], None] = lambda _text: None) -> ResumeReport:
+    """So many interruptions. Raises WorldError where the world cannot be run."""
+    try:
+        async with running(seed) as run:
+            await run.until(interruptions, say)
+            return run.report
+    except TimeoutError:
+        raise WorldError("an answer did not end within a minute; look whether the machine is overloaded") from None

@@ -1,0 +1,197 @@
+"""What no router can exceed: a relaxation of the engines' own arithmetic on the same work, solved by weak duality.
+
+Relaxed, each in the routers' favour: no wire, no law, no arrivals (all work is there from the start), requests may be
+split over replicas, every prefix that any earlier request has is cached everywhere, and time is lost to nothing but
+steps. What is left is `Profile.step_ms` summed over a replica's steps: with S steps, U computed prompt tokens and D
+decoded tokens, time >= overhead * S + max(floor * S, prefill * U) + per_sequence * D. A step decodes `sequences_max`
+at most and what they hold alone must fit the KV cache, so S is at least each of two sums over requests. Any convex
+mixture of these is a price in milliseconds that a request cannot fall below on that GPU; any prices of GPU time then
+bound the linear program from above (weak duality), so the search below may stop anywhere and stay valid.
+
+Pure. Never reads what a router did: the work and the fleet alone.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+import msgspec
+import xxhash
+
+from farhop_lab.engine.core.profiles import PROFILES
+from farhop_lab.engine.core.text import TOKEN_BYTES, token_count
+from farhop_lab.scenarios.work import days_of, schedules
+from farhop_lab.workloads.prose import prose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from farhop_lab.engine.core.profiles import Profile
+    from farhop_lab.scenarios.load import Scenario
+    from farhop_lab.workloads.program import Ask, Start
+
+_MIXTURES = tuple((theta / 4.0, alpha) for theta in range(5) for alpha in (0.0, 0.5, 1.0))
+_ROUNDS, _HALVINGS = 4, 24
+_BLOCK_TOKENS = 16
+
+
+class Demand(msgspec.Struct, frozen=True):
+    """One request, in tokens: of its prompt what no earlier request has, and its answer."""
+
+    own_tokens: int
+    answer_tokens: int
+
+
+def demands(scenario: Scenario, seed: int, load: float) -> list[Demand]:
+    """All that is asked of an open-loop scenario by the time it ends, whoever serves it. ValueError where clients wait
+    for answers before they come again: what they ask depends on the router."""
+    doc = scenario.doc
+    if any(work.clients for work in doc.work):
+        raise ValueError("work: a closed loop asks the faster router for more; give `per_s` or a trace")
+    days = days_of(doc.days, doc.day_s)
+    asks: list[Ask] = []
+    answers: list[bytes] = []
+    for i, work in enumerate(doc.work):
+        for schedule in schedules(work, f"{doc.name} {i}", seed, load, days, scenario.folder, doc.duration_s):
+            for start in schedule:
+                if start.at >= doc.duration_s:
+                    break
+                for ask, said in _asked(start, doc.duration_s, _token_s(scenario)):
+                    asks.append(ask)
+                    answers.append(said)
+    return _uncached(asks, answers)
+
+
+def _token_s(scenario: Scenario) -> float:
+    """Seconds from one token to the next on the fastest GPU, alone."""
+    return min(PROFILES[name].step_ms(0, 1) for name in fleet_of(scenario)) / 1e3
+
+
+def _asked(start: Start, until: float, token_s: float) -> Iterator[tuple[Ask, bytes]]:
+    """What a program asks before the end, if every answer came as fast as the fastest GPU decodes it alone."""
+    program, at = start.make(), start.at
+    batch = next(program, None)
+    while batch is not None:
+        said = tuple(prose(f"answer {xxhash.xxh3_64_hexdigest(ask.prompt)}", ask.answer_tokens or 0) for ask in batch)
+        yield from ((ask, text) for ask, text in zip(batch, said, strict=True) if at + ask.think_s < until)
+        at += max(ask.think_s + token_s * ((ask.answer_tokens or 1) - 1) for ask in batch)
+        if at >= until:
+            program.close()
+            return
+        try:
+            batch = program.send(said)
+        except StopIteration:
+            return
+
+
+def _uncached(asks: Sequence[Ask], answers: Sequence[bytes]) -> list[Demand]:
+    """The union of all prompts, each block counted for the first that has it: whichever of them are served, and in
+    whatever order, at least the sum of theirs is computed."""
+    known: set[int] = set()
+    found = []
+    for ask, said in zip(asks, answers, strict=True):
+        hit, chain, fresh = 0, xxhash.xxh3_64(), False
+        text, size = ask.prompt + said, _BLOCK_TOKENS * TOKEN_BYTES
+        for at in range(0, len(text) - size + 1, size):
+            chain.update(text[at : at + size])
+            digest = chain.intdigest()
+            fresh = fresh or digest not in known
+            hit += not fresh and at + size <= len(ask.prompt)
+            known.add(digest)
+        own = max(0, token_count(ask.prompt) - hit * _BLOCK_TOKENS)
+        found.append(Demand(own, ask.answer_tokens or 1))
+    return found
+
+
+def cost_ms(demand: Demand, profile: Profile, theta: float, alpha: float) -> float:
+    """Milliseconds of this GPU that it takes at the least, by one mixture of the bounds; both shares within 0..1."""
+    decoded = max(0, demand.answer_tokens - 1)
+    held = demand.own_tokens + decoded / 2.0
+    steps = decoded * (alpha / profile.sequences_max + (1.0 - alpha) * held / profile.kv_tokens)
+    return (
+        profile.decode_ms_per_sequence * decoded
+        + (1.0 - theta) * profile.prefill_ms_per_token * demand.own_tokens
+        + (profile.step_overhead_ms + theta * profile.decode_floor_ms) * steps
+    )
+
+
+def answers_max(work: Sequence[Demand], fleet: Mapping[str, int], seconds: float) -> float:
+    """The most of these requests that the fleet (replicas by GPU) answers within so many seconds."""
+
+    def dual(prices: Sequence[float], costs: Sequence[Sequence[float]]) -> float:
+        rent = sum(price * count * seconds * 1e3 for price, count in zip(prices, fleet.values(), strict=True))
+        return rent + sum(max(0.0, 1.0 - min(map(float.__mul__, prices, row))) for row in costs)
+
+    return min(float(len(work)), _least(work, fleet, dual))
+
+
+def share_max(work: Sequence[Demand], fleet: Mapping[str, int], seconds: float) -> float:
+    """The most of *every* request that the fleet does within so many seconds, above 1 where it could do more: the
+    capacity that a load is a share of. Infinite for no work."""
+
+    def dual(prices: Sequence[float], costs: Sequence[Sequence[float]]) -> float:
+        rent = sum(price * count * seconds * 1e3 for price, count in zip(prices, fleet.values(), strict=True))
+        needed = sum(min(map(float.__mul__, prices, row)) for row in costs)
+        return rent / needed if needed > 0.0 else inf
+
+    return _least(work, fleet, dual)
+
+
+def fleet_of(scenario: Scenario) -> dict[str, int]:
+    """Replicas by GPU."""
+    fleet: dict[str, int] = {}
+    for site in scenario.doc.sites.values():
+        fleet[site.gpu] = fleet.get(site.gpu, 0) + site.replicas
+    return fleet
+
+
+def _least(
+    work: Sequence[Demand],
+    fleet: Mapping[str, int],
+    dual: Callable[[Sequence[float], Sequence[Sequence[float]]], float],
+) -> float:
+    """Over all mixtures and some prices. Every value of `dual` is a bound, so the least that was seen is one, too."""
+    if not work:
+        return dual([0.0] * len(fleet), [])
+    best = inf
+    profiles = [PROFILES[name] for name in fleet]
+    for theta, alpha in _MIXTURES:
+        costs = [[cost_ms(one, profile, theta, alpha) for profile in profiles] for one in work]
+        means = [sum(column) / len(work) or 1e-9 for column in zip(*costs, strict=True)]
+        prices = [1.0 / mean for mean in means]
+        for _ in range(_ROUNDS if len(prices) > 1 else 1):
+            for gpu, mean in enumerate(means):
+                others = tuple(prices)
+
+                def value(
+                    at: float,
+                    gpu: int = gpu,
+                    others: tuple[float, ...] = others,
+                    costs: Sequence[Sequence[float]] = costs,
+                ) -> float:
+                    return dual([*others[:gpu], at, *others[gpu + 1 :]], costs)
+
+                prices[gpu] = _searched(value, mean)
+        best = min(best, dual(prices, costs))
+    return best
+
+
+def _searched(value: Callable[[float], float], mean: float) -> float:
+    """The price (1 / ms) at which it is least, by ternary search over its logarithm around 1 / `mean`."""
+    low, high = 1e-3 / mean, 1e3 / mean
+    for _ in range(_HALVINGS):
+        ratio = (high / low) ** (1.0 / 3.0)
+        if value(low * ratio) <= value(high / ratio):
+            high /= ratio
+        else:
+            low *= ratio
+    return float((low * high) ** 0.5)
+
+
+def of(scenario: Scenario, seed: int, load: float) -> float:
+    """Good answers in a whole run that no router exceeds: `sum(Result.good)` of any cell of it is no more."""
+    return answers_max(demands(scenario, seed, load), fleet_of(scenario), scenario.doc.duration_s)
+
+
+__all__ = ["Demand", "answers_max", "cost_ms", "demands", "fleet_of", "of", "share_max"]

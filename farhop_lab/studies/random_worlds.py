@@ -1,0 +1,200 @@
+"""Worlds drawn at random by number, the routers that are run in them, and who lost where.
+
+World n of a seed is the same everywhere and for ever: sites, mixed GPUs, wires, lengths, sharing, arrivals, balancers,
+and a load that is a share of what `bound` says the fleet can do of this work. Open loops alone: what they ask
+does not depend on the router, so the bound holds and a ratio is paired. The rival of a world is whoever was best on
+the screening seeds; it is judged on the others, so that it is not chosen by the luck that it is judged by.
+
+Never reads a result to draw a world. `pool` runs the cells and keeps them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farhop_lab.scenarios.load import Scenario, built
+from farhop_lab.sim.baselines.catalogue import ROUTERS
+from farhop_lab.sim.stats import Interval, interval
+from farhop_lab.studies import bound, pool, routers, tables
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farhop_lab.studies.cell import Result
+
+REGIONS = ("virginia", "tokyo", "frankfurt")
+KINDS = ("single", "system-prompt", "chat", "agents", "long-head", "flood", "azure")
+NEVER = frozenset(("omniscient", "region-local"))
+"""No rivals: the one has no wire, the other no other region."""
+LOSS, SLOWER = 0.99, 1.05
+WARM_UP_S = 10.0
+
+
+class World(msgspec.Struct, frozen=True):
+    """One of them: its number, what it is made of, its load as a share of `capacity` (the bound's), and its factor of
+    the rates in the scenario."""
+
+    number: int
+    kind: str
+    scenario: Scenario
+    load: float
+    factor: float
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Of one world, on the seeds that did not choose the rival. `good` and `ttft_p90` are ours over theirs; `of_bound`
+    the share of the true bound that was had; `refused` ours, of all asked."""
+
+    number: int
+    kind: str
+    load: float
+    rival: str
+    good: Interval | None
+    ttft_p90: Interval | None
+    of_bound: float
+    refused: float
+    lost: bool
+    slower: bool
+    about: str
+
+
+def rivals() -> list[str]:
+    """The catalogue's that route between regions, one of each family and its variants; new ones come in by
+    themselves."""
+    return sorted(name for name in ROUTERS if name not in NEVER and not name.startswith(("local-", "central-")))
+
+
+def drawn(number: int, seed: int, window_s: float, azure: Path | None = None) -> World:
+    """World `number` of a seed. TraceError and WorkloadError as the trace has it."""
+    rng = Random(f"world {seed} {number}")
+    kinds = [kind for kind in KINDS if kind != "azure" or azure is not None]
+    kind = kinds[number % len(kinds)]
+    regions = REGIONS[: rng.choice((1, 2, 3, 3))]
+    gpus = ("h100",) if kind in ("agents", "long-head") else ("a100", "h100") if kind == "azure" else ("l4", "a100")
+    sites = {name: {"gpu": rng.choice(gpus), "replicas": rng.randint(1, 3)} for name in regions}
+    weights = {name: rng.choice((0.2, 1.0, 1.0, 3.0)) for name in regions}
+    document: dict[str, Any] = {
+        "name": f"world-{seed}-{number}",
+        "sites": sites,
+        "balancers": dict.fromkeys(regions, rng.choice((1, 1, 2, 4, 8))),
+        "work": _work(kind, rng, weights, regions, azure),
+        "wire": {"jitter": rng.choice((0.0, 0.2)), "drift": rng.choice((0.0, 0.3))},
+        "duration_s": WARM_UP_S + window_s,
+        "warm_up_s": WARM_UP_S,
+        "objective": {"ttft_ms": rng.choice((2000, 5000)), "tpot_ms": rng.choice((150, 250))},
+    }
+    scenario = built(document, azure.parent if azure is not None else Path())
+    load = round(rng.uniform(0.3, 1.1), 2)
+    work = bound.demands(scenario, seed, 1.0)
+    capacity = bound.share_max(work, bound.fleet_of(scenario), scenario.doc.duration_s)
+    return World(number, kind, scenario, load, round(load * capacity, 4))
+
+
+def _work(
+    kind: str, rng: Random, weights: dict[str, float], regions: Sequence[str], azure: Path | None
+) -> list[dict[str, Any]]:
+    """Rates sum up to a few a second at factor 1: the factor does the rest."""
+    if kind == "azure":
+        assert azure is not None
+        return [{"kind": "azure", "path": azure.name, "regions": list(regions), "since_s": rng.uniform(0.0, 1500.0)}]
+    if kind == "chat":
+        figures = {"like": rng.choice(("arena", "wildchat")), "think_s": rng.choice((0.0, 3.0, 10.0))}
+        return [{"kind": "chat", "figures": figures, "per_s": weights}]
+    if kind == "agents":
+        first = rng.choice((5_000, 20_000))
+        figures = {"first_tokens": first, "last_tokens": 2 * first, "tool_s": rng.choice((0.5, 2.0, 8.0))}
+        return [{"kind": "agents", "figures": figures, "per_s": {name: w / 5 for name, w in weights.items()}}]
+    prompt = int(10 ** rng.uniform(2.3, 3.7))
+    shares = {"system-prompt": 0.9, "flood": 0.5}.get(kind, rng.choice((0.0, 0.3, 0.8)))
+    answer = int(10 ** rng.uniform(1.3, 2.6))
+    figures = {
+        "prompt_tokens": prompt,
+        "shared_tokens": int(prompt * shares),
+        "groups": 1 if kind == "system-prompt" else rng.choice((3, 20, 100)),
+        "answer_tokens": answer,
+        "max_tokens": 512,
+    }
+    work: list[dict[str, Any]] = [{"kind": "requests", "figures": figures, "per_s": weights}]
+    if kind == "long-head":
+        long = {"prompt_tokens": 100_000, "answer_tokens": 50}
+        work.append({"kind": "requests", "figures": long, "per_s": {regions[0]: 0.02}})
+    if kind == "flood":
+        work.append({"kind": "requests", "figures": figures, "per_s": {regions[-1]: 4.0 * sum(weights.values())}})
+    return work
+
+
+# -- running
+
+
+def jobs(world: World, names: Sequence[str], seeds: Sequence[int]) -> list[pool.Job]:
+    """Its cells."""
+    return pool.jobs(world.scenario.but(loads=[world.factor]), names, seeds)
+
+
+def best(results: Sequence[Result], names: Sequence[str], count: int) -> list[str]:
+    """These with the most good answers, the lower TTFT p90 first where they are level."""
+    left = list(names)
+    found: list[str] = []
+    while left and len(found) < count:
+        found.append(chosen(results, left))
+        left.remove(found[-1])
+    return found
+
+
+def chosen(results: Sequence[Result], names: Sequence[str]) -> str:
+    """The rival with the most good answers, the lower TTFT p90 where they are level. ValueError for no result."""
+
+    def worth(name: str) -> tuple[float, float]:
+        mine = [result.figures() for result in results if result.key.router == name]
+        return sum(one["good_per_s"] for one in mine), -sum(one.get("ttft_p90_ms", 0.0) for one in mine)
+
+    if not results:
+        raise ValueError("nobody to choose from; run the screening first")
+    return max(names, key=worth)
+
+
+def judged(world: World, results: Sequence[Result], rival: str) -> Verdict:
+    """Farhop beside its rival on the same seeds."""
+    ours = [one for one in results if one.key.router == routers.FARHOP]
+    theirs = [one for one in results if one.key.router == rival]
+    good, p90 = tables.ratio(ours, theirs, "good_per_s"), tables.ratio(ours, theirs, "ttft_p90_ms")
+    tops = [bound.of(world.scenario, one.key.seed, world.factor) for one in ours]
+    had = [sum(one.good) / top for one, top in zip(ours, tops, strict=True) if top > 0.0]
+    asked = sum(one.score.whole.asked for one in ours)
+    failed = sum(one.score.whole.failed for one in ours)
+    doc = world.scenario.doc
+    sites = " ".join(f"{name}:{site.replicas}x{site.gpu}" for name, site in doc.sites.items())
+    return Verdict(
+        number=world.number,
+        kind=world.kind,
+        load=world.load,
+        rival=rival,
+        good=good,
+        ttft_p90=p90,
+        of_bound=sum(had) / len(had) if had else 0.0,
+        refused=failed / asked if asked else 0.0,
+        lost=good is not None and good.half is not None and good.high < LOSS,
+        slower=p90 is not None and p90.mean > SLOWER,
+        about=f"{sites}; balancers {max(doc.balancers.values())}; {dict(doc.work[0].figures)}",
+    )
+
+
+def summary(verdicts: Sequence[Verdict]) -> dict[str, float | Interval | int | None]:
+    """Over all worlds: shares of those without a loss and within the bar of TTFT, and the mean ratio."""
+    ratios = [one.good.mean for one in verdicts if one.good is not None]
+    return {
+        "worlds": len(verdicts),
+        "without_loss": sum(not one.lost for one in verdicts) / len(verdicts) if verdicts else None,
+        "ttft_p90_within": sum(not one.slower for one in verdicts) / len(verdicts) if verdicts else None,
+        "good_ratio": interval(ratios) if ratios else None,
+        "refused_below_capacity": sum(
+            one.refused > 0.0 and one.load < 0.95 and one.kind != "flood" for one in verdicts
+        ),
+    }
+
+
+__all__ = ["KINDS", "Verdict", "World", "best", "chosen", "drawn", "jobs", "judged", "rivals", "summary"]

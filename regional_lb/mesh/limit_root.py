@@ -1,0 +1,201 @@
+"""The root of limits: one balancer of a region lends out what the tenants that call the region home may use.
+
+Who it is stands in the region's hub, under one key that only its writer, or who saw it stand still for TAKEOVER_S, may
+write: by compare-and-set, so that two at once cannot. Invariants: nothing is lent more than TERM_S after the writing
+that succeeded last was begun, so never while another lends; nothing is lent that a successor would not count as used
+(balance.quota). Clocks of two hosts are never compared. Never reads a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from msgspec.structs import replace
+
+from farhop.balance.quota import Root
+from farhop.service.limits import reply_of, wants_of
+from farhop.service.tasks import Tasks
+from farhop.store.contract import Conflict, StoreError, limit_root_key
+from farhop.store.documents import limits as documents
+from farhop.store.documents.document import DocumentError
+from farhop.store.documents.limits import RootClaim
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop_wire import region_pb2
+
+    from farhop.service.limits import LimitBook
+    from farhop.store.contract import Entry, Store
+
+WRITE_S = 3.0
+TERM_S = 15.0
+TAKEOVER_S = 18.0  # above TERM_S, by more than two clocks may differ in it
+LEASES = 1 << 40  # of one root
+_HOLDER_CHARS_MAX = 512
+_WANTS_MAX = 100_000
+
+
+class LimitRoot:
+    """This balancer's part in it. `store` is the region's own hub; `address` is where holders ask."""
+
+    def __init__(self, book: LimitBook, store: Store, region: str, instance: str, clock: Callable[[], float]) -> None:
+        self._book, self._store, self._region, self._instance = book, store, region, instance
+        self._clock, self.address = clock, ""
+        self._root: Root | None = None
+        self._claim: RootClaim | None = None
+        self._until, self._revision = -inf, 0
+        self._seen: tuple[int, float] | None = None  # another's revision, and since when it stands
+        self._wake, self._tasks = asyncio.Event(), Tasks()
+        self.trouble = ""
+        book.changes.append(self._configure)
+
+    def open(self, address: str) -> None:
+        """Stand for it from now on."""
+        self.address = address
+        self._tasks.start(self._keep(), "keep the root of limits")
+
+    async def close(self) -> None:
+        """Lend no more, and let another do it at once."""
+        await self._tasks.close()
+        claim, self._until = self._claim, -inf
+        if self._root is not None and claim is not None:
+            done = replace(claim, instance="", address="", seq=claim.seq + 1, marks=self._root.snapshot(self._clock()))
+            self._root = None
+            try:
+                async with asyncio.timeout(1.0):
+                    await self._store.put(done.place, documents.encode_root(done), expect_revision=self._revision)
+            except (StoreError, TimeoutError, DocumentError):
+                pass  # another sees it stand still
+
+    def borrowed(self, request: region_pb2.BorrowRequest) -> region_pb2.BorrowReply | None:
+        """Lend to a holder; None: this is not the root now."""
+        now = self._clock()
+        if self._root is None or now > self._until:
+            return None
+        if not 0 < len(request.holder) <= _HOLDER_CHARS_MAX or len(request.wants) > _WANTS_MAX:
+            return None
+        reply = reply_of(self._root.exchange(request.holder, request.lease, wants_of(request), now))
+        if self._root.runs_out:
+            self._wake.set()
+        return reply
+
+    async def answer(self, request: region_pb2.BorrowRequest, context: Any) -> region_pb2.BorrowReply:
+        """The same over gRPC. Aborts the call where this is not the root."""
+        reply = self.borrowed(request)
+        if reply is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this balancer is not the root of these limits")
+            raise AssertionError("abort raises")
+        return reply
+
+    def status(self) -> dict[str, Any]:
+        """For people."""
+        now = self._clock()
+        lends = self._root is not None and now <= self._until
+        levels = self._root.levels(now) if self._root is not None and lends else {}
+        return {"lends": lends, "trouble": self.trouble or None, "buckets": levels}
+
+    # -- who it is
+
+    def _configure(self) -> None:
+        if self._root is not None:
+            self._root.configure(self._book.lent_by(self._region), self._clock())
+        self._wake.set()
+
+    async def _keep(self) -> None:
+        while True:
+            self._wake.clear()
+            if self._book.answered and (self._root is not None or self._book.lent_by(self._region)):
+                await self._step()
+            try:
+                async with asyncio.timeout(WRITE_S):
+                    await self._wake.wait()
+                await asyncio.sleep(0.02)
+            except TimeoutError:
+                pass
+
+    async def _step(self) -> None:
+        """Write the claim anew, or look whether it is to be had."""
+        try:
+            async with asyncio.timeout(WRITE_S):
+                if self._root is not None:
+                    await self._write()
+                else:
+                    await self._stand()
+            self.trouble = ""
+        except Conflict:
+            await self._conflicted()
+        except (StoreError, TimeoutError, DocumentError) as error:
+            self.trouble = str(error) or type(error).__name__
+        if self._clock() > self._until:
+            self._root = None
+
+    async def _conflicted(self) -> None:
+        """Somebody else wrote, or we did, and were not told: then we go on from there."""
+        try:
+            async with asyncio.timeout(WRITE_S):
+                entry = await self._store.get(limit_root_key(self._region))
+        except (StoreError, TimeoutError) as error:
+            self.trouble = str(error) or type(error).__name__
+            return
+        claim, ours = _read(entry), self._claim
+        if None not in (self._root, entry, claim, ours):
+            assert entry is not None
+            assert claim is not None
+            assert ours is not None
+            if (claim.instance, claim.first_lease) == (ours.instance, ours.first_lease):
+                self._claim, self._revision = replace(ours, seq=claim.seq), entry.revision
+                self._wake.set()
+                return
+        self._root, self._until = None, -inf
+
+    async def _stand(self) -> None:
+        now = self._clock()
+        entry = await self._store.get(limit_root_key(self._region))
+        claim = _read(entry)
+        revision = entry.revision if entry is not None else 0
+        free = entry is None or (claim is not None and not claim.instance)
+        if not free and (self._seen is None or self._seen[0] != revision):
+            self._seen = revision, self._clock()  # from when the answer was here: it stood no later than that
+            return
+        if not free and self._seen is not None and now - self._seen[1] < TAKEOVER_S:
+            return
+        marks = claim.marks if claim is not None else {}
+        first = claim.first_lease + LEASES if claim is not None else 1
+        self._claim = RootClaim(
+            region=self._region, instance=self._instance, address=self.address, seq=claim.seq if claim else 0,
+            first_lease=first, marks=marks,
+        )  # fmt: skip
+        self._revision = revision
+        root = Root(marks, now, first)
+        root.configure(self._book.lent_by(self._region), now)
+        self._root = root
+        try:
+            await self._write()
+        except BaseException:
+            self._root = None
+            raise
+
+    async def _write(self) -> None:
+        root, claim, began_at = self._root, self._claim, self._clock()
+        assert root is not None
+        assert claim is not None
+        claim = replace(claim, seq=claim.seq + 1, marks=root.snapshot(began_at))
+        self._revision = await self._store.put(
+            claim.place, documents.encode_root(claim), expect_revision=self._revision
+        )
+        self._claim, self._until, self._seen = claim, began_at + TERM_S, None
+        root.written()
+
+
+def _read(entry: Entry | None) -> RootClaim | None:
+    """What stands there; None for what nobody can read, which is taken over like what stands still."""
+    if entry is None:
+        return None
+    try:
+        return documents.decode_root(entry.value)
+    except DocumentError:
+        return None

@@ -1,0 +1,122 @@
+"""Usage and audit of real balancers that are killed under load: whole, once, and provable afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from inprocess import HOP, HOP_KEY, MODEL, Engine, chat, send, streaming
+
+from farhop.accounts import segments
+from farhop.accounts.audit import Files
+from farhop.accounts.usage import Reading
+from farhop_lab.world.etcd_cluster import EtcdCluster
+
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+PEM = KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+class Process:
+    """A balancer; `port` is the first of its line that clients or the tier above come to."""
+
+    def __init__(self, tier: str, folder: Path, config: dict[str, Any]) -> None:
+        path = folder / f"{tier}.yaml"
+        path.write_text(yaml.safe_dump(config))
+        self._command = [sys.executable, "-m", "farhop_cli", tier, "--config", str(path)]
+        self.port = 0
+
+    async def start(self) -> None:
+        self.child = await asyncio.create_subprocess_exec(
+            *self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        assert self.child.stdout is not None
+        async with asyncio.timeout(30.0):
+            line = (await self.child.stdout.readline()).decode()
+        self.port = int(line.split("127.0.0.1:")[1].split(",")[0])
+
+    async def end(self, how: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.child.send_signal(how)
+        await self.child.wait()
+
+
+@asynccontextmanager
+async def fleet(folder: Path) -> AsyncIterator[Process]:
+    """An engine, a region's balancer and a global one, the last of which writes everything down."""
+    (folder / "key.pem").write_bytes(PEM)
+    async with Engine().running() as engine, EtcdCluster(1, folder / "etcd") as etcd:
+        common = {"region": "virginia", "admin": {"port": 0}, "hop": HOP, "etcd": {"endpoints": etcd.endpoints},
+                  "limits": {"drain_s": 0.5}}  # fmt: skip
+        replica = {"url": f"http://{engine.address}", "models": [MODEL], "name": "one"}
+        below = Process("regional", folder, {
+            **common, "instance": "r1", "tier": {"port": 0}, "control": {"port": 0}, "replicas": [replica],
+        })  # fmt: skip
+        above = Process("global", folder, {
+            **common, "instance": "g1", "listen": {"port": 0},
+            "usage": {"dir": str(folder / "usage"), "sync": "never"},
+            "audit": {"dir": str(folder / "audit"), "key": f"file:{folder / 'key.pem'}"},
+        })  # fmt: skip
+        try:
+            await below.start()
+            await above.start()
+            yield above
+        finally:
+            for one in (above, below):
+                await one.end(signal.SIGKILL)
+
+
+async def asked(port: int, until_s: float, answers: list[tuple[float, str]]) -> None:
+    """Ask one after the other; each answer's moment and decision."""
+    while time.monotonic() < until_s:
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            answer = await send(port, chat(body=streaming()))
+            if answer.status == 200 and answer.body.endswith(b"data: [DONE]\n\n"):
+                answers.append((time.monotonic(), answer.headers["x-farhop-decision"]))
+
+
+async def test_killed_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    log = Files(tmp_path / "audit" / "virginia" / "g1", "farhop.internal/fleet/virginia/g1", KEY.public_key())
+    async with fleet(tmp_path) as balancer:
+        answers: list[tuple[float, str]] = []
+        asking = [asyncio.create_task(asked(balancer.port, time.monotonic() + 2.5, answers)) for _ in range(4)]
+        await asyncio.sleep(2.2)
+        killed_at = time.monotonic()
+        await balancer.end(signal.SIGKILL)
+        await asyncio.gather(*asking)
+        checkpoint, _ = log.verify()
+        signed = {json.loads(one).get("id") for one in log.entries(checkpoint.size)}
+        assert len(answers) > 50
+        assert {name for at, name in answers if at < killed_at - 1.5} <= signed
+        seen = (log.folder / "checkpoint").read_bytes()
+        await balancer.start()
+        await asked(balancer.port, time.monotonic() + 0.3, answers)
+        await balancer.end(signal.SIGTERM)
+    checkpoint, beside = log.verify([seen])
+    told = [json.loads(one) for one in log.entries(checkpoint.size)]
+    assert beside == []
+    assert [one["clean"] for one in told if one["kind"] == "start"] == [True, False]
+    decided = {one["id"]: one for one in told if one["kind"] == "decision"}
+    reading = Reading()
+    used = {one.id.rpartition("-")[0]: one for one in reading.events(line for _, line in segments.read(tmp_path))}
+    # A killed process may lose what it was handed within a tenth of a second: on a busy machine a little more.
+    kept = {name for at, name in answers if at < killed_at - 0.5 or at > killed_at + 0.5}
+    assert kept <= decided.keys()
+    assert kept <= used.keys()
+    assert (reading.doubles, reading.unreadable) == (0, 0)
+    for name in kept:
+        assert (decided[name]["served"], decided[name]["epoch"]) == ("virginia", 1)
+        assert (used[name].data.input_tokens, used[name].data.output_tokens) == (11, 3)

@@ -1,0 +1,250 @@
+"""The audit log on disk: it holds whatever stops it and wherever, and no byte of it changes unseen."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from farhop.accounts import audit, tlog
+from farhop.accounts.audit import AuditLog, Decided, Files, salted
+from farhop.accounts.tlog import LogError
+
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+ORIGIN = "farhop.internal/test"
+
+
+def decided(n: int, tenant: str = "acme", **more: Any) -> Decided:
+    given = Decided(1.0, f"d{n:06d}", 7, tenant, "llama", "k", "virginia", "tokyo", "served", 200, frozenset({"tokyo"}))
+    return given._replace(**more)
+
+
+def log_at(folder: Path) -> AuditLog:
+    return AuditLog(folder, ORIGIN, KEY, time.monotonic, time.time)
+
+
+def files_at(folder: Path) -> Files:
+    return Files(folder, ORIGIN, KEY.public_key())
+
+
+def written(folder: Path, count: int, first: int = 0) -> None:
+    log = log_at(folder)
+    log.open()
+    for n in range(first, first + count):
+        log.put(decided(n))
+    log.close()
+    assert not log.trouble
+
+
+def kinds(folder: Path) -> list[str]:
+    files = files_at(folder)
+    return [json.loads(one)["kind"] for one in files.entries(files.checkpoint().size)]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "WAKE_S", 0.005)
+    monkeypatch.setattr(audit, "SEAL_S", 0.02)
+
+
+def test_what_was_decided_is_there_and_proven(tmp_path: Path) -> None:
+    written(tmp_path, 600)
+    written(tmp_path, 50, 600)  # the next process goes on
+    files = files_at(tmp_path)
+    checkpoint, beside = files.verify()
+    assert (checkpoint.size, beside) == (654, [])
+    ((index, entry),) = files.find("d000123", checkpoint.size)
+    told = json.loads(entry)
+    assert (told["epoch"], told["served"], told["lawful"]) == (7, "tokyo", ["tokyo"])
+    assert told["tenant"] == salted((tmp_path / "salt").read_bytes(), "acme")
+    proof = files.proof(index, entry, checkpoint)
+    assert tlog.root_of(tlog.leaf_hash(entry), index, checkpoint.size, proof) == checkpoint.root
+    assert kinds(tmp_path).count("start") == 2
+    assert b"acme" not in b"".join(files.entries(checkpoint.size))
+
+
+def test_who_may_not_be_recorded_is_not(tmp_path: Path) -> None:
+    log = log_at(tmp_path)
+    log.open()
+    log.put(decided(1, tenant=""))
+    log.close()
+    told = json.loads(list(files_at(tmp_path).entries(3))[1])
+    assert {"tenant", "model", "key"}.isdisjoint(told)
+    assert told["id"] == "d000001"
+
+
+def test_every_changed_byte_is_found(tmp_path: Path) -> None:
+    """In a sample of all bytes: flipped, and of every file: cut, longer, gone."""
+    written(tmp_path, 300)
+    files = files_at(tmp_path)
+    files.verify()
+    rng = Random(1)
+    paths = [tmp_path / "checkpoint", *(path for path in (tmp_path / "tile").rglob("*") if path.is_file())]
+    assert len(paths) == 6
+    for path in paths:
+        data = path.read_bytes()
+        flips = range(len(data)) if len(data) < 200 else [0, len(data) - 1, *rng.sample(range(len(data)), 40)]
+        wrongs = [data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :] for at in flips]
+        for wrong in [*wrongs, data[:-1], data + b"\0", data + b"\0\0", b""]:
+            path.write_bytes(wrong)
+            with pytest.raises(LogError):
+                files.verify()
+        path.unlink()
+        with pytest.raises(LogError):
+            files.verify()
+        path.write_bytes(data)
+    files.verify()
+    (tmp_path / "tile" / "0" / "009").write_bytes(b"x")
+    assert files.verify()[1] == ["tile/0/009: is not of the 302 entries that are signed"]
+
+
+def test_a_log_that_was_cut_back_or_made_anew_is_not_the_one_that_was_seen(tmp_path: Path) -> None:
+    old, new, fake = tmp_path / "old", tmp_path / "new", tmp_path / "fake"
+    written(old, 20)
+    seen = (old / "checkpoint").read_bytes()
+    old.rename(new)
+    written(new, 700, 20)
+    files_at(new).verify([seen])
+    later = (new / "checkpoint").read_bytes()
+    written(fake, 1000, 5)
+    with pytest.raises(LogError, match="is not the beginning"):
+        files_at(fake).verify([seen])
+    written(old, 19)
+    with pytest.raises(LogError, match="are left"):
+        files_at(old).verify([later])
+
+
+_WRITER = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, str(Path(sys.argv[1]).parent))
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from farhop.accounts import audit
+audit.WAKE_S, audit.SEAL_S = 0.002, 0.01
+key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+log = audit.AuditLog(Path(sys.argv[1]), "farhop.internal/test", key, time.monotonic, time.time)
+log.open()
+n = 0
+while True:
+    for _ in range(40):
+        log.put(audit.Decided(1.0, f"d{n}", 7, "acme", "m", "k", "v", "t", "served", 200, None)); n += 1
+    print(log.sealed, flush=True)
+    time.sleep(0.002)
+"""
+
+
+def test_killed_at_any_moment_it_holds_and_says_so(tmp_path: Path) -> None:
+    folder, rng, seen = tmp_path / "log", Random(3), list[bytes]()
+    for _ in range(4):
+        child = subprocess.Popen([sys.executable, "-c", _WRITER, str(folder)], stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        # It may begin with signing what the one before it had not: that is not its own beginning yet.
+        sealed = before = int(child.stdout.readline())
+        while sealed < before + 200 + rng.randrange(300):
+            sealed = int(child.stdout.readline())
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        checkpoint, _ = files_at(folder).verify(seen)
+        assert checkpoint.size >= sealed  # what was signed is there
+        seen.append((folder / "checkpoint").read_bytes())
+    log = log_at(folder)
+    log.open()
+    log.close()
+    assert log.unclean
+    checkpoint, beside = files_at(folder).verify(seen)
+    assert beside == []
+    starts = [json.loads(one) for one in files_at(folder).entries(checkpoint.size) if b'"start"' in one]
+    assert [one["clean"] for one in starts] == [True, False, False, False, False]
+
+
+def test_stopped_at_every_write_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault at the n-th file that is put in its place, for every n: then a start takes all that was handed over."""
+    real, left = audit._replace, [0]
+
+    def replace(path: Path, data: bytes) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(path, data)
+
+    monkeypatch.setattr(audit, "_replace", replace)
+    for n in range(9):
+        folder, left[0] = tmp_path / str(n), 10**6
+        log = log_at(folder)
+        log.open()
+        deadline = time.monotonic() + 5.0
+        while not log.sealed:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        left[0] = n
+        for number in range(300):
+            log.put(decided(number))
+        log.close()
+        left[0] = 10**6
+        again = log_at(folder)
+        again.open()
+        again.close()
+        checkpoint, beside = files_at(folder).verify()
+        found = {json.loads(one).get("id") for one in files_at(folder).entries(checkpoint.size)}
+        assert {f"d{number:06d}" for number in range(300)} <= found, n
+        assert beside == []
+
+
+def test_a_full_disk_is_said_and_what_it_cost_is_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "WAITING_MAX", 20)
+    real, full = os.write, [False]
+
+    def write(fd: int, data: Any) -> int:
+        if full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data)
+
+    log = log_at(tmp_path)
+    log.open()
+    while not log.sealed:
+        time.sleep(0.002)
+    monkeypatch.setattr(audit.os, "write", write)
+    full[0] = True
+    for n in range(50):
+        log.put(decided(n))
+    deadline = time.monotonic() + 5.0
+    while not log.trouble:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    assert "No space left" in log.trouble
+    assert log.lost == 30
+    full[0] = False
+    while log.trouble:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    log.put(decided(99))
+    log.close()
+    told = [json.loads(one) for one in files_at(tmp_path).entries(files_at(tmp_path).verify()[0].size)]
+    assert [one["entries"] for one in told if one["kind"] == "lost"] == [30]
+
+
+def test_a_log_that_does_not_hold_is_not_added_to(tmp_path: Path) -> None:
+    written(tmp_path, 10)
+    bundle = next((tmp_path / "tile" / "entries").rglob("12"))
+    bundle.write_bytes(bundle.read_bytes()[:-1] + b"!")
+    with pytest.raises(LogError, match="move the log away"):
+        log_at(tmp_path).open()
+
+
+def test_one_process_writes(tmp_path: Path) -> None:
+    log = log_at(tmp_path)
+    log.open()
+    with pytest.raises(LogError, match="another process"):
+        log_at(tmp_path).open()
+    log.close()

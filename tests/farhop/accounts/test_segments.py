@@ -1,0 +1,148 @@
+"""Lines on the disk: whole or not at all, through a kill, a full disk and bounds; what is lost is counted."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop.accounts import segments
+from farhop.accounts.segments import Bounds, Segments, read
+
+
+def numbered(some: list[Any]) -> list[bytes]:
+    return [b"%d\n" % one for one in some]
+
+
+def numbers(folder: Path) -> list[int]:
+    return [int(line) for _, line in read(folder)]
+
+
+def until(true: Any, within_s: float = 5.0) -> None:
+    end = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "WAKE_S", 0.01)
+    monkeypatch.setattr(segments, "RETRY_S", 0.02)
+
+
+def test_in_order_in_files_of_a_bounded_size(tmp_path: Path) -> None:
+    files = Segments(tmp_path / "a", Bounds(segment_bytes=50), numbered, time.monotonic, time.time)
+    files.open()
+    for n in range(10):
+        for i in range(10):
+            files.put(10 * n + i)
+        until(lambda: files.written == 10 * n + 10)  # noqa: B023
+    files.close()
+    assert numbers(tmp_path) == list(range(100))
+    assert not list(tmp_path.rglob("*.open"))
+    assert len(list(tmp_path.rglob("*.jsonl"))) > 3
+    assert (files.written, files.lost, files.trouble) == (100, 0, "")
+
+
+def test_a_full_disk_loses_nothing_that_it_can_wait_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a write that a full disk cut short nothing stays, and the same lines are written later."""
+    real, full = os.write, [False]
+
+    def write(fd: int, data: Any) -> int:
+        if full[0] and len(data) > 3:
+            return real(fd, data[:3])
+        if full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data)
+
+    monkeypatch.setattr(segments.os, "write", write)
+    files = Segments(tmp_path, Bounds(waiting_max=10), numbered, time.monotonic, time.time)
+    files.open()
+    files.put(100)
+    until(lambda: files.written == 1)
+    full[0] = True
+    for n in range(101, 121):
+        files.put(n)
+    until(lambda: files.trouble != "")
+    assert "No space left" in files.trouble
+    assert files.lost == 10
+    assert numbers(tmp_path) == [100]
+    full[0] = False
+    until(lambda: files.written == 11)
+    files.close()
+    assert numbers(tmp_path) == list(range(100, 111))
+    assert files.trouble == ""
+
+
+def test_a_folder_holds_so_much_and_says_so(tmp_path: Path) -> None:
+    files = Segments(tmp_path, Bounds(segment_bytes=20, bytes_max=40, keep_s=0.0), numbered, time.monotonic, time.time)
+    unread = True
+    files.may_delete = lambda _path: not unread
+    files.open()
+    for n in range(1000, 1006):
+        files.put(n)
+        until(lambda: files.written == n - 999)  # noqa: B023
+    for n in range(1006, 1012):
+        files.put(n)
+    until(lambda: "bytes_max" in files.trouble)
+    unread = False
+    until(lambda: files.written == 12)
+    files.close()
+    assert files.lost == 0
+
+
+_WRITER = """
+import sys, time
+from pathlib import Path
+from farhop.accounts.segments import Bounds, Segments
+files = Segments(Path(sys.argv[1]), Bounds(segment_bytes=2000), lambda some: [b"%d\\n" % n for n in some],
+                 time.monotonic, time.time)
+files.open()
+print(files.unclean, flush=True)
+n = int(sys.argv[2])
+while True:
+    for _ in range(50):
+        files.put(n); n += 1
+    print(files.written, flush=True)
+    time.sleep(0.01)
+"""
+
+
+def test_a_killed_process_leaves_whole_lines_and_the_next_one_says_so(tmp_path: Path) -> None:
+    base = 0
+    for round_ in range(3):
+        child = subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path), str(base)], stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        assert int(child.stdout.readline()) == (round_ > 0)
+        written = 0
+        while written < 300:
+            written = int(child.stdout.readline())
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        found = [n for n in numbers(tmp_path) if n >= base]
+        assert found == list(range(base, base + len(found)))  # nothing within is missing
+        assert len(found) >= written
+        base += 1_000_000
+
+
+@given(st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"") + b"\n"), max_size=20), st.integers(0, 200))
+@settings(max_examples=30)
+def test_what_was_cut_anywhere_is_its_whole_lines(tmp_path_factory: Any, lines: list[bytes], cut: int) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    data = b"".join(lines)[:cut]
+    (folder / f"{1:020d}.jsonl.open").write_bytes(data)
+    files = Segments(folder, Bounds(), numbered, time.monotonic, time.time)
+    files._recover()
+    assert b"".join(line for _, line in read(folder)) == data[: data.rfind(b"\n") + 1]
+    assert files.unclean == 1

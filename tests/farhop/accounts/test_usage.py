@@ -1,0 +1,120 @@
+"""Records, and what they come to: sums that can be taken in any order, prices by epoch, each record once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farhop.accounts.usage import Data, Prices, Reading, Record, Sums, lines, price_book, read, value_of
+from farhop.config import ConfigError
+
+BOOK = """
+epochs:
+- epoch: 1
+  since: 2026-01-01T00:00:00Z
+  models:
+    llama: {input: 1.0, cached: 0.25, output: 4.0}
+  regions:
+    tokyo: {usd_per_gpu_hour: 3.6, egress_usd_per_gb: 0.1}
+    virginia: {usd_per_gpu_hour: 7.2, egress_usd_per_gb: 0.05}
+- epoch: 2
+  since: 2026-02-01T00:00:00Z
+  models:
+    "*": {input: 2.0, output: 8.0}
+"""
+JANUARY, FEBRUARY = 1_768_435_200.0, 1_771_113_600.0  # the 15th
+
+
+@pytest.fixture
+def prices(tmp_path: Path) -> Prices:
+    (tmp_path / "prices.yaml").write_text(BOOK)
+    return price_book(tmp_path / "prices.yaml")
+
+
+def record(name: str = "d1-1", at_s: float = JANUARY, **more: Any) -> Record:
+    given = {
+        "tenant": "acme", "key": "k", "model": "llama", "version": "", "region": "tokyo", "entry_region": "virginia",
+        "status": 200, "outcome": "served", "stream": True, "measured": "engine", "input_tokens": 1000,
+        "cached_tokens": 400, "output_tokens": 100, "reasoning_tokens": None, "regenerated_tokens": 0, "attempts": 1,
+        "duration_ms": 9.0, "ttft_ms": 1.0, "gpu_ms": 3600.0, "request_bytes": 4000, "user": "", **more,
+    }  # fmt: skip
+    return Record(name, at_s, False, tuple(given.values()))
+
+
+def test_a_record_is_a_cloud_event(prices: Prices) -> None:
+    (line,) = lines([record()], "farhop/fleet", prices)
+    told = msgspec.json.decode(line)
+    assert {name: told[name] for name in ("specversion", "id", "source", "type", "subject", "time")} == {
+        "specversion": "1.0", "id": "d1-1", "source": "farhop/fleet", "type": "farhop.request", "subject": "acme",
+        "time": "2026-01-15T00:00:00.000Z",
+    }  # fmt: skip
+    assert told["data"]["price_epoch"] == 1
+    assert "farhopstays" not in told
+    event = read(line)
+    assert event is not None
+    assert event.data.input_tokens == 1000
+    assert (value_of(event, "day"), value_of(event, "model")) == ("2026-01-15", "llama")
+
+
+def test_priced_by_the_epoch_it_was_made_under(prices: Prices) -> None:
+    sums = Sums()
+    for line in lines([record(), record("d2-1", FEBRUARY), record("d3-1", 0.0)], "f", prices):
+        event = read(line)
+        assert event is not None
+        sums.add(event.data, prices)
+    first = (600 * 1.0 + 400 * 0.25 + 100 * 4.0) / 1e6
+    second = (1000 * 2.0 + 100 * 8.0) / 1e6
+    assert sums.cost_usd == pytest.approx(first + second)
+    assert sums.cache_saved_usd == pytest.approx(400 * 0.75 / 1e6)
+    assert sums.unpriced == 1  # before the first epoch
+    assert sums.gpu_s == pytest.approx(3 * 3.6)
+    assert sums.gpu_usd == pytest.approx(3.6 / 3600 * 3.6)
+    assert sums.routed_usd == pytest.approx(3.6 / 3600 * 3.6 - 4000 / 1e9 * 0.05)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 10**6), st.integers(0, 10**6)), max_size=40), st.randoms())
+def test_each_record_counts_once_in_any_order(made: list[tuple[int, int, int]], rng: Any) -> None:
+    once = {name: (name, prompt, output) for name, prompt, output in made}
+    sent = [*lines([record(f"d{n}-1", input_tokens=p, output_tokens=o) for n, p, o in once.values()], "f", None)] * 2
+    rng.shuffle(sent)
+    reading, sums = Reading(), Sums()
+    for event in reading.events(sent):
+        sums.add(event.data, None)
+    assert sums.requests == len(once)
+    assert reading.doubles == len(once)
+    assert sums.input_tokens == sum(p for _, p, _ in once.values())
+    assert sums.output_tokens == sum(o for _, _, o in once.values())
+
+
+def test_what_is_no_record_is_counted() -> None:
+    reading = Reading()
+    assert not list(reading.events([b"", b"{}\n", b"\xff\n", b'{"specversion":"1.0"}\n']))
+    assert reading.unreadable == 4
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ("[]", "must be a mapping"),
+        ("epochs: []", "epochs"),
+        (BOOK.replace("epoch: 2", "epoch: 1"), "must come after"),
+        (BOOK.replace("2026-02-01T00:00:00Z", "2025-02-01T00:00:00Z"), "must come after"),
+        (BOOK.replace("00:00:00Z", "00:00:00"), "time zone"),
+        (BOOK.replace("input: 1.0", "input: -1.0"), "0 or more"),
+        (BOOK.replace("input: 1.0", "input: .nan"), "0 or more"),
+        (BOOK.replace("output: 4.0", "outputs: 4.0"), "correct its name"),
+    ],
+)
+def test_a_book_that_makes_no_sense_is_refused_with_field_and_remedy(tmp_path: Path, document: str, says: str) -> None:
+    (tmp_path / "prices.yaml").write_text(document)
+    with pytest.raises(ConfigError, match=says):
+        price_book(tmp_path / "prices.yaml")
+
+
+def test_data_has_the_fields_that_the_loop_hands_on() -> None:
+    assert len(record().data) == len(Data.__struct_fields__) - 1

@@ -1,0 +1,368 @@
+"""Quotas: by hand, and in random worlds of lost messages, partitions, crashes, skewed clocks and moves of the root."""
+
+from __future__ import annotations
+
+import os
+from math import inf
+from random import Random
+from typing import Any
+
+import pytest
+
+from farhop.balance.quota import DRIFT, LEASE_S, Bucket, Holder, Holding, Quota, Root, Told, Want
+
+B = "b"
+
+
+def root(quota: Quota = Quota(60.0, 1.0), marks: dict[str, int] | None = None) -> Root:  # noqa: B008
+    made = Root(marks or {}, 0.0, 1)
+    made.configure({B: quota}, 0.0)
+    return made
+
+
+def written(made: Root, now: float = 0.0) -> Root:
+    made.snapshot(now)
+    made.written()
+    return made
+
+
+def holder(quota: Quota = Quota(60.0, 1.0), safe: Quota | None = None) -> Holder:  # noqa: B008
+    made = Holder()
+    made.holdings[B] = Holding(B, quota, safe, 0.0)
+    return made
+
+
+def exchange(one: Holder, lender: Root, now: float, name: str = "h") -> None:
+    lease, wants = one.asked(now)
+    written(lender, now)
+    one.told(lender.exchange(name, lease, wants, now), lease, now, now)
+
+
+def test_a_bucket_leaks_at_its_rate_and_never_by_a_clock_that_steps_back() -> None:
+    one = Bucket(Quota(10.0, 1.0), 5.0, 10.0)
+    assert one.leak(4.0) == 10.0
+    assert not one.fits(1, 5.5)
+    assert one.fits(1, 6.0)
+    one.give(20, 6.0)
+    assert one.level == 0.0
+
+
+def test_nothing_is_lent_before_it_is_written_down() -> None:
+    lender, one = root(), holder()
+    one.holdings[B].waiting = 5
+    told: Any = lender.exchange("h", 0, one.asked(0.0)[1], 0.0)
+    assert (told.grants[0].granted, told.grants[0].soon, lender.runs_out) == (0, True, True)
+    exchange(one, lender, 0.0)
+    assert one.holdings[B].available >= 5
+
+
+def test_what_is_lent_to_one_is_not_lent_to_another_and_comes_back_unspent() -> None:
+    lender, one, other = written(root(Quota(10.0, 0.17))), holder(Quota(10.0, 0.17)), holder(Quota(10.0, 0.17))
+    one.holdings[B].waiting = 8
+    exchange(one, lender, 0.0, "one")
+    one.holdings[B].waiting = 0
+    other.holdings[B].waiting = 5
+    exchange(other, lender, 0.1, "other")
+    assert one.holdings[B].available == 8
+    assert other.holdings[B].available == 2
+    assert other.holdings[B].lacks_s(5, 0.1) == pytest.approx(3 / 0.17)
+    for now in (2.0, 4.0, 6.0, 8.0, 9.0):
+        exchange(one, lender, now, "one")
+    exchange(other, lender, 9.0, "other")
+    assert other.holdings[B].available == 5
+
+
+def test_a_lease_ends_where_its_root_is_not_reached_and_its_safe_part_stays() -> None:
+    lender = written(root(Quota(60.0, 1.0)))
+    one = holder(Quota(60.0, 1.0), Quota(6.0, 0.1))
+    mine = one.holdings[B]
+    mine.waiting = 10
+    exchange(one, lender, 0.0)
+    assert one.alive(LEASE_S)
+    assert mine.fits(10, LEASE_S)
+    assert not one.alive(LEASE_S + 0.1)
+    assert not mine.fits(10, LEASE_S + 0.1)
+    assert not mine.fits(2, LEASE_S + 0.1), "its own part begins full"
+    assert mine.fits(2, 25.0)
+    assert mine.take(2) is False
+    mine.settle(2, 1, False, 25.0)
+    assert lender.levels(LEASE_S * (1 + DRIFT))[B]["lent"] == 10
+    lender.exchange("other", 0, (Want(B, wanted=1),), LEASE_S * (1 + DRIFT) + 0.1)
+    assert lender.levels(10.2)[B]["used"] == pytest.approx(10, abs=0.2), "what it lost sight of counts as spent"
+
+
+def test_what_was_not_used_is_given_back_and_what_was_beyond_is_owed() -> None:
+    lender, one = root(Quota(100.0, 1e-9)), holder(Quota(100.0, 1e-9))
+    mine = one.holdings[B]
+    mine.waiting = 80
+    while not mine.fits(80, 0.0):
+        exchange(one, lender, 0.0)
+    mine.waiting = 0
+    assert mine.take(60)
+    mine.settle(60, 10, True, 1.0)
+    assert mine.take(20)
+    mine.settle(20, 25, True, 1.0)
+    exchange(one, lender, 1.0)
+    assert lender.levels(1.0)[B]["used"] == pytest.approx(35)
+
+
+def test_an_answer_under_a_lease_that_was_given_up_is_nothing() -> None:
+    lender, one = root(), holder()
+    one.holdings[B].waiting = 5
+    exchange(one, lender, 0.0)
+    assert one.holdings[B].take(5)
+    lease, wants = one.asked(LEASE_S - 0.1)
+    assert not one.alive(LEASE_S + 0.1)
+    one.told(lender.exchange("h", lease, wants, LEASE_S), lease, LEASE_S - 0.1, LEASE_S + 0.2)
+    assert one.holdings[B].available == 0
+
+
+def test_totals_may_come_twice_or_late() -> None:
+    lender = written(root(Quota(100.0, 2.0)))
+    first = lender.exchange("h", 0, (Want(B, wanted=50, least=50),), 0.0)
+    later = Want(B, spent=30, returned=10, wanted=0)
+    for want in (later, later, Want(B, spent=5), later):
+        told = lender.exchange("h", first.lease, (want,), 0.0)
+    assert isinstance(told, Told)
+    assert lender.levels(0.0)[B] == {"depth": 100.0, "used": 30.0, "lent": 10}
+
+
+def test_a_successor_begins_from_the_marks_and_leaks_only_once_old_leases_are_over() -> None:
+    lender = root(Quota(1000.0, 1000 / 86_400))
+    marks = lender.snapshot(0.0)
+    assert marks[B] == 20, "of a day's limit it may lend 2 % ahead"
+    lender.written()
+    lender.exchange("h", 0, (Want(B, wanted=500, least=500),), 0.0)
+    assert lender.levels(0.0)[B]["lent"] == 20
+    after = root(Quota(1000.0, 1.0), marks)
+    assert after.levels(LEASE_S)[B]["used"] == 20
+    assert after.levels(LEASE_S * (1 + DRIFT) + 5)[B]["used"] == 15
+
+
+def test_nothing_is_given_back_of_what_may_be_unspent_elsewhere() -> None:
+    lender = root(Quota(60.0, 1.0), {B: 60})
+    told = lender.exchange("h", 0, (Want(B),), 0.0)
+    lender.exchange("h", told.lease, (Want(B, refunded=50),), 0.0)
+    assert lender.levels(0.0)[B]["used"] == 60, "its predecessor may have lent that to others"
+
+
+# -- random worlds
+
+
+class World:
+    """One bucket, some holders, a root that moves, a network that loses, delays and doubles. Time is true time; each
+    process has a clock of its own. What was spent is put into one bucket: it must not overflow."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = Random(seed)
+        depth = rng.choice((1, 10, 60, 1000, 100_000))
+        self.quota = Quota(float(depth), depth / rng.choice((5.0, 20.0, 60.0, 86_400.0)))
+        self.share, self.busy = rng.choice((0.0, 0.0, 0.0, 0.0, 0.3)), rng.choice((0.3, 1.0, 1.0))
+        self.greedy = rng.random() < 0.5  # wants all there is, always
+        self.faulty = rng.choice((0.0, 0.05, 0.15, 0.15))
+        self.now = 0.0
+        self.level = self.most = 0.0
+        self.lent = self.quota.part(1 - self.share)
+        self.clocks: dict[Any, tuple[float, float]] = {}
+        count = rng.choice((1, 2, 2, 3, 4))
+        self.safe = self.quota.part(self.share / count) if self.share else None
+        self.holders = [self.fresh(n) for n in range(count)]
+        self.life, self.idle_until = [0] * count, [0.0] * count
+        self.lossy = [rng.choice((0.0, 0.0, 0.1, 0.4)) for _ in range(count)]
+        self.asks: list[tuple[float, int, int, Any]] = []  # due, whose, which life, what
+        self.open: list[tuple[float, int, int, int, int, bool]] = []
+        self.root: Root | None = None
+        self.root_until = -inf
+        self.marks: dict[str, int] = {}
+        self.leases = self.terms = 0
+        self.free_at = 0.0  # when another may take over
+
+    def clock(self, who: Any) -> float:
+        offset, pace = self.clocks.setdefault(
+            who, (self.rng.uniform(-1e6, 1e6), self.rng.uniform(1 - DRIFT / 3, 1 + DRIFT / 3))
+        )
+        return offset + self.now * pace
+
+    def fresh(self, n: int) -> Holder:
+        made = Holder()
+        made.holdings[B] = Holding(B, self.lent, self.safe, self.clock(n))
+        return made
+
+    def pass_s(self, seconds: float) -> None:
+        self.now += seconds
+        self.level = max(0.0, self.level - seconds * self.quota.rate * (1 + DRIFT))
+
+    def spend(self, n: int) -> None:
+        self.level += n
+        self.most = max(self.most, self.level - self.quota.depth)
+
+    # what may happen
+
+    def request(self, n: int) -> None:
+        """Requests that come to a holder: some take all that there is."""
+        one, now, depth = self.holders[n], self.clock(n), self.quota.depth
+        mine = one.holdings[B]
+        one.alive(now)
+        for _ in range(self.rng.choice((0, 1, 3))):
+            units = self.rng.randint(1, max(1, int(depth / self.rng.choice((1, 3, 50)))))
+            mine.waiting = 0 if mine.fits(units, now) else units
+            if mine.waiting or self.greedy:
+                units = mine.available
+            if units > 0:
+                lent = mine.take(units)
+                self.spend(units)
+                over_at = self.now + self.rng.choice((0.1, 3.0, 40.0))
+                used = self.rng.choice((0, units, units, self.rng.randint(0, units)))
+                self.open.append((over_at, n, self.life[n], units, used, lent))
+        if self.greedy:
+            mine.waiting = int(depth)
+
+    def settle(self) -> None:
+        for one in [one for one in self.open if one[0] <= self.now]:
+            self.open.remove(one)
+            _, n, life, taken, used, lent = one
+            if life == self.life[n]:
+                safe = self.holders[n].holdings[B].safe
+                now = self.clock(n)
+                before = safe.leak(now) if safe is not None else 0.0
+                self.holders[n].holdings[B].settle(taken, used, lent, now)
+                if not lent and safe is not None:
+                    self.level = max(0.0, self.level - (before - safe.level))
+
+    def ask(self, n: int, *, well: bool = False) -> None:
+        lease, wants = self.holders[n].asked(self.clock(n))
+        ask = (self.clock(n), lease, wants)
+        for _ in range(1 + (self.rng.random() < self.lossy[n] / 5)):
+            if self.rng.random() >= self.lossy[n]:
+                late_s = self.rng.choice((0.0, 0.0, 0.0, 0.05, 0.9)) if self.rng.random() < 0.95 else 30.0
+                late_s = 0.0 if well else late_s
+                self.asks.append((self.now + late_s, n, self.life[n], ask))
+
+    def deliver(self) -> None:
+        for one in [one for one in self.asks if one[0] <= self.now]:
+            self.asks.remove(one)
+            _, n, life, (asked_at, lease, wants) = one
+            now = self.clock(("root", self.terms))
+            if self.root is None or now > self.root_until:
+                continue
+            told = self.root.exchange(f"h{n}.{life}", lease, wants, now)
+            in_time = self.clock(n) <= asked_at + 1.0 or self.rng.random() < 0.2
+            if life == self.life[n] and in_time and self.rng.random() >= self.lossy[n]:
+                self.holders[n].told(told, lease, asked_at, self.clock(n))
+
+    def write(self) -> None:
+        """The root writes its marks; it may fail, or seem to, or be cut off for good."""
+        now = self.clock(("root", self.terms))
+        if self.root is not None and now <= self.root_until:
+            marks = self.root.snapshot(now)
+            how = self.rng.choice((*["well"] * 8, "lost", "unheard"))
+            if how != "lost":
+                self.marks, self.free_at = marks, self.now + 18.0
+            if how == "well":
+                self.root.written()
+                self.root_until = now + 15.0
+        elif self.now >= self.free_at:
+            self.take_over()
+
+    def take_over(self) -> None:
+        self.terms += 1
+        now = self.clock(("root", self.terms))
+        self.leases += 1 << 40
+        self.root = Watched(self, self.marks, now, self.leases)
+        self.root.configure({B: self.lent}, now)
+        self.marks, self.root_until, self.free_at = self.root.snapshot(now), now + 15.0, self.now + 18.0
+        self.root.written()
+
+    def root_dies(self) -> None:
+        self.root = None
+        if self.rng.random() < 0.7:
+            self.pass_s(max(0.0, self.free_at - self.now))
+            self.write()
+
+    def root_hands_over(self) -> None:
+        now = self.clock(("root", self.terms))
+        if self.root is not None and now <= self.root_until:
+            self.marks, self.root, self.free_at = self.root.snapshot(now), None, self.now
+            self.write()
+
+    def holder_dies(self) -> None:
+        n = self.rng.randrange(len(self.holders))
+        self.life[n] += 1
+        self.holders[n] = self.fresh(n)
+
+    def partition(self) -> None:
+        n = self.rng.randrange(len(self.holders))
+        self.lossy[n] = self.rng.choice((0.0, 0.1, 1.0))
+
+    def strand(self) -> None:
+        """A holder borrows all that it can, is cut off, and wakes up later; the root may move meanwhile, and the
+        others take all that is left."""
+        n = self.rng.randrange(len(self.holders))
+        quiet_s = self.rng.choice((0.0, 1.0, 2.0)) * min(self.quota.depth / self.quota.rate, 60.0)
+        for _ in range(int(quiet_s / 5) + 1):  # so that there is something to borrow
+            self.pass_s(min(quiet_s, 5.0))
+            self.write()
+        self.lossy, self.greedy = [0.0] * len(self.holders), True
+        mine = self.holders[n].holdings[B]
+        mine.waiting = int(self.lent.depth * self.rng.choice((0.5, 1.0)))
+        self.ask(n, well=True)
+        self.deliver()
+        self.lossy[n], self.idle_until[n] = 1.0, self.now + self.rng.choice((1.0, 5.0, 9.0, 9.0, 15.0, 30.0))
+        how = self.rng.random()
+        if how < 0.5:
+            (self.root_dies if how < 0.2 else self.root_hands_over)()
+
+    def run(self, steps: int = 80) -> None:
+        self.take_over()
+        faults = (self.root_dies, self.root_hands_over, self.holder_dies, self.partition, *[self.strand] * 4)
+        for _ in range(steps):
+            for n in range(len(self.holders)):
+                if self.rng.random() < self.busy and self.now >= self.idle_until[n]:
+                    self.request(n)
+                if self.rng.random() < 0.6:
+                    self.ask(n)
+            if self.rng.random() < 0.5:
+                self.write()
+            self.greedy ^= self.rng.random() < 0.03
+            if self.rng.random() < self.faulty:
+                self.rng.choice(faults)()
+            self.deliver()
+            self.settle()
+            self.pass_s(self.rng.choice((0.0, 0.1, 0.3, 0.3, 1.0, 3.0 if self.busy < 1.0 else 0.3)))
+
+
+class Watched(Root):
+    """A root whose buckets tell the world what they were given back."""
+
+    def __init__(self, world: World, marks: dict[str, int], now: float, first_lease: int) -> None:
+        super().__init__(marks, now, first_lease)
+        self._world = world
+
+    def configure(self, quotas: dict[str, Quota], now: float) -> None:
+        super().configure(quotas, now)
+        for bucket in self._buckets.values():
+            bucket.__class__ = _told(type(bucket), self._world)
+
+
+def _told(kind: type, world: World) -> type:
+    class Told(kind):  # type: ignore[misc]
+        __slots__ = ()
+
+        def give(self, n: float, now: float) -> None:
+            before = self.leak(now)
+            super().give(n, now)
+            world.level = max(0.0, world.level - (before - self.level))
+
+    return Told
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_in_no_world_is_more_spent_than_there_is(part: int) -> None:
+    worlds = int(50 * float(os.environ.get("FARHOP_EXAMPLES", "1")))
+    served = 0.0
+    for seed in range(part * worlds, (part + 1) * worlds):
+        world = World(seed)
+        world.run()
+        assert world.most <= 1e-6, f"world {seed}: {world.most} beyond {world.quota}"
+        served += world.terms > 0
+    assert served > worlds / 2

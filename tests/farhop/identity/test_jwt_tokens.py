@@ -1,0 +1,316 @@
+"""Tokens of identity providers: every way to be somebody else, or somebody still, is refused, and nothing is raised."""
+
+from __future__ import annotations
+
+import functools
+import hmac
+import json
+from base64 import urlsafe_b64encode
+from hashlib import sha256
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from farhop.balance.outcome import KEY_NOT_VALID, MISSING_KEY, UNKNOWN_KEY
+from farhop.identity import jwt_tokens
+from farhop.identity.api_keys import Keyring, Nobody, Principal
+from farhop.identity.jwt_tokens import Issuer, KeysError, TokenVerifier, read_keys
+
+ISS, AUD, NOW_S = "https://idp.example/", "farhop", 1_800_000_000.0
+
+
+@functools.cache
+def private(kind: str) -> Any:
+    made = {
+        "RS256": lambda: rsa.generate_private_key(65537, 2048),
+        "ES256": lambda: ec.generate_private_key(ec.SECP256R1()),
+        "ES384": lambda: ec.generate_private_key(ec.SECP384R1()), "EdDSA": ed25519.Ed25519PrivateKey.generate,
+    }  # fmt: skip
+    return made[kind]()
+
+
+def jwk(kind: str, kid: str | None = None, **more: Any) -> dict[str, Any]:
+    public = json.loads(jwt.algorithms.get_default_algorithms()[kind].to_jwk(private(kind).public_key()))
+    return {**public, "kid": kid or kind, "use": "sig", **more}
+
+
+def document(*keys: Any) -> bytes:
+    return json.dumps({"keys": list(keys)}).encode()
+
+
+def signed(kind: str = "ES256", headers: dict[str, Any] | None = None, **claims: Any) -> str:
+    said = {"iss": ISS, "aud": AUD, "sub": "ann", "iat": NOW_S, "exp": NOW_S + 300, "tenant": "acme", **claims}
+    said = {name: value for name, value in said.items() if value is not None}
+    return jwt.encode(said, private(kind), kind, headers={"kid": kind, **(headers or {})})
+
+
+def issuer(**more: Any) -> Issuer:
+    said = {"algorithms": frozenset(("RS256", "ES256", "EdDSA")), "tenants": frozenset(("acme", "globex")),
+            "tenant_claim": "tenant", **more}  # fmt: skip
+    return Issuer("corp", ISS, frozenset((AUD,)), **said)
+
+
+class Asked:
+    """A keyring over a verifier, whose clock is set by hand."""
+
+    def __init__(self, salt: bytes = b"", **more: Any) -> None:
+        self.now_s, self.wanted = NOW_S, list[str]()
+        self.tokens = TokenVerifier({"corp": issuer(**more)}, salt, lambda: self.now_s)
+        self.tokens.wanted = self.wanted.append
+        self.tokens.publish("corp", read_keys(document(*map(jwk, ("RS256", "ES256", "ES384", "EdDSA")))))
+        self.ring = Keyring(lambda _: None, tokens=self.tokens)
+
+    def __call__(self, token: str) -> Any:
+        return self.ring.identify(b"Bearer " + token.encode())
+
+    def why(self, token: str) -> tuple[Any, str]:
+        found = self(token)
+        assert isinstance(found, Nobody)
+        assert token[:20] not in found.detail
+        return found.outcome, found.detail
+
+
+def b64(data: Any) -> str:
+    text = data if isinstance(data, bytes) else json.dumps(data).encode()
+    return urlsafe_b64encode(text).rstrip(b"=").decode()
+
+
+@pytest.mark.parametrize("kind", ["RS256", "ES256", "EdDSA"])
+def test_a_genuine_token_is_its_tenants(kind: str) -> None:
+    assert Asked()(signed(kind)) == Principal("acme", "", key_id="jwt:corp")
+
+
+def test_what_claims_say_is_read_by_their_configured_names() -> None:
+    asked = Asked(b"salt" * 4, user_claim="email", priority_claim="prio", places_claim="where")
+    said = {"email": "ann@example", "prio": 3, "where": ["eu", "jp"]}
+    found = asked(signed(**said))
+    assert (found.within, found.priority_max, len(found.user)) == (("eu", "jp"), 3, 32)
+    assert "ann" not in found.user
+    assert asked(signed(**{**said, "where": "eu jp"})) == found
+    assert asked(signed(**{**said, "email": "bob@example"})).user != found.user
+    for name, value in (
+        ("email", ""), ("email", None), ("email", 7), ("prio", True), ("prio", 10), ("prio", -1), ("prio", "3"),
+        ("prio", None), ("where", None), ("where", []), ("where", ["eu", 3]), ("where", ["e u"]), ("where", {}),
+        ("where", ["eu"] * 33),
+    ):  # fmt: skip
+        assert asked.why(signed(**{**said, name: value}))[0] is KEY_NOT_VALID, (name, value)
+
+
+def test_an_issuer_speaks_for_its_own_tenants_alone() -> None:
+    asked = Asked()
+    assert asked(signed(tenant="globex")).tenant == "globex"
+    for tenant in ("other", "", "*", None, 7, ["acme"], "x" * 300):
+        assert asked.why(signed(tenant=tenant))[0] is UNKNOWN_KEY
+    assert Asked(tenants=frozenset("*"))(signed(tenant="other")).tenant == "other"
+    assert Asked(tenants=frozenset("*")).why(signed(tenant="*"))[0] is UNKNOWN_KEY
+    assert Asked(tenants=frozenset(("one",)), tenant_claim="")(signed(tenant="other")).tenant == "one"
+
+
+def test_without_a_salt_no_user_is_kept() -> None:
+    assert Asked()(signed()).user == ""
+
+
+def public_pem() -> bytes:
+    encoding, form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    return private("RS256").public_key().public_bytes(encoding, form)
+
+
+def by_hmac(key: bytes, alg: str = "HS256") -> str:
+    head = b64({"alg": alg, "kid": "RS256"})
+    body = b64({"iss": ISS, "aud": AUD, "sub": "ann", "iat": NOW_S, "exp": NOW_S + 300, "tenant": "acme"})
+    return f"{head}.{body}." + b64(hmac.digest(key, f"{head}.{body}".encode(), "sha256"))
+
+
+def with_header(**header: Any) -> str:
+    _, body, signature = signed("RS256").split(".")
+    return f"{b64({'kid': 'RS256', **header})}.{body}.{signature}"
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: with_header(alg="none"), "alg"),
+        (lambda: with_header(alg="none").rpartition(".")[0] + ".", "alg"),
+        (lambda: with_header(alg="NoNe"), "alg"),
+        (lambda: by_hmac(public_pem()), "alg"),
+        (lambda: by_hmac(public_pem(), "RS256"), "signature"),
+        (lambda: with_header(alg="ES256"), "alg"),  # of a key that is for another one
+        (lambda: with_header(alg="RS512"), "alg"),
+        (lambda: signed("ES384"), "alg"),  # published, and not configured
+        (lambda: signed("ES256", {"kid": "RS256"}), "alg"),
+        (lambda: signed("ES256", {"kid": "new"}), "kid"),
+        (lambda: signed("ES256", {"kid": ""}), "kid"),
+        (lambda: signed("ES256", {"crit": ["exp"], "exp": 1}), "crit"),
+        (lambda: with_header(alg="RS256", crit=[]), "crit"),
+        (lambda: with_header(alg="RS256", b64=False), "crit"),
+        (lambda: with_header(alg="RS256", jwk=jwk("RS256"), jku="https://evil.example"), "signature"),
+        (lambda: with_header(alg=7), "JSON Web Token"),
+        (lambda: with_header(alg="RS256", kid=["RS256"]), "JSON Web Token"),
+        (lambda: signed(iss="https://evil.example/"), "iss"),
+        (lambda: signed(iss=None), "iss"),
+        (lambda: f"{b64(b'[' * 3000)}.{b64({})}.x", "JSON Web Token"),
+        (lambda: f"{b64({'alg': 'ES256'})}.{b64(b'{' + b'[' * 3000)}.xx", "JSON Web Token"),
+        (lambda: f"{b64({'alg': 'ES256'})}.{b64([])}.xx", "JSON Web Token"),
+        (lambda: "a.b.c", "JSON Web Token"),
+    ],
+)  # fmt: skip
+def test_each_confusion_is_refused(make: Any, says: str) -> None:
+    reason, detail = Asked().why(make())
+    assert reason is UNKNOWN_KEY
+    assert says in detail
+
+
+@pytest.mark.parametrize(
+    ("claims", "says"),
+    [
+        ({"aud": "other"}, "aud"), ({"aud": None}, "aud"), ({"aud": ["a", 7]}, "aud"), ({"aud": {"farhop": 1}}, "aud"),
+        ({"exp": None}, "exp"), ({"iat": None}, "exp"), ({"sub": None}, "sub"), ({"sub": ""}, "sub"),
+        ({"exp": True}, "exp"), ({"exp": -1}, "exp"), ({"exp": 10**400}, "exp"), ({"nbf": "soon"}, "exp"),
+        ({"exp": NOW_S - 10}, "expired"), ({"nbf": NOW_S + 11}, "not valid yet"),
+        ({"iat": NOW_S + 11}, "not valid yet"),
+        ({"exp": NOW_S + 86_401}, "longer"),
+    ],
+)  # fmt: skip
+def test_each_claim_that_does_not_hold_is_told(claims: dict[str, Any], says: str) -> None:
+    reason, detail = Asked().why(signed(**claims))
+    assert reason is KEY_NOT_VALID
+    assert says in detail
+
+
+def test_leeway_is_granted_and_no_more() -> None:
+    assert Asked()(signed(exp=NOW_S - 9.5)).tenant == "acme"
+    assert Asked()(signed(nbf=NOW_S + 10, iat=NOW_S + 10)).tenant == "acme"
+    assert Asked()(signed(aud=["other", AUD])).tenant == "acme"
+
+
+def test_what_is_too_long_is_not_looked_at() -> None:
+    assert Asked().why(signed(pad="x" * 8192))[0] is MISSING_KEY
+
+
+def test_keys_go_on_beside_tokens() -> None:
+    asked = Asked()
+    assert asked("sk-nobody") is UNKNOWN_KEY
+    assert asked("x" * 600) is MISSING_KEY
+    assert asked.ring.identify(b"Basic " + signed().encode()) is MISSING_KEY
+
+
+def test_a_token_is_verified_once_and_ends_by_its_exp(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, token, verified = Asked(), signed(exp=NOW_S + 20), list[str]()
+    holds = jwt_tokens._holds
+    monkeypatch.setattr(jwt_tokens, "_holds", lambda *given: verified.append("") or holds(*given))
+    for later_s in (0, 1, 29):
+        asked.now_s = NOW_S + later_s
+        assert asked(token).tenant == "acme"
+    assert len(verified) == 1
+    asked.now_s = NOW_S + 30  # its leeway included
+    assert asked.why(token)[0] is KEY_NOT_VALID
+    asked.now_s = NOW_S  # set back: it stays ended
+    assert asked.why(token)[0] is KEY_NOT_VALID
+
+
+def test_a_long_token_is_verified_again_each_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, verified = Asked(), list[str]()
+    holds = jwt_tokens._holds
+    monkeypatch.setattr(jwt_tokens, "_holds", lambda *given: verified.append("") or holds(*given))
+    token = signed()
+    for later_s in (0, 59, 60, 61):
+        asked.now_s = NOW_S + later_s
+        assert asked(token).tenant == "acme"
+    assert len(verified) == 2
+
+
+def test_other_keys_end_what_was_remembered() -> None:
+    asked, token = Asked(), signed()
+    assert asked(token).tenant == "acme"
+    assert not asked.tokens.publish("corp", read_keys(document(*map(jwk, ("RS256", "ES256", "ES384", "EdDSA")))))
+    assert asked(token).tenant == "acme"
+    assert asked.tokens.publish("corp", read_keys(document(jwk("RS256"))))
+    assert asked.why(token)[0] is UNKNOWN_KEY
+    assert asked.wanted == ["corp"]
+    asked.tokens.publish("corp", None)
+    assert asked.why(signed("RS256"))[0] is KEY_NOT_VALID
+
+
+def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jwt_tokens, "MEMO_MAX", 3)
+    asked = Asked()
+    for number in range(5):
+        assert asked(signed(jti=str(number))).tenant == "acme"
+    assert len(asked.tokens._memo) == 3
+    for number in range(5):
+        asked.why(signed(jti=str(number), aud="other"))
+    assert len(asked.tokens._memo) == 3
+
+
+TOKENS = {kind: signed(kind) for kind in ("RS256", "ES256", "EdDSA")}
+
+
+@given(st.sampled_from(sorted(TOKENS)), st.integers(0, 10_000), st.integers(0, 255))
+@example("RS256", len(TOKENS["RS256"]) - 1, ord("A"))
+def test_no_token_with_another_byte_is_anybodys(kind: str, at: int, byte: int) -> None:
+    """Nor the spare bits of base64's last character: two texts of one token would be remembered twice."""
+    token = bytearray(TOKENS[kind].encode())
+    at %= len(token)
+    if token[at] == byte:
+        return
+    token[at] = byte
+    asked = Asked()
+    assert not isinstance(asked.ring.identify(b"Bearer " + token), Principal)
+
+
+@pytest.mark.parametrize("kind", sorted(TOKENS))
+def test_the_last_character_has_one_text(kind: str) -> None:
+    token, asked = TOKENS[kind], Asked()
+    for last in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_=+/":
+        assert isinstance(asked(token[:-1] + last), Principal) == (last == token[-1])
+    assert not isinstance(asked(token + "="), Principal)
+    assert not isinstance(asked(token + "A"), Principal)
+
+
+@given(st.binary(max_size=300))
+def test_whatever_comes_is_answered(some: bytes) -> None:
+    asked = Asked()
+    for header in (some, b"Bearer " + some, b"Bearer " + b".".join([urlsafe_b64encode(some).rstrip(b"=")] * 3)):
+        assert not isinstance(asked.ring.identify(header), Principal)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda some: (
+    st.lists(some) | st.dictionaries(st.sampled_from(["keys", "kty", "kid", "n", "e", "crv", "x", "y", "alg"]), some)
+)))  # fmt: skip
+def test_whatever_an_issuer_publishes_is_read_or_refused(some: Any) -> None:
+    rsa_jwk = {"kty": "RSA", "kid": "a", "n": some, "e": "AQAB"}
+    for published in (some, {"keys": some}, {"keys": [some]}, {"keys": [rsa_jwk]}):
+        with pytest.raises(KeysError):
+            read_keys(json.dumps(published).encode())
+
+
+def test_keys_that_are_not_for_this_are_passed_over() -> None:
+    weak = rsa.generate_private_key(65537, 1024).public_key()
+    weak_jwk = {**json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(weak)), "kid": "weak"}
+    oct_ = {"kty": "oct", "kid": "oct", "k": "c2VjcmV0", "alg": "HS256"}
+    others = [weak_jwk, oct_, jwk("ES256", "enc", use="enc"), jwk("RS256", "ops", key_ops=["encrypt"]),
+              jwk("ES256", "twice"), jwk("RS256", "twice"), jwk("RS256", "alg", alg="HS256"),
+              {**jwk("ES256"), "kid": None}]  # fmt: skip
+    with pytest.raises(KeysError, match="holds no key"):
+        read_keys(document(*others))
+    good = read_keys(document(*others, jwk("RS256", alg="RS256")))
+    assert {kid: sorted(algorithms) for kid, (_, algorithms) in good.items()} == {"RS256": ["RS256"]}
+    with pytest.raises(KeysError, match="at most 64"):
+        read_keys(document(*[jwk("ES256", str(number)) for number in range(65)]))
+    secret = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(private("ES256")))
+    with pytest.raises(KeysError, match="private key"):
+        read_keys(document(jwk("RS256"), {**secret, "kid": "x"}))
+
+
+def test_two_headers_of_one_token_are_known_apart() -> None:
+    asked, token = Asked(), signed()
+    for scheme in (b"Bearer ", b"bearer  "):
+        header = scheme + token.encode()
+        assert asked.tokens.known(sha256(header).digest()) is None
+        assert isinstance(asked.ring.identify(header), Principal)
+        assert asked.tokens.known(sha256(header).digest()) is not None

@@ -1,0 +1,131 @@
+"""Acts: shown first, confirmed by name, written only against what was shown."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from random import Random
+from typing import Any
+
+import pytest
+
+from farhop.service.console.acts import Act, ActError, Acts
+from farhop.store.contract import DRILL_PREFIX, LAW_KEY, law_history_key, override_key
+from farhop.store.documents.overrides import bias_key, decode_drain
+from farhop_lab.memory_store import MemoryStore
+from topology import policy
+from topology.law import Law
+from topology.load import load, shipped
+
+LAW = Law(load(shipped("three-regions")))
+AT = datetime(2027, 1, 15, tzinfo=UTC)
+
+
+def _serving(*regions: str) -> dict[str, Any]:
+    offer = {"models": {"m": {"replicas_ready": 1}}}
+    return {"regions": [{"region": name, "state": "up", "instances": [offer], "in_flight": 2} for name in regions]}
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore(Random(1))
+
+
+def desk(store: MemoryStore, *statuses: dict[str, Any]) -> Acts:
+    async def said() -> tuple[dict[str, Any], ...]:
+        return statuses
+
+    return Acts(store, lambda: LAW, said, lambda: AT)
+
+
+ALL = _serving("virginia", "frankfurt", "tokyo")
+VIRGINIA = {"do": "drain", "target": "virginia", "why": "patching"}
+
+
+async def test_a_dry_run_writes_nothing_and_what_it_showed_is_written(store: MemoryStore) -> None:
+    acts = desk(store, ALL)
+    told = await acts.perform(Act(**VIRGINIA, over_s=30.0), "ann")
+    assert (told["revision"], told["stands"], told["strands"]) == (0, None, [])
+    assert any(line.startswith("moves: m of anywhere") for line in told["effects"])
+    assert await store.get(override_key("virginia")) is None
+    await acts.perform(Act(**VIRGINIA, over_s=30.0, dry_run=False, revision=0, confirm="virginia"), "ann")
+    entry = await store.get(override_key("virginia"))
+    assert entry is not None
+    drain = decode_drain(entry.value)
+    assert (drain.author, drain.why, drain.over_s, drain.at) == ("ann", "patching", 30.0, AT)
+    back = {"do": "undrain", "target": "virginia", "why": "patched"}
+    told = await acts.perform(Act(**back), "bob")
+    assert told["stands"]["author"] == "ann"
+    await acts.perform(Act(**back, dry_run=False, revision=told["revision"], confirm="virginia"), "bob")
+    assert await store.get(override_key("virginia")) is None
+
+
+async def test_what_changed_since_it_was_shown_is_not_written_over(store: MemoryStore) -> None:
+    acts = desk(store, ALL)
+    await store.put(override_key("virginia"), b"{}")
+    with pytest.raises(ActError, match="somebody else changed it") as caught:
+        await acts.perform(Act(**VIRGINIA, dry_run=False, revision=0, confirm="virginia"), "ann")
+    assert caught.value.status == 409
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"confirm": "virgina"}, "confirm: give the name"),
+        ({"confirm": "virginia", "revision": -1}, "revision: give the one"),
+        ({"confirm": "virginia", "why": " "}, "why: give the reason"),
+        ({"confirm": "virginia", "for_s": 1e9}, "for_s"),
+        ({"confirm": "atlantis", "target": "atlantis"}, "no region 'atlantis'"),
+        ({"confirm": "virginia", "do": "undrain"}, "nothing stands there"),
+    ],
+)
+async def test_what_may_not_be_done_says_why(store: MemoryStore, more: dict[str, Any], said: str) -> None:
+    asked = {**VIRGINIA, "dry_run": False, "revision": 0, **more}
+    with pytest.raises(ActError, match=said):
+        await desk(store, ALL).perform(Act(**asked), "ann")
+    assert await store.list("/") == ()
+
+
+async def test_the_last_region_of_a_tenant_is_drained_only_if_that_is_said(store: MemoryStore) -> None:
+    acts, frankfurt = desk(store, ALL), {"do": "drain", "target": "frankfurt", "why": "patching"}
+    assert (await acts.perform(Act(**frankfurt), "ann"))["strands"] == ["eu-only (m)"]
+    sure: dict[str, Any] = {**frankfurt, "dry_run": False, "revision": 0, "confirm": "frankfurt"}
+    with pytest.raises(ActError, match="last region serving eu-only"):
+        await acts.perform(Act(**sure), "ann")
+    with pytest.raises(ActError, match="no global balancer is heard"):
+        await desk(store).perform(Act(**sure, force=True), "ann")
+    await acts.perform(Act(**sure, force=True), "ann")
+
+
+async def test_laws_tell_who_and_why_and_what_moved_with_each(store: MemoryStore) -> None:
+    document = policy.document_of(LAW.topology)
+    for epoch, why, key in ((1, "begun", law_history_key(1)), (2, "eu-only may go to tokyo", LAW_KEY)):
+        law = {name: document[name] for name in ("models", "tenants")}
+        if epoch == 2:
+            (confined,) = (one for one in law["tenants"] if one["name"] == "eu-only")
+            confined["residency"]["processing"] = {"allow": ["eu", "jp"]}
+        await store.put(key, policy.encode(law, epoch, "ann", why, "2027-01-15T00:00:00Z"))
+    newest, oldest = (await desk(store, ALL).laws())["laws"]
+    assert (newest["epoch"], newest["author"], newest["why"]) == (2, "ann", "eu-only may go to tokyo")
+    assert newest["moved"] == ["eu-only: processing gains tokyo"]
+    assert "moved" not in oldest
+    await store.put(LAW_KEY, b"no law")
+    assert len((await desk(store, ALL).laws())["laws"]) == 2
+
+
+async def test_a_bias_and_a_drill_that_is_stopped(store: MemoryStore) -> None:
+    acts = desk(store, ALL)
+    bias = {
+        "do": "bias",
+        "target": "tokyo",
+        "why": "dear",
+        "ms": 40.0,
+        "dry_run": False,
+        "revision": 0,
+        "confirm": "tokyo",
+    }
+    await acts.perform(Act(**bias), "ann")
+    assert await store.get(bias_key("tokyo")) is not None
+    stop = {"do": "stop-drill", "target": "run-1", "why": "enough", "dry_run": False, "revision": 0, "confirm": "run-1"}
+    await acts.perform(Act(**stop), "ann")
+    assert await store.get(f"{DRILL_PREFIX}stop/run-1") is not None
+    assert (await acts.drills()) == {"running": None, "lever": None, "planned": [], "history": []}

@@ -1,0 +1,243 @@
+"""The console over HTTP: who may, what a viewer that resumes is told, what other sites may not, its bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from farhop.balance.outcome import SERVED
+from farhop.service.admin import AdminServer
+from farhop.service.console import console as module
+from farhop.service.console.acts import ActError, Acts
+from farhop.service.console.console import OwnDesk
+from farhop.service.console.delta import apply
+from farhop.service.console.word import Heard
+from farhop.service.decisions import Decisions
+from farhop.service.operators import OPEN, Operator, Operators, digest_of
+from farhop.telemetry.metrics import TierMetrics
+from farhop_lab.memory_store import MemoryStore
+from topology.law import Law
+from topology.load import load, shipped
+
+TOKENS = {who: (digest_of(who * 8), right) for who, right in (("mm", "metrics"), ("rr", "read"), ("aa", "act"))}
+GUARD = {"x-farhop-console": "1"}
+LAW = Law(load(shipped("three-regions")))
+
+
+class _Desk:
+    """What is heard is a counter."""
+
+    name = "a desk"
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.store = MemoryStore(Random(1))
+
+    async def heard(self) -> Mapping[str, Heard]:
+        self.looks += 1
+        word = {"tier": "global", "region": "tokyo", "under_way": self.looks, "regions": {"tokyo": {"state": "up"}}}
+        return {"global tokyo": Heard(word, int(time.time() * 1e3))}
+
+    def law(self) -> Law:
+        return LAW
+
+    async def decision(self, decision_id: str) -> dict[str, dict[str, Any]]:
+        reasons = {"chosen": "tokyo", "candidates": [{"region": "tokyo", "score": 1.0}]}
+        return {"global tokyo": {"reasons": reasons}} if decision_id == "known" else {}
+
+    async def explain(self, question: bytes) -> dict[str, Any]:
+        raise ActError(f"no such tenant: {question.decode()}", 400)
+
+    def acts(self) -> Acts:
+        async def statuses() -> tuple[dict[str, Any], ...]:
+            return ({"regions": []},)
+
+        return Acts(self.store, self.law, statuses, module.wall)
+
+    def author(self, operator: Operator) -> str:
+        return operator.name
+
+
+@asynccontextmanager
+async def port(operators: Operators, desk: _Desk) -> AsyncIterator[tuple[AdminServer, str]]:
+    server = AdminServer(SimpleNamespace(), TierMetrics("global", "tokyo", "g1"), Decisions(), None, operators)  # type: ignore[arg-type]
+    server.have(desk)
+    bound = await server.open("127.0.0.1", 0)
+    try:
+        yield server, f"http://127.0.0.1:{bound}"
+    finally:
+        await server.close()
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    jar = aiohttp.CookieJar(unsafe=True)
+    async with aiohttp.ClientSession(cookie_jar=jar) as session:
+        yield session
+
+
+async def test_a_token_becomes_a_cookie_that_no_script_and_no_other_site_has(http: aiohttp.ClientSession) -> None:
+    async with port(Operators(TOKENS), _Desk()) as (_, base):
+        async with http.get(f"{base}/console/of/past") as answer:
+            assert answer.status == 401
+        for token, status in (("x" * 16, 401), ("mm" * 8, 401), ("rr" * 8, 200)):
+            async with http.post(f"{base}/console/of/login", json={"token": token}, headers=GUARD) as answer:
+                assert answer.status == status
+                assert token not in await answer.text()
+        cookie = answer.headers["set-cookie"]
+        assert all(word in cookie for word in ("HttpOnly", "SameSite=Strict", "Path=/console/", "Max-Age="))
+        assert "rr" * 8 not in cookie
+        async with http.get(f"{base}/console/of/past") as answer:
+            assert answer.status == 200
+        async with http.get(f"{base}/status") as answer:
+            assert answer.status == 401  # the cookie is for the console alone
+        act = {"do": "drain", "target": "tokyo", "why": "x"}
+        async with http.post(f"{base}/console/of/act", json=act, headers=GUARD) as answer:
+            assert answer.status == 403
+        async with http.post(f"{base}/console/of/logout", json={}, headers=GUARD) as answer:
+            assert answer.status == 200
+        async with http.get(f"{base}/console/of/past") as answer:
+            assert answer.status == 401
+
+
+async def test_no_other_sites_page_acts(http: aiohttp.ClientSession) -> None:
+    desk = _Desk()
+    act = {"do": "undrain", "target": "tokyo", "why": "x"}
+    async with port(OPEN, desk) as (_, base):
+        url = f"{base}/console/of/act"
+        for headers in ({}, {**GUARD, "Origin": "https://evil.example"}, {**GUARD, "Host": "evil.example"}):
+            async with http.post(url, json=act, headers=headers) as answer:
+                assert answer.status == 403
+        async with http.get(f"{base}/console/of/events", headers={"Host": "evil.example"}) as answer:
+            assert answer.status == 403
+        async with http.post(url, json=act, headers={**GUARD, "Origin": base}) as answer:
+            assert (answer.status, (await answer.json())["author"]) == (200, "anybody")
+        for body, status in ((b"{", 400), (b"[" * 5000, 400), (b'{"do":"drop"}', 400), (b" " * 70_000, 400)):
+            async with http.post(url, data=body, headers=GUARD) as answer:
+                assert answer.status == status
+                assert "error" in await answer.json()
+
+
+async def test_the_page_has_no_need_of_anybody_else(http: aiohttp.ClientSession) -> None:
+    sizes = 0
+    async with port(Operators(TOKENS), _Desk()) as (_, base):
+        for name in ("", "/", "/app.js", "/style.css", "/coast.json", "/icon.svg"):
+            async with http.get(f"{base}/console{name}") as answer:
+                text = await answer.text()
+                assert answer.status == 200
+                assert answer.headers["content-security-policy"].startswith("default-src 'self'")
+                assert answer.headers["x-content-type-options"] == "nosniff"
+                assert not any(
+                    word in text.replace("http://www.w3.org/", "") for word in ("http://", "https://", "<style")
+                )
+                sizes += int(answer.headers["content-length"])
+            async with http.get(f"{base}/console{name}", headers={"If-None-Match": answer.headers["etag"]}) as again:
+                assert again.status == 304
+        async with http.get(f"{base}/console/..%2fconsole.py") as answer:
+            assert answer.status == 404
+    assert sizes < 150_000
+
+
+async def _events(http: aiohttp.ClientSession, base: str, most: int, last: str = "") -> list[tuple[str, str, Any]]:
+    """(id, kind, data) of the first events."""
+    found, kept = [], dict[str, str]()
+    async with http.get(f"{base}/console/of/events", headers={"Last-Event-ID": last} if last else {}) as answer:
+        assert answer.content_type == "text/event-stream"
+        async for line in answer.content:
+            name, _, value = line.decode().rstrip("\n").partition(": ")
+            kept[name] = value
+            if name == "data":
+                found.append((kept["id"], kept["event"], msgspec.json.decode(value)))
+            if len(found) == most:
+                break
+    return found
+
+
+async def test_who_resumes_is_told_what_it_missed(http: aiohttp.ClientSession) -> None:
+    desk = _Desk()
+    async with port(OPEN, desk) as (server, base):
+        console = server.console
+        assert console is not None
+        ((first, kind, picture),) = await _events(http, base, 1)
+        assert kind == "picture"
+        for _ in range(3):
+            await console.look()
+        missed = await _events(http, base, 3, first)
+        assert [kind for _, kind, _ in missed] == ["patch"] * 3
+        for _, _, patch in missed:
+            picture = apply(picture, patch)
+        assert picture["balancers"]["global tokyo"]["under_way"] >= 4
+        ((_, kind, _),) = await _events(http, base, 1, "other.1")
+        assert kind == "picture"  # of another process: from the beginning
+        async with http.get(f"{base}/console/of/past") as answer:
+            (chunk,) = (await answer.json())["chunks"]
+        async with http.get(f"{base}/console/of/past/{chunk['number']}") as answer:
+            assert (await answer.json())["picture"]["regions"]["tokyo"]["state"] == "up"
+        async with http.get(f"{base}/console/of/past/99999") as answer:
+            assert answer.status == 404
+
+
+async def test_viewers_are_bounded_and_who_is_slow_is_let_go(
+    http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "VIEWERS_MAX", 2)
+    async with port(OPEN, _Desk()) as (server, base):
+        console = server.console
+        assert console is not None
+        url = f"{base}/console/of/events"
+        async with http.get(url) as one, http.get(url) as two:
+            assert (one.status, two.status) == (200, 200)
+            async with http.get(url) as answer:
+                assert answer.status == 503
+            assert console.viewers == 2
+            viewer = next(iter(console._viewers))
+            for _ in range(module.BEHIND_MAX + 1):
+                viewer.put_nowait(b"")
+            await console.look()
+            assert (console.viewers, console.dropped) == (1, 1)
+        async with asyncio.timeout(10.0):
+            while console.viewers:
+                await console.look()
+                await asyncio.sleep(0.01)
+
+
+async def test_questions_and_decisions(http: aiohttp.ClientSession) -> None:
+    async with port(OPEN, _Desk()) as (_, base):
+        async with http.get(f"{base}/console/of/decision/known?drained=tokyo") as answer:
+            told = await answer.json()
+        assert told["what_if"]["global tokyo"]["moved"]
+        async with http.get(f"{base}/console/of/decision/unknown") as answer:
+            assert answer.status == 404
+        async with http.post(f"{base}/console/of/explain", json={"question": {"a": 1}}, headers=GUARD) as answer:
+            assert (answer.status, await answer.json()) == (400, {"error": 'no such tenant: {"a": 1}'})
+        async with http.get(f"{base}/console/of/drills") as answer:
+            assert (await answer.json())["history"] == []
+
+
+async def test_a_balancers_own_rates_are_of_seconds_whoever_asks() -> None:
+    metrics = TierMetrics("global", "tokyo", "g1")
+
+    def status() -> dict[str, Any]:
+        return {"tier": "global", "region": "tokyo", "law_epoch": 1}
+
+    async def explain(_body: bytes) -> dict[str, Any]:
+        return {}
+
+    desk = OwnDesk(status, metrics, Decisions(), lambda: LAW, MemoryStore(Random(1)), explain)
+    assert (await desk.word(1_000))["arcs"] == {}
+    for _ in range(10):
+        metrics.attempted("paris", SERVED)
+    assert (await desk.word(2_000))["arcs"] == {"paris": {"ok": 10}}
+    assert (await desk.word(2_010))["arcs"] == {"paris": {"ok": 10}}  # another asks
+    assert (await desk.word(3_000))["arcs"] == {"paris": {"ok": 5}}
+    assert (await desk.word(4_000))["arcs"] == {}
+    assert desk.acts() is not None

@@ -1,0 +1,75 @@
+"""Deltas and the ring: a patch leads from one picture to the next, whatever they are; bounds hold."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop.service.console.delta import CHUNK, Picture, Ring, apply, diff
+
+LEAVES = st.one_of(st.integers(-3, 3), st.text(max_size=2), st.booleans(), st.lists(st.integers(0, 2), max_size=2))
+PICTURES = st.recursive(
+    st.dictionaries(st.sampled_from("abcd"), LEAVES, max_size=4),
+    lambda inner: st.dictionaries(st.sampled_from("abcd"), st.one_of(LEAVES, inner), max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150)
+@given(PICTURES, PICTURES)
+def test_a_patch_leads_from_any_picture_to_any_other(old: Picture, new: Picture) -> None:
+    patch = diff(old, new)
+    assert apply(old, patch) == new
+    assert diff(new, new) == {}
+
+
+@settings(max_examples=40)
+@given(st.lists(PICTURES, min_size=1, max_size=8), st.integers(0, 7))
+def test_who_resumes_sees_what_who_stayed_sees(pictures: list[Picture], left_at: int) -> None:
+    ring, before = Ring(), Picture()
+    seen: list[Picture] = []
+    for number, picture in enumerate(pictures, 1):
+        ring.add(number, number * 1000, picture, msgspec.json.encode(diff(before, picture)))
+        before = picture
+        seen.append(picture)
+    left_at = min(left_at, len(pictures))
+    patches = ring.since(left_at)
+    assert patches is not None
+    resumed = seen[left_at - 1] if left_at else {}
+    for _, patch in patches:
+        resumed = apply(resumed, msgspec.json.decode(patch))
+    assert resumed == pictures[-1]
+    assert ring.since(len(pictures) + 1) is None
+
+
+def _fill(ring: Ring, pictures: int) -> None:
+    before = Picture()
+    for number in range(1, pictures + 1):
+        picture = {"n": number, "of": {str(number % 7): number * 7919 % 1013}}
+        ring.add(number, number * 1000, picture, msgspec.json.encode(diff(before, picture)))
+        before = picture
+
+
+def test_every_moment_kept_can_be_looked_at() -> None:
+    ring = Ring(seconds=3 * CHUNK)
+    _fill(ring, 5 * CHUNK + 3)
+    chunks = ring.chunks()
+    assert len(chunks) == 4  # three of the past, and the one that is open
+    seen = []
+    for chunk in chunks:
+        told = msgspec.json.decode(ring.chunk(chunk["number"]) or b"")
+        picture = told["picture"]
+        seen.append(picture["n"])
+        for patch in told["patches"]:
+            picture = apply(picture, patch)
+            seen.append(picture["n"])
+        assert picture["n"] * 1000 == chunk["to_ms"]
+    assert seen == list(range(2 * CHUNK + 1, 5 * CHUNK + 4))
+    assert ring.chunk(1) is None
+
+
+def test_the_ring_is_bounded_in_bytes_too() -> None:
+    ring = Ring(bytes_max=1500)
+    _fill(ring, 12 * CHUNK)
+    assert 0 < ring.held_bytes <= 1500

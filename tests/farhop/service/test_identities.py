@@ -1,0 +1,222 @@
+"""Tokens and certificates on real sockets, at both tiers alike: who is let in, as whom, and what is written of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import io
+import re
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from aiohttp import ClientError, ClientSession
+from inprocess import MODEL, Both, Engine, both, chat, global_config, head, regional_config, send, tenant, topology
+from provider import Provider
+from pydantic import ValidationError
+
+from farhop.accounts import segments
+from farhop.accounts.usage import Reading
+from farhop.telemetry import logs
+from farhop_lab.world.certs import Authority
+
+SALT = "salt-of-this-test"
+URI = "spiffe://corp.example/ns/batch/sa/nightly"
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """What ships runs on uvloop."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(autouse=True)
+def salted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_SALT", SALT)
+
+
+@pytest.fixture
+async def provider() -> AsyncIterator[Provider]:
+    async with Provider().running() as running:
+        yield running
+
+
+@pytest.fixture
+async def up(provider: Provider, tmp_path: Path) -> AsyncIterator[Both]:
+    claims = {"tenant": "tenant", "places": "places", "priority": "priority"}
+    corp = provider.config(tenants=["acme", "stray"], claims=claims)
+    given: dict[str, Any] = {
+        "identity": {"issuers": {"corp": corp}, "user_salt": "env:FARHOP_TEST_SALT"},
+        "usage": {"dir": str(tmp_path), "sync": "never"},
+    }
+    world = topology(tenant("acme", priority=5, tiers={"high": 9}))
+    async with Engine().running() as engine, both(engine, world, regional=given, global_=given) as running:
+        yield running
+        await running.at_rest()
+
+
+def token(provider: Provider, **claims: Any) -> str:
+    return provider.token(time.time(), **{"tenant": "acme", "places": "world", "priority": 9, **claims})
+
+
+async def test_a_token_is_its_tenants_at_both_tiers_and_its_user_is_written_down_salted(
+    provider: Provider, up: Both, tmp_path: Path
+) -> None:
+    out = io.StringIO()
+    logs.configure("both", "virginia", "t", stream=out)
+    good, now_s = token(provider), time.time()
+    bad = {
+        good[:-2] + ("AA" if good[-2:] != "AA" else "BB"): "unknown_key",
+        token(provider, tenant="stray"): "unknown_key",  # its issuer may say so, and the law does not name it
+        token(provider, tenant="other"): "unknown_key",
+        token(provider, aud="other"): "key_not_valid",
+        token(provider, exp=now_s - 60): "key_not_valid",
+        token(provider, nbf=now_s + 60): "key_not_valid",
+        token(provider, places=[]): "key_not_valid",
+        token(provider, pad="x" * 9000): "missing_key",
+    }
+    for port in (up.entry, up.client):
+        assert (await send(port, chat(key=good))).status == 200
+        assert (await send(port, chat(key=None, x_api_key=good))).status == 200
+        assert (await send(port, head("GET", "/v1/models", authorization=f"Bearer {good}"))).status == 200
+        assert (await send(port, chat(key="sk-farhop-acme"))).status == 200
+        for one, code in bad.items():
+            answer = await send(port, chat(key=one))
+            assert (answer.status, answer.code) == (401, code)
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert one[:20].encode() not in answer.body
+            assert b"Traceback" not in answer.body
+        elsewhere = "no_region_serving" if port == up.entry else "unlawful_here"
+        assert (await send(port, chat(key=token(provider, places=["jp"])))).code == elsewhere
+        assert (await send(port, chat(key=token(provider, places="nowhere")))).status == 451
+    await up.at_rest()
+    for balancer in (up.global_, up.regional):
+        assert balancer.tier_admin.status()["keys"]["issuers"]["corp"]["stale"] is False
+        assert b'farhop_issuer_keys_age_seconds{issuer="corp"' in balancer.metrics.render()
+        await balancer._close_accounts()
+    told = [one.data for one in Reading().events(line for _, line in segments.read(tmp_path))]
+    user = hmac.digest(SALT.encode(), b"https://idp.example/\nann", "sha256")[:16].hex()
+    assert {(data.key, data.user) for data in told if data.status == 200} == {("jwt:corp", user), ("demo", "")}
+    everything = out.getvalue() + "".join(line.decode() for _, line in segments.read(tmp_path))
+    assert not any(part in everything for one in (good, *bad) for part in (one, one.rpartition(".")[2]) if part)
+
+
+async def test_a_token_lowers_priority_and_no_tier_raises_it_again(provider: Provider, up: Both) -> None:
+    engine_body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "service_tier": "high"}
+    for says, gets in ((9, 9), (2, 2)):
+        seen = list[int]()
+        authenticator = up.global_.authenticator
+        wished = authenticator.wished
+
+        def watching(*given: Any, wished: Any = wished, seen: list[int] = seen) -> Any:
+            caller = wished(*given)
+            seen.append(caller.priority)
+            return caller
+
+        authenticator.wished = watching  # type: ignore[method-assign]
+        assert (await send(up.entry, chat(key=token(provider, priority=says), body=engine_body))).status == 200
+        authenticator.wished = wished  # type: ignore[method-assign]
+        assert seen == [gets]
+
+
+async def test_a_rotated_key_is_fetched_beside_requests(provider: Provider, up: Both) -> None:
+    provider.rotate()
+    assert (await send(up.entry, chat(key=token(provider)))).code == "unknown_key"
+    keys = up.global_.identities.issuer_keys
+    assert keys is not None
+    keys._sources["corp"].asked_at -= 30  # as if so much later
+    async with asyncio.timeout(5):
+        while (await send(up.entry, chat(key=token(provider)))).status != 200:
+            await asyncio.sleep(0.05)
+
+
+async def test_who_is_known_by_a_certificate(tmp_path: Path) -> None:
+    authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
+    server, nightly = authority.issue("server"), authority.issue("nightly", (URI,))
+    other, narrow = authority.issue("other", (f"{URI}/other",)), authority.issue("narrow", (f"{URI}/jp",))
+    two, strange = authority.issue("two", (URI, f"{URI}/jp")), stranger.issue("strange", (URI,))
+    tls = {"cert_file": server.cert_file, "key_file": server.key_file, "client_ca_file": authority.ca_file,
+           "client_certificate": "optional"}  # fmt: skip
+    certificates = {"nightly": {"uri": URI, "tenant": "acme"},
+                    "narrow": {"uri": f"{URI}/jp", "tenant": "acme", "within": ["jp"]}}  # fmt: skip
+    listen, identity = {"port": 0, "tls": tls}, {"certificates": certificates}
+    given: dict[str, Any] = {
+        "regional": {"client": listen, "identity": identity}, "global_": {"listen": listen, "identity": identity},
+    }  # fmt: skip
+
+    async def asked(port: int, pair: Any, key: str | None = None) -> tuple[int, str]:
+        context = ssl.create_default_context(cafile=authority.ca_file)
+        if pair is not None:
+            context.load_cert_chain(pair.cert_file, pair.key_file)
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
+        url = f"https://127.0.0.1:{port}/v1/chat/completions"
+        async with ClientSession() as http:
+            answers = set[tuple[int, str]]()
+            for _ in range(2):  # on one connection
+                async with http.post(url, json=body, headers=headers, ssl=context) as answer:
+                    said = await answer.json()
+                    answers.add((answer.status, said.get("error", {}).get("code", "")))
+        (one,) = answers
+        return one
+
+    async with Engine().running() as engine, both(engine, topology(tenant("acme")), **given) as up:
+        for port in (up.entry, up.client):
+            assert await asked(port, nightly) == (200, "")
+            assert await asked(port, nightly, "sk-nobody") == (401, "unknown_key")  # what is said explicitly counts
+            assert await asked(port, nightly, "sk-farhop-anywhere") == (200, "")
+            assert await asked(port, None, "sk-farhop-anywhere") == (200, "")
+            assert await asked(port, None) == (401, "missing_key")
+            assert await asked(port, other) == (401, "unknown_key")
+            assert await asked(port, two) == (401, "unknown_key")
+            assert (await asked(port, narrow))[1] == ("no_region_serving" if port == up.entry else "unlawful_here")
+            with pytest.raises((ClientError, OSError)):
+                await asked(port, strange)
+        await up.at_rest()
+
+
+async def test_without_issuers_nothing_of_it_is_there() -> None:
+    async with Engine().running() as engine, both(engine, topology()) as up:
+        sent = chat(key=None).replace(b"connection: close", b":certificate: x\r\nconnection: close")
+        assert (await send(up.entry, sent)).code == "malformed_http"
+        identities = up.global_.identities
+        assert (identities.tokens, identities.issuer_keys, identities.certificates) == (None, None, None)
+        assert "issuers" not in up.global_.tier_admin.status()["keys"]
+
+
+GOOD = {"issuer": "https://i", "audience": ["a"], "jwks_url": "https://i/k", "algorithms": ["RS256"], "tenants": ["t"]}
+
+
+@pytest.mark.parametrize(
+    ("identity", "says"),
+    [
+        ({"issuers": {"a": {**GOOD, "algorithms": ["HS256"]}}}, "algorithms"),
+        ({"issuers": {"a": {**GOOD, "algorithms": ["none"]}}}, "algorithms"),
+        ({"issuers": {"a": {**GOOD, "algorithms": []}}}, "algorithms"),
+        ({"issuers": {"a": {**GOOD, "jwks_url": "http://idp.example/k"}}}, "insecure: true"),
+        ({"issuers": {"a": {**GOOD, "jwks_url": "https://u:p@i/k"}}}, "jwks_url: must be"),
+        ({"issuers": {"a": {**GOOD, "jwks_url": "file:///etc/passwd"}}}, "jwks_url: must be"),
+        ({"issuers": {"a": {**GOOD, "tenants": ["t", "u"]}}}, "claims.tenant"),
+        ({"issuers": {"a": {**GOOD, "tenants": ["*"]}}}, "claims.tenant"),
+        ({"issuers": {"a": {**GOOD, "leeway_s": 31}}}, "leeway_s"),
+        ({"issuers": {"a": {**GOOD, "stale_s": 60}}}, "stale_s"),
+        ({"issuers": {"a": {**GOOD, "ca_file": "/not/here"}}}, "ca_file"),
+        ({"issuers": {"a": GOOD, "b": GOOD}}, "two have the same `issuer`"),
+        ({"certificates": {"a": {"uri": URI, "tenant": "t"}, "b": {"uri": URI, "tenant": "u"}}}, "the same `uri`"),
+        ({"certificates": {"a": {"uri": "CN=acme", "tenant": "t"}}}, "uri"),
+        ({"certificates": {"a": {"uri": URI, "tenant": "t"}}}, "tls.client_ca_file is not"),
+        ({"issuers": {}, "user_salt": "env:FARHOP_TEST_SHORT"}, "user_salt"),
+    ],
+)  # fmt: skip
+def test_a_configuration_that_cannot_be_meant_is_refused(
+    monkeypatch: pytest.MonkeyPatch, identity: dict[str, Any], says: str
+) -> None:
+    monkeypatch.setenv("FARHOP_TEST_SHORT", "short")
+    engine = Engine()
+    engine.address = "127.0.0.1:1"
+    for make in (lambda: global_config(identity=identity), lambda: regional_config(engine, identity=identity)):
+        with pytest.raises(ValidationError, match=re.escape(says)):
+            make()

@@ -1,0 +1,477 @@
+"""`farhop console` in a real browser, on a live world and on a stage where a desk says what a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from farhop.service.admin import AdminServer
+from farhop.service.console.acts import ActError
+from farhop.service.console.word import Heard
+from farhop.service.decisions import Decisions
+from farhop.service.operators import Operator, Operators, digest_of
+from farhop.telemetry.metrics import TierMetrics
+from farhop_lab.world import world_file
+from farhop_lab.world.world import WorldSettings
+from tests.conftest import RunningWorld
+from topology.law import Law
+from topology.load import load, shipped
+
+pytestmark = pytest.mark.browser
+PATIENCE_S = 20.0
+HOSTILE = '<img src=x onerror="document.title=1337">"\'</script><script>document.title=1337</script>'
+TOKEN = "a-token-for-the-stage-0123"
+READER = "a-token-that-only-reads-0123"
+
+
+def until(true: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
+    end = time.monotonic() + patience_s
+    while not (found := true()):
+        assert time.monotonic() < end, "never so"
+        time.sleep(0.03)
+    return found
+
+
+class Browser:
+    """A page of Chromium, asked by selectors."""
+
+    def __init__(self) -> None:
+        webdriver = pytest.importorskip("selenium.webdriver")
+        from selenium.webdriver.chrome.service import Service
+
+        options = webdriver.ChromeOptions()
+        for one in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+            options.add_argument(one)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        self.driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+        self.size(1400, 860)
+
+    def size(self, width: int, height: int) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+    def go(self, url: str) -> None:
+        self.driver.get("about:blank")
+        self.driver.get(url)
+        until(lambda: self.js("return document.querySelectorAll('#regions tbody tr[data-key]').length"))
+
+    def view(self, name: str) -> None:
+        self.js("location.hash = arguments[0]", name)
+        until(lambda: not self.js("return document.getElementById(arguments[0]).hidden", name.split("/")[0]))
+
+    def js(self, script: str, *given: Any) -> Any:
+        return self.driver.execute_script(script, *given)
+
+    def text(self, selector: str) -> str:
+        return str(self.js("return document.querySelector(arguments[0])?.innerText ?? ''", selector))
+
+    def click(self, selector: str) -> None:
+        self.js("document.querySelector(arguments[0]).click()", selector)
+
+    def type(self, selector: str, text: str) -> None:
+        self.js("const e = document.querySelector(arguments[0]); e.value = arguments[1]", selector, text)
+
+    def faults(self) -> list[str]:
+        return [one["message"] for one in self.driver.get_log("browser") if one["level"] == "SEVERE"]
+
+    def overlaps(self) -> list[str]:
+        """Which of the page's bars lie over another, or beyond the window."""
+        return list(
+            self.js(
+                """const found = [];
+                const box = (s) => document.querySelector(s).getBoundingClientRect();
+                let above = 0;
+                for (const name of ['header', '#wrong', 'main', 'footer']) {
+                  const b = box(name);
+                  const cut = b.left < -1 || b.right > innerWidth + 1 || b.bottom > innerHeight + 1;
+                  if (cut) found.push(name + ' is cut');
+                  if (b.top < above - 1) found.push(name + ' lies over another');
+                  above = b.bottom;
+                }
+                if (document.documentElement.scrollWidth > innerWidth) found.push('wider than the window');
+                for (const e of document.querySelectorAll('.view:not([hidden]) .scroll'))
+                  if (e.getBoundingClientRect().right > innerWidth + 1) found.push('a table leaves the window');
+                return found"""
+            )
+        )
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    made = Browser()
+    yield made
+    made.driver.quit()
+
+
+# -- on a live world
+
+
+class Live:
+    """A world with a console of it that may act, and one that may read."""
+
+    def __init__(self, up: RunningWorld, folder: Path) -> None:
+        self.running, self.file = up, folder / "world.json"
+        world_file.write(self.file, up.world.describe(os.getpid()))
+        self.processes: list[subprocess.Popen[str]] = []
+        self.url, self.reading = self._console(), self._console("--read-only")
+
+    def _console(self, *more: str) -> str:
+        command = [sys.executable, "-m", "farhop_cli", "console", "--world", str(self.file), "--by", "ann", *more]
+        made = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.processes.append(made)
+        assert made.stdout is not None
+        return made.stdout.readline().strip()
+
+    def close(self) -> None:
+        for one in self.processes:
+            one.send_signal(signal.SIGTERM)
+        assert [one.wait(10.0) for one in self.processes] == [0, 0]
+        for one in self.processes:
+            assert one.stdout is not None
+            one.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    folder = tmp_path_factory.mktemp("console")
+    running = RunningWorld(WorldSettings(speedup=20.0, replicas=1), folder / "world")
+    try:
+        running.call(running.world.start())
+        made = Live(running, folder)
+        yield made
+        made.close()
+    finally:
+        running.close()
+
+
+def test_every_view_of_a_live_world(browser: Browser, live: Live) -> None:
+    asked = [
+        live.running.ask(at, tenant, "why is the sky blue?")
+        for at, tenant in (("virginia", "anywhere"), ("virginia", "eu-only"), ("frankfurt", "eu-only"))
+    ]
+    decision = asked[-1].headers["x-farhop-decision"]
+    browser.go(live.url)
+    assert "#" not in browser.js("return location.href").replace("#world", "")  # the token is not left in the address
+    until(lambda: browser.js("return document.querySelectorAll('#places .place').length") == 3)
+    until(lambda: "Nothing is wrong: 3 regions up, 6 balancers heard" in browser.text("#wrong"))
+    until(
+        lambda: (
+            decision
+            in browser.js("return [...document.querySelectorAll('#world .decisions tr')].map((r) => r.dataset.key)")
+        )
+    )
+    browser.js("const s = document.getElementById('tenant'); s.value = 'eu-only'; s.dispatchEvent(new Event('change'))")
+    assert "eu-only may be computed in frankfurt" in browser.text("#zone")
+    assert "not tokyo: tenant eu-only: processing allows only eu" in browser.text("#zone")
+    assert browser.js("return document.querySelector('.place[data-region=tokyo]').classList.contains('outside')")
+    browser.view("region/frankfurt")
+    until(lambda: "frankfurt-0" in browser.text("#replicas"))
+    assert "1 of 1 up" in browser.text("#region-facts")
+    browser.view(f"request/{decision}")
+    until(lambda: "processing allows only eu" in browser.text("#why"))
+    assert "regional frankfurt: why".upper() in browser.text("#why").upper()
+    browser.js(
+        "[...document.querySelectorAll('#why .whatif button')].find((b) => b.textContent === 'frankfurt').click()"
+    )
+    until(lambda: "refused: nobody else was lawful and served" in browser.text("#why"))
+    browser.type("#ask-text", "hello")
+    browser.js("document.getElementById('ask').requestSubmit()")
+    until(lambda: "request would go now" in browser.text("#why"))
+    browser.view("law")
+    until(lambda: "japan-only" in browser.text("#matrix"))
+    assert browser.text("#epochs").count("topology") == 6
+    browser.view("drills")
+    until(lambda: "No drill runs." in browser.text("#running"))
+    for width, height in ((1400, 860), (360, 780)):
+        browser.size(width, height)
+        for name in ("world", "region/tokyo", f"request/{decision}", "law", "drills"):
+            browser.view(name)
+            assert browser.overlaps() == [], (width, name)
+    browser.size(1400, 860)
+    assert browser.faults() == []
+
+
+def test_an_act_shows_first_and_asks_by_name(browser: Browser, live: Live) -> None:
+    browser.go(live.url)
+    browser.view("region/frankfurt")
+    until(lambda: "Drain" in browser.text("#region-acts"))
+    browser.click("#region-acts button")
+    browser.type("#act-why", "patching")
+    go = "document.querySelector('#act form').requestSubmit()"
+    browser.js(go)
+    until(lambda: "Dry run" in browser.text("#act-told") or "DRY RUN" in browser.text("#act-told"))
+    assert "strands: eu-only (llama-3.1-8b)" in browser.text("#act-told")
+    browser.type("#act-confirm", "frankfurter")
+    browser.js(go)
+    until(lambda: "confirm: give the name" in browser.text("#act .error"))
+    browser.type("#act-confirm", "frankfurt")
+    browser.js(go)
+    until(lambda: "last region serving eu-only" in browser.text("#act .error"))
+    browser.click("#act-force")
+    browser.js(go)
+    until(lambda: "draining, by ann: patching" in browser.text("#wrong"))
+    until(lambda: "Undrain" in browser.text("#region-acts"))
+    browser.click("#region-acts button")
+    browser.type("#act-why", "patched")
+    browser.js(go)
+    until(lambda: browser.js("return document.getElementById('act-confirm')"))
+    browser.type("#act-confirm", "frankfurt")
+    browser.js(go)
+    until(lambda: "frankfurt" not in browser.text("#wrong"))
+    assert not [one for one in browser.faults() if "/console/of/act" not in one]
+
+
+def test_who_may_only_read_is_offered_nothing_and_refused(browser: Browser, live: Live) -> None:
+    browser.go(live.reading)
+    browser.view("region/frankfurt")
+    until(lambda: "heard" in browser.text("#region-facts"))
+    assert browser.text("#region-acts") == ""
+    script = """const done = arguments[0]; fetch('/console/of/act', {method: 'POST', headers: {'x-farhop-console': '1'},
+      body: JSON.stringify({do: 'drain', target: 'tokyo', why: 'x'})}).then((a) => done(a.status))"""
+    assert browser.driver.execute_async_script(script) == 403
+    assert browser.js("return document.cookie") == ""  # no script sees it
+
+
+def test_a_region_that_is_killed_is_seen_and_looked_back_on(browser: Browser, live: Live) -> None:
+    browser.go(live.url)
+    until(lambda: "Nothing is wrong" in browser.text("#wrong"))
+    time.sleep(1.2)  # a whole second before, to look back on
+    before_ms = browser.js("return Number(document.getElementById('scrub').value)")
+    tokyo = live.running.world.regions["tokyo"]
+
+    async def kill() -> None:
+        await asyncio.gather(
+            *(one.kill() for one in (*tokyo.engines, tokyo.regional, tokyo.global_) if one is not None)
+        )
+
+    live.running.call(kill())
+    began, late_s = time.monotonic(), 0.0
+    while not {"suspect", "down"} & set(browser.text("#regions tr[data-key=tokyo]").split()):
+        asked = time.monotonic()
+        time.sleep(0.02)
+        late_s += max(0.0, time.monotonic() - asked - 0.05)
+        assert time.monotonic() - began < PATIENCE_S
+    assert time.monotonic() - began - late_s < 2.0
+    until(lambda: "down" in browser.text("#regions tr[data-key=tokyo]"))
+    # Who is cut off is shown as that, with the time of its last word, and not as idle.
+    until(lambda: "cut off: " in browser.text("#wrong") and "last heard" in browser.text("#wrong"))
+    assert "⌁" in browser.text("#regions tr[data-key=tokyo]")
+    assert "–" in browser.text("#regions tr[data-key=tokyo] td:nth-child(7)")
+    browser.js(
+        "const s = document.getElementById('scrub'); s.value = arguments[0]; s.dispatchEvent(new Event('input'))",
+        before_ms,
+    )
+    until(lambda: "Nothing is wrong" in browser.text("#wrong"))
+    assert "up" in browser.text("#regions tr[data-key=tokyo]")
+    browser.click("#mark")
+    browser.click("#live")
+    until(lambda: "down" in browser.text("#regions tr[data-key=tokyo]"))
+    browser.click("#diff")
+    assert "regions › tokyo › state" in browser.text("#compare")
+    browser.click("#compare-close")
+
+
+# -- on a stage
+
+
+class Stage:
+    """A desk that says what a test wants, on an admin port with tokens."""
+
+    name = "the stage"
+
+    def __init__(self, regions: int, replicas: int, named: str = "") -> None:
+        topology = load(shipped("three-regions"))
+        self._law, self._n, self._replicas, self._named = Law(topology), regions, replicas, named
+        self._look = 0
+
+    async def heard(self) -> Mapping[str, Heard]:
+        self._look += 1
+        now, look, named = int(time.time() * 1e3), self._look, self._named
+        found = {}
+        for i in range(self._n):
+            region = ("tokyo", "virginia", "frankfurt")[i] if i < 3 else f"region-{i}"
+            rows = {
+                f"{named}{region}-{k}": {
+                    "state": "up",
+                    "why": named or "proven",
+                    "in_flight": (look * 7 + k) % 60,
+                    "slots": 64,
+                    "running": (look + k) % 50,
+                    "waiting": 0,
+                    "kv": ((look * 3 + k) % 97) / 100,
+                    "hit": 0.4,
+                    "tpot_ms": 11.5,
+                    "prefill_ms": 0.2,
+                    "models": [named or "m"],
+                    "age_s": 0,
+                    "version": named or "v1",
+                }
+                for k in range(self._replicas)
+            }
+            lower = {
+                "tier": "regional",
+                "region": region,
+                "instance": "a",
+                "epoch": 1,
+                "replicas": rows,
+                "queued": look % 3,
+                "queue": {f"0 {named or 't'}": look % 3 + 1},
+                "under_way": look % 40,
+                "law": {"author": named, "why": named},
+            }
+            decision = {
+                "at": now,
+                "tenant": named or "t",
+                "model": named or "m",
+                "to": region,
+                "status": 200,
+                "outcome": "served",
+                "ttft_ms": 99,
+            }
+            upper = {
+                "tier": "global",
+                "region": region,
+                "instance": "a",
+                "epoch": 1,
+                "under_way": look % 30,
+                "trouble": named or None,
+                "arcs": {region: {"ok": 1.5 * look % 9}},
+                "decisions": {f"{look:08x}{i:08x}": decision},
+                "regions": {
+                    region: {
+                        "state": "up",
+                        "why": named or "ok",
+                        "wait_ms": look % 20,
+                        "used": 0.5,
+                        "drain": {"author": named, "why": named} if named else None,
+                    }
+                },
+            }
+            found[f"regional {region}{named}"] = Heard(lower, now, named, "regional", region)
+            found[f"global {region}{named}"] = Heard(upper, now, "", "global", region)
+        return found
+
+    def law(self) -> Law:
+        return self._law
+
+    async def decision(self, decision_id: str) -> dict[str, dict[str, Any]]:
+        del decision_id
+        named = self._named
+        reasons = {
+            "chosen": named,
+            "candidates": [{"region": named, "score": 1.0}],
+            "notes": [named],
+            "policy": named,
+            "unlawful": {named: named},
+        }
+        return {
+            named: {
+                "tenant": named,
+                "model": named,
+                "at_unix_ms": 1,
+                "duration_ms": 5.0,
+                "ttft_ms": 2.0,
+                "outcome": named,
+                "status": 200,
+                "attempts": [{"target": named, "outcome": named}],
+                "reasons": reasons,
+            }
+        }
+
+    async def explain(self, question: bytes) -> dict[str, Any]:
+        raise ActError(question.decode()[:10])
+
+    def acts(self) -> None:
+        return None
+
+    def author(self, operator: Operator) -> str:
+        return operator.name
+
+
+class Theatre:
+    """A stage on a port, in the loop of a thread of its own."""
+
+    def __init__(self, stage: Stage, folder: Path) -> None:
+        self.thread = RunningWorld(WorldSettings(), folder)  # whose world is not begun: its loop alone
+        tokens = {"actor": (digest_of(TOKEN), "act"), "reader": (digest_of(READER), "read")}
+        metrics = TierMetrics("console", "", "")
+        self.server = AdminServer(SimpleNamespace(), metrics, Decisions(), None, Operators(tokens))  # type: ignore[arg-type]
+        self.server.have(stage)
+        self.port = self.thread.call(self.server.open("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.port}/console"
+
+    def close(self) -> None:
+        self.thread.call(self.server.close())
+        self.thread.close()
+
+
+def test_names_are_never_markup(browser: Browser, tmp_path: Path) -> None:
+    stage = Theatre(Stage(3, 2, HOSTILE), tmp_path)
+    try:
+        browser.go(f"{stage.url}#{TOKEN}")
+        for name in ("world", "region/tokyo", "request/00000001", "law", "drills"):
+            browser.view(name)
+            until(lambda name=name: "onerror" in browser.text("body") or name == "drills")
+            assert browser.js("return document.querySelectorAll('img[src=x], main script').length") == 0
+        assert "1337" not in browser.js("return document.title")
+        said = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+        script = (
+            "const done = arguments[0]; fetch('/console').then((a) => done(a.headers.get('content-security-policy')))"
+        )
+        assert browser.driver.execute_async_script(script) == said
+        assert not [one for one in browser.faults() if "Content Security Policy" in one]
+    finally:
+        stage.close()
+
+
+def test_who_has_no_token_is_asked_and_fifty_look_at_once(browser: Browser, tmp_path: Path) -> None:
+    stage = Theatre(Stage(12, 20), tmp_path)
+    try:
+        browser.driver.get("about:blank")
+        browser.driver.get(stage.url)
+        until(lambda: browser.js("return document.getElementById('login').open"))
+        browser.type("#token", "not-this-one-0123456789")
+        browser.js("document.querySelector('#login form').requestSubmit()")
+        until(lambda: "not known" in browser.text("#login .error"))
+        browser.type("#token", READER)
+        browser.js("document.querySelector('#login form').requestSubmit()")
+        until(lambda: browser.js("return document.querySelectorAll('#regions tbody tr[data-key]').length") == 12)
+        bytes_per_s = asyncio.run(_look(stage.port, 50, 3))
+        assert max(bytes_per_s) <= 20_000, max(bytes_per_s)
+        until(lambda: len(browser.js("return document.querySelector('#moment').textContent")) > 4)
+        assert browser.overlaps() == []
+    finally:
+        stage.close()
+
+
+async def _look(port: int, viewers: int, seconds: int) -> list[float]:
+    """Bytes a second that each of so many viewers is sent beyond the first picture."""
+
+    async def one(http: aiohttp.ClientSession) -> float:
+        sizes = []
+        async with http.get(f"http://127.0.0.1:{port}/console/of/events") as answer:
+            assert answer.status == 200
+            async for line in answer.content:
+                if line.startswith(b"data: "):
+                    sizes.append(len(line))
+                if len(sizes) > seconds:
+                    return sum(sizes[1:]) / seconds
+        raise AssertionError("a viewer was let go")
+
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with aiohttp.ClientSession(
+        headers=headers, connector=aiohttp.TCPConnector(limit=0), read_bufsize=2**20
+    ) as http:
+        return list(await asyncio.gather(*(one(http) for _ in range(viewers))))

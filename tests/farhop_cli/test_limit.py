@@ -1,0 +1,81 @@
+"""`farhop limit` against a real etcd: one document for a tenant, changed a key and a model at a time."""
+
+from farhop.accounts.usage import Record, lines
+from farhop.store.documents import limits
+from farhop_cli.limit import refused
+
+SET = ("limit", "set", "eu-only", "--why", "contract", "--by", "ann")
+KEY = "/farhop/v1/limit/eu-only"
+
+
+def test_what_is_left_out_stays_and_all_of_it_is_told(cli, stands):
+    result = cli.run(*SET, "--home", "virginia", "--requests-per-minute", "600")
+    assert (result.exit_code, result.stdout.splitlines()[0]) == (
+        0, "tenant eu-only: 600 requests per minute; lent out by virginia",
+    )  # fmt: skip
+    assert cli.run(*SET, "--model", "llama", "--tokens-per-day", "1000000").exit_code == 0
+    assert cli.run(*SET, "--requests-per-day", "9000").exit_code == 0
+    one = limits.decode(stands.get(KEY))
+    assert (one.home, one.author, one.why) == ("virginia", "ann", "contract")
+    sizes = {(limit.key, limit.model): limit.sizes() for limit in one.limits}
+    assert sizes == {
+        ("", ""): {"requests_per_minute": 600, "requests_per_day": 9000}, ("", "llama"): {"tokens_per_day": 1_000_000}
+    }  # fmt: skip
+    shown = cli.run("limit", "get").stdout
+    assert "tenant eu-only, model llama: 1,000,000 tokens per day" in shown
+    assert "600 requests per minute" in cli.run("limit", "history").stdout
+
+
+def test_it_is_unset_alone_or_with_all_others(cli, stands):
+    cli.run(*SET, "--home", "virginia", "--requests-per-minute", "600")
+    cli.run(*SET, "--key", "k1", "--requests-per-minute", "6")
+    assert "nothing was changed" in cli.failed(cli.run("limit", "unset", "eu-only", "--model", "llama"), 1)
+    assert cli.run("limit", "unset", "eu-only", "--key", "k1").exit_code == 0
+    assert len(limits.decode(stands.get(KEY)).limits) == 1
+    assert cli.run("limit", "diff").exit_code == 1
+    assert cli.run("limit", "unset", "eu-only", "--all").exit_code == 0
+    assert stands.get(KEY) is None
+    assert "nothing was changed" in cli.failed(cli.run("limit", "unset", "eu-only"), 1)
+
+
+def test_bad_input_names_the_field_and_the_remedy(cli, stands):
+    good = ("--home", "virginia", "--requests-per-minute", "600")
+    assert "--requests-per-minute" in cli.failed(cli.run(*SET), 2)
+    assert "--home: is needed" in cli.failed(cli.run(*SET, "--requests-per-minute", "6"), 2)
+    assert "contradicts" in cli.failed(cli.run(*SET, *good, "--requests-per-day", "599"), 1)
+    assert "TENANT" in cli.failed(cli.run("limit", "set", "a/b", "--why", "x", *good), 2)
+    stands.put(KEY, b"nonsense")
+    assert "limit unset" in cli.failed(cli.run(*SET, *good), 1)
+    assert "--all" in cli.failed(cli.run("limit", "unset", "eu-only"), 1)
+    assert cli.run("limit", "unset", "eu-only", "--all").exit_code == 0
+
+
+def test_a_dry_run_writes_nothing(cli, stands):
+    result = cli.run(*SET, "--home", "virginia", "--requests-per-minute", "600", "--dry-run")
+    assert (result.exit_code, stands.get(KEY)) == (0, None)
+    assert "dry run, nothing is written" in result.stdout
+
+
+NOON = 1_768_435_200.0
+
+
+def record(n, at_s, key="k", region="tokyo"):
+    return Record(f"{n}-1", at_s, False, (
+        "eu-only", key, "llama", "", region, "tokyo", 200, "served", False, "engine", 90, 0, 10, None, 0, 1, 9.0, None,
+        100.0, 400, "",
+    ))  # fmt: skip
+
+
+def test_a_dry_run_says_what_it_would_have_refused_of_the_last_day(cli, stands, tmp_path):
+    made = [record(n, NOON + n) for n in range(20)] + [record(98, NOON, "other"), record(99, NOON, region="")]
+    (tmp_path / "1.jsonl").write_bytes(b"".join(lines([record(97, NOON - 90_000), *made], "farhop/fleet", None)))
+    assert refused(tmp_path, "eu-only", "k", "", {"requests_per_minute": 10}) == (
+        "would have refused 7 of the 20 requests of the last day: 7 by requests per minute"
+    ), "10 at once, and one more every 6 s"
+    said = refused(tmp_path, "eu-only", "", "llama", {"requests_per_day": 100, "input_tokens_per_day": 900})
+    assert said == "would have refused 11 of the 21 requests of the last day: 11 by input tokens per day"
+    assert "would have refused 0 of the 21" in refused(tmp_path, "eu-only", "", "", {"tokens_per_day": 10_000})
+    assert "holds no usage" in refused(tmp_path, "nobody", "", "", {"tokens_per_day": 1})
+    dry = (*SET, "--home", "virginia", "--requests-per-minute", "10", "--key", "k", "--dry-run", "--usage", tmp_path)
+    assert "would have refused 7 of the 20" in cli.run(*map(str, dry)).stdout
+    assert "--dry-run" in cli.failed(cli.run(*SET, "--requests-per-minute", "1", "--usage", str(tmp_path)), 2)

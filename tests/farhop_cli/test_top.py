@@ -1,0 +1,116 @@
+"""`farhop top` by its pilot: tables of what is heard, names as text, a drain shown first and confirmed by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+from textual.widgets import DataTable, Input, Static
+
+from farhop.service.clock import wall
+from farhop.service.console.acts import Acts
+from farhop.service.console.word import Heard
+from farhop.service.operators import Operator
+from farhop.store.contract import override_key
+from farhop.store.documents.overrides import decode_drain
+from farhop_cli.top import Ask, Top
+from farhop_lab.memory_store import MemoryStore
+from topology.law import Law
+from topology.load import load, shipped
+
+LAW = Law(load(shipped("three-regions")))
+HOSTILE = "[red]x[/] \x1b[2J"
+
+
+class Desk:
+    """A fleet that says the same until a test changes it."""
+
+    name = "a desk"
+
+    def __init__(self) -> None:
+        self.store, self.state = MemoryStore(Random(1)), "up"
+
+    async def heard(self) -> Mapping[str, Heard]:
+        now = int(wall().timestamp() * 1e3)
+        offer = {"models": {"m": {"replicas_ready": 1}}}
+        self.status = {"regions": [{"region": n, "state": "up", "instances": [offer]} for n in LAW.topology.regions]}
+        regions = {name: {"state": self.state, "why": "as told"} for name in LAW.topology.regions}
+        decisions = {"d1": {"at": now, "tenant": HOSTILE, "to": "tokyo", "outcome": "served", "ttft_ms": 9}}
+        upper = {"tier": "global", "region": "tokyo", "epoch": 1, "regions": regions, "decisions": decisions}
+        rows = {"r1": {"state": "up", "in_flight": 3, "slots": 4, "share": 0.5, "why": "proven"}}
+        lower = {"tier": "regional", "region": "tokyo", "epoch": 1, "replicas": rows}
+        return {"global tokyo": Heard(upper, now), "regional tokyo": Heard(lower, now)}
+
+    def law(self) -> Law:
+        return LAW
+
+    def acts(self) -> Acts:
+        async def statuses() -> tuple[dict[str, Any], ...]:
+            return (self.status,)
+
+        return Acts(self.store, self.law, statuses, wall)
+
+    async def decision(self, _decision_id: str) -> dict[str, dict[str, Any]]:
+        return {}
+
+    async def explain(self, _question: bytes) -> dict[str, Any]:
+        return {}
+
+    def author(self, operator: Operator) -> str:
+        return operator.name
+
+
+def _cells(app: Top, name: str) -> list[list[str]]:
+    table: DataTable[Any] = app.query_one(f"#table-{name}", DataTable)
+    return [[str(cell) for cell in table.get_row(key)] for key in table.rows]
+
+
+async def test_it_shows_what_is_heard_and_drains_by_name() -> None:
+    desk = Desk()
+    app = Top(desk, "ann")
+    async with app.run_test(size=(140, 40)) as pilot:
+        regions = {row[0]: row for row in _cells(app, "regions")}
+        assert regions["tokyo"][1:4] == ["● up", "75%", "3/4"]
+        assert regions["virginia"][3] == "-"
+        assert _cells(app, "replicas")[0][:5] == ["tokyo", "r1", "● up", "3", "4"]
+        (decision,) = _cells(app, "decisions")
+        assert decision[2].startswith("[red]x[/]")  # no markup
+        assert "\x1b" not in decision[2]
+        desk.state = "down"
+        await app.look()
+        assert "✕ tokyo: down: as told" in str(app.query_one("#wrong", Static).content)
+        await pilot.press("p")
+        desk.state = "up"
+        await app.look()
+        assert "down" in _cells(app, "regions")[0][1]  # paused
+        await pilot.press("p", "4")
+        await app.look()
+        assert _cells(app, "law")[0][2] == "1"
+
+        await pilot.press("1", "down", "down")
+        await _drain(app, pilot, desk)
+        (name,) = [key for key in LAW.topology.regions if await desk.store.get(override_key(key)) is not None]
+        assert name == "virginia"  # the third, and nobody's last
+
+
+async def _drain(app: Top, pilot: Any, desk: Desk) -> None:
+    """The region under the cursor: why, the dry run, a wrong name, the right one."""
+    await pilot.press("d")
+    ask = app.screen
+    assert isinstance(ask, Ask)
+
+    async def answer(typed: str) -> str:
+        ask.query_one("#answer", Input).value = typed
+        await pilot.press("enter")
+        await pilot.pause()
+        return str(ask.query_one("#told", Static).content) if app.screen is ask else ""
+
+    assert "dry run" in await answer("patching")
+    assert await desk.store.get(override_key("virginia")) is None
+    assert "confirm: give the name" in await answer("elsewhere")
+    assert await answer("virginia") == ""
+    entry = await desk.store.get(override_key("virginia"))
+    assert entry is not None
+    drain = decode_drain(entry.value)
+    assert (drain.author, drain.why) == ("ann", "patching")

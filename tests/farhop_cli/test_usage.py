@@ -1,0 +1,91 @@
+"""`farhop usage` over files of two balancers: a table, CSV, JSON; what is wrong in one line with the remedy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from farhop.accounts.usage import Record, lines
+from farhop_cli.main import app
+
+NOON = 1_768_435_200.0 + 43_200
+BOOK = """
+epochs:
+- {epoch: 1, since: 2026-01-01T00:00:00Z, models: {"*": {input: 1.0, cached: 0.1, output: 2.0}}}
+"""
+
+
+def record(name: str, at_s: float, tenant: str, model: str, prompt: int) -> Record:
+    return Record(name, at_s, False, (
+        tenant, "k", model, "", "tokyo", "tokyo", 200, "served", False, "engine", prompt, 0, 10, None, 0, 1, 9.0, None,
+        100.0, 400, "",
+    ))  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = [record("a-1", NOON, "acme", "llama", 100), record("b-1", NOON + 86_400, "acme", "qwen", 200)]
+    other = [record("b-1", NOON + 86_400, "acme", "qwen", 200), record("c-1", NOON, "=cmd", "llama", 1)]
+    for name, some in (("g1", made), ("g2", other)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.jsonl").write_bytes(b"".join(lines(some, "farhop/fleet", None)))
+    (tmp_path / "prices.yaml").write_text(BOOK)
+    return tmp_path
+
+
+def run(*arguments: Any) -> Any:
+    return CliRunner().invoke(app(), ["usage", *map(str, arguments)])
+
+
+def test_json_by_day(folder: Path) -> None:
+    told = json.loads(run(folder, "--tenant", "acme", "--by", "model,day", "--json").stdout)
+    assert [(row["model"], row["day"], row["input_tokens"]) for row in told["rows"]] == [
+        ("llama", "2026-01-15", 100), ("qwen", "2026-01-16", 200),
+    ]  # fmt: skip
+    assert (told["total"]["requests"], told["doubles"]) == (2, 1)
+    assert "cost_usd" not in told["total"]
+
+
+def test_csv_is_no_formula_and_the_table_has_a_total(folder: Path) -> None:
+    rows = run(folder, "--by", "tenant", "--csv").stdout.splitlines()
+    assert rows[0].startswith("tenant,requests,failed,")
+    assert rows[1].startswith("'=cmd,1,")
+    shown = run(folder, "--since", "2026-01-16", "--by", "model")
+    assert shown.exit_code == 0
+    assert "qwen" in shown.stdout
+    assert "llama" not in shown.stdout
+    assert "total" in run(folder).stdout
+
+
+def test_priced_by_the_epoch_of_the_record(folder: Path) -> None:
+    """These were made without a book, under epoch 0: nothing is made up for them."""
+    told = json.loads(run(folder, "--prices", folder / "prices.yaml", "--json").stdout)
+    assert (told["total"]["cost_usd"], told["total"]["unpriced"]) == (0.0, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--by", "moon"], 2, "--by: there is no 'moon'"),
+        (["--since", "soon"], 2, "--since: 'soon' is no day"),
+        (["--csv", "--json"], 2, "not both"),
+        (["--prices", "/nowhere"], 2, "/nowhere: cannot be read"),
+        (["--tenant", "nobody"], 1, ""),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(folder: Path, arguments: list[str], code: int, says: str) -> None:
+    result = run(folder, *arguments)
+    assert result.exit_code == code
+    assert says in result.stderr
+
+
+def test_a_folder_that_is_not_there_and_lines_that_are_none(folder: Path) -> None:
+    assert run(folder / "none").exit_code == 2
+    (folder / "g1" / "2.jsonl").write_bytes(b"{}\n")
+    result = run(folder)
+    assert result.exit_code == 3
+    assert "1 lines" in result.stderr

@@ -1,0 +1,55 @@
+"""The judge of interrupted streams sees what is lost, doubled or altered; and a share of the run itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from farhop_lab.bench.resume import ResumeReport, compare, measure, read, shapes
+
+
+def chunk(text: str, **more: object) -> bytes:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": None, **more}
+    document = {"id": "a", "created": 1, "model": "m", "object": "chat.completion.chunk", "choices": [choice]}
+    return b"data: " + msgspec.json.encode(document) + b"\n\n"
+
+
+DONE, ERROR = b"data: [DONE]\n\n", b'data: {"error": {"code": "died"}}\n\n'
+WHOLE = chunk(" the") + chunk(" sea", finish_reason="length") + DONE
+
+
+@pytest.mark.parametrize(
+    ("wire", "is_wrong"),
+    [
+        (WHOLE, False),
+        (chunk(" the sea", finish_reason="length") + DONE, False),
+        (chunk(" the") + ERROR, False),
+        (chunk(" th") + DONE, True),
+        (chunk(" the") + WHOLE, True),
+        (WHOLE + chunk(" and"), True),
+        (chunk(" the") + chunk(" sea", finish_reason="length") * 2 + DONE, True),
+        (chunk(" the"), True),
+        (chunk(" a") + ERROR, True),
+        (chunk(" the")[:-6] + b"\n\n" + WHOLE, True),
+        (WHOLE.replace(b'"id":"a"', b'"id":"b"', 1), True),
+    ],
+)
+def test_what_is_wrong_is_seen(wire: bytes, is_wrong: bool) -> None:
+    report = ResumeReport()
+    compare(read(wire), read(WHOLE), report, "chat")
+    assert bool(report.wrong) == is_wrong, report
+
+
+def test_streams_cut_at_random_bytes_say_what_whole_ones_say() -> None:
+    """A share of `farhop bench resume --interruptions 10000`."""
+    report = asyncio.run(measure(45))
+    assert report.wrong == []
+    assert (report.lost_bytes, report.doubled_or_altered) == (0, 0)
+    assert report.interruptions >= 45
+    assert report.kills >= 1
+    assert report.told["region: resumed"] >= 10
+    resumable = {name for name, (_, _, goes_on) in shapes("m", 1).items() if goes_on}
+    ended = sum(n for what, n in report.ended.items() if what.partition(": ")[0] in resumable)
+    assert ended <= 0.1 * report.streams, report.ended

@@ -1,0 +1,49 @@
+"""Worlds drawn at random: by number the same for ever, of every kind, and judged on seeds that did not choose."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from farhop_lab.studies import bound, random_worlds, routers
+from farhop_lab.studies.cell import run
+
+
+def test_a_number_is_a_world() -> None:
+    first, again, other = (random_worlds.drawn(n, 1, 5.0) for n in (0, 0, 6))
+    assert first.scenario.document() == again.scenario.document()
+    assert first.factor == again.factor
+    assert first.scenario.document() != other.scenario.document()
+    assert first.kind == other.kind
+    assert 0.3 <= first.load <= 1.1
+    assert first.factor > 0.0
+
+
+def test_rivals_come_from_the_catalogue() -> None:
+    names = random_worlds.rivals()
+    assert {"skywalker", "gorgo-each-long", "spill-least-load"} <= set(names)
+    assert not {"omniscient", "region-local", routers.FARHOP} & set(names)
+
+
+def test_the_best_is_chosen_by_good_answers_then_by_first_bytes() -> None:
+    def result(router: str, good: float, p90: float) -> object:
+        figures = {"good_per_s": good, "ttft_p90_ms": p90}
+        return SimpleNamespace(key=SimpleNamespace(router=router), figures=lambda: figures)
+
+    results = [result("a", 5.0, 300.0), result("b", 5.0, 200.0), result("c", 4.0, 10.0)]
+    assert random_worlds.best(results, ["a", "b", "c"], 2) == ["b", "a"]  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="screening"):
+        random_worlds.chosen([], ["a"])
+
+
+def test_a_world_is_judged() -> None:
+    world = random_worlds.drawn(4, 1, 5.0)
+    jobs = random_worlds.jobs(world, [routers.FARHOP, "spill-least-load"], [1])
+    results = [run(job.document, world.scenario.folder, job.key, job.recipe) for job in jobs]
+    verdict = random_worlds.judged(world, results, "spill-least-load")
+    assert 0.0 < verdict.of_bound <= 1.0
+    assert not verdict.lost  # one seed says nothing
+    assert random_worlds.summary([verdict])["worlds"] == 1
+    top = bound.of(world.scenario, 1, world.factor)
+    assert all(sum(result.good) <= top for result in results)

@@ -1,0 +1,127 @@
+"""Keys that are issued, on real sockets: by the command, through a real etcd, in both tiers; their scopes and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any
+
+import pytest
+from inprocess import HOP_KEY, MODEL, Both, Engine, both, chat, head, send, tenant, topology, until
+from typer.testing import CliRunner
+
+from farhop.identity.api_keys import digest, spelled
+from farhop.service.keybook import KeyBook
+from farhop.store.contract import issued_key
+from farhop.store.documents import issued_keys
+from farhop.store.documents.issued_keys import IssuedKey
+from farhop.store.etcd import EtcdStore
+from farhop.store.etcd_link import EtcdSettings
+from farhop_cli.main import app
+from farhop_lab.world.etcd import EmbeddedEtcd
+
+NOW = datetime.now(UTC)
+HOUR = timedelta(hours=1)
+
+
+def a_key(name: str) -> str:
+    return spelled(name.ljust(30, "0"))
+
+
+def document(name: str, **more: Any) -> bytes:
+    said: dict[str, Any] = {"tenant": "acme", "author": "ann", "why": "test", "at": NOW, **more}
+    return issued_keys.encode(IssuedKey(id=name, sha256=digest(a_key(name)), **said))
+
+
+@pytest.fixture
+async def up(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Both]:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    async with Engine().running() as engine, both(engine, topology(tenant("acme"))) as running:
+        yield running
+        await running.at_rest()
+
+
+async def put(up: Both, name: str, **more: Any) -> None:
+    await up.regional.store.put(issued_key(name), document(name, **more))
+    books: tuple[KeyBook, ...] = (up.regional.keys, up.global_.keys)
+    await until(lambda: all(book.get(digest(a_key(name))) is not None for book in books))
+
+
+async def test_an_issued_key_is_good_for_what_it_says_in_both_tiers(up: Both) -> None:
+    await put(up, "all")
+    await put(up, "narrow", models=("other",), paths=("/v1/chat/completions", "/v1/models"))
+    await put(up, "abroad", within=("jp",))
+    for port in (up.entry, up.client):
+        assert (await send(port, chat(key=a_key("all")))).status == 200
+        refused = await send(port, chat(key=a_key("narrow")))
+        assert (refused.status, refused.code, refused.json["error"]["param"]) == (403, "key_scope", "model")
+        assert refused.json["error"]["type"] == "permission_error"
+        listed = await send(port, head("GET", "/v1/models", authorization=f"Bearer {a_key('narrow')}"))
+        assert listed.json["data"] == []
+        elsewhere = await send(port, head("GET", "/version", x_api_key=a_key("narrow")))
+        assert (elsewhere.status, elsewhere.code) == (403, "key_scope")
+        lawful_elsewhere = "no_region_serving" if port == up.entry else "unlawful_here"
+        assert (await send(port, chat(key=a_key("abroad")))).code == lawful_elsewhere
+
+
+async def test_each_end_of_a_key_is_told(up: Both) -> None:
+    ends = {
+        "revoked": ("key_not_valid", {"revoked": NOW}), "expired": ("key_not_valid", {"expires": NOW - HOUR}),
+        "early": ("key_not_valid", {"not_before": NOW + HOUR}), "stray": ("unknown_key", {"tenant": "nobody"}),
+    }  # fmt: skip
+    for name, (code, more) in ends.items():
+        await put(up, name, **more)
+        for port in (up.entry, up.client):
+            answer = await send(port, chat(key=a_key(name)))
+            assert (answer.status, answer.code) == (401, code)
+            assert answer.json["error"]["type"] == "authentication_error"
+
+
+async def test_what_cannot_be_read_lets_nobody_in(up: Both) -> None:
+    await put(up, "turned")
+    assert (await send(up.entry, chat(key=a_key("turned")))).status == 200
+    narrower = document("turned").replace(b'"tenant"', b'"from_next_year":1,"tenant"')
+    await up.regional.store.put(issued_key("turned"), narrower)
+    await until(lambda: up.global_.keys.get(digest(a_key("turned"))) is None)
+    assert (await send(up.entry, chat(key=a_key("turned")))).code == "unknown_key"
+    await up.regional.store.put(issued_key("copied"), document("all"))
+    await until(lambda: b'reason="key_misplaced"' in up.global_.metrics.render())
+    assert issued_key("copied") in up.global_.tier_admin.status()["keys"]["problems"]
+    await put(up, "twin")
+    again = document("twin").replace(b'"id":"twin"', b'"id":"twin2"')
+    await up.regional.store.put(issued_key("twin2"), again)
+    await until(lambda: up.global_.keys.get(digest(a_key("twin"))) is None)
+
+
+async def test_made_and_revoked_by_the_command_through_a_real_etcd(up: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with AsyncExitStack() as stack:
+        etcd = await stack.enter_async_context(EmbeddedEtcd())
+        store = EtcdStore(EtcdSettings((etcd.endpoint,)), Random(1))
+        stack.push_async_callback(store.close)
+        await store.open()
+        for balancer in (up.global_, up.regional):
+            monkeypatch.setattr(balancer.keys, "_store", store)
+            balancer._tasks.start(balancer.keys.follow(), "watch a real etcd")
+
+        async def farhop(*words: str) -> Any:
+            command = ["key", *words, "--etcd", etcd.endpoint, "--why", "test", "--by", "ann", "--json"]
+            result = await asyncio.to_thread(CliRunner().invoke, app(), command)
+            assert (result.exit_code, result.stderr) == (0, "")
+            return json.loads(result.stdout)
+
+        made = await farhop("create", "acme", "--model", MODEL)
+        key, id_ = made["key"], made["keys"][0]["id"]
+        assert key not in str(await store.list("/farhop/v1/"))
+        for port, balancer in ((up.entry, up.global_), (up.client, up.regional)):
+            await until(lambda book=balancer.keys: book.get(digest(key)) is not None)  # type: ignore[misc]
+            assert (await send(port, chat(key=key))).status == 200
+        await farhop("revoke", id_)
+        for port in (up.entry, up.client):
+            async with asyncio.timeout(2.0):
+                while (answer := await send(port, chat(key=key))).status == 200:
+                    await asyncio.sleep(0.02)
+            assert answer.code == "key_not_valid"

@@ -1,0 +1,146 @@
+"""Limits on real sockets: one tenant, two regions, one quota; a real etcd; what clients and the OpenAI SDK see."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from random import Random
+from typing import Any
+
+import openai
+import pytest
+from inprocess import HOP_KEY, Both, Engine, chat, global_config, regional_config, send, tenant, topology, until
+
+from farhop.store.documents import limits as documents
+from farhop.store.documents.limits import Limit, TenantLimits
+from farhop.store.etcd import EtcdStore
+from farhop.store.etcd_link import EtcdSettings
+from farhop_lab.world.etcd import EmbeddedEtcd
+from global_lb.app.main import GlobalBalancer
+from regional_lb.app.main import RegionalBalancer
+
+NOW = datetime.now(UTC)
+
+
+class Regions:
+    """Virginia and Frankfurt, each with both tiers, over one etcd."""
+
+    def __init__(self, store: EtcdStore) -> None:
+        self.store, self.both = store, list[Both]()
+
+    async def limit(self, home: str = "virginia", seq: int = 1, **sizes: Any) -> None:
+        """Limit the tenant acme, and wait until everybody knows."""
+        one = TenantLimits(
+            tenant="acme", home=home, limits=(Limit(**sizes),), author="ann", why="test", at=NOW, seq=seq
+        )
+        await self.store.put(one.place, documents.encode(one))
+        for both in self.both:
+            await until(lambda both=both: both.global_.limits.tenants().get("acme") == one)  # type: ignore[misc]
+        lends = [both.regional.limit_root.status for both in self.both]
+        await until(lambda: any(status()["lends"] for status in lends))
+        await until(lambda: all(b.global_.limiter.status()["lent_by"][home]["root"] for b in self.both))
+
+
+@pytest.fixture
+async def up(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Regions]:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    async with AsyncExitStack() as stack:
+        etcd = await stack.enter_async_context(EmbeddedEtcd())
+        engine = await stack.enter_async_context(Engine().running())
+        world = topology(tenant("acme"))
+
+        def store(seed: int) -> EtcdStore:
+            return EtcdStore(EtcdSettings((etcd.endpoint,)), Random(seed))
+
+        own = store(1)
+        await own.open()
+        stack.push_async_callback(own.close)
+        regions = Regions(own)
+        for seed, name in enumerate(("virginia", "frankfurt")):
+            below = RegionalBalancer(regional_config(engine, name), world, Random(seed), store(10 + seed))
+            above = GlobalBalancer(global_config(name), world, Random(seed), store(20 + seed))
+            stack.push_async_callback(below.close)
+            stack.push_async_callback(above.close)
+            lines = (await below.open(), await above.open())
+            regions.both.append(Both(below, above, lines))
+        for both in regions.both:
+            await until(both.global_.tier_admin.ready)
+        yield regions
+        for both in regions.both:
+            await both.at_rest()
+
+
+def asked() -> bytes:
+    return chat(key="sk-farhop-acme")
+
+
+async def test_a_quota_does_not_multiply_by_regions(up: Regions) -> None:
+    await up.limit(requests_per_minute=10)
+    entries = [*(both.entry for both in up.both), up.both[0].client]  # the last is a region's own, where it is lent out
+    answers = await asyncio.gather(*(send(entries[n % 3], asked()) for n in range(24)))
+    served = [answer for answer in answers if answer.status == 200]
+    refused = [answer for answer in answers if answer.status == 429]
+    assert (len(served), len(refused)) == (10, 14)
+    error, headers = refused[0].json["error"], refused[0].headers
+    assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
+    assert "10 requests per minute" in error["message"]
+    assert headers["x-ratelimit-limit-requests"] == "10"
+    assert headers["x-ratelimit-remaining-requests"] == "0"
+    assert headers["x-should-retry"] == "true"
+    assert 0 < int(headers["retry-after-ms"]) <= 1000 * int(headers["retry-after"]) <= 60_000
+    assert headers["ratelimit-policy"] == '"requests";q=10;w=60'
+    assert headers["ratelimit"].startswith('"requests";r=0;t=')
+    assert served[0].headers["x-ratelimit-limit-requests"] == "10"
+
+
+async def test_tokens_are_settled_by_what_the_engine_counts_and_what_never_fits_is_told(up: Regions) -> None:
+    await up.limit(home="frankfurt", tokens_per_minute=500)
+    entry = up.both[0].entry
+    body = {"model": "llama-3.1-8b", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 400}
+    ask = chat(key="sk-farhop-acme", body=body)
+    first = await send(entry, ask)
+    assert first.status == 200
+    root = up.both[1].regional.limit_root
+    # 11 tokens of prompt and 3 of answer, by the engine's own count.
+    await until(lambda: 10 <= next(iter(root.status()["buckets"].values()))["used"] <= 14, within_s=8.0)
+    assert (await send(entry, ask)).status == 200
+    large = await send(entry, chat(key="sk-farhop-acme", body={**body, "max_tokens": 600}))
+    assert (large.status, large.json["error"]["type"]) == (429, "tokens")
+    assert large.headers["x-should-retry"] == "false"
+    assert "retry-after" not in large.headers
+
+
+async def test_the_sdk_comes_again_when_it_is_told_to(up: Regions) -> None:
+    await up.limit(requests_per_minute=60)
+    both = up.both[0]
+    sdk = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{both.entry}/v1", api_key="sk-farhop-acme", max_retries=2)
+    async with sdk:
+
+        async def say() -> None:
+            await sdk.chat.completions.create(
+                model="llama-3.1-8b", messages=[{"role": "user", "content": "hello"}], max_tokens=8
+            )
+
+        answers = await asyncio.gather(*(send(both.entry, asked()) for _ in range(60)))
+        assert {answer.status for answer in answers} == {200}
+        refused = await send(both.entry, asked())
+        assert refused.status == 429
+        assert int(refused.headers["retry-after-ms"]) <= 1100
+        await say()  # refused at first; it waits as long as it is told, and is served
+        with pytest.raises(openai.RateLimitError) as failed:
+            await sdk.with_options(max_retries=0).chat.completions.create(
+                model="llama-3.1-8b", messages=[{"role": "user", "content": "hello"}], max_tokens=8
+            )
+        assert failed.value.code == "rate_limit_exceeded"
+
+
+async def test_another_takes_over_the_root_and_forgets_nothing(up: Regions) -> None:
+    await up.limit(requests_per_minute=10)
+    virginia = up.both[0].regional
+    assert [answer.status for answer in [await send(up.both[1].entry, asked()) for _ in range(6)]] == [200] * 6
+    await virginia.limit_root.close()
+    claim = documents.decode_root((await up.store.get("/farhop/v1/limit-root/virginia")).value)  # type: ignore[union-attr]
+    assert claim.instance == ""
+    assert set(claim.marks.values()) == {10}, "of a minute's limit all counts as used"

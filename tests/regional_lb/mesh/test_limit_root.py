@@ -1,0 +1,118 @@
+"""Who lends out what tenants may use: one at a time, over a store that fails, is lost, or was written by another."""
+
+from datetime import UTC, datetime
+from random import Random
+from typing import Any
+
+from farhop_wire import region_pb2
+
+from farhop.service.limits import LimitBook
+from farhop.store.contract import Change, ChangeKind, StoreUnreachable, limit_root_key
+from farhop.store.documents import limits as documents
+from farhop.store.documents.limits import Limit, TenantLimits
+from farhop_lab.memory_store import MemoryCluster, MemoryStore
+from regional_lb.mesh.limit_root import TAKEOVER_S, TERM_S, LimitRoot
+
+NOW = datetime(2026, 11, 23, tzinfo=UTC)
+
+
+class Stage:
+    """Balancers of one region that stand for it, each with a clock of its own that moves with true time."""
+
+    def __init__(self, *names: str) -> None:
+        self.now, self.cluster, self.lost = 0.0, MemoryCluster(), False
+        self.roots = {name: self.stands(name, 1000.0 * n) for n, name in enumerate(names)}
+
+    def stands(self, name: str, offset: float) -> LimitRoot:
+        book = LimitBook(None, lambda _: None)  # type: ignore[arg-type]
+        one = TenantLimits(
+            tenant="acme", home="tokyo", limits=(Limit(requests_per_day=1000),), author="a", why="w", at=NOW
+        )
+        book.changed(Change(ChangeKind.PUT, 1, one.place, documents.encode(one)))
+        made = LimitRoot(book, MemoryStore(Random(1), self.cluster), "tokyo", name, lambda: self.now + offset)
+        made.address = f"{name}:1"
+        return made
+
+    async def open(self) -> None:
+        for root in self.roots.values():
+            await root._store.open()
+
+    def borrow(self, name: str, least: int = 1) -> region_pb2.BorrowReply | None:
+        bucket = next(iter(self.roots[name]._book.lent_by("tokyo")))
+        wants = [region_pb2.Want(bucket=bucket, wanted=least, least=least)]
+        return self.roots[name].borrowed(region_pb2.BorrowRequest(holder="h", wants=wants))
+
+    async def claim(self) -> Any:
+        entry = await self.roots["r1"]._store.get(limit_root_key("tokyo"))
+        return None if entry is None else documents.decode_root(entry.value)
+
+
+async def test_one_lends_and_another_takes_over_once_it_stood_still() -> None:
+    stage = Stage("r1", "r2")
+    await stage.open()
+    r1, r2 = stage.roots.values()
+    await r1._step()
+    await r2._step()
+    reply = stage.borrow("r1", 15)
+    assert reply is not None
+    assert reply.grants[0].granted == 15
+    assert stage.borrow("r2") is None
+    stage.now += TERM_S + 0.1
+    assert stage.borrow("r1") is None, "it has not written for too long"
+    await r2._step()
+    assert stage.borrow("r2") is None, "it must see for itself that nobody writes"
+    stage.now += TAKEOVER_S - TERM_S
+    await r2._step()
+    reply = stage.borrow("r2")
+    assert reply is not None
+    assert r2.status()["buckets"].popitem()[1]["used"] == 20, "what the other may have lent by its mark"
+    await r1._step()
+    assert (r1.status()["lends"], (await stage.claim()).instance) == (False, "r2")
+
+
+async def test_who_stops_lets_another_begin_at_once() -> None:
+    stage = Stage("r1", "r2")
+    await stage.open()
+    r1, r2 = stage.roots.values()
+    await r1._step()
+    await r2._step()
+    await r1.close()
+    await r2._step()
+    assert stage.borrow("r1") is None
+    assert stage.borrow("r2") is not None
+    assert r2.status()["lends"]
+
+
+async def test_a_writing_that_was_not_heard_of_is_its_own_and_anothers_is_the_end(monkeypatch: Any) -> None:
+    stage = Stage("r1")
+    await stage.open()
+    r1 = stage.roots["r1"]
+    await r1._step()
+    put = r1._store.put
+
+    async def unheard(*given: Any, **more: Any) -> int:
+        await put(*given, **more)
+        raise StoreUnreachable("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(r1._store, "put", unheard)
+        await r1._step()
+        assert r1.trouble == "no answer"
+    await r1._step()  # a conflict, with itself
+    await r1._step()
+    assert (r1.trouble, r1.status()["lends"]) == ("", True)
+    claim = await stage.claim()
+    other = documents.encode_root(documents.RootClaim(
+        region="tokyo", instance="r9", address="r9:1", seq=99, first_lease=claim.first_lease + 1, marks=claim.marks
+    ))  # fmt: skip
+    await put(claim.place, other)
+    await r1._step()
+    assert stage.borrow("r1") is None
+
+
+async def test_what_asks_for_too_much_is_not_answered() -> None:
+    stage = Stage("r1")
+    await stage.open()
+    await stage.roots["r1"]._step()
+    assert stage.roots["r1"].borrowed(region_pb2.BorrowRequest(holder="")) is None
+    assert stage.roots["r1"].borrowed(region_pb2.BorrowRequest(holder="h" * 513)) is None
