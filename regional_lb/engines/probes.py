@@ -30,6 +30,8 @@ _COMPLETIONS = "/v1/completions"
 _CHANNEL = (
     ("grpc.enable_http_proxy", 0),  # an engine is never behind the proxy of the environment
     ("grpc.initial_reconnect_backoff_ms", 100),
+    # Channels to one target share a connection and its back-off: a new one would fail by what the last one saw.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 
 
