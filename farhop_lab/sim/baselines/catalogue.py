@@ -6,13 +6,17 @@ one in each region with its own engines only. Figures and names only; never deci
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import msgspec
 
 from farhop_lab.sim.baselines import gorgo, omniscient, skywalker
+from farhop_lab.sim.baselines.aibrix import PrefixCache
+from farhop_lab.sim.baselines.dynamo import KvRouter
 from farhop_lab.sim.baselines.gorgo_tuner import OnlineTuner
+from farhop_lab.sim.baselines.preble import E2
 from farhop_lab.sim.baselines.process import ProbeConfig
+from farhop_lab.sim.baselines.production_stack import KvAware, PrefixAware
 from farhop_lab.sim.baselines.ring import Chwbl, ConsistentHash
 from farhop_lab.sim.baselines.router import Router, RouterState, Target
 from farhop_lab.sim.baselines.rules import (
@@ -43,7 +47,7 @@ class RouterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of router. `each`: one in every region that has engines, else a single one. `reach`: its own region's
     engines, all, or its own and the routers of the other regions. `no_wire`: nothing takes time to travel."""
 
-    eligibility: Callable[[Pools], Eligibility]
+    eligibility: Callable[[Picker], Eligibility]
     picker: Callable[[Pools, Random], Picker]
     each: bool = True
     reach: Literal["home", "all", "peers"] = "all"
@@ -69,32 +73,39 @@ class RouterSpec(msgspec.Struct, frozen=True, kw_only=True):
         rtt_ms = {name: context.topology.rtt_ms(region, name) for name in pools}
         state = RouterState(region, targets, rtt_ms)
         picker = self.picker(pools, rng)
-        return Router(state, self.eligibility(pools), picker, pace_s=self.pace_s, smoothing=self.smoothing)
+        return Router(state, self.eligibility(picker), picker, pace_s=self.pace_s, smoothing=self.smoothing)
 
 
 SP_P = ProbeConfig(probe_s=skywalker.PROBE_S)
 EPP = ProbeConfig(probe_s=0.05)  # how often llm-d's endpoint picker reads metrics
 PINGS = ProbeConfig(rtt_s=gorgo.RTT_EVERY_S)
 
-PICKERS: dict[str, Callable[[], Picker]] = {
-    "round-robin": RoundRobin,
-    "least-load": LeastLoad,
-    "consistent-hash": ConsistentHash,
-    "sglang": CacheAware,
-    "chwbl": Chwbl,
-}
-
-
-def _everybody(_pools: Pools) -> Eligibility:
-    return Everybody()
-
-
-def _spill(_pools: Pools) -> Eligibility:
-    return NearestFirst(all_pending)
-
 
 def _of(make: Callable[[], Picker]) -> Callable[[Pools, Random], Picker]:
     return lambda _pools, _rng: make()
+
+
+PICKERS: dict[str, Callable[[Pools, Random], Picker]] = {
+    "round-robin": _of(RoundRobin),
+    "least-load": _of(LeastLoad),
+    "consistent-hash": _of(ConsistentHash),
+    "sglang": _of(CacheAware),
+    "chwbl": _of(Chwbl),
+    "aibrix": lambda _pools, rng: PrefixCache(rng),
+    "dynamo": KvRouter,
+    "kvaware": lambda pools, _rng: KvAware(pools),
+    "preble": lambda pools, _rng: E2(pools),
+    "prefixaware": lambda _pools, rng: PrefixAware(rng),
+}
+
+
+def _everybody(picker: Picker) -> Eligibility:
+    """All at once, but for who has a queue of its own."""
+    return WholePool(picker.busy) if isinstance(picker, KvRouter) else Everybody()
+
+
+def _spill(_picker: Picker) -> Eligibility:
+    return NearestFirst(all_pending)
 
 
 def _blind(_pools: Pools, _rng: Random) -> Picker:
@@ -112,20 +123,16 @@ def _gorgo(weights: gorgo.Weights, *, each: bool, calibrated: bool = False, tune
 ROUTERS: dict[str, RouterSpec] = {
     "region-local": RouterSpec(reach="home", eligibility=_everybody, picker=_of(LeastLoad)),
     **{
-        f"central-{name}": RouterSpec(each=False, eligibility=_everybody, picker=_of(make))
-        for name, make in PICKERS.items()
+        f"central-{name}": RouterSpec(each=False, eligibility=_everybody, picker=make) for name, make in PICKERS.items()
     },
     **{
-        f"local-{name}": RouterSpec(reach="home", eligibility=_everybody, picker=_of(make))
-        for name, make in PICKERS.items()
+        f"local-{name}": RouterSpec(reach="home", eligibility=_everybody, picker=make) for name, make in PICKERS.items()
     },
-    **{
-        f"spill-{name}": RouterSpec(eligibility=_spill, picker=_of(make), probes=SP_P) for name, make in PICKERS.items()
-    },
-    "waterfall": RouterSpec(eligibility=lambda _pools: NearestFirst(utilised), picker=_of(LeastLoad)),
+    **{f"spill-{name}": RouterSpec(eligibility=_spill, picker=make, probes=SP_P) for name, make in PICKERS.items()},
+    "waterfall": RouterSpec(eligibility=lambda _picker: NearestFirst(utilised), picker=_of(LeastLoad)),
     "skywalker": RouterSpec(
         reach="peers",
-        eligibility=lambda _pools: skywalker.SelectivePushing(),
+        eligibility=lambda _picker: skywalker.SelectivePushing(),
         picker=_of(skywalker.LongestPrefix),
         probes=SP_P,
         pace_s=skywalker.PACE_S,
@@ -133,13 +140,13 @@ ROUTERS: dict[str, RouterSpec] = {
     # Without the pause of its prototype's queue processor.
     "skywalker-unpaced": RouterSpec(
         reach="peers",
-        eligibility=lambda _pools: skywalker.SelectivePushing(),
+        eligibility=lambda _picker: skywalker.SelectivePushing(),
         picker=_of(skywalker.LongestPrefix),
         probes=SP_P,
     ),
     "skywalker-ch": RouterSpec(
         reach="peers",
-        eligibility=lambda _pools: skywalker.SelectivePushing(),
+        eligibility=lambda _picker: skywalker.SelectivePushing(),
         picker=_of(ConsistentHash),
         probes=SP_P,
         pace_s=skywalker.PACE_S,
@@ -156,23 +163,23 @@ ROUTERS: dict[str, RouterSpec] = {
     "gorgo-each-calibrated": _gorgo(gorgo.UNTUNED, each=True, calibrated=True),
     "gorgo-distributed": RouterSpec(
         reach="peers",
-        eligibility=lambda _pools: gorgo.HomeAndPeers(),
+        eligibility=lambda _picker: gorgo.HomeAndPeers(),
         picker=_of(gorgo.Distributed),
         probes=PINGS,
         smoothing=gorgo.RTT_SMOOTHING,
     ),
     "central-llm-d": RouterSpec(
-        each=False, eligibility=lambda _pools: WholePool(Saturation()), picker=_of(LlmD), probes=EPP
+        each=False, eligibility=lambda _picker: WholePool(Saturation()), picker=_of(LlmD), probes=EPP
     ),
     "local-llm-d": RouterSpec(
-        reach="home", eligibility=lambda _pools: WholePool(Saturation()), picker=_of(LlmD), probes=EPP
+        reach="home", eligibility=lambda _picker: WholePool(Saturation()), picker=_of(LlmD), probes=EPP
     ),
     "spill-llm-d": RouterSpec(
-        eligibility=lambda _pools: NearestFirst(Saturation(), hold=True), picker=_of(LlmD), probes=EPP
+        eligibility=lambda _picker: NearestFirst(Saturation(), hold=True), picker=_of(LlmD), probes=EPP
     ),
     "omniscient": RouterSpec(
         each=False,
-        eligibility=omniscient.Oracle,
+        eligibility=lambda picker: cast("omniscient.Oracle", picker),
         picker=lambda pools, _rng: omniscient.Oracle(pools),
         probes=ProbeConfig(probe_s=omniscient.PROBE_S, oracle=True),
         no_wire=True,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Request
     from farhop_lab.sim.baselines.gorgo_tuner import OnlineTuner
-    from farhop_lab.sim.baselines.router import RouterState
+    from farhop_lab.sim.baselines.router import Ended, RouterState
 
 RTT_EVERY_S = 30.0
 RTT_SMOOTHING = 0.3
@@ -75,10 +75,13 @@ class Central:
         """See router.Picker."""
         self._tree.insert(text_of(request), target, now)
 
-    def served(self, ttft_s: float) -> None:
+    def began(self, request_id: str) -> None:
         """See router.Learner."""
-        if self._tuner is not None:
-            self._tuner.on_sample(ttft_s)
+
+    def ended(self, what: Ended) -> None:
+        """See router.Learner."""
+        if self._tuner is not None and what.ttft_s is not None:
+            self._tuner.on_sample(what.ttft_s)
 
 
 class HomeAndPeers:

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farhop_lab.engine.core.sequence import Sequence as Work
-from farhop_lab.engine.core.sequence import Wanted
-from farhop_lab.sim.baselines.router import text_of
+from farhop_lab.sim.baselines.caches import EngineCaches
 from farhop_lab.sim.engines import Gpu
 
 if TYPE_CHECKING:
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Request
     from farhop_lab.engine.core.profiles import Profile
+    from farhop_lab.engine.core.sequence import Sequence as Work
     from farhop_lab.sim.baselines.process import EnginePool
     from farhop_lab.sim.baselines.router import RouterState
 
@@ -31,8 +30,7 @@ class Oracle:
     """Eligibility and Picker in one. Engines that are no Gpu always have room, and go by what waits and runs there."""
 
     def __init__(self, pools: Mapping[str, EnginePool]) -> None:
-        self._rooms = pools
-        self._foreseen: tuple[str, Work] | None = None
+        self._rooms, self._caches = pools, EngineCaches(pools)
 
     def candidates(self, request: Request, state: RouterState, now: float) -> Sequence[str]:
         """See router.Eligibility. Where no engine lives, a request goes out and fails."""
@@ -46,24 +44,14 @@ class Oracle:
     def sent(self, request: Request, target: str, state: RouterState, now: float) -> None:
         """See router.Picker."""
 
-    def _work(self, request: Request, gpu: Gpu) -> Work | None:
-        """The request as the engine would take it; None for what it would refuse. One model: names hold everywhere."""
-        if self._foreseen is None or self._foreseen[0] != request.id:
-            try:
-                work = Work(request.id, Wanted(text_of(request), request.max_tokens), gpu.text_model, gpu.core.profile)
-            except ValueError:  # too long for it: let it say so itself
-                return None
-            self._foreseen = request.id, work
-        return self._foreseen[1]
-
     def _has_room(self, request: Request, name: str, state: RouterState) -> bool:
         engine = self._rooms[state.targets[name].region].engines[name]
-        work = self._work(request, engine) if isinstance(engine, Gpu) else None
+        work = self._caches.work(request, engine) if isinstance(engine, Gpu) else None
         return work is None or not isinstance(engine, Gpu) or has_room(engine, work)
 
     def _costs_ms(self, request: Request, name: str, state: RouterState) -> float:
         engine = self._rooms[state.targets[name].region].engines[name]
-        work = self._work(request, engine) if isinstance(engine, Gpu) else None
+        work = self._caches.work(request, engine) if isinstance(engine, Gpu) else None
         if work is not None and isinstance(engine, Gpu):
             return ends_ms(engine, work) + delays_ms(engine, work)
         waiting, running, _ = engine.metrics()

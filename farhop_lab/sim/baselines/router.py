@@ -22,7 +22,7 @@ from farhop_lab.engine.core.text import token_count
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from farhop.balance.machine import Command
+    from farhop.balance.machine import Command, Usage
     from farhop.balance.outcome import Outcome
 
 QUEUE_MAX = 100_000
@@ -152,15 +152,15 @@ class RouterState:
             self.queued_tokens[target] -= tokens
             self.running_tokens[target] += tokens
 
-    def over(self, request_id: str) -> bool:
-        """It ended, one way or another. Whether it was anywhere."""
+    def over(self, request_id: str) -> str | None:
+        """It ended, one way or another. Where it was, if it was anywhere."""
         known = self._sent.pop(request_id, None)
         if known is None:
-            return False
+            return None
         target, tokens, begun = known
         self.in_flight[target] -= 1
         (self.running_tokens if begun else self.queued_tokens)[target] -= tokens
-        return True
+        return target
 
     def begun(self, request_id: str) -> bool:
         """Whether its first byte is here."""
@@ -184,12 +184,26 @@ class Picker(Protocol):
         """It goes there: remember what there is to remember."""
 
 
+class Ended(msgspec.Struct, frozen=True):
+    """What became of a request that was sent. `ttft_s`: seconds from its arrival here to its first byte, `after_s` from
+    there to its end; both None, as `usage` may be, where it was not answered well."""
+
+    id: str
+    target: str
+    ttft_s: float | None = None
+    after_s: float | None = None
+    usage: Usage | None = None
+
+
 @runtime_checkable
 class Learner(Protocol):
-    """A picker that learns from what became of requests."""
+    """A picker that goes by what became of requests."""
 
-    def served(self, ttft_s: float) -> None:
-        """One was answered well, its first byte so long after it arrived here."""
+    def began(self, request_id: str) -> None:
+        """The first byte of one that was sent is here."""
+
+    def ended(self, what: Ended) -> None:
+        """One that was sent is over, one way or another; each is told of once."""
 
 
 class Router:
@@ -265,11 +279,18 @@ class Router:
         state.queued = len(queue)
         return commands
 
-    def _conclude(self, request_id: str) -> None:
+    def _conclude(self, request_id: str, now: float = 0.0, *, well: bool = False, usage: Usage | None = None) -> None:
         self._queue.pop(request_id, None)
         self._live.pop(request_id, None)
-        self._moments.pop(request_id, None)
-        self.state.over(request_id)
+        moments = self._moments.pop(request_id, None)
+        target = self.state.over(request_id)
+        if self._learner is None or target is None:
+            return
+        if well and moments is not None:
+            arrived, began = moments
+            self._learner.ended(Ended(request_id, target, began - arrived, now - began, usage))
+        else:
+            self._learner.ended(Ended(request_id, target))
 
     def _answer(self, request_id: str, reason: Outcome, now: float) -> list[Command]:
         self._conclude(request_id)
@@ -279,13 +300,12 @@ class Router:
         self.state.began(event.id)
         if event.id in self._moments:
             self._moments[event.id] = (self._moments[event.id][0], now)
+            if self._learner is not None:
+                self._learner.began(event.id)
         return self._drain(now)
 
     def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:
-        moments = self._moments.get(event.id)
-        if self._learner is not None and moments is not None and event.status < 400:
-            self._learner.served(moments[1] - moments[0])
-        self._conclude(event.id)
+        self._conclude(event.id, now, well=event.status < 400, usage=event.usage)
         return self._drain(now)
 
     def _failed(self, event: machine.AttemptFailed | machine.AttemptRefused, now: float) -> list[Command]:

@@ -46,7 +46,7 @@ class PrefixTree:
         node, at = self._root, 0
         while live and at < len(text) and (child := node.children.get(text[at])) is not None:
             live &= child.owners.keys()
-            same = _common(text, at, child.label)
+            same = common(text, at, child.label)
             at += same
             for owner in live:
                 found[owner] = at
@@ -70,7 +70,7 @@ class PrefixTree:
                 child = _Node(text[at:], node, {})
                 node.children[text[at]] = child
             else:
-                same = _common(text, at, child.label)
+                same = common(text, at, child.label)
                 if same < len(child.label):
                     child = self._split(child, same)
             if owner not in child.owners:
@@ -119,7 +119,7 @@ class PrefixTree:
                 heappush(leaves, (parent.owners[owner], serial, parent))
 
 
-def _common(text: bytes, at: int, label: bytes) -> int:
+def common(text: bytes, at: int, label: bytes) -> int:
     """How many characters of `label` stand in `text` at `at`."""
     if text.startswith(label, at):
         return len(label)

@@ -1,0 +1,49 @@
+"""What the engines' caches hold now, block by block: what a router knows that reads KV events, or asks a controller
+that does, without the time that these take.
+
+Reads engines, never touches them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farhop_lab.engine.core.sequence import Sequence as Work
+from farhop_lab.engine.core.sequence import Wanted
+from farhop_lab.sim.baselines.router import text_of
+from farhop_lab.sim.engines import Gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from farhop.balance.machine import Request
+    from farhop_lab.sim.baselines.process import EnginePool
+    from farhop_lab.sim.baselines.router import RouterState
+
+
+class EngineCaches:
+    """Of all engines of a world. One model: the names of a text's blocks hold everywhere."""
+
+    def __init__(self, pools: Mapping[str, EnginePool]) -> None:
+        self._pools = pools
+        self._last: tuple[str, Work] | None = None
+
+    def gpu(self, target: str, state: RouterState) -> Gpu | None:
+        """The engine itself; None for one that is no Gpu."""
+        engine = self._pools[state.targets[target].region].engines[target]
+        return engine if isinstance(engine, Gpu) else None
+
+    def work(self, request: Request, gpu: Gpu) -> Work | None:
+        """The request as the engine would take it; None for what it would refuse."""
+        if self._last is None or self._last[0] != request.id:
+            try:
+                work = Work(request.id, Wanted(text_of(request), request.max_tokens), gpu.text_model, gpu.core.profile)
+            except ValueError:  # too long for it: let it say so itself
+                return None
+            self._last = request.id, work
+        return self._last[1]
+
+    def names(self, request: Request, gpu: Gpu) -> list[int]:
+        """Of the whole blocks of its prompt, but for one that the last token alone would fill: that is computed."""
+        work = self.work(request, gpu)
+        return [] if work is None else work.block_names((work.total_tokens - 1) // gpu.core.profile.block_tokens)
