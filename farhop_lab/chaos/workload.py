@@ -71,7 +71,7 @@ def service_ms(answers: Iterable[Timing]) -> float:
 
 def prefill_ms_per_token() -> float:
     """What a token of such a prompt takes, alone, by the engine's physics."""
-    return GPU.step_ms(PROMPT_TOKENS, 0) / PROMPT_TOKENS
+    return GPU.step_ms(GPU.prefill_ms(PROMPT_TOKENS), 0) / PROMPT_TOKENS
 
 
 def world_of(schedule: Schedule, truth: Truth) -> World:

@@ -8,7 +8,7 @@ are the live engine's own, too (`engine/core/faults.py`). Never chooses, never r
 from __future__ import annotations
 
 from collections import deque
-from math import inf
+from math import inf, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from farhop.balance.machine import Usage
@@ -186,8 +186,8 @@ class Gpu:
             return
         steps = self._core.calm(STEPS_MAX)
         if steps > 1:
-            step_s = stretch * self._profile.step_ms(0, self._core.running) / 1e3
-            self._leap = _Leap(self._timeline.now, step_s, steps)
+            first_ms, more_ms = self._core.calm_ms()
+            self._leap = _Leap(self._timeline.now, stretch * first_ms / 1e3, stretch * more_ms / 1e3, steps)
             self._leap.end = self._timeline.at(self._leap.over_at(steps), self._landed)
             return
         step = self._core.step(self._timeline.now)
@@ -279,20 +279,25 @@ class Gpu:
 
 
 class _Leap:
-    """`steps` steps of `step_s` seconds each from `since` on, of which the core has done `done`."""
+    """`steps` steps from `since` on, the first of `first_s` seconds and each of `more_s` more than the one before, of
+    which the core has done `done`."""
 
-    __slots__ = ("_since", "_step_s", "done", "end", "steps")
+    __slots__ = ("_first_s", "_more_s", "_since", "done", "end", "steps")
 
     end: Call
 
-    def __init__(self, since: float, step_s: float, steps: int) -> None:
-        self._since, self._step_s, self.steps = since, step_s, steps
+    def __init__(self, since: float, first_s: float, more_s: float, steps: int) -> None:
+        self._since, self._first_s, self._more_s, self.steps = since, first_s, more_s, steps
         self.done = 0
 
     def begun(self, now: float) -> int:
         """How many of them have begun by now: one at least, since a step's work is done as it begins."""
-        return min(self.steps, int((now - self._since) / self._step_s) + 1)
+        passed_s, more_s = now - self._since, self._more_s
+        # The root of over_at(n) = now, in the form that loses no digits where `more_s` is next to nothing.
+        b = self._first_s - more_s / 2.0
+        over = int(2.0 * passed_s / (b + sqrt(b * b + 2.0 * more_s * passed_s)))
+        return min(self.steps, over + 1)
 
     def over_at(self, steps: int) -> float:
         """When so many of them are over."""
-        return self._since + steps * self._step_s
+        return self._since + steps * self._first_s + self._more_s * (steps * (steps - 1) / 2.0)

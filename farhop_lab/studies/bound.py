@@ -2,9 +2,10 @@
 
 Relaxed, each in the routers' favour: no wire, no law, no arrivals (all work is there from the start), requests may be
 split over replicas, every prefix that any earlier request has is cached everywhere, and time is lost to nothing but
-steps. What is left is `Profile.step_ms` summed over a replica's steps: with S steps, U computed prompt tokens and D
-decoded tokens, time >= overhead * S + max(floor * S, prefill * U) + per_sequence * D. A step decodes `sequences_max`
-at most and what they hold alone must fit the KV cache, so S is at least each of two sums over requests. Any convex
+steps. What is left is `Profile.step_ms` summed over a replica's steps: with S steps, U milliseconds of arithmetic for
+prompts, D decoded tokens and C tokens of context that they read, time >= overhead * S + max(floor * S, U) +
+per_sequence * D + kv_read * C. A step decodes `sequences_max` at most and what they hold alone must fit the KV cache,
+so S is at least each of two sums over requests. Any convex
 mixture of these is a price in milliseconds that a request cannot fall below on that GPU; any prices of GPU time then
 bound the linear program from above (weak duality), so the search below may stop anywhere and stay valid.
 
@@ -37,10 +38,11 @@ _BLOCK_TOKENS = 16
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """One request, in tokens: of its prompt what no earlier request has, and its answer."""
+    """One request, in tokens: of its prompt what no earlier request has, its answer, and what stands before its own."""
 
     own_tokens: int
     answer_tokens: int
+    shared_tokens: int = 0
 
 
 def demands(scenario: Scenario, seed: int, load: float) -> list[Demand]:
@@ -100,7 +102,7 @@ def _uncached(asks: Sequence[Ask], answers: Sequence[bytes]) -> list[Demand]:
             hit += not fresh and at + size <= len(ask.prompt)
             known.add(digest)
         own = max(0, token_count(ask.prompt) - hit * _BLOCK_TOKENS)
-        found.append(Demand(own, ask.answer_tokens or 1))
+        found.append(Demand(own, ask.answer_tokens or 1, hit * _BLOCK_TOKENS))
     return found
 
 
@@ -109,9 +111,11 @@ def cost_ms(demand: Demand, profile: Profile, theta: float, alpha: float) -> flo
     decoded = max(0, demand.answer_tokens - 1)
     held = demand.own_tokens + decoded / 2.0
     steps = decoded * (alpha / profile.sequences_max + (1.0 - alpha) * held / profile.kv_tokens)
+    read = decoded * (demand.shared_tokens + held)
     return (
         profile.decode_ms_per_sequence * decoded
-        + (1.0 - theta) * profile.prefill_ms_per_token * demand.own_tokens
+        + profile.kv_read_ms_per_token * read
+        + (1.0 - theta) * profile.prefill_ms(demand.own_tokens, demand.shared_tokens)
         + (profile.step_overhead_ms + theta * profile.decode_floor_ms) * steps
     )
 

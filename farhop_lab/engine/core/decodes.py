@@ -26,11 +26,12 @@ BY_ORDER = attrgetter("order")
 class Decodes:
     """See the module's head. `size` is a block's tokens, 2 or more."""
 
-    __slots__ = ("_due", "_members", "_passes", "_phases", "_size")
+    __slots__ = ("_context", "_due", "_members", "_passes", "_phases", "_size")
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._passes = 0
+        self._context = 0  # tokens of all members, less their number times the passes
         self._members: dict[Sequence, tuple[int, int]] = {}  # up to which pass it is written, in which it is due
         # By how far into a block a member is when `_passes` is a multiple of the size: that never changes.
         self._phases: list[dict[Sequence, None]] = [{} for _ in range(size)]
@@ -52,6 +53,7 @@ class Decodes:
             return False
         due = self._passes + known
         self._members[sequence] = (self._passes, due)
+        self._context += sequence.total_tokens - self._passes
         self._phases[(sequence.computed_tokens - self._passes) % self._size][sequence] = None
         heappush(self._due, (due, sequence.order, sequence))
         return True
@@ -60,12 +62,14 @@ class Decodes:
         """It is stepped by others from now on, or gone."""
         self._catch_up(sequence)
         del self._members[sequence]
+        self._context -= sequence.total_tokens - self._passes
         del self._phases[(sequence.computed_tokens - self._passes) % self._size][sequence]
 
     def disband(self) -> list[Sequence]:
         """All leave."""
         members = self.caught_up()
         self._members.clear()
+        self._context = 0
         self._due.clear()
         for phase in self._phases:
             phase.clear()
@@ -85,6 +89,11 @@ class Decodes:
             self._members[sequence] = (self._passes, due)
 
     # -- passes
+
+    @property
+    def context_tokens(self) -> int:
+        """Of all members together, as they stand now."""
+        return self._context + len(self._members) * self._passes
 
     @property
     def ahead(self) -> int:

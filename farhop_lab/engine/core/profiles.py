@@ -10,7 +10,12 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Profile:
-    """One GPU serving one 8B model. Times are milliseconds, sizes are tokens or blocks of tokens."""
+    """One GPU serving one 8B model. Times are milliseconds, sizes are tokens or blocks of tokens.
+
+    `attention_tokens`: how far into a text a token attends to so much before it that it costs twice what the first
+    does; None: attention costs nothing. `kv_read_ms_per_token`: what each token of a decoding sequence's context adds
+    to a pass.
+    """
 
     name: str
     prefill_ms_per_token: float
@@ -22,9 +27,17 @@ class Profile:
     prefill_tokens_per_step: int = 2048
     sequences_max: int = 256
     step_overhead_ms: float = 1.0
+    attention_tokens: float | None = None
+    kv_read_ms_per_token: float = 0.0
 
     def __post_init__(self) -> None:
-        times = (self.prefill_ms_per_token, self.decode_floor_ms, self.decode_ms_per_sequence, self.step_overhead_ms)
+        times = (
+            self.prefill_ms_per_token,
+            self.decode_floor_ms,
+            self.decode_ms_per_sequence,
+            self.step_overhead_ms,
+            self.kv_read_ms_per_token,
+        )
         if min(times) < 0:
             raise ValueError(f"profile {self.name}: a time is negative; give milliseconds >= 0")
         sizes = (
@@ -34,7 +47,7 @@ class Profile:
             self.prefill_tokens_per_step,
             self.sequences_max,
         )
-        if min(sizes) < 1:
+        if min(sizes) < 1 or (self.attention_tokens is not None and self.attention_tokens < 1):
             raise ValueError(f"profile {self.name}: a size is below 1; give whole numbers >= 1")
 
     @property
@@ -47,16 +60,24 @@ class Profile:
         """The longest prompt plus answer: a vLLM refuses to start where one full context does not fit its KV cache."""
         return min(self.max_model_len, self.kv_tokens)
 
-    def step_ms(self, prefill_tokens: int, decode_sequences: int) -> float:
-        """Milliseconds of one pass over `prefill_tokens` prompt tokens and one token of each decoding sequence.
+    def prefill_ms(self, tokens: float, since: float = 0.0) -> float:
+        """Milliseconds of arithmetic for `tokens` of a text behind its first `since`: linear in the tokens for the
+        weights, and for attention in the pairs of each with all before it."""
+        pairs = tokens * (since + tokens / 2.0) if self.attention_tokens is not None else 0.0
+        return self.prefill_ms_per_token * (tokens + pairs / (self.attention_tokens or 1.0))
+
+    def step_ms(self, prefill_ms: float, decode_sequences: int, context_tokens: int = 0) -> float:
+        """Milliseconds of one pass over prompt tokens that take `prefill_ms` to compute and one token of each decoding
+        sequence, which hold `context_tokens` in all.
 
         The weights are read once per pass (`decode_floor_ms`, bound by memory) while prompt tokens are computed (bound
         by arithmetic): the two overlap, so the longer one counts. What each decoding sequence adds (reading its own
         KV, sampling) is overlapped by neither. So a mixed step costs about its prefill, and every decode in it waits
         that long: the stall that chunked prefill bounds and an overloaded replica shows between tokens.
         """
-        pass_ms = max(self.decode_floor_ms, prefill_tokens * self.prefill_ms_per_token)
-        return self.step_overhead_ms + pass_ms + decode_sequences * self.decode_ms_per_sequence
+        pass_ms = max(self.decode_floor_ms, prefill_ms)
+        own_ms = decode_sequences * self.decode_ms_per_sequence + context_tokens * self.kv_read_ms_per_token
+        return self.step_overhead_ms + pass_ms + own_ms
 
     def scaled(self, speedup: float) -> Profile:
         """The same GPU with every time divided by `speedup` (> 0); sizes stay."""
@@ -68,12 +89,18 @@ class Profile:
             decode_floor_ms=self.decode_floor_ms / speedup,
             decode_ms_per_sequence=self.decode_ms_per_sequence / speedup,
             step_overhead_ms=self.step_overhead_ms / speedup,
+            kv_read_ms_per_token=self.kv_read_ms_per_token / speedup,
         )
 
 
-# KV of one token of Llama-3.1-8B: 2 (K, V) x 32 layers x 8 heads x 128 x 2 B = 131,072 B.
-# `decode_ms_per_sequence`: a sequence of ~1,000 tokens reads 131 MB of KV per step, plus ~0.03 ms of sampling and
-# bookkeeping on the host: L4 131 MB / 300 GB/s = 0.44; A100 / 1,555 GB/s = 0.08; H100 / 3,350 GB/s = 0.04.
+# A token costs 2 x 8.03e9 FLOPs for the weights and 4 x 4,096 x 32 = 524,288 for each token that it attends to: as much
+# again after 30,633 tokens, so that 100k tokens take 2.6 times what their number says (as large matrices run; FLOPs as
+# Kaplan et al. count them, arXiv 2001.08361, section 2.1).
+ATTENTION_TOKENS = 2 * 8.03e9 / 524_288
+# KV of one token of Llama-3.1-8B: 2 (K, V) x 32 layers x 8 heads x 128 x 2 B.
+KV_BYTES = 131_072
+# Sampling and bookkeeping on the host.
+SEQUENCE_MS = 0.03
 PROFILES: dict[str, Profile] = {
     profile.name: profile
     for profile in (
@@ -82,7 +109,9 @@ PROFILES: dict[str, Profile] = {
             name="l4",
             prefill_ms_per_token=0.59,
             decode_floor_ms=55.0,
-            decode_ms_per_sequence=0.47,
+            decode_ms_per_sequence=SEQUENCE_MS,
+            attention_tokens=ATTENTION_TOKENS,
+            kv_read_ms_per_token=KV_BYTES / 300e6,  # 300 GB/s
             kv_blocks=1_562,
             max_model_len=16_384,
         ),
@@ -92,7 +121,9 @@ PROFILES: dict[str, Profile] = {
             name="a100",
             prefill_ms_per_token=0.0938,
             decode_floor_ms=25.0,
-            decode_ms_per_sequence=0.11,
+            decode_ms_per_sequence=SEQUENCE_MS,
+            attention_tokens=ATTENTION_TOKENS,
+            kv_read_ms_per_token=KV_BYTES / 1_555e6,  # 1,555 GB/s
             kv_blocks=8_580,
             max_model_len=32_768,
         ),
@@ -101,7 +132,9 @@ PROFILES: dict[str, Profile] = {
             name="h100",
             prefill_ms_per_token=0.04,
             decode_floor_ms=10.0,
-            decode_ms_per_sequence=0.07,
+            decode_ms_per_sequence=SEQUENCE_MS,
+            attention_tokens=ATTENTION_TOKENS,
+            kv_read_ms_per_token=KV_BYTES / 3_350e6,  # 3,350 GB/s
             kv_blocks=25_750,
             max_model_len=131_072,
             prefill_tokens_per_step=8_192,

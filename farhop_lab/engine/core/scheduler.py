@@ -186,20 +186,33 @@ class EngineCore:
         if not scheduled and not passing and self.held:
             return Step(max(IDLE_STEP_MS, self.profile.step_ms(0, 0)), [], 0, 0)
         assert scheduled or passing, "work without progress"
-        decodes = sum(1 for sequence, tokens in scheduled if tokens == 1 and sequence.output_tokens)
-        prefill_tokens = sum(tokens for _, tokens in scheduled) - decodes
-        decodes += passing
+        decodes, context, prefill_tokens, prefill_ms = passing, self._decodes.context_tokens, 0, 0.0
+        for sequence, tokens in scheduled:
+            if tokens == 1 and sequence.output_tokens:
+                decodes += 1
+                context += sequence.total_tokens
+            else:
+                prefill_tokens += tokens
+                prefill_ms += self.profile.prefill_ms(tokens, sequence.computed_tokens)
         emissions = self._compute(scheduled)
         self.counters.steps += 1
-        return Step(self.profile.step_ms(prefill_tokens, decodes) + loading_ms, emissions, prefill_tokens, decodes)
+        duration_ms = self.profile.step_ms(prefill_ms, decodes, context) + loading_ms
+        return Step(duration_ms, emissions, prefill_tokens, decodes)
 
     def calm(self, most: int) -> int:
         """How many steps from now on (at most `most`) would write one token for each running sequence and do nothing
-        else: admit nobody, end nobody, preempt nobody. Each takes `step_ms(0, running)`."""
+        else: admit nobody, end nobody, preempt nobody. Each takes `calm_ms`."""
         if not self._decodes or self._running or self._leaving or self.held or (self._waiting and not self._blocked):
             return 0
         most = min(most, self._decodes.ahead)
         return most if most > 0 and self._decodes.needs(most) <= self.kv.available else 0
+
+    def calm_ms(self) -> tuple[float, float]:
+        """What the first of those steps takes, and what each takes more than the one before: one token of everybody's
+        context is read more."""
+        running, profile = len(self._decodes), self.profile
+        first_ms = profile.step_ms(0.0, running, self._decodes.context_tokens)
+        return first_ms, running * profile.kv_read_ms_per_token
 
     def leap(self, steps: int) -> None:
         """Do so many steps, no more than `calm` has told."""

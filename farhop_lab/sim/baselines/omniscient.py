@@ -86,24 +86,29 @@ def ends_ms(gpu: Gpu, work: Work) -> float:
     which each sequence beside it makes longer for as long as that lasts.
     """
     core, profile = gpu.core, gpu.core.profile
-    tokens = to_compute(gpu, work) + sum(to_compute(gpu, one) for one in core.line)
-    tokens += sum(max(0, one.total_tokens - one.computed_tokens - 1) for one in core.batch)
-    steps = -(-tokens // profile.prefill_tokens_per_step)
-    compute_ms = max(steps * profile.decode_floor_ms, tokens * profile.prefill_ms_per_token)
-    decodes_ms = steps * (profile.step_ms(0, len(core.batch)) - profile.decode_floor_ms)
-    write_ms = work.max_tokens * profile.step_ms(0, 1)
-    return compute_ms + decodes_ms + write_ms + _shared_ms(gpu, work, profile)
+    left = [(to_compute(gpu, one), one) for one in (work, *core.line)]
+    left += [(max(0, one.total_tokens - one.computed_tokens - 1), one) for one in core.batch]
+    steps = -(-sum(tokens for tokens, _ in left) // profile.prefill_tokens_per_step)
+    arithmetic_ms = sum(profile.prefill_ms(tokens, one.total_tokens - tokens) for tokens, one in left)
+    compute_ms = max(steps * profile.decode_floor_ms, arithmetic_ms)
+    context = sum(one.total_tokens for one in core.batch)
+    decodes_ms = steps * (profile.step_ms(0, len(core.batch), context) - profile.decode_floor_ms)
+    write_ms = work.max_tokens * profile.step_ms(0, 1, work.total_tokens + work.max_tokens // 2)
+    others = [(one.max_tokens - one.output_tokens, one.total_tokens) for one in core.batch]
+    others += [(one.max_tokens, one.total_tokens) for one in core.line]
+    beside_ms = sum(min(work.max_tokens, tokens) * _beside_ms(profile, context) for tokens, context in others)
+    return compute_ms + decodes_ms + write_ms + beside_ms
 
 
 def delays_ms(gpu: Gpu, work: Work) -> float:
     """What it costs the others there, all together: its prompt's computing, and its decoding beside theirs."""
     core, profile = gpu.core, gpu.core.profile
-    others = len(core.batch) + len(core.line)
-    return to_compute(gpu, work) * profile.prefill_ms_per_token * others + _shared_ms(gpu, work, profile)
-
-
-def _shared_ms(gpu: Gpu, work: Work, profile: Profile) -> float:
-    """What steps are longer for two sequences in one batch, over all pairs with it."""
-    core = gpu.core
+    tokens = to_compute(gpu, work)
     left = [one.max_tokens - one.output_tokens for one in core.batch] + [one.max_tokens for one in core.line]
-    return sum(min(work.max_tokens, tokens) for tokens in left) * profile.decode_ms_per_sequence
+    beside_ms = sum(min(work.max_tokens, tokens) for tokens in left) * _beside_ms(profile, work.total_tokens)
+    return profile.prefill_ms(tokens, work.total_tokens - tokens) * len(left) + beside_ms
+
+
+def _beside_ms(profile: Profile, context_tokens: int) -> float:
+    """What a step is longer for a sequence in its batch."""
+    return profile.decode_ms_per_sequence + context_tokens * profile.kv_read_ms_per_token

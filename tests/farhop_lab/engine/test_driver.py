@@ -14,7 +14,14 @@ from farhop_lab.engine.core.scheduler import EngineCore
 from farhop_lab.engine.core.sequence import Sequence, TextModel, Wanted
 from farhop_lab.engine.driver import LAG_MAX_S, Driver
 
-GPU = replace(PROFILES["l4"], step_overhead_ms=0, decode_floor_ms=10, decode_ms_per_sequence=0, prefill_ms_per_token=0)
+GPU = replace(
+    PROFILES["l4"],
+    step_overhead_ms=0,
+    decode_floor_ms=10,
+    decode_ms_per_sequence=0,
+    kv_read_ms_per_token=0,
+    prefill_ms_per_token=0,
+)
 
 
 class Handle:

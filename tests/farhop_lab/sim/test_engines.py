@@ -89,8 +89,8 @@ def test_a_gpu_takes_the_time_its_profile_says_and_remembers_prefixes() -> None:
     assert engine.metrics()[:2] == (0, 1)
     timeline.run(60.0)
     tokens = 600
-    assert job.heard[0] == ("first", pytest.approx(profile.step_ms(tokens, 0) / 1e3))
-    decode_s = 9 * profile.step_ms(0, 1) / 1e3
+    assert job.heard[0] == ("first", pytest.approx(profile.step_ms(profile.prefill_ms(tokens), 0) / 1e3, abs=1e-6))
+    decode_s = sum(profile.step_ms(0, 1, tokens + written) for written in range(1, 10)) / 1e3
     assert job.heard[1] == ("done", pytest.approx(job.heard[0][1] + decode_s))
     assert job.usage == UsageWithText(tokens, 10, 0, text=write_all(job.prompt, 0, 200.0, 10))
     again = Said(timeline, "again", prompt=job.prompt, answer_tokens=10)

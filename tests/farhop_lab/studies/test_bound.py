@@ -65,9 +65,10 @@ def test_no_price_is_above_what_a_gpu_takes_for_it_alone(work, gpu, theta, alpha
             continue
         alone, left = 0.0, one.own_tokens
         while left > 0:
-            alone += profile.step_ms(min(left, profile.prefill_tokens_per_step), 0)
-            left -= profile.prefill_tokens_per_step
-        alone += (one.answer_tokens - 1) * profile.step_ms(0, 1)
+            chunk = min(left, profile.prefill_tokens_per_step)
+            alone += profile.step_ms(profile.prefill_ms(chunk, one.own_tokens - left), 0)
+            left -= chunk
+        alone += sum(profile.step_ms(0, 1, one.own_tokens + written) for written in range(1, one.answer_tokens))
         assert bound.cost_ms(one, profile, theta, alpha) <= alone * (1 + 1e-9)
 
 
