@@ -29,7 +29,7 @@ QUICK_S = {"diurnal": 1500.0, "loss": 420.0}
 # Of every family the variants that may be its strongest: which one is, differs by scenario.
 QUICK_RIVALS = frozenset((
     "farhop", "skywalker", "skywalker-unpaced", "skywalker-ch", "spill-consistent-hash", "spill-least-load",
-    "spill-llm-d", "gorgo-each", "gorgo-each-long", "gorgo-each-tuned", "gorgo-each-calibrated", "omniscient",
+    "spill-llm-d", "spill-aibrix", "spill-dynamo", "spill-kvaware", "spill-preble", "gorgo-each", "gorgo-each-long", "gorgo-each-tuned", "gorgo-each-calibrated", "omniscient",
 ))  # fmt: skip
 
 
