@@ -47,6 +47,11 @@ class Scenario(msgspec.Struct, frozen=True):
         name = self.doc.topology
         return self.folder / name if name.endswith((".yaml", ".yml")) else worlds.shipped(name)
 
+    @property
+    def work_name(self) -> str:
+        """What its clients are drawn from, beside the seed: scenarios that share it are asked the same."""
+        return self.doc.work_name or self.doc.name
+
     def document(self) -> dict[str, Any]:
         """As plain data, for another process: `built` makes it again."""
         return self.doc.model_dump(mode="json")

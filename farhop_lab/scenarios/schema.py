@@ -112,6 +112,7 @@ class ScenarioDoc(Doc):
     """A whole scenario."""
 
     name: Name = Field(description="use 1 to 63 of a-z 0-9 . _ -")
+    work_name: Name | None = Field(None, description="name the scenario whose clients come here, too")
     about: str = Field(default="", max_length=500, description="say in at most 500 characters what it shows")
     topology: str = Field(default="three-regions", max_length=4096, description="name a ready-made world or a file")
     sites: dict[Name, SiteDoc] = Field(

@@ -55,7 +55,7 @@ def demands(scenario: Scenario, seed: int, load: float) -> list[Demand]:
     asks: list[Ask] = []
     answers: list[bytes] = []
     for i, work in enumerate(doc.work):
-        for schedule in schedules(work, f"{doc.name} {i}", seed, load, days, scenario.folder, doc.duration_s):
+        for schedule in schedules(work, f"{scenario.work_name} {i}", seed, load, days, scenario.folder, doc.duration_s):
             for start in schedule:
                 if start.at >= doc.duration_s:
                     break

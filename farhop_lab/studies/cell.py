@@ -151,7 +151,7 @@ def staged(scenario: Scenario, key: Key) -> tuple[World, ClientPool]:
     clients = ClientPool(world, until=doc.duration_s, timeout_s=doc.timeout_s)
     days = days_of(doc.days, doc.day_s)
     for i, work in enumerate(doc.work):
-        send(clients, work, f"{doc.name} {i}", key.seed, key.load, days, scenario.folder)
+        send(clients, work, f"{scenario.work_name} {i}", key.seed, key.load, days, scenario.folder)
     return world, clients
 
 

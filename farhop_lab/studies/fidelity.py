@@ -82,9 +82,9 @@ async def live(scenario: Scenario, speedup: float, seed: int, folder: Path) -> t
     world = World(settings(scenario, speedup), folder)
     doc = scenario.doc
     async with world, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        clients = _LiveClients(world, session, scenario, speedup)
+        clients, named = _LiveClients(world, session, scenario, speedup), scenario.work_name
         runs = [
-            clients.client(region, programs(figures_of(work), work.tenant, f"{doc.name} {i} {region} {n}", seed))
+            clients.client(region, programs(figures_of(work), work.tenant, f"{named} {i} {region} {n}", seed))
             for i, work in enumerate(doc.work)
             for region, count in work.clients.items()
             for n in range(count)

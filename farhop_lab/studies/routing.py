@@ -29,7 +29,8 @@ QUICK_S = {"diurnal": 1500.0, "loss": 420.0}
 # Of every family the variants that may be its strongest: which one is, differs by scenario.
 QUICK_RIVALS = frozenset((
     "farhop", "skywalker", "skywalker-unpaced", "skywalker-ch", "spill-consistent-hash", "spill-least-load",
-    "spill-llm-d", "spill-aibrix", "spill-dynamo", "spill-kvaware", "spill-preble", "gorgo-each", "gorgo-each-long", "gorgo-each-tuned", "gorgo-each-calibrated", "omniscient",
+    "spill-llm-d", "spill-aibrix", "spill-dynamo", "spill-kvaware", "spill-preble",
+    "gorgo-each", "gorgo-each-long", "gorgo-each-tuned", "gorgo-each-calibrated", "omniscient",
 ))  # fmt: skip
 
 
@@ -71,14 +72,15 @@ def _quick(scenario: Scenario, names: list[str], quick_s: float) -> tuple[Scenar
 
 
 def fleet(scenario: Scenario, replicas: int) -> Scenario:
-    """The same with so many replicas in all, spread evenly, the first sites first. At least one in each."""
+    """The same work for so many replicas in all, spread evenly, the first sites first. At least one in each."""
     sites = scenario.doc.sites
     each, rest = divmod(replicas, len(sites))
     spread = {
         name: site.model_copy(update={"replicas": max(1, each + (place < rest))})
         for place, (name, site) in enumerate(sites.items())
     }
-    return scenario.but(name=f"{scenario.doc.name}-{replicas}", sites=spread, routers=[routers.FARHOP])
+    name = f"{scenario.doc.name}-{replicas}"
+    return scenario.but(name=name, work_name=scenario.work_name, sites=spread, routers=[routers.FARHOP])
 
 
 def jobs(plan: Plan) -> list[pool.Job]:

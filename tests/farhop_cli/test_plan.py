@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
+from farhop_cli import plan
 from farhop_cli.main import app
+from farhop_lab.scenarios import load
+from farhop_lab.studies import bound, routers
+from farhop_lab.studies.planning import Need, Planned, Trial
 
 TEXT = """
 name: small
@@ -28,14 +33,33 @@ def test_a_plan_is_a_table_and_json(tmp_path: Path) -> None:
     arguments = ["plan", str(path), "--most", "2", "--out", str(out)]
     told = CliRunner().invoke(app(), [*arguments, "--json"])
     assert told.exit_code == 0, told.output
-    plan = json.loads(told.stdout)["plan"]
-    alone, together = plan["alone"]["replicas"], plan["together"]["replicas"]
+    found = json.loads(told.stdout)["plan"]
+    alone, together = found["alone"]["replicas"], found["together"]["replicas"]
     assert 1 <= alone["tokyo"] <= alone["virginia"] <= 2
     assert sum(together.values()) <= sum(alone.values())
-    assert plan["together"]["worst"] >= 0.8
+    assert found["together"]["worst"] >= 0.8
     table = CliRunner().invoke(app(), arguments)  # from what is kept
     assert "without routing" in table.stdout
     assert "N-1" in table.stdout
+
+
+def test_every_fleet_is_asked_the_same(tmp_path: Path) -> None:
+    scenario = load.parse(TEXT, "small.yaml", tmp_path, routers.names())
+    asking = plan._Asking(scenario, 2, None, print)
+    trials = [Trial((("tokyo", n), ("virginia", n)), routed=n > 1) for n in (1, 2, 3)]
+    found = [[load.built(job.document, tmp_path) for job in asking._jobs(trial)] for trial in trials]
+    work = [[bound.demands(one, seed, 1.0) for seed, one in enumerate(fleet)] for fleet in found]
+    assert work[0] == work[1] == work[2]
+    assert work[0][0] != work[0][1], "seeds differ"
+    assert len({job.key.scenario for trial in trials for job in asking._jobs(trial)}) == 3
+
+
+def test_a_fleet_that_misses_is_not_shown_as_enough(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    scenario = load.parse(TEXT, "small.yaml", tmp_path, routers.names())
+    enough, short = Need({"virginia": 1, "tokyo": 1}, 1.0, 0.8), Need({"virginia": 1, "tokyo": 1}, 1.0, 0.79)
+    plan.print_plan(scenario, Planned(enough, short, enough, enough, 1))
+    lines = capsys.readouterr().out.splitlines()
+    assert ["misses 80%" in line for line in lines if "routing" in line and "N" in line] == [False, True, False, False]
 
 
 def test_an_unknown_scenario_is_one_line() -> None:
