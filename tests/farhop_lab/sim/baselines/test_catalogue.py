@@ -43,3 +43,8 @@ def test_the_published_constants() -> None:
     assert ROUTERS["gorgo"].probes.rtt_s == 30.0
     assert ROUTERS["central-llm-d"].probes.probe_s < 0.2, "older metrics would count as saturated"
     assert not any(spec.each for name, spec in ROUTERS.items() if name.startswith("central-"))
+
+
+def test_all_of_them_stand_in_every_place() -> None:
+    for name in ("aibrix", "dynamo", "kvaware", "preble", "prefixaware"):
+        assert {f"central-{name}", f"local-{name}", f"spill-{name}"} <= ROUTERS.keys()
