@@ -7,8 +7,8 @@ All replicas are one kind of GPU. Hence the fair share is defined without a choi
 - a region's is what its own clients ask: it has room for all of it, and any other is a wire away;
 - a replica's is an equal part of what its region serves.
 
-Sizes: a prompt takes 189 ms of an A100, long enough that the decode step before it (26 ms) is small beside it; an
-answer takes some 0.6 s, so that 0.6 requests are at a replica in the mean, and a prefill is under way 19 % of the time.
+Sizes: a prompt takes 96 ms of an A100, long enough that the decode step before it (13 ms) is small beside it; an answer
+takes some 0.5 s, so that half a request is at a replica in the mean, and a prefill is under way 10 % of the time.
 Never judges.
 """
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 TENANT = "t"
 GPU = PROFILES["a100"]
 RTT_MS = 60.0
-PROMPT_BYTES, PROMPT_TOKENS, ANSWER_TOKENS = 8000, 2000, 16
+PROMPT_BYTES, PROMPT_TOKENS, ANSWER_TOKENS = 4000, 1000, 32
 PER_REPLICA_S = 1.0
-SERVED_WITHIN_S = 10.0  # an answer takes 0.6 s; whoever is open so long is not being served
+SERVED_WITHIN_S = 10.0  # an answer takes 0.5 s; whoever is open so long is not being served
 STOOD_S = 5.0
 
 

@@ -163,7 +163,7 @@ def test_nobody_is_asked_to_learn_something_at_the_cost_of_a_deadline() -> None:
             direct=True,
             answer_tokens=100,
             max_tokens=100,
-            deadline_s=2.0,
+            deadline_s=1.3,
             on_done=lambda record, _: records.append(record),
         )
 

@@ -101,7 +101,7 @@ def test_no_healthy_replica_is_ejected_under_the_azure_code_trace(of_capacity: f
 
 
 def test_one_that_is_five_times_slower_goes_within_20_s_and_is_back_within_30_s_once_it_is_not() -> None:
-    world = coding(0.5, 85.0)
+    world = coding(0.5, 85.0, seed=2)
     world.at(25.0, lambda: world.host("paris", "gpu-0").command(Fault("slow", factor=5.0)))
     world.at(50.0, lambda: world.host("paris", "gpu-0").command(None))
     measures = world.run(45.0)

@@ -116,22 +116,25 @@ PROFILES: dict[str, Profile] = {
             max_model_len=16_384,
         ),
         # The slope of TTFT = 150.7 + 0.0938 n ms; its intercept is that set-up's wire and front end, which are not the
-        # GPU's. 40 GB x 0.9 - 16 GB weights - 2 GB activations = 18 GB = 137k tokens.
+        # GPU's. 40 GB x 0.9 - 16 GB weights - 2 GB activations = 18 GB = 137k tokens. vLLM 0.23 decodes this model on a
+        # 40 GB A100 at 75 tokens/s, 77 % of what its bandwidth allows, with 1,024 tokens in (J. Musgrave, "vLLM
+        # throughput-latency sweep on NVIDIA A100", 2026): 13.3 ms a token, of which 1.0 is overhead and 0.1 the KV's.
         Profile(
             name="a100",
             prefill_ms_per_token=0.0938,
-            decode_floor_ms=25.0,
+            decode_floor_ms=12.2,
             decode_ms_per_sequence=SEQUENCE_MS,
             attention_tokens=ATTENTION_TOKENS,
             kv_read_ms_per_token=KV_BYTES / 1_555e6,  # 1,555 GB/s
             kv_blocks=8_580,
             max_model_len=32_768,
         ),
-        # 80 GB x 0.9 - 16 GB - 2 GB = 54 GB = 412k tokens. vLLM's default budget of batched tokens is 8,192 there.
+        # 80 GB x 0.9 - 16 GB - 2 GB = 54 GB = 412k tokens. vLLM's default budget of batched tokens is 8,192 there. Its
+        # floor is the A100's efficiency of its own bandwidth: 16.06 GB / (0.77 x 3,350 GB/s).
         Profile(
             name="h100",
             prefill_ms_per_token=0.04,
-            decode_floor_ms=10.0,
+            decode_floor_ms=6.2,
             decode_ms_per_sequence=SEQUENCE_MS,
             attention_tokens=ATTENTION_TOKENS,
             kv_read_ms_per_token=KV_BYTES / 3_350e6,  # 3,350 GB/s

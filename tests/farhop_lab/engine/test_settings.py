@@ -16,7 +16,7 @@ def test_ports_listed_or_consecutive_or_free() -> None:
 
 def test_overrides_reach_the_gpu() -> None:
     gpu = EngineSettings(ports=[0], profile="h100", speedup=2, kv_blocks=10).gpu()
-    assert (gpu.name, gpu.decode_floor_ms, gpu.kv_blocks, gpu.context_tokens) == ("h100", 5.0, 10, 160)
+    assert (gpu.name, gpu.decode_floor_ms, gpu.kv_blocks, gpu.context_tokens) == ("h100", 3.1, 10, 160)
 
 
 @pytest.mark.parametrize(

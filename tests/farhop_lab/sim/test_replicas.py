@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Usage
 
 A100 = PROFILES["a100"]
-# 100 tokens of prompt in one pass of 26 ms, then 19 passes with one decode.
-FIRST_S, WHOLE_S = 0.026, 0.026 + 19 * 0.02611
+# 100 tokens of prompt in one pass of 13.2 ms, then 19 passes with one decode and its KV.
+STEP_S = A100.step_ms(0, 1, 110) / 1e3
+FIRST_S, WHOLE_S = 0.0132, 0.0132 + 19 * STEP_S
 
 
 class HostedJob:
@@ -142,12 +143,12 @@ def test_slow_takes_so_many_times_as_long(timeline: Timeline, host: Host) -> Non
 
 def test_slow_in_the_middle_of_a_leap_begins_with_the_next_step(timeline: Timeline, host: Host) -> None:
     (job,) = guests(timeline, host)
-    timeline.at(0.2, host.command, Fault("slow", factor=10.0))
-    timeline.at(1.2, host.command, None)
+    timeline.at(0.1, host.command, Fault("slow", factor=10.0))
+    timeline.at(1.1, host.command, None)
     timeline.run(9.0)
     (_, ended) = job.heard[-1]
-    # A second of 10 times slower steps, to the end of the last: four of the 19, in place of a tenth of the second.
-    assert ended == pytest.approx(WHOLE_S + 4 * 9 * 0.02611, abs=0.03)
+    # A second of 10 times slower steps, to the end of the last: eight of the 19, in place of a tenth of the second.
+    assert ended == pytest.approx(WHOLE_S + 8 * 9 * STEP_S, abs=0.03)
 
 
 @pytest.mark.parametrize(("kind", "healthy"), [("stuck", False), ("dead-green", True)])
