@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """What one request takes at a target: `prefill_tokens` until its prefill is done, `kv_tokens` until it is over.
+    """What one request takes at a target: `prefill_tokens` until its prefill is done, `kv_tokens` until it is over, of
+    which `answer_tokens` are those of its answer.
 
     `marks` name its prompt's beginnings (chain.marks), for others to know what they share with it.
     """
@@ -26,16 +27,18 @@ class Reservation(msgspec.Struct, frozen=True):
     prefill_tokens: int
     kv_tokens: int
     marks: tuple[int, ...] = ()
+    answer_tokens: int = 0
 
 
 class Load(msgspec.Struct, frozen=True):
-    """The sum of a target's live reservations: requests, tokens still to be prefilled, tokens of KV cache, and how many
-    of the requests are still to be prefilled."""
+    """The sum of a target's live reservations: requests, tokens still to be prefilled, tokens of KV cache, how many of
+    the requests are still to be prefilled, and of the KV cache what is for answers."""
 
     in_flight: int = 0
     prefill_tokens: int = 0
     kv_tokens: int = 0
     prefills: int = 0
+    answer_tokens: int = 0
 
 
 _IDLE = Load()
@@ -74,6 +77,7 @@ class Ledger:
             load.prefill_tokens + reservation.prefill_tokens,
             load.kv_tokens + reservation.kv_tokens,
             load.prefills + (reservation.prefill_tokens > 0),
+            load.answer_tokens + reservation.answer_tokens,
         )
         if self._on_change is not None:
             self._on_change(target, load)
@@ -87,10 +91,10 @@ class Ledger:
         if held is None or held.prefill_tokens == 0:
             return
         target = held.target
-        self._held[request_id] = Reservation(target, 0, held.kv_tokens, held.marks)
+        self._held[request_id] = Reservation(target, 0, held.kv_tokens, held.marks, held.answer_tokens)
         load = self._loads[target]
         left = load.prefill_tokens - held.prefill_tokens
-        load = self._loads[target] = Load(load.in_flight, left, load.kv_tokens, load.prefills - 1)
+        load = self._loads[target] = Load(load.in_flight, left, load.kv_tokens, load.prefills - 1, load.answer_tokens)
         if self._on_change is not None:
             self._on_change(target, load)
 
@@ -112,6 +116,7 @@ class Ledger:
                 load.prefill_tokens - held.prefill_tokens,
                 load.kv_tokens - held.kv_tokens,
                 load.prefills - (held.prefill_tokens > 0),
+                load.answer_tokens - held.answer_tokens,
             )
         if self._on_change is not None:
             self._on_change(target, load)

@@ -10,6 +10,7 @@ Never reads a result to draw a world. `pool` runs the cells and keeps them.
 
 from __future__ import annotations
 
+from math import sqrt
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ NEVER = frozenset(("omniscient", "region-local"))
 """No rivals: the one has no wire, the other no other region."""
 LOSS, SLOWER = 0.99, 1.05
 WARM_UP_S = 10.0
+_ROUNDS, _FACTOR_MAX = 6, 500.0
 
 
 class World(msgspec.Struct, frozen=True):
@@ -89,9 +91,18 @@ def drawn(number: int, seed: int, window_s: float, azure: Path | None = None) ->
     }
     scenario = built(document, azure.parent if azure is not None else Path())
     load = round(rng.uniform(0.3, 1.1), 2)
-    work = bound.demands(scenario, seed, 1.0)
-    capacity = bound.share_max(work, bound.fleet_of(scenario), scenario.doc.duration_s)
-    return World(number, kind, scenario, load, round(load * capacity, 4))
+    return World(number, kind, scenario, load, _factor(scenario, seed, load))
+
+
+def _factor(scenario: Scenario, seed: int, load: float) -> float:
+    """Of the rates, so that the work asked for is this share of what the bound allows. Found in rounds: of what comes
+    seldom there may be none at rates far from these."""
+    factor, fleet = load, bound.fleet_of(scenario)
+    for _ in range(_ROUNDS):
+        capacity = bound.share_max(bound.demands(scenario, seed, factor), fleet, scenario.doc.duration_s)
+        # Half of the way in logarithms: where arrivals come in bursts the whole of it swings from side to side.
+        factor = min(_FACTOR_MAX, factor * sqrt(load * capacity))
+    return round(factor, 4)
 
 
 def _work(

@@ -201,7 +201,9 @@ class Shares:
                 in_flight += theirs.in_flight
                 prefill += theirs.prefill_tokens
                 kv += theirs.kv_tokens
-        return Load(in_flight, prefill, kv)
+        # Theirs is for answers as ours is.
+        answers = load.answer_tokens * kv // load.kv_tokens if load.kv_tokens else 0
+        return Load(in_flight, prefill, kv, answer_tokens=answers)
 
     def queued(self, model: str, most: float = float("inf")) -> int:
         """Requests for a model that wait at others: of each, at most `most`."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.ledger import Load
     from regional_lb.fleet.speeds import Speeds
-    from regional_lb.fleet.view import Replica
+    from regional_lb.fleet.view import Replica, Sample
 
 Column: TypeAlias = NDArray[np.float64]
 Rows: TypeAlias = NDArray[np.intp]
@@ -48,7 +48,7 @@ class Columns:
     kv_room_tokens: Column  # KV cache it would still give
     slots: Column  # requests it may have under way: its own slots, fewer while it is eased in or fails
     kv_tokens: Column
-    kv_taken_tokens: Column
+    kv_taken_tokens: Column  # by those under way: as counted, less what their engine was seen not to hold
     service_ms: Column
     sampled_at: Column
     running: Column  # as the engine counts
@@ -146,7 +146,7 @@ def _runs(rows: Rows) -> list[slice]:
 class Table(Columns):
     """One row per replica of `of`, which gives a replica's place by its name."""
 
-    __slots__ = (*_COLUMNS, "_block", "of", "queued_until")
+    __slots__ = (*_COLUMNS, "_block", "_counted", "_unheld", "of", "queued_until")
 
     def __init__(self, of: Subset, block: Column | None = None, queued_until: float = -inf) -> None:
         self.of = of
@@ -158,6 +158,10 @@ class Table(Columns):
             self.running, self.waiting, self.filled, self.doubt, self.step_tokens,
         ) = self._block  # fmt: skip
         self.queued_until = queued_until  # until then some engine's word that it queues is fresh
+        # By row, of what is counted for each request there, the tokens that its engine was last seen not to hold, and
+        # of how many requests.
+        self._unheld: dict[int, tuple[float, float]] = {}
+        self._counted: dict[int, tuple[float, int]] = {}  # by row, for all under way, and of that for answers
 
     def __len__(self) -> int:
         return len(self.of.names)
@@ -227,6 +231,27 @@ class Table(Columns):
         self.sampled_at[row], self.running[row], self.waiting[row] = sample.at, sample.running, queued
         if queued > 0:
             self.queued_until = max(self.queued_until, sample.at + SAMPLE_FRESH_S)
+        self._see_kv(row, sample)
+
+    def _see_kv(self, row: int, sample: Sample) -> None:
+        """How much less than counted an engine holds for those who run there.
+
+        What prompts share is counted once only as far as some marks of them agree: with one long system prompt before
+        all, an engine is a third full where it was thought to have no room. What is sure is what is counted for prompts
+        alone beyond all that it holds, answers and what is still to be computed included.
+        """
+        counted, answers = self._counted.get(row, (0.0, 0))
+        in_flight, unheld = self.in_flight.item(row), 0.0
+        self._unheld.pop(row, None)
+        if sample.kv_usage is not None and sample.running and in_flight:
+            prompts = (counted - answers) * min(1.0, sample.running / in_flight)
+            holds = sample.kv_usage * self.kv_tokens.item(row) + self.backlog_tokens.item(row)
+            unheld = max(0.0, prompts - holds)
+            if unheld:
+                self._unheld[row] = unheld / in_flight, in_flight
+        taken = counted - unheld
+        self.kv_room_tokens[row] += self.kv_taken_tokens.item(row) - taken  # none and all stay what they are
+        self.kv_taken_tokens[row] = taken
 
     def allow(self, row: int, slots: int) -> None:
         """How many requests a replica may have under way: 1 or more."""
@@ -234,10 +259,14 @@ class Table(Columns):
 
     def burden(self, row: int, replica: Replica, load: Load, eased: Eased | None = None) -> None:
         """What is under way at a replica, and so what it has room for."""
-        in_flight, backlog, taken = load.in_flight, load.prefill_tokens, load.kv_tokens
+        in_flight, backlog, taken = load.in_flight, load.prefill_tokens, float(load.kv_tokens)
         slots = replica.slots
         if eased is not None:
             slots, in_flight, taken = eased.slots, in_flight + eased.requests, taken + eased.kv_tokens
+        self._counted[row] = taken, load.answer_tokens
+        if row in self._unheld:
+            each, of = self._unheld[row]
+            taken = max(float(load.answer_tokens), taken - each * min(of, in_flight))
         self.in_flight[row], self.backlog_tokens[row], self.kv_taken_tokens[row] = in_flight, backlog, taken
         self.tpot_ms[row] = self.tpot_alone_ms.item(row) + self.batch_interference_ms.item(row) * in_flight
         self.prefill_room_tokens[row] = replica.prefill_tokens_max - backlog if backlog else inf

@@ -34,7 +34,7 @@ class Sample(msgspec.Struct, frozen=True):
 
     `waiting` and `running` are requests; `kv_usage` is the share (0..1) of the cache that what runs holds, and
     `kv_tokens` the whole cache, None if not told. `prefix_queries` and `prefix_hits`: prompt tokens looked up in the
-    cache and found there since the engine began; as `kv_usage` they show people how it does, and that it works at all.
+    cache and found there since the engine began; they show people how it does, and that it works at all.
     `queued` is 0 where one waits, and none did at the scrape before: it came since the engine's last step, and will be
     in the next one. None: all who wait do queue. `started_at`: when its process began, in the engine's own seconds;
     None where it does not tell.

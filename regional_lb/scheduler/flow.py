@@ -572,8 +572,9 @@ class RegionalFlow:
         uncached = int(chosen.uncached_tokens)
         self._fleet.adapters.sent(chosen.replica, request.model)
         ttft_ms = choice.prefill_ms
-        kv_tokens = own_tokens + int(GROWN_SHARE * state.need.output_tokens)
-        self.ledger.reserve(request.id, Reservation(chosen.replica, 0 if half else uncached, kv_tokens, marks))
+        grown = int(GROWN_SHARE * state.need.output_tokens)
+        reservation = Reservation(chosen.replica, 0 if half else uncached, own_tokens + grown, marks, grown)
+        self.ledger.reserve(request.id, reservation)
         state.prefilled_at = now + ttft_ms / 1e3
         self._doubts.sent(chosen.replica, request.id, self._due_ms(state, chosen, ttft_ms), now)
         address = self.view.replicas[chosen.replica].address
@@ -745,6 +746,9 @@ class RegionalFlow:
     def _elsewhere(self, state: RequestState, failed: str, reason: Outcome, now: float) -> list[Command]:
         """After a failure before the first byte: another replica, within the retry rules, or an answer."""
         if not self._may_go_on(state, reason):
+            # What ended two replicas says so however the second ended, so that its client does not ask again at once.
+            if (suspected := self._suspected(state, now)) is not None:
+                return [suspected]
             return [self._refuse(state, reason, _GAVE_UP.get(reason, "the replica failed before it answered"), now)]
         if retry.draws_on_budget(reason, state.transport_retries) and not state.budgeted:
             state.budgeted = self._budget.take()

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from math import inf
+
+import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from worlds import fleet, replica
 
 from farhop.balance.ledger import Load, Reservation
@@ -109,3 +114,65 @@ def test_each_column_is_its_row_of_the_block() -> None:
     table._block[:, 0] = np.arange(len(names))
     assert [getattr(table, name).item(0) for name in names] == list(range(len(names)))
     assert Rates._fields == tuple(names[: len(Rates._fields)])
+
+
+def shared_prefix(usage: float | None, running: int = 50) -> Table:
+    """Fifty requests of which a prompt of 600 tokens and an answer of 100 are counted each, in a cache of 40,000."""
+    known = replica("r", slots=256, kv_tokens=40_000)
+    table = rows(known)
+    table.allow(0, 256)
+    table.burden(0, known, Load(50, 0, 35_000, answer_tokens=5_000))
+    table.describe(0, msgspec.structs.replace(known, sample=Sample(1.0, waiting=0, running=running, kv_usage=usage)))
+    return table
+
+
+def test_what_an_engine_does_not_hold_of_prompts_that_share_is_room() -> None:
+    """1,500 tokens shared by all and 150 of each own, half of an answer: 11,500, where 35,000 are counted."""
+    table = shared_prefix(11_500 / 40_000)
+    assert table.kv_taken_tokens[0] == pytest.approx(35_000 - (30_000 - 11_500))
+    assert table.kv_room_tokens[0] == pytest.approx(0.95 * 40_000 - 16_500)
+    known = replica("r", slots=256, kv_tokens=40_000)
+    table.burden(0, known, Load(51, 0, 35_700, answer_tokens=5_100))
+    assert table.kv_taken_tokens[0] == pytest.approx(16_500 + 700), "who came since counts whole"
+    table.burden(0, known, Load(25, 0, 17_500, answer_tokens=2_500))
+    assert table.kv_taken_tokens[0] == pytest.approx(8_250), "who left takes its part of it along"
+    table.burden(0, known, Load())
+    assert table.room(1e9, 1.0, now=0.0).all()
+
+
+@pytest.mark.parametrize(
+    ("usage", "running"),
+    [(None, 50), (0.9, 50), (0.75, 50), (0.0, 0)],
+    ids=["it does not say", "more is held", "as much is held", "nobody runs yet"],
+)
+def test_where_nothing_is_sure_what_is_counted_counts(usage: float | None, running: int) -> None:
+    table = shared_prefix(usage, running)
+    assert (table.kv_taken_tokens[0], table.kv_room_tokens[0]) == (35_000.0, 3_000.0)
+
+
+def test_who_is_still_on_the_way_is_held_by_nobody_and_counts() -> None:
+    assert shared_prefix(0.1, running=25).kv_taken_tokens[0] == pytest.approx(35_000 - (15_000 - 4_000))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 60), st.integers(0, 900), st.integers(0, 300), st.integers(0, 5_000)), max_size=12
+    ),
+    st.lists(st.tuples(st.one_of(st.none(), st.floats(0.0, 1.0)), st.integers(0, 60)), min_size=1, max_size=6),
+)
+def test_never_more_than_counted_nor_less_than_held_is_taken(
+    loads: list[tuple[int, int, int, int]], seen: list[tuple[float | None, int]]
+) -> None:
+    known = replica("r", slots=256, kv_tokens=40_000)
+    table = rows(known)
+    for n, (requests, prompt, answer, backlog) in enumerate(loads):
+        load = Load(requests, backlog * bool(requests), requests * (prompt + answer), answer_tokens=requests * answer)
+        table.burden(0, known, load)
+        assert load.answer_tokens - 1e-6 <= table.kv_taken_tokens[0] <= load.kv_tokens + 1e-6
+        usage, running = seen[n % len(seen)]
+        table.describe(0, msgspec.structs.replace(known, sample=Sample(float(n), 0, running, kv_usage=usage)))
+        taken = table.kv_taken_tokens.item(0)
+        prompts = requests * prompt * min(1.0, running / max(1, requests))
+        assert load.kv_tokens - prompts - 1e-3 <= taken <= load.kv_tokens + 1e-6, "answers and the others count whole"
+        room = table.kv_room_tokens.item(0)
+        assert room in (inf, -inf) or room == pytest.approx(0.95 * 40_000 - taken, abs=1e-3)
