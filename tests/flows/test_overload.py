@@ -94,3 +94,20 @@ def test_the_higher_band_does_not_feel_what_the_lower_one_does() -> None:
     assert shares["high"] == 1.0
     # A sixth of them while it lasts; of those who stepped back some are served in the 30 s after it.
     assert shares["t"] < 0.3
+
+
+def test_a_long_prompt_that_all_share_takes_room_once() -> None:
+    """One A100 and a system prompt of 1,500 tokens before 170 of one's own: 20 a second are some 170 at once,
+    where 74 whole prompts would fit. Counted by marks alone they wait for up to two seconds."""
+    world = World(5, flat(["paris"]), {"paris": gpus("a100", 1, seed=1)}, balancers={})
+    system, rng = b"You are a helpful assistant. " * 207, world.rng("questions")
+    until = 25.0
+
+    def ask() -> None:
+        text = system + rng.randbytes(340).hex().encode()
+        world.arrive("paris", "t", text=text, direct=True, answer_tokens=180)
+
+    world.stream(20.0, ask, until=until)
+    measures = world.run(until + 20.0)
+    assert set(measures.outcomes) == {"served"}
+    assert quantile(measures.ttft_ms(since=10.0), 0.9) < 1000.0
