@@ -24,7 +24,7 @@ from farhop.balance.health.reading import State
 from farhop.balance.health.replica import HealthConfig, Mode
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import AttemptBegan, ClientLeft, Forward, Hold, RequestArrived, SetTimer, TimerFired, Usage
-from farhop.balance.prefix.chain import bytes_at
+from farhop.balance.prefix.chain import bytes_at, marks
 from regional_lb.fleet.adapters import LOAD_MS
 from regional_lb.fleet.table import KV_SHARE_MAX, SAMPLE_FRESH_S
 from regional_lb.fleet.view import Replica, ReplicaProbed, Sample
@@ -282,7 +282,8 @@ class RegionalMachine(RuleBasedStateMachine):
             self._tell(machine.AttemptFailed(rider.request.id, rider.attempt, outcome.DIED_BEFORE_START))
 
     def _work_is_conserved(self) -> None:
-        """Nobody among the first in line waits while there is room for it, but for one who starves."""
+        """Nobody among the first in line waits while there is room for it, but for one who starves. That is room also
+        for what it has cached there and nobody uses: what a broken attempt left may be taking it."""
         flow = self.flow
         for model in flow.queue.models():
             if flow.queue.starved(model, self.now) is not None:
@@ -292,7 +293,10 @@ class RegionalMachine(RuleBasedStateMachine):
                 by_ids = live.resumes or live.request.by_ids
                 barred = (*live.tried, *(flow._unable_to_resume(live.request.model) if by_ids else ()))
                 choice = flow.wait_estimate.consider(live.request, live.need, self.now, barred, assigned=live.assigned)
-                assert choice is None or choice.chosen is None
+                chosen = choice.chosen if choice is not None else None
+                if chosen is not None:
+                    own_tokens = flow._own_tokens(live, chosen, marks(live.request.chain))
+                    assert not flow._holds(chosen.replica, own_tokens + live.need.output_tokens)
 
     # -- what always holds
 
