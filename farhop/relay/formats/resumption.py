@@ -6,7 +6,7 @@ spelled as those of the first stream. So no character is lost, doubled or altere
 break is more than that: it also takes an engine that answers alike each time.
 
 What cannot be continued honestly is not (`Unresumable`): grammars, penalties, several answers, log probabilities,
-tools, reasoning, media. Stop strings are the business of `stops`. Pure; never decides whether and where a stream goes on.
+tools, reasoning, media. Stop strings are the business of `stops`. Pure; never decides whether and where one goes on.
 """
 
 from __future__ import annotations

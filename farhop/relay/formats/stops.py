@@ -1,8 +1,8 @@
 """Stop strings of a stream that may go on elsewhere: found over a seam, and kept from a client that is not to see them.
 
-An engine holds back what could begin a stop string without telling it, and looks for one from its own beginning on. So
-it is asked to hold nothing (`include_stop_str_in_output`): each token's text comes with its id. What to hold back and to
-cut off is done here, where it outlives the engine, and behind a seam a string is looked for in what was said before, too.
+An engine holds back what could begin a stop string without telling it, and looks for one from its own beginning on.
+It is asked to hold nothing (`include_stop_str_in_output`): each token's text comes with its id. What is held back and
+cut off is so here, where it outlives the engine; behind a seam a string is looked for in what was said before it, too.
 Found as vLLM finds it (`check_stop_strings`): the first of the list that ends in the new text. Pure; never gives a
 character that an unbroken stream would not.
 """
