@@ -716,6 +716,7 @@ class RegionalFlow:
             ahead = self.queue.on_time(variant) > 1
             free = self._fleet.table(able).room(0.0, 0.0, now, ahead=ahead).any()
             released = self._release_one(variant, able, now, ahead=ahead) if free else []
+            released = released or self._release_fallen(variant, now, ahead=ahead)
             if not released:
                 break
             commands += released
@@ -737,6 +738,16 @@ class RegionalFlow:
             for state in self.wait_estimate.in_turn(first, table, now, ahead=ahead):
                 if released := self._release(state, table, now, aside, ahead=ahead):
                     return released
+        return []
+
+    def _release_fallen(self, variant: str, now: float, *, ahead: bool) -> list[Command]:
+        """One that all replicas of its version failed and those of another may take: its line waits for the former."""
+        if model_of(variant) == variant:
+            return []
+        for state in [self._requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING)]:
+            able = self.wait_estimate.serving(variant, now, state.tried) if state.tried else None
+            if able and (released := self._release(state, self._fleet.table(able), now, (), ahead=ahead)):
+                return released
         return []
 
     def _release(
