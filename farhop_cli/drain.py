@@ -145,13 +145,16 @@ def _read(key: str, document: bytes) -> Setting:
     else:
         one = documents.decode_drain(document)
         kept = {"keep_share": one.keep_share} if one.keep_share else {}
-        item = Item({"region": one.region}, {"over_s": one.over_s, **kept})
+        moves = {"move_streams": True} if one.move_streams else {}
+        item = Item({"region": one.region}, {"over_s": one.over_s, **kept, **moves})
     return Setting((item,), one.author, one.why, one.at, one.until)
 
 
 def _line(value: Any) -> str:
-    over_s, keep = (value.get(name) if isinstance(value, dict) else None for name in ("over_s", "keep_share"))
+    names = ("over_s", "keep_share", "move_streams")
+    over_s, keep, moves = (value.get(name) if isinstance(value, dict) else None for name in names)
     what = f"drained but for {keep:.0%} of new requests" if keep else "drained"
+    what += " of streams, too" if moves else ""
     return f"{what}, over {duration(over_s)}" if over_s else f"{what}, at once"
 
 

@@ -296,11 +296,9 @@ class Session(Part):
 
 class ResumeConfig(Part):
     """Streams that go on from elsewhere when what answers them breaks. `exact`: by token ids, where the engine tells
-    them (vLLM); `off`: never. `move_over_s`: streams of a replica that is drained leave it over so many seconds; left
-    out, they end there."""
+    them (vLLM); `off`: never."""
 
     mode: Literal["exact", "off"] = "exact"
-    move_over_s: Annotated[float, Field(ge=0.0, le=3600.0)] | None = None
 
 
 _PLAIN_URL = re.compile(r"https?://[^\s@]+\Z")
