@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -40,7 +40,7 @@ _UNTOLD = re.compile(rb'"(?:tool_calls"\s*:\s*\[\s*\{|(?:reasoning|reasoning_con
 _ID, _PROMPT_ID, _GOES_ON, _QUOTE = b'"token_ids":[', b'"prompt_token_ids":[', b'"finish_reason":null', ord('"')
 _CONTENT, _TEXT = b'"content":"', b'"text":"'
 _TOOLS, _REASONS_TOLD, _REFUSAL = b'"tool_calls"', b'"reasoning', b'"refusal"'
-_ID_BYTES = len(_ID)
+_ID_BYTES, _ID_DIGITS = len(_ID), 12
 _INCLUDES = b'"include_stop_str_in_output"'
 _NO_IDS, _NO_PROMPT_IDS = b'"token_ids":null', b'"prompt_token_ids":null'
 _DONE = re.compile(rb"^data:\s*\[DONE\]", re.M)
@@ -161,6 +161,15 @@ def _number(document: dict[str, msgspec.Raw], name: str) -> int | None:
     return int(said) if said.isdigit() else None
 
 
+class _Form(NamedTuple):
+    """What the events of one stream have in common that bring one token each: all but their text and their id."""
+
+    head: bytes  # to the text
+    middle: bytes  # from its quote to the bracket before the id
+    tail: bytes  # from the bracket behind it
+    passed: bytes  # what stands there instead, from the bracket before it
+
+
 class Progress:
     """What is known of one stream: its prompt's and answer's tokens, and how much of these the client has as text.
 
@@ -170,6 +179,7 @@ class Progress:
 
     __slots__ = (
         "_begins",
+        "_form",
         "_head",
         "_sure",
         "_tells_done",
@@ -194,6 +204,7 @@ class Progress:
         self._sure = 0  # of the ids, those whose text the client has, wholly
         self._begins = _CONTENT if plan.chat else _TEXT  # what comes before an event's text
         self._head: dict[str, Any] = {}
+        self._form: _Form | None = None
         self.finished = False
         self._tells_usage = self._tells_done = True  # at its end: what the client has not been told of it yet
         self.why_not = ""
@@ -216,7 +227,8 @@ class Progress:
         tokens, pieces = len(self.ids), list[bytes]()
         assert self.stops is not None  # else there is nothing to hear
         for event in _each(events):
-            tokens += sum(told[2].count(b",") + 1 for told in _IDS.finditer(event) if told[1] == b"token_ids")
+            if self.stops.looks:
+                tokens += sum(told[2].count(b",") + 1 for told in _IDS.finditer(event) if told[1] == b"token_ids")
             pieces.append(self.stops.heard(event, may_stop=tokens > self.plan.min_tokens))
         return b"".join(pieces)
 
@@ -226,7 +238,25 @@ class Progress:
 
     def take(self, events: bytes) -> bytes:
         """Whole events as the engine wrote them; as one writes them that was not asked for ids."""
-        # Nearly always it is one event with one token, which is found without an expression: three times as fast.
+        # Nearly always it is one event with one token, in the form of the last one: five times as fast as a search.
+        if self._form is not None:
+            head, middle, tail, passed = self._form
+            behind = len(events) - len(tail)
+            id_at = events.rfind(b"[", behind - _ID_DIGITS, behind) + 1
+            number, middle_at = events[id_at:behind], id_at - len(middle)
+            alike = events.startswith(head) and events.startswith(middle, middle_at) and events.endswith(tail)
+            if alike and number.isdigit() and self._tokens_left > 0 and not self.why_not:
+                text = events[len(head) : middle_at]
+                if b'"' not in text:  # else it is more than one event, or says a quote
+                    self._tokens_left -= 1
+                    ids = self.ids
+                    ids.append(int(number))
+                    if text:
+                        self._sure = len(ids)
+                    return events[: id_at - 1] + passed
+        return self._search(events)
+
+    def _search(self, events: bytes) -> bytes:
         at = events.find(_ID)
         if at >= 0 and self._head and _PROMPT_ID not in events:
             end = events.find(b"]", at)
@@ -239,6 +269,7 @@ class Progress:
                 says = events.find(begins)
                 if says >= 0 and events[says + len(begins)] != _QUOTE:
                     self._sure = len(self.ids)
+                    self._form = _form(events, says + len(begins), at + _ID_BYTES, end)
                 return events[: at + _ID_BYTES - 1] + b"null" + events[end + 1 :]
         return self._take(events)
 
@@ -314,7 +345,7 @@ class Progress:
         del self.ids[self._sure :]
         self._tokens_left += dropped
         self.resumed += 1
-        self._begins = _TEXT  # whatever it was, a completion continues it
+        self._begins, self._form = _TEXT, None  # whatever it was, a completion continues it
         plan = self.plan
         document: dict[str, Any] = {
             **plan.kept,
@@ -441,7 +472,18 @@ class ToldProgress(Progress):
         return event[: at + len(_NO_IDS) - 4] + ids + event[at + len(_NO_IDS) :]
 
 
+def _form(events: bytes, says: int, id_at: int, end: int) -> _Form | None:
+    """That of an event whose text begins and whose id begins and ends there; None where that cannot be said."""
+    quote = events.find(b'"', says)
+    if not says < quote < id_at or b"\\" in events[says:quote] or events.find(b"\n\n") != len(events) - 2:
+        return None
+    return _Form(events[:says], events[quote:id_at], events[end:], b"null" + events[end + 1 :])
+
+
 def _each(events: bytes) -> Iterator[bytes]:
+    if events.find(b"\n\n") == len(events) - 2:  # nearly always
+        yield events
+        return
     start = 0
     for end in _ANY_END.finditer(events):
         yield events[start : end.end()]

@@ -16,6 +16,7 @@ import msgspec
 SHOWS = b'"include_stop_str_in_output":true,'  # goes into the body behind its first brace
 LONGEST_CHARS_MAX = 1024  # of one: what a stream keeps of its text for it
 _SAYS = re.compile(rb'"(?:content|text)"\s*:\s*("[^"\\]*+(?:\\.[^"\\]*+)*+")')
+_NAMES, _GOES_ON = (b'"content":"', b'"text":"'), b'"finish_reason":null'
 _MUTE = re.compile(rb'"delta"\s*:\s*\{\s*()\}')
 _ENDS = re.compile(rb'"finish_reason"\s*:\s*(null|"[^"]*")')
 _STOPPED_BY = re.compile(rb'"stop_reason"\s*:\s*(null|[0-9]+|"[^"\\]*+(?:\\.[^"\\]*+)*+")')
@@ -32,10 +33,10 @@ def named(said: bytes) -> tuple[str, ...]:
 class Stops:
     """What one stream's stop strings ask for. `hides`: its client is to see neither these nor what could begin one.
 
-    `ended`: one was found over a seam, which no engine can see.
+    `looks`: so many characters yet may end one that began before the seam; `ended`: one did, which no engine can see.
     """
 
-    __slots__ = ("_held", "_hold", "_longest", "_looks", "_said", "_texts", "ended", "hides")
+    __slots__ = ("_held", "_hold", "_longest", "_said", "_texts", "ended", "hides", "looks")
 
     def __init__(self, texts: tuple[str, ...], *, hides: bool) -> None:
         self._texts, self.hides = texts, hides
@@ -43,26 +44,26 @@ class Stops:
         self._hold = self._longest - 1 if hides else 0
         self._said = ""  # last, as much as a stop string may begin in
         self._held = ""  # of it, what the client has not got
-        self._looks = 0  # so many characters yet may end a string that began before the seam
+        self.looks = 0
         self.ended = False
 
     def break_off(self) -> None:
         """The stream goes on at an engine that knows none of its text."""
-        self._looks = self._longest - 1
+        self.looks = self._longest - 1
 
     def heard(self, event: bytes, *, may_stop: bool) -> bytes:
         """An event as its engine wrote it: the same, or how it would have been written by one that knows all text.
         `may_stop`: as many tokens are there as the client wants at least."""
         if self.ended:
             return b""
-        found = _SAYS.search(event)
+        found = _text_in(event)
         if found is None:
             return event
-        piece = _text.decode(found[1])
+        piece = found[2]
         said = self._said + piece
-        if self._looks and piece:
+        if self.looks and piece:
             since = len(self._said)
-            self._looks = max(0, self._looks - len(piece))
+            self.looks = max(0, self.looks - len(piece))
             for text in self._texts if may_stop else ():
                 at = said.find(text, max(0, since + 1 - len(text)))
                 if at >= 0:
@@ -79,15 +80,18 @@ class Stops:
         """An event of one choice as its client gets it."""
         if not self.hides:
             return event
-        found, ends = _SAYS.search(event), _ENDS.search(event)
-        goes_on = ends is None or ends[1] == b"null"
+        found, ends = _text_in(event), None
+        goes_on = _GOES_ON in event
+        if not goes_on:
+            ends = _ENDS.search(event)
+            goes_on = ends is None or ends[1] == b"null"
         if found is None:
             mute = _MUTE.search(event) if self._held and not goes_on else None
             if mute is None:
                 return event
             text, self._held = self._held, ""
-            return _with(event, mute, text, b'"content":')
-        text, self._held = self._held + _text.decode(found[1]), ""
+            return _with(event, (mute.start(1), mute.end(1), ""), text, b'"content":')
+        text, self._held = self._held + found[2], ""
         if goes_on:
             cut = max(0, len(text) - self._hold)
             text, self._held = text[:cut], text[cut:]
@@ -98,8 +102,22 @@ class Stops:
         return _with(event, found, text)
 
 
-def _with(event: bytes, found: re.Match[bytes], text: str, name: bytes = b"") -> bytes:
-    return event[: found.start(1)] + name + msgspec.json.encode(text) + event[found.end(1) :]
+def _text_in(event: bytes) -> tuple[int, int, str] | None:
+    """Where an event's text begins and ends, its quotes with it, and what it says; None where it has none."""
+    for name in _NAMES:
+        start = event.find(name) + len(name)
+        if start >= len(name):
+            end = event.find(b'"', start)
+            said = event[start:end]
+            if b"\\" not in said:  # nearly always, and an expression would take ten times as long
+                return start - 1, end + 1, said.decode()
+            break
+    found = _SAYS.search(event)
+    return None if found is None else (found.start(1), found.end(1), _text.decode(found[1]))
+
+
+def _with(event: bytes, found: tuple[int, int, str], text: str, name: bytes = b"") -> bytes:
+    return event[: found[0]] + name + msgspec.json.encode(text) + event[found[1] :]
 
 
 def _named(event: bytes, where: re.Pattern[bytes], name: bytes, value: bytes) -> bytes:

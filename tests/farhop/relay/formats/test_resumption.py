@@ -302,3 +302,27 @@ def test_text_without_ids_ends_it() -> None:
     progress.take(chunk("one", [1], [10]))
     progress.take(chunk("two", [2]).replace(b"[2]", b"null"))
     assert (progress.can_resume, progress.why_not) == (False, "untold")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(("", "a", " sea", "\U0001f30a", '"', "\\", '","x":"', '"token_ids":[7]', "]}\n\n")),
+            st.lists(st.integers(0, 2**31), min_size=1, max_size=2), st.booleans(),
+        ),
+        min_size=1, max_size=12,
+    ),
+    st.integers(1, 3),
+)  # fmt: skip
+def test_the_short_way_and_the_long_one_say_the_same(tokens: list[tuple[str, list[int], bool]], joined: int) -> None:
+    """Events in the form of the one before, or in another; alone, or several at once."""
+    short, long = planned(), planned()
+    events = [
+        chunk(text, ids, None if at else [1, 2]).replace(b"null", b" null" if spaced else b"null")
+        for at, (text, ids, spaced) in enumerate(tokens)
+    ]
+    for at in range(0, len(events), joined):
+        long._form = None
+        together = b"".join(events[at : at + joined])
+        assert short.take(together) == long.take(together)
+        assert (short.ids, short._sure, short._tokens_left) == (long.ids, long._sure, long._tokens_left)
