@@ -154,6 +154,28 @@ async def test_streams_cut_anywhere_say_what_whole_ones_say() -> None:
         assert balancer.flow.under_way == 0
 
 
+EVERY = 5  # bytes; 1 takes some 20 s
+
+
+async def test_a_stream_cut_at_any_byte_of_it_goes_on() -> None:
+    """In a chunk's size, in its end, in an event, a character, the last chunk: of a stream as short as it gets."""
+    async with fleet() as (balancer, url, engines):
+        for one in engines:
+            one.replica.text_model = msgspec.structs.replace(one.replica.text_model, wide=True)
+        asked = completion("vom Meer", max_tokens=4, stop=["unsaid"], stream_options={"include_usage": True})
+        expected = await ask(url, asked)
+        for one in engines:
+            one.cut_after, one.passed = 10**6, 0
+        await ask(url, asked)
+        size = max(one.passed for one in engines)
+        assert 800 < size < 4000
+        for after in range(0, size + 1, EVERY):
+            cut_once(engines, after)
+            sound(await ask(url, asked), expected, chats=False)
+        assert set(outcomes(balancer)) == {("resumed", "")}
+        assert balancer.flow.under_way == 0
+
+
 async def test_a_stop_string_is_found_over_the_seam_and_never_shown() -> None:
     """Of answers with characters that tokens cut in two; each cut falls into what the stop string is made of."""
     rng = Random(9)
