@@ -216,11 +216,13 @@ class RegionalMachine(RuleBasedStateMachine):
                 if name not in self.referee.riders:
                     break
 
-    @precondition(lambda self: self.referee.states("sent", "started"))
     @rule(n=st.integers(0, 9), dt=st.sampled_from((0.0, 1.0, 2.5)), goes=st.booleans(), again=st.booleans())
     def replica_drains(self, n: int, dt: float, goes: bool, again: bool) -> None:
         """Under a stream, which may be asked to leave, and may do so; and may break where it came to at once."""
-        rider = self._one(n, "sent", "started")
+        self.arrivals += 1
+        self._tell(machine.RequestArrived(request(f"q{self.arrivals}", 100, stream=True, deadline=self.now + 20.0)))
+        riders = [rider for rider in self.referee.states("sent", "started") if rider.request.stream]
+        rider = riders[-1 - n % min(2, len(riders))] if riders else None
         if rider is None or rider.prefiller:
             return
         self._tell(machine.AttemptBegan(rider.request.id, rider.attempt, 200))
