@@ -307,15 +307,17 @@ def _only_for(way: str, *given: tuple[str, object]) -> None:
 def resume(
     interruptions: Annotated[int, typer.Option("--interruptions", min=1, max=10**6, help="How many.")] = 1000,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of all chance.")] = 1,
+    cost: Annotated[bool, typer.Option("--cost", help="Measure instead what a chunk costs more for it.")] = False,
     as_json: Json = False,
 ) -> None:
     """Interrupt streams, and compare them with whole ones.
 
     Real tiers before emulated engines: connections cut, processes killed. Exit code 1 if a byte was lost or doubled.
+    --cost: CPU time of a chunk with and without what a stream must keep to go on elsewhere.
     """
     from farhop_cli import measure
 
-    raise typer.Exit(measure.resume(interruptions, seed, as_json))
+    raise typer.Exit(measure.resume_cost(as_json) if cost else measure.resume(interruptions, seed, as_json))
 
 
 @app.command("law", epilog="Example:  farhop bench law --worlds 1000")

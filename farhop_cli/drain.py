@@ -35,10 +35,13 @@ if TYPE_CHECKING:
     from topology.model import Topology
 
 
-def put(region: str, why: str, by: str | None, length: str, over: str, force: bool, where: Where) -> int:
+def put(
+    region: str, why: str, by: str | None, length: str, over: str, force: bool, move_streams: bool, where: Where
+) -> int:
     """Drain the region; the exit code."""
     authorship = leased.authorship(why, by, length)
-    document = DrainOverride(region=region, over_s=duration_s("--over", over), **authorship)
+    over_s = duration_s("--over", over)
+    document = DrainOverride(region=region, over_s=over_s, move_streams=move_streams, **authorship)
     try:
         value = documents.encode(document)
     except DocumentError as error:
@@ -57,7 +60,10 @@ def put(region: str, why: str, by: str | None, length: str, over: str, force: bo
         world = await in_force(store, here.topology)
         return effect.drained(world, await here.statuses(), region) if world is not None else ()
 
-    notes = ("new requests move away where the law gives them another region; those under way finish",)
+    under_way = "streams under way go on elsewhere at that pace, where they can" if move_streams else (
+        "those under way finish"
+    )  # fmt: skip
+    notes = (f"new requests move away where the law gives them another region; {under_way}",)
     return leased.put(
         NOUN, here, override_key(region), {"region": region}, value, document.for_s, where, check, notes, effects
     )
@@ -139,13 +145,16 @@ def _read(key: str, document: bytes) -> Setting:
     else:
         one = documents.decode_drain(document)
         kept = {"keep_share": one.keep_share} if one.keep_share else {}
-        item = Item({"region": one.region}, {"over_s": one.over_s, **kept})
+        moves = {"move_streams": True} if one.move_streams else {}
+        item = Item({"region": one.region}, {"over_s": one.over_s, **kept, **moves})
     return Setting((item,), one.author, one.why, one.at, one.until)
 
 
 def _line(value: Any) -> str:
-    over_s, keep = (value.get(name) if isinstance(value, dict) else None for name in ("over_s", "keep_share"))
+    names = ("over_s", "keep_share", "move_streams")
+    over_s, keep, moves = (value.get(name) if isinstance(value, dict) else None for name in names)
     what = f"drained but for {keep:.0%} of new requests" if keep else "drained"
+    what += " of streams, too" if moves else ""
     return f"{what}, over {duration(over_s)}" if over_s else f"{what}, at once"
 
 

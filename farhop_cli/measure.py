@@ -405,6 +405,23 @@ def sim(quick: bool, as_json: bool) -> int:
     return 1 if broken else 0
 
 
+def resume_cost(as_json: bool) -> int:
+    """What a chunk costs more where its stream could go on elsewhere; the exit code."""
+    from farhop_lab.bench import resume_cost as costs
+
+    with show.telling("measuring chunks"):
+        found = costs.measure()
+    if as_json:
+        show.json({"bench": "resume cost", "us_per_chunk": msgspec.to_builtins(found)})
+        return 0
+    show.table(
+        f"resume: CPU time of a chunk in the tap, medians of {costs.ROUNDS} rounds of {costs.CHUNKS:,}, in turn",
+        ("kind", ">µs", ">more than off, µs"),
+        [[kind, f"{one.us:.2f}", f"{one.more_us:.2f}"] for kind, one in found.items()],
+    )
+    return 0
+
+
 def resume(interruptions: int, seed: int, as_json: bool) -> int:
     """Interrupt streams and compare them with whole ones; the exit code, 1 if one says another thing."""
     from farhop_lab.bench import resume as resumes

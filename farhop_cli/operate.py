@@ -501,6 +501,9 @@ def drain_set(
     over: Annotated[str, typer.Option("--over", help="Pace: new work moves away over this time. 0s: at once.")] = "10s",
     by: By = None,
     force: Annotated[bool, typer.Option("--force", help="Also if it is the last region of some tenant.")] = False,
+    move_streams: Annotated[
+        bool, typer.Option("--move-streams", help="Streams under way go on elsewhere, at that pace, too.")
+    ] = False,
     *,
     where: Where,
 ) -> int:
@@ -512,7 +515,11 @@ def drain_set(
     from farhop_cli.drain import put, put_entry
 
     _one_of(region, entry)
-    return put_entry(entry, why, by, length, over, where) if entry else put(region, why, by, length, over, force, where)
+    if entry:
+        if move_streams:
+            fail("--move-streams: is of a region; an entry's clients stay until they leave")
+        return put_entry(entry, why, by, length, over, where)
+    return put(region, why, by, length, over, force, move_streams, where)
 
 
 @verb(drain_app, "unset", "farhop drain unset tokyo", writes=True)

@@ -144,6 +144,7 @@ def run_engine(
     model: Annotated[str | None, typer.Option("--model", help="Name of the model served.")] = None,
     speedup: Annotated[float | None, typer.Option("--speedup", help="How many times faster than the GPU.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of what the engine writes.")] = None,
+    wide: Annotated[bool | None, typer.Option("--wide", help="Write more than ASCII: CJK, emoji, accents.")] = None,
     kv_blocks: Annotated[int | None, typer.Option("--kv-blocks", help="KV cache in blocks of 16 tokens.")] = None,
     mean_output_tokens: Annotated[float | None, typer.Option(help="Mean length of unbounded answers.")] = None,
     adapter: Annotated[list[str] | None, typer.Option(metavar="NAME", help="A LoRA adapter; may be repeated.")] = None,
@@ -172,8 +173,9 @@ def run_engine(
 
     run({
         "ports": port or [8001], "host": host, "profile": profile, "replicas": replicas, "model": model,
-        "speedup": speedup, "seed": seed, "kv_blocks": kv_blocks, "mean_output_tokens": mean_output_tokens,
-        "dcgm_port": dcgm_port, "adapters": adapter, "max_loras": max_loras, "lora_load_ms": lora_load_ms,
+        "speedup": speedup, "seed": seed, "wide": wide, "kv_blocks": kv_blocks,
+        "mean_output_tokens": mean_output_tokens, "dcgm_port": dcgm_port, "adapters": adapter,
+        "max_loras": max_loras, "lora_load_ms": lora_load_ms,
         "kv_events_port": kv_events_port, "kv_replay_port": kv_replay_port, "kv_events_schema": kv_events_schema,
         "tokenizer": tokenizer, "disaggregation_mode": disaggregation_mode, "bootstrap_port": bootstrap_port,
     })  # fmt: skip

@@ -309,6 +309,14 @@ class Cancel(Command, frozen=True):
     attempt: int
 
 
+class Move(Command, frozen=True):
+    """Its upstream is drained: break off this attempt, which has begun, if its stream can go on elsewhere without a
+    character lost, and tell so (AttemptFailed, `stopping`, resumable); else leave it as it is, and tell nothing."""
+
+    id: str
+    attempt: int
+
+
 class SetTimer(Command, frozen=True):
     """Wake the machine for this request at `at` (monotonic seconds)."""
 

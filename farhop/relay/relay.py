@@ -111,6 +111,7 @@ class Relay:
             machine.Answer: self._answer,
             machine.Redirect: self._redirect,
             machine.Cancel: self._cancel,
+            machine.Move: self._move,
             machine.SetTimer: self._set_timer,
         }
 
@@ -437,6 +438,14 @@ class Relay:
     def _cancel(self, active: ActiveRequest, command: machine.Cancel, _now: float) -> None:
         if active.attempt is not None and active.attempt.number == command.attempt:
             self._end_attempt(active, outcome.CLIENT_LEFT)  # as the engine sees it
+
+    def _move(self, active: ActiveRequest, command: machine.Move, _now: float) -> None:
+        attempt, owner = active.attempt, self.resumption
+        if owner is None or self._ending or not isinstance(attempt, AttemptRun) or attempt.number != command.attempt:
+            return
+        if attempt.began and attempt.resumable:
+            owner.outcomes["moved", ""] += 1
+            self.failed(attempt, outcome.STOPPING)
 
     def _set_timer(self, active: ActiveRequest, command: machine.SetTimer, now: float) -> None:
         if active.timer is not None:

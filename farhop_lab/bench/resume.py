@@ -3,8 +3,9 @@
 A real world (etcd, both tiers and emulated engines in three regions, each its own process) with a pipe before each
 engine that cuts an answer where chance says; and now and then a SIGKILL of an engine or a regional balancer, which is
 started again. Each answer is compared with that of an engine asked directly. Never judges by times; a stream that ends
-with an error is counted with its reason, and its text must still be the beginning of the whole one. Emulated engines
-write ASCII; their ids of wide characters in a prompt may be above 2^31 - 1, which no engine has and a tier refuses.
+with an error is counted with its reason, and its text must still be the beginning of the whole one. The engines write
+more than ASCII: characters of two to four bytes that tokens cut in two, marks that combine, what JSON escapes. Stop
+strings are taken out of what the engine would say, so that seams fall into them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ KILL_EVERY = 40  # interruptions by a pipe to one SIGKILL
 CUT_SHARE, CUT_AGAIN_SHARE = 0.9, 0.05  # of first attempts, and of continuations
 EVENT_BYTES = 220  # about what a token takes on the wire
 TOKENS = 32
+UNSAID = "never said"  # a stop string; the run adds another to it, which the engine would say
+STOP_CHARS_MAX = 24
 REGIONS = frozenset(("virginia", "frankfurt", "tokyo"))
 _PIECE, _TIMEOUT_S = 65536, 60.0
 _RESUMES = re.compile(r"^farhop_resumes_total\{([^}]*)\} ([0-9.e+]+)$", re.M)
@@ -82,8 +85,13 @@ def shapes(model: str, number: int) -> dict[str, tuple[str, dict[str, Any], bool
         "completion, default length": (t, text | usage, True),
         "completion, cut inside a character": (t, {"prompt": f"{number}: das Meer überspült"} | most | usage, True),
         "completion, one token": (t, text | usage | {"max_tokens": 1}, True),
+        "chat, stop": (c, chat | most | usage | {"stop": [UNSAID]}, True),
+        "chat, stop, shown": (c, chat | most | usage | {"stop": [UNSAID], "include_stop_str_in_output": True}, True),
+        "chat, stop, hidden": (c, wide | most | {"stop": [UNSAID], "include_stop_str_in_output": False}, True),
+        "chat, stop, min_tokens": (c, chat | most | usage | {"stop": [UNSAID], "min_tokens": 20}, True),
+        "completion, stop": (t, text | most | usage | {"stop": UNSAID}, True),
+        "completion, stop, to its own end": (t, text | usage | {"stop": [UNSAID], "max_tokens": 400}, True),
         "n": (c, chat | most | usage | {"n": 2}, False),
-        "stop strings": (c, chat | most | usage | {"stop": [" zoo", " yet"]}, False),
         "tools": (c, chat | most | {"tools": [tool]}, False),
         "JSON": (c, chat | most | {"response_format": {"type": "json_object"}}, False),
         "penalties": (c, chat | most | {"presence_penalty": 0.5}, False),
@@ -278,8 +286,13 @@ class Run:
             made = shapes(self._world.settings.model, number)
             names = list(made)
             resumable = [name for name, (_, _, goes_on) in made.items() if goes_on]
-            name = names[number % len(names)] if number % 3 == 0 else self._rng.choice(resumable)
+            name = names[number // 3 % len(names)] if number % 3 == 0 else self._rng.choice(resumable)
             path, body, _ = made[name]
+            if "stop" in body:
+                unstopped = read(await self._stream(self._spared, path, body)).texts.get(0, "")
+                at, longest = self._rng.randrange(len(unstopped) + 1), self._rng.randrange(1, STOP_CHARS_MAX)
+                stop = unstopped[at : at + longest] or UNSAID
+                body["stop"] = stop if isinstance(body["stop"], str) else [UNSAID, stop]
             expected = read(await self._stream(self._spared, path, body))
             entry = self._rng.choice(sorted(REGIONS))
             if report.cuts > KILL_EVERY * (report.kills + 1) and self._mending is None:
@@ -344,7 +357,7 @@ class Run:
 async def running(seed: int = 1, speedup: float = 40.0) -> AsyncIterator[Run]:
     """A world with pipes. Raises WorldError where it cannot be had."""
     with tempfile.TemporaryDirectory(prefix="farhop-resume-") as folder:
-        async with World(WorldSettings(replicas=2, speedup=speedup), Path(folder)) as world:
+        async with World(WorldSettings(replicas=2, speedup=speedup, wide=True), Path(folder)) as world:
             await world.wait_until_serving(REGIONS)
             timeout = aiohttp.ClientTimeout(_TIMEOUT_S)
             async with aiohttp.ClientSession(

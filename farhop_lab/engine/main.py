@@ -54,7 +54,7 @@ async def host(settings: EngineSettings, tracer: Tracer | None = None) -> AsyncI
 
     ListenError where a port is taken, TokenizerError.
     """
-    text_model = TextModel(settings.model, settings.seed, settings.mean_output_tokens)
+    text_model = TextModel(settings.model, settings.seed, settings.mean_output_tokens, settings.wide)
     async with AsyncExitStack() as stack:
         addresses: list[str] = []
         gpus: list[tuple[EngineCore, Faults]] = []

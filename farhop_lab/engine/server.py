@@ -24,7 +24,7 @@ from farhop_lab.engine.core.kv_log import KvLog
 from farhop_lab.engine.core.scheduler import EngineCore, EngineFullError
 from farhop_lab.engine.core.sequence import Sequence, TextModel
 from farhop_lab.engine.driver import Driver
-from farhop_lab.engine.formats.api import Call, RefusedError, decoded, parse_chat, parse_completion
+from farhop_lab.engine.formats.api import Call, RefusedError, decoded, parse_chat, parse_completion, spelled
 from farhop_lab.engine.formats.render import Answer, TokenIds, broken
 from farhop_lab.engine.metrics import Exposition, Observations
 from farhop_lab.engine.tasks import Tasks
@@ -262,6 +262,8 @@ class Replica:
         self._check_room()
         if self._tokenizer is not None:
             wanted = self._tokenizer.tokenized(wanted)
+        elif wanted.ids:
+            wanted = spelled(wanted)
         self._serial += 1
         try:
             if model in self.core.adapters.names:

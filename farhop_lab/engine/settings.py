@@ -31,6 +31,7 @@ class EngineSettings(BaseModel):
     profile: str = "l4"
     speedup: Annotated[float, Field(gt=0, le=1000)] = 1.0
     seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
+    wide: bool = False
     kv_blocks: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     adapters: list[Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]] = Field(default=[], max_length=1024)
     max_loras: Annotated[int, Field(ge=1, le=1024)] = 1

@@ -117,6 +117,7 @@ class SimulatedRelay:
             machine.Hold: self._hold,
             machine.Answer: self._answer,
             machine.Cancel: self._cancel,
+            machine.Move: lambda _active, _command: None,  # no stream here can go on elsewhere
             machine.SetTimer: self._set_timer,
         }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol, cast
 
 from farhop_lab.wan.alarm import SLACK_S
@@ -68,7 +69,8 @@ class End(asyncio.Protocol):
         if self.ended:
             self.transport.close()
         elif self.transport.can_write_eof():
-            self.transport.write_eof()
+            with suppress(OSError):  # the peer has reset it, and the loop has not heard of that yet
+                self.transport.write_eof()
 
     def reset(self) -> None:
         """Send RST: the peer sees its connection break, not end."""

@@ -56,6 +56,7 @@ class WorldSettings(msgspec.Struct, frozen=True):
     profile: str = "a100"
     replicas: int = 2
     speedup: float = 10.0
+    wide: bool = False  # emulated engines write more than ASCII
     engines: dict[str, list[str]] = {}
     etcd: str | None = None
     members: dict[str, int] = {}
@@ -336,6 +337,7 @@ class World:
         for index, port in enumerate(ports) if run.name not in settings.engines else ():
             arguments = ["engine", "--host", HOST, "--port", str(port), "--model", settings.model]
             arguments += ["--profile", settings.profile, "--speedup", str(settings.speedup)]
+            arguments += ["--wide"] if settings.wide else []
             log = self._log(f"{run.name}-engine-{index}")
             run.engines.append(Child(f"engine {run.name}/{index}", arguments, log, self._environment()))
 

@@ -156,7 +156,8 @@ class ChannelChanged(Event, frozen=True):
 class RegionForced(Event, frozen=True):
     """An operator's drain: drain the region until `until` (monotonic seconds; None: until lifted), or lift that.
 
-    `over_s` is the pace: new work moves away over so many seconds; a `keep_share` of it stays.
+    `over_s` is the pace: new work moves away over so many seconds; a `keep_share` of it stays. `moves`: streams under
+    way there go on elsewhere, at that pace.
     """
 
     region: str
@@ -165,3 +166,4 @@ class RegionForced(Event, frozen=True):
     until: float | None = None
     over_s: float = 0.0
     keep_share: float = 0.0
+    moves: bool = False

@@ -52,7 +52,8 @@ class Drains:
             why = f"{override.why} (by {override.author})"
             over_s = 0.0 if self._fresh else override.over_s
             pace = {"over_s": over_s, "keep_share": override.keep_share}
-            self._react(RegionForced(override.region, drain=True, why=why, until=until, **pace))
+            moves = override.move_streams
+            self._react(RegionForced(override.region, drain=True, why=why, until=until, **pace, moves=moves))
         # Whoever has only begun has no traffic to move away, hence no pace to keep.
         self._fresh = False
 

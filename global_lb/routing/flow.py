@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
 
 RESUMES_MAX = 3  # of one stream, as in a region
+MOVE_AGAIN_S = 2.0  # after a stream could not leave a drained region: somebody may have room, or it be further
 LOOK_AGAIN_S = 1.0  # after an attempt was sent that has not begun
 LOOK_SOON_S = 0.5  # after its region's channel broke
 TURNED_AWAY_MAX = 3  # regions; each costs the client a round trip
@@ -163,6 +164,7 @@ class GlobalFlow:
         self._budget, self._suspects = retry.RetryBudget(), Suspects()
         self._requests: dict[str, RequestState] = {}
         self._held: dict[str, None] = {}
+        self._moving: dict[str, float] = {}  # drained regions that streams leave, and by when
         self._woken_at = -inf  # when all on hold were looked at last
         self._standings: dict[str, Any] = {}  # of each region, when it was last looked at for those on hold
         self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
@@ -217,11 +219,13 @@ class GlobalFlow:
         self._budget.began()
         return self._dispatch(state, now)
 
-    def _began(self, event: machine.AttemptBegan, _now: float) -> list[Command]:
+    def _began(self, event: machine.AttemptBegan, now: float) -> list[Command]:
         found = self._under_way(event)
         if found is not None and not found[1].started:
             self.ledger.began(event.id)
             self._start(*found, event.status)
+            if found[1].region in self._moving:
+                return [self._move_at(found[0], max(self._moving[found[1].region], now + MOVE_AGAIN_S))]
         return []
 
     def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:
@@ -307,6 +311,8 @@ class GlobalFlow:
             self._broke_off(state, attempt, outcome.FIRST_BYTE_TIMEOUT, now)
             cancel = machine.Cancel(state.request.id, state.attempts)
             return [cancel, *self._came_back(state, attempt, outcome.FIRST_BYTE_TIMEOUT, now, counted=False)]
+        if attempt.started and attempt.region in self._moving:
+            return self._move(state, attempt, now)
         return [self._look_again(state, attempt, now)]
 
     def _look_again(self, state: RequestState, attempt: Attempt, now: float) -> Command:
@@ -407,7 +413,37 @@ class GlobalFlow:
         forced = self._regions.liveness_of(event.region).forced
         pace = {"over_s": event.over_s, "keep_share": event.keep_share}
         force = partial(forced.force, State.DRAINING, event.why, event.until, now=now, **pace)
-        return self._changed(event.region, force if event.drain else forced.lift, now)
+        commands = self._changed(event.region, force if event.drain else forced.lift, now)
+        if event.drain and event.moves:
+            return commands + self._move_away(event.region, event.over_s, now)
+        self._moving.pop(event.region, None)
+        return commands
+
+    # -- streams that leave a drained region: at its pace, each by its own timer, and only where another would take it
+
+    def _move_away(self, region: str, over_s: float, now: float) -> list[Command]:
+        known = region in self._moving
+        self._moving[region] = now + over_s
+        there = [s for s in self._requests.values() if s.attempt and s.attempt.started and s.attempt.region == region]
+        streams = [state for state in there if state.request.stream and (not known or state.due > now + over_s)]
+        pace_s = over_s / max(1, len(streams))
+        return [self._move_at(state, now + n * pace_s) for n, state in enumerate(streams, 1)]
+
+    def _move_at(self, state: RequestState, at: float) -> Command:
+        return self._timer(state, min(state.request.deadline, at))
+
+    def _move(self, state: RequestState, attempt: Attempt, now: float) -> list[Command]:
+        """Whether the stream can go on at all the relay knows; what cannot ends where it is."""
+        if self._regions.liveness_of(attempt.region).forced.read(now) is None:
+            del self._moving[attempt.region]
+            return [self._look_again(state, attempt, now)]
+        again: Command = self._move_at(state, now + MOVE_AGAIN_S)
+        elsewhere = frozenset((attempt.region, *state.refusals))
+        if not state.request.stream or state.resumes >= RESUMES_MAX:
+            return [self._look_again(state, attempt, now)]
+        if self.consider(state.request, now, state.lawful, elsewhere).chosen is None:
+            return [again]
+        return [again, machine.Move(state.request.id, state.attempts)]
 
     def _overridden(self, event: RoutesChanged | OverridesChanged, now: float) -> list[Command]:
         self.routes.apply(event)

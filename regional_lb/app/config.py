@@ -42,6 +42,13 @@ class TokenizerFiles(Part):
     template: FilePath | None = None
 
 
+class ReplicaResumeConfig(ResumeConfig):
+    """The same for replicas. `move_over_s`: streams of a drained one leave it over so many seconds; left out, they end
+    there."""
+
+    move_over_s: Annotated[float, Field(ge=0.0, le=3600.0)] | None = None
+
+
 class RegionalConfig(EnginesConfig, MeshConfig):
     """One regional balancer: what each of its rooms is told, in one file.
 
@@ -61,7 +68,7 @@ class RegionalConfig(EnginesConfig, MeshConfig):
     scalings: dict[Model, ScalingConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
     splits: dict[Model, SplitConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
     session: Session = Session()
-    resume: ResumeConfig = ResumeConfig()
+    resume: ReplicaResumeConfig = ReplicaResumeConfig()
     tokenizers: dict[Model, TokenizerFiles] = Field(default_factory=dict, max_length=MODELS_LIMIT)
 
     @model_validator(mode="after")

@@ -688,8 +688,9 @@ class RegionalBalancer:
 def _flow_config(config: RegionalConfig) -> FlowConfig:
     health = config.health.thresholds(config.watch.rise, config.watch.fall)
     return FlowConfig(
-        config.region, config.instance, config.queue, health, config.foreign, config.scaling, config.scalings
-    )
+        config.region, config.instance, config.queue, health, config.foreign, config.scaling, config.scalings,
+        config.resume.move_over_s if config.resume.mode == "exact" else None,
+    )  # fmt: skip
 
 
 def _version(active: ActiveRequest) -> str:

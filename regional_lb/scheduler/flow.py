@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     )
 
 
+MOVE_AGAIN_S = 2.0  # after a stream could not leave a drained replica: another may have room
 RESUMES_MAX = 3  # of one stream: what ends one engine after another is not handed on for ever
 ISSUERS_MAX = 4096  # global balancers; a report names as many (farhop.store.documents.report.ACCEPTED_LIMIT)
 ANSWER_SHARE = 0.5  # of the tokens that an answer took; its text may have other bytes per token than prompts have
@@ -81,7 +82,8 @@ _GAVE_UP = {
 
 
 class FlowConfig(msgspec.Struct, frozen=True):
-    """Bounds of one region's balancer. `instance` is its name among those with whom it shares replicas; "": alone."""
+    """Bounds of one region's balancer. `instance` is its name among those with whom it shares replicas; "": alone.
+    `move_over_s`: streams leave a drained replica over so many seconds; None: they end there."""
 
     region: str
     instance: str = ""
@@ -90,6 +92,7 @@ class FlowConfig(msgspec.Struct, frozen=True):
     foreign: admission.ForeignConfig = admission.ForeignConfig()
     scaling: ScalingConfig = ScalingConfig()
     scalings: dict[str, ScalingConfig] = {}
+    move_over_s: float | None = None
 
 
 class Reconfigured(machine.Event, frozen=True):
@@ -266,7 +269,8 @@ class RegionalFlow:
                 else:
                     sure = chosen.exact or chosen.hit_tokens <= ahead_tokens
                     self._fleet.prefilled(state.replica, elapsed_ms, ahead_tokens, now, sure=sure)
-        return self._fill(state.replica, now)
+        moves = [self._move_at(state, now + MOVE_AGAIN_S)] if self._leaves(state) else []
+        return moves + self._fill(state.replica, now)
 
     def _start(self, state: RequestState, event: machine.AttemptBegan | machine.AttemptEnded, now: float) -> None:
         """Its first byte is here, alone or with all others."""
@@ -400,6 +404,8 @@ class RegionalFlow:
             return [answer, *self._fill(state.replica, now)]
         if not state.replica:
             return self._last_call(state, now)
+        if self._leaves(state):
+            return self._move(state, now)
         # An answer in one piece does not show when its prefill was over: it is over when it was due.
         self.ledger.began(event.id)
         return [self._timer(state, state.request.deadline), *self._fill(state.replica, now)]
@@ -442,10 +448,42 @@ class RegionalFlow:
         return commands + self._fill_all(now)
 
     def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
+        stood = {name for name, one in self.view.replicas.items() if not one.draining}
         self.view = self._fleet.adopt(event.view)
         self.policies.adopt(self._fleet.whole.of.names)
         law = self.law.knowing(self._fleet.lineages.of)
-        return self._fill_all(now) if law is self.law else self._go_by(law, now)
+        commands = self._fill_all(now) if law is self.law else self._go_by(law, now)
+        return commands + self._move_away(stood, now)
+
+    # -- streams that leave a drained replica: at a pace, each by its own timer, and only where another has room
+
+    def _leaves(self, state: RequestState) -> bool:
+        """Whether it is a stream under way at a drained replica, which is to go on elsewhere."""
+        if self.config.move_over_s is None or not state.started or state.resumes >= RESUMES_MAX:
+            return False
+        known = self.view.replicas.get(state.replica)
+        return known is not None and known.draining and state.request.stream
+
+    def _move_away(self, stood: set[str], now: float) -> list[Command]:
+        if self.config.move_over_s is None or not any(
+            self.view.replicas[name].draining for name in stood & self.view.replicas.keys()
+        ):
+            return []
+        streams = [one for one in self._requests.values() if one.replica in stood and self._leaves(one)]
+        pace_s = self.config.move_over_s / max(1, len(streams))
+        return [self._move_at(state, now + n * pace_s) for n, state in enumerate(streams, 1)]
+
+    def _move_at(self, state: RequestState, at: float) -> Command:
+        return self._timer(state, min(state.request.deadline, at))
+
+    def _move(self, state: RequestState, now: float) -> list[Command]:
+        """Whether the stream can go on at all the relay knows; what cannot ends where it is."""
+        need, again = state.need, [self._move_at(state, now + MOVE_AGAIN_S)]
+        unable = self._unable_to_resume(state.request.model)
+        others = self.wait_estimate.serving(state.variant, now, (state.replica, *unable))
+        if not others or not self._fleet.table(others).room(need.prompt_tokens, need.output_tokens, now).any():
+            return [*again]
+        return [*again, machine.Move(state.request.id, state.attempts)]
 
     def _policies_changed(self, event: PoliciesChanged, now: float) -> list[Command]:
         self.policies.override(event.choices)
@@ -679,6 +717,7 @@ class RegionalFlow:
             ahead = self.queue.on_time(variant) > 1
             free = self._fleet.table(able).room(0.0, 0.0, now, ahead=ahead).any()
             released = self._release_one(variant, able, now, ahead=ahead) if free else []
+            released = released or self._release_fallen(variant, now, ahead=ahead)
             if not released:
                 break
             commands += released
@@ -700,6 +739,16 @@ class RegionalFlow:
             for state in self.wait_estimate.in_turn(first, table, now, ahead=ahead):
                 if released := self._release(state, table, now, aside, ahead=ahead):
                     return released
+        return []
+
+    def _release_fallen(self, variant: str, now: float, *, ahead: bool) -> list[Command]:
+        """One that all replicas of its version failed and those of another may take: its line waits for the former."""
+        if model_of(variant) == variant:
+            return []
+        for state in [self._requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING)]:
+            able = self.wait_estimate.serving(variant, now, state.tried) if state.tried else None
+            if able and (released := self._release(state, self._fleet.table(able), now, (), ahead=ahead)):
+                return released
         return []
 
     def _release(

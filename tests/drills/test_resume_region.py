@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
+from datetime import UTC, datetime
+from random import Random
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import pytest
 
+from farhop.store.documents.overrides import DrainOverride, encode
+from farhop.store.etcd import EtcdStore
+from farhop.store.etcd_link import EtcdSettings
 from farhop_lab.world.client import Delta, Result, ask
 from farhop_lab.world.world import WorldSettings
 from tests.conftest import RunningWorld
@@ -30,12 +38,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningWorld]:
         made.close()
 
 
-async def stream(world: RunningWorld, number: int, heard: list[int], tenant: str, entry: str) -> Result:
+async def stream(
+    world: RunningWorld, number: int, heard: list[int], tenant: str, entry: str, tokens: int = TOKENS
+) -> Result:
     """One answer to its end; `heard` is told each piece of text."""
     body: dict[str, Any] = {
         "model": world.world.settings.model,
         "messages": [{"role": "user", "content": f"{number}: tell me of the sea"}],
-        "max_tokens": TOKENS,
+        "max_tokens": tokens,
         "ignore_eos": True,
         "seed": number,
         "stream": True,
@@ -91,3 +101,53 @@ def test_a_tenant_of_the_dead_region_alone_gets_the_error(world: RunningWorld) -
     for result in results:
         assert result.error is not None
         assert result.error.code == "upstream_died_mid_stream"
+
+
+LONG, PACE_S = 2500, 2.0  # tokens: such a stream takes far longer than the drain's pace
+
+
+async def drained(world: RunningWorld) -> tuple[list[Result], float, int]:
+    """Streams under which their region is drained of streams: how they end, when the last has left (s), how many had
+    not ended by then."""
+    heard = [0] * STREAMS
+    tasks = [asyncio.create_task(stream(world, n, heard, "anywhere", FROM, LONG)) for n in range(STREAMS)]
+    async with asyncio.timeout(30.0):
+        while min(heard) < 5:
+            await asyncio.sleep(0.01)
+    made, etcd = world.world, world.world.etcd
+    assert etcd is not None
+    store = EtcdStore(EtcdSettings((etcd.endpoint,)), Random(1))
+    await store.open()
+    drain = DrainOverride(
+        region=FROM, over_s=PACE_S, move_streams=True, why="a rollout", author="test", at=datetime.now(UTC), for_s=60.0
+    )
+    try:
+        began = time.monotonic()
+        await store.put(drain.key, encode(drain))
+        async with asyncio.timeout(PACE_S + 15.0), aiohttp.ClientSession() as http:
+            while True:
+                async with http.get(f"{made.regions[FROM].regional_admin}/metrics") as page:
+                    found = re.search(r"^farhop_in_flight\S* ([0-9.]+)$", await page.text(), re.M)
+                if found is not None and not float(found[1]):
+                    break
+                await asyncio.sleep(0.05)
+        took_s, left = time.monotonic() - began, sum(not task.done() for task in tasks)
+        return list(await asyncio.gather(*tasks)), took_s, left
+    finally:
+        await store.delete(drain.key)
+        await store.close()
+
+
+def test_streams_leave_a_drained_region_within_seconds_and_say_what_whole_ones_say(world: RunningWorld) -> None:
+    async def whole() -> list[Result]:
+        heard = [0] * STREAMS
+        return list(await asyncio.gather(*(stream(world, n, heard, "anywhere", FROM, LONG) for n in range(STREAMS))))
+
+    expected = world.call(whole())
+    results, took_s, left = world.call(drained(world))
+    print(f"\nthe last of {STREAMS} streams left after {took_s:.1f} s, {left} had not ended by then")
+    assert left == STREAMS
+    for result, alike in zip(results, expected, strict=True):
+        assert result.error is None, result
+        assert result.text == alike.text
+        assert usage_of(result) == usage_of(alike)

@@ -45,6 +45,17 @@ def test_it_goes_with_its_lease(cli, stands):
     stands.do(gone)
 
 
+def test_streams_are_told_to_leave_only_where_that_is_said(cli, stands):
+    assert cli.run("drain", "set", "virginia", "--why", "x").exit_code == 0
+    assert not drained(stands).move_streams
+    result = cli.run("drain", "set", "virginia", "--why", "a rollout", "--move-streams")
+    assert "drained of streams, too, over 10s" in result.output
+    assert drained(stands).move_streams
+    assert "--move-streams: is of a region" in cli.failed(
+        cli.run("drain", "set", "--entry", "virginia", "--why", "x", "--move-streams"), 2
+    )
+
+
 def test_undrain_is_short_for_drain_unset(cli, stands):
     cli.run("drain", "set", "virginia", "--why", "new racks", "--by", "ann")
     result = cli.run("undrain", "virginia")

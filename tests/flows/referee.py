@@ -26,6 +26,7 @@ class Rider:
     prefiller: str = ""  # while the prompt is computed there
     timer: float | None = None
     refused_by: tuple[str, ...] = ()  # since it was last on hold
+    moves: bool = False  # its attempt is to be broken off, if its stream can go on elsewhere
     begun: bool = False  # its client has the beginning of a stream
 
 
@@ -94,6 +95,10 @@ class Referee:
         elif isinstance(command, machine.SetTimer):
             assert isfinite(command.at)
             rider.timer = command.at
+        elif isinstance(command, machine.Move):
+            assert (rider.state, rider.attempt) == ("started", command.attempt), "only what has begun has a stream"
+            assert rider.request.stream
+            rider.moves = True
         elif isinstance(command, machine.Cancel):
             assert (rider.state, rider.attempt) == ("sent", command.attempt), "what has begun is never given up"
             rider.state = "failed"
@@ -106,6 +111,6 @@ class Referee:
             assert isinstance(command, machine.Resume) == rider.begun
             assert command.attempt == rider.attempt + 1 <= retry.ATTEMPTS_MAX
             assert now < rider.request.deadline
-            rider.state, rider.attempt, rider.target = "sent", command.attempt, command.target
+            rider.state, rider.attempt, rider.target, rider.moves = "sent", command.attempt, command.target, False
             rider.prefiller = command.prefill.target if command.prefill is not None else ""
             self._forwarded(rider, command, now)

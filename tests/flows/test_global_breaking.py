@@ -24,8 +24,8 @@ from farhop.balance.machine import (
     TimerFired,
 )
 from farhop.balance.retry import TRANSPORT_RETRIES_MAX
-from global_lb.fleet.view import ChannelChanged, RegionReported
-from global_lb.routing.flow import LOOK_AGAIN_S, LOOK_SOON_S, RESUMES_MAX
+from global_lb.fleet.view import ChannelChanged, RegionForced, RegionReported
+from global_lb.routing.flow import LOOK_AGAIN_S, LOOK_SOON_S, MOVE_AGAIN_S, RESUMES_MAX
 from topology.law import Law
 from topology.model import Rule
 
@@ -380,6 +380,63 @@ def test_the_law_of_now_says_where_a_stream_goes_on(play) -> None:
         .on(LawChanged(law(2, anyone=Rule(allow=("uk", "JP"))))).expect()
         .on(AttemptFailed("a", 1, outcome.DIED_MID_STREAM, resumable=True)).expect(goes_on("a", "tokyo", 2))
     )  # fmt: skip
+
+
+def moved(request_id: str, attempt: int) -> Expected:
+    """A stream is to leave."""
+    return Expected(machine.Move, id=request_id, attempt=attempt)
+
+
+def begun(play, flow, *names: str, **fields):
+    """Streams under way in London."""
+    book = play(flow)
+    for name in names:
+        book.on(RequestArrived(request(name, deadline=90.0, **fields))).expect(sent(name, "london"))
+        book.on(AttemptBegan(name, 1, 200)).expect()
+    return book
+
+
+def test_streams_leave_a_drained_region_at_its_pace(play) -> None:
+    flow = worldwide()
+    book = begun(play, flow, "a", "b")
+    book.at(1.0).on(RegionForced("london", True, "racks", over_s=2.0, moves=True)).expect(
+        timer("a", at=2.0), timer("b", at=3.0))  # fmt: skip
+    book.at(2.0).on(TimerFired("a")).expect(timer("a", at=2.0 + MOVE_AGAIN_S), moved("a", 1))
+    book.on(AttemptFailed("a", 1, outcome.STOPPING, resumable=True)).expect(goes_on("a", "frankfurt", 2))
+    book.at(2.1).on(AttemptBegan("a", 2, 200)).expect()
+    book.at(3.0).on(TimerFired("b")).expect(timer("b", at=3.0 + MOVE_AGAIN_S), moved("b", 1))
+    book.on(AttemptEnded("b", 1, 200, None)).expect()  # it could not go on, and ended where it was
+    book.on(AttemptEnded("a", 2, 200, None)).expect()
+    assert flow.liveness["london"].read(3.0).why == "racks"  # nothing is held against it
+    assert (flow.under_way, len(flow.ledger), flow._budget.active) == (0, 0, 0)
+
+
+def test_who_may_go_nowhere_else_stays_in_the_drained_region(play) -> None:
+    flow = worldwide()
+    book = play(flow).on(RequestArrived(request("a", tenant="german"))).expect(sent("a", "frankfurt"))
+    book.on(AttemptBegan("a", 1, 200)).expect()
+    book.at(1.0).on(RegionForced("frankfurt", True, "racks", moves=True)).expect(timer("a", at=1.0))
+    book.at(1.0).on(TimerFired("a")).expect(timer("a", at=1.0 + MOVE_AGAIN_S))
+
+
+def test_a_drain_that_is_lifted_moves_nobody_any_more(play) -> None:
+    flow = worldwide()
+    book = begun(play, flow, "a")
+    book.at(1.0).on(RegionForced("london", True, "racks", over_s=2.0, moves=True)).expect(timer("a", at=3.0))
+    book.at(2.0).on(RegionForced("london", False)).expect()
+    book.at(3.0).on(TimerFired("a")).expect(timer("a", at=90.0))
+    book.on(RegionForced("london", True, "racks", until=4.0, moves=True)).expect(timer("a", at=3.0))
+    book.at(5.0).on(TimerFired("a")).expect(timer("a", at=90.0))  # it ended by itself
+
+
+def test_only_streams_leave_and_a_late_one_too(play) -> None:
+    flow = worldwide()
+    book = begun(play, flow, "a", stream=False)
+    book.on(RequestArrived(request("b", deadline=90.0))).expect(sent("b", "london"))
+    book.at(1.0).on(RegionForced("london", True, "racks", over_s=4.0, moves=True)).expect()
+    book.at(2.0).on(AttemptBegan("b", 1, 200)).expect(timer("b", at=5.0))
+    book.at(5.0).on(TimerFired("b")).expect(timer("b", at=5.0 + MOVE_AGAIN_S), moved("b", 1))
+    book.on(RegionForced("london", True, "racks", over_s=4.0)).expect()  # the same, without
 
 
 @given(st.lists(st.sampled_from(("begin", "break", "break for good", "refuse", "leave", "end", "law")), max_size=24))

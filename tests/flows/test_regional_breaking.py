@@ -6,7 +6,7 @@ from dataclasses import replace
 from unittest.mock import ANY
 
 import pytest
-from playbook import Expected, answered, held, sent
+from playbook import Expected, answered, held, sent, timer
 from worlds import MODEL, OTHER_MODEL, law, regional, replica, request, swapped
 
 from farhop.balance import machine, outcome
@@ -24,6 +24,7 @@ from farhop.balance.machine import (
     Usage,
 )
 from regional_lb.fleet.view import ReplicaProbed, ViewSwapped
+from regional_lb.scheduler.flow import MOVE_AGAIN_S
 from topology.law import Law
 from topology.model import Rule
 
@@ -432,3 +433,51 @@ def test_what_has_begun_or_has_nowhere_else_to_go_stays(play) -> None:
     book.at(3.0).on(AttemptEnded("a", 1, 200, None)).expect()
     book.at(3.0).on(AttemptEnded("b", 1, 200, None)).expect()
     assert (flow.under_way, len(flow.ledger)) == (0, 0)
+
+
+# -- streams that leave a drained replica
+
+
+def fleet_of(drained: str = "", **fields) -> ViewSwapped:
+    names = ("r1", "r2")
+    return swapped(*(replica(name, token_ids=True, draining=name == drained, **fields) for name in names))
+
+
+def streams(count: int, move_over_s: float | None = 2.0):
+    """Streams under way at one of two replicas; the machine, and which."""
+    flow = regional(replica("r1", token_ids=True), replica("r2", token_ids=True), move_over_s=move_over_s)
+    flow.handle(ReplicaProbed("r2", False), 0.0)
+    flow.handle(swapped(replica("r1", token_ids=True)), 0.0)
+    for n in range(count):
+        assert arrive(flow, f"s{n}", deadline=60.0) == "r1"
+        flow.handle(AttemptBegan(f"s{n}", 1, 200), 0.1)
+    flow.handle(fleet_of(), 0.1)
+    flow.handle(ReplicaProbed("r2", True), 0.1)
+    flow.handle(ReplicaProbed("r2", True), 0.2)
+    return flow
+
+
+def test_streams_leave_a_drained_replica_at_a_pace(play) -> None:
+    flow = streams(2)
+    book = play(flow).at(1.0).on(fleet_of("r1")).expect(timer("s0", at=2.0), timer("s1", at=3.0))
+    leaves = Expected(machine.Move, id="s0", attempt=1)
+    book.at(2.0).on(TimerFired("s0")).expect(timer("s0", at=2.0 + MOVE_AGAIN_S), leaves)
+    goes_on = Expected(machine.Resume, id="s0", target="r2", attempt=2)
+    book.on(AttemptFailed("s0", 1, outcome.STOPPING, resumable=True)).expect(timer("s0"), goes_on)
+    book.at(2.1).on(AttemptBegan("s0", 2, 200)).expect()
+    book.at(2.2).on(AttemptEnded("s0", 2, 200, None)).expect()
+    book.on(AttemptEnded("s1", 1, 200, None)).expect()
+    assert (flow.under_way, len(flow.ledger)) == (0, 0)
+    assert flow.health["r1"].read(2.2).state is State.UP  # nothing is held against it
+
+
+def test_streams_stay_where_nobody_else_has_room_or_tells_ids(play) -> None:
+    flow = streams(1)
+    busy = swapped(replica("r1", token_ids=True, draining=True), replica("r2", token_ids=False))
+    book = play(flow).at(1.0).on(busy).expect(timer("s0", at=3.0))
+    book.at(3.0).on(TimerFired("s0")).expect(timer("s0", at=3.0 + MOVE_AGAIN_S))
+
+
+def test_without_the_setting_they_end_where_they_are(play) -> None:
+    flow = streams(1, None)
+    play(flow).at(1.0).on(fleet_of("r1")).expect()

@@ -154,6 +154,55 @@ async def test_streams_cut_anywhere_say_what_whole_ones_say() -> None:
         assert balancer.flow.under_way == 0
 
 
+EVERY = 5  # bytes; 1 takes some 20 s
+
+
+async def test_a_stream_cut_at_any_byte_of_it_goes_on() -> None:
+    """In a chunk's size, in its end, in an event, a character, the last chunk: of a stream as short as it gets."""
+    async with fleet() as (balancer, url, engines):
+        for one in engines:
+            one.replica.text_model = msgspec.structs.replace(one.replica.text_model, wide=True)
+        asked = completion("vom Meer", max_tokens=4, stop=["unsaid"], stream_options={"include_usage": True})
+        expected = await ask(url, asked)
+        for one in engines:
+            one.cut_after, one.passed = 10**6, 0
+        await ask(url, asked)
+        size = max(one.passed for one in engines)
+        assert 800 < size < 4000
+        for after in range(0, size + 1, EVERY):
+            cut_once(engines, after)
+            sound(await ask(url, asked), expected, chats=False)
+        assert set(outcomes(balancer)) == {("resumed", "")}
+        assert balancer.flow.under_way == 0
+
+
+async def test_a_stop_string_is_found_over_the_seam_and_never_shown() -> None:
+    """Of answers with characters that tokens cut in two; each cut falls into what the stop string is made of."""
+    rng = Random(9)
+    async with fleet() as (balancer, url, engines):
+        for one in engines:
+            one.replica.text_model = msgspec.structs.replace(one.replica.text_model, wide=True)
+        for number in range(30):
+            make = (chat, completion)[number % 2]
+            prompt, told = f"{number} erzähl vom Meer", {"stream_options": {"include_usage": True}}
+            whole = text_of(await ask(url, make(prompt, **told)))
+            at = rng.randrange(len(whole) // 2, len(whole) - 12)
+            shows = {"include_stop_str_in_output": True} if number % 5 == 0 else {}
+            asked = make(prompt, **told, stop=["unsaid", whole[at : at + 12]], **shows)
+            expected = await ask(url, asked)
+            assert len(text_of(expected)) < len(whole)
+            size = sum(len(msgspec.json.encode(event)) + 60 for event in expected[:-2])
+            cut_once(engines, size - rng.randrange(1400))
+            events = await ask(url, asked)
+            sound(events, expected, chats=make is chat)
+            used = [[e["usage"] for e in found if e.get("usage")] for found in (events, expected)]
+            assert len(used[0]) == len(used[1]) == 1
+            assert used[0][0]["completion_tokens"] == used[1][0]["completion_tokens"]
+        assert outcomes(balancer)["resumed", ""] >= 15
+        assert set(outcomes(balancer)) == {("resumed", "")}
+        assert balancer.flow.under_way == 0
+
+
 async def test_an_engine_that_says_it_is_broken_is_not_the_last_word() -> None:
     async with fleet() as (balancer, url, engines):
         for make in (chat, completion):
@@ -175,7 +224,6 @@ async def test_what_cannot_go_on_ends_with_an_error_and_a_reason() -> None:
         for more, reason in (
             ({"response_format": {"type": "json_object"}}, "structured"),
             ({"presence_penalty": 0.5}, "penalties"),
-            ({"stop": ["zoo"]}, "stop_strings"),
             ({"return_token_ids": True}, "asks_for_ids"),
         ):
             cut_once(engines, 2_000)

@@ -133,10 +133,16 @@ class ExactTap(StreamTap):
 
     def _taken(self, events: bytes) -> bytes:
         progress = self.progress
-        passed = progress.take(events)
+        passed = progress.take(events) if progress.stops is None else self._stopping(events)
         if len(progress.ids) & _COUNTED_EACH == 1 and not self._resumption.keeps(progress):
             progress.why_not = progress.why_not or "memory"
         return passed
+
+    def _stopping(self, events: bytes) -> bytes:
+        """The same where there are stop strings. What continues a stream is shown when it is spelled."""
+        progress = self.progress
+        passed = progress.take(progress.heard(events))
+        return passed if progress.resumed else progress.shown(passed)
 
 
 class ResumableRun(AttemptRun):
@@ -160,8 +166,7 @@ class ResumableRun(AttemptRun):
             more = RESUME + b": " + IDS + b"\r\n"
             return self.owner.upstream_head(self.active, host, len(body), more), body
         if self._asked:
-            at = body.index(b"{") + 1
-            body = body[:at] + resumption.ASKS + body[at:]
+            body = resumption.asking(body, self._progress.plan)
         return self.owner.upstream_head(self.active, host, len(body)), body
 
     def answered(self, answer: AnswerHead) -> None:
@@ -268,6 +273,10 @@ class ContinuedRun(ResumableRun):
             return
         self._last_activity_at = self.owner.clock()
         self._write(self._tap.feed(data))
+        stops = self._progress.stops
+        if stops is not None and stops.ended:  # over a seam, which the engine cannot see: it would go on
+            self._end_whole()
+            return
         if isinstance(self._tap, ExactTap) and self._tap.withheld:
             self.abort()
             broke = self._tap.broke if self.began else None

@@ -52,11 +52,13 @@ class DrainOverride(_Leased, frozen=True, kw_only=True, tag="drain", tag_field="
 
     `over_s` is the pace: the share of new requests that may still go there falls to nothing over so many seconds,
     by each balancer's own clock from when it first saw this. 0: at once. `keep_share` of them may go there for as long
-    as this stands; who has no other region is served there too then. 0: none.
+    as this stands; who has no other region is served there too then. 0: none. `move_streams`: streams under way there
+    go on elsewhere at that pace, where the law and their kind let them; else they end there.
     """
 
     over_s: float = 0.0
     keep_share: float = 0.0
+    move_streams: bool = False
 
     @property
     def key(self) -> str:

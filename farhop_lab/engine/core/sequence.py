@@ -30,7 +30,8 @@ class Wanted(msgspec.Struct, frozen=True):
     (embeddings, rankings), and no token comes of it. `ids`: the prompt's tokens, TOKEN_BYTES each, where a tokenizer
     says what they are; then `piece_ids` are those of the pieces that answers are made of. Without, a token is up to
     TOKEN_BYTES bytes of the text itself. `keeps`: another engine will fetch the
-    prompt's KV when it ends.
+    prompt's KV when it ends. `tells_stop`: the stop string that ended the answer stands at its end, and no text is held
+    back for it (vLLM's `include_stop_str_in_output`).
     """
 
     prompt: bytes
@@ -44,14 +45,17 @@ class Wanted(msgspec.Struct, frozen=True):
     ids: bytes = b""
     piece_ids: Mapping[bytes, bytes] = {}
     keeps: bool = False
+    tells_stop: bool = False
 
 
 class TextModel(msgspec.Struct, frozen=True):
-    """What a model says and how long: the model's name keeps its KV apart, the seed and the mean shape its answers."""
+    """What a model says and how long: the model's name keeps its KV apart, the seed and the mean shape its answers;
+    `wide`: of more than ASCII, with characters that tokens cut in two."""
 
     model: str
     seed: int = 0
     answer_tokens_mean: float = 200.0
+    wide: bool = False
 
 
 class Sequence:
@@ -63,7 +67,11 @@ class Sequence:
         "_held",
         "_hold",
         "_piece_ids",
+        "_said",
         "_stop",
+        "_tells_stop",
+        "_undecoded",
+        "_wide",
         "_writer",
         "adapter",
         "cache_salt",
@@ -111,12 +119,14 @@ class Sequence:
         self.chain: list[int] = [
             xxh3_64_intdigest(f"{wanted.adapter or text_model.model}\0{wanted.cache_salt}".encode())
         ]
-        self._writer = TextWriter(wanted.prompt, text_model.seed, text_model.answer_tokens_mean)
+        self._writer = TextWriter(wanted.prompt, text_model.seed, text_model.answer_tokens_mean, wide=text_model.wide)
+        self._wide, self._undecoded = text_model.wide, b""  # bytes of a character that is not complete
         self.last_piece = b""  # of the answer
         self._ahead: deque[bytes] = deque()  # pieces written before their time; b"" ends the answer
-        self._stop = wanted.stop
-        self._hold = max(map(len, wanted.stop), default=1) - 1
-        self._held = ""
+        self._stop, self._tells_stop = wanted.stop, wanted.tells_stop
+        self._hold = 0 if wanted.tells_stop else max(map(len, wanted.stop), default=1) - 1
+        self._held = ""  # of what was said last, what is not shown yet
+        self._said = ""  # last, as much as a stop string may begin in
 
     def block_names(self, blocks: int, *, since: int = 0) -> list[int]:
         """Names of the first `blocks` blocks but for `since`; fewer where the text is shorter. A name covers all text
@@ -147,7 +157,7 @@ class Sequence:
             self.finished = "stop"
             return self._held
         self.text += self._piece_ids.get(piece, piece.rjust(TOKEN_BYTES, b"\0")) if self._piece_ids else piece
-        shown = piece.decode("ascii")
+        shown = self._decoded(piece) if self._wide else piece.decode("ascii")
         if self._stop:
             shown = self._show(shown)
         if self.finished is None and self.output_tokens >= self.max_tokens:
@@ -158,7 +168,7 @@ class Sequence:
     def foresee(self, tokens: int) -> int:
         """How many of the next `tokens` tokens (at most) do not end the answer; 0 where that cannot be told ahead.
         Where the end is a matter of chance, that takes writing ahead, so that fewer may be known."""
-        if self._stop or self._piece_ids:
+        if self._stop or self._piece_ids or self._wide:
             return 0
         tokens = min(tokens, self.max_tokens - 1 - self.output_tokens)
         if self.ignore_eos:
@@ -181,19 +191,29 @@ class Sequence:
         self.output_tokens += tokens
         self.total_tokens += tokens
 
+    def _decoded(self, piece: bytes) -> str:
+        """A token that ends within a character has no text: it comes with the one that ends it (as vLLM has it)."""
+        self._undecoded += piece
+        try:
+            text = self._undecoded.decode()
+        except UnicodeDecodeError:
+            return ""
+        self._undecoded = b""
+        return text
+
     def _show(self, piece: str) -> str:
-        """Hold back as much as could begin a stop string: a match can only lie in what is held plus the new piece."""
-        text = self._held + piece
-        self._held = ""
-        if self.output_tokens > self.min_tokens:
-            found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
-            if found:
-                at, self.stop_reason = min(found)
-                self.finished = "stop"
-                return text[:at]
-        cut = max(0, len(text) - self._hold)
-        self._held = text[cut:]
-        return text[:cut]
+        """Hold back as much as could begin a stop string: a match can only lie in what was said last plus the new
+        piece. Which of several it is, their order says, as in vLLM's check_stop_strings."""
+        text = self._said + piece
+        shown = len(self._said) - len(self._held)
+        if piece and self.output_tokens > self.min_tokens:
+            for stop in self._stop:
+                if (at := text.find(stop, max(0, len(self._said) + 1 - len(stop)))) >= 0:
+                    self.finished, self.stop_reason, self._held = "stop", stop, ""
+                    return text[shown : at + len(stop) if self._tells_stop else at]
+        cut = max(shown, len(text) - self._hold)
+        self._held, self._said = text[cut:], text[max(0, len(text) - max(map(len, self._stop)) + 1) :]
+        return text[shown:cut]
 
 
 def _max_tokens(wanted: Wanted, prompt_tokens: int, context_tokens: int) -> int:

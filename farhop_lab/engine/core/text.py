@@ -11,7 +11,7 @@ import xxhash
 TOKEN_BYTES = 4
 
 # Every piece is a space and three letters. The space marks where a piece begins, so a text cut inside one can be
-# completed. No piece needs escaping in JSON, so streams are framed without an encoder.
+# completed. No piece needs escaping in JSON, so streams are framed without an encoder (but for wide ones).
 _WORDS = (
     "the sea and far hop our sun you was day one two all can her his had but not are she how now new old see way who "
     "did its let put say too use man boy air arm art ask bad bag bay bed bee big bit bow box bus buy car cat cow "
@@ -24,6 +24,24 @@ VOCABULARY = tuple(f" {word}".encode() for word in _WORDS.split() if len(word) =
 _PIECE_BITS = len(VOCABULARY) - 1  # a power of two, see the test
 
 
+def _wide() -> tuple[bytes, ...]:
+    """Words of one to three tokens, each a space and what follows it: characters of two to four bytes, of which many
+    are cut in two by the tokens' bounds, marks that combine, sequences that are shown as one, and what JSON escapes."""
+    seas, faces = "海山川空雨雪花月風火水木金土天星鳥魚森道", "🌊🚀🌍🎉🐙🦊🍵🎻🌙🧭🪁🫐🐍🪐🎈🐢"
+    words = [f" {one}" for one in seas]
+    words += [f" {one}\u0301" for one in "aeiouncsrz"]  # an accent of its own
+    words += [f" a{one}é" for one in faces]  # the face is cut after two of its four bytes
+    words += [f" xy{one}ü" for one in seas[:12]]  # cut after one of three
+    words += [f" 👩\u200d{one}" for one in "🚀🎓🌾🍳"]  # joined: one sign of three characters over three tokens
+    words += [" abc🇩🇪", " abc🇯🇵", ' "a"', " \\b\\", " \n\nc", " \t<>", " d½", " …", " —"]
+    made = [word.encode() for word in words]
+    return (*made, *VOCABULARY)[: len(VOCABULARY)]
+
+
+WIDE_VOCABULARY = _wide()
+_WIDE_BYTES = max(map(len, WIDE_VOCABULARY))
+
+
 def token_count(text: bytes) -> int:
     """Tokens in `text`: one per started 4 bytes."""
     return -(-len(text) // TOKEN_BYTES)
@@ -33,9 +51,36 @@ END_ID = 2
 """The id of the token that ends an answer: no text has it."""
 
 
+def _pairs() -> list[int]:
+    """Any two bytes that follow one another in UTF-8, or stand behind the zeros that fill up a short token."""
+    plain, later, first = range(0x80), range(0x80, 0xC0), range(0xC2, 0xF5)
+    follows = {**dict.fromkeys(plain, (*plain, *first)), **dict.fromkeys(first, later)}
+    follows |= dict.fromkeys(later, (*plain, *later, *first)) | {0: (*plain, *later, *first)}
+    return sorted(one << 8 | other for one, others in follows.items() for other in others)
+
+
+_PAIRS = _pairs()
+_RANKS = {pair: rank for rank, pair in enumerate(_PAIRS)}
+
+
+def id_of(piece: bytes | bytearray) -> int:
+    """The number of a token of a UTF-8 text, by the ranks of its pairs of bytes among those that there are: the bytes
+    themselves would need 32 bits, and no engine has ids of more than 31. Any other token is the number of its bytes."""
+    number = int.from_bytes(piece, "big")
+    high, low = _RANKS.get(number >> 16), _RANKS.get(number & 0xFFFF)
+    return number if high is None or low is None else high * len(_PAIRS) + low
+
+
+def bytes_of(token: int) -> bytes:
+    """The other way: TOKEN_BYTES bytes, zeros before those of a shorter token. `token`: below 2^32."""
+    high, low = divmod(token, len(_PAIRS))
+    number = _PAIRS[high] << 16 | _PAIRS[low] if high < len(_PAIRS) else token
+    return number.to_bytes(TOKEN_BYTES, "big")
+
+
 def ids_of(text: bytes | bytearray) -> list[int]:
-    """A text's tokens: each the number that its bytes are, the last one's fewer than 4 where the text ends so."""
-    return [int.from_bytes(text[at : at + TOKEN_BYTES], "big") for at in range(0, len(text), TOKEN_BYTES)]
+    """A text's tokens; the last is of fewer than 4 bytes where the text ends so."""
+    return [id_of(text[at : at + TOKEN_BYTES]) for at in range(0, len(text), TOKEN_BYTES)]
 
 
 def text_of(packed: bytes) -> bytes:
@@ -47,9 +92,9 @@ def text_of(packed: bytes) -> bytes:
 class TextWriter:
     """Writes on from a given text. One per sequence; it never sees the text again, only what it wrote itself."""
 
-    __slots__ = ("_end_below", "_rest", "_state")
+    __slots__ = ("_end_below", "_rest", "_state", "_wide", "_words")
 
-    def __init__(self, text: bytes | bytearray, seed: int, answer_tokens_mean: float) -> None:
+    def __init__(self, text: bytes | bytearray, seed: int, answer_tokens_mean: float, *, wide: bool = False) -> None:
         if answer_tokens_mean < 1:
             raise ValueError(
                 f"answer_tokens_mean: {answer_tokens_mean} is below 1; an answer has at least its end token"
@@ -58,35 +103,37 @@ class TextWriter:
         # where the answer began, which a continued text does not tell.
         self._end_below = int(2**32 / answer_tokens_mean)
         self._state = xxhash.xxh3_64(seed=seed)
+        self._wide, self._words = wide, WIDE_VOCABULARY if wide else VOCABULARY
         self._rest = self._complete(text)
 
     def _complete(self, text: bytes | bytearray) -> bytes:
         """Take in `text`; return what is missing from a last piece that this writer would itself have begun."""
-        start = text.rfind(b" ", max(0, len(text) - TOKEN_BYTES + 1))
+        longest = _WIDE_BYTES if self._wide else TOKEN_BYTES
+        start = text.rfind(b" ", max(0, len(text) - longest + 1))
         if start < 0:
             self._state.update(text)
             return b""
         self._state.update(memoryview(text)[:start])
         begun = bytes(text[start:])
-        piece = VOCABULARY[self._state.intdigest() & _PIECE_BITS]
+        piece = self._words[self._state.intdigest() & _PIECE_BITS]
         self._state.update(begun)
         return piece[len(begun) :] if piece.startswith(begun) else b""
 
     def write(self, *, may_end: bool) -> bytes:
         """The next piece (4 bytes; fewer where it completes one), or b"" where the text ends here and may."""
-        if self._rest:
-            piece, self._rest = self._rest, b""
-        else:
+        word = self._rest
+        if not word:
             digest = self._state.intdigest()
             if may_end and digest >> 32 < self._end_below:
                 return b""
-            piece = VOCABULARY[digest & _PIECE_BITS]
+            word = self._words[digest & _PIECE_BITS]
+        piece, self._rest = word[:TOKEN_BYTES], word[TOKEN_BYTES:]
         self._state.update(piece)
         return piece
 
     def write_on(self, count: int, ends_from: int) -> list[bytes]:
         """The next `count` pieces at once, the same as `write` gives; fewer, and then b"" last, where the text ends at
-        number `ends_from` (from 0) or later."""
+        number `ends_from` (from 0) or later. Of narrow words alone."""
         pieces = [self.write(may_end=ends_from <= 0)] if self._rest and count else []
         digest, update, append, end_below = self._state.intdigest, self._state.update, pieces.append, self._end_below
         for _ in range(len(pieces), min(count, ends_from)):
@@ -104,9 +151,9 @@ class TextWriter:
         return pieces
 
 
-def write_all(text: bytes, seed: int, answer_tokens_mean: float, pieces_max: int) -> bytes:
+def write_all(text: bytes, seed: int, answer_tokens_mean: float, pieces_max: int, *, wide: bool = False) -> bytes:
     """The whole answer to `text`, at most `pieces_max` pieces: what a client should have received in the end."""
-    writer = TextWriter(text, seed, answer_tokens_mean)
+    writer = TextWriter(text, seed, answer_tokens_mean, wide=wide)
     out = bytearray()
     for _ in range(pieces_max):
         piece = writer.write(may_end=True)

@@ -13,7 +13,7 @@ import xxhash
 from msgspec.structs import replace
 
 from farhop_lab.engine.core.sequence import Wanted
-from farhop_lab.engine.core.text import TOKEN_BYTES, text_of
+from farhop_lab.engine.core.text import TOKEN_BYTES, bytes_of, text_of
 
 IMAGE_TOKENS = 576  # what a 336-pixel image costs in LLaVA-1.5: 24 x 24 patches
 STOPS_MAX = 16
@@ -91,6 +91,7 @@ class _Body(msgspec.Struct):
     min_tokens: int = 0
     ignore_eos: bool = False
     stop: str | list[str] | None = None
+    include_stop_str_in_output: bool = False
     n: int | None = 1
     cache_salt: str | None = None
     kv_transfer_params: Transfer | None = None
@@ -196,7 +197,7 @@ def parse_completion(body: bytes) -> Call:
     if scores:
         call = replace(call, wanted=replace(call.wanted, generates=False))
     if _is_ids(completion.prompt):
-        call = replace(call, wanted=replace(call.wanted, prompt=text_of(prompt), ids=prompt))
+        call = replace(call, wanted=replace(call.wanted, ids=prompt))
     return call
 
 
@@ -249,6 +250,13 @@ def prompt_bytes(prompt: str | list[Any], param: str = "prompt") -> bytes:
     return b"".join(token.to_bytes(TOKEN_BYTES, "big") for token in prompt)
 
 
+def spelled(wanted: Wanted) -> Wanted:
+    """The same by the bytes of its prompt's ids: of an engine without a tokenizer, whose tokens are bytes."""
+    packed, ids = wanted.ids, range(0, len(wanted.ids), TOKEN_BYTES)
+    bytes_ = b"".join(bytes_of(int.from_bytes(packed[at : at + TOKEN_BYTES], "big")) for at in ids)
+    return replace(wanted, prompt=text_of(bytes_), ids=bytes_)
+
+
 def _is_ids(prompt: str | list[Any]) -> bool:
     return isinstance(prompt, list) and not isinstance(prompt[0], str)
 
@@ -276,6 +284,7 @@ def call_of(body: _Body, prompt: bytes, max_tokens: int | None, role: str | None
         stop=tuple(stop),
         cache_salt=body.cache_salt or "",
         keeps=transfer.do_remote_decode,
+        tells_stop=body.include_stop_str_in_output,
     )
     usage = bool(body.stream_options and body.stream_options.include_usage)
     fetch = transfer if transfer.do_remote_prefill else None

@@ -188,8 +188,8 @@ class MessageAnswer:
         return frame(_event({"type": "message_start", "message": message})) + frame(_event(block))
 
     def token(self, text: str) -> bytes:
-        """The chunk of one token. Its text needs no escaping (see text.py)."""
-        return frame(self._head + text.encode("ascii") + self._tail)
+        """The chunk of one token."""
+        return frame(self._head + _encode(text)[1:-1] + self._tail)
 
     def closing(self, text: str, sequence: Sequence, *, include_usage: bool) -> bytes:  # noqa: ARG002 - always told
         """The chunk of the last token, and the events that end the message."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from farhop_lab.engine.core.text import END_ID, ids_of
+from farhop_lab.engine.core.text import END_ID, TOKEN_BYTES, id_of, ids_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,12 +58,17 @@ class TokenIds:
 
     def of_prompt(self, sequence: Sequence) -> list[int]:
         """The prompt's."""
-        return ids_of(sequence.prompt)
+        prompt = sequence.prompt
+        if self._piece_ids:
+            return [int.from_bytes(prompt[at : at + TOKEN_BYTES], "big") for at in range(0, len(prompt), TOKEN_BYTES)]
+        return ids_of(prompt)
 
     def of_piece(self, sequence: Sequence) -> int:
         """That of the token just written."""
         piece = sequence.last_piece
-        return int.from_bytes(self._piece_ids.get(piece, piece), "big") if piece else END_ID
+        if self._piece_ids:
+            return int.from_bytes(self._piece_ids.get(piece, piece), "big") if piece else END_ID
+        return id_of(piece) if piece else END_ID
 
 
 class Rendering(Protocol):
@@ -146,10 +151,10 @@ class Answer:
         return choice | {"token_ids": [self._token_ids.of_piece(sequence)]}
 
     def token(self, text: str) -> bytes:
-        """The chunk of one token. Its text is the model's own, which needs no escaping (see text.py)."""
-        if len(text) == _PIECE_CHARS:
-            return self._head_framed + text.encode("ascii") + self._tail + b"\r\n"
-        return frame(self._head + text.encode("ascii") + self._tail)
+        """The chunk of one token. The model's own narrow text needs no escaping (see text.py)."""
+        if len(text) == _PIECE_CHARS and text.isascii() and text[1:].isalpha():
+            return self._head_framed + text.encode() + self._tail + b"\r\n"
+        return frame(self._head + _encode(text)[1:-1] + self._tail)
 
     def closing(self, text: str, sequence: Sequence, *, include_usage: bool) -> bytes:
         """The chunk of the last token, with the reason for the end; of the last answer also what ends the stream: the

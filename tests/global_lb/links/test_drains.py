@@ -72,6 +72,11 @@ def test_a_word_drains_until_its_own_end_at_its_own_pace(stage):
     assert stage.tell(DELETE) == []
 
 
+def test_a_word_that_moves_streams_says_so(stage):
+    (told,) = stage.tell(put("tokyo", word(move_streams=True)))
+    assert told.moves
+
+
 def test_a_balancer_that_has_only_begun_keeps_no_pace():
     stage = Stage()
     assert stage.tell(snapshot(tokyo=word())) == [drained(over_s=0.0)]

@@ -24,7 +24,7 @@ from farhop.balance.health.reading import State
 from farhop.balance.health.replica import HealthConfig, Mode
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import AttemptBegan, ClientLeft, Forward, Hold, RequestArrived, SetTimer, TimerFired, Usage
-from farhop.balance.prefix.chain import bytes_at
+from farhop.balance.prefix.chain import bytes_at, marks
 from regional_lb.fleet.adapters import LOAD_MS
 from regional_lb.fleet.table import KV_SHARE_MAX, SAMPLE_FRESH_S
 from regional_lb.fleet.view import Replica, ReplicaProbed, Sample
@@ -75,6 +75,7 @@ class RegionalMachine(RuleBasedStateMachine):
     """Three replicas and two that prefill for them, two models, two tenants, and everything that can happen to them."""
 
     resumes: ClassVar[list[int]] = [0]  # of all examples: a property that reaches none proves nothing of them
+    moves: ClassVar[list[int]] = [0]
 
     @initialize()
     def begin(self) -> None:
@@ -86,6 +87,7 @@ class RegionalMachine(RuleBasedStateMachine):
             queue_tokens_max=4000,
             queue_wait_s=8.0,
             queue_starvation_s=3.0,
+            move_over_s=1.0,
             health=HealthConfig(rise=1, fall=2, streak=2, eject_s=2.0, refused_s=0.5, trial_s=2.0, fresh_s=5.0),
         )
         self.referee = Referee(self.flow, self._lawful, self._forwarded)
@@ -197,15 +199,43 @@ class RegionalMachine(RuleBasedStateMachine):
             self._tell(machine.AttemptFailed(rider.request.id, rider.attempt, reason))
 
     @precondition(lambda self: self.referee.states("sent", "started"))
-    @rule(n=st.integers(0, 9), epoch=st.sampled_from((None, None, None, 0, 1, 2)))
-    def stream_breaks(self, n: int, epoch: int | None) -> None:
+    @rule(
+        n=st.integers(0, 9), epoch=st.sampled_from((None, None, None, 0, 1, 2)), times=st.sampled_from((1, 1, 1, 2, 5))
+    )
+    def stream_breaks(self, n: int, epoch: int | None, times: int) -> None:
         """In one breath, since two rules hardly ever meet in one request; perhaps under another law than it began."""
         if (rider := self._one(n, "sent", "started")) and not rider.prefiller:
-            name, attempt = rider.request.id, rider.attempt
-            self._tell(machine.AttemptBegan(name, attempt, 200))
-            if epoch is not None:
-                self.flow.law = LAWS[epoch]
-            self._tell(machine.AttemptFailed(name, attempt, outcome.DIED_MID_STREAM, resumable=True))
+            name = rider.request.id
+            for _ in range(times):
+                if rider.prefiller or rider.state not in ("sent", "started"):
+                    break
+                self._tell(machine.AttemptBegan(name, rider.attempt, 200))
+                if epoch is not None:
+                    self.flow.law = LAWS[epoch]
+                self._tell(machine.AttemptFailed(name, rider.attempt, outcome.DIED_MID_STREAM, resumable=True))
+                if name not in self.referee.riders:
+                    break
+
+    @rule(n=st.integers(0, 9), dt=st.sampled_from((0.0, 1.0, 2.5)), goes=st.booleans(), again=st.booleans())
+    def replica_drains(self, n: int, dt: float, goes: bool, again: bool) -> None:
+        """Under a stream, which may be asked to leave, and may do so; and may break where it came to at once."""
+        self.arrivals += 1
+        self._tell(machine.RequestArrived(request(f"q{self.arrivals}", 100, stream=True, deadline=self.now + 20.0)))
+        riders = [rider for rider in self.referee.states("sent", "started") if rider.request.stream]
+        rider = riders[-1 - n % min(2, len(riders))] if riders else None
+        if rider is None or rider.prefiller:
+            return
+        self._tell(machine.AttemptBegan(rider.request.id, rider.attempt, 200))
+        self._tell(swapped(*(self._replica(one, draining=one == rider.target) for one in NAMES)))
+        self.time_passes(dt, late=False)
+        for one in self.referee.states("started"):
+            if not one.moves or not goes or one.request.id not in self.referee.riders:
+                continue
+            self.moves[0] += 1
+            self._tell(machine.AttemptFailed(one.request.id, one.attempt, outcome.STOPPING, resumable=True))
+            if again and one.state == "sent":
+                self._tell(machine.AttemptBegan(one.request.id, one.attempt, 200))
+                self._tell(machine.AttemptFailed(one.request.id, one.attempt, outcome.STALLED, resumable=True))
 
     @precondition(lambda self: any(rider.prefiller for rider in self.referee.states("sent")))
     @rule(n=st.integers(0, 9), reason=st.sampled_from((None, None, outcome.ENGINE_ERROR, *FAILURES)))
@@ -282,7 +312,8 @@ class RegionalMachine(RuleBasedStateMachine):
             self._tell(machine.AttemptFailed(rider.request.id, rider.attempt, outcome.DIED_BEFORE_START))
 
     def _work_is_conserved(self) -> None:
-        """Nobody among the first in line waits while there is room for it, but for one who starves."""
+        """Nobody among the first in line waits while there is room for it, but for one who starves. That is room also
+        for what it has cached there and nobody uses: what a broken attempt left may be taking it."""
         flow = self.flow
         for model in flow.queue.models():
             if flow.queue.starved(model, self.now) is not None:
@@ -292,7 +323,10 @@ class RegionalMachine(RuleBasedStateMachine):
                 by_ids = live.resumes or live.request.by_ids
                 barred = (*live.tried, *(flow._unable_to_resume(live.request.model) if by_ids else ()))
                 choice = flow.wait_estimate.consider(live.request, live.need, self.now, barred, assigned=live.assigned)
-                assert choice is None or choice.chosen is None
+                chosen = choice.chosen if choice is not None else None
+                if chosen is not None:
+                    own_tokens = flow._own_tokens(live, chosen, marks(live.request.chain))
+                    assert not flow._holds(chosen.replica, own_tokens + live.need.output_tokens)
 
     # -- what always holds
 
@@ -359,10 +393,11 @@ class RegionalMachine(RuleBasedStateMachine):
 
 
 def test_the_regional_machine() -> None:
-    RegionalMachine.resumes[0] = 0
+    RegionalMachine.resumes[0] = RegionalMachine.moves[0] = 0
     bounds = settings(max_examples=120, stateful_step_count=60, deadline=None, derandomize=True)
     run_state_machine_as_test(RegionalMachine, settings=bounds)
     assert RegionalMachine.resumes[0] >= 10
+    assert RegionalMachine.moves[0] >= 5
 
 
 def test_a_prompt_that_was_not_found_cached_corrects_the_mirror_and_is_there_now() -> None:

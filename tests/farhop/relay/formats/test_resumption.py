@@ -10,7 +10,7 @@ from engine_pages import VLLM, Page
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farhop.relay.formats.resumption import CHAT, TARGET, TOKENS_MAX, Progress, ToldProgress, Unresumable, plan
+from farhop.relay.formats.resumption import CHAT, TARGET, TOKENS_MAX, Progress, ToldProgress, Unresumable, asking, plan
 
 SAID = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "stream": True}
 
@@ -37,8 +37,9 @@ def body_of(progress: Progress, context_tokens: int = 0) -> dict[str, Any]:
         ({"bad_words": ["x"]}, "penalties"),
         ({"logprobs": True}, "logprobs"),
         ({"top_logprobs": 3}, "logprobs"),
-        ({"stop": "end"}, "stop_strings"),
-        ({"stop": ["a", "b"]}, "stop_strings"),
+        ({"stop": "x" * 1025}, "stop_strings"),
+        ({"stop": ["a", ""]}, "stop_strings"),
+        ({"stop": ["a", 3]}, "unreadable"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"echo": True}, "echo"),
         ({"kv_transfer_params": {"do_remote_decode": True}}, "divided"),
@@ -224,6 +225,29 @@ def test_at_the_limit_it_ends_by_our_word() -> None:
     assert msgspec.json.decode(progress.at_limit()[6:])["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize("named", [{}, {"include_stop_str_in_output": False}, {"include_stop_str_in_output": True}])
+def test_stop_strings_are_asked_for_as_part_of_the_text(named: dict[str, bool]) -> None:
+    body = msgspec.json.encode({**SAID, "stop": ["end", "fin"], **named})
+    planned = plan(CHAT, body)
+    asked = asking(body, planned)
+    assert asked.count(b'"include_stop_str_in_output"') == 1
+    document = msgspec.json.decode(asked)
+    assert (document["return_token_ids"], document["include_stop_str_in_output"]) == (True, True)
+    assert planned.hides_stop is not named.get("include_stop_str_in_output", False)
+    progress = Progress(planned)
+    progress.take(chunk("one", [1], [10]))
+    body_on = body_of(progress)
+    assert (body_on["stop"], body_on["include_stop_str_in_output"]) == (["end", "fin"], True)
+
+
+def test_what_is_held_comes_with_the_end_that_is_ours() -> None:
+    progress = planned(max_tokens=1, stop="nevermore")
+    events = progress.heard(chunk("one", [1], [10]))
+    assert msgspec.json.decode(progress.shown(progress.take(events))[6:])["choices"][0]["delta"]["content"] == ""
+    end = msgspec.json.decode(progress.at_limit()[6:])["choices"][0]
+    assert (end["delta"]["content"], end["finish_reason"]) == ("one", "length")
+
+
 def test_min_tokens_count_what_is_there() -> None:
     progress = planned(min_tokens=3)
     progress.take(chunk("one", [1], [10]))
@@ -278,3 +302,27 @@ def test_text_without_ids_ends_it() -> None:
     progress.take(chunk("one", [1], [10]))
     progress.take(chunk("two", [2]).replace(b"[2]", b"null"))
     assert (progress.can_resume, progress.why_not) == (False, "untold")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(("", "a", " sea", "\U0001f30a", '"', "\\", '","x":"', '"token_ids":[7]', "]}\n\n")),
+            st.lists(st.integers(0, 2**31), min_size=1, max_size=2), st.booleans(),
+        ),
+        min_size=1, max_size=12,
+    ),
+    st.integers(1, 3),
+)  # fmt: skip
+def test_the_short_way_and_the_long_one_say_the_same(tokens: list[tuple[str, list[int], bool]], joined: int) -> None:
+    """Events in the form of the one before, or in another; alone, or several at once."""
+    short, long = planned(), planned()
+    events = [
+        chunk(text, ids, None if at else [1, 2]).replace(b"null", b" null" if spaced else b"null")
+        for at, (text, ids, spaced) in enumerate(tokens)
+    ]
+    for at in range(0, len(events), joined):
+        long._form = None
+        together = b"".join(events[at : at + joined])
+        assert short.take(together) == long.take(together)
+        assert (short.ids, short._sure, short._tokens_left) == (long.ids, long._sure, long._tokens_left)

@@ -4,7 +4,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhop_lab.engine.core.text import TOKEN_BYTES, VOCABULARY, TextWriter, token_count, write_all
+from farhop_lab.engine.core.text import (
+    TOKEN_BYTES,
+    VOCABULARY,
+    WIDE_VOCABULARY,
+    TextWriter,
+    bytes_of,
+    id_of,
+    ids_of,
+    text_of,
+    token_count,
+    write_all,
+)
 
 
 def test_every_piece_is_a_token_that_needs_no_escaping() -> None:
@@ -16,12 +27,40 @@ def test_every_piece_is_a_token_that_needs_no_escaping() -> None:
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(prompt=st.text(alphabet=" abctheso\n<é", max_size=40), seed=st.integers(0, 3), data=st.data())
-def test_an_answer_cut_at_any_byte_is_continued_to_the_same_end(prompt: str, seed: int, data: st.DataObject) -> None:
+@given(
+    prompt=st.text(alphabet=" abctheso\n<é", max_size=40), seed=st.integers(0, 3), wide=st.booleans(), data=st.data()
+)
+def test_an_answer_cut_at_any_byte_is_continued_to_the_same_end(
+    prompt: str, seed: int, wide: bool, data: st.DataObject
+) -> None:
     begun = prompt.encode()
-    whole = write_all(begun, seed, 20, 200)
+    whole = write_all(begun, seed, 20, 1000, wide=wide)
     cut = data.draw(st.integers(0, len(whole)))
-    assert whole[:cut] + write_all(begun + whole[:cut], seed, 20, 201) == whole
+    assert whole[:cut] + write_all(begun + whole[:cut], seed, 20, 1001, wide=wide) == whole
+
+
+def test_wide_words_are_whole_tokens_of_which_some_end_within_a_character() -> None:
+    assert len(set(WIDE_VOCABULARY)) == len(VOCABULARY)
+    cut = 0
+    for word in WIDE_VOCABULARY:
+        assert (len(word) % TOKEN_BYTES, word[:1], word.count(b" ")) == (0, b" ", 1)
+        cut += any((byte & 0xC0) == 0x80 for byte in word[TOKEN_BYTES::TOKEN_BYTES])
+    assert cut > 20
+    assert sum(word.isascii() for word in WIDE_VOCABULARY) > 20
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.text(max_size=40))
+def test_a_texts_ids_are_of_31_bits_and_say_the_text(text: str) -> None:
+    encoded = text.replace("\0", "").encode()
+    ids = ids_of(encoded)
+    assert all(0 <= one < 2**31 for one in ids)
+    assert text_of(b"".join(map(bytes_of, ids))) == encoded
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_any_number_is_some_token(number: int) -> None:
+    assert number >= 2**31 or id_of(bytes_of(number)) == number
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

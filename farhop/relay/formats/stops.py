@@ -1,0 +1,128 @@
+"""Stop strings of a stream that may go on elsewhere: found over a seam, and kept from a client that is not to see them.
+
+An engine holds back what could begin a stop string without telling it, and looks for one from its own beginning on.
+It is asked to hold nothing (`include_stop_str_in_output`): each token's text comes with its id. What is held back and
+cut off is so here, where it outlives the engine; behind a seam a string is looked for in what was said before it, too.
+Found as vLLM finds it (`check_stop_strings`): the first of the list that ends in the new text. Pure; never gives a
+character that an unbroken stream would not.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+SHOWS = b'"include_stop_str_in_output":true,'  # goes into the body behind its first brace
+LONGEST_CHARS_MAX = 1024  # of one: what a stream keeps of its text for it
+_SAYS = re.compile(rb'"(?:content|text)"\s*:\s*("[^"\\]*+(?:\\.[^"\\]*+)*+")')
+_NAMES, _GOES_ON = (b'"content":"', b'"text":"'), b'"finish_reason":null'
+_MUTE = re.compile(rb'"delta"\s*:\s*\{\s*()\}')
+_ENDS = re.compile(rb'"finish_reason"\s*:\s*(null|"[^"]*")')
+_STOPPED_BY = re.compile(rb'"stop_reason"\s*:\s*(null|[0-9]+|"[^"\\]*+(?:\\.[^"\\]*+)*+")')
+_text = msgspec.json.Decoder(str)
+_TEXTS = msgspec.json.Decoder(str | list[str] | None)
+
+
+def named(said: bytes) -> tuple[str, ...]:
+    """The texts of a body's `stop`, () for none. Raises msgspec.DecodeError, UnicodeDecodeError."""
+    texts = _TEXTS.decode(said)
+    return (texts,) if isinstance(texts, str) and texts else tuple(texts or ())
+
+
+class Stops:
+    """What one stream's stop strings ask for. `hides`: its client is to see neither these nor what could begin one.
+
+    `looks`: so many characters yet may end one that began before the seam; `ended`: one did, which no engine can see.
+    """
+
+    __slots__ = ("_held", "_hold", "_longest", "_said", "_texts", "ended", "hides", "looks")
+
+    def __init__(self, texts: tuple[str, ...], *, hides: bool) -> None:
+        self._texts, self.hides = texts, hides
+        self._longest = max(map(len, texts))
+        self._hold = self._longest - 1 if hides else 0
+        self._said = ""  # last, as much as a stop string may begin in
+        self._held = ""  # of it, what the client has not got
+        self.looks = 0
+        self.ended = False
+
+    def break_off(self) -> None:
+        """The stream goes on at an engine that knows none of its text."""
+        self.looks = self._longest - 1
+
+    def heard(self, event: bytes, *, may_stop: bool) -> bytes:
+        """An event as its engine wrote it: the same, or how it would have been written by one that knows all text.
+        `may_stop`: as many tokens are there as the client wants at least."""
+        if self.ended:
+            return b""
+        found = _text_in(event)
+        if found is None:
+            return event
+        piece = found[2]
+        said = self._said + piece
+        if self.looks and piece:
+            since = len(self._said)
+            self.looks = max(0, self.looks - len(piece))
+            for text in self._texts if may_stop else ():
+                at = said.find(text, max(0, since + 1 - len(text)))
+                if at >= 0:
+                    self.ended = True
+                    piece = said[since : at + len(text)]
+                    event = _with(event, found, piece)
+                    event = _named(event, _ENDS, b"finish_reason", b'"stop"')
+                    event = _named(event, _STOPPED_BY, b"stop_reason", msgspec.json.encode(text))
+                    break
+        self._said = (self._said + piece)[1 - self._longest :] if self._longest > 1 else ""
+        return event
+
+    def shown(self, event: bytes) -> bytes:
+        """An event of one choice as its client gets it."""
+        if not self.hides:
+            return event
+        found, ends = _text_in(event), None
+        goes_on = _GOES_ON in event
+        if not goes_on:
+            ends = _ENDS.search(event)
+            goes_on = ends is None or ends[1] == b"null"
+        if found is None:
+            mute = _MUTE.search(event) if self._held and not goes_on else None
+            if mute is None:
+                return event
+            text, self._held = self._held, ""
+            return _with(event, (mute.start(1), mute.end(1), ""), text, b'"content":')
+        text, self._held = self._held + found[2], ""
+        if goes_on:
+            cut = max(0, len(text) - self._hold)
+            text, self._held = text[:cut], text[cut:]
+        elif ends is not None and ends[1] == b'"stop"':
+            stopped = _STOPPED_BY.search(event)
+            if stopped is not None and stopped[1][:1] == b'"':
+                text = text.removesuffix(_text.decode(stopped[1]))
+        return _with(event, found, text)
+
+
+def _text_in(event: bytes) -> tuple[int, int, str] | None:
+    """Where an event's text begins and ends, its quotes with it, and what it says; None where it has none."""
+    for name in _NAMES:
+        start = event.find(name) + len(name)
+        if start >= len(name):
+            end = event.find(b'"', start)
+            said = event[start:end]
+            if b"\\" not in said:  # nearly always, and an expression would take ten times as long
+                return start - 1, end + 1, said.decode()
+            break
+    found = _SAYS.search(event)
+    return None if found is None else (found.start(1), found.end(1), _text.decode(found[1]))
+
+
+def _with(event: bytes, found: tuple[int, int, str], text: str, name: bytes = b"") -> bytes:
+    return event[: found[0]] + name + msgspec.json.encode(text) + event[found[1] :]
+
+
+def _named(event: bytes, where: re.Pattern[bytes], name: bytes, value: bytes) -> bytes:
+    found = where.search(event)
+    if found is not None:
+        return event[: found.start(1)] + value + event[found.end(1) :]
+    at = event.rindex(b"}]")  # of the only choice
+    return event[:at] + b',"' + name + b'":' + value + event[at:]

@@ -1,0 +1,104 @@
+"""Stop strings of a stream that breaks anywhere, beside the same stream whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop.relay.formats.stops import Stops, named
+
+
+def stop_in(said: str, new: int, texts: tuple[str, ...]) -> tuple[str, int] | None:
+    """vLLM's check_stop_strings: the stop string and where its end is."""
+    for text in texts if new else ():
+        at = said.find(text, max(0, len(said) - new + 1 - len(text)))
+        if at >= 0:
+            return text, at + len(text)
+    return None
+
+
+def event(text: str, ends: str | None, by: str | None, *, chat: bool) -> bytes:
+    choice: dict[str, Any] = {"index": 0, "delta": {"content": text}} if chat else {"index": 0, "text": text}
+    choice |= {"logprobs": None, "finish_reason": ends}
+    if ends is not None or not chat:
+        choice["stop_reason"] = by
+    return b"data: " + msgspec.json.encode({"id": "x", "choices": [choice]}) + b"\n\n"
+
+
+class Engine:
+    """Knows what it said itself, and nothing of what came before."""
+
+    def __init__(self, texts: tuple[str, ...], least: int) -> None:
+        self._texts, self._least, self._said = texts, least, ""
+
+    def says(self, piece: str, at: int, last: int) -> tuple[str, str | None, str | None]:
+        """Its text for a token, why it ends, and by which stop string."""
+        before, self._said = len(self._said), self._said + piece
+        found = stop_in(self._said, len(piece), self._texts) if at + 1 > self._least else None
+        if found is not None:
+            return self._said[before : found[1]], "stop", found[0]
+        return piece, "length" if at == last else None, None
+
+
+def client(
+    tokens: list[str], texts: tuple[str, ...], seams: set[int], least: int, *, hides: bool, chat: bool
+) -> tuple[str, str | None, str | None]:
+    """What a client has in the end of a stream that broke before these tokens: text, end, stop string."""
+    stops, engine, said = Stops(texts, hides=hides), Engine(texts, least), ""
+    for at, piece in enumerate(tokens):
+        if at in seams:
+            stops.break_off()
+            engine = Engine(texts, least)
+        told = event(*engine.says(piece, at, len(tokens) - 1), chat=chat)
+        passed = stops.shown(stops.heard(told, may_stop=at + 1 > least))
+        choice = msgspec.json.decode(passed[6:])["choices"][0]
+        said += choice["delta"]["content"] if chat else choice["text"]
+        if choice["finish_reason"] is not None:
+            assert stops.heard(told, may_stop=True) == b"" or not stops.ended
+            return said, choice["finish_reason"], choice.get("stop_reason")
+    raise AssertionError("it did not end")
+
+
+WORDS = st.sampled_from(("a", "b", "ab", "", "🌊", "é", '"', "\\", "e\u0301", "ba🌊", "\n"))
+TEXTS = st.text(alphabet='ab🌊é"\\', min_size=1, max_size=5)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(
+    st.lists(WORDS, min_size=1, max_size=14), st.lists(TEXTS, min_size=1, max_size=3), st.sets(st.integers(1, 13)),
+    st.integers(0, 6), st.booleans(), st.booleans(),
+)  # fmt: skip
+def test_wherever_it_breaks_a_client_has_what_a_whole_stream_gives(
+    tokens: list[str], texts: list[str], seams: set[int], least: int, hides: bool, chat: bool
+) -> None:
+    engine, whole, ends = Engine(tuple(texts), least), "", (None, None)
+    for at, piece in enumerate(tokens):
+        text, *end = engine.says(piece, at, len(tokens) - 1)
+        whole, ends = whole + text, (end[0], end[1])
+        if ends[0] is not None:
+            break
+    if hides and ends[1] is not None:
+        whole = whole.removesuffix(ends[1])
+    assert client(tokens, tuple(texts), seams, least, hides=hides, chat=chat) == (whole, *ends)
+
+
+def test_what_could_begin_a_stop_string_is_not_shown_before_it_is_known() -> None:
+    stops = Stops(("abcd",), hides=True)
+    shown = [msgspec.json.decode(stops.shown(event(piece, None, None, chat=False))[6:]) for piece in ("xab", "c", "e")]
+    assert [one["choices"][0]["text"] for one in shown] == ["", "x", "a"]
+
+
+def test_an_end_without_a_text_brings_what_was_held() -> None:
+    stops = Stops(("abcd",), hides=True)
+    stops.shown(event("xab", None, None, chat=True))
+    mute = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop","stop_reason":null}]}\n\n'
+    assert msgspec.json.decode(stops.shown(mute)[6:])["choices"][0]["delta"] == {"content": "xab"}
+
+
+def test_the_body_names_one_several_or_none() -> None:
+    assert [named(said) for said in (b'"a"', b'["a","b"]', b"[]", b"null", b'""')] == [
+        ("a",), ("a", "b"), (), (), (),
+    ]  # fmt: skip
