@@ -78,6 +78,10 @@ class PagedCache:
         """Share of blocks in use, 0 to 1. As in vLLM, what is merely cached counts as free."""
         return self.referenced / self.capacity
 
+    def references(self, name: int) -> int:
+        """How many sequences hold the block now."""
+        return self._references.get(name, 0)
+
     def match(self, chain: Sequence[int]) -> int:
         """How many leading blocks of `chain` are held."""
         references, cached = self._references, self._cached

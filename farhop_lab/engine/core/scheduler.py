@@ -204,8 +204,21 @@ class EngineCore:
         else: admit nobody, end nobody, preempt nobody. Each takes `calm_ms`."""
         if not self._decodes or self._running or self._leaving or self.held or (self._waiting and not self._blocked):
             return 0
+        if self._waiting and self._may_share():
+            return 0
         most = min(most, self._decodes.ahead)
         return most if most > 0 and self._decodes.needs(most) <= self.kv.available else 0
+
+    def _may_share(self) -> bool:
+        """Whether a block that somebody fills while decoding may be another's, too, or one that the head of the line
+        needs: then who waits may find room although nobody has left."""
+        head = self._waiting[0]
+        wanted = set(head.block_names(head.total_tokens // self.profile.block_tokens))
+        for one in self._decodes:
+            end = one.table.full[-1] if one.table.full else None
+            if end is None or end in wanted or self.kv.references(end) > 1:
+                return True
+        return False
 
     def calm_ms(self) -> tuple[float, float]:
         """What the first of those steps takes, and what each takes more than the one before: one token of everybody's

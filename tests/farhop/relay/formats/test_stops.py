@@ -57,7 +57,7 @@ def client(
         choice = msgspec.json.decode(passed[6:])["choices"][0]
         said += choice["delta"]["content"] if chat else choice["text"]
         if choice["finish_reason"] is not None:
-            assert stops.heard(told, may_stop=True) == b"" or not stops.ended
+            assert not stops.ended or stops.heard(told, may_stop=True) == b"", "behind its end there is nothing"
             return said, choice["finish_reason"], choice.get("stop_reason")
     raise AssertionError("it did not end")
 
