@@ -274,7 +274,7 @@ class GlobalMachine(RuleBasedStateMachine):
 
 def test_the_global_machine() -> None:
     GlobalMachine.resumes[0] = 0
-    bounds = settings(max_examples=120, stateful_step_count=60, deadline=None, derandomize=True)
+    bounds = settings(max_examples=240, stateful_step_count=60, deadline=None, derandomize=True)
     run_state_machine_as_test(GlobalMachine, settings=bounds)
     assert GlobalMachine.resumes[0] >= 40
 
