@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 class Reservation(msgspec.Struct, frozen=True):
     """What one request takes at a target: `prefill_tokens` until its prefill is done, `kv_tokens` until it is over, of
-    which `answer_tokens` are those of its answer.
+    which `answer_tokens` are those of its answer. `began_at`: since when that comes (monotonic seconds), None before.
 
     `marks` name its prompt's beginnings (chain.marks), for others to know what they share with it.
     """
@@ -28,17 +28,21 @@ class Reservation(msgspec.Struct, frozen=True):
     kv_tokens: int
     marks: tuple[int, ...] = ()
     answer_tokens: int = 0
+    began_at: float | None = None
 
 
 class Load(msgspec.Struct, frozen=True):
     """The sum of a target's live reservations: requests, tokens still to be prefilled, tokens of KV cache, how many of
-    the requests are still to be prefilled, and of the KV cache what is for answers."""
+    the requests are still to be prefilled, and of the KV cache what is for answers. Of `decoding` requests the answer
+    has begun, at moments (monotonic seconds) whose sum is `began_s`: so long they have been answered in all."""
 
     in_flight: int = 0
     prefill_tokens: int = 0
     kv_tokens: int = 0
     prefills: int = 0
     answer_tokens: int = 0
+    decoding: int = 0
+    began_s: float = 0.0
 
 
 _IDLE = Load()
@@ -78,23 +82,27 @@ class Ledger:
             load.kv_tokens + reservation.kv_tokens,
             load.prefills + (reservation.prefill_tokens > 0),
             load.answer_tokens + reservation.answer_tokens,
+            load.decoding,
+            load.began_s,
         )
         if self._on_change is not None:
             self._on_change(target, load)
 
-    def began(self, request_id: str) -> None:
+    def began(self, request_id: str, now: float) -> None:
         """The request's prefill is done: its prefill tokens leave the backlog, its KV stays. Unknown ids are ignored.
 
         Idempotent. A first byte may arrive after the request was given up, hence the indulgence.
         """
         held = self._held.get(request_id)
-        if held is None or held.prefill_tokens == 0:
+        if held is None or held.began_at is not None:
             return
-        target = held.target
-        self._held[request_id] = Reservation(target, 0, held.kv_tokens, held.marks, held.answer_tokens)
+        target, prefill = held.target, held.prefill_tokens
+        self._held[request_id] = Reservation(target, 0, held.kv_tokens, held.marks, held.answer_tokens, now)
         load = self._loads[target]
-        left = load.prefill_tokens - held.prefill_tokens
-        load = self._loads[target] = Load(load.in_flight, left, load.kv_tokens, load.prefills - 1, load.answer_tokens)
+        load = self._loads[target] = Load(
+            load.in_flight, load.prefill_tokens - prefill, load.kv_tokens, load.prefills - (prefill > 0),
+            load.answer_tokens, load.decoding + 1, load.began_s + now,
+        )  # fmt: skip
         if self._on_change is not None:
             self._on_change(target, load)
 
@@ -117,6 +125,8 @@ class Ledger:
                 load.kv_tokens - held.kv_tokens,
                 load.prefills - (held.prefill_tokens > 0),
                 load.answer_tokens - held.answer_tokens,
+                load.decoding - (held.began_at is not None),
+                load.began_s - (held.began_at or 0.0),
             )
         if self._on_change is not None:
             self._on_change(target, load)

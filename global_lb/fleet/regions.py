@@ -21,6 +21,7 @@ from farhop.balance.estimate.unacknowledged import Together, UnacknowledgedLoad
 from farhop.balance.health.hot_guard import GuardConfig, HotGuard
 from farhop.balance.health.reading import State
 from farhop.balance.health.region import Liveness
+from farhop.balance.prefix.overhang import Overhang
 from farhop.balance.prefix.trie import PrefixTrie
 from farhop.config import Part
 from global_lb.fleet.instances import Instances
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.health.pilot_light import PilotConfig
     from farhop.balance.health.region import LivenessConfig
-    from farhop.balance.machine import Request
+    from farhop.balance.machine import Request, Usage
     from farhop.balance.outcome import Outcome
     from global_lb.fleet.table import Price, Row, Scored
     from global_lb.fleet.view import Instance, Region
@@ -141,6 +142,7 @@ class Regions:
         self.view = View({})
         self._instances = Instances()  # of the view
         self.trie = PrefixTrie()
+        self.overhang = Overhang()
         self.liveness: dict[str, Liveness] = {}
         self.cache_hit_calibration: dict[str, Returning] = {}
         self._calibration_due = inf  # when the first that is below 1 is brought up to date
@@ -355,8 +357,17 @@ class Regions:
             soonest = min(soonest, opens_s)
         return max(OPENS_MIN_S, soonest)
 
-    def compare(self, chosen: Scored | None, cached_tokens: int, now: float) -> None:
-        """What share of a believed hit was true tells how long blocks stay resident in that region."""
+    def compare(self, request: Request, chosen: Scored | None, usage: Usage, now: float) -> None:
+        """What share of a believed hit was true tells how long blocks stay resident in that region, and what was found
+        beyond it where prompts of this beginning part. Nothing of an engine that does not tell."""
+        cached_tokens = usage.cached_tokens
+        if cached_tokens is None:
+            return
+        if chosen is not None and chosen.believed_tokens >= 1.0:
+            tokens = chosen.hit_tokens + chosen.uncached_tokens
+            believed_bytes = chosen.believed_tokens / tokens * request.prompt_bytes
+            found_bytes = cached_tokens / max(usage.prompt_tokens, 1) * request.prompt_bytes
+            self.overhang.learn(request.chain, request.prompt_bytes, believed_bytes, found_bytes)
         if chosen is not None and chosen.region in self.cache_hit_calibration:
             hits = self.hits.setdefault(chosen.region, Hits())
             hits.predicted_tokens += chosen.hit_tokens
@@ -402,7 +413,7 @@ class Regions:
         field = Field(request, output_tokens, standing.names, standing.at, block, standing.here, least_ms)
         field.absent, field.spill_ms = standing.absent, self._spill.penalty_ms
         field.moving = bool(table.moving) or standing.suspect
-        field.hits(self.trie.match(request.chain))
+        field.hits(self.trie.match(request.chain), self.overhang)
         if table.full or self._warm:
             self._guard(field, random_draw, now)
         return field

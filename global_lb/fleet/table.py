@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from farhop.balance.estimate import cost
 from farhop.balance.estimate.drift import AGE_MAX_S, DOUBT_MAX_MS, SILENT_MS_PER_S
-from farhop.balance.prefix import chain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from farhop.balance.estimate.unacknowledged import Outstanding
     from farhop.balance.machine import Request
+    from farhop.balance.prefix.overhang import Overhang
     from farhop.store.documents.report import ModelReport
 
 Column: TypeAlias = NDArray[np.float64]
@@ -287,15 +287,15 @@ class Field:
         """Let go of the request, but for its sizes: decisions are remembered, and a chain is large."""
         del self.request
 
-    def hits(self, depths: Mapping[str, int]) -> None:
-        """These regions hold the prefix chain to these depths."""
-        at, n_bytes = self.at, self.prompt_bytes
+    def hits(self, depths: Mapping[str, int], overhang: Overhang) -> None:
+        """These regions hold the prefix chain to these depths, and what is known to follow there."""
+        at, n_bytes, nodes = self.at, self.prompt_bytes, self.request.chain
         for name, depth in depths.items():
             place = at.get(name)
             if place is not None:
                 if self._covered is None:
                     self._covered = np.zeros(len(self.names))
-                self._covered[place] = min(chain.bytes_at(depth), n_bytes)
+                self._covered[place] = min(overhang.bytes_behind(nodes, depth), n_bytes)
 
     def only(self, places: Sequence[int], why: str) -> Field:
         """These places of it; `why` the others are left out."""

@@ -222,7 +222,7 @@ class GlobalFlow:
     def _began(self, event: machine.AttemptBegan, now: float) -> list[Command]:
         found = self._under_way(event)
         if found is not None and not found[1].started:
-            self.ledger.began(event.id)
+            self.ledger.began(event.id, now)
             self._start(*found, event.status)
             if found[1].region in self._moving:
                 return [self._move_at(found[0], max(self._moving[found[1].region], now + MOVE_AGAIN_S))]
@@ -244,8 +244,7 @@ class GlobalFlow:
             self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
             if state.decision is not None:
                 self.routes.answered(state.decision, usage.completion_tokens, now)
-                if usage.cached_tokens is not None:
-                    self._regions.compare(state.decision.chosen, usage.cached_tokens, now)
+                self._regions.compare(request, state.decision.chosen, usage, now)
         return []
 
     def _refused(self, event: machine.AttemptRefused, now: float) -> list[Command]:

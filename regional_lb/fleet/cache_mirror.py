@@ -12,6 +12,7 @@ import numpy as np
 
 from farhop.balance.prefix.chain import depth_at
 from farhop.balance.prefix.journal import Journal
+from farhop.balance.prefix.overhang import Overhang
 from farhop.balance.prefix.trie import PrefixTrie, spread
 from regional_lb.fleet.blocks import BlockIndex
 from regional_lb.fleet.kv_events import Cleared
@@ -38,6 +39,7 @@ class CacheMirror:
         self.journal = Journal(self.trie)
         self.blocks = BlockIndex()
         self.guard = TokenizerGuard()
+        self.overhang = Overhang()
 
     # -- who there is
 
@@ -75,7 +77,7 @@ class CacheMirror:
     # -- what it holds
 
     def hits(self, chain: tuple[int, ...], some: Subset) -> Hits:
-        """Who of these holds how much of this prompt; who holds nothing is left out."""
+        """Who of these holds how many bytes of this prompt; who holds nothing is left out."""
         trie = self.trie
         found = trie.holders(chain)
         if not found:
@@ -83,15 +85,16 @@ class CacheMirror:
         if some.version != trie.version:
             some.place_slots(trie.slots(some.names), trie.slots_known, trie.version)
         by_slot = some.by_slot
-        hits: list[tuple[int, int | Rows | NDArray[np.bool_]]] = []
+        hits: list[tuple[float, int | Rows | NDArray[np.bool_]]] = []
         for depth, mask in found:
+            held = self.overhang.bytes_behind(chain, depth)
             if mask & (mask - 1):
                 places = some.spelt.get(mask)
-                hits.append((depth, _spell(some, mask, trie.slots_known) if places is None else places))
+                hits.append((held, _spell(some, mask, trie.slots_known) if places is None else places))
             else:
                 place = by_slot.item(mask.bit_length() - 1)
                 if place >= 0:
-                    hits.append((depth, place))
+                    hits.append((held, place))
         return hits
 
     # -- what was said

@@ -201,9 +201,11 @@ class Shares:
                 in_flight += theirs.in_flight
                 prefill += theirs.prefill_tokens
                 kv += theirs.kv_tokens
-        # Theirs is for answers as ours is.
+        # Theirs is for answers, and has been answered for as long, as ours.
         answers = load.answer_tokens * kv // load.kv_tokens if load.kv_tokens else 0
-        return Load(in_flight, prefill, kv, answer_tokens=answers)
+        decoding = load.decoding * in_flight // load.in_flight if load.in_flight else 0
+        began_s = load.began_s * decoding / load.decoding if load.decoding else 0.0
+        return Load(in_flight, prefill, kv, answer_tokens=answers, decoding=decoding, began_s=began_s)
 
     def queued(self, model: str, most: float = float("inf")) -> int:
         """Requests for a model that wait at others: of each, at most `most`."""

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 Column: TypeAlias = NDArray[np.float64]
 Rows: TypeAlias = NDArray[np.intp]
-# How many nodes of a prompt's chain are held, and at which places of a subset: one, some, or whether at each.
-Hits: TypeAlias = "Sequence[tuple[int, int | Rows | NDArray[np.bool_]]]"
+# How many bytes of a prompt are held, and at which places of a subset: one, some, or whether at each.
+Hits: TypeAlias = "Sequence[tuple[float, int | Rows | NDArray[np.bool_]]]"
 
 SAMPLE_FRESH_S = 3.0  # an older scrape says nothing about the queue of now
 KV_SHARE_MAX = 0.95  # the rest is for answers longer than expected: preemption costs a whole recompute
+
+_SURELY_SAID = 0.75  # of what those under way are thought to have been answered by now
 
 TOTAL = np.add.reduce  # what `sum` of an array calls in the end: half its time for few rows
 _MANY_ROWS = 256
@@ -161,7 +163,7 @@ class Table(Columns):
         # By row, of what is counted for each request there, the tokens that its engine was last seen not to hold, and
         # of how many requests.
         self._unheld: dict[int, tuple[float, float]] = {}
-        self._counted: dict[int, tuple[float, int]] = {}  # by row, for all under way, and of that for answers
+        self._counted: dict[int, tuple[float, Load]] = {}  # by row, for all under way
 
     def __len__(self) -> int:
         return len(self.of.names)
@@ -236,17 +238,22 @@ class Table(Columns):
     def _see_kv(self, row: int, sample: Sample) -> None:
         """How much less than counted an engine holds for those who run there.
 
-        What prompts share is counted once only as far as some marks of them agree: with one long system prompt before
-        all, an engine is a third full where it was thought to have no room. What is sure is what is counted for prompts
-        alone beyond all that it holds, answers and what is still to be computed included.
+        What prompts share is counted once only as far as whole blocks of them agree, and once by each balancer of the
+        region: with one long system prompt before all, an engine is half full where it was thought to have no room.
+        What is counted for prompts, beyond what it holds and what it still has to compute, is shared; of what it holds
+        something is answers, by how long they have been coming.
         """
-        counted, answers = self._counted.get(row, (0.0, 0))
-        in_flight, unheld = self.in_flight.item(row), 0.0
+        known = self._counted.get(row)
+        counted, in_flight, unheld = known[0] if known is not None else 0.0, self.in_flight.item(row), 0.0
         self._unheld.pop(row, None)
-        if sample.kv_usage is not None and sample.running and in_flight:
-            prompts = (counted - answers) * min(1.0, sample.running / in_flight)
+        if known is not None and sample.kv_usage is not None and sample.running and in_flight:
+            load = known[1]
+            prompts = (counted - load.answer_tokens) * min(1.0, sample.running / in_flight)
+            said_ms = (load.decoding * sample.at - load.began_s) * 1e3
+            said = min(_SURELY_SAID * said_ms / self.tpot_ms.item(row), float(load.answer_tokens))
             holds = sample.kv_usage * self.kv_tokens.item(row) + self.backlog_tokens.item(row)
-            unheld = max(0.0, prompts - holds)
+            unheld = max(0.0, prompts - holds + max(said, 0.0))
+            unheld = min(unheld, prompts)
             if unheld:
                 self._unheld[row] = unheld / in_flight, in_flight
         taken = counted - unheld
@@ -263,7 +270,7 @@ class Table(Columns):
         slots = replica.slots
         if eased is not None:
             slots, in_flight, taken = eased.slots, in_flight + eased.requests, taken + eased.kv_tokens
-        self._counted[row] = taken, load.answer_tokens
+        self._counted[row] = taken, load
         if row in self._unheld:
             each, of = self._unheld[row]
             taken = max(float(load.answer_tokens), taken - each * min(of, in_flight))

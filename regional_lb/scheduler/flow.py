@@ -251,7 +251,7 @@ class RegionalFlow:
         state = self._under_way(event)
         if state is None or state.started:
             return []
-        self.ledger.began(event.id)
+        self.ledger.began(event.id, now)
         self._doubts.over(state.replica, event.id)
         self._doubts.alive(state.replica, now)
         self._start(state, event, now)
@@ -289,7 +289,7 @@ class RegionalFlow:
         if event.whole:
             self._start(state, event, now)
             if event.status >= 400:
-                self.ledger.began(event.id)  # what lingers is not its prompt
+                self.ledger.began(event.id, now)  # what lingers is not its prompt
         held = self.ledger.held(event.id)
         if event.usage is not None and state.held_at is not None:
             self.queue.settle(event.id, work(event.usage.prompt_tokens, event.usage.completion_tokens))
@@ -407,7 +407,7 @@ class RegionalFlow:
         if self._leaves(state):
             return self._move(state, now)
         # An answer in one piece does not show when its prefill was over: it is over when it was due.
-        self.ledger.began(event.id)
+        self.ledger.began(event.id, now)
         return [self._timer(state, state.request.deadline), *self._fill(state.replica, now)]
 
     def _under_way(self, event: AttemptEvent | machine.PrefillEnded | machine.PrefillFailed) -> RequestState | None:
@@ -591,6 +591,7 @@ class RegionalFlow:
         )
         state.declined = choice is not None and choice.declined
         if choice is None or choice.chosen is None:
+            state.cached_tokens = choice.most_cached_tokens if choice is not None else 0.0
             return []
         chosen = choice.chosen
         if not self._fleet.admit(chosen.replica, now):
@@ -632,8 +633,8 @@ class RegionalFlow:
         """Of its prompt, what is in the replica's KV cache for its sake: a cached prefix cannot be evicted while it is
         used, so a hit takes room as well, but for what somebody else there holds anyway."""
         need = state.need
-        shared = self.ledger.shared(chosen.replica, marks)
-        shared_tokens = chain.bytes_at(chain.marked_depth(shared)) / need.bytes_per_token if shared else 0.0
+        depth = chain.marked_depth(self.ledger.shared(chosen.replica, marks))
+        shared_tokens = self._fleet.mirror.overhang.bytes_behind(need.chain, depth) / need.bytes_per_token
         return int(max(chosen.uncached_tokens, need.prompt_tokens - shared_tokens))
 
     def _hold(self, state: RequestState, now: float) -> list[Command]:
@@ -663,7 +664,8 @@ class RegionalFlow:
         self.queue.settle(request.id, 0.0)  # a turn that came to nothing
         self.queue.push(
             request.id, state.variant, request.tenant, self._weight_of(request.tenant), request.priority, tokens, now,
-            state.need.output_tokens, waited_s=request.waited_s, foreign=state.foreign, late=state.late,
+            state.need.output_tokens, cached_tokens=state.cached_tokens, waited_s=request.waited_s,
+            foreign=state.foreign, late=state.late,
         )  # fmt: skip
         state.held_at = now if state.held_at is None else state.held_at
         commands += [machine.Hold(request.id), self._timer(state, min(request.deadline, now + most_s))]
@@ -709,7 +711,7 @@ class RegionalFlow:
             self.queue.note(variant, self.config.queue.standing_wait_s, now)
             able = self.wait_estimate.serving(variant, now)
             if not able:
-                everybody = [self._requests[w.id] for w in self.queue.first(variant, waiting)]
+                everybody = [self._requests[w.id] for w in self.queue.first(variant, waiting, now)]
                 return commands + [
                     self._refuse(state, outcome.NO_REPLICA, self._nobody(state, now), now) for state in everybody
                 ]
@@ -735,7 +737,7 @@ class RegionalFlow:
         foreign = self.queue.foreign(variant)
         kept = bool(foreign) and self.wait_estimate.left_for_foreign(variant, now).slots < 1
         for own in (True,) if kept else (False, True) if foreign else (False,):
-            first = [self._requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING, own=own)]
+            first = [self._requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING, now, own=own)]
             for state in self.wait_estimate.in_turn(first, table, now, ahead=ahead):
                 if released := self._release(state, table, now, aside, ahead=ahead):
                     return released
@@ -745,7 +747,7 @@ class RegionalFlow:
         """One that all replicas of its version failed and those of another may take: its line waits for the former."""
         if model_of(variant) == variant:
             return []
-        for state in [self._requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING)]:
+        for state in [self._requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING, now)]:
             able = self.wait_estimate.serving(variant, now, state.tried) if state.tried else None
             if able and (released := self._release(state, self._fleet.table(able), now, (), ahead=ahead)):
                 return released
@@ -911,6 +913,9 @@ class RegionalFlow:
         if usage.cached_tokens is not None and chosen is not None:
             self.predicted_tokens += chosen.hit_tokens
             self.actual_tokens += usage.cached_tokens
+            believed_bytes = chosen.hit_tokens * state.need.bytes_per_token
+            found_bytes = usage.cached_tokens / max(usage.prompt_tokens, 1) * request.prompt_bytes
+            self._fleet.mirror.overhang.learn(request.chain, request.prompt_bytes, believed_bytes, found_bytes)
             lacks = not chosen.exact and self._fleet.mirror.overrated(
                 state.replica, request.chain, state.need.bytes_per_token, chosen.hit_tokens, usage.cached_tokens
             )

@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 from numpy import empty, ndarray  # each `np.` of numpy's lazy module is a look-up of its own
 
-from farhop.balance.prefix import chain
 from regional_lb.fleet.table import Rates
 
 if TYPE_CHECKING:
@@ -137,6 +136,11 @@ class Pick:
         return (one.backlog_tokens + one.uncached_tokens) * one.prefill_ms_per_token + one.delay_ms
 
     @property
+    def most_cached_tokens(self) -> float:
+        """Of its prompt, what the replica that holds most of it has cached, of those remembered."""
+        return self._prompt_tokens - self._uncached.item(self._uncached.argmin())
+
+    @property
     def field(self) -> tuple[Scored, ...]:
         """The replicas, best first; spelled out when asked for, since hardly any pick is looked at.
 
@@ -181,12 +185,12 @@ def _surest(need: Need, table: Table, uncached: Column, ready: Column) -> int:
 def uncached_tokens(need: Need, table: Table, hits: Hits, known: Known = NOTHING) -> Column:
     """What is left of the prompt to prefill at each row.
 
-    `hits` gives the matched depth of its chain by place, by our mirrors; what is `known` goes before.
+    `hits` gives by place how many bytes of it are held, by our mirrors; what is `known` goes before.
     """
     uncached: Column = empty(len(table.of.names))
     uncached.fill(need.prompt_tokens)  # np.full takes three times as long
-    for depth, places in hits:
-        left = max(need.prompt_tokens - chain.bytes_at(depth) / need.bytes_per_token, 0.0)
+    for held, places in hits:
+        left = max(need.prompt_tokens - held / need.bytes_per_token, 0.0)
         if isinstance(places, ndarray) and places.dtype is _MASK:
             np.putmask(uncached, cast("NDArray[np.bool_]", places), left)  # a masked assignment takes thrice as long
         else:

@@ -20,7 +20,8 @@ class RequestState(msgspec.Struct, eq=False):
     its first token came, or, where the answer comes in one piece and does not show it, when that was due. `variant` is
     what it waits for: its model, or the version `assigned`. `prefiller` computes the prompt for `replica` now, "" if
     nobody does; `whole`: nobody is to do so any more. `declined`: it waits by choice (Pick.declined). `foreign`: it
-    comes from another region. `late`: it has waited too long in a queue that stands, and stepped back; it waits until
+    comes from another region. `cached_tokens`: of its prompt, where most of it was cached when it was last tried and
+    nobody had room. `late`: it has waited too long in a queue that stands, and stepped back; it waits until
     `late_until` at the most. `resumes`: how often its stream broke and was to go on elsewhere.
     """
 
@@ -39,6 +40,7 @@ class RequestState(msgspec.Struct, eq=False):
     due: float = 0.0
     held_at: float | None = None
     declined: bool = False
+    cached_tokens: float = 0.0
     forwarded_at: float = 0.0
     prefilled_at: float = 0.0
     pick: Pick | None = None

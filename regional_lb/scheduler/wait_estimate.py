@@ -103,7 +103,7 @@ class WaitEstimate:
         return Path(tokens.ids, adapter, tokens.cache_salt)
 
     def hits(self, need: Need, some: Subset) -> tuple[Hits, Known]:
-        """How deep each of these replicas is thought to hold the prompt, and what is known of it in tokens.
+        """How many bytes of the prompt each of these replicas is thought to hold, and what is known of it in tokens.
 
         Where a replica's events tell all it holds, that; where they tell a part, the more of that and of our mirror.
         """

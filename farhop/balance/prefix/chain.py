@@ -100,14 +100,14 @@ def depth_at(n_bytes: int) -> int:
     return max(bisect_right(_ENDS, n_bytes) - 1, 0)
 
 
-_MARKED = 4  # all of the first so many nodes are marks, and of the others every so many
+_MARK_EVERY = 4  # of the coarse blocks: all of the fine ones are marks
 
 
 def marks(nodes: tuple[int, ...]) -> tuple[int, ...]:
     """Some of a chain's nodes, to tell about how far two prompts agree at a third of the cost of all."""
-    return nodes[:_MARKED] + nodes[2 * _MARKED - 1 :: _MARKED]
+    return nodes if len(nodes) <= _FINE else nodes[:_FINE] + nodes[_FINE + _MARK_EVERY - 1 :: _MARK_EVERY]
 
 
 def marked_depth(count: int) -> int:
     """The depth of the last of a chain's first `count` marks."""
-    return count if count <= _MARKED else _MARKED * (count - _MARKED + 1)
+    return count if count <= _FINE else _FINE + _MARK_EVERY * (count - _FINE)
