@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from farhop.balance.estimate import cost
 from farhop.balance.estimate.drift import AGE_MAX_S, DOUBT_MAX_MS, SILENT_MS_PER_S
+from farhop.balance.prefix.overhang import Overhang
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from farhop.balance.estimate.unacknowledged import Outstanding
     from farhop.balance.machine import Request
-    from farhop.balance.prefix.overhang import Overhang
     from farhop.store.documents.report import ModelReport
 
 Column: TypeAlias = NDArray[np.float64]
@@ -36,6 +36,7 @@ STREAM_TOKEN_BYTES = (
 )
 
 
+_NO_OVERHANG = Overhang()
 _LEAST_MS = 1e-6  # a penalty that is configured to nothing still tells who pays it
 
 
@@ -287,7 +288,7 @@ class Field:
         """Let go of the request, but for its sizes: decisions are remembered, and a chain is large."""
         del self.request
 
-    def hits(self, depths: Mapping[str, int], overhang: Overhang) -> None:
+    def hits(self, depths: Mapping[str, int], overhang: Overhang = _NO_OVERHANG) -> None:
         """These regions hold the prefix chain to these depths, and what is known to follow there."""
         at, n_bytes, nodes = self.at, self.prompt_bytes, self.request.chain
         for name, depth in depths.items():

@@ -62,8 +62,9 @@ def hints_allowed(request: Request, region: str, law: Law) -> bool:
 
 
 def turned_away(reason: Outcome) -> bool:
-    """Whether a region refused for the sake of others, and would take the request as the last resort."""
-    return reason is outcome.FOREIGN_FULL or reason is outcome.BROKEN_PROMISE
+    """Whether a region refused for the sake of others, and would take the request as the last resort; one whose queue
+    stands lets go who may find room elsewhere, and keeps who found none."""
+    return reason in (outcome.FOREIGN_FULL, outcome.BROKEN_PROMISE, outcome.QUEUE_TIMEOUT)
 
 
 def refused_by(refusals: Mapping[str, Outcome], absent: Mapping[str, str]) -> str:

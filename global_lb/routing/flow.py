@@ -50,6 +50,8 @@ RESUMES_MAX = 3  # of one stream, as in a region
 MOVE_AGAIN_S = 2.0  # after a stream could not leave a drained region: somebody may have room, or it be further
 LOOK_AGAIN_S = 1.0  # after an attempt was sent that has not begun
 LOOK_SOON_S = 0.5  # after its region's channel broke
+SOONER_FACTOR, SOONER_SLACK_MS = 2.0, 500.0  # as regions judge what they promised
+SOONER_FACTOR, SOONER_SLACK_MS = 2.0, 500.0  # as much may a region be slower than it promised
 TURNED_AWAY_MAX = 3  # regions; each costs the client a round trip
 LOOK_HELD_S = 0.5  # quotas and drains open by time alone: those on hold are looked at this often at least
 _ENDED_TWO = "this request was under way at two balancers when they ended; it is not sent to a third for a while"
@@ -513,17 +515,25 @@ class GlobalFlow:
 
     def _decide(self, state: RequestState, now: float) -> Decision:
         """The law twice: that of the request's arrival bounds that of now. Those who turned it away are asked again,
-        without a promise, once nobody else is left or the client has waited for enough of them."""
+        without a promise, once nobody else is left who would serve it about as soon, or the client has waited for
+        enough of them."""
         decision = self.consider(state.request, now, state.lawful, frozenset(state.refusals))
         away = [region for region, reason in state.refusals.items() if admission.turned_away(reason)]
-        few = len(away) < TURNED_AWAY_MAX and state.attempts + 1 < retry.ATTEMPTS_MAX
-        if not away or state.last_resort or (few and decision.chosen is not None):
+        if not away or state.last_resort:
             state.last_resort |= not away and decision.unwelcome(now)
             return decision
+        others = frozenset(state.refusals.keys() - set(away))
+        again = self.consider(state.request, now, state.lawful, others)
+        few = len(away) < TURNED_AWAY_MAX and state.attempts + 1 < retry.ATTEMPTS_MAX
+        chosen, better = decision.chosen, again.chosen
+        if few and chosen is not None:
+            least_ms = max(better.ttft_ms, state.waits_ms.get(better.region, 0.0)) if better is not None else inf
+            if chosen.ttft_ms <= SOONER_FACTOR * least_ms + SOONER_SLACK_MS:
+                return decision
         state.last_resort = True
         for region in away:
             del state.refusals[region]
-        return self.consider(state.request, now, state.lawful, frozenset(state.refusals))
+        return again
 
     def _dispatch(self, state: RequestState, now: float) -> list[Command]:
         """Send the request to the best region it may go to, or conclude or hold it."""

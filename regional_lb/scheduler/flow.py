@@ -787,7 +787,8 @@ class RegionalFlow:
         """Whether one that waited too long goes on waiting, behind all who did not: not where another region may have
         room for it, nor where it has waited as long as anybody may."""
         request, wait_s = state.request, self.config.queue.wait_s
-        if state.late or (request.issuer and not request.waited_s):
+        elsewhere = request.issuer and request.promised_ttft_ms is not None and not request.waited_s
+        if state.late or elsewhere:
             return False
         since = now if state.held_at is None else state.held_at
         state.late_until = since + wait_s - request.waited_s

@@ -69,8 +69,8 @@ class Pick:
     """
 
     __slots__ = (
-        "_delay", "_exact", "_names", "_output_tokens", "_prompt_tokens", "_rates", "_room", "_score", "_uncached",
-        "assigned", "chosen", "declined", "explored", "policy", "prefill", "version",
+        "_blocking", "_delay", "_exact", "_names", "_output_tokens", "_prompt_tokens", "_rates", "_room", "_score",
+        "_uncached", "assigned", "chosen", "declined", "explored", "policy", "prefill", "version",
     )  # fmt: skip
 
     def __init__(
@@ -85,6 +85,7 @@ class Pick:
         chosen: Scored | None = None,
         exact: Collection[str] = (),
         delay_ms: Column | None = None,
+        blocking_ms: Column | None = None,
         *,
         declined: bool = False,
         explored: bool = False,
@@ -93,7 +94,7 @@ class Pick:
         self._prompt_tokens, self._output_tokens = need.prompt_tokens, need.output_tokens
         self.policy, self._names = policy, names
         self._uncached, self._score, self._rates, self._room = uncached, score, rates, room
-        self._exact, self._delay = exact, delay_ms
+        self._exact, self._delay, self._blocking = exact, delay_ms, blocking_ms
         self.chosen, self.declined, self.explored = chosen, declined, explored
         self.version = ""
         self.assigned: Assigned | None = None
@@ -111,13 +112,15 @@ class Pick:
     def terms(self) -> dict[str, dict[str, float]]:
         """What the scores of the field are made of, by replica, where that is milliseconds: they add up to the score.
         Empty where a score is another thing."""
-        policy, delay_ms = self.policy, self._delay
+        policy = self.policy
         if policy.unit != "ms":
             return {}
-        own_ms = self._score if delay_ms is None else self._score - delay_ms
-        terms = policy.terms(Rates(*self._rates), self._uncached, self._output_tokens, own_ms)
-        if delay_ms is not None:
-            terms["adapter"] = delay_ms
+        added = {"adapter": self._delay, "blocking": self._blocking}
+        more = {of: ms for of, ms in added.items() if ms is not None}
+        own_ms = self._score
+        for ms in more.values():
+            own_ms = own_ms - ms
+        terms = policy.terms(Rates(*self._rates), self._uncached, self._output_tokens, own_ms) | more
         return {name: {of: ms.item(place) for of, ms in terms.items()} for place, name in enumerate(self._names)}
 
     @property
@@ -231,6 +234,9 @@ def pick(
     score = policy.score(need, table, uncached, now)
     if delay_ms is not None and policy.unit == "ms":
         score = score + delay_ms
+    blocking_ms = policy.blocking_ms(table, uncached)
+    if blocking_ms is not None:
+        score = score + blocking_ms
     room = table.room(uncached, need.output_tokens, now, ahead=ahead)
     # Mostly all have room: to ask for the first without costs a sixth of what masking does.
     all_room = room.item(room.argmin())
@@ -259,13 +265,14 @@ def pick(
     if len(names) <= FIELD_MAX:
         return Pick(
             policy, names, need, uncached, score, table.rates(), None if all_room else room, chosen, known.exact,
-            delay_ms, declined=declined, explored=explored,
+            delay_ms, blocking_ms, declined=declined, explored=explored,
         )  # fmt: skip
     kept = least(score, FIELD_MAX)
     names = tuple([names[place] for place in kept.tolist()])
     return Pick(
         policy, names, need, uncached[kept], score[kept], table.rates(kept), None if all_room else room[kept], chosen,
-        known.exact, delay_ms[kept] if delay_ms is not None else None, declined=declined, explored=explored,
+        known.exact, delay_ms[kept] if delay_ms is not None else None,
+        blocking_ms[kept] if blocking_ms is not None else None, declined=declined, explored=explored,
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ class Overhang:
         """Bytes of a prompt that are cached where its first `depth` nodes are: those nodes', and what is known to
         follow. ValueError as bytes_at has it."""
         ends = bytes_at(depth)
-        return ends + self._bytes.get(chain[depth - 1], 0.0) if depth else ends
+        return ends + self._bytes.get(chain[depth - 1], 0.0) if depth and self._bytes else ends
 
     def learn(self, chain: tuple[int, ...], prompt_bytes: float, believed_bytes: float, found_bytes: float) -> None:
         """An engine that was believed to hold so many bytes of a prompt found so many of them cached. One that found

@@ -68,6 +68,11 @@ class Policy(ABC):
         as fast, doubled."""
         return prefill_ms
 
+    def blocking_ms(self, table: Table, uncached_tokens: Column) -> Column | None:  # noqa: ARG002
+        """What taking it would cost those who come while its prefill lasts, for policies that score in ms: a part of
+        the score. None where it costs them nothing anywhere."""
+        return None
+
     def terms(
         self,
         rates: Rates,  # noqa: ARG002

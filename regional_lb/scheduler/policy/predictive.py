@@ -7,7 +7,8 @@
 
 A token costs what the request itself waits for it, and what the request makes everybody beside it wait: engines decode
 all of a batch in one pass, so the second is as large as the first's growth, and without it a fleet is never level. So
-does a prefill: a missed prefix is paid by the whole batch. Never writes.
+does a prefill: a missed prefix is paid by the whole batch. A prefill that would keep the last replica busy which is not
+busy with one for long is paid by all who come meanwhile, too: `blocking_ms`. Never writes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from regional_lb.fleet.table import TOTAL
 from regional_lb.scheduler.policy.base import Policy
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 # How much of a later token counts against the first. From 0.05 to 1 throughput and hits are the same within 2 % in the
 # ready-made scenarios; the first token's tail is shortest around this.
 BETA = 0.15
+LONG_MS = 1000.0  # a shorter prefill is over before many come
 
 
 class Predictive(Policy):
@@ -44,6 +47,20 @@ class Predictive(Policy):
         later_ms = (cost_ms - cost_ms[cost_ms.argmin()]) * need.output_tokens + stalled_ms
         score_ms: Column = table.backlog_tokens * table.prefill_ms_per_token + prefill_ms + BETA * later_ms
         return score_ms
+
+    def blocking_ms(self, table: Table, uncached_tokens: Column) -> Column | None:
+        """BETA times how long in all those who come during a long prefill are stalled, half of it each, where nobody
+        else is left for them: by Little's law in flight / service time come in a millisecond."""
+        stalled_ms = uncached_tokens * table.prefill_ms_per_token - table.tpot_alone_ms
+        if stalled_ms.item(stalled_ms.argmax()) < LONG_MS:
+            return None
+        open_rows = table.backlog_tokens <= table.step_tokens
+        n_open = np.count_nonzero(open_rows)
+        if n_open > 1 or len(open_rows) < 2:
+            return None
+        per_ms = float(TOTAL(table.in_flight / table.service_ms))
+        blocking_ms: Column = BETA * 0.5 * per_ms * np.square(np.maximum(stalled_ms, 0.0))
+        return np.where(open_rows, blocking_ms, 0.0) if n_open else blocking_ms
 
     def at_stake(self, need: Need, table: Table, prefill_ms: Column) -> Column:
         """Its prefill, and the time of its tokens."""
