@@ -408,7 +408,7 @@ def test_who_stepped_back_waits_as_long_as_anybody_may_and_no_longer(play) -> No
 
 def test_whom_another_region_may_have_room_for_is_let_go_once(play) -> None:
     flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_standing_wait_s=2.0)
-    sent_here = {"issuer": "g", "lawful": frozenset({"london", "paris"})}
+    sent_here = {"issuer": "g", "lawful": frozenset({"london", "paris"}), "promised_ttft_ms": 100.0}
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
     book.on(RequestArrived(request("b", **sent_here))).expect(held("b"))
     book.at(1.0).on(RequestArrived(request("c", **sent_here))).expect(held("c"))
@@ -496,5 +496,5 @@ def test_where_several_wait_the_next_step_is_filled_too(play) -> None:
     book.on(RequestArrived(request("b", 400))).expect(held("b"))  # one may wait: the best for it may come free
     book.on(RequestArrived(request("c", 1200))).expect(held("c"), sent("b", "r1"))
     book.on(RequestArrived(request("d", 1200))).expect(held("d"), sent("c", "r1"))  # 1,000 tokens: so is the next
-    book.on(RequestArrived(request("e", 400))).expect(held("e"))
+    book.on(RequestArrived(request("e", 4000))).expect(held("e"))
     book.at(0.1).on(AttemptBegan("a", 1, 200)).expect(sent("d", "r1"))

@@ -182,7 +182,7 @@ async def test_a_stop_string_is_found_over_the_seam_and_never_shown() -> None:
     async with fleet() as (balancer, url, engines):
         for one in engines:
             one.replica.text_model = msgspec.structs.replace(one.replica.text_model, wide=True)
-        for number in range(30):
+        for number in range(36):
             make = (chat, completion)[number % 2]
             prompt, told = f"{number} erzähl vom Meer", {"stream_options": {"include_usage": True}}
             whole = text_of(await ask(url, make(prompt, **told)))

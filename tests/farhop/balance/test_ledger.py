@@ -22,9 +22,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = Ledger()
         self.live: dict[str, Reservation] = {}
 
-    @rule(request_id=IDS, place=TARGETS, prefill=TOKENS, kv=TOKENS, marks=MARKS)
-    def reserve(self, request_id: str, place: str, prefill: int, kv: int, marks: tuple[int, ...]) -> None:
-        reservation = Reservation(place, prefill, kv, marks)
+    @rule(request_id=IDS, place=TARGETS, prefill=TOKENS, kv=TOKENS, marks=MARKS, answer=TOKENS)
+    def reserve(self, request_id: str, place: str, prefill: int, kv: int, marks: tuple[int, ...], answer: int) -> None:
+        reservation = Reservation(place, prefill, kv, marks, answer)
         if request_id in self.live:
             with pytest.raises(ValueError, match=request_id):
                 self.ledger.reserve(request_id, reservation)
@@ -32,12 +32,14 @@ class LedgerMachine(RuleBasedStateMachine):
             self.ledger.reserve(request_id, reservation)
             self.live[request_id] = reservation
 
-    @rule(request_id=IDS)
-    def began(self, request_id: str) -> None:
-        self.ledger.began(request_id)
-        if request_id in self.live:
+    @rule(request_id=IDS, now=st.integers(0, 1000))
+    def began(self, request_id: str, now: int) -> None:
+        self.ledger.began(request_id, float(now))
+        if request_id in self.live and self.live[request_id].began_at is None:
             held = self.live[request_id]
-            self.live[request_id] = Reservation(held.target, 0, held.kv_tokens, held.marks)
+            self.live[request_id] = Reservation(
+                held.target, 0, held.kv_tokens, held.marks, held.answer_tokens, float(now)
+            )
 
     @rule(request_id=IDS)
     def release(self, request_id: str) -> None:
@@ -64,6 +66,9 @@ class LedgerMachine(RuleBasedStateMachine):
                 sum(r.prefill_tokens for r in mine),
                 sum(r.kv_tokens for r in mine),
                 sum(r.prefill_tokens > 0 for r in mine),
+                sum(r.answer_tokens for r in mine),
+                sum(r.began_at is not None for r in mine),
+                sum(r.began_at or 0.0 for r in mine),
             )
         assert set(self.ledger.targets()) == {r.target for r in self.live.values()}
         assert len(self.ledger) == len(self.live)
@@ -80,10 +85,10 @@ def test_a_request_holds_its_prefill_until_it_begins_and_its_kv_until_it_is_over
     ledger = Ledger()
     ledger.reserve("r", Reservation("a", prefill_tokens=900, kv_tokens=1200))
     assert ledger.load("a") == Load(1, 900, 1200, 1)
-    ledger.began("r")
-    ledger.began("r")
-    assert ledger.load("a") == Load(1, 0, 1200)
-    assert ledger.release("r") == Reservation("a", 0, 1200)
+    ledger.began("r", 5.0)
+    ledger.began("r", 6.0)
+    assert ledger.load("a") == Load(1, 0, 1200, decoding=1, began_s=5.0)
+    assert ledger.release("r") == Reservation("a", 0, 1200, began_at=5.0)
     assert ledger.release("r") is None
     assert ledger.load("a") == Load()
 
@@ -98,7 +103,7 @@ def test_what_is_released_leaves_the_load_of_the_others(prefill: int, began: boo
     ledger.reserve("r", Reservation("a", prefill, 9))
     assert ledger.load("a") == Load(2, 5 + prefill, 16, 1 + (prefill > 0))
     if began:
-        ledger.began("r")
+        ledger.began("r", 0.0)
     ledger.release("r")
     assert ledger.load("a") == alone
     assert changes[-1] == ("a", alone)

@@ -13,6 +13,7 @@ from farhop.balance.estimate.drift import AGE_MAX_S, SILENT_MS_PER_S
 from farhop.balance.health.pilot_light import PilotConfig
 from farhop.balance.health.reading import State
 from farhop.balance.health.region import LivenessConfig
+from farhop.balance.machine import Usage
 from global_lb.fleet.regions import CALIBRATION_MIN, Regions, Spill
 from global_lb.fleet.view import View
 
@@ -174,15 +175,16 @@ def test_models_once_offered_exist(regions: Regions) -> None:
 def test_cache_hit_calibration_stays_within_its_bounds(regions: Regions) -> None:
     regions.caches("london", request("a", 4096).chain)
     regions.caches("unheard-of", request("a", 4096).chain)
-    scored = regions.field(request("a", 4096), 1.0, frozenset({"london"}), 0.0).scored(0, 0.0)
+    asked = request("a", 4096), 1.0, frozenset({"london"})
+    scored = regions.field(*asked, 0.0).scored(0, 0.0)
     assert (scored.believed_tokens, scored.hit_tokens) == (1024.0, 1024.0)
     for _ in range(300):
-        regions.compare(scored, 0, 0.0)
+        regions.compare(asked[0], scored, Usage(1024, 1, 0), 0.0)
     low = regions.cache_hit_calibration["london"].value
     assert low == pytest.approx(CALIBRATION_MIN, abs=1e-3)
-    regions.compare(scored, 10**9, 0.0)
+    regions.compare(asked[0], scored, Usage(1024, 1, 10**9), 0.0)
     assert low < regions.cache_hit_calibration["london"].value <= 1.0
-    regions.compare(None, 5, 0.0)
+    regions.compare(asked[0], None, Usage(1024, 1, 5), 0.0)
 
 
 def test_a_region_that_once_held_nothing_is_believed_again_where_nobody_is_sent_any_more(regions: Regions) -> None:
@@ -190,7 +192,7 @@ def test_a_region_that_once_held_nothing_is_believed_again_where_nobody_is_sent_
     asked = request("a", 4096), 1.0, frozenset({"london"})
     scored = regions.field(*asked, 0.0).scored(0, 0.0)
     for _ in range(100):
-        regions.compare(scored, 0, 0.0)
+        regions.compare(asked[0], scored, Usage(1024, 1, 0), 0.0)
     hits = [regions.field(*asked, now).scored(0, 0.0).hit_tokens for now in (0.1, 30.0, 60.0, 120.0, 600.0)]
     assert hits[0] < 150.0
     assert hits == sorted(hits)

@@ -188,8 +188,10 @@ def test_table_and_cached_health_never_lag_behind_what_they_stand_for(steps) -> 
         if what == "reserve":
             fleet.ledger.reserve(f"q{held}", Reservation(name, n * 300, n * 400))
             held += 1
-        elif what in ("began", "release"):
-            getattr(fleet.ledger, what)(f"q{n}")
+        elif what == "began":
+            fleet.ledger.began(f"q{n}", now)
+        elif what == "release":
+            fleet.ledger.release(f"q{n}")
         elif what == "probe":
             fleet.handle(ReplicaProbed(name, n > 2), now)
         elif what == "fail":
@@ -417,11 +419,13 @@ def test_hits_say_by_place_what_the_trie_says_by_name(
     some = known.whole.of.without(tuple(f"r{i}" for i in without))
     for _ in range(2):  # and again from what the first time remembered
         found = {}
-        for depth, places in known.mirror.hits(path, some):
+        for held, places in known.mirror.hits(path, some):
             for place in np.arange(len(some))[places].reshape(-1).tolist():
                 assert some.names[place] not in found
-                found[some.names[place]] = depth
-        assert found == {name: depth for name, depth in known.trie.match(path).items() if name in some.at}
+                found[some.names[place]] = held
+        assert found == {
+            name: chain.bytes_at(depth) for name, depth in known.trie.match(path).items() if name in some.at
+        }
 
 
 def test_hits_follow_a_replica_whose_slot_changed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,11 +436,11 @@ def test_hits_follow_a_replica_whose_slot_changed(monkeypatch: pytest.MonkeyPatc
     for name in ("r1", "r2"):
         known.trie.insert(name, path[:4])
     whole = known.whole.of
-    assert [(depth, places.tolist()) for depth, places in known.mirror.hits(path, whole)] == [(4, [0, 1])]
+    assert [(held, places.tolist()) for held, places in known.mirror.hits(path, whole)] == [(1024, [0, 1])]
     known.trie.clear("r1")  # more than goes at once: it stands elsewhere now
-    assert known.mirror.hits(path, whole) == [(4, 1)]
+    assert known.mirror.hits(path, whole) == [(1024, 1)]
     known.trie.insert("r1", path[:1])
-    assert sorted(known.mirror.hits(path, whole)) == [(1, 0), (4, 1)]
+    assert sorted(known.mirror.hits(path, whole)) == [(256, 0), (1024, 1)]
 
 
 def test_who_prefills_is_looked_for_apart_and_forgotten_with_the_rest() -> None:

@@ -140,6 +140,22 @@ def test_what_an_engine_does_not_hold_of_prompts_that_share_is_room() -> None:
     assert table.room(1e9, 1.0, now=0.0).all()
 
 
+def test_what_they_have_been_answered_is_none_of_what_is_held_for_prompts() -> None:
+    known = replica("r", slots=256, kv_tokens=40_000, tpot_ms=20.0)
+    table = rows(known)
+    table.allow(0, 256)
+    taken = []
+    for ago_s in (0.0, 1.0, 100.0):
+        table.burden(0, known, Load(50, 0, 35_000, answer_tokens=5_000, decoding=50, began_s=50 * (200.0 - ago_s)))
+        at_once = Sample(200.0, waiting=0, running=50, kv_usage=11_500 / 40_000)
+        table.describe(0, msgspec.structs.replace(known, sample=at_once))
+        taken.append(table.kv_taken_tokens.item(0))
+    said = 0.75 * 50 * 1000.0 / table.tpot_ms.item(0)
+    assert taken[0] == pytest.approx(16_500)
+    assert taken[1] == pytest.approx(16_500 - said)
+    assert taken[2] == pytest.approx(16_500 - 5_000), "no more than what is counted for answers"
+
+
 @pytest.mark.parametrize(
     ("usage", "running"),
     [(None, 50), (0.9, 50), (0.75, 50), (0.0, 0)],
@@ -156,17 +172,24 @@ def test_who_is_still_on_the_way_is_held_by_nobody_and_counts() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 60), st.integers(0, 900), st.integers(0, 300), st.integers(0, 5_000)), max_size=12
+        st.tuples(
+            st.integers(0, 60), st.integers(0, 900), st.integers(0, 300), st.integers(0, 5_000), st.integers(0, 60)
+        ),
+        max_size=12,
     ),
     st.lists(st.tuples(st.one_of(st.none(), st.floats(0.0, 1.0)), st.integers(0, 60)), min_size=1, max_size=6),
 )
 def test_never_more_than_counted_nor_less_than_held_is_taken(
-    loads: list[tuple[int, int, int, int]], seen: list[tuple[float | None, int]]
+    loads: list[tuple[int, int, int, int, int]], seen: list[tuple[float | None, int]]
 ) -> None:
     known = replica("r", slots=256, kv_tokens=40_000)
     table = rows(known)
-    for n, (requests, prompt, answer, backlog) in enumerate(loads):
-        load = Load(requests, backlog * bool(requests), requests * (prompt + answer), answer_tokens=requests * answer)
+    for n, (requests, prompt, answer, backlog, began) in enumerate(loads):
+        decoding, counted = min(began, requests), requests * (prompt + answer)
+        load = Load(
+            requests, backlog * bool(requests), counted, answer_tokens=requests * answer, decoding=decoding,
+            began_s=decoding * (n - 0.5),
+        )  # fmt: skip
         table.burden(0, known, load)
         assert load.answer_tokens - 1e-6 <= table.kv_taken_tokens[0] <= load.kv_tokens + 1e-6
         usage, running = seen[n % len(seen)]

@@ -318,7 +318,7 @@ class RegionalMachine(RuleBasedStateMachine):
         for model in flow.queue.models():
             if flow.queue.starved(model, self.now) is not None:
                 continue
-            for waiting in flow.queue.first(model, K_WAITING):
+            for waiting in flow.queue.first(model, K_WAITING, self.now):
                 live = flow._requests[waiting.id]
                 by_ids = live.resumes or live.request.by_ids
                 barred = (*live.tried, *(flow._unable_to_resume(live.request.model) if by_ids else ()))

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from worlds import fleet, replica
 
 from farhop.balance.ledger import Reservation
+from farhop.balance.prefix import chain
 from regional_lb.fleet.view import Sample
 from regional_lb.scheduler.pick import EXPLORED_SHARE, FIELD_MAX, Known, expected_wait_ms, least, pick
 from regional_lb.scheduler.policy import Need, Predictive
@@ -34,7 +35,7 @@ def table(*replicas, reserved=()):
 
 def choose(*replicas, hits=None, reserved=(), seed=1):
     rows = table(*replicas, reserved=reserved)
-    held = [(depth, rows.of.at[name]) for name, depth in (hits or {}).items()]
+    held = [(chain.bytes_at(depth), rows.of.at[name]) for name, depth in (hits or {}).items()]
     return pick(NEED, rows, held, Predictive(), 0.0, Random(seed))
 
 
@@ -94,7 +95,7 @@ def of_long(need: Need, backlog_tokens: int, *, choosy: bool = True, policy=None
     rows = table(replica("r1", **ROOMY), replica("r2", **ROOMY), reserved=[Reservation("r1", backlog_tokens, 4_000)])
     policy = policy or Predictive()
     policy.adopt(rows.of.names)
-    return pick(need, rows, [(38, rows.of.at["r1"])], policy, 0.0, Random(1), choosy=choosy).chosen
+    return pick(need, rows, [(chain.bytes_at(38), rows.of.at["r1"])], policy, 0.0, Random(1), choosy=choosy).chosen
 
 
 def test_a_long_prompt_waits_for_who_holds_it_and_is_not_computed_anew_elsewhere() -> None:
@@ -110,7 +111,7 @@ def test_a_long_prompt_waits_for_who_holds_it_and_is_not_computed_anew_elsewhere
         replica("r2", **ROOMY),
         reserved=[Reservation("r1", 1_500, 4_500)],
     )
-    assert pick(LONG, full, [(38, 0)], Predictive(), 0.0, Random(1)).chosen.replica == "r2"
+    assert pick(LONG, full, [(chain.bytes_at(38), 0)], Predictive(), 0.0, Random(1)).chosen.replica == "r2"
 
 
 def test_expected_wait() -> None:
@@ -162,7 +163,7 @@ def test_the_least_are_as_sorting_would_have_them(count: int, seed: int, most: i
 def test_the_terms_of_a_score_in_ms_add_up_to_it() -> None:
     reserved = [Reservation("r1", 700, 700), Reservation("r3", 0, 300), Reservation("r3", 50, 300)]
     rows = table(replica("r1", slots=8), replica("r2", tpot_ms=30.0), replica("r3", slots=8), reserved=reserved)
-    choice = pick(NEED, rows, ((2, 2),), Predictive(), 0.0, Random(1), delay_ms=np.array([0.0, 200.0, 0.0]))
+    choice = pick(NEED, rows, ((512.0, 2),), Predictive(), 0.0, Random(1), delay_ms=np.array([0.0, 200.0, 0.0]))
     terms = choice.terms()
     token_ms = (rows.tpot_ms + rows.batch_interference_ms * rows.in_flight).tolist()
     for scored in choice.field:
@@ -221,7 +222,7 @@ def test_nobody_is_explored_who_is_known_as_well_as_the_best_or_could_not_be_as_
 
 
 def test_a_cached_prefix_is_not_left_to_explore() -> None:
-    assert not any(explored for _, explored in doubtful(hits=((8, 0),)))
+    assert not any(explored for _, explored in doubtful(hits=((2048.0, 0),)))
 
 
 def test_a_deadline_is_not_left_to_doubt() -> None:

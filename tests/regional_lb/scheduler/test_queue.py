@@ -14,6 +14,7 @@ from regional_lb.scheduler.queue import OF_LATE_S, STARVED_EVERY, RequestQueue, 
 
 RUN = settings(max_examples=80, deadline=None, derandomize=True)
 REQUESTS_MAX, TOKENS_MAX, STARVATION_S = 8, 1000, 10.0
+NOW = 100.0  # when all asked for here have long come
 
 
 def room(**bounds) -> RequestQueue:
@@ -48,7 +49,7 @@ def test_who_waits_is_told_by_band_and_tenant() -> None:
 
 def test_where_nobody_waits_there_is_nothing() -> None:
     queue = room()
-    assert (len(queue), queue.models(), queue.first("m", 8), queue.starved("m", 1e9)) == (0, [], [], None)
+    assert (len(queue), queue.models(), queue.first("m", 8, NOW), queue.starved("m", 1e9)) == (0, [], [], None)
     assert queue.waiting("m") == 0
     assert queue.victim(9, 1.0) is None
 
@@ -87,12 +88,34 @@ def test_a_queue_does_not_stand_while_others_below_suffer_first() -> None:
     assert stands_s(queue, 1, 4.0 + OF_LATE_S) == 1.0 + OF_LATE_S
 
 
+def test_a_tenants_own_go_by_how_long_they_waited_for_what_they_are() -> None:
+    queue = room()
+    push(queue, "large", tokens=4000.0, now=0.0)
+    push(queue, "small", tokens=200.0, now=1.0)
+    push(queue, "cached", tokens=4000.0, cached_tokens=3900.0, now=1.0)
+    push(queue, "new", tokens=100.0, now=2.0)
+    assert [w.id for w in queue.first("m", 8, 2.0)] == ["cached", "small", "large", "new"]
+    # The large one starves by none of those who come: what it has waited brings it forward.
+    for n in range(300):
+        push(queue, f"more {n}", tokens=100.0, now=2.0 + n)
+        queue.remove(queue.first("m", 1, 3.0 + n)[0].id, served=True)
+    assert "large" not in queue
+
+
+def test_another_tenants_turn_does_not_go_by_the_size_of_ones_own() -> None:
+    queue = room()
+    for n in range(4):
+        push(queue, f"a{n}", "a", tokens=10.0, now=0.0)
+    push(queue, "b0", "b", tokens=4000.0, now=0.0)
+    assert "b0" in [w.id for w in queue.first("m", 2, 9.0)]
+
+
 def test_guests_do_not_stand_before_own_work_nor_keep_it_out() -> None:
     queue = room(requests_max=3, starvation_s=1.0)
     for name, now in (("g1", 0.0), ("g2", 1.0), ("own", 2.0)):
         push(queue, name, now=now, foreign=name != "own")
-    assert [w.id for w in queue.first("m", 8)] == ["g1", "g2", "own"]
-    assert [w.id for w in queue.first("m", 8, own=True)] == ["own"]
+    assert [w.id for w in queue.first("m", 8, NOW)] == ["g1", "g2", "own"]
+    assert [w.id for w in queue.first("m", 8, NOW, own=True)] == ["own"]
     for _ in range(STARVED_EVERY - 1):
         queue.remove("g2", served=True)
         push(queue, "g2", now=5.0, foreign=True)
@@ -139,7 +162,7 @@ def test_models_are_served_by_band_then_by_age() -> None:
     push(queue, "b", model="young", now=2.0)
     push(queue, "c", model="urgent", priority=1, now=3.0)
     assert queue.models() == ["urgent", "old", "young"]
-    assert [w.id for w in queue.first("old", 8)] == ["a"]
+    assert [w.id for w in queue.first("old", 8, NOW)] == ["a"]
 
 
 def test_who_moves_to_another_line_keeps_its_age_and_its_band() -> None:
@@ -148,12 +171,12 @@ def test_who_moves_to_another_line_keeps_its_age_and_its_band() -> None:
         (("a", "old", 0), ("b", "new", 0), ("c", "old", 1), ("d", "old", 0), ("e", "apart", 0))
     ):
         push(queue, name, f"t{n}", model=model, priority=priority, now=float(n), tokens=80.0)
-    apart = queue.first("apart", 8)
+    apart = queue.first("apart", 8, NOW)
     queue.reassign({"a": "new", "c": "new", "d": "newest", "b": "new", "gone": "new"})
-    assert [w.id for w in queue.first("new", 8)] == ["c", "a", "b"]
-    assert [(w.id, w.since) for w in queue.first("newest", 8)] == [("d", 3.0)]
+    assert [w.id for w in queue.first("new", 8, NOW)] == ["c", "a", "b"]
+    assert [(w.id, w.since) for w in queue.first("newest", 8, NOW)] == [("d", 3.0)]
     assert (queue.waiting("old"), len(queue), queue.tokens) == (0, 5, 400.0)
-    assert queue.first("apart", 8) == apart  # whoever has nothing to do with it is left alone
+    assert queue.first("apart", 8, NOW) == apart  # whoever has nothing to do with it is left alone
     served = [queue.remove(name, served=True) for name in "abcde"]
     assert [w.model for w in served if w is not None] == ["new", "new", "new", "newest", "apart"]
     assert (len(queue), queue.models(), queue.tokens) == (0, [], 0.0)
@@ -170,7 +193,7 @@ def test_only_what_is_served_counts_against_a_tenant() -> None:
         queue.remove(f"a{n}", served=False)
     push(queue, "a10", "a")
     queue.remove("b0", served=True)
-    assert [w.id for w in queue.first("m", 8)] == ["a10", "b1"]
+    assert [w.id for w in queue.first("m", 8, NOW)] == ["a10", "b1"]
 
 
 def test_who_comes_anew_neither_waits_for_the_past_nor_profits_by_it() -> None:
@@ -197,7 +220,7 @@ def test_a_tenant_that_leaves_and_returns_pays_what_it_took() -> None:
 
 def serve_all(queue: RequestQueue) -> list[str]:
     order = []
-    while due := queue.first("m", 1):
+    while due := queue.first("m", 1, NOW):
         queue.remove(due[0].id, served=True)
         order.append(due[0].id)
     return order
@@ -217,8 +240,8 @@ def test_service_is_in_proportion_to_weight(light: list[float], heavy: list[floa
     for n, tokens in enumerate(heavy):
         push(queue, f"h{n}", "heavy", weight, tokens=tokens)
     served = {"light": 0.0, "heavy": 0.0}
-    while {w.tenant for w in queue.first("m", 120)} == {"light", "heavy"}:
-        due = queue.first("m", 1)[0]
+    while {w.tenant for w in queue.first("m", 120, NOW)} == {"light", "heavy"}:
+        due = queue.first("m", 1, NOW)[0]
         queue.remove(due.id, served=True)
         served[due.tenant] += due.tokens
         assert abs(served["light"] - served["heavy"] / weight) <= 400.0 + 400.0 / weight
@@ -240,8 +263,8 @@ def test_answers_count_as_they_turned_out(light: Any, heavy: Any, weight: float,
         mine = ("light", 1.0) if request_id[0] == "l" else ("heavy", weight)
         push(queue, request_id, *mine, output_tokens=expected)
     served, under_way = {"light": 0.0, "heavy": 0.0}, deque[str]()
-    while {w.tenant for w in queue.first("m", 200)} == {"light", "heavy"}:
-        due = queue.first("m", 1)[0]
+    while {w.tenant for w in queue.first("m", 200, NOW)} == {"light", "heavy"}:
+        due = queue.first("m", 1, NOW)[0]
         queue.remove(due.id, served=True)
         served[due.tenant] += work(100.0, answers[due.id][1])
         under_way.append(due.id)
@@ -259,7 +282,7 @@ def test_long_answers_are_paid_for() -> None:
         push(queue, f"short{n}", "short", output_tokens=100.0)
     order = []
     for _ in range(40):
-        due = queue.first("m", 1)[0]
+        due = queue.first("m", 1, NOW)[0]
         queue.remove(due.id, served=True)
         queue.settle(due.id, work(100.0, 1500.0 if due.tenant == "long" else 50.0))
         order.append(due.tenant)
@@ -291,7 +314,7 @@ def test_the_oldest_waits_no_more_than_so_many_turns(urgent: int, pace: int) -> 
         push(queue, f"u{n}", "other", priority=1, now=now)
     while True:
         starved = queue.starved("m", now)
-        due = starved or queue.first("m", 1)[0]
+        due = starved or queue.first("m", 1, NOW)[0]
         queue.remove(due.id, served=True)
         turns += 1
         push(queue, f"more{turns}", "other", priority=1, now=now)
@@ -310,7 +333,7 @@ def test_two_that_starve_do_not_go_one_after_another() -> None:
         push(queue, f"u{n}", "other", priority=1, now=1.0)
     order = []
     for _ in range(8):
-        due = queue.starved("m", 99.0) or queue.first("m", 1)[0]
+        due = queue.starved("m", 99.0) or queue.first("m", 1, NOW)[0]
         queue.remove(due.id, served=True)
         order.append(due.id)
     assert order == ["u0", "u1", "u2", "old0", "u3", "u4", "u5", "old1"]
@@ -343,7 +366,7 @@ def test_who_stepped_back_is_behind_all_others_starves_nobody_and_makes_way_firs
         push(queue, f"q{n}", priority=priority, now=float(n))
     queue.step_back("q0")
     queue.step_back("q0")
-    assert [w.id for w in queue.first("m", 9)] == ["q2", "q1", "q0"]
+    assert [w.id for w in queue.first("m", 9, NOW)] == ["q2", "q1", "q0"]
     assert (queue.waiting("m"), queue.on_time("m")) == (3, 2)
     for n in range(3, 3 + STARVED_EVERY):
         push(queue, f"q{n}", now=20.0)
@@ -353,7 +376,7 @@ def test_who_stepped_back_is_behind_all_others_starves_nobody_and_makes_way_firs
     assert queue.victim(0, 100.0).id == "q0"
     assert queue.outlived("q1", 5.0, 31.0)
     queue.reassign({"q0": "m-2", "q1": "m-2"})
-    assert [w.id for w in queue.first("m-2", 9)] == ["q1", "q0"]
+    assert [w.id for w in queue.first("m-2", 9, NOW)] == ["q1", "q0"]
 
 
 def test_nobody_fills_the_room_alone() -> None:
@@ -374,7 +397,7 @@ def test_nobody_fills_the_room_alone() -> None:
     assert [come(f"a{n}", "busy", "a") for n in range(10)] == [""] * 8 + ["a8", "a9"]
     assert [come(f"q{n}", "quiet", "a") for n in range(5)] == ["a7", "a6", "a5", "a4", "q4"]
     assert [come(f"b{n}", "busy", "b", 2.0) for n in range(6)] == ["a3", "q3", "a2", "q2", "b4", "b5"]
-    assert [w.id for w in queue.first("busy", 9)] == ["a0", "b0", "b1", "a1", "b2", "b3"]
+    assert [w.id for w in queue.first("busy", 9, NOW)] == ["a0", "b0", "b1", "a1", "b2", "b3"]
     queue.remove("a0", served=True)
     push(queue, "high", "c", priority=1)
     assert queue.victim(1, 100.0, "m", "d") is not None  # a lower band first
@@ -427,6 +450,10 @@ class Room(RuleBasedStateMachine):
                 self.model[name] = (tenant, model, priority - BACK, tokens)
                 self.back.append(name)
 
+    def ratio(self, name: str) -> float:
+        """How long it has waited, for what it is."""
+        return NOW / work(self.model[name][3], 0.0)
+
     @invariant()
     def agrees(self) -> None:
         queue = self.queue
@@ -435,19 +462,20 @@ class Room(RuleBasedStateMachine):
         assert set(queue.models()) == {m for _, m, *_ in self.model.values()}
         for model in "mn":
             here = {name: (t, p) for name, (t, m, p, _) in self.model.items() if m == model}
-            order = [w.id for w in queue.first(model, 99)]
+            order = [w.id for w in queue.first(model, 99, NOW)]
             assert sorted(order) == sorted(here)
             assert queue.waiting(model) == len(here)
             assert queue.on_time(model) == len(here.keys() - set(self.back))
             assert queue.ahead(model, 1) == sum(p >= 1 for _, p in here.values())
-            assert [w.id for w in queue.first(model, 3)] == order[:3]
-            # Bands in order, and within a band each tenant's own in order of arrival.
+            assert [w.id for w in queue.first(model, 3, NOW)] == order[:3]
+            # Bands in order, and within a band each tenant's own by how long it has waited for what it is.
             assert [here[name][1] for name in order] == sorted((p for _, p in here.values()), reverse=True)
             for tenant in "abc":
                 for priority in (*range(3), *range(-BACK, 3 - BACK)):
                     own = [name for name in order if here[name] == (tenant, priority)]
                     came = here if priority >= 0 else self.back
-                    assert own == [name for name in came if here.get(name) == (tenant, priority)]
+                    mine = [name for name in came if here.get(name) == (tenant, priority)]
+                    assert own == sorted(mine, key=self.ratio, reverse=True)
         lowest = min((p for _, _, p, _ in self.model.values()), default=None)
         victim = queue.victim(3, 1.0)
         assert (victim is None) == (not self.model or queue.tokens - victim_tokens(self.model, lowest) + 1 > TOKENS_MAX)

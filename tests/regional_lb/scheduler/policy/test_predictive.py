@@ -4,6 +4,7 @@ single one.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from worlds import fleet, replica
 
 from farhop.balance.estimate import cost
 from farhop.balance.ledger import Reservation
+from farhop.balance.prefix import chain
 from regional_lb.scheduler.pick import uncached_tokens
 from regional_lb.scheduler.policy import Need, Predictive
 from regional_lb.scheduler.policy.predictive import BETA
@@ -21,7 +23,7 @@ NEED = Need(prompt_tokens=256.0, output_tokens=100.0, bytes_per_token=4.0)
 def score(*replicas, hits=None, reserved=()):
     """Uncached tokens and score of each."""
     table = fleet(*replicas, reserved=reserved).whole
-    held = [(depth, table.of.at[name]) for name, depth in (hits or {}).items() if name in table.of.at]
+    held = [(chain.bytes_at(depth), table.of.at[name]) for name, depth in (hits or {}).items() if name in table.of.at]
     uncached = uncached_tokens(NEED, table, held)
     return list(zip(uncached.tolist(), Predictive().score(NEED, table, uncached, 0.0).tolist(), strict=True))
 
@@ -64,3 +66,24 @@ def test_who_is_less_crowded_is_worth_what_all_of_a_batch_gain() -> None:
     (_, crowded), (_, empty) = score(replica("r1", slots=64), replica("r2", slots=64), reserved=ten)
     later_ms, stalled_ms = 100 * 2 * 10 * 0.007 * 20.0, 10 * (25.6 - 20.0)
     assert (crowded - empty) == pytest.approx(BETA * (later_ms + stalled_ms))
+
+
+def blocked(*backlogs: int, uncached: float = 60_000.0) -> list[float] | None:
+    """What taking a long prompt would cost those who come, where replicas prefill so many tokens already."""
+    replicas = [replica(f"r{n}", prefill_tokens_max=8192, tpot_ms=10.0) for n in range(len(backlogs))]
+    held = [Reservation(f"r{n}", tokens, 1000) for n, tokens in enumerate(backlogs)]
+    table = fleet(*replicas, reserved=held).whole
+    cost_ms = Predictive().blocking_ms(table, np.full(len(backlogs), uncached))
+    return None if cost_ms is None else cost_ms.tolist()
+
+
+def test_the_last_replica_without_a_long_prefill_is_paid_for_by_all_who_come() -> None:
+    assert blocked(0, 0) is None  # the other is left
+    assert blocked(100_000, 0, 0) is None
+    first, second = blocked(100_000, 0)
+    assert first == 0.0
+    assert second > 1_000.0
+    assert blocked(100_000, 0, uncached=120_000.0)[1] == pytest.approx(4.0 * second, rel=0.01)  # twice as many and long
+    assert min(blocked(100_000, 100_000)) > 1_000.0  # nobody is left: whichever it is, it blocks them for longer
+    assert blocked(100_000, 0, uncached=2_000.0) is None  # over before many come
+    assert blocked(100_000) is None  # there never was another
