@@ -11,8 +11,8 @@ ROOMS  := topology proto farhop regional_lb global_lb entry_dns entry_anycast fa
 SYSTEM := docker or root or browser or history or envoy or chaos
 # Nor real engines: `make engines` installs them outside of $(VENV), `make test-engines` runs what needs them.
 APART  := $(SYSTEM) or engines
-# Drills wait more than they work: one more than there are cores on the smallest machine this is for.
-WORKERS ?= 3
+# Drills wait more than they work: two more than there are cores on the smallest machine this is for.
+WORKERS ?= 4
 # What share of its examples a test of a property plays in `make test`; `make test-system` plays all of them.
 EXAMPLES ?= 0.3
 
