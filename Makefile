@@ -11,8 +11,8 @@ ROOMS  := topology proto farhop regional_lb global_lb entry_dns entry_anycast fa
 SYSTEM := docker or root or browser or history or envoy or chaos
 # Nor real engines: `make engines` installs them outside of $(VENV), `make test-engines` runs what needs them.
 APART  := $(SYSTEM) or engines
-# Drills wait more than they work: one more than there are cores on the smallest machine this is for.
-WORKERS ?= 3
+# Drills wait more than they work: two more than there are cores on the smallest machine this is for.
+WORKERS ?= 4
 # What share of its examples a test of a property plays in `make test`; `make test-system` plays all of them.
 EXAMPLES ?= 0.3
 
@@ -53,12 +53,15 @@ engine-pages: $(STAMP)
 	$(BIN)/python tests/engines/capture.py
 
 # pytest ends with 5 where no test is marked so: then there is nothing to do. Building images takes minutes: no dump before.
-# Then the tests of properties, with all the examples that they name.
-test-system: $(STAMP)
-	@$(BIN)/pytest -o faulthandler_timeout=600 -m '$(SYSTEM)'; ended=$$?; \
-	  if [ $$ended = 5 ]; then echo 'No test needs $(SYSTEM): nothing to do.'; \
-  elif [ $$ended != 0 ]; then exit $$ended; fi
-	$(BIN)/pytest -n $(WORKERS) -m 'hypothesis and not ($(APART))'
+# Beside them, and after them in importance, the tests of properties with all the examples that they name: those wait for
+# nothing, the others mostly wait. What they say is told at the end; whoever interrupts this ends them, too.
+test-system: $(TESTS_STAMP)
+	@nice -n 19 $(BIN)/pytest -n 2 -m 'hypothesis and not ($(APART))' > $(VENV)/properties.log 2>&1 & properties=$$!; \
+	  trap "kill $$properties 2> /dev/null" EXIT; trap 'exit 130' INT TERM; \
+	  $(BIN)/pytest -o faulthandler_timeout=600 -m '$(SYSTEM)'; ended=$$?; \
+	  if [ $$ended = 5 ]; then echo 'No test needs $(SYSTEM): nothing to do.'; ended=0; fi; \
+	  wait $$properties; played=$$?; cat $(VENV)/properties.log; \
+	  [ $$ended = 0 ] || exit $$ended; exit $$played
 
 # Lines and branches, by the tests that mirror what ships: minutes. `make coverage TESTS=tests` takes all but the drills,
 # which a tracer slows beyond what they are about, and whose killed processes would tell nothing. Two figures: what

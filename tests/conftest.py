@@ -182,6 +182,7 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(20_000)  # as processes of Farhop do: what the machines make ends with them
         gc.enable()
 
 
@@ -197,7 +198,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in missing:
             if item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=missing[name]))
-    items.sort(key=lambda item: (not _in_world(item), DRILLS not in item.path.parents))
+    drills = f"{DRILLS}{os.sep}"
+    items.sort(key=lambda item: (not _in_world(item), not str(item.path).startswith(drills)))
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 REPEATS = 5
 REQUESTS = 400
+MANY = (1000, 10_000)  # replicas of a large region
 PROMPT_BYTES = 32 * 1024
 MODEL = "m"
 
@@ -55,8 +56,8 @@ def decide() -> list[Row]:
     data = random.Random(1).randbytes(PROMPT_BYTES)
     seed = chain.seed_of(MODEL, "", "", "")
     rows.append(_timed("prefix chain of 32 KB", lambda: chain.chain(data, seed), 2000))
-    rows += [_row(f"regional, {n:,} replicas", partial(_regional, n)) for n in (1000, 10_000)]
-    for n in (16, 1000, 10_000):
+    rows += [_row(f"regional, {n:,} replicas", partial(_regional, n)) for n in MANY]
+    for n in (16, *MANY):
         rows.append(_timed(f"pick of {n:,}, prompt new to all", _picking(_regional(n)), REQUESTS))
         rows.append(_timed(f"pick of {n:,}, its beginning held by all", _picking(_begun(n)), REQUESTS))
         rows.append(_timed(f"pick of {n:,}, the same, one of them down", _picking(_begun(n, down=1)), REQUESTS))

@@ -293,7 +293,7 @@ def run(networks: int, seconds: float, seed: int = 7) -> Found:
             with serve(port) as pid:
                 time.sleep(1.5)
                 try:
-                    _load(port, folder / "questions", 1.0)
+                    _load(port, folder / "questions", min(1.0, seconds))
                     before, began = _cpu_s(pid), time.monotonic()
                     done, lost, mean_ms, worst_ms = _load(port, folder / "questions", seconds)
                     took_s = time.monotonic() - began

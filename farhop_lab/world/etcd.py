@@ -158,6 +158,11 @@ class EmbeddedEtcd:
         self._signal(signal.SIGKILL)
         await self._end()
 
+    async def end_now(self) -> None:
+        """`kill` where it runs; else nothing."""
+        if self._process is not None and self._process.returncode is None:
+            await self.kill()
+
     def pause(self) -> None:
         """Freeze it: sockets stay open and nothing answers, like a host behind a black hole."""
         self._signal(signal.SIGSTOP)

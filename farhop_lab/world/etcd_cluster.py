@@ -49,6 +49,8 @@ class EtcdCluster:
 
     async def stop(self) -> None:
         """End all members. Idempotent."""
+        if len(self.members) > 1:  # one told to end would wait seconds for another, which ends as well, to lead
+            await asyncio.gather(*(member.end_now() for member in self.members))
         await asyncio.gather(*(member.stop() for member in self.members))
 
     async def kill(self) -> None:

@@ -83,6 +83,21 @@ async def bias(world: World, region: str, ms: float) -> None:
         await store.put(bias.key, overrides.encode(bias))
 
 
+async def settled(world: World) -> bool:
+    """Every entry admits all of every region's traffic, and every replica has all its slots."""
+    async with aiohttp.ClientSession() as session:
+        for region in world.regions.values():
+            async with session.get(f"{region.global_admin}/status") as page:
+                entry = await page.json()
+            async with session.get(f"{region.regional_admin}/status") as page:
+                below = await page.json()
+            if {(one["state"], one["admitted_share"]) for one in entry["regions"]} != {("up", 1.0)}:
+                return False
+            if {one["share"] for one in below["replicas"]} != {1.0}:
+                return False
+    return True
+
+
 @dataclass
 class Asked:
     """One request. Times are epoch seconds, as spans have them; `first` is that of the first byte of its text."""

@@ -88,9 +88,10 @@ async def test_engines_that_die_are_not_stormed_with_retries() -> None:
         assert {one.status for one in load.asked} <= {502, 503}
         ours = sum(one.asked for one in dying)
 
+        directs = [await stack.enter_async_context(Load(f"http://127.0.0.1:{port}")) for port in ports]
+
         async def naive() -> None:  # what a balancer does that asks every replica before it gives up
-            for port in ports:
-                direct = await stack.enter_async_context(Load(f"http://127.0.0.1:{port}"))
+            for direct in directs:
                 assert (await direct.ask("chat", 2, 4)).status == 0
 
         await asyncio.gather(*(naive() for _ in range(200)))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
+from failover import settled
 
 from farhop_lab.world.client import Delta, Result, ask
 
@@ -190,7 +191,7 @@ def test_service_goes_on_without_etcd(running: RunningWorld, how: str) -> None:
     etcd = running.world.etcd
     assert etcd is not None
     # What an earlier test took down is eased in, and its region gets its traffic back at a pace: it spills meanwhile.
-    assert _eventually(lambda: _settled(running), 40.0)
+    assert _eventually(lambda: running.call(settled(running.world)), 40.0)
     if how == "killed":
         running.call(etcd.kill())
     else:
@@ -200,6 +201,7 @@ def test_service_goes_on_without_etcd(running: RunningWorld, how: str) -> None:
         results = []
         while time.monotonic() < end:
             results += [running.ask(region, "anywhere", "still there?") for region in sorted(ALL)]
+            time.sleep(0.1)
         assert all(result.ok for result in results)
         # In the first round, and in the last, when no report that came by etcd would count any more.
         for region, result in zip(2 * sorted(ALL), results[:3] + results[-3:], strict=True):
@@ -230,18 +232,6 @@ def _started_without_etcd(running: RunningWorld) -> None:
     assert [kept["from_disk"] for kept in status["kept"]] == [True]
     assert status["law"]["etcd_out_of_reach"]
     assert "etcd is silent" in running.call(_text(f"{virginia.global_admin}/readyz"))
-
-
-def _settled(running: RunningWorld) -> bool:
-    """Every entry admits all of every region's traffic, and every replica has all its slots."""
-    for region in running.world.regions.values():
-        entry = running.call(_json(f"{region.global_admin}/status"))
-        below = running.call(_json(f"{region.regional_admin}/status"))
-        if {(one["state"], one["admitted_share"]) for one in entry["regions"]} != {("up", 1.0)}:
-            return False
-        if {one["share"] for one in below["replicas"]} != {1.0}:
-            return False
-    return True
 
 
 async def _at_home(running: RunningWorld, region: str, result: Result) -> None:

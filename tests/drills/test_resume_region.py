@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
+from failover import settled
 
 from farhop.store.documents.overrides import DrainOverride, encode
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_link import EtcdSettings
 from farhop_lab.world.client import Delta, Result, ask
-from farhop_lab.world.world import WorldSettings
+from farhop_lab.world.world import World, WorldSettings
 from tests.conftest import RunningWorld
 
 if TYPE_CHECKING:
@@ -27,15 +28,41 @@ FROM = "virginia"
 STREAMS, TOKENS = 8, 400
 
 
-@pytest.fixture
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningWorld]:
-    made = RunningWorld(WorldSettings(replicas=1, speedup=2.0), tmp_path_factory.mktemp("resume") / "world")
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningWorld]:
+    """One world for all of them, in which what comes back has all of its traffic back at once."""
+    at_once: dict[str, Any] = {
+        "global_config": {"spill": {"ramp_per_s": 1e3}},
+        "regional_config": {"health": {"slow_start_s": 0}},
+    }
+    settings = WorldSettings(replicas=1, speedup=2.0, **at_once)
+    made = RunningWorld(settings, tmp_path_factory.mktemp("resume") / "world")
     try:
         made.call(made.world.start())
-        made.call(made.world.wait_until_serving(REGIONS))
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def world(shared: RunningWorld) -> Iterator[RunningWorld]:
+    """It, whole and at rest; what a test has killed starts again."""
+    shared.call(whole_again(shared.world), 70.0)
+    return shared
+
+
+async def whole_again(world: World) -> None:
+    for name, run in world.regions.items():
+        assert run.regional is not None
+        if run.regional.ended is not None:
+            await world.start_regional(name)
+        for index, engine in enumerate(run.engines):
+            if engine.ended is not None:
+                await world.start_engine(name, index)
+    await world.wait_until_serving(REGIONS)
+    async with asyncio.timeout(60.0):
+        while not await settled(world):
+            await asyncio.sleep(0.05)
 
 
 async def stream(
@@ -103,7 +130,7 @@ def test_a_tenant_of_the_dead_region_alone_gets_the_error(world: RunningWorld) -
         assert result.error.code == "upstream_died_mid_stream"
 
 
-LONG, PACE_S = 2500, 2.0  # tokens: such a stream takes far longer than the drain's pace
+LONG, PACE_S = 900, 2.0  # tokens, 6 ms each: such a stream takes far longer than the drain's pace
 
 
 async def drained(world: RunningWorld) -> tuple[list[Result], float, int]:

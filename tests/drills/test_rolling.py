@@ -53,7 +53,7 @@ async def fleets(folder: Path) -> AsyncIterator[dict[str, Fleet]]:
         await etcd.start()
         at = etcd.endpoint.removeprefix("http://")
         engine_port, regional_port, global_port = free_ports(3)
-        arguments = ["engine", "--port", str(engine_port), "--model", MODEL, "--profile", "a100", "--speedup", "20"]
+        arguments = ["engine", "--port", str(engine_port), "--model", MODEL, "--profile", "a100", "--speedup", "5"]
         engine = Child("engine", arguments, folder / "engine.log", {})
         replica = {"url": f"http://127.0.0.1:{engine_port}", "models": [MODEL], "kv_tokens": 1_000_000}
         below = {"tier": {"port": 0}, "control": {"port": 0}, "replicas": [replica]}

@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 from inprocess import HOP_KEY, Both, Engine, chat, global_config, regional_config, send, tenant, topology, until
 
@@ -21,6 +20,10 @@ from farhop_lab.world.etcd import EmbeddedEtcd
 from global_lb.app.main import GlobalBalancer
 from regional_lb.app.main import RegionalBalancer
 
+if TYPE_CHECKING:
+    import openai
+
+SDKS = ("openai",)  # see conftest.py
 NOW = datetime.now(UTC)
 
 

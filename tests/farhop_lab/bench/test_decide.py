@@ -8,6 +8,7 @@ from farhop_lab.bench import decide as bench
 def test_every_row_is_a_measurement_of_the_shipped_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "REPEATS", 2)
     monkeypatch.setattr(bench, "REQUESTS", 10)
+    monkeypatch.setattr(bench, "MANY", (100, 200))
     rows = bench.decide()
     assert [row.what for row in rows][:6] == [
         "regional, 2 replicas",

@@ -11,7 +11,7 @@ from farhop_lab.studies.cell import run
 
 
 def test_a_number_is_a_world() -> None:
-    first, again, other = (random_worlds.drawn(n, 1, 5.0) for n in (0, 0, 6))
+    first, again, other = (random_worlds.drawn(n, 1, 5.0) for n in (6, 6, 24))
     assert first.scenario.document() == again.scenario.document()
     assert first.factor == again.factor
     assert first.scenario.document() != other.scenario.document()
