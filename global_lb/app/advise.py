@@ -46,7 +46,7 @@ class Advisor:
         flow = self._flow
         if not flow.routes.of(request.tenant, request.model).config.advise:
             return answers.refusal(outcome.PATH_NOT_ALLOWED, "decisions are not told for this tenant or model")
-        decision = flow.consider(request, self._clock.now())
+        decision = flow.consider(request, self._clock.now(), request.lawful)
         if decision.chosen is None:
             return self._nowhere(request, decision)
         self._telemetry.advised(context, request, decision)

@@ -340,7 +340,7 @@ class GlobalAdmin:
 
     def explain(self, request: Request) -> dict[str, Any]:
         """Which region a request would go to now."""
-        decision = self._flow.consider(request, self._clock.now())
+        decision = self._flow.consider(request, self._clock.now(), request.lawful)
         flow = self._flow
         return {
             "reasons": DecisionReasons(flow.config.region).record(decision),

@@ -40,16 +40,18 @@ def resolve(
     allowed: Sequence[str],
     law: Law,
     consider: Callable[[Request], Decision],
+    known: Callable[[str], bool],
 ) -> Request | Unresolved:
     """The request for the model that it gets: the first with room in a region where it may go; while none has any, the
-    first that is served there; where none is, the first that it may use. `allowed` are the models of its API key, empty
-    for any. Its `lawful` then holds what the law says of the name asked for, too. Its chain is still the name's."""
+    first that is served there; where none is, the first that it may use, of those `known` if there is one. `allowed`
+    are the models of its API key, empty for any. Its `lawful` then holds what the law says of the name asked for, too.
+    Its chain is still the name's."""
     by_name = admission.processing(request, law).lawful
     by_name = admission.both(by_name, request.lawful)
     passed: list[str] = []
     lawless = False
     served: tuple[Request, list[str]] | None = None
-    first: Request | None = None
+    firsts: list[Request] = []
     for step in steps:
         if step.prompt_bytes_max is not None and request.prompt_bytes > step.prompt_bytes_max:
             passed.append(f"{step.model}: the prompt is too long")
@@ -67,12 +69,12 @@ def resolve(
             return _told(one, passed)
         if decision.chosen is not None:
             served = served or (one, list(passed))
-        first = first or one
+        firsts.append(one)
         passed.append(f"{step.model}: {'no room' if decision.chosen is not None else 'not served'}")
     if served is not None:
         return _told(*served, "; no other has room")
-    if first is not None:
-        return _told(first, [], "; none is served")
+    if firsts:
+        return _told(next((one for one in firsts if known(one.model)), firsts[0]), [], "; none is served")
     if lawless or not by_name:
         return Unresolved(outcome.UNLAWFUL, f"no region may process this request for what `{request.model[:128]}` is")
     return Unresolved(outcome.KEY_SCOPE, f"this API key is for none of the models that `{request.model[:128]}` is")

@@ -523,7 +523,14 @@ class GlobalFlow:
         steps = self.routes.cascade(request.tenant, request.model)
         if not steps:
             return None
-        found = cascade.resolve(request, steps, allowed, self.law, lambda one: self.consider(one, now, one.lawful))
+        found = cascade.resolve(
+            request,
+            steps,
+            allowed,
+            self.law,
+            consider=lambda one: self.consider(one, now, one.lawful),
+            known=self._regions.may_exist,
+        )
         return None if not isinstance(found, cascade.Unresolved) and found.model == request.model else found
 
     def _decide(self, state: RequestState, now: float) -> Decision:
