@@ -68,7 +68,8 @@ class Request(msgspec.Struct, frozen=True):
     and it cannot be sent again. `by_ids`: it continues a stream, and its engine must tell token ids.
     `soft_session` is a hash of what a coding agent or another client calls its session without anybody having asked for
     it, 0 without one, and `parent_session` of the one that it came from: they decide between equals and nothing else.
-    `by_anycast`: it came by an address that other entries announce, too.
+    `by_anycast`: it came by an address that other entries announce, too. `alias`: the name that its client asked
+    for, where that stands for `model` and its body was changed; `alias_why`: which models before it were passed over.
     """
 
     id: str
@@ -101,6 +102,8 @@ class Request(msgspec.Struct, frozen=True):
     once: bool = False
     by_anycast: bool = False
     by_ids: bool = False
+    alias: str = ""
+    alias_why: str = ""
 
 
 class Address(msgspec.Struct, frozen=True):

@@ -168,6 +168,8 @@ def routed(
 ) -> list[str]:
     """What a route of an entry would come to, in lines for people."""
     law, served = Law(topology), _served(statuses)
+    if route.get("models"):
+        return _short(list(_stands_for(law, served, tenant, route["models"])))
     order = route.get("regions") if route.get("policy") == "failover" else None
     moves: dict[tuple[str, str], list[str]] = {}
     lines = []
@@ -182,6 +184,21 @@ def routed(
                 moves.setdefault((one, first or "as it ranks those that are lawful and serve"), []).append(name)
     lines += [f"decides: {one} of {_named(names)}: {_led(where)}" for (one, where), names in sorted(moves.items())]
     return _short(lines or ["moves nothing: nobody is served whom it would be for"])
+
+
+def _stands_for(
+    law: Law, served: Mapping[str, set[str]], tenant: str, steps: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """For each model of a cascade, whom it can serve now."""
+    tenants = [tenant] if tenant else sorted(law.topology.tenants)
+    for name in (str(step["model"]) for step in steps):
+        there = served.get(name)
+        if not there:
+            yield f"unknown: {name} is served nowhere now; it is passed over until it is"
+            continue
+        without = [one for one in tenants if not law.verdict(one, name).lawful & there]
+        kept = f"; the law keeps it from {_named(without)}" if without else ""
+        yield f"stands for: {name}, served in {_named(sorted(there))}{kept}"
 
 
 def _led(where: str) -> str:

@@ -17,6 +17,7 @@ from xxhash import xxh3_64_intdigest
 
 from farhop.balance import outcome
 from farhop.balance.machine import PromptTokenized, Request
+from farhop.balance.model_facts import UNTOLD
 from farhop.balance.prefix import chain
 from farhop.identity import redirect_token
 from farhop.identity.tenant_certificates import HEADER as CERTIFICATE
@@ -78,6 +79,17 @@ class Advisor(Protocol):
 
     def advise(self, request: Request, context: RequestContext, head: Head) -> Reply:
         """Where the request would go now. Nothing is sent."""
+
+
+class ModelNames(Protocol):
+    """Who knows names that stand for other models."""
+
+    def resolved(self, request: Request, allowed: tuple[str, ...]) -> Request | None:
+        """The request for the model that it gets, as GlobalFlow.resolve; None where its name is that. Raises
+        bodies.BodyError."""
+
+    def listed(self, tenant: str) -> dict[str, tuple[str, ...]]:
+        """Names that stand for others when this tenant asks, and for which."""
 
 
 class Carrying(Protocol):
@@ -149,6 +161,7 @@ class Ingress:
         self._wants_tokens = wants_tokens
         self.relay: Carrying | None = None
         self.arrivals: Arrivals | None = None
+        self.names: ModelNames | None = None  # where names may stand for other models
         self.limits: Limiter | None = None  # what clients may use, where that is limited
         self.gate: Callable[[], Reply | None] | None = None  # why nobody is let in just now, where there can be a why
 
@@ -229,7 +242,7 @@ class Ingress:
         if caller.body_hash and hashlib.sha256(exchange.body).digest() != caller.body_hash:
             return _other_body()
         if kind is _MODELS:
-            return _model_list(self._authenticator.models(caller), exchange.head)
+            return _model_list(self._listed(caller), exchange.head)
         if kind is _VERSION:
             return answers.Reply(200, msgspec.json.encode({"version": release()}), outcome.SERVED)
         try:
@@ -271,10 +284,16 @@ class Ingress:
         if caller.models and request.model not in caller.models:
             detail = f"this API key is not for this model; it is for {', '.join(caller.models[:_MODELS_SHOWN])}"
             return answers.refusal(outcome.KEY_SCOPE, detail, param="model")
-        # A model may have a rule of its own, and its name is known only now.
-        asked = context.recorded and self._telemetry.bound(context, request.model)
-        if asked and not self._authenticator.recorded(caller, request.model):
-            self._telemetry.mute(context)
+        self._mute_if_bound(context, caller, request.model)
+        if self.names is not None:
+            try:
+                found = self._renamed(self.names, caller, kind, request, prompt, exchange.body)
+            except bodies.BodyError as error:
+                return answers.refusal(error.outcome, error.detail, param=error.param)
+            if found is not None:
+                request, prompt, exchange.body = found
+                onward, context.body_sha256 = None, b""  # both were of the body that came
+                self._mute_if_bound(context, caller, request.model)
         if self.arrivals is not None:
             self.arrivals.arrived(exchange, caller, request.model)
         if context.advised:
@@ -289,6 +308,42 @@ class Ingress:
                 return admitted
         self._go_on(exchange, context, request, prompt, onward, since)
         return None
+
+    def _mute_if_bound(self, context: RequestContext, caller: Caller, model: str) -> None:
+        """A model may have a rule of its own about records, and its name is known only when the body is read."""
+        asked = context.recorded and self._telemetry.bound(context, model)
+        if asked and not self._authenticator.recorded(caller, model):
+            self._telemetry.mute(context)
+
+    def _renamed(
+        self, names: ModelNames, caller: Caller, kind: Kind, request: Request, prompt: Prompt, body: bytes
+    ) -> tuple[Request, Prompt, bytes] | None:
+        """All of it for the model that its name stands for; None where it is for that already. Raises BodyError."""
+        found = names.resolved(request, caller.models)
+        if found is None:
+            return None
+        if not bodies.renames(kind):
+            detail = (
+                f"`{request.model[:128]}` stands for other models, which this path cannot ask for; name a model itself"
+            )
+            raise bodies.BodyError(outcome.INVALID_FIELD, detail, "model")
+        body = openai.renamed(body, found.model)
+        prompt = replace(prompt, model=found.model, lacks_model=False)
+        made = replace(
+            found, body_bytes=len(body), body_hash=xxh3_64_intdigest(body),
+            chain=chain.chain(prompt.canonical, _seed(caller, prompt)),
+        )  # fmt: skip
+        return made, prompt, body
+
+    def _listed(self, caller: Caller) -> dict[str, ModelFacts]:
+        """The models that the caller may use, and the names that stand for any of them, sorted."""
+        offered = self._authenticator.models(caller)
+        models = dict(offered)
+        for name, others in self.names.listed(caller.tenant).items() if self.names is not None else ():
+            mine = not caller.models or name in caller.models
+            if mine and any(other in offered for other in others):
+                models.setdefault(name, UNTOLD)  # they may differ in all that is said of them
+        return dict(sorted(models.items()))
 
     def _go_on(
         self, exchange: Exchange, context: RequestContext, request: Request, prompt: Prompt, onward: bytes | None,
@@ -396,7 +451,9 @@ class Ingress:
         if not isinstance(wished, Caller):
             raise bodies.BodyError(wished.outcome, msgspec.json.decode(wished.body)["error"]["message"])
         caller = wished
-        return self._request(caller, prompt, body, headers, version, self._clock.now()), prompt
+        request = self._request(caller, prompt, body, headers, version, self._clock.now())
+        found = self._renamed(self.names, caller, kind, request, prompt, body) if self.names is not None else None
+        return (request, prompt) if found is None else found[:2]
 
     def _request(
         self, caller: Caller, prompt: Prompt, body: bytes, headers: bytes, version: bytes | None, arrived_at: float,

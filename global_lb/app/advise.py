@@ -46,7 +46,7 @@ class Advisor:
         flow = self._flow
         if not flow.routes.of(request.tenant, request.model).config.advise:
             return answers.refusal(outcome.PATH_NOT_ALLOWED, "decisions are not told for this tenant or model")
-        decision = flow.consider(request, self._clock.now())
+        decision = flow.consider(request, self._clock.now(), request.lawful)
         if decision.chosen is None:
             return self._nowhere(request, decision)
         self._telemetry.advised(context, request, decision)
@@ -58,6 +58,7 @@ class Advisor:
             "decision": context.decision_id,
             "region": decision.chosen.region,
             "url": url,
+            **({"model": request.model} if request.alias else {}),
             "expires_in_ms": LIFE_MS if wanted and url is not None else None,
             **_reasons(decision),
         }
@@ -82,6 +83,8 @@ class Advisor:
         """Where a client would ask the region itself; None where none of this tenant's may come in."""
         chosen, flow = decision.chosen, self._flow
         assert chosen is not None
+        if request.alias:
+            return None  # regions do not know the name that is in its body
         instance = flow.best_instance(chosen.region, request.model)
         if instance is None or not flow.redirects.open_to(request.tenant, instance, flow.law):
             return None

@@ -46,6 +46,7 @@ from farhop.telemetry.release import release
 from farhop.telemetry.spans import Tracing
 from global_lb.app.advise import Advisor
 from global_lb.app.config import GlobalConfig
+from global_lb.app.model_names import ModelNames
 from global_lb.app.overrides import RoutingOverrides
 from global_lb.app.redirect_token import OwnTokens, RedirectTokens
 from global_lb.app.serve import DecisionReasons, GlobalAdmin, GlobalTier
@@ -301,7 +302,7 @@ class GlobalBalancer:
             ready=lambda: self.tier_admin.ready() and self.tier_admin.leads_somewhere(),
             anycast=frozenset(config.unicast.anycast) if config.unicast is not None else frozenset(),
         )
-        self.ingress.relay = self.relay
+        self.ingress.relay, self.ingress.names = self.relay, ModelNames(self.flow, self.clock)
         self.latencies: LatencyTable | None = None
         if config.client_latencies is not None:
             measured = config.client_latencies

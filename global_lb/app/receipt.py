@@ -38,6 +38,8 @@ def receipt(head: Head, request: Request, decision: Decision | None, topology: T
     if head.get(ASKED) != b"1" or decision is None:
         return b""
     told = _told(decision) if _may(request, topology) else _REFUSED
+    if request.alias and told is not _REFUSED:
+        told |= {"asked_for": request.alias, "model": request.model}
     # ASCII, and no control character: JSON escapes both.
     return b"%b: %b\r\n" % (HEADER, json.dumps(told, separators=(",", ":")).encode("ascii"))
 

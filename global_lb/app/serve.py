@@ -147,6 +147,8 @@ class GlobalTier(InstrumentedTier):
             told = receipt(head, active.request, active.reasons, self._flow.law.topology)
         if context.reserved is not None:
             told += context.reserved.headers()
+        if active.request.alias:
+            region += b"x-farhop-model: " + active.request.model.encode() + b"\r\n"
         return region + b"x-farhop-decision: " + context.decision_id.encode() + b"\r\n" + told
 
     def answer_tail(self, active: ActiveRequest) -> bytes:
@@ -338,7 +340,7 @@ class GlobalAdmin:
 
     def explain(self, request: Request) -> dict[str, Any]:
         """Which region a request would go to now."""
-        decision = self._flow.consider(request, self._clock.now())
+        decision = self._flow.consider(request, self._clock.now(), request.lawful)
         flow = self._flow
         return {
             "reasons": DecisionReasons(flow.config.region).record(decision),

@@ -25,7 +25,7 @@ from farhop.balance.ledger import Ledger, Reservation
 from farhop.balance.outcome import Source
 from global_lb.fleet.regions import Regions, Spill
 from global_lb.fleet.view import ChannelChanged, RegionForced, RegionKnown, RegionReported, ViewSwapped
-from global_lb.routing import admission
+from global_lb.routing import admission, cascade
 from global_lb.routing.pick import Decision, pick
 from global_lb.routing.policy import OverridesChanged
 from global_lb.routing.redirect import Redirects
@@ -33,7 +33,7 @@ from global_lb.routing.routes import Routes, RoutesChanged
 from topology.law import Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from random import Random
 
     from farhop.balance.estimate.unacknowledged import UnacknowledgedLoad
@@ -501,7 +501,7 @@ class GlobalFlow:
         output_tokens = self.estimates.output_tokens(request.tenant, request.model, request.max_tokens)
         lawful, route = admission.both(verdict.lawful, within), routes.of(request.tenant, request.model)
         field = self._regions.field(request, output_tokens, lawful, now, without, self._rng)
-        return pick(
+        decision = pick(
             field,
             verdict,
             route,
@@ -512,6 +512,27 @@ class GlobalFlow:
             homes=routes.homes,
             soft_homes=routes.soft_homes,
         )
+        if not request.alias:
+            return decision
+        why = f" ({request.alias_why})" if request.alias_why else ""
+        notes = (f"{request.alias} stands for {request.model}{why}", *decision.notes)
+        return msgspec.structs.replace(decision, notes=notes)
+
+    def resolve(self, request: Request, allowed: Sequence[str], now: float) -> Request | cascade.Unresolved | None:
+        """The request for the model that its name stands for now; None where that is the model itself. `allowed` are
+        the models of its API key, empty for any. Changes nothing."""
+        steps = self.routes.cascade(request.tenant, request.model)
+        if not steps:
+            return None
+        found = cascade.resolve(
+            request,
+            steps,
+            allowed,
+            self.law,
+            consider=lambda one: self.consider(one, now, one.lawful),
+            known=self._regions.may_exist,
+        )
+        return None if not isinstance(found, cascade.Unresolved) and found.model == request.model else found
 
     def _decide(self, state: RequestState, now: float) -> Decision:
         """The law twice: that of the request's arrival bounds that of now. Those who turned it away are asked again,

@@ -46,9 +46,9 @@ class Redirects:
         return machine.Redirect(request.id, url, outcome.REDIRECTED, own=True)
 
     def redirects(self, request: Request, decision: Decision, instance: Instance, law: Law) -> bool:
-        """Whether the client is to ask the instance itself."""
+        """Whether the client is to ask the instance itself. Never by a name that regions do not know."""
         config = decision.route.config
-        if config.answer != "redirect" or request.body_bytes < config.redirect_bytes:
+        if config.answer != "redirect" or request.body_bytes < config.redirect_bytes or request.alias:
             return False
         return self.open_to(request.tenant, instance, law)
 

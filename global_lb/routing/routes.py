@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Request
     from global_lb.routing.pick import Decision
-    from global_lb.routing.policy.route import RouteScope
+    from global_lb.routing.policy.route import ModelStep, RouteScope
 
 ALL: RouteScope = ("", "")
 
@@ -38,6 +38,7 @@ class Routes:
         self._configured = {ALL: RouteConfig(), **(configured or {})}
         self._changes: Mapping[RouteScope, RouteConfig] = {}
         self._routes: dict[RouteScope, Route] = {}
+        self.cascades: dict[RouteScope, tuple[ModelStep, ...]] = {}
         self.overrides = OperatorOverrides()
         self.homes, self.soft_homes = Homes(), Homes()
         self.override({})
@@ -48,6 +49,17 @@ class Routes:
         if len(routes) == 1:
             return self._default
         return routes.get((tenant, model)) or routes.get((tenant, "")) or routes.get(("", model)) or self._default
+
+    def cascade(self, tenant: str, model: str) -> tuple[ModelStep, ...]:
+        """What the name stands for when this tenant asks for it; empty where it is a model and nothing else. A name
+        in a cascade is never looked up in turn."""
+        cascades = self.cascades
+        return cascades.get((tenant, model)) or cascades.get(("", model)) or () if cascades else ()
+
+    def aliases(self, tenant: str) -> dict[str, tuple[ModelStep, ...]]:
+        """All names that stand for others when this tenant asks for them."""
+        names = sorted({model for whose, model in self.cascades if whose in ("", tenant)})
+        return {name: self.cascade(tenant, name) for name in names}
 
     def configure(self, configured: Mapping[RouteScope, RouteConfig]) -> None:
         """From now on these are what is configured; what goes before them goes on doing so."""
@@ -61,7 +73,10 @@ class Routes:
         chosen = {**self._configured, **routes}
         before = self._routes
         kept = {scope: before[scope] for scope, it in chosen.items() if scope in before and before[scope].config == it}
-        self._routes = {scope: kept.get(scope) or Route(config) for scope, config in chosen.items()}
+        self._routes = {
+            scope: kept.get(scope) or Route(config) for scope, config in chosen.items() if not config.models
+        }
+        self.cascades = {scope: config.models for scope, config in chosen.items() if config.models}
         self._default = self._routes[ALL]
         self._wants_session = any(route.wants_session() for route in self._routes.values())
         self._affine = any(route.config.affinity_ms for route in self._routes.values())
@@ -105,7 +120,10 @@ class Routes:
 
     def accounts(self, now: float) -> list[dict[str, Any]]:
         """For people: each route's policy, way to answer, and what is left of what is counted for it."""
-        return [route.status(scope, now) for scope, route in sorted(self._routes.items())]
+        routes = [route.status(scope, now) for scope, route in sorted(self._routes.items())]
+        for (tenant, model), steps in sorted(self.cascades.items()):
+            routes.append({"tenant": tenant, "model": model, "models": [step.model_dump() for step in steps]})
+        return routes
 
     def want_session(self) -> bool:
         """Whether any of them asks for a request's session."""

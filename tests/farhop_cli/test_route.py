@@ -50,6 +50,12 @@ def test_what_cannot_be_read_is_left_alone(cli, stands):
         (("set", "virginia", "{tenant: acme}"), 2, "say it by --tenant"),
         (("set", "virginia", "nearest"), 2, "must be a mapping"),
         (("set", "virginia", "{"), 2, "not YAML or JSON"),
+        (("set", "virginia", "{models: [{model: m}]}"), 2, "goes with `model`"),
+        (
+            ("set", "virginia", "{models: [{model: m}], policy: nearest}", "--model", "auto"),
+            2,
+            "does not go with `models`",
+        ),
         (("unset", "virginia", "--tenant", "acme"), 1, "nothing was changed"),
     ],
 )
@@ -63,3 +69,15 @@ def test_a_dry_run_says_what_it_decides(cli, stands):
     said = cli.run("route", "set", "virginia", route, "--tenant", "anywhere", "--why", "x", "--dry-run").stdout
     assert "decides: m of anywhere: to tokyo" in said
     assert stands.authored("route") is None
+
+
+def test_a_name_stands_for_models_and_none_for_a_name_that_does(cli, stands):
+    auto = ("route", "set", "virginia", "{models: [{model: m}, {model: huge}]}", "--model", "auto", "--why", "x")
+    said = cli.run(*auto, "--dry-run").stdout
+    assert "stands for: m, served in" in said
+    assert "unknown: huge is served nowhere now" in said
+    assert stands.authored("route") is None
+    assert cli.run(*auto).exit_code == 0
+    assert stands.authored("route")[0] == [{"models": [{"model": "m"}, {"model": "huge"}], "model": "auto"}]
+    round_ = ("route", "set", "virginia", "{models: [{model: auto}]}", "--model", "m", "--why", "x")
+    assert "stands for others itself; name those in its place" in cli.failed(cli.run(*round_), 1)

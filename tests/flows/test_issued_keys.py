@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from farhop.identity.api_keys import digest, spelled
 from farhop.service.keybook import KeyBook
-from farhop.store.contract import issued_key
+from farhop.store.contract import issued_key, route_key
 from farhop.store.documents import issued_keys
 from farhop.store.documents.issued_keys import IssuedKey
 from farhop.store.etcd import EtcdStore
@@ -66,6 +66,22 @@ async def test_an_issued_key_is_good_for_what_it_says_in_both_tiers(up: Both) ->
         assert (elsewhere.status, elsewhere.code) == (403, "key_scope")
         lawful_elsewhere = "no_region_serving" if port == up.entry else "unlawful_here"
         assert (await send(port, chat(key=a_key("abroad")))).code == lawful_elsewhere
+
+
+async def test_a_key_for_some_models_must_be_for_a_name_and_for_what_it_stands_for(up: Both) -> None:
+    route = [{"model": "auto", "models": [{"model": MODEL}]}]
+    await up.global_.store.put(route_key("virginia"), json.dumps(route).encode())
+    await until(lambda: up.global_.flow.routes.cascades)
+    wanted = {"both": (("auto", MODEL), 200), "name": (("auto",), 403), "model": ((MODEL,), 403), "any": ((), 200)}
+    listed = {"both": sorted(("auto", MODEL)), "name": [], "model": [MODEL], "any": sorted(("auto", MODEL))}
+    for name, (models, status) in wanted.items():
+        await put(up, name, models=models)
+        body = {"model": "auto", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+        answer = await send(up.entry, chat(key=a_key(name), body=body))
+        assert answer.status == status
+        assert status == 200 or (answer.code, answer.json["error"]["param"]) == ("key_scope", "model")
+        told = await send(up.entry, head("GET", "/v1/models", authorization=f"Bearer {a_key(name)}"))
+        assert [model["id"] for model in told.json["data"]] == listed[name]
 
 
 async def test_each_end_of_a_key_is_told(up: Both) -> None:

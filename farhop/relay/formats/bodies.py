@@ -62,6 +62,11 @@ _JSON: dict[Kind, str] = {
 }
 
 
+def renames(kind: Kind) -> bool:
+    """Whether the model stands in such a body, as JSON, so that another can be put there."""
+    return kind in _JSON
+
+
 def _none() -> str:
     return ""
 

@@ -321,6 +321,13 @@ def change(body: bytes, prompt: Prompt, salt: str) -> BodyEdit:
     return BodyEdit(body.index(b"{") + 1, added)
 
 
+def renamed(body: bytes, model: str) -> bytes:
+    """The body asking for this model; every other value is kept as it was written."""
+    document = _raw.decode(body)
+    document["model"] = msgspec.Raw(msgspec.json.encode(model))
+    return msgspec.json.encode(document)
+
+
 class _AnswerMessage(msgspec.Struct):
     content: str | None = None
 

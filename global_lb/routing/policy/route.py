@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from global_lb.routing.policy.base import Policy
 
 ROUTES_MAX = 4096
+MODELS_MAX = 16  # that one name stands for: each is asked for at most once a request
 RouteScope: TypeAlias = tuple[str, str]  # a tenant and a model; "" is any
 
 Name = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]
@@ -47,6 +48,13 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 _ALL_OPTIONS = {option for options in OPTIONS.values() for option in options}
 
 
+class ModelStep(Part):
+    """A model that a name may stand for; `prompt_bytes_max`: for prompts of at most so many bytes, None for any."""
+
+    model: Name
+    prompt_bytes_max: Annotated[int, Field(ge=1, le=1 << 40)] | None = None
+
+
 class RouteConfig(Part):
     """Whose requests (`tenant`, `model`; without either: all), by which policy, and what modifies it.
 
@@ -58,8 +66,9 @@ class RouteConfig(Part):
     cost. `usd_weight_ms`: milliseconds that a dollar a request is worth. `answer`: whether the client is sent to the
     region itself ("redirect") with bodies of `redirect_bytes` and more, or its answer is relayed. `advise`: whether it
     may ask for decisions alone. `unicast_tokens`: streams of as many output tokens and more (or of no stated length)
-    that came by an anycast address are sent to the entry's own name (`unicast` in its configuration). Regions are named
-    as in the topology; more in docs/reference/policies.md.
+    that came by an anycast address are sent to the entry's own name (`unicast` in its configuration). `models`: what
+    `model` stands for, in order of preference; such a route says nothing else, and each of its models goes by the route
+    that it has itself. Regions are named as in the topology; more in docs/reference/policies.md.
     """
 
     tenant: Name | Literal[""] = ""
@@ -82,6 +91,7 @@ class RouteConfig(Part):
     redirect_bytes: Annotated[int, Field(ge=0, le=1 << 40)] = 0
     advise: bool = True
     unicast_tokens: Annotated[int, Field(ge=0, le=1 << 40)] | None = None
+    models: Annotated[tuple[ModelStep, ...], Field(max_length=MODELS_MAX)] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -110,7 +120,25 @@ class RouteConfig(Part):
             raise ValueError(f"canary: the shares come to {sum(self.canary.values()):g}; at most 1")
         if self.redirect_bytes and self.answer != "redirect":
             raise ValueError("redirect_bytes: goes with `answer: redirect`; say both or neither")
+        self._cascade()
         return self
+
+    def _cascade(self) -> None:
+        """Raise ValueError if `models` cannot be."""
+        if not self.models:
+            return
+        if not self.model:
+            raise ValueError("models: goes with `model`, the name that stands for them")
+        if others := sorted(self.model_fields_set - {"tenant", "model", "models"}):
+            raise ValueError(
+                f"{others[0]}: does not go with `models`; say it in the route of a model that it stands for"
+            )
+        names = [step.model for step in self.models]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"models: {name!r} stands twice; name each once")
+        if all(step.prompt_bytes_max is not None for step in self.models):
+            raise ValueError("models: longer prompts would have none; leave `prompt_bytes_max` out of one of them")
 
     def named(self) -> set[str]:
         """The regions it names."""
@@ -162,4 +190,9 @@ def routes_of(listed: Sequence[RouteConfig], regions: Collection[str]) -> dict[R
             known = ", ".join(sorted(regions)[:8])
             raise ValueError(f"routes.{n}: no region {name!r} in the topology; known are {known}")
         routes[scope] = one
+    stand_for_others = {one.model for one in listed if one.models}
+    for n, one in enumerate(listed):
+        for step in one.models:
+            if step.model in stand_for_others and step.model != one.model:
+                raise ValueError(f"routes.{n}.models: {step.model!r} stands for others itself; name those in its place")
     return routes

@@ -106,7 +106,7 @@ def test_places_of_others_and_of_models_are_never_named_and_the_header_is_one_li
 
 def test_the_line_is_ascii_and_of_one_line():
     key = next(iter(WORLD.tenants["curious"].keys))
-    request: Any = type("R", (), {"tenant": "curious", "key": key.name})()
+    request: Any = type("R", (), {"tenant": "curious", "key": key.name, "alias": ""})()
     route = type("P", (), {"policy": type("Q", (), {"name": "a\r\nx: y", "unit": "m\u00e9"})()})()
     verdict = Law(WORLD).verdict("curious", "m")
     fields = {"verdict": verdict, "field": (), "chosen": None, "ties": {}, "spilled_from": None, "absent": {}}
@@ -122,7 +122,7 @@ def test_the_line_is_ascii_and_of_one_line():
 
 def test_behind_a_stream_a_comment_tells_how_it_went_to_whom_may_know():
     key = next(iter(WORLD.tenants["curious"].keys))
-    request: Any = type("R", (), {"tenant": "curious", "key": key.name})()
+    request: Any = type("R", (), {"tenant": "curious", "key": key.name, "alias": ""})()
     asking: Any = type("H", (), {"get": lambda _self, name: b"1" if name == receipts.ASKED else None})()
     silent: Any = type("H", (), {"get": lambda _self, _name: None})()
     went = [("tokyo", "connect_failed")]

@@ -151,3 +151,25 @@ def test_routes_that_cannot_stand_together_are_told_with_the_remedy() -> None:
         routes_of([RouteConfig(tenant="a"), RouteConfig(tenant="a")], {"london", "tokyo"})
     with pytest.raises(ValueError, match=r"routes\.0: no region 'mars' in the topology; known are london, tokyo"):
         routes_of([RouteConfig(policy="failover", regions=("mars",))], {"london", "tokyo"})
+
+
+@pytest.mark.parametrize(
+    ("route", "said"),
+    [
+        ({"models": [{"model": "big"}]}, "goes with `model`"),
+        ({"model": "auto", "models": [{"model": "big"}], "policy": "nearest"}, "policy: does not go with `models`"),
+        ({"model": "auto", "models": [{"model": "big"}, {"model": "big"}]}, "'big' stands twice"),
+        ({"model": "auto", "models": [{"model": "big", "prompt_bytes_max": 9}]}, "longer prompts would have none"),
+    ],
+)
+def test_what_a_name_cannot_stand_for_is_told_with_the_remedy(route: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        RouteConfig(**route)
+
+
+def test_no_name_stands_for_one_that_stands_for_others() -> None:
+    auto = RouteConfig(model="auto", models=({"model": "big"},))
+    itself = RouteConfig(model="big", models=({"model": "big"}, {"model": "small"}))
+    assert routes_of([itself], {"a"}) == {("", "big"): itself}
+    with pytest.raises(ValueError, match=r"routes.0.models: 'big' stands for others itself"):
+        routes_of([auto, itself], {"a"})

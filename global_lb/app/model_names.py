@@ -1,0 +1,34 @@
+"""What a name of a model stands for, as the ingress asks it of the machine. Never decides anything itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farhop.relay.formats.prompt import BodyError
+from global_lb.routing.cascade import Unresolved
+
+if TYPE_CHECKING:
+    from farhop.balance.machine import Request
+    from farhop.service.clock import Clock
+    from global_lb.routing.flow import GlobalFlow
+
+
+class ModelNames:
+    """See farhop.service.ingress.ModelNames."""
+
+    def __init__(self, flow: GlobalFlow, clock: Clock) -> None:
+        self._flow, self._clock = flow, clock
+
+    def resolved(self, request: Request, allowed: tuple[str, ...]) -> Request | None:
+        """The request for the model that it gets; None where its name is that. Raises BodyError."""
+        if not self._flow.routes.cascades:
+            return None
+        found = self._flow.resolve(request, allowed, self._clock.now())
+        if isinstance(found, Unresolved):
+            raise BodyError(found.outcome, found.detail, "model")
+        return found
+
+    def listed(self, tenant: str) -> dict[str, tuple[str, ...]]:
+        """Names that stand for others when this tenant asks, and for which."""
+        aliases = self._flow.routes.aliases(tenant)
+        return {name: tuple(step.model for step in steps) for name, steps in aliases.items()}

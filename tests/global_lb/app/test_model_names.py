@@ -1,0 +1,102 @@
+"""A name that stands for models, over both tiers: what the engine is asked for, and what the client is told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from inprocess import HOP_KEY, MODEL, Both, Engine, both, chat, head, send, tenant, topology, until
+
+from farhop.service.admin import Question
+from farhop.store.contract import route_key
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+SEEING = tenant("curious")
+SEEING["keys"][0]["explain"] = True
+WORLD = topology(
+    SEEING, tenant("careful", models={MODEL: {"allow": ["jp"]}}), tenant("barred", models={"auto": {"allow": ["jp"]}})
+)
+ROUTES = [{"model": "auto", "models": [{"model": "absent"}, {"model": MODEL}]}]
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    async with Engine().running() as running:
+        yield running
+
+
+@pytest.fixture
+async def up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Both]:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    async with both(engine, WORLD) as running:
+        await running.global_.store.put(route_key("virginia"), msgspec.json.encode(ROUTES))
+        await until(lambda: running.global_.flow.routes.cascades)
+        yield running
+        await running.at_rest()
+
+
+def asking(model: str = "auto", **more: object) -> dict[str, object]:
+    return {"model": model, "messages": MESSAGES, "max_tokens": 8, "temperature": 0.5, **more}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_engine_is_asked_for_the_model_and_the_client_told_it(up: Both, engine: Engine, stream: bool) -> None:
+    answer = await send(up.entry, chat("sk-farhop-curious", asking(stream=stream), x_farhop_explain="1"))
+    assert answer.status == 200
+    assert answer.headers["x-farhop-model"] == MODEL
+    _, body = engine.seen[-1]
+    assert {name: body[name] for name in ("model", "messages", "temperature")} == {
+        "model": MODEL, "messages": MESSAGES, "temperature": 0.5,
+    }  # fmt: skip
+    receipt = msgspec.json.decode(answer.headers["x-farhop-receipt"])
+    assert (receipt["asked_for"], receipt["model"]) == ("auto", MODEL)
+    record = up.global_.decisions.get(answer.headers["x-farhop-decision"])
+    assert record["reasons"]["notes"][0] == f"auto stands for {MODEL} (absent: not served)"
+
+
+async def test_a_large_body_too_and_a_model_by_its_own_name_is_left_alone(up: Both, engine: Engine) -> None:
+    large = [{"role": "user", "content": "hello " * 60_000}]
+    answer = await send(up.entry, chat(body=asking() | {"messages": large}))
+    assert (answer.status, engine.seen[-1][1]["model"]) == (200, MODEL)
+    assert engine.seen[-1][1]["messages"] == large
+    answer = await send(up.entry, chat(body=asking(MODEL)))
+    assert answer.status == 200
+    assert "x-farhop-model" not in answer.headers
+
+
+async def test_it_is_listed_to_who_may_use_one_of_them(up: Both) -> None:
+    listed = {}
+    for name in ("anywhere", "careful"):
+        answer = await send(up.entry, head("GET", "/v1/models", authorization=f"Bearer sk-farhop-{name}"))
+        listed[name] = [model["id"] for model in answer.json["data"]]
+    assert listed == {"anywhere": sorted(["auto", MODEL]), "careful": []}
+
+
+async def test_the_law_holds_for_the_model_and_for_the_name(up: Both, engine: Engine) -> None:
+    for name in ("careful", "barred"):
+        answer = await send(up.entry, chat(f"sk-farhop-{name}", asking()))
+        assert answer.status >= 400
+        assert answer.json["error"]["message"]
+    assert engine.seen == []
+
+
+async def test_advice_names_the_model_and_gives_no_address_where_the_name_is_unknown(up: Both) -> None:
+    told = (await send(up.entry, chat(body=asking(), path="/v1/route"))).json
+    assert (told["model"], told["url"], told["region"]) == (MODEL, None, "virginia")
+    refused = await send(up.entry, chat("sk-farhop-barred", asking(), path="/v1/route"))
+    assert refused.code == "no_region_serving"
+
+
+async def test_explain_says_what_the_name_stands_for_and_keeps_to_its_law(up: Both) -> None:
+    admin, body = up.global_.tier_admin, msgspec.Raw(msgspec.json.encode(asking()))
+    told = {name: admin.explain(admin.compose(Question(body, name)))["reasons"] for name in ("curious", "barred")}
+    assert {name: reasons["chosen"] for name, reasons in told.items()} == {"curious": "virginia", "barred": None}
+    assert told["curious"]["notes"][0] == f"auto stands for {MODEL} (absent: not served)"
+
+
+async def test_a_path_without_a_json_model_says_so(up: Both) -> None:
+    body = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["hello"]}]}
+    answer = await send(up.entry, chat(body=body, path="/v2/models/auto/infer"))
+    assert answer.status == 400
+    assert "name a model itself" in answer.body.decode()
