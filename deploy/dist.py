@@ -1,5 +1,4 @@
-"""Makes wheel and source distribution in dist/, and tries them: metadata, content, a tier run and the console served from the
-wheel alone.
+"""Makes wheel and source distribution in dist/, and tries them: metadata, content, a tier and the console run from it.
 
 `make dist` runs it. Never uploads.
 """
@@ -54,9 +53,7 @@ def main() -> None:
         _check_metadata(wheel, sdist)
         _check_content(wheel, sdist)
         _try(wheel, Path(folder))
-    print(
-        f"{wheel.relative_to(ROOT)}: {wheel.stat().st_size / 1e6:.2f} MB; a tier starts from it alone, and the console is served"
-    )
+    print(f"{wheel.relative_to(ROOT)}: {wheel.stat().st_size / 1e6:.2f} MB; a tier and the console start from it alone")
     print(f"{sdist.relative_to(ROOT)}: {sdist.stat().st_size / 1e6:.2f} MB")
 
 
@@ -144,7 +141,7 @@ def _try_console(farhop: str, folder: Path, environment: dict[str, str]) -> None
         if not address:
             raise SystemExit(f"{' '.join(command[1:])}: it opened no port")
         for file in CONSOLE:
-            with urllib.request.urlopen(f"{address}/{file}", timeout=10.0) as answer:
+            with urllib.request.urlopen(f"{address}/{file}", timeout=10.0) as answer:  # noqa: S310 - of our own
                 if not answer.read():
                     raise SystemExit(f"{address}/{file}: empty")
     except OSError as error:

@@ -346,7 +346,7 @@ def test_all_is_reached_by_tab_with_a_focus_that_is_seen_and_stays(browser: Brow
     for name in ("world", "region/frankfurt", "request", "law", "drills"):
         browser.view(name)
         until(lambda name=name: name != "region/frankfurt" or "Drain" in browser.text("#region-acts"))
-        until(lambda name=name: name != "drills" or browser.text("#begin-drill"))
+        until(lambda name=name: name != "drills" or (browser.text("#begin-drill") and browser.text("#running")))
         until(lambda: browser.js("return document.getElementById('scrub').min < document.getElementById('scrub').max"))
         browser.js(MARK)
         unseen, found = [], 0

@@ -36,10 +36,14 @@ const state = (name, more = "") => el("span", { class: "s-" + (name in SIGN ? na
 const gauge = (value, label) => typeof value === "number" ? el("meter", { min: 0, max: 1, low: 0.75, high: 0.92, optimum: 0.1, value: Math.min(1, value), "aria-label": label + " " + pct(value), title: pct(value) }) : "–";
 
 // Rows by key: those that stay keep their element, so that focus and selection do, too.
-function rows(table, items, key, cells, more = {}) {
+function rows(...given) { for (const _ of rowsInPieces(...given)); }
+const PIECE = 8;
+function* rowsInPieces(table, items, key, cells, more = {}) {
   const body = (typeof table === "string" ? $(table) : table).tBodies[0], old = new Map();
   for (const row of body.rows) old.set(row.dataset.key, row);
-  const wanted = items.map((item) => {
+  const wanted = [];
+  for (const item of items) {
+    if (wanted.length % PIECE === PIECE - 1) yield;
     const name = key(item), row = old.get(name) || el("tr");
     old.delete(name);
     row.dataset.key = name;
@@ -59,8 +63,8 @@ function rows(table, items, key, cells, more = {}) {
       row.addEventListener("keydown", (event) => { if (event.target === row && (event.key === "Enter" || event.key === " ")) { event.preventDefault(); more.open(row.dataset.key); } });
     }
     if (more.chosen) row.setAttribute("aria-selected", String(more.chosen(name)));
-    return row;
-  });
+    wanted.push(row);
+  }
   if (!wanted.length) wanted.push(el("tr", {}, el("td", { class: "empty", colspan: 20 }, more.none || "none")));
   for (const row of old.values()) row.remove();
   wanted.forEach((row, i) => { if (body.rows[i] !== row) body.insertBefore(row, body.rows[i] || null); });
@@ -109,7 +113,7 @@ function listen() {
     now = make(JSON.parse(event.data));
     lastHeard = performance.now();
     skew = now.at - Date.now();
-    if (past === null) { shown = now; draw(); }
+    if (past === null) { shown = now; drawOn(); }
     tick();
   };
   source.addEventListener("picture", take((told) => told));
@@ -170,11 +174,32 @@ const age = (ms) => { if (!ms) return "never"; const s = Math.max(0, Math.round(
 const VIEWS = { world: drawWorld, region: drawRegion, request: drawRequest, law: drawLaw, drills: drawDrills };
 let view = "world";
 
-function draw() {
-  if (!shown.at) return;
+function* drawing() {
   drawWrong();
   options($("tenant"), Object.keys(shown.law?.tenants || {}), "no tenant");
-  VIEWS[view]();
+  yield;
+  yield* VIEWS[view]() || [];
+}
+let steps = null, again = false;
+function draw() {
+  steps = null;
+  if (shown.at) for (const _ of drawing());
+}
+// Each second's picture in pieces, a few ms a frame; one that comes meanwhile is drawn after it.
+const FRAME_MS = 1.2;
+function drawOn() {
+  if (steps) { again = true; return; }
+  const mine = steps = drawing();
+  const step = () => {
+    if (steps !== mine) return;
+    const until = performance.now() + FRAME_MS;
+    let done;
+    do done = mine.next().done; while (!done && performance.now() < until);
+    if (!done) { requestAnimationFrame(step); return; }
+    steps = null;
+    if (again) { again = false; drawOn(); }
+  };
+  requestAnimationFrame(() => requestAnimationFrame(step));  // what was told took its share of this frame
 }
 
 function show() {
@@ -224,7 +249,7 @@ function box(points) {
 }
 
 let mapped = "";
-function drawWorld() {
+function* drawWorld() {
   const map = $("map"), regions = Object.entries(shown.regions || {}), places = Object.keys(shown.law?.places || {});
   const frame = box(places.map(at).filter(Boolean));
   const signature = JSON.stringify([places, Boolean(coast)]);
@@ -240,9 +265,11 @@ function drawWorld() {
   const most = Math.max(1, ...regions.map(([, one]) => one.slots || one.slots_free || 0));
   map.classList.toggle("crowded", regions.length > 24);
   const places_ = $("places"), had = new Map([...places_.children].map((one) => [one.dataset.region, one]));
+  let drawn = 0;
   for (const [name, one] of regions) {
     const p = at(name);
     if (!p) continue;
+    if (++drawn % PIECE === 0) yield;
     const size = one.slots || one.slots_free || 0, r = (6 + 9 * Math.sqrt(size / most)) * scale * Math.min(1, Math.sqrt(20 / regions.length)), used = Math.min(1, one.used ?? 0);
     const group = had.get(name) || put(places_, "g", { tabindex: 0, role: "link", onclick: () => { location.hash = "region/" + encodeURIComponent(name); }, onkeydown: (event) => { if (event.key === "Enter") location.hash = "region/" + encodeURIComponent(name); } });
     had.delete(name);
@@ -265,6 +292,7 @@ function drawWorld() {
     if (kept) group.focus();
   }
   for (const gone of had.values()) gone.remove();
+  yield;
   const flows = clear($("flows"));
   paths = [];
   for (const [key, flow] of Object.entries(shown.arcs || {})) {
@@ -277,11 +305,14 @@ function drawWorld() {
   }
   const into = {};
   for (const [key, flow] of Object.entries(shown.arcs || {})) into[key.split(">")[1]] = (into[key.split(">")[1]] || 0) + Object.entries(flow).reduce((sum, [how, n]) => how === "spilled" ? sum : sum + n, 0);
-  rows("regions", regions, ([name]) => name, ([name, one]) => [
+  yield;
+  yield* rowsInPieces("regions", regions, ([name]) => name, ([name, one]) => [
     name, state(one.state, cut(one) ? " ⌁" : ""), [pct(one.used), "n"], [one.busy === undefined ? "–" : `${one.busy}/${one.slots}`, "n"], [num(one.queued), "n"], [num(one.wait_ms, 0, " ms"), "n"],
     [name in into ? num(into[name], 1) : "–", "n"], [age(one.heard), "n"],
   ], { open: (name) => { location.hash = "region/" + encodeURIComponent(name); }, stale: ([, one]) => cut(one) });
-  rows("arcs", Object.entries(shown.arcs || {}), ([key]) => key, ([key, flow]) => { const [from, to] = key.split(">"); return [from, to, [num(flow.ok, 1), "n"], [num(flow.failed, 1), "n"], [num(flow.refused, 1), "n"], [num(flow.spilled, 1), "n"]]; }, { none: "no request in the last second" });
+  yield;
+  yield* rowsInPieces("arcs", Object.entries(shown.arcs || {}), ([key]) => key, ([key, flow]) => { const [from, to] = key.split(">"); return [from, to, [num(flow.ok, 1), "n"], [num(flow.failed, 1), "n"], [num(flow.refused, 1), "n"], [num(flow.spilled, 1), "n"]]; }, { none: "no request in the last second" });
+  yield;
   drawDecisions($("world").querySelector(".decisions"));
   drawZone(lawful);
 }
@@ -339,7 +370,7 @@ function animate(time) {
 
 // Region
 
-function drawRegion() {
+function* drawRegion() {
   const names = Object.keys(shown.regions || {});
   options($("which"), names);
   if (!names.includes(which)) which = names[0] || "";
@@ -362,7 +393,8 @@ function drawRegion() {
   clear($("region-facts")).append(...Object.entries(facts).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
   const mine = Object.entries(shown.balancers || {}).filter(([, b]) => b.region === which);
   const list = mine.flatMap(([key, b]) => Object.entries(shown.replicas?.[key] || {}).map(([name, r]) => ({ key: key + " " + name, name, r, fresh: b.fresh })));
-  rows("replicas", list, (item) => item.key, ({ name, r }) => [
+  yield;
+  yield* rowsInPieces("replicas", list, (item) => item.key, ({ name, r }) => [
     name, state(r.state), gauge(r.slots ? (r.in_flight + (r.elsewhere || 0)) / r.slots : undefined, "load"), [num(r.in_flight), "n"], [num(r.slots), "n"], [num(r.running), "n"], [num(r.waiting), "n"], gauge(r.kv, "KV used"), [pct(r.hit), "n"], [num(r.tpot_ms, 1), "n"],
     [r.share === undefined ? "all" : pct(r.share), "n"], [r.age_s === undefined ? "–" : r.age_s + " s", "n"], r.version || "–",
     [[r.why, r.slow, r.share < 1 ? `eased in: ${pct(r.share)} of its share` : "", r.until_s && r.state !== "up" ? `for ${r.until_s} s more` : ""].filter(Boolean).join("; "), "long"],
