@@ -1,4 +1,4 @@
-"""Makes wheel and source distribution in dist/, and tries them: metadata, content, a tier run from the wheel alone.
+"""Makes wheel and source distribution in dist/, and tries them: metadata, content, a tier and the console run from it.
 
 `make dist` runs it. Never uploads.
 """
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import urllib.request
 import venv
 import zipfile
 from email.message import Message
@@ -32,6 +33,7 @@ PACKAGES = (
     "farhop_wire",
 )
 NEEDED = ("Name", "Version", "Summary", "License-Expression", "Requires-Python", "Description-Content-Type")
+CONSOLE = ("", "app.js", "style.css", "icon.svg", "coast.json")
 # It checks its configuration, and says in one line what it lacks: so far it needs nothing but what the wheel brings.
 CONFIGURATION = """region: virginia
 instance: g-1
@@ -51,7 +53,7 @@ def main() -> None:
         _check_metadata(wheel, sdist)
         _check_content(wheel, sdist)
         _try(wheel, Path(folder))
-    print(f"{wheel.relative_to(ROOT)}: {wheel.stat().st_size / 1e6:.2f} MB; a tier starts from it alone")
+    print(f"{wheel.relative_to(ROOT)}: {wheel.stat().st_size / 1e6:.2f} MB; a tier and the console start from it alone")
     print(f"{sdist.relative_to(ROOT)}: {sdist.stat().st_size / 1e6:.2f} MB")
 
 
@@ -124,6 +126,29 @@ def _try(wheel: Path, folder: Path) -> None:
         said = ended.stdout + ended.stderr
         if ended.returncode != code or expected not in said or "Traceback" in said:
             raise SystemExit(f"farhop {' '.join(arguments)}: code {ended.returncode}: {said}")
+    _try_console(farhop, folder, environment)
+
+
+def _try_console(farhop: str, folder: Path, environment: dict[str, str]) -> None:
+    """Its page is served whole from the wheel. Of a fleet that does not answer: the page needs none."""
+    command = [farhop, "console", "--admin", "http://127.0.0.1:9", "--read-only"]
+    running = subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert running.stdout is not None
+        address = running.stdout.readline().partition("#")[0].strip()
+        if not address:
+            raise SystemExit(f"{' '.join(command[1:])}: it opened no port")
+        for file in CONSOLE:
+            with urllib.request.urlopen(f"{address}/{file}", timeout=10.0) as answer:  # noqa: S310 - of our own
+                if not answer.read():
+                    raise SystemExit(f"{address}/{file}: empty")
+    except OSError as error:
+        raise SystemExit(f"the console's page is not served from the wheel: {error}") from None
+    finally:
+        running.terminate()
+        running.wait(10.0)
 
 
 def _run(*command: str, where: Path = ROOT) -> None:

@@ -168,6 +168,21 @@ def trie(quick: Quick = False, as_json: Json = False) -> None:
     raise typer.Exit(measure.trie(quick, as_json))
 
 
+@app.command("console", epilog="Example:  farhop bench console --seconds 30")
+def console(
+    seconds: Annotated[float, typer.Option("--seconds", min=5, max=60, help="Of each of the three windows.")] = 20.0,
+    as_json: Json = False,
+) -> None:
+    """CPU time and bytes of the console, of its server and page.
+
+    The server at 12 regions of 20 replicas, without and with 50 viewers; a frame of the page at 60 regions in headless
+    Chromium, where that, chromedriver and selenium are installed. Exit code 1 where a bound is missed.
+    """
+    from farhop_cli import measure
+
+    raise typer.Exit(measure.console(seconds, as_json))
+
+
 @app.command(
     "ttft", epilog="Example:  farhop bench ttft    or:  --engine http://127.0.0.1:8000 --tokenizer tokenizer.json"
 )

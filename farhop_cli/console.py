@@ -31,14 +31,19 @@ from farhop.store.sealed import Sealed
 from farhop.telemetry.metrics import TierMetrics
 from farhop_cli import admin, evidence, running, setting
 from farhop_cli.admin import AdminError
+from farhop_cli.drill import Here
+from farhop_cli.drill_desk import DrillDesk
 from farhop_cli.exits import fail, warn
 from topology.law import Law, Scope
+from topology.problems import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from farhop.service.console.acts import Drills
     from farhop.service.operators import Operator
     from farhop.store.contract import Store
+    from farhop_cli.drill import Asked
     from farhop_cli.fleet import Balancer, Fleet
     from farhop_cli.options import Where
 
@@ -50,8 +55,10 @@ LAW_EVERY_S = 5.0
 class FleetDesk:
     """See farhop.service.console.console.Desk. Of all balancers of a fleet."""
 
-    def __init__(self, here: Fleet, http: admin.Session, store: Store | None, author: str) -> None:
-        self._here, self._http, self._store, self._author = here, http, store, author
+    def __init__(
+        self, here: Fleet, http: admin.Session, store: Store | None, author: str, drills: Drills | None = None
+    ) -> None:
+        self._here, self._http, self._store, self._author, self._drills = here, http, store, author, drills
         self._names = {one: str(one) for one in here.balancers}
         self._heard = {name: Heard(None, tier=one.tier, region=one.region) for one, name in self._names.items()}
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -136,7 +143,8 @@ class FleetDesk:
 
     def acts(self) -> Acts | None:
         """See Desk."""
-        return None if self._store is None else Acts(self._store, self.law, self._here.statuses, wall)
+        store = self._store
+        return None if store is None else Acts(store, self.law, self._here.statuses, wall, self._drills)
 
     def author(self, operator: Operator) -> str:  # noqa: ARG002 - who runs this process is who acts
         """See Desk."""
@@ -166,23 +174,30 @@ class _NoTier:
     scaling = law = topology = status
 
 
-def run(port: int, by: str | None, where: Where, *, read_only: bool) -> int:
-    """Serve it until Ctrl-C; the exit code."""
+def run(port: int, asked: Asked, where: Where, *, read_only: bool) -> int:
+    """Serve it until Ctrl-C; the exit code. `asked` has who acts, and what drills need."""
     here = where.fleet()
     if not here.balancers:
         fail(f"{here.name}: no balancer is known; give its admin port by --admin")
-    return asyncio.run(_serve(here, port, by or setting.author_here(), read_only=read_only))
+    if asked.folder is not None and not asked.folder.is_dir():
+        fail(f"--folder: {quoted(str(asked.folder))} is no folder")
+    # Without a map or an etcd no drill can be: the page says so.
+    drilled = Here(asked, where, here) if not read_only and here.topology is not None and here.hubs else None
+    return asyncio.run(_serve(here, port, asked, drilled, read_only=read_only))
 
 
-async def _serve(here: Fleet, port: int, author: str, *, read_only: bool) -> int:
+async def _serve(here: Fleet, port: int, asked: Asked, drilled: Here | None, *, read_only: bool) -> int:
     token, stop = secrets.token_urlsafe(24), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
         http = await stack.enter_async_context(admin.session(here.access))
-        store = None if read_only else await store_of_fleet(here, stack)
-        desk = FleetDesk(here, http, store, author)
+        store = await store_of_fleet(here, stack)  # of which who may only read is told drills and laws
+        drills = DrillDesk(drilled, store, asked) if drilled is not None and store is not None else None
+        desk = FleetDesk(here, http, store, asked.by or setting.author_here(), drills)
         stack.push_async_callback(desk.close)
+        if drills is not None:
+            stack.push_async_callback(drills.close)
         operators = Operators({"console": (digest_of(token), "read" if read_only else "act")})
         server = AdminServer(_NoTier(), TierMetrics("console", "", ""), Decisions(), None, operators)  # type: ignore[arg-type]
         server.have(desk)

@@ -30,7 +30,7 @@ from farhop.telemetry.release import release
 from farhop_cli import admin, fleet, law, setting, show
 from farhop_cli.admin import AdminError
 from farhop_cli.exits import NEGATIVE, fail, warn
-from farhop_cli.options import duration, duration_s
+from farhop_cli.options import OUT, duration, duration_s
 from farhop_drill import checks, document, experiment, page, report, windows
 from farhop_drill.checks import Facts
 from farhop_drill.document import Drill, DrillError, Names
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from topology.model import Topology
 
 SHIPPED = Path(farhop_drill.__file__).parent / "shipped"
-OUT = Path(".farhop/drills")
 WATCH_S = 20.0
 SHOWN = (
     "rto_s", "detect_s", "decide_s", "shifted_90_s", "failback_s", "canaries", "requests_failed", "streams_lost",
@@ -136,10 +135,15 @@ def _named(asked: Asked, kept: Mapping[str, bytes]) -> Found:
     """By a file's path; else of the folder, of etcd, or shipped. Ends the command where there is none."""
     if asked.name.endswith((".yaml", ".yml", ".json")):
         return Found(Path(asked.name).stem, asked.name, _text(Path(asked.name)))
-    known = shipped() | {name: Found(name, "etcd", text) for name, text in kept.items()} | _of_folder(asked.folder)
+    known = known_drills(kept, asked.folder)
     if asked.name not in known:
         fleet.known(asked.name, known, "those known here", "drill")
     return known[asked.name]
+
+
+def known_drills(kept: Mapping[str, bytes], folder: Path | None) -> dict[str, Found]:
+    """The shipped ones, over them those of etcd (`kept`), over both a folder's. Ends the command if it is none."""
+    return shipped() | {name: Found(name, "etcd", text) for name, text in kept.items()} | _of_folder(folder)
 
 
 def list_(folder: Path | None, where: Where) -> int:
@@ -147,16 +151,14 @@ def list_(folder: Path | None, where: Where) -> int:
 
     async def work(store: Store) -> int:
         kept = await Records(store).documents()
-        _listed(
-            shipped() | {name: Found(name, "etcd", text) for name, text in kept.items()} | _of_folder(folder), where
-        )
+        _listed(known_drills(kept, folder), where)
         return 0
 
     if any((where.context, where.config, where.etcd, where.admin)) or (where.world or world_file.WORLD_FILE).exists():
         here = where.fleet()
         if here.hubs:
             return setting.with_store(here, work)
-    _listed(shipped() | _of_folder(folder), where)
+    _listed(known_drills({}, folder), where)
     return 0
 
 
@@ -184,8 +186,8 @@ def _listed(found: Mapping[str, Found], where: Where) -> None:
 class Here:
     """The fleet, its map, its clients' keys and its world, if it is one that runs here."""
 
-    def __init__(self, asked: Asked, where: Where) -> None:
-        self.fleet: Fleet = where.fleet()
+    def __init__(self, asked: Asked, where: Where, fleet: Fleet | None = None) -> None:
+        self.fleet: Fleet = where.fleet() if fleet is None else fleet
         if self.fleet.topology is None:
             fail("nobody tells which regions and tenants there are; give --config, or a context with a topology")
         if not self.fleet.hubs:
@@ -338,12 +340,7 @@ def check(asked: Asked, keep: bool, where: Where) -> int:
         records = Records(store)
         found = _named(asked, await records.documents())
         drill = _read(found, here, asked)
-        faults = _faults(here, "check", 1.0)
-        try:
-            findings = checks.look(drill, await _facts(here, drill, records, store, faults))
-        finally:
-            if faults is not None:
-                await faults.close()
+        findings = await looked(drill, here, store)
         if keep and not where.dry_run:
             await records.keep(drill.drill, found.text)
         blocked = checks.blocked(findings)
@@ -355,6 +352,16 @@ def check(asked: Asked, keep: bool, where: Where) -> int:
         return NEGATIVE if blocked else 0
 
     return setting.with_store(here.fleet, work)
+
+
+async def looked(drill: Drill, here: Here, store: Store) -> list[checks.Finding]:
+    """Every safety check, as things are now. Touches nothing. Raises StoreError."""
+    faults = _faults(here, "check", 1.0)
+    try:
+        return checks.look(drill, await _facts(here, drill, Records(store), store, faults))
+    finally:
+        if faults is not None:
+            await faults.close()
 
 
 def _show_findings(drill: Drill, findings: Sequence[checks.Finding]) -> None:
@@ -373,7 +380,7 @@ def run(asked: Asked, where: Where) -> int:
 
     async def work(store: Store) -> int:
         found = _named(asked, await Records(store).documents())
-        outcome = await _run(_read(found, here, asked), here, store, asked, _saying(where))
+        outcome = await carried_out(_read(found, here, asked), here, store, asked, _saying(where), _on_signals)
         return await _reported(outcome, store, asked, where)
 
     return setting.with_store(here.fleet, work)
@@ -389,7 +396,16 @@ def _saying(where: Where) -> Callable[[str], None]:
     return (lambda _text: None) if where.as_json else say
 
 
-async def _run(drill: Drill, here: Here, store: Store, asked: Asked, say: Callable[[str], None]) -> Outcome:
+async def carried_out(
+    drill: Drill,
+    here: Here,
+    store: Store,
+    asked: Asked,
+    say: Callable[[str], None],
+    begun: Callable[[Runner], None],
+) -> Outcome:
+    """Run it from the checks to the verdict. `say` hears each phase; `begun` is given the runner, by which it can be
+    stopped, before anything is touched. Raises StoreError where etcd cannot be read to begin with."""
     records, author = Records(store), asked.by or setting.author_here()
     began = datetime.now(UTC)
     held = Held(run=f"{drill.drill}-{began:%Y%m%dT%H%M%S}", drill=drill.drill, author=author, since_s=began.timestamp())
@@ -434,7 +450,7 @@ async def _run(drill: Drill, here: Here, store: Store, asked: Asked, say: Callab
         eyes.begin()
         stack.push_async_callback(eyes.close)
         runner = Runner(drill, held, records, injector, look, eyes, probe, oracle, egress, clock, say, outcome)
-        _on_signals(runner)
+        begun(runner)
         return await runner.run()
 
 
@@ -475,9 +491,22 @@ def _ask(session: aiohttp.ClientSession, trusted: tuple[str, ...]) -> Any:
 
 async def _reported(outcome: Outcome, store: Store, asked: Asked, where: Where) -> int:
     began = time.monotonic()
-    node = platform.node()
-    folder = asked.out / outcome.run
-    journal = report.journal(outcome, release(), node)
+    past, folder = await kept(outcome, store, asked.out)
+    took_s = time.monotonic() - began
+    if where.as_json:
+        show.json({**msgspec.to_builtins(past), "folder": str(folder), "report_s": took_s})
+    else:
+        _show(past, [f"{one.check}: {one.seen}" for one in outcome.findings if not one.held])
+        show.line(f"report in {took_s:.2f} s: {folder}/report.html, journal.json, junit.xml", "dim")
+    if outcome.verdict is not DrillVerdict.PASS:
+        warn(f"drill {outcome.drill}: {outcome.verdict}" + (f": {outcome.why}" if outcome.why else ""))
+    return 0 if outcome.verdict is DrillVerdict.PASS else NEGATIVE
+
+
+async def kept(outcome: Outcome, store: Store, out: Path) -> tuple[Past, Path]:
+    """Write the report into a folder of its own, and the result into the history; both. Warns of what could not be."""
+    folder = out / outcome.run
+    journal = report.journal(outcome, release(), platform.node())
     texts = {
         "journal.json": msgspec.json.format(msgspec.json.encode(journal), indent=1),
         "report.html": page.page(outcome).encode(),
@@ -496,15 +525,7 @@ async def _reported(outcome: Outcome, store: Store, asked: Asked, where: Where) 
         await Records(store).remember(past)
     except StoreError as error:
         warn(f"the history in etcd could not be written: {error}")
-    took_s = time.monotonic() - began
-    if where.as_json:
-        show.json({**msgspec.to_builtins(past), "folder": str(folder), "report_s": took_s})
-    else:
-        _show(past, [f"{one.check}: {one.seen}" for one in outcome.findings if not one.held])
-        show.line(f"report in {took_s:.2f} s: {folder}/report.html, journal.json, junit.xml", "dim")
-    if outcome.verdict is not DrillVerdict.PASS:
-        warn(f"drill {outcome.drill}: {outcome.verdict}" + (f": {outcome.why}" if outcome.why else ""))
-    return 0 if outcome.verdict is DrillVerdict.PASS else NEGATIVE
+    return past, folder
 
 
 def _written(folder: Path, texts: Mapping[str, bytes]) -> None:
@@ -759,4 +780,5 @@ async def _run_due(store: Store, here: Here, asked: Asked, where: Where) -> None
             sets = tuple(f"{name}={value}" for name, value in planned.values.items())
             one = replace(asked, name=planned.drill, sets=sets, why="by the schedule")
             drill = _read(_named(one, await records.documents()), here, one)
-            await _reported(await _run(drill, here, store, one, _saying(where)), store, one, where)
+            outcome = await carried_out(drill, here, store, one, _saying(where), _on_signals)
+            await _reported(outcome, store, one, where)

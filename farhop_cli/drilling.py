@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from farhop_cli.operate import verb
-from farhop_cli.options import PLAIN, By, Where
+from farhop_cli.options import OUT, PLAIN, By, Drills, Keys, Out, Where
 
 app = typer.Typer(
     help="Rehearse a failure: check, inject, measure, restore, judge.",
@@ -18,17 +18,10 @@ app = typer.Typer(
 
 Name = Annotated[str, typer.Argument(help="A drill: of --folder, of etcd, a shipped one, or a file (.yaml).")]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A parameter of the drill.")]
-Keys = Annotated[
-    list[str] | None,
-    typer.Option("--key", metavar="TENANT=PLACE", help="A canary's API key: TENANT=env:NAME or TENANT=file:PATH."),
-]
-Folder = Annotated[Path | None, typer.Option("--folder", help="A folder of drills, beside those of etcd.")]
-Out = Annotated[Path, typer.Option("--out", help="Where reports go, a folder each.")]
-OUT = Path(".farhop/drills")
 
 
 @verb(app, "list", "farhop drill list --folder drills")
-def list_drills(folder: Folder = None, *, where: Where) -> int:
+def list_drills(folder: Drills = None, *, where: Where) -> int:
     """List the drills there are, and their parameters."""
     from farhop_cli.drill import list_
 
@@ -40,7 +33,7 @@ def check_drill(
     name: Name,
     sets: Sets = None,
     keys: Keys = None,
-    folder: Folder = None,
+    folder: Drills = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep it in etcd, if it is sound.")] = False,
     *,
     where: Where,
@@ -59,7 +52,7 @@ def run_drill(
     name: Name,
     sets: Sets = None,
     keys: Keys = None,
-    folder: Folder = None,
+    folder: Drills = None,
     out: Out = OUT,
     why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")] = "",
     by: By = None,
@@ -131,7 +124,7 @@ def schedule_drill(
     watch: Annotated[bool, typer.Option("--watch", help="Run what is due, until Ctrl-C.")] = False,
     sets: Sets = None,
     keys: Keys = None,
-    folder: Folder = None,
+    folder: Drills = None,
     out: Out = OUT,
     by: By = None,
     *,
@@ -152,7 +145,7 @@ def export_drill(
     name: Name,
     to: Annotated[Path | None, typer.Option("--to", help="Write it there.")] = None,
     sets: Sets = None,
-    folder: Folder = None,
+    folder: Drills = None,
     *,
     where: Where,
 ) -> int:

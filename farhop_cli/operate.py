@@ -17,13 +17,17 @@ from typer.core import TyperGroup
 from farhop_cli.exits import fail
 from farhop_cli.options import (
     FLEET,
+    OUT,
     PLAIN,
     Allow,
     By,
+    Drills,
     DryRun,
     From,
     Json,
+    Keys,
     Length,
+    Out,
     Where,
     Why,
 )
@@ -177,6 +181,9 @@ def status(
 def console(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="On 127.0.0.1; 0: any.")] = 0,
     read_only: Annotated[bool, typer.Option("--read-only", help="Show it, and let nobody act.")] = False,
+    keys: Keys = None,
+    folder: Drills = None,
+    out: Out = OUT,
     by: By = None,
     *,
     where: Where,
@@ -187,8 +194,9 @@ def console(
     this run alone.
     """
     from farhop_cli.console import run
+    from farhop_cli.drill import Asked
 
-    return run(port, by, where, read_only=read_only)
+    return run(port, Asked("", (), tuple(keys or ()), folder, out, "", by), where, read_only=read_only)
 
 
 @verb(top_app, "top", "farhop top    or:  farhop top --context prod --read-only")

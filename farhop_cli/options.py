@@ -56,6 +56,13 @@ From = Annotated[
 ]
 Allow = Annotated[str | None, typer.Option("--allow", help="Narrow the request to these places, such as eu,jp.")]
 Why = Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")]
+Keys = Annotated[
+    list[str] | None,
+    typer.Option("--key", metavar="TENANT=PLACE", help="A canary's API key: TENANT=env:NAME or TENANT=file:PATH."),
+]
+Drills = Annotated[Path | None, typer.Option("--folder", help="A folder of drills, beside those of etcd.")]
+Out = Annotated[Path, typer.Option("--out", help="Where reports of drills go, a folder each.")]
+OUT = Path(".farhop/drills")
 By = Annotated[str | None, typer.Option("--by", help="Who does it. Default: user@host.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check it and show it; write nothing.")]
 Length = Annotated[str, typer.Option("--for", help="For how long: 90s, 30m, 2h; at most 7d.")]

@@ -279,7 +279,12 @@ def _filled(raw: dict[str, Any], given: Mapping[str, str], problems: list[str]) 
     known = parameters(raw)
     strange = sorted(set(given) - set(known))
     problems += [f"--set {name}: no such parameter; {_there_is(name, known)}" for name in strange]
-    values = {**known, **{name: yaml.safe_load(text) for name, text in given.items() if name in known}}
+    values = dict(known)
+    for name, text in given.items():
+        try:
+            values |= {name: yaml.safe_load(text)} if name in known else {}
+        except (yaml.YAMLError, ValueError, RecursionError):
+            problems.append(f"--set {name}: {text[:64]!r} is no value as YAML has it; put it into quotes")
 
     def fill(value: Any, path: str) -> Any:
         if isinstance(value, dict):

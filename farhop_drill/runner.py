@@ -59,6 +59,7 @@ class Runner:
     ) -> None:
         self.run_ = Run(drill)
         self.outcome = outcome
+        self.live: Mapping[str, float] = {}  # the measures of the last moment
         self._drill, self._held, self._records, self._injector = drill, held, records, injector
         self._facts, self._eyes, self._oracle, self._egress = facts, eyes, oracle, egress
         self._clock, self._say = clock, say
@@ -216,7 +217,7 @@ class Runner:
         if look is not None and len(outcome.looks) < LOOKS_MAX:
             outcome.looks.append(look)
         now_s = self._now_s()
-        live = measures.live(self._drill, outcome.canaries, outcome.looks, now_s, self._violations)
+        self.live = live = measures.live(self._drill, outcome.canaries, outcome.looks, now_s, self._violations)
         back = self.run_.phase is Phase.AFTER and measures.is_back(
             self._drill, outcome.canaries, outcome.looks, outcome.marks, now_s
         )

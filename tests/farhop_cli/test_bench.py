@@ -12,7 +12,7 @@ OPTIONS = {
     "scrape": set(), "intake": set(), "hits": set(), "trie": {"quick"}, "sim": {"quick"},
     "routing": {"quick", "only", "seeds", "out", "markdown"}, "fidelity": {"scenario", "speedup", "quick"},
     "chaos": {"seeds", "seed", "workers", "out", "replay", "live", "length"}, "law": {"worlds", "first", "workers"},
-    "resume": {"interruptions", "seed", "cost"},
+    "resume": {"interruptions", "seed", "cost"}, "console": {"seconds"},
     "worlds": {"count", "only", "seed", "seeds", "length", "azure", "workers", "out"},
 }  # fmt: skip
 

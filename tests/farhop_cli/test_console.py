@@ -83,6 +83,19 @@ class Browser:
     def type(self, selector: str, text: str) -> None:
         self.js("const e = document.querySelector(arguments[0]); e.value = arguments[1]", selector, text)
 
+    def keys(self, *keys: str) -> None:
+        """Press these, wherever the focus is."""
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        chain = ActionChains(self.driver, duration=0)
+        for one in keys:
+            chain.send_keys(one)
+        chain.perform()
+
+    def focused(self) -> str:
+        """Where the focus is: its id, or what it says."""
+        return str(self.js("const e = document.activeElement; return e.id || e.textContent"))
+
     def faults(self) -> list[str]:
         return [one["message"] for one in self.driver.get_log("browser") if one["level"] == "SEVERE"]
 
@@ -118,14 +131,33 @@ def browser() -> Iterator[Browser]:
 # -- on a live world
 
 
+DRILL = """drill: quick
+title: A region is drained for a moment
+kind: traffic
+parameters: {region: virginia}
+blast_radius: {regions: ["{region}"]}
+canaries: {rate_per_s: 12}
+before_s: 2
+steps: [{name: "{region} is drained", inject: [{do: drain, region: "{region}"}], soak_s: 1}]
+after_s: 20
+hypotheses: [{measure: residency_violations, at_most: 0}]
+aborts: [{measure: residency_violations, above: 0}]
+duration_max_s: 60
+"""
+
+
 class Live:
     """A world with a console of it that may act, and one that may read."""
 
     def __init__(self, up: RunningWorld, folder: Path) -> None:
-        self.running, self.file = up, folder / "world.json"
+        self.running, self.file, self.out = up, folder / "world.json", folder / "out"
         world_file.write(self.file, up.world.describe(os.getpid()))
+        drills = folder / "drills"
+        drills.mkdir()
+        (drills / "quick.yaml").write_text(DRILL)
         self.processes: list[subprocess.Popen[str]] = []
-        self.url, self.reading = self._console(), self._console("--read-only")
+        self.url = self._console("--folder", str(drills), "--out", str(self.out))
+        self.reading = self._console("--read-only")
 
     def _console(self, *more: str) -> str:
         command = [sys.executable, "-m", "farhop_cli", "console", "--world", str(self.file), "--by", "ann", *more]
@@ -233,11 +265,164 @@ def test_an_act_shows_first_and_asks_by_name(browser: Browser, live: Live) -> No
     assert not [one for one in browser.faults() if "/console/of/act" not in one]
 
 
+TAB, ENTER, SPACE, ESCAPE, RIGHT, LEFT = "\ue004", "\ue007", "\ue00d", "\ue00c", "\ue014", "\ue012"
+
+
+def test_a_drill_is_begun_watched_and_read_by_keys_alone(browser: Browser, live: Live) -> None:
+    browser.go(live.url)
+    browser.keys("5")
+    until(lambda: "law-change" in browser.text("#begin-drill"))
+    assert "lose-a-region" not in browser.text("#begin-drill")  # a fault: this world takes none
+    browser.js("document.getElementById('begin-drill').focus()")
+    browser.keys("quick")
+    until(lambda: "A region is drained for a moment" in browser.text("#begin-told"))
+    # One that must not run says why, and offers nothing.
+    browser.keys(TAB)
+    browser.type("#begin-values input", "frankfurt")
+    browser.keys(ENTER)
+    until(lambda: browser.js("return document.getElementById('act').open"))
+    browser.keys("a rehearsal", ENTER)
+    until(lambda: "It must not run now" in browser.text("#act-told"))
+    assert "last-site" in browser.text("#act-told")
+    assert not browser.js("return document.getElementById('act-confirm')")
+    assert browser.js("return document.getElementById('act-go').disabled")
+    browser.keys(ESCAPE)
+    until(lambda: not browser.js("return document.getElementById('act').open"))
+    assert browser.js("return document.activeElement.name") == "region"  # where it was
+    # One that may: the plan, the checks, its name, each phase, the verdict, the report.
+    browser.type("#begin-values input", "virginia")
+    browser.keys(ENTER, "a rehearsal", ENTER)
+    until(lambda: "1. virginia is drained: drain virginia, for 1 s" in browser.text("#act-told"))
+    browser.keys("quick", ENTER)
+    until(lambda: "by ann: a rehearsal" in browser.text("#going-state"))
+    until(lambda: "runs since" in browser.text("#running"))
+    until(lambda: "step 1 of 1: virginia is drained" in browser.text("#going-lines"))
+    until(lambda: "PASS" in browser.text("#going-state"), 40.0)
+    until(lambda: "PASS" in browser.text("#history tr[data-key^=quick-]"))
+    assert "a rehearsal" not in browser.text("#wrong")
+    until(lambda: "The whole report" in browser.text("#going-report"))
+    script = """const done = arguments[0], a = document.querySelector('#going-report a');
+      fetch(a.href).then(async (r) => done([r.status, r.headers.get('content-security-policy'), await r.text()]))"""
+    status, policy, text = browser.driver.execute_async_script(script)
+    assert (status, "sandbox" in policy) == (200, True)
+    assert "A region is drained for a moment" in text
+    browser.js("document.querySelector('#history tr[data-key^=quick-]').focus()")
+    browser.keys(ENTER)
+    until(lambda: "Report of quick-" in browser.text("#report") or "REPORT OF QUICK-" in browser.text("#report"))
+    browser.js("document.querySelector('#report button').focus()")  # into the replay
+    browser.keys(ENTER)
+    until(lambda: "s ago" in browser.text("#moment"))
+    assert browser.js("return location.hash") == "#world"
+    assert not [one for one in browser.faults() if "/console/of/act" not in one]
+
+
+def test_a_drill_that_is_stopped_restores_and_says_so(browser: Browser, live: Live) -> None:
+    browser.go(live.url)
+    browser.view("drills")
+    until(lambda: "drain-and-return" in browser.text("#begin-drill"))
+    choose = "const s = document.getElementById('begin-drill'); s.value = 'drain-and-return';"
+    browser.js(choose + " s.dispatchEvent(new Event('change'))")
+    browser.js("document.getElementById('begin').requestSubmit()")
+    browser.type("#act-why", "to be stopped")
+    go = "document.querySelector('#act form').requestSubmit()"
+    browser.js(go)
+    until(lambda: browser.js("return document.getElementById('act-confirm')"))
+    browser.type("#act-confirm", "drain-and-return")
+    browser.js(go)
+    until(lambda: "Stop it" in browser.text("#running"))
+    browser.click("#running button")
+    browser.type("#act-why", "seen enough")
+    browser.js(go)
+    until(lambda: browser.js("return document.getElementById('act-confirm')"))
+    browser.type("#act-confirm", browser.text("#act-title").removeprefix("Stop drill "))
+    browser.js(go)
+    until(lambda: "stopped by ann: seen enough" in browser.text("#going-state"))
+    until(lambda: "No drill runs." in browser.text("#running"))
+
+
+def test_all_is_reached_by_tab_with_a_focus_that_is_seen_and_stays(browser: Browser, live: Live) -> None:
+    browser.go(live.url)
+    until(lambda: browser.js("return document.querySelectorAll('#places .place').length") == 3)
+    for name in ("world", "region/frankfurt", "request", "law", "drills"):
+        browser.view(name)
+        until(lambda name=name: name != "region/frankfurt" or "Drain" in browser.text("#region-acts"))
+        until(lambda name=name: name != "drills" or (browser.text("#begin-drill") and browser.text("#running")))
+        until(lambda: browser.js("return document.getElementById('scrub').min < document.getElementById('scrub').max"))
+        browser.js(MARK)
+        unseen, found = [], 0
+        browser.js("document.querySelector('.skip').focus()")
+        for _ in range(400):
+            browser.keys(TAB)
+            state = browser.js(SEEN)
+            if state == "again":  # once around
+                break
+            found += state == "seen"
+            unseen += [state] if state.startswith("unseen") else []
+        assert unseen == [], name
+        assert browser.js(LEFT_OUT) == [], name
+        assert found >= 12, name
+    # A button that is drawn anew each second keeps the focus; a dialog gives it back.
+    browser.view("region/frankfurt")
+    until(lambda: "Drain" in browser.text("#region-acts"))
+    browser.js("document.querySelector('#region-acts button').focus()")
+    moment = browser.text("#moment")
+    until(lambda: browser.text("#moment") not in (moment, ""))
+    assert browser.focused() == "Drain…"
+    browser.keys(ENTER)
+    until(lambda: browser.js("return document.getElementById('act').open"))
+    assert browser.focused() == "act-why"
+    browser.keys(ESCAPE)
+    until(lambda: browser.focused() == "Drain…")
+    # The hour by arrows, a second each.
+    browser.js("document.getElementById('scrub').focus()")
+    browser.keys(LEFT, LEFT)
+    until(lambda: "s ago" in browser.text("#moment"))
+    browser.keys(TAB, "l")
+    until(lambda: "ago" not in browser.text("#moment"))
+
+
+# Which controls are to be reached: all that are seen and not disabled.
+MARK = """for (const e of document.querySelectorAll('[data-reached]')) delete e.dataset.reached"""
+CONTROLS = (
+    "[...document.querySelectorAll('a[href], button, input, select, [tabindex=\"0\"]')]"
+    ".filter((e) => !e.disabled && e.checkVisibility() && !e.closest('dialog'))"
+)
+SEEN = """const e = document.activeElement;
+  if (e === document.body) return 'the window';
+  if (e.dataset.reached) return 'again';
+  e.dataset.reached = '1';
+  const s = getComputedStyle(e), b = e.getBoundingClientRect();
+  const lined = s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2;
+  const halo = e.matches('.place') && getComputedStyle(e.querySelector('.halo')).stroke !== 'none';
+  const shown = b.bottom > 0 && b.top < innerHeight && (halo || lined);
+  return shown ? 'seen' : 'unseen: ' + (e.id || e.outerHTML.slice(0, 90))"""
+FLOW = "return getComputedStyle(document.getElementById('flow')).display"
+LEFT_OUT = f"return {CONTROLS}.filter((e) => !e.dataset.reached).map((e) => e.id || e.outerHTML.slice(0, 90))"
+
+
+def test_no_motion_where_none_is_wanted(browser: Browser, live: Live) -> None:
+    browser.go(live.url)
+    for wanted, shown in (("reduce", "none"), ("no-preference", "block")):
+        features = [{"name": "prefers-reduced-motion", "value": wanted}]
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        until(lambda shown=shown: (browser.js(FLOW) == "none") == (shown == "none"))
+        assert browser.js("return document.getAnimations().length") == 0
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
 def test_who_may_only_read_is_offered_nothing_and_refused(browser: Browser, live: Live) -> None:
     browser.go(live.reading)
     browser.view("region/frankfurt")
     until(lambda: "heard" in browser.text("#region-facts"))
     assert browser.text("#region-acts") == ""
+    browser.view("drills")
+    until(
+        lambda: (
+            "To begin one needs" in browser.text("#begin-told") or "no drill is begun" in browser.text("#begin-told")
+        )
+    )
+    assert browser.js("return document.getElementById('begin').hidden")
+    until(lambda: "quick" in browser.text("#history"))  # who reads is told of them
     script = """const done = arguments[0]; fetch('/console/of/act', {method: 'POST', headers: {'x-farhop-console': '1'},
       body: JSON.stringify({do: 'drain', target: 'tokyo', why: 'x'})}).then((a) => done(a.status))"""
     assert browser.driver.execute_async_script(script) == 403

@@ -1,4 +1,4 @@
-"""What an operator does at the console: a region drained or biased, or that taken back, a drill stopped.
+"""What an operator does at the console: a region drained or biased, or that taken back, a drill begun or stopped.
 
 The same documents under the same keys as the commands write, by compare-and-set against what the dry run showed, with
 who and why. Invariant: nothing is written that was not shown first, and never what would leave somebody without a
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -29,11 +29,16 @@ if TYPE_CHECKING:
     from topology.model import Topology
 
 STOP_S = 3600.0  # an order to stop a drill is forgotten after that
+DRILL_WHY_LIMIT = 128  # overrides say the run beside it
 HISTORY_TOLD = 40
 LAWS_TOLD, MOVES_TOLD = 12, 24
 _LOCK, _LEVER, _STOP = f"{DRILL_PREFIX}lock", f"{DRILL_PREFIX}lever", f"{DRILL_PREFIX}stop/"
 _HISTORY, _SCHEDULES = f"{DRILL_PREFIX}history/", f"{DRILL_PREFIX}schedule/"
 
+
+NO_DRILLS = (
+    "no drill is begun from here: this port has no clients to measure by; use `farhop console` or `farhop drill run`"
+)
 
 Statuses: TypeAlias = Sequence[Mapping[str, Any]]
 
@@ -47,10 +52,11 @@ class ActError(Exception):
 
 
 class Act(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is asked. `target` is a region, or a drill's run. `revision` is what the dry run showed (0: nothing stood),
-    `confirm` the target's name once more, `force` that somebody may be left without a region."""
+    """What is asked. `target` is a region, a drill's run, or to begin one the drill, with its parameters' `values`.
+    `revision` is what the dry run showed (0: nothing stood), `confirm` the target's name once more, `force` that
+    somebody may be left without a region."""
 
-    do: Literal["drain", "undrain", "bias", "unbias", "stop-drill"]
+    do: Literal["drain", "undrain", "bias", "unbias", "start-drill", "stop-drill"]
     target: str
     why: str = ""
     for_s: float = 1800.0
@@ -60,10 +66,42 @@ class Act(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     revision: int = -1
     confirm: str = ""
     force: bool = False
+    values: dict[str, str] = {}
+
+
+class Drills(Protocol):
+    """Whoever can run drills from here: it has the probe, the clients' keys and the way to inject. Who dies while it
+    runs one leaves nothing behind: what it injected ends by itself. All of it raises ActError and StoreError."""
+
+    async def offered(self) -> list[dict[str, Any]]:
+        """The drills that this fleet can have: drill, title, kind, parameters with their defaults, from."""
+        ...
+
+    async def plan(self, name: str, values: Mapping[str, str]) -> dict[str, Any]:
+        """What it would do and the safety checks as they are now: `revision`, `plan` (lines), `checks`, `may_run`.
+        Touches nothing."""
+        ...
+
+    async def begin(self, name: str, values: Mapping[str, str], revision: int, why: str, author: str) -> str:
+        """Begin it, if it is still what `plan` showed under this revision; the run. It makes its checks once more."""
+        ...
+
+    def going(self) -> dict[str, Any] | None:
+        """How the last run that was begun here goes, or went; None: none was."""
+        ...
+
+    async def reported(self) -> list[str]:
+        """The runs whose report is kept here."""
+        ...
+
+    async def report(self, run: str) -> bytes | None:
+        """The report of a run, as HTML; None: not kept here."""
+        ...
 
 
 class Acts:
-    """Acts on one fleet. `store` is what its balancers follow; `statuses` what global balancers say now."""
+    """Acts on one fleet. `store` is what its balancers follow; `statuses` what global balancers say now; `drills` runs
+    drills, where that can be done (None: not from here)."""
 
     def __init__(
         self,
@@ -71,11 +109,15 @@ class Acts:
         law: Callable[[], Law | None],
         statuses: Callable[[], Awaitable[Sequence[Mapping[str, Any]]]],
         wall: Callable[[], datetime],
+        drills: Drills | None = None,
     ) -> None:
         self._store, self._law, self._statuses, self._wall = store, law, statuses, wall
+        self._drills = drills
 
     async def perform(self, act: Act, author: str) -> dict[str, Any]:
         """Show what it would come to, or do it. Raises ActError."""
+        if act.do == "start-drill":
+            return await self._begun(act, author)
         law = self._law()
         if act.do != "stop-drill" and (law is None or act.target not in law.topology.regions):
             raise ActError(f"target: no region {act.target[:64]!r} in this fleet")
@@ -98,6 +140,21 @@ class Acts:
         except StoreError as error:
             raise ActError(f"etcd: {error}", 503) from None
         return {**told, "dry_run": False}
+
+    async def _begun(self, act: Act, author: str) -> dict[str, Any]:
+        if self._drills is None:
+            raise ActError(NO_DRILLS, 409)
+        if not act.why.strip():
+            raise ActError("why: give the reason, for whoever asks")
+        told = {"do": act.do, "target": act.target, "author": author, "dry_run": act.dry_run}
+        try:
+            if act.dry_run:
+                return {**told, **await self._drills.plan(act.target, act.values)}
+            _confirmed(act)
+            why = act.why.strip()[:DRILL_WHY_LIMIT]
+            return {**told, "run": await self._drills.begin(act.target, act.values, act.revision, why, author)}
+        except StoreError as error:
+            raise ActError(f"etcd: {error}", 503) from None
 
     def _document(self, act: Act, author: str) -> tuple[str, bytes | None, float | None]:
         said: dict[str, Any] = {
@@ -149,10 +206,7 @@ class Acts:
         return tell(law.topology, statuses, act.target)
 
     def _checked(self, act: Act, entry: Entry | None, statuses: Statuses, stranded: Sequence[str]) -> None:
-        if act.confirm != act.target:
-            raise ActError(f"confirm: give the name of what is meant, {act.target}")
-        if act.revision < 0:
-            raise ActError("revision: give the one that the dry run showed")
+        _confirmed(act)
         if (entry.revision if entry is not None else 0) != act.revision:
             raise ActError("somebody else changed it since it was shown: look again, then decide again", 409)
         if entry is None and act.do in ("undrain", "unbias"):
@@ -188,7 +242,9 @@ class Acts:
         return {"laws": told[::-1][:LAWS_TOLD]}
 
     async def drills(self) -> dict[str, Any]:
-        """What runs, what is planned, and what was: as it stands in etcd. Raises ActError."""
+        """What runs, what is planned, and what was: as it stands in etcd; and of what was begun here how it goes, and
+        which reports are kept. Raises ActError."""
+        here = self._drills
         try:
             lock, lever = await self._store.get(_LOCK), await self._store.get(_LEVER)
             past = [_decoded(one.value) for one in await self._store.list(_HISTORY)]
@@ -201,7 +257,28 @@ class Acts:
             "lever": _decoded(lever.value) if lever is not None else None,
             "planned": [one for one in planned if one is not None],
             "history": runs[:HISTORY_TOLD],
+            **({"going": here.going(), "reports": await here.reported()} if here is not None else {}),
         }
+
+    async def drills_offered(self) -> dict[str, Any]:
+        """Which drills can be begun from here; if none, why. Raises ActError."""
+        if self._drills is None:
+            return {"offered": [], "why": NO_DRILLS}
+        try:
+            return {"offered": await self._drills.offered(), "why": ""}
+        except StoreError as error:
+            raise ActError(f"etcd: {error}", 503) from None
+
+    async def drill_report(self, run: str) -> bytes | None:
+        """The report of a run, as HTML; None where it is not kept here."""
+        return await self._drills.report(run) if self._drills is not None else None
+
+
+def _confirmed(act: Act) -> None:
+    if act.confirm != act.target:
+        raise ActError(f"confirm: give the name of what is meant, {act.target}")
+    if act.revision < 0:
+        raise ActError("revision: give the one that the dry run showed")
 
 
 def _over(document: bytes, world: Topology) -> Topology | None:

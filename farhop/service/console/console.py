@@ -26,7 +26,7 @@ from aiohttp import web
 
 from farhop.service.clock import wall
 from farhop.service.console import word as words
-from farhop.service.console.acts import Act, ActError, Acts
+from farhop.service.console.acts import NO_DRILLS, Act, ActError, Acts
 from farhop.service.console.delta import Picture, Ring, diff
 from farhop.service.console.word import Heard, Word
 from farhop.telemetry import logs
@@ -65,6 +65,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'; sandbox"
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -243,6 +244,8 @@ class Console:
             ("GET", "/console/of/past/{number}", self._past_chunk, "read"),
             ("GET", "/console/of/decision/{id}", self._decision, "read"),
             ("GET", "/console/of/drills", self._drills, "read"),
+            ("GET", "/console/of/drills/offered", self._drills_offered, "read"),
+            ("GET", "/console/of/drills/{run}/report", self._drill_report, "read"),
             ("GET", "/console/of/laws", self._laws, "read"),
             ("POST", "/console/of/explain", self._explain, "read"),
             ("POST", "/console/of/act", self._act, "act"),
@@ -432,6 +435,19 @@ class Console:
         if acts is None:
             return reply({"error": "a global balancer tells of drills, or `farhop console`"}, 404)
         return reply(await acts.drills())
+
+    async def _drills_offered(self, _request: web.Request) -> web.Response:
+        acts = self._desk.acts()
+        return reply({"offered": [], "why": NO_DRILLS} if acts is None else await acts.drills_offered())
+
+    async def _drill_report(self, request: web.Request) -> web.Response:
+        acts = self._desk.acts()
+        found = await acts.drill_report(request.match_info["run"]) if acts is not None else None
+        if found is None:
+            return reply({"error": "this report is not kept here: see where the drill was run"}, 404)
+        # A file with styles of its own, that runs nothing and asks nobody for anything.
+        headers = {**HEADERS, "Content-Security-Policy": REPORT_POLICY, "Cache-Control": "no-store"}
+        return web.Response(body=found, content_type="text/html", charset="utf-8", headers=headers)
 
     async def _act(self, request: web.Request) -> web.Response:
         act = await _body(request, Act)

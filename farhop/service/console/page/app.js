@@ -5,7 +5,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const SIGN = { up: "●", suspect: "◐", draining: "▽", down: "✕", unknown: "?", slow: "◔", ejected: "✕", starting: "◌", probing: "◔" };
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 let me = {}, now = {}, shown = {}, past = null, mark = null, skew = 0, lastHeard = 0, chunks = [], kept = new Map(), coast = null;
-let tenant = "", which = "", selected = "", runs = {};
+let tenant = "", which = "", selected = "", runs = {}, offered = [];
 
 // -- making elements
 
@@ -21,6 +21,14 @@ function put(at, tag, attrs = {}, ...inner) {
 }
 const el = (tag, attrs, ...inner) => put(null, tag, attrs, ...inner);
 const clear = (at) => { at.replaceChildren(); return at; };
+// What `make` draws, only where what it says has changed, so that focus stays on a button; where not, it goes to the first.
+function same(at, says, make) {
+  const text = JSON.stringify(says), had = at.contains(document.activeElement);
+  if (at.dataset.is === text) return;
+  at.dataset.is = text;
+  make(clear(at));
+  if (had) (at.querySelector("button, a, input, select") || $("view")).focus();
+}
 const num = (value, digits = 0, unit = "") => typeof value === "number" ? value.toFixed(digits) + unit : "–";
 const pct = (value) => typeof value === "number" ? Math.round(value * 100) + " %" : "–";
 const clock = (ms) => ms ? new Date(ms).toLocaleTimeString([], { hour12: false }) : "–";
@@ -28,10 +36,14 @@ const state = (name, more = "") => el("span", { class: "s-" + (name in SIGN ? na
 const gauge = (value, label) => typeof value === "number" ? el("meter", { min: 0, max: 1, low: 0.75, high: 0.92, optimum: 0.1, value: Math.min(1, value), "aria-label": label + " " + pct(value), title: pct(value) }) : "–";
 
 // Rows by key: those that stay keep their element, so that focus and selection do, too.
-function rows(table, items, key, cells, more = {}) {
+function rows(...given) { for (const _ of rowsInPieces(...given)); }
+const PIECE = 8;
+function* rowsInPieces(table, items, key, cells, more = {}) {
   const body = (typeof table === "string" ? $(table) : table).tBodies[0], old = new Map();
   for (const row of body.rows) old.set(row.dataset.key, row);
-  const wanted = items.map((item) => {
+  const wanted = [];
+  for (const item of items) {
+    if (wanted.length % PIECE === PIECE - 1) yield;
     const name = key(item), row = old.get(name) || el("tr");
     old.delete(name);
     row.dataset.key = name;
@@ -41,18 +53,18 @@ function rows(table, items, key, cells, more = {}) {
       const [value, cls = ""] = Array.isArray(cell) ? cell : [cell];
       const at = row.cells[i] || row.insertCell();
       if (at.className !== cls) at.className = cls;
-      if (value instanceof Node) { if (at.innerHTML !== value.outerHTML || value.tagName === "BUTTON") at.replaceChildren(value); }
+      if (value instanceof Node) { if (at.innerHTML !== value.outerHTML) at.replaceChildren(value); }
       else if (at.textContent !== String(value)) at.textContent = value;
     });
     row.classList.toggle("stale", Boolean(more.stale && more.stale(item)));
     if (more.open && !row.hasAttribute("tabindex")) {
       row.tabIndex = 0;
       row.addEventListener("click", () => more.open(row.dataset.key));
-      row.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); more.open(row.dataset.key); } });
+      row.addEventListener("keydown", (event) => { if (event.target === row && (event.key === "Enter" || event.key === " ")) { event.preventDefault(); more.open(row.dataset.key); } });
     }
     if (more.chosen) row.setAttribute("aria-selected", String(more.chosen(name)));
-    return row;
-  });
+    wanted.push(row);
+  }
   if (!wanted.length) wanted.push(el("tr", {}, el("td", { class: "empty", colspan: 20 }, more.none || "none")));
   for (const row of old.values()) row.remove();
   wanted.forEach((row, i) => { if (body.rows[i] !== row) body.insertBefore(row, body.rows[i] || null); });
@@ -101,13 +113,24 @@ function listen() {
     now = make(JSON.parse(event.data));
     lastHeard = performance.now();
     skew = now.at - Date.now();
-    if (past === null) { shown = now; draw(); }
+    if (past === null) { shown = now; drawOn(); }
     tick();
   };
   source.addEventListener("picture", take((told) => told));
   source.addEventListener("patch", take((told) => apply(now, told)));
 }
 setInterval(tick, 1000);
+// A browser has six connections to an origin: a page that it only keeps for the way back, or that nobody sees, holds none.
+const HIDDEN_MS = 30000;
+const unlisten = () => { if (source) source.close(); source = null; };
+addEventListener("pagehide", unlisten);
+addEventListener("pageshow", (event) => { if (event.persisted) listen(); });
+let hiding = 0;
+document.addEventListener("visibilitychange", () => {
+  clearTimeout(hiding);
+  if (document.hidden) hiding = setTimeout(unlisten, HIDDEN_MS);
+  else if (!source && me.may && me.may !== "metrics") listen();
+});
 
 function tick() {
   const away = lastHeard && performance.now() - lastHeard > 3500;
@@ -151,11 +174,32 @@ const age = (ms) => { if (!ms) return "never"; const s = Math.max(0, Math.round(
 const VIEWS = { world: drawWorld, region: drawRegion, request: drawRequest, law: drawLaw, drills: drawDrills };
 let view = "world";
 
-function draw() {
-  if (!shown.at) return;
+function* drawing() {
   drawWrong();
   options($("tenant"), Object.keys(shown.law?.tenants || {}), "no tenant");
-  VIEWS[view]();
+  yield;
+  yield* VIEWS[view]() || [];
+}
+let steps = null, again = false;
+function draw() {
+  steps = null;
+  if (shown.at) for (const _ of drawing());
+}
+// Each second's picture in pieces, a few ms a frame; one that comes meanwhile is drawn after it.
+const FRAME_MS = 1.2;
+function drawOn() {
+  if (steps) { again = true; return; }
+  const mine = steps = drawing();
+  const step = () => {
+    if (steps !== mine) return;
+    const until = performance.now() + FRAME_MS;
+    let done;
+    do done = mine.next().done; while (!done && performance.now() < until);
+    if (!done) { requestAnimationFrame(step); return; }
+    steps = null;
+    if (again) { again = false; drawOn(); }
+  };
+  requestAnimationFrame(() => requestAnimationFrame(step));  // what was told took its share of this frame
 }
 
 function show() {
@@ -167,7 +211,7 @@ function show() {
   for (const link of document.querySelectorAll("#tabs a")) link.hash === "#" + view ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
   $("view").scrollTop = 0;
   document.title = `Farhop · ${view}`;
-  if (view === "drills") loadDrills();
+  if (view === "drills") { loadDrills(); loadOffered(); }
   if (view === "law") loadLaws();
   draw();
 }
@@ -205,7 +249,7 @@ function box(points) {
 }
 
 let mapped = "";
-function drawWorld() {
+function* drawWorld() {
   const map = $("map"), regions = Object.entries(shown.regions || {}), places = Object.keys(shown.law?.places || {});
   const frame = box(places.map(at).filter(Boolean));
   const signature = JSON.stringify([places, Boolean(coast)]);
@@ -221,9 +265,11 @@ function drawWorld() {
   const most = Math.max(1, ...regions.map(([, one]) => one.slots || one.slots_free || 0));
   map.classList.toggle("crowded", regions.length > 24);
   const places_ = $("places"), had = new Map([...places_.children].map((one) => [one.dataset.region, one]));
+  let drawn = 0;
   for (const [name, one] of regions) {
     const p = at(name);
     if (!p) continue;
+    if (++drawn % PIECE === 0) yield;
     const size = one.slots || one.slots_free || 0, r = (6 + 9 * Math.sqrt(size / most)) * scale * Math.min(1, Math.sqrt(20 / regions.length)), used = Math.min(1, one.used ?? 0);
     const group = had.get(name) || put(places_, "g", { tabindex: 0, role: "link", onclick: () => { location.hash = "region/" + encodeURIComponent(name); }, onkeydown: (event) => { if (event.key === "Enter") location.hash = "region/" + encodeURIComponent(name); } });
     had.delete(name);
@@ -246,6 +292,7 @@ function drawWorld() {
     if (kept) group.focus();
   }
   for (const gone of had.values()) gone.remove();
+  yield;
   const flows = clear($("flows"));
   paths = [];
   for (const [key, flow] of Object.entries(shown.arcs || {})) {
@@ -258,11 +305,14 @@ function drawWorld() {
   }
   const into = {};
   for (const [key, flow] of Object.entries(shown.arcs || {})) into[key.split(">")[1]] = (into[key.split(">")[1]] || 0) + Object.entries(flow).reduce((sum, [how, n]) => how === "spilled" ? sum : sum + n, 0);
-  rows("regions", regions, ([name]) => name, ([name, one]) => [
+  yield;
+  yield* rowsInPieces("regions", regions, ([name]) => name, ([name, one]) => [
     name, state(one.state, cut(one) ? " ⌁" : ""), [pct(one.used), "n"], [one.busy === undefined ? "–" : `${one.busy}/${one.slots}`, "n"], [num(one.queued), "n"], [num(one.wait_ms, 0, " ms"), "n"],
     [name in into ? num(into[name], 1) : "–", "n"], [age(one.heard), "n"],
   ], { open: (name) => { location.hash = "region/" + encodeURIComponent(name); }, stale: ([, one]) => cut(one) });
-  rows("arcs", Object.entries(shown.arcs || {}), ([key]) => key, ([key, flow]) => { const [from, to] = key.split(">"); return [from, to, [num(flow.ok, 1), "n"], [num(flow.failed, 1), "n"], [num(flow.refused, 1), "n"], [num(flow.spilled, 1), "n"]]; }, { none: "no request in the last second" });
+  yield;
+  yield* rowsInPieces("arcs", Object.entries(shown.arcs || {}), ([key]) => key, ([key, flow]) => { const [from, to] = key.split(">"); return [from, to, [num(flow.ok, 1), "n"], [num(flow.failed, 1), "n"], [num(flow.refused, 1), "n"], [num(flow.spilled, 1), "n"]]; }, { none: "no request in the last second" });
+  yield;
   drawDecisions($("world").querySelector(".decisions"));
   drawZone(lawful);
 }
@@ -320,7 +370,7 @@ function animate(time) {
 
 // Region
 
-function drawRegion() {
+function* drawRegion() {
   const names = Object.keys(shown.regions || {});
   options($("which"), names);
   if (!names.includes(which)) which = names[0] || "";
@@ -329,20 +379,22 @@ function drawRegion() {
   if (!one) return;
   const place = shown.law?.places?.[which] || {};
   clear($("region-state")).append(state(one.state), ` ${one.why || ""}${place.city ? ` · ${place.city}, ${place.country}` : ""}`);
-  const acts = clear($("region-acts"));
-  if (me.acts && past === null) {
-    const button = (text, does) => put(acts, "button", { onclick: () => act(does, which) }, text);
+  const may = me.acts && past === null, biased = Boolean(shown.overrides?.["bias " + which]);
+  same($("region-acts"), [which, may, Boolean(one.drain), biased], (acts) => {
+    if (!may) return;
+    const region = which, button = (text, does) => put(acts, "button", { onclick: () => act(does, region) }, text);
     if (one.drain) button("Undrain…", "undrain"); else button("Drain…", "drain");
     button("Bias…", "bias");
-    if (shown.overrides?.["bias " + which]) button("Take the bias back…", "unbias");
-  }
+    if (biased) button("Take the bias back…", "unbias");
+  });
   const facts = { used: pct(one.used), busy: one.busy === undefined ? "–" : `${one.busy} of ${one.slots}`, waiting: num(one.queued), wait: num(one.wait_ms, 0, " ms"), "round trip": num(one.rtt_ms, 1, " ms"), admitted: pct(one.admitted), replicas: one.replicas_all === undefined ? num(one.replicas) : `${one.replicas_up} of ${one.replicas_all} up`, "prefix nodes": num(one.prefix_nodes), heard: age(one.heard) };
   if (one.drain) facts["drained by"] = `${one.drain.author}: ${one.drain.why}`;
   if (one.pilot) facts["pilot light"] = one.pilot;
   clear($("region-facts")).append(...Object.entries(facts).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
   const mine = Object.entries(shown.balancers || {}).filter(([, b]) => b.region === which);
   const list = mine.flatMap(([key, b]) => Object.entries(shown.replicas?.[key] || {}).map(([name, r]) => ({ key: key + " " + name, name, r, fresh: b.fresh })));
-  rows("replicas", list, (item) => item.key, ({ name, r }) => [
+  yield;
+  yield* rowsInPieces("replicas", list, (item) => item.key, ({ name, r }) => [
     name, state(r.state), gauge(r.slots ? (r.in_flight + (r.elsewhere || 0)) / r.slots : undefined, "load"), [num(r.in_flight), "n"], [num(r.slots), "n"], [num(r.running), "n"], [num(r.waiting), "n"], gauge(r.kv, "KV used"), [pct(r.hit), "n"], [num(r.tpot_ms, 1), "n"],
     [r.share === undefined ? "all" : pct(r.share), "n"], [r.age_s === undefined ? "–" : r.age_s + " s", "n"], r.version || "–",
     [[r.why, r.slow, r.share < 1 ? `eased in: ${pct(r.share)} of its share` : "", r.until_s && r.state !== "up" ? `for ${r.until_s} s more` : ""].filter(Boolean).join("; "), "long"],
@@ -463,22 +515,69 @@ $("scope").addEventListener("change", draw);
 async function loadDrills() {
   try { runs = await ask("drills"); drawDrills(); } catch (error) { failed($("running"), error); }
 }
-setInterval(() => { if (view === "drills" && !document.hidden && me.may && me.may !== "metrics") loadDrills(); }, 2000);
+setInterval(() => { if (view === "drills" && !document.hidden && me.may && me.may !== "metrics") loadDrills(); }, 1000);
 function drawDrills() {
-  const at_ = clear($("running")), run = runs.running;
-  if (run) {
-    put(at_, "p", {}, state("draining", ""), ` ${run.drill} (${run.run}) runs since ${clock(run.since_s * 1000)}, by ${run.author} `);
-    if (me.acts) put(at_, "button", { class: "danger", onclick: () => act("stop-drill", run.run) }, "Stop it…");
-  } else put(at_, "p", { class: "hint" }, "No drill runs.");
-  if (runs.lever) put(at_, "p", { class: "error" }, `The lever is engaged by ${runs.lever.author}: ${runs.lever.why}. No drill begins.`);
-  rows("history", runs.history || [], (one) => one.run, (one) => [new Date(one.began_s * 1000).toLocaleString([], { hour12: false }), one.drill, el("span", { class: one.verdict === "PASS" ? "s-up" : one.verdict === "FAIL" ? "s-down" : "s-late" }, one.verdict), [num(one.took_s, 0, " s"), "n"], one.author, [one.why || "", "long"], one.began_s * 1000 >= (chunks[0]?.from_ms ?? Infinity) ? el("button", { onclick: (event) => { event.stopPropagation(); seek(one.began_s * 1000); location.hash = "world"; } }, "Replay") : ""], { none: "no drill has run, or its record is elsewhere", open: report });
+  const run = runs.running;
+  same($("running"), [run, runs.lever, me.acts], (at_) => {
+    if (run) {
+      put(at_, "p", {}, state("draining", ""), ` ${run.drill} (${run.run}) runs since ${clock(run.since_s * 1000)}, by ${run.author} `);
+      if (me.acts) put(at_, "button", { class: "danger", onclick: () => act("stop-drill", run.run) }, "Stop it…");
+    } else put(at_, "p", { class: "hint" }, "No drill runs.");
+    if (runs.lever) put(at_, "p", { class: "error" }, `The lever is engaged by ${runs.lever.author}: ${runs.lever.why}. No drill begins.`);
+  });
+  drawGoing(runs.going);
+  rows("history", runs.history || [], (one) => one.run, (one) => [new Date(one.began_s * 1000).toLocaleString([], { hour12: false }), one.drill, verdict(one.verdict), [num(one.took_s, 0, " s"), "n"], one.author, [one.why || "", "long"], one.began_s * 1000 >= (chunks[0]?.from_ms ?? Infinity) ? el("button", { onclick: (event) => { event.stopPropagation(); seek(one.began_s * 1000); location.hash = "world"; } }, "Replay") : ""], { none: "no drill has run, or its record is elsewhere", open: report });
   rows("planned", runs.planned || [], (one) => one.drill, (one) => [one.drill, Object.entries(one).filter(([k]) => k !== "drill").map(([k, v]) => `${k} ${typeof v === "object" ? JSON.stringify(v) : v}`).join(", ")], { none: "nothing is planned" });
 }
+const verdict = (one) => el("span", { class: one === "PASS" ? "s-up" : one === "FAIL" ? "s-down" : "s-late" }, (one === "PASS" ? "● " : one === "FAIL" ? "✕ " : "◐ ") + one);
+// Of a run that was begun here: each phase as it comes, and what the canaries see.
+function drawGoing(going) {
+  $("going").hidden = !going;
+  if (!going) return;
+  $("going-title").textContent = `${going.title}${going.run ? ` (${going.run})` : ""}`;
+  const text = going.verdict || `${going.phase}, by ${going.author}${going.why ? `: ${going.why}` : ""}`;
+  same($("going-state"), [text, going.ended], (at_) => {
+    at_.append(going.verdict ? verdict(going.verdict) : state("draining", ""), ` ${going.verdict ? going.ended : text}`);
+    for (const one of going.blocked || []) put(at_, "span", { class: "strands" }, one);
+  });
+  const lines = going.lines.map(([at_s, line], i) => [String(i), at_s, line]);
+  rows("going-lines", lines, ([i]) => i, ([, at_s, line]) => [[num(at_s, 1, " s"), "n"], [line, "long"]], { none: "its checks are made" });
+  const live = [["canaries sent", going.canaries], ["of these failed", going.failed], ["seconds since it began, of about " + num(going.planned_s), going.at_s], ...Object.entries(going.live)];
+  rows("going-live", live, ([name]) => name, ([name, value]) => [name, [num(value, Number.isInteger(value) ? 0 : 2), "n"]]);
+  const whole = going.verdict && (runs.reports || []).includes(going.run);
+  same($("going-report"), [going.run, whole], (at_) => { if (whole) reportLinks(at_, going.run, going.began_s); });
+}
+function reportLinks(at_, run, began_s) {
+  if ((runs.reports || []).includes(run)) put(at_, "a", { href: `/console/of/drills/${encodeURIComponent(run)}/report`, target: "_blank", rel: "noopener" }, "The whole report, with its timeline");
+  if (began_s * 1000 >= (chunks[0]?.from_ms ?? Infinity)) put(at_, "button", { onclick: () => { seek(began_s * 1000); location.hash = "world"; } }, "Replay it from its beginning");
+}
+async function loadOffered() {
+  let why = "";
+  try { const told = await ask("drills/offered"); offered = told.offered; why = told.why; } catch (error) { offered = []; why = error.message; }
+  if (!why && !me.acts) why = "To begin one needs the right to act.";
+  $("begin").hidden = Boolean(why) || !offered.length;
+  $("begin-told").textContent = why || (offered.length ? "First its plan and the safety checks are shown; nothing is touched before you confirm by its name. It ends with this console." : "no drill is known here");
+  options($("begin-drill"), offered.map((one) => one.drill));
+  drawBegin();
+}
+function drawBegin() {
+  const one = offered.find((each) => each.drill === $("begin-drill").value);
+  if (!one) return;
+  same($("begin-values"), one, (at_) => { for (const [name, value] of Object.entries(one.parameters)) put(at_, "label", {}, name + " ", el("input", { name, value, size: 12, maxlength: 256, autocomplete: "off", spellcheck: "false" })); });
+  $("begin-told").textContent = `${one.title} (${one.kind}, ${one.from}). First its plan and the safety checks are shown; nothing is touched before you confirm by its name. It ends with this console.`;
+}
+$("begin-drill").addEventListener("change", drawBegin);
+$("begin").addEventListener("submit", (event) => {
+  event.preventDefault();
+  act("start-drill", $("begin-drill").value, Object.fromEntries([...$("begin-values").querySelectorAll("input")].map((one) => [one.name, one.value])));
+});
 function report(run) {
   const one = (runs.history || []).find((each) => each.run === run);
   if (!one) return;
   const at_ = clear($("report"));
-  put(at_, "h2", {}, `Report of ${one.run}: ${one.title || one.drill}`);
+  put(at_, "h2", { tabindex: -1 }, `Report of ${one.run}: ${one.title || one.drill}`).focus();
+  put(at_, "p", {}, verdict(one.verdict), one.why ? ` ${one.why}` : "");
+  reportLinks(put(at_, "p", { class: "bar" }), one.run, one.began_s);
   rows(grid(at_, ["measure", "n:value"]), Object.entries(one.measures || {}), ([name]) => name, ([name, value]) => [name, [num(value, 3), "n"]]);
   if ((one.hypotheses || []).length) rows(grid(at_, ["hypothesis", "what came of it"]), one.hypotheses.map((h, i) => [String(i), h]), ([i]) => i, ([, h]) => [[h.says || h.name || h.hypothesis || "", "long"], [Object.entries(h).filter(([k]) => !["says", "name", "hypothesis"].includes(k)).map(([k, v]) => `${k} ${v}`).join(", "), "long"]]);
 }
@@ -490,37 +589,54 @@ const ACTS = {
   undrain: ["Take back the drain of", [["why", "Why", "text", ""]]],
   bias: ["Bias", [["why", "Why", "text", ""], ["for", "For how many minutes", "number", 30], ["ms", "Milliseconds worse (below 0: better)", "number", 50]]],
   unbias: ["Take back the bias of", [["why", "Why", "text", ""]]],
+  "start-drill": ["Begin drill", [["why", "Why", "text", ""]]],
   "stop-drill": ["Stop drill", [["why", "Why", "text", ""]]],
 };
 let doing = null;
-function act(does, target) {
+function act(does, target, values) {
   const [title, fields] = ACTS[does];
-  doing = { do: does, target, shown: null };
+  doing = { do: does, target, values, shown: null, opener: document.activeElement };
   $("act-title").textContent = `${title} ${target}`;
   const at_ = clear($("act-fields"));
   for (const [name, label, type, value] of fields) put(at_, "label", {}, label + " ", el("input", { id: "act-" + name, type, value, required: true, maxlength: 256, step: "any", autocomplete: "off" }));
   put(at_, "p", { class: "hint" }, `As ${me.author}.`);
   clear($("act-told"));
   $("act").querySelector(".error").textContent = "";
-  $("act-go").textContent = "Show what it would do"; $("act-go").className = "";
+  $("act-go").textContent = "Show what it would do"; $("act-go").className = ""; $("act-go").disabled = false;
   $("act").showModal();
+}
+// Focus goes back to where it was; if that is gone, to the view, never to nowhere.
+$("act").addEventListener("close", () => { if (doing?.opener?.isConnected) doing.opener.focus(); if (document.activeElement === document.body) $("view").focus(); });
+function drawPlan(at_, told) {
+  put(at_, "h2", {}, `Dry run of “${told.title}”: nothing is touched yet`);
+  for (const line of told.plan) put(at_, "p", {}, line);
+  const table = grid(at_, ["", "check", "seen"]);
+  rows(table, told.checks, (one) => one.check, (one) => [el("span", { class: one.held ? "s-up" : "s-down" }, one.held ? "● ok" : "✕ NO"), one.check, [one.seen, "long"]]);
+  if (told.may_run) return true;
+  put(at_, "p", { class: "strands" }, "It must not run now: not every check holds. Mend that, and look again.");
+  $("act-go").disabled = true; $("act-no").focus();
+  return false;
 }
 $("act-no").addEventListener("click", () => $("act").close());
 $("act").querySelector("form").addEventListener("submit", async (event) => {
   event.preventDefault();
+  if (doing.asks) return;  // what was sent once is not sent again before it is answered
   const value = (name) => $("act-" + name)?.value, error = $("act").querySelector(".error");
   const body = { do: doing.do, target: doing.target, why: value("why") };
   if (value("for") !== undefined) body.for_s = 60 * Number(value("for"));
   if (value("over") !== undefined) body.over_s = Number(value("over"));
   if (value("ms") !== undefined) body.ms = Number(value("ms"));
+  if (doing.values) body.values = doing.values;
   error.textContent = "";
+  doing.asks = true;
   try {
     if (!doing.shown) {
       const told = await ask("act", { ...body, dry_run: true }), at_ = clear($("act-told"));
       doing.shown = told;
       for (const field of $("act-fields").querySelectorAll("input")) field.disabled = true;
-      put(at_, "h2", {}, "Dry run: nothing is written yet");
-      put(at_, "p", {}, told.stands ? `It replaces what ${told.stands.author} set: ${told.stands.why}` : "Nothing stands there now.");
+      if (told.plan && !drawPlan(at_, told)) return;
+      if (!told.plan) put(at_, "h2", {}, "Dry run: nothing is written yet");
+      if (!told.plan) put(at_, "p", {}, told.stands ? `It replaces what ${told.stands.author} set: ${told.stands.why}` : "Nothing stands there now.");
       for (const line of told.effects || []) put(at_, "p", { class: line.startsWith("strands") ? "strands" : "" }, line);
       if ((told.strands || []).length) put(at_, "label", {}, el("input", { type: "checkbox", id: "act-force" }), ` leave ${told.strands.length} without a region`);
       put(at_, "label", {}, `Type ${doing.target} to confirm `, el("input", { id: "act-confirm", autocomplete: "off", spellcheck: "false" })).querySelector("input").focus();
@@ -531,6 +647,7 @@ $("act").querySelector("form").addEventListener("submit", async (event) => {
       if (view === "drills") loadDrills();
     }
   } catch (problem) { error.textContent = problem.message; }
+  finally { doing.asks = false; }
 });
 
 // -- the last hour
@@ -555,6 +672,7 @@ let seeking = 0;
 async function seek(ms) {
   const mine = ++seeking;
   past = Math.min(ms, now.at);
+  $("scrub").value = past;
   press();
   try {
     if (!chunks.length || ms > chunks.at(-1).to_ms) await loadPast();
@@ -571,6 +689,8 @@ function press() {
 $("live").addEventListener("click", () => { seeking++; past = null; shown = now; press(); draw(); tick(); });
 $("pause").addEventListener("click", () => { past === null ? (past = now.at, press(), draw(), tick()) : $("live").click(); });
 $("scrub").addEventListener("input", () => seek(Number($("scrub").value)));
+const STEPS = { ArrowLeft: -1e3, ArrowDown: -1e3, ArrowRight: 1e3, ArrowUp: 1e3, PageDown: -6e4, PageUp: 6e4 };
+$("scrub").addEventListener("keydown", (event) => { const step = STEPS[event.key]; if (step) { event.preventDefault(); seek(Math.max(Number($("scrub").min), (past ?? now.at) + step)); } });
 $("mark").addEventListener("click", () => { mark = shown; $("mark").textContent = `Marked ${clock(mark.at)}`; $("diff").disabled = false; });
 $("compare-close").addEventListener("click", () => { $("compare").hidden = true; $("diff").focus(); });
 $("diff").addEventListener("click", () => {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from random import Random
 from typing import Any
@@ -129,3 +130,65 @@ async def test_a_bias_and_a_drill_that_is_stopped(store: MemoryStore) -> None:
     await acts.perform(Act(**stop), "ann")
     assert await store.get(f"{DRILL_PREFIX}stop/run-1") is not None
     assert (await acts.drills()) == {"running": None, "lever": None, "planned": [], "history": []}
+
+
+class _Drills:
+    """What runs drills, with one drill that is called `move`."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[Any, ...]] = []
+
+    async def offered(self) -> list[dict[str, Any]]:
+        return [{"drill": "move"}]
+
+    async def plan(self, name: str, values: Mapping[str, str]) -> dict[str, Any]:
+        return {"revision": 7, "plan": [f"{name} {dict(values)}"], "checks": [], "may_run": True}
+
+    async def begin(self, name: str, values: Mapping[str, str], revision: int, why: str, author: str) -> str:
+        self.begun.append((name, dict(values), revision, why, author))
+        return "move-1"
+
+    def going(self) -> dict[str, Any] | None:
+        return {"run": "move-1"}
+
+    async def reported(self) -> list[str]:
+        return ["move-1"]
+
+    async def report(self, run: str) -> bytes | None:
+        return b"whole" if run == "move-1" else None
+
+
+async def test_a_drill_is_shown_first_confirmed_by_name_and_begun_as_shown(store: MemoryStore) -> None:
+    async def said() -> tuple[dict[str, Any], ...]:
+        return ()
+
+    drills = _Drills()
+    acts = Acts(store, lambda: LAW, said, lambda: AT, drills)
+    asked: dict[str, Any] = {"do": "start-drill", "target": "move", "why": "rehearse", "values": {"region": "tokyo"}}
+    told = await acts.perform(Act(**asked), "ann")
+    assert (told["plan"], told["revision"], drills.begun) == (["move {'region': 'tokyo'}"], 7, [])
+    for change, what in (
+        ({"why": " "}, "why: give the reason"),
+        ({"dry_run": False, "revision": 7, "confirm": "mov"}, "confirm: give the name"),
+        ({"dry_run": False, "confirm": "move"}, "revision: give the one"),
+    ):
+        with pytest.raises(ActError, match=what):
+            await acts.perform(Act(**{**asked, **change}), "ann")
+    assert drills.begun == []
+    done = await acts.perform(Act(**asked, dry_run=False, revision=7, confirm="move"), "ann")
+    assert done["run"] == "move-1"
+    assert drills.begun == [("move", {"region": "tokyo"}, 7, "rehearse", "ann")]
+    told = await acts.drills()
+    assert (told["going"], told["reports"]) == ({"run": "move-1"}, ["move-1"])
+    assert await acts.drill_report("move-1") == b"whole"
+
+
+async def test_where_no_drill_can_be_begun_it_is_said(store: MemoryStore) -> None:
+    acts = desk(store, ALL)
+    with pytest.raises(ActError, match="`farhop console`"):
+        await acts.perform(Act("start-drill", "move", "rehearse"), "ann")
+    told = await acts.drills_offered()
+    assert told["offered"] == []
+    assert "`farhop console`" in told["why"]
+    assert "going" not in await acts.drills()
+    assert await acts.drill_report("move-1") is None

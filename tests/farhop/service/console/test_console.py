@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -221,6 +222,11 @@ async def test_questions_and_decisions(http: aiohttp.ClientSession) -> None:
             assert (answer.status, await answer.json()) == (400, {"error": 'no such tenant: {"a": 1}'})
         async with http.get(f"{base}/console/of/drills") as answer:
             assert (await answer.json())["history"] == []
+        async with http.get(f"{base}/console/of/drills/offered") as answer:
+            assert "`farhop console`" in (await answer.json())["why"]
+        for run in ("none", "..%2f..%2fetc"):
+            async with http.get(f"{base}/console/of/drills/{run}/report") as answer:
+                assert answer.status == 404
 
 
 async def test_a_balancers_own_rates_are_of_seconds_whoever_asks() -> None:
@@ -241,3 +247,32 @@ async def test_a_balancers_own_rates_are_of_seconds_whoever_asks() -> None:
     assert (await desk.word(3_000))["arcs"] == {"paris": {"ok": 5}}
     assert (await desk.word(4_000))["arcs"] == {}
     assert desk.acts() is not None
+
+
+def _light(colour: str) -> float:
+    """Relative luminance, by WCAG 2.2."""
+    digits = colour[1:] if len(colour) == 7 else "".join(one * 2 for one in colour[1:])
+    channels = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _contrast(one: str, other: str) -> float:
+    darker, lighter = sorted((_light(one), _light(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["dark", "light"])
+def test_every_colour_is_told_from_what_it_stands_on(scheme: int) -> None:
+    blocks = re.findall(r":root \{(.*?)\}", (module.PAGE / "style.css").read_text(), re.DOTALL)
+    colours = dict(re.findall(r"--([a-z]+): (#[0-9a-f]{3,6})", blocks[scheme]))
+    spoken, drawn = ("text", "dim", "ok", "warn", "bad", "info", "none"), ("fill", "edge", "ok", "warn", "bad", "info")
+    faint = [(name, on) for name in spoken for on in ("bg", "panel") if _contrast(colours[name], colours[on]) < 4.5]
+    faint += [(name, on) for name in drawn for on in ("bg", "panel") if _contrast(colours[name], colours[on]) < 3.0]
+    faint += [(name, "line") for name in ("fill", "warn", "bad") if _contrast(colours[name], colours["line"]) < 3.0]
+    faint += [
+        (name, "land")
+        for name in ("ok", "warn", "bad", "info", "none")
+        if _contrast(colours[name], colours["land"]) < 3.0
+    ]
+    assert faint == []
