@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import lru_cache
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 TENANTS_MAX = 10_000
 MATCHES_MAX = 10_000  # of tenant, key and model, remembered
+FORMS_MAX = 1024  # of limits, as clients are told them, remembered
 BEGIN_S = 5.0
 REFRESH_S = 2.0  # between two exchanges with a root
 GAP_S = 0.01  # at least
@@ -443,24 +445,31 @@ def _headers(matched: _Matched, now: float) -> bytes:
     every TOLD_S, as it costs more than all the rest."""
     if 0.0 <= now - matched.told_at < TOLD_S:
         return matched.told
-    lines, policies, states = list[bytes](), list[bytes](), list[bytes]()
     tightest: dict[str, tuple[float, int, int, int]] = {}
     for kind, size, period, holding in matched.of:
-        left = max(0, min(size, holding.available + int(holding.free)))
+        left = holding.available + int(holding.free)
+        left = size if left > size else left if left > 0 else 0  # two calls cost more than the rest
         share, word = left / size, _TYPES[kind]
-        if word not in tightest or share < tightest[word][0]:
+        known = tightest.get(word)
+        if known is None or share < known[0]:
             tightest[word] = share, size, period, left
+    lines, policies, states = b"", b"", b""
     for word, (share, size, period, left) in tightest.items():
         reset_s = (1.0 - share) * period
-        lines.append(
-            f"x-ratelimit-limit-{word}: {size}\r\nx-ratelimit-remaining-{word}: {left}\r\n"
-            f"x-ratelimit-reset-{word}: {_span(reset_s)}\r\n".encode()
-        )
-        policies.append(f'"{word}";q={size};w={period}'.encode())
-        states.append(f'"{word}";r={left};t={ceil(reset_s)}'.encode())
-    lines += b"ratelimit-policy: ", b", ".join(policies), b"\r\nratelimit: ", b", ".join(states), b"\r\n"
-    matched.told, matched.told_at = b"".join(lines), now
+        line, policy, state = _forms(word, size, period)
+        lines += line % (left, _span(reset_s).encode())
+        policies += b", " + policy if policies else policy
+        states += b", " + state % (left, ceil(reset_s)) if states else state % (left, ceil(reset_s))
+    matched.told = b"%bratelimit-policy: %b\r\nratelimit: %b\r\n" % (lines, policies, states)
+    matched.told_at = now
     return matched.told
+
+
+@lru_cache(FORMS_MAX)
+def _forms(word: str, size: int, period: int) -> tuple[bytes, bytes, bytes]:
+    """What stands of one limit in the header lines, its policy and its state, with places for what is left."""
+    line = f"x-ratelimit-limit-{word}: {size}\r\nx-ratelimit-remaining-{word}: %d\r\nx-ratelimit-reset-{word}: %b\r\n"
+    return line.encode(), f'"{word}";q={size};w={period}'.encode(), f'"{word}";r=%d;t=%d'.encode()
 
 
 def _span(seconds: float) -> str:

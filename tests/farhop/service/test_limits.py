@@ -208,3 +208,20 @@ def test_documents_of_another_place_and_nonsense_change_nothing() -> None:
 
 def test_lengths_of_time_are_written_as_openai_does() -> None:
     assert [limits._span(s) for s in (0.12, 1.0, 6.0, 90.0, 7200.0)] == ["120ms", "1s", "6s", "1m30s", "2h0m0s"]
+
+
+async def test_an_answers_headers_tell_the_tightest_limit_of_each_kind() -> None:
+    stage = Stage(
+        Limit(output_tokens_per_minute=50, tokens_per_minute=50),
+        Limit(model="m", requests_per_minute=10),
+    )
+    try:
+        told = (await stage.admit()).reserved.headers()
+        assert told == (
+            b"x-ratelimit-limit-tokens: 50\r\nx-ratelimit-remaining-tokens: %d\r\nx-ratelimit-reset-tokens: %b\r\n"
+            b"x-ratelimit-limit-requests: 10\r\nx-ratelimit-remaining-requests: 9\r\nx-ratelimit-reset-requests: 6s\r\n"
+            b'ratelimit-policy: "tokens";q=50;w=60, "requests";q=10;w=60\r\n'
+            b'ratelimit: "tokens";r=%d;t=%d, "requests";r=9;t=6\r\n'
+        ) % (30, b"24s", 30, 24)
+    finally:
+        await stage.limiter.close()
