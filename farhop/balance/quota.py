@@ -77,8 +77,8 @@ class Want(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """A root's word: `granted` since the lease began; `free`: what it could lend still; `soon`: more, once it has
-    written down that it may."""
+    """A root's word: `granted` since the lease began; `free`: what is left of the limit; `soon`: that it
+    lends more of it once it has written down that it may."""
 
     bucket: str
     granted: int = 0
@@ -236,7 +236,8 @@ class Root:
         bucket.lent += more
         soon = bucket.runs_out
         self.runs_out |= soon
-        left = bucket.quota.depth - bucket.level - bucket.lent if soon else free - more
+        # Of the whole limit, which is what clients are told: who asks for more than is written down finds `soon`.
+        left = bucket.quota.depth - bucket.level - bucket.lent
         return Grant(want.bucket, account.granted, max(0.0, left), soon)
 
     def _write_off(self, lease: _Lease, now: float) -> None:
@@ -266,7 +267,7 @@ class Holding:
     """One bucket as a balancer has it: what is lent to it, and a `safe` part that is its own, whoever is reached.
 
     `used` since the last exchange and `want` tell how much to ask for; `waiting` is what requests wait for, `open` how
-    many reservations are not settled. `free` is what the root could lend still at `told_at`; `soon`: see Grant.
+    many reservations are not settled. `free` is what was left of the limit at `told_at`; `soon`: see Grant.
     """
 
     __slots__ = (

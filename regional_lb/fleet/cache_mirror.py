@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from farhop.balance.prefix.chain import depth_at
+from farhop.balance.prefix.chain import ENDS, depth_at
 from farhop.balance.prefix.journal import Journal
 from farhop.balance.prefix.overhang import Overhang
 from farhop.balance.prefix.trie import PrefixTrie, spread
@@ -86,8 +86,9 @@ class CacheMirror:
             some.place_slots(trie.slots(some.names), trie.slots_known, trie.version)
         by_slot = some.by_slot
         hits: list[tuple[float, int | Rows | NDArray[np.bool_]]] = []
+        behind = self.overhang.by_node
         for depth, mask in found:
-            held = self.overhang.bytes_behind(chain, depth)
+            held = ENDS[depth] + behind.get(chain[depth - 1], 0.0)
             if mask & (mask - 1):
                 places = some.spelt.get(mask)
                 hits.append((held, _spell(some, mask, trie.slots_known) if places is None else places))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _PART_MIN = 16
 _MASK = np.dtype(np.bool_)
+BLOCKING_TOKENS = 1000.0  # shorter prompts are computed before many come, wherever that is
 EXPLORED_SHARE = 0.05  # of the picks: those that look for somebody more doubtful among near ties
 _DOUBTS = 0.05  # by how much more doubtful that one must be: in an idle fleet all are, and there is nothing to find
 FIELD_MAX = 64  # of how many replicas a pick is remembered: of more, the best
@@ -234,7 +235,7 @@ def pick(
     score = policy.score(need, table, uncached, now)
     if delay_ms is not None and policy.unit == "ms":
         score = score + delay_ms
-    blocking_ms = policy.blocking_ms(table, uncached)
+    blocking_ms = policy.blocking_ms(table, uncached) if need.prompt_tokens >= BLOCKING_TOKENS else None
     if blocking_ms is not None:
         score = score + blocking_ms
     room = table.room(uncached, need.output_tokens, now, ahead=ahead)

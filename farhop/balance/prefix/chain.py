@@ -31,11 +31,12 @@ BLOCK_BYTES = _block_sizes()
 DEPTH_MAX = len(BLOCK_BYTES)
 """The most nodes a chain has (1060): what lies beyond 4 MiB of prompt is not told apart."""
 
-_ENDS = (0, *accumulate(BLOCK_BYTES))
-_FINE = bisect_right(_ENDS, _LAYOUT[1][1]) - 1  # 44 nodes to 32 KiB
+ENDS = (0, *accumulate(BLOCK_BYTES))
+"""Bytes covered by the first so many nodes, 0 to DEPTH_MAX."""
+_FINE = bisect_right(ENDS, _LAYOUT[1][1]) - 1  # 44 nodes to 32 KiB
 # Cutting 44 small blocks one by one costs as much as hashing them (5 of 11 us); one call of struct cuts them in 3.
 _CUT_FINE = tuple(Struct("".join(f"{n}s" for n in BLOCK_BYTES[:depth])).unpack_from for depth in range(_FINE + 1))
-_COARSE = tuple(slice(start, end) for start, end in pairwise(_ENDS[_FINE:]))
+_COARSE = tuple(slice(start, end) for start, end in pairwise(ENDS[_FINE:]))
 
 
 def seed_of(model: str, adapter: str, cache_salt: str, scope: str) -> int:
@@ -53,7 +54,7 @@ def chain(data: bytes, seed: int) -> tuple[int, ...]:
 
     At most DEPTH_MAX nodes of 64 bits; () for less than one block (256 B).
     """
-    depth = bisect_right(_ENDS, len(data)) - 1
+    depth = bisect_right(ENDS, len(data)) - 1
     node = seed
     nodes = [node := xxh3_64_intdigest(block, node) for block in _CUT_FINE[min(depth, _FINE)](data)]
     if depth > _FINE:
@@ -73,7 +74,7 @@ class Tail(NamedTuple):
 def tail(data: bytes, nodes: tuple[int, ...], seed: int, more: bytes = b"") -> Tail:
     """The tail of a text whose chain is known: `nodes` is `chain(data, seed)`. Keeps less than a block of the text, and
     `more`, which is known to follow."""
-    rest = data[_ENDS[len(nodes)] :] if len(nodes) < DEPTH_MAX else b""
+    rest = data[ENDS[len(nodes)] :] if len(nodes) < DEPTH_MAX else b""
     return Tail(nodes, nodes[-1] if nodes else seed, rest + more)
 
 
@@ -81,8 +82,8 @@ def go_on(tail: Tail, more: bytes) -> tuple[int, ...]:
     """The chain of the text and `more`, without the text: as `chain` would give it."""
     nodes, node, rest = tail
     data = rest + more
-    start = _ENDS[len(nodes)]
-    cuts = _ENDS[len(nodes) : bisect_right(_ENDS, start + len(data))]
+    start = ENDS[len(nodes)]
+    cuts = ENDS[len(nodes) : bisect_right(ENDS, start + len(data))]
     if len(cuts) < 2:
         return nodes
     return nodes + tuple([node := xxh3_64_intdigest(data[a - start : b - start], node) for a, b in pairwise(cuts)])
@@ -92,12 +93,12 @@ def bytes_at(depth: int) -> int:
     """Bytes covered by the first `depth` nodes. ValueError outside 0..DEPTH_MAX."""
     if not 0 <= depth <= DEPTH_MAX:
         raise ValueError(f"depth must lie within 0 and {DEPTH_MAX}, not {depth!r}")
-    return _ENDS[depth]
+    return ENDS[depth]
 
 
 def depth_at(n_bytes: int) -> int:
     """Whole blocks in the first `n_bytes` of a prompt: the greatest depth with bytes_at(depth) <= n_bytes, or 0."""
-    return max(bisect_right(_ENDS, n_bytes) - 1, 0)
+    return max(bisect_right(ENDS, n_bytes) - 1, 0)
 
 
 _MARK_EVERY = 4  # of the coarse blocks: all of the fine ones are marks

@@ -10,7 +10,9 @@ Never says who holds anything: what it says holds wherever the node itself is he
 
 from __future__ import annotations
 
-from farhop.balance.prefix.chain import BLOCK_BYTES, DEPTH_MAX, bytes_at, depth_at
+from bisect import bisect_right
+
+from farhop.balance.prefix.chain import BLOCK_BYTES, DEPTH_MAX, ENDS
 
 NODES_MAX = 4096
 ENGINE_BLOCK_BYTES = 64  # engines count whole blocks of 16 tokens, and compute the last one of a prompt anew
@@ -18,36 +20,35 @@ _LEARN = 0.25  # what each answer weighs
 
 
 class Overhang:
-    """See the module's head."""
+    """See the module's head. `by_node`: by the last node that is shared, the bytes known to follow, to be read only."""
 
-    __slots__ = ("_bytes",)
+    __slots__ = ("by_node",)
 
     def __init__(self) -> None:
-        self._bytes: dict[int, float] = {}
+        self.by_node: dict[int, float] = {}
 
     def bytes_behind(self, chain: tuple[int, ...], depth: int) -> float:
         """Bytes of a prompt that are cached where its first `depth` nodes are: those nodes', and what is known to
-        follow. ValueError as bytes_at has it."""
-        ends = bytes_at(depth)
-        return ends + self._bytes.get(chain[depth - 1], 0.0) if depth and self._bytes else ends
+        follow."""
+        return ENDS[depth] + self.by_node.get(chain[depth - 1], 0.0) if depth and self.by_node else ENDS[depth]
 
     def learn(self, chain: tuple[int, ...], prompt_bytes: float, believed_bytes: float, found_bytes: float) -> None:
         """An engine that was believed to hold so many bytes of a prompt found so many of them cached. One that found
         less than the whole blocks tells nothing, and where the prompt itself ends others may agree for longer."""
-        depth = min(depth_at(int(believed_bytes + 0.5)), len(chain))
+        depth = min(bisect_right(ENDS, believed_bytes + 0.5) - 1, len(chain))
         if not depth or depth >= DEPTH_MAX:
             return
         most = BLOCK_BYTES[depth] - 1.0
-        more = min(found_bytes - bytes_at(depth), most)
+        more = min(found_bytes - ENDS[depth], most)
         if more < 0.0:
             return
         node, ended = chain[depth - 1], found_bytes + ENGINE_BLOCK_BYTES >= prompt_bytes
-        known = self._bytes.pop(node, None)
+        known = self.by_node.pop(node, None)
         if known is not None:
             more = known if ended and more < known else known + _LEARN * (more - known)
-        self._bytes[node] = more
-        if len(self._bytes) > NODES_MAX:
-            del self._bytes[next(iter(self._bytes))]
+        self.by_node[node] = more
+        if len(self.by_node) > NODES_MAX:
+            del self.by_node[next(iter(self.by_node))]
 
     def __len__(self) -> int:
-        return len(self._bytes)
+        return len(self.by_node)
