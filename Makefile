@@ -53,15 +53,13 @@ engine-pages: $(STAMP)
 	$(BIN)/python tests/engines/capture.py
 
 # pytest ends with 5 where no test is marked so: then there is nothing to do. Building images takes minutes: no dump before.
-# Beside them, and after them in importance, the tests of properties with all the examples that they name: those wait for
-# nothing, the others mostly wait. What they say is told at the end; whoever interrupts this ends them, too.
+# Then the tests of properties, with all the examples that they name: not beside them, as hold timers and health checks of
+# others' programs are late where everything computes.
 test-system: $(TESTS_STAMP)
-	@nice -n 19 $(BIN)/pytest -n 2 -m 'hypothesis and not ($(APART))' > $(VENV)/properties.log 2>&1 & properties=$$!; \
-	  trap "kill $$properties 2> /dev/null" EXIT; trap 'exit 130' INT TERM; \
-	  $(BIN)/pytest -o faulthandler_timeout=600 -m '$(SYSTEM)'; ended=$$?; \
-	  if [ $$ended = 5 ]; then echo 'No test needs $(SYSTEM): nothing to do.'; ended=0; fi; \
-	  wait $$properties; played=$$?; cat $(VENV)/properties.log; \
-	  [ $$ended = 0 ] || exit $$ended; exit $$played
+	@$(BIN)/pytest -o faulthandler_timeout=600 -m '$(SYSTEM)'; ended=$$?; \
+	  if [ $$ended = 5 ]; then echo 'No test needs $(SYSTEM): nothing to do.'; \
+  elif [ $$ended != 0 ]; then exit $$ended; fi
+	$(BIN)/pytest -n $(WORKERS) -m 'hypothesis and not ($(APART))'
 
 # Lines and branches, by the tests that mirror what ships: minutes. `make coverage TESTS=tests` takes all but the drills,
 # which a tracer slows beyond what they are about, and whose killed processes would tell nothing. Two figures: what
