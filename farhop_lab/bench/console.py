@@ -41,6 +41,7 @@ VIEWERS = 50
 OTHERS = 3  # regions that each sends to: 180 arcs of 60
 BYTES_MAX, CPU_MAX, FRAME_MS_MAX = 20_000.0, 0.005, 8.0
 SETTLE_S = 4.0
+SILENT_S = 20.0  # without a picture
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -195,13 +196,20 @@ def _cpu_s(pid: int) -> float:
 
 
 async def _watched(pid: int, port: int, viewers: int, seconds: float) -> tuple[float, list[float]]:
-    """Share of a core that the server takes, and bytes a second to each viewer, the first picture aside."""
-    sizes = [0] * viewers
+    """Share of a core that the server takes, and bytes of a picture, of which there is one a second, to each viewer,
+    the first aside: by whole pictures, since a second of this machine may see two of them or none."""
+    sizes, pictures = [0] * viewers, [0] * viewers
 
     async def view(i: int, http: aiohttp.ClientSession) -> None:
         async with http.get(f"http://127.0.0.1:{port}/console/of/events") as answer:
+            begun = 0  # bytes of a picture that is not whole
             async for chunk in answer.content.iter_any():
-                sizes[i] += len(chunk)
+                ended = chunk.rfind(b"\n\n") + 2
+                if ended > 1:
+                    sizes[i] += begun + ended
+                    pictures[i] += chunk.count(b"\n\n")
+                    begun = 0
+                begun += len(chunk) - (ended if ended > 1 else 0)
 
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(None)) as http:
@@ -210,11 +218,14 @@ async def _watched(pid: int, port: int, viewers: int, seconds: float) -> tuple[f
             await asyncio.sleep(2.0)
             if any(one.done() for one in watching):
                 raise BenchError("a viewer was not let in")
-            before, sent, began = _cpu_s(pid), list(sizes), time.monotonic()
+            before, sent, seen, began = _cpu_s(pid), list(sizes), list(pictures), time.monotonic()
             await asyncio.sleep(seconds)
-            took_s = time.monotonic() - began
-            cpu = (_cpu_s(pid) - before) / took_s
-            return cpu, [(now - was) / took_s for now, was in zip(sizes, sent, strict=True)]
+            while any(now == was for now, was in zip(pictures, seen, strict=True)):
+                if time.monotonic() - began > seconds + SILENT_S:
+                    raise BenchError("a viewer is sent nothing any more")
+                await asyncio.sleep(0.05)
+            cpu = (_cpu_s(pid) - before) / (time.monotonic() - began)
+            return cpu, [(sizes[i] - sent[i]) / (pictures[i] - seen[i]) for i in range(viewers)]
         finally:
             for one in watching:
                 one.cancel()
