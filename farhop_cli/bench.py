@@ -245,8 +245,8 @@ def worlds(
     seed: Annotated[int, typer.Option("--seed", min=0, help="What the worlds are drawn from.")] = 1,
     seeds: Annotated[int, typer.Option("--seeds", min=4, max=40, help="Of a world; half choose its rival.")] = 8,
     length: Annotated[str, typer.Option("--for", help="The window that counts, 5s to 10m.")] = "20s",
-    azure: Annotated[
-        Path | None, typer.Option("--azure", exists=True, dir_okay=False, help="An Azure trace, to draw from, too.")
+    traces: Annotated[
+        Path | None, typer.Option("--traces", exists=True, file_okay=False, help="Draw from traces in here, too.")
     ] = None,
     workers: Workers = None,
     out: Annotated[Path | None, typer.Option("--out", help="Keep results here, and go on from there.")] = None,
@@ -260,7 +260,7 @@ def worlds(
 
     window_s = duration_s("--for", length, 5.0, 600.0)
     numbers = range(count) if only is None else range(only, only + 1)
-    raise typer.Exit(run(numbers, seed, seeds, window_s, azure, workers, out, as_json))
+    raise typer.Exit(run(numbers, seed, seeds, window_s, traces, workers, out, as_json))
 
 
 @app.command("fidelity", epilog="Example:  farhop bench fidelity --quick")

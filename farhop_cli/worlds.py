@@ -30,7 +30,7 @@ def run(
     seed: int,
     seeds: int,
     window_s: float,
-    azure: Path | None,
+    traces: Path | None,
     workers: int | None,
     out: Path | None,
     as_json: bool,
@@ -42,9 +42,10 @@ def run(
     cells = len(names) + (half - 1) * FINALISTS + 2 * (seeds - half)
     try:
         folder = pool.opened(out) if out is not None else None
+        found = drawn.traces(traces) if traces is not None else []
         with progress("worlds", len(numbers)) as moved:
             for done, number in enumerate(numbers):
-                world = drawn.drawn(number, seed, window_s, azure)
+                world = drawn.drawn(number, seed, window_s, found)
 
                 def ran(jobs: Sequence[pool.Job], before: int, done: int = done) -> list[Result]:
                     tell: Callable[[float], None] = lambda share: moved(done + (before + share) / cells)  # noqa: E731

@@ -325,8 +325,9 @@ class World:
         here = self.balancers.get(entry)
         if not here:
             raise ValueError(f"entry: no global balancer stands in {entry!r}; give it one or arrive `direct`ly")
-        self._turn[entry] = (self._turn[entry] + 1) % len(here)
-        return here[self._turn[entry]]
+        turn = self._turn[entry] = (self._turn[entry] + 1) % len(here)
+        # Who is refused a connection tries the next address, as every client of several does.
+        return next((one for one in here[turn:] + here[:turn] if one.alive), here[turn])
 
     # -- the law
 

@@ -1,7 +1,8 @@
 """Worlds drawn at random by number, the routers that are run in them, and who lost where.
 
-World n of a seed is the same everywhere and for ever: sites, mixed GPUs, wires, lengths, sharing, arrivals, balancers,
-and a load that is a share of what `bound` says the fleet can do of this work. Open loops alone: what they ask
+World n of a seed and of the same traces is the same everywhere: sites, mixed GPUs, wires, lengths, sharing, arrivals,
+tenants who may not go everywhere, balancers, some of which lose their memory when the window begins, and a load that is
+a share of what `bound` says the fleet can do of this work. Open loops alone: what they ask
 does not depend on the router, so the bound holds and a ratio is paired. The rival of a world is whoever was best on
 the screening seeds; it is judged on the others, so that it is not chosen by the luck that it is judged by.
 
@@ -21,19 +22,35 @@ from farhop_lab.scenarios.load import Scenario, built
 from farhop_lab.sim.baselines.catalogue import ROUTERS
 from farhop_lab.sim.stats import Interval, interval
 from farhop_lab.studies import bound, pool, routers, tables
+from farhop_lab.workloads import load
+from farhop_lab.workloads.load import TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from farhop_lab.scenarios.schema import ScenarioDoc
     from farhop_lab.studies.cell import Result
 
-REGIONS = ("virginia", "tokyo", "frankfurt")
-KINDS = ("single", "system-prompt", "chat", "agents", "long-head", "flood", "azure")
+REGIONS = ("virginia", "tokyo", "frankfurt", "oregon", "singapore")
+CONFINED = {"frankfurt": "eu-only", "tokyo": "japan-only"}
+"""By region, the tenant of the topology who may not leave it."""
+KINDS = ("single", "system-prompt", "chat", "agents", "long-head", "flood")
+TRACES = {"azure": "*.csv*", "mooncake": "mooncake*.jsonl*", "servegen": "servegen-[!r]*.tar.gz"}
+"""By the kind of a trace, the names of its files (ServeGen's `rates` have no lengths)."""
 NEVER = frozenset(("omniscient", "region-local"))
 """No rivals: the one has no wire, the other no other region."""
 LOSS, SLOWER = 0.99, 1.05
 WARM_UP_S = 10.0
 _ROUNDS, _FACTOR_MAX = 6, 500.0
+_CLIENTS = "deepseek-r1"  # ServeGen's reasoning clients: the only ones with lengths in an archive of their own
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """One to draw worlds from: what it is, its file, and how many seconds of it there are to begin at."""
+
+    kind: str
+    path: Path
+    seconds: float
 
 
 class World(msgspec.Struct, frozen=True):
@@ -70,28 +87,56 @@ def rivals() -> list[str]:
     return sorted(name for name in ROUTERS if name not in NEVER and not name.startswith(("local-", "central-")))
 
 
-def drawn(number: int, seed: int, window_s: float, azure: Path | None = None) -> World:
+def traces(folder: Path) -> list[Trace]:
+    """Those in a folder, by name. TraceError where one cannot be read, or where there is none."""
+    found = [
+        Trace(kind, path, _seconds(kind, path)) for kind, names in TRACES.items() for path in sorted(folder.glob(names))
+    ]
+    if not found:
+        names = ", ".join(TRACES.values())
+        raise TraceError(f"{folder}: there is no trace in it; give a folder with any of {names}")
+    return sorted(found, key=lambda trace: trace.path.name)
+
+
+def _seconds(kind: str, path: Path) -> float:
+    if kind == "azure":
+        return load.azure(path)[-1].at
+    if kind == "mooncake":
+        return load.mooncake(path)[-1].at_ms / 1e3
+    return max(one.bursts[-1].at for one in load.servegen(path, _CLIENTS))
+
+
+def drawn(number: int, seed: int, window_s: float, traces: Sequence[Trace] = ()) -> World:
     """World `number` of a seed. TraceError and WorkloadError as the trace has it."""
     rng = Random(f"world {seed} {number}")
-    kinds = [kind for kind in KINDS if kind != "azure" or azure is not None]
-    kind = kinds[number % len(kinds)]
-    regions = REGIONS[: rng.choice((1, 2, 3, 3))]
-    gpus = ("h100",) if kind in ("agents", "long-head") else ("a100", "h100") if kind == "azure" else ("l4", "a100")
+    place = number % (len(KINDS) + len(traces))
+    trace = traces[place - len(KINDS)] if place >= len(KINDS) else None
+    kind = trace.path.name.split(".")[0] if trace is not None else KINDS[place]
+    regions = REGIONS[: rng.choice((1, 2, 3, 3, 4, 5))]
+    large = trace is not None or kind in ("agents", "long-head")
+    gpus = ("a100", "h100") if trace is not None else ("h100",) if large else ("l4", "a100")
     sites = {name: {"gpu": rng.choice(gpus), "replicas": rng.randint(1, 3)} for name in regions}
     weights = {name: rng.choice((0.2, 1.0, 1.0, 3.0)) for name in regions}
     document: dict[str, Any] = {
         "name": f"world-{seed}-{number}",
+        "topology": "five-regions",
         "sites": sites,
         "balancers": dict.fromkeys(regions, rng.choice((1, 1, 2, 4, 8))),
-        "work": _work(kind, rng, weights, regions, azure),
+        "work": _work(kind, rng, weights, regions) if trace is None else _traced(trace, rng, regions),
         "wire": {"jitter": rng.choice((0.0, 0.2)), "drift": rng.choice((0.0, 0.3))},
         "duration_s": WARM_UP_S + window_s,
         "warm_up_s": WARM_UP_S,
         "objective": {"ttft_ms": rng.choice((2000, 5000)), "tpot_ms": rng.choice((150, 250))},
     }
-    scenario = built(document, azure.parent if azure is not None else Path())
-    load = round(rng.uniform(0.3, 1.1), 2)
-    return World(number, kind, scenario, load, _factor(scenario, seed, load))
+    if trace is None and rng.random() < 0.3:
+        document["work"] += _confined(document["work"][0], regions)
+    if rng.random() < 0.2:
+        fault = rng.choice(("restart-regional", "restart-global"))
+        document["balancers"] = dict.fromkeys(regions, 1)  # as many as a rival has: nobody else serves meanwhile
+        document["faults"] = [{"what": fault, "region": rng.choice(regions), "at_s": WARM_UP_S, "for_s": 1.0}]
+    scenario = built(document, trace.path.parent if trace is not None else Path())
+    share = round(rng.uniform(0.3, 1.1), 2)
+    return World(number, kind, scenario, share, _factor(scenario, seed, share))
 
 
 def _factor(scenario: Scenario, seed: int, load: float) -> float:
@@ -105,13 +150,25 @@ def _factor(scenario: Scenario, seed: int, load: float) -> float:
     return round(factor, 4)
 
 
-def _work(
-    kind: str, rng: Random, weights: dict[str, float], regions: Sequence[str], azure: Path | None
-) -> list[dict[str, Any]]:
+def _traced(trace: Trace, rng: Random, regions: Sequence[str]) -> list[dict[str, Any]]:
+    since_s = rng.uniform(0.0, 0.8 * trace.seconds)
+    figures = {"clients": _CLIENTS} if trace.kind == "servegen" else {}
+    piece = {"kind": trace.kind, "path": trace.path.name, "regions": list(regions), "since_s": since_s}
+    return [{**piece, "place": rng.choice(("uniform", "zipf")), "figures": figures}]
+
+
+def _confined(piece: dict[str, Any], regions: Sequence[str]) -> list[dict[str, Any]]:
+    """A sixth as much of the work again, of tenants who may not leave a region."""
+    weights = piece["per_s"]
+    return [
+        {**piece, "tenant": tenant, "per_s": {region: weights[region] / 6}}
+        for region, tenant in CONFINED.items()
+        if region in regions
+    ]
+
+
+def _work(kind: str, rng: Random, weights: dict[str, float], regions: Sequence[str]) -> list[dict[str, Any]]:
     """Rates sum up to a few a second at factor 1: the factor does the rest."""
-    if kind == "azure":
-        assert azure is not None
-        return [{"kind": "azure", "path": azure.name, "regions": list(regions), "since_s": rng.uniform(0.0, 1500.0)}]
     if kind == "chat":
         figures = {"like": rng.choice(("arena", "wildchat")), "think_s": rng.choice((0.0, 3.0, 10.0))}
         return [{"kind": "chat", "figures": figures, "per_s": weights}]
@@ -178,7 +235,6 @@ def judged(world: World, results: Sequence[Result], rival: str) -> Verdict:
     asked = sum(one.score.whole.asked for one in ours)
     failed = sum(one.score.whole.failed for one in ours)
     doc = world.scenario.doc
-    sites = " ".join(f"{name}:{site.replicas}x{site.gpu}" for name, site in doc.sites.items())
     return Verdict(
         number=world.number,
         kind=world.kind,
@@ -190,8 +246,15 @@ def judged(world: World, results: Sequence[Result], rival: str) -> Verdict:
         refused=failed / asked if asked else 0.0,
         lost=good is not None and good.half is not None and good.high < LOSS,
         slower=p90 is not None and p90.mean > SLOWER,
-        about=f"{sites}; balancers {max(doc.balancers.values())}; {dict(doc.work[0].figures)}",
+        about=_about(doc),
     )
+
+
+def _about(doc: ScenarioDoc) -> str:
+    sites = " ".join(f"{name}:{site.replicas}x{site.gpu}" for name, site in doc.sites.items())
+    also = [f"balancers {max(doc.balancers.values())}", *(f"{fault.what} {fault.region}" for fault in doc.faults)]
+    also += [work.tenant for work in doc.work if work.tenant in CONFINED.values()]
+    return f"{sites}; {', '.join(also)}; {dict(doc.work[0].figures)}"
 
 
 def summary(verdicts: Sequence[Verdict]) -> dict[str, float | Interval | int | None]:
@@ -208,4 +271,6 @@ def summary(verdicts: Sequence[Verdict]) -> dict[str, float | Interval | int | N
     }
 
 
-__all__ = ["KINDS", "Verdict", "World", "best", "chosen", "drawn", "jobs", "judged", "rivals", "summary"]
+__all__ = [
+    "KINDS", "Trace", "Verdict", "World", "best", "chosen", "drawn", "jobs", "judged", "rivals", "summary", "traces",
+]  # fmt: skip

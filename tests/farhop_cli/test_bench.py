@@ -13,7 +13,7 @@ OPTIONS = {
     "routing": {"quick", "only", "seeds", "out", "markdown"}, "fidelity": {"scenario", "speedup", "quick"},
     "chaos": {"seeds", "seed", "workers", "out", "replay", "live", "length"}, "law": {"worlds", "first", "workers"},
     "resume": {"interruptions", "seed", "cost"}, "console": {"seconds"},
-    "worlds": {"count", "only", "seed", "seeds", "length", "azure", "workers", "out"},
+    "worlds": {"count", "only", "seed", "seeds", "length", "traces", "workers", "out"},
 }  # fmt: skip
 
 

@@ -173,6 +173,19 @@ class RouterWorld(World):
         if region in self.routers:
             self.routers[region].rise()
 
+    def kill_global(self, region: str, place: int = 0) -> None:
+        """The router that stands there dies at once: it is the only balancer that there is. Harmless where none does
+        (a central one stands in one region)."""
+        if region in self.routers:
+            self.routers[region].die()
+
+    def start_global(self, region: str, place: int = 0) -> None:
+        """It comes back as a new process that knows nothing."""
+        if region in self.routers:
+            self.routers[region].rise()
+
+    kill_regional = kill_global
+
     def lose_reports(self, region: str, share: float) -> None:
         """Refused: a baseline has no reports."""
         raise ValueError(f"lose_reports: {region}: a baseline router sends no reports; lose {share} of farhop's only")

@@ -132,6 +132,15 @@ def test_faults_of_every_kind_can_be_planned() -> None:
     assert found.figures()["served"] > 0
 
 
+@pytest.mark.parametrize("what", ["restart-global", "restart-regional"])
+def test_a_router_is_restarted_where_it_stands(what: str) -> None:
+    fault = f"faults: [{{at_s: 6, what: {what}, region: virginia, for_s: 4}}]\n"
+    each, central = result(small(fault), "gorgo-each"), result(small(fault.replace("virginia", "tokyo")), "gorgo")
+    assert each.figures()["failed"] > 0.0
+    assert each.figures()["served"] > 0.0
+    assert central.figures()["failed"] == 0.0  # there is none in tokyo
+
+
 def test_what_lasts_mends_itself_and_leaves_nothing() -> None:
     of_replica = ("oom", "fast-500", "slow", "stuck", "dead-green", "xid", "pause", "restart", "refuse")
     assert (*of_replica, "restart-regional", "restart-global", "blackhole", "cut") == LASTING

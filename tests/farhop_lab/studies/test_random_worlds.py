@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from farhop_lab.studies import bound, random_worlds, routers
 from farhop_lab.studies.cell import run
+from farhop_lab.workloads.load import TraceError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_a_number_is_a_world() -> None:
@@ -18,6 +23,30 @@ def test_a_number_is_a_world() -> None:
     assert first.kind == other.kind
     assert 0.3 <= first.load <= 1.1
     assert first.factor > 0.0
+
+
+def test_worlds_have_tenants_who_may_not_go_everywhere_and_balancers_that_lose_their_memory() -> None:
+    world = random_worlds.drawn(51, 1, 5.0)
+    document = world.scenario.doc
+    assert {work.tenant: set(work.per_s) for work in document.work[1:]} == {
+        "eu-only": {"frankfurt"},
+        "japan-only": {"tokyo"},
+    }
+    assert [(fault.what, fault.at_s) for fault in document.faults] == [("restart-regional", random_worlds.WARM_UP_S)]
+
+
+def test_worlds_are_drawn_from_the_traces_of_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no trace in it; give a folder"):
+        random_worlds.traces(tmp_path)
+    rows = (f"2023-11-16 18:15:{second:02}.0,{300 + second},{20 + second}" for second in range(60))
+    (tmp_path / "azure_minute.csv").write_text("\n".join(("TIMESTAMP,ContextTokens,GeneratedTokens", *rows)))
+    (trace,) = random_worlds.traces(tmp_path)
+    assert (trace.kind, trace.seconds) == ("azure", 59.0)
+    kinds = len(random_worlds.KINDS)
+    world = random_worlds.drawn(kinds, 1, 5.0, [trace])
+    assert world.kind == "azure_minute"
+    assert world.scenario.doc.work[0].since_s <= 0.8 * 59.0
+    assert random_worlds.drawn(kinds + 5, 1, 5.0, [trace]).kind == random_worlds.KINDS[4]
 
 
 def test_rivals_come_from_the_catalogue() -> None:
