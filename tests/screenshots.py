@@ -91,6 +91,7 @@ def take(browser: Browser, live: Live) -> None:
     browser.size(1280, 760)
     browser.go(live.url)
     until(lambda: browser.js("return document.querySelectorAll('#world .decisions tr[data-key]').length") > 12)
+    rehearse(browser)
     browser.view("region/tokyo")
     until(lambda: "Drain" in browser.text("#region-acts"))
     browser.click("#region-acts button")
@@ -117,6 +118,28 @@ def take(browser: Browser, live: Live) -> None:
     keep(browser, "request")
     browser.view("law")
     keep(browser, "law")
+
+
+def rehearse(browser: Browser) -> None:
+    """A drill of a few seconds, begun from the page, and what it proved."""
+    browser.view("drills")
+    until(lambda: "quick" in browser.text("#begin-drill"))
+    choose = "const s = document.getElementById('begin-drill'); s.value = 'quick'; s.dispatchEvent(new Event('change'))"
+    browser.js(choose)
+    until(lambda: browser.js("return document.querySelector('#begin-values input')"))
+    browser.type("#begin-values input", "virginia")
+    browser.js("document.getElementById('begin').requestSubmit()")
+    browser.type("#act-why", "before the release")
+    submit = "document.querySelector('#act form').requestSubmit()"
+    browser.js(submit)
+    until(lambda: browser.js("return document.getElementById('act-confirm')"))
+    browser.type("#act-confirm", "quick")
+    browser.js(submit)
+    until(lambda: "PASS" in browser.text("#going-state"), 40.0)
+    until(lambda: "PASS" in browser.text("#history tr[data-key^=quick-]"))
+    until(lambda: "runs, by" not in browser.text("#wrong"))
+    browser.js(choose.replace("quick", "law-change"))
+    keep(browser, "drills")
 
 
 if __name__ == "__main__":

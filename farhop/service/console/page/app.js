@@ -19,6 +19,8 @@ function put(at, tag, attrs = {}, ...inner) {
   if (at) at.append(made);
   return made;
 }
+// An attribute that is set again, though it is the same, is laid out anew.
+const set = (at, name, value) => { if (at.getAttribute(name) !== String(value)) at.setAttribute(name, value); };
 const el = (tag, attrs, ...inner) => put(null, tag, attrs, ...inner);
 const clear = (at) => { at.replaceChildren(); return at; };
 // What `make` draws, only where what it says has changed, so that focus stays on a button; where not, it goes to the first.
@@ -186,7 +188,7 @@ function draw() {
   if (shown.at) for (const _ of drawing());
 }
 // Each second's picture in pieces, a few ms a frame; one that comes meanwhile is drawn after it.
-const FRAME_MS = 1.2;
+const FRAME_MS = 1;
 function drawOn() {
   if (steps) { again = true; return; }
   const mine = steps = drawing();
@@ -293,16 +295,25 @@ function* drawWorld() {
   }
   for (const gone of had.values()) gone.remove();
   yield;
-  const flows = clear($("flows"));
-  paths = [];
+  const flows = $("flows"), lines = new Map([...flows.children].map((one) => [one.dataset.key, one])), moving = [];
+  let bent = 0;
   for (const [key, flow] of Object.entries(shown.arcs || {})) {
     const [from, to] = key.split(">"), a = at(from), b = at(to);
     if (!a || !b || from === to) continue;
+    if (++bent % PIECE === 0) yield;
     const mid = [(a[0] + b[0]) / 2, Math.min(a[1], b[1]) - Math.abs(a[0] - b[0]) * 0.16 - 6];
-    const d = `M${a} Q${mid} ${b}`;
-    const line = (cls, rate) => { if (rate > 0) { put(flows, "path", { class: "flow " + cls, d, "stroke-width": (0.7 + Math.min(5, Math.log2(1 + rate) * 0.8)) * scale }); paths.push({ a, mid, b, rate, cls }); } };
-    line(flow.spilled ? "spill" : "", flow.ok || 0); line("bad", flow.failed || 0); line("refused", flow.refused || 0);
+    const line = (cls, rate, dashed = "") => {
+      if (!rate) return;
+      const line = lines.get(key + cls) || put(flows, "path", { "data-key": key + cls, d: `M${a} Q${mid} ${b}` });
+      lines.delete(key + cls);
+      set(line, "class", `flow ${cls}${dashed}`);
+      set(line, "stroke-width", (0.7 + Math.min(5, Math.log2(1 + rate) * 0.8)) * scale);
+      moving.push({ a, mid, b, rate, cls: cls + dashed });
+    };
+    line("", flow.ok, flow.spilled ? "spill" : ""); line("bad", flow.failed); line("refused", flow.refused);
   }
+  for (const gone of lines.values()) gone.remove();
+  paths = moving;
   const into = {};
   for (const [key, flow] of Object.entries(shown.arcs || {})) into[key.split(">")[1]] = (into[key.split(">")[1]] || 0) + Object.entries(flow).reduce((sum, [how, n]) => how === "spilled" ? sum : sum + n, 0);
   yield;
@@ -313,7 +324,8 @@ function* drawWorld() {
   yield;
   yield* rowsInPieces("arcs", Object.entries(shown.arcs || {}), ([key]) => key, ([key, flow]) => { const [from, to] = key.split(">"); return [from, to, [num(flow.ok, 1), "n"], [num(flow.failed, 1), "n"], [num(flow.refused, 1), "n"], [num(flow.spilled, 1), "n"]]; }, { none: "no request in the last second" });
   yield;
-  drawDecisions($("world").querySelector(".decisions"));
+  yield* drawDecisions($("world").querySelector(".decisions"));
+  yield;
   drawZone(lawful);
 }
 
@@ -335,9 +347,9 @@ function drawZone(lawful) {
   clear(zone).append(...lines.map((line) => el("p", {}, line)));
 }
 
-function drawDecisions(table) {
+function* drawDecisions(table) {
   const list = Object.entries(shown.decisions || {}).filter(([, one]) => !tenant || view !== "world" || one.tenant === tenant).sort((a, b) => (b[1].at || 0) - (a[1].at || 0));
-  rows(table, list, ([id]) => id, ([, one]) => [
+  yield* rowsInPieces(table, list, ([id]) => id, ([, one]) => [
     clock(one.at), one.tenant || "–", one.from || "–", one.to || "–",
     el("span", { class: one.outcome === "served" ? "s-up" : "s-down" }, (one.outcome === "served" ? "● " : "✕ ") + (one.outcome || "–") + (one.tries > 1 ? `, try ${one.tries}` : "") + (one.spilled ? ", spilled" : "")),
     [num(one.ttft_ms, 0, " ms"), "n"],
@@ -408,8 +420,8 @@ $("which").addEventListener("change", () => { location.hash = "region/" + encode
 
 // Request
 
-function drawRequest() {
-  drawDecisions($("request").querySelector(".decisions"));
+function* drawRequest() {
+  yield* drawDecisions($("request").querySelector(".decisions"));
   options($("ask-tenant"), Object.keys(shown.law?.tenants || {}));
   options($("ask-model"), [...new Set(Object.values(shown.regions || {}).flatMap((one) => one.models || []))]);
 }
@@ -513,7 +525,7 @@ $("scope").addEventListener("change", draw);
 // Drills
 
 async function loadDrills() {
-  try { runs = await ask("drills"); drawDrills(); } catch (error) { failed($("running"), error); }
+  try { runs = await ask("drills"); drawDrills(); drawWrong(); } catch (error) { failed($("running"), error); }
 }
 setInterval(() => { if (view === "drills" && !document.hidden && me.may && me.may !== "metrics") loadDrills(); }, 1000);
 function drawDrills() {
