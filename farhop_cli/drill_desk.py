@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import re
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from farhop_drill.document import DrillError
 from farhop_drill.records import Records
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from farhop.store.contract import Store
     from farhop_cli.drill import Asked, Found, Here
@@ -37,6 +38,8 @@ LINES_MAX = 64
 VALUE_CHARS_MAX = 256
 REPORTS_MAX = 1000
 REPORT_BYTES_MAX = 32 * 1024 * 1024
+PAST = "past.json.z"  # the console's pictures, beside a run's report
+PAST_BYTES_MAX = 256 * 1024 * 1024
 CLOSE_S = 12.0  # what is injected ends by itself within half of it
 
 
@@ -51,6 +54,7 @@ class _Going:
         self.begun = asyncio.Event()
         self.verdict = self.ended = ""
         self.blocked: list[str] = []
+        self.past_kept = False
 
     def say(self, text: str) -> None:
         self.lines.append((round(time.monotonic() - self._clock, 1), text[:300]))
@@ -139,7 +143,7 @@ class DrillDesk:
         """See Drills."""
         return self._going.told() if self._going is not None else None
 
-    async def reported(self) -> list[str]:
+    async def reported(self) -> dict[str, bool]:
         """See Drills."""
         return await asyncio.to_thread(_reported, self._asked.out)
 
@@ -147,7 +151,26 @@ class DrillDesk:
         """See Drills."""
         if RUN.fullmatch(run) is None:
             return None
-        return await asyncio.to_thread(_report, self._asked.out / run / "report.html")
+        return await asyncio.to_thread(_bounded, self._asked.out / run / "report.html", REPORT_BYTES_MAX)
+
+    async def keep_past(self, past: Callable[[int], bytes]) -> None:
+        """See Drills."""
+        going = self._going
+        if going is None or going.past_kept or not going.verdict or going.runner is None:
+            return
+        going.past_kept = True
+        path = self._asked.out / going.runner.outcome.run / PAST
+        try:
+            await asyncio.to_thread(lambda: path.write_bytes(zlib.compress(past(int(going.began_s * 1e3)))))
+        except OSError as error:
+            going.say(f"its pictures could not be kept: {(error.strerror or 'cannot be written').lower()}")
+
+    async def past(self, run: str) -> bytes | None:
+        """See Drills."""
+        if RUN.fullmatch(run) is None:
+            return None
+        found = await asyncio.to_thread(_bounded, self._asked.out / run / PAST, REPORT_BYTES_MAX)
+        return await asyncio.to_thread(_whole, found) if found is not None else None
 
     async def close(self) -> None:
         """Stop what runs, and wait until it has restored."""
@@ -213,18 +236,28 @@ def _plan(drill: Drill) -> list[str]:
     return lines
 
 
-def _reported(out: Path) -> list[str]:
+def _reported(out: Path) -> dict[str, bool]:
     try:
         names = sorted((one.name for one in out.iterdir() if RUN.fullmatch(one.name)), reverse=True)[:REPORTS_MAX]
     except OSError:
-        return []
-    return [name for name in names if (out / name / "report.html").is_file()]
+        return {}
+    return {name: (out / name / PAST).is_file() for name in names if (out / name / "report.html").is_file()}
 
 
-def _report(path: Path) -> bytes | None:
+def _bounded(path: Path, bytes_max: int) -> bytes | None:
     try:
         with path.open("rb") as file:
-            found = file.read(REPORT_BYTES_MAX + 1)
+            found = file.read(bytes_max + 1)
     except OSError:
         return None
-    return found if len(found) <= REPORT_BYTES_MAX else None
+    return found if len(found) <= bytes_max else None
+
+
+def _whole(packed: bytes) -> bytes | None:
+    """None for what is no packed file, or more than is ever packed."""
+    unpacker = zlib.decompressobj()
+    try:
+        found = unpacker.decompress(packed, PAST_BYTES_MAX)
+    except zlib.error:
+        return None
+    return found if unpacker.eof else None

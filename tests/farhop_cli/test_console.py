@@ -156,10 +156,10 @@ class Live:
         drills.mkdir()
         (drills / "quick.yaml").write_text(DRILL)
         self.processes: list[subprocess.Popen[str]] = []
-        self.url = self._console("--folder", str(drills), "--out", str(self.out))
-        self.reading = self._console("--read-only")
+        self.url = self.console("--folder", str(drills), "--out", str(self.out))
+        self.reading = self.console("--read-only")
 
-    def _console(self, *more: str) -> str:
+    def console(self, *more: str) -> str:
         command = [sys.executable, "-m", "farhop_cli", "console", "--world", str(self.file), "--by", "ann", *more]
         made = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         self.processes.append(made)
@@ -169,7 +169,7 @@ class Live:
     def close(self) -> None:
         for one in self.processes:
             one.send_signal(signal.SIGTERM)
-        assert [one.wait(10.0) for one in self.processes] == [0, 0]
+        assert not any(one.wait(10.0) for one in self.processes)
         for one in self.processes:
             assert one.stdout is not None
             one.stdout.close()
@@ -314,6 +314,21 @@ def test_a_drill_is_begun_watched_and_read_by_keys_alone(browser: Browser, live:
     until(lambda: "s ago" in browser.text("#moment"))
     assert browser.js("return location.hash") == "#world"
     assert not [one for one in browser.faults() if "/console/of/act" not in one]
+    # A console that did not stand then has its pictures from its report.
+    browser.go(live.console("--out", str(live.out)))
+    browser.view("drills")
+    until(lambda: "Replay" in browser.text("#history tr[data-key^=quick-]"))
+    browser.click("#history tr[data-key^=quick-] button")
+    until(lambda: browser.js("return location.hash") == "#world" and "/" in browser.text("#moment"))
+    browser.js("document.getElementById('scrub').focus()")
+
+    def drained() -> bool:
+        browser.keys(RIGHT)
+        return "draining" in browser.text("#regions tr[data-key=virginia]")
+
+    until(drained)
+    browser.click("#live")
+    until(lambda: "/" not in browser.text("#moment") and "up" in browser.text("#regions tr[data-key=virginia]"))
 
 
 def test_a_drill_that_is_stopped_restores_and_says_so(browser: Browser, live: Live) -> None:

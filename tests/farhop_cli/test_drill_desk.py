@@ -95,8 +95,9 @@ async def test_one_at_a_time_and_it_ends_with_the_console(tmp_path: Path, monkey
         outcome.why = asked_for[0]
         return outcome
 
-    async def kept(*_: Any) -> None:
-        pass
+    async def kept(outcome: Any, *_: Any) -> None:
+        (tmp_path / outcome.run).mkdir()
+        (tmp_path / outcome.run / "report.html").touch()
 
     for name, made in (("looked", looked), ("carried_out", carried_out), ("kept", kept)):
         monkeypatch.setattr(drills, name, made)
@@ -109,10 +110,28 @@ async def test_one_at_a_time_and_it_ends_with_the_console(tmp_path: Path, monkey
     assert going["lines"][0][1] == "a reason by ann, {'region': 'tokyo', 'soak_s': '1'}"
     with pytest.raises(ActError, match="still runs"):
         await desk.begin(NAME, VALUES, revision, "a reason", "ann")
+    began_ms = int(going["began_s"] * 1e3)
+    since: list[int] = []
+
+    def past(from_ms: int) -> bytes:
+        since.append(from_ms)
+        return b"pictures"
+
+    await desk.keep_past(past)
+    assert (since, await desk.past("run-1")) == ([], None)  # it goes on yet
     await desk.close()
     going = desk.going()
     assert going is not None
     assert (going["verdict"], going["ended"]) == ("ABORTED", "the console that ran it was ended")
+    for _ in range(2):  # once
+        await desk.keep_past(past)
+    assert since == [began_ms]
+    assert await desk.reported() == {"run-1": True}
+    assert await desk.past("run-1") == b"pictures"
+    for run in ("..", "none", "", "run-1\0"):
+        assert await desk.past(run) is None
+    (tmp_path / "run-1" / "past.json.z").write_bytes(b"no packed file")
+    assert await desk.past("run-1") is None
     await desk.close()
 
 
@@ -138,8 +157,8 @@ async def test_reports_of_this_folder_and_of_none_other(tmp_path: Path) -> None:
     (out / "half").mkdir()
     (tmp_path / "report.html").write_bytes(b"secret")
     desk = _desk(out)
-    assert await desk.reported() == ["run-1"]
+    assert await desk.reported() == {"run-1": False}
     assert await desk.report("run-1") == b"<p>whole</p>"
     for run in ("..", "../out/run-1", "half", "none", "", ".", "a/b", "run-1\0"):
         assert await desk.report(run) is None
-    assert await _desk(tmp_path / "nowhere").reported() == []
+    assert await _desk(tmp_path / "nowhere").reported() == {}

@@ -90,12 +90,21 @@ class Drills(Protocol):
         """How the last run that was begun here goes, or went; None: none was."""
         ...
 
-    async def reported(self) -> list[str]:
-        """The runs whose report is kept here."""
+    async def reported(self) -> dict[str, bool]:
+        """The runs whose report is kept here, and whether pictures to look back on are."""
         ...
 
     async def report(self, run: str) -> bytes | None:
         """The report of a run, as HTML; None: not kept here."""
+        ...
+
+    async def keep_past(self, past: Callable[[int], bytes]) -> None:
+        """Once a run that was begun here has ended, keep beside its report what `past` has since it began (ms since
+        1970): the pictures to look back on when the last hour has gone on."""
+        ...
+
+    async def past(self, run: str) -> bytes | None:
+        """What was kept so of a run, as JSON; None: nothing here."""
         ...
 
 
@@ -272,6 +281,15 @@ class Acts:
     async def drill_report(self, run: str) -> bytes | None:
         """The report of a run, as HTML; None where it is not kept here."""
         return await self._drills.report(run) if self._drills is not None else None
+
+    async def keep_drills_past(self, past: Callable[[int], bytes]) -> None:
+        """See Drills.keep_past."""
+        if self._drills is not None:
+            await self._drills.keep_past(past)
+
+    async def drills_past(self, run: str) -> bytes | None:
+        """The pictures of a run, as JSON; None where they are not kept here."""
+        return await self._drills.past(run) if self._drills is not None else None
 
 
 def _confirmed(act: Act) -> None:

@@ -246,6 +246,7 @@ class Console:
             ("GET", "/console/of/drills", self._drills, "read"),
             ("GET", "/console/of/drills/offered", self._drills_offered, "read"),
             ("GET", "/console/of/drills/{run}/report", self._drill_report, "read"),
+            ("GET", "/console/of/drills/{run}/past", self._drills_past, "read"),
             ("GET", "/console/of/laws", self._laws, "read"),
             ("POST", "/console/of/explain", self._explain, "read"),
             ("POST", "/console/of/act", self._act, "act"),
@@ -345,6 +346,8 @@ class Console:
         self._picture = picture
         self._number += 1
         self._ring.add(self._number, now_ms, picture, patch)
+        if (acts := self._desk.acts()) is not None:
+            await acts.keep_drills_past(self._ring.past)
         event = self._event("patch", self._number, patch)
         for viewer in tuple(self._viewers):
             if viewer.qsize() >= BEHIND_MAX:
@@ -399,12 +402,7 @@ class Console:
 
     async def _past_chunk(self, request: web.Request) -> web.Response:
         number = request.match_info["number"]
-        found = self._ring.chunk(int(number)) if number.isdecimal() and len(number) < 18 else None
-        if found is None:
-            return reply({"error": "that is not kept any more"}, 404)
-        return web.Response(
-            body=found, content_type="application/json", headers={**HEADERS, "Cache-Control": "no-store"}
-        )
+        return _kept(self._ring.chunk(int(number)) if number.isdecimal() and len(number) < 18 else None)
 
     # -- asking and acting
 
@@ -449,6 +447,10 @@ class Console:
         headers = {**HEADERS, "Content-Security-Policy": REPORT_POLICY, "Cache-Control": "no-store"}
         return web.Response(body=found, content_type="text/html", charset="utf-8", headers=headers)
 
+    async def _drills_past(self, request: web.Request) -> web.Response:
+        acts = self._desk.acts()
+        return _kept(await acts.drills_past(request.match_info["run"]) if acts is not None else None)
+
     async def _act(self, request: web.Request) -> web.Response:
         act = await _body(request, Act)
         acts = self._desk.acts()
@@ -462,6 +464,13 @@ class Console:
         if not act.dry_run:
             self._log.warning("an operator acts", operator=author, what=f"{act.do} {act.target}"[:128])
         return reply(told)
+
+
+def _kept(pictures: bytes | None) -> web.Response:
+    if pictures is None:
+        return reply({"error": "that is not kept any more"}, 404)
+    headers = {**HEADERS, "Cache-Control": "no-store"}
+    return web.Response(body=pictures, content_type="application/json", headers=headers)
 
 
 def reply(data: Mapping[str, Any], status: int = 200) -> web.Response:

@@ -112,6 +112,11 @@ class Ring:
         found = next((one for one in self._closed if one.number == number), None)
         return zlib.decompress(found.blob) if found is not None else None
 
+    def past(self, from_ms: int) -> bytes:
+        """All that is kept since then, from the beginning of a chunk, as JSON: `{"chunks": [chunk, …]}`."""
+        told = [zlib.decompress(one.blob) for one in self._closed if one.to_ms >= from_ms]
+        return b'{"chunks":[%b]}' % b",".join([*told, self._told()] if self._frame else told)
+
     def since(self, number: int) -> list[tuple[int, bytes]] | None:
         """The patches after this picture; None if that is too long ago, or was never one."""
         if not self._recent or not self._recent[0][0] - 1 <= number <= self._recent[-1][0]:

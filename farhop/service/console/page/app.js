@@ -4,7 +4,7 @@ const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 const SIGN = { up: "●", suspect: "◐", draining: "▽", down: "✕", unknown: "?", slow: "◔", ejected: "✕", starting: "◌", probing: "◔" };
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
-let me = {}, now = {}, shown = {}, past = null, mark = null, skew = 0, lastHeard = 0, chunks = [], kept = new Map(), coast = null;
+let me = {}, now = {}, shown = {}, past = null, archive = null, mark = null, skew = 0, lastHeard = 0, chunks = [], kept = new Map(), coast = null;
 let tenant = "", which = "", selected = "", runs = {}, offered = [];
 
 // -- making elements
@@ -140,10 +140,9 @@ function tick() {
   document.body.classList.toggle("away", Boolean(away));
   document.body.classList.toggle("past", past !== null);
   const at = past ?? now.at, s = Math.round((performance.now() - lastHeard) / 1000);
-  $("moment").textContent = away && past === null ? `silent for ${s} s: this is ${clock(at)}` : past !== null ? `${clock(at)}, ${Math.max(0, Math.round((now.at - at) / 1000))} s ago` : clock(at);
-  const first = chunks.length ? chunks[0].from_ms : now.at;
+  $("moment").textContent = away && past === null ? `silent for ${s} s: this is ${clock(at)}` : past !== null ? archive ? new Date(at).toLocaleString([], { hour12: false }) : `${clock(at)}, ${Math.max(0, Math.round((now.at - at) / 1000))} s ago` : clock(at);
   const scrub = $("scrub");
-  scrub.min = first || 0; scrub.max = now.at || 0;
+  scrub.min = times()[0]?.from_ms || now.at || 0; scrub.max = latest() || 0;
   if (past === null) scrub.value = now.at || 0;
   scrub.setAttribute("aria-valuetext", clock(at));
 }
@@ -538,7 +537,7 @@ function drawDrills() {
     if (runs.lever) put(at_, "p", { class: "error" }, `The lever is engaged by ${runs.lever.author}: ${runs.lever.why}. No drill begins.`);
   });
   drawGoing(runs.going);
-  rows("history", runs.history || [], (one) => one.run, (one) => [new Date(one.began_s * 1000).toLocaleString([], { hour12: false }), one.drill, verdict(one.verdict), [num(one.took_s, 0, " s"), "n"], one.author, [one.why || "", "long"], one.began_s * 1000 >= (chunks[0]?.from_ms ?? Infinity) ? el("button", { onclick: (event) => { event.stopPropagation(); seek(one.began_s * 1000); location.hash = "world"; } }, "Replay") : ""], { none: "no drill has run, or its record is elsewhere", open: report });
+  rows("history", runs.history || [], (one) => one.run, (one) => [new Date(one.began_s * 1000).toLocaleString([], { hour12: false }), one.drill, verdict(one.verdict), [num(one.took_s, 0, " s"), "n"], one.author, [one.why || "", "long"], mayReplay(one.run, one.began_s) ? el("button", { onclick: (event) => { event.stopPropagation(); replay(one.run, one.began_s * 1000); } }, "Replay") : ""], { none: "no drill has run, or its record is elsewhere", open: report });
   rows("planned", runs.planned || [], (one) => one.drill, (one) => [one.drill, Object.entries(one).filter(([k]) => k !== "drill").map(([k, v]) => `${k} ${typeof v === "object" ? JSON.stringify(v) : v}`).join(", ")], { none: "nothing is planned" });
 }
 const verdict = (one) => el("span", { class: one === "PASS" ? "s-up" : one === "FAIL" ? "s-down" : "s-late" }, (one === "PASS" ? "● " : one === "FAIL" ? "✕ " : "◐ ") + one);
@@ -556,13 +555,14 @@ function drawGoing(going) {
   rows("going-lines", lines, ([i]) => i, ([, at_s, line]) => [[num(at_s, 1, " s"), "n"], [line, "long"]], { none: "its checks are made" });
   const live = [["canaries sent", going.canaries], ["of these failed", going.failed], ["seconds since it began, of about " + num(going.planned_s), going.at_s], ...Object.entries(going.live)];
   rows("going-live", live, ([name]) => name, ([name, value]) => [name, [num(value, Number.isInteger(value) ? 0 : 2), "n"]]);
-  const whole = going.verdict && (runs.reports || []).includes(going.run);
+  const whole = going.verdict && going.run in (runs.reports || {});
   same($("going-report"), [going.run, whole], (at_) => { if (whole) reportLinks(at_, going.run, going.began_s); });
 }
 function reportLinks(at_, run, began_s) {
-  if ((runs.reports || []).includes(run)) put(at_, "a", { href: `/console/of/drills/${encodeURIComponent(run)}/report`, target: "_blank", rel: "noopener" }, "The whole report, with its timeline");
-  if (began_s * 1000 >= (chunks[0]?.from_ms ?? Infinity)) put(at_, "button", { onclick: () => { seek(began_s * 1000); location.hash = "world"; } }, "Replay it from its beginning");
+  if (run in (runs.reports || {})) put(at_, "a", { href: `/console/of/drills/${encodeURIComponent(run)}/report`, target: "_blank", rel: "noopener" }, "The whole report, with its timeline");
+  if (mayReplay(run, began_s)) put(at_, "button", { onclick: () => replay(run, began_s * 1000) }, "Replay it from its beginning");
 }
+const mayReplay = (run, began_s) => inLastHour(began_s * 1000) || runs.reports?.[run];
 async function loadOffered() {
   let why = "";
   try { const told = await ask("drills/offered"); offered = told.offered; why = told.why; } catch (error) { offered = []; why = error.message; }
@@ -670,12 +670,28 @@ async function loadPast() {
 }
 setInterval(() => { if (me.may && me.may !== "metrics" && !document.hidden) loadPast(); }, 15000);
 
-async function picture(ms) {
-  const index = Math.max(0, chunks.findLastIndex((one) => one.from_ms <= ms)), one = chunks[index];
-  if (!one) throw new Error("nothing is kept yet");
-  const open = index === chunks.length - 1;
+// What can be looked back on: the last hour, or a drill whose pictures stand with its report.
+const times = () => archive || chunks, latest = () => archive ? archive.at(-1).to_ms : now.at;
+async function replay(run, ms) {
+  if (!inLastHour(ms)) {
+    try {
+      const told = (await ask(`drills/${encodeURIComponent(run)}/past`)).chunks;
+      archive = told.map((one) => ({ told: one, from_ms: one.picture.at, to_ms: one.patches.at(-1)?.at ?? one.picture.at }));
+    } catch (error) { failed($("report"), error); return; }
+  }
+  seek(ms);
+  location.hash = "world";
+}
+const inLastHour = (ms) => ms >= (chunks[0]?.from_ms ?? Infinity);
+
+async function hourly(one, open) {
   if (!kept.has(one.number) || open) { kept.set(one.number, await ask("past/" + one.number)); if (kept.size > 12) kept.delete(kept.keys().next().value); }
-  const told = kept.get(one.number);
+  return kept.get(one.number);
+}
+async function picture(ms) {
+  const index = Math.max(0, times().findLastIndex((one) => one.from_ms <= ms)), one = times()[index];
+  if (!one) throw new Error("nothing is kept yet");
+  const told = one.told || await hourly(one, index === chunks.length - 1);
   let made = told.picture;
   for (const patch of told.patches) { if ((patch.at ?? made.at) > ms) break; made = apply(made, patch); }
   return made;
@@ -683,14 +699,14 @@ async function picture(ms) {
 let seeking = 0;
 async function seek(ms) {
   const mine = ++seeking;
-  past = Math.min(ms, now.at);
+  past = Math.min(ms, latest());
   $("scrub").value = past;
   press();
   try {
-    if (!chunks.length || ms > chunks.at(-1).to_ms) await loadPast();
+    if (!archive && (!chunks.length || ms > chunks.at(-1).to_ms)) await loadPast();
     const made = await picture(past);
     if (mine !== seeking) return;
-    shown = made; past = made.at;
+    shown = made;  // `past` stays what was asked for: pictures may lie further apart than an arrow goes
     draw(); tick();
   } catch (error) { $("moment").textContent = error.message; }
 }
@@ -698,7 +714,7 @@ function press() {
   $("live").setAttribute("aria-pressed", String(past === null));
   $("pause").setAttribute("aria-pressed", String(past !== null));
 }
-$("live").addEventListener("click", () => { seeking++; past = null; shown = now; press(); draw(); tick(); });
+$("live").addEventListener("click", () => { seeking++; past = archive = null; shown = now; press(); draw(); tick(); });
 $("pause").addEventListener("click", () => { past === null ? (past = now.at, press(), draw(), tick()) : $("live").click(); });
 $("scrub").addEventListener("input", () => seek(Number($("scrub").value)));
 const STEPS = { ArrowLeft: -1e3, ArrowDown: -1e3, ArrowRight: 1e3, ArrowUp: 1e3, PageDown: -6e4, PageUp: 6e4 };

@@ -57,16 +57,19 @@ def test_every_moment_kept_can_be_looked_at() -> None:
     chunks = ring.chunks()
     assert len(chunks) == 4  # three of the past, and the one that is open
     seen = []
-    for chunk in chunks:
-        told = msgspec.json.decode(ring.chunk(chunk["number"]) or b"")
-        picture = told["picture"]
+    told = [msgspec.json.decode(ring.chunk(chunk["number"]) or b"") for chunk in chunks]
+    for chunk, one in zip(chunks, told, strict=True):
+        picture = one["picture"]
         seen.append(picture["n"])
-        for patch in told["patches"]:
+        for patch in one["patches"]:
             picture = apply(picture, patch)
             seen.append(picture["n"])
         assert picture["n"] * 1000 == chunk["to_ms"]
     assert seen == list(range(2 * CHUNK + 1, 5 * CHUNK + 4))
     assert ring.chunk(1) is None
+    since = [msgspec.json.decode(ring.past(one["from_ms"])) for one in chunks]
+    assert since == [{"chunks": told[i:]} for i in range(4)]
+    assert Ring().past(0) == b'{"chunks":[]}'
 
 
 def test_the_ring_is_bounded_in_bytes_too() -> None:
