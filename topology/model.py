@@ -105,8 +105,8 @@ class Tenant:
     `weight` is its share inside a priority band; `share_prefixes` lets its prompts share prefix nodes with other
     tenants that say so too; `models` narrows `residency.processing` further for single models. Requests may ask for
     another priority by a tier's name, or by the milliseconds within which they want their first token: `tiers` and
-    `objectives` (ms, priority) say which, and without them nothing does. `resume`: whether its streams may go on
-    elsewhere when what serves them dies.
+    `objectives` (ms, priority) say which, and without them nothing does. `resume`: what its streams may at most
+    go on by elsewhere when what serves them dies.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Tenant:
     models: Mapping[str, Rule] = field(default_factory=dict)
     tiers: Mapping[str, int] = field(default_factory=dict)
     objectives: tuple[tuple[float, int], ...] = ()
-    resume: bool = True
+    resume: Literal["off", "exact", "text"] = "text"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "models", _frozen(self.models))

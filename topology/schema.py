@@ -12,7 +12,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from topology.problems import Problem, did_you_mean, path_of, quoted
@@ -52,6 +52,11 @@ def _endpoint(text: str) -> str:
     if not (colon and _HOST.fullmatch(host) and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
         raise PydanticCustomError("endpoint", "not host:port")
     return text
+
+
+def _resume(said: object) -> object:
+    """What YAML makes of `off`, and what was said before there were three words."""
+    return {True: "text", False: "off"}[said] if isinstance(said, bool) else said
 
 
 def _ipv4(text: str) -> str:
@@ -304,10 +309,10 @@ class TenantDoc(Doc):
         default=False,
         description="say true or false",
     )
-    resume: bool = Field(
-        title="whether its streams may go on from another replica or region when their own dies",
-        default=True,
-        description="say true or false",
+    resume: Annotated[Literal["off", "exact", "text"], BeforeValidator(_resume)] = Field(
+        title="what its streams may at most go on by, from another replica or region, when their own dies",
+        default="text",
+        description="say off (or false), exact, or text (or true)",
     )
     tiers: dict[Name, Annotated[int, Field(ge=0, le=9)]] = Field(
         title="by the tier of service or inference objective that its requests may name, the priority they then have",

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from topology.law import Law
 
 
+Carrier = Literal["ids", "solid", "text"]
+"""What a stream goes on by elsewhere: token ids; text that begins and ends with characters that no chat template
+trims; any text."""
+
+
 class Usage(msgspec.Struct, frozen=True):
     """What an engine says it used, in its own tokens. `cached_tokens` and `reasoning_tokens` (of the completion) are
     None where the engine does not tell."""
@@ -65,7 +70,7 @@ class Request(msgspec.Struct, frozen=True):
     prefill it for another. `body_hash` tells bodies apart, 0 where nothing does. `waited_s`: how long it waited in
     queues of other regions that let it go. `recomputed`: an engine computes the whole prompt, whatever it has cached.
     `among` are the replicas that a gateway lets it go to, None for any. `once`: who carries it has it once it was sent,
-    and it cannot be sent again. `by_ids`: it continues a stream, and its engine must tell token ids.
+    and it cannot be sent again. `continues`: it continues a stream, and its engine must take what that is carried by.
     `soft_session` is a hash of what a coding agent or another client calls its session without anybody having asked for
     it, 0 without one, and `parent_session` of the one that it came from: they decide between equals and nothing else.
     `by_anycast`: it came by an address that other entries announce, too. `alias`: the name that its client asked
@@ -101,7 +106,7 @@ class Request(msgspec.Struct, frozen=True):
     among: frozenset[str] | None = None
     once: bool = False
     by_anycast: bool = False
-    by_ids: bool = False
+    continues: Carrier | None = None
     alias: str = ""
     alias_why: str = ""
 
@@ -211,14 +216,15 @@ class AttemptRefused(Event, frozen=True):
 
 class AttemptFailed(Event, frozen=True):
     """The attempt broke; whether it had begun is known to the machine from AttemptBegan. `resumable`: if it had, its
-    stream could go on from another target, without a character lost or said twice. `target_lives`: the target, a tier,
-    ended the answer itself, since what is behind it broke."""
+    stream could go on from another target that takes up what it is `carried_by`, without a character lost or said
+    twice. `target_lives`: the target, a tier, ended the answer itself, since what is behind it broke."""
 
     id: str
     attempt: int
     outcome: Outcome
     resumable: bool = False
     target_lives: bool = False
+    carried_by: Carrier = "ids"
 
 
 class ClientLeft(Event, frozen=True):

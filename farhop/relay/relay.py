@@ -26,7 +26,7 @@ from farhop.relay.http.listener import SWEEP_S
 from farhop.relay.upstream import orca
 from farhop.relay.upstream.attempt import AttemptRun
 from farhop.relay.upstream.pair import DecodeRun, PrefillRun
-from farhop.relay.upstream.resumable import CONTINUES, ContinuedRun, ResumableRun
+from farhop.relay.upstream.resumable import ContinuedRun, ResumableRun, carrier
 from farhop.relay.upstream.together import TogetherRun
 
 if TYPE_CHECKING:
@@ -138,11 +138,11 @@ class Relay:
         now, progress = self.clock(), None
         if self.resumption is not None and request.stream and attempts is AttemptRun:
             asked = exchange.head.known.get(RESUME) if exchange.is_hop else None
-            progress = self.resumption.of(exchange.head.path, body, request.tenant, asked)
+            progress = self.resumption.of(exchange.head.path, body, request.tenant, request.model, asked)
             if progress is not None:
                 attempts = partial(ResumableRun, resumption=self.resumption)
-        if exchange.is_hop and exchange.head.known.get(RESUME) == CONTINUES:
-            request = replace(request, by_ids=True)
+        if exchange.is_hop and (continues := carrier(exchange.head.known.get(RESUME))) is not None:
+            request = replace(request, continues=continues)
         active = ActiveRequest(
             self, exchange, request, body, hide_usage, context, arrived_at or now, continuation, geo, attempts
         )
@@ -299,10 +299,10 @@ class Relay:
         """The attempt broke."""
         if attempt.active.attempt is attempt:
             self._end_attempt(attempt.active, reason)
-            can_resume, request_id = attempt.resumable, attempt.active.request.id
-            self.react(
-                machine.AttemptFailed(request_id, attempt.number, reason, can_resume, target_lives=attempt.target_lives)
-            )
+            event = machine.AttemptFailed(attempt.active.request.id, attempt.number, reason)
+            if attempt.resumable:
+                event = replace(event, resumable=True, carried_by=attempt.carried_by)
+            self.react(replace(event, target_lives=True) if attempt.target_lives else event)
 
     def prefilled(self, run: PrefillRun, where: bytes) -> None:
         """The first half is done: the second goes where the machine said, and tells the engine where the KV is."""

@@ -26,7 +26,7 @@ from farhop.balance.outcome import Source
 from farhop.config import ConfigError
 from farhop.relay import answers
 from farhop.relay.http.head import RESUME
-from farhop.relay.upstream.resumable import CONTINUES
+from farhop.relay.upstream.resumable import carrier
 from farhop.service.authenticator import recorded
 from farhop.service.clock import wall
 from farhop.service.tasks import Tasks
@@ -164,9 +164,9 @@ class Accounts:
             return
         progress, forward = active.progress, active.forward
         measured = "engine"
-        if progress is not None and progress.prompt and (usage is None or progress.resumed):
+        if progress is not None and progress.counts and (usage is None or progress.resumed):
             usage, measured = progress.usage, "ids"  # it broke: what passed was counted here
-        continues = bool(caller.attempt) and active.exchange.head.known.get(RESUME) == CONTINUES
+        continues = bool(caller.attempt) and carrier(active.exchange.head.known.get(RESUME)) is not None
         prompt, again = (None, 0) if usage is None else (usage.prompt_tokens, 0)
         if progress is not None:
             again = progress.recomputed

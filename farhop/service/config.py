@@ -33,10 +33,12 @@ from farhop.identity.jwt_tokens import ANY_TENANT, LEEWAY_S_MAX, Algorithm, Issu
 from farhop.relay.formats.field_guard import Guard
 from farhop.relay.http.connection import ClientLimits
 from farhop.relay.upstream.pool import UpstreamLimits
+from farhop.relay.upstream.resumable import ResumeMode
 from farhop.service import certificates
 from farhop.service.clock import wall
 from farhop.service.operators import TOKEN_CHARS_MAX, TOKEN_CHARS_MIN, Operators, Right, digest_of
 from farhop.store import envelope
+from farhop.store.documents.report import MODELS_LIMIT
 from farhop.store.etcd_link import EtcdSettings
 
 # A host name, an IPv4 address or an IPv6 one in brackets, and maybe a port.
@@ -286,6 +288,14 @@ class Signing(Part):
         })  # fmt: skip
 
 
+def _unquoted(said: object) -> object:
+    """YAML reads `off` as false."""
+    return "off" if said is False else said
+
+
+_Mode = Annotated[ResumeMode, BeforeValidator(_unquoted)]
+
+
 class Session(Part):
     """Where a request's session is looked for, in this order; "" not at all. Only if a policy in force goes by it."""
 
@@ -296,9 +306,21 @@ class Session(Part):
 
 class ResumeConfig(Part):
     """Streams that go on from elsewhere when what answers them breaks. `exact`: by token ids, where the engine tells
-    them (vLLM); `off`: never."""
+    them (vLLM); `text`: by their text, too, where it does not (SGLang); `off`: never. `modes`: by model."""
 
-    mode: Literal["exact", "off"] = "exact"
+    mode: _Mode = "exact"
+    modes: dict[Annotated[str, Field(min_length=1, max_length=256)], _Mode] = Field(
+        default_factory=dict, max_length=MODELS_LIMIT
+    )
+
+    def of(self, model: str) -> ResumeMode:
+        """What streams of a model may go on by."""
+        return self.modes.get(model, self.mode)
+
+    @property
+    def on(self) -> bool:
+        """Whether any may."""
+        return any(mode != "off" for mode in (self.mode, *self.modes.values()))
 
 
 _PLAIN_URL = re.compile(r"https?://[^\s@]+\Z")

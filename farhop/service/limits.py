@@ -187,7 +187,7 @@ class Reservation:
         if active is None or not active.began_at:
             return 0, 0, 0, 0
         progress = active.progress
-        if progress is not None and progress.prompt and (usage is None or progress.resumed):
+        if progress is not None and progress.counts and (usage is None or progress.resumed):
             usage = progress.usage  # it broke: what passed was counted here
         if usage is None:
             return (1, 0, 0, 0) if active.status >= 400 else None

@@ -13,8 +13,9 @@ import time
 
 import msgspec
 
-from farhop.relay.formats.resumption import CHAT, Progress, ToldProgress, plan
-from farhop.relay.upstream.resumable import ExactTap, Resumption
+from farhop.relay.formats.resumption import CHAT, ExactProgress, ToldProgress, plan
+from farhop.relay.formats.text_resumption import TextProgress
+from farhop.relay.upstream.resumable import ExactTap, Resumption, TextTap
 from farhop.relay.upstream.tap import StreamTap
 
 CHUNKS, ROUNDS = 20_000, 15
@@ -43,12 +44,17 @@ def chunk(number: int, *, ids: bool) -> bytes:
 def _tap(kind: str) -> StreamTap:
     if kind == "off":
         return StreamTap(True)
+    owner = Resumption(lambda _target, _model: 0)
+    if kind == "text":
+        body = msgspec.json.encode(_BODY)
+        return TextTap(True, None, "", TextProgress(plan(CHAT, body, text=True), body, tells_usage=False), owner)
     body = msgspec.json.encode(_BODY if kind != "exact, stop strings" else {**_BODY, "stop": ["\n\n", "Observation:"]})
-    made = ToldProgress if kind == "exact, for the tier above" else Progress
-    return ExactTap(True, None, "", made(plan(CHAT, body)), Resumption(lambda _target, _model: 0))
+    made = ToldProgress if kind == "exact, for the tier above" else ExactProgress
+    return ExactTap(True, None, "", made(plan(CHAT, body)), owner)
 
 
-KINDS = ("off", "exact", "exact, for the tier above", "exact, stop strings")
+_WITHOUT_IDS = ("off", "text")
+KINDS = ("off", "text", "exact", "exact, for the tier above", "exact, stop strings")
 
 
 def measure(chunks: int = CHUNKS, rounds: int = ROUNDS) -> dict[str, ChunkCost]:
@@ -59,7 +65,7 @@ def measure(chunks: int = CHUNKS, rounds: int = ROUNDS) -> dict[str, ChunkCost]:
     try:
         for _ in range(rounds + 1):
             for kind in KINDS:
-                feed, events = _tap(kind).feed, plain if kind == "off" else told
+                feed, events = _tap(kind).feed, plain if kind in _WITHOUT_IDS else told
                 began = time.process_time_ns()
                 for event in events:
                     feed(event)

@@ -516,7 +516,8 @@ class World:
         number = f"{forward.id.split(' ')[0]}.{forward.attempt} {below.name}"
         hop = Request(
             **{name: getattr(request, name) for name in request.__struct_fields__}
-            | {"id": number, "lawful": forward.lawful, "issuer": process.name, "by_ids": isinstance(forward, Resume)}
+            | {"id": number, "lawful": forward.lawful, "issuer": process.name}
+            | {"continues": "ids" if isinstance(forward, Resume) else None}
         )
         self.asked[number] = (hop, self.asked[forward.id][1], self.asked[forward.id][2])
         answers = [one for one in below.handle(RequestArrived(hop)) if isinstance(one, Answer)]

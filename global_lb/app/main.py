@@ -17,7 +17,7 @@ from farhop.config import load, redacted
 from farhop.identity.redirect_token import RedirectTokenSigner
 from farhop.relay.http.listener import Listener
 from farhop.relay.relay import Relay
-from farhop.relay.upstream.resumable import Resumption
+from farhop.relay.upstream.resumable import MODES, ResumeMode, Resumption
 from farhop.service import dataplane, stores
 from farhop.service.accounts import Accounts
 from farhop.service.admin import AdminServer
@@ -159,16 +159,16 @@ class GlobalBalancer:
         self.budget, self.requests = ByteBudget(config.limits.buffered_bytes_max), SlotLimit(config.limits.requests_max)
         self.lag = LoopLag()
         self.relay = Relay(b"global", self.flow, tier, pool, self.clock.now, upstream_is_tier=True, budget=self.budget)
-        if config.resume.mode == "exact":
-            self.relay.resumption = resumption = Resumption(self._context_tokens, wanted=self._resumes)
+        if config.resume.on:
+            self.relay.resumption = resumption = Resumption(self._context_tokens, mode=self._resume_mode)
             dataplane.resume_metrics(self.metrics, resumption)
         self._slots = dataplane.slots()
         return regions
 
-    def _resumes(self, tenant: str) -> bool:
-        """See Resumption."""
+    def _resume_mode(self, tenant: str, model: str) -> ResumeMode:
+        """See Resumption. The stricter of what is configured here and what the tenant says."""
         known = self.flow.law.topology.tenants.get(tenant)
-        return known is not None and known.resume
+        return min(self.config.resume.of(model), "off" if known is None else known.resume, key=MODES.index)
 
     def _context_tokens(self, region: str, model: str) -> int | None:
         """See Resumption. Whether a region's engines tell ids is seen in its answer."""

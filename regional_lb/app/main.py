@@ -25,7 +25,7 @@ from farhop.identity.hop_token import HopVerifier
 from farhop.identity.redirect_token import RedirectTokenVerifier, holder
 from farhop.relay.http.listener import Listener, PortTakenError
 from farhop.relay.relay import Relay
-from farhop.relay.upstream.resumable import Resumption
+from farhop.relay.upstream.resumable import MODES, ResumeMode, Resumption
 from farhop.service import dataplane, stores
 from farhop.service.accounts import Accounts
 from farhop.service.admin import AdminServer
@@ -183,15 +183,22 @@ class RegionalBalancer:
             budget=self.budget,
             asks_load=config.watch.orca,
         )
-        if config.resume.mode == "exact":
-            self.relay.resumption = resumption = Resumption(self._context_tokens, wanted=self._resumes)
+        if config.resume.on:
+            self.relay.resumption = resumption = Resumption(
+                self._context_tokens, mode=self._resume_mode, writes_on=self._writes_on
+            )
             dataplane.resume_metrics(self.metrics, resumption)
         return engines
 
-    def _resumes(self, tenant: str) -> bool:
-        """See Resumption."""
+    def _resume_mode(self, tenant: str, model: str) -> ResumeMode:
+        """See Resumption. The stricter of what is configured here and what the tenant says."""
         known = self.flow.law.topology.tenants.get(tenant)
-        return known is not None and known.resume
+        return min(self.config.resume.of(model), "off" if known is None else known.resume, key=MODES.index)
+
+    def _writes_on(self, replica: str) -> bool:
+        """See Resumption."""
+        known = self.flow.view.replicas.get(replica)
+        return known is not None and bool(known.writes_on)
 
     def _context_tokens(self, replica: str, model: str) -> int | None:
         """See Resumption."""
@@ -689,7 +696,7 @@ def _flow_config(config: RegionalConfig) -> FlowConfig:
     health = config.health.thresholds(config.watch.rise, config.watch.fall)
     return FlowConfig(
         config.region, config.instance, config.queue, health, config.foreign, config.scaling, config.scalings,
-        config.resume.move_over_s if config.resume.mode == "exact" else None,
+        config.resume.move_over_s if config.resume.on else None,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ clock. Never looks at health.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
     from regional_lb.engines.config import ReplicaConfig
     from topology.lineage import Bases
+
+
+# Chats in vLLM go through templates, which may trim what they are given; SGLang puts the text behind them as it is.
+_WRITES_ON: dict[str, Literal["solid", "text"]] = {"vllm": "solid", "sglang": "text"}
 
 
 class Listing(msgspec.Struct, frozen=True):
@@ -184,6 +188,7 @@ class Members:
 
 
 def _replica(config: ReplicaConfig, listing: Listing | None, draining: bool) -> Replica:
+    engine = config.engine or (listing.engine if listing is not None else "")
     return Replica(
         name=config.label,
         address=config.address,
@@ -204,7 +209,8 @@ def _replica(config: ReplicaConfig, listing: Listing | None, draining: bool) -> 
         role=config.role,
         handover=config.handover,
         bootstrap_port=config.bootstrap_port,
-        token_ids=(config.engine or (listing.engine if listing is not None else "")) == "vllm",
+        token_ids=engine == "vllm",
+        writes_on=_WRITES_ON.get(engine, ""),
     )
 
 

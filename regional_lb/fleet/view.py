@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from farhop.balance.machine import Address, Event
+from farhop.balance.machine import Address, Carrier, Event
 from farhop.balance.model_facts import UNTOLD, ModelFacts, together
 from regional_lb.fleet.kv_events import KvEvent
 from topology.lineage import Bases
@@ -82,7 +82,8 @@ class Replica(msgspec.Struct, frozen=True):
     and answers nobody. `handover` is how it gives or takes what was computed: SGLang's engines meet at the prefill's
     `bootstrap_port`, and one of role decode answers nothing else. `lineage`: what each of its models is based on.
     `facts`: what its engine says of them, where it says anything. `token_ids`: it tells a stream's tokens, and takes a
-    prompt as tokens, so that a stream can go on there."""
+    prompt as tokens, so that a stream can go on there. `writes_on`: the text that it takes for its own and continues;
+    "solid": its chat templates may trim any other."""
 
     name: str
     address: Address
@@ -105,6 +106,13 @@ class Replica(msgspec.Struct, frozen=True):
     lineage: dict[str, Bases] = {}
     facts: dict[str, ModelFacts] = {}
     token_ids: bool = False
+    writes_on: Literal["", "solid", "text"] = ""
+
+    def takes_up(self, carrier: Carrier) -> bool:
+        """Whether a stream that goes on by this can go on there."""
+        if carrier == "ids":
+            return self.token_ids
+        return self.writes_on == "text" or self.writes_on == carrier
 
     @property
     def bound(self) -> bool:

@@ -215,10 +215,10 @@ class RegionalFlow:
             turned = self.wait_estimate.turned_away(request, state.need, now, state.variant)
             if turned is not None:
                 return [self._refuse(state, turned.outcome, turned.detail, now)]
-        if request.by_ids:
-            unable = self._unable_to_resume(request.model)
-            if not self.wait_estimate.serving(state.variant, now, unable):
-                return [self._refuse(state, outcome.NO_REPLICA, "no replica here takes up a stream by its tokens", now)]
+        if request.continues is not None:
+            state.carrier = request.continues
+            if not self.wait_estimate.serving(state.variant, now, self._unable_to_resume(request.model, state.carrier)):
+                return [self._refuse(state, outcome.NO_REPLICA, "no replica here takes up such a stream", now)]
         placed = self._place(state, now) if self.queue.on_time(state.variant) == 0 else []
         return placed or self._hold(state, now)
 
@@ -324,7 +324,7 @@ class RegionalFlow:
             self._fleet.lingers(held, sent_at, now, event.outcome)
         self._broke_off(state, event.outcome, now)
         if state.started and isinstance(event, machine.AttemptFailed) and event.resumable:
-            return [*self._resume(state, failed, event.outcome, now), *self._fill(failed, now)]
+            return [*self._resume(state, failed, event, now), *self._fill(failed, now)]
         if state.started:
             self._over(state)
             broken = machine.Answer(event.id, event.outcome, "the replica failed while answering")
@@ -334,23 +334,23 @@ class RegionalFlow:
         state.replica = ""
         return [*self._elsewhere(state, failed, event.outcome, now), *self._fill(failed, now)]
 
-    def _resume(self, state: RequestState, failed: str, reason: Outcome, now: float) -> list[Command]:
+    def _resume(self, state: RequestState, failed: str, event: machine.AttemptFailed, now: float) -> list[Command]:
         """After a failure in mid-stream: from another replica, where the law of now and the bounds let it."""
-        request = state.request
-        unable = self._unable_to_resume(request.model)
+        request, state.carrier = state.request, event.carried_by
+        unable = self._unable_to_resume(request.model, state.carrier)
         if state.resumes >= RESUMES_MAX or not self.wait_estimate.serving(state.variant, now, unable):
             self._over(state)
-            return [machine.Answer(request.id, reason, "the replica failed while answering")]
+            return [machine.Answer(request.id, event.outcome, "the replica failed while answering")]
         self._pairs.give_back(state)
         self._doubts.over(failed, request.id)
         state.resumes += 1
         state.started, state.replica, state.tried = False, "", (*state.tried, failed)
         return self._again(state, now)
 
-    def _unable_to_resume(self, model: str) -> tuple[str, ...]:
-        """Replicas that do not take up a stream by its tokens."""
+    def _unable_to_resume(self, model: str, carrier: machine.Carrier) -> tuple[str, ...]:
+        """Replicas that do not take up a stream that goes on by this."""
         replicas = self.view.replicas
-        return tuple(name for name in self.view.by_model.get(model, ()) if not replicas[name].token_ids)
+        return tuple(name for name in self.view.by_model.get(model, ()) if not replicas[name].takes_up(carrier))
 
     def _tokenized(self, event: machine.PromptTokenized, now: float) -> list[Command]:  # noqa: ARG002
         """Where it is under way already they are compared with what its engine counts; where it waits it is placed by
@@ -479,7 +479,9 @@ class RegionalFlow:
     def _move(self, state: RequestState, now: float) -> list[Command]:
         """Whether the stream can go on at all the relay knows; what cannot ends where it is."""
         need, again = state.need, [self._move_at(state, now + MOVE_AGAIN_S)]
-        unable = self._unable_to_resume(state.request.model)
+        known = self.view.replicas.get(state.replica)
+        carrier: machine.Carrier = "ids" if known is not None and known.token_ids else "text"
+        unable = self._unable_to_resume(state.request.model, carrier)
         others = self.wait_estimate.serving(state.variant, now, (state.replica, *unable))
         if not others or not self._fleet.table(others).room(need.prompt_tokens, need.output_tokens, now).any():
             return [*again]
@@ -573,8 +575,8 @@ class RegionalFlow:
             state.declined = False
             return []
         barred = self.wait_estimate.outside(request) if request.among is not None else ()
-        if state.resumes or request.by_ids:
-            barred = (*barred, *self._unable_to_resume(request.model))
+        if state.carrier is not None:
+            barred = (*barred, *self._unable_to_resume(request.model, state.carrier))
         if state.tried and not self.wait_estimate.serving(state.variant, now, (*state.tried, *barred)):
             state.tried = ()  # better the same replica again than none
         choosy = state.held_at is None or now - state.held_at < CHOOSY_S

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from farhop.balance.machine import Request
+    from farhop.balance.machine import Carrier, Request
     from regional_lb.scheduler.pick import Pick, Scored
     from regional_lb.scheduler.policy import Need
     from regional_lb.scheduler.split import Assigned
@@ -22,7 +22,8 @@ class RequestState(msgspec.Struct, eq=False):
     nobody does; `whole`: nobody is to do so any more. `declined`: it waits by choice (Pick.declined). `foreign`: it
     comes from another region. `cached_tokens`: of its prompt, where most of it was cached when it was last tried and
     nobody had room. `late`: it has waited too long in a queue that stands, and stepped back; it waits until
-    `late_until` at the most. `resumes`: how often its stream broke and was to go on elsewhere.
+    `late_until` at the most. `resumes`: how often its stream broke and was to go on elsewhere; `carrier`: what it then
+    goes on by, None while nothing is to go on.
     """
 
     request: Request
@@ -46,6 +47,7 @@ class RequestState(msgspec.Struct, eq=False):
     pick: Pick | None = None
     assigned: Assigned | None = None
     resumes: int = 0
+    carrier: Carrier | None = None
     late: bool = False
     late_until: float = 0.0
 

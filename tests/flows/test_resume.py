@@ -3,129 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
-from inprocess import HOP_KEY, MODEL
+from inprocess import HOP_KEY
+from resumes import TOKENS, Cutter, ask, chat, completion, cut_once, fleet, outcomes, sound, text_of
 
 from farhop.accounts import segments
 from farhop.accounts.usage import Reading
 from farhop_lab.engine.core.faults import OOM_TEXT
-from regional_lb.app.main import RegionalBalancer
 from regional_lb.scheduler.flow import RESUMES_MAX
 from tests.drills import classic
-from tests.drills.classic import Gpu, l4, region
-
-TOKENS = 40
-HEADERS = {"authorization": "Bearer sk-farhop-anywhere"}
 
 
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
-
-
-class Cutter(Gpu):
-    """An engine whose connection breaks once so many bytes of an answer's body have passed; None: it holds."""
-
-    cut_after: int | None = None
-    passed = 0
-    together: tuple[Cutter, ...] = ()
-
-    async def _pour(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        streams = False
-        try:
-            while data := await reader.read(65536):
-                streams = streams or b"text/event-stream" in data
-                if streams and self.cut_after is not None:
-                    left = self.cut_after - self.passed
-                    self.passed += len(data)
-                    if left <= len(data):
-                        for one in self.together:
-                            one.cut_after = None
-                        writer.write(data[: max(0, left)])
-                        await writer.drain()
-                        return
-                writer.write(data)
-                await writer.drain()
-        except (ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.close()
-
-
-@asynccontextmanager
-async def fleet(count: int = 2, **config: Any) -> AsyncIterator[tuple[RegionalBalancer, str, list[Cutter]]]:
-    """Engines of one model and one seed, and a balancer before them."""
-    async with AsyncExitStack() as stack:
-        made = [Cutter(l4(100.0), 7) for _ in range(count)]
-        engines = [await stack.enter_async_context(one.running()) for one in made]
-        told = {"engine": "vllm", "kv_tokens": 100_000}
-        balancer, url = await stack.enter_async_context(region(engines, told, **config))
-        yield balancer, url, made
-
-
-def cut_once(engines: list[Cutter], after: int) -> None:
-    """Whoever answers next, once. What breaks at two engines is not handed to a third."""
-    for one in engines:
-        one.cut_after, one.passed, one.together = after, 0, tuple(engines)
-
-
-def chat(text: str, **more: Any) -> tuple[str, dict[str, Any]]:
-    messages = [{"role": "user", "content": text}]
-    return "/v1/chat/completions", {"messages": messages, "max_tokens": TOKENS, "ignore_eos": True, **more}
-
-
-def completion(text: str, **more: Any) -> tuple[str, dict[str, Any]]:
-    return "/v1/completions", {"prompt": text, "max_tokens": TOKENS, "ignore_eos": True, **more}
-
-
-async def ask(url: str, asked: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """A stream's events; the last is {} for [DONE]."""
-    path, body = asked
-    events: list[dict[str, Any]] = []
-    async with (
-        aiohttp.ClientSession() as http,
-        http.post(url + path, json={"model": MODEL, "stream": True, **body}, headers=HEADERS) as answer,
-    ):
-        assert answer.status == 200, await answer.text()
-        for event in (await answer.read()).split(b"\n\n"):
-            if event.strip() and not event.startswith(b":"):
-                said = event.removeprefix(b"data: ")
-                events.append({} if said == b"[DONE]" else msgspec.json.decode(said))
-    return events
-
-
-def text_of(events: list[dict[str, Any]]) -> str:
-    choices = [event["choices"][0] for event in events if event.get("choices")]
-    return "".join(c["text"] if "text" in c else c["delta"].get("content") or "" for c in choices)
-
-
-def sound(events: list[dict[str, Any]], expected: list[dict[str, Any]], *, chats: bool) -> None:
-    """As if it had never broken: one name, one role, one end, the same text."""
-    assert text_of(events) == text_of(expected)
-    assert events[-1] == {}, events[-1]
-    said = [event for event in events if event.get("choices")]
-    assert len({(event["id"], event["created"], event["model"], event["object"]) for event in events[:-1]}) == 1
-    ends = [event["choices"][0]["finish_reason"] for event in said if event["choices"][0]["finish_reason"]]
-    assert ends == [e["choices"][0]["finish_reason"] for e in expected if e.get("choices")][-1:]
-    if chats:
-        assert [event["choices"][0]["delta"].get("role") for event in said].count("assistant") == 1
-    assert not any("error" in event for event in events)
-    assert all(event["choices"][0].get("token_ids") is None for event in said)
-    assert all(event.get("prompt_token_ids") is None for event in events)
-
-
-def outcomes(balancer: RegionalBalancer) -> dict[tuple[str, str], int]:
-    assert balancer.relay.resumption is not None
-    return dict(balancer.relay.resumption.outcomes)
 
 
 async def test_streams_cut_anywhere_say_what_whole_ones_say() -> None:
@@ -243,7 +139,7 @@ async def test_off_is_off() -> None:
 
 async def test_a_tenant_may_not_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
     world = classic.topology()
-    anywhere = replace(world.tenants["anywhere"], resume=False)
+    anywhere = replace(world.tenants["anywhere"], resume="off")
     monkeypatch.setattr(classic, "topology", lambda: replace(world, tenants={**world.tenants, "anywhere": anywhere}))
     async with fleet() as (balancer, url, engines):
         cut_once(engines, 2_000)

@@ -42,7 +42,7 @@ def test_a_law_goes_there_and_back_whole(name):
 
 def test_everything_a_tenant_may_say_is_kept():
     full = {
-        "name": "acme", "priority": 3, "weight": 2.5, "share_prefixes": True, "resume": False,
+        "name": "acme", "priority": 3, "weight": 2.5, "share_prefixes": True, "resume": "exact",
         "keys": [{"name": "k", "sha256": "a" * 64, "within": ["eu"]}],
         "residency": {
             "processing": {"allow": ["eu", "us"], "deny": ["virginia"]}, "entry": {"allow": ["eu"]},

@@ -62,7 +62,7 @@ WRONG = [
     ((*TENANT, "priority"), 10, "tenants[0].priority", "less than or equal to 9"),
     ((*TENANT, "weight"), 0, "tenants[0].weight", "greater than 0"),
     ((*TENANT, "share_prefixes"), "yes please", "tenants[0].share_prefixes", "valid boolean"),
-    ((*TENANT, "resume"), "text", "tenants[0].resume", "valid boolean"),
+    ((*TENANT, "resume"), "maybe", "tenants[0].resume", "'off', 'exact' or 'text'"),
     ((*TENANT, "keys", 0, "sha256"), "A" * 64, "tenants[0].keys[0].sha256", "not a SHA-256"),
     ((*TENANT, "keys", 0, "sha256"), "a" * 63, "tenants[0].keys[0].sha256", "not a SHA-256"),
     ((*TENANT, "keys", 0, "sha256"), ..., "tenants[0].keys[0].sha256", "missing"),

@@ -3,7 +3,7 @@
 Exact: the engine is asked for token ids (vLLM's `return_token_ids`), which are taken out of what the client gets; a
 stream that breaks is continued from prompt ids and the ids whose text the client has, as a completion, whose chunks are
 spelled as those of the first stream. So no character is lost, doubled or altered at the seam. The same as without a
-break is more than that: it also takes an engine that answers alike each time.
+break is more than that: it also takes an engine that answers alike each time. By text alone: `text_resumption`.
 
 What cannot be continued honestly is not (`Unresumable`): grammars, penalties, several answers, log probabilities,
 tools, reasoning, media. Stop strings are the business of `stops`. Pure; never decides whether and where one goes on.
@@ -12,6 +12,7 @@ tools, reasoning, media. Stop strings are the business of `stops`. Pure; never d
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from array import array
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +25,8 @@ from farhop.relay.formats.stops import Stops
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from farhop.balance import machine
 
 PROMPT_BYTES_MAX = 256 * 1024  # the engine repeats its tokens in the stream's first event
 EVENT_BYTES_MAX = 4 * 1024 * 1024
@@ -41,7 +44,6 @@ _ID, _PROMPT_ID, _GOES_ON, _QUOTE = b'"token_ids":[', b'"prompt_token_ids":[', b
 _CONTENT, _TEXT = b'"content":"', b'"text":"'
 _TOOLS, _REASONS_TOLD, _REFUSAL = b'"tool_calls"', b'"reasoning', b'"refusal"'
 _ID_BYTES, _ID_DIGITS = len(_ID), 12
-_INCLUDES = b'"include_stop_str_in_output"'
 _NO_IDS, _NO_PROMPT_IDS = b'"token_ids":null', b'"prompt_token_ids":null'
 _DONE = re.compile(rb"^data:\s*\[DONE\]", re.M)
 _USAGE = re.compile(rb'"choices"\s*:\s*\[\s*\]')
@@ -56,7 +58,7 @@ _KEPT = frozenset((
 # What a continuation would get wrong, and the reason by which it is counted.
 _REFUSED = {
     "structured": ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
-                   "guided_grammar", "guided_decoding_backend", "structural_tag"),
+                   "guided_grammar", "guided_decoding_backend", "structural_tag", "json_schema", "regex", "ebnf"),
     "penalties": ("presence_penalty", "frequency_penalty", "repetition_penalty", "bad_words",
                   "thinking_token_budget", "repetition_detection"),
     "answers": ("best_of", "use_beam_search"),
@@ -64,7 +66,8 @@ _REFUSED = {
     "tools": ("tools", "functions"),
     "echo": ("echo", "suffix"),
     "divided": ("kv_transfer_params", "bootstrap_room"),
-    "logits_processors": ("logits_processors", "vllm_xargs"),
+    "logits_processors": ("logits_processors", "vllm_xargs", "custom_logit_processor"),
+    "stop_strings": ("stop_regex",),
 }  # fmt: skip
 _REASONS = {name: reason for reason, names in _REFUSED.items() for name in names}
 _NEUTRAL = {"repetition_penalty": (b"1", b"1.0"), "response_format": (b'{"type":"text"}', b'{"type": "text"}')}
@@ -83,23 +86,24 @@ class Plan(msgspec.Struct, frozen=True):
     min_tokens: int
     stops: tuple[str, ...] = ()
     hides_stop: bool = True  # the client is not to see the one that ends it
+    text: bool = False  # it may go on by its text where no ids are told
 
 
-def asking(body: bytes, plan: Plan) -> bytes:
-    """A body that asks for ids beside, and for no text to be held back."""
-    asks = ASKS
+def asking(body: bytes, plan: Plan, asks: bytes = ASKS) -> bytes:
+    """A body that asks for ids beside, or for what `asks` says, and for no text to be held back."""
     if plan.stops and plan.hides_stop:
-        if _INCLUDES in body:  # it may say that it does not want what we want
+        if any(word in body for word in stops.SHOWN_BY):  # it may say that it does not want what we want
             document = _raw.decode(body)
-            document.pop("include_stop_str_in_output", None)
+            for name in stops.NAMES:
+                document.pop(name, None)
             body = msgspec.json.encode(document)
-        asks += stops.SHOWS
+        asks += b"".join(word + b":true," for word in stops.SHOWN_BY) if plan.text and asks != ASKS else stops.SHOWS
     at = body.index(b"{") + 1
     return body[:at] + asks + body[at:]
 
 
-def plan(path: bytes, body: bytes) -> Plan:
-    """A plan for this body as engines get it. Raises Unresumable.
+def plan(path: bytes, body: bytes, *, text: bool = False) -> Plan:
+    """A plan for this body as engines get it; `text`: it may go on by its text. Raises Unresumable.
 
     No seed is added where the client named none: a seam is exact without, vLLM keys its noise by no position, so that a
     seed would make a resumed answer no more like an unbroken one, and a seed costs there (a generator for each request,
@@ -131,8 +135,8 @@ def plan(path: bytes, body: bytes) -> Plan:
     if limit is None and not chat:
         limit = 16  # the API's default for a completion
     texts = _stops(document)
-    hides = bytes(document.get("include_stop_str_in_output", b"false")) != b"true"
-    return Plan(chat, kept, limit, _number(document, "min_tokens") or 0, texts, hides)
+    hides = all(bytes(document.get(name, b"false")) != b"true" for name in stops.NAMES)
+    return Plan(chat, kept, limit, _number(document, "min_tokens") or 0, texts, hides, text)
 
 
 def _stops(document: dict[str, msgspec.Raw]) -> tuple[str, ...]:
@@ -170,26 +174,20 @@ class _Form(NamedTuple):
     passed: bytes  # what stands there instead, from the bracket before it
 
 
-class Progress:
-    """What is known of one stream: its prompt's and answer's tokens, and how much of these the client has as text.
+class Progress(ABC):
+    """What is known of one stream that can go on elsewhere, whatever it goes on by: ids (`ExactProgress`) or text.
 
     `why_not` says why it cannot go on any more, "" while it can. `resumed` counts seams, `recomputed` the tokens that
     were computed again there.
     """
 
     __slots__ = (
-        "_begins",
-        "_form",
         "_head",
-        "_sure",
         "_tells_done",
         "_tells_usage",
-        "_tokens_left",
         "counted_bytes",
         "finished",
-        "ids",
         "plan",
-        "prompt",
         "recomputed",
         "resumed",
         "stops",
@@ -197,14 +195,10 @@ class Progress:
         "why_not",
     )
 
-    def __init__(self, plan: Plan, tokens_max: int = TOKENS_MAX) -> None:
-        self.plan, self._tokens_left = plan, tokens_max
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
         self.stops = Stops(plan.stops, hides=plan.hides_stop) if plan.stops else None
-        self.prompt, self.ids = array("I"), array("I")
-        self._sure = 0  # of the ids, those whose text the client has, wholly
-        self._begins = _CONTENT if plan.chat else _TEXT  # what comes before an event's text
         self._head: dict[str, Any] = {}
-        self._form: _Form | None = None
         self.finished = False
         self._tells_usage = self._tells_done = True  # at its end: what the client has not been told of it yet
         self.why_not = ""
@@ -212,32 +206,222 @@ class Progress:
         self.version = b""  # of the model, as the tier below told with the first answer
         self.counted_bytes = 0  # of what is held, as whoever bounds it has it
 
-    @property
-    def held_bytes(self) -> int:
-        """What it keeps."""
-        return 4 * (len(self.prompt) + len(self.ids))
+    # -- what each kind says
 
     @property
+    @abstractmethod
+    def held_bytes(self) -> int:
+        """What it keeps."""
+
+    @property
+    @abstractmethod
+    def tokens(self) -> int:
+        """How many of the answer are known."""
+
+    @property
+    @abstractmethod
+    def carried_by(self) -> machine.Carrier:
+        """What of it an engine must take."""
+
+    @property
+    @abstractmethod
+    def target(self) -> bytes:
+        """The path that continues it."""
+
+    @property
+    @abstractmethod
     def can_resume(self) -> bool:
         """Whether it can go on from what is known."""
-        return not self.why_not and not self.finished and bool(self.prompt) and bool(self._head)
+
+    @property
+    def can_end(self) -> bool:
+        """Whether it lacks no more than its end, which can be told."""
+        return self.finished and not self.why_not
+
+    @abstractmethod
+    def bounded(self, context_tokens: int) -> bool:
+        """Whether it can be said how much may still come, where the engine has room for so many; 0: unknown."""
+
+    @abstractmethod
+    def left(self, context_tokens: int) -> int:
+        """How many tokens may still come, where the engine has room for so many, prompt and answer; 0: none."""
+
+    @abstractmethod
+    def take(self, events: bytes) -> bytes:
+        """Whole events as the engine wrote them; as one writes them that was not asked for anything."""
+
+    @abstractmethod
+    def go_on(self, context_tokens: int) -> bytes:
+        """The body that continues it. What the client has no text of is computed again."""
+
+    @property
+    @abstractmethod
+    def usage(self) -> Usage | None:
+        """Of the whole, as if it had never broken; None where that is not known."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether `usage` tells of a stream that broke what passed."""
+        return False
+
+    @abstractmethod
+    def _tokens_in(self, event: bytes) -> int:
+        """Of the answer, which an event brings."""
+
+    @abstractmethod
+    def _continued(self, document: dict[str, Any]) -> bytes:
+        """An event of a continuation, which has a choice, as one of the first stream."""
+
+    # -- what is the same for all
 
     def heard(self, events: bytes) -> bytes:
         """Before they are taken: whole events as an engine would write them that knows what was said before a seam."""
-        tokens, pieces = len(self.ids), list[bytes]()
+        tokens, pieces = self.tokens, list[bytes]()
         assert self.stops is not None  # else there is nothing to hear
-        for event in _each(events):
+        for event in each(events):
             if self.stops.looks:
-                tokens += sum(told[2].count(b",") + 1 for told in _IDS.finditer(event) if told[1] == b"token_ids")
+                tokens += self._tokens_in(event)
             pieces.append(self.stops.heard(event, may_stop=tokens > self.plan.min_tokens))
         return b"".join(pieces)
 
     def shown(self, events: bytes) -> bytes:
         """After they were taken: whole events without what a client is not to see of its stop strings."""
-        return events if self.stops is None else b"".join(map(self.stops.shown, _each(events)))
+        return events if self.stops is None else b"".join(map(self.stops.shown, each(events)))
+
+    def _begin(self, events: bytes) -> None:
+        """Name, moment and model, which every event of one stream repeats."""
+        at = events.find(b"{")
+        try:
+            head = msgspec.json.decode(events[at : events.find(b"\n", at)], type=dict[str, Any]) if at >= 0 else {}
+        except UNREADABLE:
+            head = {}
+        self._head = {name: head[name] for name in ("id", "created", "model") if name in head}
+        if len(self._head) < 3:
+            self.why_not = self.why_not or "unreadable"
+
+    def _note(self, events: bytes) -> None:
+        """What else whole events say of the stream: that it cannot go on, that it ends, what was told of its end."""
+        if not self.why_not and _UNTOLD.search(events) is not None:
+            self.why_not = "tools_or_reasoning"
+        if _ENDS.search(events) is not None:
+            self.finished = True
+        if self.finished and not self.resumed:  # a continuation's end is written by `end`
+            self._tells_usage = self._tells_usage and _USAGE.search(events) is None
+            self._tells_done = self._tells_done and _DONE.search(events) is None
+
+    def spelled(self, events: bytes, *, tells_usage: bool) -> bytes:
+        """Whole events of a continuation as those of the first stream. `tells_usage`: the client asked for it."""
+        pieces = [self._spelled(event, tells_usage) for event in events.split(b"\n\n") if event.strip()]
+        return self.shown(b"".join(pieces))
+
+    def _spelled(self, event: bytes, tells_usage: bool) -> bytes:
+        said = event[5:].strip() if event.startswith(b"data:") else b""
+        if said == b"[DONE]":
+            return self.end(tells_usage=tells_usage)
+        try:
+            document = msgspec.json.decode(said, type=dict[str, Any])
+            choices = document["choices"]
+        except (*UNREADABLE, KeyError):
+            return event + b"\n\n"
+        return self._continued(document) if choices else b""  # without: usage, which is told at the end, of the whole
+
+    def _chunk(self, text: str, choice: dict[str, Any]) -> bytes:
+        ends = choice.get("finish_reason")
+        said: dict[str, Any] = {
+            "index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": ends,
+        }  # fmt: skip
+        if ends is not None:
+            said["stop_reason"] = choice.get("stop_reason")
+        said["token_ids"] = choice.get("token_ids")  # null but for a tier above
+        return event({
+            "id": self._head["id"], "object": "chat.completion.chunk", "created": self._head["created"],
+            "model": self._head["model"], "choices": [said],
+        })  # fmt: skip
+
+    def at_limit(self) -> bytes:
+        """The event that ends it where all tokens that were asked for are there."""
+        self.finished = True
+        return self.shown(self._limit())
+
+    def _limit(self) -> bytes:
+        if self.plan.chat:
+            return self._chunk("", {"finish_reason": "length"})
+        choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length", "stop_reason": None}
+        choice |= {"prompt_token_ids": None, "token_ids": None}
+        head = self._head
+        return event({
+            "id": head["id"], "object": "text_completion", "created": head["created"], "model": head["model"],
+            "choices": [choice],
+        })  # fmt: skip
+
+    def end(self, *, tells_usage: bool) -> bytes:
+        """What follows its last chunk, but for what was told: a connection may break behind that, too."""
+        if not self._tells_done:
+            return b""
+        self._tells_done = False
+        usage, head = self.usage, self._head
+        if usage is None or not tells_usage or not self._tells_usage:
+            return b"data: [DONE]\n\n"
+        told = event({
+            "id": head["id"], "object": "chat.completion.chunk" if self.plan.chat else "text_completion",
+            "created": head["created"], "model": head["model"], "choices": [],
+            "usage": {
+                "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens,
+                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            },
+        })  # fmt: skip
+        return told + b"data: [DONE]\n\n"
+
+
+class ExactProgress(Progress):
+    """By ids: its prompt's and answer's tokens, and how much of these the client has as text."""
+
+    __slots__ = ("_begins", "_form", "_sure", "_tokens_left", "ids", "prompt")
+
+    def __init__(self, plan: Plan, tokens_max: int = TOKENS_MAX) -> None:
+        super().__init__(plan)
+        self._tokens_left = tokens_max
+        self.prompt, self.ids = array("I"), array("I")
+        self._sure = 0  # of the ids, those whose text the client has, wholly
+        self._begins = _CONTENT if plan.chat else _TEXT  # what comes before an event's text
+        self._form: _Form | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """See Progress."""
+        return 4 * (len(self.prompt) + len(self.ids))
+
+    @property
+    def tokens(self) -> int:
+        """See Progress."""
+        return len(self.ids)
+
+    @property
+    def carried_by(self) -> machine.Carrier:
+        """See Progress."""
+        return "ids"
+
+    @property
+    def target(self) -> bytes:
+        """See Progress. Whatever it was, a completion takes ids."""
+        return TARGET
+
+    @property
+    def can_resume(self) -> bool:
+        """See Progress."""
+        return not self.why_not and not self.finished and bool(self.prompt) and bool(self._head)
+
+    def bounded(self, context_tokens: int) -> bool:
+        """See Progress. Without either nobody could say: a completion's default is another than a chat's."""
+        return self.plan.max_tokens is not None or context_tokens > 0
+
+    @property
+    def counts(self) -> bool:
+        """See Progress."""
+        return bool(self.prompt)
 
     def take(self, events: bytes) -> bytes:
-        """Whole events as the engine wrote them; as one writes them that was not asked for ids."""
+        """See Progress."""
         # Nearly always it is one event with one token, in the form of the last one: five times as fast as a search.
         if self._form is not None:
             head, middle, tail, passed = self._form
@@ -276,13 +460,7 @@ class Progress:
     def _take(self, events: bytes) -> bytes:
         if not self._head:
             self._begin(events)
-        if not self.why_not and _UNTOLD.search(events) is not None:
-            self.why_not = "tools_or_reasoning"
-        if _ENDS.search(events) is not None:
-            self.finished = True
-        if self.finished and not self.resumed:  # a continuation's end is written by `end`
-            self._tells_usage = self._tells_usage and _USAGE.search(events) is None
-            self._tells_done = self._tells_done and _DONE.search(events) is None
+        self._note(events)
         pieces: list[bytes] = []
         start = since = 0
         for found in _IDS.finditer(events):
@@ -317,21 +495,8 @@ class Progress:
             self.why_not = self.why_not or "unreadable"
         del self.prompt[:], self.ids[:]
 
-    def _begin(self, events: bytes) -> None:
-        """Name, moment and model, which every event of one stream repeats."""
-        at = events.find(b"{")
-        try:
-            head = msgspec.json.decode(events[at : events.find(b"\n", at)], type=dict[str, Any]) if at >= 0 else {}
-        except UNREADABLE:
-            head = {}
-        self._head = {name: head[name] for name in ("id", "created", "model") if name in head}
-        if len(self._head) < 3:
-            self.why_not = self.why_not or "unreadable"
-
-    # -- going on
-
     def left(self, context_tokens: int) -> int:
-        """How many tokens may still come, where the engine has room for so many, prompt and answer; 0: none."""
+        """See Progress."""
         room = context_tokens - len(self.prompt) - self._sure if context_tokens else 0
         if self.plan.max_tokens is None:
             return max(0, room)
@@ -339,7 +504,7 @@ class Progress:
         return min(left, room) if context_tokens else left
 
     def go_on(self, context_tokens: int) -> bytes:
-        """The body that continues it. What the client has no text of is computed again."""
+        """See Progress."""
         dropped = len(self.ids) - self._sure
         self.recomputed += len(self.prompt) + len(self.ids)
         del self.ids[self._sure :]
@@ -362,80 +527,22 @@ class Progress:
             document["min_tokens"] = plan.min_tokens - len(self.ids)
         return msgspec.json.encode(document)
 
-    def spelled(self, events: bytes, *, tells_usage: bool) -> bytes:
-        """Whole events of a continuation as those of the first stream. `tells_usage`: the client asked for it."""
-        pieces = [self._spelled(event, tells_usage) for event in events.split(b"\n\n") if event.strip()]
-        return self.shown(b"".join(pieces))
-
-    def _spelled(self, event: bytes, tells_usage: bool) -> bytes:
-        said = event[5:].strip() if event.startswith(b"data:") else b""
-        if said == b"[DONE]":
-            return self.end(tells_usage=tells_usage)
-        try:
-            document = msgspec.json.decode(said, type=dict[str, Any])
-            choices = document["choices"]
-        except (*UNREADABLE, KeyError):
-            return event + b"\n\n"
-        if not choices:
-            return b""  # the usage, which is told at the end, of the whole
-        if self.plan.chat:
-            return self._chunk(str(choices[0].get("text") or ""), choices[0])
-        return _event({**document, **self._head})
-
-    def _chunk(self, text: str, choice: dict[str, Any]) -> bytes:
-        ends = choice.get("finish_reason")
-        said: dict[str, Any] = {
-            "index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": ends,
-        }  # fmt: skip
-        if ends is not None:
-            said["stop_reason"] = choice.get("stop_reason")
-        said["token_ids"] = choice.get("token_ids")  # null but for a tier above
-        return _event({
-            "id": self._head["id"], "object": "chat.completion.chunk", "created": self._head["created"],
-            "model": self._head["model"], "choices": [said],
-        })  # fmt: skip
-
-    def at_limit(self) -> bytes:
-        """The event that ends it where all tokens that were asked for are there."""
-        self.finished = True
-        return self.shown(self._limit())
-
-    def _limit(self) -> bytes:
-        if self.plan.chat:
-            return self._chunk("", {"finish_reason": "length"})
-        choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length", "stop_reason": None}
-        choice |= {"prompt_token_ids": None, "token_ids": None}
-        head = self._head
-        return _event({
-            "id": head["id"], "object": "text_completion", "created": head["created"], "model": head["model"],
-            "choices": [choice],
-        })  # fmt: skip
-
-    def end(self, *, tells_usage: bool) -> bytes:
-        """What follows its last chunk, but for what was told: a connection may break behind that, too."""
-        if not self._tells_done:
-            return b""
-        self._tells_done = False
-        if not tells_usage or not self._tells_usage:
-            return b"data: [DONE]\n\n"
-        usage, head = self.usage, self._head
-        told = _event({
-            "id": head["id"], "object": "chat.completion.chunk" if self.plan.chat else "text_completion",
-            "created": head["created"], "model": head["model"], "choices": [],
-            "usage": {
-                "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens,
-                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            },
-        })  # fmt: skip
-        return told + b"data: [DONE]\n\n"
-
     @property
     def usage(self) -> Usage:
-        """Of the whole, as if it had never broken. How much was cached at first, nobody said."""
+        """See Progress. How much was cached at first, nobody said."""
         return Usage(len(self.prompt), len(self.ids))
 
+    def _tokens_in(self, event: bytes) -> int:
+        return sum(told[2].count(b",") + 1 for told in _IDS.finditer(event) if told[1] == b"token_ids")
 
-class ToldProgress(Progress):
+    def _continued(self, document: dict[str, Any]) -> bytes:
+        choice = document["choices"][0]
+        if self.plan.chat:
+            return self._chunk(str(choice.get("text") or ""), choice)
+        return event({**document, **self._head})
+
+
+class ToldProgress(ExactProgress):
     """The same for a tier above that is to know the ids, too: what it gets has them.
 
     An event brings the ids of the text that it ends with, and never others: whoever has all events so far can go on
@@ -458,7 +565,7 @@ class ToldProgress(Progress):
                 self._told = self._sure
                 return events
             return self._tell(taken)
-        return b"".join([self._tell(super(ToldProgress, self).take(event)) for event in _each(events)])
+        return b"".join([self._tell(super(ToldProgress, self).take(event)) for event in each(events)])
 
     def _tell(self, event: bytes) -> bytes:
         if self.prompt and not self._told_prompt:
@@ -480,7 +587,8 @@ def _form(events: bytes, says: int, id_at: int, end: int) -> _Form | None:
     return _Form(events[:says], events[quote:id_at], events[end:], b"null" + events[end + 1 :])
 
 
-def _each(events: bytes) -> Iterator[bytes]:
+def each(events: bytes) -> Iterator[bytes]:
+    """Whole events, one by one."""
     if events.find(b"\n\n") == len(events) - 2:  # nearly always
         yield events
         return
@@ -496,5 +604,6 @@ def _listed(ids: array[int]) -> bytes:
     return b"[" + b",".join(b"%d" % one for one in ids) + b"]"
 
 
-def _event(document: dict[str, Any]) -> bytes:
+def event(document: dict[str, Any]) -> bytes:
+    """It as a server-sent event."""
     return b"data: " + msgspec.json.encode(document) + b"\n\n"

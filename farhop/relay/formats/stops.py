@@ -13,13 +13,15 @@ import re
 
 import msgspec
 
-SHOWS = b'"include_stop_str_in_output":true,'  # goes into the body behind its first brace
+NAMES = ("include_stop_str_in_output", "no_stop_trim")  # vLLM's word for it, and SGLang's; each ignores the other's
+SHOWN_BY = tuple(b'"%b"' % name.encode() for name in NAMES)
+SHOWS = SHOWN_BY[0] + b":true,"  # goes into the body behind its first brace
 LONGEST_CHARS_MAX = 1024  # of one: what a stream keeps of its text for it
 _SAYS = re.compile(rb'"(?:content|text)"\s*:\s*("[^"\\]*+(?:\\.[^"\\]*+)*+")')
 _NAMES, _GOES_ON = (b'"content":"', b'"text":"'), b'"finish_reason":null'
 _MUTE = re.compile(rb'"delta"\s*:\s*\{\s*()\}')
 _ENDS = re.compile(rb'"finish_reason"\s*:\s*(null|"[^"]*")')
-_STOPPED_BY = re.compile(rb'"stop_reason"\s*:\s*(null|[0-9]+|"[^"\\]*+(?:\\.[^"\\]*+)*+")')
+_STOPPED_BY = re.compile(rb'"(?:stop_reason|matched_stop)"\s*:\s*(null|[0-9]+|"[^"\\]*+(?:\\.[^"\\]*+)*+")')
 _text = msgspec.json.Decoder(str)
 _TEXTS = msgspec.json.Decoder(str | list[str] | None)
 

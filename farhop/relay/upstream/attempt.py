@@ -262,6 +262,11 @@ class AttemptRun:
         """Whether its stream could go on elsewhere now."""
         return False
 
+    @property
+    def carried_by(self) -> machine.Carrier:
+        """What it then goes on by."""
+        return "ids"
+
     def start(self, address: Address) -> None:
         """Get a connection."""
         self.owner.pool.lend(address, self)

@@ -1,18 +1,21 @@
-"""Attempts whose stream can go on elsewhere: the first asks for token ids, the next ones continue from them.
+"""Attempts whose stream can go on elsewhere: the first asks for token ids, the next ones continue from them. By text,
+where that may be and no ids are told, the first asks for nothing, and its text is kept.
 
-What is kept is bounded per stream (`formats.resumption`) and per process (`Resumption`). Never sends a continuation on
-its own: the machine says whether and where. A client never sees an engine's refusal of one.
+What is kept is bounded per stream (`formats.resumption`, `formats.text_resumption`) and per process (`Resumption`).
+Never sends a continuation on its own: the machine says whether and where. A client never sees an engine's refusal of
+one.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from farhop.balance import machine, outcome
 from farhop.relay import answers
-from farhop.relay.formats import resumption
-from farhop.relay.formats.resumption import Progress, ToldProgress, Unresumable
+from farhop.relay.formats import resumption, text_resumption
+from farhop.relay.formats.resumption import ExactProgress, Progress, ToldProgress, Unresumable
+from farhop.relay.formats.text_resumption import TextProgress
 from farhop.relay.http.head import RESUME
 from farhop.relay.upstream import engine_faults
 from farhop.relay.upstream.attempt import AttemptRun
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Usage
     from farhop.balance.outcome import Outcome
     from farhop.relay.active import ActiveRequest
+    from farhop.relay.formats.resumption import Plan
     from farhop.relay.formats.transcript import Transcript
     from farhop.relay.http.head import AnswerHead
     from farhop.relay.upstream.attempt import AttemptOwner
@@ -31,43 +35,74 @@ if TYPE_CHECKING:
 VERSION = b"x-farhop-version"
 KEPT_BYTES_MAX = 256 * 1024 * 1024
 IDS = b"ids"  # of a tier that asks: tell them; of one that answers: it does
-CONTINUES = b"continue"  # of a tier that asks: the body is a continuation, by ids
+TEXT = b"text"  # the same, and where there are no ids the stream goes on by its text
+_CONTINUES = b"continue-"  # of a tier that asks: the body is a continuation, by what follows
 # What an engine says of itself in the midst of a stream, that another engine of the same model would not say.
 _GOES_ON_ELSEWHERE = (outcome.ENGINE_BROKEN, outcome.ENGINE_OUT_OF_MEMORY)
 _BREAKS = (outcome.DIED_MID_STREAM, outcome.STALLED, *_GOES_ON_ELSEWHERE)
 _COUNTED_EACH = 0xFF  # at the first token, and at every 256th from there
 
+ResumeMode = Literal["off", "exact", "text"]
+"""What streams may go on by: nothing, token ids, or text where there are no ids. Each more than the one before."""
+MODES: tuple[ResumeMode, ...] = ("off", "exact", "text")
+
+
+def carrier(said: bytes | None) -> machine.Carrier | None:
+    """Of a tier's header, what the stream that the request continues goes on by; None: it continues none."""
+    return _CARRIERS.get(said) if said is not None else None
+
+
+_CARRIERS: dict[bytes, machine.Carrier] = {_CONTINUES + name.encode(): name for name in get_args(machine.Carrier)}
+
 
 class Resumption:
     """Which streams of this process can go on, and what became of those that broke. `context_tokens` gives, of a target
     and a model, the most tokens of prompt and answer there, 0 where nobody says, None where it does not tell ids.
-    `wanted`: whether a tenant wants it."""
+    `mode`: of a tenant and a model, what its streams may go on by; `writes_on`: whether a target takes up text."""
 
     def __init__(
         self,
         context_tokens: Callable[[str, str], int | None],
         kept_bytes_max: int = KEPT_BYTES_MAX,
-        wanted: Callable[[str], bool] = lambda _tenant: True,
+        mode: Callable[[str, str], ResumeMode] = lambda _tenant, _model: "exact",
+        writes_on: Callable[[str], bool] = lambda _target: False,
     ) -> None:
-        self.context_tokens, self._kept_bytes_max, self._wanted = context_tokens, kept_bytes_max, wanted
+        self.context_tokens, self._kept_bytes_max, self._mode = context_tokens, kept_bytes_max, mode
+        self.writes_on = writes_on
         self.kept_bytes = 0
         self.outcomes: Counter[tuple[str, str]] = Counter()  # (outcome, reason)
         self.recomputed_tokens = 0
 
-    def of(self, path: bytes, body: bytes, tenant: str, asked: bytes | None = None) -> Progress | None:
+    def of(self, path: bytes, body: bytes, tenant: str, model: str, asked: bytes | None = None) -> Progress | None:
         """What will be known of the stream that this body asks for; None if it could not go on, which is counted.
-        `asked`: what the tier above says, which is to have the ids, too."""
-        if asked == CONTINUES:
-            return None  # its ids pass as they are, and the tier above goes on from there
-        why_not = "tenant"
-        if self._wanted(tenant):
+        `asked`: what the tier above says, which is to know it, too."""
+        if carrier(asked) is not None:
+            return None  # what it goes on by passes as it is, and the tier above goes on from there
+        mode, why_not = self._mode(tenant, model), "tenant"
+        if mode != "off":
             try:
-                made = Progress if asked is None else ToldProgress
-                return made(resumption.plan(path, body))
+                return self.by_ids(resumption.plan(path, body, text=mode == "text"), told=asked is not None)
             except Unresumable as reason:
                 why_not = str(reason)
         self.outcomes["not_resumable", why_not] += 1
         return None
+
+    def by_ids(self, plan: Plan, *, told: bool) -> ExactProgress:
+        """What will be known of a stream that goes on by ids. `told`: to the tier above, too."""
+        return ToldProgress(plan) if told else ExactProgress(plan)
+
+    def by_text(self, active: ActiveRequest, *, told: bool) -> TextProgress | None:
+        """The same of a request under way whose stream can go on by its text alone. `told`: so can the tier above,
+        which hides from its client what that is not to see of stop strings."""
+        assert active.progress is not None  # it has a plan
+        try:
+            made = TextProgress(active.progress.plan, active.body, tells_usage=not active.hide_usage)
+        except Unresumable as reason:
+            self.outcomes["not_resumable", str(reason)] += 1
+            return None
+        if told and made.stops is not None:
+            made.stops.hides = False
+        return made
 
     def over(self, progress: Progress, reason: Outcome) -> None:
         """A stream is over: what was kept of it goes. One that broke at last is counted with why it did not go on."""
@@ -83,8 +118,8 @@ class Resumption:
         return self.kept_bytes <= self._kept_bytes_max
 
 
-class ExactTap(StreamTap):
-    """Takes the ids out of a stream, and keeps them.
+class ResumableTap(StreamTap):
+    """Keeps what a stream goes on by.
 
     `withheld` is an event by which an engine says that it is broken, and what came behind it: whoever reads on decides
     whether the client gets to see it. `broke` is what it says.
@@ -132,17 +167,59 @@ class ExactTap(StreamTap):
         return self._taken(events) if events else events
 
     def _taken(self, events: bytes) -> bytes:
-        progress = self.progress
-        passed = progress.take(events) if progress.stops is None else self._stopping(events)
-        if len(progress.ids) & _COUNTED_EACH == 1 and not self._resumption.keeps(progress):
-            progress.why_not = progress.why_not or "memory"
-        return passed
+        """Whole events as whoever comes next gets them."""
+        raise NotImplementedError
+
+    def _count(self) -> None:
+        if not self._resumption.keeps(self.progress):
+            self.progress.why_not = self.progress.why_not or "memory"
 
     def _stopping(self, events: bytes) -> bytes:
         """The same where there are stop strings. What continues a stream is shown when it is spelled."""
         progress = self.progress
         passed = progress.take(progress.heard(events))
         return passed if progress.resumed else progress.shown(passed)
+
+
+class ExactTap(ResumableTap):
+    """Takes the ids out of a stream, and keeps them."""
+
+    __slots__ = ()
+
+    progress: ExactProgress
+
+    def _taken(self, events: bytes) -> bytes:
+        progress = self.progress
+        passed = progress.take(events) if progress.stops is None else self._stopping(events)
+        if len(progress.ids) & _COUNTED_EACH == 1:
+            self._count()
+        return passed
+
+
+class TextTap(ResumableTap):
+    """Keeps a stream's text."""
+
+    __slots__ = ()
+
+    progress: TextProgress
+
+    def feed(self, data: bytes) -> bytes:
+        """See StreamTap."""
+        progress = self.progress
+        if self._tail or not progress.adds(data):
+            return super().feed(data)
+        self._keep(data)
+        if progress.tokens & _COUNTED_EACH == 1:
+            self._count()
+        return data
+
+    def _taken(self, events: bytes) -> bytes:
+        progress = self.progress
+        progress.heed(self.usage)
+        passed = progress.take(events) if progress.stops is None else self._stopping(events)
+        if progress.tokens & _COUNTED_EACH == 1:
+            self._count()
+        return passed
 
 
 class ResumableRun(AttemptRun):
@@ -156,47 +233,66 @@ class ResumableRun(AttemptRun):
         super().__init__(owner, active, number, now)
         assert active.progress is not None  # else the relay makes another kind
         self._progress, self._resumption = active.progress, resumption
-        self._asked = False
+        self._asked = b""  # what for: IDS, TEXT, or nothing
 
     def request(self, host: bytes) -> tuple[bytes, bytes]:
         """See AttemptRun."""
-        body = self.active.body
-        self._asked = self._resumption.context_tokens(self.target, self.active.request.model) is not None
-        if self._asked and self.owner.upstream_is_tier:
-            more = RESUME + b": " + IDS + b"\r\n"
-            return self.owner.upstream_head(self.active, host, len(body), more), body
-        if self._asked:
-            body = resumption.asking(body, self._progress.plan)
-        return self.owner.upstream_head(self.active, host, len(body)), body
+        active, plan, target = self.active, self._progress.plan, self.target
+        body = active.body
+        if self.owner.upstream_is_tier:
+            self._asked = TEXT if plan.text else IDS
+            more = RESUME + b": " + self._asked + b"\r\n"
+            return self.owner.upstream_head(active, host, len(body), more), body
+        if self._resumption.context_tokens(target, active.request.model) is not None:
+            self._asked = IDS
+            body = resumption.asking(body, plan)
+        elif plan.text and self._resumption.writes_on(target):
+            self._asked = TEXT
+            if plan.stops and plan.hides_stop:
+                body = resumption.asking(body, plan, text_resumption.ASKS)
+        return self.owner.upstream_head(active, host, len(body)), body
 
     def answered(self, answer: AnswerHead) -> None:
         """See AttemptRun."""
         super().answered(answer)
         if not self._asked or answer.status != 200 or not isinstance(self._tap, StreamTap):
             return
+        active, told = self.active, b""
         if self.owner.upstream_is_tier:
-            if answer.known.get(RESUME) != IDS:
-                return  # it has no ids for us: its chunks pass as they are
+            told = answer.known.get(RESUME, b"")
+            if told != IDS and told != self._asked:
+                return  # it has nothing for us to go on by: its chunks pass as they are
+            self._asked = told
+        elif active.exchange.is_hop:
+            told = active.exchange.head.known.get(RESUME, b"")
+        made: type[ResumableTap] = ExactTap
+        if self._asked == TEXT:
+            made, progress = TextTap, self._resumption.by_text(active, told=told == TEXT)
+            if progress is None:
+                return
+            active.progress = self._progress = progress
+        elif not isinstance(self._progress, ExactProgress):  # who was asked before would have gone on by text
+            active.progress = self._progress = self._resumption.by_ids(self._progress.plan, told=bool(told))
+        if self.owner.upstream_is_tier:
             self._progress.version = answer.known.get(VERSION, b"")
-        elif isinstance(self._progress, ToldProgress):
-            self._onward += RESUME + b": " + IDS + b"\r\n"
-        active = self.active
-        self._tap = ExactTap(active.hide_usage, self._transcript, active.geo, self._progress, self._resumption)
+        elif self._asked == told or (self._asked == IDS and told):
+            self._onward += RESUME + b": " + self._asked + b"\r\n"
+        self._tap = made(active.hide_usage, self._transcript, active.geo, self._progress, self._resumption)
 
     def received(self, data: bytes) -> None:
         """See AttemptRun. It begins with its first whole event: before that nothing is known to go on from, and the
         request may still be asked elsewhere as if it had never been here."""
         tap = self._tap
-        if self.began or not isinstance(tap, ExactTap):
+        if self.began or not isinstance(tap, ResumableTap):
             super().received(data)
         elif not self._over:
             self._last_activity_at = self.owner.clock()
             if first := tap.feed(data):
                 self._begin(first)
-        if isinstance(tap, ExactTap) and tap.withheld and not self._over:
+        if isinstance(tap, ResumableTap) and tap.withheld and not self._over:
             self._engine_broke(tap)
 
-    def _engine_broke(self, tap: ExactTap) -> None:
+    def _engine_broke(self, tap: ResumableTap) -> None:
         """It says so itself: as if its connection had broken, where its stream can go on elsewhere. Else the client
         gets its word as it is."""
         withheld, tap.withheld = tap.withheld, b""
@@ -211,15 +307,18 @@ class ResumableRun(AttemptRun):
     @property
     def resumable(self) -> bool:
         """Whether its stream could go on elsewhere now."""
-        if not isinstance(self._tap, ExactTap) or not self._progress.can_resume:
+        if not isinstance(self._tap, ResumableTap) or not self._progress.can_resume:
             return False
-        # Without either nobody could say how much may still come: a completion's default is another than a chat's.
-        bounded = self._progress.plan.max_tokens is not None
-        return bounded or bool(self._resumption.context_tokens(self.target, self.active.request.model))
+        return self._progress.bounded(self._resumption.context_tokens(self.target, self.active.request.model) or 0)
+
+    @property
+    def carried_by(self) -> machine.Carrier:
+        """See AttemptRun."""
+        return self._progress.carried_by
 
     def lost(self, reason: Outcome) -> None:
         """See AttemptRun. A stream that has all its chunks lacks no more than its end."""
-        if isinstance(self._tap, ExactTap) and self._progress.finished and not self._progress.why_not:
+        if isinstance(self._tap, ResumableTap) and self._progress.can_end:
             self._end_whole()
         else:
             super().lost(reason)
@@ -247,10 +346,13 @@ class ContinuedRun(ResumableRun):
     def request(self, host: bytes) -> tuple[bytes, bytes]:
         """See AttemptRun."""
         context_tokens = self._resumption.context_tokens(self.target, self.active.request.model) or 0
-        body, self._asked, active = self._progress.go_on(context_tokens), True, self.active
-        more = RESUME + b": " + CONTINUES + b"\r\n" if self.owner.upstream_is_tier else b""
-        active.body, active.target = body, resumption.TARGET  # as the hop token signs it
-        head = self.owner.upstream_head(active, host, len(body), more, resumption.TARGET)
+        progress, active = self._progress, self.active
+        more = b""
+        if self.owner.upstream_is_tier:
+            more = RESUME + b": " + _CONTINUES + progress.carried_by.encode() + b"\r\n"
+        body = progress.go_on(context_tokens)
+        active.body, active.target = body, progress.target  # as the hop token signs it
+        head = self.owner.upstream_head(active, host, len(body), more, progress.target)
         active.body = b""
         return head, body
 
@@ -265,7 +367,8 @@ class ContinuedRun(ResumableRun):
             busy = answer.status in (429, 503)
             self._give_up(outcome.DIED_BEFORE_START if busy else outcome.ENGINE_ERROR)
             return
-        self._tap = ExactTap(True, None, "", self._progress, self._resumption)
+        made = TextTap if isinstance(self._progress, TextProgress) else ExactTap
+        self._tap = made(True, None, "", self._progress, self._resumption)
 
     def received(self, data: bytes) -> None:
         """See AttemptRun."""
@@ -277,7 +380,7 @@ class ContinuedRun(ResumableRun):
         if stops is not None and stops.ended:  # over a seam, which the engine cannot see: it would go on
             self._end_whole()
             return
-        if isinstance(self._tap, ExactTap) and self._tap.withheld:
+        if isinstance(self._tap, ResumableTap) and self._tap.withheld:
             self.abort()
             broke = self._tap.broke if self.began else None
             self.owner.failed(self, broke or outcome.DIED_BEFORE_START)

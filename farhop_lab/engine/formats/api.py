@@ -44,6 +44,7 @@ class StreamOptions(msgspec.Struct):
     """`stream_options` of the API."""
 
     include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
 
 
 class Part(msgspec.Struct):
@@ -92,6 +93,7 @@ class _Body(msgspec.Struct):
     ignore_eos: bool = False
     stop: str | list[str] | None = None
     include_stop_str_in_output: bool = False
+    no_stop_trim: bool = False  # SGLang's word for the same
     n: int | None = 1
     cache_salt: str | None = None
     kv_transfer_params: Transfer | None = None
@@ -284,7 +286,7 @@ def call_of(body: _Body, prompt: bytes, max_tokens: int | None, role: str | None
         stop=tuple(stop),
         cache_salt=body.cache_salt or "",
         keeps=transfer.do_remote_decode,
-        tells_stop=body.include_stop_str_in_output,
+        tells_stop=body.include_stop_str_in_output or body.no_stop_trim,
     )
     usage = bool(body.stream_options and body.stream_options.include_usage)
     fetch = transfer if transfer.do_remote_prefill else None

@@ -244,3 +244,13 @@ def test_what_cannot_be_an_admin_port_is_named(admin: Any, fields: dict[str, Any
 )
 def test_where_operators_reach_it(admin: Any, fields: dict[str, Any], host: str, reached: str) -> None:
     assert admin(**fields).reached_at(9, host) == reached
+
+
+def test_what_streams_may_go_on_by_as_yaml_has_it() -> None:
+    said = config.ResumeConfig.model_validate(yaml.safe_load("{mode: off, modes: {m: text, o: off}}"))
+    assert [said.of(model) for model in ("m", "o", "another")] == ["text", "off", "off"]
+    assert said.on
+    assert not config.ResumeConfig.model_validate({"mode": "off"}).on
+    for wrong in ({"mode": "perhaps"}, {"mode": True}, {"modes": {"": "off"}}):
+        with pytest.raises(ValidationError):
+            config.ResumeConfig.model_validate(wrong)

@@ -54,7 +54,7 @@ ODDITIES = (
     {"model": "nowhere"},
     {"lawful": frozenset({"tokyo"})},
     {"lawful": frozenset({"tokyo", "london"}), "issuer": "global-1"},
-    {"lawful": frozenset({"tokyo", "london"}), "issuer": "global-1", "by_ids": True},
+    {"lawful": frozenset({"tokyo", "london"}), "issuer": "global-1", "continues": "ids"},
 )
 SPLITS: tuple[dict[str, SplitConfig], ...] = (
     {},
@@ -109,8 +109,10 @@ class RegionalMachine(RuleBasedStateMachine):
         assert self.flow.view.replicas[forward.target].role != "prefill"
         resumes = isinstance(forward, machine.Resume)
         self.resumes[0] += resumes
-        if resumes or rider.request.by_ids:
-            assert self.flow.view.replicas[forward.target].token_ids
+        carrier = self.flow._requests[rider.request.id].carrier
+        assert (carrier is not None) == (resumes or rider.request.continues is not None)
+        if carrier is not None:
+            assert self.flow.view.replicas[forward.target].takes_up(carrier)
         if forward.prefill is not None:
             assert not resumes
             assert rider.request.divisible
@@ -320,8 +322,8 @@ class RegionalMachine(RuleBasedStateMachine):
                 continue
             for waiting in flow.queue.first(model, K_WAITING, self.now):
                 live = flow._requests[waiting.id]
-                by_ids = live.resumes or live.request.by_ids
-                barred = (*live.tried, *(flow._unable_to_resume(live.request.model) if by_ids else ()))
+                unable = flow._unable_to_resume(live.request.model, live.carrier) if live.carrier is not None else ()
+                barred = (*live.tried, *unable)
                 choice = flow.wait_estimate.consider(live.request, live.need, self.now, barred, assigned=live.assigned)
                 chosen = choice.chosen if choice is not None else None
                 if chosen is not None:

@@ -10,16 +10,25 @@ from engine_pages import VLLM, Page
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farhop.relay.formats.resumption import CHAT, TARGET, TOKENS_MAX, Progress, ToldProgress, Unresumable, asking, plan
+from farhop.relay.formats.resumption import (
+    CHAT,
+    TARGET,
+    TOKENS_MAX,
+    ExactProgress,
+    ToldProgress,
+    Unresumable,
+    asking,
+    plan,
+)
 
 SAID = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "stream": True}
 
 
-def planned(path: bytes = CHAT, **more: Any) -> Progress:
-    return Progress(plan(path, msgspec.json.encode({**SAID, **more})))
+def planned(path: bytes = CHAT, **more: Any) -> ExactProgress:
+    return ExactProgress(plan(path, msgspec.json.encode({**SAID, **more})))
 
 
-def body_of(progress: Progress, context_tokens: int = 0) -> dict[str, Any]:
+def body_of(progress: ExactProgress, context_tokens: int = 0) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.json.decode(progress.go_on(context_tokens))
     return found
 
@@ -175,7 +184,7 @@ def test_tools_and_reasoning_end_it() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    progress = Progress(plan(CHAT, msgspec.json.encode(SAID)), tokens_max=10)
+    progress = ExactProgress(plan(CHAT, msgspec.json.encode(SAID)), tokens_max=10)
     progress.take(chunk("a", [1], list(range(8))))
     assert progress.can_resume
     progress.take(chunk("b", [1, 2]))
@@ -234,7 +243,7 @@ def test_stop_strings_are_asked_for_as_part_of_the_text(named: dict[str, bool]) 
     document = msgspec.json.decode(asked)
     assert (document["return_token_ids"], document["include_stop_str_in_output"]) == (True, True)
     assert planned.hides_stop is not named.get("include_stop_str_in_output", False)
-    progress = Progress(planned)
+    progress = ExactProgress(planned)
     progress.take(chunk("one", [1], [10]))
     body_on = body_of(progress)
     assert (body_on["stop"], body_on["include_stop_str_in_output"]) == (["end", "fin"], True)
@@ -268,7 +277,7 @@ def test_who_has_all_events_so_far_can_go_on_from_their_ids(
     """An engine dies under a region that goes on from another, and then the region: the tier above has, at each event,
     the ids of exactly the text that its client has."""
     body = msgspec.json.encode({**SAID, "max_tokens": 99})
-    below, above = ToldProgress(plan(CHAT, body)), Progress(plan(CHAT, body))
+    below, above = ToldProgress(plan(CHAT, body)), ExactProgress(plan(CHAT, body))
 
     def text_at(at: int) -> bytes:
         text, number = tokens[at]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from farhop.balance import outcome
-from farhop.relay.formats.resumption import CHAT
-from farhop.relay.upstream.resumable import ExactTap, Resumption
+from farhop.relay.formats.resumption import CHAT, plan
+from farhop.relay.formats.text_resumption import TextProgress
+from farhop.relay.upstream.resumable import ExactTap, Resumption, TextTap
 
 BODY = msgspec.json.encode({"model": "m", "messages": [], "max_tokens": 9, "stream": True})
 
@@ -23,7 +24,7 @@ def event(ids: list[int], prompt: list[int] | None = None) -> bytes:
 
 def test_what_streams_keep_is_counted_and_given_back() -> None:
     ours = owner()
-    one, other = ours.of(CHAT, BODY, "acme"), ours.of(CHAT, BODY, "acme")
+    one, other = ours.of(CHAT, BODY, "acme", "m"), ours.of(CHAT, BODY, "acme", "m")
     assert one is not None
     assert other is not None
     tap = ExactTap(False, None, "", one, ours)
@@ -41,7 +42,7 @@ def test_what_streams_keep_is_counted_and_given_back() -> None:
 
 def test_pieces_of_events_pass_whole_and_without_ids() -> None:
     ours = owner()
-    progress = ours.of(CHAT, BODY, "acme")
+    progress = ours.of(CHAT, BODY, "acme", "m")
     assert progress is not None
     tap = ExactTap(False, None, "", progress, ours)
     data = event([1], [5, 6]) + event([2])
@@ -52,14 +53,35 @@ def test_pieces_of_events_pass_whole_and_without_ids() -> None:
 
 def test_why_a_stream_broke_at_last_is_counted() -> None:
     ours = owner()
-    assert ours.of(b"/v1/messages", BODY, "acme") is None
-    progress = ours.of(CHAT, BODY, "acme")
+    assert ours.of(b"/v1/messages", BODY, "acme", "m") is None
+    progress = ours.of(CHAT, BODY, "acme", "m")
     assert progress is not None
     progress.why_not = "tools_or_reasoning"
     ours.over(progress, outcome.DIED_MID_STREAM)
-    fine = ours.of(CHAT, BODY, "acme")
+    fine = ours.of(CHAT, BODY, "acme", "m")
     assert fine is not None
     ours.over(fine, outcome.DIED_MID_STREAM)
     assert ours.outcomes == {
         ("not_resumable", "path"): 1, ("broken", "tools_or_reasoning"): 1, ("broken", "nowhere"): 1,
     }  # fmt: skip
+
+
+def test_text_is_counted_bounded_and_given_back() -> None:
+    ours = Resumption(lambda _target, _model: None, 2000, mode=lambda _tenant, _model: "text")
+    body = BODY.replace(b"[]", b'[{"role":"user","content":"hi"}]').replace(b":9", b":9000")
+    first, second = (TextProgress(plan(CHAT, body, text=True), body, tells_usage=False) for _ in range(2))
+    data = event([]).replace(b',"token_ids":[]', b"")
+    taps = [TextTap(False, None, "", one, ours) for one in (first, second)]
+    assert taps[0].feed(data) == data
+    assert ours.kept_bytes == first.held_bytes == len(body) + 1
+    for _ in range(600):
+        assert taps[0].feed(data) == data
+    assert first.tokens == 601
+    assert taps[0].feed(data + data) == data + data
+    assert first.can_resume
+    for _ in range(2000):
+        taps[1].feed(data)
+    assert second.why_not == "memory"
+    for one in (first, second):
+        ours.over(one, outcome.SERVED)
+    assert ours.kept_bytes == 0

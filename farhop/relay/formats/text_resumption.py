@@ -1,0 +1,236 @@
+"""A stream that goes on by its text, where its engine tells no token ids: never called exact.
+
+Continued as the same request with the answer's text so far: behind a completion's prompt, in a chat as the last
+message, which the engine is to write on (`continue_final_message`; vLLM wants `add_generation_prompt: false` with it,
+SGLang knows no such field and ignores it). No character is lost or said twice. But the engine reads tokens of its own
+out of the text, which may be others than were written: so the rest need not be what an unbroken stream would have said,
+and tokens are counted by events. Text that a chat template could trim is told apart (`carried_by`). Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farhop.balance.machine import Usage
+from farhop.relay.formats import resumption, stops
+from farhop.relay.formats.openai import UNREADABLE
+from farhop.relay.formats.resumption import CHAT, TARGET, Progress, Unresumable
+
+if TYPE_CHECKING:
+    from farhop.balance.machine import Carrier
+    from farhop.relay.formats.resumption import Plan
+
+TEXT_BYTES_MAX = 1024 * 1024  # kept of one answer, as JSON spells it
+ASKS = b""  # nothing but that no text is held back
+_SAYS = re.compile(rb'"(?:content|text)"\s*:\s*"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
+_USES = re.compile(rb'"usage"\s*:\s*\{')
+_INDEX = re.compile(rb'"index"\s*:')
+_ROLE = re.compile(rb'"role"\s*:\s*"')
+_UNKNOWN = "\ufffd"  # what engines write for bytes that are no character
+_raw = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_list = msgspec.json.Decoder(list[msgspec.Raw])
+_string = msgspec.json.Decoder(str)
+_message = msgspec.json.Decoder(dict[str, Any])
+_LIMITS = ("max_completion_tokens", "max_tokens")
+
+
+class TextProgress(Progress):
+    """What is known of such a stream: what was asked, and the text that the client has, or is to have."""
+
+    __slots__ = ("_body", "_form_begins", "_form_ends", "_mute", "_said", "_seam", "_tokens", "tells_usage", "told")
+
+    def __init__(self, plan: Plan, body: bytes, *, tells_usage: bool) -> None:
+        """`body`: as engines get it; `tells_usage`: its client wants to be told. Raises Unresumable."""
+        super().__init__(plan)
+        _check(plan, body)
+        self._body, self.tells_usage = body, tells_usage
+        self._said = bytearray()
+        self._form_begins = self._form_ends = b""  # what all events have in common that bring no more than text
+        self._tokens = self._mute = 0  # events of the answer; those since the last text, whose text is still to come
+        self._seam = 0  # tokens before it
+        self.told: Usage | None = None  # by the engine that answers now
+
+    @property
+    def held_bytes(self) -> int:
+        """See Progress."""
+        return len(self._body) + len(self._said)
+
+    @property
+    def tokens(self) -> int:
+        """See Progress."""
+        return self._tokens
+
+    @property
+    def carried_by(self) -> Carrier:
+        """See Progress."""
+        text = self._text()
+        return "solid" if not self.plan.chat or text == text.strip() else "text"
+
+    @property
+    def target(self) -> bytes:
+        """See Progress."""
+        return CHAT if self.plan.chat else TARGET
+
+    @property
+    def can_resume(self) -> bool:
+        """See Progress. Without an engine's word its usage could not be told."""
+        if self.why_not or not self._head:
+            return False
+        try:
+            text = self._text()
+        except UNREADABLE:
+            self.why_not = "unreadable"
+            return False
+        if text.endswith(_UNKNOWN):
+            self.why_not = "character"
+        elif self.tells_usage and self._tells_usage and self.usage is None and (self.finished or not self.left(0)):
+            self.why_not = "usage"
+        return not self.why_not and not self.finished
+
+    @property
+    def can_end(self) -> bool:
+        """See Progress."""
+        return super().can_end and not (self.tells_usage and self._tells_usage and self.usage is None)
+
+    def bounded(self, context_tokens: int) -> bool:  # noqa: ARG002
+        """See Progress. Where the client set no limit the engine's own room is one."""
+        return True
+
+    def left(self, context_tokens: int) -> int:  # noqa: ARG002
+        """See Progress. A request whose length was right at first is as long when it goes on."""
+        limit = self.plan.max_tokens
+        return resumption.TOKENS_MAX if limit is None else max(0, limit - self._tokens)
+
+    def adds(self, event: bytes) -> bool:
+        """Take what is one event of the usual form; whether it was. It passes as it is."""
+        begins, ends = self._form_begins, self._form_ends
+        if not begins or not event.startswith(begins) or not event.endswith(ends):
+            return False
+        text = event[len(begins) : -len(ends)]
+        if b'"' in text or not text:  # more than one event, or a quote, or a token whose text is still to come
+            return False
+        self._said += text
+        self._tokens += 1
+        return True
+
+    def take(self, events: bytes) -> bytes:
+        """See Progress."""
+        for event in resumption.each(events):
+            if not self.adds(event):
+                self._search(event)
+        if len(self._said) > TEXT_BYTES_MAX:
+            self.why_not = self.why_not or "too_long"
+        if self.why_not:
+            self._said, self._body, self._form_begins = bytearray(), b"", b""
+        return events
+
+    def _search(self, event: bytes) -> None:
+        self._form_begins = b""
+        if not self._head:
+            self._begin(event)
+        self._note(event)
+        goes_on = not self.finished and _INDEX.search(event) is not None
+        found = _SAYS.search(event)
+        if found is None or not found[1]:
+            self._mute += goes_on and _ROLE.search(event) is None
+            return
+        self._said += found[1]
+        self._tokens += 1 + self._mute
+        self._mute = 0
+        if goes_on and self.stops is None and _USES.search(event) is None and b"\r" not in event:
+            self._form_begins, self._form_ends = event[: found.start(1)], event[found.end(1) :]
+
+    def _text(self) -> str:
+        return _string.decode(b'"' + self._said + b'"')
+
+    def go_on(self, context_tokens: int) -> bytes:  # noqa: ARG002
+        """See Progress."""
+        text, document = self._text(), _raw.decode(self._body)
+        self.resumed += 1
+        self.recomputed += self._mute
+        self._seam, self._mute, self._form_begins, self.told = self._tokens, 0, b"", None
+        if self.stops is not None:
+            self.stops.break_off()
+            document |= dict.fromkeys(stops.NAMES, msgspec.Raw(b"true"))
+        if text and self.plan.chat:
+            document |= _written_on(document, text)
+        elif text:
+            document["prompt"] = _json(_string.decode(document["prompt"]) + text)
+        if self.plan.max_tokens is not None:
+            by_new_name = self.plan.chat and bytes(document.get(_LIMITS[0], b"null")) != b"null"
+            document[_LIMITS[0] if by_new_name else _LIMITS[1]] = _json(self.left(0))
+        if document.pop("min_tokens", None) is not None and self.plan.min_tokens > self._tokens:
+            document["min_tokens"] = _json(self.plan.min_tokens - self._tokens)
+        document["stream_options"] = _json({"include_usage": True, "continuous_usage_stats": True})
+        return msgspec.json.encode(document)
+
+    @property
+    def usage(self) -> Usage | None:
+        """See Progress. The engine that went on counts the text before the seam as part of the prompt."""
+        told, seam = self.told, self._seam
+        if told is None or not self.resumed:
+            return told
+        return Usage(max(0, told.prompt_tokens - seam), seam + told.completion_tokens)
+
+    def heed(self, told: Usage | None) -> None:
+        """What the engine that answers now has told of its usage."""
+        if told is not None and self.told is None and self.resumed:
+            self.recomputed += told.prompt_tokens
+        self.told = told
+
+    def _tokens_in(self, event: bytes) -> int:
+        found = _SAYS.search(event)
+        return int(found is not None and bool(found[1]))
+
+    def _continued(self, document: dict[str, Any]) -> bytes:
+        if document.get("usage") is not None:
+            document["usage"] = None  # with each event, since we asked for it
+        choice = document["choices"][0]
+        delta = choice.get("delta")
+        if isinstance(delta, dict) and delta.pop("role", None) is not None and not delta.get("content"):
+            return b""  # that it begins, which it did before
+        return resumption.event({**document, **self._head})
+
+
+def _check(plan: Plan, body: bytes) -> None:
+    """Raises Unresumable where text cannot be put behind what was asked."""
+    document = _raw.decode(body)
+    if "input_ids" in document or (not plan.chat and bytes(document["prompt"]).lstrip()[:1] != b'"'):
+        raise Unresumable("prompt_ids")
+    if not plan.chat:
+        return
+    try:
+        last = _message.decode(_list.decode(document["messages"])[-1])
+    except (*UNREADABLE, KeyError, IndexError):
+        raise Unresumable("unreadable") from None
+    writes_on = _is_true(document, "continue_final_message")
+    if (last.get("role") == "assistant") is not writes_on or (writes_on and not isinstance(last.get("content"), str)):
+        raise Unresumable("turns")
+    if bytes(document.get("add_generation_prompt", b"true")) != b"true" and not writes_on:
+        raise Unresumable("turns")
+
+
+def _written_on(document: dict[str, msgspec.Raw], text: str) -> dict[str, msgspec.Raw]:
+    """What of a chat is to be said otherwise, so that its last message ends in this text and is written on."""
+    messages = _list.decode(document["messages"])
+    if _is_true(document, "continue_final_message"):
+        last = _message.decode(messages.pop())
+        last["content"] += text
+    else:
+        last = {"role": "assistant", "content": text}
+    return {
+        "messages": _json([*messages, last]),
+        "continue_final_message": _json(True),
+        "add_generation_prompt": _json(False),
+    }
+
+
+def _is_true(document: dict[str, msgspec.Raw], name: str) -> bool:
+    return bytes(document.get(name, b"false")) == b"true"
+
+
+def _json(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))

@@ -1,0 +1,131 @@
+"""A stream of an engine that tells no token ids goes on by its text, where that is configured; never called exact."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from inprocess import HOP_KEY, MODEL
+from resumes import ask, chat, completion, cut_once, fleet, outcomes, sound, text_of
+
+from tests.drills import classic
+
+TEXT: dict[str, Any] = {"engine": "sglang", "resume": {"mode": "text"}}
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+
+
+def used(events: list[dict[str, Any]]) -> tuple[int, int, int]:
+    (usage,) = [event["usage"] for event in events if event.get("usage")]
+    return usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]
+
+
+async def test_streams_cut_anywhere_say_what_whole_ones_say() -> None:
+    rng = Random(5)
+    async with fleet(**TEXT) as (balancer, url, engines):
+        for number in range(32):
+            make, tells = (chat, completion)[number % 2], number % 3 == 0
+            more: dict[str, Any] = {"stream_options": {"include_usage": True}} if tells else {}
+            more |= ({}, {"min_tokens": 30, "ignore_eos": False}, {"max_tokens": 400, "ignore_eos": False})[number % 3]
+            asked = make(f"{number} tell me of the sea", **more)
+            expected = await ask(url, asked)
+            size = sum(len(msgspec.json.encode(event)) + 20 for event in expected)
+            cut_once(engines, rng.randrange(size))
+            events = await ask(url, asked)
+            if any("error" in event for event in events):
+                assert outcomes(balancer)["broken", "usage"] == 1
+                continue
+            sound(events, expected, chats=make is chat)
+            if tells:
+                assert used(events) == used(expected)
+        told = outcomes(balancer)
+        assert told["resumed", ""] > 20
+        assert set(told) <= {("resumed", ""), ("broken", "usage")}, told
+        assert balancer.relay.resumption is not None
+        assert balancer.relay.resumption.kept_bytes == 0
+        assert balancer.flow.under_way == 0
+
+
+async def test_characters_that_tokens_cut_in_two_and_stop_strings_over_the_seam() -> None:
+    rng = Random(9)
+    async with fleet(**TEXT) as (balancer, url, engines):
+        for one in engines:
+            one.replica.text_model = msgspec.structs.replace(one.replica.text_model, wide=True)
+        for number in range(36):
+            make = (chat, completion)[number % 2]
+            prompt = f"{number} erzähl vom Meer"
+            whole = text_of(await ask(url, make(prompt)))
+            at = rng.randrange(len(whole) // 2, len(whole) - 12)
+            shows = ({"include_stop_str_in_output": True}, {"no_stop_trim": True}, {}, {}, {})[number % 5]
+            asked = make(prompt, stop=["unsaid", whole[at : at + 12]], **shows)
+            expected = await ask(url, asked)
+            assert len(text_of(expected)) < len(whole)
+            size = sum(len(msgspec.json.encode(event)) + 20 for event in expected[:-2])
+            cut_once(engines, size - rng.randrange(1400))
+            sound(await ask(url, asked), expected, chats=make is chat)
+        assert outcomes(balancer)["resumed", ""] >= 15
+        assert set(outcomes(balancer)) == {("resumed", "")}
+        assert balancer.flow.under_way == 0
+
+
+async def test_ids_are_taken_where_there_are_some() -> None:
+    async with fleet(engine="vllm", resume={"mode": "text"}) as (balancer, url, engines):
+        asked = chat("of ids")
+        expected = await ask(url, asked)
+        cut_once(engines, 3000)
+        sound(await ask(url, asked), expected, chats=True)
+        assert outcomes(balancer) == {("resumed", ""): 1}
+        assert balancer.relay.resumption is not None
+        assert balancer.relay.resumption.recomputed_tokens > 0
+
+
+async def test_what_cannot_go_on_by_text_ends_with_an_error_and_a_reason() -> None:
+    async with fleet(**TEXT) as (balancer, url, engines):
+        for make, more, reason in (
+            (chat, {"response_format": {"type": "json_object"}}, "structured"),
+            (chat, {"n": 2}, "answers"),
+            (chat, {"regex": "a+"}, "structured"),
+            (chat, {"stop_regex": "a+"}, "stop_strings"),
+            (chat, {"messages": [{"role": "assistant", "content": "I say"}]}, "turns"),
+            (completion, {"prompt": [1, 2, 3]}, "prompt_ids"),
+        ):
+            cut_once(engines, 2_000)
+            events = await ask(url, make("a tale", **more))
+            assert "error" in events[-1] or "error" in events[-2], events[-2:]
+            assert outcomes(balancer)["not_resumable", reason] >= 1
+        assert ("resumed", "") not in outcomes(balancer)
+
+
+async def test_what_the_client_had_it_write_on_is_written_on() -> None:
+    async with fleet(**TEXT) as (_, url, engines):
+        turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "The sea"}]
+        asked = chat("", messages=turns, continue_final_message=True, add_generation_prompt=False)
+        expected = await ask(url, asked)
+        cut_once(engines, 3000)
+        sound(await ask(url, asked), expected, chats=True)
+
+
+@pytest.mark.parametrize("resume", [{"mode": "exact"}, {"mode": "text", "modes": {MODEL: "exact"}}])
+async def test_who_did_not_ask_for_it_has_none(resume: dict[str, Any]) -> None:
+    async with fleet(engine="sglang", resume=resume) as (balancer, url, gpus):
+        cut_once(gpus, 2_000)
+        events = await ask(url, chat("a tale"))
+        assert any("error" in event for event in events)
+        assert ("resumed", "") not in outcomes(balancer)
+
+
+async def test_a_tenant_may_want_no_more_than_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = classic.topology()
+    anywhere = replace(world.tenants["anywhere"], resume="exact")
+    monkeypatch.setattr(classic, "topology", lambda: replace(world, tenants={**world.tenants, "anywhere": anywhere}))
+    async with fleet(**TEXT) as (balancer, url, engines):
+        cut_once(engines, 2_000)
+        events = await ask(url, chat("a tale"))
+        assert any("error" in event for event in events)
+        assert ("resumed", "") not in outcomes(balancer)
