@@ -6,6 +6,7 @@ All of a tenant's limits stand in one document, with the region that lends them 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 from farhop.accounts import segments
@@ -91,33 +92,43 @@ def set_limit(
 
 def refused(folder: Path, tenant: str, key: str, model: str, sizes: dict[str, int]) -> str:
     """What limits would have refused of the last day in these usage files, by what was used in the end."""
-    reading, used = Reading(), list[tuple[float, tuple[int, int, int, int]]]()
+    reading, used = Reading(), list[tuple[float, float, tuple[int, ...]]]()
     for event in reading.events(line for _, line in segments.read(folder)):
         data = event.data
         named = data.tenant == tenant and key in ("", data.key) and model in ("", data.model)
         if named and data.region:  # it was sent somewhere
             tokens = data.input_tokens or 0, data.output_tokens or 0
-            used.append((datetime.fromisoformat(event.time).timestamp(), (1, *tokens, sum(tokens))))
+            took_s = data.duration_ms / 1e3
+            used.append((datetime.fromisoformat(event.time).timestamp() - took_s, took_s, (1, *tokens, sum(tokens), 1)))
     if not used:
         return f"{folder} holds no usage of this: nobody can say what it would have refused"
     used.sort()
     used = [one for one in used if one[0] > used[-1][0] - documents.DAY_S]
-    kinds = ("requests", "input_tokens", "output_tokens", "tokens")
+    kinds = ("requests", "input_tokens", "output_tokens", "tokens", "concurrency")
     buckets = [
-        (name, kinds.index(name.rpartition("_per_")[0]), Bucket(Quota(n, n / documents.period_s(name)), used[0][0]))
-        for name, n in sizes.items()
+        (name, kinds.index(documents.kind_of(name)), Bucket(_quota(name, n), used[0][0])) for name, n in sizes.items()
     ]
-    by = dict.fromkeys(sizes, 0)
-    for at, amounts in used:
+    by, ends = dict.fromkeys(sizes, 0), list[float]()  # of those under way
+    for at, took_s, amounts in used:
+        while ends and ends[0] <= at:
+            heappop(ends)
+            for name, _, bucket in buckets:
+                bucket.level -= name == "concurrency"
         short = next((name for name, kind, bucket in buckets if not bucket.fits(amounts[kind], at)), None)
         if short is not None:
             by[short] += 1
             continue
         for _, kind, bucket in buckets:
             bucket.level += amounts[kind]
+        heappush(ends, at + took_s)
     total = sum(by.values())
-    why = ", ".join(f"{n:,} by {name.replace('_', ' ')}" for name, n in by.items() if n)
+    why = ", ".join(f"{n:,} by {_words(name)}" for name, n in by.items() if n)
     return f"would have refused {total:,} of the {len(used):,} requests of the last day{f': {why}' if why else ''}"
+
+
+def _quota(name: str, n: int) -> Quota:
+    period = documents.period_s(name)
+    return Quota(n, n / period if period else 0.0)
 
 
 def unset(tenant: str, whose: tuple[str, str] | None, why: str, by: str | None, where: Where) -> int:
@@ -180,10 +191,14 @@ def _read(_place: str, document: bytes) -> Setting:
 def _line(value: Any) -> str:
     if not isinstance(value, dict):
         return str(value)
-    parts = [f"{value[name]:,} {name.replace('_per_', ' per ').replace('_', ' ')}" for name in NAMES if name in value]
+    parts = [f"{value[name]:,} {_words(name)}" for name in NAMES if name in value]
     safe = value.get("safe_share")
     own = f", {safe:.4g} of it split among {len(value.get('safe') or ())} balancers" if safe else ""
     return f"{', '.join(parts) or 'nothing'}; lent out by {value.get('region')}{own}"
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ") if documents.period_s(name) else "requests at once"
 
 
 def _everybody(here: Fleet, _region: str) -> int:

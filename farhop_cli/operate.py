@@ -773,6 +773,7 @@ OutputMinute = Annotated[
 OutputDay = Annotated[int | None, typer.Option("--output-tokens-per-day", min=1, max=MOST, help="Of answers.")]
 TokensMinute = Annotated[int | None, typer.Option("--tokens-per-minute", min=1, max=MOST, help="Of both.")]
 TokensDay = Annotated[int | None, typer.Option("--tokens-per-day", min=1, max=MOST, help="Of both.")]
+Concurrency = Annotated[int | None, typer.Option("--concurrency", min=1, max=MOST, help="Requests under way at once.")]
 
 
 @verb(
@@ -791,6 +792,7 @@ def limit_set(
     output_tokens_per_day: OutputDay = None,
     tokens_per_minute: TokensMinute = None,
     tokens_per_day: TokensDay = None,
+    concurrency: Concurrency = None,
     home: Annotated[
         str, typer.Option("--home", help="The region that lends it out.", autocompletion=known_regions)
     ] = "",
@@ -816,7 +818,7 @@ def limit_set(
         "requests_per_minute": requests_per_minute, "requests_per_day": requests_per_day,
         "input_tokens_per_minute": input_tokens_per_minute, "input_tokens_per_day": input_tokens_per_day,
         "output_tokens_per_minute": output_tokens_per_minute, "output_tokens_per_day": output_tokens_per_day,
-        "tokens_per_minute": tokens_per_minute, "tokens_per_day": tokens_per_day,
+        "tokens_per_minute": tokens_per_minute, "tokens_per_day": tokens_per_day, "concurrency": concurrency,
     }  # fmt: skip
     return set_limit(tenant, (key, model), sizes, home, safe_share, usage, why, by, where)
 

@@ -6,6 +6,10 @@ Invariants: what is spent, whoever spends it, is within depth + rate x time + wh
 so under lost, late and doubled messages, crashes of anybody, and moves of the root. A holder does not spend after
 LEASE_S without an answer; what a root lost sight of counts as spent; a root never lends beyond the mark that its
 successor will begin from. Pure: no IO, no clock (`now` is each side's own monotonic seconds).
+
+A limit of N under way at once is N slots, lent out alike, and never spent: a holder takes one and lets it go. Told are
+not totals but what a holder has now, in asks that are numbered, so that a new root learns it from the holders. Never
+are more than N under way, but for those whose holder was silent for LOST_S after its lease ended.
 """
 
 from __future__ import annotations
@@ -19,14 +23,26 @@ DRIFT = 0.01  # how much one clock may run faster than another: a hundred times 
 # What a root may lend beyond its level when it wrote that down, whichever is most: of depth, of time, in units.
 AHEAD_SHARE, AHEAD_S, AHEAD_MIN = 0.02, 60.0, 4.0
 
+LOST_S = 60.0  # how long what is under way still counts, after its holder's lease ended: it may work, or be dead
+SLOTS_AHEAD_SHARE = 0.1  # as AHEAD_SHARE, of slots: a successor soon learns what of it is true
+
+# What a client is told to wait for a slot is what passes between two that end here: at first, at most, and how fast it
+# is learned.
+PACE_S, PACE_S_MAX, PACE_WEIGHT = 1.0, 10.0, 0.1
+
 MARKS_MAX = 8192  # of buckets that are no more
 
 
 class Quota(msgspec.Struct, frozen=True):
-    """A bucket's size: `depth` in units, `rate` in units per second."""
+    """A bucket's size: `depth` in units, `rate` in units per second; with a rate of 0 its units are slots."""
 
     depth: float
     rate: float
+
+    @property
+    def slots(self) -> bool:
+        """Whether its units are held while something is under way, and not spent."""
+        return self.rate == 0.0
 
     def part(self, share: float) -> Quota:
         """A share of it, from 0 to 1."""
@@ -64,7 +80,9 @@ class Want(msgspec.Struct, frozen=True):
     """A holder's word on one bucket, in units since its lease began: totals, so that a lost or doubled one harms not.
 
     `spent`, `returned` (unspent), `refunded` (spent, and not used after all), `owed` (used beyond what was taken);
-    `wanted`: what it would like to have unspent; `least`: what requests wait for now.
+    `wanted`: what it would like to have unspent; `least`: what requests wait for now. Of slots: it has `held`, of which
+    `spent` are taken and `owed` may have been given up for lost, and all else it had is let go; `wanted` and `least`
+    are those beyond.
     """
 
     bucket: str
@@ -74,11 +92,22 @@ class Want(msgspec.Struct, frozen=True):
     owed: int = 0
     wanted: int = 0
     least: int = 0
+    held: int = 0
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """What a holder tells at `at`, by its clock, under a lease. `number` rises. Slots that are not named are let go."""
+
+    lease: int
+    number: int
+    wants: tuple[Want, ...]
+    at: float
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """A root's word: `granted` since the lease began; `free`: what is left of the limit; `soon`: that it
-    lends more of it once it has written down that it may."""
+    """A root's word: `granted` since the lease began, or the slots that are held from now on; `free`: what is left of
+    the limit, of slots below 0 where more are held than there are; `soon`: that it lends more of it once it has written
+    down that it may."""
 
     bucket: str
     granted: int = 0
@@ -145,10 +174,47 @@ class _Lent(Bucket):
     def ahead(self) -> float:
         return max(self.quota.depth * AHEAD_SHARE, self.quota.rate * AHEAD_S, AHEAD_MIN)
 
+    def ahead_of(self, now: float) -> int:
+        """Its next mark."""
+        return ceil(min(self.quota.depth, self.leak(now) + self.lent + self.ahead))
+
     @property
     def runs_out(self) -> bool:
         """Whether half of what may be lent ahead is lent, and there could be more."""
         return self.mark < self.quota.depth and self.level + self.lent >= self.mark - self.ahead / 2
+
+
+class _Slots(_Lent):
+    """Slots at their root: `lent` are held. `level` is what a predecessor lent and nobody told to hold since; what
+    nobody told of until `forgets_at` is over."""
+
+    __slots__ = ("forgets_at",)
+
+    def __init__(self, quota: Quota, now: float, level: float = 0.0, mark: float = 0.0) -> None:
+        super().__init__(quota, now, level, mark)
+        self.forgets_at = now + (LEASE_S + LOST_S) * (1 + DRIFT)
+
+    def leak(self, now: float) -> float:
+        if now > self.forgets_at:
+            self.level = 0.0
+        return self.level
+
+    @property
+    def ahead(self) -> float:
+        return max(self.quota.depth * SLOTS_AHEAD_SHARE, AHEAD_MIN)
+
+    def ahead_of(self, now: float) -> int:
+        return max(super().ahead_of(now), ceil(self.level + self.lent))  # more may be held than there are
+
+
+class _Tenure:
+    """What slots one holder has, as it told in its ask of this number: held, and taken of them, by bucket."""
+
+    __slots__ = ("number", "slots", "until")
+
+    def __init__(self) -> None:
+        self.number, self.until = 0, -inf
+        self.slots: dict[str, tuple[int, int]] = {}
 
 
 class Root:
@@ -164,6 +230,7 @@ class Root:
         self.runs_out = False  # a snapshot is wanted, so that more can be lent
         self._buckets: dict[str, _Lent] = {}
         self._leases: dict[int, _Lease] = {}  # also those that their holder does not know of, until they end
+        self._tenures: dict[str, _Tenure] = {}  # by holder
 
     def configure(self, quotas: dict[str, Quota], now: float) -> None:
         """These are all the buckets from now on; one whose size changes keeps its level."""
@@ -174,23 +241,26 @@ class Root:
                 del self._marks[next(iter(self._marks))]
             for lease in self._leases.values():
                 lease.accounts.pop(name, None)
+            for tenure in self._tenures.values():
+                tenure.slots.pop(name, None)
         for name, quota in quotas.items():
             known = self._buckets.get(name)
             if known is not None:
                 known.leak(now)
                 known.quota = quota
                 continue
-            level = self._marks.pop(name, None)
+            level, kind = self._marks.pop(name, None), _Slots if quota.slots else _Lent
             if level is None:
-                self._buckets[name] = _Lent(quota, now)
+                self._buckets[name] = kind(quota, now)
             else:
-                self._buckets[name] = _Lent(quota, max(now, self._leaks_from), float(level), float(level))
+                from_s = now if quota.slots else max(now, self._leaks_from)
+                self._buckets[name] = kind(quota, from_s, float(level), float(level))
 
     def snapshot(self, now: float) -> dict[str, int]:
         """The marks to write down. Until `written` it lends within these and the ones before."""
         self._expire(now)
         for bucket in self._buckets.values():
-            bucket.next = ceil(min(bucket.quota.depth, bucket.leak(now) + bucket.lent + bucket.ahead))
+            bucket.next = bucket.ahead_of(now)
             bucket.mark = min(bucket.mark, bucket.next)
         return {name: int(bucket.next) for name, bucket in self._buckets.items()} | self._marks
 
@@ -200,16 +270,45 @@ class Root:
         for bucket in self._buckets.values():
             bucket.mark = bucket.next
 
-    def exchange(self, holder: str, lease: int, wants: tuple[Want, ...], now: float) -> Told:
-        """Take what a holder tells, and lend."""
+    def exchange(self, holder: str, ask: Ask, now: float) -> Told:
+        """Take what a holder tells, and lend. `holder` is another for each life of its process."""
         self._expire(now)
-        known = self._leases.get(lease)
+        known, fresh = self._leases.get(ask.lease), False
         if known is None or known.holder != holder:
-            known = self._leases[self._next_lease] = _Lease(self._next_lease, holder)
+            known, fresh = _Lease(self._next_lease, holder), True
+            self._leases[self._next_lease] = known
             self._next_lease += 1
-            wants = tuple(Want(want.bucket, wanted=want.wanted, least=want.least) for want in wants)
         known.until = now + LEASE_S * (1 + DRIFT)
-        return Told(known.id, tuple(self._lend(known, want, now) for want in wants if want.bucket in self._buckets))
+        tenure = self._tenures.get(holder)
+        grants = []
+        for want in ask.wants:
+            bucket = self._buckets.get(want.bucket)
+            if isinstance(bucket, _Slots):
+                if tenure is None:
+                    tenure = self._tenures[holder] = _Tenure()
+                if ask.number > tenure.number:
+                    grants.append(self._hold(tenure, bucket, want, now))
+            elif bucket is not None:
+                told = Want(want.bucket, wanted=want.wanted, least=want.least) if fresh else want
+                grants.append(self._lend(known, told, now))
+        if tenure is not None and ask.number > tenure.number:
+            tenure.number, tenure.until = ask.number, now + (LEASE_S + LOST_S) * (1 + DRIFT)
+            for name in tenure.slots.keys() - {want.bucket for want in ask.wants}:
+                self._buckets[name].lent -= tenure.slots.pop(name)[0]
+        return Told(known.id, tuple(grants))
+
+    def _hold(self, tenure: _Tenure, slots: _Slots, want: Want, now: float) -> Grant:
+        more = want.held - tenure.slots.get(want.bucket, (0, 0))[0]
+        # What it has more than we know of, a predecessor of ours lent to it, and counts in `level`, if it was not lost.
+        slots.level = max(0.0, slots.leak(now) - max(0, more - want.owed))
+        slots.lent += more
+        free = slots.free(now)
+        lent = max(0, min(want.wanted, floor(free), max(want.least, floor(free / 2))))
+        slots.lent += lent
+        tenure.slots[want.bucket] = want.held + lent, want.spent
+        self.runs_out |= slots.runs_out
+        left = slots.quota.depth - slots.level - slots.lent
+        return Grant(want.bucket, want.held + lent, left, slots.runs_out)
 
     def _lend(self, lease: _Lease, want: Want, now: float) -> Grant:
         bucket = self._buckets[want.bucket]
@@ -251,11 +350,22 @@ class Root:
     def _expire(self, now: float) -> None:
         for number in [number for number, lease in self._leases.items() if lease.until < now]:
             self._write_off(self._leases.pop(number), now)
+        for holder in [holder for holder, tenure in self._tenures.items() if tenure.until < now]:
+            for name, (held, _) in self._tenures.pop(holder).slots.items():
+                self._buckets[name].lent -= held
 
     def levels(self, now: float) -> dict[str, dict[str, float]]:
         """For people: of each bucket its depth, what is used of it and what is lent out."""
+        taken: dict[str, int] = {}
+        for tenure in self._tenures.values():
+            for name, (_, n) in tenure.slots.items():
+                taken[name] = taken.get(name, 0) + n
         return {
-            name: {"depth": bucket.quota.depth, "used": round(bucket.leak(now), 1), "lent": bucket.lent}
+            name: {
+                "depth": bucket.quota.depth,
+                "used": round(bucket.leak(now) + taken.get(name, 0), 1),
+                "lent": bucket.lent - taken.get(name, 0),
+            }
             for name, bucket in self._buckets.items()
         }
 
@@ -278,13 +388,14 @@ class Holding:
     def __init__(self, name: str, quota: Quota, safe: Quota | None, now: float) -> None:
         self.name = name
         self.used = self.want = self.open = self.waiting = 0
-        self.free, self.told_at, self.soon = 0.0, -inf, False
+        self.free, self.soon = 0.0, False
         self.resize(quota, safe, now)
         self.void()
 
     def resize(self, quota: Quota, safe: Quota | None, now: float) -> None:
         """Of other sizes from now on. A safe part begins full: what one of our name spent before is not known."""
         self.quota, self.safe = quota, None if safe is None else Bucket(safe, now, safe.depth)
+        self.told_at = -inf  # what was left then was of another size
 
     def void(self) -> None:
         """Nothing is lent any more; totals begin anew."""
@@ -341,10 +452,110 @@ class Holding:
             return None
         return Want(self.name, self.spent, self.returned, self.refunded, self.owed, want, self.waiting)
 
+    def leave(self) -> None:
+        """Nothing more is wanted."""
+        self.used = self.want = self.waiting = 0
+
     def told(self, grant: Grant, now: float) -> None:
         """Take its root's answer to the last ask."""
         self.granted, self.free = max(self.granted, grant.granted), grant.free
         self.soon, self.told_at = grant.soon, now
+
+
+class SlotsHeld(Holding):
+    """Slots as a balancer has them: `held`, of which `taken` are under way, `most` at once since the last ask. So many
+    are `over` that are let go when they end. `own` are taken of its safe part, which may be used from `own_from` on.
+    `pace_s`: between two that end here, of late. `known`: its root may think that we have some; `lost`: or that we have
+    none any more."""
+
+    __slots__ = ("ended_at", "held", "known", "lost", "most", "over", "own", "own_from", "pace_s", "taken")
+
+    def __init__(self, name: str, quota: Quota, safe: Quota | None, now: float) -> None:
+        self.held = self.taken = self.most = self.over = self.own = 0
+        self.known, self.lost, self.pace_s, self.ended_at = False, False, PACE_S, now
+        super().__init__(name, quota, safe, now)
+
+    def resize(self, quota: Quota, safe: Quota | None, now: float) -> None:
+        """Of other sizes from now on. What is ours from now on others may have until their leases are over."""
+        super().resize(quota, safe, now)
+        self.void()
+        self.own_from = now + LEASE_S * (1 + DRIFT)
+
+    def void(self) -> None:
+        """None are lent any more, but for those that are taken, until they end."""
+        self.held = self.over = self.taken
+
+    @property
+    def available(self) -> int:
+        """How many are held and not taken."""
+        return self.held - self.taken
+
+    def fits(self, n: int, now: float) -> bool:
+        """Whether n may be taken."""
+        if n <= self.held - self.taken:
+            return True
+        return self.safe is not None and now >= self.own_from and self.own + n <= self.safe.quota.depth
+
+    def take(self, n: int) -> bool:
+        """Take n, which fits. Whether it was of what is lent."""
+        if n > self.held - self.taken:
+            self.own += n
+            return False
+        self.taken += n
+        if self.taken > self.most:
+            self.most = self.taken
+        return True
+
+    def settle(self, taken: int, used: int, lent: bool, now: float) -> None:  # noqa: ARG002 - what was taken is free
+        """What was taken is over."""
+        if lent:
+            self.taken -= taken
+            if self.over:
+                self.held -= taken
+                self.over -= taken
+        else:
+            self.own -= taken
+        self.pace_s += PACE_WEIGHT * (min(max(0.0, now - self.ended_at), PACE_S_MAX) - self.pace_s)
+        self.ended_at = now
+
+    def lacks_s(self, n: int, now: float) -> float:
+        """Seconds until another may have ended, 0 if the root may have n for us now."""
+        if self.soon or n <= self.available + self.free:
+            return 0.0
+        return max(0.0, self.told_at + self.pace_s - now)
+
+    def ask(self) -> Want | None:
+        """What to tell its root now; None: nothing, and nothing is wanted. What is more than wanted is let go."""
+        self.want = want = min(max(2 * self.waiting, self.most - self.taken, self.want // 2), floor(self.quota.depth))
+        self.most = self.taken
+        self.held = min(self.held, self.taken + want)
+        if not (want or self.held or self.known):
+            return None
+        self.known = True
+        spare = self.held - self.taken
+        return Want(
+            self.name, self.taken, owed=self.held if self.lost else 0, wanted=want - spare,
+            least=max(0, self.waiting - spare), held=self.held,
+        )  # fmt: skip
+
+    def leave(self) -> None:
+        """Nothing more is wanted."""
+        super().leave()
+        self.most = self.taken
+
+    def told(self, grant: Grant, now: float) -> None:
+        """Take its root's answer to the last ask."""
+        self.held, self.known = grant.granted, grant.granted > 0
+        self.over, self.lost = 0, False
+        if grant.free < 0:  # a limit that is a lower one now, or somebody who was given up for lost is back
+            left = self.held + floor(grant.free)
+            self.held, self.over = max(self.taken, left), max(0, self.taken - left)
+        self.free, self.soon, self.told_at = max(0.0, grant.free), grant.soon, now
+
+
+def new_holding(name: str, quota: Quota, safe: Quota | None, now: float) -> Holding:
+    """A bucket as a balancer has it, that has nothing of it yet."""
+    return (SlotsHeld if quota.slots else Holding)(name, quota, safe, now)
 
 
 class Holder:
@@ -352,7 +563,8 @@ class Holder:
 
     def __init__(self) -> None:
         self.holdings: dict[str, Holding] = {}
-        self._lease, self._until = 0, -inf
+        self._lease, self._until, self._number = 0, -inf, 0
+        self._ended = -inf  # the last lease, where there is none
 
     def alive(self, now: float) -> bool:
         """Whether what is lent may be spent. What may not is given up, for good."""
@@ -364,27 +576,37 @@ class Holder:
 
     def void(self) -> None:
         """Give up what is lent."""
-        self._lease, self._until = 0, -inf
-        for holding in self.holdings.values():
-            holding.void()
+        self._lease, self._until, self._ended = 0, -inf, self._until
+        for one in self.holdings.values():
+            one.void()
 
-    def asked(self, now: float) -> tuple[int, tuple[Want, ...]]:
-        """The lease and what to tell. () if there is nothing to tell or want."""
+    def asked(self, now: float) -> Ask:
+        """What to tell, if there is something to tell or want."""
         self.alive(now)
-        wants = (holding.ask() for holding in self.holdings.values())
-        return self._lease, tuple(want for want in wants if want is not None)
+        self._number += 1
+        if not self._lease and now > self._ended + LOST_S:
+            for one in self.holdings.values():
+                if isinstance(one, SlotsHeld):
+                    one.lost = True
+        wants = (one.ask() for one in self.holdings.values())
+        return Ask(self._lease, self._number, tuple(want for want in wants if want is not None), now)
 
-    def told(self, told: Told, lease: int, asked_at: float, now: float) -> None:
-        """Take the answer to what was asked at `asked_at` under a lease: from then on it counts. What was given up
-        since does not come back."""
+    def leaves(self, now: float) -> Ask:
+        """The last word of a holder under which nothing is under way any more."""
+        for one in self.holdings.values():
+            one.leave()
+        return self.asked(now)
+
+    def told(self, told: Told, ask: Ask, now: float) -> None:
+        """Take the answer to an ask: it counts from when that was made. What was given up since does not come back."""
         self.alive(now)
-        if lease != self._lease or now > asked_at + LEASE_S:
+        if ask.lease != self._lease or ask.number != self._number or now > ask.at + LEASE_S:
             return
         if told.lease != self._lease:
             self.void()
             self._lease = told.lease
-        self._until = asked_at + LEASE_S
+        self._until = ask.at + LEASE_S
         for grant in told.grants:
-            holding = self.holdings.get(grant.bucket)
-            if holding is not None:
-                holding.told(grant, now)
+            one = self.holdings.get(grant.bucket)
+            if one is not None:
+                one.told(grant, now)

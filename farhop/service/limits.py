@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from functools import lru_cache
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any
@@ -21,12 +22,12 @@ from farhop_wire import region_pb2
 
 from farhop.balance import outcome
 from farhop.balance.estimate.estimates import BYTES_PER_TOKEN
-from farhop.balance.quota import Grant, Holder, Holding, Quota, Told, Want
+from farhop.balance.quota import Ask, Grant, Holder, Told, Want, new_holding
 from farhop.relay import answers
 from farhop.service.tasks import Tasks
 from farhop.store.contract import LIMIT_PREFIX, LIMIT_ROOT_PREFIX
 from farhop.store.documents import limits as documents
-from farhop.store.documents.limits import period_s
+from farhop.store.documents.limits import kind_of, period_s
 from farhop.store.follow import Documents, Refused, follow
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Request, Usage
     from farhop.balance.outcome import Outcome
+    from farhop.balance.quota import Holding, Quota
     from farhop.relay.active import ActiveRequest
     from farhop.relay.answers import Reply
     from farhop.store.contract import Change, Store
@@ -56,8 +58,10 @@ OUTPUT_TOKENS = 4096  # reserved for a request that does not say how long its an
 OUTPUT_FLOOR = 64
 _LEARN = 0.1
 PROBLEMS_TOLD_MAX, TENANTS_TOLD_MAX = 20, 1000
-REQUESTS, INPUT, OUTPUT, TOKENS = range(4)
-_KINDS = {"requests": REQUESTS, "input_tokens": INPUT, "output_tokens": OUTPUT, "tokens": TOKENS}
+REQUESTS, INPUT, OUTPUT, TOKENS, CONCURRENCY = range(5)
+_KINDS = {
+    "requests": REQUESTS, "input_tokens": INPUT, "output_tokens": OUTPUT, "tokens": TOKENS, "concurrency": CONCURRENCY,
+}  # fmt: skip
 
 
 def bucket_of(tenant: str, limit: Limit, name: str) -> str:
@@ -103,7 +107,7 @@ class LimitBook:
     def lent_by(self, home: str) -> dict[str, Quota]:
         """The buckets that the root of a region lends from."""
         return {
-            bucket_of(one.tenant, limit, name): Quota(float(n), n / period_s(name)).part(1.0 - one.safe_share)
+            bucket_of(one.tenant, limit, name): one.parts(name, n)[0]
             for one in self.tenants().values() if one.home == home
             for limit in one.limits
             for name, n in limit.sizes().items()
@@ -147,7 +151,7 @@ class _Matched:
         self.told, self.told_at = b"", -inf  # to clients, and when that was made
         self.output_tokens = -1.0  # of an answer, on average; below 0: none was seen
 
-    def amounts(self, request: Request) -> tuple[int, int, int, int]:
+    def amounts(self, request: Request) -> tuple[int, int, int, int, int]:
         """What a request may use, by kind."""
         prompt = ceil(request.prompt_bytes / BYTES_PER_TOKEN)
         output = request.max_tokens
@@ -157,7 +161,7 @@ class _Matched:
             for kind, size, _, _ in self.of:
                 if kind in (OUTPUT, TOKENS):
                     output = min(output, max(1, size - prompt * (kind == TOKENS)))
-        return 1, prompt, output, prompt + output
+        return 1, prompt, output, prompt + output, 1
 
 
 class Reservation:
@@ -185,16 +189,16 @@ class Reservation:
         if reason is outcome.REDIRECTED:  # the region that it is sent to serves it, and charges nothing
             return None
         if active is None or not active.began_at:
-            return 0, 0, 0, 0
+            return 0, 0, 0, 0, 1
         progress = active.progress
         if progress is not None and progress.counts and (usage is None or progress.resumed):
             usage = progress.usage  # it broke: what passed was counted here
         if usage is None:
-            return (1, 0, 0, 0) if active.status >= 400 else None
+            return (1, 0, 0, 0, 1) if active.status >= 400 else None
         output, matched = usage.completion_tokens, self._matched
         seen = matched.output_tokens
         matched.output_tokens = output if seen < 0 else seen + _LEARN * (output - seen)
-        return 1, usage.prompt_tokens, output, usage.prompt_tokens + output
+        return 1, usage.prompt_tokens, output, usage.prompt_tokens + output, 1
 
     def headers(self) -> bytes:
         """The header lines that tell a client what is left."""
@@ -209,7 +213,8 @@ class Limiter:
         self, book: LimitBook, store: Store, name: str, safe: str, borrow: Borrow,
         clock: Callable[[], float], refused: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self._book, self._store, self._name, self._safe = book, store, name, safe
+        self._book, self._store, self._safe = book, store, safe
+        self._name = f"{name} {secrets.token_hex(8)}"  # what a process of its name held before is not its own
         self._borrow, self._clock = borrow, clock
         self._roots: Documents[RootClaim] = Documents(lambda _, one: documents.decode_root(one), refused, "limit_root")
         self._lenders: dict[str, _Lender] = {}
@@ -224,8 +229,10 @@ class Limiter:
         self._tasks.start(self._follow_roots(), "watch the roots of limits")
 
     async def close(self) -> None:
-        """Follow, and borrow, no more."""
+        """Follow, and borrow, no more. What is lent here, and what was under way, is over."""
         await self._tasks.close()
+        leaving = [self._leave(lender) for lender in self._lenders.values()]
+        await asyncio.gather(*leaving)
 
     # -- of a request
 
@@ -293,7 +300,7 @@ class Limiter:
         one = self._tenants[tenant]
         lender = self._lenders[one.home]
         of = tuple(
-            (_KINDS[name.rpartition("_per_")[0]], n, int(period_s(name)), lender.holder.holdings[bucket])
+            (_KINDS[kind_of(name)], n, int(period_s(name)), lender.holder.holdings[bucket])
             for limit in one.limits
             if limit.key in ("", key_id or key) and limit.model in ("", model)
             for name, n in limit.sizes().items()
@@ -314,16 +321,16 @@ class Limiter:
             if lender is None:
                 lender = self._lenders[one.home] = _Lender(one.home)
                 self._tasks.start(self._lend(lender), f"borrow from {one.home}")
-            share = one.safe_share / len(one.safe) if self._safe and self._safe in one.safe else 0.0
+            has_safe = bool(self._safe) and self._safe in one.safe
             for limit in one.limits:
                 for name, n in limit.sizes().items():
-                    whole = Quota(float(n), n / period_s(name))
-                    lent, safe = whole.part(1.0 - one.safe_share), whole.part(share) if share else None
+                    lent, own = one.parts(name, n)
+                    safe = own if has_safe else None
                     bucket = bucket_of(one.tenant, limit, name)
                     wanted.setdefault(one.home, set()).add(bucket)
                     known = lender.holder.holdings.get(bucket)
                     if known is None:
-                        lender.holder.holdings[bucket] = Holding(bucket, lent, safe, now)
+                        lender.holder.holdings[bucket] = new_holding(bucket, lent, safe, now)
                     elif (known.quota, known.safe and known.safe.quota) != (lent, safe):
                         known.resize(lent, safe, now)
         for home, buckets in wanted.items():
@@ -361,13 +368,20 @@ class Limiter:
                     _done(future)
             await asyncio.sleep(GAP_S)
 
+    async def _leave(self, lender: _Lender) -> None:
+        if self._clock() - lender.silent_at >= REFRESH_S:
+            await self._tell(lender, lender.holder.leaves(self._clock()))
+
     async def _exchange(self, lender: _Lender) -> None:
-        asked_at = self._clock()
-        lease, wants = lender.holder.asked(asked_at)
+        await self._tell(lender, lender.holder.asked(self._clock()))
+
+    async def _tell(self, lender: _Lender, ask: Ask) -> None:
         claim = self._root(lender.region)
-        if not wants or claim is None:
+        if not ask.wants or claim is None:
             return
-        request = region_pb2.BorrowRequest(holder=self._name, lease=lease, wants=[_wire(want) for want in wants])
+        request = region_pb2.BorrowRequest(
+            holder=self._name, lease=ask.lease, number=ask.number, wants=[_wire(want) for want in ask.wants]
+        )
         try:
             async with asyncio.timeout(ASK_S):
                 reply = await self._borrow(claim, request)
@@ -376,7 +390,7 @@ class Limiter:
             return
         lender.silent_at = -inf
         grants = tuple(Grant(one.bucket, one.granted, one.free, one.soon) for one in reply.grants)
-        lender.holder.told(Told(reply.lease, grants), lease, asked_at, self._clock())
+        lender.holder.told(Told(reply.lease, grants), ask, self._clock())
 
     def status(self) -> dict[str, Any]:
         """For people."""
@@ -389,12 +403,13 @@ class Limiter:
         return {**self._book.status(), "lent_by": roots}
 
 
-def wants_of(request: region_pb2.BorrowRequest) -> tuple[Want, ...]:
+def ask_of(request: region_pb2.BorrowRequest) -> Ask:
     """What a holder tells, from the wire."""
-    return tuple(
-        Want(one.bucket, one.spent, one.returned, one.refunded, one.owed, one.wanted, one.least)
+    wants = tuple(
+        Want(one.bucket, one.spent, one.returned, one.refunded, one.owed, one.wanted, one.least, one.held)
         for one in request.wants
     )
+    return Ask(request.lease, request.number, wants, 0.0)
 
 
 def reply_of(told: Told) -> region_pb2.BorrowReply:
@@ -408,7 +423,7 @@ def reply_of(told: Told) -> region_pb2.BorrowReply:
 def _wire(want: Want) -> region_pb2.Want:
     return region_pb2.Want(
         bucket=want.bucket, spent=want.spent, returned=want.returned, refunded=want.refunded, owed=want.owed,
-        wanted=want.wanted, least=want.least,
+        wanted=want.wanted, least=want.least, held=want.held,
     )  # fmt: skip
 
 
@@ -419,14 +434,18 @@ def _done(future: asyncio.Future[None]) -> None:
 
 # -- what clients are told
 
-_TYPES = {REQUESTS: "requests", INPUT: "tokens", OUTPUT: "tokens", TOKENS: "tokens"}
-_UNITS = {REQUESTS: "requests", INPUT: "input tokens", OUTPUT: "output tokens", TOKENS: "tokens"}
-_PERIODS = {60: "minute", 86_400: "day"}
+_TYPES = {
+    REQUESTS: "requests", INPUT: "tokens", OUTPUT: "tokens", TOKENS: "tokens", CONCURRENCY: "concurrency",
+}  # fmt: skip
+_UNITS = {
+    REQUESTS: "requests", INPUT: "input tokens", OUTPUT: "output tokens", TOKENS: "tokens", CONCURRENCY: "requests",
+}  # fmt: skip
+_PERIODS = {60: "per minute", 86_400: "per day", 0: "at once"}
 
 
 def _refusal(matched: _Matched, kind: int, size: int, period: int, n: int, retry_s: float | None, now: float) -> Reply:
     """429. `retry_s` None: it would never fit."""
-    limit = f"{size} {_UNITS[kind]} per {_PERIODS[period]}"
+    limit = f"{size} {_UNITS[kind]} {_PERIODS[period]}"
     matched.told_at = -inf  # it is to say what it is refused for
     extra = _headers(matched, now)
     if retry_s is None:
@@ -434,15 +453,16 @@ def _refusal(matched: _Matched, kind: int, size: int, period: int, n: int, retry
         return answers.refusal(
             outcome.RATE_LIMITED, detail, extra=extra + b"x-should-retry: false\r\n", kind=_TYPES[kind]
         )
-    detail = f"rate limit reached: {limit}, and this request may use {n}; try again in {_span(retry_s)}"
+    needs = f", and this request may use {n}" if period else ""
+    detail = f"rate limit reached: {limit}{needs}; try again in {_span(retry_s)}"
     extra += b"retry-after-ms: %d\r\nx-should-retry: true\r\n" % ceil(retry_s * 1e3)
     return answers.refusal(outcome.RATE_LIMITED, detail, retry_after_s=retry_s, extra=extra, kind=_TYPES[kind])
 
 
 def _headers(matched: _Matched, now: float) -> bytes:
-    """OpenAI's, and those of draft-ietf-httpapi-ratelimit-headers-11, of the tightest limit on requests and that on
-    tokens. What is left is what this balancer has and what the root had to lend when it was asked last; it is looked at
-    every TOLD_S, as it costs more than all the rest."""
+    """OpenAI's, and those of draft-ietf-httpapi-ratelimit-headers-11, of the tightest limit on requests, on tokens and
+    on requests at once. What is left is what this balancer has and what the root had to lend when it was asked last; it
+    is looked at every TOLD_S, as it costs more than all the rest."""
     if 0.0 <= now - matched.told_at < TOLD_S:
         return matched.told
     tightest: dict[str, tuple[float, int, int, int]] = {}
@@ -457,9 +477,14 @@ def _headers(matched: _Matched, now: float) -> bytes:
     for word, (share, size, period, left) in tightest.items():
         reset_s = (1.0 - share) * period
         line, policy, state = _forms(word, size, period)
-        lines += line % (left, _span(reset_s).encode())
+        if period:
+            lines += line % (left, _span(reset_s).encode())
+            state %= left, ceil(reset_s)
+        else:
+            lines += line % left
+            state %= left
         policies += b", " + policy if policies else policy
-        states += b", " + state % (left, ceil(reset_s)) if states else state % (left, ceil(reset_s))
+        states += b", " + state if states else state
     matched.told = b"%bratelimit-policy: %b\r\nratelimit: %b\r\n" % (lines, policies, states)
     matched.told_at = now
     return matched.told
@@ -468,7 +493,10 @@ def _headers(matched: _Matched, now: float) -> bytes:
 @lru_cache(FORMS_MAX)
 def _forms(word: str, size: int, period: int) -> tuple[bytes, bytes, bytes]:
     """What stands of one limit in the header lines, its policy and its state, with places for what is left."""
-    line = f"x-ratelimit-limit-{word}: {size}\r\nx-ratelimit-remaining-{word}: %d\r\nx-ratelimit-reset-{word}: %b\r\n"
+    line = f"x-ratelimit-limit-{word}: {size}\r\nx-ratelimit-remaining-{word}: %d\r\n"
+    if not period:  # nobody knows when one ends
+        return line.encode(), f'"{word}";q={size};qu="concurrent-requests"'.encode(), f'"{word}";r=%d'.encode()
+    line += f"x-ratelimit-reset-{word}: %b\r\n"
     return line.encode(), f'"{word}";q={size};w={period}'.encode(), f'"{word}";r=%d;t=%d'.encode()
 
 

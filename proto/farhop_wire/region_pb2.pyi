@@ -32,10 +32,13 @@ class BorrowRequest(_message.Message):
     HOLDER_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
     WANTS_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     holder: _builtins.str
-    """REGION/INSTANCE of the balancer that asks, with its tier"""
+    """REGION/INSTANCE of the balancer that asks, with its tier, and a word for this life of it"""
     lease: _builtins.int
     """as last told; 0: none"""
+    number: _builtins.int
+    """of this ask, rising; slots that it does not name are let go"""
     @_builtins.property
     def wants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Want]: ...
     def __init__(
@@ -44,10 +47,11 @@ class BorrowRequest(_message.Message):
         holder: _builtins.str = ...,
         lease: _builtins.int = ...,
         wants: _abc.Iterable[Global___Want] | None = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "lease", b"lease", "wants", b"wants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "lease", b"lease", "number", b"number", "wants", b"wants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -64,6 +68,7 @@ class Want(_message.Message):
     OWED_FIELD_NUMBER: _builtins.int
     WANTED_FIELD_NUMBER: _builtins.int
     LEAST_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     bucket: _builtins.str
     spent: _builtins.int
     """units"""
@@ -77,6 +82,8 @@ class Want(_message.Message):
     """to have unspent"""
     least: _builtins.int
     """what requests wait for now"""
+    held: _builtins.int
+    """of slots (concurrency), which are not spent: what it has, `spent` of it taken"""
     def __init__(
         self,
         *,
@@ -87,10 +94,11 @@ class Want(_message.Message):
         owed: _builtins.int = ...,
         wanted: _builtins.int = ...,
         least: _builtins.int = ...,
+        held: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "least", b"least", "owed", b"owed", "refunded", b"refunded", "returned", b"returned", "spent", b"spent", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "held", b"held", "least", b"least", "owed", b"owed", "refunded", b"refunded", "returned", b"returned", "spent", b"spent", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -130,7 +138,7 @@ class Grant(_message.Message):
     SOON_FIELD_NUMBER: _builtins.int
     bucket: _builtins.str
     granted: _builtins.int
-    """total since the lease began"""
+    """total since the lease began; of slots what is held from now on"""
     free: _builtins.float
     """what could be lent still"""
     soon: _builtins.bool

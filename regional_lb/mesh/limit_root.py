@@ -16,7 +16,7 @@ import grpc
 from msgspec.structs import replace
 
 from farhop.balance.quota import Root
-from farhop.service.limits import reply_of, wants_of
+from farhop.service.limits import ask_of, reply_of
 from farhop.service.tasks import Tasks
 from farhop.store.contract import Conflict, StoreError, limit_root_key
 from farhop.store.documents import limits as documents
@@ -78,7 +78,7 @@ class LimitRoot:
             return None
         if not 0 < len(request.holder) <= _HOLDER_CHARS_MAX or len(request.wants) > _WANTS_MAX:
             return None
-        reply = reply_of(self._root.exchange(request.holder, request.lease, wants_of(request), now))
+        reply = reply_of(self._root.exchange(request.holder, ask_of(request), now))
         if self._root.runs_out:
             self._wake.set()
         return reply

@@ -15,11 +15,13 @@ def test_what_is_left_out_stays_and_all_of_it_is_told(cli, stands):
     )  # fmt: skip
     assert cli.run(*SET, "--model", "llama", "--tokens-per-day", "1000000").exit_code == 0
     assert cli.run(*SET, "--requests-per-day", "9000").exit_code == 0
+    assert "8 requests at once" in cli.run(*SET, "--key", "k1", "--concurrency", "8").stdout
     one = limits.decode(stands.get(KEY))
     assert (one.home, one.author, one.why) == ("virginia", "ann", "contract")
     sizes = {(limit.key, limit.model): limit.sizes() for limit in one.limits}
     assert sizes == {
-        ("", ""): {"requests_per_minute": 600, "requests_per_day": 9000}, ("", "llama"): {"tokens_per_day": 1_000_000}
+        ("", ""): {"requests_per_minute": 600, "requests_per_day": 9000}, ("", "llama"): {"tokens_per_day": 1_000_000},
+        ("k1", ""): {"concurrency": 8},
     }  # fmt: skip
     shown = cli.run("limit", "get").stdout
     assert "tenant eu-only, model llama: 1,000,000 tokens per day" in shown
@@ -74,6 +76,11 @@ def test_a_dry_run_says_what_it_would_have_refused_of_the_last_day(cli, stands, 
     ), "10 at once, and one more every 6 s"
     said = refused(tmp_path, "eu-only", "", "llama", {"requests_per_day": 100, "input_tokens_per_day": 900})
     assert said == "would have refused 11 of the 21 requests of the last day: 11 by input tokens per day"
+    slow = [record(n, NOON + n / 1e3) for n in range(6)]  # each takes 9 ms
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "1.jsonl").write_bytes(b"".join(lines([*slow, record(6, NOON + 1)], "farhop/fleet", None)))
+    said = refused(tmp_path / "slow", "eu-only", "", "", {"concurrency": 4})
+    assert said == "would have refused 2 of the 7 requests of the last day: 2 by requests at once"
     assert "would have refused 0 of the 21" in refused(tmp_path, "eu-only", "", "", {"tokens_per_day": 10_000})
     assert "holds no usage" in refused(tmp_path, "nobody", "", "", {"tokens_per_day": 1})
     dry = (*SET, "--home", "virginia", "--requests-per-minute", "10", "--key", "k", "--dry-run", "--usage", tmp_path)

@@ -10,7 +10,19 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from inprocess import HOP_KEY, Both, Engine, chat, global_config, regional_config, send, tenant, topology, until
+from inprocess import (
+    HOP_KEY,
+    Both,
+    Engine,
+    chat,
+    global_config,
+    regional_config,
+    send,
+    streaming,
+    tenant,
+    topology,
+    until,
+)
 
 from farhop.store.documents import limits as documents
 from farhop.store.documents.limits import Limit, TenantLimits
@@ -28,10 +40,10 @@ NOW = datetime.now(UTC)
 
 
 class Regions:
-    """Virginia and Frankfurt, each with both tiers, over one etcd."""
+    """Virginia and Frankfurt, each with both tiers, over one etcd and one engine."""
 
-    def __init__(self, store: EtcdStore) -> None:
-        self.store, self.both = store, list[Both]()
+    def __init__(self, store: EtcdStore, engine: Engine) -> None:
+        self.store, self.engine, self.both = store, engine, list[Both]()
 
     async def limit(self, home: str = "virginia", seq: int = 1, **sizes: Any) -> None:
         """Limit the tenant acme, and wait until everybody knows."""
@@ -60,7 +72,7 @@ async def up(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Regions]:
         own = store(1)
         await own.open()
         stack.push_async_callback(own.close)
-        regions = Regions(own)
+        regions = Regions(own, engine)
         for seed, name in enumerate(("virginia", "frankfurt")):
             below = RegionalBalancer(regional_config(engine, name), world, Random(seed), store(10 + seed))
             above = GlobalBalancer(global_config(name), world, Random(seed), store(20 + seed))
@@ -147,3 +159,41 @@ async def test_another_takes_over_the_root_and_forgets_nothing(up: Regions) -> N
     claim = documents.decode_root((await up.store.get("/farhop/v1/limit-root/virginia")).value)  # type: ignore[union-attr]
     assert claim.instance == ""
     assert set(claim.marks.values()) == {10}, "of a minute's limit all counts as used"
+
+
+def opened() -> bytes:
+    return chat(key="sk-farhop-acme", body=streaming())
+
+
+async def test_requests_at_once_are_held_to_in_all_regions_whatever_end_they_take(up: Regions) -> None:
+    await up.limit(concurrency=4)
+    entries = [*(both.entry for both in up.both), up.both[0].client]
+    up.engine.behaviour = "pause"
+    asking = [asyncio.create_task(send(entries[n % 3], opened())) for n in range(12)]
+    done, open_ = await asyncio.wait(asking, timeout=3.0)
+    assert [one.result().status for one in done] == [429] * 8
+    assert len(up.engine.seen) == len(open_) == 4
+    refused = done.pop().result()
+    assert (refused.json["error"]["type"], refused.json["error"]["code"]) == ("concurrency", "rate_limit_exceeded")
+    assert refused.headers["x-ratelimit-limit-concurrency"] == "4"
+    assert refused.headers["ratelimit-policy"] == '"concurrency";q=4;qu="concurrent-requests"'
+    assert int(refused.headers["retry-after-ms"]) > 0
+    for one in list(open_)[:2]:
+        one.cancel()  # its client is gone
+
+    def held() -> float:
+        (slots,) = up.both[0].regional.limit_root.status()["buckets"].values()
+        return float(slots["used"] + slots["lent"])
+
+    await until(lambda: held() == 2, within_s=8.0)
+    up.engine.behaviour = "serve"
+    assert (await send(entries[1], opened())).status == 200
+    up.engine.release.set()
+    ended = await asyncio.gather(*list(open_)[2:])
+    assert [one.status for one in ended] == [200, 200]
+    up.engine.behaviour = "error"
+    assert (await send(entries[0], asked())).status >= 500
+    await until(lambda: held() == 0, within_s=8.0)
+    up.engine.behaviour = "serve"
+    answers = [await send(entries[n % 3], asked()) for n in range(12)]
+    assert {one.status for one in answers} == {200}, "one after the other"

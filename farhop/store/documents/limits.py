@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from farhop.balance.quota import Quota
 from farhop.store.contract import limit_key, limit_root_key
 from farhop.store.documents.document import DocumentError, check_size, check_text, read
 from farhop.store.documents.overrides import AUTHOR_LIMIT, WHY_LIMIT
@@ -29,7 +30,7 @@ Units = Annotated[int, Meta(ge=1, le=UNITS_MAX)]
 class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Of one tenant; of one issued key or named key of the law, of one model, if those are given. None: no limit.
 
-    Tokens are those of prompts (`input`), of answers (`output`), or both.
+    Tokens are those of prompts (`input`), of answers (`output`), or both; `concurrency` is of requests under way.
     """
 
     key: str = ""
@@ -42,6 +43,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     output_tokens_per_day: Units | None = None
     tokens_per_minute: Units | None = None
     tokens_per_day: Units | None = None
+    concurrency: Units | None = None
 
     def sizes(self) -> dict[str, int]:
         """The limits that are given, by their names."""
@@ -51,9 +53,15 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 NAMES = Limit.__struct_fields__[2:]
 
 
+def kind_of(name: str) -> str:
+    """What a limit counts, by its name: `requests` of `requests_per_minute`."""
+    return name.partition("_per_")[0]
+
+
 def period_s(name: str) -> float:
-    """The period of a limit, by its name."""
-    return MINUTE_S if name.endswith("_minute") else DAY_S
+    """The period of a limit, by its name; 0 of one on what is under way at once."""
+    _, _, period = name.partition("_per_")
+    return {"minute": MINUTE_S, "day": DAY_S, "": 0.0}[period]
 
 
 class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,6 +83,15 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def place(self) -> str:
         """Where it stands in etcd."""
         return limit_key(self.tenant)
+
+    def parts(self, name: str, size: int) -> tuple[Quota, Quota]:
+        """Of a limit of this name and size what is lent, and what each balancer in `safe` has; slots are whole."""
+        period, each = period_s(name), self.safe_share / max(1, len(self.safe))
+        if not period:
+            n = int(size * each)
+            return Quota(float(size - n * len(self.safe)), 0.0), Quota(float(n), 0.0)
+        whole = Quota(float(size), size / period)
+        return whole.part(1.0 - self.safe_share), whole.part(each)
 
 
 class RootClaim(msgspec.Struct, frozen=True, kw_only=True):

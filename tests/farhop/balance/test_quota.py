@@ -9,7 +9,21 @@ from typing import Any
 
 import pytest
 
-from farhop.balance.quota import DRIFT, LEASE_S, Bucket, Holder, Holding, Quota, Root, Told, Want
+from farhop.balance.quota import (
+    DRIFT,
+    LEASE_S,
+    LOST_S,
+    Ask,
+    Bucket,
+    Holder,
+    Holding,
+    Quota,
+    Root,
+    SlotsHeld,
+    Told,
+    Want,
+    new_holding,
+)  # fmt: skip
 
 B = "b"
 
@@ -32,10 +46,14 @@ def holder(quota: Quota = Quota(60.0, 1.0), safe: Quota | None = None) -> Holder
     return made
 
 
+def ask(*wants: Want, lease: int = 0, number: int = 1) -> Ask:
+    return Ask(lease, number, wants, 0.0)
+
+
 def exchange(one: Holder, lender: Root, now: float, name: str = "h") -> None:
-    lease, wants = one.asked(now)
+    ask = one.asked(now)
     written(lender, now)
-    one.told(lender.exchange(name, lease, wants, now), lease, now, now)
+    one.told(lender.exchange(name, ask, now), ask, now)
 
 
 def test_a_bucket_leaks_at_its_rate_and_never_by_a_clock_that_steps_back() -> None:
@@ -50,7 +68,7 @@ def test_a_bucket_leaks_at_its_rate_and_never_by_a_clock_that_steps_back() -> No
 def test_nothing_is_lent_before_it_is_written_down() -> None:
     lender, one = root(), holder()
     one.holdings[B].waiting = 5
-    told: Any = lender.exchange("h", 0, one.asked(0.0)[1], 0.0)
+    told: Any = lender.exchange("h", one.asked(0.0), 0.0)
     assert (told.grants[0].granted, told.grants[0].soon, lender.runs_out) == (0, True, True)
     exchange(one, lender, 0.0)
     assert one.holdings[B].available >= 5
@@ -87,7 +105,7 @@ def test_a_lease_ends_where_its_root_is_not_reached_and_its_safe_part_stays() ->
     assert mine.take(2) is False
     mine.settle(2, 1, False, 25.0)
     assert lender.levels(LEASE_S * (1 + DRIFT))[B]["lent"] == 10
-    lender.exchange("other", 0, (Want(B, wanted=1),), LEASE_S * (1 + DRIFT) + 0.1)
+    lender.exchange("other", ask(Want(B, wanted=1)), LEASE_S * (1 + DRIFT) + 0.1)
     assert lender.levels(10.2)[B]["used"] == pytest.approx(10, abs=0.2), "what it lost sight of counts as spent"
 
 
@@ -111,18 +129,18 @@ def test_an_answer_under_a_lease_that_was_given_up_is_nothing() -> None:
     one.holdings[B].waiting = 5
     exchange(one, lender, 0.0)
     assert one.holdings[B].take(5)
-    lease, wants = one.asked(LEASE_S - 0.1)
+    said = one.asked(LEASE_S - 0.1)
     assert not one.alive(LEASE_S + 0.1)
-    one.told(lender.exchange("h", lease, wants, LEASE_S), lease, LEASE_S - 0.1, LEASE_S + 0.2)
+    one.told(lender.exchange("h", said, LEASE_S), said, LEASE_S + 0.2)
     assert one.holdings[B].available == 0
 
 
 def test_totals_may_come_twice_or_late() -> None:
     lender = written(root(Quota(100.0, 2.0)))
-    first = lender.exchange("h", 0, (Want(B, wanted=50, least=50),), 0.0)
+    first = lender.exchange("h", ask(Want(B, wanted=50, least=50)), 0.0)
     later = Want(B, spent=30, returned=10, wanted=0)
     for want in (later, later, Want(B, spent=5), later):
-        told = lender.exchange("h", first.lease, (want,), 0.0)
+        told = lender.exchange("h", ask(want, lease=first.lease), 0.0)
     assert isinstance(told, Told)
     assert lender.levels(0.0)[B] == {"depth": 100.0, "used": 30.0, "lent": 10}
 
@@ -132,7 +150,7 @@ def test_a_successor_begins_from_the_marks_and_leaks_only_once_old_leases_are_ov
     marks = lender.snapshot(0.0)
     assert marks[B] == 20, "of a day's limit it may lend 2 % ahead"
     lender.written()
-    lender.exchange("h", 0, (Want(B, wanted=500, least=500),), 0.0)
+    lender.exchange("h", ask(Want(B, wanted=500, least=500)), 0.0)
     assert lender.levels(0.0)[B]["lent"] == 20
     after = root(Quota(1000.0, 1.0), marks)
     assert after.levels(LEASE_S)[B]["used"] == 20
@@ -141,9 +159,122 @@ def test_a_successor_begins_from_the_marks_and_leaks_only_once_old_leases_are_ov
 
 def test_nothing_is_given_back_of_what_may_be_unspent_elsewhere() -> None:
     lender = root(Quota(60.0, 1.0), {B: 60})
-    told = lender.exchange("h", 0, (Want(B),), 0.0)
-    lender.exchange("h", told.lease, (Want(B, refunded=50),), 0.0)
+    told = lender.exchange("h", ask(Want(B)), 0.0)
+    lender.exchange("h", ask(Want(B, refunded=50), lease=told.lease), 0.0)
     assert lender.levels(0.0)[B]["used"] == 60, "its predecessor may have lent that to others"
+
+
+# -- slots
+
+
+def slots(n: float = 10.0, safe: Quota | None = None) -> Holder:
+    made = Holder()
+    made.holdings[B] = new_holding(B, Quota(n, 0.0), safe, 0.0)
+    return made
+
+
+def test_a_slot_is_free_again_where_it_was_taken_and_goes_back_when_nobody_wants_it() -> None:
+    lender, one = root(Quota(10.0, 0.0)), slots()
+    mine = one.holdings[B]
+    mine.waiting = 4
+    exchange(one, lender, 0.0)
+    mine.waiting = 0
+    assert mine.available >= 4
+    for _ in range(100):  # one after the other: no more than were lent at first
+        assert mine.take(1)
+        mine.settle(1, 1, True, 1.0)
+    for _ in range(3):
+        assert mine.take(1)
+    exchange(one, lender, 1.0)
+    assert lender.levels(1.0)[B] == {"depth": 10.0, "used": 3.0, "lent": mine.available}
+    for _ in range(3):
+        mine.settle(1, 1, True, 2.0)
+    for now in (3.0, 5.0, 7.0, 9.0):
+        exchange(one, lender, now)
+    assert lender.levels(9.0)[B] == {"depth": 10.0, "used": 0.0, "lent": 0}
+    assert one.asked(9.0).wants == (), "there is nothing more to tell"
+
+
+def test_what_is_under_way_at_a_silent_holder_counts_until_it_is_given_up_for_lost() -> None:
+    lender, one, other = root(Quota(4.0, 0.0)), slots(4.0), slots(4.0)
+    one.holdings[B].waiting = 3
+    exchange(one, lender, 0.0, "one")
+    for _ in range(3):
+        assert one.holdings[B].take(1)
+    assert not one.alive(LEASE_S + 0.1)
+    assert not one.holdings[B].fits(1, LEASE_S + 0.1), "what it had beyond those is given up"
+    for now, free in ((LEASE_S * 2, 1), (LEASE_S + LOST_S - 1, 1), ((LEASE_S + LOST_S) * (1 + DRIFT) + 1, 4)):
+        other.holdings[B].waiting = 4
+        for _ in range(3):
+            exchange(other, lender, now, "other")
+        assert other.holdings[B].available == free
+    other.holdings[B].waiting = 0
+    exchange(one, lender, 90.0, "one")
+    assert lender.levels(90.0)[B]["used"] == 3, "it is back, and what it has counts again"
+
+
+def test_a_new_root_learns_from_the_holders_what_is_under_way() -> None:
+    lender, one = root(Quota(10.0, 0.0)), slots()
+    mine = one.holdings[B]
+    mine.waiting = 6
+    for _ in range(2):
+        exchange(one, lender, 0.0)
+    mine.waiting = 0
+    for _ in range(6):
+        mine.take(1)
+    after = root(Quota(10.0, 0.0), lender.snapshot(1.0))
+    assert after.levels(1.0)[B]["used"] == 10
+    exchange(one, after, 1.0)
+    assert mine.available == 0
+    assert after.levels(2.0)[B]["used"] == 10, "of the rest nobody told yet"
+    assert after.levels((LEASE_S + LOST_S) * (1 + DRIFT) + 1)[B]["used"] == 6
+
+
+def test_an_ask_that_comes_late_or_twice_is_nothing() -> None:
+    lender = written(root(Quota(10.0, 0.0)))
+    lender.exchange("h", ask(Want(B, wanted=5, least=5)), 0.0)
+    said = ask(Want(B, spent=2, held=2), number=3)
+    for number in (3, 2, 3):
+        lender.exchange("h", ask(*said.wants, number=number), 0.0)
+        lender.exchange("h", ask(Want(B, wanted=5, least=5), number=2), 0.0)
+    assert lender.levels(0.0)[B] == {"depth": 10.0, "used": 2.0, "lent": 0}
+    lender.exchange("h", ask(number=4), 0.0)
+    assert lender.levels(0.0)[B]["used"] == 0, "what is not named is let go"
+    lender.exchange("h", ask(Want(B, wanted=5, least=5), number=5), 0.0)
+    lender.configure({}, 0.0)
+    lender.exchange("h", ask(number=6), 0.0)
+    lender.configure({B: Quota(10.0, 0.0)}, 1.0)
+    assert lender.levels(1.0)[B]["used"] == 4, "the limit was away: what its mark says"
+
+
+def test_a_safe_share_of_slots_is_ones_own_once_others_leases_are_over() -> None:
+    one = slots(8.0, Quota(2.0, 0.0))
+    mine = one.holdings[B]
+    assert not mine.fits(1, LEASE_S)
+    assert mine.fits(2, LEASE_S + 1)
+    assert mine.take(1) is False
+    assert not mine.fits(2, LEASE_S + 1)
+    mine.settle(1, 1, False, LEASE_S + 1)
+    assert mine.fits(2, LEASE_S + 1)
+
+
+def test_who_leaves_gives_all_back_at_once_and_who_waits_is_told_how_fast_others_end() -> None:
+    lender, one, other = root(Quota(4.0, 0.0)), slots(4.0), slots(4.0)
+    one.holdings[B].waiting = 4
+    exchange(one, lender, 0.0, "one")
+    for _ in range(4):
+        one.holdings[B].take(1)
+    one.holdings[B].waiting = 1
+    exchange(one, lender, 1.0, "one")
+    assert 0 < one.holdings[B].lacks_s(1, 1.0) <= 1.0
+    for n in range(4):
+        one.holdings[B].settle(1, 1, True, 1.0 + n / 5)
+    assert one.holdings[B].lacks_s(1, 2.0) == 0.0
+    lender.exchange("one", one.leaves(2.0), 2.0)
+    other.holdings[B].waiting = 4
+    for _ in range(3):
+        exchange(other, lender, 2.0, "other")
+    assert other.holdings[B].available == 4
 
 
 # -- random worlds
@@ -185,7 +316,7 @@ class World:
 
     def fresh(self, n: int) -> Holder:
         made = Holder()
-        made.holdings[B] = Holding(B, self.lent, self.safe, self.clock(n))
+        made.holdings[B] = new_holding(B, self.lent, self.safe, self.clock(n))
         return made
 
     def pass_s(self, seconds: float) -> None:
@@ -230,25 +361,28 @@ class World:
                     self.level = max(0.0, self.level - (before - safe.level))
 
     def ask(self, n: int, *, well: bool = False) -> None:
-        lease, wants = self.holders[n].asked(self.clock(n))
-        ask = (self.clock(n), lease, wants)
+        said = self.holders[n].asked(self.clock(n))
         for _ in range(1 + (self.rng.random() < self.lossy[n] / 5)):
             if self.rng.random() >= self.lossy[n]:
                 late_s = self.rng.choice((0.0, 0.0, 0.0, 0.05, 0.9)) if self.rng.random() < 0.95 else 30.0
                 late_s = 0.0 if well else late_s
-                self.asks.append((self.now + late_s, n, self.life[n], ask))
+                self.asks.append((self.now + late_s, n, self.life[n], said))
 
     def deliver(self) -> None:
         for one in [one for one in self.asks if one[0] <= self.now]:
             self.asks.remove(one)
-            _, n, life, (asked_at, lease, wants) = one
+            _, n, life, said = one
             now = self.clock(("root", self.terms))
             if self.root is None or now > self.root_until:
                 continue
-            told = self.root.exchange(f"h{n}.{life}", lease, wants, now)
-            in_time = self.clock(n) <= asked_at + 1.0 or self.rng.random() < 0.2
+            told = self.root.exchange(f"h{n}.{life}", said, now)
+            in_time = self.clock(n) <= said.at + 1.0 or self.rng.random() < 0.2
             if life == self.life[n] and in_time and self.rng.random() >= self.lossy[n]:
-                self.holders[n].told(told, lease, asked_at, self.clock(n))
+                self.holders[n].told(told, said, self.clock(n))
+                self.heard(n)
+
+    def heard(self, n: int) -> None:
+        """A holder took an answer."""
 
     def write(self) -> None:
         """The root writes its marks; it may fail, or seem to, or be cut off for good."""
@@ -298,7 +432,8 @@ class World:
         """A holder borrows all that it can, is cut off, and wakes up later; the root may move meanwhile, and the
         others take all that is left."""
         n = self.rng.randrange(len(self.holders))
-        quiet_s = self.rng.choice((0.0, 1.0, 2.0)) * min(self.quota.depth / self.quota.rate, 60.0)
+        full_s = self.quota.depth / self.quota.rate if self.quota.rate else 60.0
+        quiet_s = self.rng.choice((0.0, 1.0, 2.0)) * min(full_s, 60.0)
         for _ in range(int(quiet_s / 5) + 1):  # so that there is something to borrow
             self.pass_s(min(quiet_s, 5.0))
             self.write()
@@ -354,6 +489,87 @@ def _told(kind: type, world: World) -> type:
             world.level = max(0.0, world.level - (before - self.level))
 
     return Told
+
+
+class SlotsWorld(World):
+    """The same of slots: what is under way is counted, but for what outlived its holder's lease by LOST_S."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        depth, count = self.rng.choice((1, 3, 10, 100)), len(self.holders)
+        own = int(depth * self.share / count)
+        self.quota, self.lent = Quota(float(depth), 0.0), Quota(float(depth - own * count), 0.0)
+        self.safe = Quota(float(own), 0.0) if own else None
+        self.holders = [self.fresh(n) for n in range(count)]
+        self.under_way: list[list[Any]] = []  # until, whose, which life, lent, whether it outlived its lease
+        self.lease_until = [-inf] * count  # in true time
+        self.begun = 0
+
+    def mine(self, n: int) -> SlotsHeld:
+        one = self.holders[n].holdings[B]
+        assert isinstance(one, SlotsHeld)
+        return one
+
+    def request(self, n: int) -> None:
+        now, mine = self.clock(n), self.mine(n)
+        self.holders[n].alive(now)
+        for _ in range(self.rng.choice((0, 1, 3)) if not self.greedy else mine.available):
+            mine.waiting = 0 if mine.fits(1, now) else 1
+            if not mine.waiting:
+                over_at = self.now + self.rng.choice((0.0, 0.1, 3.0, 40.0, 200.0))
+                self.under_way.append([over_at, n, self.life[n], mine.take(1), False])
+                self.begun += 1
+        if self.greedy:
+            mine.waiting = int(self.quota.depth)
+        self.count()
+
+    def heard(self, n: int) -> None:
+        self.count()
+        _, pace = self.clocks[n]
+        self.lease_until[n] = self.now + (self.holders[n]._until - self.clock(n)) / pace
+
+    def settle(self) -> None:
+        for one in [one for one in self.under_way if one[0] <= self.now or one[2] != self.life[one[1]]]:
+            self.under_way.remove(one)
+            _, n, life, lent, _ = one
+            if life == self.life[n]:
+                self.mine(n).settle(1, 1, lent, self.clock(n))
+
+    def count(self) -> None:
+        for one in self.under_way:
+            one[4] |= one[3] and self.now > self.lease_until[one[1]] + LOST_S
+        counted = sum(not one[4] and one[2] == self.life[one[1]] for one in self.under_way)
+        self.most = max(self.most, counted - self.quota.depth)
+
+    def heal(self) -> int:
+        """How many one holder may have, once all is over and well."""
+        self.lossy, self.greedy = [0.0] * len(self.holders), False
+        self.under_way = [[self.now, *one[1:]] for one in self.under_way]
+        self.settle()
+        for step in range(120):
+            for _ in range(3):
+                self.write()
+            for n in range(len(self.holders)):
+                self.mine(n).waiting = self.mine(n).most = 0
+                if n == 0 and step > 60:
+                    self.mine(0).waiting = int(self.lent.depth)
+                self.ask(n, well=True)
+            self.deliver()
+            self.pass_s(2.0)
+        return self.mine(0).available
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_in_no_world_are_more_under_way_than_may_be_and_no_slot_is_lost(part: int) -> None:
+    worlds = int(50 * float(os.environ.get("FARHOP_EXAMPLES", "1")))
+    begun = 0
+    for seed in range(part * worlds, (part + 1) * worlds):
+        world = SlotsWorld(seed)
+        world.run()
+        assert world.most <= 0, f"world {seed}: {world.most} beyond {world.quota}"
+        assert world.heal() == world.lent.depth, f"world {seed}"
+        begun += world.begun
+    assert begun > 10 * worlds
 
 
 @pytest.mark.parametrize("part", range(4))

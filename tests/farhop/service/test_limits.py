@@ -14,7 +14,7 @@ from farhop.balance.machine import Request, Usage
 from farhop.balance.quota import LEASE_S, Quota, Root
 from farhop.relay.answers import Reply
 from farhop.service import limits
-from farhop.service.limits import LimitBook, Limiter, reply_of, wants_of
+from farhop.service.limits import LimitBook, Limiter, ask_of, reply_of
 from farhop.store.contract import Change, ChangeKind, limit_key
 from farhop.store.documents import limits as documents
 from farhop.store.documents.limits import Limit, RootClaim, TenantLimits
@@ -58,7 +58,7 @@ class Stage:
             raise OSError(claim.instance)
         self.root.snapshot(self.now)
         self.root.written()
-        return reply_of(self.root.exchange(asked.holder, asked.lease, wants_of(asked), self.now))
+        return reply_of(self.root.exchange(asked.holder, ask_of(asked), self.now))
 
     async def admit(self, one: Request | None = None, key_id: str = "") -> Any:
         """The context of a request that is let in, or the reply."""
@@ -223,5 +223,63 @@ async def test_an_answers_headers_tell_the_tightest_limit_of_each_kind() -> None
             b'ratelimit-policy: "tokens";q=50;w=60, "requests";q=10;w=60\r\n'
             b'ratelimit: "tokens";r=%d;t=%d, "requests";r=9;t=6\r\n'
         ) % (30, b"24s", 30, 24)
+    finally:
+        await stage.limiter.close()
+
+
+async def test_requests_at_once_are_counted_from_admission_to_whatever_end_they_take() -> None:
+    stage = Stage(Limit(concurrency=3), Limit(model="m", requests_per_minute=100))
+    try:
+        contexts = [await stage.admit() for _ in range(3)]
+        refused = await stage.admit()
+        assert isinstance(refused, Reply)
+        assert (refused.status, refused.outcome) == (429, outcome.RATE_LIMITED)
+        assert b'"type":"concurrency"' in refused.body
+        assert b"3 requests at once; try again in 1s" in refused.body
+        assert b"x-ratelimit-limit-concurrency: 3\r\nx-ratelimit-remaining-concurrency: 0\r\n" in refused.extra
+        assert b'"concurrency";q=3;qu="concurrent-requests"' in refused.extra
+        assert b"x-should-retry: true" in refused.extra
+        assert stage.limiter._matches["acme", "", "law-key", "m"].of[0][3].available == 0  # type: ignore[union-attr]
+        ends = [
+            (ended(), outcome.SERVED, Usage(7, 2)),
+            (ended(), outcome.CLIENT_LEFT, None),
+            (None, outcome.NO_REGION, None),
+        ]  # fmt: skip
+        for context, end in zip(contexts, ends, strict=True):
+            context.reserved.settle(*end)
+            context.reserved.settle(*end)
+            again = await stage.admit()
+            assert again.reserved is not None
+            assert isinstance(await stage.admit(), Reply)
+    finally:
+        await stage.limiter.close()
+
+
+async def test_a_balancer_that_stops_gives_its_slots_to_the_others_at_once() -> None:
+    stage = Stage(Limit(concurrency=3))
+    context = await stage.admit()
+    assert stage.used() == [1]
+    context.reserved.settle(ended(), outcome.SERVED, Usage(7, 2))
+    await stage.limiter.close()
+    assert stage.used() == [0]
+
+
+async def test_a_limit_that_is_raised_lowered_or_taken_away_does_not_lose_count() -> None:
+    stage = Stage(Limit(concurrency=2))
+    try:
+        first, second = await stage.admit(), await stage.admit()
+        stage.limit(Limit(concurrency=4))
+        third = await stage.admit()
+        stage.limit(Limit(concurrency=2))
+        second.reserved.settle(ended(), outcome.SERVED, None)
+        await stage.settled()
+        assert isinstance(await stage.admit(), Reply), "2 are under way"
+        first.reserved.settle(ended(), outcome.SERVED, None)
+        await stage.settled()
+        stage.now += 2.0
+        assert (await stage.admit()).reserved is not None
+        third.reserved.settle(ended(), outcome.SERVED, None)
+        stage.limit()
+        assert (await stage.admit()).reserved is None
     finally:
         await stage.limiter.close()

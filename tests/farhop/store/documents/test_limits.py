@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from farhop.balance.quota import Quota
 from farhop.store.documents import limits
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.limits import Limit, RootClaim, TenantLimits
@@ -19,7 +20,13 @@ def test_they_are_read_as_they_were_written():
         assert limits.decode(limits.encode(one)) == one
         assert one.place == "/farhop/v1/limit/acme"
     assert Limit(key="k1", tokens_per_day=5).sizes() == {"tokens_per_day": 5}
-    assert [limits.period_s(name) for name in ("tokens_per_day", "tokens_per_minute")] == [86_400.0, 60.0]
+    assert [limits.period_s(name) for name in ("tokens_per_day", "tokens_per_minute", "concurrency")] == [
+        86_400.0, 60.0, 0.0
+    ]  # fmt: skip
+    assert [limits.kind_of(name) for name in ("input_tokens_per_day", "concurrency")] == ["input_tokens", "concurrency"]
+    shared = TenantLimits(**GOOD, limits=(SMALL,), safe_share=0.5, safe=("a/b", "a/c"))
+    assert shared.parts("requests_per_minute", 60) == (Quota(30.0, 0.5), Quota(15.0, 0.25))
+    assert shared.parts("concurrency", 5) == (Quota(3.0, 0.0), Quota(1.0, 0.0)), "slots are whole"
     claim = RootClaim(region="virginia", instance="r1", address="h:1", seq=1, first_lease=1, marks={"b": 3})
     assert limits.decode_root(limits.encode_root(claim)) == claim
     assert claim.place == "/farhop/v1/limit-root/virginia"
