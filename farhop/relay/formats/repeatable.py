@@ -142,6 +142,34 @@ def _chunk(event: bytes) -> Document | None:
     return chunk if isinstance(chunk, dict) else None
 
 
+_GIVEN_UP = (b'"finish_reason":"abort"', b'"finish_reason":"error"')
+
+
+def complete(kind: Kind, pieces: list[bytes], *, stream: bool) -> bool:
+    """Whether an answer that came whole is a good one: it says its end, and tells of no error."""
+    if not pieces:
+        return False
+    if any(b'"error"' in piece and _tells_error(piece, stream=stream) for piece in pieces):
+        return False
+    if any(word in piece.replace(b" ", b"") for word in _GIVEN_UP for piece in pieces if b"finish_reason" in piece):
+        return False
+    last = b"".join(pieces[-2:]).rstrip()
+    if not stream:
+        return pieces[0].lstrip().startswith(b"{") and last.endswith(b"}")
+    return b'"message_stop"' in last if kind is Kind.MESSAGES else last.endswith(b"[DONE]")
+
+
+def _tells_error(piece: bytes, *, stream: bool) -> bool:
+    """In a text it would be escaped, but a member of arguments may be called so, too."""
+    if stream:
+        return any(b'"error"' in event and (_chunk(event) or {"error": 1}).get("error") for event in events_of(piece))
+    try:
+        document = msgspec.json.decode(piece)
+    except UNREADABLE:
+        return True  # a part of one
+    return not isinstance(document, dict) or document.get("error") is not None
+
+
 # -- told in the other way
 
 
@@ -166,8 +194,9 @@ def whole(kind: Kind, stream: bytes) -> bytes | None:
             return None
         try:
             for choice in chunk.pop("choices", ()):
-                _add(choices.setdefault(choice["index"], {"index": choice["index"]}), choice)
-        except (_NotUnderstoodError, KeyError, TypeError):
+                index = choice.get("index", 0)
+                _add(choices.setdefault(index, {"index": index}), choice)
+        except (_NotUnderstoodError, KeyError, TypeError, AttributeError):
             return None
         document.update({name: value for name, value in chunk.items() if value is not None or name not in document})
     if not (ended and choices):
