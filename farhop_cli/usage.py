@@ -18,7 +18,7 @@ from farhop_cli.exits import NEGATIVE, PARTIAL, fail, warn
 
 _COUNTS = ("requests", "failed", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens",
            "regenerated_tokens")  # fmt: skip
-_MONEY = ("cost_usd", "gpu_usd", "cache_saved_usd", "routed_usd")
+_MONEY = ("cost_usd", "gpu_usd", "cache_saved_usd", "answers_saved_usd", "routed_usd")
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,14 @@ def _figures(sums: Sums, priced: bool) -> dict[str, float]:
 def _table(by: list[str], rows: list[tuple[tuple[str, ...], Sums]], total: Sums, *, priced: bool) -> None:
     columns = (*by, *(f">{name.removesuffix('_tokens').replace('_', ' ')}" for name in _COUNTS), ">GPU s")
     if priced:
-        columns = (*columns, ">cost $", ">GPU $", ">cache saved $", ">routing saved $")
+        columns = (*columns, ">cost $", ">GPU $", ">cache saved $", ">answers saved $", ">routing saved $")
     printed = [[*of, *_shown(one, priced)] for of, one in rows]
     if len(rows) > 1:
         printed.append([*(["total"] + [""] * (len(by) - 1) if by else []), *_shown(total, priced)])
     show.table("usage, tokens" if not priced else "usage, tokens and USD", columns, printed)
+    if total.given_again:
+        told = f"{total.given_again} requests got answers that were made for others"
+        show.line(f"{told}: {show.number(total.saved_tokens)} tokens that no engine computed")
     if total.unmeasured:
         show.line(f"{total.unmeasured} requests were answered, and nobody told how many tokens they took")
     if total.unpriced:

@@ -25,16 +25,19 @@ if TYPE_CHECKING:
 TYPE = "farhop.request"
 ANY = "*"  # of prices: whatever has none of its own
 DIMENSIONS = ("tenant", "key", "user", "model", "version", "region", "entry_region", "status", "day", "hour",
-              "price_epoch")  # fmt: skip
+              "price_epoch", "answer_cache")  # fmt: skip
 
 
 class Data(msgspec.Struct, frozen=True):
     """What one request took, as far as somebody measured it: `measured` is `engine` (its own count), `ids` (of a
-    stream that broke, those that passed), or `none` (no answer, or one that broke and told nothing).
+    stream that broke, those that passed), `again` (an answer that was made for another request, and took nothing), or
+    `none` (no answer, or one that broke and told nothing).
 
     `region` is where it was served, "" if nowhere; `entry_region` where it came in. `cached_tokens` are of the input,
     `reasoning_tokens` of the output; `regenerated_tokens` are beside both. `gpu_ms`: a share of a GPU's time, by the
     speeds that the region reports; `request_bytes` is the body's length. `price_epoch`: 0 without a price book.
+    `answer_cache`: `hit`, `shared`, `miss` or `bypass` where the route lets answers be given again, else ""; the tokens
+    `saved` are those of such an answer, as they were counted when it was made.
     """
 
     tenant: str
@@ -59,6 +62,9 @@ class Data(msgspec.Struct, frozen=True):
     request_bytes: int
     price_epoch: int
     user: str = ""
+    answer_cache: str = ""
+    saved_input_tokens: int = 0
+    saved_output_tokens: int = 0
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -215,7 +221,8 @@ class Sums(msgspec.Struct):
     """Over some records. Tokens, seconds, USD. `cost_usd` is what tenants owe; `gpu_usd` what the GPUs' time costs;
     `cache_saved_usd` how much dearer the input had been without the KV cache; `routed_usd` how much dearer (above 0) or
     cheaper (below) it had been to serve at the entry what was served in another region. `unpriced`: requests with
-    tokens for which the book has no price."""
+    tokens for which the book has no price. `given_again`: requests that got an answer made for another one, without
+    which they had taken `saved_tokens` and cost `answers_saved_usd` more at the tenants' prices."""
 
     requests: int = 0
     failed: int = 0
@@ -231,6 +238,9 @@ class Sums(msgspec.Struct):
     cache_saved_usd: float = 0.0
     routed_usd: float = 0.0
     unpriced: int = 0
+    given_again: int = 0
+    saved_tokens: int = 0
+    answers_saved_usd: float = 0.0
 
     def add(self, data: Data, prices: Prices | None) -> None:
         """One more record."""
@@ -245,12 +255,16 @@ class Sums(msgspec.Struct):
         self.regenerated_tokens += data.regenerated_tokens
         gpu_s = (data.gpu_ms or 0.0) / 1e3
         self.gpu_s += gpu_s
+        self.given_again += data.measured == "again"
+        self.saved_tokens += data.saved_input_tokens + data.saved_output_tokens
         epoch = prices.of(data.price_epoch) if prices is not None else None
         price = epoch.of_model(data.model) if epoch is not None else None
         if price is not None:
             of_cached = price.input if price.cached is None else price.cached
             self.cost_usd += ((fresh - cached) * price.input + cached * of_cached + output * price.output) / 1e6
             self.cache_saved_usd += cached * (price.input - of_cached) / 1e6
+            given = data.saved_input_tokens * price.input + data.saved_output_tokens * price.output
+            self.answers_saved_usd += given / 1e6
         elif prices is not None and fresh + output:
             self.unpriced += 1
         if epoch is not None and data.region:

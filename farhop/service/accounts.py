@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from farhop.service.clock import Clock
     from farhop.service.config import AuditConfig, Process, UsageConfig, UsageHttp
     from farhop.service.lawbook import LawBook
-    from farhop.service.request_telemetry import RequestContext
+    from farhop.service.request_telemetry import GivenAgain, RequestContext
     from farhop.telemetry.logs import Throttled
     from farhop.telemetry.metrics import TierMetrics
     from topology.law import Law
@@ -172,7 +172,11 @@ class Accounts:
             again = progress.recomputed
         if continues and usage is not None:
             prompt, again = 0, usage.prompt_tokens  # of an answer that began elsewhere, which was written down there
-        began = active.began_at
+        began, given, output = active.began_at, context.given, None if usage is None else usage.completion_tokens
+        if usage is None:
+            measured = "none"
+            if began and forward is None:  # it is another's answer
+                measured, prompt, output = "again", 0, 0
         files.put(records.Record(
             self._id(context, caller, active),
             self._clock.wall_ns(now) / 1e9,
@@ -187,10 +191,10 @@ class Accounts:
                 status,
                 reason.reason,
                 request.stream,
-                measured if usage is not None else "none",
+                measured,
                 prompt,
                 None if usage is None or continues else usage.cached_tokens,
-                None if usage is None else usage.completion_tokens,
+                output,
                 None if usage is None else usage.reasoning_tokens,
                 again,
                 0 if forward is None else forward.attempt,
@@ -199,6 +203,7 @@ class Accounts:
                 None if usage is None else self._gpu_ms(active, usage),
                 request.body_bytes,
                 caller.user,
+                *(() if given is None else _of_cache(given)),
             ),
         ))  # fmt: skip
 
@@ -268,6 +273,9 @@ class Accounts:
         return f"{context.decision_id}-{number}"
 
     def _served_in(self, active: ActiveRequest, reason: Outcome) -> str:
+        given = active.context.given
+        if active.forward is None and given is not None and active.began_at:
+            return str(given.region)
         if active.forward is None or not (active.began_at or reason is outcome.SERVED):
             return ""
         target = active.forward.target
@@ -386,6 +394,11 @@ class Accounts:
         metrics.counter("usage_unclean_starts", "Starts after a kill: usage may lack 0.1 s.", lambda: files.unclean)
         metrics.gauge("usage_trouble", "1 while usage cannot be written, or sent on.", trouble, "part")
         metrics.gauge("usage_spool_bytes", "Usage records on the disk.", lambda: float(files.bytes_held))
+
+
+def _of_cache(given: GivenAgain) -> tuple[str, int, int]:
+    saved = given.saved
+    return (given.outcome, 0, 0) if saved is None else (given.outcome, saved.prompt_tokens, saved.completion_tokens)
 
 
 def _wall_s() -> float:

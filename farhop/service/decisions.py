@@ -59,6 +59,7 @@ class Record(msgspec.Struct, frozen=True, eq=False):
     duration_ms: float
     attempts: list[tuple[str, str]]
     usage: Usage | None
+    given: Any  # request_telemetry.GivenAgain, or None
     decision: Any
     reasons: Reasons
     clock: Clock
@@ -84,6 +85,7 @@ class Record(msgspec.Struct, frozen=True, eq=False):
                 "completion_tokens": usage.completion_tokens,
                 "cached_tokens": usage.cached_tokens,
             },
+            "answer_cache": None if self.given is None else msgspec.to_builtins(self.given),
             "reasons": self.reasons.record(self.decision) if self.decision is not None else None,
         }
 

@@ -193,8 +193,8 @@ class Reservation:
         progress = active.progress
         if progress is not None and progress.counts and (usage is None or progress.resumed):
             usage = progress.usage  # it broke: what passed was counted here
-        if usage is None:
-            return (1, 0, 0, 0, 1) if active.status >= 400 else None
+        if usage is None:  # of an answer that was another's nothing was sent: it is a request, and no tokens
+            return (1, 0, 0, 0, 1) if active.status >= 400 or active.forward is None else None
         output, matched = usage.completion_tokens, self._matched
         seen = matched.output_tokens
         matched.output_tokens = output if seen < 0 else seen + _LEARN * (output - seen)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from farhop.balance import outcome
+from farhop.balance.machine import Usage
 from farhop.balance.outcome import Source
 from farhop.service.decisions import Record
 from farhop.telemetry import attributes as a
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from farhop.balance.machine import Request, Usage
+    from farhop.balance.machine import Request
     from farhop.balance.outcome import Outcome
     from farhop.relay.active import ActiveRequest, Attempt
     from farhop.relay.formats.paths import Kind
@@ -63,6 +66,24 @@ class UnderLaw(Protocol):
     law: Law
 
 
+class GivenAgain(msgspec.Struct, frozen=True):
+    """What became of a request whose route lets answers be given again: `outcome` is hit, shared (it read another's
+    along), miss or bypass, `why` a word where there is one to say. Of an answer that was another's: in which `region`
+    it was made, for which `decision`, how old it is, and what of an engine's work it `saved`."""
+
+    outcome: str
+    why: str = ""
+    region: str = ""
+    decision: str = ""
+    age_s: float = 0.0
+    saved: Usage | None = None
+
+    @property
+    def word(self) -> str:
+        """For the client."""
+        return "hit" if self.outcome == "shared" else self.outcome
+
+
 class RequestContext:
     """A client's request beside the relay: who asks, since when, its open spans.
 
@@ -78,6 +99,7 @@ class RequestContext:
         "caller",
         "decided",
         "decision_id",
+        "given",
         "kind",
         "law",
         "law_epoch",
@@ -94,6 +116,7 @@ class RequestContext:
         self.recorded = True
         self.over = False
         self.advised = False
+        self.given: GivenAgain | None = None  # where answers may be given again
         self.decided: Any = None  # the last decision that has a span
         self.caller: Caller | None = None
         self.reserved: Reservation | None = None  # of what its tenant may use
@@ -343,7 +366,8 @@ class RequestTelemetry:
         ttft_s = tpot_s = None
         target = ""
         # An engine's error comes fast: as a first token it would make a broken replica look quick.
-        if active is not None and active.began_at and active.status < 400:
+        # And an answer that was another's is nobody's speed.
+        if active is not None and active.began_at and active.status < 400 and active.forward is not None:
             ttft_s = active.began_at - context.arrived_at
             target = active.forward.target if active.forward is not None else ""
             if active.request.stream:  # an answer in one piece does not show its first token
@@ -395,6 +419,7 @@ class RequestTelemetry:
             duration_ms=(now - context.arrived_at) * 1e3,
             attempts=context.attempts,
             usage=usage,
+            given=context.given,
             decision=decision,
             reasons=self._reasons,
             clock=self._clock,

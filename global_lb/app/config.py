@@ -59,6 +59,7 @@ class GlobalConfig(LinksConfig):
 
     Of the `routes` the narrowest that matches a request decides, whole; without any the policy is predictive.
     `client_latencies`: how far clients' networks are is measured and published for `farhop dns`; left out, it is not.
+    `answers_bytes`: what answers that routes let be given again (`keep_answers_s`, `coalesce`) take of memory at most.
     """
 
     limits: OuterLimits = OuterLimits()
@@ -71,6 +72,7 @@ class GlobalConfig(LinksConfig):
     resume: ResumeConfig = ResumeConfig()
     unicast: Unicast | None = None
     client_latencies: ClientLatencies | None = None
+    answers_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 64 * 1024 * 1024
 
     def routes_in(self, topology: Topology) -> dict[RouteScope, RouteConfig]:
         """The routes by their scope. Raises ConfigError where they do not go with this map."""

@@ -147,6 +147,11 @@ class GlobalTier(InstrumentedTier):
             told = receipt(head, active.request, active.reasons, self._flow.law.topology)
         if context.reserved is not None:
             told += context.reserved.headers()
+        given = context.given
+        if given is not None:
+            if forward is None and given.region:
+                region = b"x-farhop-region: " + given.region.encode() + b"\r\n"
+            region += b"x-farhop-cache: " + given.word.encode() + b"\r\n"
         if active.request.alias:
             region += b"x-farhop-model: " + active.request.model.encode() + b"\r\n"
         return region + b"x-farhop-decision: " + context.decision_id.encode() + b"\r\n" + told

@@ -13,7 +13,7 @@ from global_lb.routing.policy.overrides import OperatorOverrides, OverridesChang
 from global_lb.routing.policy.route import Route, RouteConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from farhop.balance.machine import Request
     from global_lb.routing.pick import Decision
@@ -41,6 +41,7 @@ class Routes:
         self.cascades: dict[RouteScope, tuple[ModelStep, ...]] = {}
         self.overrides = OperatorOverrides()
         self.homes, self.soft_homes = Homes(), Homes()
+        self.changed: list[Callable[[], None]] = []  # called when others are in force
         self.override({})
 
     def of(self, tenant: str, model: str) -> Route:
@@ -80,6 +81,9 @@ class Routes:
         self._default = self._routes[ALL]
         self._wants_session = any(route.wants_session() for route in self._routes.values())
         self._affine = any(route.config.affinity_ms for route in self._routes.values())
+        self.repeats = any(route.config.repeats for route in self._routes.values())
+        for changed in self.changed:
+            changed()
 
     def apply(self, event: RoutesChanged | OverridesChanged) -> None:
         """What is in force has changed."""

@@ -66,9 +66,11 @@ class RouteConfig(Part):
     cost. `usd_weight_ms`: milliseconds that a dollar a request is worth. `answer`: whether the client is sent to the
     region itself ("redirect") with bodies of `redirect_bytes` and more, or its answer is relayed. `advise`: whether it
     may ask for decisions alone. `unicast_tokens`: streams of as many output tokens and more (or of no stated length)
-    that came by an anycast address are sent to the entry's own name (`unicast` in its configuration). `models`: what
-    `model` stands for, in order of preference; such a route says nothing else, and each of its models goes by the route
-    that it has itself. Regions are named as in the topology; more in docs/reference/policies.md.
+    that came by an anycast address are sent to the entry's own name (`unicast` in its configuration).
+    `keep_answers_s`: for how long an answer is given again to the same tenant's same request; 0: never. `coalesce`:
+    whether same requests under way share one answer. `models`: what `model` stands for, in order of preference; such a
+    route says nothing else, and each of its models goes by the route that it has itself. Regions are named as in the
+    topology; more in docs/reference/policies.md.
     """
 
     tenant: Name | Literal[""] = ""
@@ -91,6 +93,8 @@ class RouteConfig(Part):
     redirect_bytes: Annotated[int, Field(ge=0, le=1 << 40)] = 0
     advise: bool = True
     unicast_tokens: Annotated[int, Field(ge=0, le=1 << 40)] | None = None
+    keep_answers_s: Annotated[float, Field(ge=0, le=30 * 86_400)] = 0.0
+    coalesce: bool = False
     models: Annotated[tuple[ModelStep, ...], Field(max_length=MODELS_MAX)] = ()
 
     @model_validator(mode="before")
@@ -120,8 +124,18 @@ class RouteConfig(Part):
             raise ValueError(f"canary: the shares come to {sum(self.canary.values()):g}; at most 1")
         if self.redirect_bytes and self.answer != "redirect":
             raise ValueError("redirect_bytes: goes with `answer: redirect`; say both or neither")
+        if self.repeats and self.answer == "redirect":
+            option = "keep_answers_s" if self.keep_answers_s else "coalesce"
+            raise ValueError(
+                f"{option}: does not go with `answer: redirect`, whose answers do not pass here; leave one out"
+            )
         self._cascade()
         return self
+
+    @property
+    def repeats(self) -> bool:
+        """Whether an answer may be for more than one request."""
+        return self.coalesce or self.keep_answers_s > 0
 
     def _cascade(self) -> None:
         """Raise ValueError if `models` cannot be."""
@@ -167,6 +181,8 @@ class Route:
             "answer": config.answer,
             "redirect_bytes": config.redirect_bytes,
             "unicast_tokens": config.unicast_tokens,
+            "keep_answers_s": config.keep_answers_s,
+            "coalesce": config.coalesce,
             "foreign_quota": quota.share if quota is not None else None,
             "egress_usd_per_hour": budget.usd_per_hour if budget is not None else None,
             "egress_spent_usd": budget.spent_usd(now) if budget is not None else None,

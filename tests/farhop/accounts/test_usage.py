@@ -117,4 +117,19 @@ def test_a_book_that_makes_no_sense_is_refused_with_field_and_remedy(tmp_path: P
 
 
 def test_data_has_the_fields_that_the_loop_hands_on() -> None:
-    assert len(record().data) == len(Data.__struct_fields__) - 1
+    """What is known of answers given again comes behind, where there is any."""
+    assert len(record().data) == Data.__struct_fields__.index("answer_cache") - 1
+
+
+def test_answers_given_again_took_nothing_and_saved_what_they_had_cost(prices: Prices) -> None:
+    again = read(
+        lines([record(measured="again", input_tokens=0, cached_tokens=None, output_tokens=0)], "test", prices)[0]
+    )
+    assert again is not None
+    given = msgspec.structs.replace(
+        again.data, answer_cache="hit", saved_input_tokens=1_000_000, saved_output_tokens=500_000, gpu_ms=None
+    )
+    sums = Sums()
+    sums.add(given, prices)
+    assert (sums.requests, sums.given_again, sums.unmeasured, sums.input_tokens, sums.cost_usd) == (1, 1, 0, 0, 0.0)
+    assert (sums.saved_tokens, sums.answers_saved_usd) == (1_500_000, pytest.approx(1.0 + 0.5 * 4.0))

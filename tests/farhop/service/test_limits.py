@@ -87,7 +87,7 @@ async def staged(stage: Stage, work: Callable[[], Any]) -> None:
 
 
 def ended(began: float = 1.0, status: int = 200) -> Any:
-    return SimpleNamespace(began_at=began, status=status, progress=None)
+    return SimpleNamespace(began_at=began, status=status, progress=None, forward=object())
 
 
 async def test_who_is_not_limited_costs_a_look_up() -> None:

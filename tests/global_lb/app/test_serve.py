@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from farhop.balance.machine import Address, Forward, Request
 from farhop.identity.hop_token import BUDGET_MAX_MS, HopClaims, HopSigner, HopVerifier, request_line
 from farhop.relay.http.listener import PortTakenError
+from farhop.service.request_telemetry import GivenAgain
 from farhop.telemetry import logs
 from farhop_lab.memory_store import MemoryStore
 from global_lb.app.main import GlobalBalancer
@@ -79,7 +80,9 @@ class Passage:
         head = SimpleNamespace(method=b"POST", target=b"/v1/chat/completions", known={}, get=lambda _name: None)
         self.reasons = None
         self.exchange = SimpleNamespace(head=head)
-        self.context = type("RequestContext", (), {"decision_id": "d" * 16, "body_sha256": b"", "reserved": None})()
+        self.context = type(
+            "RequestContext", (), {"decision_id": "d" * 16, "body_sha256": b"", "reserved": None, "given": None}
+        )()
         self.request = Request(
             "1", "anywhere", MODEL, 100, 200, (), 1012.0, priority=3, narrow=(("jp", "us"),), key="demo"
         )
@@ -150,6 +153,10 @@ def test_the_client_is_told_where_and_under_which_decision() -> None:
     assert tier().answer_headers(passage) == b"x-farhop-region: tokyo\r\nx-farhop-decision: dddddddddddddddd\r\n"  # type: ignore[arg-type]
     passage.forward = None
     assert tier().answer_headers(passage) == b"x-farhop-decision: dddddddddddddddd\r\n"  # type: ignore[arg-type]
+    passage.context.given = GivenAgain("shared", region="frankfurt")
+    assert tier().answer_headers(passage) == (  # type: ignore[arg-type]
+        b"x-farhop-region: frankfurt\r\nx-farhop-cache: hit\r\nx-farhop-decision: dddddddddddddddd\r\n"
+    )
 
 
 def test_the_reasons_of_a_decision() -> None:

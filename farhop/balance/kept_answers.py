@@ -1,0 +1,104 @@
+"""Answers kept to be given again, within one bound of bytes that they share with answers being recorded.
+
+Invariants: 0 <= kept + taken <= capacity, always; no answer takes more than a SHARE-th of it. Where room is wanted, who
+keeps the most gives the answer of its own that was asked for longest ago, so that one tenant's many answers push out
+its own first. Never reads a clock, never says whether an answer may be given: only that it is here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+A = TypeVar("A")
+
+SHARE = 16
+ENTRY_BYTES = 512  # what an entry takes beside its answer: key, headers, places in tables
+
+
+class KeptAnswers(Generic[A]):
+    """By holder (a tenant) and key. Sizes are in bytes."""
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 0:
+            raise ValueError(f"capacity must be 0 or more, not {capacity!r}")
+        self.capacity = capacity
+        self.kept = self.taken = 0  # bytes of answers kept, and of those being recorded or still told
+        self._of: dict[str, OrderedDict[bytes, tuple[A, int]]] = {}
+        self._bytes: dict[str, int] = {}
+
+    @property
+    def largest(self) -> int:
+        """An answer of more bytes than this is not kept."""
+        return max(0, self.capacity // SHARE - ENTRY_BYTES)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._of.values()))
+
+    def get(self, holder: str, key: bytes) -> A | None:
+        """The answer, from now on the one that was asked for last; None if it is not here."""
+        mine = self._of.get(holder)
+        found = mine.get(key) if mine is not None else None
+        if mine is None or found is None:
+            return None
+        mine.move_to_end(key)
+        return found[0]
+
+    def put(self, holder: str, key: bytes, answer: A, size: int) -> bool:
+        """Keep an answer of this size in place of the one before. False if it is too large, or there is no room."""
+        self.drop(holder, key)
+        cost = size + ENTRY_BYTES
+        if size > self.largest or not self._make_room(cost):
+            return False
+        self._of.setdefault(holder, OrderedDict())[key] = answer, cost
+        self._bytes[holder] = self._bytes.get(holder, 0) + cost
+        self.kept += cost
+        return True
+
+    def drop(self, holder: str, key: bytes) -> None:
+        """Keep it no more, if it is here."""
+        mine = self._of.get(holder)
+        found = mine.pop(key, None) if mine is not None else None
+        if found is not None:
+            self._gone(holder, found[1])
+
+    def clear(self) -> None:
+        """Keep nothing. What is taken stays taken."""
+        self._of.clear()
+        self._bytes.clear()
+        self.kept = 0
+
+    # -- room for what is under way
+
+    def take(self, n: int) -> bool:
+        """Room for n bytes more of an answer under way; kept ones make room for it. False if there is none."""
+        if n < 0:
+            raise ValueError(f"n must be 0 or more, not {n!r}")
+        if not self._make_room(n):
+            return False
+        self.taken += n
+        return True
+
+    def give(self, n: int) -> None:
+        """Give back what was taken. ValueError if it was not."""
+        if not 0 <= n <= self.taken:
+            raise ValueError(f"{n!r} bytes given back, {self.taken} taken")
+        self.taken -= n
+
+    def _make_room(self, n: int) -> bool:
+        if self.taken + n > self.capacity:
+            return False
+        while self.kept + self.taken + n > self.capacity:
+            self._evict()
+        return True
+
+    def _evict(self) -> None:
+        holder = max(self._bytes, key=self._bytes.__getitem__)
+        _, (_, cost) = self._of[holder].popitem(last=False)
+        self._gone(holder, cost)
+
+    def _gone(self, holder: str, cost: int) -> None:
+        self.kept -= cost
+        self._bytes[holder] -= cost
+        if not self._of[holder]:
+            del self._of[holder], self._bytes[holder]

@@ -1,0 +1,305 @@
+"""Which requests may be answered by what was answered before, what makes two of them the same, and an answer told in
+the other way: as a stream, or whole.
+
+Two requests are the same if engines would see the same: JSON with its members in any order, without those that name
+the client or only say how the answer is sent. Sampled answers may be repeated at temperature 0, or where the client
+says so by a key of its own. What is not understood is not the same, and not told in another way. Never keeps anything.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from farhop.relay.formats.openai import UNREADABLE
+from farhop.relay.formats.paths import Kind
+from farhop.relay.formats.prompt import invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KEY_HEADER = b"x-farhop-cache-key"
+BODY_BYTES_MAX = 256 * 1024  # reading a body again and writing it in order takes 2 ms at most
+RETOLD_BYTES_MAX = 256 * 1024  # so does telling an answer in the other way
+_KEY = re.compile(rb"[!-~]{1,256}")
+_AGE = re.compile(rb"max-age=([0-9]{1,10})")
+_ANY_END = re.compile(rb"\r?\n\r?\n")
+_SAMPLED = frozenset((Kind.CHAT, Kind.COMPLETION, Kind.MESSAGES))
+_COMPUTED = frozenset((Kind.EMBEDDINGS, Kind.RERANK, Kind.SCORE))  # the same every time
+_TOLD_EITHER_WAY = frozenset((Kind.CHAT, Kind.COMPLETION))
+# Members that name the client or what it files the request under: no engine's answer depends on them.
+_LEFT_OUT = ("user", "safety_identifier", "metadata")
+_OF_DIALECT = (b"anthropic-beta:", b"anthropic-version:")  # header lines by which engines answer otherwise
+
+Document: TypeAlias = dict[str, Any]
+
+
+class Asked(NamedTuple):
+    """A request that may be repeated. `key`: 32 bytes, the same for the same requests. `renew`: what is kept is not to
+    be given (`no-cache`); `age_s_max`: nor what is older than that, None for any age."""
+
+    key: bytes
+    renew: bool = False
+    age_s_max: float | None = None
+
+
+def asked(
+    kind: Kind, target: bytes, lines: bytes, body: bytes, version: str, named: bytes | None, *, stream: bool
+) -> Asked | str:
+    """What is asked for, or in a word or two why it may not be repeated. `target` is the request's with its query,
+    `lines` its header lines ready to be sent on, `body` as it is sent on, `version` what is asked for of the model,
+    `named` the client's own key (KEY_HEADER). Raises BodyError where that is none."""
+    if named is not None and not _KEY.fullmatch(named):
+        name = KEY_HEADER.decode()
+        raise invalid(name, f"header `{name}` must be 1 to 256 visible ASCII characters; give another, or leave it out")
+    controls = _controls(lines)
+    if b"no-store" in controls:
+        return "no_store"
+    if kind not in _SAMPLED and kind not in _COMPUTED:
+        return "path"
+    if len(body) > BODY_BYTES_MAX:
+        return "size"
+    try:
+        document = msgspec.json.decode(body)
+    except UNREADABLE:
+        return "body"
+    if not isinstance(document, dict):
+        return "body"
+    if named is None and kind in _SAMPLED and not _certain(document):
+        return "sampled"
+    _canonical(document, drops_stream=kind in _TOLD_EITHER_WAY)
+    parts = (
+        kind.encode(), target, version.encode(), named or b"",
+        b"\n".join(sorted(line for line in lines.split(b"\r\n") if line.startswith(_OF_DIALECT))),
+        b"" if kind in _TOLD_EITHER_WAY else b"%d" % stream,
+        msgspec.json.encode(document, order="sorted"),
+    )  # fmt: skip
+    digest = sha256(b"".join(b"%d:%b" % (len(part), part) for part in parts)).digest()
+    ages = [float(found[1]) for control in controls if (found := _AGE.fullmatch(control))]
+    return Asked(digest, b"no-cache" in controls, min(ages, default=None))
+
+
+def _controls(lines: bytes) -> frozenset[bytes]:
+    """The directives of `Cache-Control`."""
+    if b"cache-control:" not in lines:
+        return frozenset()
+    values = [line.partition(b":")[2] for line in lines.split(b"\r\n") if line.startswith(b"cache-control:")]
+    return frozenset(word.strip().lower() for value in values for word in value.split(b","))
+
+
+def _certain(document: Document) -> bool:
+    """Whether an engine takes the likeliest token each time, of one answer."""
+    temperature = document.get("temperature")
+    said = isinstance(temperature, int | float) and not isinstance(temperature, bool) and temperature == 0
+    return said and all(document.get(name) in (None, 1) for name in ("n", "best_of"))
+
+
+def _canonical(document: Document, *, drops_stream: bool) -> None:
+    for name in _LEFT_OUT:
+        document.pop(name, None)
+    if not drops_stream:
+        return
+    document.pop("stream", None)
+    options = document.get("stream_options")
+    if isinstance(options, dict):
+        options.pop("include_usage", None)  # it is there for whoever asks
+    if not options:
+        document.pop("stream_options", None)
+
+
+# -- a stream's events
+
+
+def events_of(data: bytes) -> Iterator[bytes]:
+    """The events of a part of a stream, each with its end; what has none comes last."""
+    start = 0
+    for end in _ANY_END.finditer(data):
+        yield data[start : end.end()]
+        start = end.end()
+    if start < len(data):
+        yield data[start:]
+
+
+def tells_usage(event: bytes) -> bool:
+    """Whether this event of a chat or completion tells of the usage and nothing else."""
+    if b'"usage"' not in event:
+        return False
+    chunk = _chunk(event)
+    return chunk is not None and chunk.get("choices") == [] and isinstance(chunk.get("usage"), dict)
+
+
+def _chunk(event: bytes) -> Document | None:
+    start = event.find(b"{")
+    if start < 0 or not event.startswith(b"data:"):
+        return None
+    try:
+        chunk = msgspec.json.decode(event[start:].rstrip())
+    except UNREADABLE:
+        return None
+    return chunk if isinstance(chunk, dict) else None
+
+
+_GIVEN_UP = (b'"finish_reason":"abort"', b'"finish_reason":"error"')
+
+
+def complete(kind: Kind, pieces: list[bytes], *, stream: bool) -> bool:
+    """Whether an answer that came whole is a good one: it says its end, and tells of no error."""
+    if not pieces:
+        return False
+    if any(b'"error"' in piece and _tells_error(piece, stream=stream) for piece in pieces):
+        return False
+    if any(word in piece.replace(b" ", b"") for word in _GIVEN_UP for piece in pieces if b"finish_reason" in piece):
+        return False
+    last = b"".join(pieces[-2:]).rstrip()
+    if not stream:
+        return pieces[0].lstrip().startswith(b"{") and last.endswith(b"}")
+    return b'"message_stop"' in last if kind is Kind.MESSAGES else last.endswith(b"[DONE]")
+
+
+def _tells_error(piece: bytes, *, stream: bool) -> bool:
+    """In a text it would be escaped, but a member of arguments may be called so, too."""
+    if stream:
+        return any(b'"error"' in event and (_chunk(event) or {"error": 1}).get("error") for event in events_of(piece))
+    try:
+        document = msgspec.json.decode(piece)
+    except UNREADABLE:
+        return True  # a part of one
+    return not isinstance(document, dict) or document.get("error") is not None
+
+
+# -- told in the other way
+
+
+class _NotUnderstoodError(Exception):
+    """Something of an answer that cannot be told in the other way for sure."""
+
+
+def whole(kind: Kind, stream: bytes) -> bytes | None:
+    """The document that a whole stream of a chat or completion says, its usage with it; None where that cannot be told
+    for sure."""
+    if kind not in _TOLD_EITHER_WAY or len(stream) > RETOLD_BYTES_MAX:
+        return None
+    document: Document = {}
+    choices: dict[int, Document] = {}
+    ended = False
+    for event in events_of(stream):
+        ended = ended or event.startswith((b"data: [DONE]", b"data:[DONE]"))
+        if not event.startswith(b"data:") or b"{" not in event:
+            continue
+        chunk = _chunk(event)
+        if chunk is None or "error" in chunk:
+            return None
+        try:
+            for choice in chunk.pop("choices", ()):
+                index = choice.get("index", 0)
+                _add(choices.setdefault(index, {"index": index}), choice)
+        except (_NotUnderstoodError, KeyError, TypeError, AttributeError):
+            return None
+        document.update({name: value for name, value in chunk.items() if value is not None or name not in document})
+    if not (ended and choices):
+        return None
+    if kind is Kind.CHAT:
+        document["object"] = "chat.completion"
+    document["choices"] = [_closed(choices[index], kind) for index in sorted(choices)]
+    return msgspec.json.encode(document)
+
+
+def _add(choice: Document, more: Document) -> None:
+    for name, value in more.items():
+        if name == "delta":
+            message = choice.setdefault("message", {})
+            for part, said in value.items():
+                _join(message, part, said)
+        elif name == "text":
+            choice["text"] = choice.get("text", "") + value
+        elif name == "logprobs" and value is not None:
+            known = choice.get("logprobs") or {}
+            for part, said in value.items():
+                if not isinstance(said, list | None):
+                    raise _NotUnderstoodError
+                known[part] = known[part] + said if known.get(part) and said else (said or known.get(part))
+            choice["logprobs"] = known
+        elif name != "index" and (value is not None or name not in choice):
+            if isinstance(value, list | dict):
+                raise _NotUnderstoodError
+            choice[name] = value  # such as finish_reason: said once
+
+
+def _join(message: Document, part: str, said: Any) -> None:
+    known = message.get(part)
+    if part == "role" or known is None or said is None:
+        if part == "tool_calls" and said is not None:
+            message[part] = {}
+            _call(message[part], said)
+        elif isinstance(said, list | dict):
+            raise _NotUnderstoodError
+        elif said is not None or part not in message:
+            message[part] = said
+    elif part == "tool_calls":
+        _call(known, said)
+    elif isinstance(known, str) and isinstance(said, str):
+        message[part] = known + said
+    else:
+        raise _NotUnderstoodError
+
+
+def _call(calls: dict[int, Document], said: list[Document]) -> None:
+    """Tools that are called come in pieces, by their number."""
+    for piece in said:
+        call = calls.setdefault(piece["index"], {})
+        for name, value in piece.items():
+            if name == "function":
+                function = call.setdefault("function", {"name": "", "arguments": ""})
+                for part, text in value.items():
+                    function[part] = function.get(part, "") + (text or "")
+            elif name != "index" and value is not None:
+                call[name] = value
+
+
+def _closed(choice: Document, kind: Kind) -> Document:
+    if kind is Kind.CHAT:
+        message = choice.setdefault("message", {})
+        message.setdefault("role", "assistant")
+        message.setdefault("content", None)
+        if calls := message.get("tool_calls"):
+            message["tool_calls"] = [calls[number] for number in sorted(calls)]
+            message["content"] = message["content"] or None
+    choice.setdefault("finish_reason", None)
+    return choice
+
+
+def stream(kind: Kind, document: bytes) -> tuple[bytes, bytes, bytes] | None:
+    """A whole answer of a chat or completion as a stream: what comes before its usage, the event with that (b"" if it
+    tells none), and the end. None where that cannot be told for sure."""
+    if kind not in _TOLD_EITHER_WAY or len(document) > RETOLD_BYTES_MAX:
+        return None
+    try:
+        answer = msgspec.json.decode(document)
+        usage, choices = answer.pop("usage", None), answer.pop("choices")
+        if kind is Kind.CHAT:
+            answer["object"] = "chat.completion.chunk"
+        said = [event for choice in choices for event in (_in_chat(choice) if kind is Kind.CHAT else [choice])]
+        before = b"".join(_event(answer | {"choices": [choice]}) for choice in said)
+    except (*UNREADABLE, KeyError, TypeError, AttributeError):
+        return None
+    told = _event(answer | {"choices": [], "usage": usage}) if usage is not None else b""
+    return before, told, b"data: [DONE]\n\n"
+
+
+def _in_chat(choice: Document) -> list[Document]:
+    index, message = choice.get("index", 0), dict(choice["message"])
+    rest = {name: value for name, value in choice.items() if name not in ("index", "message", "logprobs")}
+    first = {"role": message.pop("role", "assistant"), "content": None if message.get("content") is None else ""}
+    if calls := message.pop("tool_calls", None):
+        message["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
+    delta = {name: value for name, value in message.items() if value is not None}
+    opened = {"index": index, "delta": first, "logprobs": None, "finish_reason": None}
+    told = {"index": index, "delta": delta, "logprobs": choice.get("logprobs"), "finish_reason": None}
+    return [opened, told, {"index": index, "delta": {}, "logprobs": None, **rest}]
+
+
+def _event(chunk: Document) -> bytes:
+    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"

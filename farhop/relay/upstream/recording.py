@@ -1,0 +1,434 @@
+"""One answer from upstream for several clients: it is recorded as it passes, and each client reads it at its own pace.
+
+To the relay a SharedExchange is the exchange of one request. Behind it stand readers, the client that came first among
+them; each has its own place in the recording and its own backpressure. Upstream is read as fast as the fastest takes
+it, and is paused when all are behind; who is so far behind that the recording has no room any more is cut off.
+Upstream goes on while anybody reads and is cancelled when nobody does. What ends before it is a good answer (a refusal,
+an error, a redirect) is the first client's alone: the others are let go, to be routed each on its own.
+
+Never decides who may read what, and never holds more than it found room for, but for what came last.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from farhop.balance import outcome
+from farhop.relay.formats.repeatable import events_of, tells_usage
+from farhop.relay.http.exchange import Exchange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from farhop.balance.outcome import Outcome
+    from farhop.relay.answers import Reply
+
+PIECE_BYTES = 64 * 1024  # of a kept answer, at a time
+_KEPT_LINES = (b"content-type:", b"x-farhop-version:")  # of the answer's head: the rest is of one request's way
+
+
+class Room(Protocol):
+    """A bound of bytes that recordings share (balance.kept_answers)."""
+
+    def take(self, n: int) -> bool:
+        """Whether there is room for n bytes more."""
+
+    def give(self, n: int) -> None:
+        """Give back what was taken."""
+
+
+class Tape:
+    """The body of an answer, as far as it is here: pieces by number, from `first` on. `usage_at` is that of the event
+    that tells the usage and nothing else, None without one: only who asked for it reads it. `lines` are those of its
+    head that hold for all who read it, `length` the body's where it is known. `whole`: nothing more comes."""
+
+    __slots__ = ("first", "held_bytes", "length", "lines", "pieces", "usage_at", "whole")
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.first = self.held_bytes = 0
+        self.usage_at: int | None = None
+        self.lines = b""
+        self.length: int | None = None
+        self.whole = False
+
+    @property
+    def end(self) -> int:
+        """The number of the piece that comes next."""
+        return self.first + len(self.pieces)
+
+    def add(self, piece: bytes, *, usage: bool = False) -> None:
+        """The next piece."""
+        if usage:
+            self.usage_at = self.end
+        self.pieces.append(piece)
+        self.held_bytes += len(piece)
+
+    def drop(self, before: int) -> int:
+        """Forget pieces up to this number; how many bytes they were."""
+        gone = self.pieces[: before - self.first]
+        del self.pieces[: len(gone)]
+        self.first += len(gone)
+        size = sum(map(len, gone))
+        self.held_bytes -= size
+        return size
+
+
+def played(lines: bytes, pieces: Iterable[bytes], usage: bytes, end: bytes, *, streams: bool) -> Tape:
+    """A whole answer, as a tape that is read from its beginning. `usage` and `end` are a stream's last events."""
+    tape = Tape()
+    tape.lines = lines
+    for piece in pieces:
+        for start in range(0, len(piece), PIECE_BYTES):
+            tape.add(piece[start : start + PIECE_BYTES])
+    if usage:
+        tape.add(usage, usage=True)
+    if end:
+        tape.add(end)
+    tape.length, tape.whole = None if streams else tape.held_bytes, True
+    return tape
+
+
+class ReaderOwner(Protocol):
+    """Who has clients read, and is told what becomes of them."""
+
+    def head(self, reader: Reader, tape: Tape) -> bytes:
+        """The header lines that this client's answer begins with; it begins now."""
+
+    def over(self, reader: Reader, reason: Outcome | None) -> None:
+        """Its answer is whole (None), or ended before. It is told once, and of who was let go not at all."""
+
+    def let_go(self, reader: Reader) -> None:
+        """Nothing has begun, and nothing will here."""
+
+    def stopped(self, reader: Reader) -> None:
+        """We stop, and time is up."""
+
+
+class Reader:
+    """A client that reads a tape (exchange.ExchangeCallbacks). `shared` is where that is being recorded, None where it
+    is whole from the beginning; `told`: the usage is for this client, too. `context` is its owner's."""
+
+    __slots__ = ("_at", "begun", "context", "exchange", "owner", "paused", "shared", "tape", "told")
+
+    def __init__(self, owner: ReaderOwner, exchange: Exchange, *, told: bool, context: object = None) -> None:
+        self.owner, self.exchange, self.told, self.context = owner, exchange, told, context
+        self.shared: SharedExchange | None = None
+        self.tape: Tape | None = None
+        self.begun = self.paused = False
+        self._at = 0
+
+    @property
+    def at(self) -> int:
+        """The number of the piece that it reads next."""
+        return self._at
+
+    def play(self, tape: Tape) -> None:
+        """Read from the beginning, as far as it is there, and go on as more comes."""
+        self.tape, self.exchange.callbacks = tape, self
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what is there, as long as the client takes it."""
+        tape, exchange = self.tape, self.exchange
+        if tape is None:
+            return
+        if not self.begun:
+            self.begun = True
+            lines, first = self.owner.head(self, tape), self._next(tape)
+            exchange.begin(200, lines, tape.length, first)
+        while not self.paused and self.tape is tape and self._at < tape.end:
+            if piece := self._next(tape):
+                exchange.write(piece)
+        if tape.whole and self.tape is tape and self._at >= tape.end:
+            self._end()
+            exchange.finish()
+            self.owner.over(self, None)
+
+    def _next(self, tape: Tape) -> bytes:
+        if self._at >= tape.end:
+            return b""
+        at, self._at = self._at, self._at + 1
+        return b"" if at == tape.usage_at and not self.told else tape.pieces[at - tape.first]
+
+    def _end(self) -> None:
+        shared, self.shared, self.tape, self.exchange.callbacks = self.shared, None, None, None
+        if shared is not None:
+            shared.gone(self)
+
+    def release(self) -> None:
+        """Wait here no more: nothing was sent. Until somebody else has its exchange it is this one's still."""
+        self.shared = self.tape = None
+
+    def leave(self) -> None:
+        """Read no more; its answer is somebody else's to give."""
+        self._end()
+
+    def broke(self, event: bytes | None, reason: Outcome) -> None:
+        """Nothing more comes: all that is here, and then this event or the visible end."""
+        self.paused = False
+        tape = self.tape
+        while tape is not None and self._at < tape.end:
+            if piece := self._next(tape):
+                self.exchange.write(piece)
+        self.cut(event, reason)
+
+    def cut(self, event: bytes | None, reason: Outcome) -> None:
+        """End it here."""
+        self._end()
+        self.exchange.break_off(event)
+        self.owner.over(self, reason)
+
+    # -- exchange.ExchangeCallbacks
+
+    def client_left(self) -> None:
+        """The client is gone."""
+        self._end()
+        self.owner.over(self, outcome.CLIENT_LEFT)
+
+    def stopped(self) -> None:
+        """We stop, and time is up."""
+        self.owner.stopped(self)
+
+    def pause(self) -> None:
+        """The client is behind."""
+        self.paused = True
+        if self.shared is not None:
+            self.shared.flow()
+
+    def resume(self) -> None:
+        """The client caught up."""
+        self.paused = False
+        self.pump()
+        if self.shared is not None:
+            self.shared.flow()
+
+
+class SharedExchange(Exchange):
+    """What the relay takes for the exchange of the request that came first (`leader`).
+
+    Of an answer of at most `keeps_max` bytes all is held from its beginning: readers may join, and `recorded` is called
+    once if it comes to a good end. Of a longer one that much is held between the fastest reader and the slowest.
+    `settled` is called once when nobody may join any more. `stream`: the form that was asked for. `leader_lines` is the
+    leader's head: region, decision, timing. The exchange's `callbacks` are whoever fetches the answer.
+    """
+
+    __slots__ = ("_keeps", "_over", "_room", "_solo", "_stopped", "_stream", "_taken", "_upstream_paused", "keeps_max",
+                 "leader", "leader_lines", "readers", "recorded", "settled", "tape")  # fmt: skip
+
+    def __init__(self, leader: Reader, room: Room, keeps_max: int, *, stream: bool) -> None:
+        exchange = leader.exchange
+        super().__init__(exchange._connection, exchange.head)
+        self.context, self.tenant = exchange.context, exchange.tenant
+        self.leader, self._room, self._stream = leader, room, stream
+        self.tape, self.readers = Tape(), [leader]
+        self.keeps_max, self._keeps = keeps_max, keeps_max > 0
+        self.recorded: Callable[[], None] | None = None
+        self.settled: Callable[[], None] | None = None
+        self.leader_lines = b""
+        self._taken = 0
+        self._over = self._solo = self._stopped = self._upstream_paused = False
+        leader.shared, exchange.callbacks = self, leader
+
+    # -- readers
+
+    @property
+    def joinable(self) -> bool:
+        """Whether another may read it from its beginning."""
+        return not (self._over or self._solo) and self.tape.first == 0
+
+    def join(self, reader: Reader) -> None:
+        """One more reads it, from the beginning."""
+        reader.shared, reader.exchange.callbacks = self, reader
+        self.readers.append(reader)
+        if self.started:
+            reader.exchange.let_go()
+            reader.play(self.tape)
+            self.flow()
+
+    def gone(self, reader: Reader) -> None:
+        """A reader reads no more."""
+        if reader in self.readers:
+            self.readers.remove(reader)
+        if not self.readers and not self._over:
+            self._settle()
+            self._over = True
+            if self.callbacks is not None:
+                self.callbacks.client_left()
+        elif not self._over:
+            self._trim()
+            self.flow()
+        self._give_back()
+
+    def flow(self) -> None:
+        """Upstream waits while all who read are behind."""
+        if self._over or self._solo or self.callbacks is None or not self.readers:
+            return
+        behind = all(reader.paused for reader in self.readers)
+        if behind != self._upstream_paused:
+            self._upstream_paused = behind
+            if behind:
+                self.callbacks.pause()
+            else:
+                self.callbacks.resume()
+
+    def stop(self) -> None:
+        """We stop, and time is up: for all who read it."""
+        if not (self._over or self._stopped) and self.callbacks is not None:
+            self._stopped = True
+            self.callbacks.stopped()
+
+    # -- Exchange, as the relay sees it
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody waits for it."""
+        return self.leader.exchange.is_open if self._solo else bool(self.readers)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What is held for readers, and what they have not taken yet."""
+        return self.tape.held_bytes + sum(reader.exchange.unsent_bytes for reader in self.readers)
+
+    def let_go(self) -> None:
+        """Nobody's body will be wanted again."""
+        for reader in self.readers:
+            reader.exchange.let_go()
+
+    def reply(self, reply: Reply) -> None:
+        """An answer of ours: it is the leader's."""
+        self.started = True
+        if self._alone():
+            self.leader.exchange.reply(reply)
+
+    def begin(self, status: int, headers: bytes, length: int | None, first: bytes) -> None:
+        """The answer begins. One that is not good, or not of the form that was asked for, is the leader's."""
+        self.started = True
+        lines = b"".join(line + b"\r\n" for line in headers.split(b"\r\n") if line.startswith(_KEPT_LINES))
+        if status != 200 or (b"text/event-stream" in lines) != self._stream:
+            if self._alone():
+                self.leader.exchange.begin(status, headers, length, first)
+            elif self.callbacks is not None:
+                self.callbacks.client_left()
+            return
+        tape = self.tape
+        tape.lines, tape.length = lines, length
+        self.leader_lines = headers
+        if length is not None and length > self.keeps_max:
+            self._keeps = False
+        if first:
+            self._add(first)
+        for reader in tuple(self.readers):
+            reader.play(tape)
+        self._trim()
+
+    def write(self, data: bytes) -> None:
+        """More of it."""
+        if self._solo:
+            self.leader.exchange.write(data)
+            return
+        self._add(data)
+        for reader in tuple(self.readers):
+            reader.pump()
+        self._trim()
+
+    def finish(self) -> None:
+        """It is whole."""
+        if self._solo:
+            self.leader.exchange.finish()
+            return
+        self._settle()
+        self._over = self.tape.whole = True
+        if self._keeps and self.tape.first == 0 and self.recorded is not None:
+            self.recorded()
+        for reader in tuple(self.readers):
+            reader.pump()
+        self._give_back()
+
+    def break_off(self, event: bytes | None) -> None:
+        """It cannot be completed: nobody's can."""
+        if self._solo:
+            self.leader.exchange.break_off(event)
+            return
+        self._settle()
+        self._over = True
+        for reader in tuple(self.readers):
+            reader.broke(event, outcome.DIED_MID_STREAM)
+        self._give_back()
+
+    # -- inside
+
+    def _alone(self) -> bool:
+        """From now on it is the leader's, as if nobody had recorded anything. Whether the leader is still there."""
+        self._settle()
+        self._solo = True
+        there = self.leader in self.readers
+        others = [reader for reader in self.readers if reader is not self.leader]
+        self.readers = []
+        for reader in others:
+            reader.release()
+            reader.owner.let_go(reader)
+        if there:
+            self.leader.shared, self.leader.exchange.callbacks = None, self.callbacks
+        return there
+
+    def _settle(self) -> None:
+        settled, self.settled = self.settled, None
+        if settled is not None:
+            settled()
+
+    def _add(self, data: bytes) -> None:
+        tape = self.tape
+        if self._keeps and tape.held_bytes + len(data) > self.keeps_max:
+            self._keeps = False
+        self._find_room(len(data))
+        parts = events_of(data) if self._stream and b'"usage"' in data else (data,)
+        for part in parts:
+            tape.add(part, usage=self._stream and tells_usage(part))
+
+    def _find_room(self, size: int) -> None:
+        """Where there is none, what is held is let go: first what all have read, then those who are behind. What the
+        fastest has not read was on its way before upstream could be paused, and is held all the same."""
+        found = self._room.take(size)
+        if not found:
+            self._keeps = False
+            self._forget_read()
+            found = self._room.take(size)
+        while not found and self._cut_slowest():
+            found = self._room.take(size)
+        self._taken += size if found else 0
+
+    def _trim(self) -> None:
+        """What all have read is forgotten, where it is not kept; who is too far behind is cut off."""
+        if self._keeps or not self.readers:
+            return
+        self._forget_read()
+        while self.tape.held_bytes > self.keeps_max and self._cut_slowest(self.keeps_max):
+            pass
+
+    def _forget_read(self) -> None:
+        tape = self.tape
+        least = min((reader.at for reader in self.readers), default=tape.end)
+        if least > tape.first:
+            self._settle()
+            self._release(tape.drop(least))
+
+    def _cut_slowest(self, lag_max: int = 0) -> bool:
+        """End the answers of those who are the furthest behind, if that is by more bytes than this. Whether it was."""
+        ats = [reader.at for reader in self.readers]
+        first, least, most = self.tape.first, min(ats, default=0), max(ats, default=0)
+        if sum(map(len, self.tape.pieces[least - first : most - first])) <= lag_max:
+            return False
+        for reader in [one for one in self.readers if one.at == least]:
+            reader.cut(None, outcome.CLIENT_LEFT)
+        self._forget_read()
+        return True
+
+    def _release(self, size: int) -> None:
+        given = min(size, self._taken)
+        self._taken -= given
+        self._room.give(given)
+
+    def _give_back(self) -> None:
+        if self._over and not self.readers:
+            self._release(self._taken)

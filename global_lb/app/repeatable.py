@@ -1,0 +1,378 @@
+"""Answers given again, at work: stands between the ingress and the relay while any route asks for it, and has a request
+answered from what is kept, read along with one under way, or led to upstream and recorded.
+
+What is decided is global_lb.routing.repeats' to say; how an answer is recorded and read, relay.upstream.recording's.
+Each client's request is accounted for once and by itself; the tokens of an answer are those of the one that was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from farhop.balance import outcome
+from farhop.relay import answers
+from farhop.relay.active import ActiveRequest
+from farhop.relay.formats import repeatable
+from farhop.relay.formats.prompt import BodyError
+from farhop.relay.upstream.recording import Reader, SharedExchange, Tape, played
+from farhop.service.request_telemetry import GivenAgain
+from global_lb.app.receipt import ASKED
+from global_lb.routing.repeats import Alone, Follow, Hit, Kept, Lead, Repeats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop.balance.machine import Event, Request
+    from farhop.balance.outcome import Outcome
+    from farhop.relay.formats.repeatable import Asked
+    from farhop.relay.formats.transcript import Continuation
+    from farhop.relay.http.exchange import Exchange
+    from farhop.relay.relay import Relay
+    from farhop.service.ingress import Ingress
+    from farhop.service.request_telemetry import RequestContext
+    from farhop.telemetry.metrics import TierMetrics
+    from global_lb.app.serve import GlobalTier
+    from global_lb.routing.flow import GlobalFlow
+    from topology.law import Law
+
+_LATE = "the request's deadline passed while another client's same request was being answered"
+
+
+@dataclass(slots=True)
+class _Client:
+    """A request of a client that reads, and what it takes to send it upstream by itself. `age_s`: of what is kept."""
+
+    active: ActiveRequest
+    body: bytes
+    continuation: Continuation | None
+    leads: bool = False
+    leader: ActiveRequest | None = None  # whose answer it reads along with, once that began
+    age_s: float | None = None
+    timer: asyncio.TimerHandle | None = None
+
+
+class Repeatable:
+    """See the module's head. It is the ingress's relay while any route has it, and costs nothing while none has."""
+
+    def __init__(
+        self, relay: Relay, ingress: Ingress, *, flow: GlobalFlow, tier: GlobalTier, capacity_bytes: int,
+        clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self._relay, self._ingress, self._flow, self._tier, self._clock = relay, ingress, flow, tier, clock
+        self.repeats: Repeats[SharedExchange] = Repeats(capacity_bytes, flow.config.region)
+        self._loop = asyncio.get_running_loop()
+        flow.routes.changed.append(self._routes_changed)
+        self._routes_changed()
+
+    def _routes_changed(self) -> None:
+        wanted = self._flow.routes.repeats
+        self._ingress.relay = self if wanted else self._relay
+        if not wanted:
+            self.repeats.store.clear()
+
+    def law_changed(self) -> None:
+        """Another law may be in force: what was kept under the one before is given back now."""
+        self.repeats.under(self._flow.law)
+
+    def observe(self, metrics: TierMetrics) -> None:
+        """Show what it does."""
+        repeats, store = self.repeats, self.repeats.store
+        metrics.counter(
+            "answer_cache_requests", "Requests whose route gives answers again, by what became of them and why.",
+            lambda: dict(repeats.outcomes), ("outcome", "reason"),
+        )  # fmt: skip
+        metrics.counter(
+            "answer_cache_saved_tokens", "Tokens of answers given again, which no engine computed again.",
+            lambda: dict(repeats.saved_tokens), "kind",
+        )  # fmt: skip
+        metrics.gauge(
+            "answer_cache_bytes", "Bytes of answers kept, and of answers being recorded.",
+            lambda: {"kept": float(store.kept), "recorded": float(store.taken)}, "what",
+        )  # fmt: skip
+        metrics.gauge("answer_cache_bytes_max", "Bytes that both may take.", lambda: float(store.capacity))
+        metrics.gauge("answer_cache_answers", "Answers kept.", lambda: float(len(store)))
+
+    # -- ingress.Carrying
+
+    def holds(self, request_id: str) -> bool:
+        """Whether a request is here and was sent nowhere yet."""
+        return self._relay.holds(request_id)
+
+    def react(self, event: Event, now: float | None = None) -> None:
+        """Let the machine decide."""
+        self._relay.react(event, now)
+
+    def start(
+        self,
+        exchange: Exchange,
+        request: Request,
+        body: bytes,
+        *,
+        hide_usage: bool,
+        context: RequestContext,
+        arrived_at: float = 0.0,
+        continuation: Continuation | None = None,
+        geo: str = "",
+    ) -> None:
+        """Take a request that was read whole and identified, as relay.Relay does."""
+        flow = self._flow
+        route = flow.routes.of(request.tenant, request.model).config
+        if not route.repeats:
+            self._relay.start(
+                exchange, request, body, hide_usage=hide_usage, context=context, arrived_at=arrived_at,
+                continuation=continuation, geo=geo,
+            )  # fmt: skip
+            return
+        now = self._clock()
+        active = ActiveRequest(
+            self._relay, exchange, request, b"", hide_usage, context, arrived_at or now, continuation, geo
+        )
+        client = _Client(active, body, continuation)
+        try:
+            asked = self._asked(exchange, request, body, context)
+        except BodyError as error:
+            reply = answers.refusal(error.outcome, error.detail, param=error.param)
+            self._tier.telemetry.turned_away(context, reply.outcome, reply.status)
+            exchange.reply(reply)
+            return
+        if isinstance(asked, str):
+            self._alone(client, asked)
+            return
+        decide = partial(
+            self.repeats.decide, request, asked.key, route, flow.law, now, renew=asked.renew, age_s_max=asked.age_s_max
+        )
+        plan = decide()
+        if isinstance(plan, Hit):
+            tape = self._tape(plan.kept, request, context)
+            if tape is not None:
+                self._give(client, plan, tape)
+                return
+            plan = decide(gives=False)
+        if isinstance(plan, Follow) and not plan.leader.joinable:
+            plan = Lead(None, keeps=False)
+        match plan:
+            case Follow(leader):
+                self._follow(client, leader)
+            case Lead():
+                self._lead(client, asked, plan, flow.law)
+            case Alone(why):
+                self._alone(client, why)
+
+    @staticmethod
+    def _asked(exchange: Exchange, request: Request, body: bytes, context: RequestContext) -> Asked | str:
+        head = exchange.head
+        if head.known.get(ASKED) == b"1":
+            return "receipt"  # it wants to be told of its own way
+        assert context.kind is not None  # its body was read
+        named = head.known.get(repeatable.KEY_HEADER)
+        return repeatable.asked(
+            context.kind, head.target, head.onward, body, request.version, named, stream=request.stream
+        )
+
+    @staticmethod
+    def _tape(kept: Kept, request: Request, context: RequestContext) -> Tape | None:
+        """What is kept, in the form that is asked for; None where that cannot be told for sure."""
+        if kept.stream == request.stream:
+            return played(kept.lines, kept.pieces[:1], *kept.pieces[1:], streams=kept.stream)
+        assert context.kind is not None
+        told_by = kept.lines.replace(b"text/event-stream", b"application/json")
+        if kept.stream:
+            document = repeatable.whole(context.kind, b"".join(kept.pieces))
+            return None if document is None else played(told_by, [document], b"", b"", streams=False)
+        told = repeatable.stream(context.kind, kept.pieces[0])
+        lines = kept.lines.replace(b"application/json", b"text/event-stream")
+        return None if told is None else played(lines, told[:1], *told[1:], streams=True)
+
+    # -- four ways
+
+    def _alone(self, client: _Client, why: str) -> None:
+        active = client.active
+        active.context.given = GivenAgain("bypass", why)
+        self.repeats.counted("bypass", why)
+        self._send(client, active.exchange)
+
+    def _give(self, client: _Client, hit: Hit, tape: Tape) -> None:
+        """From what is kept."""
+        kept, active = hit.kept, client.active
+        client.age_s = hit.age_s
+        active.context.given = GivenAgain("hit", "", kept.region, kept.decision, hit.age_s, kept.usage)
+        active.version = _version(kept.lines)
+        self.repeats.counted("hit", "", kept.usage)
+        active.exchange.body = client.body = b""
+        active.exchange.let_go()
+        self._reader(client).play(tape)
+
+    def _follow(self, client: _Client, shared: SharedExchange) -> None:
+        active, leads = client.active, shared.context
+        active.context.given = GivenAgain("shared", "", decision=leads.decision_id)
+        active.exchange.body = b""
+        left_s = active.request.deadline - self._clock()
+        reader = self._reader(client)
+        client.timer = self._loop.call_later(max(0.0, left_s), self._late, reader)
+        shared.join(reader)
+
+    def _lead(self, client: _Client, asked: Asked, plan: Lead, law: Law) -> None:
+        """Ask upstream, and record what it says."""
+        active, repeats = client.active, self.repeats
+        request, exchange = active.request, active.exchange
+        word, why = ("bypass", "no_cache") if asked.renew else ("miss", "")
+        active.context.given = GivenAgain(word, why)
+        repeats.counted(word, why)
+        client.leads, exchange.body = True, b""
+        shared = SharedExchange(self._reader(client), repeats.store, repeats.store.largest, stream=request.stream)
+        if plan.keeps:
+            shared.recorded = partial(self._recorded, shared, client, asked.key, law)
+        if plan.share is not None:
+            repeats.leads(plan.share, shared, request.deadline)
+            shared.settled = partial(repeats.settled, plan.share, shared)
+        self._send(client, shared)
+        if isinstance(shared.callbacks, ActiveRequest):
+            client.active = shared.callbacks  # as the relay has it
+
+    def _send(self, client: _Client, exchange: Exchange) -> None:
+        active, body = client.active, client.body
+        shares = isinstance(exchange, SharedExchange)
+        client.body = b""
+        self._relay.start(
+            exchange,
+            active.request,
+            body,
+            hide_usage=active.hide_usage and not shares,  # each reader hides it from its own client
+            context=active.context,
+            arrived_at=active.arrived_at,
+            continuation=client.continuation,
+            geo=active.geo,
+        )
+
+    def _reader(self, client: _Client) -> Reader:
+        return Reader(self, client.active.exchange, told=not client.active.hide_usage, context=client)
+
+    def _recorded(self, shared: SharedExchange, client: _Client, key: bytes, law: Law) -> None:
+        """An answer is whole: it is kept, if it is a good one and all of one piece."""
+        active, tape = client.active, shared.tape
+        context: RequestContext = active.context
+        forward, attempt, progress = active.forward, active.attempt, active.progress
+        resumed = progress is not None and progress.resumed
+        if forward is None or attempt is None or resumed or context.kind is None:
+            return
+        if not repeatable.complete(context.kind, tape.pieces, stream=active.request.stream):
+            return
+        at = tape.end if tape.usage_at is None else tape.usage_at
+        usage = tape.pieces[at] if at < tape.end else b""
+        pieces = b"".join(tape.pieces[:at]), usage, b"".join(tape.pieces[at + 1 :])
+        kept = Kept(
+            active.request.stream, tape.lines, pieces, forward.target, context.decision_id, self._clock(), attempt.usage
+        )
+        self.repeats.keep(active.request.tenant, key, kept, law, self._flow.law)
+
+    # -- recording.ReaderOwner
+
+    def head(self, reader: Reader, tape: Tape) -> bytes:
+        """The header lines that this client's answer begins with."""
+        client = _client(reader)
+        active = client.active
+        if client.leads:
+            assert reader.shared is not None  # it has just begun there
+            return reader.shared.leader_lines
+        _disarm(client)
+        active.began_at, active.status, active.streams = self._clock(), 200, active.request.stream
+        if reader.shared is not None:
+            self._reads_along(client, reader.shared)
+            client.body = b""
+        age = b"" if client.age_s is None else b"age: %d\r\n" % client.age_s
+        return tape.lines + age + self._tier.answer_headers(active)
+
+    def _reads_along(self, client: _Client, shared: SharedExchange) -> None:
+        """Where the answer comes from is known now."""
+        context: RequestContext = client.active.context
+        leads = client.leader = _client(shared.leader).active
+        region = leads.forward.target if leads.forward is not None else ""
+        context.given = GivenAgain("shared", "", region, leads.context.decision_id)
+        client.active.version = leads.version
+
+    def _read_along(self, client: _Client, leads: ActiveRequest, reason: Outcome | None) -> None:
+        """It has read all that it could: what that spared an engine is known if that was all there is."""
+        context: RequestContext = client.active.context
+        usage = leads.usage if leads.attempt is None else leads.attempt.usage
+        saved = usage if reason is None else None
+        if context.given is not None:
+            context.given = replace(context.given, saved=saved)
+        self.repeats.counted("shared", "", saved)
+
+    def over(self, reader: Reader, reason: Outcome | None) -> None:
+        """A client's answer is whole, or ended before."""
+        client = _client(reader)
+        _disarm(client)
+        if client.leads:
+            return  # the relay says so, when upstream is over
+        active = client.active
+        if client.leader is not None:
+            self._read_along(client, client.leader, reason)
+        status = 0 if reason is outcome.CLIENT_LEFT else active.status
+        self._conclude(active, reason or outcome.SERVED, status)
+
+    def let_go(self, reader: Reader) -> None:
+        """What it waited for did not begin: it goes its own way, once whoever tells us is done."""
+        _disarm(_client(reader))
+        self._loop.call_soon(self._goes_alone, reader)
+
+    def stopped(self, reader: Reader) -> None:
+        """We stop, and time is up."""
+        if reader.shared is not None:
+            reader.shared.stop()
+        if reader.exchange.callbacks is not reader:
+            return  # it was told with all the others
+        if reader.begun:
+            reader.cut(None, outcome.STOPPING)
+        else:
+            self._refuse(reader, outcome.STOPPING, answers.STOPPING_DETAIL, 1.0)
+
+    def _goes_alone(self, reader: Reader) -> None:
+        client, exchange = _client(reader), reader.exchange
+        if exchange.callbacks is reader:
+            exchange.callbacks = None
+            self._alone(client, "leader_failed")
+
+    def _late(self, reader: Reader) -> None:
+        if not reader.begun:
+            self._refuse(reader, outcome.DEADLINE, _LATE, None)
+
+    def _refuse(self, reader: Reader, reason: Outcome, detail: str, retry_after_s: float | None) -> None:
+        client = _client(reader)
+        active = client.active
+        _disarm(client)
+        extra = self._tier.answer_headers(active)
+        reader.leave()
+        reply = answers.refusal(reason, detail, retry_after_s=retry_after_s, extra=extra)
+        active.status = reply.status
+        reader.exchange.reply(reply)
+        self._conclude(active, reason, reply.status)
+
+    def _conclude(self, active: ActiveRequest, reason: Outcome, status: int) -> None:
+        try:
+            self._tier.concluded(active, reason, status, None)
+        except Exception as error:  # noqa: BLE001 - what is noted down must not decide whether a request is served
+            self._tier.fault(active, error)
+
+
+def _client(reader: Reader) -> _Client:
+    client: Any = reader.context
+    assert isinstance(client, _Client)  # we made it
+    return client
+
+
+def _disarm(client: _Client) -> None:
+    if client.timer is not None:
+        client.timer.cancel()
+        client.timer = None
+
+
+def _version(lines: bytes) -> bytes:
+    """The model's, as a head tells it."""
+    found = [line.partition(b":")[2].strip() for line in lines.split(b"\r\n") if line.startswith(b"x-farhop-version:")]
+    return found[0] if found else b""

@@ -1,0 +1,160 @@
+"""Answers that are given again: which request gets one that is kept, which one reads along with another, and which one
+leads.
+
+Invariants: an answer is only ever for the tenant that it was made for, by the law of now: where it was made must be
+lawful for whoever gets it, and where it is kept must be where that tenant's records and hints may be. Another law makes
+all of them unreachable at once. Who reads along is under the very rules of who leads: same tenant, model, version, key
+and narrowing. Never reads a body, a clock or a socket.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from farhop.balance.kept_answers import KeptAnswers
+from farhop.balance.machine import Usage
+from global_lb.routing import admission
+from topology.law import Scope
+
+if TYPE_CHECKING:
+    from farhop.balance.machine import Request
+    from global_lb.routing.policy import RouteConfig
+    from topology.law import Law
+
+H = TypeVar("H")
+ShareKey: TypeAlias = "tuple[str, bytes, bool, str, tuple[tuple[str, ...], ...], int]"
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """An answer that is kept: `pieces` of its body (of a stream: up to its usage, the event with that, the end), the
+    `lines` of its head, and for which decision it was made, where, and when (the machine's seconds)."""
+
+    stream: bool
+    lines: bytes
+    pieces: tuple[bytes, bytes, bytes]
+    region: str
+    decision: str
+    made_at: float
+    usage: Usage | None
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """Give this one again; it is `age_s` old."""
+
+    kept: Kept
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Follow(Generic[H]):
+    """Read along with this one."""
+
+    leader: H
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Ask upstream. Others may read along by `share`, None if not; `keeps`: the answer is to be kept."""
+
+    share: ShareKey | None
+    keeps: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """Ask upstream as if nothing were ever given again; `why` in a word."""
+
+    why: str
+
+
+class Repeats(Generic[H]):
+    """What one balancer keeps, and who leads. `region` is its own; `H` is what stands for an answer under way."""
+
+    def __init__(self, capacity_bytes: int, region: str) -> None:
+        self._region = region
+        self.store: KeptAnswers[Kept] = KeptAnswers(capacity_bytes)
+        self.outcomes: Counter[tuple[str, str]] = Counter()  # of requests, and why
+        self.saved_tokens: Counter[str] = Counter()  # that no engine computed, by kind
+        self._leaders: dict[ShareKey, tuple[H, float]] = {}
+        self._law: Law | None = None
+
+    def under(self, law: Law) -> None:
+        """From now on this law. Another one than before: nothing of before is given any more."""
+        if law is not self._law:
+            self._law = law
+            self.store.clear()
+            self._leaders.clear()
+
+    def decide(
+        self, request: Request, key: bytes, route: RouteConfig, law: Law, now: float, *,
+        renew: bool = False, age_s_max: float | None = None, gives: bool = True,
+    ) -> Hit | Follow[H] | Lead | Alone:  # fmt: skip
+        """What to do with a request that may be repeated. `renew`: what is there is not to be given, `age_s_max`: nor
+        what is older. `gives`: False once what is kept turned out to be of no use."""
+        self.under(law)
+        if not self.store.largest:
+            return Alone("room")
+        keeps = route.keep_answers_s > 0 and self._may_keep(request, law)
+        if keeps and gives and not renew:
+            kept = self._kept(request, key, route, law, now, age_s_max)
+            if kept is not None:
+                return Hit(kept, now - kept.made_at)
+        if not route.coalesce:
+            return Lead(None, keeps) if keeps else Alone("law")
+        share = (request.tenant, key, request.stream, request.key, request.narrow, request.priority)
+        if renew:
+            return Lead(None, keeps)
+        leader = self._leaders.get(share)
+        # One that has to be over much sooner than this one must be would end it too soon.
+        if leader is not None and request.deadline - now <= 2 * (leader[1] - now):
+            return Follow(leader[0])
+        return Lead(share, keeps)
+
+    def _may_keep(self, request: Request, law: Law) -> bool:
+        """Whether an answer to it may lie here: it is a record of the tenant's, found by a hash of its prompt."""
+        scopes = (Scope.LOGGING, Scope.HINTS)
+        verdicts = (law.verdict(request.tenant, request.model, scope, request.narrow, request.key) for scope in scopes)
+        return all(self._region in verdict.lawful for verdict in verdicts)
+
+    def _kept(
+        self, request: Request, key: bytes, route: RouteConfig, law: Law, now: float, age_s_max: float | None
+    ) -> Kept | None:
+        kept = self.store.get(request.tenant, key)
+        if kept is None:
+            return None
+        age_s = now - kept.made_at
+        if age_s >= route.keep_answers_s:
+            self.store.drop(request.tenant, key)
+            return None
+        lawful = admission.both(admission.processing(request, law).lawful, request.lawful)
+        fresh = age_s_max is None or age_s <= age_s_max
+        return kept if fresh and kept.region in lawful else None
+
+    def leads(self, share: ShareKey, leader: H, deadline: float) -> None:
+        """Others read along with this one from now on, until it is `settled`; it is to be over by its deadline."""
+        self._leaders[share] = leader, deadline
+
+    def settled(self, share: ShareKey, leader: H) -> None:
+        """Nobody can read along with this one any more."""
+        known = self._leaders.get(share)
+        if known is not None and known[0] is leader:
+            del self._leaders[share]
+
+    def keep(self, tenant: str, key: bytes, kept: Kept, made_under: Law, law: Law) -> bool:
+        """Keep an answer that was asked for under one law and is whole under another, if that is the same."""
+        self.under(law)
+        if made_under is not law:
+            return False
+        return self.store.put(tenant, key, kept, sum(map(len, kept.pieces)) + len(kept.lines))
+
+    def counted(self, outcome: str, why: str, saved: Usage | None = None) -> None:
+        """What became of a request of a route that gives answers again; `saved`: what it spared an engine."""
+        self.outcomes[outcome, why] += 1
+        if saved is not None:
+            self.saved_tokens["prompt"] += saved.prompt_tokens
+            self.saved_tokens["completion"] += saved.completion_tokens

@@ -1,0 +1,111 @@
+"""Answers kept within one bound: by recency, by holder, and beside what is being recorded."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from farhop.balance.kept_answers import ENTRY_BYTES, SHARE, KeptAnswers
+
+
+def test_what_was_asked_for_longest_ago_goes_first() -> None:
+    kept = KeptAnswers[str](SHARE * (100 + ENTRY_BYTES))
+    for n in range(SHARE):
+        assert kept.put("a", b"%d" % n, str(n), 100)
+    assert kept.get("a", b"0") == "0"  # it was the oldest, and is asked for
+    assert kept.put("a", b"new", "new", 100)
+    assert kept.get("a", b"0") == "0"
+    assert kept.get("a", b"1") is None
+    assert len(kept) == SHARE
+
+
+def test_who_keeps_the_most_gives_first() -> None:
+    kept = KeptAnswers[str](SHARE * (100 + ENTRY_BYTES))
+    kept.put("small", b"mine", "mine", 100)  # the oldest of all
+    for n in range(2 * SHARE):
+        kept.put("abusive", b"%d" % n, str(n), 100)
+    assert kept.get("small", b"mine") == "mine"
+    assert kept.get("abusive", b"mine") is None  # nobody gets another's
+
+
+def test_an_answer_above_its_share_is_not_kept() -> None:
+    kept = KeptAnswers[str](1 << 20)
+    assert not kept.put("a", b"k", "large", kept.largest + 1)
+    assert kept.put("a", b"k", "fits", kept.largest)
+    assert not kept.put("a", b"k", "large", kept.largest + 1)
+    assert kept.get("a", b"k") is None  # what it was to replace is not current any more
+    assert kept.kept == 0
+    assert not KeptAnswers[str](0).put("a", b"k", "none", 0)
+
+
+def test_recordings_take_the_room_of_what_is_kept() -> None:
+    kept = KeptAnswers[str](SHARE * (100 + ENTRY_BYTES))
+    for n in range(SHARE):
+        kept.put("a", b"%d" % n, str(n), 100)
+    assert kept.take(kept.capacity)
+    assert len(kept) == 0
+    assert not kept.take(1)
+    assert not kept.put("a", b"k", "late", 1)
+    kept.give(kept.capacity)
+    assert kept.put("a", b"k", "now", 1)
+    with pytest.raises(ValueError, match="given back"):
+        kept.give(1)
+    with pytest.raises(ValueError, match="0 or more"):
+        kept.take(-1)
+    with pytest.raises(ValueError, match="0 or more"):
+        KeptAnswers[str](-1)
+
+
+class Bounds(RuleBasedStateMachine):
+    """Against a plain dict: what is here is what was put last, and the sum is never above the bound."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: KeptAnswers[int] = KeptAnswers(64_000)
+        self.put_last: dict[tuple[str, bytes], int] = {}
+        self.taken = 0
+
+    @rule(
+        who=st.sampled_from("abc"),
+        key=st.sampled_from([b"1", b"2", b"3"]),
+        size=st.integers(0, 5_000),
+        it=st.integers(),
+    )
+    def put(self, who: str, key: bytes, size: int, it: int) -> None:
+        self.put_last.pop((who, key), None)
+        if self.kept.put(who, key, it, size):
+            self.put_last[who, key] = it
+            assert size <= self.kept.largest
+
+    @rule(who=st.sampled_from("abc"), key=st.sampled_from([b"1", b"2", b"3"]))
+    def get(self, who: str, key: bytes) -> None:
+        found = self.kept.get(who, key)
+        assert found is None or found == self.put_last[who, key]
+
+    @rule(n=st.integers(0, 70_000))
+    def take(self, n: int) -> None:
+        if self.kept.take(n):
+            self.taken += n
+
+    @rule(data=st.data())
+    def give(self, data: st.DataObject) -> None:
+        n = data.draw(st.integers(0, self.taken))
+        self.kept.give(n)
+        self.taken -= n
+
+    @rule()
+    def clear(self) -> None:
+        self.kept.clear()
+        self.put_last.clear()
+
+    @invariant()
+    def bounded(self) -> None:
+        kept = self.kept
+        assert kept.kept >= 0
+        assert kept.kept + kept.taken <= kept.capacity
+        assert kept.taken == self.taken
+        assert (len(kept) == 0) == (kept.kept == 0)
+
+
+TestBounds = Bounds.TestCase

@@ -1,0 +1,221 @@
+"""What makes two requests the same, and an answer told as a stream or whole: the same content either way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farhop.relay.formats import repeatable
+from farhop.relay.formats.paths import Kind
+from farhop.relay.formats.prompt import BodyError
+from farhop.relay.formats.repeatable import Asked
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "why?"}], "temperature": 0}
+
+
+def ask(document: Any, lines: bytes = b"", kind: Kind = Kind.CHAT, **more: Any) -> Asked | str:
+    body = document if isinstance(document, bytes) else msgspec.json.encode(document)
+    given = {"target": b"/v1/chat/completions", "version": "", "named": None, "stream": False} | more
+    return repeatable.asked(kind, lines=lines, body=body, **given)
+
+
+def key(document: Any, lines: bytes = b"", kind: Kind = Kind.CHAT, **more: Any) -> bytes:
+    found = ask(document, lines, kind, **more)
+    assert isinstance(found, Asked)
+    return found.key
+
+
+def test_what_engines_do_not_answer_by_makes_no_difference() -> None:
+    alike: list[Any] = [
+        dict(reversed(CHAT.items())),
+        CHAT | {"user": "u1"},
+        CHAT | {"stream": True, "stream_options": {"include_usage": True}},
+        CHAT | {"stream": False, "stream_options": None, "metadata": {"a": "b"}, "safety_identifier": "s"},
+        b' { "temperature":0, "model":"\\u006d","messages":[{"content":"why?","role":"user"}]}',
+    ]
+    assert {key(one) for one in alike} == {key(CHAT)}
+    assert key(CHAT, b"user-agent: me\r\naccept: */*\r\n") == key(CHAT)
+
+
+def test_everything_else_does() -> None:
+    others: list[bytes] = [
+        key(CHAT | {"messages": [{"role": "user", "content": "why? "}]}),
+        key(CHAT | {"seed": 1}),
+        key(CHAT | {"max_tokens": 5}),
+        key(CHAT | {"cache_salt": "s"}),
+        key(CHAT | {"stream": True, "stream_options": {"continuous_usage_stats": True}}),
+        key(CHAT, named=b"k1"),
+        key(CHAT, named=b"k2"),
+        key(CHAT, version="v2"),
+        key(CHAT, target=b"/v1/chat/completions?x=1"),
+        key(CHAT, b"anthropic-beta: tools\r\n"),
+        key(CHAT, kind=Kind.MESSAGES),
+        key(CHAT, kind=Kind.MESSAGES, stream=True),
+    ]
+    assert len({key(CHAT), *others}) == len(others) + 1
+
+
+@pytest.mark.parametrize(
+    ("document", "why"),
+    [
+        ({**CHAT, "temperature": 0.1}, "sampled"),
+        ({**CHAT, "temperature": None}, "sampled"),
+        ({**CHAT, "temperature": False}, "sampled"),
+        ({name: value for name, value in CHAT.items() if name != "temperature"}, "sampled"),
+        ({**CHAT, "n": 2}, "sampled"),
+        ({**CHAT, "best_of": 3}, "sampled"),
+        (b"[]", "body"),
+        (b"{", "body"),
+        ({**CHAT, "messages": "x" * repeatable.BODY_BYTES_MAX}, "size"),
+    ],
+)
+def test_what_may_not_be_repeated(document: Any, why: str) -> None:
+    assert ask(document) == why
+
+
+def test_a_key_of_the_clients_own_says_that_it_may() -> None:
+    sampled = CHAT | {"temperature": 1.0, "n": 2}
+    assert ask(sampled) == "sampled"
+    assert key(sampled, named=b"mine") == key(sampled, named=b"mine") != key(CHAT, named=b"mine")
+    for wrong in (b"", b"a b", b"x" * 257, "ä".encode()):
+        with pytest.raises(BodyError, match="visible ASCII") as caught:
+            ask(CHAT, named=wrong)
+        assert caught.value.param == "x-farhop-cache-key"
+
+
+def test_what_is_computed_needs_no_temperature_and_other_paths_never_may() -> None:
+    assert isinstance(ask({"model": "m", "input": "x"}, kind=Kind.EMBEDDINGS), Asked)
+    assert ask(CHAT, kind=Kind.RESPONSES) == "path"
+    assert ask(CHAT, kind=Kind.TRANSCRIPTION, named=b"mine") == "path"
+
+
+def test_what_the_client_says_of_caches() -> None:
+    assert ask(CHAT, b"accept: */*\r\ncache-control: private, No-Store\r\n") == "no_store"
+    renewed = ask(CHAT, b"cache-control: no-cache\r\n")
+    aged = ask(CHAT, b"cache-control: max-age=60\r\ncache-control: max-age=5\r\n")
+    assert isinstance(renewed, Asked)
+    assert isinstance(aged, Asked)
+    assert (renewed.renew, renewed.age_s_max, aged.renew, aged.age_s_max) == (True, None, False, 5.0)
+    assert renewed.key == aged.key == key(CHAT)
+    assert ask(CHAT, b"x-cache-control: no-store\r\n") == Asked(key(CHAT))
+
+
+# -- told in the other way
+
+USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+_TEXT = st.text(max_size=20)
+_CALL = st.fixed_dictionaries(
+    {
+        "id": st.text("abc", min_size=1, max_size=4),
+        "type": st.just("function"),
+        "function": st.fixed_dictionaries({"name": st.text("fg", min_size=1, max_size=3), "arguments": _TEXT}),
+    }
+)
+
+
+@st.composite
+def chats(draw: st.DrawFn) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": draw(st.none() | st.text(min_size=1, max_size=20))}
+    if calls := draw(st.lists(_CALL, max_size=2)):
+        message |= {"tool_calls": calls, "content": None}
+    if draw(st.booleans()):
+        message["reasoning_content"] = draw(st.text(min_size=1, max_size=20))
+    logprobs = draw(st.none() | st.builds(lambda text: {"content": [{"token": text, "logprob": -1.5}]}, _TEXT))
+    choice = {
+        "index": 0,
+        "message": message,
+        "logprobs": logprobs,
+        "finish_reason": draw(st.sampled_from(["stop", "length"])),
+    }
+    named = {"id": "chatcmpl-1", "object": "chat.completion", "created": 7, "model": "m"}
+    return named | {"choices": [choice], "usage": USAGE}
+
+
+@given(chats())
+def test_a_chat_told_as_a_stream_and_whole_again_is_the_same(document: dict[str, Any]) -> None:
+    told = repeatable.stream(Kind.CHAT, msgspec.json.encode(document))
+    assert told is not None
+    before, usage, end = told
+    assert not any(map(repeatable.tells_usage, repeatable.events_of(before)))
+    assert repeatable.tells_usage(usage)
+    again = repeatable.whole(Kind.CHAT, before + usage + end)
+    assert again is not None
+    assert msgspec.json.decode(again) == document
+
+
+@given(_TEXT, st.none() | st.builds(lambda t: {"tokens": [t], "token_logprobs": [-1.0], "top_logprobs": None}, _TEXT))
+def test_and_so_is_a_completion(text: str, logprobs: Any) -> None:
+    choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": "stop", "stop_reason": None}
+    document = {
+        "id": "cmpl-1",
+        "object": "text_completion",
+        "created": 7,
+        "model": "m",
+        "choices": [choice],
+        "usage": USAGE,
+    }
+    told = repeatable.stream(Kind.COMPLETION, msgspec.json.encode(document))
+    assert told is not None
+    again = repeatable.whole(Kind.COMPLETION, b"".join(told))
+    assert again is not None
+    assert msgspec.json.decode(again) == document
+
+
+def events(*chunks: Any) -> bytes:
+    named = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 7, "model": "m"}
+    return b"".join(b"data: " + msgspec.json.encode(named | one) + b"\n\n" for one in chunks)
+
+
+def delta(finish: str | None = None, **said: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": said, "logprobs": None, "finish_reason": finish}]}
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def test_what_an_engine_streams_is_told_whole() -> None:
+    calls = [{"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}]
+    stream = events(
+        delta(role="assistant", content=""),
+        delta(reasoning="be"), delta(reasoning="cause"),
+        delta(tool_calls=calls),
+        delta(tool_calls=[{"index": 0, "function": {"arguments": '{"a"'}}]),
+        delta(tool_calls=[{"index": 0, "function": {"arguments": ":1}"}}]),
+        delta("tool_calls"),
+        {"choices": [], "usage": USAGE},
+    )  # fmt: skip
+    found = repeatable.whole(Kind.CHAT, b": a comment\n\n" + stream + DONE)
+    assert found is not None
+    document = msgspec.json.decode(found)
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+    message = {"role": "assistant", "content": None, "reasoning": "because", "tool_calls": [call]}
+    assert document["choices"] == [{"index": 0, "message": message, "finish_reason": "tool_calls", "logprobs": None}]
+    assert (document["object"], document["usage"], document["id"]) == ("chat.completion", USAGE, "chatcmpl-1")
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b"",
+        DONE,
+        events(delta("stop", content="x")),  # it lacks its end
+        events(delta(content="x"), {"error": {"message": "broke"}}) + DONE,
+        events(delta(content="x"), delta(content=["parts"])) + DONE,
+        events(delta(audio={"id": "a"})) + DONE,
+        b"data: {broken\n\n" + DONE,
+        events(delta(content="x" * repeatable.RETOLD_BYTES_MAX)) + DONE,
+    ],
+)
+def test_what_is_not_understood_is_not_told(stream: bytes) -> None:
+    assert repeatable.whole(Kind.CHAT, stream) is None
+
+
+def test_nor_as_a_stream() -> None:
+    for document in (b"{}", b"[]", b"{", b'{"choices":[{"text":"x"}]}', b'{"choices":7}'):
+        assert repeatable.stream(Kind.CHAT, document) is None
+    assert repeatable.stream(Kind.EMBEDDINGS, b'{"data":[]}') is None
+    assert repeatable.whole(Kind.MESSAGES, DONE) is None

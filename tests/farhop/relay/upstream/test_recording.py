@@ -1,0 +1,346 @@
+"""A shared answer: each reader gets all of it at its own pace, whoever pauses, leaves or joins, within a bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from farhop.balance import outcome
+from farhop.balance.kept_answers import KeptAnswers
+from farhop.balance.outcome import Outcome
+from farhop.relay import answers
+from farhop.relay.http import head
+from farhop.relay.http.exchange import Exchange
+from farhop.relay.upstream import recording
+from farhop.relay.upstream.recording import Reader, SharedExchange, Tape, played
+
+ASKED = head.read(b"POST /v1/chat/completions HTTP/1.1\r\nhost: farhop", 16)
+LINES = b"content-type: text/event-stream\r\nx-farhop-region: tokyo\r\nx-farhop-version: v2\r\n"
+
+
+class Wire:
+    """A client's connection, as far as an exchange knows it: what was written to it, and whether it was broken."""
+
+    is_hop, local_host, certificate, unsent_bytes = False, "", None, 0
+
+    def __init__(self) -> None:
+        self.answering: Exchange | None = None
+        self.got, self.broken, self.is_over = b"", False, False
+
+    def client_rtt(self) -> None:
+        return None
+
+    def write(self, data: bytes) -> None:
+        self.got += data
+
+    chunk = write
+
+    def abort(self) -> None:
+        self.broken = True
+
+    def keeps(self, exchange: Exchange) -> bool:
+        return True
+
+    def close_after(self, exchange: Exchange) -> None:
+        pass
+
+    def over(self, exchange: Exchange) -> None:
+        self.is_over, self.answering = True, None
+
+    def let_go(self, exchange: Exchange) -> None:
+        pass
+
+    @property
+    def body(self) -> bytes:
+        """Out of its chunks."""
+        _, _, rest = self.got.partition(b"\r\n\r\n")
+        body = b""
+        while rest:
+            size, _, rest = rest.partition(b"\r\n")
+            body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+        return body
+
+
+class Owner:
+    """Who has them read; and who fetches the answer (`callbacks` of the shared exchange)."""
+
+    def __init__(self) -> None:
+        self.ended: list[tuple[Reader, Outcome | None]] = []
+        self.went: list[Reader] = []
+        self.cancelled = self.paused = False
+
+    def head(self, reader: Reader, tape: Tape) -> bytes:
+        leads = reader.shared is not None and reader.shared.leader is reader
+        return reader.shared.leader_lines if leads and reader.shared is not None else tape.lines
+
+    def over(self, reader: Reader, reason: Outcome | None) -> None:
+        self.ended.append((reader, reason))
+
+    def let_go(self, reader: Reader) -> None:
+        self.went.append(reader)
+
+    def stopped(self, reader: Reader) -> None:
+        reader.cut(None, outcome.STOPPING)
+
+    def client_left(self) -> None:
+        self.cancelled = True
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+
+class Upstream(Owner):
+    """As `callbacks`: the same names mean another thing there."""
+
+    def stopped(self, reader: Reader | None = None) -> None:
+        self.cancelled = True
+
+
+def reader(owner: Owner, *, told: bool = False) -> tuple[Reader, Wire]:
+    wire = Wire()
+    exchange = Exchange(wire, ASKED)
+    wire.answering = exchange
+    return Reader(owner, exchange, told=told), wire
+
+
+def shared(room: KeptAnswers[Any] | None = None, keeps: int = 1 << 16) -> tuple[SharedExchange, Owner, Upstream, Wire]:
+    owner, upstream = Owner(), Upstream()
+    leader, wire = reader(owner)
+    made = SharedExchange(leader, room if room is not None else KeptAnswers(1 << 20), keeps, stream=True)
+    made.callbacks = upstream  # type: ignore[assignment]  # of it only these are asked
+    return made, owner, upstream, wire
+
+
+def event(n: int, size: int = 4) -> bytes:
+    return b"data: %b%d\n\n" % (b"x" * size, n)
+
+
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+def test_all_get_all_of_it_and_the_usage_who_asked_for_it() -> None:
+    one, owner, _, first = shared()
+    kept: list[Tape] = []
+    one.recorded = lambda: kept.append(one.tape)
+    second, wire = reader(owner, told=True)
+    one.begin(200, LINES, None, event(1))
+    one.join(second)
+    one.write(event(2) + USAGE + DONE)
+    one.finish()
+    assert first.body == event(1) + event(2) + DONE
+    assert wire.body == event(1) + event(2) + USAGE + DONE
+    assert (first.is_over, wire.is_over, len(kept)) == (True, True, 1)
+    assert b"x-farhop-region: tokyo" in first.got
+    # Of a head, what is the leader's own is not the others'.
+    assert b"x-farhop-region" not in wire.got
+    assert b"x-farhop-version: v2" in wire.got
+    assert {reason for _, reason in owner.ended} == {None}
+
+
+def test_what_is_kept_is_played_in_pieces_as_the_client_takes_them() -> None:
+    owner = Owner()
+    one, wire = reader(owner)
+    body = b"y" * (3 * recording.PIECE_BYTES)
+    one.paused = True  # it takes the first piece with the head, and is behind then
+    one.play(played(b"content-type: text/event-stream\r\n", [body], USAGE, DONE, streams=True))
+    assert wire.body == body[: recording.PIECE_BYTES]
+    one.resume()
+    assert wire.body == body + DONE
+    assert owner.ended == [(one, None)]
+
+
+@pytest.mark.parametrize("begins", ["reply", "error", "form"])
+def test_what_is_no_good_answer_is_the_leaders_alone(begins: str) -> None:
+    one, owner, upstream, wire = shared()
+    settled: list[bool] = []
+    one.settled = lambda: settled.append(True)
+    other, unsent = reader(owner)
+    one.join(other)
+    if begins == "reply":
+        one.reply(answers.refusal(outcome.NO_REGION, "none"))
+    elif begins == "error":
+        one.begin(500, LINES, 2, b"no")
+        one.finish()
+    else:
+        one.begin(200, b"content-type: application/json\r\n", 2, b"{}")
+        one.finish()
+    assert owner.went == [other]
+    assert not one.joinable
+    assert settled == [True]
+    assert (wire.is_over, unsent.got, owner.ended, upstream.cancelled) == (True, b"", [], False)
+    other.client_left()  # until somebody else has it, it says so
+    assert owner.ended == [(other, outcome.CLIENT_LEFT)]
+
+
+def test_nobody_is_left_to_be_told_of_an_error() -> None:
+    one, owner, upstream, _ = shared()
+    other, _ = reader(owner)
+    one.join(other)
+    one.leader.client_left()
+    assert not upstream.cancelled
+    one.begin(500, LINES, 2, b"no")
+    assert upstream.cancelled
+    assert owner.went == [other]
+
+
+def test_what_breaks_breaks_for_all_behind_what_they_have_not_read() -> None:
+    one, owner, _, first = shared()
+    slow, wire = reader(owner)
+    one.join(slow)
+    one.begin(200, LINES, None, event(1))
+    slow.pause()
+    one.write(event(2))
+    assert wire.body == event(1)
+    one.break_off(b"data: the end\n\n")
+    assert first.body == wire.body == event(1) + event(2) + b"data: the end\n\n"
+    assert {reason for _, reason in owner.ended} == {outcome.DIED_MID_STREAM}
+
+
+def test_upstream_waits_while_all_are_behind() -> None:
+    one, owner, upstream, _ = shared()
+    other, _ = reader(owner)
+    one.join(other)
+    one.begin(200, LINES, None, event(1))
+    one.leader.pause()
+    assert not upstream.paused
+    other.pause()
+    assert upstream.paused
+    other.client_left()
+    assert upstream.paused
+    one.leader.resume()
+    assert not upstream.paused
+
+
+def test_who_is_too_far_behind_is_cut_off_and_the_others_go_on() -> None:
+    room = KeptAnswers[Any](1 << 20)
+    one, owner, _, first = shared(room, keeps=1000)
+    slow, wire = reader(owner)
+    near, _ = reader(owner)
+    one.join(slow)
+    one.join(near)
+    one.begin(200, LINES, None, event(0))
+    slow.pause()
+    for n in range(1, 100):
+        near.pause()
+        one.write(event(n))
+        near.resume()
+        assert room.taken <= 1100
+    assert wire.broken
+    assert owner.ended == [(slow, outcome.CLIENT_LEFT)]
+    assert not one.joinable
+    one.finish()
+    assert first.body == b"".join(map(event, range(100)))
+    assert room.taken == 0
+
+
+def test_without_room_who_is_behind_is_cut_off_and_who_is_not_reads_on() -> None:
+    room = KeptAnswers[Any](100)
+    one, owner, _, first = shared(room, keeps=100)
+    slow, wire = reader(owner)
+    one.join(slow)
+    one.begin(200, LINES, None, event(0, 40))
+    slow.pause()
+    one.write(event(1, 40))
+    one.write(event(2, 400))  # more than there is room for at all
+    assert wire.broken
+    one.finish()
+    assert first.body == event(0, 40) + event(1, 40) + event(2, 400)
+    assert room.taken == 0
+
+
+class Sharing(RuleBasedStateMachine):
+    """Any order of pieces, pauses, joins and leavings: who stays gets exactly all of it, nobody anything else; upstream
+    is cancelled if and only if nobody is left; what is taken of the room is given back."""
+
+    @initialize(capacity=st.sampled_from([200, 2_000, 1 << 20]), keeps=st.sampled_from([0, 100, 1 << 16]))
+    def begin(self, capacity: int, keeps: int) -> None:
+        self.room: KeptAnswers[Any] = KeptAnswers(capacity)
+        self.one, self.owner, self.upstream, wire = shared(self.room, keeps)
+        self.kept: list[bytes] = []
+        self.one.recorded = lambda: self.kept.append(b"".join(self.one.tape.pieces))
+        self.wires = {self.one.leader: wire}
+        self.sent, self.over = b"", False
+        self.write(1)
+
+    def there(self) -> list[Reader]:
+        return list(self.one.readers)
+
+    def goes_on(self) -> bool:
+        return not self.over and not self.upstream.cancelled
+
+    @precondition(goes_on)
+    @rule(size=st.integers(0, 300))
+    def write(self, size: int) -> None:
+        data = event(len(self.sent), size)
+        self.sent += data
+        if self.one.started:
+            self.one.write(data)
+        else:
+            self.one.begin(200, LINES, None, data)
+
+    @precondition(lambda self: self.one.joinable)
+    @rule()
+    def join(self) -> None:
+        one, self.wires[one] = reader(self.owner)
+        self.one.join(one)
+
+    @precondition(there)
+    @rule(data=st.data())
+    def pause(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.there()))
+        one.resume() if one.paused else one.pause()
+
+    @precondition(there)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from(self.there())).client_left()
+
+    @precondition(goes_on)
+    @rule(well=st.booleans())
+    def end(self, well: bool) -> None:
+        self.over, self.one.callbacks = True, None
+        if well:
+            self.one.finish()
+        else:
+            self.one.break_off(b"data: broke\n\n")
+        self.well = well
+
+    @precondition(lambda self: not self.there())
+    @rule()
+    def nothing_more(self) -> None:
+        """All is over."""
+
+    @invariant()
+    def each_has_its_own_part(self) -> None:
+        left = {one for one, reason in self.owner.ended if reason is outcome.CLIENT_LEFT}
+        for one, wire in self.wires.items():
+            body = wire.body.removesuffix(b"data: broke\n\n")
+            assert self.sent.startswith(body)
+            if not one.paused and one not in left and not wire.is_over:
+                assert body == self.sent
+            if wire.is_over and one not in left:
+                assert body == self.sent
+        assert len(self.owner.ended) == len({one for one, _ in self.owner.ended})
+
+    @invariant()
+    def upstream_goes_on_while_anybody_reads(self) -> None:
+        assert self.upstream.cancelled == (not self.there() and not self.over)
+        if self.goes_on():
+            assert self.upstream.paused == all(one.paused for one in self.there())
+
+    @invariant()
+    def bounded(self) -> None:
+        assert self.room.taken <= self.room.capacity
+        assert all(kept == self.sent for kept in self.kept)
+        if not self.there():
+            assert self.room.taken == 0
+
+
+TestSharing = Sharing.TestCase

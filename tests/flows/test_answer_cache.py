@@ -1,0 +1,418 @@
+"""Answers given again and shared, over both tiers on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from inprocess import HOP_KEY, MODEL, Answer, Both, Engine, both, chat, read, send, tenant, topology, until
+
+from farhop.accounts import segments
+from farhop.accounts.usage import Reading, Sums
+from farhop.balance.machine import LawChanged
+from global_lb.routing.policy import RouteConfig
+from global_lb.routing.routes import RoutesChanged
+from tests.drills.classic import Gpu, l4
+from topology.law import Law
+
+KEEPS = {"keep_answers_s": 600.0}
+SHARES = {"coalesce": True}
+TOKENS = 24
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+
+
+def body(text: str = "why?", **more: Any) -> dict[str, Any]:
+    message = {"role": "user", "content": text}
+    return {"model": MODEL, "messages": [message], "max_tokens": TOKENS, "temperature": 0, **more}
+
+
+def stream(text: str = "why?", **more: Any) -> dict[str, Any]:
+    return body(text, stream=True, **more)
+
+
+def said(answer: Answer) -> str:
+    """The text of an answer, however it was told."""
+    if answer.headers["content-type"].startswith("application/json"):
+        return str(answer.json["choices"][0]["message"]["content"])
+    return "".join(c["delta"].get("content") or "" for e in chunks(answer) for c in e["choices"])
+
+
+def chunks(answer: Answer) -> list[Any]:
+    events = answer.body.split(b"\n\n")
+    assert events[-2:] == [b"data: [DONE]", b""]
+    return [msgspec.json.decode(event.removeprefix(b"data: ")) for event in events[:-2]]
+
+
+def word(answer: Answer) -> str | None:
+    return answer.headers.get("x-farhop-cache")
+
+
+@asynccontextmanager
+async def emulated(
+    *tenants: dict[str, Any], routes: Any = (KEEPS,), speedup: float = 100.0, **global_: Any
+) -> AsyncIterator[tuple[Both, Gpu]]:
+    """Both tiers over an emulated engine."""
+    async with AsyncExitStack() as stack:
+        gpu = await stack.enter_async_context(Gpu(l4(speedup), 7).running())
+        replica = {"url": f"http://127.0.0.1:{gpu.port}", "models": [MODEL], "name": "one", "engine": "vllm"}
+        made = both(
+            Engine(), topology(*tenants), regional={"replicas": [replica]}, global_={"routes": list(routes), **global_}
+        )
+        balancers = await stack.enter_async_context(made)
+        yield balancers, gpu
+        await balancers.at_rest()
+        await until(lambda: balancers.global_.repeatable.repeats.store.taken == 0)
+
+
+async def test_the_second_of_two_alike_is_a_hit_with_the_same_bytes() -> None:
+    async with emulated() as (up, gpu):
+        first, again = [await send(up.entry, chat(body=body())) for _ in range(2)]
+        assert (first.status, word(first), word(again)) == (200, "miss", "hit")
+        assert first.body == again.body
+        assert gpu.asked == 1
+        assert again.headers["x-farhop-region"] == "virginia"
+        assert again.headers["age"] == "0"
+        assert again.headers["x-farhop-decision"] != first.headers["x-farhop-decision"]
+        record = up.global_.decisions.get(again.headers["x-farhop-decision"])
+        assert record is not None
+        told = record["answer_cache"]
+        assert (told["outcome"], told["region"], told["decision"]) == (
+            "hit", "virginia", first.headers["x-farhop-decision"],
+        )  # fmt: skip
+        other = await send(up.entry, chat(body=body("how?")))
+        assert (word(other), gpu.asked) == ("miss", 2)
+
+
+async def test_told_as_a_stream_or_whole_whichever_it_was_made_as() -> None:
+    async with emulated() as (up, gpu):
+        whole = await send(up.entry, chat(body=body("one")))
+        for include in (False, True):
+            options = {"stream_options": {"include_usage": True}} if include else {}
+            told = await send(up.entry, chat(body=stream("one", **options)))
+            assert (word(told), told.headers["content-type"].split(";")[0]) == ("hit", "text/event-stream")
+            assert said(told) == said(whole)
+            usages = [chunk["usage"] for chunk in chunks(told) if chunk.get("usage")]
+            assert usages == ([whole.json["usage"]] if include else [])
+            assert {chunk["id"] for chunk in chunks(told)} == {whole.json["id"]}
+        streamed = await send(up.entry, chat(body=stream("two")))
+        told = await send(up.entry, chat(body=body("two")))
+        assert (word(streamed), word(told)) == ("miss", "hit")
+        assert said(told) == said(streamed)
+        assert told.json["usage"]["completion_tokens"] > 0
+        assert not any(chunk.get("usage") for chunk in chunks(streamed))  # it did not ask for it
+        again = await send(up.entry, chat(body=stream("two")))
+        assert again.body == streamed.body
+        with_usage = await send(up.entry, chat(body=stream("two", stream_options={"include_usage": True})))
+        assert chunks(with_usage)[-1]["usage"] == told.json["usage"]
+        assert gpu.asked == 2
+
+
+async def test_what_may_not_be_repeated_goes_by_and_off_says_nothing() -> None:
+    only = {"model": MODEL, **KEEPS}
+    async with emulated(routes=[only], answers_bytes=1 << 20) as (up, gpu):
+        first = await send(up.entry, chat(body=body(temperature=0.5)))
+        assert (word(first), gpu.asked) == ("bypass", 1)
+        for _ in range(2):
+            assert word(await send(up.entry, chat(body=body(), cache_control="no-store"))) == "bypass"
+        assert word(await send(up.entry, chat(body=body()))) == "miss"
+        assert word(await send(up.entry, chat(body=body(), cache_control="no-cache"))) == "bypass"
+        assert word(await send(up.entry, chat(body=body(), cache_control="max-age=600"))) == "hit"
+        assert gpu.asked == 5
+        keyed = body(temperature=0.9)
+        assert word(await send(up.entry, chat(body=keyed, x_farhop_cache_key="mine"))) == "miss"
+        assert word(await send(up.entry, chat(body=keyed, x_farhop_cache_key="mine"))) == "hit"
+        assert word(await send(up.entry, chat(body=keyed, x_farhop_cache_key="other"))) == "miss"
+        wrong = await send(up.entry, chat(body=keyed, x_farhop_cache_key="not one"))
+        assert (wrong.status, wrong.json["error"]["param"]) == (400, "x-farhop-cache-key")
+        outcomes = up.global_.repeatable.repeats.outcomes
+        assert outcomes == {
+            ("bypass", "sampled"): 1, ("bypass", "no_store"): 2, ("bypass", "no_cache"): 1, ("miss", ""): 3,
+            ("hit", ""): 2,
+        }  # fmt: skip
+        up.global_.relay.react(RoutesChanged({("", MODEL): RouteConfig(model=MODEL)}))
+        assert up.global_.ingress.relay is up.global_.relay  # nothing stands between
+        assert len(up.global_.repeatable.repeats.store) == 0
+        assert word(await send(up.entry, chat(body=body()))) is None
+
+
+async def test_it_is_forgotten_when_its_time_is_over() -> None:
+    async with emulated() as (up, gpu):
+        assert word(await send(up.entry, chat(body=body()))) == "miss"
+        shorter = RouteConfig(keep_answers_s=0.001)
+        up.global_.relay.react(RoutesChanged({("", ""): shorter}))
+        await asyncio.sleep(0.002)
+        assert word(await send(up.entry, chat(body=body()))) == "miss"
+        assert gpu.asked == 2
+
+
+async def test_nobody_gets_another_tenants() -> None:
+    mine, others = tenant("mine"), tenant("others")
+    async with emulated(mine, others, routes=[{"tenant": "mine", **KEEPS}, {"tenant": "others", **KEEPS}]) as (up, gpu):
+        first = await send(up.entry, chat(key="sk-farhop-mine", body=body()))
+        second = await send(up.entry, chat(key="sk-farhop-others", body=body()))
+        assert (word(first), word(second), gpu.asked) == ("miss", "miss", 2)
+        assert word(await send(up.entry, chat(key="sk-farhop-mine", body=body()))) == "hit"
+        assert word(await send(up.entry, chat(body=body()))) is None  # whose route does not say so
+
+
+async def test_where_the_law_lets_it_neither_be_kept_nor_given() -> None:
+    elsewhere = tenant("elsewhere")
+    elsewhere["residency"] = {"processing": {"allow": ["world"]}, "logging": {"allow": ["eu"]}}
+    async with emulated(elsewhere) as (up, gpu):
+        # This entry stands in Virginia, where no record of that tenant may lie.
+        for _ in range(2):
+            assert word(await send(up.entry, chat(key="sk-farhop-elsewhere", body=body()))) == "bypass"
+        assert word(await send(up.entry, chat(body=body()))) == "miss"
+        # What was made in Virginia is not given to who says that it stays within Europe; nobody serves there.
+        narrowed = await send(up.entry, chat(body=body(), x_farhop_allow="eu"))
+        assert narrowed.status == 503
+        assert word(await send(up.entry, chat(body=body(), x_farhop_allow="us"))) == "hit"
+        assert gpu.asked == 3
+
+
+async def test_a_change_of_the_law_makes_all_unreachable() -> None:
+    async with emulated() as (up, gpu):
+        assert word(await send(up.entry, chat(body=body()))) == "miss"
+        law = up.global_.flow.law
+        later = Law(replace(law.topology, epoch=law.epoch + 1))
+        up.regional.relay.react(LawChanged(later))
+        up.global_.laws._adopt(later)  # as it does when one comes from etcd
+        assert up.global_.flow.law.epoch == law.epoch + 1
+        assert len(up.global_.repeatable.repeats.store) == 0
+        assert word(await send(up.entry, chat(body=body()))) == "miss"
+        assert gpu.asked == 2
+
+
+# -- requests under way
+
+
+class Pouring(Engine):
+    """It streams so many large events, and then says its end."""
+
+    events, size = 0, 0
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        self.seen.append(({}, msgspec.json.decode(await request.read())))
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        text = b"x" * self.size
+        for _ in range(self.events):
+            await asyncio.sleep(0)
+            await answer.write(b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % text)
+        await answer.write(b"data: [DONE]\n\n")
+        return answer
+
+
+@asynccontextmanager
+async def scripted(
+    engine: Engine, *tenants: dict[str, Any], routes: Any = (SHARES,), **global_: Any
+) -> AsyncIterator[Both]:
+    """Both tiers over an engine that does as it is told."""
+    async with engine.running(), both(engine, topology(*tenants), global_={"routes": list(routes), **global_}) as up:
+        yield up
+        engine.release.set()
+        await up.at_rest()
+        await until(lambda: up.global_.repeatable.repeats.store.taken == 0)
+
+
+class Client:
+    """One that takes its time with its answer, or leaves."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer, self._read = reader, writer, b""
+
+    @classmethod
+    async def asking(cls, up: Both, request: bytes) -> Client:
+        """It has sent its request."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", up.entry, limit=1 << 16)
+        writer.write(request)
+        return cls(reader, writer)
+
+    async def until(self, text: bytes) -> bytes:
+        """What comes up to this."""
+        async with asyncio.timeout(20.0):
+            self._read += await self._reader.readuntil(text)
+        return self._read
+
+    async def rest(self) -> Answer:
+        """The whole answer."""
+        return read(await self.wire())
+
+    async def wire(self) -> bytes:
+        """All that comes, as it came."""
+        async with asyncio.timeout(20.0):
+            self._read += await self._reader.read()
+        await self.leave()
+        return self._read
+
+    async def leave(self) -> None:
+        """It wants no more."""
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+
+def outcomes(up: Both) -> dict[tuple[str, str], int]:
+    return dict(up.global_.repeatable.repeats.outcomes)
+
+
+async def test_requests_under_way_share_one_stream_and_the_leaders_client_may_leave() -> None:
+    engine = Engine()
+    engine.behaviour = "pause"
+    async with scripted(engine) as up:
+        leader = await Client.asking(up, chat(body=stream()))
+        begun = await leader.until(b'"one"')
+        assert b"x-farhop-cache: miss" in begun
+        followers = [await Client.asking(up, chat(body=stream(user=f"u{n}"))) for n in range(3)]
+        firsts = [await follower.until(b'"one"') for follower in followers]
+        assert all(b"x-farhop-cache: hit\r\n" in first and b"x-farhop-region: virginia" in first for first in firsts)
+        await leader.leave()
+        await followers[0].leave()
+        await until(lambda: up.global_.metrics.in_flight == 3)  # who leads is over when what it asked for is
+        engine.release.set()
+        answers = [await follower.rest() for follower in followers[1:]]
+        assert [said(answer) for answer in answers] == ["onetwothree"] * 2
+        assert len(engine.seen) == 1
+        ids = [answer.headers["x-farhop-decision"] for answer in answers]
+        assert len(set(ids)) == 2
+        await until(lambda: all(up.global_.decisions.get(name) for name in ids))
+        told = up.global_.decisions.get(ids[0])
+        assert told is not None
+        assert (told["answer_cache"]["outcome"], told["answer_cache"]["saved"]["completion_tokens"]) == ("shared", 3)
+        assert told["usage"] is None
+        assert outcomes(up) == {("miss", ""): 1, ("shared", ""): 3}
+        # Nothing was to be kept.
+        assert word(await send(up.entry, chat(body=stream()))) == "miss"
+
+
+async def test_upstream_is_cancelled_when_nobody_reads_any_more() -> None:
+    engine = Engine()
+    engine.behaviour = "pause"
+    async with scripted(engine, routes=[KEEPS | SHARES]) as up:
+        clients = [await Client.asking(up, chat(body=stream())) for _ in range(2)]
+        for client in clients:
+            await client.until(b'"one"')
+            await client.leave()
+        await up.at_rest()  # although the engine never went on
+        engine.release.set()
+        assert word(await send(up.entry, chat(body=stream()))) == "miss"  # half an answer is not kept
+        assert word(await send(up.entry, chat(body=stream()))) == "hit"
+
+
+async def test_who_waits_for_a_first_byte_shares_it_too_and_leaves_without_harm() -> None:
+    engine = Engine()
+    engine.behaviour = "wait"
+    async with scripted(engine, routes=[KEEPS | SHARES]) as up:
+        asked = [await Client.asking(up, chat(body=body())) for _ in range(4)]
+        await until(lambda: up.global_.metrics.in_flight == 4 and len(engine.seen) == 1)
+        await asked[0].leave()
+        await asked[1].leave()
+        await until(lambda: up.global_.metrics.in_flight == 3)
+        engine.release.set()
+        answers = [await one.rest() for one in asked[2:]]
+        assert [(answer.status, word(answer), said(answer)) for answer in answers] == [(200, "hit", "hello")] * 2
+        assert word(await send(up.entry, chat(body=body()))) == "hit"
+        assert len(engine.seen) == 1
+
+
+async def test_an_upstream_that_fails_before_its_first_byte_lets_the_others_go_on_their_own() -> None:
+    engine = Engine()
+    engine.behaviour = "wait"
+    async with scripted(engine, routes=[KEEPS | SHARES]) as up:
+        asked = [await Client.asking(up, chat(body=body())) for _ in range(3)]
+        await until(lambda: up.global_.metrics.in_flight == 3 and len(engine.seen) == 1)
+        (active,) = up.global_.relay._live.values()
+        up.global_.relay.fault(active, RuntimeError("as if the machine had failed"))
+        await until(lambda: len(engine.seen) == 3)  # each of the two others by itself
+        engine.release.set()
+        answers = [await one.rest() for one in asked]
+        assert [answer.status for answer in answers] == [500, 200, 200]
+        assert [word(answer) for answer in answers[1:]] == ["bypass"] * 2
+        assert outcomes(up)["bypass", "leader_failed"] == 2
+
+
+async def test_errors_are_neither_shared_nor_kept() -> None:
+    engine = Engine()
+    engine.behaviour = "error"
+    async with scripted(engine, routes=[KEEPS | SHARES]) as up:
+        answers = await asyncio.gather(*(send(up.entry, chat(body=body())) for _ in range(3)))
+        assert {answer.status for answer in answers} == {500}
+        assert len(engine.seen) == 3
+        assert len(up.global_.repeatable.repeats.store) == 0
+
+
+async def test_a_stream_that_breaks_breaks_for_all_and_is_not_kept() -> None:
+    engine = Engine()
+    engine.behaviour = "pause"
+    async with scripted(engine, routes=[KEEPS | SHARES]) as up:
+        asked = [await Client.asking(up, chat(body=stream())) for _ in range(2)]
+        for one in asked:
+            await one.until(b'"one"')
+        engine.behaviour = "die"
+        engine.release.set()
+        answers = [await one.rest() for one in asked]
+        for answer in answers:
+            assert b'"upstream_died_mid_stream"' in answer.body.split(b"\n\n")[-2]
+        await up.at_rest()
+        told = up.global_.decisions.get(answers[1].headers["x-farhop-decision"])
+        assert told is not None
+        assert told["outcome"] == "upstream_died_mid_stream"
+        assert len(up.global_.repeatable.repeats.store) == 0
+
+
+async def test_a_slow_follower_neither_stalls_the_others_nor_fills_the_memory() -> None:
+    engine = Pouring()
+    engine.events, engine.size = 800, 64 * 1024  # more than the wires hold and one may be behind
+    bound = 64 * 1024 * 1024
+    async with scripted(engine, routes=[KEEPS | SHARES], answers_bytes=bound) as up:
+        store = up.global_.repeatable.repeats.store
+        slow = await Client.asking(up, chat(body=stream()))
+        fast = [await Client.asking(up, chat(body=stream())) for _ in range(2)]
+        answers = await asyncio.gather(*(one.wire() for one in fast))
+        assert [answer.count(b"x" * engine.size) for answer in answers] == [engine.events] * 2
+        assert len(engine.seen) == 1
+        assert store.taken <= bound
+        with contextlib.suppress(ConnectionResetError):
+            assert len(await slow.wire()) < engine.events * engine.size  # it was cut off
+        await slow.leave()
+        assert len(store) == 0  # more than its share
+
+
+async def test_who_reads_alone_has_upstream_wait() -> None:
+    engine = Pouring()
+    engine.events, engine.size = 400, 64 * 1024
+    async with scripted(engine, answers_bytes=1024 * 1024) as up:
+        slow = await Client.asking(up, chat(body=stream()))
+        await asyncio.sleep(0.3)
+        assert up.global_.repeatable.repeats.store.taken <= 1024 * 1024
+        assert (await slow.wire()).count(b"x" * engine.size) == engine.events
+
+
+async def test_a_hit_is_a_request_and_no_tokens_and_says_what_it_saved(tmp_path: Path) -> None:
+    async with emulated(usage={"dir": str(tmp_path)}) as (up, _):
+        for _ in range(3):
+            await send(up.entry, chat(body=body()))
+        metrics = up.global_.metrics
+        assert metrics._completion_tokens == TOKENS
+    lines = [line for _, line in segments.read(tmp_path)]
+    records = sorted((event.data for event in Reading().events(lines)), key=lambda data: data.measured)
+    assert [(one.measured, one.answer_cache, one.output_tokens, one.saved_output_tokens) for one in records] == [
+        ("again", "hit", 0, TOKENS), ("again", "hit", 0, TOKENS), ("engine", "miss", TOKENS, 0),
+    ]  # fmt: skip
+    sums = Sums()
+    for one in records:
+        sums.add(one, None)
+    assert (sums.requests, sums.given_again, sums.output_tokens, sums.unmeasured) == (3, 2, TOKENS, 0)
+    assert {one.region for one in records} == {"virginia"}
