@@ -145,7 +145,15 @@ class Replica:
             TokenIds(self._tokenizer.piece_ids if self._tokenizer is not None else None) if call.token_ids else None
         )
         model = call.model or self.text_model.model
-        answer = Answer(request_id, model, int(time.time()), call.role, echo=call.echo, token_ids=token_ids)
+        answer = Answer(
+            request_id,
+            model,
+            int(time.time()),
+            call.role,
+            echo=call.echo,
+            token_ids=token_ids,
+            usage_each=call.usage_each,
+        )
         return await self.serve(request, call, answer, request_id, [answer.beside(at) for at in range(1, call.n)])
 
     def request_id(self, request: web.Request, prefix: str) -> str:
@@ -293,7 +301,7 @@ class Replica:
             raise ConnectionResetError("the client left before its answer began")
         usage = call.include_usage
         return [
-            StreamTicket(wait, rendering, transport, include_usage=usage, token_ids=call.token_ids)
+            StreamTicket(wait, rendering, transport, include_usage=usage, told=call.token_ids or call.usage_each)
             for wait, rendering in zip(waits, renderings, strict=True)
         ], response
 

@@ -110,11 +110,12 @@ class StreamTicket(Ticket):
         transport: asyncio.Transport,
         *,
         include_usage: bool,
-        token_ids: bool = False,
+        told: bool = False,
     ) -> None:
+        """`told`: each token's chunk says more than its text."""
         super().__init__(wait)
         self._answer = answer
-        self._told = answer if token_ids and isinstance(answer, Answer) else None
+        self._told = answer if told and isinstance(answer, Answer) else None
         self._transport = transport
         self._include_usage = include_usage
 

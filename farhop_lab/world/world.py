@@ -57,6 +57,7 @@ class WorldSettings(msgspec.Struct, frozen=True):
     replicas: int = 2
     speedup: float = 10.0
     wide: bool = False  # emulated engines write more than ASCII
+    engine: str | None = None  # what regional balancers are told that engines are; None: they find out
     engines: dict[str, list[str]] = {}
     etcd: str | None = None
     members: dict[str, int] = {}
@@ -170,6 +171,7 @@ class World:
     async def start_regional(self, region: str) -> None:
         """The region's regional balancer."""
         run, profile = self.regions[region], PROFILES[self.settings.profile].scaled(self.settings.speedup)
+        told = {} if self.settings.engine is None else {"engine": self.settings.engine}
         replicas = [
             {
                 "url": url,
@@ -180,6 +182,7 @@ class World:
                 "prefill_tokens_max": profile.prefill_tokens_per_step,
                 "prefill_ms_per_token": profile.prefill_ms_per_token,
                 "tpot_ms": profile.step_ms(0, 1),
+                **told,
             }
             for index, url in enumerate(run.engine_urls)
         ]

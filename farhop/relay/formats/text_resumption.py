@@ -173,7 +173,8 @@ class TextProgress(Progress):
         told, seam = self.told, self._seam
         if told is None or not self.resumed:
             return told
-        return Usage(max(0, told.prompt_tokens - seam), seam + told.completion_tokens)
+        ended = self.stops is not None and self.stops.ended  # which the engine does not know: it has gone on
+        return Usage(max(0, told.prompt_tokens - seam), self._tokens if ended else seam + told.completion_tokens)
 
     def heed(self, told: Usage | None) -> None:
         """What the engine that answers now has told of its usage."""

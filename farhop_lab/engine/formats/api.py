@@ -125,7 +125,8 @@ class CompletionBody(_Body):
 
 class Call(msgspec.Struct, frozen=True):
     """A request understood. `role` is who speaks in a chat's answer, None for a completion; `n` answers are wanted,
-    each behind `echo`. `token_ids`: those of the prompt and of the answer are told, too.
+    each behind `echo`. `token_ids`: those of the prompt and of the answer are told, too. `usage_each`: so is what was
+    used so far, with each token.
 
     `fetch`: where the prompt's KV may be fetched from; `bootstrap`: where it must be, by those who divide work so.
     """
@@ -140,6 +141,7 @@ class Call(msgspec.Struct, frozen=True):
     bootstrap: Bootstrap | None = None
     echo: str = ""
     token_ids: bool = False
+    usage_each: bool = False
 
 
 _T = TypeVar("_T")
@@ -288,10 +290,12 @@ def call_of(body: _Body, prompt: bytes, max_tokens: int | None, role: str | None
         keeps=transfer.do_remote_decode,
         tells_stop=body.include_stop_str_in_output or body.no_stop_trim,
     )
-    usage = bool(body.stream_options and body.stream_options.include_usage)
+    options = body.stream_options or StreamOptions()
+    usage, each = bool(options.include_usage), bool(options.include_usage and options.continuous_usage_stats)
     fetch = transfer if transfer.do_remote_prefill else None
     ids = bool(body.return_token_ids)
-    return Call(wanted, body.model, bool(body.stream), usage, role, n, fetch, _bootstrap(body), token_ids=ids)
+    bootstrap = _bootstrap(body)
+    return Call(wanted, body.model, bool(body.stream), usage, role, n, fetch, bootstrap, token_ids=ids, usage_each=each)
 
 
 def _bootstrap(body: _Body) -> Bootstrap | None:

@@ -97,7 +97,7 @@ class Answer:
 
     __slots__ = (
         "_created", "_echo", "_ended", "_head", "_head_framed", "_id", "_index", "_model", "_open", "_role", "_tail",
-        "_token_ids", "kv_transfer_params",
+        "_token_ids", "_usage_each", "kv_transfer_params",
     )  # fmt: skip
 
     def __init__(
@@ -109,8 +109,9 @@ class Answer:
         index: int = 0,
         echo: str = "",
         token_ids: TokenIds | None = None,
+        usage_each: bool = False,
     ) -> None:
-        self._echo, self._token_ids = echo, token_ids
+        self._echo, self._token_ids, self._usage_each = echo, token_ids, usage_each
         self._id, self._model, self._created, self._role, self._index = id, model, created, role, index
         self._ended: list[Sequence] = []
         self.kv_transfer_params: dict[str, Any] | None = None  # where another engine finds the prompt's KV
@@ -123,7 +124,9 @@ class Answer:
 
     def beside(self, index: int) -> Answer:
         """How another answer to the same prompt is rendered, in the same stream."""
-        other = Answer(self._id, self._model, self._created, self._role, index, self._echo, self._token_ids)
+        other = Answer(
+            self._id, self._model, self._created, self._role, index, self._echo, self._token_ids, self._usage_each
+        )
         other._ended, other._open = self._ended, self._open
         self._open[0] += 1
         return other
@@ -139,8 +142,12 @@ class Answer:
         return frame(self._event([choice], prompt_token_ids=self._token_ids.of_prompt(sequence)))
 
     def token_told(self, text: str, sequence: Sequence) -> bytes:
-        """The chunk of one token, with its id; a completion's first has the prompt's, too."""
-        return frame(self._event([self._told(self._choice(text, None, None), sequence)]))
+        """The chunk of one token, with its id, if ids are told (a completion's first has the prompt's, too), and the
+        usage so far, if that is."""
+        return frame(self._event([self._told(self._choice(text, None, None), sequence)], self._used(sequence)))
+
+    def _used(self, sequence: Sequence) -> dict[str, Any] | None:
+        return usage(sequence) if self._usage_each else None
 
     def _told(self, choice: dict[str, Any], sequence: Sequence) -> dict[str, Any]:
         if self._token_ids is None:
@@ -159,7 +166,8 @@ class Answer:
     def closing(self, text: str, sequence: Sequence, *, include_usage: bool) -> bytes:
         """The chunk of the last token, with the reason for the end; of the last answer also what ends the stream: the
         usage if asked for, then [DONE]."""
-        out = frame(self._event([self._told(self._choice(text, sequence.finished, sequence.stop_reason), sequence)]))
+        choice = self._told(self._choice(text, sequence.finished, sequence.stop_reason), sequence)
+        out = frame(self._event([choice], self._used(sequence)))
         self._ended.append(sequence)
         if len(self._ended) < self._open[0]:
             return out

@@ -4,7 +4,11 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from farhop_lab.engine.core.profiles import PROFILES
+from farhop_lab.engine.core.sequence import Sequence, TextModel
 from farhop_lab.engine.core.text import token_count
 from farhop_lab.engine.formats.api import IMAGE_TOKENS, Call, RefusedError, parse_chat, parse_completion
 
@@ -124,3 +128,42 @@ def test_what_is_no_request_is_refused(body: bytes) -> None:
         with pytest.raises(RefusedError) as caught:
             parse(body)
         assert caught.value.status == 400
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(
+    st.floats(0, 1),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["tell me of the sea", "erzähl vom Meer 海 🌊", " x ", ""]),
+    st.integers(0, 40),
+)
+def test_an_answer_written_on_from_any_cut_is_the_uninterrupted_one(
+    cut: float, chats: bool, wide: bool, asked: str, min_tokens: int
+) -> None:
+    """To the same natural end: a chat with `continue_final_message`, a completion with the text behind its prompt."""
+    voice = TextModel("m", seed=4, answer_tokens_mean=30, wide=wide)
+    prompt = asked or "x"
+
+    def said(text: str, least: int) -> tuple[list[str], Sequence]:
+        if chats:
+            turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": text}]
+            more = {"continue_final_message": True, "add_generation_prompt": False} if text else {}
+            call = _chat(messages=turns if text else turns[:1], min_tokens=least, **more)
+        else:
+            call = _completion(prompt=prompt + text, min_tokens=least, max_tokens=3000)
+        sequence = Sequence("s", call.wanted, voice, PROFILES["l4"])
+        shown: list[str] = []
+        while sequence.finished is None:
+            shown.append(sequence.write_token())
+        return shown, sequence
+
+    whole, ended = said("", min_tokens)
+    at = int(cut * len(whole))
+    at = max((number + 1 for number, text in enumerate(whole[:at]) if text), default=0)  # the last with text
+    rest, resumed = said("".join(whole[:at]), max(0, min_tokens - at))
+    assert "".join(whole[:at] + rest) == "".join(whole)
+    assert resumed.finished == ended.finished == "stop"
+    if not wide and prompt != " x ":
+        assert resumed.prompt_tokens == ended.prompt_tokens + at
+        assert resumed.output_tokens == ended.output_tokens - at
