@@ -34,11 +34,12 @@ _TENANTS = ("region", "safe_share", "safe")  # said of all of a tenant's limits 
 
 
 def set_limit(
-    tenant: str, whose: tuple[str, str], sizes: dict[str, int | None], home: str, safe_share: float | None,
+    tenant: str, whose: tuple[str, str, bool], sizes: dict[str, int | None], home: str, safe_share: float | None,
     usage: Path | None, why: str, by: str | None, where: Where,
 ) -> int:  # fmt: skip
-    """Limit a tenant, or a key or a model of it; the exit code. `whose`: key, model. Limits left out stay. In a dry run
-    it is told what `usage`, a folder of usage files, says that they would have refused."""
+    """Limit a tenant, or a key or a model of it, or each of its users; the exit code. `whose`: key, model, whether of
+    each user. Limits left out stay. In a dry run it is told what `usage`, a folder of usage files, says that they would
+    have refused."""
     if usage is not None and not where.dry_run:
         fail("--usage: is for a dry run; give --dry-run, too")
     if usage is not None and not usage.is_dir():
@@ -83,14 +84,14 @@ def set_limit(
 
     async def effects(_store: Store) -> Sequence[str]:
         given = {name: size for name, size in sizes.items() if size is not None}
-        return (refused(usage, tenant, *whose, given),) if usage is not None else ()
+        return (refused(usage, tenant, *whose[:2], given, each_user=whose[2]),) if usage is not None else ()
 
     notes = (f"lent out by {home}" if home else "requests under way are not disturbed",)
     asked = SettingChange(_key(tenant), "", whom, make, check=check, notes=notes, effects=effects)
     return setting.change(NOUN, here, asked, where)
 
 
-def refused(folder: Path, tenant: str, key: str, model: str, sizes: dict[str, int]) -> str:
+def refused(folder: Path, tenant: str, key: str, model: str, sizes: dict[str, int], *, each_user: bool = False) -> str:
     """What limits would have refused of the last day in these usage files, by what was used in the end."""
     reading, used = Reading(), list[tuple[float, float, tuple[int, ...]]]()
     for event in reading.events(line for _, line in segments.read(folder)):
@@ -100,6 +101,8 @@ def refused(folder: Path, tenant: str, key: str, model: str, sizes: dict[str, in
             tokens = data.input_tokens or 0, data.output_tokens or 0
             took_s = data.duration_ms / 1e3
             used.append((datetime.fromisoformat(event.time).timestamp() - took_s, took_s, (1, *tokens, sum(tokens), 1)))
+    if each_user:
+        return "what limits of each user would have refused, usage does not tell"
     if not used:
         return f"{folder} holds no usage of this: nobody can say what it would have refused"
     used.sort()
@@ -131,7 +134,7 @@ def _quota(name: str, n: int) -> Quota:
     return Quota(n, n / period if period else 0.0)
 
 
-def unset(tenant: str, whose: tuple[str, str] | None, why: str, by: str | None, where: Where) -> int:
+def unset(tenant: str, whose: tuple[str, str, bool] | None, why: str, by: str | None, where: Where) -> int:
     """Take a limit away, or all of a tenant's (None), readable or not; the exit code."""
     authorship = region_document.authorship(why, by)
     whom = {"tenant": tenant} if whose is None else _whom(tenant, *whose)
@@ -150,9 +153,10 @@ def unset(tenant: str, whose: tuple[str, str] | None, why: str, by: str | None, 
     return setting.change(NOUN, where.fleet(), SettingChange(_key(tenant), "", whom, make, notes=back), where)
 
 
-def _whom(tenant: str, key: str, model: str) -> dict[str, str]:
+def _whom(tenant: str, key: str, model: str, each_user: bool) -> dict[str, str]:
     key, model = region_document.named("--key", key), region_document.named("--model", model)
-    return {"tenant": tenant, **({"key": key} if key else {}), **({"model": model} if model else {})}
+    more = {"key": key, "model": model, "user": "each" if each_user else ""}
+    return {"tenant": tenant, **{name: word for name, word in more.items() if word}}
 
 
 def _key(tenant: str) -> str:
@@ -166,7 +170,7 @@ def _encoded(tenant: str, items: Sequence[Item], shared: dict[str, Any], by: Any
     try:
         limits = tuple(
             Limit(
-                key=item.whom.get("key", ""), model=item.whom.get("model", ""),
+                key=item.whom.get("key", ""), model=item.whom.get("model", ""), each_user="user" in item.whom,
                 **{name: size for name, size in item.value.items() if name in NAMES},
             )
             for item in items
@@ -184,7 +188,10 @@ def _encoded(tenant: str, items: Sequence[Item], shared: dict[str, Any], by: Any
 def _read(_place: str, document: bytes) -> Setting:
     one = documents.decode(document)
     shared = {"region": one.home, **({"safe_share": one.safe_share, "safe": list(one.safe)} if one.safe else {})}
-    items = [Item(_whom(one.tenant, limit.key, limit.model), {**limit.sizes(), **shared}) for limit in one.limits]
+    items = [
+        Item(_whom(one.tenant, limit.key, limit.model, limit.each_user), {**limit.sizes(), **shared})
+        for limit in one.limits
+    ]
     return Setting(tuple(items), one.author, one.why, one.at)
 
 

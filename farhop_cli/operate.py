@@ -760,6 +760,7 @@ OfKey = Annotated[
     str, typer.Option("--key", help="Of this key alone: the id of an issued one, or its name in the law.")
 ]
 OnModel = Annotated[str, typer.Option("--model", help="For this model alone.")]
+EachUser = Annotated[bool, typer.Option("--each-user", help="Of each of its users by itself.")]
 MOST = 1_000_000_000_000
 RequestsMinute = Annotated[int | None, typer.Option("--requests-per-minute", min=1, max=MOST, help="Requests.")]
 RequestsDay = Annotated[int | None, typer.Option("--requests-per-day", min=1, max=MOST, help="Requests.")]
@@ -784,6 +785,7 @@ def limit_set(
     why: Why,
     key: OfKey = "",
     model: OnModel = "",
+    each_user: EachUser = False,
     requests_per_minute: RequestsMinute = None,
     requests_per_day: RequestsDay = None,
     input_tokens_per_minute: InputMinute = None,
@@ -820,7 +822,7 @@ def limit_set(
         "output_tokens_per_minute": output_tokens_per_minute, "output_tokens_per_day": output_tokens_per_day,
         "tokens_per_minute": tokens_per_minute, "tokens_per_day": tokens_per_day, "concurrency": concurrency,
     }  # fmt: skip
-    return set_limit(tenant, (key, model), sizes, home, safe_share, usage, why, by, where)
+    return set_limit(tenant, (key, model, each_user), sizes, home, safe_share, usage, why, by, where)
 
 
 @verb(limit_app, "unset", "farhop limit unset acme --model llama-70b", writes=True)
@@ -828,6 +830,7 @@ def limit_unset(
     tenant: LimitedTenant,
     key: OfKey = "",
     model: OnModel = "",
+    each_user: EachUser = False,
     every: Annotated[bool, typer.Option("--all", help="All of the tenant's, also of its keys and models.")] = False,
     why: Why = "not limited any more",
     by: By = None,
@@ -840,7 +843,7 @@ def limit_unset(
     """
     from farhop_cli.limit import unset
 
-    return unset(tenant, None if every else (key, model), why, by, where)
+    return unset(tenant, None if every else (key, model, each_user), why, by, where)
 
 
 # -- law

@@ -10,6 +10,9 @@ successor will begin from. Pure: no IO, no clock (`now` is each side's own monot
 A limit of N under way at once is N slots, lent out alike, and never spent: a holder takes one and lets it go. Told are
 not totals but what a holder has now, in asks that are numbered, so that a new root learns it from the holders. Never
 are more than N under way, but for those whose holder was silent for LOST_S after its lease ended.
+
+A bucket for each user is one whose name ends with EACH: USERS_MAX of them are known, of which the least recently used
+is forgotten and begins anew; so do all of them with a new root.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ SLOTS_AHEAD_SHARE = 0.1  # as AHEAD_SHARE, of slots: a successor soon learns wha
 # is learned.
 PACE_S, PACE_S_MAX, PACE_WEIGHT = 1.0, 10.0, 0.1
 
+EACH = "\x1f"  # between the name of a limit for each user and whom it is for
+USERS_MAX = 32_768
 MARKS_MAX = 8192  # of buckets that are no more
 
 
@@ -126,10 +131,13 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class _Account:
+    """Of one bucket under one lease, from what a holder told before, of which all has been counted, on."""
+
     __slots__ = ("granted", "owed", "refunded", "returned", "spent")
 
-    def __init__(self) -> None:
-        self.granted = self.spent = self.returned = self.refunded = self.owed = 0
+    def __init__(self, want: Want) -> None:
+        self.granted, self.spent, self.returned = want.spent + want.returned, want.spent, want.returned
+        self.refunded, self.owed = want.refunded, want.owed
 
     @property
     def unspent(self) -> int:
@@ -137,10 +145,10 @@ class _Account:
 
 
 class _Lease:
-    __slots__ = ("accounts", "holder", "id", "until")
+    __slots__ = ("accounts", "holder", "id", "number", "until")
 
     def __init__(self, number: int, holder: str) -> None:
-        self.id, self.holder, self.until = number, holder, -inf
+        self.id, self.holder, self.until, self.number = number, holder, -inf, 0
         self.accounts: dict[str, _Account] = {}
 
 
@@ -153,7 +161,7 @@ class _Lent(Bucket):
 
     def __init__(self, quota: Quota, now: float, level: float = 0.0, mark: float = 0.0) -> None:
         super().__init__(quota, now, level)
-        self.lent, self.mark, self.next, self.told = 0, mark, mark, 0.0
+        self.lent, self.mark, self.next, self.told = 0, mark, ceil(min(mark, quota.depth)), 0.0
 
     def leak(self, now: float) -> float:
         before = self.level
@@ -231,18 +239,25 @@ class Root:
         self._buckets: dict[str, _Lent] = {}
         self._leases: dict[int, _Lease] = {}  # also those that their holder does not know of, until they end
         self._tenures: dict[str, _Tenure] = {}  # by holder
+        self._each: dict[str, Quota] = {}  # of limits for each user
+        self._users: dict[str, None] = {}  # their buckets, the least recently used first
 
     def configure(self, quotas: dict[str, Quota], now: float) -> None:
         """These are all the buckets from now on; one whose size changes keeps its level."""
+        self._each = {name: quota for name, quota in quotas.items() if name.endswith(EACH)}
+        quotas = {name: quota for name, quota in quotas.items() if name not in self._each}
+        for name in tuple(self._users):
+            each = self._each.get(name.rpartition(EACH)[0] + EACH)
+            if each is None:
+                self._forget(name)
+            else:
+                quotas[name] = each
         for name in self._buckets.keys() - quotas.keys():
-            bucket = self._buckets.pop(name)
+            bucket = self._buckets[name]
+            self._forget(name)
             self._marks[name] = ceil(max(bucket.mark, bucket.next))  # it may come again
             if len(self._marks) > MARKS_MAX:
                 del self._marks[next(iter(self._marks))]
-            for lease in self._leases.values():
-                lease.accounts.pop(name, None)
-            for tenure in self._tenures.values():
-                tenure.slots.pop(name, None)
         for name, quota in quotas.items():
             known = self._buckets.get(name)
             if known is not None:
@@ -256,33 +271,64 @@ class Root:
                 from_s = now if quota.slots else max(now, self._leaks_from)
                 self._buckets[name] = kind(quota, from_s, float(level), float(level))
 
+    def _forget(self, name: str) -> None:
+        del self._buckets[name]
+        self._users.pop(name, None)
+        for lease in self._leases.values():
+            lease.accounts.pop(name, None)
+        for tenure in self._tenures.values():
+            tenure.slots.pop(name, None)
+
+    def _bucket(self, name: str, now: float) -> _Lent | None:
+        """A bucket; that of a user is made, or remembered as used now."""
+        known = self._buckets.get(name)
+        if EACH not in name:
+            return known
+        if known is not None:
+            del self._users[name]
+        else:
+            limit, _, user = name.rpartition(EACH)
+            quota = self._each.get(limit + EACH)
+            if quota is None or not user:
+                return None
+            if len(self._users) >= USERS_MAX:
+                self._forget(next(iter(self._users)))
+            known = self._buckets[name] = (_Slots if quota.slots else _Lent)(quota, now, 0.0, inf)
+        self._users[name] = None
+        return known
+
     def snapshot(self, now: float) -> dict[str, int]:
         """The marks to write down. Until `written` it lends within these and the ones before."""
         self._expire(now)
-        for bucket in self._buckets.values():
-            bucket.next = bucket.ahead_of(now)
-            bucket.mark = min(bucket.mark, bucket.next)
-        return {name: int(bucket.next) for name, bucket in self._buckets.items()} | self._marks
+        marks = dict(self._marks)
+        for name, bucket in self._buckets.items():
+            if bucket.mark < inf:
+                marks[name] = bucket.next = bucket.ahead_of(now)
+                bucket.mark = min(bucket.mark, bucket.next)
+        return marks
 
     def written(self) -> None:
         """The last snapshot stands."""
         self.runs_out = False
         for bucket in self._buckets.values():
-            bucket.mark = bucket.next
+            if bucket.mark < inf:  # else it is not written down
+                bucket.mark = bucket.next
 
     def exchange(self, holder: str, ask: Ask, now: float) -> Told:
         """Take what a holder tells, and lend. `holder` is another for each life of its process."""
         self._expire(now)
         known, fresh = self._leases.get(ask.lease), False
+        if known is not None and known.holder == holder and 0 < ask.number <= known.number:
+            return Told(known.id)  # it comes late, or twice
         if known is None or known.holder != holder:
             known, fresh = _Lease(self._next_lease, holder), True
             self._leases[self._next_lease] = known
             self._next_lease += 1
-        known.until = now + LEASE_S * (1 + DRIFT)
+        known.until, known.number = now + LEASE_S * (1 + DRIFT), ask.number
         tenure = self._tenures.get(holder)
         grants = []
         for want in ask.wants:
-            bucket = self._buckets.get(want.bucket)
+            bucket = self._bucket(want.bucket, now)
             if isinstance(bucket, _Slots):
                 if tenure is None:
                     tenure = self._tenures[holder] = _Tenure()
@@ -290,7 +336,10 @@ class Root:
                     grants.append(self._hold(tenure, bucket, want, now))
             elif bucket is not None:
                 told = Want(want.bucket, wanted=want.wanted, least=want.least) if fresh else want
-                grants.append(self._lend(known, told, now))
+                grants.append(self._lend(known, told, now, ask.number > 0))
+        if ask.number:
+            for name in known.accounts.keys() - {want.bucket for want in ask.wants}:
+                self._write_off(name, known.accounts.pop(name), now)
         if tenure is not None and ask.number > tenure.number:
             tenure.number, tenure.until = ask.number, now + (LEASE_S + LOST_S) * (1 + DRIFT)
             for name in tenure.slots.keys() - {want.bucket for want in ask.wants}:
@@ -310,9 +359,13 @@ class Root:
         left = slots.quota.depth - slots.level - slots.lent
         return Grant(want.bucket, want.held + lent, left, slots.runs_out)
 
-    def _lend(self, lease: _Lease, want: Want, now: float) -> Grant:
+    def _lend(self, lease: _Lease, want: Want, now: float, numbered: bool) -> Grant:
         bucket = self._buckets[want.bucket]
-        account = lease.accounts.setdefault(want.bucket, _Account())
+        account = lease.accounts.get(want.bucket)
+        if account is None or (numbered and want.spent + want.returned < account.spent + account.returned):
+            if account is not None:  # the holder forgot it meanwhile, and begins anew
+                self._write_off(want.bucket, account, now)
+            account = lease.accounts[want.bucket] = _Account(want)
         bucket.leak(now)
         spent, returned = max(0, want.spent - account.spent), max(0, want.returned - account.returned)
         owed, refunded = max(0, want.owed - account.owed), max(0, want.refunded - account.refunded)
@@ -339,17 +392,17 @@ class Root:
         left = bucket.quota.depth - bucket.level - bucket.lent
         return Grant(want.bucket, account.granted, max(0.0, left), soon)
 
-    def _write_off(self, lease: _Lease, now: float) -> None:
-        """What it has not told of may be spent."""
-        for name, account in lease.accounts.items():
-            bucket = self._buckets[name]
-            bucket.leak(now)
-            bucket.lent -= account.unspent
-            bucket.level += account.unspent
+    def _write_off(self, name: str, account: _Account, now: float) -> None:
+        """What was not told of may be spent."""
+        bucket = self._buckets[name]
+        bucket.leak(now)
+        bucket.lent -= account.unspent
+        bucket.level += account.unspent
 
     def _expire(self, now: float) -> None:
         for number in [number for number, lease in self._leases.items() if lease.until < now]:
-            self._write_off(self._leases.pop(number), now)
+            for name, account in self._leases.pop(number).accounts.items():
+                self._write_off(name, account, now)
         for holder in [holder for holder, tenure in self._tenures.items() if tenure.until < now]:
             for name, (held, _) in self._tenures.pop(holder).slots.items():
                 self._buckets[name].lent -= held
@@ -377,18 +430,19 @@ class Holding:
     """One bucket as a balancer has it: what is lent to it, and a `safe` part that is its own, whoever is reached.
 
     `used` since the last exchange and `want` tell how much to ask for; `waiting` is what requests wait for, `open` how
-    many reservations are not settled. `free` is what was left of the limit at `told_at`; `soon`: see Grant.
+    many reservations are not settled. `free` is what was left of the limit at `told_at`; `soon`: see Grant. `known`:
+    there may be something that its root was not told; else it is not named, and its root forgets our totals.
     """
 
     __slots__ = (
-        "free", "granted", "name", "open", "owed", "quota", "refunded", "returned", "safe", "soon", "spent", "told_at",
-        "used", "waiting", "want",
+        "asked", "free", "granted", "known", "name", "open", "owed", "quota", "refunded", "returned", "safe", "soon",
+        "spent", "told_at", "used", "waiting", "want",
     )  # fmt: skip
 
     def __init__(self, name: str, quota: Quota, safe: Quota | None, now: float) -> None:
         self.name = name
         self.used = self.want = self.open = self.waiting = 0
-        self.free, self.soon = 0.0, False
+        self.free, self.soon, self.known, self.asked = 0.0, False, False, 0
         self.resize(quota, safe, now)
         self.void()
 
@@ -405,6 +459,11 @@ class Holding:
     def available(self) -> int:
         """What is lent and not spent."""
         return self.granted - self.spent - self.returned
+
+    @property
+    def idle(self) -> bool:
+        """Whether it can be forgotten: nothing is lent or under way, and its root was told all."""
+        return not (self.known or self.open or self.waiting or self.available)
 
     def fits(self, n: int, now: float) -> bool:
         """Whether n may be taken."""
@@ -424,6 +483,7 @@ class Holding:
     def settle(self, taken: int, used: int, lent: bool, now: float) -> None:
         """What was taken came to so much in the end."""
         self.open -= 1
+        self.known = True
         if not lent and self.safe is not None:
             if used <= taken:
                 self.safe.give(taken - used, now)
@@ -443,13 +503,18 @@ class Holding:
             return 0.0
         return max(0.0, self.told_at + lacking / self.quota.rate - now) if self.quota.rate else inf
 
+    @property
+    def _totals(self) -> int:
+        return self.spent + self.returned + self.refunded + self.owed  # each only rises
+
     def ask(self) -> Want | None:
         """What to tell its root now; None: nothing, and nothing is wanted. What is more than wanted is returned."""
         self.want = want = min(max(2 * self.used, self.want // 2, self.waiting), floor(self.quota.depth))
         self.used = 0
         self.returned += max(0, self.available - want)
-        if not (want or self.open or self.spent or self.returned or self.refunded or self.owed):
+        if not (want or self.open or self.known):
             return None
+        self.known, self.asked = True, self._totals
         return Want(self.name, self.spent, self.returned, self.refunded, self.owed, want, self.waiting)
 
     def leave(self) -> None:
@@ -459,6 +524,7 @@ class Holding:
     def told(self, grant: Grant, now: float) -> None:
         """Take its root's answer to the last ask."""
         self.granted, self.free = max(self.granted, grant.granted), grant.free
+        self.known = bool(self.want or self.open or self.available) or self.asked != self._totals
         self.soon, self.told_at = grant.soon, now
 
 
@@ -468,11 +534,11 @@ class SlotsHeld(Holding):
     `pace_s`: between two that end here, of late. `known`: its root may think that we have some; `lost`: or that we have
     none any more."""
 
-    __slots__ = ("ended_at", "held", "known", "lost", "most", "over", "own", "own_from", "pace_s", "taken")
+    __slots__ = ("ended_at", "held", "lost", "most", "over", "own", "own_from", "pace_s", "taken")
 
     def __init__(self, name: str, quota: Quota, safe: Quota | None, now: float) -> None:
         self.held = self.taken = self.most = self.over = self.own = 0
-        self.known, self.lost, self.pace_s, self.ended_at = False, False, PACE_S, now
+        self.lost, self.pace_s, self.ended_at = False, PACE_S, now
         super().__init__(name, quota, safe, now)
 
     def resize(self, quota: Quota, safe: Quota | None, now: float) -> None:
@@ -489,6 +555,11 @@ class SlotsHeld(Holding):
     def available(self) -> int:
         """How many are held and not taken."""
         return self.held - self.taken
+
+    @property
+    def idle(self) -> bool:
+        """Whether it can be forgotten."""
+        return not (self.known or self.held or self.own or self.waiting)
 
     def fits(self, n: int, now: float) -> bool:
         """Whether n may be taken."""

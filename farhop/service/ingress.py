@@ -300,7 +300,7 @@ class Ingress:
             assert self._advisor is not None
             return self._advisor.advise(request, context, exchange.head)
         if self.limits is not None and not caller.charged:
-            admitted = self.limits.admit(context, request)
+            admitted = self.limits.admit(context, request, prompt.wishes.user)
             if isinstance(admitted, asyncio.Future):
                 _Borrowing(self, exchange, request, prompt, onward, since).begin(self.limits, admitted)
                 return None
@@ -613,7 +613,7 @@ class _Borrowing(_Waiting):
         context: RequestContext = exchange.context
         try:
             waits = ingress._clock.now() < self._until
-            admitted = self._limits.admit(context, self._request, waits=waits)
+            admitted = self._limits.admit(context, self._request, self._prompt.wishes.user, waits=waits)
             if isinstance(admitted, asyncio.Future):
                 self.begin(self._limits, admitted)
                 return

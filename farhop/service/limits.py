@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import secrets
 from functools import lru_cache
 from math import ceil, inf
@@ -22,7 +23,7 @@ from farhop_wire import region_pb2
 
 from farhop.balance import outcome
 from farhop.balance.estimate.estimates import BYTES_PER_TOKEN
-from farhop.balance.quota import Ask, Grant, Holder, Told, Want, new_holding
+from farhop.balance.quota import EACH, Ask, Grant, Holder, Holding, Told, Want, new_holding
 from farhop.relay import answers
 from farhop.service.tasks import Tasks
 from farhop.store.contract import LIMIT_PREFIX, LIMIT_ROOT_PREFIX
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Request, Usage
     from farhop.balance.outcome import Outcome
-    from farhop.balance.quota import Holding, Quota
+    from farhop.balance.quota import Quota
     from farhop.relay.active import ActiveRequest
     from farhop.relay.answers import Reply
     from farhop.store.contract import Change, Store
@@ -45,7 +46,9 @@ if TYPE_CHECKING:
     Borrow = Callable[[RootClaim, region_pb2.BorrowRequest], Awaitable[region_pb2.BorrowReply]]
 
 TENANTS_MAX = 10_000
-MATCHES_MAX = 10_000  # of tenant, key and model, remembered
+MATCHES_MAX = 10_000  # of tenant, key, model and user, remembered
+USERS_MAX = 8192  # users of tenants that limit each, remembered
+USERS_LOOKED_AT = 32  # for one that is idle and can be forgotten
 FORMS_MAX = 1024  # of limits, as clients are told them, remembered
 BEGIN_S = 5.0
 REFRESH_S = 2.0  # between two exchanges with a root
@@ -66,7 +69,8 @@ _KINDS = {
 
 def bucket_of(tenant: str, limit: Limit, name: str) -> str:
     """The name of a limit's bucket, alike in all processes."""
-    return msgspec.json.encode((tenant, limit.key, limit.model, name)).decode()
+    named = msgspec.json.encode((tenant, limit.key, limit.model, name)).decode()
+    return named + EACH if limit.each_user else named
 
 
 class LimitBook:
@@ -107,7 +111,7 @@ class LimitBook:
     def lent_by(self, home: str) -> dict[str, Quota]:
         """The buckets that the root of a region lends from."""
         return {
-            bucket_of(one.tenant, limit, name): one.parts(name, n)[0]
+            bucket_of(one.tenant, limit, name): one.parts(limit, name, n)[0]
             for one in self.tenants().values() if one.home == home
             for limit in one.limits
             for name, n in limit.sizes().items()
@@ -139,6 +143,30 @@ class _Lender:
         self.region, self.holder = region, Holder()
         self.wake, self.waiters = asyncio.Event(), list[asyncio.Future[None]]()
         self.silent_at = -inf
+
+
+_Whose = tuple[str, str, str, str, str]  # tenant, issued key, key of the law, model, user
+_REST = "rest"  # all users of a tenant that are not named, or come while USERS_MAX others are busy, are one
+_USER_CHARS = 16
+
+
+class _User:
+    """One of a tenant's users: what is lent for it, by bucket, and where that is matched."""
+
+    __slots__ = ("holdings", "lender", "matches")
+
+    def __init__(self, lender: _Lender) -> None:
+        self.lender, self.holdings, self.matches = lender, dict[str, Holding](), set[_Whose]()
+
+    @property
+    def idle(self) -> bool:
+        return all(holding.idle for holding in self.holdings.values())
+
+    def forget(self, matches: dict[_Whose, _Matched | None]) -> None:
+        for bucket in self.holdings:
+            self.lender.holder.holdings.pop(bucket, None)
+        for whose in self.matches:
+            matches.pop(whose, None)
 
 
 class _Matched:
@@ -219,7 +247,9 @@ class Limiter:
         self._roots: Documents[RootClaim] = Documents(lambda _, one: documents.decode_root(one), refused, "limit_root")
         self._lenders: dict[str, _Lender] = {}
         self._tenants: dict[str, TenantLimits] = {}
-        self._matches: dict[tuple[str, str, str, str], _Matched | None] = {}
+        self._matches: dict[_Whose, _Matched | None] = {}
+        self._by_user: set[str] = set()  # tenants that limit each user
+        self._users: dict[tuple[str, str], _User] = {}
         self._tasks = Tasks()
         book.changes.append(self._changed)
 
@@ -236,14 +266,17 @@ class Limiter:
 
     # -- of a request
 
-    def admit(self, context: Any, request: Request, *, waits: bool = True) -> Reply | asyncio.Future[None] | None:
+    def admit(
+        self, context: Any, request: Request, user: str = "", *, waits: bool = True
+    ) -> Reply | asyncio.Future[None] | None:
         """Take what a request may use, into `context.reserved`. None: it may go on. A Reply: it may not. A future:
-        ask again, with `waits` False, once that is done."""
+        ask again, with `waits` False, once that is done. `user` is whom the request names, if no token did."""
         tenant = request.tenant
         if tenant not in self._tenants:
             return None
         caller = context.caller
-        whose = tenant, caller.key_id, request.key, request.model
+        who = self._user(tenant, caller.user or user) if tenant in self._by_user else ""
+        whose = tenant, caller.key_id, request.key, request.model, who
         matched = self._matches[whose] if whose in self._matches else self._match(*whose)
         if matched is None:
             return None
@@ -296,26 +329,53 @@ class Limiter:
         lender.wake.set()
         return future
 
-    def _match(self, tenant: str, key_id: str, key: str, model: str) -> _Matched | None:
-        one = self._tenants[tenant]
+    def _match(self, tenant: str, key_id: str, key: str, model: str, user: str) -> _Matched | None:
+        one, whose = self._tenants[tenant], (tenant, key_id, key, model, user)
         lender = self._lenders[one.home]
-        of = tuple(
-            (_KINDS[kind_of(name)], n, int(period_s(name)), lender.holder.holdings[bucket])
-            for limit in one.limits
-            if limit.key in ("", key_id or key) and limit.model in ("", model)
-            for name, n in limit.sizes().items()
-            if (bucket := bucket_of(tenant, limit, name)) in lender.holder.holdings
-        )
+        holdings, of = lender.holder.holdings, list[tuple[int, int, int, Holding]]()
+        known = self._users.setdefault((tenant, user), _User(lender)) if user else None
+        for limit in one.limits:
+            if limit.key not in ("", key_id or key) or limit.model not in ("", model):
+                continue
+            for name, n in limit.sizes().items():
+                bucket = bucket_of(tenant, limit, name)
+                if limit.each_user and known is not None:
+                    bucket += user
+                    if bucket not in holdings:
+                        holdings[bucket] = new_holding(bucket, one.parts(limit, name, n)[0], None, self._clock())
+                    known.holdings[bucket] = holdings[bucket]
+                if bucket in holdings:
+                    of.append((_KINDS[kind_of(name)], n, int(period_s(name)), holdings[bucket]))
         if len(self._matches) >= MATCHES_MAX:
             del self._matches[next(iter(self._matches))]
-        self._matches[tenant, key_id, key, model] = matched = _Matched(lender, of) if of else None
+        self._matches[whose] = matched = _Matched(lender, tuple(of)) if of else None
+        if known is not None:
+            known.matches.add(whose)
         return matched
+
+    def _user(self, tenant: str, named: str) -> str:
+        """Whom a request counts for among its tenant's users, by a name that is the same at all balancers."""
+        if not named:
+            return _REST
+        user = hashlib.sha256(f"{tenant}\n{named}".encode("utf-8", "surrogatepass")).hexdigest()[:_USER_CHARS]
+        if (tenant, user) in self._users or len(self._users) < USERS_MAX:
+            return user
+        for _ in range(USERS_LOOKED_AT):  # who came first, and is idle, is forgotten; who is not comes to the end
+            whose = next(iter(self._users))
+            old = self._users.pop(whose)
+            if old.idle:
+                old.forget(self._matches)
+                return user
+            self._users[whose] = old
+        return _REST
 
     # -- what stands in etcd
 
     def _changed(self) -> None:
         self._tenants, self._matches, now = self._book.tenants(), {}, self._clock()
+        self._by_user = {one.tenant for one in self._tenants.values() if any(limit.each_user for limit in one.limits)}
         wanted: dict[str, set[str]] = {home: set() for home in self._lenders}
+        each: dict[str, Quota] = {}
         for one in self._tenants.values():
             lender = self._lenders.get(one.home)
             if lender is None:
@@ -324,9 +384,12 @@ class Limiter:
             has_safe = bool(self._safe) and self._safe in one.safe
             for limit in one.limits:
                 for name, n in limit.sizes().items():
-                    lent, own = one.parts(name, n)
+                    lent, own = one.parts(limit, name, n)
                     safe = own if has_safe else None
                     bucket = bucket_of(one.tenant, limit, name)
+                    if limit.each_user:
+                        each[bucket] = lent
+                        continue
                     wanted.setdefault(one.home, set()).add(bucket)
                     known = lender.holder.holdings.get(bucket)
                     if known is None:
@@ -336,7 +399,17 @@ class Limiter:
         for home, buckets in wanted.items():
             holdings = self._lenders[home].holder.holdings
             for bucket in holdings.keys() - buckets:
-                del holdings[bucket]
+                quota = each.get(bucket.rpartition(EACH)[0] + EACH) if EACH in bucket else None
+                if quota is None:
+                    del holdings[bucket]
+                elif quota != holdings[bucket].quota:
+                    holdings[bucket].resize(quota, None, now)
+        self._users = {whose: user for whose, user in self._users.items() if whose[0] in self._by_user}
+        for whose, user in self._users.items():
+            user.lender = self._lenders[self._tenants[whose[0]].home]
+            held = user.lender.holder.holdings
+            user.holdings = {name: held[name] for name in user.holdings if name in held}
+            user.matches.clear()
 
     async def _follow_roots(self) -> None:
         await follow(self._store, LIMIT_ROOT_PREFIX, self._rooted)

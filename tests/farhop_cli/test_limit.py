@@ -86,3 +86,14 @@ def test_a_dry_run_says_what_it_would_have_refused_of_the_last_day(cli, stands, 
     dry = (*SET, "--home", "virginia", "--requests-per-minute", "10", "--key", "k", "--dry-run", "--usage", tmp_path)
     assert "would have refused 7 of the 20" in cli.run(*map(str, dry)).stdout
     assert "--dry-run" in cli.failed(cli.run(*SET, "--requests-per-minute", "1", "--usage", str(tmp_path)), 2)
+
+
+def test_a_limit_of_each_user_stands_beside_that_of_all(cli, stands):
+    cli.run(*SET, "--home", "virginia", "--requests-per-minute", "600")
+    said = cli.run(*SET, "--each-user", "--requests-per-minute", "20").stdout
+    assert said.splitlines()[0] == "tenant eu-only, user each: 20 requests per minute; lent out by virginia"
+    assert [(limit.each_user, limit.requests_per_minute) for limit in limits.decode(stands.get(KEY)).limits] == [
+        (False, 600), (True, 20)
+    ]  # fmt: skip
+    assert cli.run("limit", "unset", "eu-only", "--each-user").exit_code == 0
+    assert len(limits.decode(stands.get(KEY)).limits) == 1

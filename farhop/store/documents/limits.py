@@ -28,13 +28,15 @@ Units = Annotated[int, Meta(ge=1, le=UNITS_MAX)]
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Of one tenant; of one issued key or named key of the law, of one model, if those are given. None: no limit.
+    """Of one tenant; of one issued key or named key of the law, of one model, if those are given; of `each_user` by
+    itself. None: no limit.
 
     Tokens are those of prompts (`input`), of answers (`output`), or both; `concurrency` is of requests under way.
     """
 
     key: str = ""
     model: str = ""
+    each_user: bool = False
     requests_per_minute: Units | None = None
     requests_per_day: Units | None = None
     input_tokens_per_minute: Units | None = None
@@ -50,7 +52,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return {name: n for name in NAMES if (n := getattr(self, name)) is not None}
 
 
-NAMES = Limit.__struct_fields__[2:]
+NAMES = Limit.__struct_fields__[3:]
 
 
 def kind_of(name: str) -> str:
@@ -84,9 +86,12 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Where it stands in etcd."""
         return limit_key(self.tenant)
 
-    def parts(self, name: str, size: int) -> tuple[Quota, Quota]:
-        """Of a limit of this name and size what is lent, and what each balancer in `safe` has; slots are whole."""
+    def parts(self, limit: Limit, name: str, size: int) -> tuple[Quota, Quota]:
+        """Of a limit's size of this name what is lent, and what each balancer in `safe` has: of slots whole ones, of
+        limits of each user nothing."""
         period, each = period_s(name), self.safe_share / max(1, len(self.safe))
+        if limit.each_user:
+            return Quota(float(size), size / period if period else 0.0), Quota(0.0, 0.0)
         if not period:
             n = int(size * each)
             return Quota(float(size - n * len(self.safe)), 0.0), Quota(float(n), 0.0)
@@ -164,8 +169,8 @@ def check(one: TenantLimits) -> None:
         for field in ("key", "model"):
             if name := getattr(limit, field):
                 check_text(f"limits[{place}].{field}", name, NAME_LIMIT)
-        if (whom := (limit.key, limit.model)) in seen:
-            raise DocumentError(f"limits[{place}]", "the same key and model stand twice")
+        if (whom := (limit.key, limit.model, limit.each_user)) in seen:
+            raise DocumentError(f"limits[{place}]", "the same key, model and users stand twice")
         seen.add(whom)
         _check_sizes(limit, f"limits[{place}]")
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from farhop.balance import quota
 from farhop.balance.quota import (
     DRIFT,
+    EACH,
     LEASE_S,
     LOST_S,
     Ask,
@@ -139,8 +141,8 @@ def test_totals_may_come_twice_or_late() -> None:
     lender = written(root(Quota(100.0, 2.0)))
     first = lender.exchange("h", ask(Want(B, wanted=50, least=50)), 0.0)
     later = Want(B, spent=30, returned=10, wanted=0)
-    for want in (later, later, Want(B, spent=5), later):
-        told = lender.exchange("h", ask(want, lease=first.lease), 0.0)
+    for number, want in ((3, later), (3, later), (2, Want(B, spent=5)), (4, later)):
+        told = lender.exchange("h", ask(want, lease=first.lease, number=number), 0.0)
     assert isinstance(told, Told)
     assert lender.levels(0.0)[B] == {"depth": 100.0, "used": 30.0, "lent": 10}
 
@@ -275,6 +277,50 @@ def test_who_leaves_gives_all_back_at_once_and_who_waits_is_told_how_fast_others
     for _ in range(3):
         exchange(other, lender, 2.0, "other")
     assert other.holdings[B].available == 4
+
+
+# -- users
+
+
+def test_buckets_of_users_are_made_when_asked_for_and_the_least_recently_used_is_forgotten(monkeypatch: Any) -> None:
+    monkeypatch.setattr(quota, "USERS_MAX", 2)
+    lender, limit = Root({}, 0.0, 1), f"limit{EACH}"
+    lender.configure({limit: Quota(10.0, 1e-9)}, 0.0)
+    assert lender.exchange("h", ask(Want(limit, wanted=5, least=5)), 0.0).grants == ()
+
+    def lend(user: str, number: int) -> int:
+        told = lender.exchange("h", ask(Want(limit + user, wanted=7, least=7), number=number), 0.0)
+        return told.grants[0].granted
+
+    assert [lend("ann", 1), lend("bob", 2), lend("ann", 3), lend("ann", 4)] == [7, 7, 3, 0]
+    assert lender.levels(0.0).keys() == {f"{limit}ann", f"{limit}bob"}
+    assert lend("cid", 5) == 7
+    assert [lend("ann", 6), lend("bob", 7)] == [0, 7], "bob was forgotten, and begins anew"
+    assert lender.snapshot(0.0) == {}, "users are not written down"
+    lender.configure({limit: Quota(20.0, 1e-9)}, 0.0)
+    assert {one["depth"] for one in lender.levels(0.0).values()} == {20.0}
+    lender.configure({}, 0.0)
+    assert lender.levels(0.0) == {}
+
+
+def test_what_is_idle_is_not_named_and_who_forgot_it_begins_anew() -> None:
+    lender, one = root(Quota(100.0, 1e-9)), holder(Quota(100.0, 1e-9))
+    mine = one.holdings[B]
+    mine.waiting = 4
+    exchange(one, lender, 0.0)
+    mine.waiting = 0
+    mine.take(3)
+    mine.settle(3, 2, True, 0.0)
+    for now in range(1, 9):
+        exchange(one, lender, float(now))
+    assert mine.idle
+    assert one.asked(9.0).wants == ()
+    one.holdings[B] = mine = Holding(B, Quota(100.0, 1e-9), None, 9.0)
+    mine.waiting = 4
+    exchange(one, lender, 9.0)
+    assert mine.take(4)
+    exchange(one, lender, 10.0)
+    assert lender.levels(10.0)[B]["used"] == pytest.approx(6)
 
 
 # -- random worlds

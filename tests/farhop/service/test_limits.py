@@ -60,13 +60,13 @@ class Stage:
         self.root.written()
         return reply_of(self.root.exchange(asked.holder, ask_of(asked), self.now))
 
-    async def admit(self, one: Request | None = None, key_id: str = "") -> Any:
+    async def admit(self, one: Request | None = None, key_id: str = "", sub: str = "", user: str = "") -> Any:
         """The context of a request that is let in, or the reply."""
-        context = SimpleNamespace(caller=SimpleNamespace(key_id=key_id), reserved=None)
-        said = self.limiter.admit(context, one or request())
+        context = SimpleNamespace(caller=SimpleNamespace(key_id=key_id, user=sub), reserved=None)
+        said = self.limiter.admit(context, one or request(), user)
         while isinstance(said, asyncio.Future):
             await said
-            said = self.limiter.admit(context, one or request(), waits=False)
+            said = self.limiter.admit(context, one or request(), user, waits=False)
         return context if said is None else said
 
     def used(self) -> list[int]:
@@ -239,7 +239,7 @@ async def test_requests_at_once_are_counted_from_admission_to_whatever_end_they_
         assert b"x-ratelimit-limit-concurrency: 3\r\nx-ratelimit-remaining-concurrency: 0\r\n" in refused.extra
         assert b'"concurrency";q=3;qu="concurrent-requests"' in refused.extra
         assert b"x-should-retry: true" in refused.extra
-        assert stage.limiter._matches["acme", "", "law-key", "m"].of[0][3].available == 0  # type: ignore[union-attr]
+        assert stage.limiter._matches["acme", "", "law-key", "m", ""].of[0][3].available == 0  # type: ignore[union-attr]
         ends = [
             (ended(), outcome.SERVED, Usage(7, 2)),
             (ended(), outcome.CLIENT_LEFT, None),
@@ -281,5 +281,47 @@ async def test_a_limit_that_is_raised_lowered_or_taken_away_does_not_lose_count(
         third.reserved.settle(ended(), outcome.SERVED, None)
         stage.limit()
         assert (await stage.admit()).reserved is None
+    finally:
+        await stage.limiter.close()
+
+
+async def test_each_user_of_a_tenant_has_a_limit_of_its_own_and_all_together_that_of_the_tenant() -> None:
+    stage = Stage(Limit(requests_per_minute=5), Limit(each_user=True, requests_per_minute=2, concurrency=1))
+    try:
+        for name in ("ann", "bob"):
+            first = await stage.admit(sub=name, user="whoever it says")
+            refused = await stage.admit(sub=name)
+            assert b'"type":"concurrency"' in refused.body
+            first.reserved.settle(ended(), outcome.SERVED, Usage(7, 2))
+            (await stage.admit(sub=name)).reserved.settle(ended(), outcome.SERVED, Usage(7, 2))
+            assert b"2 requests per minute" in (await stage.admit(sub=name)).body
+        assert (await stage.admit(user="cid")).reserved is not None
+        assert b"5 requests per minute" in (await stage.admit(user="dan")).body
+        stage.limit(Limit(each_user=True, requests_per_minute=3))
+        assert (await stage.admit(sub="ann")).reserved is not None, "the limit was raised"
+        assert isinstance(await stage.admit(sub="ann"), Reply)
+        assert all("ann" not in name for name in stage.root.levels(stage.now)), "names do not travel"  # type: ignore[union-attr]
+        stage.limit(Limit(requests_per_minute=100))
+        assert stage.limiter._users == {}
+        assert (await stage.admit(sub="ann")).reserved is not None
+    finally:
+        await stage.limiter.close()
+
+
+async def test_users_who_are_not_named_are_one_and_so_are_those_beyond_the_bound(monkeypatch: Any) -> None:
+    monkeypatch.setattr(limits, "USERS_MAX", 3)
+    stage = Stage(Limit(each_user=True, requests_per_minute=1))
+    try:
+        assert (await stage.admit()).reserved is not None
+        assert isinstance(await stage.admit(), Reply)
+        held = [await stage.admit(user=name) for name in ("ann", "bob")]
+        assert isinstance(await stage.admit(user="cid"), Reply), "ann and bob are busy"
+        for one in held:
+            one.reserved.settle(ended(), outcome.SERVED, Usage(7, 2))
+        for _ in range(3):
+            await stage.settled()
+        assert (await stage.admit(user="cid")).reserved is not None
+        assert len(stage.limiter._users) == 3
+        assert isinstance(await stage.admit(user="ann"), Reply), "its root did not forget it"
     finally:
         await stage.limiter.close()

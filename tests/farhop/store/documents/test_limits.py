@@ -25,8 +25,10 @@ def test_they_are_read_as_they_were_written():
     ]  # fmt: skip
     assert [limits.kind_of(name) for name in ("input_tokens_per_day", "concurrency")] == ["input_tokens", "concurrency"]
     shared = TenantLimits(**GOOD, limits=(SMALL,), safe_share=0.5, safe=("a/b", "a/c"))
-    assert shared.parts("requests_per_minute", 60) == (Quota(30.0, 0.5), Quota(15.0, 0.25))
-    assert shared.parts("concurrency", 5) == (Quota(3.0, 0.0), Quota(1.0, 0.0)), "slots are whole"
+    assert shared.parts(SMALL, "requests_per_minute", 60) == (Quota(30.0, 0.5), Quota(15.0, 0.25))
+    each = Limit(each_user=True, requests_per_minute=60)
+    assert shared.parts(each, "requests_per_minute", 60)[0] == Quota(60.0, 1.0), "users have no safe share"
+    assert shared.parts(SMALL, "concurrency", 5) == (Quota(3.0, 0.0), Quota(1.0, 0.0)), "slots are whole"
     claim = RootClaim(region="virginia", instance="r1", address="h:1", seq=1, first_lease=1, marks={"b": 3})
     assert limits.decode_root(limits.encode_root(claim)) == claim
     assert claim.place == "/farhop/v1/limit-root/virginia"
