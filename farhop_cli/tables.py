@@ -152,7 +152,20 @@ def outcome(record: Record, place: str) -> None:
     if usage:
         counts = (number(usage.get(name)) for name in ("prompt_tokens", "cached_tokens", "completion_tokens"))
         parts.append("tokens {} ({} cached) + {}".format(*counts))
+    if given := _mapping(record, "answer_cache"):
+        parts.append(_given_again(given))
     show.line(" · ".join(parts))
+
+
+def _given_again(given: Record) -> str:
+    """Whose answer it was."""
+    told = f"answer cache: {word(given.get('outcome'))}"
+    if given.get("why"):
+        told += f" ({word(given.get('why'))})"
+    if given.get("decision"):
+        told += f" of {word(given.get('decision'))}, made in {word(given.get('region'))}"
+        told += f" {number(given.get('age_s'), 0)} s before" if given.get("age_s") else ""
+    return told
 
 
 def show_world(world: WorldFile) -> None:

@@ -127,6 +127,11 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
         Panel("Time per output token by model, p90", "s", (quantile(0.9, "farhop_model_tpot_seconds", "model", where=ENTRY),)),
         Panel("Requests under way", "short", (now("farhop_in_flight", "tier", "region"),)),
         Panel("Tokens a second", "short", (rate("farhop_tokens_total", "kind", where=ENTRY),)),
+        Panel("Answer cache: requests a second", "reqps", (rate("farhop_answer_cache_requests_total", "outcome", "reason"),)),
+        Panel("Answer cache: tokens saved a second", "short", (rate("farhop_answer_cache_saved_tokens_total", "region", "kind"),)),
+        Panel("Answer cache: bytes, and allowed", "bytes", (
+            now("farhop_answer_cache_bytes", "instance", "what"), now("farhop_answer_cache_bytes_max", "instance"))),
+        Panel("Answer cache: answers", "short", (now("farhop_answer_cache_answers", "instance"),)),
     ]),
     "region": ("Farhop: region", [
         Panel("Requests a second, by how they ended", "reqps", (rate(REQUESTS, "reason", "code", where=BELOW),)),

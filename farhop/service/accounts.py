@@ -160,7 +160,8 @@ class Accounts:
         if files is None or caller is None or reason in _UNSENT:
             return
         served = self._served_in(active, reason)
-        if not self._writes(caller, request.model, served):
+        # Of an answer that was another's, nobody but we knows that this one got it.
+        if not self._writes(caller, request.model, served if active.forward is not None else ""):
             return
         progress, forward = active.progress, active.forward
         measured = "engine"

@@ -260,7 +260,7 @@ class Repeatable:
         resumed = progress is not None and progress.resumed
         if forward is None or attempt is None or resumed or context.kind is None:
             return
-        if not repeatable.complete(context.kind, tape.pieces, stream=active.request.stream):
+        if not repeatable.complete(context.kind, b"".join(tape.pieces), stream=active.request.stream):
             return
         at = tape.end if tape.usage_at is None else tape.usage_at
         usage = tape.pieces[at] if at < tape.end else b""

@@ -62,6 +62,11 @@ def test_an_outcome_in_a_line(capsys, made):
     assert "tokens 9 (4 cached) + 3" in line
     tables.outcome(made.record(None, usage=None, ttft_ms=None), "x")
     assert "tokens" not in capsys.readouterr().out
+    given = {"outcome": "hit", "why": "", "region": "tokyo", "decision": "d7", "age_s": 3.2}
+    tables.outcome(made.record(None, answer_cache=given), "x")
+    assert "answer cache: hit of d7, made in tokyo 3 s before" in " ".join(capsys.readouterr().out.split())
+    tables.outcome(made.record(None, answer_cache={"outcome": "bypass", "why": "sampled", "region": ""}), "x")
+    assert "answer cache: bypass (sampled)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_terms_of_a_score_stand_beside_it_but_for_what_is_nothing_to_anybody(capsys):
@@ -80,14 +85,17 @@ def test_the_terms_of_a_score_stand_beside_it_but_for_what_is_nothing_to_anybody
 ODD = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-        st.sampled_from(["reasons", "candidates", "chosen", "attempts", "region", "not_serving", "unlawful", "usage"]),
+        st.sampled_from(["reasons", "candidates", "chosen", "attempts", "region", "not_serving", "unlawful", "usage",
+                         "answer_cache"]),
         inner, max_size=4,
     ),
     max_leaves=8,
 )  # fmt: skip
 
 
-@given(record=st.dictionaries(st.sampled_from(["reasons", "attempts", "usage", "status"]), ODD, max_size=4))
+@given(
+    record=st.dictionaries(st.sampled_from(["reasons", "attempts", "usage", "status", "answer_cache"]), ODD, max_size=4)
+)
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_no_record_of_another_version_crashes_it(record):
     tables.global_record(record, "somewhere")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KEY_HEADER = b"x-farhop-cache-key"
 BODY_BYTES_MAX = 256 * 1024  # reading a body again and writing it in order takes 2 ms at most
-RETOLD_BYTES_MAX = 256 * 1024  # so does telling an answer in the other way
+RETOLD_BYTES_MAX = 256 * 1024  # some 1,500 events, at 4.5 us each to put together: 7 ms
 _KEY = re.compile(rb"[!-~]{1,256}")
 _AGE = re.compile(rb"max-age=([0-9]{1,10})")
 _ANY_END = re.compile(rb"\r?\n\r?\n")
@@ -133,41 +133,43 @@ def tells_usage(event: bytes) -> bool:
 
 def _chunk(event: bytes) -> Document | None:
     start = event.find(b"{")
-    if start < 0 or not event.startswith(b"data:"):
-        return None
-    try:
-        chunk = msgspec.json.decode(event[start:].rstrip())
-    except UNREADABLE:
-        return None
-    return chunk if isinstance(chunk, dict) else None
+    return _document(event[start:].rstrip()) if start >= 0 and event.startswith(b"data:") else None
 
 
-_GIVEN_UP = (b'"finish_reason":"abort"', b'"finish_reason":"error"')
+_GIVEN_UP = re.compile(rb'"finish_reason"\s*:\s*"(?:abort|error)"')
 
 
-def complete(kind: Kind, pieces: list[bytes], *, stream: bool) -> bool:
+def complete(kind: Kind, body: bytes, *, stream: bool) -> bool:
     """Whether an answer that came whole is a good one: it says its end, and tells of no error."""
-    if not pieces:
-        return False
-    if any(b'"error"' in piece and _tells_error(piece, stream=stream) for piece in pieces):
-        return False
-    if any(word in piece.replace(b" ", b"") for word in _GIVEN_UP for piece in pieces if b"finish_reason" in piece):
-        return False
-    last = b"".join(pieces[-2:]).rstrip()
-    if not stream:
-        return pieces[0].lstrip().startswith(b"{") and last.endswith(b"}")
-    return b'"message_stop"' in last if kind is Kind.MESSAGES else last.endswith(b"[DONE]")
-
-
-def _tells_error(piece: bytes, *, stream: bool) -> bool:
-    """In a text it would be escaped, but a member of arguments may be called so, too."""
+    body = body.strip()
     if stream:
-        return any(b'"error"' in event and (_chunk(event) or {"error": 1}).get("error") for event in events_of(piece))
+        ends = b'"message_stop"' in body[-64:] if kind is Kind.MESSAGES else body.endswith(b"[DONE]")
+    else:
+        ends = body.startswith(b"{") and body.endswith(b"}")
+    return ends and not _tells_error(body, stream=stream) and _GIVEN_UP.search(body) is None
+
+
+def _tells_error(body: bytes, *, stream: bool) -> bool:
+    """In a text it would be escaped, but a member of something else may be called so, too."""
+    at = body.find(b'"error"')
+    while at >= 0:
+        begin, end = (body.rfind(b"\n\n", 0, at), body.find(b"\n\n", at)) if stream else (0, -1)
+        told = body[max(0, begin) : end if end >= 0 else len(body)].lstrip()
+        document = _chunk(told) if stream else _document(told)
+        if document is None or document.get("error") is not None:
+            return True
+        at = body.find(b'"error"', end) if end >= 0 else -1
+    return False
+
+
+def _document(text: bytes) -> Document | None:
+    if len(text) > RETOLD_BYTES_MAX:
+        return None
     try:
-        document = msgspec.json.decode(piece)
+        document = msgspec.json.decode(text)
     except UNREADABLE:
-        return True  # a part of one
-    return not isinstance(document, dict) or document.get("error") is not None
+        return None
+    return document if isinstance(document, dict) else None
 
 
 # -- told in the other way
@@ -184,6 +186,7 @@ def whole(kind: Kind, stream: bytes) -> bytes | None:
         return None
     document: Document = {}
     choices: dict[int, Document] = {}
+    named: Document = {}
     ended = False
     for event in events_of(stream):
         ended = ended or event.startswith((b"data: [DONE]", b"data:[DONE]"))
@@ -198,7 +201,9 @@ def whole(kind: Kind, stream: bytes) -> bytes | None:
                 _add(choices.setdefault(index, {"index": index}), choice)
         except (_NotUnderstoodError, KeyError, TypeError, AttributeError):
             return None
-        document.update({name: value for name, value in chunk.items() if value is not None or name not in document})
+        if chunk != named:  # nearly all say the same of the answer
+            named = chunk
+            document.update({name: value for name, value in chunk.items() if value is not None or name not in document})
     if not (ended and choices):
         return None
     if kind is Kind.CHAT:

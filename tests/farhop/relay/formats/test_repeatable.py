@@ -214,6 +214,37 @@ def test_what_is_not_understood_is_not_told(stream: bytes) -> None:
     assert repeatable.whole(Kind.CHAT, stream) is None
 
 
+@pytest.mark.parametrize(
+    ("body", "streams", "good"),
+    [
+        (b'{"choices":[]}', False, True),
+        (b' {"choices":[],"error":null}\n', False, True),
+        (b'{"error":{"message":"no"}}', False, False),
+        (b'{"choices":[{"message":{"tool":{"error":1}}}]}', False, True),
+        (b'{"choices":[', False, False),
+        (b"", False, False),
+        (events(delta("stop", content='an "error"')) + DONE, True, True),
+        (events(delta(error="a delta of an engine"), delta("stop")) + DONE, True, True),
+        (events(delta("stop", content="x")), True, False),
+        (events(delta(content="x"), {"error": {"message": "broke"}}) + DONE, True, False),
+        (b'data: {"error": {"code": 500}}\n\n' + DONE, True, False),
+        (events(delta("abort", content="x")) + DONE, True, False),
+        (b"", True, False),
+    ],
+)
+def test_only_good_answers_are_complete(body: bytes, streams: bool, good: bool) -> None:
+    assert repeatable.complete(Kind.CHAT, body, stream=streams) == good
+
+
+def test_a_message_ends_in_its_own_way() -> None:
+    begun = b'event: message_start\ndata: {"type":"message_start"}\n\n'
+    stop = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+    broke = b'event: error\ndata: {"type":"error","error":{}}\n\n'
+    assert repeatable.complete(Kind.MESSAGES, begun + stop, stream=True)
+    assert not repeatable.complete(Kind.MESSAGES, begun, stream=True)
+    assert not repeatable.complete(Kind.MESSAGES, begun + broke + stop, stream=True)
+
+
 def test_nor_as_a_stream() -> None:
     for document in (b"{}", b"[]", b"{", b'{"choices":[{"text":"x"}]}', b'{"choices":7}'):
         assert repeatable.stream(Kind.CHAT, document) is None
