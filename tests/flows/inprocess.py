@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -13,7 +14,6 @@ from random import Random
 from typing import Any
 
 import msgspec
-import yaml
 from aiohttp import web
 
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
@@ -55,7 +55,7 @@ def topology(*tenants: dict[str, Any], entries: dict[str, list[str]] | None = No
     document["tenants"] += tenants
     for region in document["regions"]:
         region["entry"] = (entries or {}).get(region["name"], region["entry"])
-    return worlds.parse(yaml.safe_dump(document), "test")
+    return worlds.parse(json.dumps(document), "test")  # is YAML, too, and written a hundred times as fast
 
 
 class Engine:
