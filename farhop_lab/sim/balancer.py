@@ -206,6 +206,10 @@ class Hop:
         self._lost(outcome.DIED_BEFORE_START)
         self._region.leave(self.id)
 
+    def so_far(self) -> bytes | None:
+        """See relay.Attempt. What a region said is not known here."""
+        return None
+
     def abort(self) -> None:
         """See relay.Attempt."""
         if self._end():

@@ -144,6 +144,7 @@ class Gpu:
         self._jobs: dict[str, tuple[Job, Sequence, bool]] = {}
         self._stepping = False
         self._leap: _Leap | None = None
+        self.lost: dict[str, bytes] = {}  # what had come out of the work that broke off last
 
     @property
     def core(self) -> EngineCore:
@@ -220,9 +221,18 @@ class Gpu:
         self.faults.command(fault)
         return self.break_off() if self.faults.kind == "oom" else []
 
+    def said(self, job_id: str) -> bytes | None:
+        """Of what it is at work on, what has come out; None if that did not begin, or it knows of no such work."""
+        self._catch_up()
+        job, sequence, begun = self._jobs.get(job_id, (None, None, False))
+        if job is None or sequence is None or not begun:
+            return None
+        return bytes(memoryview(sequence.text)[len(job.prompt) :])
+
     def break_off(self) -> list[Job]:
         """Forget all that is under way, and return whose it was; they are not told."""
         self._interrupt()
+        self.lost = {job_id: said for job_id in self._jobs if (said := self.said(job_id)) is not None}
         jobs = [job for job, _, _ in self._jobs.values()]
         for job in jobs:
             self._core.abort(job.id)

@@ -16,6 +16,7 @@ from farhop.balance.prefix.chain import go_on, tail
 from farhop.relay.upstream import engine_faults as words
 from farhop.store.documents import report as reports
 from farhop.store.documents.document import DocumentError
+from farhop_lab.engine.core.text import token_count
 from farhop_lab.sim.engines import Timing, UsageWithText
 from farhop_lab.sim.law_client import LawClient
 from farhop_lab.sim.measures import use_of
@@ -70,6 +71,7 @@ class EngineAttempt:
         "_place",
         "_relay",
         "_sent_at",
+        "_tells",
         "_watch",
         "answer_tokens",
         "id",
@@ -81,8 +83,10 @@ class EngineAttempt:
     def __init__(self, region: RegionProcess, active: ActiveRequest, forward: Forward) -> None:
         self.number = forward.attempt
         self.id = f"{forward.id}#{forward.attempt}"
-        self.prompt, self.answer_tokens = active.prompt.text, active.prompt.answer_tokens
-        self.max_tokens = active.request.max_tokens
+        came, asked = token_count(active.said), active.prompt.answer_tokens
+        self.prompt, self.answer_tokens = active.prompt.text + active.said, None if asked is None else asked - came
+        self.max_tokens = None if active.request.max_tokens is None else active.request.max_tokens - came
+        self._tells = region.flow.view.replicas[forward.target].token_ids
         self._relay, self._active, self._context = region.relay, active, region.context
         self._host, self._away_s = region.hosts[forward.target], region.away_s
         self._place = region.name, forward.target
@@ -111,7 +115,11 @@ class EngineAttempt:
         """See engines.Job. What it said goes on from the prompt, as the relay would read it."""
         self._watch.cancel()
         active, said = self._active, usage.text if isinstance(usage, UsageWithText) else b""
-        end = tail(self.prompt, active.request.chain, active.prompt.seed)
+        if active.said:  # as if it had never broken
+            came, said = token_count(active.said), active.said + said
+            used = usage.prompt_tokens - came, usage.completion_tokens + came
+            usage = UsageWithText(*used, usage.cached_tokens, text=said)
+        end = tail(active.prompt.text, active.request.chain, active.prompt.seed)
         chain = go_on(end, said) if said else ()
         context = self._context
         if context.timed is not None:
@@ -154,6 +162,14 @@ class EngineAttempt:
 
     def _tell(self, act: Callable[..., None], *args: object) -> None:
         self._context.timeline.after(self._away_s, act, self._active, self, *args)
+
+    def so_far(self) -> bytes | None:
+        """See relay.Attempt."""
+        if not self._tells or not self._active.request.stream:
+            return None
+        said = self._host.said(self.id)
+        left = self.max_tokens if self.answer_tokens is None else self.answer_tokens
+        return said if said and (left is None or token_count(said) < left) else None
 
     def abort(self) -> None:
         """See relay.Attempt."""

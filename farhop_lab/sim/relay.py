@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from farhop.balance import machine
+from farhop.balance import machine, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +71,9 @@ class Attempt(Protocol):
     def abort(self) -> None:
         """Stop the work at once; tells nobody."""
 
+    def so_far(self) -> bytes | None:
+        """What it said, from which it could go on elsewhere; None where it could not."""
+
 
 class Prompt:
     """What a machine does not see of a request. `answer_tokens` None: as long as the model likes. `seed` is that of its
@@ -83,9 +86,10 @@ class Prompt:
 
 
 class ActiveRequest:
-    """One request at one tier. `target` is where the last attempt went, "" before the first."""
+    """One request at one tier. `target` is where the last attempt went, "" before the first. `said` is what attempts
+    said whose stream is to go on elsewhere."""
 
-    __slots__ = ("attempt", "attempts", "client", "held", "prompt", "request", "started", "target", "timer")
+    __slots__ = ("attempt", "attempts", "client", "held", "prompt", "request", "said", "started", "target", "timer")
 
     def __init__(self, request: Request, prompt: Prompt, client: Client) -> None:
         self.request, self.prompt, self.client = request, prompt, client
@@ -94,6 +98,7 @@ class ActiveRequest:
         self.timer: Call | None = None
         self.target = ""
         self.started = self.held = False
+        self.said = b""
 
 
 class SimulatedRelay:
@@ -114,10 +119,11 @@ class SimulatedRelay:
         self._most = 0
         self._perform: dict[type[Command], Callable[[ActiveRequest, Any], None]] = {
             machine.Forward: self._forward,
+            machine.Resume: self._resume,
             machine.Hold: self._hold,
             machine.Answer: self._answer,
             machine.Cancel: self._cancel,
-            machine.Move: lambda _active, _command: None,  # no stream here can go on elsewhere
+            machine.Move: self._move,
             machine.SetTimer: self._set_timer,
         }
 
@@ -173,7 +179,7 @@ class SimulatedRelay:
         """The first byte is here."""
         if active.attempt is attempt:
             self.react(machine.AttemptBegan(active.request.id, attempt.number, status))
-            if active.attempt is attempt:
+            if active.attempt is attempt and not active.started:  # to its client one that goes on does not begin anew
                 active.started = True
                 active.client.began(status)
 
@@ -201,8 +207,13 @@ class SimulatedRelay:
         """The attempt broke."""
         if active.attempt is attempt:
             active.attempt = None
-            failed = machine.AttemptFailed(active.request.id, attempt.number, reason, target_lives=target_lives)
-            self.react(failed)
+            said = attempt.so_far() if active.started else None
+            active.said += said or b""
+            self.react(
+                machine.AttemptFailed(
+                    active.request.id, attempt.number, reason, said is not None, target_lives=target_lives
+                )
+            )
 
     def client_left(self, request_id: str) -> bool:
         """Cancel what runs upstream, and tell the machine. False if the request is over."""
@@ -226,7 +237,8 @@ class SimulatedRelay:
 
     def _forward(self, active: ActiveRequest, command: Forward) -> None:
         request_id = active.request.id
-        if active.attempt is not None or active.started:
+        goes_on = isinstance(command, machine.Resume)
+        if active.attempt is not None or active.started is not goes_on:
             self._wrong(f"{request_id} was forwarded while an attempt is under way")
             self._stop(active)
         if command.attempt != active.attempts + 1:
@@ -235,6 +247,20 @@ class SimulatedRelay:
             self._wrong(f"{request_id} was forwarded past its deadline")
         active.attempts, active.target, active.held = command.attempt, command.target, False
         active.attempt = self._attempt(active, command)
+
+    def _resume(self, active: ActiveRequest, command: machine.Resume) -> None:
+        if not active.said:
+            self._wrong(f"{active.request.id} is to go on from nothing")
+        self._forward(active, command)
+
+    def _move(self, active: ActiveRequest, command: machine.Move) -> None:
+        attempt = active.attempt
+        if attempt is not None and attempt.number == command.attempt and active.started:
+            said = attempt.so_far()
+            if said is not None:
+                active.said += said
+                self._stop(active)
+                self.react(machine.AttemptFailed(active.request.id, command.attempt, outcome.STOPPING, resumable=True))
 
     def _hold(self, active: ActiveRequest, _command: machine.Hold) -> None:
         active.held = True

@@ -118,8 +118,11 @@ def station(
     return Site(replica=replica, engine=make, replicas=replicas)
 
 
-def gpus(profile: str, replicas: int, *, seed: int = 0, answer_tokens_mean: float = 200.0) -> Site:
-    """A site of the live engine's physics. LookupError for a profile that nobody has measured."""
+def gpus(
+    profile: str, replicas: int, *, seed: int = 0, answer_tokens_mean: float = 200.0, token_ids: bool = False
+) -> Site:
+    """A site of the live engine's physics. `token_ids`: they are told, so that streams go on from another replica.
+    LookupError for a profile that nobody has measured."""
     known = PROFILES.get(profile)
     if known is None:
         raise LookupError(f"profile: {profile!r} is none of {', '.join(sorted(PROFILES))}")
@@ -133,6 +136,7 @@ def gpus(profile: str, replicas: int, *, seed: int = 0, answer_tokens_mean: floa
         prefill_tokens_max=known.prefill_tokens_per_step,
         prefill_ms_per_token=known.prefill_ms_per_token,
         tpot_ms=known.decode_floor_ms,
+        token_ids=token_ids,
     )
     make = partial(Gpu, profile=known, text_model=TextModel(MODEL, seed, answer_tokens_mean))
     return Site(replica=replica, engine=make, replicas=replicas)

@@ -151,6 +151,10 @@ class EngineCall:
         self._over = True
         self._back(self._router.relay.failed, outcome.DIED_BEFORE_START)
 
+    def so_far(self) -> bytes | None:
+        """See relay.Attempt. No peer continues a stream."""
+        return None
+
     def abort(self) -> None:
         """See relay.Attempt."""
         self._router.context.wire.send(self._router.region, self._far.name, self._stop)
@@ -264,6 +268,10 @@ class PeerCall:
     def broke(self, reason: Outcome) -> None:
         """See relay.Client."""
         self._router.relay.failed(self._active, self, reason)
+
+    def so_far(self) -> bytes | None:
+        """See relay.Attempt. No peer continues a stream."""
+        return None
 
     def abort(self) -> None:
         """See relay.Attempt."""

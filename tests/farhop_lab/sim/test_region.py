@@ -215,3 +215,33 @@ def test_what_an_engine_says_of_itself_is_heard_as_the_relay_hears_it() -> None:
     (record,) = world.run(2.5).records
     assert record.outcome == "engine_error"
     assert region.flow.standing.ejections == {"engine_out_of_memory": 1.0}
+
+
+@pytest.mark.parametrize("token_ids", [True, False])
+@pytest.mark.parametrize("fault", ["stop", "pause"])
+def test_streams_go_on_from_another_replica_where_engines_tell_their_tokens(token_ids: bool, fault: str) -> None:
+    """And use what they would have used, had nothing broken."""
+    watching = Watching(engine_between_bytes_s=2.0)
+
+    def run(breaks: bool) -> World:
+        site = gpus("l4", 2, token_ids=token_ids)
+        world = World(5, flat(["paris"]), {"paris": site}, balancers={}, watching=watching)
+        world.at(1.0, lambda: ask(world, 8, answer_tokens=400))
+        if breaks:
+            world.at(4.0, lambda: getattr(world.host("paris", "gpu-0"), fault)())
+        world.run(120.0)
+        return world
+
+    whole, broken = run(False), run(True)
+    assert whole.measures.outcomes == {"served": 8}
+    assert broken.journal.violations == 0
+    if token_ids:
+        assert broken.measures.outcomes == {"served": 8}
+        used, expected = (
+            sorted((one.id, one.prompt_tokens, one.answer_tokens) for one in world.measures.records)
+            for world in (broken, whole)
+        )
+        assert used == expected
+        assert broken.regions["paris"].relay.under_way == 0
+    else:
+        assert broken.measures.outcomes["served"] < 8

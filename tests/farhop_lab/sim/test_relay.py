@@ -49,6 +49,10 @@ class Someone:
 class Try:
     def __init__(self, number: int) -> None:
         self.number, self.aborted = number, False
+        self.said: bytes | None = None
+
+    def so_far(self) -> bytes | None:
+        return self.said
 
     def abort(self) -> None:
         self.aborted = True
@@ -199,3 +203,44 @@ def test_a_machine_that_raises_ends_the_run(stand: Stand) -> None:
     stand.flow.says = None  # type: ignore[assignment]
     with pytest.raises(AttributeError):
         stand.relay.start(stand.active)
+
+
+def resume(number: int) -> machine.Resume:
+    return machine.Resume("r", number, "elsewhere", Address("there", 2), 10.0)
+
+
+def test_a_stream_that_breaks_goes_on_and_its_client_hears_nothing_of_it(stand: Stand) -> None:
+    stand.start(timer(), forward())
+    stand.relay.began(stand.active, stand.tries[0], 200)
+    stand.tries[0].said = b"the sea"
+    stand.flow.says["AttemptFailed"] = [timer(), resume(2)]
+    stand.relay.failed(stand.active, stand.tries[0], outcome.DIED_MID_STREAM)
+    failed = stand.flow.last
+    assert isinstance(failed, machine.AttemptFailed)
+    assert failed.resumable
+    assert stand.active.said == b"the sea"
+    stand.relay.began(stand.active, stand.tries[1], 200)
+    stand.relay.ended(stand.active, stand.tries[1], 200, None)
+    assert stand.someone.heard == [("began", 200), ("ended", 200)]
+    assert stand.journal.violations == 0
+
+
+@pytest.mark.parametrize("said", [b"the sea", None])
+def test_a_stream_is_moved_if_it_can_go_on_and_else_left_alone(stand: Stand, said: bytes | None) -> None:
+    stand.start(timer(AHEAD_S + 5.0), forward())
+    stand.relay.began(stand.active, stand.tries[0], 200)
+    stand.tries[0].said = said
+    stand.flow.says["TimerFired"] = [timer(AHEAD_S + 50.0), machine.Move("r", 1)]
+    stand.flow.says["AttemptFailed"] = [timer(AHEAD_S + 50.0), resume(2)]
+    stand.timeline.run(6.0)
+    assert stand.tries[0].aborted is (said is not None)
+    assert len(stand.tries) == (2 if said else 1)
+    assert stand.journal.violations == 0
+
+
+def test_going_on_from_nothing_is_a_violation(stand: Stand) -> None:
+    stand.start(timer(), forward())
+    stand.relay.began(stand.active, stand.tries[0], 200)
+    stand.flow.says["AttemptFailed"] = [timer(), resume(2)]
+    stand.relay.failed(stand.active, stand.tries[0], outcome.DIED_MID_STREAM)
+    assert stand.journal.violations == 1
