@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import hashlib
 import secrets
+from collections import Counter
 from functools import lru_cache
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from farhop.relay.answers import Reply
     from farhop.store.contract import Change, Store
     from farhop.store.documents.limits import Limit, RootClaim, TenantLimits
+    from farhop.telemetry.metrics import TierMetrics
 
     # Asks a root; grpc.aio.AioRpcError or TimeoutError if it does not answer.
     Borrow = Callable[[RootClaim, region_pb2.BorrowRequest], Awaitable[region_pb2.BorrowReply]]
@@ -71,6 +73,12 @@ def bucket_of(tenant: str, limit: Limit, name: str) -> str:
     """The name of a limit's bucket, alike in all processes."""
     named = msgspec.json.encode((tenant, limit.key, limit.model, name)).decode()
     return named + EACH if limit.each_user else named
+
+
+def kind_and_whose(bucket: str) -> tuple[str, str]:
+    """What a bucket counts, by its name, and of whom: tenant, key, model or user."""
+    _, key, model, name = msgspec.json.decode(bucket.partition(EACH)[0])
+    return kind_of(name), "user" if EACH in bucket else "key" if key else "model" if model else "tenant"
 
 
 class LimitBook:
@@ -250,8 +258,23 @@ class Limiter:
         self._matches: dict[_Whose, _Matched | None] = {}
         self._by_user: set[str] = set()  # tenants that limit each user
         self._users: dict[tuple[str, str], _User] = {}
+        self._refused = Counter[tuple[str, str]]()
         self._tasks = Tasks()
         book.changes.append(self._changed)
+
+    def observe(self, metrics: TierMetrics) -> None:
+        """Show what is refused, and which roots are not reached."""
+        metrics.counter(
+            "limits_refused", "Requests refused by a limit, by what it counts and whose it is.",
+            lambda: dict(self._refused), ("kind", "whose"),
+        )  # fmt: skip
+        metrics.gauge(
+            "limit_root_silent", "1 while the root of a region's limits does not answer, or there is none.",
+            lambda: {home: float(self._is_silent(lender)) for home, lender in self._lenders.items()}, "target",
+        )  # fmt: skip
+
+    def _is_silent(self, lender: _Lender) -> bool:
+        return bool(lender.holder.holdings) and (lender.silent_at > -inf or self._root(lender.region) is None)
 
     def open(self) -> None:
         """Follow the limits and their roots."""
@@ -300,6 +323,7 @@ class Limiter:
         ]
         for kind, size, period, n, holding in short:
             if n > holding.quota.depth:
+                self._refused[kind_and_whose(holding.name)] += 1
                 return _refusal(matched, kind, size, period, n, None, now)
         lacks_s, (kind, size, period, n, holding) = max(
             ((holding.lacks_s(n, now), (kind, size, period, n, holding)) for kind, size, period, n, holding in short),
@@ -311,6 +335,7 @@ class Limiter:
             return self._wait(lender, [(n, holding) for _, _, _, n, holding in short])
         if any(holding.used for _, _, _, _, holding in short):
             lender.wake.set()  # nothing leaks before its root knows that it was spent
+        self._refused[kind_and_whose(holding.name)] += 1
         return _refusal(matched, kind, size, period, n, lacks_s if 0.0 < lacks_s < inf else AGAIN_S, now)
 
     def _wait(self, lender: _Lender, lacking: list[tuple[int, Holding]]) -> asyncio.Future[None]:

@@ -18,6 +18,7 @@ from farhop.service.limits import LimitBook, Limiter, ask_of, reply_of
 from farhop.store.contract import Change, ChangeKind, limit_key
 from farhop.store.documents import limits as documents
 from farhop.store.documents.limits import Limit, RootClaim, TenantLimits
+from farhop.telemetry.metrics import TierMetrics
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
 
@@ -323,5 +324,27 @@ async def test_users_who_are_not_named_are_one_and_so_are_those_beyond_the_bound
         assert (await stage.admit(user="cid")).reserved is not None
         assert len(stage.limiter._users) == 3
         assert isinstance(await stage.admit(user="ann"), Reply), "its root did not forget it"
+    finally:
+        await stage.limiter.close()
+
+
+async def test_what_is_refused_is_counted_by_what_and_whose_and_so_are_roots_that_are_silent() -> None:
+    stage, metrics = Stage(
+        Limit(concurrency=9), Limit(key="law-key", output_tokens_per_minute=25), Limit(each_user=True, concurrency=1)
+    ), TierMetrics("global", "tokyo", "g1")  # fmt: skip
+    stage.limiter.observe(metrics)
+    try:
+        assert 'farhop_limit_root_silent{region="tokyo",target="tokyo",tier="global"} 0.0' in metrics.render().decode()
+        await stage.admit(user="ann")
+        for one, user in ((request(), "ann"), (request(tokens=20), "bob"), (request(tokens=99), "bob")):
+            assert isinstance(await stage.admit(one, user=user), Reply)
+        told = metrics.render().decode()
+        for kind, whose, n in (("concurrency", "user", 1.0), ("output_tokens", "key", 2.0)):
+            assert (
+                f'farhop_limits_refused_total{{kind="{kind}",region="tokyo",tier="global",whose="{whose}"}} {n}' in told
+            )
+        stage.root = None
+        await stage.settled()
+        assert 'farhop_limit_root_silent{region="tokyo",target="tokyo",tier="global"} 1.0' in metrics.render().decode()
     finally:
         await stage.limiter.close()
