@@ -51,7 +51,7 @@ TENANTS_MAX = 10_000
 MATCHES_MAX = 10_000  # of tenant, key, model and user, remembered
 USERS_MAX = 8192  # users of tenants that limit each, remembered
 USERS_LOOKED_AT = 32  # for one that is idle and can be forgotten
-FORMS_MAX = 1024  # of limits, as clients are told them, remembered
+SPANS_MAX = 1024  # lengths of time in whole seconds, as clients are told them, remembered
 BEGIN_S = 5.0
 REFRESH_S = 2.0  # between two exchanges with a root
 GAP_S = 0.01  # at least
@@ -180,11 +180,16 @@ class _User:
 class _Matched:
     """The limits of one tenant's key and model: (kind, units per period, period in seconds, holding)."""
 
-    __slots__ = ("lender", "of", "output_tokens", "told", "told_at")
+    __slots__ = ("by_word", "forms", "lender", "of", "output_tokens", "told", "told_at")
 
     def __init__(self, lender: _Lender, of: tuple[tuple[int, int, int, Holding], ...]) -> None:
         self.lender, self.of = lender, of
         self.told, self.told_at = b"", -inf  # to clients, and when that was made
+        words: dict[str, list[tuple[int, int, Holding]]] = {}
+        for kind, size, period, holding in of:
+            words.setdefault(_TYPES[kind], []).append((size, period, holding))
+        self.by_word = tuple(words.items())
+        self.forms: dict[tuple[int, ...], bytes] = {}  # of what is told, by which limits of each word are the tightest
         self.output_tokens = -1.0  # of an answer, on average; below 0: none was seen
 
     def amounts(self, request: Request) -> tuple[int, int, int, int, int]:
@@ -563,39 +568,51 @@ def _headers(matched: _Matched, now: float) -> bytes:
     is looked at every TOLD_S, as it costs more than all the rest."""
     if 0.0 <= now - matched.told_at < TOLD_S:
         return matched.told
-    tightest: dict[str, tuple[float, int, int, int]] = {}
-    for kind, size, period, holding in matched.of:
-        left = holding.available + int(holding.free)
-        left = size if left > size else left if left > 0 else 0  # two calls cost more than the rest
-        share, word = left / size, _TYPES[kind]
-        known = tightest.get(word)
-        if known is None or share < known[0]:
-            tightest[word] = share, size, period, left
-    lines, policies, states = b"", b"", b""
-    for word, (share, size, period, left) in tightest.items():
-        reset_s = (1.0 - share) * period
-        line, policy, state = _forms(word, size, period)
-        if period:
-            lines += line % (left, _span(reset_s).encode())
-            state %= left, ceil(reset_s)
-        else:
-            lines += line % left
-            state %= left
-        policies += b", " + policy if policies else policy
-        states += b", " + state if states else state
-    matched.told = b"%bratelimit-policy: %b\r\nratelimit: %b\r\n" % (lines, policies, states)
+    tightest: list[int] = []  # list[int]() costs as much as the rest of a limit
+    lines: list[int | bytes] = []
+    states: list[int] = []
+    for _, limits in matched.by_word:
+        least, place = 2.0, 0
+        for at, (size, _, holding) in enumerate(limits):
+            left = holding.available + int(holding.free)
+            left = size if left > size else left if left > 0 else 0  # two calls cost more than the rest
+            if left < least * size:
+                least, place, told = left / size, at, left
+        tightest.append(place)
+        lines.append(told)
+        states.append(told)
+        if period := limits[place][1]:
+            reset_s = (1.0 - least) * period
+            whole_s = ceil(reset_s)
+            lines.append(_whole_span(whole_s) if reset_s >= 1.0 else b"%dms" % ceil(reset_s * 1e3))
+            states.append(whole_s)
+    form = matched.forms.get(which := tuple(tightest))
+    if form is None:
+        form = matched.forms[which] = _form(
+            [(word, *limits[place][:2]) for (word, limits), place in zip(matched.by_word, tightest, strict=True)]
+        )
+    matched.told = form % (*lines, *states)
     matched.told_at = now
     return matched.told
 
 
-@lru_cache(FORMS_MAX)
-def _forms(word: str, size: int, period: int) -> tuple[bytes, bytes, bytes]:
-    """What stands of one limit in the header lines, its policy and its state, with places for what is left."""
-    line = f"x-ratelimit-limit-{word}: {size}\r\nx-ratelimit-remaining-{word}: %d\r\n"
-    if not period:  # nobody knows when one ends
-        return line.encode(), f'"{word}";q={size};qu="concurrent-requests"'.encode(), f'"{word}";r=%d'.encode()
-    line += f"x-ratelimit-reset-{word}: %b\r\n"
-    return line.encode(), f'"{word}";q={size};w={period}'.encode(), f'"{word}";r=%d;t=%d'.encode()
+def _form(of: list[tuple[str, int, int]]) -> bytes:
+    """The header lines of these limits, of a word, size and period each, with places for what is left of each and when
+    it is whole again: in the lines, and once more in the states."""
+    lines, policies, states = "", list[str](), list[str]()
+    for word, size, period in of:
+        lines += f"x-ratelimit-limit-{word}: {size}\r\nx-ratelimit-remaining-{word}: %d\r\n"
+        if period:
+            lines += f"x-ratelimit-reset-{word}: %b\r\n"
+        # Of requests at once nobody knows when one ends.
+        policies.append(f'"{word}";q={size};w={period}' if period else f'"{word}";q={size};qu="concurrent-requests"')
+        states.append(f'"{word}";r=%d;t=%d' if period else f'"{word}";r=%d')
+    return f"{lines}ratelimit-policy: {', '.join(policies)}\r\nratelimit: {', '.join(states)}\r\n".encode()
+
+
+@lru_cache(SPANS_MAX)
+def _whole_span(seconds: int) -> bytes:
+    return _span(float(seconds)).encode()
 
 
 def _span(seconds: float) -> str:
