@@ -179,7 +179,7 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
         Panel("Time per output token", "s", tuple(quantile(q, TPOT, where=BELOW) for q in (0.5, 0.9, 0.99))),
         Panel("Pages, probes and events not believed", "short", (rate("farhop_reports_refused_total", "reason", where=BELOW),)),
     ]),
-    "accounts": ("Farhop: usage and audit", [
+    "accounts": ("Farhop: usage, audit, limits", [
         Panel("Usage records a second, by what became of them", "reqps", (rate("farhop_usage_records_total", "region", "result"),)),
         Panel("Usage records sent on", "reqps", (rate("farhop_usage_deliveries_total", "region", "result"),)),
         Panel("Usage cannot be written, or sent on", "bool", (now("farhop_usage_trouble", "region", "part", how="max"),)),
@@ -189,6 +189,13 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
         Panel("Entries that no checkpoint names yet", "short", (now("farhop_audit_unsigned", "region", "instance"),)),
         Panel("Decisions that audit could not take", "reqps", (rate("farhop_audit_lost_total", "region"),)),
         Panel("Audit cannot be written", "bool", (now("farhop_audit_trouble", "region", how="max"),)),
+        Panel("Refused by limits", "reqps", (rate("farhop_limits_refused_total", "region", "kind", "whose"),)),
+        Panel("Used of the limit that is used most, by its home", "percentunit", (
+            now("farhop_limit_used_ratio", "region", "kind", how="max"),)),
+        Panel("A limit has been used to 90 % or more for", "s", (
+            now("farhop_limit_nearly_used_seconds", "region", how="max"),)),
+        Panel("Roots of limits that do not answer", "bool", (
+            now("farhop_limit_root_silent", "tier", "region", "target", how="max"),)),
     ]),
     "law-and-spill": ("Farhop: law, spill, trust", [
         Panel("Requests the law turned away", "reqps", (rate("farhop_residency_denials_total", "tier", "region", "reason"),)),

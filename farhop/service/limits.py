@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import hashlib
 import secrets
+from collections import Counter
 from functools import lru_cache
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from farhop.relay.answers import Reply
     from farhop.store.contract import Change, Store
     from farhop.store.documents.limits import Limit, RootClaim, TenantLimits
+    from farhop.telemetry.metrics import TierMetrics
 
     # Asks a root; grpc.aio.AioRpcError or TimeoutError if it does not answer.
     Borrow = Callable[[RootClaim, region_pb2.BorrowRequest], Awaitable[region_pb2.BorrowReply]]
@@ -49,7 +51,7 @@ TENANTS_MAX = 10_000
 MATCHES_MAX = 10_000  # of tenant, key, model and user, remembered
 USERS_MAX = 8192  # users of tenants that limit each, remembered
 USERS_LOOKED_AT = 32  # for one that is idle and can be forgotten
-FORMS_MAX = 1024  # of limits, as clients are told them, remembered
+SPANS_MAX = 1024  # lengths of time in whole seconds, as clients are told them, remembered
 BEGIN_S = 5.0
 REFRESH_S = 2.0  # between two exchanges with a root
 GAP_S = 0.01  # at least
@@ -71,6 +73,12 @@ def bucket_of(tenant: str, limit: Limit, name: str) -> str:
     """The name of a limit's bucket, alike in all processes."""
     named = msgspec.json.encode((tenant, limit.key, limit.model, name)).decode()
     return named + EACH if limit.each_user else named
+
+
+def kind_and_whose(bucket: str) -> tuple[str, str]:
+    """What a bucket counts, by its name, and of whom: tenant, key, model or user."""
+    _, key, model, name = msgspec.json.decode(bucket.partition(EACH)[0])
+    return kind_of(name), "user" if EACH in bucket else "key" if key else "model" if model else "tenant"
 
 
 class LimitBook:
@@ -172,11 +180,16 @@ class _User:
 class _Matched:
     """The limits of one tenant's key and model: (kind, units per period, period in seconds, holding)."""
 
-    __slots__ = ("lender", "of", "output_tokens", "told", "told_at")
+    __slots__ = ("by_word", "forms", "lender", "of", "output_tokens", "told", "told_at")
 
     def __init__(self, lender: _Lender, of: tuple[tuple[int, int, int, Holding], ...]) -> None:
         self.lender, self.of = lender, of
         self.told, self.told_at = b"", -inf  # to clients, and when that was made
+        words: dict[str, list[tuple[int, int, Holding]]] = {}
+        for kind, size, period, holding in of:
+            words.setdefault(_TYPES[kind], []).append((size, period, holding))
+        self.by_word = tuple(words.items())
+        self.forms: dict[tuple[int, ...], bytes] = {}  # of what is told, by which limits of each word are the tightest
         self.output_tokens = -1.0  # of an answer, on average; below 0: none was seen
 
     def amounts(self, request: Request) -> tuple[int, int, int, int, int]:
@@ -250,8 +263,23 @@ class Limiter:
         self._matches: dict[_Whose, _Matched | None] = {}
         self._by_user: set[str] = set()  # tenants that limit each user
         self._users: dict[tuple[str, str], _User] = {}
+        self._refused = Counter[tuple[str, str]]()
         self._tasks = Tasks()
         book.changes.append(self._changed)
+
+    def observe(self, metrics: TierMetrics) -> None:
+        """Show what is refused, and which roots are not reached."""
+        metrics.counter(
+            "limits_refused", "Requests refused by a limit, by what it counts and whose it is.",
+            lambda: dict(self._refused), ("kind", "whose"),
+        )  # fmt: skip
+        metrics.gauge(
+            "limit_root_silent", "1 while the root of a region's limits does not answer, or there is none.",
+            lambda: {home: float(self._is_silent(lender)) for home, lender in self._lenders.items()}, "target",
+        )  # fmt: skip
+
+    def _is_silent(self, lender: _Lender) -> bool:
+        return bool(lender.holder.holdings) and (lender.silent_at > -inf or self._root(lender.region) is None)
 
     def open(self) -> None:
         """Follow the limits and their roots."""
@@ -300,6 +328,7 @@ class Limiter:
         ]
         for kind, size, period, n, holding in short:
             if n > holding.quota.depth:
+                self._refused[kind_and_whose(holding.name)] += 1
                 return _refusal(matched, kind, size, period, n, None, now)
         lacks_s, (kind, size, period, n, holding) = max(
             ((holding.lacks_s(n, now), (kind, size, period, n, holding)) for kind, size, period, n, holding in short),
@@ -311,6 +340,7 @@ class Limiter:
             return self._wait(lender, [(n, holding) for _, _, _, n, holding in short])
         if any(holding.used for _, _, _, _, holding in short):
             lender.wake.set()  # nothing leaks before its root knows that it was spent
+        self._refused[kind_and_whose(holding.name)] += 1
         return _refusal(matched, kind, size, period, n, lacks_s if 0.0 < lacks_s < inf else AGAIN_S, now)
 
     def _wait(self, lender: _Lender, lacking: list[tuple[int, Holding]]) -> asyncio.Future[None]:
@@ -538,39 +568,51 @@ def _headers(matched: _Matched, now: float) -> bytes:
     is looked at every TOLD_S, as it costs more than all the rest."""
     if 0.0 <= now - matched.told_at < TOLD_S:
         return matched.told
-    tightest: dict[str, tuple[float, int, int, int]] = {}
-    for kind, size, period, holding in matched.of:
-        left = holding.available + int(holding.free)
-        left = size if left > size else left if left > 0 else 0  # two calls cost more than the rest
-        share, word = left / size, _TYPES[kind]
-        known = tightest.get(word)
-        if known is None or share < known[0]:
-            tightest[word] = share, size, period, left
-    lines, policies, states = b"", b"", b""
-    for word, (share, size, period, left) in tightest.items():
-        reset_s = (1.0 - share) * period
-        line, policy, state = _forms(word, size, period)
-        if period:
-            lines += line % (left, _span(reset_s).encode())
-            state %= left, ceil(reset_s)
-        else:
-            lines += line % left
-            state %= left
-        policies += b", " + policy if policies else policy
-        states += b", " + state if states else state
-    matched.told = b"%bratelimit-policy: %b\r\nratelimit: %b\r\n" % (lines, policies, states)
+    tightest: list[int] = []  # list[int]() costs as much as the rest of a limit
+    lines: list[int | bytes] = []
+    states: list[int] = []
+    for _, limits in matched.by_word:
+        least, place = 2.0, 0
+        for at, (size, _, holding) in enumerate(limits):
+            left = holding.available + int(holding.free)
+            left = size if left > size else left if left > 0 else 0  # two calls cost more than the rest
+            if left < least * size:
+                least, place, told = left / size, at, left
+        tightest.append(place)
+        lines.append(told)
+        states.append(told)
+        if period := limits[place][1]:
+            reset_s = (1.0 - least) * period
+            whole_s = ceil(reset_s)
+            lines.append(_whole_span(whole_s) if reset_s >= 1.0 else b"%dms" % ceil(reset_s * 1e3))
+            states.append(whole_s)
+    form = matched.forms.get(which := tuple(tightest))
+    if form is None:
+        form = matched.forms[which] = _form(
+            [(word, *limits[place][:2]) for (word, limits), place in zip(matched.by_word, tightest, strict=True)]
+        )
+    matched.told = form % (*lines, *states)
     matched.told_at = now
     return matched.told
 
 
-@lru_cache(FORMS_MAX)
-def _forms(word: str, size: int, period: int) -> tuple[bytes, bytes, bytes]:
-    """What stands of one limit in the header lines, its policy and its state, with places for what is left."""
-    line = f"x-ratelimit-limit-{word}: {size}\r\nx-ratelimit-remaining-{word}: %d\r\n"
-    if not period:  # nobody knows when one ends
-        return line.encode(), f'"{word}";q={size};qu="concurrent-requests"'.encode(), f'"{word}";r=%d'.encode()
-    line += f"x-ratelimit-reset-{word}: %b\r\n"
-    return line.encode(), f'"{word}";q={size};w={period}'.encode(), f'"{word}";r=%d;t=%d'.encode()
+def _form(of: list[tuple[str, int, int]]) -> bytes:
+    """The header lines of these limits, of a word, size and period each, with places for what is left of each and when
+    it is whole again: in the lines, and once more in the states."""
+    lines, policies, states = "", list[str](), list[str]()
+    for word, size, period in of:
+        lines += f"x-ratelimit-limit-{word}: {size}\r\nx-ratelimit-remaining-{word}: %d\r\n"
+        if period:
+            lines += f"x-ratelimit-reset-{word}: %b\r\n"
+        # Of requests at once nobody knows when one ends.
+        policies.append(f'"{word}";q={size};w={period}' if period else f'"{word}";q={size};qu="concurrent-requests"')
+        states.append(f'"{word}";r=%d;t=%d' if period else f'"{word}";r=%d')
+    return f"{lines}ratelimit-policy: {', '.join(policies)}\r\nratelimit: {', '.join(states)}\r\n".encode()
+
+
+@lru_cache(SPANS_MAX)
+def _whole_span(seconds: int) -> bytes:
+    return _span(float(seconds)).encode()
 
 
 def _span(seconds: float) -> str:

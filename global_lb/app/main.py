@@ -217,6 +217,7 @@ class GlobalBalancer:
             self.limits, self.store, f"global {config.balancer}", config.balancer, self.roots.borrow, self.clock.now,
             self.metrics.report_refused,
         )  # fmt: skip
+        self.limiter.observe(self.metrics)
         self._tasks = Tasks()
         self._following: list[asyncio.Task[None]] = []
 

@@ -305,6 +305,8 @@ class RegionalBalancer:
             self.limits, self.store, f"regional {config.region}/{config.instance}", "", self._borrow, self.clock.now,
             self.metrics.report_refused,
         )  # fmt: skip
+        self.limiter.observe(self.metrics)
+        self.limit_root.observe(self.metrics)
         self.discovery = Discovery(
             config, self.store, self.watcher.announce, self.metrics.report_refused, self._warn, rng
         )

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from msgspec.structs import replace
 
-from farhop.balance.quota import Root
-from farhop.service.limits import ask_of, reply_of
+from farhop.balance.quota import EACH, Root
+from farhop.service.limits import ask_of, kind_and_whose, reply_of
 from farhop.service.tasks import Tasks
 from farhop.store.contract import Conflict, StoreError, limit_root_key
 from farhop.store.documents import limits as documents
@@ -30,11 +30,14 @@ if TYPE_CHECKING:
 
     from farhop.service.limits import LimitBook
     from farhop.store.contract import Entry, Store
+    from farhop.telemetry.metrics import TierMetrics
 
 WRITE_S = 3.0
 TERM_S = 15.0
 TAKEOVER_S = 18.0  # above TERM_S, by more than two clocks may differ in it
 LEASES = 1 << 40  # of one root
+LOOK_S = 10.0  # between two looks at how full the buckets are
+NEARLY = 0.9  # of a limit, used
 _HOLDER_CHARS_MAX = 512
 _WANTS_MAX = 100_000
 
@@ -50,8 +53,38 @@ class LimitRoot:
         self._until, self._revision = -inf, 0
         self._seen: tuple[int, float] | None = None  # another's revision, and since when it stands
         self._wake, self._tasks = asyncio.Event(), Tasks()
+        self._looked_at, self._fullest = -inf, dict[str, float]()  # of the limits of each kind
+        self._nearly: dict[str, float] = {}  # since when buckets are nearly used
         self.trouble = ""
         book.changes.append(self._configure)
+
+    def observe(self, metrics: TierMetrics) -> None:
+        """Show how much of the limits is used. Whose they are stands in `status`."""
+        metrics.gauge(
+            "limit_used_ratio", "Used of the limit that is used most, of those lent out here that count this.",
+            lambda: dict(self._fullest), "kind",
+        )  # fmt: skip
+        metrics.gauge(
+            "limit_nearly_used_seconds", "How long one of the limits lent out here has been used to 90 % or more.",
+            lambda: max((self._looked_at - since for since in self._nearly.values()), default=0.0),
+        )  # fmt: skip
+
+    def _look(self) -> None:
+        """Those of users are left out: one user that has all it may is no news."""
+        now = self._clock()
+        if now - self._looked_at < LOOK_S:
+            return
+        lends = self._root is not None and now <= self._until
+        levels = self._root.levels(now) if self._root is not None and lends else {}
+        self._looked_at, self._fullest, before = now, {}, self._nearly
+        self._nearly = {}
+        for bucket, level in levels.items():
+            if EACH in bucket:
+                continue
+            kind, used = kind_and_whose(bucket)[0], level["used"] / max(1.0, level["depth"])
+            self._fullest[kind] = max(used, self._fullest.get(kind, 0.0))
+            if used >= NEARLY:
+                self._nearly[bucket] = before.get(bucket, now)
 
     def open(self, address: str) -> None:
         """Stand for it from now on."""
@@ -96,6 +129,9 @@ class LimitRoot:
         now = self._clock()
         lends = self._root is not None and now <= self._until
         levels = self._root.levels(now) if self._root is not None and lends else {}
+        for bucket, since in self._nearly.items():
+            if bucket in levels:
+                levels[bucket]["nearly_used_s"] = round(now - since, 1)
         return {"lends": lends, "trouble": self.trouble or None, "buckets": levels}
 
     # -- who it is
@@ -110,6 +146,7 @@ class LimitRoot:
             self._wake.clear()
             if self._book.answered and (self._root is not None or self._book.lent_by(self._region)):
                 await self._step()
+            self._look()
             try:
                 async with asyncio.timeout(WRITE_S):
                     await self._wake.wait()

@@ -1,6 +1,7 @@
 """Limits of requests, over a root in this process: which limits match, what is taken, given back and told."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -14,10 +15,11 @@ from farhop.balance.machine import Request, Usage
 from farhop.balance.quota import LEASE_S, Quota, Root
 from farhop.relay.answers import Reply
 from farhop.service import limits
-from farhop.service.limits import LimitBook, Limiter, ask_of, reply_of
+from farhop.service.limits import LimitBook, Limiter, ask_of, kind_and_whose, reply_of
 from farhop.store.contract import Change, ChangeKind, limit_key
 from farhop.store.documents import limits as documents
 from farhop.store.documents.limits import Limit, RootClaim, TenantLimits
+from farhop.telemetry.metrics import TierMetrics
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
 
@@ -325,3 +327,87 @@ async def test_users_who_are_not_named_are_one_and_so_are_those_beyond_the_bound
         assert isinstance(await stage.admit(user="ann"), Reply), "its root did not forget it"
     finally:
         await stage.limiter.close()
+
+
+async def test_what_is_refused_is_counted_by_what_and_whose_and_so_are_roots_that_are_silent() -> None:
+    stage, metrics = Stage(
+        Limit(concurrency=9), Limit(key="law-key", output_tokens_per_minute=25), Limit(each_user=True, concurrency=1)
+    ), TierMetrics("global", "tokyo", "g1")  # fmt: skip
+    stage.limiter.observe(metrics)
+    try:
+        assert 'farhop_limit_root_silent{region="tokyo",target="tokyo",tier="global"} 0.0' in metrics.render().decode()
+        await stage.admit(user="ann")
+        for one, user in ((request(), "ann"), (request(tokens=20), "bob"), (request(tokens=99), "bob")):
+            assert isinstance(await stage.admit(one, user=user), Reply)
+        told = metrics.render().decode()
+        for kind, whose, n in (("concurrency", "user", 1.0), ("output_tokens", "key", 2.0)):
+            assert (
+                f'farhop_limits_refused_total{{kind="{kind}",region="tokyo",tier="global",whose="{whose}"}} {n}' in told
+            )
+        stage.root = None
+        await stage.settled()
+        assert 'farhop_limit_root_silent{region="tokyo",target="tokyo",tier="global"} 1.0' in metrics.render().decode()
+    finally:
+        await stage.limiter.close()
+
+
+async def test_a_hundred_tenants_are_each_held_to_their_own_limit_while_one_asks_without_end() -> None:
+    now, names = 100.0, [f"t{n}" for n in range(100)]
+    given = {
+        name: (Limit(requests_per_minute=20, concurrency=12), Limit(each_user=True, requests_per_minute=15))
+        if n % 2 else (Limit(requests_per_minute=20),)
+        for n, name in enumerate(names)
+    }  # fmt: skip
+    root = Root({}, now, 1)
+
+    async def borrow(_claim: RootClaim, asked: region_pb2.BorrowRequest) -> region_pb2.BorrowReply:
+        root.snapshot(now)
+        root.written()
+        return reply_of(root.exchange(asked.holder, ask_of(asked), now))
+
+    entries, refused = list[Limiter](), list[str]()
+    claim = RootClaim(region="tokyo", instance="r1", address="", seq=1, first_lease=1, marks={})
+    for n in range(6):
+        book = LimitBook(None, refused.append)  # type: ignore[arg-type]
+        entries.append(Limiter(book, None, f"global tokyo/g{n}", "", borrow, lambda: now, refused.append))  # type: ignore[arg-type]
+        for name, sizes in given.items():
+            one = TenantLimits(tenant=name, home="tokyo", limits=sizes, author="a", why="w", at=NOW)
+            book.changed(Change(ChangeKind.PUT, 1, one.place, documents.encode(one)))
+        entries[-1]._rooted(Change(ChangeKind.PUT, 1, claim.place, documents.encode_root(claim)))
+    root.configure(book.lent_by("tokyo"), now)
+    served, under_way = Counter[str](), Counter[str]()
+
+    async def ask(tenant: str, nth: int) -> None:
+        asked = Request("1", tenant, "m", 40, 100, (), 9e9, 10)
+        context = SimpleNamespace(caller=SimpleNamespace(key_id="", user=f"u{nth % 2}"), reserved=None)
+        limiter = entries[nth % len(entries)]
+        said = limiter.admit(context, asked)
+        for more in range(9, -1, -1):  # as an ingress does, for a second
+            if isinstance(said, asyncio.Future):
+                await said
+                said = limiter.admit(context, asked, waits=more > 0)
+        if said is not None:
+            return
+        served[tenant] += 1
+        under_way[tenant] += 1
+        assert tenant in names[::2] or under_way[tenant] <= 12
+        await asyncio.sleep(0.001)
+        under_way[tenant] -= 1
+        context.reserved.settle(ended(), outcome.SERVED, Usage(7, 2))
+
+    async def modest(tenant: str) -> None:
+        for nth in range(8):
+            await ask(tenant, nth)
+
+    try:
+        await asyncio.gather(*map(modest, names[2:]), *(ask(names[n % 2], n) for n in range(2000)))
+    finally:
+        for limiter in entries:
+            await limiter.close()
+    assert [served[name] for name in names[2:]] == [8] * 98, "who asks for less than it may is never refused"
+    assert served["t0"] == 20
+    assert 0 < served["t1"] <= 20, "in one instant slots may go where no requests are left to use them"
+    used = root.levels(now)
+    slots = [level for name, level in used.items() if kind_and_whose(name)[0] == "concurrency"]
+    assert all(level["used"] + level["lent"] == 0 for level in slots), "nothing leaks"
+    assert not refused

@@ -10,8 +10,9 @@ from farhop.service.limits import LimitBook
 from farhop.store.contract import Change, ChangeKind, StoreUnreachable, limit_root_key
 from farhop.store.documents import limits as documents
 from farhop.store.documents.limits import Limit, TenantLimits
+from farhop.telemetry.metrics import TierMetrics
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
-from regional_lb.mesh.limit_root import TAKEOVER_S, TERM_S, LimitRoot
+from regional_lb.mesh.limit_root import LOOK_S, TAKEOVER_S, TERM_S, LimitRoot
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
 
@@ -21,6 +22,7 @@ class Stage:
 
     def __init__(self, *names: str) -> None:
         self.now, self.cluster, self.lost = 0.0, MemoryCluster(), False
+        self.lease = self.spent = 0
         self.roots = {name: self.stands(name, 1000.0 * n) for n, name in enumerate(names)}
 
     def stands(self, name: str, offset: float) -> LimitRoot:
@@ -116,3 +118,35 @@ async def test_what_asks_for_too_much_is_not_answered() -> None:
     await stage.roots["r1"]._step()
     assert stage.roots["r1"].borrowed(region_pb2.BorrowRequest(holder="")) is None
     assert stage.roots["r1"].borrowed(region_pb2.BorrowRequest(holder="h" * 513)) is None
+
+
+async def test_a_limit_that_is_nearly_used_is_told_of_with_since_when() -> None:
+    stage = Stage("r1")
+    await stage.open()
+    r1, metrics = stage.roots["r1"], TierMetrics("regional", "tokyo", "r1")
+    r1.observe(metrics)
+    await r1._step()
+    bucket = next(iter(r1._book.lent_by("tokyo")))
+
+    async def spend(total: int) -> str:
+        for _ in range(60):  # of a day's limit it lends 2 % ahead of what is written down
+            reply = r1.borrowed(region_pb2.BorrowRequest(holder="h", lease=stage.lease, wants=[
+                region_pb2.Want(bucket=bucket, spent=stage.spent, wanted=total, least=total)
+            ]))  # fmt: skip
+            assert reply is not None
+            stage.lease, stage.spent = reply.lease, min(total, reply.grants[0].granted)
+            await r1._step()
+        stage.now += LOOK_S
+        await r1._step()
+        r1._look()
+        return metrics.render().decode()
+
+    assert 'farhop_limit_used_ratio{kind="requests",region="tokyo",tier="regional"}' in await spend(100)
+    assert r1._nearly == {}
+    assert 'farhop_limit_nearly_used_seconds{region="tokyo",tier="regional"} 0.0' in await spend(950)
+    assert 'farhop_limit_nearly_used_seconds{region="tokyo",tier="regional"} 10.0' in await spend(950)
+    assert r1.status()["buckets"][bucket]["nearly_used_s"] == LOOK_S
+    stage.now += 10_000.0
+    await r1._step()
+    assert "nearly_used_seconds" in await spend(0)
+    assert r1._nearly == {}
