@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from farhop.telemetry.metrics import TierMetrics
     from global_lb.app.serve import GlobalTier
     from global_lb.routing.flow import GlobalFlow
+    from global_lb.routing.policy import RouteScope
     from topology.law import Law
 
 _LATE = "the request's deadline passed while another client's same request was being answered"
@@ -66,14 +67,17 @@ class Repeatable:
         self._relay, self._ingress, self._flow, self._tier, self._clock = relay, ingress, flow, tier, clock
         self.repeats: Repeats[SharedExchange] = Repeats(capacity_bytes, flow.config.region)
         self._loop = asyncio.get_running_loop()
+        self._repeating: dict[
+            RouteScope, tuple[float, bool]
+        ] = {}  # by route in force, for how long, and whether shared
         flow.routes.changed.append(self._routes_changed)
         self._routes_changed()
 
     def _routes_changed(self) -> None:
-        wanted = self._flow.routes.repeats
-        self._ingress.relay = self if wanted else self._relay
-        if not wanted:
-            self.repeats.store.clear()
+        before, self._repeating = self._repeating, self._flow.routes.repeating
+        self._ingress.relay = self if self._repeating else self._relay
+        if before != self._repeating:
+            self.repeats.store.clear()  # so an operator has all that is kept forgotten
 
     def law_changed(self) -> None:
         """Another law may be in force: what was kept under the one before is given back now."""
@@ -340,7 +344,11 @@ class Repeatable:
         client, exchange = _client(reader), reader.exchange
         if exchange.callbacks is reader:
             exchange.callbacks = None
-            self._alone(client, "leader_failed")
+            try:
+                self._alone(client, "leader_failed")
+            except Exception as error:  # noqa: BLE001 - nobody above us would answer its client
+                self._tier.fault(client.active, error)
+                self._refuse(reader, outcome.INTERNAL, "the balancer failed on this request; it is logged", None)
 
     def _late(self, reader: Reader) -> None:
         if not reader.begun:

@@ -148,11 +148,19 @@ async def test_what_may_not_be_repeated_goes_by_and_off_says_nothing() -> None:
 
 
 async def test_it_is_forgotten_when_its_time_is_over() -> None:
+    async with emulated(routes=[{"keep_answers_s": 0.05}]) as (up, gpu):
+        assert word(await send(up.entry, chat(body=body()))) == "miss"
+        await asyncio.sleep(0.06)
+        assert word(await send(up.entry, chat(body=body()))) == "miss"
+        assert gpu.asked == 2
+
+
+async def test_a_change_of_the_routes_forgets_what_was_kept() -> None:
     async with emulated() as (up, gpu):
         assert word(await send(up.entry, chat(body=body()))) == "miss"
-        shorter = RouteConfig(keep_answers_s=0.001)
-        up.global_.relay.react(RoutesChanged({("", ""): shorter}))
-        await asyncio.sleep(0.002)
+        up.global_.relay.react(RoutesChanged({("other", ""): RouteConfig(tenant="other")}))
+        assert word(await send(up.entry, chat(body=body()))) == "hit"  # it has nothing to do with it
+        up.global_.relay.react(RoutesChanged({("", ""): RouteConfig(keep_answers_s=601.0)}))
         assert word(await send(up.entry, chat(body=body()))) == "miss"
         assert gpu.asked == 2
 
