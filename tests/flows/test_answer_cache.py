@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -23,6 +23,10 @@ from global_lb.routing.routes import RoutesChanged
 from tests.drills.classic import Gpu, l4
 from topology.law import Law
 
+if TYPE_CHECKING:
+    import openai
+
+SDKS = ("openai",)  # see conftest.py
 KEEPS = {"keep_answers_s": 600.0}
 SHARES = {"coalesce": True}
 TOKENS = 24
@@ -117,6 +121,25 @@ async def test_told_as_a_stream_or_whole_whichever_it_was_made_as() -> None:
         with_usage = await send(up.entry, chat(body=stream("two", stream_options={"include_usage": True})))
         assert chunks(with_usage)[-1]["usage"] == told.json["usage"]
         assert gpu.asked == 2
+
+
+async def test_the_sdk_reads_what_is_given_again_in_either_form() -> None:
+    async with emulated() as (up, gpu):
+        sdk = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{up.entry}/v1", api_key="sk-farhop-anywhere")
+        async with sdk:
+            asked: Any = {"model": MODEL, "messages": body()["messages"], "max_tokens": TOKENS, "temperature": 0}
+            whole = await sdk.chat.completions.create(**asked)
+            told, usage = "", None
+            async for chunk in await sdk.chat.completions.create(
+                **asked, stream=True, stream_options={"include_usage": True}
+            ):
+                told += "".join(choice.delta.content or "" for choice in chunk.choices)
+                usage = chunk.usage or usage
+            again = await sdk.chat.completions.with_raw_response.create(**asked)
+        assert told == whole.choices[0].message.content
+        assert usage == whole.usage
+        assert (again.headers["x-farhop-cache"], again.parse()) == ("hit", whole)
+        assert gpu.asked == 1
 
 
 async def test_what_may_not_be_repeated_goes_by_and_off_says_nothing() -> None:
