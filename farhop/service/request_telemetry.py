@@ -380,6 +380,8 @@ class RequestTelemetry:
             return
         attributes = self._request_attributes(active, usage) if active is not None else {}
         attributes |= {a.OUTCOME: reason.reason, a.STATUS: status}
+        if context.given is not None:
+            attributes[a.ANSWER_CACHE] = context.given.outcome
         if ttft_s is not None:
             attributes[a.TTFT_MS] = ttft_s * 1e3
         # OpenTelemetry's HTTP conventions: what a client did wrong is no error of the server's span.

@@ -51,6 +51,7 @@ OUTCOME = "farhop.outcome"
 REASONS = "farhop.reasons"
 VERSION = "farhop.version"
 SPLIT = "farhop.split"
+ANSWER_CACHE = "farhop.cache"
 
 STANDARD = frozenset({
     OPERATION, PROVIDER, REQUEST_MODEL, REQUEST_MAX_TOKENS, REQUEST_STREAM, RESPONSE_MODEL, RESPONSE_FIRST_CHUNK_S,

@@ -56,6 +56,7 @@ from global_lb.links.latencies import LatencyTable
 from global_lb.links.prefix_streams import Prefixes
 from global_lb.links.roots import Roots
 from global_lb.links.watch import Watcher
+from global_lb.routing import admission
 from global_lb.routing.flow import FlowConfig, GlobalFlow, Reconfigured
 from global_lb.routing.routes import Routes
 from topology.law import Law
@@ -235,7 +236,9 @@ class GlobalBalancer:
         """Under which epoch it was decided last, and where it might have gone."""
         decision: Decision | None = active.reasons
         if decision is None:
-            return self.flow.law.epoch, None
+            law = self.flow.law
+            again = active.began_at and active.forward is None  # its answer was made for another request
+            return law.epoch, admission.processing(active.request, law).lawful if again else None
         return decision.verdict.epoch, decision.verdict.lawful
 
     def _gpu_ms(self, active: ActiveRequest, usage: Usage) -> float | None:

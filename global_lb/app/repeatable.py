@@ -19,7 +19,7 @@ from farhop.relay import answers
 from farhop.relay.active import ActiveRequest
 from farhop.relay.formats import repeatable
 from farhop.relay.formats.prompt import BodyError
-from farhop.relay.upstream.recording import Reader, SharedExchange, Tape, played
+from farhop.relay.upstream.recording import Reader, SharedExchange, Tape, played, sliced
 from farhop.service.request_telemetry import GivenAgain
 from global_lb.app.receipt import ASKED
 from global_lb.routing.repeats import Alone, Follow, Hit, Kept, Lead, Repeats
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from farhop.telemetry.metrics import TierMetrics
     from global_lb.app.serve import GlobalTier
     from global_lb.routing.flow import GlobalFlow
+    from global_lb.routing.policy import RouteScope
     from topology.law import Law
 
 _LATE = "the request's deadline passed while another client's same request was being answered"
@@ -66,14 +67,17 @@ class Repeatable:
         self._relay, self._ingress, self._flow, self._tier, self._clock = relay, ingress, flow, tier, clock
         self.repeats: Repeats[SharedExchange] = Repeats(capacity_bytes, flow.config.region)
         self._loop = asyncio.get_running_loop()
+        self._repeating: dict[
+            RouteScope, tuple[float, bool]
+        ] = {}  # by route in force, for how long, and whether shared
         flow.routes.changed.append(self._routes_changed)
         self._routes_changed()
 
     def _routes_changed(self) -> None:
-        wanted = self._flow.routes.repeats
-        self._ingress.relay = self if wanted else self._relay
-        if not wanted:
-            self.repeats.store.clear()
+        before, self._repeating = self._repeating, self._flow.routes.repeating
+        self._ingress.relay = self if self._repeating else self._relay
+        if before != self._repeating:
+            self.repeats.store.clear()  # so an operator has all that is kept forgotten
 
     def law_changed(self) -> None:
         """Another law may be in force: what was kept under the one before is given back now."""
@@ -178,15 +182,15 @@ class Repeatable:
     def _tape(kept: Kept, request: Request, context: RequestContext) -> Tape | None:
         """What is kept, in the form that is asked for; None where that cannot be told for sure."""
         if kept.stream == request.stream:
-            return played(kept.lines, kept.pieces[:1], *kept.pieces[1:], streams=kept.stream)
+            return played(kept.lines, kept.body, kept.told, kept.end, streams=kept.stream)
         assert context.kind is not None
-        told_by = kept.lines.replace(b"text/event-stream", b"application/json")
         if kept.stream:
-            document = repeatable.whole(context.kind, b"".join(kept.pieces))
-            return None if document is None else played(told_by, [document], b"", b"", streams=False)
-        told = repeatable.stream(context.kind, kept.pieces[0])
+            lines = kept.lines.replace(b"text/event-stream", b"application/json")
+            document = repeatable.whole(context.kind, b"".join((*kept.body, kept.told, kept.end)))
+            return None if document is None else played(lines, sliced(document), b"", b"", streams=False)
         lines = kept.lines.replace(b"application/json", b"text/event-stream")
-        return None if told is None else played(lines, told[:1], *told[1:], streams=True)
+        told = repeatable.stream(context.kind, b"".join(kept.body))
+        return None if told is None else played(lines, sliced(told[0]), *told[1:], streams=True)
 
     # -- four ways
 
@@ -263,11 +267,13 @@ class Repeatable:
         if not repeatable.complete(context.kind, b"".join(tape.pieces), stream=active.request.stream):
             return
         at = tape.end if tape.usage_at is None else tape.usage_at
-        usage = tape.pieces[at] if at < tape.end else b""
-        pieces = b"".join(tape.pieces[:at]), usage, b"".join(tape.pieces[at + 1 :])
-        kept = Kept(
-            active.request.stream, tape.lines, pieces, forward.target, context.decision_id, self._clock(), attempt.usage
+        body, told, end = (
+            b"".join(part) for part in (tape.pieces[:at], tape.pieces[at : at + 1], tape.pieces[at + 1 :])
         )
+        kept = Kept(
+            active.request.stream, tape.lines, sliced(body), told, end, forward.target, context.decision_id,
+            self._clock(), attempt.usage,
+        )  # fmt: skip
         self.repeats.keep(active.request.tenant, key, kept, law, self._flow.law)
 
     # -- recording.ReaderOwner
@@ -313,6 +319,8 @@ class Repeatable:
         active = client.active
         if client.leader is not None:
             self._read_along(client, client.leader, reason)
+        elif client.age_s is None:
+            self.repeats.counted("shared", "left")  # before there was anything to read
         status = 0 if reason is outcome.CLIENT_LEFT else active.status
         self._conclude(active, reason or outcome.SERVED, status)
 
@@ -336,7 +344,11 @@ class Repeatable:
         client, exchange = _client(reader), reader.exchange
         if exchange.callbacks is reader:
             exchange.callbacks = None
-            self._alone(client, "leader_failed")
+            try:
+                self._alone(client, "leader_failed")
+            except Exception as error:  # noqa: BLE001 - nobody above us would answer its client
+                self._tier.fault(client.active, error)
+                self._refuse(reader, outcome.INTERNAL, "the balancer failed on this request; it is logged", None)
 
     def _late(self, reader: Reader) -> None:
         if not reader.begun:
@@ -346,6 +358,9 @@ class Repeatable:
         client = _client(reader)
         active = client.active
         _disarm(client)
+        if not client.leads:
+            active.context.given = GivenAgain("bypass", reason.reason)
+            self.repeats.counted("bypass", reason.reason)
         extra = self._tier.answer_headers(active)
         reader.leave()
         reply = answers.refusal(reason, detail, retry_after_s=retry_after_s, extra=extra)

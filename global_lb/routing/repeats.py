@@ -30,12 +30,15 @@ ShareKey: TypeAlias = "tuple[str, bytes, bool, str, tuple[tuple[str, ...], ...],
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """An answer that is kept: `pieces` of its body (of a stream: up to its usage, the event with that, the end), the
-    `lines` of its head, and for which decision it was made, where, and when (the machine's seconds)."""
+    """An answer that is kept: the `lines` of its head, its `body` in pieces (of a stream up to its usage, the `told`
+    event with that, if it has one, and its `end`), and for which decision it was made, where, and when (the machine's
+    seconds)."""
 
     stream: bool
     lines: bytes
-    pieces: tuple[bytes, bytes, bytes]
+    body: tuple[bytes, ...]
+    told: bytes
+    end: bytes
     region: str
     decision: str
     made_at: float
@@ -150,7 +153,8 @@ class Repeats(Generic[H]):
         self.under(law)
         if made_under is not law:
             return False
-        return self.store.put(tenant, key, kept, sum(map(len, kept.pieces)) + len(kept.lines))
+        size = sum(map(len, (*kept.body, kept.told, kept.end, kept.lines)))
+        return self.store.put(tenant, key, kept, size)
 
     def counted(self, outcome: str, why: str, saved: Usage | None = None) -> None:
         """What became of a request of a route that gives answers again; `saved`: what it spared an engine."""

@@ -81,7 +81,8 @@ class Routes:
         self._default = self._routes[ALL]
         self._wants_session = any(route.wants_session() for route in self._routes.values())
         self._affine = any(route.config.affinity_ms for route in self._routes.values())
-        self.repeats = any(route.config.repeats for route in self._routes.values())
+        configs = {scope: route.config for scope, route in self._routes.items() if route.config.repeats}
+        self.repeating = {scope: (config.keep_answers_s, config.coalesce) for scope, config in configs.items()}
         for changed in self.changed:
             changed()
 

@@ -74,13 +74,18 @@ class Tape:
         return size
 
 
-def played(lines: bytes, pieces: Iterable[bytes], usage: bytes, end: bytes, *, streams: bool) -> Tape:
-    """A whole answer, as a tape that is read from its beginning. `usage` and `end` are a stream's last events."""
+def sliced(body: bytes) -> tuple[bytes, ...]:
+    """In pieces that a client can be sent one by one, as fast as it takes them."""
+    return tuple(body[start : start + PIECE_BYTES] for start in range(0, len(body), PIECE_BYTES))
+
+
+def played(lines: bytes, body: Iterable[bytes], usage: bytes, end: bytes, *, streams: bool) -> Tape:
+    """A whole answer, as a tape that is read from its beginning: however many read it, its pieces are there once.
+    `usage` and `end` are a stream's last events."""
     tape = Tape()
     tape.lines = lines
-    for piece in pieces:
-        for start in range(0, len(piece), PIECE_BYTES):
-            tape.add(piece[start : start + PIECE_BYTES])
+    for piece in body:
+        tape.add(piece)
     if usage:
         tape.add(usage, usage=True)
     if end:

@@ -88,8 +88,8 @@ async def staged(stage: Stage, work: Callable[[], Any]) -> None:
         await stage.limiter.close()
 
 
-def ended(began: float = 1.0, status: int = 200) -> Any:
-    return SimpleNamespace(began_at=began, status=status, progress=None, forward=object())
+def ended(began: float = 1.0, status: int = 200, *, sent: bool = True) -> Any:
+    return SimpleNamespace(began_at=began, status=status, progress=None, forward=object() if sent else None)
 
 
 async def test_who_is_not_limited_costs_a_look_up() -> None:
@@ -133,6 +133,8 @@ async def test_all_that_match_must_have_room_and_nothing_is_taken_of_any_else() 
         (ended(), outcome.CLIENT_LEFT, None, [1, 20]),
         (ended(status=400), outcome.REFUSED_BY_ENGINE, None, [1, 0]),
         (None, outcome.REDIRECTED, None, [1, 20]),
+        (ended(sent=False), outcome.SERVED, None, [1, 0]),  # an answer that was made for another request
+        (ended(sent=False), outcome.CLIENT_LEFT, None, [1, 0]),
     ],
 )
 async def test_a_request_is_settled_once_by_what_became_of_it(

@@ -30,7 +30,7 @@ def request(tenant: str = "anywhere", **more: Any) -> Request:
 
 
 def kept(region: str = "virginia", made_at: float = 0.0, size: int = 10) -> Kept:
-    return Kept(False, b"", (b"x" * size, b"", b""), region, "d1", made_at, Usage(1, 2))
+    return Kept(False, b"", (b"x" * size,), b"", b"", region, "d1", made_at, Usage(1, 2))
 
 
 def filled(at: str = "virginia", **more: Any) -> Repeats[str]:

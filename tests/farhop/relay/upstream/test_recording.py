@@ -15,7 +15,7 @@ from farhop.relay import answers
 from farhop.relay.http import head
 from farhop.relay.http.exchange import Exchange
 from farhop.relay.upstream import recording
-from farhop.relay.upstream.recording import Reader, SharedExchange, Tape, played
+from farhop.relay.upstream.recording import Reader, SharedExchange, Tape, played, sliced
 
 ASKED = head.read(b"POST /v1/chat/completions HTTP/1.1\r\nhost: farhop", 16)
 LINES = b"content-type: text/event-stream\r\nx-farhop-region: tokyo\r\nx-farhop-version: v2\r\n"
@@ -149,7 +149,7 @@ def test_what_is_kept_is_played_in_pieces_as_the_client_takes_them() -> None:
     one, wire = reader(owner)
     body = b"y" * (3 * recording.PIECE_BYTES)
     one.paused = True  # it takes the first piece with the head, and is behind then
-    one.play(played(b"content-type: text/event-stream\r\n", [body], USAGE, DONE, streams=True))
+    one.play(played(b"content-type: text/event-stream\r\n", sliced(body), USAGE, DONE, streams=True))
     assert wire.body == body[: recording.PIECE_BYTES]
     one.resume()
     assert wire.body == body + DONE
