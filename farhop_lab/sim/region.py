@@ -24,7 +24,7 @@ from farhop_lab.sim.relay import SimulatedRelay
 from farhop_lab.sim.replicas import Host
 from regional_lb.engines.signals import gpus
 from regional_lb.fleet.view import ReplicaProbed, ReplicaSampled, Sample, ViewSwapped, view_of
-from regional_lb.mesh.report import LONGEST_GAP_S, LOOK_S, Reporter, moved
+from regional_lb.mesh.report import LOOK_S, Reporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -235,7 +235,6 @@ class RegionProcess:
             # What is under way is never silent: chunks are not simulated.
             quiet_s=lambda _balancer, attempt: 0.0 if self.relay.has(attempt) else None,
         )  # fmt: skip
-        self._latest: RegionReport | None = None
         life = self.incarnation
         self.relay.react(ViewSwapped(view_of(self.site.named())))
         self._look_at_gpus(life)
@@ -329,22 +328,19 @@ class RegionProcess:
         if not self._lives(life):
             return
         context, every_s = self.context, self.context.reporting.every_s
+        if every_s is None:
+            if (report := self.reporter.look()) is not None:
+                self._report(report)
+            context.timeline.after(LOOK_S, self._look, life)
+            return
         self.reporter.prefixes.tidy()
         self.flow.scaling.look(self.relay.clock())
-        report = self.reporter.build()
-        if every_s is not None:
-            self._report(report)
-            # In step with all others, also after a return.
-            now = context.timeline.now
-            context.timeline.at((now // every_s + 1) * every_s, self._look, life)
-            return
-        last = self._latest
-        if last is None or moved(last, report) or report.clock_ms - last.clock_ms >= (LONGEST_GAP_S - LOOK_S) * 1e3:
-            self._report(report)
-        context.timeline.after(LOOK_S, self._look, life)
+        self._report(self.reporter.build())
+        # In step with all others, also after a return.
+        now = context.timeline.now
+        context.timeline.at((now // every_s + 1) * every_s, self._look, life)
 
     def _report(self, report: RegionReport) -> None:
-        self._latest = report
         try:
             reports.check(report)
         except DocumentError as error:

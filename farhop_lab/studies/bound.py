@@ -15,10 +15,12 @@ Pure. Never reads what a router did: the work and the fleet alone.
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from farhop_lab.engine.core.profiles import PROFILES
 from farhop_lab.engine.core.text import TOKEN_BYTES, token_count
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from farhop_lab.engine.core.profiles import Profile
     from farhop_lab.scenarios.load import Scenario
     from farhop_lab.workloads.program import Ask, Start
+
+Column: TypeAlias = NDArray[np.float64]
 
 _MIXTURES = tuple((theta / 4.0, alpha) for theta in range(5) for alpha in (0.0, 0.5, 1.0))
 _ROUNDS, _HALVINGS = 4, 24
@@ -122,10 +126,11 @@ def cost_ms(demand: Demand, profile: Profile, theta: float, alpha: float) -> flo
 
 def answers_max(work: Sequence[Demand], fleet: Mapping[str, int], seconds: float) -> float:
     """The most of these requests that the fleet (replicas by GPU) answers within so many seconds."""
+    counts = np.array(list(fleet.values()), dtype=float)
 
-    def dual(prices: Sequence[float], costs: Sequence[Sequence[float]]) -> float:
-        rent = sum(price * count * seconds * 1e3 for price, count in zip(prices, fleet.values(), strict=True))
-        return rent + sum(max(0.0, 1.0 - min(map(float.__mul__, prices, row))) for row in costs)
+    def dual(prices: Column, costs: Column) -> float:
+        rent = float(prices @ counts) * seconds * 1e3
+        return rent + float(np.maximum(0.0, 1.0 - (costs * prices).min(axis=1)).sum())
 
     return min(float(len(work)), _least(work, fleet, dual))
 
@@ -133,10 +138,11 @@ def answers_max(work: Sequence[Demand], fleet: Mapping[str, int], seconds: float
 def share_max(work: Sequence[Demand], fleet: Mapping[str, int], seconds: float) -> float:
     """The most of *every* request that the fleet does within so many seconds, above 1 where it could do more: the
     capacity that a load is a share of. Infinite for no work."""
+    counts = np.array(list(fleet.values()), dtype=float)
 
-    def dual(prices: Sequence[float], costs: Sequence[Sequence[float]]) -> float:
-        rent = sum(price * count * seconds * 1e3 for price, count in zip(prices, fleet.values(), strict=True))
-        needed = sum(min(map(float.__mul__, prices, row)) for row in costs)
+    def dual(prices: Column, costs: Column) -> float:
+        rent = float(prices @ counts) * seconds * 1e3
+        needed = float((costs * prices).min(axis=1).sum())
         return rent / needed if needed > 0.0 else inf
 
     return _least(work, fleet, dual)
@@ -150,31 +156,23 @@ def fleet_of(scenario: Scenario) -> dict[str, int]:
     return fleet
 
 
-def _least(
-    work: Sequence[Demand],
-    fleet: Mapping[str, int],
-    dual: Callable[[Sequence[float], Sequence[Sequence[float]]], float],
-) -> float:
-    """Over all mixtures and some prices. Every value of `dual` is a bound, so the least that was seen is one, too."""
+def _least(work: Sequence[Demand], fleet: Mapping[str, int], dual: Callable[[Column, Column], float]) -> float:
+    """Over all mixtures and some prices, by GPU; costs by request and GPU. Every value of `dual` is a bound, so the
+    least that was seen is one, too."""
     if not work:
-        return dual([0.0] * len(fleet), [])
+        return dual(np.zeros(len(fleet)), np.ones((0, len(fleet))))
     best = inf
     profiles = [PROFILES[name] for name in fleet]
     for theta, alpha in _MIXTURES:
-        costs = [[cost_ms(one, profile, theta, alpha) for profile in profiles] for one in work]
-        means = [sum(column) / len(work) or 1e-9 for column in zip(*costs, strict=True)]
-        prices = [1.0 / mean for mean in means]
+        costs = np.array([[cost_ms(one, profile, theta, alpha) for profile in profiles] for one in work])
+        means = [mean or 1e-9 for mean in costs.mean(axis=0).tolist()]
+        prices = 1.0 / np.array(means)
         for _ in range(_ROUNDS if len(prices) > 1 else 1):
             for gpu, mean in enumerate(means):
-                others = tuple(prices)
 
-                def value(
-                    at: float,
-                    gpu: int = gpu,
-                    others: tuple[float, ...] = others,
-                    costs: Sequence[Sequence[float]] = costs,
-                ) -> float:
-                    return dual([*others[:gpu], at, *others[gpu + 1 :]], costs)
+                def value(at: float, gpu: int = gpu, prices: Column = prices, costs: Column = costs) -> float:
+                    prices[gpu] = at
+                    return dual(prices, costs)
 
                 prices[gpu] = _searched(value, mean)
         best = min(best, dual(prices, costs))

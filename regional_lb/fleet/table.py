@@ -30,7 +30,8 @@ KV_SHARE_MAX = 0.95  # the rest is for answers longer than expected: preemption 
 
 _SURELY_SAID = 0.75  # of what those under way are thought to have been answered by now
 
-TOTAL = np.add.reduce  # what `sum` of an array calls in the end: half its time for few rows
+# What an array's `sum`, `any` and `min` call in the end: half their time for few rows.
+TOTAL, ANY, LEAST = np.add.reduce, np.logical_or.reduce, np.minimum.reduce
 _MANY_ROWS = 256
 _RUNS_MAX = 64
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -33,7 +34,7 @@ from farhop.store.documents.report import (
     to_wire,
 )
 from farhop.store.hubs import publication_status
-from regional_lb.fleet.table import TOTAL
+from regional_lb.fleet.table import LEAST, TOTAL
 from regional_lb.mesh.prefix_stream import NODES_PER_S, Pause, PrefixPublisher
 from regional_lb.scheduler import admission
 
@@ -95,6 +96,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         self._served: dict[str, tuple[tuple[str, ...], ModelFacts]] = {}
         self.draining = False
         self._changed = asyncio.Condition()
+        self._told_at, self._seen = -inf, -1  # when something was told last, and how much of the flow's news it knew
         self._latest = self.build()
         self._tasks = Tasks()
         self._publication: Publication | None = None
@@ -130,7 +132,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         owned, shares = estimate.owned(model, now), flow.shares
         if len(ready):
             least = int(ready.tpot_ms.argmin())
-            prefill_ms, tpot_ms = float(np.minimum.reduce(ready.prefill_ms_per_token)), ready.tpot_ms.item(least)
+            prefill_ms, tpot_ms = float(LEAST(ready.prefill_ms_per_token)), ready.tpot_ms.item(least)
             batch_interference_ms = ready.batch_interference_ms.item(least)
         else:
             prefill_ms = min(flow.speeds[name].prefill_ms_per_token for name in replicas)
@@ -192,6 +194,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
     async def open(self, store: Store) -> None:
         """Publish from now on."""
         self.draining = False
+        self._told_at = self._clock()
         await self._tell(self.build())
         key = report_key(self._region, self._instance)
         stored = self._latest
@@ -206,23 +209,27 @@ class Reporter(region_pb2_grpc.RegionServicer):
             document if self._signer is None else self._signer.seal(report_key(self._region, self._instance), document)
         )
 
+    def look(self) -> RegionReport | None:
+        """What is to be told by now; None: what was told last still says it. Asked every LOOK_S."""
+        flow, now = self._flow, self._clock()
+        self.prefixes.tidy()
+        flow.scaling.look(now)
+        # A look early rather than late: the gap is then never longer than it may be. Half a look for rounding.
+        due = now - self._told_at >= LONGEST_GAP_S - 1.5 * LOOK_S
+        if not due and flow.unchanged(self._seen, now) and self._says_as_much():
+            return None
+        self._seen, fresh = flow.news, self.build()
+        if not due and not moved(self._latest, fresh):
+            self._seq -= 1  # not told to anybody: the number is free again
+            return None
+        self._told_at, self._latest = now, fresh
+        return fresh
+
     async def _look(self) -> None:
-        told_at, seen, flow = self._clock(), -1, self._flow
         while True:
             await asyncio.sleep(LOOK_S)
-            self.prefixes.tidy()
-            now = self._clock()
-            flow.scaling.look(now)
-            # A look early rather than late: the gap is then never longer than it is allowed to be.
-            due = now - told_at >= LONGEST_GAP_S - LOOK_S
-            if not due and flow.unchanged(seen, now) and self._says_as_much():
-                continue
-            seen, fresh = flow.news, self.build()
-            if moved(self._latest, fresh) or due:
-                told_at = now
+            if (fresh := self.look()) is not None:
                 await self._tell(fresh)
-            else:
-                self._seq -= 1  # not told to anybody: the number is free again
 
     def _says_as_much(self) -> bool:
         """Whether what is told beside the models stands as it was told last."""

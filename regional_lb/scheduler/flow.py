@@ -28,6 +28,7 @@ from farhop.balance.prefix import chain
 from regional_lb.fleet.fleet import Fleet
 from regional_lb.fleet.kv_events import TOKEN_BYTES
 from regional_lb.fleet.shares import Shares
+from regional_lb.fleet.table import ANY
 from regional_lb.fleet.view import ViewSwapped, model_of
 from regional_lb.scheduler import admission
 from regional_lb.scheduler.doubts import Doubts
@@ -719,7 +720,7 @@ class RegionalFlow:
                 ]
             # No room for the smallest request there is: there is no point in scoring.
             ahead = self.queue.on_time(variant) > 1
-            free = self._fleet.table(able).room(0.0, 0.0, now, ahead=ahead).any()
+            free = ANY(self._fleet.table(able).room(0.0, 0.0, now, ahead=ahead))
             released = self._release_one(variant, able, now, ahead=ahead) if free else []
             released = released or self._release_fallen(variant, now, ahead=ahead)
             if not released:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy import empty, ndarray  # each `np.` of numpy's lazy module is a look-up of its own
 
-from regional_lb.fleet.table import Rates
+from regional_lb.fleet.table import ANY, LEAST, Rates
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -322,7 +322,7 @@ def _worth_waiting(
     if policy.waits_ms is None:
         return False
     fits = table.fits(uncached, need.output_tokens, now)
-    return bool((score[fits] < least - policy.waits_ms).any())
+    return bool(ANY(score[fits] < least - policy.waits_ms))
 
 
 def least(score: Column, most: int) -> Rows:
@@ -363,8 +363,8 @@ def expected_wait_ms(table: Table, queued: int, now: float, elsewhere: int = 0) 
         return 0.0
     if queued == 0:
         room = table.room(0.0, 0.0, now)
-        if room.any():
-            return float((table.backlog_tokens * table.prefill_ms_per_token)[room].min())
+        if ANY(room):
+            return float(LEAST((table.backlog_tokens * table.prefill_ms_per_token)[room]))
     fresh = table.fresh(now)
     # Others may use the engine, too: what it says it runs counts if that is more than ours.
     running = np.maximum(np.maximum(table.in_flight, np.where(fresh, table.running, 0.0)), 1.0)

@@ -12,7 +12,8 @@ import msgspec
 
 from farhop.relay.formats import paths, shape, wishes
 from farhop.relay.formats.field_guard import arguments
-from farhop.relay.formats.prompt import PAIR, Prompt, header, invalid, output_limit, texts
+from farhop.relay.formats.prompt import PAIR, Prompt, header, invalid, output_limit
+from farhop.relay.formats.texts import texts
 
 if TYPE_CHECKING:
     from farhop.relay.formats.field_guard import Guard

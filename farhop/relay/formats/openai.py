@@ -30,8 +30,8 @@ from farhop.relay.formats.prompt import (
     in_order,
     invalid,
     medium,
-    texts,
 )
+from farhop.relay.formats.texts import texts
 
 if TYPE_CHECKING:
     from farhop.relay.formats.field_guard import Guard

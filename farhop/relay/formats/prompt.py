@@ -5,10 +5,9 @@ A reader turns a body into a Prompt or raises a BodyError that names the field. 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
-import numpy as np
 import xxhash
 
 from farhop.balance import outcome
@@ -16,7 +15,6 @@ from farhop.balance.outcome import Outcome
 
 # Bytes that UTF-8 never uses (RFC 3629 §1), so that no text can imitate them and no two prompts collide.
 ITEM, FIELD, PART, MEDIA, TOOLS, TOKENS, PAIR = (bytes((0xFF - i,)) for i in range(7))
-TOKEN_MAX = (1 << 31) - 1
 
 ASSISTANT_TURN = ITEM + b"assistant" + FIELD  # what a chat's answer begins with in the next turn
 
@@ -161,93 +159,3 @@ def medium(value: Any) -> tuple[bytes, int]:
     """What is no text: its hash, and its size in bytes."""
     blob = in_order(value)
     return MEDIA + xxhash.xxh3_128_hexdigest(blob).encode(), len(blob)
-
-
-class Texts(NamedTuple):
-    """Prompts as they go into a chain. `one`: there is one of them. `is_text`: it is text, not token ids.
-
-    `surplus_bytes` are those by which ids in digits are longer than the text that they stand for.
-    """
-
-    canonical: bytes
-    one: bool
-    is_text: bool
-    surplus_bytes: int = 0
-
-
-_TOKEN_DIGITS = len(str(TOKEN_MAX))
-_LONG_IDS_MAX = 1 << 16  # of so many digits: no vocabulary has any
-_LARGEST = str(TOKEN_MAX).encode()
-_TOKEN_BYTES = 4  # of text that a token stands for, until its model is known better
-_BLANKS = b" \t\r\n"
-_text = msgspec.json.Decoder(str).decode
-_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
-
-
-def texts(value: bytes | msgspec.Raw, param: str) -> Texts:
-    """One text, one list of token ids, or a list of either, as JSON. Raises BodyError.
-
-    Token ids are never built: their digits are the text of the chain, so that equal ids give equal prefixes.
-    """
-    raw = bytes(value)
-    if raw[:1] == b'"':
-        canonical = _text(raw).encode()
-        if not canonical:
-            raise _empty(param)
-        return Texts(canonical, one=True, is_text=True)
-    if raw[:1] != b"[":
-        raise _no_texts(param)
-    first = raw[1:64].lstrip(_BLANKS)[:1] or raw[1:].lstrip(_BLANKS)[:1]
-    if first == b"]":
-        raise _empty(param)
-    if first.isdigit():
-        return _ids(raw, param)
-    items = [_item(bytes(item), param) for item in _list(raw)]
-    surplus_bytes = sum(item.surplus_bytes for item in items)
-    return Texts(ITEM.join(item.canonical for item in items), len(items) == 1, first == b'"', surplus_bytes)
-
-
-def _item(raw: bytes, param: str) -> Texts:
-    if raw[:1] == b'"':
-        return Texts(_text(raw).encode(), one=True, is_text=True)
-    return _ids(raw, param)
-
-
-def _ids(raw: bytes, param: str) -> Texts:
-    """A list of token ids."""
-    digits = raw.translate(None, _BLANKS)[1:-1]
-    if raw[:1] != b"[" or digits.translate(None, b"0123456789,"):
-        raise _no_texts(param)
-    commas = np.frombuffer(digits, np.uint8) == 0x2C
-    if not _in_range(digits, commas):
-        raise _no_texts(param)
-    count = int(np.count_nonzero(commas)) + 1 if digits else 0
-    return Texts(TOKENS + digits, one=True, is_text=False, surplus_bytes=len(digits) - _TOKEN_BYTES * count)
-
-
-def _in_range(digits: bytes, commas: np.ndarray[Any, np.dtype[np.bool_]]) -> bool:
-    """Whether no number between the commas is above TOKEN_MAX; none begins with a 0 but 0. `commas` by byte."""
-    near = commas
-    for step in (1, 2, 4, 2):  # whether there is one among two bytes, four, eight, ten
-        near = near[:-step] | near[step:]
-    long = len(near) - int(np.count_nonzero(near))
-    if not 0 < long <= _LONG_IDS_MAX:
-        return not long
-    starts = np.concatenate(([0], np.flatnonzero(commas) + 1))
-    lengths = np.diff(starts, append=len(digits) + 1) - 1
-    if int(lengths.max()) != _TOKEN_DIGITS:
-        return int(lengths.max()) < _TOKEN_DIGITS
-    # As many digits as the largest: they compare as text does, eight of them and two.
-    longest = starts[lengths == _TOKEN_DIGITS]
-    eight = np.ndarray((len(digits) - 7,), ">u8", digits, 0, (1,))[longest]
-    two = np.ndarray((len(digits) - 1,), ">u2", digits, 0, (1,))[longest + 8]
-    most, rest = int.from_bytes(_LARGEST[:8], "big"), int.from_bytes(_LARGEST[8:], "big")
-    return not bool(np.any((eight > most) | ((eight == most) & (two > rest))))
-
-
-def _empty(param: str) -> BodyError:
-    return invalid(param, f"`{param}` must not be empty")
-
-
-def _no_texts(param: str) -> BodyError:
-    return invalid(param, f"`{param}` must be a string, a list of strings, or lists of token ids within 0..{TOKEN_MAX}")

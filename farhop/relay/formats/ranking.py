@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from farhop.relay.formats.field_guard import json_reader
-from farhop.relay.formats.prompt import ITEM, NO_OUTPUT, PAIR, Prompt, invalid, medium, texts
+from farhop.relay.formats.prompt import ITEM, NO_OUTPUT, PAIR, Prompt, invalid, medium
+from farhop.relay.formats.texts import texts
 
 if TYPE_CHECKING:
     from farhop.relay.formats.field_guard import Guard

@@ -1,0 +1,26 @@
+"""Texts and token ids, one or many: what goes into a chain, and what is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from farhop.relay.formats import prompt
+from farhop.relay.formats.prompt import BodyError
+from farhop.relay.formats.texts import texts
+
+
+def test_texts() -> None:
+    assert texts(b'"\\u0061"', "x") == (b"a", True, True, 0)
+    assert texts(b'["a", "b"]', "x") == (b"a\xffb", False, True, 0)
+    assert texts(b'["a"]', "x").one
+    assert texts(b"[ 1,\n 2]", "x") == texts(b"[[1,2]]", "x") == (prompt.TOKENS + b"1,2", True, False, 3 - 8)
+    assert texts(b"[[1], [22, 3]]", "x") == (prompt.TOKENS + b"1\xff" + prompt.TOKENS + b"22,3", False, False, 5 - 12)
+
+
+@pytest.mark.parametrize(
+    "given", [b"[{}]", b"{}", b"7", b"null", b'""', b"[]", b"[ ]", b"[-1]", b"[1.5]", b'[1,"a"]', b"[[[1]]]"]
+)
+def test_what_is_no_text_is_refused_by_name(given: bytes) -> None:
+    with pytest.raises(BodyError) as caught:
+        texts(given, "x")
+    assert caught.value.param == "x"
