@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from topology.law import Law
 
 H = TypeVar("H")
-ShareKey: TypeAlias = "tuple[str, bytes, bool, str, tuple[tuple[str, ...], ...], int]"
+ShareKey: TypeAlias = "tuple[str, bytes, bool, str, tuple[tuple[str, ...], ...], frozenset[str] | None, int]"
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -109,7 +109,10 @@ class Repeats(Generic[H]):
                 return Hit(kept, now - kept.made_at)
         if not route.coalesce:
             return Lead(None, keeps) if keeps else Alone("law")
-        share = (request.tenant, key, request.stream, request.key, request.narrow, request.priority)
+        # `lawful`: what a name that stands for this model keeps it within (routing.cascade).
+        share = (
+            request.tenant, key, request.stream, request.key, request.narrow, request.lawful, request.priority,
+        )  # fmt: skip
         if renew:
             return Lead(None, keeps)
         leader = self._leaders.get(share)

@@ -132,8 +132,8 @@ def plan(path: bytes, body: bytes, *, text: bool = False) -> Plan:
     kept = {name: document[name] for name in document.keys() & _KEPT}
     limit = _number(document, "max_completion_tokens") if chat else None
     limit = _number(document, "max_tokens") if limit is None else limit
-    if limit is None and not chat:
-        limit = 16  # the API's default for a completion
+    if not chat and "max_tokens" not in document:
+        limit = 16  # the API's default for a completion; null is no limit
     texts = _stops(document)
     hides = all(bytes(document.get(name, b"false")) != b"true" for name in stops.NAMES)
     return Plan(chat, kept, limit, _number(document, "min_tokens") or 0, texts, hides, text)

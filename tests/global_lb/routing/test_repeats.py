@@ -63,7 +63,7 @@ def test_the_law_of_now_says_where_it_may_be_from_and_lie() -> None:
     # eu-only may neither be computed in Virginia nor have a record or a hint there.
     assert filled().decide(request("eu-only"), b"k1", KEEPS, LAW, 1.0) == Alone("law")
     assert filled().decide(request("eu-only"), b"k1", BOTH, LAW, 1.0) == Lead(
-        ("eu-only", b"k1", False, "", (), 0), keeps=False
+        ("eu-only", b"k1", False, "", (), None, 0), keeps=False
     )
     narrowed = request(narrow=(("eu",),))
     assert filled(at="frankfurt").decide(narrowed, b"k1", KEEPS, LAW, 1.0) == Lead(None, keeps=True)
@@ -74,9 +74,11 @@ def test_the_law_of_now_says_where_it_may_be_from_and_lie() -> None:
 
 def test_another_law_leaves_nothing() -> None:
     repeats = filled()
-    repeats.leads(("anywhere", b"k1", False, "", (), 0), "one", 600.0)
+    repeats.leads(("anywhere", b"k1", False, "", (), None, 0), "one", 600.0)
     later = Law(with_(LAW.topology, epoch=LAW.epoch + 1))
-    assert repeats.decide(request(), b"k1", BOTH, later, 1.0) == Lead(("anywhere", b"k1", False, "", (), 0), keeps=True)
+    assert repeats.decide(request(), b"k1", BOTH, later, 1.0) == Lead(
+        ("anywhere", b"k1", False, "", (), None, 0), keeps=True
+    )
     assert not repeats.keep("anywhere", b"k1", kept(), LAW, later)  # it was asked for under the one before
     assert len(repeats.store) == 0
 
@@ -91,7 +93,7 @@ def test_who_follows_is_as_who_leads() -> None:
     assert repeats.decide(request(), b"k1", SHARES, LAW, 1.0) == Follow("one")
     for other in (
         request("not-us"), request(key="k"), request(narrow=(("eu",),)), request(stream=True), request(priority=1),
-        request(deadline=2_000.0),
+        request(deadline=2_000.0), request(lawful=frozenset({"tokyo"}), alias="name"),
     ):  # fmt: skip
         found = repeats.decide(other, b"k1", SHARES, LAW, 1.0)
         assert isinstance(found, Lead), other

@@ -82,6 +82,12 @@ def test_limits_by_either_name_and_by_none() -> None:
     short = known(TARGET)
     short.take(b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"text":"a","finish_reason":null}]}\n\n')
     assert body_of(short)["max_tokens"] == 15  # a completion's default is 16
+    unbounded = known(TARGET, max_tokens=None)  # which engines take for no limit
+    unbounded.take(
+        b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"text":"a","finish_reason":null}]}\n\n' * 20
+    )
+    assert unbounded.left(0) > 16
+    assert body_of(unbounded)["max_tokens"] is None
 
 
 @pytest.mark.parametrize(
