@@ -6,7 +6,7 @@ import msgspec
 
 from farhop.balance import outcome
 from farhop.relay.formats.resumption import CHAT, plan
-from farhop.relay.formats.text_resumption import TextProgress
+from farhop.relay.formats.text_resumption import TEXT_BYTES_MAX, TextProgress
 from farhop.relay.upstream.resumable import ExactTap, Resumption, TextTap
 
 BODY = msgspec.json.encode({"model": "m", "messages": [], "max_tokens": 9, "stream": True})
@@ -85,3 +85,20 @@ def test_text_is_counted_bounded_and_given_back() -> None:
     for one in (first, second):
         ours.over(one, outcome.SERVED)
     assert ours.kept_bytes == 0
+
+
+def test_text_in_the_usual_form_is_bounded_too() -> None:
+    ours = Resumption(lambda _target, _model: None, mode=lambda _tenant, _model: "text")
+    body = BODY.replace(b"[]", b'[{"role":"user","content":"hi"}]').replace(b":9", b":9000")
+    progress = TextProgress(plan(CHAT, body, text=True), body, tells_usage=False)
+    tap, data = TextTap(False, None, "", progress, ours), event([]).replace(b'"x"', b'"%b"' % (b"x" * 9000))
+    for _ in range(300):  # no event says anything but text
+        assert tap.feed(data) == data
+        assert progress.held_bytes < TEXT_BYTES_MAX + 20_000
+    assert (progress.why_not, progress.held_bytes) == ("too_long", 0)
+    scarce = Resumption(lambda _target, _model: None, 1, mode=lambda _tenant, _model: "text")
+    progress = TextProgress(plan(CHAT, body, text=True), body, tells_usage=False)
+    tap = TextTap(False, None, "", progress, scarce)
+    for _ in range(3):
+        assert tap.feed(data) == data
+    assert (progress.why_not, progress.held_bytes) == ("memory", 0)
