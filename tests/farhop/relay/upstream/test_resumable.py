@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from farhop.balance import outcome
+from farhop.balance.machine import Usage
 from farhop.relay.formats.resumption import CHAT, plan
 from farhop.relay.formats.text_resumption import TEXT_BYTES_MAX, TextProgress
 from farhop.relay.upstream.resumable import ExactTap, Resumption, TextTap
@@ -102,3 +103,18 @@ def test_text_in_the_usual_form_is_bounded_too() -> None:
     for _ in range(3):
         assert tap.feed(data) == data
     assert (progress.why_not, progress.held_bytes) == ("memory", 0)
+
+
+def test_usage_that_its_client_does_not_see_is_known_all_the_same() -> None:
+    """Also where the connection breaks right behind it."""
+    ours = Resumption(lambda _target, _model: None, mode=lambda _tenant, _model: "text")
+    body = BODY.replace(b"[]", b'[{"role":"user","content":"hi"}]')
+    told = b'data: {"id":"a","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}'
+    for end in (b"\n\n", b""):
+        progress = TextProgress(plan(CHAT, body, text=True), body, tells_usage=False)
+        tap = TextTap(True, None, "", progress, ours)
+        ends = event([]).replace(b'"finish_reason":null', b'"finish_reason":"stop"')
+        assert tap.feed(event([])) + tap.feed(ends) == event([]) + ends
+        assert tap.feed(told + end) + tap.rest() == b""
+        assert progress.can_end
+        assert progress.usage == Usage(3, 1)
