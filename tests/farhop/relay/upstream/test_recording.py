@@ -156,7 +156,7 @@ def test_what_is_kept_is_played_in_pieces_as_the_client_takes_them() -> None:
     assert owner.ended == [(one, None)]
 
 
-@pytest.mark.parametrize("begins", ["reply", "error", "form"])
+@pytest.mark.parametrize("begins", ["reply", "error", "form", "coded"])
 def test_what_is_no_good_answer_is_the_leaders_alone(begins: str) -> None:
     one, owner, upstream, wire = shared()
     settled: list[bool] = []
@@ -167,6 +167,9 @@ def test_what_is_no_good_answer_is_the_leaders_alone(begins: str) -> None:
         one.reply(answers.refusal(outcome.NO_REGION, "none"))
     elif begins == "error":
         one.begin(500, LINES, 2, b"no")
+        one.finish()
+    elif begins == "coded":  # which nobody asked for, and only its own head tells
+        one.begin(200, LINES + b"content-encoding: gzip\r\n", 2, b"\x1f\x8b")
         one.finish()
     else:
         one.begin(200, b"content-type: application/json\r\n", 2, b"{}")
