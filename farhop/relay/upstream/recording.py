@@ -359,8 +359,9 @@ class SharedExchange(Exchange):
             return
         self._settle()
         self._over = True
+        reason = outcome.STOPPING if self._stopped else outcome.DIED_MID_STREAM
         for reader in tuple(self.readers):
-            reader.broke(event, outcome.DIED_MID_STREAM)
+            reader.broke(event, reason)
         self._give_back()
 
     # -- inside

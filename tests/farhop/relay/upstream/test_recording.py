@@ -206,6 +206,18 @@ def test_what_breaks_breaks_for_all_behind_what_they_have_not_read() -> None:
     assert {reason for _, reason in owner.ended} == {outcome.DIED_MID_STREAM}
 
 
+def test_that_we_stop_is_why_all_end() -> None:
+    one, owner, upstream, _ = shared()
+    other, wire = reader(owner)
+    one.join(other)
+    one.begin(200, LINES, None, event(1))
+    one.stop()
+    assert upstream.cancelled
+    one.break_off(b"data: we stop\n\n")  # as the relay does then
+    assert wire.body == event(1) + b"data: we stop\n\n"
+    assert {reason for _, reason in owner.ended} == {outcome.STOPPING}
+
+
 def test_upstream_waits_while_all_are_behind() -> None:
     one, owner, upstream, _ = shared()
     other, _ = reader(owner)
