@@ -122,10 +122,13 @@ class Repeats(Generic[H]):
         return Lead(share, keeps)
 
     def _may_keep(self, request: Request, law: Law) -> bool:
-        """Whether an answer to it may lie here: it is a record of the tenant's, found by a hash of its prompt."""
-        scopes = (Scope.LOGGING, Scope.HINTS)
-        verdicts = (law.verdict(request.tenant, request.model, scope, request.narrow, request.key) for scope in scopes)
-        return all(self._region in verdict.lawful for verdict in verdicts)
+        """Whether an answer to it may lie here: it is a record of the tenant's, found by a hash of its prompt. A name
+        that stands for its model may have a rule of its own."""
+        return all(
+            self._region in law.verdict(request.tenant, model, scope, request.narrow, request.key).lawful
+            for model in dict.fromkeys((request.model, request.alias or request.model))
+            for scope in (Scope.LOGGING, Scope.HINTS)
+        )
 
     def _kept(
         self, request: Request, key: bytes, route: RouteConfig, law: Law, now: float, age_s_max: float | None

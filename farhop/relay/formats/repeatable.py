@@ -136,6 +136,7 @@ def _chunk(event: bytes) -> Document | None:
     return _document(event[start:].rstrip()) if start >= 0 and event.startswith(b"data:") else None
 
 
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _GIVEN_UP = re.compile(rb'"finish_reason"\s*:\s*"(?:abort|error)"')
 
 
@@ -145,8 +146,17 @@ def complete(kind: Kind, body: bytes, *, stream: bool) -> bool:
     if stream:
         ends = b'"message_stop"' in body[-64:] if kind is Kind.MESSAGES else body.endswith(b"[DONE]")
     else:
-        ends = body.startswith(b"{") and body.endswith(b"}")
+        ends = _is_object(body)
     return ends and not _tells_error(body, stream=stream) and _GIVEN_UP.search(body) is None
+
+
+def _is_object(body: bytes) -> bool:
+    """Whether it is JSON to its end: an engine that ends its answers by closing may have closed too soon."""
+    try:
+        _members.decode(body)  # 3 ms a megabyte of numbers
+    except UNREADABLE:
+        return False
+    return True
 
 
 def _tells_error(body: bytes, *, stream: bool) -> bool:

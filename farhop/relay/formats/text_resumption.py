@@ -107,6 +107,8 @@ class TextProgress(Progress):
     def adds(self, event: bytes) -> bool:
         """Take what is one event of the usual form; whether it was. It passes as it is."""
         begins, ends = self._form_begins, self._form_ends
+        if self.why_not or len(self._said) > TEXT_BYTES_MAX:
+            return False  # the longer way lets go of what was kept
         if not begins or not event.startswith(begins) or not event.endswith(ends):
             return False
         text = event[len(begins) : -len(ends)]

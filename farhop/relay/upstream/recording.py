@@ -307,10 +307,12 @@ class SharedExchange(Exchange):
             self.leader.exchange.reply(reply)
 
     def begin(self, status: int, headers: bytes, length: int | None, first: bytes) -> None:
-        """The answer begins. One that is not good, or not of the form that was asked for, is the leader's."""
+        """The answer begins. One that is not good, or not of the form that was asked for, is the leader's; so is one in
+        a coding that nobody asked for, of which a kept head does not tell."""
         self.started = True
         lines = b"".join(line + b"\r\n" for line in headers.split(b"\r\n") if line.startswith(_KEPT_LINES))
-        if status != 200 or (b"text/event-stream" in lines) != self._stream:
+        coded = b"content-encoding:" in headers
+        if status != 200 or coded or (b"text/event-stream" in lines) != self._stream:
             if self._alone():
                 self.leader.exchange.begin(status, headers, length, first)
             elif self.callbacks is not None:
@@ -357,8 +359,9 @@ class SharedExchange(Exchange):
             return
         self._settle()
         self._over = True
+        reason = outcome.STOPPING if self._stopped else outcome.DIED_MID_STREAM
         for reader in tuple(self.readers):
-            reader.broke(event, outcome.DIED_MID_STREAM)
+            reader.broke(event, reason)
         self._give_back()
 
     # -- inside

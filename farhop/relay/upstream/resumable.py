@@ -207,15 +207,22 @@ class TextTap(ResumableTap):
         """See StreamTap."""
         progress = self.progress
         if self._tail or not progress.adds(data):
-            return super().feed(data)
+            passed = super().feed(data)
+            progress.heed(self.usage)  # which the client may not be told: then nothing passed
+            return passed
         self._keep(data)
         if progress.tokens & _COUNTED_EACH == 1:
             self._count()
         return data
 
+    def rest(self) -> bytes:
+        """See StreamTap."""
+        passed = super().rest()
+        self.progress.heed(self.usage)
+        return passed
+
     def _taken(self, events: bytes) -> bytes:
         progress = self.progress
-        progress.heed(self.usage)
         passed = progress.take(events) if progress.stops is None else self._stopping(events)
         if progress.tokens & _COUNTED_EACH == 1:
             self._count()

@@ -14,6 +14,7 @@ from global_lb.routing.policy import RouteConfig
 from global_lb.routing.repeats import Alone, Follow, Hit, Kept, Lead, Repeats
 from topology import load
 from topology.law import Law
+from topology.model import Residency, Rule, Tenant
 
 KEYS = (b"k1", b"k2")
 KEEPS, SHARES = RouteConfig(keep_answers_s=60.0), RouteConfig(coalesce=True)
@@ -70,6 +71,20 @@ def test_the_law_of_now_says_where_it_may_be_from_and_lie() -> None:
     assert isinstance(filled(region="frankfurt", at="frankfurt").decide(narrowed, b"k1", KEEPS, LAW, 1.0), Hit)
     by_token = request(lawful=frozenset({"tokyo"}))
     assert filled().decide(by_token, b"k1", KEEPS, LAW, 1.0) == Lead(None, keeps=True)
+
+
+def test_it_lies_only_where_what_the_name_asked_for_lets_it() -> None:
+    """A name that stands for several models may have a rule of its own."""
+    anyone = Tenant(
+        "anyone", residency=Residency(processing=Rule(allow=("world",))),
+        models={"auto": Rule(allow=("world",), deny=("jp",))},
+    )  # fmt: skip
+    law = Law(with_(LAW.topology, tenants={"anyone": anyone}))
+    named = request("anyone", alias="auto", lawful=law.verdict("anyone", "auto").lawful)
+    for region, may in (("tokyo", False), ("virginia", True)):
+        repeats: Repeats[str] = Repeats(1 << 20, region)
+        assert repeats.decide(named, b"k1", KEEPS, law, 1.0) == (Lead(None, keeps=True) if may else Alone("law"))
+        assert repeats.decide(request("anyone"), b"k1", KEEPS, law, 1.0) == Lead(None, keeps=True)
 
 
 def test_another_law_leaves_nothing() -> None:

@@ -156,7 +156,7 @@ def test_what_is_kept_is_played_in_pieces_as_the_client_takes_them() -> None:
     assert owner.ended == [(one, None)]
 
 
-@pytest.mark.parametrize("begins", ["reply", "error", "form"])
+@pytest.mark.parametrize("begins", ["reply", "error", "form", "coded"])
 def test_what_is_no_good_answer_is_the_leaders_alone(begins: str) -> None:
     one, owner, upstream, wire = shared()
     settled: list[bool] = []
@@ -167,6 +167,9 @@ def test_what_is_no_good_answer_is_the_leaders_alone(begins: str) -> None:
         one.reply(answers.refusal(outcome.NO_REGION, "none"))
     elif begins == "error":
         one.begin(500, LINES, 2, b"no")
+        one.finish()
+    elif begins == "coded":  # which nobody asked for, and only its own head tells
+        one.begin(200, LINES + b"content-encoding: gzip\r\n", 2, b"\x1f\x8b")
         one.finish()
     else:
         one.begin(200, b"content-type: application/json\r\n", 2, b"{}")
@@ -201,6 +204,18 @@ def test_what_breaks_breaks_for_all_behind_what_they_have_not_read() -> None:
     one.break_off(b"data: the end\n\n")
     assert first.body == wire.body == event(1) + event(2) + b"data: the end\n\n"
     assert {reason for _, reason in owner.ended} == {outcome.DIED_MID_STREAM}
+
+
+def test_that_we_stop_is_why_all_end() -> None:
+    one, owner, upstream, _ = shared()
+    other, wire = reader(owner)
+    one.join(other)
+    one.begin(200, LINES, None, event(1))
+    one.stop()
+    assert upstream.cancelled
+    one.break_off(b"data: we stop\n\n")  # as the relay does then
+    assert wire.body == event(1) + b"data: we stop\n\n"
+    assert {reason for _, reason in owner.ended} == {outcome.STOPPING}
 
 
 def test_upstream_waits_while_all_are_behind() -> None:
