@@ -83,7 +83,7 @@ def said(verdicts: Sequence[drawn.Verdict], as_json: bool) -> int:
             for one in order[:WORST]
         ]  # fmt: skip
         columns = [
-            ">world", "kind", ">load", "rival", ">good/s ratio", ">TTFT p90 ratio", ">% of bound", ">failed %", "",
+            ">world", "kind", ">load", "rival", ">good ratio", ">TTFT p90 ratio", ">% of bound", ">failed %", "",
             "what",
         ]  # fmt: skip
         show.table("The worst worlds: Farhop over the rival of each", columns, lines)

@@ -2,9 +2,10 @@
 
 World n of a seed and of the same traces is the same everywhere: sites, mixed GPUs, wires, lengths, sharing, arrivals,
 tenants who may not go everywhere, balancers, some of which lose their memory when the window begins, and a load that is
-a share of what `bound` says the fleet can do of this work. Open loops alone: what they ask
-does not depend on the router, so the bound holds and a ratio is paired. The rival of a world is whoever was best on
-the screening seeds; it is judged on the others, so that it is not chosen by the luck that it is judged by.
+a share of what `bound` says the fleet can do of this work. Open loops alone: who comes depends on no router, so
+the bound holds and a ratio is paired. Counted are the good answers to what was asked within the window, whenever they
+end: of those that end within it, who let more wait before it has more. The rival of a world is whoever was best on the
+screening seeds; it is judged on the others, so that it is not chosen by the luck that it is judged by.
 
 Never reads a result to draw a world. `pool` runs the cells and keeps them.
 """
@@ -218,7 +219,7 @@ def chosen(results: Sequence[Result], names: Sequence[str]) -> str:
 
     def worth(name: str) -> tuple[float, float]:
         mine = [result.figures() for result in results if result.key.router == name]
-        return sum(one["good_per_s"] for one in mine), -sum(one.get("ttft_p90_ms", 0.0) for one in mine)
+        return sum(one["good"] for one in mine), -sum(one.get("ttft_p90_ms", 0.0) for one in mine)
 
     if not results:
         raise ValueError("nobody to choose from; run the screening first")
@@ -229,7 +230,7 @@ def judged(world: World, results: Sequence[Result], rival: str) -> Verdict:
     """Farhop beside its rival on the same seeds."""
     ours = [one for one in results if one.key.router == routers.FARHOP]
     theirs = [one for one in results if one.key.router == rival]
-    good, p90 = tables.ratio(ours, theirs, "good_per_s"), tables.ratio(ours, theirs, "ttft_p90_ms")
+    good, p90 = tables.ratio(ours, theirs, "good"), tables.ratio(ours, theirs, "ttft_p90_ms")
     tops = [bound.of(world.scenario, one.key.seed, world.factor) for one in ours]
     had = [sum(one.good) / top for one, top in zip(ours, tops, strict=True) if top > 0.0]
     asked = sum(one.score.whole.asked for one in ours)

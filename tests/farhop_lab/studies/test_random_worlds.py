@@ -57,7 +57,7 @@ def test_rivals_come_from_the_catalogue() -> None:
 
 def test_the_best_is_chosen_by_good_answers_then_by_first_bytes() -> None:
     def result(router: str, good: float, p90: float) -> object:
-        figures = {"good_per_s": good, "ttft_p90_ms": p90}
+        figures = {"good": good, "ttft_p90_ms": p90}
         return SimpleNamespace(key=SimpleNamespace(router=router), figures=lambda: figures)
 
     results = [result("a", 5.0, 300.0), result("b", 5.0, 200.0), result("c", 4.0, 10.0)]
