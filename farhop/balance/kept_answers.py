@@ -7,6 +7,7 @@ its own first. Never reads a clock, never says whether an answer may be given: o
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
@@ -26,6 +27,10 @@ class KeptAnswers(Generic[A]):
         self.kept = self.taken = 0  # bytes of answers kept, and of those being recorded or still told
         self._of: dict[str, OrderedDict[bytes, tuple[A, int]]] = {}
         self._bytes: dict[str, int] = {}
+        # A heap by bytes, and what the entry of each holder says there: as much as it has, or more since it gave some.
+        # Entries that say something else are of before.
+        self._most: list[tuple[int, str]] = []
+        self._said: dict[str, int] = {}
 
     @property
     def largest(self) -> int:
@@ -51,8 +56,9 @@ class KeptAnswers(Generic[A]):
         if size > self.largest or not self._make_room(cost):
             return False
         self._of.setdefault(holder, OrderedDict())[key] = answer, cost
-        self._bytes[holder] = self._bytes.get(holder, 0) + cost
+        self._bytes[holder] = mine = self._bytes.get(holder, 0) + cost
         self.kept += cost
+        self._say(holder, mine)
         return True
 
     def drop(self, holder: str, key: bytes) -> None:
@@ -66,6 +72,8 @@ class KeptAnswers(Generic[A]):
         """Keep nothing. What is taken stays taken."""
         self._of.clear()
         self._bytes.clear()
+        self._most.clear()
+        self._said.clear()
         self.kept = 0
 
     # -- room for what is under way
@@ -93,12 +101,31 @@ class KeptAnswers(Generic[A]):
         return True
 
     def _evict(self) -> None:
-        holder = max(self._bytes, key=self._bytes.__getitem__)
+        holder = ""
+        while not holder:
+            size, first = self._most[0]
+            mine = self._bytes.get(first)
+            if mine is None or -size != self._said[first]:
+                heapq.heappop(self._most)
+            elif -size != mine:
+                self._said[first] = mine
+                heapq.heapreplace(self._most, (-mine, first))
+            else:
+                holder = first
         _, (_, cost) = self._of[holder].popitem(last=False)
         self._gone(holder, cost)
+
+    def _say(self, holder: str, mine: int) -> None:
+        """It has so many bytes, more than before."""
+        self._said[holder] = mine
+        heapq.heappush(self._most, (-mine, holder))
+        if len(self._most) > 2 * len(self._bytes) + 16:
+            self._said = dict(self._bytes)
+            self._most = [(-size, name) for name, size in self._bytes.items()]
+            heapq.heapify(self._most)
 
     def _gone(self, holder: str, cost: int) -> None:
         self.kept -= cost
         self._bytes[holder] -= cost
         if not self._of[holder]:
-            del self._of[holder], self._bytes[holder]
+            del self._of[holder], self._bytes[holder], self._said[holder]

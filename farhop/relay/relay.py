@@ -276,7 +276,8 @@ class Relay:
         if active.attempt is attempt:
             reason = event.fault or outcome.of_answer(event.status)
             self._forget(active)
-            if attempt.streams and not active.exchange.is_hop:
+            # What was whole from its beginning has a length, and nothing may follow it.
+            if attempt.streams and not attempt.whole and not active.exchange.is_hop:
                 self._tell(active, self._add_tail)
             active.exchange.finish()
             self._end_attempt(active, reason)

@@ -29,7 +29,7 @@ from farhop.relay import answers
 from farhop.service.tasks import Tasks
 from farhop.store.contract import LIMIT_PREFIX, LIMIT_ROOT_PREFIX
 from farhop.store.documents import limits as documents
-from farhop.store.documents.limits import kind_of, period_s
+from farhop.store.documents.limits import NAME_LIMIT, kind_of, period_s
 from farhop.store.follow import Documents, Refused, follow
 
 if TYPE_CHECKING:
@@ -304,7 +304,8 @@ class Limiter:
             return None
         caller = context.caller
         who = self._user(tenant, caller.user or user) if tenant in self._by_user else ""
-        whose = tenant, caller.key_id, request.key, request.model, who
+        # A longer name is no limit's, and is not remembered as long as its client made it.
+        whose = tenant, caller.key_id, request.key, request.model[: NAME_LIMIT + 1], who
         matched = self._matches[whose] if whose in self._matches else self._match(*whose)
         if matched is None:
             return None
@@ -377,7 +378,9 @@ class Limiter:
                 if bucket in holdings:
                     of.append((_KINDS[kind_of(name)], n, int(period_s(name)), holdings[bucket]))
         if len(self._matches) >= MATCHES_MAX:
-            del self._matches[next(iter(self._matches))]
+            del self._matches[old := next(iter(self._matches))]
+            if (user_of_old := self._users.get((old[0], old[4]))) is not None:
+                user_of_old.matches.discard(old)
         self._matches[whose] = matched = _Matched(lender, tuple(of)) if of else None
         if known is not None:
             known.matches.add(whose)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from random import Random
 from typing import Any
 
 import msgspec
 import pytest
-from inprocess import HOP_KEY, MODEL
+from aiohttp import web
+from inprocess import HOP_KEY, MODEL, Engine, both, head, streaming, topology
+from inprocess import chat as chat_request
 from resumes import ask, chat, completion, cut_once, fleet, outcomes, sound, text_of
 
 from tests.drills import classic
@@ -136,3 +139,41 @@ async def test_a_tenant_may_want_no_more_than_exact(monkeypatch: pytest.MonkeyPa
         events = await ask(url, chat("a tale"))
         assert any("error" in event for event in events)
         assert ("resumed", "") not in outcomes(balancer)
+
+
+class Ending(Engine):
+    """It says all that there is, and dies before its answer's own end."""
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        self.seen.append(({}, msgspec.json.decode(await request.read())))
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        for text, ends in (("The sea", b"null"), (" is wide", b'"stop"')):
+            await answer.write(
+                b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,'
+                b'"delta":{"content":"%b"},"logprobs":null,"finish_reason":%b}]}\n\n' % (text.encode(), ends)
+            )
+        await answer.write(b"data: [DONE]\n\n")
+        assert request.transport is not None
+        request.transport.abort()
+        return answer
+
+
+async def test_who_dies_behind_its_last_event_leaves_the_clients_connection_in_order() -> None:
+    """One end, and what answers the next request begins right behind it."""
+    engine = Ending()
+    async with engine.running():
+        replica = {"url": f"http://{engine.address}", "models": [MODEL], "name": "one", "engine": "sglang"}
+        async with both(engine, topology(), regional={"replicas": [replica], "resume": {"mode": "text"}}) as up:
+            first = chat_request(body=streaming()).replace(b"connection: close\r\n", b"")
+            wire = b""
+            reader, writer = await asyncio.open_connection("127.0.0.1", up.client)
+            async with asyncio.timeout(10.0):
+                writer.write(first + head("GET", "/v1/models", authorization="Bearer sk-farhop-anywhere"))
+                wire = await reader.read()
+            writer.close()
+            _, _, body = wire.partition(b"\r\n\r\n")
+            stream, _, rest = body.partition(b"\r\n0\r\n\r\n")
+            assert stream.count(b"[DONE]") == 1
+            assert rest.startswith(b"HTTP/1.1 200 OK\r\n"), rest[:40]
+            assert outcomes(up.regional) == {}

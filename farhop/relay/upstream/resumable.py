@@ -332,7 +332,9 @@ class ResumableRun(AttemptRun):
 
     def _end_whole(self) -> None:
         if self._close():
-            self.active.exchange.write(self._progress.end(tells_usage=not self.active.hide_usage))
+            # Nothing, where all of its end was told: an empty chunk would end the answer, and its end be said twice.
+            if end := self._progress.end(tells_usage=not self.active.hide_usage):
+                self.active.exchange.write(end)
             request_id, usage = self.active.request.id, self._progress.usage
             self.owner.ended(self, machine.AttemptEnded(request_id, self.number, self._status, usage))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -27,6 +28,49 @@ def test_who_keeps_the_most_gives_first() -> None:
         kept.put("abusive", b"%d" % n, str(n), 100)
     assert kept.get("small", b"mine") == "mine"
     assert kept.get("abusive", b"mine") is None  # nobody gets another's
+
+
+class Name(str):
+    """A holder that counts how often it is looked up."""
+
+    __slots__ = ()
+    looked_up = 0
+
+    def __hash__(self) -> int:
+        Name.looked_up += 1
+        return str.__hash__(self)
+
+
+def test_room_is_found_without_a_look_at_every_holder() -> None:
+    """An answer may push out thousands of small ones: the process serves nobody meanwhile."""
+    kept = KeptAnswers[int](4 << 20)
+    for n in range(500):
+        kept.put(Name(f"tenant {n}"), b"k", n, 10)
+    for n in range(8000):
+        kept.put(Name("many"), b"%d" % n, n, 10)
+    before, Name.looked_up = len(kept), 0
+    assert kept.put(Name("large"), b"k", 0, kept.largest)
+    gone = before + 1 - len(kept)
+    assert gone > 400
+    assert Name.looked_up < 20 * gone
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 900)), max_size=60), st.integers(0, 5))
+def test_each_that_gives_keeps_the_most_then(puts: list[tuple[str, int]], drops: int) -> None:
+    kept = KeptAnswers[int](1 << 20)
+    for n, (who, size) in enumerate(puts):
+        kept.put(who, b"%d" % n, n, size)
+    for n in range(min(drops, len(puts))):
+        kept.drop(puts[n][0], b"%d" % n)
+    of = {
+        who: [size + ENTRY_BYTES for n, (one, size) in enumerate(puts) if one == who and n >= drops] for who in "abcdef"
+    }
+    while len(kept):
+        most = max(sum(sizes) for sizes in of.values())
+        assert kept.take(kept.capacity - kept.taken - kept.kept + 1)  # one has to go
+        (gave,) = [who for who, sizes in of.items() if len(kept._of.get(who, ())) < len(sizes)]
+        assert sum(of[gave]) == most
+        del of[gave][0]
 
 
 def test_an_answer_above_its_share_is_not_kept() -> None:

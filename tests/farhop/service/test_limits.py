@@ -18,7 +18,7 @@ from farhop.service import limits
 from farhop.service.limits import LimitBook, Limiter, ask_of, kind_and_whose, reply_of
 from farhop.store.contract import Change, ChangeKind, limit_key
 from farhop.store.documents import limits as documents
-from farhop.store.documents.limits import Limit, RootClaim, TenantLimits
+from farhop.store.documents.limits import NAME_LIMIT, Limit, RootClaim, TenantLimits
 from farhop.telemetry.metrics import TierMetrics
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
@@ -327,6 +327,23 @@ async def test_users_who_are_not_named_are_one_and_so_are_those_beyond_the_bound
         assert (await stage.admit(user="cid")).reserved is not None
         assert len(stage.limiter._users) == 3
         assert isinstance(await stage.admit(user="ann"), Reply), "its root did not forget it"
+    finally:
+        await stage.limiter.close()
+
+
+async def test_models_that_strangers_name_fill_no_memory(monkeypatch: Any) -> None:
+    monkeypatch.setattr(limits, "MATCHES_MAX", 3)
+    stage = Stage(Limit(model="x" * NAME_LIMIT, requests_per_day=1), Limit(each_user=True, requests_per_day=1000))
+    try:
+        for n in range(20):
+            assert (await stage.admit(request(f"{n}" + "y" * 10_000), user="ann")).reserved is not None
+        (known,) = stage.limiter._users.values()
+        assert len(known.matches) <= len(stage.limiter._matches) == 3
+        assert all(len(model) <= NAME_LIMIT + 1 for _, _, _, model, _ in stage.limiter._matches)
+        # What is longer than a limit's own name is no name of one.
+        assert (await stage.admit(request("x" * NAME_LIMIT), user="ann")).reserved is not None
+        assert isinstance(await stage.admit(request("x" * NAME_LIMIT), user="ann"), Reply)
+        assert (await stage.admit(request("x" * (NAME_LIMIT + 1)), user="ann")).reserved is not None
     finally:
         await stage.limiter.close()
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from inprocess import HOP_KEY, Both, Engine, both, chat, send, streaming, tenant, topology
+from inprocess import HOP_KEY, Both, Engine, both, chat, head, send, streaming, tenant, topology
 
 from global_lb.app import receipt as receipts
 from topology.law import Law
@@ -132,3 +134,26 @@ def test_behind_a_stream_a_comment_tells_how_it_went_to_whom_may_know():
     assert receipts.tail(silent, request, WORLD, went, 93.4) == b""
     stranger: Any = type("R", (), {"tenant": "curious", "key": "another"})()
     assert receipts.tail(asking, stranger, WORLD, went, 93.4) == b""
+
+
+class Mute(Engine):
+    """It answers with a stream of nothing."""
+
+    async def _chat(self, _request: web.Request) -> web.StreamResponse:
+        return web.Response(headers={"Content-Type": "text/event-stream"})
+
+
+async def test_nothing_stands_behind_a_stream_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a length, and the next answer on the client's connection begins there."""
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    engine = Mute()
+    async with engine.running(), both(engine, WORLD) as up:
+        first = chat("sk-farhop-curious", streaming(), x_farhop_explain="1").replace(b"connection: close\r\n", b"")
+        reader, writer = await asyncio.open_connection("127.0.0.1", up.entry)
+        async with asyncio.timeout(10.0):
+            writer.write(first + head("GET", "/v1/models", authorization="Bearer sk-farhop-curious"))
+            wire = await reader.read()
+        writer.close()
+        begun, _, rest = wire.partition(b"\r\n\r\n")
+        assert b"content-length: 0" in begun
+        assert rest.startswith(b"HTTP/1.1 200 OK\r\n"), rest[:40]
