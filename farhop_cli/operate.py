@@ -775,6 +775,13 @@ OutputDay = Annotated[int | None, typer.Option("--output-tokens-per-day", min=1,
 TokensMinute = Annotated[int | None, typer.Option("--tokens-per-minute", min=1, max=MOST, help="Of both.")]
 TokensDay = Annotated[int | None, typer.Option("--tokens-per-day", min=1, max=MOST, help="Of both.")]
 Concurrency = Annotated[int | None, typer.Option("--concurrency", min=1, max=MOST, help="Requests under way at once.")]
+LEAST_USD, MOST_USD = 0.000001, 1_000_000.0
+UsdDay = Annotated[
+    float | None, typer.Option("--usd-per-day", min=LEAST_USD, max=MOST_USD, help="Money, at the balancers' prices.")
+]
+UsdMonth = Annotated[
+    float | None, typer.Option("--usd-per-month", min=LEAST_USD, max=MOST_USD, help="The same, in 30 days.")
+]
 
 
 @verb(
@@ -795,6 +802,8 @@ def limit_set(
     tokens_per_minute: TokensMinute = None,
     tokens_per_day: TokensDay = None,
     concurrency: Concurrency = None,
+    usd_per_day: UsdDay = None,
+    usd_per_month: UsdMonth = None,
     home: Annotated[
         str, typer.Option("--home", help="The region that lends it out.", autocompletion=known_regions)
     ] = "",
@@ -805,6 +814,9 @@ def limit_set(
     usage: Annotated[
         Path | None, typer.Option("--usage", help="With --dry-run: usage files; what of their last day it refuses.")
     ] = None,
+    prices: Annotated[
+        Path | None, typer.Option("--prices", help="The price book: for --usage, or where no balancer tells its own.")
+    ] = None,
     by: By = None,
     *,
     where: Where,
@@ -814,15 +826,18 @@ def limit_set(
     Of a tenant, or of one key or one model of it; all that match a request hold. What is left out stays. Exit code 1
     if somebody else changed it meanwhile, or limits contradict one another.
     """
-    from farhop_cli.limit import set_limit
+    from farhop_cli.limit import Against, micro_usd, set_limit
 
     sizes = {
         "requests_per_minute": requests_per_minute, "requests_per_day": requests_per_day,
         "input_tokens_per_minute": input_tokens_per_minute, "input_tokens_per_day": input_tokens_per_day,
         "output_tokens_per_minute": output_tokens_per_minute, "output_tokens_per_day": output_tokens_per_day,
         "tokens_per_minute": tokens_per_minute, "tokens_per_day": tokens_per_day, "concurrency": concurrency,
+        "micro_usd_per_day": micro_usd("--usd-per-day", usd_per_day),
+        "micro_usd_per_month": micro_usd("--usd-per-month", usd_per_month),
     }  # fmt: skip
-    return set_limit(tenant, (key, model, each_user), sizes, home, safe_share, usage, why, by, where)
+    against = Against(usage, prices)
+    return set_limit(tenant, (key, model, each_user), sizes, home, safe_share, against, why, by, where)
 
 
 @verb(limit_app, "unset", "farhop limit unset acme --model llama-70b", writes=True)

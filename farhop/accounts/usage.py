@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 TYPE = "farhop.request"
 ANY = "*"  # of prices: whatever has none of its own
+PICO_OF_MICRO = 1_000_000
 DIMENSIONS = ("tenant", "key", "user", "model", "version", "region", "entry_region", "status", "day", "hour",
               "price_epoch", "answer_cache")  # fmt: skip
 
@@ -138,6 +139,34 @@ class ModelPrice(Part):
     cached: Usd | None = None
 
 
+def usd(micro: int) -> str:
+    """Microdollars in USD: exactly, and no longer than they need be."""
+    whole, rest = divmod(micro, 1_000_000)
+    return f"{whole:,}" + (f".{rest:06d}".rstrip("0") if rest else "")
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """What a model's tokens cost, in whole picodollars a token, so that sums are exact: a millionth of a USD for a
+    million tokens is the least that counts."""
+
+    input: int
+    cached: int
+    output: int
+
+    def micro_usd(self, fresh: int, cached: int, output: int) -> int:
+        """What so many tokens cost, `cached` beside the `fresh` ones of a prompt; a begun microdollar counts whole."""
+        return -(-(fresh * self.input + cached * self.cached + output * self.output) // PICO_OF_MICRO)
+
+    def at_most(self, prompt: int, output: int) -> int:
+        """What they cost if nothing is known of a KV cache."""
+        return -(-(prompt * max(self.input, self.cached) + output * self.output) // PICO_OF_MICRO)
+
+    def output_within(self, micro_usd: int, prompt: int) -> int:
+        """Of how many tokens an answer may be for this money, less the prompt's; below 0 where that alone is more."""
+        left = micro_usd * PICO_OF_MICRO - prompt * max(self.input, self.cached)
+        return left // self.output if self.output else left
+
+
 class RegionPrice(Part):
     """What a region costs who runs it: USD for an hour of one GPU, and for a GB that leaves it."""
 
@@ -198,6 +227,20 @@ class Prices:
     def of(self, epoch: int) -> PriceEpoch | None:
         """None if the book has no such epoch."""
         return self._by_epoch.get(epoch)
+
+    def until(self, at_s: float) -> float:
+        """When what holds at a moment of the wall clock holds no more; inf where nothing comes after it."""
+        return next(iter(self._since[bisect_right(self._since, at_s) :]), math.inf)
+
+    def rates(self, model: str, at_s: float, epoch: int | None = None) -> Rates | None:
+        """What a model costs at a moment of the wall clock, by the epoch that holds then if none is given; None where
+        it has no price."""
+        held = self.of(self.epoch_at(at_s) if epoch is None else epoch)
+        price = held.of_model(model) if held is not None else None
+        if price is None:
+            return None
+        cached = price.input if price.cached is None else price.cached
+        return Rates(*(round(one * PICO_OF_MICRO) for one in (price.input, cached, price.output)))
 
 
 def price_book(path: Path) -> Prices:

@@ -159,10 +159,10 @@ def stopping() -> Reply:
     return refusal(outcome.STOPPING, STOPPING_DETAIL, retry_after_s=1.0)
 
 
-def error_body(reason: Outcome, detail: str, param: str | None = None, kind: str = "") -> bytes:
+def error_body(reason: Outcome, detail: str, param: str | None = None, kind: str = "", code: str = "") -> bytes:
     """OpenAI's error document: the code is the outcome's reason, but for those of OpenAI's own (_CODES). `kind` is the
-    error's type where it is not always the same."""
-    code = _CODES.get(reason, reason.reason)
+    error's type, `code` its code, where they are not always the same."""
+    code = code or _CODES.get(reason, reason.reason)
     error = {"message": detail, "type": kind or _STATUS[reason][1], "param": param, "code": code}
     return msgspec.json.encode({"error": error})
 
@@ -176,13 +176,14 @@ def refusal(
     extra: bytes = b"",
     wait_ms: float | None = None,
     kind: str = "",
+    code: str = "",
 ) -> Reply:
-    """The answer that says an outcome to a client. `kind` as in `error_body`."""
+    """The answer that says an outcome to a client. `kind` and `code` as in `error_body`."""
     if retry_after_s is not None:
         extra += b"retry-after: %d\r\n" % max(1, math.ceil(retry_after_s))
     if status_of(reason) == 401:
         extra += b"www-authenticate: Bearer\r\n"
-    return Reply(status_of(reason), error_body(reason, detail, param, kind), reason, extra, wait_ms=wait_ms)
+    return Reply(status_of(reason), error_body(reason, detail, param, kind, code), reason, extra, wait_ms=wait_ms)
 
 
 _REDIRECTED = b"cache-control: no-store\r\nreferrer-policy: no-referrer\r\n"  # the URL is good for one use

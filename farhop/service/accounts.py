@@ -34,6 +34,7 @@ from farhop.service.tasks import Tasks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from farhop.accounts.usage import Prices
     from farhop.balance.machine import Usage
     from farhop.balance.outcome import Outcome
     from farhop.relay.active import ActiveRequest
@@ -80,6 +81,7 @@ class Accounts:
         self._judged, self._clock, self._log = judged, clock, log
         self._region, self._tasks = config.region, Tasks()
         self.delivery: Delivery | None = None
+        self.prices: Prices | None = None  # those in force, as the configuration has them
         self.withheld = 0
         self._must: list[Segments | AuditLog] = []  # be written, or nothing is served
         self.usage = self._make_usage(config.usage, metrics) if config.usage is not None else None
@@ -92,7 +94,7 @@ class Accounts:
             known = ", ".join(sorted(regions)[:8])
             problem = f"no region {config.http.region!r} in the topology; known are {known}"
             raise ConfigError("usage.http.region", [problem])
-        prices = records.price_book(Path(config.prices)) if config.prices is not None else None
+        prices = self.prices = records.price_book(Path(config.prices)) if config.prices is not None else None
         source = f"farhop/{self._config.fleet}"
         folder = Path(config.dir) / self._config.region / self._config.instance
         bounds = Bounds(

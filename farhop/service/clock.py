@@ -35,3 +35,7 @@ class Clock:
     def wall_ns(self, now: float) -> int:
         """Epoch nanoseconds of a moment given by `now()`."""
         return self._base_ns + int(now * 1e9)
+
+    def wall_s(self, now: float) -> float:
+        """The same in seconds."""
+        return self.wall_ns(now) / 1e9

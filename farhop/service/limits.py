@@ -4,7 +4,8 @@ when to come again.
 A request takes what is lent to this balancer, in memory; one for which that is not enough waits WAIT_S at most for the
 exchange with the root that it hastens, shared by all who wait. Invariants: a tenant without limits costs one look-up; a
 reservation is settled once, whatever became of its request; limits that cannot be read leave those before them; a root
-that is not reached ends what it lent (balance.quota), and `safe` parts go on. Never writes to etcd.
+that is not reached ends what it lent (balance.quota), and `safe` parts go on; money is in microdollars, by the price
+book of this process, and what has no price there never passes where money is limited. Never writes to etcd.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import grpc
 import msgspec
 from farhop_wire import region_pb2
 
+from farhop.accounts.usage import usd
 from farhop.balance import outcome
 from farhop.balance.estimate.estimates import BYTES_PER_TOKEN
 from farhop.balance.quota import EACH, Ask, Grant, Holder, Holding, Told, Want, new_holding
@@ -35,6 +37,7 @@ from farhop.store.follow import Documents, Refused, follow
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from farhop.accounts.usage import Prices, Rates
     from farhop.balance.machine import Request, Usage
     from farhop.balance.outcome import Outcome
     from farhop.balance.quota import Quota
@@ -62,10 +65,11 @@ AGAIN_S = 2.0  # what a client is told where it is not known when there is room
 OUTPUT_TOKENS = 4096  # reserved for a request that does not say how long its answer may be, until others were seen
 OUTPUT_FLOOR = 64
 _LEARN = 0.1
-PROBLEMS_TOLD_MAX, TENANTS_TOLD_MAX = 20, 1000
-REQUESTS, INPUT, OUTPUT, TOKENS, CONCURRENCY = range(5)
+PROBLEMS_TOLD_MAX, TENANTS_TOLD_MAX, PRICED_TOLD_MAX = 20, 1000, 1000
+REQUESTS, INPUT, OUTPUT, TOKENS, CONCURRENCY, MONEY = range(6)
 _KINDS = {
     "requests": REQUESTS, "input_tokens": INPUT, "output_tokens": OUTPUT, "tokens": TOKENS, "concurrency": CONCURRENCY,
+    "usd": MONEY,
 }  # fmt: skip
 
 
@@ -178,22 +182,27 @@ class _User:
 
 
 class _Matched:
-    """The limits of one tenant's key and model: (kind, units per period, period in seconds, holding)."""
+    """The limits of one tenant's key and model: (kind, units per period, period in seconds, holding). `rates`: what the
+    model costs, where one of them is of money; `unpriced` is that holding, if it costs nobody knows what."""
 
-    __slots__ = ("by_word", "forms", "lender", "of", "output_tokens", "told", "told_at")
+    __slots__ = ("by_word", "forms", "lender", "of", "output_tokens", "rates", "told", "told_at", "unpriced", "until_s")
 
     def __init__(self, lender: _Lender, of: tuple[tuple[int, int, int, Holding], ...]) -> None:
         self.lender, self.of = lender, of
+        self.rates: Rates | None = None
+        self.unpriced: Holding | None = None
+        self.until_s: float | None = None  # of the wall clock, when its price may be another; None: it matters not
         self.told, self.told_at = b"", -inf  # to clients, and when that was made
         words: dict[str, list[tuple[int, int, Holding]]] = {}
         for kind, size, period, holding in of:
-            words.setdefault(_TYPES[kind], []).append((size, period, holding))
+            words.setdefault(_WORDS[kind], []).append((size, period, holding))
         self.by_word = tuple(words.items())
         self.forms: dict[tuple[int, ...], bytes] = {}  # of what is told, by which limits of each word are the tightest
         self.output_tokens = -1.0  # of an answer, on average; below 0: none was seen
 
-    def amounts(self, request: Request) -> tuple[int, int, int, int, int]:
+    def amounts(self, request: Request) -> tuple[int, int, int, int, int, int]:
         """What a request may use, by kind."""
+        rates = self.rates
         prompt = ceil(request.prompt_bytes / BYTES_PER_TOKEN)
         output = request.max_tokens
         if output is None:
@@ -202,7 +211,9 @@ class _Matched:
             for kind, size, _, _ in self.of:
                 if kind in (OUTPUT, TOKENS):
                     output = min(output, max(1, size - prompt * (kind == TOKENS)))
-        return 1, prompt, output, prompt + output, 1
+                elif kind == MONEY and rates is not None:
+                    output = min(output, max(1, rates.output_within(size, prompt)))
+        return 1, prompt, output, prompt + output, 1, 0 if rates is None else rates.at_most(prompt, output)
 
 
 class Reservation:
@@ -230,16 +241,20 @@ class Reservation:
         if reason is outcome.REDIRECTED:  # the region that it is sent to serves it, and charges nothing
             return None
         if active is None or not active.began_at:
-            return 0, 0, 0, 0, 1
+            return 0, 0, 0, 0, 1, 0
         progress = active.progress
         if progress is not None and progress.counts and (usage is None or progress.resumed):
             usage = progress.usage  # it broke: what passed was counted here
         if usage is None:  # of an answer that was another's nothing was sent: it is a request, and no tokens
-            return (1, 0, 0, 0, 1) if active.status >= 400 or active.forward is None else None
-        output, matched = usage.completion_tokens, self._matched
+            return (1, 0, 0, 0, 1, 0) if active.status >= 400 or active.forward is None else None
+        prompt, output, matched = usage.prompt_tokens, usage.completion_tokens, self._matched
         seen = matched.output_tokens
         matched.output_tokens = output if seen < 0 else seen + _LEARN * (output - seen)
-        return 1, usage.prompt_tokens, output, usage.prompt_tokens + output, 1
+        money = 0
+        if matched.rates is not None:
+            cached = min(usage.cached_tokens or 0, prompt)
+            money = matched.rates.micro_usd(prompt - cached, cached, output)
+        return 1, prompt, output, prompt + output, 1, money
 
     def headers(self) -> bytes:
         """The header lines that tell a client what is left."""
@@ -254,6 +269,8 @@ class Limiter:
         self, book: LimitBook, store: Store, name: str, safe: str, borrow: Borrow,
         clock: Callable[[], float], refused: Callable[[str], None],
     ) -> None:  # fmt: skip
+        self._prices: Prices | None = None
+        self._wall_s: Callable[[float], float] = float
         self._book, self._store, self._safe = book, store, safe
         self._name = f"{name} {secrets.token_hex(8)}"  # what a process of its name held before is not its own
         self._borrow, self._clock = borrow, clock
@@ -266,6 +283,11 @@ class Limiter:
         self._refused = Counter[tuple[str, str]]()
         self._tasks = Tasks()
         book.changes.append(self._changed)
+
+    def go_by(self, prices: Prices | None, wall_s: Callable[[float], float]) -> None:
+        """Count money by this price book, at `wall_s` of a moment of the clock; until then nothing has a price."""
+        self._prices, self._wall_s = prices, wall_s
+        self._matches.clear()
 
     def observe(self, metrics: TierMetrics) -> None:
         """Show what is refused, and which roots are not reached."""
@@ -309,7 +331,13 @@ class Limiter:
         matched = self._matches[whose] if whose in self._matches else self._match(*whose)
         if matched is None:
             return None
-        amounts, now = matched.amounts(request), self._clock()
+        now = self._clock()
+        if matched.until_s is not None:
+            if self._wall_s(now) >= matched.until_s:
+                matched = self._matched_anew(whose)
+            if matched.unpriced is not None:
+                return self._not_priced(matched.unpriced, request.model)
+        amounts = matched.amounts(request)
         matched.lender.holder.alive(now)
         for kind, _, _, holding in matched.of:
             if not holding.fits(amounts[kind], now):
@@ -382,9 +410,35 @@ class Limiter:
             if (user_of_old := self._users.get((old[0], old[4]))) is not None:
                 user_of_old.matches.discard(old)
         self._matches[whose] = matched = _Matched(lender, tuple(of)) if of else None
+        money = next((holding for kind, _, _, holding in of if kind == MONEY), None)
+        if matched is not None and money is not None:
+            self._price(matched, money, model)
         if known is not None:
             known.matches.add(whose)
         return matched
+
+    def _price(self, matched: _Matched, money: Holding, model: str) -> None:
+        at_s = self._wall_s(self._clock())
+        matched.until_s = inf if self._prices is None else self._prices.until(at_s)
+        matched.rates = None if self._prices is None else self._prices.rates(model, at_s)
+        matched.unpriced = money if matched.rates is None else None
+
+    def _matched_anew(self, whose: _Whose) -> _Matched:
+        """The same at the prices of now: what is under way is settled by those it began with."""
+        old, matched = self._matches.pop(whose), self._match(*whose)
+        assert old is not None
+        assert matched is not None  # it matches the same limits
+        matched.output_tokens = old.output_tokens
+        return matched
+
+    def _not_priced(self, money: Holding, model: str) -> Reply:
+        self._refused[kind_and_whose(money.name)] += 1
+        held = "no price book is configured here" if self._prices is None else "it has no price in the price book"
+        detail = f"the use of `{model[:128]}` is limited in money, and {held}; ask for another model, or your operator"
+        extra = b"x-should-retry: false\r\n"
+        return answers.refusal(
+            outcome.RATE_LIMITED, detail, param="model", extra=extra, kind=_NO_MONEY, code="model_not_priced"
+        )
 
     def _user(self, tenant: str, named: str) -> str:
         """Whom a request counts for among its tenant's users, by a name that is the same at all balancers."""
@@ -418,7 +472,7 @@ class Limiter:
             for limit in one.limits:
                 for name, n in limit.sizes().items():
                     lent, own = one.parts(limit, name, n)
-                    safe = own if has_safe else None
+                    safe = own if has_safe and own.depth else None
                     bucket = bucket_of(one.tenant, limit, name)
                     if limit.each_user:
                         each[bucket] = lent
@@ -506,7 +560,15 @@ class Limiter:
                    "lease": lender.holder.alive(now), "buckets": len(lender.holder.holdings)}
             for name, lender in sorted(self._lenders.items())
         }  # fmt: skip
-        return {**self._book.status(), "lent_by": roots}
+        return {**self._book.status(), "lent_by": roots, "prices": self._priced(self._wall_s(now))}
+
+    def _priced(self, at_s: float) -> dict[str, Any] | None:
+        """Which models have a price now; None without a price book. `more`: than are named."""
+        epoch = None if self._prices is None else self._prices.of(self._prices.epoch_at(at_s))
+        if epoch is None:
+            return None
+        names = sorted(epoch.models)  # `*` comes before all letters
+        return {"epoch": epoch.epoch, "models": names[:PRICED_TOLD_MAX], "more": len(names) > PRICED_TOLD_MAX}
 
 
 def ask_of(request: region_pb2.BorrowRequest) -> Ask:
@@ -540,29 +602,35 @@ def _done(future: asyncio.Future[None]) -> None:
 
 # -- what clients are told
 
-_TYPES = {
+_WORDS = {
     REQUESTS: "requests", INPUT: "tokens", OUTPUT: "tokens", TOKENS: "tokens", CONCURRENCY: "concurrency",
+    MONEY: "micro-usd",
 }  # fmt: skip
 _UNITS = {
     REQUESTS: "requests", INPUT: "input tokens", OUTPUT: "output tokens", TOKENS: "tokens", CONCURRENCY: "requests",
+    MONEY: "USD",
 }  # fmt: skip
-_PERIODS = {60: "per minute", 86_400: "per day", 0: "at once"}
+_NO_MONEY = "insufficient_quota"
+_PERIODS = {60: "per minute", 86_400: "per day", 2_592_000: "per 30 days", 0: "at once"}
 
 
 def _refusal(matched: _Matched, kind: int, size: int, period: int, n: int, retry_s: float | None, now: float) -> Reply:
-    """429. `retry_s` None: it would never fit."""
-    limit = f"{size} {_UNITS[kind]} {_PERIODS[period]}"
+    """429. `retry_s` None: it would never fit. Where money is used up, clients should not come again by themselves."""
+    money = kind == MONEY
+    size_told, n_told, uses = (usd(size), usd(n), "cost") if money else (str(size), str(n), "use")
+    limit = f"{size_told} {_UNITS[kind]} {_PERIODS[period]}"
+    word, code = (_NO_MONEY, _NO_MONEY) if money else (_WORDS[kind], "")
     matched.told_at = -inf  # it is to say what it is refused for
     extra = _headers(matched, now)
     if retry_s is None:
-        detail = f"request too large: it may use {n} {_UNITS[kind]}, and the limit is {limit}; ask for less"
-        return answers.refusal(
-            outcome.RATE_LIMITED, detail, extra=extra + b"x-should-retry: false\r\n", kind=_TYPES[kind]
-        )
-    needs = f", and this request may use {n}" if period else ""
-    detail = f"rate limit reached: {limit}{needs}; try again in {_span(retry_s)}"
-    extra += b"retry-after-ms: %d\r\nx-should-retry: true\r\n" % ceil(retry_s * 1e3)
-    return answers.refusal(outcome.RATE_LIMITED, detail, retry_after_s=retry_s, extra=extra, kind=_TYPES[kind])
+        detail = f"request too large: it may {uses} {n_told} {_UNITS[kind]}, and the limit is {limit}; ask for less"
+        extra += b"x-should-retry: false\r\n"
+        return answers.refusal(outcome.RATE_LIMITED, detail, extra=extra, kind=word, code=code)
+    needs = f", and this request may {uses} {n_told}" if period else ""
+    what = "budget used up" if money else "rate limit reached"
+    detail = f"{what}: {limit}{needs}; try again in {_span(retry_s)}"
+    extra += b"retry-after-ms: %d\r\nx-should-retry: %b\r\n" % (ceil(retry_s * 1e3), b"false" if money else b"true")
+    return answers.refusal(outcome.RATE_LIMITED, detail, retry_after_s=retry_s, extra=extra, kind=word, code=code)
 
 
 def _headers(matched: _Matched, now: float) -> bytes:

@@ -231,6 +231,7 @@ class GlobalBalancer:
                 clock=self.clock, metrics=self.metrics, log=self._log,
             )  # fmt: skip
             self.telemetry.accounts, self.ingress.gate = self.accounts, self.accounts.refusal
+            self.limiter.go_by(self.accounts.prices, self.clock.wall_s)
 
     def _judged(self, active: ActiveRequest) -> tuple[int, frozenset[str] | None]:
         """Under which epoch it was decided last, and where it might have gone."""

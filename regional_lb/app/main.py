@@ -218,6 +218,7 @@ class RegionalBalancer:
             clock=self.clock, metrics=self.metrics, log=self._log,
         )  # fmt: skip
         self.telemetry.accounts = self.accounts
+        self.limiter.go_by(self.accounts.prices, self.clock.wall_s)
         for ingress in self.ingresses:
             ingress.gate = self.accounts.refusal
 

@@ -277,11 +277,13 @@ class SettingsWorld:
 
     The first `knowing` of them do: three global ones, then the regional ones of REGIONS. `states` are the regions' as
     global balancers see them; nobody there serves what is `unserved`; those who know no law go by `epoch`.
+    Global balancers have `prices`, or are `silent`.
     """
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint, self.knowing, self.epoch = endpoint, 6, 1
         self.states, self.unserved = dict.fromkeys(REGIONS, "up"), []
+        self.prices, self.silent = None, False
 
     async def _with_store(self, work):
         store = EtcdStore(EtcdSettings((self.endpoint,)), Random(1))
@@ -319,10 +321,14 @@ class SettingsWorld:
     async def statuses(self, _fleet: Fleet) -> list[dict[str, Any]]:
         """As the global balancers tell."""
         entries = await self._with_store(lambda store: store.list(ROOT))
-        return [
-            self._global(region, {one.key: bare(one.value) for one in entries} if n < self.knowing else {})
-            for n, region in enumerate(REGIONS)
-        ]
+        return (
+            []
+            if self.silent
+            else [
+                self._global(region, {one.key: bare(one.value) for one in entries} if n < self.knowing else {})
+                for n, region in enumerate(REGIONS)
+            ]
+        )
 
     def _global(self, own: str, stands: dict[str, bytes]) -> dict[str, Any]:
         instance = {"draining": False, "models": {"m": {"replicas_ready": 1}}}
@@ -334,7 +340,8 @@ class SettingsWorld:
         ]
         route = stands.get(f"{ROOT}route/{own}")
         return {
-            "region": own, "regions": regions, "operator_overrides": words, "law_epoch": self._epoch(stands),
+            "region": own, "regions": regions, "limits": {"prices": self.prices},
+            "operator_overrides": words, "law_epoch": self._epoch(stands),
             "routes_author": route and _authorship(authored.routes_parted(route, 1 << 20)[1]),
         }  # fmt: skip
 

@@ -1,6 +1,8 @@
 """`farhop limit` against a real etcd: one document for a tenant, changed a key and a model at a time."""
 
-from farhop.accounts.usage import Record, lines
+import pytest
+
+from farhop.accounts.usage import Record, lines, price_book
 from farhop.store.documents import limits
 from farhop_cli.limit import refused
 
@@ -97,3 +99,69 @@ def test_a_limit_of_each_user_stands_beside_that_of_all(cli, stands):
     ]  # fmt: skip
     assert cli.run("limit", "unset", "eu-only", "--each-user").exit_code == 0
     assert len(limits.decode(stands.get(KEY)).limits) == 1
+
+
+BOOK = """
+epochs:
+- {epoch: 1, since: 2020-01-01T00:00:00Z, models: {llama: {input: 1.0, output: 4.0}}}
+"""
+
+
+@pytest.fixture
+def book(tmp_path):
+    (tmp_path / "prices.yaml").write_text(BOOK)
+    return tmp_path / "prices.yaml"
+
+
+def test_a_budget_is_told_in_usd_and_held_in_whole_microdollars(cli, stands):
+    stands.prices = {"epoch": 1, "models": ["llama"], "more": False}
+    result = cli.run(
+        *SET, "--home", "virginia", "--model", "llama", "--usd-per-day", "50", "--usd-per-month", "1000.25"
+    )
+    assert result.stdout.splitlines()[0] == (
+        "tenant eu-only, model llama: 50 USD per day, 1,000.25 USD per month; lent out by virginia"
+    )
+    (one,) = limits.decode(stands.get(KEY)).limits
+    assert one.sizes() == {"micro_usd_per_day": 50_000_000, "micro_usd_per_month": 1_000_250_000}
+    assert "50 USD per day" in cli.run("limit", "get").stdout
+    assert "50 USD per day" in cli.run("limit", "history").stdout
+    said = cli.run(*SET, "--usd-per-day", "0.1")
+    assert said.exit_code == 0
+    assert "requests for m will be refused: no price" in said.stderr, "m is served"
+    assert "contradicts" in cli.failed(cli.run(*SET, "--model", "llama", "--usd-per-month", "3"), 1)
+
+
+def test_money_is_not_limited_where_nobody_can_count_it(cli, stands, book):
+    asked = (*SET, "--home", "virginia", "--usd-per-day", "50")
+    assert "usage.prices" in cli.failed(cli.run(*asked), 2), "the balancers have no price book"
+    stands.prices = {"epoch": 1, "models": ["llama"], "more": False}
+    assert '--model: "other" has no price at virginia' in cli.failed(cli.run(*asked, "--model", "other"), 2)
+    stands.prices = {"epoch": 1, "models": ["*"], "more": False}
+    assert cli.run(*asked, "--model", "other", "--dry-run").exit_code == 0
+    stands.silent = True
+    assert "--prices" in cli.failed(cli.run(*asked), 2)
+    assert '"other" has no price at --prices' in cli.failed(
+        cli.run(*asked, "--model", "other", "--prices", str(book)), 2
+    )
+    assert cli.run(*asked, "--prices", str(book)).exit_code == 0
+    assert "cannot be read" in cli.failed(cli.run(*asked, "--prices", "/nowhere"), 2)
+    assert "--usd-per-day: 1.5e-06" in cli.failed(cli.run(*SET, "--usd-per-day", "0.0000015"), 2)
+    for bad in ("nan", "0", "2000000", "fifty"):
+        said = cli.run(*SET, "--usd-per-day", bad)
+        assert (said.exit_code, "--usd-per-day" in said.stderr) == (2, True)
+
+
+def test_a_dry_run_says_what_a_budget_would_have_refused(cli, stands, tmp_path, book):
+    made = [record(n, NOON + n) for n in range(20)]  # each cost 90 + 40 microdollars
+    (tmp_path / "1.jsonl").write_bytes(b"".join(lines(made, "farhop/fleet", price_book(book))))
+    prices = price_book(book)
+    assert refused(tmp_path, "eu-only", "", "", {"micro_usd_per_day": 1300}, prices=prices) == (
+        "would have refused 10 of the 20 requests of the last day: 10 by USD per day"
+    )
+    stands.prices = {"epoch": 1, "models": ["*"], "more": False}
+    asked = (*SET, "--home", "virginia", "--usd-per-day", "0.0013", "--dry-run", "--usage", str(tmp_path))
+    assert "10 by USD per day" in cli.run(*asked, "--prices", str(book)).stdout
+    assert "give --prices" in cli.failed(cli.run(*asked), 2)
+    book.write_text(BOOK.replace("llama", "other"))
+    said = refused(tmp_path, "eu-only", "", "", {"micro_usd_per_day": 1300}, prices=price_book(book))
+    assert said == "would have refused 20 of the 20 requests of the last day: 20 for want of a price"

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,15 @@ SDKS = ("openai",)  # see conftest.py
 NOW = datetime.now(UTC)
 
 
+BOOK = """
+epochs:
+- epoch: 1
+  since: 2020-01-01T00:00:00Z
+  models:
+    llama-3.1-8b: {input: 10.0, output: 100.0}
+"""
+
+
 class Regions:
     """Virginia and Frankfurt, each with both tiers, over one etcd and one engine."""
 
@@ -59,8 +69,10 @@ class Regions:
 
 
 @pytest.fixture
-async def up(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Regions]:
+async def up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Regions]:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    (tmp_path / "prices.yaml").write_text(BOOK)
+    usage = {"dir": str(tmp_path / "usage"), "prices": str(tmp_path / "prices.yaml")}
     async with AsyncExitStack() as stack:
         etcd = await stack.enter_async_context(EmbeddedEtcd())
         engine = await stack.enter_async_context(Engine().running())
@@ -74,8 +86,8 @@ async def up(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Regions]:
         stack.push_async_callback(own.close)
         regions = Regions(own, engine)
         for seed, name in enumerate(("virginia", "frankfurt")):
-            below = RegionalBalancer(regional_config(engine, name), world, Random(seed), store(10 + seed))
-            above = GlobalBalancer(global_config(name), world, Random(seed), store(20 + seed))
+            below = RegionalBalancer(regional_config(engine, name, usage=usage), world, Random(seed), store(10 + seed))
+            above = GlobalBalancer(global_config(name, usage=usage), world, Random(seed), store(20 + seed))
             stack.push_async_callback(below.close)
             stack.push_async_callback(above.close)
             lines = (await below.open(), await above.open())
@@ -197,3 +209,45 @@ async def test_requests_at_once_are_held_to_in_all_regions_whatever_end_they_tak
     up.engine.behaviour = "serve"
     answers = [await send(entries[n % 3], asked()) for n in range(12)]
     assert {one.status for one in answers} == {200}, "one after the other"
+
+
+async def test_a_budget_in_money_holds_in_all_regions_at_once_and_is_settled_at_the_prices_of_usage(
+    up: Regions,
+) -> None:
+    # A request may cost up to 40 x 100 microdollars and its prompt; it comes to 11 x 10 + 3 x 100.
+    await up.limit(micro_usd_per_day=40_000)
+    entries = [*(both.entry for both in up.both), up.both[0].client]
+    body = {"model": "llama-3.1-8b", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 40}
+    ask, cost = chat(key="sk-farhop-acme", body=body), 11 * 10 + 3 * 100
+    answers = [await send(entries[n % 3], ask) for n in range(6)]
+    assert {answer.status for answer in answers} == {200}
+    assert answers[-1].headers["x-ratelimit-limit-micro-usd"] == "40000"
+    (root,) = [both.regional.limit_root for both in up.both if both.regional.limit_root.status()["lends"]]
+
+    def spent() -> float:
+        (level,) = root.status()["buckets"].values()
+        return float(level["used"])
+
+    await until(lambda: 6 * cost - 20 <= spent() <= 6 * cost, within_s=12.0)  # some 10 leak meanwhile
+    up.engine.behaviour = "pause"
+    slow = chat(key="sk-farhop-acme", body={**streaming(), "max_tokens": 90})
+    asking = [asyncio.create_task(send(entries[n % 3], slow)) for n in range(9)]
+    done, open_ = await asyncio.wait(asking, timeout=5.0)
+    assert 0 < len(up.engine.seen) - 6 == len(open_) <= 4, "no more than the budget could pay for at most"
+    refused = done.pop().result()
+    assert (refused.status, refused.code) == (429, "insufficient_quota")
+    assert (refused.json["error"]["type"], refused.headers["x-should-retry"]) == ("insufficient_quota", "false")
+    assert "budget used up: 0.04 USD per day" in refused.json["error"]["message"]
+    assert int(refused.headers["retry-after-ms"]) > 0
+    up.engine.release.set()
+    await asyncio.gather(*open_)
+
+
+async def test_a_model_without_a_price_is_refused_where_money_is_limited(up: Regions) -> None:
+    await up.limit(micro_usd_per_day=40_000)
+    body = {"model": "unknown", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 40}
+    for entry in (up.both[1].entry, up.both[0].client):
+        refused = await send(entry, chat(key="sk-farhop-acme", body=body))
+        assert (refused.status, refused.code) == (429, "model_not_priced")
+        assert (refused.json["error"]["type"], refused.json["error"]["param"]) == ("insufficient_quota", "model")
+    assert up.engine.seen == []

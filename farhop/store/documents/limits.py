@@ -21,7 +21,7 @@ ROOT_LIMIT_BYTES = 1 << 20
 NAME_LIMIT = 256
 LIMITS_MAX = 256  # of a tenant
 SAFE_MAX = 256
-MINUTE_S, DAY_S = 60.0, 86_400.0
+MINUTE_S, DAY_S, MONTH_S = 60.0, 86_400.0, 30 * 86_400.0
 UNITS_MAX = 1_000_000_000_000
 
 Units = Annotated[int, Meta(ge=1, le=UNITS_MAX)]
@@ -31,7 +31,8 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Of one tenant; of one issued key or named key of the law, of one model, if those are given; of `each_user` by
     itself. None: no limit.
 
-    Tokens are those of prompts (`input`), of answers (`output`), or both; `concurrency` is of requests under way.
+    Tokens are those of prompts (`input`), of answers (`output`), or both; `concurrency` is of requests under way;
+    money is in millionths of a USD, by the price book of the balancers, a month is 30 days.
     """
 
     key: str = ""
@@ -46,6 +47,8 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tokens_per_minute: Units | None = None
     tokens_per_day: Units | None = None
     concurrency: Units | None = None
+    micro_usd_per_day: Units | None = None
+    micro_usd_per_month: Units | None = None
 
     def sizes(self) -> dict[str, int]:
         """The limits that are given, by their names."""
@@ -56,14 +59,14 @@ NAMES = Limit.__struct_fields__[3:]
 
 
 def kind_of(name: str) -> str:
-    """What a limit counts, by its name: `requests` of `requests_per_minute`."""
-    return name.partition("_per_")[0]
+    """What a limit counts, by its name: `requests` of `requests_per_minute`, `usd` of `micro_usd_per_day`."""
+    return name.partition("_per_")[0].removeprefix("micro_")
 
 
 def period_s(name: str) -> float:
     """The period of a limit, by its name; 0 of one on what is under way at once."""
     _, _, period = name.partition("_per_")
-    return {"minute": MINUTE_S, "day": DAY_S, "": 0.0}[period]
+    return {"minute": MINUTE_S, "day": DAY_S, "month": MONTH_S, "": 0.0}[period]
 
 
 class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,9 +91,9 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def parts(self, limit: Limit, name: str, size: int) -> tuple[Quota, Quota]:
         """Of a limit's size of this name what is lent, and what each balancer in `safe` has: of slots whole ones, of
-        limits of each user nothing."""
+        limits of each user and of money nothing."""
         period, each = period_s(name), self.safe_share / max(1, len(self.safe))
-        if limit.each_user:
+        if limit.each_user or kind_of(name) == "usd":
             return Quota(float(size), size / period if period else 0.0), Quota(0.0, 0.0)
         if not period:
             n = int(size * each)
@@ -182,6 +185,9 @@ def _check_sizes(limit: Limit, place: str) -> None:
         minute, day = getattr(limit, f"{what}_per_minute"), getattr(limit, f"{what}_per_day")
         if minute is not None and day is not None and day < minute:
             raise DocumentError(f"{place}.{what}_per_day", f"is below {what}_per_minute, which it contradicts")
+    day, month = limit.micro_usd_per_day, limit.micro_usd_per_month
+    if day is not None and month is not None and month < day:
+        raise DocumentError(f"{place}.micro_usd_per_month", "is below micro_usd_per_day, which it contradicts")
     for period in ("minute", "day"):
         whole = getattr(limit, f"tokens_per_{period}")
         for what in ("input", "output"):

@@ -10,7 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farhop.accounts.usage import Data, Prices, Reading, Record, Sums, lines, price_book, read, value_of
+from farhop.accounts.usage import (
+    Data,
+    PriceEpoch,
+    Prices,
+    Rates,
+    Reading,
+    Record,
+    Sums,
+    lines,
+    price_book,
+    read,
+    usd,
+    value_of,
+)
 from farhop.config import ConfigError
 
 BOOK = """
@@ -27,6 +40,7 @@ epochs:
   models:
     "*": {input: 2.0, output: 8.0}
 """
+EPOCH = {"epoch": 1, "since": "2026-01-01T00:00:00Z", "models": {"llama": {"input": 0.15, "output": 0.6}}}
 JANUARY, FEBRUARY = 1_768_435_200.0, 1_771_113_600.0  # the 15th
 
 
@@ -133,3 +147,49 @@ def test_answers_given_again_took_nothing_and_saved_what_they_had_cost(prices: P
     sums.add(given, prices)
     assert (sums.requests, sums.given_again, sums.unmeasured, sums.input_tokens, sums.cost_usd) == (1, 1, 0, 0, 0.0)
     assert (sums.saved_tokens, sums.answers_saved_usd) == (1_500_000, pytest.approx(1.0 + 0.5 * 4.0))
+
+
+def test_what_tokens_cost_is_whole_microdollars_by_the_epoch_that_holds(prices: Prices) -> None:
+    january = prices.rates("llama", JANUARY)
+    assert january == Rates(1_000_000, 250_000, 4_000_000)
+    assert (prices.rates("gemma", JANUARY), prices.rates("llama", 0.0)) == (None, None)
+    assert prices.rates("gemma", FEBRUARY) == Rates(2_000_000, 2_000_000, 8_000_000)
+    assert prices.rates("llama", FEBRUARY, 1) == january
+    assert JANUARY < prices.until(JANUARY) < FEBRUARY
+    assert prices.epoch_at(prices.until(JANUARY)) == 2
+    assert prices.until(FEBRUARY) == float("inf")
+    assert january.micro_usd(600, 400, 100) == 1100
+    assert january.micro_usd(0, 1, 0) == 1, "a begun one counts whole"
+    assert Rates(10, 50, 0).at_most(1_000_000, 9) == 50
+    assert [usd(micro) for micro in (0, 1, 250_000, 50_000_000, 1_234_567_890)] == [
+        "0", "0.000001", "0.25", "50", "1,234.56789"
+    ]  # fmt: skip
+
+
+TOKENS = st.integers(0, 1 << 22)
+
+
+@given(st.tuples(*[st.integers(0, 10**10)] * 3), TOKENS, TOKENS, TOKENS, st.integers(1, 10**12))
+def test_no_request_costs_more_than_it_may_cost_at_most(
+    of: tuple[int, int, int], fresh: int, cached: int, output: int, size: int
+) -> None:
+    rates = Rates(*of)
+    most = rates.at_most(fresh + cached, output)
+    assert 0 <= rates.micro_usd(fresh, cached, output) <= most
+    within = rates.output_within(size, fresh)
+    if within >= 0:
+        assert rates.at_most(fresh, within if rates.output else output) <= size
+
+
+@given(st.lists(st.tuples(TOKENS, TOKENS), max_size=20))
+def test_a_budget_counts_what_usage_counts_but_for_begun_microdollars(of: list[tuple[int, int]]) -> None:
+    prices, sums = Prices([PriceEpoch.model_validate(EPOCH)]), Sums()
+    rates = prices.rates("llama", JANUARY)
+    assert rates is not None
+    for fresh, output in of:
+        (line,) = lines([record(input_tokens=fresh, cached_tokens=0, output_tokens=output)], "s", prices)
+        event = read(line)
+        assert event is not None
+        sums.add(event.data, prices)
+    counted = sum(rates.micro_usd(fresh, 0, output) for fresh, output in of)
+    assert -1e-3 <= counted - sums.cost_usd * 1e6 <= len(of) + 1e-3

@@ -26,3 +26,4 @@ def test_a_moment_has_its_wall_time() -> None:
     assert abs(clock.wall_ns(clock.now()) - time.time_ns()) < 50_000_000
     now = clock.now()
     assert abs(clock.wall_ns(now + 1.5) - clock.wall_ns(now) - 1_500_000_000) <= 1_000
+    assert clock.wall_s(now) == clock.wall_ns(now) / 1e9

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from farhop_wire import region_pb2
 
-from farhop.balance import outcome
+from farhop.accounts.usage import PriceEpoch, Prices
+from farhop.balance import outcome, quota
 from farhop.balance.machine import Request, Usage
 from farhop.balance.quota import LEASE_S, Quota, Root
 from farhop.relay.answers import Reply
@@ -26,6 +27,14 @@ NOW = datetime(2026, 11, 23, tzinfo=UTC)
 
 def request(model: str = "m", tokens: int | None = 10, prompt_bytes: int = 40) -> Request:
     return Request("1", "acme", model, prompt_bytes, 100, (), 9e9, tokens, key="law-key")
+
+
+def prices(*of: dict[str, Any]) -> Prices:
+    """A book with an epoch for each of these models' prices, a minute of the wall clock each."""
+    return Prices([
+        PriceEpoch.model_validate({"epoch": n + 1, "since": datetime.fromtimestamp(60.0 * n, UTC), "models": models})
+        for n, models in enumerate(of)
+    ])  # fmt: skip
 
 
 class Stage:
@@ -430,3 +439,93 @@ async def test_a_hundred_tenants_are_each_held_to_their_own_limit_while_one_asks
     slots = [level for name, level in used.items() if kind_and_whose(name)[0] == "concurrency"]
     assert all(level["used"] + level["lent"] == 0 for level in slots), "nothing leaks"
     assert not refused
+
+
+M = {"m": {"input": 1.0, "cached": 0.5, "output": 4.0}}  # 10 of prompt and 10 of answer: 50 microdollars
+
+
+async def test_money_is_taken_at_most_settled_by_what_it_cost_and_refused_as_a_quota(monkeypatch: Any) -> None:
+    monkeypatch.setattr(quota, "AHEAD_SHARE", 1.0)  # so small a budget is not lent bit by bit
+    stage = Stage(Limit(requests_per_minute=9), Limit(model="m", micro_usd_per_day=120))
+    stage.limiter.go_by(prices(M), lambda _: 1.0)
+    try:
+        first, second = await stage.admit(), await stage.admit()
+        refused = await stage.admit()
+        assert isinstance(refused, Reply)
+        assert (refused.status, refused.outcome) == (429, outcome.RATE_LIMITED)
+        assert b'"type":"insufficient_quota"' in refused.body
+        assert b'"code":"insufficient_quota"' in refused.body
+        assert b"budget used up: 0.00012 USD per day, and this request may cost 0.00005; try again in" in refused.body
+        assert b"x-should-retry: false" in refused.extra
+        assert b"retry-after: " in refused.extra
+        assert b"x-ratelimit-limit-micro-usd: 120\r\nx-ratelimit-remaining-micro-usd: 20\r\n" in refused.extra
+        assert b'"micro-usd";q=120;w=86400' in refused.extra
+        first.reserved.settle(ended(), outcome.SERVED, Usage(10, 2, cached_tokens=6))
+        second.reserved.settle(None, outcome.NO_REGION, None)
+        await stage.settled()
+        stage.limiter._lenders["tokyo"].holder.holdings[
+            limits.bucket_of("acme", Limit(model="m"), "micro_usd_per_day")
+        ].want = 0
+        for _ in range(9):
+            await stage.settled()
+        assert stage.used()[1] == 4 + 3 + 8
+        refused = await stage.admit(request(tokens=99))
+        assert b"request too large: it may cost 0.000406 USD, and the limit is 0.00012 USD per day" in refused.body
+        assert b"retry-after" not in refused.extra
+        stage.now += 86_400.0
+        assert (await stage.admit(request(tokens=None))).reserved is not None, "it may be as long as all of it pays for"
+        assert stage.limiter.status()["prices"] == {"epoch": 1, "models": ["m"], "more": False}
+    finally:
+        await stage.limiter.close()
+
+
+async def test_what_has_no_price_is_refused_and_only_where_money_is_limited() -> None:
+    stage, metrics = Stage(Limit(key="k1", micro_usd_per_month=10**9)), TierMetrics("global", "tokyo", "g1")
+    stage.limiter.observe(metrics)
+    try:
+        assert b"no price book is configured here" in (await stage.admit(key_id="k1")).body
+        assert stage.limiter.status()["prices"] is None
+        stage.limiter.go_by(prices(M), lambda _: 1.0)
+        refused = await stage.admit(request("other"), key_id="k1")
+        assert refused.status == 429
+        assert b'"type":"insufficient_quota","param":"model","code":"model_not_priced"' in refused.body
+        assert b"x-should-retry: false" in refused.extra
+        assert (await stage.admit(request("other"))).reserved is None
+        assert (await stage.admit(key_id="k1")).reserved is not None
+        assert 'limits_refused_total{kind="usd",region="tokyo",tier="global",whose="key"} 2.0' in (
+            metrics.render().decode()
+        )
+        stage.limiter.go_by(prices({"*": {"input": 0.0, "output": 0.0}}), lambda _: 1.0)
+        assert (await stage.admit(request("other"), key_id="k1")).reserved is not None, "0 is a price"
+    finally:
+        await stage.limiter.close()
+
+
+async def test_prices_change_with_their_epoch_and_what_is_under_way_is_settled_by_those_it_began_with() -> None:
+    stage, now_s = Stage(Limit(micro_usd_per_day=10**9)), [1.0]
+    stage.limiter.go_by(prices(M, {"m": {"input": 2.0, "output": 8.0}}, {}), lambda _: now_s[0])
+    (holding,) = stage.limiter._lenders["tokyo"].holder.holdings.values()
+    try:
+        first = await stage.admit()
+        assert holding.spent == 50
+        now_s[0] = 60.0
+        await stage.admit()
+        assert holding.spent == 150
+        first.reserved.settle(ended(), outcome.SERVED, Usage(10, 5))
+        assert holding.refunded == 20
+        now_s[0] = 120.0
+        assert b"model_not_priced" in (await stage.admit()).body
+    finally:
+        await stage.limiter.close()
+
+
+async def test_money_has_no_safe_part_so_that_no_partition_spends_it_twice() -> None:
+    stage = Stage(Limit(micro_usd_per_day=10_000, requests_per_minute=100), safe_share=0.5, safe=("tokyo/g1",))
+    stage.limiter.go_by(prices(M), lambda _: 1.0)
+    try:
+        assert (await stage.admit()).reserved is not None
+        stage.root = None
+        stage.now += LEASE_S + 70.0
+        assert b"insufficient_quota" in (await stage.admit()).body
+    finally:
+        await stage.limiter.close()

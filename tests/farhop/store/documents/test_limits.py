@@ -29,6 +29,8 @@ def test_they_are_read_as_they_were_written():
     each = Limit(each_user=True, requests_per_minute=60)
     assert shared.parts(each, "requests_per_minute", 60)[0] == Quota(60.0, 1.0), "users have no safe share"
     assert shared.parts(SMALL, "concurrency", 5) == (Quota(3.0, 0.0), Quota(1.0, 0.0)), "slots are whole"
+    assert shared.parts(SMALL, "micro_usd_per_day", 86_400) == (Quota(86_400.0, 1.0), Quota(0.0, 0.0)), "nor has money"
+    assert (limits.kind_of("micro_usd_per_month"), limits.period_s("micro_usd_per_month")) == ("usd", 2_592_000.0)
     claim = RootClaim(region="virginia", instance="r1", address="h:1", seq=1, first_lease=1, marks={"b": 3})
     assert limits.decode_root(limits.encode_root(claim)) == claim
     assert claim.place == "/farhop/v1/limit-root/virginia"
@@ -44,6 +46,7 @@ def test_they_are_read_as_they_were_written():
         ("limits[0].key", {"limits": (Limit(key="\n", tokens_per_day=1),)}),
         ("limits[0].requests_per_day", {"limits": (Limit(requests_per_minute=10, requests_per_day=9),)}),
         ("limits[0].tokens_per_minute", {"limits": (Limit(tokens_per_minute=1, input_tokens_per_minute=2),)}),
+        ("limits[0].micro_usd_per_month", {"limits": (Limit(micro_usd_per_day=10, micro_usd_per_month=9),)}),
         ("safe", {"safe": ("a/b", "a/b"), "safe_share": 0.1}),
         ("safe", {"safe": ("a/b",) * 257, "safe_share": 0.1}),
         ("safe_share", {"safe_share": 0.1}),
