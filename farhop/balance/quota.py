@@ -25,6 +25,7 @@ LEASE_S = 10.0
 DRIFT = 0.01  # how much one clock may run faster than another: a hundred times what quartz does
 # What a root may lend beyond its level when it wrote that down, whichever is most: of depth, of time, in units.
 AHEAD_SHARE, AHEAD_S, AHEAD_MIN = 0.02, 60.0, 4.0
+WAITED_SHARE = 0.1  # of depth: at most so much ahead for what requests wait for, so that few writings serve a large one
 
 LOST_S = 60.0  # how long what is under way still counts, after its holder's lease ended: it may work, or be dead
 SLOTS_AHEAD_SHARE = 0.1  # as AHEAD_SHARE, of slots: a successor soon learns what of it is true
@@ -155,13 +156,15 @@ class _Lease:
 class _Lent(Bucket):
     """A bucket at its root: `lent` is unspent elsewhere, `mark` what a successor takes for its level, `next` that of
     the snapshot that is being written. `told` is the part of its level that holders told they spent: the rest may be
-    unspent elsewhere, and nothing is given back of that."""
+    unspent elsewhere, and nothing is given back of that. `waited`: what requests waited for at one holder, at most,
+    since the last snapshot."""
 
-    __slots__ = ("lent", "mark", "next", "told")
+    __slots__ = ("lent", "mark", "next", "told", "waited")
 
     def __init__(self, quota: Quota, now: float, level: float = 0.0, mark: float = 0.0) -> None:
         super().__init__(quota, now, level)
         self.lent, self.mark, self.next, self.told = 0, mark, ceil(min(mark, quota.depth)), 0.0
+        self.waited = 0
 
     def leak(self, now: float) -> float:
         before = self.level
@@ -184,7 +187,9 @@ class _Lent(Bucket):
 
     def ahead_of(self, now: float) -> int:
         """Its next mark."""
-        return ceil(min(self.quota.depth, self.leak(now) + self.lent + self.ahead))
+        ahead = max(self.ahead, min(self.waited, self.quota.depth * WAITED_SHARE))
+        self.waited = 0
+        return ceil(min(self.quota.depth, self.leak(now) + self.lent + ahead))
 
     @property
     def runs_out(self) -> bool:
@@ -386,6 +391,7 @@ class Root:
         more = max(0, min(lacking, floor(free), max(want.least - account.unspent, floor(free / 2))))
         account.granted += more
         bucket.lent += more
+        bucket.waited = max(bucket.waited, want.least)
         soon = bucket.runs_out
         self.runs_out |= soon
         # Of the whole limit, which is what clients are told: who asks for more than is written down finds `soon`.

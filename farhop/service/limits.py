@@ -370,7 +370,8 @@ class Limiter:
         if any(holding.used for _, _, _, _, holding in short):
             lender.wake.set()  # nothing leaks before its root knows that it was spent
         self._refused[kind_and_whose(holding.name)] += 1
-        return _refusal(matched, kind, size, period, n, lacks_s if 0.0 < lacks_s < inf else AGAIN_S, now)
+        again_s = lacks_s if 0.0 < lacks_s < inf else AGAIN_S
+        return _refusal(matched, kind, size, period, n, again_s, now, used_up=lacks_s > 0.0)
 
     def _wait(self, lender: _Lender, lacking: list[tuple[int, Holding]]) -> asyncio.Future[None]:
         future = asyncio.get_running_loop().create_future()
@@ -614,8 +615,12 @@ _NO_MONEY = "insufficient_quota"
 _PERIODS = {60: "per minute", 86_400: "per day", 2_592_000: "per 30 days", 0: "at once"}
 
 
-def _refusal(matched: _Matched, kind: int, size: int, period: int, n: int, retry_s: float | None, now: float) -> Reply:
-    """429. `retry_s` None: it would never fit. Where money is used up, clients should not come again by themselves."""
+def _refusal(
+    matched: _Matched, kind: int, size: int, period: int, n: int, retry_s: float | None, now: float,
+    *, used_up: bool = True,
+) -> Reply:  # fmt: skip
+    """429. `retry_s` None: it would never fit. Where money is `used_up`, clients should not come again by themselves;
+    where it was not lent in time, they may."""
     money = kind == MONEY
     size_told, n_told, uses = (usd(size), usd(n), "cost") if money else (str(size), str(n), "use")
     limit = f"{size_told} {_UNITS[kind]} {_PERIODS[period]}"
@@ -627,9 +632,11 @@ def _refusal(matched: _Matched, kind: int, size: int, period: int, n: int, retry
         extra += b"x-should-retry: false\r\n"
         return answers.refusal(outcome.RATE_LIMITED, detail, extra=extra, kind=word, code=code)
     needs = f", and this request may {uses} {n_told}" if period else ""
-    what = "budget used up" if money else "rate limit reached"
+    what = ("budget used up" if used_up else "budget not lent in time") if money else "rate limit reached"
     detail = f"{what}: {limit}{needs}; try again in {_span(retry_s)}"
-    extra += b"retry-after-ms: %d\r\nx-should-retry: %b\r\n" % (ceil(retry_s * 1e3), b"false" if money else b"true")
+    extra += b"retry-after-ms: %d\r\nx-should-retry: %b\r\n" % (
+        ceil(retry_s * 1e3), b"false" if money and used_up else b"true"
+    )  # fmt: skip
     return answers.refusal(outcome.RATE_LIMITED, detail, retry_after_s=retry_s, extra=extra, kind=word, code=code)
 
 

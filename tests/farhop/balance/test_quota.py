@@ -159,6 +159,21 @@ def test_a_successor_begins_from_the_marks_and_leaks_only_once_old_leases_are_ov
     assert after.levels(LEASE_S * (1 + DRIFT) + 5)[B]["used"] == 15
 
 
+def test_what_requests_wait_for_is_lent_in_few_writings_and_no_more_is_written_down_for_long() -> None:
+    lender, one = root(Quota(1000.0, 1e-9)), holder(Quota(1000.0, 1e-9))
+    mine = one.holdings[B]
+    mine.waiting = 450
+    rounds = 0
+    while not mine.fits(450, 0.0):
+        exchange(one, lender, 0.0)
+        rounds += 1
+        assert rounds <= 7, "a tenth at a time, not a fiftieth"
+    mine.waiting = 0
+    exchange(one, lender, 1.0)
+    level = lender.levels(1.0)[B]
+    assert lender.snapshot(1.0)[B] <= level["used"] + level["lent"] + 20, "2 % ahead again"
+
+
 def test_nothing_is_given_back_of_what_may_be_unspent_elsewhere() -> None:
     lender = root(Quota(60.0, 1.0), {B: 60})
     told = lender.exchange("h", ask(Want(B)), 0.0)

@@ -526,6 +526,21 @@ async def test_money_has_no_safe_part_so_that_no_partition_spends_it_twice() -> 
         assert (await stage.admit()).reserved is not None
         stage.root = None
         stage.now += LEASE_S + 70.0
-        assert b"insufficient_quota" in (await stage.admit()).body
+        refused = await stage.admit()
+        assert b"budget not lent in time" in refused.body
+        assert b"x-should-retry: true" in refused.extra, "there is money, and nobody to lend it"
+    finally:
+        await stage.limiter.close()
+
+
+async def test_each_user_may_have_a_budget_of_its_own(monkeypatch: Any) -> None:
+    monkeypatch.setattr(quota, "AHEAD_SHARE", 1.0)
+    stage = Stage(Limit(each_user=True, micro_usd_per_day=60), Limit(micro_usd_per_day=120))
+    stage.limiter.go_by(prices(M), lambda _: 1.0)
+    try:
+        assert (await stage.admit(user="ann")).reserved is not None
+        assert b"budget used up: 0.00006 USD per day" in (await stage.admit(user="ann")).body
+        assert (await stage.admit(user="bob")).reserved is not None
+        assert b"budget used up: 0.00012 USD per day" in (await stage.admit(user="cid")).body
     finally:
         await stage.limiter.close()
