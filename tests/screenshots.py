@@ -16,7 +16,7 @@ from PIL import Image
 
 from farhop_lab.world.world import WorldSettings
 from tests.conftest import RunningWorld
-from tests.farhop_cli.test_console import Browser, Live, until
+from tests.farhop_cli.test_console import SUBMIT, Browser, Live, until
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 TENANTS = ("anywhere", "anywhere", "anywhere", "eu-only", "not-us", "japan-only")
@@ -95,14 +95,11 @@ def take(browser: Browser, live: Live) -> None:
     browser.view("region/tokyo")
     until(lambda: "Drain" in browser.text("#region-acts"))
     browser.click("#region-acts button")
-    browser.type("#act-why", "patching the racks")
-    submit = "document.querySelector('#act form').requestSubmit()"
-    browser.js(submit)
-    until(lambda: browser.js("return document.getElementById('act-confirm')"))
+    browser.intend("patching the racks")
     browser.type("#act-confirm", "tokyo")
     keep(browser, "act")
     browser.js("const f = document.getElementById('act-force'); if (f) f.checked = true")
-    browser.js(submit)
+    browser.js(SUBMIT)
     until(lambda: "patching the racks" in browser.text("#wrong"))
     browser.view("world")
     until(lambda: browser.js(MOVED))

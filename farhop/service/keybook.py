@@ -48,7 +48,8 @@ class KeyBook:
     async def begun(self) -> None:
         """Until etcd, or this process's own disk, has said what is issued. Not for long: etcd may be gone just now."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._answered.wait(), BEGIN_S)
+            async with asyncio.timeout(BEGIN_S):
+                await self._answered.wait()
 
     def changed(self, change: Change) -> None:
         """Take one step of the watch."""

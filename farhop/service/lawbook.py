@@ -136,7 +136,8 @@ class LawBook:
     async def begun(self) -> None:
         """Until every hub has answered; not for long, as one may have gone at this very moment."""
         with contextlib.suppress(TimeoutError):  # then what is known is in force until it does
-            await asyncio.wait_for(self._all_answered.wait(), BEGIN_S)
+            async with asyncio.timeout(BEGIN_S):
+                await self._all_answered.wait()
 
     # -- the map
 
@@ -331,7 +332,8 @@ class LawBook:
             await self.mend()
             if self._unkept or any(hub.behind for hub in self._hubs.values()):
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._uneven.wait(), MEND_AGAIN_S)
+                    async with asyncio.timeout(MEND_AGAIN_S):
+                        await self._uneven.wait()
                 self._uneven.set()
 
     async def mend(self) -> None:

@@ -101,7 +101,8 @@ class LimitBook:
     async def begun(self) -> None:
         """Until etcd, or this process's own disk, has said what limits there are; not for long."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._answered.wait(), BEGIN_S)
+            async with asyncio.timeout(BEGIN_S):
+                await self._answered.wait()
 
     @property
     def answered(self) -> bool:

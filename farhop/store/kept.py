@@ -67,6 +67,7 @@ class KeptStore(Store):
         self._dirty: dict[str, bool] = {}  # prefixes to save; whether at once
         self._woken = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writing: asyncio.Task[None] | None = None  # the last that was begun
 
     # -- life
 
@@ -111,6 +112,9 @@ class KeptStore(Store):
             task.cancel()
         if ending:
             await asyncio.wait(ending)
+        if self._writing is not None:
+            with contextlib.suppress(StateError):
+                await self._writing
         for prefix in tuple(self._dirty):
             await self._keep(prefix)
         await self.inner.close()
@@ -157,7 +161,8 @@ class KeptStore(Store):
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), LAZY_S if self._dirty else None)
+                async with asyncio.timeout(LAZY_S if self._dirty else None):
+                    await self._woken.wait()
             await asyncio.sleep(SAVE_S)
             self._woken.clear()
             for prefix, at_once in tuple(self._dirty.items()):
@@ -171,8 +176,9 @@ class KeptStore(Store):
         before = self._saved.get(prefix, (0.0, b""))[1]
         if document == before:
             return
+        self._writing = asyncio.create_task(asyncio.to_thread(self._state.save, self._name(prefix), document))
         try:
-            await asyncio.to_thread(self._state.save, self._name(prefix), document)
+            await asyncio.shield(self._writing)  # where this is cancelled meanwhile, `close` waits for it
         except StateError as error:
             self._troubled(str(error))
             self._saved[prefix] = asyncio.get_running_loop().time(), before

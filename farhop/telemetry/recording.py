@@ -111,7 +111,8 @@ async def _bounded(work: Callable[[], object], name: str, timeout_s: float) -> b
 
     threading.Thread(target=run, name=name, daemon=True).start()
     try:
-        await asyncio.wait_for(ended.wait(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await ended.wait()
     except TimeoutError:
         return False
     return True

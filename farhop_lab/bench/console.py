@@ -185,7 +185,8 @@ async def _served(regions: int, replicas: int) -> Any:
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:
-        line = await asyncio.wait_for(process.stdout.readline(), 30.0)
+        async with asyncio.timeout(30.0):
+            line = await process.stdout.readline()
         if not line.strip().isdigit():
             raise BenchError("the console's port did not open")
         yield int(line), process.pid

@@ -384,7 +384,8 @@ async def drilled(checker: Checker) -> None:
         sys.executable, "-m", "farhop_cli", *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
     try:
-        said, _ = await asyncio.wait_for(runner.communicate(), DRILL_S)
+        async with asyncio.timeout(DRILL_S):
+            said, _ = await runner.communicate()
     finally:
         if runner.returncode is None:
             runner.terminate()  # it rolls back

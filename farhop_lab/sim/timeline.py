@@ -65,7 +65,7 @@ class Timeline:
             call = heappop(due)
             self.now, _, act, args = call
             if act is not None:
-                call.cancel()
+                call[2], call[3] = None, ()  # as `cancel` does
                 self.happened += 1
                 act(*args)
         self.now = max(self.now, until)

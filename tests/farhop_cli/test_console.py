@@ -34,6 +34,7 @@ PATIENCE_S = 20.0
 HOSTILE = '<img src=x onerror="document.title=1337">"\'</script><script>document.title=1337</script>'
 TOKEN = "a-token-for-the-stage-0123"
 READER = "a-token-that-only-reads-0123"
+SUBMIT = "document.querySelector('#act form').requestSubmit()"
 
 
 def until(true: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
@@ -82,6 +83,17 @@ class Browser:
 
     def type(self, selector: str, text: str) -> None:
         self.js("const e = document.querySelector(arguments[0]); e.value = arguments[1]", selector, text)
+
+    def intend(self, why: str) -> None:
+        """Send the form of an act, which then asks for the name of what is meant."""
+        self.type("#act-why", why)
+        self.js(SUBMIT)
+        until(lambda: self.js("return document.getElementById('act-confirm')"))
+
+    def confirm(self, name: str) -> None:
+        """Give that name, and send it."""
+        self.type("#act-confirm", name)
+        self.js(SUBMIT)
 
     def keys(self, *keys: str) -> None:
         """Press these, wherever the focus is."""
@@ -241,26 +253,21 @@ def test_an_act_shows_first_and_asks_by_name(browser: Browser, live: Live) -> No
     until(lambda: "Drain" in browser.text("#region-acts"))
     browser.click("#region-acts button")
     browser.type("#act-why", "patching")
-    go = "document.querySelector('#act form').requestSubmit()"
-    browser.js(go)
+    browser.js(SUBMIT)
     until(lambda: "Dry run" in browser.text("#act-told") or "DRY RUN" in browser.text("#act-told"))
     assert "strands: eu-only (llama-3.1-8b)" in browser.text("#act-told")
-    browser.type("#act-confirm", "frankfurter")
-    browser.js(go)
+    browser.confirm("frankfurter")
     until(lambda: "confirm: give the name" in browser.text("#act .error"))
     browser.type("#act-confirm", "frankfurt")
-    browser.js(go)
+    browser.js(SUBMIT)
     until(lambda: "last region serving eu-only" in browser.text("#act .error"))
     browser.click("#act-force")
-    browser.js(go)
+    browser.js(SUBMIT)
     until(lambda: "draining, by ann: patching" in browser.text("#wrong"))
     until(lambda: "Undrain" in browser.text("#region-acts"))
     browser.click("#region-acts button")
-    browser.type("#act-why", "patched")
-    browser.js(go)
-    until(lambda: browser.js("return document.getElementById('act-confirm')"))
-    browser.type("#act-confirm", "frankfurt")
-    browser.js(go)
+    browser.intend("patched")
+    browser.confirm("frankfurt")
     until(lambda: "frankfurt" not in browser.text("#wrong"))
     assert not [one for one in browser.faults() if "/console/of/act" not in one]
 
@@ -338,19 +345,12 @@ def test_a_drill_that_is_stopped_restores_and_says_so(browser: Browser, live: Li
     choose = "const s = document.getElementById('begin-drill'); s.value = 'drain-and-return';"
     browser.js(choose + " s.dispatchEvent(new Event('change'))")
     browser.js("document.getElementById('begin').requestSubmit()")
-    browser.type("#act-why", "to be stopped")
-    go = "document.querySelector('#act form').requestSubmit()"
-    browser.js(go)
-    until(lambda: browser.js("return document.getElementById('act-confirm')"))
-    browser.type("#act-confirm", "drain-and-return")
-    browser.js(go)
+    browser.intend("to be stopped")
+    browser.confirm("drain-and-return")
     until(lambda: "Stop it" in browser.text("#running"))
     browser.click("#running button")
-    browser.type("#act-why", "seen enough")
-    browser.js(go)
-    until(lambda: browser.js("return document.getElementById('act-confirm')"))
-    browser.type("#act-confirm", browser.text("#act-title").removeprefix("Stop drill "))
-    browser.js(go)
+    browser.intend("seen enough")
+    browser.confirm(browser.text("#act-title").removeprefix("Stop drill "))
     until(lambda: "stopped by ann: seen enough" in browser.text("#going-state"))
     until(lambda: "No drill runs." in browser.text("#running"))
 

@@ -152,6 +152,17 @@ def test_only_the_shell_knows_the_real_clock() -> None:
     _none(found, "take a clock as an argument")
 
 
+def test_nobody_waits_by_what_forgets_that_it_was_cancelled() -> None:
+    """Before Python 3.12 a task that is cancelled at the very moment at which its `asyncio.wait_for` ends lives on."""
+    found = [
+        f"{path}:{node.lineno}"
+        for path, tree in _sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "asyncio.wait_for"
+    ]
+    _none(found, "wait under `asyncio.timeout`")
+
+
 def test_the_folder_of_the_wire_is_no_package() -> None:
     """A package named `proto` would shadow proto-plus for whoever installs both."""
     assert not (ROOT / "proto" / "__init__.py").exists()

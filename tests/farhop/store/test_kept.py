@@ -203,3 +203,22 @@ async def test_a_disk_that_is_full_is_said_and_stops_nothing(tmp_path: Path, mon
             await until(lambda: process.told[STEER_PREFIX][-1].value == b"word")
     assert "No space left" in str(process.store.status()["trouble"])
     assert all("No space left" in line for line in process.said)
+
+
+@pytest.mark.parametrize("rounds", range(12))
+async def test_a_change_at_the_moment_of_its_end_is_kept_and_does_not_hold_it_up(tmp_path: Path, rounds: int) -> None:
+    process = Process(tmp_path, MemoryCluster())
+    async with running(process, LAW_KEY, REGION_PREFIX):
+        await process.etcd.put(REPORT, b"1")
+        await until(lambda: process.held(REGION_PREFIX))
+        await process.etcd.put(REPORT, b"2")  # which is kept after a while
+        await until(lambda: len(process.told[REGION_PREFIX]) == 3)
+        for _ in range(20):  # and is waited for
+            await asyncio.sleep(0.002)
+        await process.etcd.put(LAW_KEY, b"law")
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(5.0):
+            await process.store.close()
+    assert process.held(REGION_PREFIX) == {REPORT: b"2"}
+    assert process.held(LAW_KEY) == ({LAW_KEY: b"law"} if process.told[LAW_KEY][1:] else {})
