@@ -11,15 +11,36 @@ from farhop_lab.bench import client
 from farhop_lab.bench.client import Job, Report
 
 
+class _Heard(asyncio.Protocol):
+    """A protocol whose connection is among the `open` ones while it is."""
+
+    def __init__(self, of: asyncio.Protocol, open_: set[asyncio.BaseTransport]) -> None:
+        self._of, self._open = of, open_
+        self.data_received, self.eof_received = of.data_received, of.eof_received  # type: ignore[method-assign]
+        self.pause_writing, self.resume_writing = of.pause_writing, of.resume_writing  # type: ignore[method-assign]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._open.add(transport)
+        self._of.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._open.discard(self._transport)
+        self._of.connection_lost(exc)
+
+
 @asynccontextmanager
 async def listening(protocol: Callable[[], asyncio.Protocol]) -> AsyncIterator[int]:
     """A server of this protocol on a port of the system's choice."""
-    server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
+    open_: set[asyncio.BaseTransport] = set()
+    server = await asyncio.get_running_loop().create_server(lambda: _Heard(protocol(), open_), "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
-        await asyncio.sleep(0.02)  # its connections, whose clients have hung up, hear of it
+        async with asyncio.timeout(10.0):
+            while open_:  # its clients have hung up, and it hears of that when it may
+                await asyncio.sleep(0.002)
 
 
 async def sent(port: int, **fields: object) -> Report:
