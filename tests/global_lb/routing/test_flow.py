@@ -12,6 +12,7 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 from referee import Referee, Rider
 from worlds import MODEL, OTHER_MODEL, REGIONS, capacity, everywhere, heard, instance, law, request, seen, worldwide
@@ -271,16 +272,11 @@ class GlobalMachine(RuleBasedStateMachine):
             self.at_rest_nothing_is_held()
 
 
-class TestGlobalMachine(GlobalMachine.TestCase):
-    settings = settings(max_examples=240, stateful_step_count=60, deadline=None, derandomize=True)
-
-    def runTest(self) -> None:
-        GlobalMachine.resumes[0] = 0
-        super().runTest()
-        whole = self.settings.max_examples >= 240  # make test plays a share of them
-        assert GlobalMachine.resumes[0] >= (40 if whole else 4)
-
-    runTest.is_hypothesis_test = True
+def test_the_global_machine() -> None:
+    GlobalMachine.resumes[0] = 0
+    bounds = settings(max_examples=240, stateful_step_count=60, deadline=None, derandomize=True)
+    run_state_machine_as_test(GlobalMachine, settings=bounds)
+    assert GlobalMachine.resumes[0] >= 40
 
 
 def test_what_may_not_be_hinted_leaves_no_trace_whatever_happens() -> None:

@@ -13,6 +13,7 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 from msgspec.structs import replace
 from referee import Referee, Rider
@@ -393,17 +394,12 @@ class RegionalMachine(RuleBasedStateMachine):
                 assert not table.kv_taken_tokens.any()
 
 
-class TestRegionalMachine(RegionalMachine.TestCase):
-    settings = settings(max_examples=120, stateful_step_count=60, deadline=None, derandomize=True)
-
-    def runTest(self) -> None:
-        RegionalMachine.resumes[0] = RegionalMachine.moves[0] = 0
-        super().runTest()
-        whole = self.settings.max_examples >= 120  # make test plays a share of them
-        assert RegionalMachine.resumes[0] >= (10 if whole else 2)
-        assert RegionalMachine.moves[0] >= (5 if whole else 1)
-
-    runTest.is_hypothesis_test = True
+def test_the_regional_machine() -> None:
+    RegionalMachine.resumes[0] = RegionalMachine.moves[0] = 0
+    bounds = settings(max_examples=120, stateful_step_count=60, deadline=None, derandomize=True)
+    run_state_machine_as_test(RegionalMachine, settings=bounds)
+    assert RegionalMachine.resumes[0] >= 10
+    assert RegionalMachine.moves[0] >= 5
 
 
 def test_a_prompt_that_was_not_found_cached_corrects_the_mirror_and_is_there_now() -> None:
