@@ -14,7 +14,7 @@ APART  := $(SYSTEM) or engines
 # Drills wait more than they work: two more than there are cores on the smallest machine this is for.
 WORKERS ?= 4
 # What share of its examples a test of a property plays in `make test`; `make test-system` plays all of them.
-EXAMPLES ?= 0.2
+EXAMPLES ?= 0.1
 
 .PHONY: demo test test-system coverage mutants lint bench fuzz stubs engines test-engines engine-pages image dist deploy chart chart-tools screenshots clean
 

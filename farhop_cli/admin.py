@@ -1,69 +1,19 @@
-"""Asking balancers' admin ports. What does not answer, or answers nonsense, is an AdminError, never a crash.
-
-A token goes to nobody but over TLS to whom the certificate proves, or to this machine.
-"""
+"""Asking balancers' admin ports. What does not answer, or answers nonsense, is an AdminError, never a crash."""
 
 from __future__ import annotations
 
-import ssl
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
-from ipaddress import ip_address
+from collections.abc import AsyncIterator
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
-from farhop_lab.world.client import trouble
+from farhop_cli.access import NO_ACCESS, Access, AdminError, QuestionError
 
 ANSWER_S = 3.0
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 LINE_BYTES_MAX = 1024 * 1024
 ERROR_BYTES_MAX = 4096
-
-
-class AdminError(Exception):
-    """A balancer that could not be asked, or refused to say; the text says why."""
-
-
-class QuestionError(AdminError):
-    """The question itself is at fault: another balancer would say the same."""
-
-
-@dataclass(frozen=True)
-class Access:
-    """How a fleet's admin ports are spoken to. `tls`: whom we believe there, and who we are; None: the system's.
-
-    `names` says, by base URL, which name a certificate must bear in place of the host's; `barred` where the token does
-    not go, and why.
-    """
-
-    token: str = field(default="", repr=False)
-    tls: ssl.SSLContext | None = None
-    names: Mapping[str, str] = field(default_factory=dict)
-    barred: Mapping[str, str] = field(default_factory=dict)
-
-    def headers(self, base: str) -> dict[str, str]:
-        """What goes along with a request. Raises AdminError where the token must not go."""
-        if not self.token:
-            return {}
-        if base in self.barred:
-            raise AdminError(f"{base} was not asked: {self.barred[base]}")
-        if not base.startswith("https:") and not _is_loopback(base):
-            raise AdminError(f"{base} was not asked: the token does not travel in plaintext; give its port TLS")
-        return {"Authorization": f"Bearer {self.token}"}
-
-
-NO_ACCESS = Access()
-
-
-def _is_loopback(base: str) -> bool:
-    host = urlsplit(base).hostname or ""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Session:
@@ -139,7 +89,7 @@ async def lines(http: Session, base: str, path: str, total_s: float) -> AsyncIte
     except TimeoutError:
         raise AdminError(f"{base} did not end within {total_s:g} s") from None
     except (aiohttp.ClientError, OSError) as error:
-        raise AdminError(f"{base} cannot be reached: {trouble(error)}") from None
+        raise AdminError(f"{base} cannot be reached: {_trouble(error)}") from None
 
 
 async def page(http: Session, base: str, path: str) -> str:
@@ -163,7 +113,7 @@ async def _fetch(http: Session, method: str, base: str, path: str, body: bytes |
     except aiohttp.ClientConnectorCertificateError as error:
         raise AdminError(f"{base} is not believed: {_plain(error.certificate_error)}; see `admin.ca_file`") from None
     except (aiohttp.ClientError, OSError) as error:
-        raise AdminError(f"{base} cannot be reached: {trouble(error)}") from None
+        raise AdminError(f"{base} cannot be reached: {_trouble(error)}") from None
     return status, text
 
 
@@ -180,6 +130,12 @@ async def _ask(http: Session, method: str, base: str, path: str, body: bytes | N
             raise QuestionError(str(why))
         raise AdminError(f"{base}{path} answered with status {status}: {why or 'no JSON object'}")
     return answer
+
+
+def _trouble(error: Exception) -> str:
+    from farhop_lab.world.client import trouble  # a client of worlds, which is not light
+
+    return trouble(error)
 
 
 def _plain(error: Exception) -> str:

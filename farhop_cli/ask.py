@@ -46,6 +46,7 @@ class Options:
     key: str | None
     model: str | None
     max_tokens: int | None
+    temperature: float | None
     allow: str | None
     completion: bool
     watch: bool
@@ -126,6 +127,8 @@ def _body(options: Options, model: str, *, emulated: bool) -> dict[str, Any]:
     most = options.max_tokens if options.max_tokens is not None or not emulated else EMULATED_TOKENS
     if most is not None:
         asked["max_tokens"] = most
+    if options.temperature is not None:
+        asked["temperature"] = options.temperature
     return {**asked, "stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -207,7 +210,7 @@ def _name(planned: Plan, entry: str) -> str:
     return f"{region} ({entry})" if region is not None else entry
 
 
-# -- telling
+# -- printing
 
 
 def _print(planned: Plan, result: Result, found: Evidence | None) -> None:
@@ -218,7 +221,9 @@ def _print(planned: Plan, result: Result, found: Evidence | None) -> None:
     decision = result.headers.get("x-farhop-decision")
     if decision:
         region = result.headers.get("x-farhop-region", "no region")
-        show.line(f"decision {decision}: entry {_name(planned, result.entry)}, served by {region}")
+        kept = result.headers.get("x-farhop-cache")
+        cache = f", answer cache: {kept}" if kept else ""
+        show.line(f"decision {decision}: entry {_name(planned, result.entry)}, served by {region}{cache}")
     if result.ttft_ms is None:
         return
     usage = result.usage
@@ -281,6 +286,7 @@ def _document(planned: Plan, result: Result, found: Evidence | None, times: list
     document: dict[str, Any] = msgspec.to_builtins(result)
     document |= {
         "region": result.headers.get("x-farhop-region"),
+        "answer_cache": result.headers.get("x-farhop-cache"),
         "decision": result.headers.get("x-farhop-decision"),
         "tenant": planned.who.tenant,
         "piece_ms": times,

@@ -94,7 +94,7 @@ def prove(decision: str, folder: Path, key: str, names: list[str], as_json: bool
                   f"{len(one['inclusion_proof'])} hashes:")  # fmt: skip
         for field, value in told.items():
             known = f" ({hashed[value]})" if isinstance(value, str) and value in hashed else ""
-            text = ", ".join(map(str, value)) if isinstance(value, list) else show.word(value)
+            text = ", ".join(map(str, value)) if isinstance(value, list) else show.cell(value)
             show.line(f"  {field}: {text}{known}")
     return 0
 

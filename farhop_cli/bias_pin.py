@@ -120,10 +120,10 @@ async def _followed(here: Fleet, _region: str, before: Setting | None, after: Se
     one = after or before
     if one is None or not one.items:
         return len(here.admins)  # what could not be read nobody followed
-    return sum(_says(status, one) is (after is not None) for status in await here.statuses())
+    return sum(_follows(status, one) is (after is not None) for status in await here.statuses())
 
 
-def _says(status: Status, one: Setting) -> bool:
+def _follows(status: Status, one: Setting) -> bool:
     (item,) = one.items
     region = item.whom.get("region") or item.value["region"]
     own = {"region": region, "author": one.author, "why": one.why}

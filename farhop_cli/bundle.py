@@ -24,7 +24,7 @@ import yaml
 
 from farhop.config import ConfigError, parsed
 from farhop_cli import admin, fleet, show, summary
-from farhop_cli.admin import AdminError
+from farhop_cli.access import AdminError
 from farhop_cli.exits import PARTIAL, fail, warn
 from farhop_cli.fleet import Seen
 from topology.problems import quoted

@@ -64,11 +64,11 @@ def issue(folder: Path, tier: str, region: str, hosts: Sequence[str], days: int,
         fail(f"REGION: give the {whose}: 1 to 63 of a-z 0-9 . _ -")
     authority, signing = _authority(folder)
     _same_domain(authority, trust_domain)
-    said = [*_names(trust_domain, tier, region), *map(_host, hosts)]
+    names = [*_names(trust_domain, tier, region), *map(_host, hosts)]
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = (
         _builder(_subject(f"{tier} {region}"), authority.subject, key, days)
-        .add_extension(x509.SubjectAlternativeName(said), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
         .add_extension(
@@ -79,7 +79,7 @@ def issue(folder: Path, tier: str, region: str, hosts: Sequence[str], days: int,
     )
     stem = f"{tier}-{region}"
     _write(folder, stem, _pem(certificate), _private(key))
-    typer.echo(f"{folder / stem}.pem, good for {days} days: {said[0].value}")
+    typer.echo(f"{folder / stem}.pem, good for {days} days: {names[0].value}")
     return 0
 
 
@@ -136,8 +136,8 @@ def _same_domain(authority: x509.Certificate, trust_domain: str) -> None:
     """An authority of ours says its domain: a certificate of another one is believed by nobody in the fleet."""
     called = [str(one.value) for one in authority.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
     if authority.subject != _subject(f"farhop {trust_domain}") and called and called[0].startswith("farhop "):
-        said = called[0].removeprefix("farhop ")
-        fail(f"--trust-domain: this authority is of {said}, not {trust_domain}; give --trust-domain {said}")
+        domain = called[0].removeprefix("farhop ")
+        fail(f"--trust-domain: this authority is of {domain}, not {trust_domain}; give --trust-domain {domain}")
 
 
 def _host(host: str) -> x509.GeneralName:

@@ -99,7 +99,7 @@ def live(seed: int, for_s: float, as_json: bool) -> int:
     """Break a world of real processes for a time; the exit code."""
     folder = Path(tempfile.mkdtemp(prefix="farhop-chaos-"))
     try:
-        with show.telling("live chaos") as say:
+        with show.progress("live chaos") as say:
             result = asyncio.run(lives.run(folder, seed, for_s, say))
     except (WorldError, lives.LiveError) as error:
         fail(f"chaos: {error}; logs are in {folder}")

@@ -156,6 +156,8 @@ def _entry(one: Checked, absent: list[str] | None) -> None:
     one.hubs = tuple(sorted(stores.hubs(served, one.topology)))
     try:
         zones.check(served.plans(), Law(one.topology))
+        if served.publish is None:
+            zones.check_servers(served.plans())
     except zones.ZoneError as error:
         raise ConfigError("zones", [str(error)]) from None
     for zone in served.zones:
@@ -432,7 +434,7 @@ def _tenant_row(tenant: dict[str, Any], regions: int) -> list[str]:
         str(tenant["keys"]),
         *(_listed(tenant["lawful"][scope], regions) for scope in Scope),
         "; ".join(f"{model}: {_listed(lawful, regions)}" for model, lawful in apart.items()) or show.NONE,
-        show.word(tenant["on_exhausted"]),
+        show.cell(tenant["on_exhausted"]),
     ]
 
 

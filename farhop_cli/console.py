@@ -1,6 +1,6 @@
 """`farhop console`: the console of a whole fleet, served on this machine from what all of its balancers say.
 
-It asks each balancer for its word once a second, with the context's token or certificate, and shows how old each word
+It asks each balancer for its snapshot once a second, with the context's token or certificate, and shows how old each
 is. Invariant: the token stays here: the page is given another one, good for this process alone.
 """
 
@@ -21,7 +21,7 @@ from farhop.relay.http.listener import PortTakenError
 from farhop.service.admin import AdminServer
 from farhop.service.clock import wall
 from farhop.service.console.acts import ActError, Acts
-from farhop.service.console.word import Heard
+from farhop.service.console.snapshot import LastSnapshot
 from farhop.service.decisions import Decisions
 from farhop.service.operators import Operators, digest_of
 from farhop.store.contract import StoreError
@@ -30,9 +30,9 @@ from farhop.store.hubs import store_of
 from farhop.store.sealed import Sealed
 from farhop.telemetry.metrics import TierMetrics
 from farhop_cli import admin, evidence, running, setting
-from farhop_cli.admin import AdminError
-from farhop_cli.drill import Here
-from farhop_cli.drill_desk import DrillDesk
+from farhop_cli.access import AdminError
+from farhop_cli.drill_control import DrillControl
+from farhop_cli.drill_fleet import Here
 from farhop_cli.exits import fail, warn
 from topology.law import Law, Scope
 from topology.problems import quoted
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from farhop.service.console.acts import Drills
     from farhop.service.operators import Operator
     from farhop.store.contract import Store
-    from farhop_cli.drill import Asked
+    from farhop_cli.drill_fleet import Asked
     from farhop_cli.fleet import Balancer, Fleet
     from farhop_cli.options import Where
 
@@ -52,23 +52,23 @@ WAIT_S = 0.4  # for those that answer at once; who is slower is in the next pict
 LAW_EVERY_S = 5.0
 
 
-class FleetDesk:
-    """See farhop.service.console.console.Desk. Of all balancers of a fleet."""
+class FleetSource:
+    """See farhop.service.console.console.Source. Of all balancers of a fleet."""
 
     def __init__(
         self, here: Fleet, http: admin.Session, store: Store | None, author: str, drills: Drills | None = None
     ) -> None:
         self._here, self._http, self._store, self._author, self._drills = here, http, store, author, drills
         self._names = {one: str(one) for one in here.balancers}
-        self._heard = {name: Heard(None, tier=one.tier, region=one.region) for one, name in self._names.items()}
+        self._last = {name: LastSnapshot(None, tier=one.tier, region=one.region) for one, name in self._names.items()}
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._law = Law(here.topology) if here.topology is not None else None
         self._law_due = 0.0
         world = here.topology is not None and here.name.startswith("the world in ")
         self.name = f"the world {here.topology.name}" if world and here.topology is not None else here.name
 
-    async def heard(self) -> Mapping[str, Heard]:
-        """See Desk."""
+    async def snapshots(self) -> Mapping[str, LastSnapshot]:
+        """See Source."""
         for one, name in self._names.items():
             if name not in self._asking:
                 self._asking[name] = asyncio.create_task(self._ask(one, name))
@@ -77,20 +77,20 @@ class FleetDesk:
         if self._here.topology is not None and now >= self._law_due:
             self._law_due = now + LAW_EVERY_S
             self._asking[""] = self._asking.get("") or asyncio.create_task(self._ask_law())
-        return dict(self._heard)
+        return dict(self._last)
 
     async def _ask(self, one: Balancer, name: str) -> None:
-        last = self._heard[name]
+        last = self._last[name]
         try:
-            told = await admin.get(self._http, one.at, "/console/of/word")
-            said = next(iter((told or {}).get("words", {}).values()), None)
+            told = await admin.get(self._http, one.at, "/console/of/snapshot")
+            said = next(iter((told or {}).get("snapshots", {}).values()), None)
             if isinstance(said, dict):
-                self._heard[name] = Heard(said, int(wall().timestamp() * 1e3), "", one.tier, one.region)
+                self._last[name] = LastSnapshot(said, int(wall().timestamp() * 1e3), "", one.tier, one.region)
             else:
                 error = f"{one.url} has no console; is it an older build?"
-                self._heard[name] = msgspec.structs.replace(last, error=error)
+                self._last[name] = msgspec.structs.replace(last, error=error)
         except AdminError as trouble:
-            self._heard[name] = msgspec.structs.replace(last, error=str(trouble))
+            self._last[name] = msgspec.structs.replace(last, error=str(trouble))
         finally:
             del self._asking[name]
 
@@ -106,11 +106,11 @@ class FleetDesk:
             del self._asking[""]
 
     def law(self) -> Law | None:
-        """See Desk."""
+        """See Source."""
         return self._law
 
     async def decision(self, decision_id: str) -> dict[str, dict[str, Any]]:
-        """See Desk."""
+        """See Source."""
         if not decision_id.isalnum():
             return {}
         upper, lower, _ = await evidence.everywhere(self._http, self._here, decision_id)
@@ -118,7 +118,7 @@ class FleetDesk:
         return {f"{tier} {region}".strip(): record for tier, found in named for region, record in found}
 
     async def explain(self, question: bytes) -> dict[str, Any]:
-        """See Desk. The first global balancer that may read the request and answers, and one of the region it names."""
+        """See Source. The first global balancer that may read the request and answers, and one of the region named."""
         try:
             asked = msgspec.json.decode(question, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError) as error:
@@ -142,12 +142,12 @@ class FleetDesk:
         raise ActError(why, 503)
 
     def acts(self) -> Acts | None:
-        """See Desk."""
+        """See Source."""
         store = self._store
         return None if store is None else Acts(store, self.law, self._here.statuses, wall, self._drills)
 
     def author(self, operator: Operator) -> str:  # noqa: ARG002 - who runs this process is who acts
-        """See Desk."""
+        """See Source."""
         return self._author
 
     async def close(self) -> None:
@@ -193,14 +193,14 @@ async def _serve(here: Fleet, port: int, asked: Asked, drilled: Here | None, *, 
     async with contextlib.AsyncExitStack() as stack:
         http = await stack.enter_async_context(admin.session(here.access))
         store = await store_of_fleet(here, stack)  # of which who may only read is told drills and laws
-        drills = DrillDesk(drilled, store, asked) if drilled is not None and store is not None else None
-        desk = FleetDesk(here, http, store, asked.by or setting.author_here(), drills)
-        stack.push_async_callback(desk.close)
+        drills = DrillControl(drilled, store, asked) if drilled is not None and store is not None else None
+        source = FleetSource(here, http, store, asked.by or setting.author_here(), drills)
+        stack.push_async_callback(source.close)
         if drills is not None:
             stack.push_async_callback(drills.close)
         operators = Operators({"console": (digest_of(token), "read" if read_only else "act")})
         server = AdminServer(_NoTier(), TierMetrics("console", "", ""), Decisions(), None, operators)  # type: ignore[arg-type]
-        server.have(desk)
+        server.have(source)
         try:
             bound = await server.open(HOST, port)
         except PortTakenError as error:

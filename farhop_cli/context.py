@@ -1,8 +1,9 @@
 """Contexts: which fleet the commands are for, by name, as kubectl has it: `~/.config/farhop/contexts.yaml`.
 
 A context says where a fleet's etcd is and how its balancers' admin ports are spoken to; the balancers themselves are
-found in etcd. Invariants: the file is replaced whole, is its owner's alone, and holds no secret: those stand as
-`env:NAME` or `file:PATH`; what is wrong with one context is in nobody else's way. Never opens a connection.
+found in etcd. What one may say is in `context_document`. Invariants: the file is replaced whole, is its owner's alone,
+and holds no secret: those stand as `env:NAME` or `file:PATH`; what is wrong with one context is in nobody else's way.
+Never opens a connection.
 """
 
 from __future__ import annotations
@@ -10,18 +11,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import yaml
-from pydantic import AfterValidator, Field, ValidationError, model_validator
-
-from farhop.config import ConfigError, Part, Secret, parsed, problems_of
-from farhop.identity import certificate_names
-from farhop.service.config import ConnectTls, Etcd, Signing
 from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, fail, warn
 from farhop_lab.world import world_file
@@ -31,64 +25,12 @@ from topology.problems import quoted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from farhop_cli.context_document import Context
+
 ENVIRONMENT = "FARHOP_CONTEXT"
 FILE_BYTES_MAX = 4 * 1024 * 1024
 UP = "up"  # what `farhop up` calls its own
 _SECRETS = ("token", "password")
-
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-_URL = re.compile(r"https?://[A-Za-z0-9.:\[\]_-]{1,260}/?")
-
-
-def _url(text: str) -> str:
-    if not _URL.fullmatch(text):
-        raise ValueError("is no URL of an admin port; give such as https://10.1.0.7:8082")
-    return text.rstrip("/")
-
-
-Url = Annotated[str, AfterValidator(_url)]
-
-
-class AdminPorts(ConnectTls):
-    """How balancers' admin ports are spoken to. `urls` are asked beside those that are found in etcd.
-
-    `ca_file` is the authority of their certificates, `cert_file` and `key_file` are the operator's own. A balancer that
-    was found must show a certificate of `server_name`, where `{region}` and `{tier}` stand for its own; "" is for that
-    of the host where it says that it is.
-    """
-
-    urls: Annotated[tuple[Url, ...], Field(max_length=1024)] = ()
-    token: Secret | None = None
-    server_name: Annotated[str, Field(pattern=r"^([A-Za-z0-9_.\-]|\{region\}|\{tier\}){0,253}$")] | None = None
-
-
-class Context(Part):
-    """One fleet. `world` is the file of one that `farhop up` runs; without it etcd, hubs or admin ports are given.
-
-    `topology` is the map's file or name, where not the one that balancers tell is meant; `signing` is as in their
-    configurations: whose signatures count.
-    """
-
-    world: str | None = None
-    etcd: Etcd = Etcd()
-    hubs: dict[Name, Etcd] = Field(default_factory=dict, max_length=64)
-    admin: AdminPorts = AdminPorts()
-    topology: str | None = None
-    signing: Signing = Signing()
-    trust_domain: Annotated[str, Field(pattern=f"^{certificate_names.DOMAIN}$")] = certificate_names.TRUST_DOMAIN
-
-    @model_validator(mode="after")
-    def _somewhere(self) -> Context:
-        if self.world is not None:
-            return self
-        if self.etcd.endpoints and self.hubs:
-            raise ValueError("etcd.endpoints: they are one cluster, and `hubs` are several; leave one of them out")
-        for name, hub in self.hubs.items():
-            if not hub.endpoints:
-                raise ValueError(f"hubs.{name}.endpoints: are not given; name at least one, such as etcd.example:2379")
-        if not (self.etcd.endpoints or self.hubs or self.admin.urls):
-            raise ValueError("etcd.endpoints: are not given, nor are hubs or admin.urls; give one of them")
-        return self
 
 
 @dataclass
@@ -104,6 +46,11 @@ class File:
         if name not in self.contexts:
             known = ", ".join(sorted(self.contexts)) or "none"
             fail(f"no context {quoted(name)} in {self.path}; there is {known}; make one with `farhop context set`")
+        from pydantic import ValidationError
+
+        from farhop.config import problems_of
+        from farhop_cli.context_document import Context
+
         try:
             return Context.model_validate(_placed(self.contexts[name], self.path.parent))
         except ValidationError as error:
@@ -129,13 +76,15 @@ def read() -> File:
         fail(f"{where}: {(error.strerror or 'cannot be read').lower()}")
     if len(text) > FILE_BYTES_MAX:
         fail(f"{where}: larger than {FILE_BYTES_MAX} bytes; is it the file of contexts?")
+    from farhop.config import ConfigError, parsed  # which most have no use for: there is no such file
+
     try:
-        said = parsed(text, str(where)) or {}
+        document = parsed(text, str(where)) or {}
     except ConfigError as error:
         fail(str(error))
-    if not isinstance(said, dict) or not set(said) <= {"current", "contexts"}:
+    if not isinstance(document, dict) or not set(document) <= {"current", "contexts"}:
         fail(f"{where}: must hold `current` and `contexts`, and nothing else; `farhop context set` writes it")
-    current, contexts = said.get("current") or "", said.get("contexts") or {}
+    current, contexts = document.get("current") or "", document.get("contexts") or {}
     if not isinstance(current, str):
         fail(f"{where}: current: must be a context's name")
     if not isinstance(contexts, dict) or not all(isinstance(one, str) for one in contexts):
@@ -162,12 +111,14 @@ def changing() -> Iterator[File]:
 
 
 def _write(file: File) -> None:
-    said = {"current": file.current, "contexts": file.contexts}
+    import yaml
+
+    document = {"current": file.current, "contexts": file.contexts}
     try:
         handle, temporary = tempfile.mkstemp(dir=file.path.parent, prefix=".contexts")  # mode 0600
         try:
             with os.fdopen(handle, "w") as out:
-                out.write(yaml.safe_dump(said, sort_keys=False, allow_unicode=True))
+                out.write(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
             os.replace(temporary, file.path)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
@@ -177,13 +128,13 @@ def _write(file: File) -> None:
         fail(f"{file.path}: {(error.strerror or 'cannot be written').lower()}")
 
 
-def _placed(said: Any, folder: Path) -> Any:
+def _placed(document: Any, folder: Path) -> Any:
     """What a context says, its paths as seen from the file's own folder."""
-    if isinstance(said, list):
-        return [_placed(one, folder) for one in said]
-    if not isinstance(said, dict):
-        return said
-    return {name: _path_in(name, value, folder) for name, value in said.items()}
+    if isinstance(document, list):
+        return [_placed(one, folder) for one in document]
+    if not isinstance(document, dict):
+        return document
+    return {name: _path_in(name, value, folder) for name, value in document.items()}
 
 
 def _path_in(name: Any, value: Any, folder: Path) -> Any:
@@ -211,7 +162,7 @@ def show_all(as_json: bool) -> int:
     elif rows:
         columns = ("", "context", "etcd", "admin ports", "topology")
         fields = ("name", "etcd", "admin", "topology")
-        shown = [["*" if row["current"] else "", *(show.word(row[field]) for field in fields)] for row in rows]
+        shown = [["*" if row["current"] else "", *(show.cell(row[field]) for field in fields)] for row in rows]
         show.table(f"contexts in {file.path}", columns, shown)
     else:
         show.line(f"no contexts in {file.path}; `farhop up` makes one, and so does `farhop context set`")
@@ -220,9 +171,9 @@ def show_all(as_json: bool) -> int:
     return 0
 
 
-def _summary(said: Any) -> dict[str, str]:
+def _summary(document: Any) -> dict[str, str]:
     """Of a context, readable or not, what tells it from others."""
-    told = _part(said)
+    told = _part(document)
     if told.get("world"):
         return {"etcd": f"the world in {told['world']}", "admin": "", "topology": ""}
     listed = [_part(told.get("etcd")), *map(_part, _part(told.get("hubs")).values())]
@@ -231,35 +182,37 @@ def _summary(said: Any) -> dict[str, str]:
     return {"etcd": ", ".join(endpoints), "admin": ", ".join(urls), "topology": str(told.get("topology") or "")}
 
 
-def _part(said: Any) -> dict[str, Any]:
-    return said if isinstance(said, dict) else {}
+def _part(document: Any) -> dict[str, Any]:
+    return document if isinstance(document, dict) else {}
 
 
 def show_one(name: str, as_json: bool) -> int:
     """Print a context, or the current one; the exit code."""
+    import yaml
+
     file = read()
     name = name or file.current
     if not name:
         fail("no context is current; choose one with `farhop context use`, or name one", NEGATIVE)
     if name not in file.contexts:
         file.checked(name)
-    said = {"name": name, "current": name == file.current, **_without_secrets(file.contexts[name])}
+    document = {"name": name, "current": name == file.current, **_without_secrets(file.contexts[name])}
     if as_json:
-        show.json(said)
+        show.json(document)
     else:
-        show.line(yaml.safe_dump(said, sort_keys=False, allow_unicode=True).rstrip())
+        show.line(yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip())
     return 0
 
 
-def _without_secrets(said: Any) -> Any:
+def _without_secrets(document: Any) -> Any:
     """What a context says; a secret that somebody wrote there in the clear is not repeated."""
-    if not isinstance(said, dict):
-        return {"unreadable": True} if not isinstance(said, list) else said
+    if not isinstance(document, dict):
+        return {"unreadable": True} if not isinstance(document, list) else document
     return {
         name: "(withheld)"
         if name in _SECRETS and not str(value).startswith(("env:", "file:"))
         else (_without_secrets(value) if isinstance(value, dict) else value)
-        for name, value in said.items()
+        for name, value in document.items()
     }
 
 
@@ -288,8 +241,8 @@ def unset(name: str) -> int:
 def put(name: str, changed: dict[str, Any], make_current: bool) -> int:
     """Change what a context says, and leave the rest of it; the exit code. Where none is current it becomes that."""
     with changing() as file:
-        said = file.contexts.get(name)
-        file.contexts[name] = _merged(said if isinstance(said, dict) else {}, changed)
+        document = file.contexts.get(name)
+        file.contexts[name] = _merged(document if isinstance(document, dict) else {}, changed)
         _named(name)
         file.checked(name)
         if make_current or not file.current:
@@ -305,8 +258,8 @@ def _named(name: str) -> None:
         fail(f"NAME: {quoted(name)} cannot be a context's name; use letters, digits, '.', '_', '-'")
 
 
-def _merged(said: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
-    made = dict(said)
+def _merged(document: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+    made = dict(document)
     for part, value in changed.items():
         old = made.get(part)
         made[part] = _merged(old if isinstance(old, dict) else {}, value) if isinstance(value, dict) else value
@@ -319,7 +272,7 @@ def _merged(said: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
 def world_began(world: Path) -> tuple[str, str]:
     """A world runs: it gets a context of its own, the current one where none is; its name, and which one is current."""
     with changing() as file:
-        for name in [name for name, said in file.contexts.items() if _is_gone(said)]:
+        for name in [name for name, document in file.contexts.items() if _is_gone(document)]:
             _forget(file, name)
         taken = (name for name in (UP, *(f"{UP}-{n}" for n in range(2, 1000))) if name not in file.contexts)
         name = next(taken)
@@ -331,8 +284,8 @@ def world_began(world: Path) -> tuple[str, str]:
 def world_ended(name: str, world: Path) -> None:
     """It runs no more: its context goes, if that is still its own."""
     with changing() as file:
-        said = file.contexts.get(name)
-        if isinstance(said, dict) and said.get("world") == str(world.absolute()):
+        document = file.contexts.get(name)
+        if isinstance(document, dict) and document.get("world") == str(world.absolute()):
             _forget(file, name)
 
 
@@ -342,12 +295,12 @@ def _forget(file: File, name: str) -> None:
         file.current = ""
 
 
-def _is_gone(said: Any) -> bool:
+def _is_gone(document: Any) -> bool:
     """Whether it is that of a world that ended without saying so."""
-    if not isinstance(said, dict) or set(said) != {"world"}:
+    if not isinstance(document, dict) or set(document) != {"world"}:
         return False
     try:
-        world_file.read(Path(str(said["world"])))
+        world_file.read(Path(str(document["world"])))
     except WorldFileError:
         return True
     return False
@@ -392,33 +345,38 @@ def given(
         token=_secret_place(token),
         server_name=server_name,
     )
-    said: dict[str, Any] = {} if file is None else _shipped(file)
+    document: dict[str, Any] = {} if file is None else _shipped(file)
     if store:
-        said = _merged(said, {"hubs": {hub: store}} if hub else {"etcd": store})
+        document = _merged(document, {"hubs": {hub: store}} if hub else {"etcd": store})
     if ports:
-        said = _merged(said, {"admin": ports})
+        document = _merged(document, {"admin": ports})
     if topology is not None:
-        said["topology"] = str(Path(topology).absolute()) if topology.endswith((".yaml", ".yml")) else topology
+        document["topology"] = str(Path(topology).absolute()) if topology.endswith((".yaml", ".yml")) else topology
     if public:
-        said["signing"] = {"keys": dict(map(_public, public))}
-    if not said:
+        document["signing"] = {"keys": dict(map(_public, public))}
+    if not document:
         fail("give what is to be set: --etcd HOST:PORT, --admin URL, or --file FILE; see farhop context set --help")
-    return said
+    return document
 
 
 def _shipped(file: Path) -> dict[str, Any]:
     """A context as a file says it, such as a deployment brings along."""
+    from pydantic import ValidationError
+
+    from farhop.config import ConfigError, parsed, problems_of
+    from farhop_cli.context_document import Context
+
     try:
         with file.open("rb") as opened:
-            said = parsed(opened.read(FILE_BYTES_MAX), str(file))
-        Context.model_validate(said)
+            document = parsed(opened.read(FILE_BYTES_MAX), str(file))
+        Context.model_validate(document)
     except OSError as error:
         fail(f"{file}: {(error.strerror or 'cannot be read').lower()}")
     except ConfigError as error:
         fail(str(error))
     except ValidationError as error:
         fail(f"{file}: {'; '.join(problems_of(error))}")
-    return dict(_placed(said, file.absolute().parent))
+    return dict(_placed(document, file.absolute().parent))
 
 
 def _only(**parts: Any) -> dict[str, Any]:

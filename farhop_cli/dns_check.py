@@ -33,7 +33,7 @@ class Finding:
 
     what: str
     good: bool
-    told: str
+    text: str
 
 
 def run(zone: str, names: list[str], resolver: str, servers: list[str], client: str, as_json: bool) -> int:
@@ -58,7 +58,7 @@ def run(zone: str, names: list[str], resolver: str, servers: list[str], client: 
         typer.echo(json.dumps([asdict(one) for one in found], indent=2))
     else:
         for one in found:
-            typer.echo(f"{'ok  ' if one.good else 'BAD '} {one.what}: {one.told}")
+            typer.echo(f"{'ok  ' if one.good else 'BAD '} {one.what}: {one.text}")
     return 0 if all(one.good for one in found) else NEGATIVE
 
 
@@ -69,7 +69,7 @@ def _signed(apex: dns.name.Name, at: list[tuple[str, int]], resolver: str | None
     for host, port in at:
         answer, _ = _ask(apex, "DNSKEY", host, port, "TCP", None, dnssec=True)
         if answer is None or answer.rcode() != dns.rcode.NOERROR:
-            continue  # it serves nothing of the zone, as was told of its SOA: it has no other keys, but none
+            continue  # it serves nothing of the zone, as its SOA's finding has it: it has no other keys, but none
         sets = answer.answer
         signers = {one.key_tag for rrset in sets if rrset.rdtype == dns.rdatatype.RRSIG for one in rrset}
         here = {
@@ -87,7 +87,7 @@ def _signed(apex: dns.name.Name, at: list[tuple[str, int]], resolver: str | None
     except (dns.resolver.NoAnswer, dns.resolver.NXDOMAIN):
         held = set()
     except dns.exception.DNSException as error:
-        return [Finding(f"DS of {apex}", False, f"{type(error).__name__}; the resolver told nothing")]
+        return [Finding(f"DS of {apex}", False, f"{type(error).__name__}; the resolver answered nothing")]
     if not needed:
         lost = "its parent has a DS and no key signs: validators refuse it; sign it, or take the DS away"
         return [Finding(f"DNSSEC {apex}", not held, lost if held else "not signed, and its parent has no DS")]
@@ -95,8 +95,8 @@ def _signed(apex: dns.name.Name, at: list[tuple[str, int]], resolver: str | None
     if not held:
         return [Finding(f"DNSSEC {apex}", False, f"signed, and its parent has no DS; give it {wanted}")]
     good = bool(held & {one.lower() for one in needed})
-    told = "its parent's DS is of a key that signs" if good else "no DS of its parent is of a key that signs"
-    return [Finding(f"DNSSEC {apex}", good, f"{told}; what fits: {wanted}")]
+    text = "its parent's DS is of a key that signs" if good else "no DS of its parent is of a key that signs"
+    return [Finding(f"DNSSEC {apex}", good, f"{text}; what fits: {wanted}")]
 
 
 def _asker(resolver: str) -> dns.resolver.Resolver:
@@ -120,7 +120,7 @@ def _host_port(text: str) -> tuple[str, int]:
 
 
 def _delegated(apex: dns.name.Name, resolver: str, found: list[Finding]) -> list[tuple[str, int]]:
-    """The servers that the delegation names, by the resolver's word."""
+    """The servers that the delegation names, by the resolver."""
     asker = _asker(resolver)
     try:
         listed = [rdata.target for rdata in asker.resolve(apex, "NS")]
@@ -138,8 +138,8 @@ def _delegated(apex: dns.name.Name, resolver: str, found: list[Finding]) -> list
                 continue
             families.append("IPv4" if kind == "A" else "IPv6")
             at += [(address, 53) for address in addresses]
-        told = " and ".join(families) or "no address; give it one"
-        found.append(Finding(f"server {target}", bool(families), told))
+        text = " and ".join(families) or "no address; give it one"
+        found.append(Finding(f"server {target}", bool(families), text))
     return at
 
 
@@ -150,9 +150,9 @@ def _of_server(apex: dns.name.Name, names: list[dns.name.Name], host: str, port:
         for kind in ("SOA", "NS"):
             answer, why = _ask(apex, kind, host, port, way, None)
             good = answer is not None and bool(answer.answer) and bool(answer.flags & dns.flags.AA)
-            told = "" if answer is None else f"{dns.rcode.to_text(answer.rcode())}, {_records(answer)}"
-            lame = why or f"{told}: not authoritative for the zone; is it served there?"
-            found.append(Finding(f"{where} {way} {kind}", good, told if good else lame))
+            text = "" if answer is None else f"{dns.rcode.to_text(answer.rcode())}, {_records(answer)}"
+            lame = why or f"{text}: not authoritative for the zone; is it served there?"
+            found.append(Finding(f"{where} {way} {kind}", good, text if good else lame))
     for name in names:
         found += _of_name(name, host, port, where, subnet)
     return found
@@ -170,14 +170,14 @@ def _of_name(name: dns.name.Name, host: str, port: int, where: str, subnet: obje
             continue
         scope = next((one.scopelen for one in answer.options if isinstance(one, dns.edns.ECSOption)), None)
         errors = [one.text or str(int(one.code)) for one in answer.options if isinstance(one, dns.edns.EDEOption)]
-        said = f"{dns.rcode.to_text(answer.rcode())}, {_records(answer)}"
-        told = f"{said}, scope {scope}" + "".join(f" ({one})" for one in errors)
+        answered = f"{dns.rcode.to_text(answer.rcode())}, {_records(answer)}"
+        text = f"{answered}, scope {scope}" + "".join(f" ({one})" for one in errors)
         if answer.rcode() in (dns.rcode.REFUSED, dns.rcode.NOTAUTH):
-            told += f"; it does not serve the zone, and {_LEAK}: serve it there, or take its NS record away"
+            text += f"; it does not serve the zone, and {_LEAK}: serve it there, or take its NS record away"
         elif scope is None:
-            told += "; it answers without a client subnet: every server of the zone must"
+            text += "; it answers without a client subnet: every server of the zone must"
         good = scope is not None and answer.rcode() == dns.rcode.NOERROR and bool(answer.answer or answer.authority)
-        found.append(Finding(what, good, told))
+        found.append(Finding(what, good, text))
     return found
 
 

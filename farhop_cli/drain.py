@@ -165,10 +165,10 @@ async def _followed(here: Fleet, _region: str, before: Setting | None, after: Se
     region = one.items[0].whom.get("region")
     if region is None:
         return len(here.admins)  # an entry's, which `farhop dns` and `farhop anycast` follow, and no balancer
-    return sum(_says(status, region, after) for status in await here.statuses())
+    return sum(_follows(status, region, after) for status in await here.statuses())
 
 
-def _says(status: Status, region: str, drain: Setting | None) -> bool:
+def _follows(status: Status, region: str, drain: Setting | None) -> bool:
     regions = (one for one in status.get("regions") or [] if isinstance(one, dict))
     shown = next((one for one in regions if one.get("region") == region), {}).get("override")
     if drain is None or not isinstance(shown, dict):

@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,129 +20,46 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import msgspec
 
-import farhop_drill
-from farhop.store.contract import LAW_KEY, REGION_PREFIX, StoreError
-from farhop.store.documents import report as reports
-from farhop.store.documents.document import DocumentError
-from farhop.store.envelope import bare
+from farhop.store.contract import StoreError
 from farhop.telemetry.release import release
-from farhop_cli import admin, fleet, law, setting, show
-from farhop_cli.admin import AdminError
+from farhop_cli import admin, law, setting, show
+from farhop_cli.access import AdminError
+from farhop_cli.drill_fleet import Here, facts_now, find, known_drills, model_of, oracle_of, read_here
 from farhop_cli.exits import NEGATIVE, fail, warn
-from farhop_cli.options import OUT, duration, duration_s
-from farhop_drill import checks, document, experiment, page, report, windows
+from farhop_cli.options import duration_s
+from farhop_drill import checks, document, experiment, page, report
 from farhop_drill.checks import Facts
-from farhop_drill.document import Drill, DrillError, Names
+from farhop_drill.document import Drill, DrillError
 from farhop_drill.eyes import Eyes
-from farhop_drill.injectors import FaultInjector, InjectError, Injector, TrafficInjector
+from farhop_drill.injectors import FaultInjector, Injector, TrafficInjector
 from farhop_drill.machine import DrillVerdict
-from farhop_drill.oracle import Oracle
 from farhop_drill.outcome import Outcome
-from farhop_drill.probe import Answer, Client, Probe
+from farhop_drill.probe import Answer, Probe
 from farhop_drill.records import Held, Order, Past, Records
 from farhop_drill.runner import Runner
-from farhop_drill.windows import Planned, WindowError
-from farhop_lab.world import client, world_file
+from farhop_lab.world import client, deployed, world_file
 from farhop_lab.world.client import Delta, Result
-from farhop_lab.world.world_file import WorldFile, WorldFileError
-from topology import policy
+from farhop_lab.world.faults import Control, FaultError, Faults
 from topology.problems import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from farhop.store.contract import Store
-    from farhop_cli.fleet import Fleet
+    from farhop_cli.drill_fleet import Asked, Found
     from farhop_cli.options import Where
     from farhop_drill.measures import Canary
-    from topology.model import Topology
 
-SHIPPED = Path(farhop_drill.__file__).parent / "shipped"
-WATCH_S = 20.0
 SHOWN = (
     "rto_s", "detect_s", "decide_s", "shifted_90_s", "failback_s", "canaries", "requests_failed", "streams_lost",
     "residency_violations", "ttft_before_p99_ms", "ttft_during_p99_ms", "ttft_after_p99_ms",
 )  # fmt: skip
-SECRET_BYTES_MAX = 4096
 _STYLE = {
     DrillVerdict.PASS: "green",
     DrillVerdict.FAIL: "red",
     DrillVerdict.ABORTED: "yellow",
     DrillVerdict.NOT_RUN: "yellow",
 }
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What was asked for, as typed."""
-
-    name: str
-    sets: tuple[str, ...] = ()
-    keys: tuple[str, ...] = ()
-    folder: Path | None = None
-    out: Path = OUT
-    why: str = ""
-    by: str | None = None
-
-    @property
-    def values(self) -> dict[str, str]:
-        """Parameters, by name. Ends the command for what is none."""
-        found = {}
-        for text in self.sets:
-            name, equals, value = text.partition("=")
-            if not equals or not name:
-                fail(f"--set: {quoted(text)} must be NAME=VALUE")
-            found[name] = value
-        return found
-
-
-@dataclass(frozen=True)
-class Found:
-    """A drill's document, and where it was found."""
-
-    name: str
-    where: str
-    text: bytes
-
-
-# -- documents
-
-
-def shipped() -> dict[str, Found]:
-    """The drills that come with Farhop."""
-    return {path.stem: Found(path.stem, "shipped", path.read_bytes()) for path in sorted(SHIPPED.glob("*.yaml"))}
-
-
-def _of_folder(folder: Path | None) -> dict[str, Found]:
-    if folder is None:
-        return {}
-    if not folder.is_dir():
-        fail(f"--folder: {quoted(str(folder))} is no folder")
-    paths = [path for path in sorted(folder.iterdir()) if path.suffix in (".yaml", ".yml", ".json")]
-    return {path.stem: Found(path.stem, str(path), _text(path)) for path in paths}
-
-
-def _text(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(document.DOCUMENT_BYTES_MAX + 1)
-    except OSError as error:
-        fail(f"{quoted(str(path))}: {(error.strerror or 'cannot be read').lower()}")
-
-
-def _named(asked: Asked, kept: Mapping[str, bytes]) -> Found:
-    """By a file's path; else of the folder, of etcd, or shipped. Ends the command where there is none."""
-    if asked.name.endswith((".yaml", ".yml", ".json")):
-        return Found(Path(asked.name).stem, asked.name, _text(Path(asked.name)))
-    known = known_drills(kept, asked.folder)
-    if asked.name not in known:
-        fleet.known(asked.name, known, "those known here", "drill")
-    return known[asked.name]
-
-
-def known_drills(kept: Mapping[str, bytes], folder: Path | None) -> dict[str, Found]:
-    """The shipped ones, over them those of etcd (`kept`), over both a folder's. Ends the command if it is none."""
-    return shipped() | {name: Found(name, "etcd", text) for name, text in kept.items()} | _of_folder(folder)
 
 
 def list_(folder: Path | None, where: Where) -> int:
@@ -175,161 +91,16 @@ def _listed(found: Mapping[str, Found], where: Where) -> None:
         show.json({"drills": rows})
         return
     columns = ("drill", "kind", "title", "--set", "from")
-    lines = [[*(show.word(row[n]) for n in ("drill", "kind", "title")), " ".join(row["set"]), row["from"]]
+    lines = [[*(show.cell(row[n]) for n in ("drill", "kind", "title")), " ".join(row["set"]), row["from"]]
              for row in rows]  # fmt: skip
     show.table("drills", columns, lines)
-
-
-# -- a fleet, as a drill needs it
-
-
-class Here:
-    """The fleet, its map, its clients' keys and its world, if it is one that runs here."""
-
-    def __init__(self, asked: Asked, where: Where, fleet: Fleet | None = None) -> None:
-        self.fleet: Fleet = where.fleet() if fleet is None else fleet
-        if self.fleet.topology is None:
-            fail("nobody tells which regions and tenants there are; give --config, or a context with a topology")
-        if not self.fleet.hubs:
-            fail(
-                f"{self.fleet.name} names no etcd, where drills are locked and told; give --etcd, or a context with one"
-            )
-        self.topology: Topology = self.fleet.topology
-        self.world = _world(self.fleet, where)
-        self.keys = dict(self.world.keys if self.world is not None else {}) | dict(map(_key, asked.keys))
-        named = frozenset({*self.fleet.hubs, *self.topology.hubs})
-        self.names = Names(
-            frozenset(self.topology.regions), frozenset(self.topology.tenants), frozenset(self.topology.entries), named
-        )
-
-    def entries(self) -> dict[str, str]:
-        """The first entry of each region that has one."""
-        if self.world is not None:
-            return {name: one.entry for name, one in self.world.regions.items()}
-        return {name: one.entry[0] for name, one in self.topology.regions.items() if one.entry}
-
-    def clients(self, drill: Drill) -> tuple[list[Client], list[str]]:
-        """A client of each entry and tenant, its entries from the nearest on; and what is missing for that."""
-        entries, wanted = self.entries(), drill.canaries
-        tenants = wanted.tenants or sorted(self.keys)
-        untold = [f"no key of tenant {name}; give --key {name}=env:NAME" for name in tenants if name not in self.keys]
-        untold += [] if tenants else ["no key of any tenant; give --key TENANT=env:NAME"]
-        firsts = [name for name in wanted.entries or sorted(entries) if name in entries]
-        untold += [] if firsts else ["no region has an entry in the topology"]
-        groups: list[list[Client]] = []
-        for first in firsts:
-            near = [first, *_by_distance(self.topology, first, entries)]
-            urls = tuple(entries[name] for name in near)
-            groups.append([Client(first, tenant, self.keys[tenant], urls) for tenant in tenants if tenant in self.keys])
-        # Who is hit is looked at more closely: between any two of the others.
-        hit = [one for group in groups for one in group if one.entry in drill.blast_radius.regions]
-        others = [group for group in groups if group and group[0].entry not in drill.blast_radius.regions]
-        return [one for group in others for one in (*hit, *group)] or hit, untold
-
-
-def _by_distance(topology: Topology, first: str, names: Iterable[str]) -> list[str]:
-    """The others, the nearest first."""
-    return sorted((name for name in names if name != first), key=lambda name: _rtt_ms(topology, first, name))
-
-
-def _rtt_ms(topology: Topology, a: str, b: str) -> float:
-    return topology.rtt.get((a, b), topology.rtt.get((b, a), float("inf")))
-
-
-def _world(here: Fleet, where: Where) -> WorldFile | None:
-    """The world that runs here, if the fleet is that."""
-    try:
-        found = world_file.read(fleet.world_of(where.world, where.context))
-    except WorldFileError:
-        return None
-    endpoints = {endpoint for one in here.hubs.values() for endpoint in one.endpoints}
-    return found if {found.etcd, *found.hubs.values()} & endpoints else None
-
-
-def _key(text: str) -> tuple[str, str]:
-    """A tenant and its API key, which never stands on the command line itself."""
-    tenant, _, place = text.partition("=")
-    kind, _, name = place.partition(":")
-    if kind == "env" and name in os.environ:
-        return tenant, os.environ[name].strip()
-    if kind != "file":
-        fail(f"--key: {quoted(text.partition('=')[0])}: give TENANT=env:NAME (set), or TENANT=file:PATH")
-    return tenant, _text(Path(name))[:SECRET_BYTES_MAX].decode(errors="replace").strip()
-
-
-async def _facts(here: Here, drill: Drill, records: Records, store: Store, faults: FaultInjector | None) -> Facts:
-    seen = await here.fleet.seen("global")
-    listed, trouble = [], list(here.fleet.trouble)
-    for entry in await store.list(REGION_PREFIX):
-        try:
-            listed.append(reports.decode(bare(entry.value)))
-        except (DocumentError, ValueError):
-            trouble.append(f"{entry.key} cannot be read")
-    lever, holder = await records.lever(), await records.holder()
-    injects, injecting = {"traffic"}, list[str]()
-    if faults is not None:
-        try:
-            injecting = await faults.standing()
-            injects.add("fault")
-        except InjectError as error:
-            trouble.append(str(error))
-    under = await law.in_force(store, here.topology)
-    _, untold = here.clients(drill)
-    if not _model(drill, here, listed):
-        untold.append("no region reports a model; give `canaries.model`")
-    return Facts(
-        topology=under or here.topology,
-        statuses=[one.status for one in seen if one.status is not None],
-        reports=listed,
-        epoch_s=time.time(),
-        silent=[str(one.balancer) for one in seen if one.status is None],
-        trouble=trouble,
-        lever=str(lever) if lever is not None else "",
-        holder=str(holder) if holder is not None else "",
-        injects=frozenset(injects),
-        injecting=injecting,
-        untold=untold,
-    )
-
-
-def _model(drill: Drill, here: Here, listed: Sequence[reports.RegionReport]) -> str:
-    if drill.canaries.model:
-        return drill.canaries.model
-    if here.world is not None:
-        return here.world.model
-    return min((model.model for one in listed for model in one.models if model.replicas_ready), default="")
-
-
-async def _oracle(here: Here, store: Store) -> Oracle:
-    """By the law's document as it stands: that of etcd if it is the later one, else the topology's own."""
-    entry, said = await store.get(LAW_KEY), policy.document_of(here.topology)
-    if entry is not None:
-        stands = msgspec.json.decode(bare(entry.value), type=dict[str, Any])
-        if int(stands.get("epoch") or 0) > here.topology.epoch:
-            said = stands
-    places = {name: {one.country, *one.jurisdictions} for name, one in here.topology.regions.items()}
-    return Oracle(places, said)
 
 
 # -- check
 
 
-def _read(found: Found, here: Here, asked: Asked) -> Drill:
-    try:
-        return document.read(
-            found.text, found.where if found.where != "shipped" else found.name, here.names, asked.values
-        )
-    except DrillError as error:
-        for one in error.problems[:-1]:
-            warn(f"{error.source}: {one}")
-        fail(f"{error.source}: {error.problems[-1]}; nothing was touched")
-
-
 def _faults(here: Here, run: str, for_s: float) -> FaultInjector | None:
-    world = here.world
-    return (
-        FaultInjector(world.control, world.control_token, run, for_s) if world is not None and world.control else None
-    )
+    return FaultInjector(*here.control, run, for_s) if here.control[0] else None
 
 
 def check(asked: Asked, keep: bool, where: Where) -> int:
@@ -338,8 +109,8 @@ def check(asked: Asked, keep: bool, where: Where) -> int:
 
     async def work(store: Store) -> int:
         records = Records(store)
-        found = _named(asked, await records.documents())
-        drill = _read(found, here, asked)
+        found = find(asked, await records.documents())
+        drill = read_here(found, here, asked)
         findings = await looked(drill, here, store)
         if keep and not where.dry_run:
             await records.keep(drill.drill, found.text)
@@ -358,7 +129,7 @@ async def looked(drill: Drill, here: Here, store: Store) -> list[checks.Finding]
     """Every safety check, as things are now. Touches nothing. Raises StoreError."""
     faults = _faults(here, "check", 1.0)
     try:
-        return checks.look(drill, await _facts(here, drill, Records(store), store, faults))
+        return checks.look(drill, await facts_now(here, drill, Records(store), store, faults))
     finally:
         if faults is not None:
             await faults.close()
@@ -379,14 +150,15 @@ def run(asked: Asked, where: Where) -> int:
     here = Here(asked, where)
 
     async def work(store: Store) -> int:
-        found = _named(asked, await Records(store).documents())
-        outcome = await carried_out(_read(found, here, asked), here, store, asked, _saying(where), _on_signals)
-        return await _reported(outcome, store, asked, where)
+        found = find(asked, await Records(store).documents())
+        outcome = await carried_out(read_here(found, here, asked), here, store, asked, saying(where), stop_on_signals)
+        return await reported(outcome, store, asked, where)
 
     return setting.with_store(here.fleet, work)
 
 
-def _saying(where: Where) -> Callable[[str], None]:
+def saying(where: Where) -> Callable[[str], None]:
+    """What prints a run's phases as they come; nothing where JSON was asked for."""
     began = time.monotonic()
 
     def say(text: str) -> None:
@@ -419,7 +191,8 @@ async def carried_out(
     )  # fmt: skip
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(admin.session(here.fleet.access))
-        session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        connector = aiohttp.TCPConnector(limit=0, ssl=here.fleet.access.as_client())
+        session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
         clock = asyncio.get_running_loop().time
         balancers = here.fleet.of("global")
         eyes = Eyes([_asking(http, one.url) for one in balancers if one.url], clock)
@@ -434,19 +207,19 @@ async def carried_out(
         for one in {injector, faults or injector}:
             stack.push_async_callback(one.close)
         clients, _ = here.clients(drill)
-        facts = await _facts(here, drill, records, store, faults)
-        model = _model(drill, here, facts.reports)
+        facts = await facts_now(here, drill, records, store, faults)
+        model = model_of(drill, here, facts.reports)
         ask, salt = _ask(session, tuple(here.entries().values())), f"{began:%s%f}"
 
-        def probe(heard: Callable[[Canary], None]) -> Probe:
+        def probe(received: Callable[[Canary], None]) -> Probe:
             emulated = here.world is not None and here.world.emulated
-            return Probe(drill.canaries, clients, model, ask, clock, heard, salt, emulated=emulated)
+            return Probe(drill.canaries, clients, model, ask, clock, received, salt, emulated=emulated)
 
         async def look() -> Facts:
-            return facts if not balancers else await _facts(here, drill, records, store, faults)
+            return facts if not balancers else await facts_now(here, drill, records, store, faults)
 
         egress = {name: one.egress_usd_per_gb for name, one in here.topology.regions.items()}
-        oracle = await _oracle(here, store)
+        oracle = await oracle_of(here, store)
         eyes.begin()
         stack.push_async_callback(eyes.close)
         runner = Runner(drill, held, records, injector, look, eyes, probe, oracle, egress, clock, say, outcome)
@@ -454,10 +227,16 @@ async def carried_out(
         return await runner.run()
 
 
-def _on_signals(runner: Runner) -> None:
-    """Ctrl-C, a terminal that is gone and an orderly end of the session: rolled back, then ABORTED."""
+def stop_on_signals(runner: Runner, more: Callable[[], None] = lambda: None) -> None:
+    """Ctrl-C, a terminal that is gone and an orderly end of the session: rolled back, then ABORTED. `more` is done,
+    too: who watches the schedule ends, whether or not the run was over by then."""
+
+    def stop(why: str) -> None:
+        runner.stop(why)
+        more()
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, runner.stop, f"interrupted by {number.name}")
+        asyncio.get_running_loop().add_signal_handler(number, stop, f"interrupted by {number.name}")
 
 
 def _asking(http: admin.Session, url: str) -> Callable[[], Any]:
@@ -489,7 +268,8 @@ def _ask(session: aiohttp.ClientSession, trusted: tuple[str, ...]) -> Any:
     return ask
 
 
-async def _reported(outcome: Outcome, store: Store, asked: Asked, where: Where) -> int:
+async def reported(outcome: Outcome, store: Store, asked: Asked, where: Where) -> int:
+    """Keep and print what a run came to; the exit code."""
     began = time.monotonic()
     past, folder = await kept(outcome, store, asked.out)
     took_s = time.monotonic() - began
@@ -611,7 +391,7 @@ def history(name: str, where: Where) -> int:
             return 0
         rows = [
             [
-                _when(one.began_s), one.drill, one.verdict, _figure(one.measures.get("rto_s"), "s"),
+                when(one.began_s), one.drill, one.verdict, _figure(one.measures.get("rto_s"), "s"),
                 _figure(one.measures.get("failback_s"), "s"), f"{one.took_s:.0f} s", one.author, one.why,
             ]
             for one in found
@@ -623,7 +403,8 @@ def history(name: str, where: Where) -> int:
     return setting.with_store(here, work)
 
 
-def _when(epoch_s: float) -> str:
+def when(epoch_s: float) -> str:
+    """A moment, for people."""
     return datetime.fromtimestamp(epoch_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
@@ -657,7 +438,7 @@ def export(asked: Asked, file: Path | None, where: Where) -> int:
     here = Here(asked, where)
 
     async def work(store: Store) -> int:
-        drill = _read(_named(asked, await Records(store).documents()), here, asked)
+        drill = read_here(find(asked, await Records(store).documents()), here, asked)
         extra = f"--context {where.context}" if where.context else f"--world {where.world}" if where.world else ""
         made = experiment.experiment(drill.model_dump(mode="json"), asked.values, extra)
         if file is None:
@@ -673,112 +454,36 @@ def export(asked: Asked, file: Path | None, where: Where) -> int:
     return setting.with_store(here.fleet, work)
 
 
-# -- schedule
+# -- faults in a fleet that a platform runs
 
 
-def schedule(asked: Asked, given: Sequence[str], every: str, remove: bool, watch: bool, where: Where) -> int:
-    """Show the schedule, change it, or run what is due until Ctrl-C; the exit code."""
-    if watch:
-        return _watch(asked, where)
-    here = Here(asked, where) if asked.name and not remove else None
+def faults(compose: str, namespace: str, kube_context: str, where: Where) -> int:
+    """Make faults in a deployed fleet for drills that run on this machine, until Ctrl-C; the exit code."""
+    if bool(compose) is bool(namespace):
+        fail("--compose, --kubernetes: give one of them")
+    here, path = where.fleet(), deployed.FAULTS_FILE
+    target = deployed.Containers(compose) if compose else deployed.Pods(namespace, kube_context)
 
-    async def work(store: Store) -> int:
-        records = Records(store)
-        if remove:
-            was = where.dry_run or await records.unplan(asked.name)
-            show.line(f"{asked.name} is off the schedule" if was else f"{asked.name} was not on the schedule")
-            return 0 if was else NEGATIVE
-        if here is not None:
-            await _plan(records, here, asked, given, every, where)
-        await _show_schedule(records, where)
+    async def work() -> int:
+        made = Faults(target, lambda text: warn(text))
+        control, stopping = Control(made), asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        await control.start("127.0.0.1")
+        try:
+            told = deployed.FaultsFile(os.getpid(), here.name, control.url, control.token)
+            await asyncio.to_thread(deployed.describe, path, told)
+            show.line(f"faults of {here.name} are made here ({path}); Ctrl-C mends all of them, and ends it")
+            await stopping.wait()
+        except OSError as error:
+            fail(f"{path}: {error.strerror or 'cannot be written'}")
+        finally:
+            path.unlink(missing_ok=True)
+            await made.mend_all()
+            await control.close()
         return 0
 
-    return setting.with_store(here.fleet if here is not None else where.fleet(), work)
-
-
-async def _plan(records: Records, here: Here, asked: Asked, given: Sequence[str], every: str, where: Where) -> None:
-    drill = _read(_named(asked, await records.documents()), here, asked)
-    if not given:
-        fail("--window: give at least one, such as 'tue 10:00-12:00' (UTC)")
     try:
-        for text in given:
-            windows.window_of(text)
-    except WindowError as error:
-        fail(f"--window: {error}")
-    planned = Planned(
-        drill=asked.name, windows=tuple(given), every_s=duration_s("--every", every, 3600.0, 62 * 86_400.0),
-        since_s=time.time(), values=asked.values, author=asked.by or setting.author_here(),
-    )  # fmt: skip
-    if not where.dry_run:
-        await records.plan(planned)
-    show.line(f"{drill.drill} is on the schedule; `farhop drill schedule --watch` runs what is due")
-
-
-async def _show_schedule(records: Records, where: Where) -> None:
-    planned, past = await records.schedules(), await records.history()
-    rows: list[dict[str, Any]] = []
-    for one in planned:
-        last = _last(past, one.drill)
-        due = windows.due(one, last, time.time())
-        rows.append({
-            "drill": one.drill, "windows": list(one.windows), "every_s": one.every_s, "last_s": last,
-            "due": due.now, "missed": list(due.missed), "author": one.author,
-        })  # fmt: skip
-    if where.as_json:
-        show.json({"schedule": rows})
-        return
-    columns = ("drill", "windows (UTC)", "every", "last", "due", "missed")
-    show.table("schedule", columns, [
-        [row["drill"], ", ".join(row["windows"]), duration(row["every_s"]),
-         _when(row["last_s"]) if row["last_s"] is not None else show.NONE, "now" if row["due"] else "",
-         ", ".join(map(_when, row["missed"]))]
-        for row in rows
-    ])  # fmt: skip
-
-
-def _last(past: Sequence[Past], drill: str) -> float | None:
-    return max((one.began_s for one in past if one.drill == drill), default=None)
-
-
-def _watch(asked: Asked, where: Where) -> int:
-    """Run what is due. Of several that watch, one takes the lock; the others find it held, or the run done."""
-    here = Here(asked, where)
-
-    async def work(store: Store) -> int:
-        stopping = asyncio.Event()
-        show.line("watching the schedule; Ctrl-C ends it")
-        while True:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a run takes them, and gives them back
-                asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-            try:
-                await _run_due(store, here, asked, where)
-            except StoreError as error:
-                warn(f"etcd: {error}")
-            try:
-                async with asyncio.timeout(WATCH_S):
-                    await stopping.wait()
-                    return 0
-            except TimeoutError:
-                continue
-
-    return setting.with_store(here.fleet, work)
-
-
-async def _run_due(store: Store, here: Here, asked: Asked, where: Where) -> None:
-    records = Records(store)
-    past = await records.history()
-    for planned in await records.schedules():
-        due = windows.due(planned, _last(past, planned.drill), time.time())
-        for begins in due.missed:
-            warn(f"{planned.drill}: the run of {_when(begins)} was missed: nobody ran it while its window was open")
-            await records.remember(Past(
-                run=f"{planned.drill}-missed-{begins}", drill=planned.drill, title=planned.drill,
-                author=planned.author, began_s=float(begins), took_s=0.0, verdict=DrillVerdict.NOT_RUN,
-                why="missed: nobody ran it while its window was open", measures={},
-            ))  # fmt: skip
-        if due.now and await records.holder() is None:
-            sets = tuple(f"{name}={value}" for name, value in planned.values.items())
-            one = replace(asked, name=planned.drill, sets=sets, why="by the schedule")
-            drill = _read(_named(one, await records.documents()), here, one)
-            outcome = await carried_out(drill, here, store, one, _saying(where), _on_signals)
-            await _reported(outcome, store, one, where)
+        return asyncio.run(work())
+    except FaultError as error:
+        fail(str(error))

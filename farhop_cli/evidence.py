@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farhop_cli import admin
-from farhop_cli.admin import AdminError
+from farhop_cli.access import AdminError
 from farhop_cli.running import region_file
 
 if TYPE_CHECKING:

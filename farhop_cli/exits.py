@@ -6,9 +6,12 @@ A failure is one line on stderr. Never a stack trace.
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 NEGATIVE = 1
 FAULT = 2
@@ -24,3 +27,9 @@ def fail(text: str, code: int = FAULT) -> NoReturn:
 def warn(text: str) -> None:
     """Say one line on stderr and go on."""
     typer.echo(f"farhop: {' '.join(text.split())}", err=True)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for an error."""
+    shown = sorted(names)
+    return ", ".join(shown[:16]) + (", ..." if len(shown) > 16 else "") if shown else "none"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farhop_cli import admin, evidence, fleet, running, show, tables
-from farhop_cli.admin import AdminError, QuestionError
-from farhop_cli.exits import FAULT, NEGATIVE, PARTIAL, fail, warn
+from farhop_cli.access import AdminError, QuestionError
+from farhop_cli.exits import FAULT, NEGATIVE, PARTIAL, fail, listed, warn
 from farhop_lab.world import client
 from topology.law import Law, Scope
 
@@ -78,7 +78,7 @@ def _question(topology: Topology, options: Options, body: bytes) -> dict[str, An
         fail(f"{options.what}: neither `messages` nor `prompt` in it; give a JSON body as for /v1/chat/completions")
     tenant = options.tenant or ("anywhere" if "anywhere" in topology.tenants else next(iter(topology.tenants), ""))
     if tenant not in topology.tenants:
-        fail(f"--tenant: no tenant {tenant!r} in this fleet; it has {running.listed(topology.tenants)}")
+        fail(f"--tenant: no tenant {tenant!r} in this fleet; it has {listed(topology.tenants)}")
     path = client.CHAT if "messages" in document else client.COMPLETION
     allow = running.places(topology, options.allow)
     return {"body": msgspec.Raw(body), "tenant": tenant, "path": path, "allow": allow}
@@ -89,6 +89,7 @@ async def _now(here: Fleet, topology: Topology, options: Options, question: dict
         entry, answer = await _at_entry(http, here, topology, options.origin, question)
         reasons, law = answer.get("reasons") or {}, answer.get("law")
         chosen = reasons.get("chosen")
+        question = _for_the_model(question, answer.get("model"))
         regional: dict[str, Any] | None = None
         for one in here.of("regional", chosen) if chosen else ():
             try:
@@ -112,6 +113,14 @@ async def _now(here: Fleet, topology: Topology, options: Options, question: dict
     if chosen is None:
         return NEGATIVE
     return PARTIAL if regional is None else 0
+
+
+def _for_the_model(question: dict[str, Any], model: object) -> dict[str, Any]:
+    """What a region is asked: the entry sends a request on for the model that its name stands for."""
+    document = msgspec.json.decode(question["body"])
+    if not isinstance(model, str) or document.get("model") in (None, model):
+        return question
+    return {**question, "body": msgspec.Raw(msgspec.json.encode(document | {"model": model}))}
 
 
 async def _at_entry(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import os
+import ssl
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -26,30 +27,28 @@ from farhop.store.contract import (
     report_key,
 )
 from farhop.store.documents import announce
-from farhop.store.documents import entry as entry_documents
-from farhop.store.documents import report as report_documents
 from farhop.store.documents.document import DocumentError
 from farhop.store.envelope import NO_KEYS, Keys, bare
-from farhop.store.etcd_link import EtcdSettings
-from farhop.store.hubs import store_of, unreached
+from farhop.store.etcd_settings import EtcdSettings
 from farhop.store.sealed import Sealed
-from farhop_cli import admin, running
-from farhop_cli.admin import NO_ACCESS, Access, AdminError
-from farhop_cli.exits import fail
+from farhop_cli.access import NO_ACCESS, Access, AdminError
+from farhop_cli.exits import fail, listed
 from farhop_lab.world.world_file import WORLD_FILE
-from topology import load as worlds
 from topology.problems import TopologyError, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from farhop.service.endpoints import ListenTls
     from farhop.store.contract import Entry, Store
     from farhop.store.documents.announce import AnnounceReport
-    from farhop_cli.context import AdminPorts, Context
+    from farhop_cli import admin
+    from farhop_cli.context_document import AdminPorts, Context
     from topology.model import Topology
 
 Status = dict[str, Any]
 TOKEN = "FARHOP_ADMIN_TOKEN"  # noqa: S105 - the variable's name: for admin ports given without a context
+_PEM_END = "-----END CERTIFICATE-----\n"
 NOT_OFFERED = (
     "it offers operators no address: it listens on loopback, or does not know where it is reached; give it "
     "`admin.advertise`, or its URL by `--admin`"
@@ -123,6 +122,8 @@ class Fleet:
 
     async def seen(self, tier: str = "", region: str = "") -> list[Seen]:
         """What each balancer says of itself, in order; who is silent is among them."""
+        from farhop_cli import admin
+
         asked = [one for one in self.balancers if tier in ("", one.tier) and region in ("", one.region)]
         async with admin.session(self.access) as http:
             return list(await asyncio.gather(*(look(http, one) for one in asked)))
@@ -138,6 +139,8 @@ class Fleet:
 
 async def look(http: admin.Session, one: Balancer) -> Seen:
     """What a balancer says of itself, or why not."""
+    from farhop_cli import admin
+
     try:
         status = await admin.get(http, one.at, "/status")
     except AdminError as error:
@@ -145,10 +148,10 @@ async def look(http: admin.Session, one: Balancer) -> Seen:
     if status is None:
         return Seen(one, None, f"{one.url} has no /status")
     tier, region, instance = (str(status.get(name) or "") for name in ("tier", "region", "instance"))
-    told = Balancer(tier, region, one.url, instance)
-    if one.found and (told.tier, told.region, told.instance) != (one.tier, one.region, one.instance):
-        return Seen(one, None, f"{one}: {one.url} is somebody else ({told}); give it the right `admin.advertise`")
-    return Seen(one if one.tier else told, status)
+    answered = Balancer(tier, region, one.url, instance)
+    if one.found and (answered.tier, answered.region, answered.instance) != (one.tier, one.region, one.instance):
+        return Seen(one, None, f"{one}: {one.url} is somebody else ({answered}); give it the right `admin.advertise`")
+    return Seen(one if one.tier else answered, status)
 
 
 # -- which fleet
@@ -199,6 +202,8 @@ def _of_world(world: Path) -> Fleet:
             f"no world runs here ({world} is missing) and no context is current; make one with `farhop context set`, "
             "give a balancer's configuration by --config, or start a world with `farhop up`"
         )
+    from farhop_cli import running
+
     here = running.open_world(world)
     regions = here.file.regions
     return Fleet(
@@ -240,6 +245,7 @@ def _of_context(name: str, chosen: Context, etcd: str | None, admins: Sequence[s
     access = Access(
         ports.token.get_secret_value() if ports.token is not None else "",
         _tls(ports) if ports.ca_file is not None or ports.cert_file is not None else None,
+        ports.ca_file or "",
     )
     begun = Fleet(
         hubs, topology, _given(admins or ports.urls), chosen.signing.made(), access=access, name=f"context {name}"
@@ -281,6 +287,8 @@ def _given(urls: Iterable[str]) -> tuple[Balancer, ...]:
 
 
 def _topology(name: str) -> Topology:
+    from topology import load as worlds
+
     return worlds.load(Path(name) if name.endswith((".yaml", ".yml")) else worlds.shipped(name))
 
 
@@ -304,8 +312,27 @@ def _configured(path: Path, admins: Sequence[str]) -> Fleet:
     own = Balancer("global", config.region, f"{scheme}://{host}:{config.admin.port}")
     given = tuple(replace(one, tier="global", region=config.region) for one in _given(admins))
     access = Access(os.environ.get(TOKEN, "").strip())
+    if config.admin.tls is not None and not given:
+        access = _pinned(access, own.url, config.admin.tls)
     keys = config.signing.made()
     return Fleet(hubs, topology, given or (own,), keys, config.region, access, f"the configuration {path}")
+
+
+def _pinned(access: Access, url: str, tls: ListenTls) -> Access:
+    """Who knows a balancer by its configuration believes the certificate that stands there, and no other."""
+    remedy = "give a context instead, with `admin.ca_file` (farhop context set)"
+    if tls.client_ca_file is not None:
+        why = f"it lets in operators who show a certificate; {remedy}, `admin.cert_file` and `admin.key_file`"
+        return replace(access, unasked={url: why})
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # one certificate alone is believed, whatever names it has
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        pem = Path(tls.cert_file).read_text()
+        context.load_verify_locations(cadata=pem[: pem.index(_PEM_END) + len(_PEM_END)])
+    except (OSError, ValueError) as error:
+        return replace(access, unasked={url: f"its certificate, {tls.cert_file}, cannot be read ({error}); {remedy}"})
+    return replace(access, tls=context)
 
 
 # -- who is there
@@ -337,42 +364,48 @@ async def announcers(store: Store) -> tuple[tuple[AnnounceReport, ...], list[str
 
 
 async def _listed(fleet: Fleet) -> tuple[list[Balancer], tuple[AnnounceReport, ...], tuple[str, ...]]:
+    from farhop.store.hubs import store_of, unreached
+
     store = store_of(fleet.hubs, Random(), lambda _, one: Sealed(one, fleet.keys))
     try:
         await store.open()
         above, below = await store.list(ENTRY_PREFIX), await store.list(REGION_PREFIX)
         announcing, _ = await announcers(store)  # what cannot be read of them `farhop anycast status` tells
-        told = unreached(store)
+        unanswered = unreached(store)
     except StoreError as error:
         return [], (), (f"etcd: {error}",)
     finally:
         await store.close()
     found = [*filter(None, map(_global, above)), *filter(None, map(_regional, below))]
-    return found, announcing, tuple(f"etcd: hub {hub}: {why}" for hub, why in told.items())
+    return found, announcing, tuple(f"etcd: hub {hub}: {why}" for hub, why in unanswered.items())
 
 
 def _global(stands: Entry) -> Balancer | None:
+    from farhop.store.documents import entry as entry_documents
+
     place = parse_entry_key(stands.key)
     try:
-        told = entry_documents.decode(stands.value)
+        report = entry_documents.decode(stands.value)
     except DocumentError:
         return None  # nobody goes by it
-    if place is None or stands.key != entry_key(told.region, told.instance):
+    if place is None or stands.key != entry_key(report.region, report.instance):
         return None
-    return _balancer("global", *place, told.admin_address, told.admin_tls)
+    return _balancer("global", *place, report.admin_address, report.admin_tls)
 
 
 def _regional(stands: Entry) -> Balancer | None:
+    from farhop.store.documents import report as report_documents
+
     place = parse_report_key(stands.key)
     if place is None:
         return None
     try:
-        told = report_documents.decode(stands.value)
+        report = report_documents.decode(stands.value)
     except DocumentError:
         return None  # balancers say so in their metrics
-    if stands.key != report_key(told.region, told.instance):
+    if stands.key != report_key(report.region, report.instance):
         return None
-    return _balancer("regional", *place, told.admin_address, told.admin_tls)
+    return _balancer("regional", *place, report.admin_address, report.admin_tls)
 
 
 def _balancer(tier: str, region: str, instance: str, address: str, tls: bool) -> Balancer:
@@ -389,6 +422,8 @@ def _with_reported(fleet: Fleet) -> Fleet:
 
 
 async def _asked(fleet: Fleet) -> Fleet:
+    from farhop_cli import admin
+
     async with admin.session(fleet.access) as http:
         unknown = [one for one in fleet.balancers if not one.tier]
         looked = await asyncio.gather(*(look(http, one) for one in unknown))
@@ -404,9 +439,12 @@ async def _asked(fleet: Fleet) -> Fleet:
 
 
 async def _topology_of(http: admin.Session, one: Balancer) -> Topology | None:
+    from farhop_cli import admin
+    from topology import load as worlds
+
     try:
-        told = await admin.get(http, one.at, "/topology")
-        return worlds.of(told, one.url) if told is not None else None
+        document = await admin.get(http, one.at, "/topology")
+        return worlds.of(document, one.url) if document is not None else None
     except (AdminError, TopologyError):
         return None  # who is silent is told by whoever needs it
 
@@ -435,5 +473,5 @@ def known(region: str, names: Iterable[str], of: str, kind: str = "region") -> N
     if region in all_names:
         return
     close = difflib.get_close_matches(region[:64].lower(), all_names, n=1, cutoff=0.6)
-    remedy = f"did you mean {quoted(close[0])}?" if close else f"there is {running.listed(all_names)}"
+    remedy = f"did you mean {quoted(close[0])}?" if close else f"there is {listed(all_names)}"
     fail(f"{quoted(region)} is no {kind} of {of}; {remedy}")

@@ -62,7 +62,7 @@ def create(
         _lawful(one, await in_force(store, here.topology))
         if not where.dry_run:
             await store.put(one.key, document, expect_revision=0)
-        return await _told(here, where, [one], key)
+        return await _reported(here, where, [one], key)
 
     return setting.with_store(here, work)
 
@@ -74,7 +74,7 @@ def rotate(id_: str, grace: str, length: str | None, why: str, by: str | None, w
     given = None if length is None else _length("--for", length)
 
     async def work(store: Store) -> int:
-        entry, old = await _stands(store, id_)
+        entry, old = await _issued(store, id_)
         if old.expires is not None and old.expires <= now:
             fail(f"{id_} has expired; make another with `farhop key create {old.tenant}`", NEGATIVE)
         for other in await _all(store):
@@ -96,7 +96,7 @@ def rotate(id_: str, grace: str, length: str | None, why: str, by: str | None, w
             except Conflict:  # nobody has seen the new one
                 await store.delete(new.key)
                 raise
-        return await _told(here, where, [new, old], key)
+        return await _reported(here, where, [new, old], key)
 
     return setting.with_store(here, work)
 
@@ -106,12 +106,12 @@ def revoke(id_: str, why: str, by: str | None, where: Where) -> int:
     now, here = datetime.now(UTC), where.fleet()
 
     async def work(store: Store) -> int:
-        entry, old = await _stands(store, id_)
+        entry, old = await _issued(store, id_)
         one = replace(old, revoked=now, author=by or setting.author_here(), why=why, at=now, seq=old.seq + 1)
         document = _encoded(one)
         if not where.dry_run:
             await store.put(one.key, document, expect_revision=entry.revision)
-        return await _told(here, where, [one], None)
+        return await _reported(here, where, [one], None)
 
     return setting.with_store(here, work)
 
@@ -132,7 +132,7 @@ def listed(tenant: str, where: Where) -> int:
     return setting.with_store(where.fleet(), work)
 
 
-async def _stands(store: Store, id_: str) -> tuple[Entry, IssuedKey]:
+async def _issued(store: Store, id_: str) -> tuple[Entry, IssuedKey]:
     """The key of this id. Ends the command where there is none that could be used."""
     if not id_ or "/" in id_:
         fail(f"ID: {quoted(id_)} is no key's id; see `farhop key list`")
@@ -185,7 +185,7 @@ def _encoded(one: IssuedKey) -> bytes:
         fail(f"{_OPTIONS.get(error.field, error.field)}: {error.message}")
 
 
-async def _told(here: Fleet, where: Where, changed: Sequence[IssuedKey], key: str | None) -> int:
+async def _reported(here: Fleet, where: Where, changed: Sequence[IssuedKey], key: str | None) -> int:
     """Print what was done. The key last, so that nobody misses it."""
     of = 0 if where.dry_run else len(here.admins)
     aware = await setting.settled(lambda: _followed(here, changed[0]), of)

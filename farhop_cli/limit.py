@@ -1,28 +1,23 @@
 """`farhop limit`: what tenants, their keys and their models may use, over the whole fleet.
 
-All of a tenant's limits stand in one document, with the region that lends them out.
+All of a tenant's limits stand in one document, with the region that lends them out. What new ones would have done is
+told by `limit_effect`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from heapq import heappop, heappush
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from farhop.accounts import segments
-from farhop.accounts.usage import ANY, Reading, price_book, usd
-from farhop.balance.quota import Bucket, Quota
-from farhop.config import ConfigError
-from farhop.service import effect
-from farhop.service.clock import wall
+from farhop.accounts.money import usd
 from farhop.store.contract import LIMIT_PREFIX, limit_key
 from farhop.store.documents import limits as documents
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.limits import NAMES, Limit, TenantLimits
 from farhop_cli import region_document, setting
-from farhop_cli.exits import NEGATIVE, fail, warn
-from farhop_cli.law import in_force
+from farhop_cli.exits import NEGATIVE, fail
 from farhop_cli.setting import UNREADABLE, Item, Noun, Setting, SettingChange
 from topology.problems import quoted
 
@@ -30,12 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from farhop.accounts.usage import Data, Prices
+    from farhop.accounts.prices import Prices
     from farhop.store.contract import Store
-    from farhop_cli.fleet import Fleet, Status
+    from farhop.store.documents.authored import Authorship
+    from farhop_cli.fleet import Fleet
     from farhop_cli.options import Where
 
-UNPRICED_SHOWN = 8
 MICRO_ERROR = 1e-3  # of a float that was written as whole microdollars
 _TENANTS = ("region", "safe_share", "safe")  # said of all of a tenant's limits at once
 
@@ -46,6 +41,33 @@ class Against:
 
     usage: Path | None
     prices: Path | None
+
+    @cached_property
+    def book(self) -> Prices | None:
+        """The price book, if one is given. Ends the command for one that cannot be used."""
+        if self.prices is None:
+            return None
+        from farhop_cli.limit_effect import prices_in
+
+        return prices_in(self.prices)
+
+    def check(self, where: Where) -> None:
+        """End the command, naming the option, for what cannot be used."""
+        _ = self.book
+        if self.usage is not None and not where.dry_run:
+            fail("--usage: is for a dry run; give --dry-run, too")
+        if self.usage is not None and not self.usage.is_dir():
+            fail(f"--usage: {self.usage} is no folder; give what balancers have as usage.dir, or a copy of it")
+
+
+@dataclass(frozen=True)
+class Shared:
+    """How limits are lent out: by which region, what share is each balancer's own, and with whom what idles is shared.
+    None: as it stands."""
+
+    home: str
+    safe_share: float | None
+    pool: str | None
 
 
 def micro_usd(option: str, given: float | None) -> int | None:
@@ -58,163 +80,94 @@ def micro_usd(option: str, given: float | None) -> int | None:
 
 
 def set_limit(
-    tenant: str, whose: tuple[str, str, bool], sizes: dict[str, int | None], home: str, safe_share: float | None,
-    against: Against, why: str, by: str | None, where: Where,
+    tenant: str, whose: tuple[str, str, bool], sizes: dict[str, int | None], how: Shared, against: Against,
+    why: str, by: str | None, where: Where,
 ) -> int:  # fmt: skip
     """Limit a tenant, or a key or a model of it, or each of its users; the exit code. `whose`: key, model, whether of
     each user. Limits left out stay. In a dry run it is told what usage says that they would have refused. Money is not
     limited where it could not be counted."""
-    usage, prices = against.usage, _prices(against.prices)
-    if usage is not None and not where.dry_run:
-        fail("--usage: is for a dry run; give --dry-run, too")
-    if usage is not None and not usage.is_dir():
-        fail(f"--usage: {usage} is no folder; give what balancers have as usage.dir, or a copy of it")
-    if not any(size is not None for size in sizes.values()) and not home and safe_share is None:
+    against.check(where)
+    given = {name: size for name, size in sizes.items() if size is not None}
+    if not given and how == Shared("", None, None):
         options = ", ".join("--" + name.removeprefix("micro_").replace("_", "-") for name in NAMES)
         fail(f"give a limit: one of {options}")
-    authorship = region_document.authorship(why, by)
-    here, whom = where.fleet(), _whom(tenant, *whose)
-    entries: list[str] = []
-    given = {name: size for name, size in sizes.items() if size is not None}
+    new = _New(tenant, whose, given, how, against, region_document.authorship(why, by), where.fleet())
+    notes = (f"lent out by {how.home}" if how.home else "requests under way are not disturbed",)
+    asked = SettingChange(
+        _key(tenant), "", new.whom, new.document, check=new.check, notes=notes, effects=new.effects
+    )  # fmt: skip
+    return setting.change(NOUN, new.fleet, asked, where)
 
-    async def check(store: Store) -> None:
-        if any(documents.kind_of(name) == "usd" for name in given):
-            _check_priced(whose[1], prices, await here.statuses())
-        if safe_share:
-            entries.extend(sorted({f"{one['region']}/{one['instance']}" for one in await here.statuses()}))
-        world = await in_force(store, here.topology)
+
+class _New:
+    """A limit as it was typed: checked against the fleet, then written into what stands."""
+
+    def __init__(
+        self, tenant: str, whose: tuple[str, str, bool], sizes: dict[str, int], how: Shared, against: Against,
+        by: Authorship, fleet: Fleet,
+    ) -> None:  # fmt: skip
+        self.whom = _whom(tenant, *whose)
+        self.fleet = fleet
+        self._tenant, self._whose, self._sizes, self._how, self._against = tenant, whose, sizes, how, against
+        self._by = by
+        self._entries: list[str] = []  # the global balancers, each of which gets a part of a safe share
+
+    async def check(self, store: Store) -> None:
+        """End the command where it must not be."""
+        from farhop_cli.law import in_force
+
+        if any(documents.kind_of(name) == "usd" for name in self._sizes):
+            from farhop_cli.limit_effect import check_priced
+
+            check_priced(self._whose[1], self._against.book, await self.fleet.statuses())
+        if self._how.safe_share:
+            statuses = await self.fleet.statuses()
+            self._entries.extend(sorted({f"{one['region']}/{one['instance']}" for one in statuses}))
+        world = await in_force(store, self.fleet.topology)
         if world is None:
             return
-        if tenant not in world.tenants:
-            fail(f"TENANT: {quoted(tenant)} is no tenant of topology {quoted(world.name)}")
-        if home and home not in world.regions:
-            fail(f"--home: no region {quoted(home)}; there is {', '.join(sorted(world.regions)[:8])}")
+        if self._tenant not in world.tenants:
+            fail(f"TENANT: {quoted(self._tenant)} is no tenant of topology {quoted(world.name)}")
+        if self._how.home and self._how.home not in world.regions:
+            fail(f"--home: no region {quoted(self._how.home)}; there is {', '.join(sorted(world.regions)[:8])}")
 
-    def make(before: Setting | None) -> bytes:
+    def document(self, before: Setting | None) -> bytes:
+        """The tenant's limits with this one among them."""
         if before is UNREADABLE:
-            fail(f"what stands for {tenant} cannot be read; take it away with `farhop limit unset`", NEGATIVE)
+            fail(f"what stands for {self._tenant} cannot be read; take it away with `farhop limit unset`", NEGATIVE)
         items = list(before.items) if before is not None else []
+        shared = self._shared(items)
+        old: dict[str, Any] = next((item.value for item in items if item.whom == self.whom), {})
+        kept = {name: value for name, value in old.items() if name in NAMES or name == "pool"}
+        pool = self._how.pool
+        if kept or self._sizes or pool:
+            value = {**kept, **self._sizes, **({} if pool is None else {"pool": pool})}
+            items = [*(item for item in items if item.whom != self.whom), Item(self.whom, value)]
+        return _encoded(self._tenant, items, shared, self._by)
+
+    def _shared(self, items: Sequence[Item]) -> dict[str, Any]:
         shared = {name: value for item in items[:1] for name, value in item.value.items() if name in _TENANTS}
-        if home:
-            shared["region"] = home
+        if self._how.home:
+            shared["region"] = self._how.home
         if not shared.get("region"):
             fail("--home: is needed for a tenant's first limit: the region that lends out what it may use")
-        if safe_share is not None:
-            if safe_share and not entries:
+        if self._how.safe_share is not None:
+            if self._how.safe_share and not self._entries:
                 fail("--safe-share: no global balancer answers, to have a part of it")
-            shared |= {"safe_share": safe_share, "safe": entries if safe_share else []}
-        old: dict[str, Any] = next((item.value for item in items if item.whom == whom), {})
-        kept = {name: size for name, size in old.items() if name in NAMES}
-        if kept or given:
-            items = [*(item for item in items if item.whom != whom), Item(whom, {**kept, **given})]
-        return _encoded(tenant, items, shared, authorship)
+            shared |= {"safe_share": self._how.safe_share, "safe": self._entries if self._how.safe_share else []}
+        return shared
 
-    async def effects(_store: Store) -> Sequence[str]:
-        if usage is None:
+    async def effects(self, _store: Store) -> Sequence[str]:
+        """What it would have refused, in a dry run with usage files."""
+        if self._against.usage is None:
             return ()
-        return (refused(usage, tenant, *whose[:2], given, each_user=whose[2], prices=prices),)
+        from farhop_cli.limit_effect import refused
 
-    notes = (f"lent out by {home}" if home else "requests under way are not disturbed",)
-    asked = SettingChange(_key(tenant), "", whom, make, check=check, notes=notes, effects=effects)
-    return setting.change(NOUN, here, asked, where)
-
-
-def _prices(path: Path | None) -> Prices | None:
-    try:
-        return price_book(path) if path is not None else None
-    except ConfigError as error:
-        fail(f"--prices: {error}")
-
-
-def _check_priced(model: str, prices: Prices | None, statuses: Sequence[Status]) -> None:
-    """Fail where money could not be counted: each balancer that answers must have a price for the model, or any price
-    where the limit is on all models; so must the given book where none answers."""
-    told = [(_who(one), (one.get("limits") or {}).get("prices"), effect.serving(one)) for one in statuses]
-    if not told:
-        if prices is None:
-            fail("no balancer answers, to say which models have a price; give --prices, the price book that they have")
-        epoch = prices.of(prices.epoch_at(wall().timestamp()))
-        told = [("--prices", {"models": list(epoch.models), "more": False} if epoch is not None else None, {})]
-    unpriced: set[str] = set()
-    for who, book, served in told:
-        if not book:
-            fail(f"{who}: no prices are in force there; give all balancers a price book, as usage.prices")
-        if book["more"] or ANY in book["models"]:
-            continue
-        if model and model not in book["models"]:
-            fail(f"--model: {quoted(model)} has no price at {who}; add it to the price book, usage.prices")
-        unpriced |= served.keys() - set(book["models"])
-    if unpriced and not model:
-        names = ", ".join(sorted(unpriced)[:UNPRICED_SHOWN])
-        warn(f"requests for {names} will be refused: no price; add one to the price book, usage.prices")
-
-
-def _who(status: Status) -> str:
-    return "/".join(str(status[name]) for name in ("region", "instance") if status.get(name))
-
-
-def refused(
-    folder: Path, tenant: str, key: str, model: str, sizes: dict[str, int], *, each_user: bool = False,
-    prices: Prices | None = None,
-) -> str:  # fmt: skip
-    """What limits would have refused of the last day in these usage files, by what was used in the end, at the prices
-    that it was used at."""
-    reading, used, unpriced = Reading(), list[tuple[float, float, tuple[int, ...]]](), 0
-    money = any(documents.kind_of(name) == "usd" for name in sizes)
-    if money and prices is None:
-        fail("--usage: what it cost is told by prices; give --prices, the price book, too")
-    for event in reading.events(line for _, line in segments.read(folder)):
-        data = event.data
-        named = data.tenant == tenant and key in ("", data.key) and model in ("", data.model)
-        if named and data.region:  # it was sent somewhere
-            tokens = data.input_tokens or 0, data.output_tokens or 0
-            ended_at, took_s = datetime.fromisoformat(event.time).timestamp(), data.duration_ms / 1e3
-            cost = _cost(data, ended_at, prices) if money and prices is not None else 0
-            used.append((ended_at - took_s, took_s, (1, *tokens, sum(tokens), 1, cost)))
-    if each_user:
-        return "what limits of each user would have refused, usage does not tell"
-    if not used:
-        return f"{folder} holds no usage of this: nobody can say what it would have refused"
-    used.sort()
-    used = [one for one in used if one[0] > used[-1][0] - documents.DAY_S]
-    kinds = ("requests", "input_tokens", "output_tokens", "tokens", "concurrency", "usd")
-    buckets = [
-        (name, kinds.index(documents.kind_of(name)), Bucket(_quota(name, n), used[0][0])) for name, n in sizes.items()
-    ]
-    by, ends = dict.fromkeys(sizes, 0), list[float]()  # of those under way
-    for at, took_s, amounts in used:
-        if amounts[-1] < 0:
-            unpriced += 1
-            continue
-        while ends and ends[0] <= at:
-            heappop(ends)
-            for name, _, bucket in buckets:
-                bucket.level -= name == "concurrency"
-        short = next((name for name, kind, bucket in buckets if not bucket.fits(amounts[kind], at)), None)
-        if short is not None:
-            by[short] += 1
-            continue
-        for _, kind, bucket in buckets:
-            bucket.level += amounts[kind]
-        heappush(ends, at + took_s)
-    total = sum(by.values()) + unpriced
-    whys = [f"{n:,} by {_words(name)}" for name, n in by.items() if n]
-    why = ", ".join([*whys, f"{unpriced:,} for want of a price"] if unpriced else whys)
-    return f"would have refused {total:,} of the {len(used):,} requests of the last day{f': {why}' if why else ''}"
-
-
-def _cost(data: Data, at_s: float, prices: Prices) -> int:
-    """Microdollars; below 0 where it has no price. Records made without a price book are priced by when they ended."""
-    rates = prices.rates(data.model, at_s, data.price_epoch or None)
-    if rates is None:
-        return -1
-    cached = data.cached_tokens or 0
-    return rates.micro_usd(max(0, (data.input_tokens or 0) - cached), cached, data.output_tokens or 0)
-
-
-def _quota(name: str, n: int) -> Quota:
-    period = documents.period_s(name)
-    return Quota(n, n / period if period else 0.0)
+        key, model, each_user = self._whose
+        told = refused(
+            self._against.usage, self._tenant, key, model, self._sizes, each_user=each_user, prices=self._against.book
+        )  # fmt: skip
+        return (told,)
 
 
 def unset(tenant: str, whose: tuple[str, str, bool] | None, why: str, by: str | None, where: Where) -> int:
@@ -239,7 +192,7 @@ def unset(tenant: str, whose: tuple[str, str, bool] | None, why: str, by: str | 
 def _whom(tenant: str, key: str, model: str, each_user: bool) -> dict[str, str]:
     key, model = region_document.named("--key", key), region_document.named("--model", model)
     more = {"key": key, "model": model, "user": "each" if each_user else ""}
-    return {"tenant": tenant, **{name: word for name, word in more.items() if word}}
+    return {"tenant": tenant, **{name: value for name, value in more.items() if value}}
 
 
 def _key(tenant: str) -> str:
@@ -254,7 +207,7 @@ def _encoded(tenant: str, items: Sequence[Item], shared: dict[str, Any], by: Any
         limits = tuple(
             Limit(
                 key=item.whom.get("key", ""), model=item.whom.get("model", ""), each_user="user" in item.whom,
-                **{name: size for name, size in item.value.items() if name in NAMES},
+                **{name: value for name, value in item.value.items() if name in NAMES or name == "pool"},
             )
             for item in items
         )  # fmt: skip
@@ -272,7 +225,10 @@ def _read(_place: str, document: bytes) -> Setting:
     one = documents.decode(document)
     shared = {"region": one.home, **({"safe_share": one.safe_share, "safe": list(one.safe)} if one.safe else {})}
     items = [
-        Item(_whom(one.tenant, limit.key, limit.model, limit.each_user), {**limit.sizes(), **shared})
+        Item(
+            _whom(one.tenant, limit.key, limit.model, limit.each_user),
+            {**limit.sizes(), **({"pool": limit.pool} if limit.pool else {}), **shared},
+        )
         for limit in one.limits
     ]
     return Setting(tuple(items), one.author, one.why, one.at)
@@ -282,19 +238,13 @@ def _line(value: Any) -> str:
     if not isinstance(value, dict):
         return str(value)
     parts = [
-        f"{usd(value[name]) if documents.kind_of(name) == 'usd' else format(value[name], ',')} {_words(name)}"
+        f"{usd(value[name]) if documents.kind_of(name) == 'usd' else format(value[name], ',')} {documents.unit(name)}"
         for name in NAMES if name in value
     ]  # fmt: skip
     safe = value.get("safe_share")
     own = f", {safe:.4g} of it split among {len(value.get('safe') or ())} balancers" if safe else ""
-    return f"{', '.join(parts) or 'nothing'}; lent out by {value.get('region')}{own}"
-
-
-def _words(name: str) -> str:
-    return (
-        name.removeprefix("micro_").replace("_", " ").replace("usd", "USD")
-        if documents.period_s(name) else "requests at once"
-    )  # fmt: skip
+    pool = f", with what idles in pool {value['pool']}" if value.get("pool") else ""
+    return f"{', '.join(parts) or 'nothing'}{pool}; lent out by {value.get('region')}{own}"
 
 
 def _everybody(here: Fleet, _region: str) -> int:
@@ -304,10 +254,10 @@ def _everybody(here: Fleet, _region: str) -> int:
 async def _followed(here: Fleet, _region: str, before: Setting | None, after: Setting | None) -> int:
     at = after.at.isoformat() if after is not None and after.at is not None else None
     tenants = {item.whom["tenant"] for one in (after, before) if one is not None for item in one.items[:1]}
-    return sum(_says(status, tenants, at) for status in await here.statuses())
+    return sum(_follows(status, tenants, at) for status in await here.statuses())
 
 
-def _says(status: Any, tenants: set[str], at: str | None) -> bool:
+def _follows(status: Any, tenants: set[str], at: str | None) -> bool:
     shown = (status.get("limits") or {}).get("tenants")
     return isinstance(shown, dict) and all(shown.get(tenant) == at for tenant in tenants)
 

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from farhop_cli import admin, show
-from farhop_cli.admin import AdminError
+from farhop_cli.access import AdminError
 from farhop_cli.show import number
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ async def _status(http: admin.Session, url: str) -> dict[str, Any] | None:
         return None
 
 
-# -- telling
+# -- printing
 
 
 def picture(rows: list[Row]) -> Group:

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from farhop_cli import admin, fleet, show
-from farhop_cli.admin import AdminError
+from farhop_cli.access import AdminError
 from farhop_cli.exits import PARTIAL, fail, warn
 from farhop_cli.fleet import Seen
 from topology.problems import quoted

@@ -30,6 +30,7 @@ from farhop_lab.bench import ttft as ttfts
 from farhop_lab.bench.place import BenchError
 
 BUSY_SHARE = 0.25  # of the processors: a load average above it before the run leaves too little for the run
+WHOLE_SHARE = 0.99  # of the streams of a region that dies
 _T = TypeVar("_T")
 
 
@@ -41,6 +42,21 @@ def decide(as_json: bool) -> int:
         show.json({"bench": "decide", "unit": "CPU µs per request", "rows": rows})
         return 0
     title = f"decide: CPU µs per request, {decisions.REQUESTS} requests, {decisions.REPEATS} repeats"
+    columns = ("what", ">median µs", ">least µs", ">most µs")
+    show.table(title, columns, [[r.what, *map(show.number, (r.median_us, r.least_us, r.most_us))] for r in rows])
+    return 0
+
+
+def tenants(as_json: bool) -> int:
+    """Measure what limits, usage and audit cost a request; the exit code."""
+    from farhop_lab.bench import tenants as parts
+
+    with show.waiting(f"measuring tenants; the figures are CPU time, medians of {parts.REPEATS} repeats"):
+        rows = parts.tenants()
+    if as_json:
+        show.json({"bench": "tenants", "unit": "CPU µs per request", "rows": rows})
+        return 0
+    title = f"tenants: CPU µs per request, {parts.REQUESTS} requests, {parts.REPEATS} repeats"
     columns = ("what", ">median µs", ">least µs", ">most µs")
     show.table(title, columns, [[r.what, *map(show.number, (r.median_us, r.least_us, r.most_us))] for r in rows])
     return 0
@@ -64,14 +80,16 @@ def dns(networks: int, seconds: float, as_json: bool) -> int:
              **msgspec.to_builtins(found)}
         )  # fmt: skip
     else:
-        latencies = (">mean ms", ">worst ms", ">p99 ms at half")
+        latencies = (">mean ms", ">worst ms", ">p99 ms at half", ">waited µs")
         columns = ("server", ">CPU µs", ">times the echo", ">answers/s", ">lost", *latencies)
         listed = [
             [row.name, show.number(row.cpu_us), f"{row.cpu_us / least:.2f}", f"{row.qps:.0f}", str(row.lost),
-             f"{row.mean_ms:.2f}", f"{row.worst_ms:.2f}", f"{row.half_p99_ms:.2f}"]
+             f"{row.mean_ms:.2f}", f"{row.worst_ms:.2f}", f"{row.half_p99_ms:.2f}",
+             f"{row.half_waited_us:.0f}"]
             for row in rows
         ]  # fmt: skip
         show.table(f"dns: a client subnet and a cookie in each question, {networks} networks", columns, listed)
+        show.line("at half of its load: the 99th percentile, and how long a server had no core, for each answer")
         for name, why in found.left_out.items():
             show.line(f"{name} is left out: {why}")
     return 1 if over > answers.TIMES_MAX else 0
@@ -85,7 +103,7 @@ def anycast(repeats: int, as_json: bool) -> int:
     if why:
         show.line(f"anycast: nothing is measured: {why}")
         return 0
-    with show.telling("measuring anycast") as say:
+    with show.progress("measuring anycast") as say:
         try:
             rows = sites.measure(repeats, say)
         except BenchError as error:
@@ -110,7 +128,7 @@ def relay(*, quick: bool, only: str, repeats: int | None, streams: int | None, t
     """Measure what a relayed request costs, here and in other proxies; the exit code, 1 if a row is in trouble."""
     plan = results.planned(quick=quick, repeats=repeats, idle_streams=streams, tls=tls)
     names = [name.strip() for name in only.split(",") if name.strip()]
-    with show.telling("measuring relay") as say:
+    with show.progress("measuring relay") as say:
         found = _done(relays.measure(plan, names, say))
     if as_json:
         show.json({"bench": "relay", "unit": "CPU µs of the proxy's processes", **results.document(found)})
@@ -196,7 +214,7 @@ def _second(row: results.Row) -> list[str]:
 
 def soak(requests: int, as_json: bool) -> int:
     """Watch the regional tier's memory over many requests; the exit code, 1 if any was answered wrongly."""
-    with show.telling("soaking") as say:
+    with show.progress("soaking") as say:
         found = _done(soaks.measure(requests, say))
     if as_json:
         show.json({"bench": "soak", "per_request_bytes": found.per_request_bytes, **msgspec.to_builtins(found)})
@@ -220,7 +238,7 @@ def soak(requests: int, as_json: bool) -> int:
 
 def hostile(quick: bool, as_json: bool) -> int:
     """Measure what hostile bodies cost beside a plain one; the exit code, 1 if that is too much."""
-    with show.telling("measuring hostile bodies") as say:
+    with show.progress("measuring hostile bodies") as say:
         found = _done(attacks.measure(quick=quick, say=say))
     if as_json:
         show.json({"bench": "hostile", "holds": found.holds, **msgspec.to_builtins(found)})
@@ -248,7 +266,7 @@ def picker(quick: bool, as_json: bool) -> int:
     if why is not None:
         show.line(f"picker: nothing is measured: Envoy is {why}")
         return 0
-    with show.telling("measuring picker") as say:
+    with show.progress("measuring picker") as say:
         found = _done(pickers.measure(2 if quick else 5, 2.0 if quick else 5.0, say))
     if as_json:
         show.json({"bench": "picker", "unit": "CPU ms of the picker per request", **msgspec.to_builtins(found)})
@@ -317,7 +335,7 @@ def intake(as_json: bool) -> int:
 
 def hits(as_json: bool) -> int:
     """Measure how well cached prefixes are known; the exit code."""
-    with show.telling("measuring hits") as say:
+    with show.progress("measuring hits") as say:
         try:
             rows = cached.measure(say)
         except BenchError as error:
@@ -346,7 +364,7 @@ def hits(as_json: bool) -> int:
 
 def trie(quick: bool, as_json: bool) -> int:
     """Measure what the prefix trie costs, in memory, CPU time and pauses; the exit code."""
-    with show.telling("measuring trie") as say:
+    with show.progress("measuring trie") as say:
         rows = tries.measure(quick=quick, say=say)
     if as_json:
         show.json({"bench": "trie", "rows": rows})
@@ -360,7 +378,7 @@ def trie(quick: bool, as_json: bool) -> int:
 
 def console(seconds: float, as_json: bool) -> int:
     """Measure what the console costs its server and a browser; the exit code, 1 where a bound is missed."""
-    with show.telling("measuring the console") as say:
+    with show.progress("measuring the console") as say:
         say("the server and its viewers")
         rows = _done(consoles.costs(seconds))
         if consoles.has_browser():
@@ -380,7 +398,7 @@ def console(seconds: float, as_json: bool) -> int:
 def ttft(rounds: int, engine: ttfts.Engine | None, as_json: bool) -> int:
     """Measure what each tier adds to the time to the first token; the exit code."""
     others = os.getloadavg()[0]
-    with show.telling("measuring ttft") as say:
+    with show.progress("measuring ttft") as say:
         rows = _done(ttfts.measure(rounds, engine, say=say))
     if as_json:
         show.json({"bench": "ttft", "unit": "ms", "rounds": rounds, "load_average": others, "rows": rows})
@@ -409,11 +427,11 @@ def ttft(rounds: int, engine: ttfts.Engine | None, as_json: bool) -> int:
 
 def sim(quick: bool, as_json: bool) -> int:
     """Measure how many requests a second of CPU the simulator carries; the exit code, 1 if a world broke its rules."""
-    with show.telling("measuring sim") as say:
+    with show.progress("measuring sim") as say:
         rows = sims.measure(sims.QUICK if quick else sims.SIZES, say)
     broken = any(row.violations for row in rows)
     if as_json:
-        show.json({"bench": "sim", "unit": "requests per second of CPU", "rows": [row.told() for row in rows]})
+        show.json({"bench": "sim", "unit": "requests per second of CPU", "rows": [row.as_dict() for row in rows]})
         return 1 if broken else 0
     columns = ("world", "router", ">requests/s of CPU", ">CPU µs per request", ">requests", ">virtual s", ">CPU s")
     found = [(r.per_s, 1e6 * r.cpu_s / max(1, r.requests), r.requests, r.simulated_s, r.cpu_s) for r in rows]
@@ -429,7 +447,7 @@ def resume_cost(as_json: bool) -> int:
     """What a chunk costs more where its stream could go on elsewhere; the exit code."""
     from farhop_lab.bench import resume_cost as costs
 
-    with show.telling("measuring chunks"):
+    with show.progress("measuring chunks"):
         found = costs.measure()
     if as_json:
         show.json({"bench": "resume cost", "us_per_chunk": msgspec.to_builtins(found)})
@@ -442,14 +460,46 @@ def resume_cost(as_json: bool) -> int:
     return 0
 
 
-def resume(interruptions: int, seed: int, as_json: bool) -> int:
+def resume_kills(kills: int, text: bool, as_json: bool) -> int:
+    """Kill a region under streams; the exit code, 1 if too few of them end whole, or one says another thing."""
+    from farhop_lab.bench import resume as resumes
+    from farhop_lab.world.world import WorldError
+
+    with show.progress("killing a region") as say:
+        try:
+            found = asyncio.run(resumes.regions_killed(kills, say=say, by_text=text))
+        except WorldError as error:
+            fail(f"resume: {error}")
+    wrong = found.whole_share < WHOLE_SHARE or found.altered > 0
+    gaps_ms = {f"p{100 * share:g}": found.gap_ms(share) for share in (0.5, 0.99)}
+    if as_json:
+        told = {"bench": "resume kills", **msgspec.to_builtins(found), "whole_share": found.whole_share}
+        show.json({**told, "gap_ms": gaps_ms})
+        return 1 if wrong else 0
+    show.table(
+        f"resume: a region killed {found.kills:,} times, under {found.broken:,} streams that it served",
+        ("what", ">count"),
+        [
+            ["whole, and as the uninterrupted answer", show.number(found.whole)],
+            ["of another text", show.number(found.altered)],
+            *([f"ended with an error: {what}", show.number(count)] for what, count in sorted(found.ended.items())),
+        ],
+    )
+    for what in found.wrong:
+        show.line(what, "red")
+    show.line(f"{100 * found.whole_share:.2f} % whole; longest pause p50 {gaps_ms['p50']:.0f} ms, p99 "
+              f"{gaps_ms['p99']:.0f} ms", "bold")  # fmt: skip
+    return 1 if wrong else 0
+
+
+def resume(interruptions: int, seed: int, text: bool, as_json: bool) -> int:
     """Interrupt streams and compare them with whole ones; the exit code, 1 if one says another thing."""
     from farhop_lab.bench import resume as resumes
     from farhop_lab.world.world import WorldError
 
-    with show.telling("interrupting streams") as say:
+    with show.progress("interrupting streams") as say:
         try:
-            found = asyncio.run(resumes.measure(interruptions, seed, say))
+            found = asyncio.run(resumes.measure(interruptions, seed, say, by_text=text))
         except WorldError as error:
             fail(f"resume: {error}")
     if as_json:
@@ -460,7 +510,7 @@ def resume(interruptions: int, seed: int, as_json: bool) -> int:
         ("what", ">count"),
         [
             ["whole, and as the uninterrupted answer", show.number(found.whole)],
-            *([f"counted by a {what}", show.number(count)] for what, count in sorted(found.told.items())),
+            *([f"counted by a {what}", show.number(count)] for what, count in sorted(found.counted.items())),
             *([f"ended with an error: {what}", show.number(count)] for what, count in sorted(found.ended.items())),
         ],
     )
@@ -476,7 +526,7 @@ def law(worlds: int, first: int, workers: int, as_json: bool) -> int:
     """Play random worlds of laws; the exit code, 1 if the law was broken in one."""
     from farhop_lab.studies import law_worlds
 
-    with show.telling("playing worlds") as say:
+    with show.progress("playing worlds") as say:
         played, seen, sins = law_worlds.prove(first, worlds, workers, say)
     if as_json:
         show.json({"bench": "law", "first": first, "worlds": played, "seen": dict(seen), "broken": sins})

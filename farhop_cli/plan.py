@@ -50,7 +50,7 @@ def run(options: Options) -> int:
     prices = {name: scenario.topology.regions[name].usd_per_gpu_hour for name in scenario.doc.sites}
     try:
         folder = pool.opened(options.out) if options.out is not None else None
-        with show.telling(f"plan {scenario.doc.name}") as say:
+        with show.progress(f"plan {scenario.doc.name}") as say:
             ask = _Asking(scenario, options.seeds, folder, say)
             search = Search(
                 prices, scenario.doc.objective.good, ask, most=options.most, over=lambda: time.monotonic() > until
@@ -86,7 +86,7 @@ class _Asking:
 
     def __call__(self, trials: Sequence[Trial]) -> list[Outcome]:
         self._ran += len(trials)
-        fleets = "; ".join(_words(trial) for trial in trials[:1])
+        fleets = "; ".join(_summary(trial) for trial in trials[:1])
         self._say(f"{self._ran} fleets tried, now {fleets}")
         jobs = [job for trial in trials for job in self._jobs(trial)]
         results = iter(pool.run(jobs, out=self._out))
@@ -101,7 +101,7 @@ class _Asking:
         return pool.jobs(scenario, [routers.FARHOP if trial.routed else LOCAL], range(1, self._seeds + 1))
 
 
-def _words(trial: Trial) -> str:
+def _summary(trial: Trial) -> str:
     fleet = ", ".join(f"{name} {n}" for name, n in trial.replicas)
     return f"{fleet}{f' without {trial.lost}' if trial.lost else ''}{'' if trial.routed else ', each alone'}"
 

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING
 import msgspec
 
 from farhop_cli import admin, show
-from farhop_cli.admin import AdminError
+from farhop_cli.access import Access, AdminError
 from farhop_cli.exits import NEGATIVE, PARTIAL, fail, warn
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class _Heard:
+class _Received:
     """What came of it so far."""
 
     balancers: int = 0
@@ -48,71 +48,73 @@ class _Heard:
 
 
 def run(out: str, for_s: float, region: str, where: Where) -> int:
-    """Record; the exit code: 1 if nothing came, 3 if not every balancer was heard to its end."""
+    """Record; the exit code: 1 if nothing came, 3 if not every balancer was listened to until its end."""
     path = Path(out)
     here = where.fleet(region)
     balancers = [one for one in here.balancers if one.url and region in ("", one.region)]
     if not balancers:
         fail(f"{here.name}: no balancer's admin port is known; give one by --admin")
-    heard = _Heard()
+    received = _Received()
     try:
         with path.open("xb") as file:
             try:
-                asyncio.run(_all(balancers, file, for_s, heard, here.access))
+                asyncio.run(_all(balancers, file, for_s, received, here.access))
             except KeyboardInterrupt:
-                heard.errors.append("stopped by hand: what came until then is kept")
+                received.errors.append("stopped by hand: what came until then is kept")
     except FileExistsError:
         fail(f"--out: {path} is there already, and is not written over; give another name")
     except OSError as error:
         fail(f"--out: {path}: {error.strerror}; give a place that can be written to")
-    return _print(path, heard, where.as_json)
+    return _print(path, received, where.as_json)
 
 
-async def _all(balancers: list[Balancer], file: IO[bytes], for_s: float, heard: _Heard, access: admin.Access) -> None:
+async def _all(balancers: list[Balancer], file: IO[bytes], for_s: float, received: _Received, access: Access) -> None:
     # One salt for all, so that what begins alike is seen across balancers; it is kept nowhere.
     path = f"/record?for_s={for_s:g}&salt={secrets.token_hex(SALT_BYTES)}"
     async with admin.session(access) as http:
-        await asyncio.gather(*(_one(http, one, path, for_s, file, heard) for one in balancers))
+        await asyncio.gather(*(_one(http, one, path, for_s, file, received) for one in balancers))
 
 
-async def _one(http: admin.Session, one: Balancer, path: str, for_s: float, file: IO[bytes], heard: _Heard) -> None:
+async def _one(
+    http: admin.Session, one: Balancer, path: str, for_s: float, file: IO[bytes], received: _Received
+) -> None:
     ended = False
     try:
         async for line in admin.lines(http, one.at, path, for_s + GRACE_S):
             end = msgspec.json.decode(line, type=_Line).end
             if end is None:
                 file.write(line + b"\n")
-                heard.requests += 1
+                received.requests += 1
             else:
                 ended = True
-                heard.lost += end.lost
-                heard.unmeasured += end.unmeasured
+                received.lost += end.lost
+                received.unmeasured += end.unmeasured
     except (AdminError, msgspec.MsgspecError) as error:
-        heard.errors.append(str(error))
+        received.errors.append(str(error))
         return
     if ended:
-        heard.balancers += 1
+        received.balancers += 1
     else:
-        heard.errors.append(f"{one} ended before its time")
+        received.errors.append(f"{one} ended before its time")
 
 
-def _print(path: Path, heard: _Heard, as_json: bool) -> int:
-    for error in heard.errors:
+def _print(path: Path, received: _Received, as_json: bool) -> int:
+    for error in received.errors:
         warn(error)
     facts = {
         "trace": str(path),
-        "requests": heard.requests,
-        "balancers": heard.balancers,
-        "lost": heard.lost,
-        "unmeasured": heard.unmeasured,
+        "requests": received.requests,
+        "balancers": received.balancers,
+        "lost": received.lost,
+        "unmeasured": received.unmeasured,
     }
     if as_json:
         show.json(facts)
     else:
-        show.line(f"{path}: {heard.requests} requests of {heard.balancers} balancers", "bold")
-        if heard.lost or heard.unmeasured:
-            show.line(f"left out: {heard.lost} that came too fast, {heard.unmeasured} of which no usage was told")
+        show.line(f"{path}: {received.requests} requests of {received.balancers} balancers", "bold")
+        if received.lost or received.unmeasured:
+            show.line(f"left out: {received.lost} that came too fast, {received.unmeasured} of which no usage was told")
         show.line(f"Play it: farhop sim import {path} --out mine.yaml")
-    if heard.errors:
+    if received.errors:
         return PARTIAL
-    return 0 if heard.requests else NEGATIVE
+    return 0 if received.requests else NEGATIVE

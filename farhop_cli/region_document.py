@@ -10,8 +10,6 @@ import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ValidationError
-
 from farhop.store.documents import authored
 from farhop.store.documents.authored import Authorship
 from farhop.store.documents.document import DocumentError
@@ -22,6 +20,8 @@ from topology.problems import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from pydantic import BaseModel
 
     from farhop.store.contract import Store
     from farhop_cli.fleet import Fleet
@@ -127,6 +127,8 @@ def named(option: str, name: str) -> str:
 
 def checked(shape: type[BaseModel], value: object, option: str) -> None:
     """End the command, naming the option, if a balancer would refuse it."""
+    from pydantic import ValidationError
+
     try:
         shape.model_validate(value)
     except ValidationError as error:

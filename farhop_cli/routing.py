@@ -9,16 +9,16 @@ import msgspec
 
 from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, fail
-from farhop_cli.sim import shown, simulated
+from farhop_cli.sim import pictures, shown, simulated
 from farhop_lab.studies import aims, routers, routing, tables
 from farhop_lab.studies.ablations import ABLATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from farhop_lab.scenarios.load import Scenario
     from farhop_lab.studies.cell import Result
-
-    Table = tuple[str, list[str], list[list[str]]]
+    from farhop_lab.studies.results_page import Table
 
 COLUMNS = (
     ("requests/s", "requests_per_s", 2, 1.0),
@@ -40,15 +40,30 @@ def run(only: str, quick: bool, seeds: int | None, out: Path | None, markdown_fi
             fail(f"--only: {name!r} is none of {', '.join(routing.SCENARIOS)}")
     plan = routing.Plan(quick=quick, seeds=seeds, only=names)
     results = simulated(routing.jobs(plan), out, None, "routing")
+    files = pictures(_compared(plan, results), "routing", built(results), out) if out and not as_json else []
     if as_json:
         show.json(document(plan, results))
     else:
         for title, columns, lines in built(results):
             show.table(title, columns, lines)
         show.line(footing(plan))
+        for path in files:
+            show.line(f"written: {path}")
     if markdown_file is not None:
         _write(markdown_file, plan, results)
     return NEGATIVE if any(result.score.violations or result.score.unlawful for result in results) else 0
+
+
+def _compared(plan: routing.Plan, results: Sequence[Result]) -> list[tuple[Scenario, list[Result]]]:
+    """Each scenario that several routers were run in, with its results; without those that lack a part."""
+    return [
+        (
+            scenario,
+            [one for one in results if one.key.scenario == scenario.doc.name and one.key.router not in ABLATIONS],
+        )
+        for scenario, names in routing.scenarios(plan)
+        if len(names) > 1
+    ]
 
 
 def _write(path: Path, plan: routing.Plan, results: Sequence[Result]) -> None:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farhop.identity.api_keys import bearer, digest
-from farhop_cli import admin
-from farhop_cli.admin import NO_ACCESS, Access, AdminError
-from farhop_cli.exits import fail
-from farhop_lab.world import client, world_file
+from farhop_cli.access import NO_ACCESS, Access, AdminError
+from farhop_cli.exits import fail, listed
+from farhop_lab.world import world_file
 from farhop_lab.world.world_file import RegionFile, WorldFile, WorldFileError
 from topology import geo, policy
 from topology import load as worlds
@@ -34,6 +33,8 @@ class Running:
 
     def region_of(self, entry: str) -> str | None:
         """Which region's entry an origin is."""
+        from farhop_lab.world import client
+
         return next((name for name, one in self.file.regions.items() if client.origin(one.entry) == entry), None)
 
     def nearest(self, place: str | None) -> list[str]:
@@ -110,6 +111,8 @@ def under_law(topology: Topology, urls: Iterable[str], access: Access = NO_ACCES
 
 
 async def _laws(topology: Topology, urls: Iterable[str], access: Access) -> list[Topology | None]:
+    from farhop_cli import admin
+
     async with admin.session(access) as http:
 
         async def ask(url: str) -> Topology | None:
@@ -170,9 +173,3 @@ def places(topology: Topology | None, text: str | None) -> tuple[str, ...]:
     if strangers:
         fail(f"--allow: {quoted(strangers[0])} is no place of this fleet; it has {listed(known)}")
     return named
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names for an error."""
-    shown = sorted(names)
-    return ", ".join(shown[:16]) + (", ..." if len(shown) > 16 else "") if shown else "none"

@@ -19,12 +19,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import yaml
 
-from farhop.store import etcd_history
 from farhop.store.contract import ChangeKind, Conflict, StoreError
 from farhop.store.envelope import KEY_TEXT_MAX, NO_KEYS, EnvelopeError, Signer, bare
-from farhop.store.hubs import store_of, unreached
 from farhop.store.sealed import Sealed
 from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, fail, warn
@@ -302,6 +299,8 @@ def _file_items(noun: Noun, name: str, region: str) -> tuple[dict[frozenset[tupl
 
 
 def _raw(name: str) -> dict[str, Any]:
+    import yaml
+
     try:
         if name == "-":
             text = sys.stdin.read(FILE_CHARS_MAX)
@@ -328,7 +327,7 @@ def history(noun: Noun, region: str, where: Where) -> int:
         show.json({noun.name: rows, "since_revision": since})
         return 0
     shown = ("at", "author", "what", "why")
-    lines = [[str(row["revision"]), *(show.word(row[name]) for name in shown)] for row in rows]
+    lines = [[str(row["revision"]), *(show.cell(row[name]) for name in shown)] for row in rows]
     if lines:
         show.table(f"{noun.name}: what was set and unset, the newest first", _PAST, lines)
     else:
@@ -342,6 +341,8 @@ _PAST = (">revision", "at", "by", "what", "why")
 
 async def _remembered(here: Fleet, prefixes: Sequence[str]) -> tuple[int, Sequence[Written]]:
     """What the first hub that answers remembers: all of them are written to."""
+    from farhop.store import etcd_history
+
     _with_etcd(here)
     for left, name in zip(reversed(range(len(here.hubs))), sorted(here.hubs), strict=True):
         try:
@@ -430,6 +431,8 @@ def with_store(here: Fleet, work: Callable[[Store], Awaitable[int]]) -> int:
     """Do this with all of the fleet's hubs; the exit code. Ends the command, in one line, if none of them answers or
     another operator is in the way; tells which one was not reached. What is written is signed with the key that the
     environment names, if it does; what would not count by the fleet's keys, where they are known, is not written."""
+
+    from farhop.store.hubs import store_of, unreached
 
     _with_etcd(here)
     signer = signing_key(os.environ.get(SIGNING_KEY, ""), SIGNING_KEY)

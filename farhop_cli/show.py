@@ -78,7 +78,7 @@ def waiting(text: str) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def telling(text: str) -> Iterator[Callable[[str], None]]:
+def progress(text: str) -> Iterator[Callable[[str], None]]:
     """As `waiting`, with a function that says what is being done now."""
     with waiting(text) as spinner:
         yield lambda now: spinner.update(printable(f"{text}: {now}")) if isinstance(spinner, Status) else None
@@ -114,6 +114,6 @@ def number(value: object, digits: int = 1) -> str:
     return f"{value:,.{digits}f}" if isinstance(value, float) else f"{value:,}"
 
 
-def word(value: object) -> str:
-    """A word of a table, or a dash."""
+def cell(value: object) -> str:
+    """What stands in a table, or a dash."""
     return str(value) if value not in (None, "") else NONE

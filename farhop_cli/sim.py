@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, fail, warn
 from farhop_lab.scenarios import load
-from farhop_lab.studies import plots, pool, routers, tables
+from farhop_lab.studies import plots, pool, results_page, routers, tables
 from topology.problems import TopologyError, did_you_mean
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from farhop_lab.scenarios.load import Scenario
     from farhop_lab.sim.stats import Interval
     from farhop_lab.studies.cell import Result
+    from farhop_lab.studies.results_page import Table
 
 # What the table shows: column, figure, digits, factor.
 FIGURES = (
@@ -64,28 +65,38 @@ def run(options: Options) -> int:
     counted = range(1, (options.seeds or scenario.doc.seeds) + 1)
     seeds = list(counted) if options.seed is None else [options.seed]
     results = simulated(pool.jobs(scenario, names, seeds), options.out, options.workers, f"sim {scenario.doc.name}")
-    pictures = _pictures(scenario, results, options)
+    files: list[Path] = []
+    if options.out is not None and options.plots:
+        files = pictures([(scenario, results)], scenario.doc.name, [table(scenario, results)], options.out)
     if options.as_json:
         show.json(document(scenario, results))
     else:
         print_results(scenario, results)
-        for path in pictures:
-            show.line(f"picture: {path}")
+        for path in files:
+            show.line(f"written: {path}")
     return NEGATIVE if any(result.score.violations for result in results) else 0
 
 
-def _pictures(scenario: Scenario, results: Sequence[Result], options: Options) -> list[Path]:
-    """Beside the results, where those are kept; a line instead where they cannot be drawn."""
-    if options.out is None or not options.plots:
-        return []
+# -- shared with the other commands over scenarios
+
+
+def pictures(
+    compared: Sequence[tuple[Scenario, Sequence[Result]]], title: str, found: Sequence[Table], out: Path
+) -> list[Path]:
+    """Pictures beside the results, and one page of them and of the tables; without pictures where none can be drawn."""
+    drawn: list[Path] = []
     try:
-        return plots.draw(scenario, results, options.out)
+        for scenario, results in compared:
+            drawn += plots.draw(scenario, results, out)
     except plots.PlotsError as error:
         warn(str(error))
-        return []
-
-
-# -- shared with the other commands over scenarios
+    path = out / f"{title}.html"
+    about = "Simulated; ± is the 95 % interval of the mean over seeds (Student's t)."
+    try:
+        path.write_text(results_page.page(title, about, found, [(one.stem, one.read_bytes()) for one in drawn]))
+    except OSError as error:
+        fail(f"{path}: {error.strerror or error}; give a folder that can be written to")
+    return [*drawn, path]
 
 
 def found(name: str) -> Scenario:
@@ -151,8 +162,8 @@ def shown(mean: Interval | None, digits: int = 1, factor: float = 1.0) -> str:
     return value if mean.half is None else f"{value} ± {mean.half * factor:,.{digits}f}"
 
 
-def print_results(scenario: Scenario, results: Sequence[Result]) -> None:
-    """The table."""
+def table(scenario: Scenario, results: Sequence[Result]) -> Table:
+    """A row for each router and load."""
     doc, by_row = scenario.doc, tables.rows(results)
     seeds = max(len(those) for those in by_row.values())
     several = len(doc.loads) > 1
@@ -165,7 +176,13 @@ def print_results(scenario: Scenario, results: Sequence[Result]) -> None:
         f"seed{'s' * (seeds != 1)}; good: TTFT <= {doc.objective.ttft_ms:g} ms and TPOT <= {doc.objective.tpot_ms:g} ms"
     )
     columns = ["router", *([">load"] if several else []), *(f">{column}" for column, *_ in FIGURES)]
-    show.table(title, columns, lines)
+    return title, columns, lines
+
+
+def print_results(scenario: Scenario, results: Sequence[Result]) -> None:
+    """The table, and what must never happen if it did."""
+    show.table(*table(scenario, results))
+    seeds = max(len(those) for those in tables.rows(results).values())
     if seeds > 1:
         show.line(f"± is the 95 % interval of the mean over {seeds} seeds (Student's t)")
     for result in results:

@@ -78,7 +78,7 @@ def run(options: Options) -> int:
         show.json(facts)
         return 0
     columns = (" ", ">")
-    show.table(f"{options.log}", columns, [(name.replace("_", " "), _said(value)) for name, value in facts.items()])
+    show.table(f"{options.log}", columns, [(name.replace("_", " "), _shown(value)) for name, value in facts.items()])
     show.line(f"Say in {options.out} which GPUs you have, then: farhop sim {options.out}")
     return 0
 
@@ -169,5 +169,5 @@ def _scenario(
     )
 
 
-def _said(value: object) -> str:
+def _shown(value: object) -> str:
     return show.NONE if value is None else f"{value:,}" if isinstance(value, int | float) else str(value)

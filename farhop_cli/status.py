@@ -20,9 +20,9 @@ from rich.live import Live
 from rich.text import Text
 
 from farhop_cli import admin, fleet, show, summary
-from farhop_cli.admin import AdminError
+from farhop_cli.access import AdminError
 from farhop_cli.exits import NEGATIVE, PARTIAL, fail, warn
-from farhop_cli.show import number, word
+from farhop_cli.show import cell, number
 
 if TYPE_CHECKING:
     from farhop.store.documents.announce import AnnounceReport
@@ -159,8 +159,8 @@ def _from_disk(tier: str, one: Seen) -> list[str]:
     """That it was started without etcd, and still is."""
     shown = [kept for kept in _parts(one, "kept") if kept.get("from_disk")]
     return [
-        f"{tier} balancer of {one.region}: started from what was kept on disk; hub {word(kept.get('hub'))} is silent: "
-        f"{word(kept.get('why'))}"
+        f"{tier} balancer of {one.region}: started from what was kept on disk; hub {cell(kept.get('hub'))} is silent: "
+        f"{cell(kept.get('why'))}"
         for kept in shown
     ]
 
@@ -179,7 +179,7 @@ def _print(asked: Asked, upper: list[Seen], lower: list[Seen]) -> None:
         show.table("hubs, as each global balancer sees them", _HUBS, hubs)
     if wide or asked.law or asked.regions:
         drained = [_override(name, one) for name, one in drains(upper).items()]
-        overrides = [*drained, *(_bias_or_pin(one) for one in biases_and_pins(upper))]
+        overrides = [*drained, *(_bias_or_pin(one) for one in biases_and_pins(upper)), *_refusals(lower)]
         overrides = [row for row in overrides if not chosen or row[0] in chosen]
         if overrides:
             show.table("what operators set", _OVERRIDES, overrides)
@@ -229,8 +229,8 @@ def _build(tier: str, one: Seen) -> list[str]:
     found = status.get("configuration")
     configuration: dict[str, Any] = found if isinstance(found, dict) else {}
     told = [", ".join(map(str, configuration.get(name) or ())) or show.NONE for name in ("awaits_restart", "trouble")]
-    process = [word(status.get(field)) for field in ("instance", "version")]
-    return [one.name, tier, *process, one.url or show.NONE, word(configuration.get("generation")), *told]
+    process = [cell(status.get(field)) for field in ("instance", "version")]
+    return [one.name, tier, *process, one.url or show.NONE, cell(configuration.get("generation")), *told]
 
 
 async def _ask_all(
@@ -289,9 +289,21 @@ def biases_and_pins(upper: list[Seen]) -> list[dict[str, Any]]:
 
 def _bias_or_pin(found: dict[str, Any]) -> list[str]:
     ms = found.get("ms")
-    whom = f"{word(found.get('tenant') or found.get('model'))}{' (strict)' if found.get('strict') else ''}"
+    whom = f"{cell(found.get('tenant') or found.get('model'))}{' (strict)' if found.get('strict') else ''}"
     action = f"bias {ms:+g} ms" if isinstance(ms, int | float) else f"pin {whom}"
     return _override(str(found.get("region")), {**found, "action": action})
+
+
+def _refusals(lower: list[Seen]) -> list[list[str]]:
+    """What regions are told to refuse, each once, by the first of their balancers that knows of it."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for one in lower:
+        region, told = str((one.status or {}).get("region")), (one.status or {}).get("overrides")
+        refusals = told.get("refusals") if isinstance(told, dict) else None
+        for each in refusals if isinstance(refusals, list) else ():
+            what = f"refuse {100 * float(each.get('share') or 0.0):g} % of {each.get('model') or 'all'}"
+            found.setdefault((region, str(each.get("model"))), _override(region, {**each, "action": what}))
+    return [found[key] for key in sorted(found)]
 
 
 def _law(tier: str, one: Seen) -> list[list[str]]:
@@ -304,17 +316,17 @@ def _law(tier: str, one: Seen) -> list[list[str]]:
     epoch, named = law.get("epoch"), law.get("newest_named")
     if isinstance(epoch, int) and isinstance(named, int) and named > epoch:
         wrong.append(f"tokens name epoch {named}, unknown here")
-    texts = (word(law.get(field)) for field in ("source", "revision", "author", "why"))
+    texts = (cell(law.get(field)) for field in ("source", "revision", "author", "why"))
     signed = law.get("signed_by") or ("unsigned" if law.get("author") else None)
     kept = "yes" if law.get("kept_on_disk") else "no"
-    return [[one.name, tier, word(epoch), *texts, word(signed), kept, "; ".join(wrong)]]
+    return [[one.name, tier, cell(epoch), *texts, cell(signed), kept, "; ".join(wrong)]]
 
 
 def _override(region: str, found: dict[str, Any]) -> list[str]:
     left_s = found.get("left_s")
     minutes = left_s / 60.0 if isinstance(left_s, int | float) else None
-    texts = (word(found.get(field)) for field in ("action", "author", "until"))
-    return [region, *texts, number(minutes), word(found.get("why"))]
+    texts = (cell(found.get(field)) for field in ("action", "author", "until"))
+    return [region, *texts, number(minutes), cell(found.get("why"))]
 
 
 def down_regions(upper: list[Seen]) -> list[str]:
@@ -336,7 +348,7 @@ def _view(seen_from: str, region: dict[str, Any]) -> list[str]:
     slots = [max((o.get("slots_free", 0) for o in models), default=0) for models in offers]
     return [
         seen_from,
-        word(region.get("region")),
+        cell(region.get("region")),
         _state(region),
         number(region.get("rtt_ms")),
         number(min(waits, default=None)),
@@ -345,18 +357,18 @@ def _view(seen_from: str, region: dict[str, Any]) -> list[str]:
         number(sum(slots) if slots else None),
         number(region.get("in_flight")),
         number(min((i["report_age_s"] for i in instances if "report_age_s" in i), default=None), 2),
-        word(region.get("why")),
+        cell(region.get("why")),
     ]
 
 
 def _state(region: dict[str, Any]) -> str:
-    state, share = word(region.get("state")), region.get("share")
+    state, share = cell(region.get("state")), region.get("share")
     if isinstance(share, float) and share > 0.0:
         return f"{state} ({percent(share)} left)"
     gladly, pilot = region.get("admitted_share"), region.get("pilot_light")
     if state == "up" and isinstance(pilot, dict):
         back = f", {percent(gladly)} back" if isinstance(gladly, float) and 0.0 < gladly < 1.0 else ""
-        return f"{state} (pilot-light: {word(pilot.get('state'))}{back})"
+        return f"{state} (pilot-light: {cell(pilot.get('state'))}{back})"
     if state == "up" and isinstance(gladly, float) and gladly < 1.0:
         return f"{state} ({percent(gladly)} back)" if gladly > 0.0 else f"{state} (hot)"
     return state + (" (forced)" if region.get("forced") else "")
@@ -403,13 +415,13 @@ def _global(one: Seen, upper: list[Seen]) -> list[str]:
 def _routes(one: Seen) -> list[list[str]]:
     """A row for each route but the plain default."""
     found = (one.status or {}).get("routes_author")
-    by = f"{word(found.get('author'))}: {word(found.get('why'))}" if isinstance(found, dict) else show.NONE
+    by = f"{cell(found.get('author'))}: {cell(found.get('why'))}" if isinstance(found, dict) else show.NONE
     return [
         [
             one.name,
-            word(route.get("tenant") or "any"),
-            word(route.get("model") or "any"),
-            word(route.get("policy")),
+            cell(route.get("tenant") or "any"),
+            cell(route.get("model") or "any"),
+            cell(route.get("policy")),
             _answer(route),
             _millionths(route.get("egress_spent_usd")),
             _millionths(route.get("egress_usd_per_hour")),
@@ -430,7 +442,7 @@ def _unlike_default(route: dict[str, Any]) -> bool:
 
 def _answer(route: dict[str, Any]) -> str:
     least = route.get("redirect_bytes")
-    return word(route.get("answer")) + (f" from {number(least, 0)} B" if least else "")
+    return cell(route.get("answer")) + (f" from {number(least, 0)} B" if least else "")
 
 
 def _millionths(usd: object) -> str:
@@ -441,7 +453,7 @@ def _millionths(usd: object) -> str:
 def _prefixes(one: Seen, region: dict[str, Any]) -> list[str]:
     return [
         one.name,
-        word(region.get("region")),
+        cell(region.get("region")),
         _stream(region),
         number(region.get("prefix_nodes"), 0),
         *_error(region),
@@ -453,10 +465,10 @@ def _hubs(one: Seen) -> list[list[str]]:
     return [
         [
             one.name,
-            word(hub.get("hub")),
+            cell(hub.get("hub")),
             "yes" if hub.get("in_contact") else "lost",
             *(number(hub.get(field), 0) for field in ("outages", "revision", "balancers", "reports")),
-            word(hub.get("trouble") or _refused(hub)),
+            cell(hub.get("trouble") or _refused(hub)),
         ]
         for hub in _parts(one, "hubs")
     ]
@@ -470,7 +482,7 @@ def _refused(hub: dict[str, Any]) -> str:
 
 def _stream(region: dict[str, Any]) -> str:
     """How the region's prefix stream stands, and for how long what is known has been old."""
-    state, behind_s = word(region.get("prefix_stream")), region.get("prefix_behind_s")
+    state, behind_s = cell(region.get("prefix_stream")), region.get("prefix_behind_s")
     return f"{state} {number(behind_s)} s" if isinstance(behind_s, int | float) else state
 
 
@@ -493,8 +505,8 @@ def _splits(one: Seen) -> list[list[str]]:
             model,
             " ".join(f"{version}={weight:g}" for version, weight in (split.get("weights") or {}).items()) or show.NONE,
             number(len(split.get("rules") or [])),
-            word(split.get("sticky")),
-            word(" ".join(split.get("unserved") or [])),
+            cell(split.get("sticky")),
+            cell(" ".join(split.get("unserved") or [])),
         ]
         for model, split in (splits.items() if isinstance(splits, dict) else ())
         if isinstance(split, dict)
@@ -505,8 +517,8 @@ def _replicas(one: Seen) -> list[list[str]]:
     return [
         [
             one.name,
-            word(replica.get("replica")),
-            word(replica.get("state")),
+            cell(replica.get("replica")),
+            cell(replica.get("state")),
             number(replica.get("in_flight")),
             number(replica.get("slots")),
             number(replica.get("engine_running"), 0),
@@ -518,7 +530,7 @@ def _replicas(one: Seen) -> list[list[str]]:
             number(replica.get("prefill_ms_per_token"), 4),
             number(replica.get("tpot_ms"), 2),
             number(replica.get("sample_age_s"), 2),
-            word("; ".join(_remarks(replica))),
+            cell("; ".join(_remarks(replica))),
         ]
         for replica in _parts(one, "replicas")
     ]

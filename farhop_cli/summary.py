@@ -69,9 +69,9 @@ def of(
     """Of what balancers say; `unreached` is who or what could not be asked, and how it failed."""
     views = _worst(upper, region)
     loads = [_load(one, view, lower) for one, view in views.items()]
-    told = [one for one in (*upper, *lower) if one.status is not None]
+    answered = [one for one in (*upper, *lower) if one.status is not None]
     epochs: dict[int, list[str]] = {}
-    for one in told:
+    for one in answered:
         epoch = (one.status or {}).get("law_epoch")
         if isinstance(epoch, int):
             epochs.setdefault(epoch, []).append(one.name)
@@ -80,46 +80,46 @@ def of(
     return Summary(
         name,
         len(upper) + len(lower),
-        len(told),
+        len(answered),
         dict(Counter(str(view.get("state") or "unknown") for view in views.values())),
         epochs,
-        _law(told),
+        _law(answered),
         list(dict.fromkeys(wrong)),
         sorted(loads, key=lambda load: (-(load.used_share or 0.0), -(load.in_flight or 0), load.region)),
     )
 
 
-def lines(told: Summary) -> Iterator[tuple[str, str | None]]:
+def lines(summary: Summary) -> Iterator[tuple[str, str | None]]:
     """At most LINES_MAX of them, each with a style."""
     states = ", ".join(
-        f"{count} {state}" for state, count in sorted(told.regions.items(), key=lambda one: _rank(one[0]))
+        f"{count} {state}" for state, count in sorted(summary.regions.items(), key=lambda one: _rank(one[0]))
     )
-    regions = sum(told.regions.values())
+    regions = sum(summary.regions.values())
     yield (
-        f"{told.fleet}: {regions} region{'s' if regions != 1 else ''}{f' ({states})' if states else ''}, "
-        f"{told.answered} of {told.balancers} balancers answered",
+        f"{summary.fleet}: {regions} region{'s' if regions != 1 else ''}{f' ({states})' if states else ''}, "
+        f"{summary.answered} of {summary.balancers} balancers answered",
         "bold",
     )
-    yield f"law: {_epochs(told)}", None if len(told.epochs) < 2 else "yellow"
-    if not told.wrong:
+    yield f"law: {_epochs(summary)}", None if len(summary.epochs) < 2 else "yellow"
+    if not summary.wrong:
         yield "wrong: nothing", "green"
-    few = told.wrong if len(told.wrong) <= WRONG_MAX else told.wrong[: WRONG_MAX - 1]
+    few = summary.wrong if len(summary.wrong) <= WRONG_MAX else summary.wrong[: WRONG_MAX - 1]
     for what in few:
         yield f"wrong: {what}", "red"
-    if len(few) < len(told.wrong):
-        yield f"wrong: and {len(told.wrong) - len(few)} more; see --wide", "red"
-    yield f"load: {_total(told.loads)}", None
-    for load in told.loads[:BUSY_MAX]:
-        yield f"  {_said(load)}", None
+    if len(few) < len(summary.wrong):
+        yield f"wrong: and {len(summary.wrong) - len(few)} more; see --wide", "red"
+    yield f"load: {_total(summary.loads)}", None
+    for load in summary.loads[:BUSY_MAX]:
+        yield f"  {_shown(load)}", None
 
 
-def _epochs(told: Summary) -> str:
-    if not told.epochs:
+def _epochs(summary: Summary) -> str:
+    if not summary.epochs:
         return "nobody says which"
-    if len(told.epochs) == 1:
-        return f"epoch {next(iter(told.epochs))} everywhere{told.law}"
-    parts = (f"epoch {epoch} at {_few(told.epochs[epoch])}" for epoch in sorted(told.epochs, reverse=True))
-    return f"{'; '.join(parts)}{told.law}"
+    if len(summary.epochs) == 1:
+        return f"epoch {next(iter(summary.epochs))} everywhere{summary.law}"
+    parts = (f"epoch {epoch} at {_few(summary.epochs[epoch])}" for epoch in sorted(summary.epochs, reverse=True))
+    return f"{'; '.join(parts)}{summary.law}"
 
 
 def _few(names: Sequence[str]) -> str:
@@ -127,9 +127,9 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
 
 
-def _law(told: Sequence[Balancer]) -> str:
+def _law(answered: Sequence[Balancer]) -> str:
     """Who set the newest one, if anybody is known to have."""
-    laws = [law for one in told if isinstance(law := (one.status or {}).get("law"), dict)]
+    laws = [law for one in answered if isinstance(law := (one.status or {}).get("law"), dict)]
     newest = max(laws, key=lambda law: law["epoch"] if isinstance(law.get("epoch"), int) else -1, default={})
     author = newest.get("author")
     if not author:
@@ -196,7 +196,7 @@ def _total(loads: Sequence[Load]) -> str:
     return ", ".join(parts) + (f"; most of its capacity used: {busiest}" if busiest else "")
 
 
-def _said(load: Load) -> str:
+def _shown(load: Load) -> str:
     used = f"{load.used_share:.0%} used" if load.used_share is not None else "use not told"
     replicas = (
         f"{load.replicas_up} of {load.replicas} replicas up" if load.replicas is not None else "replicas not told"
@@ -268,10 +268,10 @@ def _wrong_at(one: Balancer) -> Iterator[str]:
     for what in _texts(picker.get("trouble")) if isinstance(picker, dict) else ():
         yield f"{one.name}: {what}"
     accounts = status.get("accounts")
-    for what, told in accounts.items() if isinstance(accounts, dict) else ():
-        if isinstance(told, dict) and told.get("trouble"):
-            yield f"{one.name} cannot write {what}: {told['trouble']}"
-        delivery = told.get("delivery") if isinstance(told, dict) else None
+    for what, status in accounts.items() if isinstance(accounts, dict) else ():
+        if isinstance(status, dict) and status.get("trouble"):
+            yield f"{one.name} cannot write {what}: {status['trouble']}"
+        delivery = status.get("delivery") if isinstance(status, dict) else None
         if isinstance(delivery, dict) and delivery.get("trouble"):
             yield f"{one.name} cannot send {what} on: {delivery['trouble']}"
     for kept in _dicts(status.get("kept")):

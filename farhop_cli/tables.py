@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from farhop_cli import show
-from farhop_cli.show import number, word
+from farhop_cli.show import cell, number
 
 if TYPE_CHECKING:
     from farhop_lab.world.world_file import WorldFile
@@ -32,12 +32,12 @@ def regions(reasons: Record, title: str) -> None:
     named = {row[1] for row in rows}
     rows += [_outside(name, f"not serving: {why}") for name, why in absent.items() if name not in named]
     rows += [_outside(name, f"law: {why}") for name, why in unlawful.items()]
-    by = f"; score in {word(reasons.get('unit'))}" if reasons.get("unit") else ""
+    by = f"; score in {cell(reasons.get('unit'))}" if reasons.get("unit") else ""
     show.table(title + by, _REGION_COLUMNS, rows, dim=frozenset(range(scored, len(rows))))
     _terms(reasons, "region")
     notes = reasons.get("notes")
     for note in notes if isinstance(notes, list) else ():
-        show.line(word(note))
+        show.line(cell(note))
 
 
 def _millionths(usd: object) -> str:
@@ -46,7 +46,7 @@ def _millionths(usd: object) -> str:
 
 
 def _candidate(one: Record, chosen: object, absent: Mapping[str, Any]) -> list[str]:
-    name = word(one.get("region"))
+    name = cell(one.get("region"))
     is_chosen = one.get("region") == chosen
     figures = [number(one.get(field)) for field in ("score", "ttft_ms", "rtt_ms", "upload_ms", "wait_ms")]
     return [
@@ -58,7 +58,7 @@ def _candidate(one: Record, chosen: object, absent: Mapping[str, Any]) -> list[s
         number(one.get("tpot_ms")),
         number(one.get("slots_free")),
         _millionths(one.get("usd")),
-        word(absent.get(name)) if name in absent else ("chosen" if is_chosen else ""),
+        cell(absent.get(name)) if name in absent else ("chosen" if is_chosen else ""),
     ]
 
 
@@ -69,15 +69,15 @@ def _outside(name: str, why: str) -> list[str]:
 def law(shown: Record) -> str:
     """The law a balancer goes by, in a line: its epoch, where it came from, who set it and why."""
     revision = f" (revision {shown['revision']})" if shown.get("revision") else ""
-    signed = f", by {word(shown.get('author'))}: {word(shown.get('why'))}" if shown.get("author") else ""
-    return f"law of epoch {word(shown.get('epoch'))}, from {word(shown.get('source'))}{revision}{signed}"
+    signed = f", by {cell(shown.get('author'))}: {cell(shown.get('why'))}" if shown.get("author") else ""
+    return f"law of epoch {cell(shown.get('epoch'))}, from {cell(shown.get('source'))}{revision}{signed}"
 
 
 def pilot_lights(shown: object) -> list[str]:
     """A line for each pilot-light region: whether it sleeps, and what it was woken for."""
     told = {name: one for name, one in shown.items() if isinstance(one, dict)} if isinstance(shown, dict) else {}
     return [
-        f"{name} is a pilot-light: {word(one.get('state'))}" + (f" ({one['why']})" if one.get("why") else "")
+        f"{name} is a pilot-light: {cell(one.get('state'))}" + (f" ({one['why']})" if one.get("why") else "")
         for name, one in told.items()
     ]
 
@@ -87,19 +87,19 @@ def replicas(reasons: Record, title: str) -> None:
     why = "chosen to learn how fast it is" if reasons.get("explored") else "chosen"
     rows = [_replica(one, reasons.get("chosen"), why) for one in _list(reasons, "candidates")]
     by = (
-        f", policy {word(reasons.get('policy'))}, score in {word(reasons.get('unit'))}" if reasons.get("policy") else ""
+        f", policy {cell(reasons.get('policy'))}, score in {cell(reasons.get('unit'))}" if reasons.get("policy") else ""
     )
     if reasons.get("version"):
-        by += f", version {word(reasons.get('version'))}"
+        by += f", version {cell(reasons.get('version'))}"
     if reasons.get("split"):
-        by += f" (split: {word(reasons.get('split'))})"
+        by += f" (split: {cell(reasons.get('split'))})"
     show.table(title + by, _REPLICA_COLUMNS, rows)
     _terms(reasons, "replica")
 
 
 def _terms(reasons: Record, what: str) -> None:
     """What each score in milliseconds is made of: the columns add up to it. Those that are 0 for all are left out."""
-    found = [(word(one.get(what)), number(one.get("score")), _mapping(one, "terms_ms"))
+    found = [(cell(one.get(what)), number(one.get("score")), _mapping(one, "terms_ms"))
              for one in _list(reasons, "candidates")]  # fmt: skip
     named = dict.fromkeys(name for _, _, terms in found for name in terms)
     names = [name for name in named if any(terms.get(name) not in (0.0, 0, None) for _, _, terms in found)]
@@ -112,7 +112,7 @@ def _replica(one: Record, chosen: object, why: str) -> list[str]:
     is_chosen = one.get("replica") == chosen
     return [
         "→" if is_chosen else "",
-        word(one.get("replica")),
+        cell(one.get("replica")),
         number(one.get("score")),
         number(one.get("hit_tokens"), 0),
         number(one.get("uncached_tokens"), 0),
@@ -142,9 +142,9 @@ def outcome(record: Record, place: str) -> None:
     """How a request of the past went, in a line."""
     usage = _mapping(record, "usage")
     parts = [
-        f"{place}: {word(record.get('outcome'))}, status {word(record.get('status'))}",
-        f"tenant {word(record.get('tenant'))}",
-        f"model {word(record.get('model'))}",
+        f"{place}: {cell(record.get('outcome'))}, status {cell(record.get('status'))}",
+        f"tenant {cell(record.get('tenant'))}",
+        f"model {cell(record.get('model'))}",
         f"{number(record.get('prompt_bytes'))} prompt bytes",
         f"ttft {number(record.get('ttft_ms'))} ms",
         f"{number(record.get('duration_ms'))} ms in all",
@@ -159,11 +159,11 @@ def outcome(record: Record, place: str) -> None:
 
 def _given_again(given: Record) -> str:
     """Whose answer it was."""
-    told = f"answer cache: {word(given.get('outcome'))}"
+    told = f"answer cache: {cell(given.get('outcome'))}"
     if given.get("why"):
-        told += f" ({word(given.get('why'))})"
+        told += f" ({cell(given.get('why'))})"
     if given.get("decision"):
-        told += f" of {word(given.get('decision'))}, made in {word(given.get('region'))}"
+        told += f" of {cell(given.get('decision'))}, made in {cell(given.get('region'))}"
         told += f" {number(given.get('age_s'), 0)} s before" if given.get("age_s") else ""
     return told
 
@@ -178,12 +178,12 @@ def show_world(world: WorldFile) -> None:
             for name, one in world.regions.items()
         ],
     )
-    show.line(f"etcd {world.etcd} · spans {word(world.collector)}")
+    show.line(f"etcd {world.etcd} · spans {cell(world.collector)}")
     show.line(f"keys: {', '.join(f'{tenant} {key}' for tenant, key in world.keys.items()) or 'none'}")
 
 
 def _under(reasons: Record) -> str:
-    return f"policy {word(reasons.get('policy'))}, law of epoch {word(reasons.get('law_epoch'))}"
+    return f"policy {cell(reasons.get('policy'))}, law of epoch {cell(reasons.get('law_epoch'))}"
 
 
 def _attempts(record: Record) -> None:

@@ -19,14 +19,14 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Label, Static, TabbedContent, TabPane
 
 from farhop.service.clock import wall
-from farhop.service.console import word as words
+from farhop.service.console import snapshot as snapshots
 from farhop.service.console.acts import Act, ActError
 from farhop_cli import admin, console, setting, show
 from farhop_cli.exits import fail
 from farhop_cli.show import number
 
 if TYPE_CHECKING:
-    from farhop.service.console.console import Desk
+    from farhop.service.console.console import Source
     from farhop_cli.fleet import Fleet
     from farhop_cli.options import Where
 
@@ -47,16 +47,16 @@ def text(value: object, style: str = "") -> Text:
 
 
 def sign(state: object, more: str = "") -> Text:
-    """A state: its sign, its word, its colour."""
+    """A state: its sign, its snapshot, its colour."""
     name = str(state)
     return text(f"{_SIGNS.get(name, '?')} {name}{more}", _COLOURS.get(name, "red"))
 
 
-def age(picture: dict[str, Any], heard_ms: object) -> str:
+def age(picture: dict[str, Any], received_ms: object) -> str:
     """How long ago a word came."""
-    if not isinstance(heard_ms, int):
+    if not isinstance(received_ms, int):
         return "never"
-    seconds = max(0, round((picture["at"] - heard_ms) / 1e3))
+    seconds = max(0, round((picture["at"] - received_ms) / 1e3))
     return "now" if seconds < 2 else f"{seconds} s ago"
 
 
@@ -118,9 +118,9 @@ class Ask(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[Any]] = [Binding("escape", "dismiss", "Leave it")]
 
-    def __init__(self, desk: Desk, author: str, do: Literal["drain", "undrain"], region: str) -> None:
+    def __init__(self, source: Source, author: str, do: Literal["drain", "undrain"], region: str) -> None:
         super().__init__()
-        self._desk, self._author, self._do, self._region = desk, author, do, region
+        self._source, self._author, self._do, self._region = source, author, do, region
         self._why, self._revision = "", -1
 
     def compose(self) -> ComposeResult:
@@ -132,7 +132,7 @@ class Ask(ModalScreen[None]):
 
     async def on_input_submitted(self, event: Input.Submitted) -> None:
         """The reason, or the name."""
-        acts, field = self._desk.acts(), self.query_one("#answer", Input)
+        acts, field = self._source.acts(), self.query_one("#answer", Input)
         told = self.query_one("#told", Static)
         if acts is None:
             told.update(text("nothing can be done from here", "red"))
@@ -178,9 +178,9 @@ class Top(App[None]):
         Binding("p", "pause", "Pause"), Binding("q", "quit", "Quit"),
     ]  # fmt: skip
 
-    def __init__(self, desk: Desk, author: str) -> None:
+    def __init__(self, source: Source, author: str) -> None:
         super().__init__()
-        self._desk, self._author, self._paused = desk, author, False
+        self._source, self._author, self._paused = source, author, False
         self.picture: dict[str, Any] = {}
 
     def compose(self) -> ComposeResult:
@@ -205,10 +205,10 @@ class Top(App[None]):
         """Show the world as it is told now."""
         if self._paused:
             return
-        heard = await self._desk.heard()
-        self.picture = picture = words.picture(heard, self._desk.law(), int(wall().timestamp() * 1e3))
+        taken = await self._source.snapshots()
+        self.picture = picture = snapshots.picture(taken, self._source.law(), int(wall().timestamp() * 1e3))
         said = [f"{_SIGNS.get(one['state'], '?')} {one['where']}: {one['what']}" for one in picture["wrong"]]
-        fine = f"● nothing is wrong: {len(picture['regions'])} regions, {len(heard)} balancers heard"
+        fine = f"● nothing is wrong: {len(picture['regions'])} regions, {len(taken)} balancers heard"
         with contextlib.suppress(LookupError):
             self.screen_stack[0].query_one("#wrong", Static).update(text("\n".join(said) or fine))
             for name, wanted in rows(picture).items():
@@ -244,7 +244,7 @@ class Top(App[None]):
         names = list(self.picture.get("regions", {}))
         row = self.query_one("#table-regions", DataTable).cursor_row
         if 0 <= row < len(names):
-            self.push_screen(Ask(self._desk, self._author, do, names[row]))
+            self.push_screen(Ask(self._source, self._author, do, names[row]))
 
 
 def run(by: str | None, where: Where, *, read_only: bool) -> int:
@@ -260,6 +260,6 @@ async def _show(here: Fleet, author: str, *, read_only: bool) -> None:
     async with contextlib.AsyncExitStack() as stack:
         http = await stack.enter_async_context(admin.session(here.access))
         store = None if read_only else await console.store_of_fleet(here, stack)
-        desk = console.FleetDesk(here, http, store, author)
-        stack.push_async_callback(desk.close)
-        await Top(desk, author).run_async()
+        source = console.FleetSource(here, http, store, author)
+        stack.push_async_callback(source.close)
+        await Top(source, author).run_async()

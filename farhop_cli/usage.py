@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 
 from farhop.accounts import segments
-from farhop.accounts.usage import DIMENSIONS, Reading, Sums, price_book, value_of
+from farhop.accounts.prices import price_book
+from farhop.accounts.usage import DIMENSIONS, Reading, Sums, value_of
 from farhop.config import ConfigError
 from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, PARTIAL, fail, warn

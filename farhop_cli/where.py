@@ -22,12 +22,12 @@ _TIMEOUT_S = 5.0
 
 def run(client: str, tenant: str, config: Path, admin: str, token: str, offline: bool, as_json: bool) -> int:
     """Tell; the exit code."""
-    told = _by_file(client, tenant, config) if offline else _asked(client, tenant, config, admin, token)
+    found = _by_file(client, tenant, config) if offline else _asked(client, tenant, config, admin, token)
     if as_json:
-        typer.echo(json.dumps(told, indent=2))
+        typer.echo(json.dumps(found, indent=2))
     else:
-        _print(told)
-    return 0 if any(one["place"] is not None for one in told["entries"]) else NEGATIVE
+        _print(found)
+    return 0 if any(one["place"] is not None for one in found["entries"]) else NEGATIVE
 
 
 def _by_file(client: str, tenant: str, config: Path) -> dict[str, Any]:
@@ -44,16 +44,17 @@ def _by_file(client: str, tenant: str, config: Path) -> dict[str, Any]:
         world = stores.world(given)
         known = prepare.atlas(world, *client_networks.read(given.networks, world))
         standings = [Standing(name, State.UP, 1.0, 0.0, 0.0) for name in world.entries]
-        return where(client, tenant, known, Law(world), standings, given.entries_max)
+        by_resolver = given.networks.without_subnet == "resolver"
+        return where(client, tenant, known, Law(world), standings, given.entries_max, by_resolver=by_resolver)
     except (ConfigError, TopologyError, ValueError) as error:
         fail(str(error))
 
 
 def latencies(config: Path, admin: str, token: str, least_ms: float, as_json: bool) -> int:
-    """Tell of every network that entries measured what geography says and what they saw; the exit code."""
-    told = _get(config, admin, token, "latencies", {})["networks"]
-    moved = [one for one in told if one["before"] != one["now"]]
-    differ = [one for one in told if one in moved or _apart_ms(one) >= least_ms]
+    """List each network that entries measured: geography and measurement; the exit code."""
+    found = _get(config, admin, token, "latencies", {})["networks"]
+    moved = [one for one in found if one["before"] != one["now"]]
+    differ = [one for one in found if one in moved or _apart_ms(one) >= least_ms]
     if as_json:
         typer.echo(json.dumps(differ, indent=2))
         return 0
@@ -70,7 +71,7 @@ def latencies(config: Path, admin: str, token: str, least_ms: float, as_json: bo
     if differ:
         Console(width=160).print(table)
     apart = f"{len(differ)} not as geography says (by {least_ms:g} ms)"
-    typer.echo(f"{len(told)} networks measured, {apart}, {len(moved)} led elsewhere")
+    typer.echo(f"{len(found)} networks measured, {apart}, {len(moved)} led elsewhere")
     return 0
 
 
@@ -92,17 +93,17 @@ def _get(config: Path, admin: str, token: str, path: str, asked: dict[str, str])
         request.add_header("Authorization", f"Bearer {token}")
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - the same
-            told: dict[str, Any] = json.load(answer)
-            return told
+            found: dict[str, Any] = json.load(answer)
+            return found
     except urllib.error.HTTPError as error:
         try:
-            said = json.load(error).get("error", "")
+            reason = json.load(error).get("error", "")
         except ValueError:
-            said = ""
-        fail(said or f"{base} answers {error.code}; is it the admin port of a DNS server?")
+            reason = ""
+        fail(reason or f"{base} answers {error.code}; is it the admin port of a DNS server?")
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", error)
-        fail(f"{base} cannot be asked: {why}; start the server, name its admin port by --admin, or say --offline")
+        fail(f"{base} cannot be asked: {why}; start the server, name its admin port by --admin, or use --offline")
 
 
 def _admin_of(config: Path) -> str:
@@ -116,16 +117,16 @@ def _admin_of(config: Path) -> str:
     return f"{scheme}://{given.admin.reached_at(given.admin.port)}"
 
 
-def _print(told: dict[str, Any]) -> None:
-    whose = f"names of tenant {told['tenant']}" if told["tenant"] else "names for everybody"
-    note = f"; {told['known']}" if told["known"] else ""
+def _print(found: dict[str, Any]) -> None:
+    whose = f"names of tenant {found['tenant']}" if found["tenant"] else "names for everybody"
+    note = f"; {found['known']}" if found["known"] else ""
     typer.echo(
-        f"{told['client']}, {whose}, law epoch {told['law_epoch']}: the answer holds for {told['network']}{note}"
+        f"{found['client']}, {whose}, law epoch {found['law_epoch']}: the answer holds for {found['network']}{note}"
     )
     table = Table(box=None, pad_edge=False)
     for title in ("place", "entry", "region", "ms", "state", "share", "why"):
         table.add_column(title)
-    for one in told["entries"]:
+    for one in found["entries"]:
         ms = "?" if one["ms"] is None else f"{one['ms'] + one['bias_ms']:g}"
         if one["ms"] is not None and one["geography_ms"] != one["ms"]:
             by = "nothing" if one["geography_ms"] is None else f"{one['geography_ms']:g}"
@@ -133,3 +134,24 @@ def _print(told: dict[str, Any]) -> None:
         place = str(one["place"] or "-")
         table.add_row(place, one["entry"], one["region"], ms, one["state"], f"{one['share']:.0%}", one["why"])
     Console(width=160).print(table)
+    for line in without_subnet(found["without_subnet"]):
+        typer.echo(line)
+
+
+def without_subnet(found: dict[str, Any]) -> list[str]:
+    """What is answered to a question without a client subnet, and why, in lines for people."""
+    answered = ", ".join(found["entries"] or ()) or "SERVFAIL, as there is none"
+    kept_back = [f"  not {entry}: {net} is confined to other places" for entry, net in found["kept_back"].items()]
+    if found["by"] == "all":
+        return [f"without a client subnet: {answered}, as everybody"]
+    if found["entries"] is None:
+        return ["without a client subnet: as for the resolver's own address; no network is confined"]
+    if found["by"] == "resolver":
+        return [
+            "without a client subnet: as for the resolver's own address, whatever its clients are confined to"
+            " (networks.without_subnet: resolver)",
+            f"  for an hour after it sent one: {answered}; what is lawful for every network",
+            *kept_back,
+        ]
+    why = "what is lawful for every network, as a resolver gives it to all of its clients"
+    return [f"without a client subnet: {answered}; {why} (networks.without_subnet: shared)", *kept_back]

@@ -64,10 +64,10 @@ def run(
         warn(f"interrupted; {'what is finished is kept' if out else 'nothing is kept without --out'}")
         if not verdicts:
             raise
-    return said(verdicts, as_json)
+    return printed(verdicts, as_json)
 
 
-def said(verdicts: Sequence[drawn.Verdict], as_json: bool) -> int:
+def printed(verdicts: Sequence[drawn.Verdict], as_json: bool) -> int:
     """Print them; the exit code."""
     found = drawn.summary(verdicts)
     if as_json:

@@ -47,7 +47,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     holder: str = ""
     injects: frozenset[str] = frozenset()
     injecting: Sequence[str] = ()
-    untold: Sequence[str] = ()
+    missing: Sequence[str] = ()
 
 
 def look(drill: Drill, facts: Facts) -> list[Finding]:
@@ -62,7 +62,8 @@ def look(drill: Drill, facts: Facts) -> list[Finding]:
         _last_site(drill, facts),
         _last_entry(drill, facts),
         _n_minus_1(drill, facts),
-        _told(facts),
+        _probe(facts),
+        *_pilot_light(drill, facts),
     ]
 
 
@@ -200,8 +201,26 @@ def _n_minus_1(drill: Drill, facts: Facts) -> Finding:
     return Finding("n-1", worst < drill.utilisation_max, seen)
 
 
-def _told(facts: Facts) -> Finding:
-    return _clear("probe", _few(facts.untold), "keys, entries and a model for every canary")
+def _probe(facts: Facts) -> Finding:
+    return _clear("probe", _few(facts.missing), "keys, entries and a model for every canary")
+
+
+def _pilot_light(drill: Drill, facts: Facts) -> list[Finding]:
+    """Nothing of a drill that measures one, where there is none to measure."""
+    if not any(one.measure == "pilot_light_s" for one in drill.hypotheses):
+        return []
+    found: dict[str, bool] = {}
+    for status in facts.statuses:
+        for one in _dicts(status.get("regions")):
+            pilot = one.get("pilot_light")
+            if isinstance(pilot, dict):
+                name = str(one.get("region"))
+                found[name] = found.get(name, True) and pilot.get("state") == "asleep"
+    asleep = sorted(found.keys() - set(drill.blast_radius.regions), key=lambda name: (not found[name], name))
+    if asleep and found[asleep[0]]:
+        return [Finding("pilot light", True, f"{asleep[0]} is asleep")]
+    why = "is awake; wait until it sleeps" if asleep else "is not there; give `pilot_light` to every global balancer"
+    return [Finding("pilot light", False, f"{asleep[0] if asleep else 'a region that stands by'} {why}")]
 
 
 def _few(wrong: Iterable[str]) -> str:

@@ -32,6 +32,7 @@ TRAFFIC: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "bias": (("region", "ms"), ()),
     "pin": (("tenant", "region"), ()),
     "drain-entry": (("entry",), ()),
+    "refuse": (("region",), ("share", "model")),
     "law-epoch": ((), ()),
 }
 # Fault: real signals and links, by the process that runs the world.
@@ -46,7 +47,8 @@ FAULTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cut-link": (("region", "to"), ()),
     "stop-etcd": ((), ("hub",)),
 }
-TAKES_A_REGION_AWAY = frozenset({"kill-region", "kill-engines", "kill-regional", "stop-engines", "drain"})
+TAKES_A_REGION_AWAY = frozenset({"kill-region", "kill-engines", "kill-regional", "stop-engines", "drain", "refuse"})
+TAKES_A_SHARE = frozenset({"drain", "refuse"})
 
 
 class Measure(msgspec.Struct, frozen=True):
@@ -64,6 +66,7 @@ MEASURES: Mapping[str, Measure] = {
     "decide_s": Measure("s", "t2 - t0: until the first affected request is served elsewhere"),
     "shifted_90_s": Measure("s", "t3 - t0: from when 90 % of the affected requests are served elsewhere"),
     "shifted_99_s": Measure("s", "t3 - t0: the same of 99 %"),
+    "restore_s": Measure("s", "from the decision to restore until nothing that was injected stands"),
     "failback_s": Measure("s", "t5 - t0 of the restoration: until the region serves its own again"),
     "requests_failed": Measure("requests", "that ended without a first byte", live=True),
     "error_share": Measure("share", "of canaries that failed, begun or not", live=True),
@@ -78,6 +81,7 @@ MEASURES: Mapping[str, Measure] = {
     "elsewhere_share": Measure("share", "of the affected requests that another region served"),
     "spill_usd": Measure("USD", "of egress, what canaries served away from home cost"),
     "survivors_utilisation": Measure("share", "the fullest region outside the blast radius, at its peak", live=True),
+    "pilot_light_s": Measure("s", "until every balancer that answers has woken a pilot light that was asleep"),
     "law_followed_s": Measure("s", "until every balancer that answers goes by the law's new epoch"),
 }
 
@@ -109,6 +113,7 @@ class Injection(_Part):
     entry: str = ""
     tenant: str = ""
     hub: str = ""
+    model: Annotated[str, Field(max_length=256)] = ""
     share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     over_s: Annotated[float, Field(ge=0.0, le=600.0)] = 0.0
     ms: Annotated[float, Field(ge=-60_000.0, le=60_000.0)] = 0.0
@@ -117,7 +122,8 @@ class Injection(_Part):
     @property
     def target(self) -> str:
         """What it acts on: two of one target replace each other."""
-        return "/".join(part for part in (self.do, self.tenant, self.region, self.to, self.entry, self.hub) if part)
+        named = (self.do, self.tenant, self.region, self.to, self.entry, self.hub, self.model)
+        return "/".join(part for part in named if part)
 
 
 class Step(_Part):
@@ -205,7 +211,7 @@ class Drill(_Part):
     def share_lost(self, region: str) -> float:
         """The largest share of a region that some step takes away."""
         shares = [
-            one.share if one.do == "drain" else 1.0
+            one.share if one.do in TAKES_A_SHARE else 1.0
             for step in self.steps
             for one in step.inject
             if one.do in TAKES_A_REGION_AWAY and one.region == region
@@ -365,7 +371,7 @@ def _of_injections(raw: Mapping[str, Any], names: Names | None) -> list[str]:
             region = one.get("region")
             if isinstance(region, str) and region and do != "pin" and regions and region not in regions:
                 found.append(f"{path}.region: {region[:64]!r} is outside blast_radius.regions")
-            if do == "drain" and isinstance(share, int | float) and _number(one.get("share"), 1.0) > share:
+            if do in TAKES_A_SHARE and isinstance(share, int | float) and _number(one.get("share"), 1.0) > share:
                 found.append(f"{path}.share: {one.get('share', 1.0)} is more than blast_radius.share {share}")
             if "*" not in tenants and do != "pin":
                 found.append(f"{path}.do: {do} touches every tenant; blast_radius.tenants must be ['*'], or use `pin`")

@@ -33,7 +33,7 @@ def experiment(document: Mapping[str, Any], values: Mapping[str, str], extra: st
                     "type": "probe",
                     "name": f"the verdict of {name} is PASS",
                     "tolerance": 0,
-                    "provider": _farhop(f"drill report --of {name} --within {VERDICT_WITHIN} --verdict", 60),
+                    "provider": _farhop(f"drill report --of {name} --within {VERDICT_WITHIN} --verdict{more}", 60),
                 }
             ],
         },

@@ -25,7 +25,7 @@ class Eyes:
         self, asks: Sequence[Callable[[], Awaitable[Mapping[str, Any] | None]]], clock: Callable[[], float]
     ) -> None:
         self._asks, self._clock = asks, clock
-        self._heard: dict[int, tuple[float, Mapping[str, Any]]] = {}
+        self._answers: dict[int, tuple[float, Mapping[str, Any]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
@@ -43,13 +43,13 @@ class Eyes:
         while True:
             status = await self._asks[at]()
             if status is not None:
-                self._heard[at] = self._clock(), status
+                self._answers[at] = self._clock(), status
             await asyncio.sleep(EVERY_S)
 
     def look(self, began: float) -> Look | None:
         """What those who answered lately say, times counted from `began`; None if nobody did."""
         now = self._clock()
-        return seen([status for at, status in self._heard.values() if now - at <= FRESH_S], now - began)
+        return seen([status for at, status in self._answers.values() if now - at <= FRESH_S], now - began)
 
 
 def seen(statuses: Sequence[Mapping[str, Any]], at_s: float) -> Look | None:
@@ -58,18 +58,25 @@ def seen(statuses: Sequence[Mapping[str, Any]], at_s: float) -> Look | None:
         return None
     states: dict[str, str] = {}
     used: dict[str, float] = {}
+    pilots: dict[str, bool] = {}
     for status in statuses:
         for one in _dicts(status.get("regions")):
             name, state = str(one.get("region")), str(one.get("state"))
-            if state == "up" and (one.get("admitted_share") or 1.0) < 1.0:
+            pilot, share = one.get("pilot_light"), one.get("admitted_share")
+            asleep = (
+                isinstance(pilot, dict) and pilot.get("state") == "asleep"
+            )  # nothing goes there, and nothing is wrong
+            if state == "up" and isinstance(share, float | int) and share < 1.0 and not asleep:
                 state = "returning"  # or hot: not all that would go there does
             states[name] = min(states.get(name, "up"), state, key=_badness)
+            if isinstance(pilot, dict):
+                pilots[name] = pilots.get(name, True) and not asleep
             for instance in _dicts(one.get("instances")):
                 models = instance.get("models")
                 for offer in models.values() if isinstance(models, dict) else ():
                     used[name] = max(used.get(name, 0.0), float(offer.get("used_share") or 0.0))
     epochs = tuple(status["law_epoch"] for status in statuses if isinstance(status.get("law_epoch"), int))
-    return Look(at_s=at_s, states=states, used=used, epochs=epochs)
+    return Look(at_s=at_s, states=states, used=used, epochs=epochs, pilots=pilots)
 
 
 def _badness(state: str) -> int:

@@ -16,7 +16,13 @@ import msgspec
 from farhop.store.contract import Conflict, StoreError
 from farhop.store.documents import overrides
 from farhop.store.documents.document import DocumentError
-from farhop.store.documents.overrides import BiasOverride, DrainOverride, EntryDrainOverride, PinOverride
+from farhop.store.documents.overrides import (
+    BiasOverride,
+    DrainOverride,
+    EntryDrainOverride,
+    PinOverride,
+    RefuseOverride,
+)
 from farhop_drill.records import LEASE_S
 
 if TYPE_CHECKING:
@@ -118,19 +124,21 @@ class TrafficInjector:
             raise
 
     def _override(self, one: Injection) -> Override:
-        said: dict[str, Any] = {
+        shared: dict[str, Any] = {
             "why": self._why[: overrides.WHY_LIMIT],
             "author": self._author[: overrides.AUTHOR_LIMIT],
             "at": self._wall(),
             "for_s": LEASE_S,
         }
         if one.do == "drain":
-            return DrainOverride(region=one.region, over_s=one.over_s, keep_share=1.0 - one.share, **said)
+            return DrainOverride(region=one.region, over_s=one.over_s, keep_share=1.0 - one.share, **shared)
         if one.do == "bias":
-            return BiasOverride(region=one.region, ms=one.ms, **said)
+            return BiasOverride(region=one.region, ms=one.ms, **shared)
+        if one.do == "refuse":
+            return RefuseOverride(region=one.region, model=one.model, share=one.share, **shared)
         if one.do == "pin":
-            return PinOverride(region=one.region, tenant=one.tenant, **said)
-        return EntryDrainOverride(region=self._homes[one.entry], entry=one.entry, **said)
+            return PinOverride(region=one.region, tenant=one.tenant, **shared)
+        return EntryDrainOverride(region=self._homes[one.entry], entry=one.entry, **shared)
 
 
 class FaultInjector:
@@ -192,5 +200,5 @@ class FaultInjector:
 
 
 def _fault(one: Injection) -> dict[str, Any]:
-    said = {"do": one.do, "region": one.region, "to": one.to, "hub": one.hub, "factor": one.factor}
-    return {name: value for name, value in said.items() if value}
+    question = {"do": one.do, "region": one.region, "to": one.to, "hub": one.hub, "factor": one.factor}
+    return {name: value for name, value in question.items() if value}

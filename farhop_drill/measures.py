@@ -52,13 +52,14 @@ class Canary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """What the global balancers that answered said at a moment: each region's worst state and fullest share, and the
-    epochs of the law that they go by."""
+    """What the global balancers that answered said at a moment: each region's worst state and fullest share, the epochs
+    of the law that they go by, and which regions are pilot lights: True where all of them have woken it."""
 
     at_s: float
     states: Mapping[str, str]
     used: Mapping[str, float]
     epochs: tuple[int, ...] = ()
+    pilots: Mapping[str, bool] = {}
 
 
 class Marks(msgspec.Struct):
@@ -152,8 +153,11 @@ def measured(
     found |= _bytes(canaries, during, t0)
     found |= _some("rto_s", _rto_s(drill, home, new, t0))
     found |= _some("detect_s", _detect_s(drill, looks, t0))
+    found |= _some("pilot_light_s", _pilot_light_s(looks, t0))
     found |= _shift(drill, home, new, t0)
     found |= _failback(drill, home, canaries, marks)
+    if marks.restore_s is not None and marks.restored_s is not None:
+        found["restore_s"] = max(0.0, marks.restored_s - marks.restore_s)
     for name, some in (
         ("before", [one for one in canaries if one.ended_s < t0]),
         ("during", new),
@@ -219,6 +223,14 @@ def _detect_s(drill: Drill, looks: Sequence[Look], t0: float) -> float | None:
         if look.at_s >= t0 and any(look.states.get(name) in WRONG for name in drill.blast_radius.regions):
             return look.at_s - t0
     return None
+
+
+def _pilot_light_s(looks: Sequence[Look], t0: float) -> float | None:
+    """Of pilot lights that were asleep when it began: one that was awake shows nothing."""
+    before = next((look.pilots for look in reversed(looks) if look.at_s < t0), {})
+    asleep = [name for name, awake in before.items() if not awake]
+    woken = (look.at_s - t0 for look in looks if look.at_s >= t0 and any(look.pilots.get(name) for name in asleep))
+    return next(woken, None)
 
 
 def _shift(drill: Drill, home: Mapping[tuple[str, str], str], new: Sequence[Canary], t0: float) -> dict[str, float]:

@@ -51,8 +51,8 @@ class Client(msgspec.Struct, frozen=True):
 
 
 class Probe:
-    """Sends canaries until stopped; `heard` is told of each as it ends. Times are `clock` less `began`. Engines that
-    are `emulated` stop where it pleases them: they are told how long to write."""
+    """Sends canaries until stopped; `received` is called with each as it ends. Times are `clock` less `began`. Engines
+    that are `emulated` stop where it pleases them: they are sent how long to write."""
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class Probe:
         model: str,
         ask: Ask,
         clock: Callable[[], float],
-        heard: Callable[[Canary], None],
+        received: Callable[[Canary], None],
         salt: str,
         *,
         emulated: bool = False,
     ) -> None:
         self._wanted, self._clients, self._model = wanted, list(clients), model
-        self._ask, self._clock, self._heard, self._salt = ask, clock, heard, salt
+        self._ask, self._clock, self._received, self._salt = ask, clock, received, salt
         self._emulated = emulated
         self._sending: asyncio.Task[None] | None = None
         self._under_way: set[asyncio.Task[None]] = set()
@@ -130,7 +130,7 @@ class Probe:
         first_s = None if answer.ttft_ms is None else began - self._began + answer.ttft_ms / 1e3
         if first_s is None and not answer.code:
             first_s = ended_s  # whole, and without a word
-        self._heard(
+        self._received(
             Canary(
                 entry=client.entry,
                 tenant=client.tenant,

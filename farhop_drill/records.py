@@ -124,7 +124,7 @@ class Records:
         """Stop this run."""
         await self._store.put(f"{STOP}{run}", msgspec.json.encode(order), ttl_s=STOP_S)
 
-    async def told_to_stop(self, run: str) -> str:
+    async def stop_reason(self, run: str) -> str:
         """Why a run must end now; "" if it need not."""
         lever = await self.lever()
         if lever is not None:

@@ -35,12 +35,12 @@ LIVE_EVERY_S = 0.5
 LOOKS_MAX = 20_000
 PATIENCE_S = 3.0  # for canaries that are under way at the end
 STORE_S = 2.0
-OBEY_S = 0.5  # so that a word to stop is obeyed within a second
+STOP_POLL_S = 0.5  # so that an order to stop is followed within a second
 
 
 class Runner:
-    """Runs one drill, once. `facts` look at the fleet; `probe` makes the probe, told who hears; `egress` are regions'
-    prices in USD per GB; `clock` is monotonic seconds."""
+    """Runs one drill, once. `facts` look at the fleet; `probe` makes the probe, of who receives canaries; `egress` are
+    regions' prices in USD per GB; `clock` is monotonic seconds."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Runner:
         self._drill, self._held, self._records, self._injector = drill, held, records, injector
         self._facts, self._eyes, self._oracle, self._egress = facts, eyes, oracle, egress
         self._clock, self._say = clock, say
-        self._probe = probe(self._heard)
+        self._probe = probe(self._received)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._began = self._live_at = clock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -97,11 +97,11 @@ class Runner:
         before = self.run_.phase, self.run_.step
         commands = self.run_.handle(event, self._clock())
         if (self.run_.phase, self.run_.step) != before:
-            self._told()
+            self._report_phase()
         for command in commands:
             self._carry_out(command)
 
-    def _told(self) -> None:
+    def _report_phase(self) -> None:
         run, phase = self.run_, self.run_.phase
         if phase is Phase.INJECTING:
             step = self._drill.steps[run.step]
@@ -121,7 +121,7 @@ class Runner:
                 self._observing = True
                 self._probe.begin(self._began)
                 self._spawn(self._renew())
-                self._spawn(self._obey())
+                self._spawn(self._follow_stops())
             case Inject(step):
                 self._injecting = self._spawn(self._inject(step))
             case Restore():
@@ -201,7 +201,7 @@ class Runner:
 
     # -- meanwhile
 
-    def _heard(self, canary: Canary) -> None:
+    def _received(self, canary: Canary) -> None:
         self.outcome.canaries.append(canary)
         self._violations += self.violates(canary)
 
@@ -238,20 +238,20 @@ class Runner:
                     if not await self._records.renew(self._held):
                         self.stop("somebody else took the lock")
 
-    async def _obey(self) -> None:
-        """An operator's word to stop. Who cannot be told to stop does not go on."""
+    async def _follow_stops(self) -> None:
+        """An operator's order to stop. Who cannot receive one does not go on."""
         self._read_at = self._clock()
         while True:
             try:
                 async with asyncio.timeout(STORE_S):
-                    why = await self._records.told_to_stop(self._held.run)
+                    why = await self._records.stop_reason(self._held.run)
                 self._read_at = self._clock()
                 if why:
                     self.stop(why)
             except (StoreError, TimeoutError):
                 if not self._without_etcd and self._clock() - self._read_at > LEASE_S:
                     self.stop("etcd cannot be read, so that nobody could stop it")
-            await asyncio.sleep(OBEY_S)
+            await asyncio.sleep(STOP_POLL_S)
 
     # -- the end
 

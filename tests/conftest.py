@@ -37,7 +37,7 @@ settings.load_profile("farhop")
 
 # `make test` plays this share of the examples that a test of a property names, `make test-system` all of them.
 EXAMPLES = float(os.environ.get("FARHOP_EXAMPLES", "1"))
-EXAMPLES_MIN = 25  # so many are always played, if as many are named
+EXAMPLES_MIN = 10  # so many are always played, if as many are named
 
 
 class RunningWorld:

@@ -54,9 +54,9 @@ def _endpoint(text: str) -> str:
     return text
 
 
-def _resume(said: object) -> object:
+def _resume(value: object) -> object:
     """What YAML makes of `off`, and what was said before there were three words."""
-    return {True: "text", False: "off"}[said] if isinstance(said, bool) else said
+    return {True: "text", False: "off"}[value] if isinstance(value, bool) else value
 
 
 def _ipv4(text: str) -> str:
@@ -67,14 +67,14 @@ def _ipv6(text: str) -> str:
     return _public(text, IPv6Address, "ipv6", "not an IPv6 address that clients could connect to")
 
 
-def _public(text: str, kind: type[IPv4Address] | type[IPv6Address], name: str, said: str) -> str:
+def _public(text: str, kind: type[IPv4Address] | type[IPv6Address], name: str, message: str) -> str:
     try:
         address = kind(text)
         good = not (address.is_multicast or address.is_unspecified) and "%" not in text
     except ValueError:
         good = False
     if not good:
-        raise PydanticCustomError(name, said)
+        raise PydanticCustomError(name, message)
     return str(address)
 
 
@@ -87,7 +87,7 @@ def _domain(text: str) -> str:
     return ".".join(labels)
 
 
-def _said(text: str) -> str:
+def _printable(text: str) -> str:
     if not text.strip() or not text.isprintable():
         raise PydanticCustomError("said", "says nothing, or what cannot be printed")
     return text
@@ -407,10 +407,10 @@ class PolicyDoc(Doc):
         le=2**53,
         description="give a whole number from 1, larger than that of the law before",
     )
-    author: Annotated[str, AfterValidator(_said)] = Field(
+    author: Annotated[str, AfterValidator(_printable)] = Field(
         title="who wrote it", max_length=128, description="say who, in 1 to 128 printable characters"
     )
-    why: Annotated[str, AfterValidator(_said)] = Field(
+    why: Annotated[str, AfterValidator(_printable)] = Field(
         title="why", max_length=256, description="say why, in 1 to 256 printable characters"
     )
     at: Annotated[str, AfterValidator(_moment)] = Field(

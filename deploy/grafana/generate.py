@@ -144,6 +144,7 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
         Panel("Models by mode", "short", (now("farhop_models_by_mode", "region", "mode", how="max"),)),
         Panel("Time to first token, within the region", "s", tuple(quantile(q, TTFT, where=BELOW) for q in (0.5, 0.9, 0.99))),
         Panel("Promised time to first token was off by, p90", "s", (quantile(0.9, "farhop_ttft_error_seconds", "tier", "direction"),)),
+        Panel("Promised time to first token was off by, share of what was seen, p50", "percentunit", (quantile(0.5, "farhop_ttft_error_ratio", "tier"),)),
         Panel("Versions: requests a second", "reqps", (rate("farhop_version_requests_total", "version", "split", "code"),)),
         Panel("Versions: mean time to first token", "s", (mean("farhop_version_ttft_seconds", "version"),)),
         Panel("Other balancers connected", "short", (now("farhop_peers_connected", "region", "instance"),)),

@@ -36,8 +36,8 @@ UNLOADED = {
 COMMAND = "#!/usr/bin/env python3\nfrom farhop_cli.main import main\n\nmain()\n"
 EXTRAS = "anycast,geoip,tokenizer"  # what some role needs where its configuration asks for it
 ROLES = (
-    "import global_lb.app.main, regional_lb.app.main, regional_lb.engines.kv.events, entry_dns.app.main,"
-    " entry_anycast.app.main, farhop_lab.engine.main"
+    "import global_lb.app.main, regional_lb.app.main, regional_lb.engines.kv.events, regional_lb.picker.server,"
+    " entry_dns.app.main, entry_anycast.app.main, farhop_lab.engine.main"
 )
 
 

@@ -1,4 +1,4 @@
-"""How often our neighbours may hear of a change: flap damping elsewhere must not punish us.
+"""How often our neighbours may get a change: flap damping elsewhere must not punish us.
 
 A withdrawal is never put off: where the entry is dead, its route must go. What is bounded is how soon one comes back.
 Invariants: after a route went, whatever took it, it is announced again only when the hold is over: `hold_s` at

@@ -4,7 +4,7 @@ The shell probes the entry, follows etcd and talks to the speaker; this decides.
 Invariants: an entry that is dead is not announced, unless the policy keeps the last healthy site; while that holds
 nothing is withdrawn but by the end of this process; a drain announces, waits, and only then withdraws; a stop waits
 until the withdrawal is acknowledged and has settled; a speaker that does not acknowledge in time, or announces what it
-was told to withdraw, is killed, whatever the budget: its session falls, and with it the route.
+was to withdraw, is killed, whatever the budget: its session falls, and with it the route.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from entry_anycast.announcing.budget import Budget, BudgetConfig
 
 
 class Phase(StrEnum):
-    """What the speaker is to say of the prefixes: nothing, all is well, or go elsewhere if you can."""
+    """What the speaker is to announce of the prefixes: nothing, their routes, or routes marked for a drain."""
 
     WITHDRAWN = "withdrawn"
     ANNOUNCED = "announced"
@@ -26,7 +26,7 @@ class Phase(StrEnum):
 
 
 class Fitness(StrEnum):
-    """What a probe found. LEAVING: it answers, and says that it is not ready. DEAD: it does not answer."""
+    """What a probe found. LEAVING: it answers that it is not ready. DEAD: it does not answer."""
 
     FIT = "fit"
     LEAVING = "leaving"
@@ -41,7 +41,7 @@ class MachineConfig:
     """Seconds, and how many probes in a row.
 
     `last_site`, while no other entry that announces these prefixes is healthy: "withdraw" as any other; "keep" it
-    announced where that is known; "keep_unknown" also where etcd does not tell.
+    announced where that is known; "keep_unknown" also where etcd is out of contact.
     """
 
     rise: int = 3
@@ -60,10 +60,11 @@ class MachineConfig:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """The entry was probed."""
+    """The entry was probed. `silent`: nothing came for all of a probe's patience, which counts as `fall` answers."""
 
     fitness: Fitness
     why: str = ""
+    silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Distrusted:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What it says that it announces; None: neither the one nor the other. `sessions`: to so many neighbours."""
+    """What it reports that it announces; None: neither the one nor the other. `sessions`: to so many neighbours."""
 
     phase: Phase | None
     sessions: int
@@ -138,8 +139,8 @@ class StartSpeaker:
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """Have the speaker say this of all prefixes. SpeakerLost or Acknowledged follows, or nothing does."""
+class SendUpdate:
+    """Have the speaker announce all prefixes in this phase. SpeakerLost or Acknowledged follows, or nothing does."""
 
     number: int
     phase: Phase
@@ -164,12 +165,12 @@ class Exit:
     """All is withdrawn and settled: this process may end, and what it announced for may stop listening."""
 
 
-Command: TypeAlias = StartSpeaker | Say | KillSpeaker | SetTimer | Exit
+Command: TypeAlias = StartSpeaker | SendUpdate | KillSpeaker | SetTimer | Exit
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What was said last, when, and whether it is acknowledged."""
+    """The last update that was sent, when, and whether it is acknowledged."""
 
     number: int
     phase: Phase
@@ -276,7 +277,7 @@ class Announcer:
                 self.fitness, self.fitness_why = Fitness.FIT, ""
             return
         self.good, self.bad = 0, self.bad + 1
-        if self.bad >= self.config.fall:
+        if event.silent or self.bad >= self.config.fall:
             self.fitness, self.fitness_why = event.fitness, event.why
 
     def _lost(self, why: str, now: float) -> None:
@@ -296,16 +297,16 @@ class Announcer:
         return [KillSpeaker(why)]
 
     def _observe(self, event: Observed, now: float) -> list[Command]:
-        """Compare what is announced with what was said, once that had its time."""
+        """Compare what is announced with what was sent, once that had its time."""
         self.observed, update = event, self.update
-        said = update.phase if update is not None else Phase.WITHDRAWN
-        if event.phase is said and (said is Phase.WITHDRAWN or event.sessions):
+        sent = update.phase if update is not None else Phase.WITHDRAWN
+        if event.phase is sent and (sent is Phase.WITHDRAWN or event.sessions):
             self.differs_since = None
             return []
         settled = update is None or (update.acknowledged and now >= update.at + self.config.ack_s)
         if self.differs_since is None:
             self.differs_since = now
-        if settled and said is Phase.WITHDRAWN and event.phase is not Phase.WITHDRAWN:
+        if settled and sent is Phase.WITHDRAWN and event.phase is not Phase.WITHDRAWN:
             return self._kill("it announces what was withdrawn")
         return []
 
@@ -333,9 +334,9 @@ class Announcer:
             self.phase, self._drain_until = Phase.DRAINING, now + self.config.drain_s
             wakes.append(self._drain_until)
             if now < self.budget.change_at(now):
-                return []  # nobody is told: it only waits. One more update could cost us the route for an hour.
+                return []  # no update: it only waits. One more update could cost us the route for an hour.
             self.budget.changed(now)
-            return [self._say(Phase.DRAINING, now)]
+            return [self._send(Phase.DRAINING, now)]
         wakes.append(self._drain_until)
         return []
 
@@ -344,7 +345,7 @@ class Announcer:
         if self.phase is Phase.ANNOUNCED:
             return []
         if self.update is not None and self.update.phase is Phase.ANNOUNCED:
-            self.phase = Phase.ANNOUNCED  # nobody had been told
+            self.phase = Phase.ANNOUNCED  # no update was sent for the drain
             return []
         if _early(self.budget.change_at(now), now, wakes):
             return []
@@ -355,7 +356,7 @@ class Announcer:
         self.budget.went(now)
         self.phase, self._withdrawn_at = Phase.WITHDRAWN, now
         wakes.append(now + self.config.settle_s)
-        return [self._say(Phase.WITHDRAWN, now)]
+        return [self._send(Phase.WITHDRAWN, now)]
 
     def _withdrawn(self, now: float, wakes: list[float]) -> list[Command]:
         if self.stopping_since is not None:
@@ -369,7 +370,7 @@ class Announcer:
 
     def _announce(self, now: float) -> list[Command]:
         self.phase = Phase.ANNOUNCED
-        return [self._say(Phase.ANNOUNCED, now)]
+        return [self._send(Phase.ANNOUNCED, now)]
 
     def _leave(self, now: float, wakes: list[float]) -> list[Command]:
         """Stopping, and withdrawn: until that is acknowledged and has settled."""
@@ -388,11 +389,11 @@ class Announcer:
             return []
         return self._kill(f"it did not acknowledge within {self.config.ack_s:g} s")
 
-    def _say(self, phase: Phase, now: float) -> Say:
+    def _send(self, phase: Phase, now: float) -> SendUpdate:
         self._numbers += 1
         self.update = Update(self._numbers, phase, now)
         self.updates[phase] += 1
-        return Say(self._numbers, phase)
+        return SendUpdate(self._numbers, phase)
 
 
 def _early(at: float, now: float, wakes: list[float]) -> bool:

@@ -38,7 +38,7 @@ FilePath = Annotated[str, Field(pattern=r'^/[^\x00-\x1f"]{1,4095}$')]
 
 
 class Peer(Part):
-    """A BGP neighbour. It is told of the prefixes of its address's family. `local_address` may be env:NAME: what each
+    """A BGP neighbour. It gets the prefixes of its address's family. `local_address` may be env:NAME: what each
     node has its own of."""
 
     address: Address
@@ -99,11 +99,14 @@ class SpeakerConfig(Part):
 
 class Probe(Part):
     """How the entry is asked whether it is fit: `rise` and `fall` are answers in a row. `ca_file` and `server_name`: by
-    whom its certificate is issued and to which name, where that is not the URL's host and a public authority."""
+    whom its certificate is issued and to which name, where that is not the URL's host and a public authority.
+
+    One that is silent for `timeout_s` is dead at once: one that hangs is withdrawn within every_s + timeout_s = 1.9 s,
+    as a hung Farhop must not stay announced for more than 2; one that is merely slow is asked on."""
 
     url: Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9.\-\[\]:]+(/[!-~]*)?$", max_length=512)]
-    every_s: Seconds = 1.0
-    timeout_s: Seconds = 1.0
+    every_s: Seconds = 0.4
+    timeout_s: Seconds = 1.5
     ca_file: FilePath | None = None
     server_name: Annotated[str, Field(max_length=253)] = ""
     rise: Annotated[int, Field(ge=1, le=100)] = 3
@@ -111,7 +114,7 @@ class Probe(Part):
 
 
 class Budget(Part):
-    """How often neighbours may hear of changes; see entry_anycast/announcing/budget.py. Seconds."""
+    """How often neighbours may get changes; see entry_anycast/announcing/budget.py. Seconds."""
 
     window_s: Seconds = 900.0
     hold_s: Seconds = 900.0

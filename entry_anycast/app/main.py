@@ -21,7 +21,7 @@ from entry_anycast.announcing.machine import (
     KillSpeaker,
     Observed,
     Phase,
-    Say,
+    SendUpdate,
     SetTimer,
     SpeakerLost,
     SpeakerStarted,
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 LEASE_S = 5.0  # of what others count on; a killed announcer is healthy to them for as long
 SAID_EVERY_S = 1.0
-OBSERVED_S = 2.0  # how long the speaker may take to say what it announces
+OBSERVED_S = 2.0  # how long the speaker may take to report what it announces
 HOLD = "anycast-hold"
 
 
@@ -74,7 +74,7 @@ class _Hold(msgspec.Struct, frozen=True):
 
 
 class AnycastProcess:
-    """One announcer, assembled. `say` is told of changes, for the log."""
+    """One announcer, assembled."""
 
     def __init__(self, config: AnycastConfig, topology: Topology, rng: Random, store: Store | None = None) -> None:
         self.config, self.topology = config, topology
@@ -106,12 +106,12 @@ class AnycastProcess:
             config.admin.made(config.trust_domain), lambda: redacted(self.config),
         )  # fmt: skip
         self._tasks = Tasks()
-        self._saying = asyncio.Lock()
+        self._sending = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._started: asyncio.Future[None] | None = None
         self._exit = asyncio.Event()
         self._publication: Publication | None = None
-        self._said = b""
+        self._published = b""
         self._hold_kept = float("-inf")
         self._since = wall().timestamp()
         self.seen: Seen | None = None
@@ -143,14 +143,14 @@ class AnycastProcess:
             self._keep_hold(now)
         if machine.speaker != speaker:
             self._log.info("speaker", state=machine.speaker, why=machine.speaker_why)
-        self._tell()
+        self._publish()
 
     def _act(self, command: Command, now: float) -> None:
         match command:
             case StartSpeaker():
                 self._tasks.start(self._start(), "start the speaker")
-            case Say():
-                self._tasks.start(self._say(command), f"say {command.phase}")
+            case SendUpdate():
+                self._tasks.start(self._send(command), f"send the update {command.phase}")
             case KillSpeaker():
                 self._log.error("the speaker is ended by force", why=command.why)
                 self._tasks.start(self._kill(command.why), "end the speaker")
@@ -176,10 +176,10 @@ class AnycastProcess:
             self._started.set_result(None)
         self.react(SpeakerStarted() if problem is None else SpeakerLost(str(problem)))
 
-    async def _say(self, command: Say) -> None:
-        async with self._saying:
+    async def _send(self, command: SendUpdate) -> None:
+        async with self._sending:
             try:
-                await self.speaker.say(command.phase)
+                await self.speaker.update(command.phase)
             except SpeakerError as error:
                 self.react(Distrusted(str(error)))
             else:
@@ -190,7 +190,7 @@ class AnycastProcess:
         self.react(SpeakerLost(why))
 
     def _ended(self, why: str) -> None:
-        """The speaker says that it ended; what is left of it goes, too."""
+        """The speaker has ended; what is left of it goes, too."""
         if self.machine.speaker in ("starting", "up"):
             self.react(Distrusted(why))
 
@@ -204,19 +204,19 @@ class AnycastProcess:
                 async with asyncio.timeout(OBSERVED_S):
                     self.seen = await self.speaker.observe()
             except (SpeakerError, TimeoutError) as error:
-                self.react(Distrusted(str(error) or f"it did not say within {OBSERVED_S:g} s what it announces"))
+                self.react(Distrusted(str(error) or f"it did not report within {OBSERVED_S:g} s what it announces"))
                 continue
             self.react(Observed(self.seen.phase, sum(self.seen.sessions.values())))
 
-    # -- what others are told
+    # -- what is published
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         if self._publication is None:
             return
         document = encode(self.report())
-        if document != self._said:
-            self._said = document
-            self._tasks.start(self._update(document), "say in etcd what is announced")
+        if document != self._published:
+            self._published = document
+            self._tasks.start(self._update(document), "publish what is announced")
 
     async def _update(self, document: bytes) -> None:
         if self._publication is not None:
@@ -280,7 +280,7 @@ class AnycastProcess:
         try:
             await self._started
         except SpeakerError as error:
-            raise ConfigError("farhop anycast", [str(error)]) from None
+            raise ConfigError("speaker", [str(error).removeprefix("speaker: ")]) from None
         key = announce_key(config.region, config.instance)
         self._publication = await self.store.publish(key, encode(self.report()), LEASE_S)
         self._tasks.start(self.others.follow_drains(), "watch the entry's drain")
@@ -314,7 +314,7 @@ class AnycastProcess:
         gauge, counter, machine = self.metrics.gauge, self.metrics.counter, self.machine
         announced = "1 if the prefixes are announced, and not drained."
         gauge("anycast_announced", announced, lambda: float(machine.phase is Phase.ANNOUNCED))
-        draining = "1 while neighbours are told to go elsewhere."
+        draining = "1 while the routes are announced as draining."
         gauge("anycast_draining", draining, lambda: float(machine.phase is Phase.DRAINING))
         gauge("anycast_differs_seconds", "For how long what is announced has not been what is wanted.", self._differs_s)
         held = "For how long the update budget still keeps the prefixes back."
@@ -324,7 +324,7 @@ class AnycastProcess:
         gauge("anycast_entry_fit", "1 if the entry is fit, by its probes.", lambda: float(machine.fitness == "fit"))
         gauge("anycast_sessions", "BGP sessions that are established.", lambda: float(sum(self._sessions().values())))
         gauge("anycast_session_up", "1 if the session with the peer is established.", self._sessions_up, "peer")
-        counter("anycast_updates", "Updates to the speaker, by what they said.", self._updates, "phase")
+        counter("anycast_updates", "Updates to the speaker, by their phase.", self._updates, "phase")
         counter("anycast_speaker_kills", "Speakers ended by force.", lambda: float(machine.kills))
 
     def _differs_s(self) -> float:
@@ -342,7 +342,7 @@ class AnycastProcess:
 
 
 class AnycastAdmin:
-    """What an announcer tells at its admin port (farhop.service.admin.TierAdmin)."""
+    """What an announcer serves at its admin port (farhop.service.admin.TierAdmin)."""
 
     def __init__(self, process: AnycastProcess) -> None:
         self._process = process

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from entry_anycast.announcing.machine import Fitness, Probed
-from farhop.service.config import is_loopback
+from farhop.service.endpoints import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Prober:
-    """`tell` takes what each probe found. Raises OSError for a `ca_file` that cannot be read."""
+    """`report` takes what each probe found. Raises OSError for a `ca_file` that cannot be read."""
 
-    def __init__(self, config: Probe, tell: Callable[[Probed], None]) -> None:
-        self._config, self._tell, self._tls = config, tell, _context(config)
+    def __init__(self, config: Probe, report: Callable[[Probed], None]) -> None:
+        self._config, self._report, self._tls = config, report, _context(config)
 
     async def run(self) -> None:
         """Until cancelled. A connection each: whether new ones are taken is what is asked."""
@@ -32,7 +32,7 @@ class Prober:
         async with aiohttp.ClientSession(timeout=timeout, connector=connector, trust_env=False) as http:
             due = loop.time()
             while True:
-                self._tell(await self._probe(http))
+                self._report(await self._probe(http))
                 due = max(due + self._config.every_s, loop.time())
                 await asyncio.sleep(due - loop.time())
 
@@ -44,7 +44,7 @@ class Prober:
                     return Probed(Fitness.FIT)
                 return Probed(Fitness.LEAVING, f"it answers {answer.status}")
         except TimeoutError:
-            return Probed(Fitness.DEAD, f"it does not answer within {self._config.timeout_s:g} s")
+            return Probed(Fitness.DEAD, f"it does not answer within {self._config.timeout_s:g} s", silent=True)
         except (aiohttp.ClientError, OSError) as error:
             text = getattr(error, "strerror", None) or type(error).__name__
             return Probed(Fitness.DEAD, f"it cannot be reached: {text}")

@@ -1,7 +1,7 @@
 """BIRD (2.x), which somebody else runs and configures: a file that its configuration includes, and its control socket.
 
 We write static routes into the file, with the community of a drain, and have BIRD read it (`configure`, which leaves
-sessions alone; `disable` would tear them down). Which of them its BGP protocols export is its configuration's to say.
+sessions alone; `disable` would tear them down). Which of them its BGP protocols export is up to its configuration.
 The watchdog empties the file. If both this process and the watchdog are killed at once, nobody does: let the service
 manager (`ExecStopPost=farhop anycast withdraw`).
 """
@@ -64,19 +64,22 @@ class Bird:
             ) from None
         guarded = self._guarded = Guarded(self._silence_s, lambda: self._ended(guarded))
         await guarded.start(["bird", self._config.socket, self._config.file])
-        await self.say(Phase.WITHDRAWN)
+        await self.update(Phase.WITHDRAWN)
 
     def _ended(self, which: Guarded) -> None:
         if which is self._guarded:
             self._lost("bird's watchdog ended")
 
-    async def say(self, phase: Phase) -> None:
+    async def update(self, phase: Phase) -> None:
         """See Speaker."""
         text = written(self._prefixes, phase, self._config)
         try:
             _put(Path(self._config.file), text)
         except OSError as error:
-            raise SpeakerError(f"bird: cannot write {self._config.file}: {error.strerror}") from None
+            why = f"cannot write {self._config.file}: {error.strerror}"
+            raise SpeakerError(
+                f"bird: {why}; give a path in a folder that is there and ours (speaker.bird.file)"
+            ) from None
         for line in await self._ask("configure"):
             if line.startswith(("0003", "0004", "0018")):
                 return
@@ -109,15 +112,15 @@ class Bird:
             try:
                 async with asyncio.timeout(ASKED_S):
                     self._way[1].write(command.encode() + b"\n")
-                    said = await self._answer()
+                    lines = await self._answer()
             except (OSError, TimeoutError, ValueError, EOFError):
                 raise SpeakerError(f"bird: does not answer `{command}`") from None
-        code = said[-1][:4] if said else "9999"
+        code = lines[-1][:4] if lines else "9999"
         if code in empty:
             return []
         if code[0] in "89":
-            raise SpeakerError(f"bird: {said[-1][5:].strip()[:200]} (`{command}`)")
-        return said
+            raise SpeakerError(f"bird: {lines[-1][5:].strip()[:200]} (`{command}`)")
+        return lines
 
     async def _answer(self) -> list[str]:
         """The lines of one answer: a code and a dash for more to come, a code and a space for the last."""
@@ -144,18 +147,20 @@ class Bird:
 
 
 def written(prefixes: Sequence[str], phase: Phase, config: BirdConfig) -> str:
-    """What the file says. A protocol for each family, so that what BIRD exports can name it: farhop4, farhop6."""
+    """The file's text. A protocol for each family, so that what BIRD exports can name it: farhop4, farhop6."""
     if phase is Phase.WITHDRAWN:
         return NOTHING
-    said = ""
+    attributes = ""
     if phase is Phase.DRAINING:
         community = f"bgp_community.add(({GRACEFUL_SHUTDOWN[0]}, {GRACEFUL_SHUTDOWN[1]}));"
-        said = f"bgp_path.prepend({config.local_as}); " * config.prepend if config.prepend else community
+        attributes = f"bgp_path.prepend({config.local_as}); " * config.prepend if config.prepend else community
     blocks = ["# Written by farhop anycast, and written over."]
     for version in (4, 6):
         own = [prefix for prefix in prefixes if family(prefix) == version]
         if own:
-            routes = "\n".join(f'  route {prefix} via "lo"{f" {{ {said} }}" if said else ""};' for prefix in own)
+            routes = "\n".join(
+                f'  route {prefix} via "lo"{f" {{ {attributes} }}" if attributes else ""};' for prefix in own
+            )
             blocks.append(f"protocol static farhop{version} {{\n  ipv{version};\n{routes}\n}}")
     return "\n".join(blocks) + "\n"
 

@@ -50,7 +50,7 @@ _SUMMARY = re.compile(r"^(\S+)\s+\d+\s+\S+\s+(\S+)")
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A neighbour. `drain`: how it is told of one, by the community of RFC 8326 or by a longer AS path."""
+    """A neighbour. `drain`: how a drain is announced to it, by the community of RFC 8326 or by a longer AS path."""
 
     address: str
     asn: int
@@ -63,7 +63,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class ExaBgpConfig:
-    """Who we are. `hold_s`: after how long without a word a neighbour drops the session; `prepend`: how often."""
+    """Who we are. `hold_s`: after how long without a message a neighbour drops the session; `prepend`: how often."""
 
     local_as: int
     router_id: str
@@ -73,7 +73,7 @@ class ExaBgpConfig:
 
 
 class ExaBgp:
-    """See `entry_anycast.speakers.speaker.Speaker`. `lost` is told when it ended, whoever ended it."""
+    """See `entry_anycast.speakers.speaker.Speaker`. `lost` is called when it ended, whoever ended it."""
 
     def __init__(
         self, config: ExaBgpConfig, prefixes: Sequence[str], silence_s: float, lost: Callable[[str], None]
@@ -102,11 +102,11 @@ class ExaBgp:
         try:
             async with asyncio.timeout(STARTED_S):
                 await self._helper
-            said = await self._ask("version")
+            lines = await self._ask("version")
         except TimeoutError:
             raise SpeakerError(f"exabgp: did not start within {STARTED_S:g} s; its log is above") from None
-        if not said or not said[0].startswith(f"exabgp {MAJOR}."):
-            raise SpeakerError(f"exabgp: {' '.join(said)[:80]!r} is not version {MAJOR}; {_INSTALL}")
+        if not lines or not lines[0].startswith(f"exabgp {MAJOR}."):
+            raise SpeakerError(f"exabgp: {' '.join(lines)[:80]!r} is not version {MAJOR}; {_INSTALL}")
 
     def _ended(self, which: Guarded) -> None:
         if which is self._guarded:
@@ -120,8 +120,8 @@ class ExaBgp:
             return
         self._helper.set_result((reader, writer))
 
-    async def say(self, phase: Phase) -> None:
-        """See Speaker. A neighbour is told of the prefixes of its own family."""
+    async def update(self, phase: Phase) -> None:
+        """See Speaker. A neighbour gets the prefixes of its own family."""
         lines = [f"neighbor {peer.address} {self._said(phase, peer, prefix)}" for peer, prefix in self._pairs()]
         for line in lines:
             await self._ask(line)
@@ -165,19 +165,19 @@ class ExaBgp:
             if self._helper is None or not self._helper.done():
                 raise SpeakerError("exabgp: is not running")
             reader, writer = self._helper.result()
-            said: list[str] = []
+            lines: list[str] = []
             try:
                 writer.write(line.encode() + b"\n")
                 await writer.drain()
-                while len(said) < LINES_MAX:
+                while len(lines) < LINES_MAX:
                     answer = (await reader.readline()).decode("ascii", "replace").rstrip("\n")
                     if answer == "done":
-                        return said
+                        return lines
                     if answer == "error":
                         raise SpeakerError(f"exabgp: refused {line!r}; its log says why")
                     if answer in ("", "shutdown"):
                         break
-                    said.append(answer)
+                    lines.append(answer)
             except (OSError, ValueError):
                 # A connection reset, or a line longer than its buffer: for who asks the same as an end of the stream.
                 # Of what was answered none is of use, since the acknowledgement behind it never comes.

@@ -22,13 +22,13 @@ ENDED_S = 2.0
 
 
 class Guarded:
-    """What the watchdog watches over, from `start` on. `ended` is told once, whoever ended it."""
+    """What the watchdog watches over, from `start` on. `ended` is called once, whoever ended it."""
 
     def __init__(self, silence_s: float, ended: Callable[[], None]) -> None:
         self._silence_s, self._ended = silence_s, ended
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._heard = 0.0
+        self._answered_at = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -36,15 +36,15 @@ class Guarded:
         return self._process.pid if self._process is not None else None
 
     async def start(self, what: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        """`what`: as the watchdog's arguments say. Raises OSError."""
+        """`what`: as the watchdog takes it by its arguments. Raises OSError."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", str(Path(watchdog.__file__)), str(self._silence_s), *what,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             env={**os.environ, **(environment or {})},
         )  # fmt: skip
         loop = asyncio.get_running_loop()
-        self._heard = loop.time()
-        self._tasks = [loop.create_task(one) for one in (self._beat(), self._hear(), self._wait(self._process))]
+        self._answered_at = loop.time()
+        self._tasks = [loop.create_task(one) for one in (self._beat(), self._read_answers(), self._wait(self._process))]
 
     async def _beat(self) -> None:
         process, loop = self._process, asyncio.get_running_loop()
@@ -55,16 +55,16 @@ class Guarded:
                 process.stdin.write(b".")
             await asyncio.sleep(self._silence_s / _SHARE)
             # By our own clock, and asleep we would not know: only what it owes since a beat that had its time counts.
-            if loop.time() - self._heard > 2.0 * self._silence_s:
+            if loop.time() - self._answered_at > 2.0 * self._silence_s:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
 
-    async def _hear(self) -> None:
+    async def _read_answers(self) -> None:
         process, loop = self._process, asyncio.get_running_loop()
         assert process is not None
         assert process.stdout is not None
         while await process.stdout.read(4096):
-            self._heard = loop.time()
+            self._answered_at = loop.time()
 
     async def _wait(self, process: asyncio.subprocess.Process) -> None:
         await process.wait()

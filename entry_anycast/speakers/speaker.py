@@ -1,6 +1,6 @@
-"""What a BGP speaker is to us: it is started, told what to say of all prefixes, and asked what it says.
+"""What a BGP speaker is to us: it is started, sent an update for all prefixes, and asked what it announces.
 
-A speaker never announces by itself: whatever ends the process that tells it ends the announcement, too.
+A speaker never announces by itself: whatever ends the process that controls it ends the announcement, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GRACEFUL_SHUTDOWN = (65535, 0)  # RFC 8326
 
 
 class SpeakerError(Exception):
-    """It cannot be started, refused what it was told, or does not answer. One line, with the remedy if there is one."""
+    """It cannot be started, refused an update, or does not answer. One line, with the remedy if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Speaker(Protocol):
     async def start(self) -> None:
         """Start it or connect to it, with nothing announced. Raises SpeakerError."""
 
-    async def say(self, phase: Phase) -> None:
-        """Say this of all prefixes; returns when it is acknowledged. Raises SpeakerError."""
+    async def update(self, phase: Phase) -> None:
+        """Announce all prefixes in this phase; returns when it is acknowledged. Raises SpeakerError."""
 
     async def observe(self) -> Seen:
         """What it announces. Raises SpeakerError."""

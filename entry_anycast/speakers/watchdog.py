@@ -67,19 +67,19 @@ def _watch(silence_s: float, child: subprocess.Popen[bytes] | None) -> None:
 
 
 def withdraw_bird(where: str, file: str) -> int:
-    """Have BIRD announce nothing of ours. 0 if it says that it does."""
+    """Have BIRD announce nothing of ours. 0 if it answers that it does."""
     Path(file).write_text(NOTHING)
     with socket.socket(socket.AF_UNIX) as way:
         way.settimeout(ASKED_S)
         way.connect(where)
         way.sendall(b"configure\n")
-        said = b""
-        while not any(code in said for code in (b"0003 ", b"0004 ", b"8002 ")):
+        answer = b""
+        while not any(code in answer for code in (b"0003 ", b"0004 ", b"8002 ")):
             more = way.recv(4096)
             if not more:
                 return 1
-            said += more
-    return 0 if b"8002 " not in said else 1
+            answer += more
+    return 0 if b"8002 " not in answer else 1
 
 
 if __name__ == "__main__":

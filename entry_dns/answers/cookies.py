@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-KEPT_MAX = 8192
 PAST_S, FUTURE_S, RENEW_S = 3600, 300, 1800  # RFC 9018, 4.3
 _MASK = (1 << 64) - 1
 
@@ -46,32 +45,15 @@ def _rounds(v: list[int], rounds: int) -> None:
 
 
 class Cookies:
-    """Cookies under some secrets of 16 bytes each.
+    """Cookies under some secrets of 16 bytes each."""
 
-    What `taken` found is `kept` for a while, by the cookie and the address (at most KEPT_MAX, forgotten all at once by
-    `forget`): a resolver comes with the same one again and again. Who answers by the thousand looks there first.
-    """
-
-    __slots__ = ("_secrets", "kept")
+    __slots__ = ("_secrets",)
 
     def __init__(self, secrets: Sequence[bytes]) -> None:
         self._secrets = tuple(secrets)
-        self.kept: dict[bytes, tuple[bytes, bool]] = {}
-
-    def forget(self) -> None:
-        """Time has passed."""
-        self.kept.clear()
 
     def taken(self, cookie: bytes, address: bytes, now: int) -> tuple[bytes, bool]:
         """The whole cookie to answer with (24 bytes), and whether the one that came was ours, for this address."""
-        found = self.kept.get(cookie + address)
-        if found is None:
-            if len(self.kept) >= KEPT_MAX:
-                self.kept.clear()
-            found = self.kept[cookie + address] = self._judge(cookie, address, now)
-        return found
-
-    def _judge(self, cookie: bytes, address: bytes, now: int) -> tuple[bytes, bool]:
         client, server = cookie[:8], cookie[8:]
         if len(server) == 16 and server[0] == 1:
             head, stamp = server[:8], int.from_bytes(server[4:8], "big")

@@ -36,7 +36,8 @@ class Query:
     """A query understood. `name` in wire form and lower case; `end` is where the question ends in what came.
 
     `ecs` is (family, source prefix length, address bytes), `cookie` the option's bytes, `payload` what the asker takes
-    by UDP; `edns` whether there was an OPT record.
+    by UDP; `edns` whether there was an OPT record; `ecs_at`: where that address begins in what came, 0 without any.
+    Without a question (RFC 7873, 5.4: a cookie alone is asked for) `name` is b"" and `end` where it would begin.
     """
 
     name: bytes
@@ -49,6 +50,7 @@ class Query:
     ecs: tuple[int, int, bytes] | None = None
     cookie: bytes | None = None
     nsid: bool = False
+    ecs_at: int = 0
 
 
 def read(data: bytes) -> Query:
@@ -58,21 +60,25 @@ def read(data: bytes) -> Query:
     if data[2] & 0x78:
         raise RefusedError(NOTIMP)
     counts = [int.from_bytes(data[at : at + 2], "big") for at in (4, 6, 8, 10)]
-    if counts[0] != 1:
+    if counts[0] > 1:
         raise RefusedError(FORMERR)
-    end = _name_end(data, 12)
-    if end + 4 > len(data):
-        raise RefusedError(FORMERR)
-    kind, class_ = int.from_bytes(data[end : end + 2], "big"), int.from_bytes(data[end + 2 : end + 4], "big")
-    query = Query(data[12:end].lower(), kind, class_, end + 4)
+    query = _question(data) if counts[0] else Query(b"", 0, IN, 12)
     if counts[1] or counts[2] or counts[3] > _ADDITIONAL_MAX:
         raise RefusedError(FORMERR, query.end)
     at = query.end
     for _ in range(counts[3]):
         at = _additional(data, at, query)
-    if at != len(data):
+    if at != len(data) or not (counts[0] or query.cookie):
         raise RefusedError(FORMERR, query.end)
     return query
+
+
+def _question(data: bytes) -> Query:
+    end = _name_end(data, 12)
+    if end + 4 > len(data):
+        raise RefusedError(FORMERR)
+    kind, class_ = int.from_bytes(data[end : end + 2], "big"), int.from_bytes(data[end + 2 : end + 4], "big")
+    return Query(data[12:end].lower(), kind, class_, end + 4)
 
 
 def _name_end(data: bytes, at: int) -> int:
@@ -130,7 +136,7 @@ def _options(data: bytes, at: int, end: int, query: Query) -> None:
         if code == OPTION_ECS:
             if query.ecs is not None or (ecs := subnet(value)) is None:
                 raise refused
-            query.ecs = ecs
+            query.ecs, query.ecs_at = ecs, at - length + 4
         elif code == OPTION_COOKIE:
             if query.cookie is not None or not (length == 8 or 16 <= length <= 40):
                 raise refused

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from topology.model import Topology
 
 NOBODY = 0xFFFF  # in an order: no further entry
-ASK_RESOLVER = 0xFFFFFFFF  # as a group: the address says nothing, the resolver's own does
+ASK_RESOLVER = 0xFFFFFFFF  # as a group: the address decides nothing, the resolver's own does
 SHARED_MAX = 24  # entries that take a share at once; more are drawn together
 GRAIN = {4: 16, 6: 16}  # while shares are drawn no network counts as larger
 _FIBRE_MS_PER_KM = 0.015  # a round trip: 200 km/ms there and back, on paths half as long again as the great circle
@@ -85,7 +85,7 @@ def atlas(topology: Topology, spaces: Mapping[int, Space], places: Sequence[Plac
 class Table:
     """By family a space whose values are groups; each group's list of entries, best first, as indices, NOBODY after
     the last. `fallback`: the group of whom nothing is known. `uniform`: every address of both families is in group 0,
-    which is told with scope 0. `shared`: the group of what every network may be told, for a resolver that keeps one
+    which has scope 0. `shared`: the group of what is lawful for every network, for a resolver that keeps one
     answer for all of them; -1 where no network is confined."""
 
     spaces: Mapping[int, Space]
@@ -132,7 +132,7 @@ def table(known: Atlas, standings: Sequence[Standing], lawful: frozenset[str], m
     cost[:, none & drained] += _LATE
     everybody = allowed.all(axis=0)
     confines = bool((allowed != everybody).any())
-    if confines:  # one more row: of whom nothing is known, with what all may be told
+    if confines:  # one more row: of whom nothing is known, with what is lawful for all
         place = np.append(place, UNKNOWN)
         cost = np.vstack((cost, cost[inverse.reshape(-1)[-1]]))
         allowed = np.vstack((allowed, everybody))
@@ -147,13 +147,13 @@ def table(known: Atlas, standings: Sequence[Standing], lawful: frozenset[str], m
     known_groups = np.unique(groups[inverse.reshape(-1)[:-1]])
     if len(known_groups[known_groups != ASK_RESOLVER]) == 1:  # one answer for all, private addresses included
         groups[:] = known_groups[known_groups != ASK_RESOLVER][0]
-    told: dict[int, Space] = {}
+    merged: dict[int, Space] = {}
     begin = 0
     for family, bits in keys:
-        told[family] = spaces[family].where(groups[inverse.reshape(-1)[begin : begin + len(bits)]])
+        merged[family] = spaces[family].where(groups[inverse.reshape(-1)[begin : begin + len(bits)]])
         begin += len(bits)
     shared = int(groups[-1]) if confines else -1
-    return _renumbered(told, lists, int(groups[inverse.reshape(-1)[-1]]), shared)
+    return _renumbered(merged, lists, int(groups[inverse.reshape(-1)[-1]]), shared)
 
 
 def _renumbered(spaces: dict[int, Space], lists: npt.NDArray[np.uint16], fallback: int, shared: int) -> Table:
@@ -161,7 +161,7 @@ def _renumbered(spaces: dict[int, Space], lists: npt.NDArray[np.uint16], fallbac
     used = np.unique(np.concatenate([space.values for space in spaces.values()]))
     more = [fallback] if shared < 0 else [fallback, shared]
     used = np.union1d(used[used != ASK_RESOLVER], np.array(more, dtype=used.dtype))
-    told = {
+    merged = {
         family: Space(
             space.bits,
             space.starts,
@@ -170,7 +170,7 @@ def _renumbered(spaces: dict[int, Space], lists: npt.NDArray[np.uint16], fallbac
         for family, space in spaces.items()
     }
     where = [int(at) for at in np.searchsorted(used, more)]
-    return Table(told, lists[used], where[0], where[1] if shared >= 0 else -1)
+    return Table(merged, lists[used], where[0], where[1] if shared >= 0 else -1)
 
 
 def _hashed(starts: npt.NDArray[np.uint64], entry: str) -> npt.NDArray[np.float64]:

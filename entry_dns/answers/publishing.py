@@ -1,5 +1,5 @@
 """What another server's zone should hold for the names of a view. Such a zone tells no networks apart: it holds what is
-answered where nothing is known of a client's network; where networks are confined, only what each may be told. Pure.
+answered where nothing is known of a client's network; where networks are confined, only what is lawful for each. Pure.
 
 A name without an entry that is lawful for everybody who may ask has no records: it is never widened.
 """

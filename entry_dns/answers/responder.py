@@ -1,10 +1,12 @@
 """From a query's bytes to its answer's: the short way for ordinary questions, the strict one for all others.
 
-The short way knows a question by its bytes, finds the client's network in a table and puts a prepared answer together;
-whatever it is not sure of goes the strict way (`message.read`). Invariants: an answer is positive and for the client's
-network, or SERVFAIL with an extended error, where the law leaves no entry: never NODATA and never REFUSED, which
-resolvers would give to other networks, too; what is malformed is never answered with more bytes than came; question
-bytes are told back as they came (0x20). Pure: the time and the asker's address are arguments.
+The strict way (`message.read`) understands any query, and keeps what it learned of those bytes that come again: all
+behind the question but the client's network. The short way knows them by that, finds the network in a table and puts a
+prepared answer together; it parses nothing itself. Invariants: an answer is positive and for the client's network, or
+SERVFAIL with an extended error, where the law leaves no entry: never NODATA and never REFUSED, which resolvers would
+give to other networks, too; what a resolver may give to all of its clients holds for all of them; what is malformed is
+never answered with more bytes than came; question bytes are echoed as they came (0x20). Pure: the time and the
+asker's address are arguments.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from ipaddress import ip_address
-from struct import Struct
+from typing import NamedTuple
 
 from entry_dns.answers import message
 from entry_dns.answers.cookies import Cookies
@@ -27,7 +29,8 @@ ANY_TTL_S = 3600
 KEY_TTL_S = 3600
 BUCKETS = 1 << 14
 ASKERS_MAX = 16_384
-TELLER_S = 3600.0
+TAILS_MAX = 8192
+SENDER_S = 3600.0
 
 QUERIES, ODD, MALFORMED, DROPPED, SERVFAILS, NEGATIVE = range(6)
 REFUSALS, TRUNCATED, LIMITED, SLIPPED, WITH_ECS, PROVEN = range(6, 12)
@@ -37,11 +40,11 @@ COUNTERS = (
 )  # fmt: skip
 
 _POINTER = b"\xc0\x0c"
-_ONE_QUESTION, _ONE_AND_OPT = b"\0\1\0\0\0\0\0\0", b"\0\1\0\0\0\0\0\1"
-_OPT, _OPT_DO = b"\0\0\x29\x04\xd0\0\0\0\0", b"\0\0\x29\x04\xd0\0\0\x80\0"
-_OPT_OF, _OPTION_OF = Struct(">BHHxBHH").unpack_from, Struct(">HHHBB").unpack_from
+_SUBNET = b"\0\x08\0"  # how the option of a client subnet begins: its code, and a length of less than 256
 _BYTE = tuple(bytes((n,)) for n in range(256))
-_LENGTHS = tuple(n.to_bytes(2, "big") for n in range(1024))
+_OCTETS = {b"": 0, **{byte: (n + 7) >> 3 for n, byte in enumerate(_BYTE)}}  # of an address, by its prefix length
+_number = int.from_bytes  # big-endian
+_OPT = b"\0\0\x29\x04\xd0\0\0"
 
 
 def _extended(code: int, text: bytes) -> bytes:
@@ -79,26 +82,59 @@ class _Slot:
     """A question that has answers: its name, its type, whose networks decide, and what was prepared so far.
 
     `starts`, `groups`, `index` are the table's for IPv4, `last` its last row; without `starts` all are answered alike.
-    `confines`: there is something that not every network may be told.
+    `without_subnet`: the group of a question that has no client subnet, -1 where the resolver's own address decides.
+    `remembers_senders`: resolvers that send subnets are to be remembered, since without one they ask for all clients.
     """
 
-    __slots__ = ("confines", "groups", "index", "kind", "last", "name", "plain", "signed", "starts", "table")
+    __slots__ = (
+        "groups", "index", "kind", "last", "name", "plain", "remembers_senders", "signed", "starts", "table",
+        "without_subnet",
+    )  # fmt: skip
 
-    def __init__(self, name: Name, kind: int, table: Lookup | None) -> None:
+    def __init__(self, name: Name, kind: int, table: Lookup | None, by_resolver: bool) -> None:
         self.name, self.kind, self.table = name, kind, table
         self.starts: Sequence[int] | None = None
-        self.confines = table is not None and table.shared >= 0
-        if table is not None and not table.uniform:
+        confines = table is not None and table.shared >= 0
+        self.remembers_senders = confines and by_resolver
+        self.without_subnet = -1
+        if table is None or table.uniform:
+            self.without_subnet = 0
+        else:
             self.starts, self.groups, self.index = table.starts[4], table.groups[4], table.index
             self.last = len(self.starts) - 1
+            if confines and not by_resolver:
+                self.without_subnet = table.shared
         self.plain: dict[int, Prepared] = {}
         self.signed: dict[int, Prepared] = {}
 
 
+class _Tail(NamedTuple):
+    """What was read of the bytes around a question (flags and counts before it, all behind it but the client's network)
+    and what goes into the answer for them. `size`: of all behind the question; `owner`: whose proven cookie is in them,
+    None where they are the same from everybody; `head`: EDNS and RD, as in Prepared.heads; `room`: bytes an answer may
+    have for its question and its records.
+
+    `family`: of the client subnet, 0 without any; `source`: its prefix length, `stray`: bits that must not be set;
+    `shift`: what makes an IPv4 address of it. An answer ends with `opt`, the scope, the network as it came, `after`.
+    """
+
+    size: int
+    owner: bytes | None
+    head: int
+    signed: bool
+    room: int
+    family: int
+    source: int
+    stray: int
+    shift: int
+    opt: bytes
+    after: bytes
+
+
 class Responder:
-    """Answers from one view at a time. `cookies`: None for none; `nsid`: what is told of this server, b"" for nothing;
+    """Answers from one view at a time. `cookies`: None for none; `nsid`: this server's identifier, b"" for none;
     `rate`: answers a second for a network (/24, /64) that proves nothing, 0 for any number; every `slip`-th beyond is
-    told to come by TCP; `keys`: zones' keys by the zone's name in wire form."""
+    truncated, to come by TCP; `keys`: zones' keys by the zone's name in wire form."""
 
     def __init__(
         self,
@@ -112,31 +148,50 @@ class Responder:
         self._keys = keys or {}
         self._seen = [0] * BUCKETS
         self._askers: dict[str, tuple[bytes, int]] = {}
-        self._tellers: dict[bytes, float] = {}  # who told a client subnet for a name that is not lawful alike, and when
+        self._tails: dict[bytes, _Tail] = {}
+        self._subnet_senders: dict[
+            bytes, float
+        ] = {}  # who sent a client subnet for a name that is not lawful alike, and when
         self.counts = [0] * len(COUNTERS)
         self.led: list[int] = []
         self.now = 0.0
+        self._listed: tuple[Name, ...] | None = None
         self.adopt(Head((), (), (), ready=False), ())
 
     def adopt(self, head: Head, tables: Sequence[Lookup]) -> None:
-        """Answer from this view from now on."""
-        self._head = head
+        """Answer from this view from now on. What it costs does not grow with client networks, nor with names while
+        they are those of the view before: what a question needs is made when it is first asked."""
+        if head.names is not self._listed:
+            self._listed = head.names
+            self._names = {name.wire: name for name in head.names}
+            self._above = {above for name in head.names for above in _above(name.wire)}
+        self._head, self._tables = head, tables
         self.led = [0] * len(head.entries)
-        self._names = {name.wire: name for name in head.names}
+        self._zones = {zone.wire: zone for zone in head.zones}
         self._slots: dict[bytes, _Slot] = {}
-        for name in head.names:
-            kinds = {*name.tables, *name.records, *name.guarded}
-            if head.zones[name.zone].wire == name.wire and name.wire in self._keys:
-                kinds.add(DNSKEY)
-            for kind in kinds:
-                at = name.tables.get(kind, name.guarded.get(kind, -1))
-                slot = _Slot(name, kind, tables[at] if 0 <= at < len(tables) else None)
-                self._slots[name.wire + kind.to_bytes(2, "big") + b"\0\1"] = slot
+
+    def _slot(self, wired: bytes, kind: int) -> _Slot | None:
+        """The slot of a name's records of a type; None where it has none."""
+        question = wired + kind.to_bytes(2, "big") + b"\0\1"
+        found = self._slots.get(question)
+        name = self._names.get(wired)
+        if found is not None or name is None:
+            return found
+        at = name.tables.get(kind, name.guarded.get(kind, -1))
+        if (
+            at < 0
+            and kind not in name.records
+            and not (kind == DNSKEY and wired in self._keys and wired in self._zones)
+        ):
+            return None
+        made = _Slot(name, kind, self._tables[at] if 0 <= at < len(self._tables) else None, self._head.by_resolver)
+        self._slots[question] = made
+        return made
 
     def tick(self, now: float) -> None:
         """A second has passed: rates are counted anew. `now`: seconds since 1970."""
-        if int(now) // 60 != int(self.now) // 60 and self._cookies is not None:
-            self._cookies.forget()
+        if int(now) // 60 != int(self.now) // 60:
+            self._tails.clear()  # cookies grow old
         self.now = now
         self._seen = [0] * BUCKETS
 
@@ -146,103 +201,72 @@ class Responder:
         """The answer to a message from this address; None: nothing is sent back.
 
         Written for speed: a call costs as much as a look into a table, so what each question needs stands here, in one
-        long function. To cut it by its parts would cost each answer five calls more.
+        function. What the key holds of the bytes it is made of is certain: where the network stands is read off the
+        bytes before it, and its length too.
         """
         counts = self.counts
         counts[0] += 1
-        met = self._askers.get(host)
-        asker, bucket = self._meet(host) if met is None else met
-        if udp and self._rate:
-            seen = self._seen[bucket]
-            if seen >= self._rate:
-                return self._limited(data, asker)
-            self._seen[bucket] = seen + 1
-        end, size = data.find(b"\0", 12) + 5, len(data)
+        asker, bucket = self._askers.get(host) or self._meet(host)
+        end = data.find(b"\0", 12) + 5
         question = data[12:end]
+        at = end + 19 if data[end + 11 : end + 14] == _SUBNET else data.find(_SUBNET, end + 11) + 8
+        if at > 7:
+            stop = at + _OCTETS[data[at - 2 : at - 1]]
+            network = data[at:stop]
+            tail = self._tails.get(data[2:12] + data[end:at] + data[stop:])
+        else:
+            tail = self._tails.get(data[2:12] + data[end:])
         slot = self._slots.get(question)
         if slot is None:
             slot = self._slots.get(data[12 : end - 4].lower() + data[end - 4 : end])
-        if slot is None or data[2] & 0xFE:
-            return self._odd(data, asker, udp)
-        if data[4:12] != _ONE_AND_OPT or size < end + 11:
-            if size != end or data[4:12] != _ONE_QUESTION:
-                return self._odd(data, asker, udp)
-            prepared = self._prepared(slot, self._untold(slot, asker), False)
-            return self._told(data, end, prepared, data[2] & 1, 512, udp)
-        root, kind, payload, version, flags, length = _OPT_OF(data, end)
-        at = end + 11
-        if root or kind != 41 or version or size != at + length:
-            return self._odd(data, asker, udp)
-        length, group = 0, -1
-        subnet = scoped = network = cookie = b""
-        while at < size:
-            if at + 8 > size:  # shorter than what is ordinary
-                return self._odd(data, asker, udp)
-            code, stop, family, source, zero = _OPTION_OF(data, at)
-            stop += at + 4
-            if stop > size:
-                return self._odd(data, asker, udp)
-            if code == 8:
-                network, starts = data[at + 8 : stop], slot.starts
-                octets = (source + 7) >> 3
-                if group >= 0 or zero or stop - at != 8 + octets:
-                    return self._odd(data, asker, udp)
-                if starts is not None and family == 1 and 0 < source <= 32:
-                    address = int.from_bytes(network, "big") << (32 - 8 * octets)
-                    if address & (0xFFFFFFFF >> source):
-                        return self._odd(data, asker, udp)
-                    index, high = slot.index, address >> 16
-                    row = bisect_right(starts, address, index[high], index[high + 1]) - 1
-                    group, told = slot.groups[row], 1
-                    if row:
-                        told = 33 - (address ^ (starts[row] - 1)).bit_length()
-                    if row < slot.last:
-                        after = 33 - (address ^ starts[row + 1]).bit_length()
-                        if after > told:
-                            told = after
-                    if group == ASK_RESOLVER:
-                        group = self._group_of(slot, asker)
-                    if slot.confines:
-                        self._teller(asker)
-                else:
-                    ecs = message.subnet(data[at + 4 : stop])
-                    if ecs is None:
-                        return self._odd(data, asker, udp)
-                    group, told = self._group(slot, ecs, asker)
-                subnet, scoped = data[at : at + 7], _BYTE[told]
-                length += stop - at
-                counts[10] += 1
-            elif code == 10 and not cookie:
-                if self._cookies is not None:
-                    found = self._cookies.kept.get(data[at + 4 : stop] + asker)
-                    if found is None:
-                        if not (stop - at == 12 or 20 <= stop - at <= 44):
-                            return self._odd(data, asker, udp)
-                        found = self._cookies.taken(data[at + 4 : stop], asker, int(self.now))
-                    cookie = b"\0\x0a\0\x18" + found[0]
-                    counts[11] += found[1]
-                    length += 28
-                elif not (stop - at == 12 or 20 <= stop - at <= 44):
-                    return self._odd(data, asker, udp)
-            elif code == 3 or code == 10:
-                return self._odd(data, asker, udp)
-            at = stop
-        if group < 0:
-            group = self._untold(slot, asker)
-        signed = flags & 0x8000
+        if slot is None or tail is None or not udp:
+            return self._strict(data, asker, bucket, udp)
+        size, owner, head, signed, room, family, source, stray, shift, opt, after = tail
+        if owner != asker:
+            if owner is not None:
+                return self._strict(data, asker, bucket, udp)
+            seen = self._seen[bucket]
+            if seen >= self._rate > 0:
+                return self._strict(data, asker, bucket, udp)
+            self._seen[bucket] = seen + 1
+        else:
+            counts[11] += 1
+        if family:
+            value = _number(network)
+            if value & stray or size != len(data) - end:
+                return self._strict(data, asker, bucket, udp)
+            counts[10] += 1
+            starts = slot.starts
+            if family == 1 and source and starts is not None:
+                address, index = value << shift, slot.index
+                high = address >> 16
+                row = bisect_right(starts, address, index[high], index[high + 1]) - 1
+                group, apart = slot.groups[row], 0xFFFFFFFF  # as in networks.scope
+                if row:
+                    apart = address ^ (starts[row] - 1)
+                if row < slot.last:
+                    behind = address ^ starts[row + 1]
+                    if behind < apart:
+                        apart = behind
+                length = 33 - apart.bit_length()
+                if group == ASK_RESOLVER:
+                    group = self._group_of(slot, asker)
+                if slot.remembers_senders:
+                    self._remember_sender(asker)
+            else:
+                group, length = self._group(slot, (family, source, network), asker)
+            opt = opt + _BYTE[length] + network
+        else:
+            group = self._group_without_subnet(slot, asker)
         known = None if signed else slot.plain.get(group)
-        prepared = self._prepared(slot, group, signed > 0) if known is None else known
-        head, opt = 2 | data[2] & 1, _OPT_DO if signed else _OPT
-        first = prepared.first
-        if first < 0 or end + prepared.size + length > 501:
-            error = prepared.error
-            options = b"".join((opt, _LENGTHS[length + len(error)], subnet, scoped, network, cookie, error))
-            return self._told(data, end, prepared, head, payload, udp, options)
-        self.led[first] += 1
-        return b"".join((
-            data[:2], prepared.heads[head], question, prepared.body, opt, _LENGTHS[length], subnet, scoped, network,
-            cookie,
-        ))  # fmt: skip
+        if known is None:
+            known = self._prepared(slot, group, signed)
+        if known.error or end + known.size > room:
+            return self._assembled(data, end, known, head, room, opt, after)
+        first = known.first
+        if first >= 0:
+            self.led[first] += 1
+        return b"".join((data[:2], known.heads[head], question, known.body, opt, after))
 
     def _meet(self, host: str) -> tuple[bytes, int]:
         """An asker's address in bytes, and by which count his network's rate is held."""
@@ -252,33 +276,37 @@ class Responder:
         met = self._askers[host] = asker, hash(asker[:3] if len(asker) == 4 else asker[:8]) % BUCKETS
         return met
 
-    def _told(
-        self, data: bytes, end: int, prepared: Prepared, head: int, payload: int, udp: bool, opt: bytes = b""
+    def _assembled(
+        self, data: bytes, end: int, prepared: Prepared, head: int, room: int, opt: bytes, after: bytes
     ) -> bytes:
+        """The answer's bytes; without its records where they do not fit."""
         if prepared.first >= 0:
             self.led[prepared.first] += 1
         elif prepared.rcode == message.SERVFAIL:
             self.counts[SERVFAILS] += 1
-        body = prepared.body
-        if udp and end + len(body) + len(opt) > min(max(payload, message.PAYLOAD_MIN), message.PAYLOAD_MAX):
+        error = prepared.error if opt else b""
+        if error:
+            opt = opt[:9] + (int.from_bytes(opt[9:11], "big") + len(error)).to_bytes(2, "big") + opt[11:]
+        if end + prepared.size + len(error) > room:
             self.counts[TRUNCATED] += 1
             flags = prepared.heads[head]
             cut = bytes((flags[0] | 2, flags[1], 0, 1, 0, 0, 0, 0, 0, flags[9]))
-            return data[:2] + cut + data[12:end] + opt
-        return data[:2] + prepared.heads[head] + data[12:end] + body + opt
+            return data[:2] + cut + data[12:end] + opt + after + error
+        return data[:2] + prepared.heads[head] + data[12:end] + prepared.body + opt + after + error
 
     # -- whose networks decide
 
     def _group(self, slot: _Slot, ecs: tuple[int, int, bytes], asker: bytes) -> tuple[int, int]:
-        """The group of a client subnet, and the scope to tell with it."""
+        """The group of a client subnet, and the scope of its answer. A subnet of no bits has scope 0: a resolver
+        may give that answer to all of its clients, so it is what is lawful for all of them."""
         table = slot.table
         family, source, given = ecs
         if table is None or table.uniform:
             return 0, 0
-        if table.shared >= 0:
-            self._teller(asker)
+        if slot.remembers_senders:
+            self._remember_sender(asker)
         if source == 0:
-            return self._group_of(slot, asker), 0
+            return (table.shared if table.shared >= 0 else self._group_of(slot, asker)), 0
         if family == 1:
             starts, groups, bits = table.starts[4], table.groups[4], _IN4
             address = int.from_bytes(given, "big") << (32 - 8 * len(given))
@@ -287,24 +315,27 @@ class Responder:
             address = int.from_bytes(given[:8], "big") << (64 - 8 * min(len(given), 8))
         at = bisect_right(starts, address) - 1
         group = groups[at]
-        told = scope(starts, at, address, bits)
-        return (self._group_of(slot, asker) if group == ASK_RESOLVER else group), told or 1
+        length = scope(starts, at, address, bits)
+        return (self._group_of(slot, asker) if group == ASK_RESOLVER else group), length or 1
 
-    def _teller(self, asker: bytes) -> None:
-        if len(self._tellers) >= ASKERS_MAX:
-            self._tellers.clear()
-        self._tellers[asker] = self.now
+    def _remember_sender(self, asker: bytes) -> None:
+        if len(self._subnet_senders) >= ASKERS_MAX:
+            self._subnet_senders.clear()
+        self._subnet_senders[asker] = self.now
 
-    def _untold(self, slot: _Slot, asker: bytes) -> int:
-        """The group of a question without a client subnet. Who else tells them asks for all of his clients at once:
-        unbound does, after another server of the zone refused. Then the answer is what all of them may be told."""
+    def _group_without_subnet(self, slot: _Slot, asker: bytes) -> int:
+        """The group of a question without a client subnet: its answer may be given to all clients of who asks, so where
+        networks are confined it is what is lawful for all of them. Unless his own address is to decide; then still for
+        who sends subnets otherwise: unbound asks without one after another server of the zone refused."""
+        if slot.without_subnet >= 0:
+            return slot.without_subnet
         table = slot.table
-        if table is not None and table.shared >= 0 and self._tellers.get(asker, 0.0) > self.now - TELLER_S:
+        if slot.remembers_senders and table is not None and self._subnet_senders.get(asker, 0.0) > self.now - SENDER_S:
             return table.shared
         return self._group_of(slot, asker)
 
     def _group_of(self, slot: _Slot, asker: bytes) -> int:
-        """The group of who asks, where no client subnet says more."""
+        """The group of who asks, where no client subnet decides."""
         table = slot.table
         if table is None or table.uniform:
             return 0
@@ -348,6 +379,8 @@ class Responder:
             ttl = min(one.ttl for one in entries)
         elif kind == DNSKEY and kind not in slot.name.records:
             rdatas, ttl = list(self._keys[zone.wire].dnskeys), KEY_TTL_S
+        elif kind == SOA:
+            rdatas, ttl = [zone.soa], zone.negative_ttl
         else:
             records = slot.name.records[kind]
             rdatas, ttl = list(records.rdatas), records.ttl
@@ -371,7 +404,7 @@ class Responder:
 
     # -- the strict way
 
-    def _odd(self, data: bytes, asker: bytes, udp: bool) -> bytes | None:
+    def _strict(self, data: bytes, asker: bytes, bucket: int, udp: bool) -> bytes | None:
         self.counts[ODD] += 1
         try:
             query = message.read(data)
@@ -380,26 +413,68 @@ class Responder:
             return None
         except message.RefusedError as error:
             self.counts[MALFORMED] += 1
-            return self._refusal(data, error)
-        prepared, told = self._found(query, asker)
-        options = b""
-        if query.ecs is not None:
-            family, source, address = query.ecs
-            value = family.to_bytes(2, "big") + bytes((source, told)) + address
-            options += b"\0\x08" + len(value).to_bytes(2, "big") + value
-            self.counts[WITH_ECS] += 1
+            return None if udp and self._limited(bucket) else self._refusal(data, error)
+        if not query.name:
+            return self._cookie_alone(data, query, asker, bucket, udp)
+        after, proven = b"", False
         if query.cookie is not None and self._cookies is not None:
             whole, proven = self._cookies.taken(query.cookie, asker, int(self.now))
             self.counts[PROVEN] += proven
-            options += b"\0\x0a\0\x18" + whole
+            after = b"\0\x0a\0\x18" + whole
+        if udp and not proven and self._limited(bucket):
+            return self._slipped(data, query)
         if query.nsid and self._nsid:
-            options += b"\0\x03" + len(self._nsid).to_bytes(2, "big") + self._nsid
-        options += prepared.error
-        opt = b""
+            after += b"\0\x03" + len(self._nsid).to_bytes(2, "big") + self._nsid
+        tail = self._read(data, query, asker if proven else None, after, udp)
+        # A cookie that proves nothing comes but once: its bearer comes back with the one that he got.
+        if udp and (proven or query.cookie is None or self._cookies is None):
+            self._keep(data, query, tail)
+        prepared, length = self._found(query, asker)
+        opt = tail.opt
+        if query.ecs is not None:
+            opt += _BYTE[length] + query.ecs[2]
+            self.counts[WITH_ECS] += 1
+        return self._assembled(data, query.end, prepared, tail.head, tail.room, opt, after)
+
+    def _cookie_alone(self, data: bytes, query: message.Query, asker: bytes, bucket: int, udp: bool) -> bytes | None:
+        """To who asks nothing but for a cookie (RFC 7873, 5.4): the cookie. Who has one goes by what it proves."""
+        if self._cookies is None or query.cookie is None:
+            self.counts[MALFORMED] += 1
+            return None if udp and self._limited(bucket) else self._refusal(data, message.RefusedError(message.FORMERR))
+        whole, proven = self._cookies.taken(query.cookie, asker, int(self.now))
+        self.counts[PROVEN] += proven
+        if udp and not proven and self._limited(bucket):
+            return None
+        opt = _OPT + b"\0\0" + (4 + len(whole)).to_bytes(2, "big") + b"\0\x0a\0\x18" + whole
+        return data[:2] + bytes((0x80 | data[2] & 1, 0)) + b"\0\0\0\0\0\0\0\1" + opt
+
+    @staticmethod
+    def _read(data: bytes, query: message.Query, owner: bytes | None, after: bytes, udp: bool) -> _Tail:
+        family, source, given = query.ecs or (0, 0, b"")
+        size, opt = len(after), b""
+        if family:
+            subnet = b"\0\x08" + (4 + len(given)).to_bytes(2, "big") + family.to_bytes(2, "big") + bytes((source,))
+            size += len(subnet) + 1 + len(given)
         if query.edns:
-            flags = b"\x80\0" if query.dnssec else b"\0\0"
-            opt = b"\0\0\x29\x04\xd0\0\0" + flags + len(options).to_bytes(2, "big") + options
-        return self._told(data, query.end, prepared, 2 * query.edns | data[2] & 1, query.payload, udp, opt)
+            opt = _OPT + (b"\x80\0" if query.dnssec else b"\0\0") + size.to_bytes(2, "big")
+            size += len(opt)
+            opt += subnet if family else b""
+        limit = min(query.payload, message.PAYLOAD_MAX) if udp else 0xFFFF
+        return _Tail(
+            len(data) - query.end, owner, 2 * query.edns | data[2] & 1, query.dnssec, limit - size, family, source,
+            (1 << (-source & 7)) - 1, 32 - 8 * len(given), opt, after,
+        )  # fmt: skip
+
+    def _keep(self, data: bytes, query: message.Query, tail: _Tail) -> None:
+        """Know these bytes from now on, if the short way finds the question's end and the network where they are."""
+        end = data.find(b"\0", 12) + 5
+        at = data.find(_SUBNET, end + 11) + 8
+        if end != query.end or at != max(query.ecs_at, 7):
+            return
+        if len(self._tails) >= TAILS_MAX:
+            self._tails.clear()
+        behind = data[end:] if tail.family == 0 else data[end:at] + data[at + len(query.ecs[2]) :] if query.ecs else b""
+        self._tails[data[2:12] + behind] = tail
 
     def _refusal(self, data: bytes, error: message.RefusedError) -> bytes:
         flags = bytes((0x80 | data[2] & 0x79, error.rcode & 15))
@@ -409,17 +484,17 @@ class Responder:
         return data[:2] + flags + counts + data[12 : error.question_end] + opt
 
     def _found(self, query: message.Query, asker: bytes) -> tuple[Prepared, int]:
-        """What is answered to a query that was understood, and the scope to tell with it."""
+        """What is answered to a query that was understood, and the scope of that."""
         zone = self._zone_of(query.name)
         if query.class_ != IN or zone is None or query.type in message.TRANSFERS:
             self.counts[REFUSALS] += 1
             return Prepared(message.REFUSED, 0, 0, b"", self.now, authoritative=False), 0
-        slot = self._slots.get(query.name + query.type.to_bytes(2, "big") + b"\0\1")
+        slot = self._slot(query.name, query.type)
         if slot is not None:
             if query.ecs is None:
-                return self._prepared(slot, self._untold(slot, asker), query.dnssec), 0
-            group, told = self._group(slot, query.ecs, asker)
-            return self._prepared(slot, group, query.dnssec), told
+                return self._prepared(slot, self._group_without_subnet(slot, asker), query.dnssec), 0
+            group, length = self._group(slot, query.ecs, asker)
+            return self._prepared(slot, group, query.dnssec), length
         name = self._names.get(query.name)
         if name is not None and query.type == ANY:
             rdata = b"\x07RFC8482\0"
@@ -430,11 +505,10 @@ class Responder:
 
     def _zone_of(self, name: bytes) -> Zone | None:
         """The narrowest zone that a name is in."""
-        within = [zone for zone in self._head.zones if _ends(name, zone.wire)]
-        return max(within, key=lambda zone: len(zone.wire), default=None)
+        return next((zone for one in (name, *_above(name)) if (zone := self._zones.get(one)) is not None), None)
 
     def _denied(self, query: message.Query, zone: Zone, name: Name | None) -> Prepared:
-        exists = name is not None or any(_ends(other, query.name) for other in self._names)
+        exists = name is not None or query.name in self._above
         pointer = (0xC000 | 12 + len(query.name) - len(zone.wire)).to_bytes(2, "big")
         ttl = zone.negative_ttl.to_bytes(4, "big")
         soa = pointer + SOA.to_bytes(2, "big") + b"\0\1" + ttl + len(zone.soa).to_bytes(2, "big") + zone.soa
@@ -451,35 +525,34 @@ class Responder:
         soa += self._signatures(keys, query.name, NSEC, zone.negative_ttl, [denial], zone)[0]
         return Prepared(
             message.NOERROR, 0, 2 + 2 * signed, soa, self.now
-        )  # RFC 9824, 2: no such name is told in the record alone
+        )  # RFC 9824, 2: that there is no such name stands in the record alone
 
     # -- too many
 
-    def _limited(self, data: bytes, asker: bytes) -> bytes | None:
-        """Beyond the rate: whoever proves by a cookie that he is where he says is answered; others are mostly not."""
-        counts = self.counts
-        try:
-            query = message.read(data)
-        except (message.Drop, message.RefusedError):
-            counts[LIMITED] += 1
+    def _limited(self, bucket: int) -> bool:
+        """Whether who proves nothing by a cookie is beyond his network's rate; counts him."""
+        seen = self._seen[bucket]
+        if seen >= self._rate > 0:
+            self.counts[LIMITED] += 1
+            return True
+        self._seen[bucket] = seen + 1
+        return False
+
+    def _slipped(self, data: bytes, query: message.Query) -> bytes | None:
+        """Of those, every `slip`-th is truncated, to come by TCP."""
+        if self._slip == 0 or self.counts[LIMITED] % self._slip:
             return None
-        if query.cookie is not None and self._cookies is not None:
-            _, proven = self._cookies.taken(query.cookie, asker, int(self.now))
-            if proven:
-                return self._odd(data, asker, True)
-        counts[LIMITED] += 1
-        if self._slip == 0 or counts[LIMITED] % self._slip:
-            return None
-        counts[SLIPPED] += 1
+        self.counts[SLIPPED] += 1
         return data[:2] + bytes((0x82 | data[2] & 1, 0, 0, 1, 0, 0, 0, 0, 0, 0)) + data[12 : query.end]
 
 
-def _ends(name: bytes, zone: bytes) -> bool:
-    """Whether a name in wire form is in a zone: the zone's labels are its last ones."""
-    at = 0
-    while len(name) - at > len(zone):
+def _above(name: bytes) -> list[bytes]:
+    """The names in wire form that a name is below, the nearest first, the root last."""
+    found, at = [], 0
+    while name[at]:
         at += 1 + name[at]
-    return name[at:] == zone
+        found.append(name[at:])
+    return found
 
 
 def wire(name: str) -> bytes:

@@ -1,7 +1,7 @@
 """DNSSEC, signed as answers are made: ECDSA P-256 with SHA-256 (algorithm 13, RFC 6605), and NSEC that covers one name.
 
 A denial is compact (RFC 9824): an NSEC record at the name asked for, whose next name is the very next one, so that it
-tells of no other. Signatures are kept with the answers they are for. Never reads a clock or a file.
+names no other. Signatures are kept with the answers they are for. Never reads a clock or a file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Role(StrEnum):
 
 
 class Stage(StrEnum):
-    """Where a key is in its life (RFC 7583): told but not signing yet, signing, told but signing no more."""
+    """Where a key is in its life (RFC 7583): published but not signing yet, signing, published but signing no more."""
 
     PUBLISHED = "published"
     ACTIVE = "active"
@@ -48,7 +48,7 @@ class Stage(StrEnum):
 
 
 class ZoneKey:
-    """A key of a zone: signs, and tells what its parent must know of it."""
+    """A key of a zone: signs, and has the DS record for its parent."""
 
     def __init__(self, pem: bytes, role: Role = Role.CSK, stage: Stage = Stage.ACTIVE) -> None:
         """`pem`: a private key on P-256, PKCS 8 or SEC 1. Raises KeyFileError."""
@@ -82,8 +82,8 @@ class ZoneKey:
 
 
 class ZoneKeys:
-    """All keys of a zone. Every one is told; of those that are active, KSKs and CSKs sign the keys, ZSKs and CSKs all
-    else (RFC 4035, 2.2)."""
+    """All keys of a zone. Every one is published; of those that are active, KSKs and CSKs sign the keys, ZSKs and CSKs
+    all else (RFC 4035, 2.2)."""
 
     def __init__(self, keys: Sequence[ZoneKey]) -> None:
         """Raises KeyFileError where these cannot sign a zone."""
@@ -108,7 +108,7 @@ class ZoneKeys:
 
 
 def delegation(zone: bytes, dnskey: bytes) -> bytes:
-    """The rdata of the DS record that tells a parent of a key: SHA-256 (RFC 4034, 5.1.4; RFC 4509)."""
+    """The rdata of the DS record by which a parent names a key: SHA-256 (RFC 4034, 5.1.4; RFC 4509)."""
     digest = hashlib.sha256(zone + dnskey).digest()
     return key_tag(dnskey).to_bytes(2, "big") + bytes((dnskey[3], SHA256)) + digest
 
@@ -128,10 +128,10 @@ def _labels(owner: bytes) -> int:
 
 
 def nsec(name: bytes, types: Iterable[int], *, exists: bool) -> bytes:
-    """The rdata of an NSEC record that tells which types a name has, or that there is no such name (RFC 9824)."""
-    told = {RRSIG, NSEC, *types} if exists else {RRSIG, NSEC, NXNAME}
+    """The rdata of an NSEC record with the types that a name has, or that there is no such name (RFC 9824)."""
+    types_set = {RRSIG, NSEC, *types} if exists else {RRSIG, NSEC, NXNAME}
     windows: dict[int, bytearray] = {}
-    for kind in sorted(told):
+    for kind in sorted(types_set):
         bits = windows.setdefault(kind >> 8, bytearray())
         low = kind & 0xFF
         bits.extend(bytes(max(0, low // 8 + 1 - len(bits))))

@@ -2,13 +2,15 @@
 
     8 bytes: length of the head · head (MessagePack) · tables, each array at a multiple of 8 bytes
 
-A worker reads the head, which grows with names and entries alone; client networks stay where they are, however many.
+A worker reads the head, which grows with names and entries alone, and names only when they changed; client networks
+stay where they are, however many.
 Never decides what is answered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -27,8 +29,9 @@ class Records(msgspec.Struct, frozen=True):
 
 
 class Name(msgspec.Struct, frozen=True):
-    """A name, in wire form and lower case. `tables`: by record type, which table says who is answered with what;
-    `records`: what is the same for all; `guarded`: by record type, whose lawful entries must be there for it to be."""
+    """A name, in wire form and lower case. `tables`: by record type, which table decides who is answered with what;
+    `records`: what is the same for all, but for an SOA's rdata, which stands in its zone as it changes with each view;
+    `guarded`: by record type, whose lawful entries must be there for it to be."""
 
     wire: bytes
     zone: int
@@ -71,13 +74,27 @@ class _Table(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """The head of a view. `ready`: whether it says anything of entries; without that every answer is SERVFAIL."""
+    """The head of a view. `ready`: whether it knows anything of entries; without that every answer is SERVFAIL.
+    `by_resolver`: whether a resolver's own address decides for a question without a client subnet, though networks are
+    confined."""
 
     zones: tuple[Zone, ...]
     names: tuple[Name, ...]
     entries: tuple[Led, ...]
     tables: tuple[_Table, ...] = ()
     ready: bool = True
+    by_resolver: bool = False
+
+
+class _Packed(msgspec.Struct, frozen=True):
+    """A head as it is written: with names apart, which stay the same from one view to the next."""
+
+    zones: tuple[Zone, ...]
+    names: msgspec.Raw
+    entries: tuple[Led, ...]
+    tables: tuple[_Table, ...]
+    ready: bool
+    by_resolver: bool
 
 
 class Lookup(msgspec.Struct, frozen=True):
@@ -101,7 +118,7 @@ _KINDS: dict[int, tuple[str, Literal["I", "Q"]]] = {4: ("<u4", "I"), 6: ("<u8", 
 
 def encode(head: Head, tables: Sequence[Table]) -> bytes:
     """The view as a file's bytes."""
-    body, told = bytearray(), []
+    body, tables_made = bytearray(), []
 
     def put(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], kind: str) -> _Array:
         body.extend(bytes(-len(body) % 8))
@@ -114,8 +131,13 @@ def encode(head: Head, tables: Sequence[Table]) -> bytes:
         groups = {family: put(space.values, "<u4") for family, space in one.spaces.items()}
         also = one.fallback, one.shared
         width = int(one.orders.shape[1]) if one.orders.ndim == 2 else 0
-        told.append(_Table(starts, groups, put(one.orders, "<u2"), put(_index(one), "<u4"), width, one.uniform, *also))
-    packed = msgspec.msgpack.encode(msgspec.structs.replace(head, tables=tuple(told)))
+        tables_made.append(
+            _Table(starts, groups, put(one.orders, "<u2"), put(_index(one), "<u4"), width, one.uniform, *also)
+        )
+    names = msgspec.Raw(msgspec.msgpack.encode(head.names))
+    packed = msgspec.msgpack.encode(
+        _Packed(head.zones, names, head.entries, tuple(tables_made), head.ready, head.by_resolver)
+    )
     packed += b"\xc0" * (-len(packed) % 8)  # nil: what is behind the head is not read
     return len(packed).to_bytes(8, "little") + packed + bytes(body)
 
@@ -127,10 +149,11 @@ def _index(table: Table) -> npt.NDArray[np.int64]:
 
 
 def decode(data: memoryview) -> tuple[Head, tuple[Lookup, ...]]:
-    """The head of a view, and its tables where they lie."""
+    """The head of a view, and its tables where they lie. Names that are those of the view before are the same object:
+    a worker with thousands must not stop for them each time that an entry's share changes."""
     length = int.from_bytes(data[:8], "little")
-    packed = bytes(data[8 : 8 + length]).rstrip(b"\xc0")
-    head = _decoder.decode(packed)
+    found = _decoder.decode(bytes(data[8 : 8 + length]).rstrip(b"\xc0"))
+    head = Head(found.zones, _names(bytes(found.names)), found.entries, found.tables, found.ready, found.by_resolver)
     body = data[8 + length :]
 
     def at(array: _Array, kind: Literal["H", "I", "Q"], size: int) -> Sequence[int]:
@@ -152,4 +175,10 @@ def decode(data: memoryview) -> tuple[Head, tuple[Lookup, ...]]:
     return head, tables
 
 
-_decoder = msgspec.msgpack.Decoder(Head)
+@lru_cache(maxsize=1)
+def _names(packed: bytes) -> tuple[Name, ...]:
+    return _names_decoder.decode(packed)
+
+
+_decoder = msgspec.msgpack.Decoder(_Packed)
+_names_decoder = msgspec.msgpack.Decoder(tuple[Name, ...])

@@ -31,7 +31,7 @@ NS_TTL_S = 3600
 
 
 class ZoneError(ValueError):
-    """Zones that do not go with the map or the law. The text says which name, and the remedy."""
+    """Zones that do not go with the map or the law. The text names it, and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Ttls:
     most: int = 30
 
     def of(self, standing: Standing | None) -> int:
-        """Of an entry: until what is said of it can change, within the bounds."""
+        """Of an entry: until its standing can change, within the bounds."""
         if standing is None or standing.state is not State.UP:
             return self.least
         return max(self.least, ceil(min(standing.stable_s, self.most)))
@@ -81,12 +81,15 @@ def lawful_of(law: Law, tenant: str) -> frozenset[str]:
 
 def check(plans: Sequence[ZonePlan], law: Law) -> None:
     """Raise ZoneError at the first name that could not be answered for."""
-    entries = law.topology.entries
-    if not entries:
+    if not law.topology.entries:
         raise ZoneError("the topology has no entries; list the balancers' public addresses under `entries`")
     seen: set[bytes] = set()
+    apexes: set[bytes] = set()
     for plan in plans:
         apex = wire(plan.zone)
+        if apex in apexes:
+            raise ZoneError(f"zone {plan.zone} is given twice; put all of its names into one")
+        apexes.add(apex)
         for name in plan.names:
             at = wire(name.name)
             if not at.endswith(apex):
@@ -94,17 +97,34 @@ def check(plans: Sequence[ZonePlan], law: Law) -> None:
             if at in seen:
                 raise ZoneError(f"{name.name} is given twice; keep one")
             seen.add(at)
-            if name.tenant and name.tenant not in law.topology.tenants:
-                raise ZoneError(f"{name.name}: tenant {name.tenant} is not in the topology; name one that is")
-            lawful = lawful_of(law, name.tenant)
-            if not lawful:
-                who = f"tenant {name.tenant}" if name.tenant else "anybody"
-                raise ZoneError(f"{name.name}: no entry is lawful for {who}; add one, or widen its entry scope")
-            for family in name.families:
-                if not any(_has(entries[one], family) for one in lawful):
-                    other = "ipv4" if family == 6 else "ipv6"
-                    remedy = f"give them some, or say `families: [{other}]` for this name"
-                    raise ZoneError(f"{name.name}: none of its entries has an IPv{family} address; {remedy}")
+            _check_name(name, law)
+
+
+def check_servers(plans: Sequence[ZonePlan]) -> None:
+    """Raise ZoneError at the first name server whose address we would be asked for and have none: nobody could find the
+    zone. That of a zone which another server answers is its own affair."""
+    known = {wire(name.name) for plan in plans for name in plan.names}
+    for plan in plans:
+        for host, addresses in plan.servers:
+            if not addresses and wire(host).endswith(wire(plan.zone)) and wire(host) not in known:
+                remedy = "give it some under `addresses` of the zone, or name a server outside of it"
+                raise ZoneError(f"{host}: is a name server inside of its zone {plan.zone} without an address; {remedy}")
+
+
+def _check_name(name: NamePlan, law: Law) -> None:
+    """Raise ZoneError if no client, or none by one of its families, could be led anywhere."""
+    entries = law.topology.entries
+    if name.tenant and name.tenant not in law.topology.tenants:
+        raise ZoneError(f"{name.name}: tenant {name.tenant} is not in the topology; name one that is")
+    lawful = lawful_of(law, name.tenant)
+    if not lawful:
+        who = f"tenant {name.tenant}" if name.tenant else "anybody"
+        raise ZoneError(f"{name.name}: no entry is lawful for {who}; add one, or widen its entry scope")
+    for family in name.families:
+        if not any(_has(entries[one], family) for one in lawful):
+            other = "ipv4" if family == 6 else "ipv6"
+            remedy = f"give them some, or set `families: [{other}]` for this name"
+            raise ZoneError(f"{name.name}: none of its entries has an IPv{family} address; {remedy}")
 
 
 def _has(entry: Entry, family: int) -> bool:
@@ -119,9 +139,11 @@ def view(
     ttls: Ttls,
     most: int,
     serial: int,
+    *,
+    by_resolver: bool = False,
 ) -> tuple[Head, list[Table]]:
     """The view: its head and its tables. Names with the same lawful entries share a table. Numpy does the heavy part:
-    run it in a thread."""
+    run it in a thread. `by_resolver`: see Head."""
     by_name = {one.entry: one for one in standings}
     entries = law.topology.entries
     led = tuple(
@@ -153,7 +175,7 @@ def view(
         apex = wire(plan.zone)
         records = {
             NS: Records(NS_TTL_S, tuple(_rdata("NS", f"{host}.") for host, _ in plan.servers)),
-            SOA: Records(plan.negative_ttl, (soa,)),
+            SOA: Records(plan.negative_ttl, ()),
         }
         before = made.get(apex, Name(apex, at))
         made[apex] = Name(apex, at, before.tables, {**before.records, **records}, before.guarded)
@@ -161,7 +183,7 @@ def view(
             if addresses and wire(host).endswith(apex):
                 made[wire(host)] = Name(wire(host), at, {}, _addresses(addresses))
         names += made.values()
-    return Head(tuple(zones), tuple(names), led, ready=bool(standings)), tables
+    return Head(tuple(zones), tuple(names), led, ready=bool(standings), by_resolver=by_resolver), tables
 
 
 def _name(plan: NamePlan, zone: int, law: Law, row: Callable[[frozenset[str]], int]) -> Name:
@@ -180,8 +202,8 @@ def _name(plan: NamePlan, zone: int, law: Law, row: Callable[[frozenset[str]], i
         records[HTTPS] = Records(NS_TTL_S, (_rdata("HTTPS", f'1 . alpn="{",".join(plan.alpn)}"{port}'),))
         guarded[HTTPS] = row(lawful)
     if plan.txt:
-        said = tuple(_rdata("TXT", '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"') for text in plan.txt)
-        records[TXT] = Records(NS_TTL_S, said)
+        texts = tuple(_rdata("TXT", '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"') for text in plan.txt)
+        records[TXT] = Records(NS_TTL_S, texts)
     return Name(wire(plan.name), zone, tables, records, guarded)
 
 

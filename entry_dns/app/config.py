@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,6 +25,14 @@ def _domain(text: str) -> str:
     return text.rstrip(".").lower()
 
 
+def _address(text: str) -> str:
+    try:
+        return str(ip_address(text))
+    except ValueError:
+        raise ValueError(f"{text[:64]!r} is no address; give such as 192.0.2.53 or 2001:db8::53") from None
+
+
+Address = Annotated[str, Field(max_length=64), AfterValidator(_address)]
 Domain = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})$"), AfterValidator(_domain)]
 Family = Literal["ipv4", "ipv6"]
 _FAMILIES = {"ipv4": 4, "ipv6": 6}
@@ -32,7 +41,7 @@ _FAMILIES = {"ipv4": 4, "ipv6": 6}
 class NameConfig(Part):
     """A name that clients ask for. `tenant`: a tenant whose *entry* scope holds for it; without one, for everybody.
 
-    `families`: of addresses it has; leave one out where no entry has any. `alpn`: what its HTTPS record says that
+    `families`: of addresses it has; leave one out where no entry has any. `alpn`: what its HTTPS record lists that
     entries speak; [] for no such record. `txt`: texts of its TXT record.
     """
 
@@ -45,7 +54,7 @@ class NameConfig(Part):
 
 class DnssecKey(Part):
     """A key of a zone in its `file` (ECDSA P-256, PEM). `role`: a ksk signs the keys, a zsk the records, a csk both.
-    `stage`: a published or retired key is told of and signs nothing."""
+    `stage`: a published or retired key is in the DNSKEY set and signs nothing."""
 
     file: Annotated[str, Field(min_length=1, max_length=4096)]
     role: Role = Role.CSK
@@ -60,7 +69,7 @@ class ZoneConfig(Part):
     zone: Domain
     names: Annotated[list[NameConfig], Field(min_length=1, max_length=4096)]
     servers: Annotated[list[Domain], Field(min_length=1, max_length=16)]
-    addresses: Annotated[dict[Domain, list[str]], Field(max_length=16)] = Field(default_factory=dict)
+    addresses: Annotated[dict[Domain, list[Address]], Field(max_length=16)] = Field(default_factory=dict)
     contact: Domain = "hostmaster.invalid"
     negative_ttl_s: Annotated[int, Field(ge=1, le=3600)] = 30
     dnssec_key_file: str | None = None
@@ -70,6 +79,17 @@ class ZoneConfig(Part):
     def _one_way(self) -> ZoneConfig:
         if self.dnssec_key_file is not None and self.dnssec_keys:
             raise ValueError("dnssec_keys: dnssec_key_file is given, too; list its key among dnssec_keys")
+        return self
+
+    @model_validator(mode="after")
+    def _own_servers(self) -> ZoneConfig:
+        for host in self.addresses:
+            if host not in self.servers:
+                raise ValueError(f"addresses: {host} is none of the servers; name it there, too, or leave it out")
+            if not wire(host).endswith(wire(self.zone)):
+                raise ValueError(
+                    f"addresses: {host} lies outside of the zone, so its address stands in its own zone; leave it out"
+                )
         return self
 
     def plan(self) -> ZonePlan:
@@ -92,8 +112,8 @@ class ZoneConfig(Part):
                 pem = Path(key.file).read_bytes()
                 made.append(ZoneKey(pem, key.role, key.stage))
             except OSError as error:
-                said = f"{key.file}: {error.strerror}; give a readable file"
-                raise ConfigError(f"zone {self.zone}: {where}", [said]) from None
+                problem = f"{key.file}: {error.strerror}; give a readable file"
+                raise ConfigError(f"zone {self.zone}: {where}", [problem]) from None
             except KeyFileError as error:
                 raise ConfigError(f"zone {self.zone}: {where}", [f"{key.file}: {error}"]) from None
             found.append(KeyFile(pem, key.role, key.stage))
@@ -108,7 +128,7 @@ class ZoneConfig(Part):
 class DnsListen(Part):
     """Where questions come, by UDP and TCP, and how many processes answer at each address."""
 
-    hosts: Annotated[list[str], Field(min_length=1, max_length=16)] = Field(default_factory=lambda: ["127.0.0.1"])
+    hosts: Annotated[list[Address], Field(min_length=1, max_length=16)] = Field(default_factory=lambda: ["127.0.0.1"])
     port: Annotated[int, Field(ge=0, le=65535)] = 53
     workers: Annotated[int, Field(ge=1, le=64)] = 1
     tcp_connections_max: Annotated[int, Field(ge=1, le=100_000)] = 1000
@@ -117,7 +137,7 @@ class DnsListen(Part):
 
 class Rates(Part):
     """Answers a second for a network (/24, /64) that proves nothing by a cookie; 0: any number. Every `slip`-th beyond
-    is told to come by TCP, the others get none."""
+    is truncated to come by TCP, the others get none."""
 
     per_s: Annotated[int, Field(ge=0, le=65_535)] = 200
     slip: Annotated[int, Field(ge=0, le=100)] = 2
@@ -138,7 +158,7 @@ class Ttl(Part):
 
 class DnsConfig(RegionWays):
     """A DNS server for entries. `cookie_secrets`: the same on all servers of an anycast address, the first makes
-    cookies; without any, each process makes one up. `nsid`: which server it says it is.
+    cookies; without any, each process makes one up. `nsid`: the identifier of this server.
     `region_links`: regions' reports are followed over gRPC, too, wherever a balancer may be by `tier_tls`,
     `region_hosts` and `tier_insecure`; with certificates ours is that of a global balancer of this region.
     `entries_max`: in one answer. `publish`: where `farhop dns publish` keeps the same records."""
@@ -171,7 +191,7 @@ class DnsConfig(RegionWays):
         return [zone.plan() for zone in self.zones]
 
     def ttls(self) -> Ttls:
-        """Bounds of what answers say of how long they hold."""
+        """Bounds of the answers' TTL."""
         return Ttls(self.ttl.least, self.ttl.most)
 
     def cookies(self) -> list[bytes]:

@@ -42,7 +42,7 @@ class Counters:
         """A question met a fault of ours."""
         self._map[1 + row * ROW] += 1
 
-    def tell(self, row: int, counts: list[int], led: list[int]) -> None:
+    def add(self, row: int, counts: list[int], led: list[int]) -> None:
         """Add what was counted since, and begin anew."""
         at = 2 + row * ROW
         for n, count in enumerate(counts):

@@ -92,7 +92,7 @@ class DnsServer:
         self._log = logs.Throttled(logs.get("dns"), 10.0, self.clock.now)
         self.metrics = TierMetrics("dns", config.region, config.instance)
         self.law_now = Law(topology)
-        self._plans, self._ttls = _plans(config, topology), config.ttls()
+        self._plans, self._ttls = self._checked(config, topology), config.ttls()
         self._own_secret = Random().randbytes(16)
         self._settings = self._settings_of(config)
         self._stamps = self._files()
@@ -113,12 +113,9 @@ class DnsServer:
             self.learned if config.latencies.follow else None,
         )  # fmt: skip
         self.tls = TlsSetup(TlsManager(logs.get("dns"), wall), self.metrics, self._log)
-        self.links: RegionLinks | None = None
-        if config.region_links:
-            self.links = self.watcher.links = RegionLinks(
-                config, self.tls.upstream("tier_tls", config.tier_tls), self.watcher.reported,
-                self.metrics.report_refused, lambda: rng.uniform(0.8, 1.2),
-            )  # fmt: skip
+        self.links = self._region_links(rng) if config.region_links else None
+        if self.links is not None:
+            self.watcher.links = self.links
         self.probes = Probes(config.probe, self._probed, lambda: rng.uniform(0.8, 1.2))
         # By geography, and as it is answered: with what entries measured laid over it.
         self.geography = self.atlas = prepare.atlas(topology, *client_networks.read(config.networks, topology))
@@ -137,15 +134,27 @@ class DnsServer:
         self.port = 0
         self._serial = int(wall().timestamp())
         self.prepared = {"views": 0, "ms": 0.0, "bytes": 0.0}
-        self.admin = AdminServer(
+        self.admin = self._admin_port()
+        self._gauges()
+
+    def _region_links(self, rng: Random) -> RegionLinks:
+        config = self.config
+        return RegionLinks(
+            config, self.tls.upstream("tier_tls", config.tier_tls), self.watcher.reported,
+            self.metrics.report_refused, lambda: rng.uniform(0.8, 1.2),
+        )  # fmt: skip
+
+    def _admin_port(self) -> AdminServer:
+        config = self.config
+        port = AdminServer(
             self, self.metrics, Decisions(), self.tls.listener("admin", config.admin),
             config.admin.made(config.trust_domain), lambda: redacted(self.config),
         )  # fmt: skip
-        self.admin.more = (
+        port.more = (
             ("GET", "/where", self._where, "read"),
             ("GET", "/latencies", self._latencies, "read"),
         )
-        self._gauges()
+        return port
 
     # -- what is known
 
@@ -157,7 +166,7 @@ class DnsServer:
         self.standings.probed(entry, good, why, self.clock.now())
 
     def _files(self) -> dict[str, tuple[int, int]]:
-        """Of each file of client networks, what tells whether it changed."""
+        """Of each file of client networks, what shows whether it changed."""
         networks = self.config.networks
         paths = [networks.database, *(one.file for one in networks.lists)]
         found = {}
@@ -223,9 +232,20 @@ class DnsServer:
             config.rates.per_s, config.rates.slip, {zone.zone: keys for zone in config.zones if (keys := zone.keys())},
         )  # fmt: skip
 
+    def _checked(self, config: DnsConfig, world: Topology) -> list[ZonePlan]:
+        """The zones, checked against the map. Raises ConfigError."""
+        plans = config.plans()
+        try:
+            zones.check(plans, Law(world))
+            if self._publish is None:
+                zones.check_servers(plans)
+        except zones.ZoneError as error:
+            raise ConfigError("zones", [str(error)]) from None
+        return plans
+
     def _made_ready(self, config: DnsConfig, world: Topology) -> Callable[[Law], None]:
         """See farhop.service.reload.Reloader: beside the loop, all that a configuration and a map come to."""
-        plans, settings = _plans(config, world), self._settings_of(config)
+        plans, settings = self._checked(config, world), self._settings_of(config)
         geography = prepare.atlas(world, *client_networks.read(config.networks, world))
         known, findings = learned.corrected(geography, world, self._measured, config.latencies.learning())
 
@@ -279,9 +299,10 @@ class DnsServer:
         self._serial += 1
         law, known, plans, ttls = self.law_now, self.atlas, self._plans, self._ttls
         most, serial = self.config.entries_max, self._serial
+        by_resolver = self.config.networks.without_subnet == "resolver"
 
         def made() -> tuple[Head, list[Table]]:
-            return zones.view(plans, law, known, standing, ttls, most, serial)
+            return zones.view(plans, law, known, standing, ttls, most, serial, by_resolver=by_resolver)
 
         head, tables = await asyncio.to_thread(made)
         if self._publish is not None:
@@ -304,12 +325,12 @@ class DnsServer:
         self.prepared["bytes"] = float(len(data))
 
     async def _tick(self) -> None:
-        """Count rates of the answers by TCP anew, and tell what was counted."""
+        """Count rates of the answers by TCP anew, and hand over what was counted."""
         assert self.tcp is not None
         assert self._counters is not None
         while True:
             self.tcp.answers.tick(wall().timestamp())
-            self._counters.tell(self._rows - 1, self.tcp.answers.counts, self.tcp.answers.led)
+            self._counters.add(self._rows - 1, self.tcp.answers.counts, self.tcp.answers.led)
             await asyncio.sleep(1.0)
 
     # -- life
@@ -444,14 +465,14 @@ class DnsServer:
 
     async def _where(self, request: web.Request) -> web.Response:
         try:
-            told_ = where(
+            found = where(
                 request.query.get("client", ""), request.query.get("tenant", ""),
                 self.atlas, self.law_now, self.standings.read(self.clock.now()), self.config.entries_max,
-                self.geography,
+                self.geography, by_resolver=self.config.networks.without_subnet == "resolver",
             )  # fmt: skip
         except ValueError as error:
             return web.json_response({"error": str(error)}, status=400)
-        return web.json_response(told_)
+        return web.json_response(found)
 
     async def _latencies(self, _request: web.Request) -> web.Response:
         return web.json_response({"networks": [asdict(one) for one in self.findings]})
@@ -493,7 +514,7 @@ class DnsServer:
         return {name: float(n) for name, n in self._led_so_far().items()}
 
     def _led_so_far(self) -> dict[str, int]:
-        """By entry, whatever maps it was in. What a worker had not told when a map changed may be counted elsewhere."""
+        """By entry, whatever maps it was in. What a worker still had when a map changed may be counted elsewhere."""
         raw = self._led_raw(self.atlas.entries)
         return self._led_before | {
             name: n - self._led_from.get(name, 0) + self._led_before.get(name, 0) for name, n in raw.items()
@@ -504,16 +525,6 @@ class DnsServer:
 
     def _shares(self) -> dict[str, float]:
         return {one.entry: one.share for one in self.standings.read(self.clock.now())}
-
-
-def _plans(config: DnsConfig, world: Topology) -> list[ZonePlan]:
-    """The zones, checked against the map. Raises ConfigError."""
-    plans = config.plans()
-    try:
-        zones.check(plans, Law(world))
-    except zones.ZoneError as error:
-        raise ConfigError("zones", [str(error)]) from None
-    return plans
 
 
 def _folder() -> Path:

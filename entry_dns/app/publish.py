@@ -1,7 +1,7 @@
 """`farhop dns publish`: the same view as the server's, kept in another server's zone by dynamic updates.
 
 Entries are watched by the same machine (`DnsServer` without its listeners). Invariant: what was written once is written
-again only when it changes or when the last write failed; what could not be written is said in a line, and tried again.
+again only when it changes or when the last write failed; what could not be written is logged, and tried again.
 """
 
 from __future__ import annotations
@@ -89,15 +89,15 @@ def run(path: Path, *, once: bool, dry_run: bool) -> int:
 
 
 def _inside(config: DnsConfig) -> Publish:
-    """Where to publish. Raises ConfigError where nothing says so, or for a name that the zone there cannot hold."""
+    """Where to publish. Raises ConfigError where none is configured, or for a name that the zone there cannot hold."""
     if config.publish is None:
-        raise ConfigError("publish", ["is not given; say which server, zone and TSIG key"])
+        raise ConfigError("publish", ["is not given; name the server, zone and TSIG key"])
     zone = wire(config.publish.zone)
     for at, one in enumerate(config.zones):
         for name in one.names:
             if not wire(name.name).endswith(zone):
-                said = f"{name.name} is outside of publish.zone {config.publish.zone}; leave it out of this file"
-                raise ConfigError(f"zones[{at}]", [said])
+                problem = f"{name.name} is outside of publish.zone {config.publish.zone}; leave it out of this file"
+                raise ConfigError(f"zones[{at}]", [problem])
     return config.publish
 
 

@@ -1,62 +1,114 @@
-"""Questions by TCP (RFC 7766): messages one after another on a connection, bounded in number and in idleness."""
+"""Questions by TCP (RFC 7766): messages one after another on a connection, bounded in number, size and idleness.
+
+Nobody takes all connections: one network (/24, /64) has a share of them, and where all are taken the one that was
+silent longest gives way to a new one. A peer that sends a message byte by byte has sent no message yet.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from entry_dns.answers.responder import Responder
 
-_MESSAGES_MAX = 1000  # on one connection
+MESSAGES_MAX = 1000  # on one connection
+MESSAGE_BYTES_MAX = 4096  # a question has 300 and some options; as by UDP
+SHARE = 10  # a network has one in so many connections
+WAITED_S = 1.0  # who sent a message in this time does not give way
 
 
 class TcpServer:
-    """Answers on bound sockets."""
+    """Answers on bound sockets. `now`: seconds of any monotonic clock; None: the loop's."""
 
-    def __init__(self, answers: Responder, connections_max: int, idle_s: float) -> None:
-        self.answers, self._most, self._idle_s = answers, connections_max, idle_s
-        self._open: set[asyncio.StreamWriter] = set()
+    def __init__(
+        self, answers: Responder, connections_max: int, idle_s: float, now: Callable[[], float] | None = None
+    ) -> None:
+        self.answers, self._most, self._idle_s, self._now = answers, connections_max, idle_s, now
+        self._each = max(1, connections_max // SHARE)
+        # Of each connection when its last message came; the longest ago first.
+        self._last_message: dict[asyncio.StreamWriter, float] = {}
+        self._of: Counter[bytes] = Counter()
         self._servers: list[asyncio.Server] = []
         self.refused = 0
 
     async def open(self, sockets: list[socket.socket]) -> None:
         """Listen on these."""
+        if self._now is None:
+            self._now = asyncio.get_running_loop().time
         for one in sockets:
-            self._servers.append(await asyncio.start_server(self._serve, sock=one, limit=1 << 17))
+            self._servers.append(await asyncio.start_server(self._serve, sock=one, limit=MESSAGE_BYTES_MAX))
 
     async def close(self) -> None:
         """Close everything."""
         for server in self._servers:
             server.close()
-        for writer in tuple(self._open):
+        for writer in tuple(self._last_message):
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._open) >= self._most:
+        peer = writer.get_extra_info("peername")
+        if peer is None:  # it left before it was taken
+            writer.transport.abort()
+            return
+        host = peer[0]
+        network = _network(host)
+        if self._of[network] >= self._each or not self._room():
             self.refused += 1
             writer.transport.abort()
             return
-        self._open.add(writer)
+        self._of[network] += 1
         try:
             with contextlib.suppress(TimeoutError, OSError, asyncio.IncompleteReadError):
-                await self._talk(reader, writer)
+                await self._talk(reader, writer, host)
         finally:
-            self._open.discard(writer)
+            self._last_message.pop(writer, None)
+            self._of[network] -= 1
+            if not self._of[network]:
+                del self._of[network]
             writer.close()
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host = writer.get_extra_info("peername")[0]
-        for _ in range(_MESSAGES_MAX):
+    def _room(self) -> bool:
+        """Whether another may come; whoever was silent longest goes for it."""
+        if len(self._last_message) < self._most:
+            return True
+        longest = next(iter(self._last_message))
+        if self._time() - self._last_message[longest] < WAITED_S:
+            return False
+        del self._last_message[longest]
+        longest.transport.abort()
+        return True
+
+    def _time(self) -> float:
+        assert self._now is not None  # it is open
+        return self._now()
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
+        self._last_message[writer] = self._time()
+        for _ in range(MESSAGES_MAX):
             async with asyncio.timeout(self._idle_s):
                 length = int.from_bytes(await reader.readexactly(2), "big")
+                if length > MESSAGE_BYTES_MAX:
+                    return
                 data = await reader.readexactly(length)
-            told = self.answers.answer(data, host, udp=False)
-            if told is None:
+            if self._last_message.pop(writer, None) is None:
+                return  # it had to give way
+            self._last_message[writer] = self._time()
+            reply = self.answers.answer(data, host, udp=False)
+            if reply is None:
                 return
-            writer.write(len(told).to_bytes(2, "big") + told)
+            writer.write(len(reply).to_bytes(2, "big") + reply)
             async with asyncio.timeout(self._idle_s):
                 await writer.drain()
+
+
+def _network(host: str) -> bytes:
+    """Whose share a peer's connections are of: its /24, or its /64."""
+    address = ip_address(host.partition("%")[0]).packed
+    return address[:3] if len(address) == 4 else address[:8]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from entry_dns.answers import prepare
 from entry_dns.answers.prepare import ASK_RESOLVER, NOBODY, Atlas
 from entry_dns.answers.zones import lawful_of
@@ -26,9 +28,12 @@ def where(
     standings: Sequence[Standing],
     most: int,
     geography: Atlas | None = None,
+    *,
+    by_resolver: bool = False,
 ) -> dict[str, Any]:
-    """What a client's network is answered for names of a tenant's class ("": everybody's). ValueError, with the remedy,
-    for what is no address and for a tenant that nobody knows. `geography`: the atlas without what entries measured."""
+    """What a client's network is answered for names of a tenant's class ("": everybody's), and what is answered to a
+    question without a client subnet. ValueError, with the remedy, for what is no address and for a tenant that
+    nobody knows. `geography`: the atlas without what entries measured; `by_resolver`: see snapshot.Head."""
     try:
         address = ip_address(client)
     except ValueError:
@@ -42,11 +47,37 @@ def where(
     space = made.spaces[family]
     starts = space.starts.tolist()
     index = int(space.starts.searchsorted(at, side="right")) - 1
-    told = 0 if made.uniform else scope(starts, index, at, space.bits) or 1
-    told_by = known if geography is None else geography
-    base = told_by.spaces[family].at(at)
-    row, group = known.spaces[family].at(at), int(space.values[index])
+    length = 0 if made.uniform else scope(starts, index, at, space.bits) or 1
+    group, row = int(space.values[index]), known.spaces[family].at(at)
     order = [int(one) for one in made.orders[made.fallback if group == ASK_RESOLVER else group] if one != NOBODY]
+    geographic = known if geography is None else geography
+    base = geographic.spaces[family].at(at)
+    geography_ms = [_ms(geographic, base, column) for column in range(len(known.entries))]
+    unknown = {UNKNOWN: "no list holds this network", PRIVATE: "private: the resolver's own address decides"}
+    return {
+        "client": str(address),
+        "tenant": tenant,
+        "law_epoch": law.epoch,
+        "scope": length,
+        "network": str(ip_network((address, length), strict=False)),
+        "known": unknown.get(row, ""),
+        "entries": _entries(known, law, lawful, standings, order, row, geography_ms, tenant),
+        "without_subnet": _without_subnet(made, known, lawful, by_resolver),
+    }
+
+
+def _entries(
+    known: Atlas,
+    law: Law,
+    lawful: frozenset[str],
+    standings: Sequence[Standing],
+    order: list[int],
+    row: int,
+    geography_ms: Sequence[float | None],
+    tenant: str,
+) -> list[dict[str, Any]]:
+    """All entries, those of the answer first: `order` are its columns. `row`: of the client's network;
+    `geography_ms` by column, without what entries measured."""
     by_name = {one.entry: one for one in standings}
     excluded = law.verdict(tenant, "", Scope.ENTRY).excluded if tenant else {}
     entries = []
@@ -60,10 +91,8 @@ def where(
                 "entry": name,
                 "region": entry.region,
                 "place": order.index(column) + 1 if column in order else None,
-                "ms": round(float(known.costs[row, column]), 1) if row not in (UNKNOWN, PRIVATE) else None,
-                "geography_ms": round(float(told_by.costs[base, column]), 1)
-                if base not in (UNKNOWN, PRIVATE)
-                else None,
+                "ms": _ms(known, row, column),
+                "geography_ms": geography_ms[column],
                 "state": standing.state if standing is not None else "unknown",
                 "share": standing.share if standing is not None else 1.0,
                 "bias_ms": standing.bias_ms if standing is not None else 0.0,
@@ -71,14 +100,48 @@ def where(
                 "addresses": [*entry.ipv4, *entry.ipv6],
             }
         )
-    entries.sort(key=lambda one: (one["place"] is None, one["place"] or 0, one["entry"]))
-    unknown = {UNKNOWN: "no list holds this network", PRIVATE: "private: the resolver's own address decides"}
+    return sorted(entries, key=lambda one: (one["place"] is None, one["place"] or 0, one["entry"]))
+
+
+def _ms(atlas: Atlas, row: int, column: int) -> float | None:
+    """From a network to an entry; None where nobody knows where the network is."""
+    return None if row in (UNKNOWN, PRIVATE) else round(float(atlas.costs[row, column]), 1)
+
+
+def _without_subnet(made: prepare.Table, known: Atlas, lawful: frozenset[str], by_resolver: bool) -> dict[str, Any]:
+    """What a resolver is answered that sends no client subnet, or one of no bits, and may give to all of its clients.
+
+    `by`: what decides, "all" (everybody gets the same), "shared" (what is lawful for every network) or "resolver" (its
+    own address). `entries`: the answer, in order, [] where that is SERVFAIL; by "resolver" the answer for an hour
+    after it sent a subnet, None where no network is confined. `kept_back`: by lawful entry a network that is confined
+    to other places, so that no answer for all names it.
+    """
+    if made.shared < 0 or made.uniform:
+        return {
+            "by": "all" if made.uniform else "resolver",
+            "entries": _listed(made, known, 0) if made.uniform else None,
+            "kept_back": {},
+        }
+    kept_back = {name: one for name in sorted(lawful) if (one := _confined_elsewhere(known, name)) is not None}
     return {
-        "client": str(address),
-        "tenant": tenant,
-        "law_epoch": law.epoch,
-        "scope": told,
-        "network": str(ip_network((address, told), strict=False)),
-        "known": unknown.get(row, ""),
-        "entries": entries,
+        "by": "resolver" if by_resolver else "shared",
+        "entries": _listed(made, known, made.shared),
+        "kept_back": kept_back,
     }
+
+
+def _listed(made: prepare.Table, known: Atlas, group: int) -> list[str]:
+    return [known.entries[int(at)] for at in made.orders[group] if at != NOBODY]
+
+
+def _confined_elsewhere(known: Atlas, entry: str) -> str | None:
+    """A network whose clients may not be led to this entry, as an example; None if there is none."""
+    kept = ~known.allowed[:, known.entries.index(entry)]
+    for family, space in known.spaces.items():
+        found = np.flatnonzero(kept[space.values])
+        if len(found):
+            index = int(found[0])
+            first = int(space.starts[index])
+            length = scope(space.starts.tolist(), index, first, space.bits)
+            return str(ip_network((first << (0 if family == 4 else 64), length)))
+    return None

@@ -6,6 +6,8 @@ question costs a receive, the answer and a send. A new view is mapped between tw
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import signal
 import socket
@@ -33,6 +35,7 @@ TICK_S = 1.0
 _LOOK_EVERY = 16  # questions: to look at the clock costs a hundredth of an answer
 _DATAGRAM_MAX = 4096
 READY = b"ready\n"
+NICE = -10
 
 
 class KeyFile(msgspec.Struct, frozen=True):
@@ -47,7 +50,7 @@ class KeyFile(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a worker is told at its start, by its standard input; for others it is replaced. `keys`: by zone."""
+    """What a worker gets at its start, by its standard input; for others it is replaced. `keys`: by zone."""
 
     cookies: tuple[bytes, ...] = ()
     nsid: bytes = b""
@@ -78,14 +81,14 @@ def responder(settings: Settings, *, udp: bool = True) -> Responder:
 
 def serve(sock: socket.socket, answers: Responder, task: Task, parent: int) -> None:
     """Answer until the parent is gone or a SIGTERM came; the question at hand is answered first. The first view in
-    force is taken before READY is said: from then on another worker of the same socket may end."""
+    force is taken before READY is written: from then on another worker of the same socket may end."""
     ended: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(IDLE_S), int(IDLE_S % 1 * 1e6)))
     counters = Counters(Path(task.counters))
     receive, send, answer, monotonic = sock.recvfrom, sock.sendto, answers.answer, Clock(Random()).now
     version, due, view = counters.version, 0.0, Path(task.view)
-    seen, asked, said = -1, 0, False
+    seen, asked, ready = -1, 0, False
     answers.tick(wall().timestamp())  # the first question must not be answered and signed in 1970
     while not ended:
         try:
@@ -97,35 +100,48 @@ def serve(sock: socket.socket, answers: Responder, task: Task, parent: int) -> N
         asked += 1
         if (not data or asked >= _LOOK_EVERY) and monotonic() >= due:
             asked, due = 0, monotonic() + TICK_S
-            counters.tell(task.row, answers.counts, answers.led)
+            counters.add(task.row, answers.counts, answers.led)
             answers.tick(wall().timestamp())
             if os.getppid() != parent:
                 return
         if version[0] != seen:
             seen = version[0]
-            counters.tell(task.row, answers.counts, answers.led)
+            counters.add(task.row, answers.counts, answers.led)
             if view.exists():
                 answers.adopt(*decode(load(view)))
-            if not said:
-                said = True
-                _say_ready()
+            if not ready:
+                ready = True
+                _report_ready()
         if not data:
             continue
         try:
-            told = answer(data, asker[0])
-        except Exception as error:  # noqa: BLE001 - one question must not end all; it is counted, and said without its bytes
+            reply = answer(data, asker[0])
+        except Exception as error:  # noqa: BLE001 - one question must not end all; it is counted, and logged without its bytes
             counters.fault(task.row)
             print(f"dns worker: a question of {len(data)} bytes: {type(error).__name__}", file=sys.stderr)
             continue
-        if told is not None:
+        if reply is not None:
             try:
-                send(told, asker)
+                send(reply, asker)
             except OSError:
                 continue
-    counters.tell(task.row, answers.counts, answers.led)
+    counters.add(task.row, answers.counts, answers.led)
 
 
-def _say_ready() -> None:
+def go_first() -> None:
+    """Before the first question: what may hold this process for longer than an answer takes is put out of its way.
+
+    A full garbage collection looks at all that was imported (27,000 objects, 10 ms): from now on at none of it. And
+    others' turns on this core take milliseconds, where an answer takes microseconds: we go before them, if we may
+    (CAP_SYS_NICE or RLIMIT_NICE, as the systemd unit gives it).
+    """
+    gc.collect()
+    gc.freeze()
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, min(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
+
+
+def _report_ready() -> None:
     try:
         os.write(sys.stdout.fileno(), READY)
     except OSError:  # nobody listens: then nobody waits for it
@@ -136,8 +152,10 @@ def main() -> None:
     """The entry point of a worker's process."""
     task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Task)
     sock = socket.socket(fileno=task.socket)
+    answers = responder(task.settings)
+    go_first()
     try:
-        serve(sock, responder(task.settings), task, os.getppid())
+        serve(sock, answers, task, os.getppid())
     except KeyboardInterrupt:
         sys.exit(130)
 

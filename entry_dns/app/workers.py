@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 _AGAIN_S = 0.5
 _READY_S = 60.0  # a busy machine starts a process in seconds
 _CHOICES = 16
+_REMEDIES = {
+    errno.EADDRNOTAVAIL: "this host has no such address: give it to an interface, or name one that it has",
+    errno.EACCES: "choose a port from 1024 on, or give the right to use it (CAP_NET_BIND_SERVICE)",
+}
 _BUFFER_BYTES = 4 << 20  # a burst of questions while a new view is mapped
 
 
@@ -37,7 +41,7 @@ def bind(listen: DnsListen) -> tuple[list[socket.socket], list[socket.socket], i
             # Port 0: what the system chose for TCP may be somebody's by UDP.
             if listen.port or error.errno != errno.EADDRINUSE or attempt == _CHOICES - 1:
                 why, where = error.strerror or str(error), f"{', '.join(listen.hosts)} port {listen.port}"
-                remedy = "choose another port, or give the right to use it (CAP_NET_BIND_SERVICE)"
+                remedy = _REMEDIES.get(error.errno or 0, "choose another port")
                 raise PortTakenError(f"listen: cannot bind {where}: {why}; {remedy}") from None
     raise AssertionError("every attempt returns or raises")
 

@@ -2,7 +2,7 @@
 
 Geography is a guess from a registry; a handshake's round trip is what was seen. But it holds the client's own access,
 too, which no geography knows, and only of those regions that its clients came to. So: what several regions measured, or
-one from which the network is nearer than geography says, corrects; one that is farther may be a slow access, and
+one from which the network is nearer than by geography, corrects; one that is farther may be a slow access, and
 corrects nothing. Invariants: a correction is bounded; what no entry stands behind any more is forgotten. Never reads a
 clock, and never puts anybody outside the law: it only orders.
 """
@@ -32,7 +32,7 @@ Measured = Mapping[str, float]
 @dataclass(frozen=True, slots=True)
 class LearningConfig:
     """`samples_min`: connections of a network that a region must have measured; `far_ms`: how much nearer than
-    geography says one region must find it to be believed alone; `correction_max_ms`: how far from geography a cost may
+    by geography one region must find it to be believed alone; `correction_max_ms`: how far from geography a cost may
     be taken; `age_s`: how long what was learned holds while etcd is out of contact."""
 
     samples_min: int = 4
@@ -49,14 +49,14 @@ class Learned:
     _reports: dict[tuple[str, str], LatencyReport] = field(default_factory=dict)
     _lost_at: float | None = None
 
-    def told(self, report: LatencyReport) -> None:
-        """An entry told this, instead of what it told before."""
+    def reported(self, report: LatencyReport) -> None:
+        """An entry's report, in the place of the one before."""
         name = (report.region, report.instance)
         if name in self._reports or len(self._reports) < REPORTS_MAX:
             self._reports[name] = report
 
     def gone(self, region: str, instance: str) -> None:
-        """An entry takes back what it told."""
+        """An entry takes back its report."""
         self._reports.pop((region, instance), None)
 
     def contact(self, up: bool, now: float) -> None:
@@ -106,7 +106,7 @@ def judge(
     stays.
 
     `predicted`: by geography, for all of `regions`; None where it knows nothing. A region that did not measure it costs
-    what geography says and the access's own time, within what the measured ones leave possible: no side of a triangle
+    geography and the access's own time, within what the measured ones leave possible: no side of a triangle
     is longer than the two others. Where nothing is known it costs the most that this leaves.
     """
     near = any(
@@ -114,8 +114,8 @@ def judge(
         for region, ms in measured.items()
     )
     if len(measured) < 2 and not near:
-        said = "no nearer than geography says" if predicted is not None else "not near, and nothing else is known"
-        return {}, f"one region alone measured it: {said}"
+        reason = "no nearer than geography says" if predicted is not None else "not near, and nothing else is known"
+        return {}, f"one region alone measured it: {reason}"
     access_ms = max(0.0, min(ms - predicted[region] for region, ms in measured.items())) if predicted else 0.0
     costs: dict[str, float] = {}
     for region in regions:

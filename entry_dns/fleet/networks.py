@@ -1,6 +1,6 @@
 """Client networks: the whole address space in intervals, and the widest block around an address with one answer.
 
-An interval's value says where its clients are, or, further on, which answer they get. A block told with an answer
+An interval's value says where its clients are, or, further on, which answer they get. A block that an answer is for
 (ECS scope, RFC 7871) is the largest aligned one inside its interval: two such blocks are equal or apart, so scopes
 never overlap, however the networks that were given did (deaggregation). Never knows entries, and never reads a file.
 """
@@ -19,10 +19,10 @@ Starts = npt.NDArray[np.uint64]
 Values = npt.NDArray[np.uint32]
 
 BITS = {4: 32, 6: 64}
-"""How much of an address is looked at: all of IPv4, and of IPv6 the network half, as no resolver tells more."""
+"""How much of an address is looked at: all of IPv4, and of IPv6 the network half, as no resolver sends more."""
 
 UNKNOWN, PRIVATE = 0, 1
-"""Values of addresses that no network holds, and of those that say nothing of where a client is (RFC 7871, 11.2)."""
+"""Values of addresses that no network holds, and of those that have nothing of where a client is (RFC 7871, 11.2)."""
 
 PRIVATE_NETWORKS: tuple[IPv4Network | IPv6Network, ...] = tuple(
     ip_network(text)
@@ -76,7 +76,7 @@ def spaces(networks: Iterable[tuple[IPv4Network | IPv6Network, int]]) -> dict[in
     """The spaces of both families, by 4 and 6, from networks with their values.
 
     The narrowest network that holds an address decides; of two equal ones the later. Private networks are there before
-    all others, so that one given is taken at its word.
+    all others, so that one given stands.
     """
     given: dict[int, dict[tuple[int, int], int]] = {4: {}, 6: {}}
     for network in PRIVATE_NETWORKS:

@@ -1,6 +1,6 @@
 """How each entry is, as seen from here: whether it answers, what share of its clients it takes, and why.
 
-Events come in (`probed`, `loaded`, `drained`, `biased`); `read` tells what holds at a moment and how long it will.
+Events come in (`probed`, `loaded`, `drained`, `biased`); `read` gives what holds at a moment and how long it will.
 Invariants: an entry is DOWN only after `down_after` probes in a row failed, and while not all of them did at once (then
 it is our own way out that is cut: the last standing is frozen for `frozen_s`, and then counts no more); a drain wins
 over everything but death; whoever comes back gets a growing share. Never reads a clock.
@@ -18,7 +18,7 @@ from farhop.balance.health.ramp import Ramp
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-STEPS = 16  # shares are told in so many steps: a finer change is no reason to prepare every answer anew
+STEPS = 16  # shares have so many steps: a finer change is no reason to prepare every answer anew
 
 
 class State(StrEnum):
@@ -95,7 +95,7 @@ class Standings:
         self._began_at = now if self._began_at is None else self._began_at
 
     def probed(self, name: str, good: bool, why: str, now: float) -> None:
-        """A probe of an entry ended: it answered that it is ready, or not, which `why` says."""
+        """A probe of an entry ended: it answered that it is ready, or not, and `why`."""
         one = self._entries.get(name)
         if one is None:
             return
@@ -119,7 +119,7 @@ class Standings:
     def drained(
         self, names: Iterable[str], over_s: float, until: float, why: str, now: float, keep_share: float = 0.0
     ) -> None:
-        """An operator drains these entries until then. The same drain told again begins no new one, but may go on for
+        """An operator drains these entries until then. The same drain again begins no new one, but may go on for
         longer: whoever renews a short one has it end soon after he is gone."""
         for name in names:
             one = self._entries.get(name)
@@ -142,7 +142,7 @@ class Standings:
         self._bias = dict(biases)
 
     def cut_off(self, now: float) -> bool:
-        """Whether nobody at all answers: that is us, not them. One entry alone cannot tell."""
+        """Whether nobody at all answers: that is us, not them. With one entry alone nobody knows."""
         if len(self._entries) < 2:
             return False
         last = self._answered_at if self._answered_at is not None else self._began_at

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from entry_dns.answers.prepare import NOWHERE, Place
-from entry_dns.fleet.networks import Space, spaces
+from entry_dns.fleet.networks import BITS, Space, spaces
 from farhop.config import ConfigError
 from topology import geo
+from topology.problems import did_you_mean, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,12 +43,15 @@ class _Places:
 def read(config: NetworksConfig, topology: Topology) -> tuple[dict[int, Space], list[Place]]:
     """The spaces and places of a configuration. Raises ConfigError."""
     places = _Places()
+    for country, within in config.confine.items():
+        _check_places(within, topology, f"networks.confine.{country}")
     networks: list[tuple[IPv4Network | IPv6Network, int]] = []
     if config.database is not None:
         networks += _of_database(Path(config.database), config, places)
     listed: dict[IPv4Network | IPv6Network, str] = {}
     for at, one in enumerate(config.lists):
         path = f"networks.lists[{at}]"
+        _check_places(one.within, topology, f"{path}.within")
         row = places.row(_place(one.near, tuple(one.within), topology, path))
         for network in _networks_of(one.cidrs, one.file, path):
             if network in listed:
@@ -55,6 +59,16 @@ def read(config: NetworksConfig, topology: Topology) -> tuple[dict[int, Space], 
             listed[network] = path
             networks.append((network, row))
     return spaces(networks), places.listed
+
+
+def _check_places(within: Sequence[str], topology: Topology, path: str) -> None:
+    """Raise ConfigError for a place that nobody knows: whoever is confined to it would be led nowhere, and all others
+    whose resolvers send no client subnet with him."""
+    known = {"world", *topology.places, *topology.regions}
+    for name in within:
+        if name not in known:
+            remedy = did_you_mean(name, sorted(known), "name a region, a country or a jurisdiction of the topology")
+            raise ConfigError(path, [f"{quoted(name)} is no place of topology {topology.name!r}; {remedy}"])
 
 
 def _place(near: str, within: tuple[str, ...], topology: Topology, path: str) -> Place:
@@ -90,11 +104,18 @@ def _networks_of(cidrs: Sequence[str], file: str | None, path: str) -> Iterator[
 
 
 def network_of(text: str, path: str) -> IPv4Network | IPv6Network:
-    """The network that a text names. Raises ConfigError."""
+    """The network that a text names. Raises ConfigError; for one of IPv6 that is narrower than what is looked at, too:
+    it would stand for all of its /64, of which another part may be confined elsewhere."""
     try:
-        return ip_network(text)
+        network = ip_network(text)
     except ValueError as error:
         raise ConfigError(path, [f"{error}; write such as 203.0.113.0/24 or 2001:db8::/32"]) from None
+    if network.version == 6 and network.prefixlen > BITS[6]:
+        around = network.supernet(new_prefix=BITS[6])
+        raise ConfigError(
+            path, [f"{network} is narrower than a /64, and clients of one are not told apart; give {around}"]
+        )
+    return network
 
 
 def _of_database(
@@ -107,20 +128,26 @@ def _of_database(
         raise ConfigError("networks.database", [f"maxminddb is not installed; {remedy}"]) from None
     try:
         with maxminddb.open_database(str(path), maxminddb.MODE_AUTO) as database:
+            parts: dict[IPv6Network, tuple[int, Place | None]] = {}  # of each /64 that is split, the widest
             for network, record in database:
                 place = _place_of(record, config.confine)
-                if place is not None:
+                if network.version == 6 and network.prefixlen > BITS[6]:
+                    around = network.supernet(new_prefix=BITS[6])
+                    if network.prefixlen < parts.get(around, (129, None))[0]:
+                        parts[around] = network.prefixlen, place
+                elif place is not None:
                     yield network, places.row(place)
+            yield from ((around, places.row(place)) for around, (_, place) in parts.items() if place is not None)
     except OSError as error:
         remedy = "give the path of a readable database"
         raise ConfigError("networks.database", [f"{path}: {error.strerror or error}; {remedy}"]) from None
     except (maxminddb.InvalidDatabaseError, ValueError) as error:
-        said = f"{path}: no MaxMind database, or a corrupt one ({error}); fetch it anew"
-        raise ConfigError("networks.database", [said]) from None
+        problem = f"{path}: no MaxMind database, or a corrupt one ({error}); fetch it anew"
+        raise ConfigError("networks.database", [problem]) from None
 
 
 def _place_of(record: Any, confine: dict[str, tuple[str, ...]]) -> Place | None:
-    """Where a record says that a network is; None where it does not."""
+    """Where a network is by its record; None where that has nothing of it."""
     if not isinstance(record, dict):
         return None
     location, country = record.get("location"), record.get("country")

@@ -1,4 +1,4 @@
-"""What a configuration says of where entries are probed and what is known of client networks. Never opens anything."""
+"""Configuration of probes and of client networks. Never opens anything."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HostPort = Annotated[str, Field(pattern=r"^([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]
 class Probe(Part):
     """How entries are asked whether they are ready: what a client would meet.
 
-    `at` says, by an entry's name, where it is asked instead of at its public addresses, which are all asked otherwise.
+    `at`: by an entry's name, where it is asked instead of at its public addresses, which are all asked otherwise.
     """
 
     scheme: Literal["https", "http", "tcp"] = "https"
@@ -35,8 +35,8 @@ class Latencies(Part):
     """What is learned from what entries measure of client networks (`client_latencies` of global balancers), and by how
     much it may correct geography.
 
-    `samples_min`: connections of a network that a region must have measured. `far_ms`: how much nearer than geography
-    says one region must find it to be believed alone. `age_s`: how long it holds while etcd is out of contact.
+    `samples_min`: connections of a network that a region must have measured. `far_ms`: how much nearer than by
+    geography one region must find it to be believed alone. `age_s`: how long it holds while etcd is out of contact.
     `every_s`: how often answers are prepared by it, if it changed.
     """
 
@@ -69,13 +69,18 @@ class NetworksConfig(Part):
     """What is known of client networks. The narrowest network that holds a client decides.
 
     `database` is a MaxMind database (City or Country) by its path, read anew when the file changes; `lists` go before
-    it. `confine` says, by a country of the database in two letters, which places of the law its clients are kept to: a
+    it. `confine`: by a country of the database in two letters, which places of the law its clients are kept to: a
     registry's country is a hint, and entries enforce the law themselves.
+
+    `without_subnet`: how a question without a client subnet is answered, where networks are confined. Its
+    answer may be given to all clients of who asks: `shared` is what is lawful for every network; `resolver` goes by
+    the resolver's own address, and its clients elsewhere may be led to what is not for them.
     """
 
     database: str | None = None
     lists: Annotated[list[NetworkList], Field(max_length=4096)] = Field(default_factory=list)
     confine: Annotated[dict[str, tuple[PlaceName, ...]], Field(max_length=256)] = Field(default_factory=dict)
+    without_subnet: Literal["shared", "resolver"] = "shared"
 
     @field_validator("confine")
     @classmethod

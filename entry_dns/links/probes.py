@@ -19,10 +19,10 @@ _HEAD_BYTES_MAX = 4096
 
 
 class Probes:
-    """The probes of a map's entries. `told(entry, good, why)` is called after each."""
+    """The probes of a map's entries. `probed(entry, good, why)` is called after each."""
 
-    def __init__(self, config: Probe, told: Callable[[str, bool, str], None], jitter: Callable[[], float]) -> None:
-        self._config, self._told, self._jitter = config, told, jitter
+    def __init__(self, config: Probe, probed: Callable[[str, bool, str], None], jitter: Callable[[], float]) -> None:
+        self._config, self._probed, self._jitter = config, probed, jitter
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._entries: dict[str, Entry] = {}
         self._running = Tasks()
@@ -59,7 +59,7 @@ class Probes:
         while True:
             whys = await asyncio.gather(*(self._ask(entry, host, port) for host, port in self.where(entry)))
             bad = [why for why in whys if why]
-            self._told(entry.name, not bad, "; ".join(bad)[:256])
+            self._probed(entry.name, not bad, "; ".join(bad)[:256])
             await asyncio.sleep(config.every_s * self._jitter())
 
     async def _ask(self, entry: Entry, host: str, port: int) -> str:

@@ -2,8 +2,8 @@
 
 Invariants: a balancer is dialled only where the configuration says that its region's may be, and proven as a global
 balancer proves it; reports count by incarnation and seq, whichever path they came by; one that is absurd, or under
-another's name, changes nothing and is counted; what was once told of where to find a balancer stays while etcd is
-silent. Never judges what a report says.
+another's name, changes nothing and is counted; where a balancer was last known to be stays while etcd is
+silent. Never judges a report.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RegionLinks:
         return len(self._speaks)
 
     def named(self, report: RegionReport) -> None:
-        """A report says where its sender may be found."""
+        """A report names where its sender may be found."""
         name, address = (report.region, report.instance), report.control_address
         known = self._links.get(name)
         self._unlisted.discard(name)
@@ -72,7 +72,7 @@ class RegionLinks:
             self._links[name] = (address, self._tasks.start(self._follow(name, address), f"read reports of {address}"))
 
     def gone(self, region: str, instance: str) -> None:
-        """A balancer withdrew, and said so where etcd could be asked; one that speaks goes on until its stream ends."""
+        """A balancer withdrew its key; one whose stream stands goes on until its stream ends."""
         name = (region, instance)
         if name in self._speaks:
             self._unlisted.add(name)

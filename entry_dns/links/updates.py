@@ -40,7 +40,7 @@ _REMEDIES = {
 
 
 class UpdateError(Exception):
-    """The server did not take an update; the text says why, and the remedy."""
+    """The server did not take an update; the text has the reason and the remedy."""
 
 
 class Publish(Part):
@@ -95,13 +95,13 @@ class Updates:
         try:
             answer = await dns.asyncquery.tcp(update, config.server, timeout=config.timeout_s, port=config.port)
         except (dns.tsig.PeerBadKey, dns.tsig.PeerBadSignature, dns.tsig.BadSignature) as error:
-            said = f"{where} does not take the TSIG key {config.key_name!r} ({type(error).__name__})"
-            raise UpdateError(f"{said}; give the name, algorithm and secret that it has") from None
+            problem = f"{where} does not take the TSIG key {config.key_name!r} ({type(error).__name__})"
+            raise UpdateError(f"{problem}; give the name, algorithm and secret that it has") from None
         except dns.tsig.PeerBadTime:
             raise UpdateError(f"{where}: its clock and ours are too far apart for TSIG; set them") from None
         except (OSError, dns.exception.DNSException, EOFError) as error:
             raise UpdateError(f"{where} cannot be updated: {error or type(error).__name__}; is it there?") from None
         if answer.rcode() != dns.rcode.NOERROR:
-            word = dns.rcode.to_text(answer.rcode())
+            text = dns.rcode.to_text(answer.rcode())
             remedy = _REMEDIES.get(answer.rcode(), "its log says why").format(key=config.key_name, zone=config.zone)
-            raise UpdateError(f"{where} answers {word}; {remedy}")
+            raise UpdateError(f"{where} answers {text}; {remedy}")

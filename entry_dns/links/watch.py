@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from topology.model import Topology
 
 
-LOAD_AGE_S = 15.0  # a report says nothing of now after so long: entry_dns.fleet.standing.StandingConfig.load_age_s
+LOAD_AGE_S = 15.0  # a report is too old after so long: entry_dns.fleet.standing.StandingConfig.load_age_s
 INSTANCES_MAX = 1024
 
 
 class Links(Protocol):
-    """Who follows balancers by another path, once told where they are: regions.RegionLinks."""
+    """Follows balancers by another path, once it is known where they are: regions.RegionLinks."""
 
     def named(self, report: RegionReport) -> None:
-        """A report says where its sender may be found."""
+        """A report names where its sender may be found."""
 
     def gone(self, region: str, instance: str) -> None:
         """A balancer's report was taken away."""
@@ -68,7 +68,7 @@ class _Load:
 
 
 class Watcher:
-    """Feeds `standings`, and `learned` if there is one; tells `links` where balancers are.
+    """Feeds `standings`, and `learned` if there is one; gives `links` where balancers are.
 
     `refused` counts documents not believed, by reason; `topology` may be replaced.
     """
@@ -148,7 +148,7 @@ class Watcher:
         for key, report in self._latencies.take(change).items():
             name = latencies.parse_key(key)
             if report is not None:
-                self._learned.told(report)
+                self._learned.reported(report)
             elif name is not None:
                 self._learned.gone(*name)
 

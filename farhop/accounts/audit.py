@@ -20,20 +20,23 @@ import hashlib
 import hmac
 import os
 import secrets
+import struct
 import threading
 import zlib
 from collections import deque
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from farhop.accounts import tlog
+from farhop.accounts.moments import moment
 from farhop.accounts.tlog import HASH_BYTES, WIDTH, Checkpoint, LogError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+    from io import BufferedWriter
 
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -41,13 +44,17 @@ WAKE_S = 0.05
 SEAL_S = 1.0
 WAITING_MAX = 100_000
 NAMES_MAX = 4096  # whose hashes are kept at hand
+ALIKE_MAX = 8192  # decisions that differ in more than id and moment
 HASH_SHOWN = 16  # bytes of a salted hash
-_FRAME = 8  # length and CRC32 before an entry in the journal
+_FRAME = struct.Struct(">I4s")  # before an entry in the journal: its length, and how its leaf hash begins
+_HASHED = 1 << 31  # set in that length; without it the four bytes are a CRC-32, as they were once
 _SALT_BYTES = 32
 _BATCH = 5_000
+_AT_ONCE = 64  # files that are written together
+_BEGIN: int | None = getattr(os, "POSIX_FADV_DONTNEED", None)  # Linux begins to write such pages, and waits for none
 
 
-class Decided(NamedTuple):
+class Decided(msgspec.Struct, frozen=True, gc=False):
     """One decision, as the event loop hands it on. `tenant` "": the law keeps who asked from being recorded here.
     `lawful`: where it might have been served, None where nobody looked."""
 
@@ -62,6 +69,20 @@ class Decided(NamedTuple):
     why: str
     status: int
     lawful: frozenset[str] | None
+
+
+class _Decision(msgspec.Struct, frozen=True, gc=False):
+    """What of one stands behind id and moment in the log: names salted, and what is not recorded unset."""
+
+    epoch: int
+    tenant: str | UnsetType
+    model: str | UnsetType
+    key: str | UnsetType
+    entry: str
+    served: str
+    why: str
+    status: int
+    lawful: list[str] | UnsetType
 
 
 class Event(NamedTuple):
@@ -86,14 +107,16 @@ class AuditLog:
     ) -> None:
         self.folder, self.origin, self._key, self._now, self._wall_s = folder, origin, key, now, wall_s
         self._queue: deque[Decided | Event] = deque()
-        self._made: deque[bytes] = deque()  # entries that are not in the journal yet
+        self._made: list[bytes] = []  # entries that are not in the journal yet
+        self._alike: dict[tuple[Any, ...], str] = {}  # what of decisions stands behind id and moment
         self.trouble = ""
         self.lost = self.sealed = self.recovered = 0
         self.unclean = False
-        self._told_lost = 0
+        self._lost_logged = 0
         self._tree = tlog.Tree()
         self._bundle: list[bytes] = []
         self._full: dict[str, bytes] = {}  # whole tiles and bundles that are not on the disk yet
+        self._parts: Set[str] = frozenset()  # those on the disk that are not whole
         self._journal = -1
         self._journal_at = 0
         self._lock = -1
@@ -179,14 +202,15 @@ class AuditLog:
         """What was handed over, into the journal and the tree."""
         while self._queue or self._made:
             if not self._made:
-                if self.lost > self._told_lost:
-                    self._made.append(self._entry(Event(self._wall_s(), "lost", {"entries": self.lost})))
-                    self._told_lost = self.lost
-                while self._queue and len(self._made) < _BATCH:
-                    self._made.append(self._entry(self._queue.popleft()))
-            self._append(b"".join(_framed(one) for one in self._made))
-            while self._made:
-                self._add(self._made.popleft())
+                if self.lost > self._lost_logged:
+                    self._made.append(_event(Event(self._wall_s(), "lost", {"entries": self.lost})))
+                    self._lost_logged = self.lost
+                queue = self._queue
+                self._made += self._entries([queue.popleft() for _ in range(min(len(queue), _BATCH))])
+            hashes = tlog.leaf_hashes(self._made)
+            self._append(_framed(self._made, hashes))
+            made, self._made = self._made, []
+            self._add(made, hashes)
 
     def _append(self, data: bytes) -> None:
         """All of it, or none."""
@@ -201,13 +225,15 @@ class AuditLog:
             raise
         self._journal_at += len(data)
 
-    def _add(self, entry: bytes) -> None:
-        self._bundle.append(entry)
-        for level, index, hashes in self._tree.add(tlog.leaf_hash(entry)):
+    def _add(self, entries: Sequence[bytes], leaves: Sequence[bytes]) -> None:
+        for level, index, hashes in self._tree.extend(leaves):
             self._full[tlog.tile_path(level, index, WIDTH)] = hashes
-        if len(self._bundle) == WIDTH:
-            self._full[tlog.bundle_path(self._tree.size // WIDTH - 1, WIDTH)] = tlog.bundle(self._bundle)
-            self._bundle = []
+        first = self._tree.size - len(entries) - len(self._bundle)
+        waiting = [*self._bundle, *entries]
+        whole = len(waiting) - len(waiting) % WIDTH
+        for at in range(0, whole, WIDTH):
+            self._full[tlog.bundle_path((first + at) // WIDTH, WIDTH)] = tlog.bundle(waiting[at : at + WIDTH])
+        self._bundle = waiting[whole:]
 
     def _seal(self) -> None:
         """Everything so far to the disk, then a checkpoint over it."""
@@ -215,18 +241,11 @@ class AuditLog:
         size = self._tree.size
         if size == self.sealed and (self.folder / "checkpoint").exists():
             return
-        files = dict(self._full)
-        for level, index, hashes in self._tree.partial():
-            files[tlog.tile_path(level, index, len(hashes) // HASH_BYTES)] = hashes
-        if self._bundle:
-            files[tlog.bundle_path(size // WIDTH, len(self._bundle))] = tlog.bundle(self._bundle)
-        for name, data in files.items():
-            _replace(self.folder / name, data)
-        for folder in {(self.folder / name).parent for name in files}:
-            _sync_folder(folder)
+        files = self._partial()
+        self._parts = self._parts | files.keys()  # they may be there, and never be signed
+        _write(self.folder, {**self._full, **files})
         checkpoint = Checkpoint(self.origin, size, self._tree.root())
         _replace(self.folder / "checkpoint", tlog.sign(checkpoint, self._key))
-        _sync_folder(self.folder)
         self.sealed = size
         self._full.clear()
         old = self._journal
@@ -235,21 +254,24 @@ class AuditLog:
         for path in self.folder.glob("journal.*"):
             if path.name != f"journal.{size}":
                 path.unlink(missing_ok=True)
-        self._tidy(size, files)
+        self._tidy(files.keys())
 
-    def _tidy(self, size: int, written: dict[str, bytes]) -> None:
-        """Partial tiles that later ones took the place of."""
-        keep = {self.folder / name for name in written}
-        for name in written:
-            parted = (self.folder / name).parent
-            beside = parted if parted.suffix == ".p" else (self.folder / name).with_name(f"{Path(name).name}.p")
-            if beside.is_dir():
-                for path in beside.iterdir():
-                    if path not in keep:
-                        path.unlink(missing_ok=True)
-                with contextlib.suppress(OSError):
-                    beside.rmdir()  # of a tile that is whole now
-        assert self.sealed == size  # nothing was tidied before it was signed
+    def _partial(self) -> dict[str, bytes]:
+        """The tiles and the bundle that are not whole yet."""
+        rows = self._tree.partial()
+        files = {tlog.tile_path(level, index, len(data) // HASH_BYTES): data for level, index, data in rows}
+        if self._bundle:
+            files[tlog.bundle_path(self._tree.size // WIDTH, len(self._bundle))] = tlog.bundle(self._bundle)
+        return files
+
+    def _tidy(self, partial: Set[str]) -> None:
+        """Partial tiles that later ones took the place of, now that those are signed."""
+        for name in self._parts - partial:
+            path = self.folder / name
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()  # of a tile that is whole now
+        self._parts = partial
 
     def _begin_journal(self) -> None:
         path = self.folder / f"journal.{self._tree.size}"
@@ -258,23 +280,36 @@ class AuditLog:
 
     # -- entries
 
-    def _entry(self, one: Decided | Event) -> bytes:
-        if isinstance(one, Event):
-            entry = msgspec.json.encode({"kind": one.kind, "at": _moment(one.at_s), **one.fields})
-            if len(entry) <= tlog.ENTRY_BYTES_MAX:
-                return entry
-            return msgspec.json.encode({"kind": one.kind, "at": _moment(one.at_s), "too_long": len(entry)})
-        told: dict[str, Any] = {"kind": "decision", "at": _moment(one.at_s), "id": one.id, "epoch": one.epoch}
-        if one.tenant:
-            told["tenant"] = self.salted(one.tenant)
-            if one.model:
-                told["model"] = self.salted(one.model)
-            if one.key:
-                told["key"] = self.salted(one.key)
-        told |= {"entry": one.entry, "served": one.served, "why": one.why, "status": one.status}
-        if one.lawful is not None:
-            told["lawful"] = sorted(one.lawful)[:WIDTH]
-        return msgspec.json.encode(told)
+    def _entries(self, some: Iterable[Decided | Event]) -> list[bytes]:
+        """As they stand in the log: what decisions have alike is spelled once, all but the id and the moment."""
+        known, made, ms, begun = self._alike.get, list[bytes](), -1, ""
+        for one in some:
+            if isinstance(one, Event):
+                made.append(_event(one))
+                continue
+            alike = (
+                one.epoch, one.tenant, one.model, one.key, one.entry, one.served, one.why, one.status, one.lawful
+            )  # fmt: skip
+            rest = known(alike) or self._spelled(one, alike)
+            if int(one.at_s * 1e3) != ms:
+                ms, begun = int(one.at_s * 1e3), f'{{"kind":"decision","at":"{moment(one.at_s)}","id":"'
+            called = one.id if one.id.isalnum() else msgspec.json.encode(one.id).decode()[1:-1]
+            made.append(f"{begun}{called}{rest}".encode())
+        return made
+
+    def _spelled(self, one: Decided, alike: tuple[Any, ...]) -> str:
+        recorded = bool(one.tenant)
+        whole = msgspec.json.encode(_Decision(
+            one.epoch, self.salted(one.tenant) if recorded else UNSET,
+            self.salted(one.model) if recorded and one.model else UNSET,
+            self.salted(one.key) if recorded and one.key else UNSET,
+            one.entry, one.served, one.why, one.status,
+            UNSET if one.lawful is None else sorted(one.lawful)[:WIDTH],
+        ))  # fmt: skip
+        if len(self._alike) >= ALIKE_MAX:
+            self._alike.clear()
+        found = self._alike[alike] = '",' + whole.decode()[1:]
+        return found
 
     def salted(self, name: str) -> str:
         """As a name stands in the log."""
@@ -297,9 +332,9 @@ class AuditLog:
                 self._bundle.append(entry)
             self._tree = reader.edge(checkpoint)
             leaves = self._tree.levels[0]
-            if [tlog.leaf_hash(one) for one in self._bundle] != leaves:
+            if tlog.leaf_hashes(self._bundle) != leaves:
                 raise LogError(f"{self.folder}: the last entries are not those that were signed; move the log away")
-            self.sealed = checkpoint.size
+            self.sealed, self._parts = checkpoint.size, self._partial().keys()
         elif (self.folder / "tile").exists() and not journals:
             raise LogError(f"{self.folder}: there are tiles and no checkpoint; move the log away")
         if journals and _number(journals[0]) > self._tree.size:
@@ -308,7 +343,7 @@ class AuditLog:
             self.unclean = True
             for number, entry in enumerate(_unframed(journal.read_bytes()), _number(journal)):
                 if number == self._tree.size:  # those before are signed
-                    self._add(entry)
+                    self._add([entry], [tlog.leaf_hash(entry)])
                     self.recovered += 1
         if self.recovered:  # it is signed before its journal goes
             self._journal = os.open(os.devnull, os.O_WRONLY)
@@ -360,6 +395,10 @@ class Files:
 
     def entries(self, size: int, first: int = 0) -> Iterator[bytes]:
         """The entries of a log of so many, from one that begins a bundle on."""
+        for part in self._bundles(size, first):
+            yield from part
+
+    def _bundles(self, size: int, first: int = 0) -> Iterator[list[bytes]]:
         for index in range(first // WIDTH, -(-size // WIDTH)):
             width = min(WIDTH, size - index * WIDTH)
             name = tlog.bundle_path(index, width)
@@ -368,7 +407,7 @@ class Files:
             found = tlog.unbundle(self._read(name), name)
             if len(found) < width:
                 raise LogError(f"{name}: has {len(found)} entries, and {width} are to be there")
-            yield from found[:width]
+            yield found[:width]
 
     def edge(self, checkpoint: Checkpoint) -> tlog.Tree:
         """The unfinished tiles of a log, to go on from. LogError if they do not lead to the root that was signed."""
@@ -406,21 +445,15 @@ class Files:
         checkpoints that somebody kept: this log must begin with theirs. LogError at the first byte that does not hold.
         """
         checkpoint = self.checkpoint()
-        tree, tiles = tlog.Tree(), dict[str, bytes]()
-        bundles, part = dict[str, bytes](), list[bytes]()
-        for entry in self.entries(checkpoint.size):
-            part.append(entry)
-            for level, index, hashes in tree.add(tlog.leaf_hash(entry)):
+        tree, tiles, bundles = tlog.Tree(), dict[str, bytes](), list[str]()
+        for part in self._bundles(checkpoint.size):
+            bundles.append(tlog.bundle_path(tree.size // WIDTH, len(part)))
+            for level, index, hashes in tree.extend(tlog.leaf_hashes(part)):
                 tiles[tlog.tile_path(level, index, WIDTH)] = hashes
-            if len(part) == WIDTH:
-                bundles[tlog.bundle_path(tree.size // WIDTH - 1, WIDTH)] = b""  # read whole above
-                part = []
         if tree.root() != checkpoint.root:
             raise LogError("the entries do not lead to the root that was signed: some were changed or removed")
         for level, index, hashes in tree.partial():
             tiles[tlog.tile_path(level, index, len(hashes) // HASH_BYTES)] = hashes
-        if part:
-            bundles[tlog.bundle_path(tree.size // WIDTH, len(part))] = b""
         for name, hashes in tiles.items():
             if self._read(name) != hashes:
                 raise LogError(f"{name}: is not what the entries lead to")
@@ -475,24 +508,32 @@ def _id_of(entry: bytes) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _moment(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _event(one: Event) -> bytes:
+    entry = msgspec.json.encode({"kind": one.kind, "at": moment(one.at_s), **one.fields})
+    if len(entry) <= tlog.ENTRY_BYTES_MAX:
+        return entry
+    return msgspec.json.encode({"kind": one.kind, "at": moment(one.at_s), "too_long": len(entry)})
 
 
-def _framed(entry: bytes) -> bytes:
-    return len(entry).to_bytes(4, "big") + zlib.crc32(entry).to_bytes(4, "big") + entry
+def _framed(entries: Iterable[bytes], leaves: Iterable[bytes]) -> bytes:
+    pack, made = _FRAME.pack, list[bytes]()
+    for one, leaf in zip(entries, leaves, strict=True):
+        made += (pack(len(one) | _HASHED, leaf), one)
+    return b"".join(made)
 
 
 def _unframed(data: bytes) -> Iterator[bytes]:
     """The entries of a journal, up to where it was cut."""
     at = 0
-    while at + _FRAME <= len(data):
-        size, crc = int.from_bytes(data[at : at + 4], "big"), int.from_bytes(data[at + 4 : at + _FRAME], "big")
-        entry = data[at + _FRAME : at + _FRAME + size]
-        if len(entry) != size or zlib.crc32(entry) != crc:
+    while at + _FRAME.size <= len(data):
+        size, check = _FRAME.unpack_from(data, at)
+        at += _FRAME.size
+        entry = data[at : at + (size & ~_HASHED)]
+        of = tlog.leaf_hash(entry)[:4] if size & _HASHED else zlib.crc32(entry).to_bytes(4, "big")
+        if len(entry) != size & ~_HASHED or of != check:
             return
         yield entry
-        at += _FRAME + size
+        at += len(entry)
 
 
 def _number(path: Path) -> int:
@@ -513,18 +554,55 @@ def _salt(path: Path) -> bytes:
 
 def _replace(path: Path, data: bytes) -> None:
     """Whole or not at all."""
-    beside = path.with_name(f".{path.name}.new")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _write(path.parent, {path.name: data})
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Each of them whole or not at all, and all of them on the disk at the end.
+
+    Some are written and on their way to the disk before the first of them is waited for: a filesystem then has most of
+    the work for all of them once, where each by itself takes a commit of its own.
+    """
+    names = sorted(files)
+    for at in range(0, len(names), _AT_ONCE):
+        _write_some(folder, names[at : at + _AT_ONCE], files)
+    for beneath in {(folder / name).parent for name in names}:
+        _sync_folder(beneath)
+
+
+def _write_some(folder: Path, names: Sequence[str], files: Mapping[str, bytes]) -> None:
+    with contextlib.ExitStack() as stack:
+        opened: list[tuple[str, str, BufferedWriter]] = []
+        try:
+            for name in names:
+                path = f"{folder}/{name}"
+                above, _, last = path.rpartition("/")
+                beside = f"{above}/.{last}.new"
+                file = stack.enter_context(_created(beside))
+                opened.append((path, beside, file))
+                file.write(files[name])
+                file.flush()
+                if _BEGIN is not None:
+                    os.posix_fadvise(file.fileno(), 0, 0, _BEGIN)
+            for _, _, file in opened:
+                os.fsync(file.fileno())
+            for path, beside, _ in opened:
+                os.replace(beside, path)
+        except OSError:
+            for _, beside, _ in opened:
+                with contextlib.suppress(OSError):
+                    os.unlink(beside)  # a full disk needs the room
+            raise
+
+
+def _created(path: str) -> BufferedWriter:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            beside.unlink()  # a full disk needs the room
-        raise
+        descriptor = os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, flags, 0o600)
+    return open(descriptor, "wb")
 
 
 def _sync_folder(folder: Path) -> None:

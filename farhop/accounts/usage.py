@@ -8,23 +8,18 @@ whenever it is looked at. Never holds a text, a prompt's hash or a key: of a key
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from farhop.config import ConfigError, Part, parsed, problems_of
+from farhop.accounts.moments import moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
+
+    from farhop.accounts.prices import Prices
 
 TYPE = "farhop.request"
-ANY = "*"  # of prices: whatever has none of its own
-PICO_OF_MICRO = 1_000_000
 DIMENSIONS = ("tenant", "key", "user", "model", "version", "region", "entry_region", "status", "day", "hour",
               "price_epoch", "answer_cache")  # fmt: skip
 
@@ -105,7 +100,7 @@ def _line(record: Record, source: str, prices: Prices | None) -> bytes:
     data = record.data
     epoch = prices.epoch_at(record.at_s) if prices is not None else 0
     made = Data(*(*data[:_EPOCH_AT], epoch, *data[_EPOCH_AT:]))
-    at = datetime.fromtimestamp(record.at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    at = moment(record.at_s)
     event = Event("1.0", record.id, source, TYPE, made.tenant, at, "application/json", made, record.stays)
     return _encoder.encode(event) + b"\n"
 
@@ -117,144 +112,6 @@ def read(line: bytes) -> Event | None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return event if event.type == TYPE else None
-
-
-# -- money
-
-
-def _sound(value: float) -> float:
-    if not math.isfinite(value) or value < 0:
-        raise ValueError("must be a number of 0 or more")
-    return value
-
-
-Usd = Annotated[float, AfterValidator(_sound)]
-
-
-class ModelPrice(Part):
-    """USD for a million tokens. `cached`: of input found in a KV cache, as `input` if left out."""
-
-    input: Usd
-    output: Usd
-    cached: Usd | None = None
-
-
-def usd(micro: int) -> str:
-    """Microdollars in USD: exactly, and no longer than they need be."""
-    whole, rest = divmod(micro, 1_000_000)
-    return f"{whole:,}" + (f".{rest:06d}".rstrip("0") if rest else "")
-
-
-class Rates(msgspec.Struct, frozen=True):
-    """What a model's tokens cost, in whole picodollars a token, so that sums are exact: a millionth of a USD for a
-    million tokens is the least that counts."""
-
-    input: int
-    cached: int
-    output: int
-
-    def micro_usd(self, fresh: int, cached: int, output: int) -> int:
-        """What so many tokens cost, `cached` beside the `fresh` ones of a prompt; a begun microdollar counts whole."""
-        return -(-(fresh * self.input + cached * self.cached + output * self.output) // PICO_OF_MICRO)
-
-    def at_most(self, prompt: int, output: int) -> int:
-        """What they cost if nothing is known of a KV cache."""
-        return -(-(prompt * max(self.input, self.cached) + output * self.output) // PICO_OF_MICRO)
-
-    def output_within(self, micro_usd: int, prompt: int) -> int:
-        """Of how many tokens an answer may be for this money, less the prompt's; below 0 where that alone is more."""
-        left = micro_usd * PICO_OF_MICRO - prompt * max(self.input, self.cached)
-        return left // self.output if self.output else left
-
-
-class RegionPrice(Part):
-    """What a region costs who runs it: USD for an hour of one GPU, and for a GB that leaves it."""
-
-    usd_per_gpu_hour: Usd = 0.0
-    egress_usd_per_gb: Usd = 0.0
-
-
-class PriceEpoch(Part):
-    """The prices that hold from a moment on. `models` and `regions` by name, `*` for whatever has none of its own."""
-
-    epoch: Annotated[int, Field(ge=1)]
-    since: datetime
-    models: Annotated[dict[str, ModelPrice], Field(max_length=10_000)]
-    regions: Annotated[dict[str, RegionPrice], Field(max_length=10_000)] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _zoned(self) -> PriceEpoch:
-        if self.since.tzinfo is None:
-            raise ValueError("since: must name its time zone, such as 2026-11-01T00:00:00Z")
-        return self
-
-    def of_model(self, name: str) -> ModelPrice | None:
-        """None where it has no price."""
-        return self.models.get(name) or self.models.get(ANY)
-
-    def of_region(self, name: str) -> RegionPrice:
-        """Nothing where it has no price."""
-        return self.regions.get(name) or self.regions.get(ANY) or _FREE
-
-
-_FREE = RegionPrice()
-
-
-class _Book(Part):
-    epochs: Annotated[list[PriceEpoch], Field(min_length=1, max_length=10_000)]
-
-    @model_validator(mode="after")
-    def _rises(self) -> _Book:
-        for before, after in zip(self.epochs, self.epochs[1:], strict=False):
-            if after.epoch <= before.epoch or after.since <= before.since:
-                raise ValueError(f"epochs: {after.epoch} must come after {before.epoch}, with a later `since`")
-        return self
-
-
-class Prices:
-    """A price book: never changed for what is past, only added to."""
-
-    def __init__(self, epochs: list[PriceEpoch]) -> None:
-        self._by_epoch = {one.epoch: one for one in epochs}
-        self._since = [one.since.timestamp() for one in epochs]
-        self._epochs = [one.epoch for one in epochs]
-
-    def epoch_at(self, at_s: float) -> int:
-        """Which holds at a moment of the wall clock; 0 before the first."""
-        found = bisect_right(self._since, at_s)
-        return self._epochs[found - 1] if found else 0
-
-    def of(self, epoch: int) -> PriceEpoch | None:
-        """None if the book has no such epoch."""
-        return self._by_epoch.get(epoch)
-
-    def until(self, at_s: float) -> float:
-        """When what holds at a moment of the wall clock holds no more; inf where nothing comes after it."""
-        return next(iter(self._since[bisect_right(self._since, at_s) :]), math.inf)
-
-    def rates(self, model: str, at_s: float, epoch: int | None = None) -> Rates | None:
-        """What a model costs at a moment of the wall clock, by the epoch that holds then if none is given; None where
-        it has no price."""
-        held = self.of(self.epoch_at(at_s) if epoch is None else epoch)
-        price = held.of_model(model) if held is not None else None
-        if price is None:
-            return None
-        cached = price.input if price.cached is None else price.cached
-        return Rates(*(round(one * PICO_OF_MICRO) for one in (price.input, cached, price.output)))
-
-
-def price_book(path: Path) -> Prices:
-    """Read a price book. Raises ConfigError with all that is wrong."""
-    try:
-        document = parsed(path.read_bytes(), str(path))
-    except OSError as error:
-        raise ConfigError(str(path), [f"cannot be read: {error.strerror or error}"]) from None
-    if not isinstance(document, dict):
-        raise ConfigError(str(path), ["must be a mapping with `epochs`; see docs/operate/usage.md"])
-    try:
-        return Prices(_Book.model_validate(document).epochs)
-    except ValidationError as error:
-        raise ConfigError(str(path), problems_of(error)) from None
 
 
 # -- sums

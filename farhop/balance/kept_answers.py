@@ -27,10 +27,10 @@ class KeptAnswers(Generic[A]):
         self.kept = self.taken = 0  # bytes of answers kept, and of those being recorded or still told
         self._of: dict[str, OrderedDict[bytes, tuple[A, int]]] = {}
         self._bytes: dict[str, int] = {}
-        # A heap by bytes, and what the entry of each holder says there: as much as it has, or more since it gave some.
-        # Entries that say something else are of before.
+        # A heap by bytes, and what each holder's entry counts: as much as it has, or more since it gave some.
+        # Entries that count something else are of before.
         self._most: list[tuple[int, str]] = []
-        self._said: dict[str, int] = {}
+        self._counted: dict[str, int] = {}
 
     @property
     def largest(self) -> int:
@@ -58,7 +58,7 @@ class KeptAnswers(Generic[A]):
         self._of.setdefault(holder, OrderedDict())[key] = answer, cost
         self._bytes[holder] = mine = self._bytes.get(holder, 0) + cost
         self.kept += cost
-        self._say(holder, mine)
+        self._count(holder, mine)
         return True
 
     def drop(self, holder: str, key: bytes) -> None:
@@ -73,7 +73,7 @@ class KeptAnswers(Generic[A]):
         self._of.clear()
         self._bytes.clear()
         self._most.clear()
-        self._said.clear()
+        self._counted.clear()
         self.kept = 0
 
     # -- room for what is under way
@@ -105,22 +105,22 @@ class KeptAnswers(Generic[A]):
         while not holder:
             size, first = self._most[0]
             mine = self._bytes.get(first)
-            if mine is None or -size != self._said[first]:
+            if mine is None or -size != self._counted[first]:
                 heapq.heappop(self._most)
             elif -size != mine:
-                self._said[first] = mine
+                self._counted[first] = mine
                 heapq.heapreplace(self._most, (-mine, first))
             else:
                 holder = first
         _, (_, cost) = self._of[holder].popitem(last=False)
         self._gone(holder, cost)
 
-    def _say(self, holder: str, mine: int) -> None:
+    def _count(self, holder: str, mine: int) -> None:
         """It has so many bytes, more than before."""
-        self._said[holder] = mine
+        self._counted[holder] = mine
         heapq.heappush(self._most, (-mine, holder))
         if len(self._most) > 2 * len(self._bytes) + 16:
-            self._said = dict(self._bytes)
+            self._counted = dict(self._bytes)
             self._most = [(-size, name) for name, size in self._bytes.items()]
             heapq.heapify(self._most)
 
@@ -128,4 +128,4 @@ class KeptAnswers(Generic[A]):
         self.kept -= cost
         self._bytes[holder] -= cost
         if not self._of[holder]:
-            del self._of[holder], self._bytes[holder], self._said[holder]
+            del self._of[holder], self._bytes[holder], self._counted[holder]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -54,11 +54,12 @@ class Ledger:
     `on_change(target, load)` is told each new sum.
     """
 
-    __slots__ = ("_held", "_loads", "_on_change", "_prompts")
+    __slots__ = ("_at", "_held", "_loads", "_on_change", "_prompts")
 
     def __init__(self, on_change: Callable[[str, Load], None] | None = None) -> None:
         self._on_change = on_change
         self._held: dict[str, Reservation] = {}
+        self._at: dict[str, dict[str, Reservation]] = {}  # the same by target
         # A Load is replaced, not changed: a pick reads many loads and writes one, so reading must not allocate.
         self._loads: dict[str, Load] = {}
         self._prompts: dict[str, dict[int, int]] = {}  # by target, how many requests there have each mark
@@ -71,6 +72,7 @@ class Ledger:
             raise ValueError(f"prefill_tokens and kv_tokens must be 0 or more: {reservation}")
         self._held[request_id] = reservation
         target = reservation.target
+        self._at.setdefault(target, {})[request_id] = reservation
         if reservation.marks:
             prompts = self._prompts.setdefault(target, {})
             for mark in reservation.marks:
@@ -97,7 +99,8 @@ class Ledger:
         if held is None or held.began_at is not None:
             return
         target, prefill = held.target, held.prefill_tokens
-        self._held[request_id] = Reservation(target, 0, held.kv_tokens, held.marks, held.answer_tokens, now)
+        begun = Reservation(target, 0, held.kv_tokens, held.marks, held.answer_tokens, now)
+        self._held[request_id] = self._at[target][request_id] = begun
         load = self._loads[target]
         load = self._loads[target] = Load(
             load.in_flight, load.prefill_tokens - prefill, load.kv_tokens, load.prefills - (prefill > 0),
@@ -115,10 +118,11 @@ class Ledger:
         load = self._loads[target]
         if load.in_flight == 1:
             self._prompts.pop(target, None)
-            del self._loads[target]  # what is gone for good must not be kept
+            del self._at[target], self._loads[target]  # what is gone for good must not be kept
             load = _IDLE
         else:
             self._unmark(target, held.marks)
+            del self._at[target][request_id]
             load = self._loads[target] = Load(
                 load.in_flight - 1,
                 load.prefill_tokens - held.prefill_tokens,
@@ -156,6 +160,10 @@ class Ledger:
     def held(self, request_id: str) -> Reservation | None:
         """What the request holds now, or None."""
         return self._held.get(request_id)
+
+    def at(self, target: str) -> Collection[Reservation]:
+        """What each request there holds now; not to be kept."""
+        return self._at.get(target, {}).values()
 
     def targets(self) -> tuple[str, ...]:
         """The targets with something in flight, also those that have left the view."""

@@ -51,11 +51,13 @@ class HeaderMatch(msgspec.Struct, frozen=True):
 
 class Tokens(msgspec.Struct, frozen=True):
     """A prompt as its model's tokenizer reads it: `ids`, four bytes each, least first. `cache_salt` is the client's.
-    `shape`: of all ways in which a body may be rendered, which this was; one of few words."""
+    `shape`: of all ways in which a body may be rendered, which this was; one of few words. `whole`: they are all of
+    them; else those that it begins with."""
 
     ids: bytes
     cache_salt: str = ""
     shape: str = ""
+    whole: bool = True
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -75,6 +77,8 @@ class Request(msgspec.Struct, frozen=True):
     it, 0 without one, and `parent_session` of the one that it came from: they decide between equals and nothing else.
     `by_anycast`: it came by an address that other entries announce, too. `alias`: the name that its client asked
     for, where that stands for `model` and its body was changed; `alias_why`: which models before it were passed over.
+    `answers`: how many it asks for, each of up to `max_tokens`. `fallbacks`: other models that its name stands for and
+    that it may get instead, in order; `attempted`: how many attempts were made for it while it was another model's.
     """
 
     id: str
@@ -109,6 +113,9 @@ class Request(msgspec.Struct, frozen=True):
     continues: Carrier | None = None
     alias: str = ""
     alias_why: str = ""
+    answers: int = 1
+    fallbacks: tuple[str, ...] = ()
+    attempted: int = 0
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -296,6 +303,14 @@ class Answer(Command, frozen=True):
     detail: str
     retry_after_s: float | None = None
     wait_ms: float | None = None
+    reasons: Any = None
+
+
+class FallBack(Command, frozen=True):
+    """Nobody takes it for its model: it is over here, and begins anew as `request`, which is for another."""
+
+    id: str
+    request: Request
     reasons: Any = None
 
 

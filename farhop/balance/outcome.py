@@ -133,6 +133,8 @@ PATH_UNSPOKEN = _declare(Source.REGION, "path_not_spoken_by_engine", retryable=T
 # The region does not accept our token: keys or clocks of the two tiers disagree. Not the client's doing.
 HOP_REJECTED = _declare(Source.REGION, "hop_token_rejected", retryable=True)
 MODEL_NOT_HERE = _declare(Source.REGION, "model_not_in_region", retryable=True)
+# An operator, or a drill, has it refuse (farhop.store.documents.overrides.RefuseOverride).
+REFUSED_BY_OPERATOR = _declare(Source.REGION, "refused_by_operator", retryable=True)
 # To work from other regions only, and never where it is the last resort.
 FOREIGN_FULL = _declare(Source.REGION, "no_headroom_for_foreign_work", retryable=True)
 BROKEN_PROMISE = _declare(Source.REGION, "promise_would_be_broken", retryable=True)

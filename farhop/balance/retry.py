@@ -4,6 +4,8 @@ Invariants: a budgeted retry starts only while those in flight, itself included,
 active; counts are never negative; no request makes more than ATTEMPTS_MAX attempts. Deciding changes nothing.
 """
 
+from collections.abc import Sized
+
 from farhop.balance.outcome import Outcome, Source
 
 BUDGET_FLOOR = 3
@@ -13,37 +15,22 @@ ATTEMPTS_MAX = 8  # per request, whatever the reason: a refusal costs the client
 
 
 class RetryBudget:
-    """Counts of requests active and of budgeted retries in flight in this process."""
+    """A count of budgeted retries in flight in this process; `requests` are those that are active."""
 
-    __slots__ = ("_active", "_retrying")
+    __slots__ = ("_requests", "_retrying")
 
-    def __init__(self) -> None:
-        self._active = 0
+    def __init__(self, requests: Sized) -> None:
+        self._requests = requests
         self._retrying = 0
-
-    @property
-    def active(self) -> int:
-        """Requests between began() and ended()."""
-        return self._active
 
     @property
     def retrying(self) -> int:
         """Budgeted retries between take() and give()."""
         return self._retrying
 
-    def began(self) -> None:
-        """A request became active."""
-        self._active += 1
-
-    def ended(self) -> None:
-        """A request is over. ValueError if none is active."""
-        if self._active == 0:
-            raise ValueError("ended() without began(): every request ends once")
-        self._active -= 1
-
     def allows(self) -> bool:
         """Whether one more budgeted retry fits. Changes nothing."""
-        return self._retrying + 1 <= BUDGET_FLOOR + BUDGET_SHARE * self._active
+        return self._retrying + 1 <= BUDGET_FLOOR + BUDGET_SHARE * len(self._requests)
 
     def take(self) -> bool:
         """Start a budgeted retry if one fits."""

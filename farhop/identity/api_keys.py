@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from farhop.balance.outcome import KEY_NOT_VALID, MISSING_KEY, UNKNOWN_KEY, Outcome
+from farhop.balance.outcome import INVALID_FIELD, KEY_NOT_VALID, MISSING_KEY, UNKNOWN_KEY, Outcome
 
 if TYPE_CHECKING:
     from topology.model import Key, Tenant
@@ -58,6 +58,12 @@ class Nobody(msgspec.Struct, frozen=True):
 
     outcome: Outcome
     detail: str
+
+
+TWO_CALLERS = Nobody(
+    INVALID_FIELD, "`authorization` and `x-api-key` hold keys of two different callers: send one of them"
+)
+TOO_LONG = Nobody(UNKNOWN_KEY, f"this is no API key: none has more than {KEY_BYTES_MAX} characters")
 
 
 class Tokens(Protocol):
@@ -147,10 +153,16 @@ class Keyring:
     def identify(self, authorization: bytes | None, x_api_key: bytes | None = None) -> Principal | Nobody | Outcome:
         """The principal of an `Authorization` header, or of an `x-api-key` where there is none, or why it is nobody's.
         Never raises on what came in."""
-        if authorization is None:
-            if x_api_key is None:
-                return MISSING_KEY
-            authorization = b"Bearer " + x_api_key
+        if authorization is not None:
+            found = self._identify(authorization)
+            if x_api_key is not None and isinstance(found, Principal):
+                other = self._identify(b"Bearer " + x_api_key)
+                if isinstance(other, Principal) and other != found:
+                    return TWO_CALLERS  # a placeholder that nobody knows is sent beside a key by many clients
+            return found
+        return MISSING_KEY if x_api_key is None else self._identify(b"Bearer " + x_api_key)
+
+    def _identify(self, authorization: bytes) -> Principal | Nobody | Outcome:
         credential = hashlib.sha256(authorization).digest()
         known = self._memo.get(credential)
         return known if known is not None else self._learn(authorization, credential)
@@ -172,14 +184,14 @@ class Keyring:
         if known is not None:
             return known
         found = self._by_key(authorization, credential)  # first: a key of the law may look like anything
-        if found is UNKNOWN_KEY or found is MISSING_KEY:
+        if found is UNKNOWN_KEY or found is MISSING_KEY or found is TOO_LONG:
             return tokens.identify(authorization, credential) or found
         return found
 
-    def _by_key(self, authorization: bytes, credential: bytes) -> Principal | Outcome:
+    def _by_key(self, authorization: bytes, credential: bytes) -> Principal | Nobody | Outcome:
         key = bearer(authorization)
         if key is None:
-            return MISSING_KEY
+            return TOO_LONG if len(authorization) > KEY_BYTES_MAX else MISSING_KEY
         sha256 = digest(key)
         found = self._lookup(sha256)
         if found is None:

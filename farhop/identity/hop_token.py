@@ -11,19 +11,23 @@ never leaves the fleet.
 
 from __future__ import annotations
 
-import hmac
 import os
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Mapping
+from hashlib import sha256
+from hmac import compare_digest
 from itertools import count
 from math import inf
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from farhop.balance.outcome import HOP_EXPIRED, HOP_FORGED, HOP_MISADDRESSED, HOP_MISSING, HOP_USED, NO_BUFFER, Outcome
 from farhop.identity.hop_keys import KEY_BYTES_MIN, HopError, HopKey, read_keys
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 __all__ = ["KEY_BYTES_MIN", "HopClaims", "HopError", "HopSigner", "HopVerifier", "Uses", "request_line"]
 
@@ -95,11 +99,22 @@ def _b64(data: bytes) -> bytes:
     return b2a_base64(data, newline=False).translate(_TO_URL, b"=")
 
 
-def _mac(primed: hmac.HMAC, signed: bytes) -> bytes:
-    # A copy of a primed HMAC costs 2.9 us here, the one-shot hmac.digest 7: OpenSSL 3 sets the key up anew each time.
-    mac = primed.copy()
-    mac.update(signed)
-    return _b64(mac.digest())
+_Primed: TypeAlias = "tuple[_Hash, _Hash]"
+_INNER, _OUTER = (bytes(pad ^ byte for byte in range(256)) for pad in (0x36, 0x5C))
+
+
+def _prime(key: bytes) -> _Primed:
+    """HMAC-SHA256 (RFC 2104) by a key of at most a block, up to where the message begins: both hashes over the key."""
+    block = key.ljust(64, b"\0")
+    return sha256(block.translate(_INNER)), sha256(block.translate(_OUTER))
+
+
+def _mac(primed: _Primed, signed: bytes) -> bytes:
+    # Copies of two hashes take 0.8 us, one of a primed hmac.HMAC 1.2 (it is Python), the one-shot hmac.digest 1.8.
+    inner, outer = primed[0].copy(), primed[1].copy()
+    inner.update(signed)
+    outer.update(inner.digest())
+    return _b64(outer.digest())
 
 
 class HopSigner:
@@ -118,7 +133,7 @@ class HopSigner:
         self._key, self._issuer = known[active_kid], issuer
         self._key.check_issuer(active_kid, issuer)
         self._head = b"%b.%b.%b~" % (self.VERSION, active_kid.encode(), issuer.encode())
-        self._by_audience: dict[str, tuple[bytes, hmac.HMAC]] = {}
+        self._by_audience: dict[str, tuple[bytes, _Primed]] = {}
         # Unlike those of every other process and of ours before a restart: but for the start, a count will do.
         self._nonces = count(int.from_bytes(os.urandom(NONCE_BYTES)) >> 1)
 
@@ -146,13 +161,13 @@ class HopSigner:
             raise HopError(f"hop token: {len(token)} bytes, at most {TOKEN_BYTES_MAX}; shorten names or narrow the law")
         return token
 
-    def _primed(self, audience: str) -> tuple[bytes, hmac.HMAC]:
+    def _primed(self, audience: str) -> tuple[bytes, _Primed]:
         key = self._key.pair(self._issuer, audience)
         if key is None:
             raise HopError(f"hop keys: none for region {audience!r}; derive them anew with `farhop certs hop-key`")
         if len(self._by_audience) >= _ISSUERS_MAX:
             self._by_audience.clear()
-        made = b"%b%b." % (self._head, audience.encode()), hmac.new(key, digestmod="sha256")
+        made = b"%b%b." % (self._head, audience.encode()), _prime(key)
         self._by_audience[audience] = made
         return made
 
@@ -175,7 +190,8 @@ class Uses:
         known = self._until_ms
         if mac in known:
             return used
-        self._forget(clock_ms)
+        if (known and known[next(iter(known))] <= clock_ms) or len(known) >= self._most:
+            self._forget(clock_ms)
         if len(known := self._until_ms) >= self._most:
             return NO_BUFFER
         known[mac] = until_ms
@@ -206,7 +222,7 @@ class HopVerifier:
             key.check_audience(kid, audience)
             self._keys[kid.encode()] = key
         self._audience = audience
-        self._by_head: dict[bytes, tuple[str, hmac.HMAC]] = {}  # of heads that stood before a mac that held
+        self._by_head: dict[bytes, tuple[str, _Primed]] = {}  # of heads that stood before a mac that held
         self._uses = Uses(uses_max)
 
     def adopt(self, other: HopVerifier) -> None:
@@ -259,7 +275,7 @@ class HopVerifier:
         # Texts are compared, not the bytes they stand for: base64's spare bits would let one mac be written four ways.
         if isinstance(known, Outcome):
             return known
-        if not hmac.compare_digest(_mac(known[1], signed + request), mac):
+        if not compare_digest(_mac(known[1], signed + request), mac):
             return HOP_FORGED
         if head not in self._by_head:  # only now: else anybody could fill it
             if len(self._by_head) >= _ISSUERS_MAX:
@@ -267,7 +283,7 @@ class HopVerifier:
             self._by_head[head] = known
         return known[0], payload
 
-    def _primed(self, head: bytes) -> tuple[str, hmac.HMAC] | Outcome:
+    def _primed(self, head: bytes) -> tuple[str, _Primed] | Outcome:
         """The issuer in `version.kid.issuer~audience`, and what its tokens are checked with."""
         version, _, rest = head.partition(b".")
         kid, _, between = rest.partition(b".")
@@ -278,4 +294,4 @@ class HopVerifier:
         if audience.decode() != self._audience:
             return HOP_MISADDRESSED  # be it genuine or not: only its audience could tell
         pair = key.pair(issuer.decode(), self._audience)
-        return HOP_FORGED if pair is None else (issuer.decode(), hmac.new(pair, digestmod="sha256"))
+        return HOP_FORGED if pair is None else (issuer.decode(), _prime(pair))

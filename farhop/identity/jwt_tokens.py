@@ -3,9 +3,10 @@
 An issuer's configuration says which algorithms count, for whom its tokens must be, and for which tenants it may speak;
 nothing of that is ever taken from a token. Verified once: a good token is remembered by its header's whole SHA-256, for
 a minute at most, never beyond its end, and not beyond a change of its issuer's keys.
-Invariants: nothing of a token counts before its signature holds, but which issuer and key to ask; no two texts carry
-the same valid token; whatever arrives is answered, never raised on, and no answer quotes it. Never fetches: keys are
-handed in (farhop.service.issuer_keys).
+Invariants: nothing of a token counts before its signature holds, but which issuer and key to ask; what is signed has
+one text (an ECDSA signature may have two); a token of another kind (`typ`), or bound to a key that its bearer would
+have to prove (`cnf`), is nobody's; whatever arrives is answered, never raised on, and no answer quotes it. Never
+fetches: keys are handed in (farhop.service.issuer_keys).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from farhop.identity.api_keys import PRIORITY_MAX, Nobody, Principal
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
 Keys = Mapping[str, tuple[PublicKey, frozenset[str]]]
-"""An issuer's keys by their id, each with the algorithms it is good for."""
+"""An issuer's keys by their id, each with the algorithms it is good for; under "" its only one, if that has none."""
 
 TOKEN_BYTES_MAX = 8192
 MEMO_MAX = 16_384
@@ -41,6 +42,8 @@ PLACES_MAX = 32
 ANY_TENANT = "*"
 _USER_BYTES = 16
 _RSA_BITS = range(2048, 8193)  # more takes a verifier longer than any issuer needs
+_RSA_EXPONENT_BITS_MAX = 33  # 65537 is usual; one as long as the modulus makes a forgery cost us 50 times as much
+_KID_CHARS_MAX = 256
 _TIME_MAX = 1e11  # epoch seconds, some 3,000 years: beyond it nothing is compared
 _CLAIM_CHARS_MAX = 256
 
@@ -58,6 +61,8 @@ _ALGORITHMS = get_default_algorithms()
 _TOO_LONG = Nobody(MISSING_KEY, f"this token is too long: at most {TOKEN_BYTES_MAX} bytes are read")
 _MALFORMED = Nobody(UNKNOWN_KEY, "this token is no JSON Web Token that can be read: ask your identity provider for one")
 _CRITICAL = Nobody(UNKNOWN_KEY, "this token demands extensions (`crit`) that are not understood here")
+_KIND = Nobody(UNKNOWN_KEY, "this is a token of another kind (`typ`), and no access token")
+_BOUND = Nobody(KEY_NOT_VALID, "this token is bound to a key of its client's (`cnf`): ask for one without")
 _ISSUER = Nobody(UNKNOWN_KEY, "this token's issuer (`iss`) is not known here")
 _ALGORITHM = Nobody(UNKNOWN_KEY, "this token's algorithm (`alg`) is not one that its issuer signs with")
 _NO_KEYS = Nobody(KEY_NOT_VALID, "the keys of this token's issuer could not be fetched: ask again later")
@@ -99,6 +104,7 @@ class KeysError(ValueError):
 class _Header(msgspec.Struct):
     alg: str
     kid: str = ""
+    typ: str = ""
     crit: Any = msgspec.UNSET
     b64: Any = msgspec.UNSET
 
@@ -110,8 +116,9 @@ _claims = msgspec.json.Decoder(dict[str, Any]).decode
 def read_keys(document: bytes) -> dict[str, tuple[PublicKey, frozenset[str]]]:
     """The keys of a JWK Set (RFC 7517 §5) that can verify signatures. Raises KeysError.
 
-    Passed over are those for encryption, without a `kid`, symmetric, weak, or of a kind that is not known here; of two
-    with one `kid` neither counts. One that comes with its private half is given away, and so nothing there counts.
+    Passed over are those for encryption, without a `kid` unless there is one key alone or with one that is too long,
+    symmetric, weak, too dear to verify by, or of a kind that is not known here; of two with one `kid` neither counts.
+    One that comes with its private half is given away, and so nothing there counts.
     """
     try:
         given = msgspec.json.decode(document)
@@ -128,8 +135,13 @@ def read_keys(document: bytes) -> dict[str, tuple[PublicKey, frozenset[str]]]:
         if jwk.get("kty") != "oct" and "d" in jwk:
             raise KeysError("publishes a private key: whoever reads it can sign; replace it at the issuer")
         kid = jwk.get("kid")
-        if not isinstance(kid, str) or not kid or (read := _verifying(jwk)) is None:
+        alone = kid is None and len(listed) == 1
+        if (
+            not (alone or (isinstance(kid, str) and 0 < len(kid) <= _KID_CHARS_MAX))
+            or (read := _verifying(jwk)) is None
+        ):
             continue
+        kid = kid or ""
         if kid in known:
             twice.add(kid)
         known[kid] = read
@@ -150,7 +162,8 @@ def _verifying(jwk: dict[str, Any]) -> tuple[PublicKey, frozenset[str]] | None:
         match jwk.get("kty"):
             case "RSA":
                 key = RSAAlgorithm.from_jwk(jwk)
-                good = _RSA if key.key_size in _RSA_BITS else frozenset()
+                short = isinstance(key, RSAPublicKey) and key.public_numbers().e.bit_length() <= _RSA_EXPONENT_BITS_MAX
+                good = _RSA if short and key.key_size in _RSA_BITS else frozenset()
             case "EC":
                 key = ECAlgorithm.from_jwk(jwk)
                 good = _BY_CURVE.get(key.curve.name, frozenset())
@@ -232,6 +245,9 @@ class TokenVerifier:
             return _MALFORMED
         if header.crit is not msgspec.UNSET or header.b64 is not msgspec.UNSET:
             return _CRITICAL
+        kind = header.typ.lower().removeprefix("application/")
+        if kind.endswith("+jwt") and kind != "at+jwt":  # RFC 8725, 3.11: a logout token has issuer and audience, too
+            return _KIND
         iss = claims.get("iss")
         issuer = self._by_iss.get(iss) if isinstance(iss, str) else None
         if issuer is None:
@@ -241,13 +257,17 @@ class TokenVerifier:
         keys = self._keys.get(issuer.name)
         if keys is None:
             return _NO_KEYS
-        key, good = keys.get(header.kid, (None, frozenset()))
+        # A token need not name the key where its issuer has one alone (OpenID Connect Core, 10.1).
+        kid = header.kid or next(iter(keys)) if len(keys) == 1 else header.kid
+        key, good = keys.get(kid, (None, frozenset()))
         if key is None:
             self.wanted(issuer.name)
             return _KEY
         if header.alg not in good:
             return _ALGORITHM
         if not _holds(header.alg, key, parts[1].rpartition(b".")[0], signature):
+            if not header.kid:  # its issuer may sign with another one by now
+                self.wanted(issuer.name)
             return _FORGED
         return self._read(issuer, claims)
 
@@ -257,8 +277,8 @@ class TokenVerifier:
         audiences = audience if isinstance(audience, list) else [audience]
         if not any(isinstance(one, str) and one in issuer.audiences for one in audiences):
             return _AUDIENCE
-        said: list[Any] = [claims.get("exp"), claims.get("nbf", 0), claims.get("iat"), claims.get("sub")]
-        ends, begins, made, sub = said
+        required: list[Any] = [claims.get("exp"), claims.get("nbf", 0), claims.get("iat"), claims.get("sub")]
+        ends, begins, made, sub = required
         if not (_is_time(ends) and _is_time(begins) and _is_time(made) and isinstance(sub, str) and sub):
             return _INCOMPLETE
         now_s = self._now_s()
@@ -268,6 +288,8 @@ class TokenVerifier:
             return _EARLY
         if ends - made > issuer.life_s_max:
             return _LIVES_LONG
+        if "cnf" in claims:  # RFC 7800: without the proof it would be good for whoever found it
+            return _BOUND
         principal = self._principal(issuer, claims)
         if isinstance(principal, Nobody):
             return principal
@@ -291,11 +313,16 @@ class TokenVerifier:
         assert isinstance(priority, int)
         hidden = ""
         if user and self._salt:
-            said = f"{issuer.issuer}\n{user}".encode("utf-8", "surrogatepass")
-            hidden = hmac.digest(self._salt, said, "sha256")[:_USER_BYTES].hex()
+            hidden = hidden_user(self._salt, issuer.issuer, user)
         return Principal(
             tenant, "", places, key_id=f"jwt:{issuer.name}", user=hidden, priority_max=priority,
         )  # fmt: skip
+
+
+def hidden_user(salt: bytes, whose: str, name: str) -> str:
+    """A user as records may name it, 32 hex characters. `whose`: the issuer or the tenant by which the name stands."""
+    named = f"{whose}\n{name}".encode("utf-8", "surrogatepass")
+    return hmac.digest(salt, named, "sha256")[:_USER_BYTES].hex()
 
 
 def _decoded(part: bytes) -> bytes | None:
@@ -310,7 +337,7 @@ def _holds(algorithm: str, key: PublicKey, signed: bytes, signature: bytes) -> b
     verify: Any = _ALGORITHMS[algorithm].verify
     try:
         return bool(verify(signed, key, signature))
-    except (PyJWTError, ValueError, TypeError):
+    except (PyJWTError, UnsupportedAlgorithm, ValueError, TypeError):
         return False
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -77,58 +79,36 @@ class RequestOwner(Protocol):
         """The listener stops, and time is up."""
 
 
-class ActiveRequest:
+class ActiveRequest(msgspec.Struct, eq=False):
     """One request under way. `context` belongs to the tier. With a `continuation` its answer is listened to. `geo` is
     the residency that its usage is to say again, "" for none. `attempts` makes its attempts (the relay's to call)."""
 
-    __slots__ = (
-        "_owner",
-        "arrived_at",
-        "attempt",
-        "attempts",
-        "began_at",
-        "body",
-        "context",
-        "continuation",
-        "due",
-        "exchange",
-        "forward",
-        "forwarded_at",
-        "geo",
-        "hide_usage",
-        "hold_from",
-        "progress",
-        "reasons",
-        "request",
-        "status",
-        "streams",
-        "target",
-        "timer",
-        "usage",
-        "version",
-    )
-
-    def __init__(
-        self, owner: RequestOwner, exchange: Exchange, request: Request, body: bytes, hide_usage: bool, context: Any,
-        arrived_at: float, continuation: Continuation | None, geo: str = "", attempts: Any = None,
-    ) -> None:  # fmt: skip
-        self._owner, self.exchange, self.request, self.body = owner, exchange, request, body
-        self.hide_usage, self.context, self.continuation = hide_usage, context, continuation
-        self.geo, self.attempts = geo, attempts
-        self.progress: Progress | None = None  # of its stream, where that can go on elsewhere
-        self.attempt: Attempt | None = None
-        self.forward: Forward | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.due = inf  # when the machine wants to be called
-        self.arrived_at = arrived_at
-        self.forwarded_at = self.began_at = 0.0
-        self.target = b""  # what is asked for in place of what the client asked for, once its stream broke
-        self.hold_from: float | None = None
-        self.reasons: Any = None  # the machine's last decision on it
-        self.status = 0  # of the answer that began
-        self.streams = False  # whether that is a stream of events, which can end with an error event
-        self.usage: Usage | None = None
-        self.version = b""  # of the model, as the tier below told with its answer
+    _owner: RequestOwner
+    exchange: Exchange
+    request: Request
+    body: bytes
+    hide_usage: bool
+    context: Any
+    arrived_at: float
+    continuation: Continuation | None
+    geo: str = ""
+    attempts: Any = None
+    progress: Progress | None = None  # of its stream, where that can go on elsewhere
+    attempt: Attempt | None = None
+    forward: Forward | None = None
+    timer: asyncio.TimerHandle | None = None
+    due: float = inf  # when the machine wants to be called
+    forwarded_at: float = 0.0
+    began_at: float = 0.0
+    ended_at: float = 0.0  # when its answer was whole
+    target: bytes = b""  # what is asked for in place of what the client asked for, once its stream broke
+    hold_from: float | None = None
+    paused: bool = False  # its client is behind: who answers now does not read on, nor does who goes on from there
+    reasons: Any = None  # the machine's last decision on it
+    status: int = 0  # of the answer that began
+    streams: bool = False  # whether that is a stream of events, which can end with an error event
+    usage: Usage | None = None
+    version: bytes = b""  # of the model, as the tier below told with its answer
 
     # -- exchange.ExchangeCallbacks
 
@@ -142,10 +122,12 @@ class ActiveRequest:
 
     def pause(self) -> None:
         """The client is behind."""
+        self.paused = True
         if self.attempt is not None:
             self.attempt.pause()
 
     def resume(self) -> None:
         """The client caught up."""
+        self.paused = False
         if self.attempt is not None:
             self.attempt.resume()

@@ -83,6 +83,7 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.HOP_REJECTED: (502, "server_error"),
     outcome.PATH_UNSPOKEN: (501, "invalid_request_error"),
     outcome.MODEL_NOT_HERE: (404, "invalid_request_error"),
+    outcome.REFUSED_BY_OPERATOR: (503, "overloaded_error"),
     outcome.FOREIGN_FULL: (503, "overloaded_error"),
     outcome.BROKEN_PROMISE: (503, "overloaded_error"),
     outcome.CONNECT_FAILED: (502, "server_error"),

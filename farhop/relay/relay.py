@@ -101,6 +101,7 @@ class Relay:
         self._quiet: dict[Address, list[AttemptRun]] = {}  # attempts that the last sweep found silent
         self._dark: set[Address] = set()  # upstreams to which the way is broken, by other evidence
         self._news: list[tuple[Event, float]] = []  # what the machine is told once the bytes it came with are sent
+        self.begin_anew: Callable[[ActiveRequest, Request], None] | None = None  # for another model; main sets it
         self.resumption: Resumption | None = None  # where streams can go on elsewhere; main sets it
         self._ending = False  # time is up, and nothing more is sent upstream
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
@@ -109,6 +110,7 @@ class Relay:
             machine.Resume: self._resume,
             machine.Hold: self._hold,
             machine.Answer: self._answer,
+            machine.FallBack: self._fall_back,
             machine.Redirect: self._redirect,
             machine.Cancel: self._cancel,
             machine.Move: self._move,
@@ -141,8 +143,8 @@ class Relay:
             progress = self.resumption.of(exchange.head.path, body, request.tenant, request.model, asked)
             if progress is not None:
                 attempts = partial(ResumableRun, resumption=self.resumption)
-        if exchange.is_hop and (continues := carrier(exchange.head.known.get(RESUME))) is not None:
-            request = replace(request, continues=continues)
+        if exchange.is_hop and RESUME in exchange.head.known:
+            request = replace(request, continues=carrier(exchange.head.known[RESUME]))
         active = ActiveRequest(
             self, exchange, request, body, hide_usage, context, arrived_at or now, continuation, geo, attempts
         )
@@ -217,21 +219,21 @@ class Relay:
     ) -> bytes:
         """See AttemptOwner."""
         head = active.exchange.head
+        lines = head.onward
+        if not self.upstream_is_tier:  # of a client's header lines those that engines may see
+            lines = engine_headers(lines)
+            if self.asks_load and orca.ASK not in lines:
+                lines += orca.ASKING
         return b"%b %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n%b%b%b%b\r\n" % (
             head.method,
             target or head.target,
             host,
             body_bytes,
             _ALWAYS,
-            head.onward if self.upstream_is_tier else self._for_engine(head.onward),
+            lines,
             self._tier.upstream_headers(active),
             more,
         )
-
-    def _for_engine(self, lines: bytes) -> bytes:
-        """Of a client's header lines those that engines may see, and what they are asked for beside."""
-        passed = engine_headers(lines)
-        return passed + orca.ASKING if self.asks_load and orca.ASK not in passed else passed
 
     def answer_head(self, active: ActiveRequest, upstream_timing: bytes) -> bytes:
         """See AttemptOwner: decision, region, and where the time went."""
@@ -274,7 +276,8 @@ class Relay:
         """The answer is whole."""
         active = attempt.active
         if active.attempt is attempt:
-            reason = event.fault or outcome.of_answer(event.status)
+            active.ended_at = now = active.began_at if attempt.whole else self.clock()
+            reason = event.fault or (outcome.SERVED if event.status < 400 else outcome.of_answer(event.status))
             self._forget(active)
             # What was whole from its beginning has a length, and nothing may follow it.
             if attempt.streams and not attempt.whole and not active.exchange.is_hop:
@@ -283,7 +286,7 @@ class Relay:
             self._end_attempt(active, reason)
             if self._news:
                 self._catch_up()
-            self._react(event, active.began_at if attempt.whole else self.clock())
+            self._react(event, now)
             self._conclude(active, reason)
 
     def _add_tail(self, active: ActiveRequest) -> None:
@@ -379,6 +382,8 @@ class Relay:
             self._end_at_limit(active, command)
             return
         attempt = active.attempt = ContinuedRun(self, active, command.attempt, now, owner)
+        if active.paused:
+            attempt.pause()  # its client is told only once that it is behind: whoever comes later has to know
         self._tell(active, self._tier.forwarded)
         attempt.start(command.address)
 
@@ -422,6 +427,14 @@ class Relay:
             active.exchange.reply(reply)
         self._conclude(active, command.outcome)
 
+    def _fall_back(self, active: ActiveRequest, command: machine.FallBack, _now: float) -> None:
+        active.reasons = command.reasons
+        assert self.begin_anew is not None  # main set it where names stand for models
+        self._forget(active)
+        if active.progress is not None and self.resumption is not None:
+            self.resumption.over(active.progress, outcome.NO_REGION)
+        self.begin_anew(active, command.request)
+
     def _redirect(self, active: ActiveRequest, command: machine.Redirect, _now: float) -> None:
         url, extra = command.url, b""
         if command.forward is not None:
@@ -453,8 +466,8 @@ class Relay:
             active.timer.cancel()
             active.timer = None
         active.due = command.at
-        if command.at - now <= SWEEP_S:
-            self._arm(active, now)
+        if command.at - now <= SWEEP_S:  # as in _arm
+            active.timer = self._loop.call_later(max(0.0, command.at - now), self._fire, active)
 
     def _arm(self, active: ActiveRequest, now: float) -> None:
         """Most timers are deadlines that never fire: only one due before the sweep comes by again gets a handle."""

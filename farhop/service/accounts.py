@@ -12,36 +12,38 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from farhop.accounts import usage as records
 from farhop.accounts.audit import AuditLog, Decided, Event
-from farhop.accounts.segments import OPEN, WHOLE, Bounds, Segments
+from farhop.accounts.segments import Bounds, Segments
 from farhop.accounts.tlog import LogError
 from farhop.balance import outcome
 from farhop.balance.outcome import Source
 from farhop.config import ConfigError
+from farhop.identity.jwt_tokens import hidden_user
 from farhop.relay import answers
 from farhop.relay.http.head import RESUME
 from farhop.relay.upstream.resumable import carrier
 from farhop.service.authenticator import recorded
 from farhop.service.clock import wall
+from farhop.service.price_file import PriceFile
 from farhop.service.tasks import Tasks
+from farhop.service.usage_delivery import Delivery
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farhop.accounts.usage import Prices
+    from farhop.accounts.prices import Prices
     from farhop.balance.machine import Usage
     from farhop.balance.outcome import Outcome
     from farhop.relay.active import ActiveRequest
     from farhop.relay.answers import Reply
     from farhop.service.authenticator import Caller
     from farhop.service.clock import Clock
-    from farhop.service.config import AuditConfig, Process, UsageConfig, UsageHttp
+    from farhop.service.config import AuditConfig, Process, UsageConfig
     from farhop.service.lawbook import LawBook
     from farhop.service.request_telemetry import GivenAgain, RequestContext
     from farhop.telemetry.logs import Throttled
@@ -51,13 +53,9 @@ if TYPE_CHECKING:
     GpuMs = Callable[[ActiveRequest, Usage], float | None]
 
 MODEL_CHARS_MAX = 128
-RETRY_S = 0.5, 30.0  # of deliveries that fail: the first pause, and the longest
 IDLE_S = 0.5
 RETRY_AFTER_S = 5.0
-BATCH_BYTES_MAX = 1 << 20
-_CURSOR = "delivered"
 _UNSENT = (outcome.REDIRECTED, outcome.ADVISED)  # the region that a client is sent to writes it down
-_MALFORMED = (400, 413, 415, 422)
 _FULL = "usage or audit cannot be written here, and nothing is served unaccounted: ask again later"
 
 
@@ -79,14 +77,14 @@ class Accounts:
     ) -> None:
         self._config, self._law, self._gpu_ms, self._version = config, law, gpu_ms, version
         self._judged, self._clock, self._log = judged, clock, log
-        self._region, self._tasks = config.region, Tasks()
+        self._region, self._user_salt, self._tasks = config.region, config.identity.salt, Tasks()
         self.delivery: Delivery | None = None
-        self.prices: Prices | None = None  # those in force, as the configuration has them
+        self.price_file: PriceFile | None = None
         self.withheld = 0
         self._must: list[Segments | AuditLog] = []  # be written, or nothing is served
         self.usage = self._make_usage(config.usage, metrics) if config.usage is not None else None
         self.audit = self._make_audit(config.audit, metrics) if config.audit is not None else None
-        self._law_told = b""
+        self._law_logged = b""
 
     def _make_usage(self, config: UsageConfig, metrics: TierMetrics) -> Segments:
         regions = self._law().topology.regions
@@ -94,14 +92,16 @@ class Accounts:
             known = ", ".join(sorted(regions)[:8])
             problem = f"no region {config.http.region!r} in the topology; known are {known}"
             raise ConfigError("usage.http.region", [problem])
-        prices = self.prices = records.price_book(Path(config.prices)) if config.prices is not None else None
+        self.price_file = PriceFile(Path(config.prices), _wall_s) if config.prices is not None else None
         source = f"farhop/{self._config.fleet}"
         folder = Path(config.dir) / self._config.region / self._config.instance
         bounds = Bounds(
             config.segment_bytes, config.segment_s, config.bytes_max, config.keep_days * 86_400.0,
             config.sync, config.sync_s,
         )  # fmt: skip
-        files = Segments(folder, bounds, lambda some: records.lines(some, source, prices), self._clock.now, _wall_s)
+        files = Segments(
+            folder, bounds, lambda some: records.lines(some, source, self.prices), self._clock.now, _wall_s
+        )
         if config.http is not None:
             self.delivery = Delivery(folder, config.http, self._log)
             files.may_delete = self.delivery.has_read
@@ -119,6 +119,11 @@ class Accounts:
             self._must.append(log)
         self._observe_audit(metrics, log)
         return log
+
+    @property
+    def prices(self) -> Prices | None:
+        """Those in force."""
+        return self.price_file.prices if self.price_file is not None else None
 
     # -- for requests
 
@@ -138,49 +143,48 @@ class Accounts:
         now: float,
     ) -> None:  # fmt: skip
         """A request is over that was decided on."""
-        caller, files, request = context.caller, self.usage, active.request
+        caller = context.caller
         if context.over:
             return
         if self.audit is not None:
-            told = caller is not None and recorded(
-                self._law(), request.tenant, request.model, request.narrow, self._region
-            )
-            epoch, lawful = self._judged(active)
-            self.audit.put(Decided(
-                self._clock.wall_ns(now) / 1e9,
-                context.decision_id,
-                epoch,
-                request.tenant if told else "",
-                request.model[:MODEL_CHARS_MAX],
-                (caller.key_id if caller is not None else "") or request.key,
-                request.entry_region,
-                self._served_in(active, reason),
-                reason.reason,
-                status,
-                lawful,
-            ))  # fmt: skip
-        if files is None or caller is None or reason in _UNSENT:
+            self.audit.put(self._decision(context, active, reason, status, now))
+        if self.usage is None or caller is None or reason in _UNSENT:
             return
         served = self._served_in(active, reason)
         # Of an answer that was another's, nobody but we knows that this one got it.
-        if not self._writes(caller, request.model, served if active.forward is not None else ""):
-            return
-        progress, forward = active.progress, active.forward
-        measured = "engine"
-        if progress is not None and progress.counts and (usage is None or progress.resumed):
-            usage, measured = progress.usage, "ids"  # it broke: what passed was counted here
-        continues = bool(caller.attempt) and carrier(active.exchange.head.known.get(RESUME)) is not None
-        prompt, again = (None, 0) if usage is None else (usage.prompt_tokens, 0)
-        if progress is not None:
-            again = progress.recomputed
-        if continues and usage is not None:
-            prompt, again = 0, usage.prompt_tokens  # of an answer that began elsewhere, which was written down there
-        began, given, output = active.began_at, context.given, None if usage is None else usage.completion_tokens
-        if usage is None:
-            measured = "none"
-            if began and forward is None:  # it is another's answer
-                measured, prompt, output = "again", 0, 0
-        files.put(records.Record(
+        if self._writes(caller, active.request.model, served if active.forward is not None else ""):
+            self.usage.put(self._record(context, caller, active, reason, served, status, usage, now))
+
+    def _decision(
+        self, context: RequestContext, active: ActiveRequest, reason: Outcome, status: int, now: float
+    ) -> Decided:
+        caller, request = context.caller, active.request
+        known = caller is not None and recorded(
+            self._law(), request.tenant, request.model, request.narrow, self._region
+        )
+        epoch, lawful = self._judged(active)
+        return Decided(
+            self._clock.wall_ns(now) / 1e9,
+            context.decision_id,
+            epoch,
+            request.tenant if known else "",
+            request.model[:MODEL_CHARS_MAX],
+            (caller.key_id if caller is not None else "") or request.key,
+            request.entry_region,
+            self._served_in(active, reason),
+            reason.reason,
+            status,
+            lawful,
+        )
+
+    def _record(
+        self, context: RequestContext, caller: Caller, active: ActiveRequest, reason: Outcome, served: str,
+        status: int, usage: Usage | None, now: float,
+    ) -> records.Record:  # fmt: skip
+        request, forward, began, given = active.request, active.forward, active.began_at, context.given
+        used = _used(active, caller, usage)
+        usage = used.by_engine
+        return records.Record(
             self._id(context, caller, active),
             self._clock.wall_ns(now) / 1e9,
             self._stays(caller, request.model),
@@ -194,21 +198,21 @@ class Accounts:
                 status,
                 reason.reason,
                 request.stream,
-                measured,
-                prompt,
-                None if usage is None or continues else usage.cached_tokens,
-                output,
+                used.measured,
+                used.prompt_tokens,
+                used.cached_tokens,
+                used.output_tokens,
                 None if usage is None else usage.reasoning_tokens,
-                again,
+                used.recomputed_tokens,
                 0 if forward is None else forward.attempt,
                 round((now - context.arrived_at) * 1e3, 3),
                 round((began - context.arrived_at) * 1e3, 3) if began else None,
                 None if usage is None else self._gpu_ms(active, usage),
                 request.body_bytes,
-                caller.user,
+                caller.user or self._named(context, caller),
                 *(() if given is None else _of_cache(given)),
             ),
-        ))  # fmt: skip
+        )
 
     def turned_away(self, context: RequestContext, reason: Outcome, status: int, now: float) -> None:
         """A request is over that was let in, and not decided on."""
@@ -235,12 +239,12 @@ class Accounts:
 
     def law_changed(self, laws: LawBook) -> None:
         """Another law is in force, or the first one: who set it and what it is, by its hash."""
-        told, written = laws.status(), laws.document_after(-1)
+        status, written = laws.status(), laws.document_after(-1)
         digest = hashlib.sha256(written or msgspec.json.encode(laws.topology(), order="sorted")).digest()
-        if self.audit is None or digest == self._law_told:
+        if self.audit is None or digest == self._law_logged:
             return
-        self._law_told = digest
-        fields = {name: told[name] for name in ("epoch", "source", "author", "signed_by")}
+        self._law_logged = digest
+        fields = {name: status[name] for name in ("epoch", "source", "author", "signed_by")}
         self.audit.put(Event(_wall_s(), "law", {**fields, "sha256": digest.hex(), "as_written": bool(written)}))
 
     def acted(self, operator: str, what: str) -> None:
@@ -252,6 +256,11 @@ class Accounts:
         """Another configuration is in force."""
         if self.audit is not None:
             self.audit.put(Event(_wall_s(), "configuration", {"epoch": self._law().epoch}))
+
+    def _named(self, context: RequestContext, caller: Caller) -> str:
+        """Whom the request's body names, if no token did."""
+        salt = self._user_salt
+        return hidden_user(salt, caller.tenant, context.user) if context.user and salt else ""
 
     def _writes(self, caller: Caller, model: str, served: str = "") -> bool:
         """Whether it is ours to write down. What an entry may not, the region that served it does, if it may."""
@@ -303,8 +312,18 @@ class Accounts:
                 "second may be lost", torn_lines=self.usage.torn,
             )  # fmt: skip
         self._tasks.start(self._watch(self.usage, "usage"), "look after usage")
+        if self.price_file is not None:
+            self._tasks.start(self.price_file.keep(self._priced), "look at the prices")
         if self.delivery is not None:
             self._tasks.start(self.delivery.keep(), "deliver usage")
+
+    def _priced(self) -> None:
+        file = self.price_file
+        assert file is not None
+        if file.trouble:
+            self._log.error("prices", "passed over", problem=file.trouble, remedy="the last good price book stands")
+        else:
+            self._log.warning("prices", "in force", epoch=file.prices.epoch_at(_wall_s()))
 
     async def _open_audit(self, log: AuditLog) -> None:
         try:
@@ -359,16 +378,18 @@ class Accounts:
         files, delivery = self.usage, self.delivery
         if files is None:
             return {}
-        told: dict[str, Any] = {
+        status: dict[str, Any] = {
             "folder": str(files.folder), "trouble": files.trouble or None, "written": files.written,
             "lost": files.lost, "withheld_by_law": self.withheld, "bytes": files.bytes_held,
         }  # fmt: skip
+        if (file := self.price_file) is not None:
+            status["prices"] = {"epoch": file.prices.epoch_at(_wall_s()), "trouble": file.trouble or None}
         if delivery is not None:
-            told["delivery"] = {
+            status["delivery"] = {
                 "trouble": delivery.trouble or None, "delivered": delivery.delivered, "rejected": delivery.rejected,
                 "kept_back_by_law": delivery.kept_back,
             }  # fmt: skip
-        return {"usage": told}
+        return {"usage": status}
 
     def _observe_audit(self, metrics: TierMetrics, log: AuditLog) -> None:
         metrics.gauge("audit_entries", "Entries of the audit log, signed or not.", lambda: float(log.size))
@@ -389,14 +410,44 @@ class Accounts:
             return {"delivered": sent.delivered, "rejected": sent.rejected, "kept_back": sent.kept_back}
 
         def trouble() -> dict[str, float]:
-            sent = {} if delivery is None else {"delivery": float(bool(delivery.trouble))}
-            return {"files": float(bool(files.trouble)), **sent}
+            troubles = {"files": float(bool(files.trouble))}
+            if (file := self.price_file) is not None:
+                troubles["prices"] = float(bool(file.trouble))
+            return troubles if delivery is None else {**troubles, "delivery": float(bool(delivery.trouble))}
 
         metrics.counter("usage_records", "Usage records, by what became of them here.", counts, "result")
         metrics.counter("usage_deliveries", "Usage records sent on, by what became of them.", delivered, "result")
         metrics.counter("usage_unclean_starts", "Starts after a kill: usage may lack 0.1 s.", lambda: files.unclean)
-        metrics.gauge("usage_trouble", "1 while usage cannot be written, or sent on.", trouble, "part")
+        metrics.gauge("usage_trouble", "1 while usage cannot be written, or sent on, or priced anew.", trouble, "part")
         metrics.gauge("usage_spool_bytes", "Usage records on the disk.", lambda: float(files.bytes_held))
+
+
+class _Used(NamedTuple):
+    """What a request counts as having used, in tokens, None for what nobody counted. `measured`: who counted it;
+    `by_engine`: the same as an engine would tell it."""
+
+    measured: str
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    recomputed_tokens: int
+    by_engine: Usage | None
+
+
+def _used(active: ActiveRequest, caller: Caller, usage: Usage | None) -> _Used:
+    progress, measured, again = active.progress, "engine", 0
+    if progress is not None:
+        again = progress.recomputed
+        if progress.counts and (usage is None or progress.resumed):
+            usage, measured = progress.usage, "ids"  # it broke: what passed was counted here
+    if usage is None:
+        if active.began_at and active.forward is None:  # it is another's answer
+            return _Used("again", 0, None, 0, again, None)
+        return _Used("none", None, None, None, again, None)
+    if caller.attempt and carrier(active.exchange.head.known.get(RESUME)) is not None:
+        # Its prompt is that of an answer that began elsewhere, which was written down there.
+        return _Used(measured, 0, None, usage.completion_tokens, usage.prompt_tokens, usage)
+    return _Used(measured, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, again, usage)
 
 
 def _of_cache(given: GivenAgain) -> tuple[str, int, int]:
@@ -406,131 +457,3 @@ def _of_cache(given: GivenAgain) -> tuple[str, int, int]:
 
 def _wall_s() -> float:
     return wall().timestamp()
-
-
-class _Cursor(msgspec.Struct, frozen=True):
-    """All before this is delivered: of files by moment, and of this one so many bytes."""
-
-    moment: str = ""
-    offset: int = 0
-
-
-class Delivery:
-    """Sends what stands in files on, in order, at least once; how far it came stands beside them."""
-
-    def __init__(self, folder: Path, config: UsageHttp, log: Throttled) -> None:
-        self._folder, self._config, self._log = folder, config, log
-        self.region = config.region
-        self._cursor = _Cursor()
-        self._most = config.batch_max
-        self._session: ClientSession | None = None
-        self.trouble = ""
-        self.delivered = self.rejected = self.kept_back = 0
-
-    def has_read(self, path: Path) -> bool:
-        """Whether all of a whole file is delivered."""
-        return path.name.partition(".")[0] < self._cursor.moment
-
-    async def keep(self) -> None:
-        """Until cancelled."""
-        await asyncio.to_thread(self._load)
-        pause_s = RETRY_S[0]
-        while True:
-            batch, after, kept_back = await asyncio.to_thread(self._next)
-            if after == self._cursor:
-                await asyncio.sleep(IDLE_S)
-                continue
-            verdict = await self._send(batch) if batch else "taken"
-            if verdict == "later":
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, RETRY_S[1])
-                continue
-            if verdict == "malformed" and self._most > 1 and len(batch) > 1:
-                self._most = max(1, len(batch) // 2)  # until it is known which one it is
-                continue
-            pause_s = RETRY_S[0]
-            if verdict == "malformed":
-                self.rejected += len(batch)
-            else:
-                self.delivered += len(batch)
-                self._most = min(self._config.batch_max, 2 * self._most)
-            self.kept_back += kept_back
-            await asyncio.to_thread(self._save, after)
-
-    async def close(self) -> None:
-        """Send nothing more."""
-        if self._session is not None:
-            await self._session.close()
-
-    async def _send(self, batch: list[bytes]) -> str:
-        if self._session is None:
-            self._session = ClientSession(timeout=ClientTimeout(self._config.timeout_s), trust_env=True)
-        headers = {"Content-Type": "application/cloudevents-batch+json"}
-        if self._config.token is not None:
-            headers["Authorization"] = f"Bearer {self._config.token.get_secret_value()}"
-        body = b"[" + b",".join(line.rstrip(b"\n") for line in batch) + b"]"
-        try:
-            async with self._session.post(self._config.url, data=body, headers=headers) as answer:
-                status = answer.status
-        except (ClientError, TimeoutError, OSError) as error:
-            return self._later(f"no answer: {type(error).__name__}")
-        if 200 <= status < 300:
-            self.trouble = ""
-            return "taken"
-        if status in _MALFORMED:
-            self._later(f"it answered {status}")
-            return "malformed"
-        return self._later(f"it answered {status}")
-
-    def _later(self, why: str) -> str:
-        self.trouble = f"{self._config.url.partition('?')[0]}: {why}"
-        self._log.warning("usage is not delivered", why, problem=self.trouble)
-        return "later"
-
-    def _next(self) -> tuple[list[bytes], _Cursor, int]:
-        """The next batch, where that leads, and how many lines of it may not leave."""
-        files = {path.name.partition(".")[0]: path for path in self._folder.glob("*.jsonl*")}
-        for moment in sorted(one for one in files if one >= self._cursor.moment):
-            at = self._cursor.offset if moment == self._cursor.moment else 0
-            batch, end, kept_back = self._of(files[moment], at)
-            if end > at:
-                return batch, _Cursor(moment, end), kept_back
-            if files[moment].name.endswith(OPEN):
-                break
-        return [], self._cursor, 0
-
-    def _of(self, path: Path, at: int) -> tuple[list[bytes], int, int]:
-        batch, size, kept_back = list[bytes](), 0, 0
-        try:
-            file = path.open("rb")
-        except FileNotFoundError:  # it became whole at this moment
-            try:
-                file = path.with_name(path.name.partition(".")[0] + WHOLE).open("rb")
-            except FileNotFoundError:
-                return [], at, 0
-        with file:
-            file.seek(at)
-            for line in file:
-                if not line.endswith(b"\n") or len(batch) >= self._most or size > BATCH_BYTES_MAX:
-                    break
-                at, size = at + len(line), size + len(line)
-                if b'"farhopstays":true' in line:
-                    kept_back += 1
-                else:
-                    batch.append(line)
-        return batch, at, kept_back
-
-    def _load(self) -> None:
-        try:
-            self._cursor = msgspec.json.decode((self._folder / _CURSOR).read_bytes(), type=_Cursor)
-        except (OSError, msgspec.DecodeError):
-            self._cursor = _Cursor()  # sent again: whoever gets it knows it by its id
-
-    def _save(self, cursor: _Cursor) -> None:
-        beside = self._folder / f".{_CURSOR}.new"
-        try:
-            beside.write_bytes(msgspec.json.encode(cursor))
-            beside.replace(self._folder / _CURSOR)
-        except OSError as error:
-            self._log.warning("usage delivered", "cursor", problem=f"{beside}: {error.strerror or error}")
-        self._cursor = cursor

@@ -24,7 +24,7 @@ from farhop.relay.http.tls import Handshakes
 from farhop.service import external_metrics as external
 from farhop.service.clock import wall
 from farhop.service.console.acts import ActError
-from farhop.service.console.console import EVENTS, OPERATOR, Console, OwnDesk
+from farhop.service.console.console import EVENTS, OPERATOR, BalancerSource, Console
 from farhop.service.operators import OPEN
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import CONTENT_TYPE
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Request
     from farhop.relay.http.tls import ListenerTls
     from farhop.service.authenticator import KeyAuthenticator
-    from farhop.service.console.console import Desk
+    from farhop.service.console.console import Source
     from farhop.service.decisions import Decisions
     from farhop.service.ingress import Ingress
     from farhop.service.operators import Operator, Operators, Right
@@ -383,12 +383,12 @@ class AdminServer:
 
     def show(self, law: Callable[[], Law], store: Store) -> None:
         """Have a console, of this balancer alone. Before `open`."""
-        desk = OwnDesk(self._tier_admin.status, self._metrics, self._decisions, law, store, self.explained)
-        self.have(desk)
+        source = BalancerSource(self._tier_admin.status, self._metrics, self._decisions, law, store, self.explained)
+        self.have(source)
 
-    def have(self, desk: Desk) -> None:
-        """Have a console of this desk. Before `open`."""
-        self.console = Console(desk, self._operators, secure=self._tls is not None)
+    def have(self, source: Source) -> None:
+        """Have a console of this source. Before `open`."""
+        self.console = Console(source, self._operators, secure=self._tls is not None)
         self._metrics.gauge("console_viewers", "Who looks at the console now.", lambda: float(self._viewers()))
 
     def _viewers(self) -> int:

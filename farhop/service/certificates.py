@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import grpc
 import msgspec
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -22,13 +21,13 @@ from cryptography.hazmat.primitives import serialization
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import grpc
     from structlog.typing import FilteringBoundLogger
 
 LOOK_S = 5.0  # between two looks at the files: certificates are renewed hours before they must be
 FILE_BYTES_MAX = 4 * 1024 * 1024
 # TLS 1.2 with forward tls and authenticated encryption only; the suites of TLS 1.3 are all of that kind.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-_ALPN = ["http/1.1"]
 
 
 class TlsError(ValueError):
@@ -43,6 +42,7 @@ class Files(msgspec.Struct, frozen=True):
     """PEM files of one end. `is_server`: connections come to us. `ca_file` holds whom we believe, None: the system's.
 
     A server's `ca_file` is its `client_ca_file`: with it, clients must bring a certificate, or may if `is_optional`.
+    `protocol` is what is spoken inside, by its name in ALPN.
     """
 
     is_server: bool
@@ -50,6 +50,7 @@ class Files(msgspec.Struct, frozen=True):
     key_file: str | None = None
     ca_file: str | None = None
     is_optional: bool = False
+    protocol: str = "http/1.1"
 
 
 class Material(msgspec.Struct, frozen=True):
@@ -66,10 +67,14 @@ class Material(msgspec.Struct, frozen=True):
 
     def channel(self) -> grpc.ChannelCredentials:
         """For a gRPC channel."""
+        import grpc  # which who only checks files does without
+
         return grpc.ssl_channel_credentials(self.ca, self.key, self.chain)
 
     def server(self) -> grpc.ServerCertificateConfiguration:
         """For a gRPC server."""
+        import grpc  # which who only checks files does without
+
         assert self.key is not None  # a server has both
         assert self.chain is not None
         return grpc.ssl_server_certificate_configuration([(self.key, self.chain)], self.ca)
@@ -140,7 +145,7 @@ def _context(files: Files) -> ssl.SSLContext:
     context = ssl.create_default_context(purpose, cafile=files.ca_file)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_CIPHERS)
-    context.set_alpn_protocols(_ALPN)
+    context.set_alpn_protocols([files.protocol])
     context.options |= ssl.OP_NO_RENEGOTIATION
     if files.is_server and files.ca_file is not None:
         context.verify_mode = ssl.CERT_OPTIONAL if files.is_optional else ssl.CERT_REQUIRED
@@ -189,6 +194,8 @@ class Certificates:
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """For a gRPC server, which asks before every handshake whether there is something new."""
+        import grpc  # which who only checks files does without
+
         given = self.material
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:

@@ -1,4 +1,7 @@
-"""The configuration both tiers share: listeners, TLS, etcd, keys, limits. Never opens a connection."""
+"""The configuration both tiers share: admin port, keys, accounts, identity, limits. Never opens a connection.
+
+How they are reached and reach others is in `endpoints`.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,13 @@ import re
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
-from farhop.accounts.usage import price_book
+from farhop.accounts.prices import price_book
 from farhop.config import (
     DAY_S,
     Bytes,
@@ -21,7 +23,6 @@ from farhop.config import (
     Count,
     FromOutside,
     Part,
-    PublicKey,
     Seconds,
     Secret,
     is_absent,
@@ -35,11 +36,9 @@ from farhop.relay.http.connection import ClientLimits
 from farhop.relay.upstream.pool import UpstreamLimits
 from farhop.relay.upstream.resumable import ResumeMode
 from farhop.service import certificates
-from farhop.service.clock import wall
+from farhop.service.endpoints import Etcd, Listen, Signing, check_files, host_of, is_loopback
 from farhop.service.operators import TOKEN_CHARS_MAX, TOKEN_CHARS_MIN, Operators, Right, digest_of
-from farhop.store import envelope
 from farhop.store.documents.report import MODELS_LIMIT
-from farhop.store.etcd_link import EtcdSettings
 
 # A host name, an IPv4 address or an IPv6 one in brackets, and maybe a port.
 REFETCH_S = 30.0  # between two requests for an issuer's keys, however many tokens name one that is not known
@@ -49,86 +48,6 @@ _HOST_PORT = r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?(:[0-9]{1,5})?$"
 
 def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
-
-
-def _check_files(files: certificates.Files, info: ValidationInfo) -> None:
-    """Raises TlsError, which is a ValueError that names the file."""
-    try:
-        certificates.load(files, wall())
-    except certificates.TlsFileError as error:
-        if not left_out(info, str(error).rpartition(";")[0]):
-            raise
-
-
-class ListenTls(Part):
-    """TLS where others connect to us. With `client_ca_file` they must bring a certificate that it vouches for; where
-    `client_certificate` is optional, which is for clients' ports, one that is brought must be such."""
-
-    cert_file: str
-    key_file: str
-    client_ca_file: str | None = None
-    client_certificate: Literal["required", "optional"] = "required"
-    handshake_s: Seconds = 10.0
-
-    @model_validator(mode="after")
-    def _valid(self, info: ValidationInfo) -> ListenTls:
-        _check_files(self.files, info)
-        return self
-
-    @property
-    def files(self) -> certificates.Files:
-        """For farhop.service.certificates."""
-        optional = self.client_certificate == "optional"
-        return certificates.Files(True, self.cert_file, self.key_file, self.client_ca_file, optional)
-
-
-class ConnectTls(Part):
-    """TLS where we connect to others: whom we believe (None: the system's authorities), and who we are."""
-
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-
-    @model_validator(mode="after")
-    def _valid(self, info: ValidationInfo) -> ConnectTls:
-        _check_files(self.files, info)
-        return self
-
-    @property
-    def files(self) -> certificates.Files:
-        """For farhop.service.certificates."""
-        return certificates.Files(False, self.cert_file, self.key_file, self.ca_file)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine is reached there; a name counts only if it is `localhost`."""
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-class Listen(Part):
-    """Where to listen. Port 0 lets the system choose. Off loopback it is with TLS, or `insecure` is said out loud."""
-
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)]
-    tls: ListenTls | None = None
-    insecure: bool = False
-
-    @property
-    def exposed(self) -> bool:
-        """Whether others than this machine reach it, and it was not said that this may be without proof."""
-        return not self.insecure and not is_loopback(self.host)
-
-    @model_validator(mode="after")
-    def _encrypted_or_said(self) -> Listen:
-        if self.exposed and self.tls is None:
-            raise ValueError(
-                "tls: is not given, and the host is not loopback; give it (`farhop certs issue` makes certificates), "
-                "listen on 127.0.0.1, or say insecure: true"
-            )
-        return self
 
 
 class AdminToken(Part):
@@ -253,44 +172,9 @@ class Hop(Part):
         return {kid: key.get_secret_value().encode() for kid, key in self.keys.items()}
 
 
-class SigningKey(Part):
-    """A public key (Ed25519: PEM, or the base64 of its 32 bytes; itself, or as secrets are given), and what it may
-    sign: kinds of document, or `KIND/REGION` for one region's."""
-
-    public: PublicKey
-    may: Annotated[tuple[str, ...], Field(min_length=1, max_length=256)] = envelope.OPERATORS_KINDS
-
-    @model_validator(mode="after")
-    def _valid(self) -> SigningKey:
-        if not is_absent(self.public):
-            envelope.public_key(self.public)
-        for right in self.may:
-            envelope.check_right(right)
-        return self
-
-
-class Signing(Part):
-    """Whose signatures count on documents in etcd, by the key's name. What any key may sign counts only signed."""
-
-    keys: Annotated[dict[str, SigningKey], Field(max_length=256)] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _valid(self) -> Signing:
-        self.made()
-        return self
-
-    def made(self) -> envelope.Keys:
-        """For farhop.store."""
-        return envelope.Keys({
-            name: (envelope.public_key(key.public), key.may)
-            for name, key in self.keys.items()
-            if not is_absent(key.public)
-        })  # fmt: skip
-
-
-def _unquoted(said: object) -> object:
+def _unquoted(value: object) -> object:
     """YAML reads `off` as false."""
-    return "off" if said is False else said
+    return "off" if value is False else value
 
 
 _Mode = Annotated[ResumeMode, BeforeValidator(_unquoted)]
@@ -456,7 +340,7 @@ class IssuerConfig(Part):
         if self.stale_s < self.refresh_s:
             raise ValueError("stale_s: is below refresh_s, so that keys would end before they are fetched; raise it")
         if self.ca_file is not None:
-            _check_files(self.files, info)
+            check_files(self.files, info)
         return self
 
     @property
@@ -483,7 +367,7 @@ class TenantCertificate(Part):
 
 class Identity(Part):
     """Who asks, beside API keys: tokens by their issuer's name, and certificates of clients. `user_salt` hides the
-    users whom tokens name in usage records; without it they are left out."""
+    users whom tokens and requests name in usage records; without it they are left out."""
 
     issuers: Annotated[dict[OperatorName, IssuerConfig], Field(max_length=64)] = Field(default_factory=dict)
     certificates: Annotated[dict[OperatorName, TenantCertificate], Field(max_length=10_000)] = Field(
@@ -493,11 +377,11 @@ class Identity(Part):
 
     @model_validator(mode="after")
     def _distinct(self) -> Identity:
-        for field, said in (
+        for field, values in (
             ("issuers: two have the same `issuer`", [one.issuer for one in self.issuers.values()]),
             ("certificates: two have the same `uri`", [one.uri for one in self.certificates.values()]),
         ):
-            if len(said) != len(set(said)):
+            if len(values) != len(set(values)):
                 raise ValueError(f"{field}; give each once")
         salt = self.user_salt
         if salt is not None and len(salt.get_secret_value()) < TOKEN_CHARS_MIN:
@@ -506,6 +390,11 @@ class Identity(Part):
             )
         return self
 
+    @property
+    def salt(self) -> bytes:
+        """`user_salt`, b"" without one."""
+        return self.user_salt.get_secret_value().encode() if self.user_salt is not None else b""
+
     def check_entry(self, name: str, entry: Listen | None) -> None:
         """Raise ValueError if clients could not show the certificates that tenants are known by."""
         if self.certificates and entry is not None and (entry.tls is None or entry.tls.client_ca_file is None):
@@ -513,53 +402,6 @@ class Identity(Part):
                 f"identity.certificates: are given, and {name}.tls.client_ca_file is not; give the authority that "
                 "issues them"
             )
-
-
-def _path(text: str | None) -> Path | None:
-    return Path(text) if text else None
-
-
-def host_of(endpoint: str) -> str:
-    """The host of `host:port` or of a URL."""
-    return urlsplit(endpoint if "://" in endpoint else f"//{endpoint}").hostname or ""
-
-
-class Etcd(Part):
-    """How to reach an etcd cluster; without endpoints it is the topology's hubs, each at the endpoints named there."""
-
-    endpoints: list[str] = Field(default_factory=list)
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-    username: str | None = None
-    password: Secret | None = None
-    insecure: bool = False
-
-    @model_validator(mode="after")
-    def _valid(self) -> Etcd:
-        self.settings(("127.0.0.1:2379",))
-        return self
-
-    def settings(self, hub: tuple[str, ...]) -> EtcdSettings:
-        """For the store; `hub` are the endpoints to use where none are configured. ValueError if they make no sense."""
-        endpoints = tuple(self.endpoints) or hub
-        made = EtcdSettings(
-            endpoints=endpoints,
-            ca_file=_path(self.ca_file),
-            cert_file=_path(self.cert_file),
-            key_file=_path(self.key_file),
-            username=self.username,
-            password=self.password.get_secret_value() if self.password else None,
-        )
-        if not all(made.tls(one) or is_loopback(host_of(one)) for one in endpoints):
-            if self.password is not None:
-                raise ValueError("ca_file: is not given, and a password never travels in plaintext; give it")
-            if not self.insecure:
-                raise ValueError(
-                    "ca_file: is not given, and etcd is not on loopback; give it (with cert_file and key_file where "
-                    "etcd asks for them), or say insecure: true"
-                )
-        return made
 
 
 _IN, _OUT = ClientLimits(), UpstreamLimits()

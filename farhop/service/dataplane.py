@@ -10,6 +10,8 @@ import resource
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from farhop.balance.limits import SlotLimit
 from farhop.config import ConfigError
 from farhop.relay.http.connection import ClientLimits
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
     from farhop.relay.http.listener import Listener
     from farhop.relay.upstream.resumable import Resumption
     from farhop.service.certificates import Certificates, Files, TlsManager
-    from farhop.service.config import ConnectTls, Entry, Limits, Listen
+    from farhop.service.config import Entry, Limits
+    from farhop.service.endpoints import ConnectTls, Listen
     from farhop.service.large_bodies import LargeBodyReader
     from farhop.service.loop_lag import LoopLag
     from farhop.telemetry.logs import Throttled
@@ -129,17 +132,21 @@ class TlsSetup:
         """The pool of connections to upstreams; without certificates the system's authorities are believed."""
         return Pool(upstream_limits(limits), context_of(certificates), self.trouble)
 
-    def listened(self, name: str, listen: Listen | None) -> Certificates | None:
+    def listened(self, name: str, listen: Listen | None, protocol: str = "http/1.1") -> Certificates | None:
         """For a port that others come to; None where it is to speak plaintext. Raises ConfigError."""
         if listen is None or listen.tls is None:
             return None
-        return self.certificates(f"{name}.tls", listen.tls.files)
+        return self.certificates(f"{name}.tls", replace(listen.tls.files, protocol=protocol))
 
     def listener(
-        self, name: str, listen: Listen | None, admits: Callable[[bytes | None], bool] | None = None
+        self,
+        name: str,
+        listen: Listen | None,
+        admits: Callable[[bytes | None], bool] | None = None,
+        protocol: str = "http/1.1",
     ) -> ListenerTls | None:
         """As `listened`, for a listener, whose failed handshakes are counted and logged; `admits`: see ListenerTls."""
-        certificates = self.listened(name, listen)
+        certificates = self.listened(name, listen, protocol)
         if certificates is None or listen is None or listen.tls is None:
             return None
 

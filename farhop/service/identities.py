@@ -39,8 +39,9 @@ class Identities:
         self.issuer_keys: IssuerKeys | None = None
         self.certificates: TenantCertificates | None = None
         if config.issuers:
-            salt = config.user_salt.get_secret_value().encode() if config.user_salt is not None else b""
-            self.tokens = TokenVerifier({name: one.made(name) for name, one in config.issuers.items()}, salt, _wall_s)
+            self.tokens = TokenVerifier(
+                {name: one.made(name) for name, one in config.issuers.items()}, config.salt, _wall_s
+            )
             sources = {name: (one, _context(name, one, tls)) for name, one in config.issuers.items()}
             self.issuer_keys = IssuerKeys(self.tokens, sources, clock.now, log)
         if config.certificates:

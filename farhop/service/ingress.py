@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -30,7 +30,7 @@ from farhop.relay.formats.transcript import continuation
 from farhop.service.authenticator import Caller
 from farhop.service.large_bodies import LARGE_BYTES, Job
 from farhop.service.limits import WAIT_S
-from farhop.service.request_telemetry import RequestContext
+from farhop.service.request_telemetry import MODEL_CHARS_MAX, RequestContext
 from farhop.service.routing_keys import VERSION_HEADER, soft_session
 from farhop.service.tokenizer import INLINE_BYTES_MAX
 from farhop.telemetry.release import release
@@ -39,9 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from farhop.balance.machine import Event, Tokens
+    from farhop.balance.machine import Event, HeaderMatch, Tokens
     from farhop.balance.model_facts import ModelFacts
     from farhop.balance.outcome import Outcome
+    from farhop.relay.active import ActiveRequest
     from farhop.relay.answers import Reply
     from farhop.relay.formats.field_guard import Guard
     from farhop.relay.formats.prompt import Prompt
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
 _MODELS, _VERSION = Kind.MODELS, Kind.VERSION  # to look up an enum's member is a call, and each request asks for it
 _BODILESS = (_MODELS, _VERSION)
+_BESIDE_S = 0.05  # an engine takes longer for so long a prompt, and what is first to be sent goes first
 _MODELS_SHOWN = 16
 
 
@@ -84,9 +86,9 @@ class Advisor(Protocol):
 class ModelNames(Protocol):
     """Who knows names that stand for other models."""
 
-    def resolved(self, request: Request, allowed: tuple[str, ...]) -> Request | None:
-        """The request for the model that it gets, as GlobalFlow.resolve; None where its name is that. Raises
-        bodies.BodyError."""
+    def resolved(self, request: Request, allowed: tuple[str, ...], canonical: bytes) -> Request | None:
+        """The request for the model that it gets, as GlobalFlow.resolve, by its prompt's canonical text; None where its
+        name is that. Raises bodies.BodyError."""
 
     def listed(self, tenant: str) -> dict[str, tuple[str, ...]]:
         """Names that stand for others when this tenant asks, and for which."""
@@ -161,7 +163,7 @@ class Ingress:
         self._wants_tokens = wants_tokens
         self.relay: Carrying | None = None
         self.arrivals: Arrivals | None = None
-        self.names: ModelNames | None = None  # where names may stand for other models
+        self.names: ModelNames | None = None  # while there are names that stand for other models
         self.limits: Limiter | None = None  # what clients may use, where that is limited
         self.gate: Callable[[], Reply | None] | None = None  # why nobody is let in just now, where there can be a why
 
@@ -189,10 +191,11 @@ class Ingress:
             head.target, token = redirect_token.parted(head.target)  # nobody behind us is to see it
             if token is not None:
                 head.known[redirect_token.HEADER] = token
-        asked = paths.advised(head.path) if self._advisor is not None else None
-        if asked is not None:
-            context.advised, head.path = True, asked
-        kind = paths.classify(head.method, head.path)
+        if self._advisor is not None and head.path.startswith(paths.ROUTE):
+            asked = paths.advised(head.path)
+            if asked is not None:
+                context.advised, head.path = True, asked
+        kind = paths.KINDS.get((head.method, head.path)) or paths.classify(head.method, head.path)
         if context.advised and kind in _BODILESS:
             kind = PathRefusal(outcome.PATH_NOT_ALLOWED, "only inference paths have a route")
         if isinstance(kind, PathRefusal):
@@ -220,6 +223,7 @@ class Ingress:
     def arrived(self, exchange: Exchange) -> None:
         """The body is here: answer from the view, or start relaying."""
         context: RequestContext = exchange.context
+        exchange.on_abandoned = None
         try:
             reply = self._proceed(exchange, context)
         except Exception:
@@ -253,16 +257,17 @@ class Ingress:
             )
         except bodies.BodyError as error:
             return answers.refusal(error.outcome, error.detail, param=error.param)
-        wished = self._wished(context, caller, prompt, head.onward)
-        if not isinstance(wished, Caller):
-            return wished
-        request = self._request(wished, prompt, exchange.body, head.onward, version, self._clock.now())
+        asks = caller
+        if prompt.wishes is not NO_WISHES or _LLM_D in head.onward or _OBJECTIVE in head.onward:
+            wished = self._wished(context, caller, prompt, head.onward)
+            if not isinstance(wished, Caller):
+                return wished
+            asks = wished
+        request = self._request(asks, prompt, exchange.body, head.onward, version, self._clock.now())
         return self._understood(exchange, context, request, prompt)
 
     def _wished(self, context: RequestContext, caller: Caller, prompt: Prompt, lines: bytes) -> Caller | Reply:
         """Who asks, now that the body is read: from here on nothing is decided without what it wishes for."""
-        if prompt.wishes is NO_WISHES and _LLM_D not in lines and _OBJECTIVE not in lines:
-            return caller
         wished = self._authenticator.wished(caller, prompt.wishes, lines)
         if isinstance(wished, Caller):
             context.caller, context.law = wished, None  # it may stay within less
@@ -284,7 +289,8 @@ class Ingress:
         if caller.models and request.model not in caller.models:
             detail = f"this API key is not for this model; it is for {', '.join(caller.models[:_MODELS_SHOWN])}"
             return answers.refusal(outcome.KEY_SCOPE, detail, param="model")
-        self._mute_if_bound(context, caller, request.model)
+        if context.recorded and self._telemetry.bound(context, request.model):
+            self._mute_unless_recorded(context, caller, request.model)
         if self.names is not None:
             try:
                 found = self._renamed(self.names, caller, kind, request, prompt, exchange.body)
@@ -292,36 +298,90 @@ class Ingress:
                 return answers.refusal(error.outcome, error.detail, param=error.param)
             if found is not None:
                 request, prompt, exchange.body = found
+            if request.alias:
                 onward, context.body_sha256 = None, b""  # both were of the body that came
-                self._mute_if_bound(context, caller, request.model)
+                self._mute_unless_recorded(context, caller, request.model)
         if self.arrivals is not None:
             self.arrivals.arrived(exchange, caller, request.model)
+        context.user = prompt.wishes.user
         if context.advised:
             assert self._advisor is not None
             return self._advisor.advise(request, context, exchange.head)
-        if self.limits is not None and not caller.charged:
-            admitted = self.limits.admit(context, request, prompt.wishes.user)
+        if self.limits is not None and request.tenant in self.limits.tenants and not caller.charged:
+            admitted = self.limits.admit(context, request, context.user)
             if isinstance(admitted, asyncio.Future):
-                _Borrowing(self, exchange, request, prompt, onward, since).begin(self.limits, admitted)
+                since = since or self._clock.now()
+                go_on = partial(self._go_on, exchange, context, request, prompt, onward, since)
+                _Borrowing(self, exchange, request, go_on).begin(self.limits, admitted)
                 return None
             if admitted is not None:
                 return admitted
         self._go_on(exchange, context, request, prompt, onward, since)
         return None
 
-    def _mute_if_bound(self, context: RequestContext, caller: Caller, model: str) -> None:
+    def begin_anew(self, active: ActiveRequest, request: Request) -> None:
+        """A request that nobody took for its model goes on for another that its name stands for, as if it had come for
+        that: by that model's limits, and recorded only if its rule allows."""
+        exchange, context = active.exchange, active.context
+        caller = context.caller
+        body = openai.renamed(active.body, request.model)
+        request = replace(
+            request, body_bytes=len(body), body_hash=xxh3_64_intdigest(body), chain=self._chain_anew(exchange, body)
+        )  # fmt: skip
+        context.body_sha256 = b""  # it was of the body that came
+        self._mute_unless_recorded(context, caller, request.model)
+
+        def go_on() -> None:
+            assert self.relay is not None
+            self.relay.start(
+                exchange, request, body, hide_usage=active.hide_usage, context=context, arrived_at=active.arrived_at,
+                geo=active.geo,
+            )  # fmt: skip
+
+        admitted = None
+        if context.reserved is not None and self.limits is not None:
+            context.reserved.settle(None, outcome.NO_REGION, None)
+            context.reserved = None
+            admitted = self.limits.admit(context, request, context.user)
+        if isinstance(admitted, asyncio.Future):
+            assert self.limits is not None
+            _Borrowing(self, exchange, request, go_on).begin(self.limits, admitted)
+        elif admitted is not None:
+            self._telemetry.turned_away(context, admitted.outcome, admitted.status)
+            exchange.reply(admitted)
+        else:
+            go_on()
+
+    def _chain_anew(self, exchange: Exchange, body: bytes) -> tuple[int, ...]:
+        """Of a prompt that was read before, for another model: caches know it by the model. A large one is not read
+        again, since all others would wait for it."""
+        context: RequestContext = exchange.context
+        caller, kind, head = context.caller, context.kind, exchange.head
+        assert caller is not None
+        assert kind is not None
+        if len(body) > LARGE_BYTES:
+            return ()
+        try:
+            prompt = bodies.read(kind, body, head.path, head.onward, self._guard, lambda: self._only_model(caller))
+        except bodies.BodyError:
+            return ()  # what may be asked for has been narrowed since: it was let in before
+        return chain.chain(prompt.canonical, _seed(caller, prompt))
+
+    def _mute_unless_recorded(self, context: RequestContext, caller: Caller, model: str) -> None:
         """A model may have a rule of its own about records, and its name is known only when the body is read."""
-        asked = context.recorded and self._telemetry.bound(context, model)
-        if asked and not self._authenticator.recorded(caller, model):
+        if not self._authenticator.recorded(caller, model):
             self._telemetry.mute(context)
 
     def _renamed(
         self, names: ModelNames, caller: Caller, kind: Kind, request: Request, prompt: Prompt, body: bytes
     ) -> tuple[Request, Prompt, bytes] | None:
-        """All of it for the model that its name stands for; None where it is for that already. Raises BodyError."""
-        found = names.resolved(request, caller.models)
-        if found is None:
-            return None
+        """All of it for the model that its name stands for; None where it is for that already, and for no other in its
+        place. Raises BodyError."""
+        if caller.charged:
+            return None  # it was sent here for this model, which its balancer chose
+        found = names.resolved(request, caller.models, prompt.canonical)
+        if found is None or found.model == request.model:
+            return (found, prompt, body) if found is not None and bodies.renames(kind) else None
         if not bodies.renames(kind):
             detail = (
                 f"`{request.model[:128]}` stands for other models, which this path cannot ask for; name a model itself"
@@ -363,10 +423,18 @@ class Ingress:
         elif len(exchange.body) <= INLINE_BYTES_MAX:
             self._start(exchange, self.spelled(caller, kind, request, prompt, exchange.body), prompt)
         else:
-            _Reading(self, exchange, request, prompt, onward, since).begin(self._tokenizers, kind)
+            body, salt = exchange.body, self._salt_kept(caller, kind, prompt)
+            tokens = self._tokenizers.beginning(kind, request.model, body, salt)
+            begun = request if tokens is None else replace(request, tokens=tokens)
+            if tokens is None or self._wants_tokens(begun):
+                _Reading(self, exchange, request, prompt, onward, since).begin(self._tokenizers, kind)
+                return
+            self._start(exchange, begun, prompt, since, onward)
+            if not tokens.whole:  # its next turn begins with all of them, and what an engine counts is compared
+                asyncio.get_running_loop().call_later(_BESIDE_S, self._read_beside, kind, request, body, salt)
 
     def _read_beside(self, kind: Kind, request: Request, body: bytes, salt: str) -> None:
-        """Tell the machine the tokens of a prompt that waits in line, when they are read."""
+        """Tell the machine the tokens of a prompt that it has, when they are read."""
         tokenizers, relay = self._tokenizers, self.relay
         assert tokenizers is not None
         assert relay is not None
@@ -378,7 +446,7 @@ class Ingress:
         if len(body) <= INLINE_BYTES_MAX:
             read(tokenizers.now(kind, request.model, body, salt))
         else:
-            tokenizers.later(kind, request.model, body, salt, read)
+            tokenizers.later(kind, request.model, body, salt, read, waits=False)
 
     def _start(
         self, exchange: Exchange, request: Request, prompt: Prompt, since: float = 0.0, onward: bytes | None = None
@@ -393,12 +461,13 @@ class Ingress:
         if prompt.hide_usage and not exchange.hears:
             prompt, onward = replace(prompt, hide_usage=False), None  # the client would see what it did not ask for
         if onward is None:
-            salt = self._salt(context.caller, context.kind, prompt) if self._to_engines else ""
-            onward = openai.change(exchange.body, prompt, salt).of(exchange.body)
+            salt = openai.salt_of(context.kind, prompt, context.caller.hint_scope) if self._to_engines else ""
+            onward = exchange.body
+            if salt or prompt.hide_usage or prompt.lacks_model:
+                onward = openai.change(onward, prompt, salt).of(onward)
         more = None
-        if (
-            self._to_engines
-        ):  # a chain's last node is the seed of what follows: only where there is none is the first asked
+        if self._to_engines and prompt.answer is not None:
+            # A chain's last node is the seed of what follows: only where there is none is the first asked.
             seed = 0 if request.chain else _seed(context.caller, prompt)
             more = continuation(prompt, request.chain, seed)
         self.relay.start(
@@ -460,8 +529,14 @@ class Ingress:
         session: bytes | None = None,
     ) -> Request:  # fmt: skip
         """The machine's Request; `session` is what the body's field for it says, if that was read before."""
-        header_matches = self._header_matches
-        soft, parent = soft_session(caller.tenant, headers, prompt.wishes)
+        header_matches, hashed, soft = self._header_matches, 0, (0, 0)
+        matches: tuple[HeaderMatch, ...] = ()
+        if header_matches is not None and prompt.model in header_matches.wanted.by_model:
+            matches = header_matches.header_matches(prompt.model, headers)
+        if prompt.wishes is not NO_WISHES or b"session" in headers:
+            soft = soft_session(caller.tenant, headers, prompt.wishes)
+        if self._session is not None and self._session.wanted():
+            hashed = self._session.read(caller.tenant, body, headers, session)
         return Request(
             # Not the decision's id: a region may see one decision twice, after a failure on the way.
             id=f"{self._rng.getrandbits(64):016x}",
@@ -473,6 +548,7 @@ class Ingress:
             chain=chain.chain(prompt.canonical, _seed(caller, prompt)),
             deadline=arrived_at + caller.deadline_s,
             max_tokens=prompt.max_tokens,
+            answers=prompt.answers,
             stream=prompt.stream,
             priority=caller.priority,
             key=caller.key,
@@ -484,11 +560,11 @@ class Ingress:
             waited_s=caller.waited_s,
             divisible=prompt.divisible,
             recomputed=prompt.recomputed,
-            session=self._session.read(caller.tenant, body, headers, session) if self._session is not None else 0,
+            session=hashed,
             version="" if version is None or header_matches is None else header_matches.version(prompt.model, version),
-            header_matches=header_matches.header_matches(prompt.model, headers) if header_matches is not None else (),
-            soft_session=soft,
-            parent_session=parent,
+            header_matches=matches,
+            soft_session=soft[0],
+            parent_session=soft[1],
         )
 
 
@@ -593,17 +669,14 @@ class _ReadingApart(_Waiting):
 class _Borrowing(_Waiting):
     """A request for which what is lent here is not enough."""
 
-    def __init__(
-        self, ingress: Ingress, exchange: Exchange, request: Request, prompt: Prompt, onward: bytes | None, since: float
-    ) -> None:
+    def __init__(self, ingress: Ingress, exchange: Exchange, request: Request, go_on: Callable[[], None]) -> None:
         super().__init__(ingress, exchange)
-        self._request, self._prompt, self._onward, self._since = request, prompt, onward, since
+        self._request, self._go_on = request, go_on
         self._until = ingress._clock.now() + WAIT_S
 
     def begin(self, limits: Limiter, future: asyncio.Future[None]) -> None:
         """Wait for more."""
         self._limits, self._future, self._exchange.callbacks = limits, future, self
-        self._since = self._since or self._ingress._clock.now()
         future.add_done_callback(self._lent)
 
     def _lent(self, future: asyncio.Future[None]) -> None:
@@ -613,13 +686,13 @@ class _Borrowing(_Waiting):
         context: RequestContext = exchange.context
         try:
             waits = ingress._clock.now() < self._until
-            admitted = self._limits.admit(context, self._request, self._prompt.wishes.user, waits=waits)
+            admitted = self._limits.admit(context, self._request, context.user, waits=waits)
             if isinstance(admitted, asyncio.Future):
                 self.begin(self._limits, admitted)
                 return
             exchange.callbacks = None
             if admitted is None:
-                ingress._go_on(exchange, context, self._request, self._prompt, self._onward, self._since)
+                self._go_on()
             else:
                 ingress._telemetry.turned_away(context, admitted.outcome, admitted.status)
                 exchange.reply(admitted)
@@ -668,7 +741,14 @@ def _other_body() -> Reply:
 
 
 def _seed(caller: Caller, prompt: Prompt) -> int:
-    return chain.seed_of(prompt.model, "", prompt.cache_salt, caller.hint_scope)
+    if prompt.cache_salt or len(prompt.model) > MODEL_CHARS_MAX:
+        return chain.seed_of(prompt.model, "", prompt.cache_salt, caller.hint_scope)
+    return _unsalted_seed(prompt.model, caller.hint_scope)
+
+
+@lru_cache(maxsize=1024)  # a salt is a secret, and a long name may be anything: neither is remembered
+def _unsalted_seed(model: str, scope: str) -> int:
+    return chain.seed_of(model, "", "", scope)
 
 
 def _model_list(models: dict[str, ModelFacts], head: Head) -> Reply:

@@ -69,8 +69,8 @@ class KeyBook:
         for sha256 in twins:
             del by_sha256[sha256]  # whose is it?
         self._by_sha256 = by_sha256
-        for told in self.changes:
-            told()
+        for changed in self.changes:
+            changed()
 
     def get(self, sha256: str) -> Issued | None:
         """The key with this lower-case hex SHA-256. One dictionary look-up."""

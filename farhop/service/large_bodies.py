@@ -151,7 +151,7 @@ def _answer(link: socket.socket, parsed: ParsedBody) -> None:
     canonical, whole = b"" if parsed.prompt is None else parsed.prompt.canonical, parsed.change.whole
     if parsed.prompt is not None:
         parsed.prompt = replace(parsed.prompt, canonical=b"")
-    parsed.change = parsed.change._replace(whole=b"")
+    parsed.change = replace(parsed.change, whole=b"")
     _send(link, msgspec.msgpack.encode((len(canonical), parsed)), canonical, whole)
 
 
@@ -161,7 +161,7 @@ def _received(link: socket.socket, body_bytes: int) -> ParsedBody:
     canonical_bytes, parsed = _answered.decode(message)
     if parsed.prompt is not None:
         parsed.prompt = replace(parsed.prompt, canonical=raw[:canonical_bytes])
-    parsed.change = parsed.change._replace(whole=raw[canonical_bytes:])
+    parsed.change = replace(parsed.change, whole=raw[canonical_bytes:])
     return parsed
 
 

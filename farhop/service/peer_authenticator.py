@@ -15,7 +15,7 @@ from farhop.identity import certificate_names
 
 if TYPE_CHECKING:
     from farhop.identity.certificate_names import Peer, Tier
-    from farhop.service.config import Listen
+    from farhop.service.endpoints import Listen
 
 
 class PeerAuthenticator:

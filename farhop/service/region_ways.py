@@ -12,7 +12,8 @@ from pydantic import AfterValidator, Field, field_validator
 
 from farhop.balance.machine import Address
 from farhop.identity import certificate_names
-from farhop.service.config import ConnectTls, Member, is_loopback
+from farhop.service.config import Member
+from farhop.service.endpoints import ConnectTls, is_loopback
 
 RegionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 

@@ -68,7 +68,7 @@ class UnderLaw(Protocol):
 
 class GivenAgain(msgspec.Struct, frozen=True):
     """What became of a request whose route lets answers be given again: `outcome` is hit, shared (it read another's
-    along), miss or bypass, `why` a word where there is one to say. Of an answer that was another's: in which `region`
+    along), miss or bypass, `why` a reason where there is one. Of an answer that was another's: in which `region`
     it was made, for which `decision`, how old it is, and what of an engine's work it `saved`."""
 
     outcome: str
@@ -79,55 +79,40 @@ class GivenAgain(msgspec.Struct, frozen=True):
     saved: Usage | None = None
 
     @property
-    def word(self) -> str:
-        """For the client."""
+    def header(self) -> str:
+        """For the client, in `x-farhop-cache`."""
         return "hit" if self.outcome == "shared" else self.outcome
 
 
-class RequestContext:
+class RequestContext(msgspec.Struct, eq=False):
     """A client's request beside the relay: who asks, since when, its open spans.
 
-    `advised`: a decision is asked for, and nothing is to be sent.
+    `advised`: a decision is asked for, and nothing is to be sent. `law`: by which it was asked whether it may be
+    recorded; None: to be asked anew. `given`: where answers may be given again. `reserved`: of what its tenant may use.
+    `decided`: the last decision that has a span. `law_epoch`: when it was sent on last, where that is written down.
+    `body_sha256`: of the body as it is sent on, once it was wanted. `active`: while it is relayed. `attempts`: target,
+    and how it ended.
     """
 
-    __slots__ = (
-        "active",
-        "advised",
-        "arrived_at",
-        "attempts",
-        "body_sha256",
-        "caller",
-        "decided",
-        "decision_id",
-        "given",
-        "kind",
-        "law",
-        "law_epoch",
-        "over",
-        "recorded",
-        "relay_span",
-        "reserved",
-        "since",
-        "trace",
-    )
-
-    def __init__(self, trace: RequestTrace, now: float) -> None:
-        self.trace, self.arrived_at, self.since = trace, now, now
-        self.recorded = True
-        self.over = False
-        self.advised = False
-        self.given: GivenAgain | None = None  # where answers may be given again
-        self.decided: Any = None  # the last decision that has a span
-        self.caller: Caller | None = None
-        self.reserved: Reservation | None = None  # of what its tenant may use
-        self.kind: Kind | None = None
-        self.law: Law | None = None  # by which it was asked whether it may be recorded; None: to be asked anew
-        self.decision_id = ""
-        self.law_epoch = 0  # when it was sent on last, where that is written down
-        self.body_sha256 = b""  # of the body as it is sent on, once it was wanted
-        self.relay_span: Span | None = None
-        self.active: ActiveRequest | None = None  # while it is relayed
-        self.attempts: list[tuple[str, str]] = []  # (target, how it ended)
+    trace: RequestTrace
+    arrived_at: float
+    since: float
+    law: Law | None = None
+    recorded: bool = True
+    over: bool = False
+    advised: bool = False
+    given: GivenAgain | None = None
+    decided: Any = None
+    caller: Caller | None = None
+    reserved: Reservation | None = None
+    kind: Kind | None = None
+    decision_id: str = ""
+    user: str = ""  # whom its body names
+    law_epoch: int = 0
+    body_sha256: bytes = b""
+    relay_span: Span | None = None
+    active: ActiveRequest | None = None
+    attempts: list[tuple[str, str]] = []
 
 
 class RequestTelemetry:
@@ -166,9 +151,8 @@ class RequestTelemetry:
     def begin(self) -> RequestContext:
         """A head is here. Nothing is traced of those who are not let in."""
         self._metrics.in_flight += 1
-        context = RequestContext(_UNTRACED, self._clock.now())
-        context.law = None if self.under is None else self.under.law
-        return context
+        now = self._clock.now()
+        return RequestContext(_UNTRACED, now, now, None if self.under is None else self.under.law)
 
     def bound(self, context: RequestContext, model: str) -> bool:
         """Whether what was said at its head, of any model, may not hold of this one, or not any more."""
@@ -275,7 +259,7 @@ class RequestTelemetry:
         context.relay_span = None
         if not context.trace.sampled:
             return
-        context.since = self._clock.now()
+        context.since = active.ended_at or self._clock.now()  # no later than what follows from its end
         if span is None:
             return
         attributes: dict[str, Value] = {a.ATTEMPT: attempt.number, a.OUTCOME: reason.reason}
@@ -289,7 +273,7 @@ class RequestTelemetry:
         context: RequestContext = active.context
         if context.over:
             return
-        now = self._clock.now()
+        now = active.ended_at or self._clock.now()
         if self.accounts is not None:
             self.accounts.concluded(context, active, reason, status, usage, now)
         if (
@@ -299,12 +283,10 @@ class RequestTelemetry:
             and not self.may_record(context.caller, active.request.model)
         ):
             self.mute(context)  # the law changed while it was under way
-        if usage is not None:
-            self._metrics.used(usage)
-            if usage.cached_tokens is not None and active.reasons is not None:
-                reasons, decision = self._reasons, active.reasons
-                predicted = reasons.predicted_hit_tokens(decision)
-                self._metrics.prefix(reasons.hit_source(decision), predicted, usage.cached_tokens)
+        if usage is not None and usage.cached_tokens is not None and active.reasons is not None:
+            reasons, decision = self._reasons, active.reasons
+            predicted = reasons.predicted_hit_tokens(decision)
+            self._metrics.prefix(reasons.hit_source(decision), predicted, usage.cached_tokens)
         if context.trace.sampled:
             self._decided(active, context, now)  # one that sent it nowhere, or that a later one overtook
         if self.recorder is not None and self.recorder.recordings and context.recorded and self._is_clients(context):

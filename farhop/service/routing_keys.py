@@ -14,7 +14,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     from farhop.balance.machine import HeaderMatch
     from farhop.relay.formats.prompt import Wishes
@@ -77,7 +77,7 @@ class SessionReader:
         self._header = b"%b: " % header.lower().encode() if header else b""
         self._cookie = cookie.encode() + b"=" if cookie else b""
         self._field, self._quoted = field, b'"%b"' % field.encode()
-        self._wanted = wanted
+        self.wanted = wanted
 
     def adopt(self, other: SessionReader) -> None:
         """Look where another does from now on."""
@@ -88,12 +88,12 @@ class SessionReader:
     @property
     def field(self) -> str:
         """The field of a body to look in now; "" if none."""
-        return self._field if self._wanted() else ""
+        return self._field if self.wanted() else ""
 
     def read(self, tenant: str, body: bytes, headers: bytes, given: bytes | None = None) -> int:
         """The session's hash, 0 without one. `headers` are lines `name: value` with names in lower case; `said` is what
         the body's field says, where that was read before."""
-        if not self._wanted():
+        if not self.wanted():
             return 0
         name = self._in_header(headers) or self._in_cookie(headers)
         if not name:
@@ -139,7 +139,11 @@ def values(headers: bytes, name: bytes) -> list[bytes]:
 
 
 class Wanted(Protocol):
-    """Whoever decides by them."""
+    """Whoever decides by them. `by_model` has the models for whose requests anything is looked for."""
+
+    @property
+    def by_model(self) -> Container[str]:
+        """See above."""
 
     def header_matches(self, model: str) -> tuple[HeaderMatch, ...]:
         """What is to be looked for in the head of a request for this model."""
@@ -150,6 +154,8 @@ class Wanted(Protocol):
 
 class AnyVersion:
     """Whoever does not decide by them, and passes on what is asked for."""
+
+    by_model: Container[str] = ()
 
     def header_matches(self, _model: str) -> tuple[HeaderMatch, ...]:
         """See Wanted."""
@@ -164,16 +170,17 @@ class HeaderMatchReader:
     """Reads heads for `wanted`."""
 
     def __init__(self, wanted: Wanted) -> None:
-        self._wanted = wanted
+        self.wanted = wanted
 
     def header_matches(self, model: str, headers: bytes) -> tuple[HeaderMatch, ...]:
         """The wanted matches that the request bears. `headers` are lines `name: value` with names in lower case."""
-        wanted = self._wanted.header_matches(model)
-        return tuple(one for one in wanted if _bears(one, headers)) if wanted else ()
+        if model not in self.wanted.by_model:
+            return ()
+        return tuple(one for one in self.wanted.header_matches(model) if _bears(one, headers))
 
     def version(self, model: str, asked: bytes | None) -> str:
         """The version asked for by `x-farhop-version`; "" without one, or where none may be asked for."""
-        if asked is None or not self._wanted.may_pin(model):
+        if asked is None or not self.wanted.may_pin(model):
             return ""
         return asked.decode("ascii") if _VERSION.fullmatch(asked) else ""
 

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from farhop.service.config import Etcd, Member
+    from farhop.service.config import Member
+    from farhop.service.endpoints import Etcd
     from farhop.store.contract import Store
     from farhop.store.envelope import Keys
-    from farhop.store.etcd_link import EtcdSettings
+    from farhop.store.etcd_settings import EtcdSettings
     from farhop.telemetry.logs import Throttled
     from farhop.telemetry.metrics import TierMetrics
     from topology.law import Law

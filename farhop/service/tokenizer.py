@@ -15,6 +15,7 @@ import json
 import os
 import re
 import sys
+import threading
 from array import array
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,7 @@ from farhop.config import ConfigError
 from farhop.relay.formats import messages
 from farhop.relay.formats.paths import Kind
 from farhop.service.chat_form import ChatForm, MediaError
-from farhop.service.pieces import Pieces
+from farhop.service.pieces import LOOK_CHARS, Pieces, head, safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -37,9 +38,11 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 INLINE_BYTES_MAX = 2048  # a longer body is read in a thread: 32 KB take some 10 ms
+BEGINNING_BYTES_MAX = 256 * 1024  # to parse and render a longer one takes more than a millisecond
 BODY_BYTES_MAX = 1024 * 1024  # what is longer would hold a thread for half a second
 WAITING_MAX = 64
 _THREADS = 2
+_NICE = 19
 _TOKEN_MAX = (1 << 31) - 1
 _EXTRA = "needs the extra `tokenizer`: pip install 'farhop[tokenizer]'"
 _PARTS = re.compile(r"for\s+\w+\s+in\s+\w+(?:\.content|\[['\"]content['\"]\])")
@@ -66,10 +69,12 @@ class Files(NamedTuple):
 
 
 class Spelled(NamedTuple):
-    """A prompt's ids, four bytes each, and its shape: what decides how an engine renders it, in a few fixed words."""
+    """A prompt's ids, four bytes each, and its shape: what decides how an engine renders it, in a few fixed words.
+    `whole`: they are all."""
 
     ids: bytes
     shape: str
+    whole: bool
 
 
 class UnreadableError(Exception):
@@ -96,6 +101,7 @@ class ModelTokenizer:
             raise ConfigError(where, [f"file: {files.file}: not a tokenizer.json that can be read: {error}"]) from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._adds_tokens = self._tokenizer.num_special_tokens_to_add(False) > 0
         self._pieces = Pieces(self._tokenizer, lambda texts: self._encoded(texts, special=False))
         beside = _beside(where, Path(files.file))
         self._special = {name: _text(beside[name]) for name in _SPECIAL if name in beside}
@@ -103,21 +109,20 @@ class ModelTokenizer:
         self._template = _compiled(where, source, wall) if source else None
         self._form = ChatForm(source, in_parts=_PARTS.search(source) is not None)
 
-    def read(self, kind: Kind, body: bytes) -> Spelled:
-        """The ids of a body's prompt. Raises UnreadableError."""
+    def read(self, kind: Kind, body: bytes, *, whole: bool = True) -> Spelled:
+        """The ids of a body's prompt; unless `whole`, those of its beginning may do. Raises UnreadableError."""
         if len(body) > BODY_BYTES_MAX:
             raise UnreadableError("length")
         asked = msgspec.json.decode(body)
         if kind is Kind.COMPLETION:
-            return Spelled(self._completion(asked), kind)
+            return self._completion(asked, whole=whole)
         if kind is Kind.MESSAGES:  # an engine makes a chat of it first
             asked = messages.as_chat(asked)
         text = self._chat(asked)
         special = asked.get("add_special_tokens") is True
-        ids = self._encoded([text], special=True)[0] if special else self._pieces.ids(text)
-        return Spelled(ids, _shape(kind, asked))
+        return self._spelled(text, _shape(kind, asked), special=special, whole=whole)
 
-    def _completion(self, asked: dict[str, Any]) -> bytes:
+    def _completion(self, asked: dict[str, Any], *, whole: bool) -> Spelled:
         prompt = asked["prompt"]
         if asked.get("truncate_prompt_tokens") is not None or asked.get("prompt_embeds") is not None:
             raise UnreadableError("option")
@@ -126,8 +131,17 @@ class ModelTokenizer:
                 raise UnreadableError("several")
             prompt = prompt[0]
         if isinstance(prompt, str):
-            return self._encoded([prompt], special=asked.get("add_special_tokens") is not False)[0]
-        return _packed(prompt)
+            special = asked.get("add_special_tokens") is not False
+            return self._spelled(prompt, Kind.COMPLETION, special=special, whole=whole)
+        return Spelled(_packed(prompt), Kind.COMPLETION, whole=True)
+
+    def _spelled(self, text: str, shape: str, *, special: bool, whole: bool) -> Spelled:
+        if not (special and self._adds_tokens):
+            ids, whole = (self._pieces.ids(text), True) if whole else self._pieces.beginning(text)
+            return Spelled(ids, shape, whole)
+        if whole or len(text) <= LOOK_CHARS:
+            return Spelled(self._encoded([text], special=True)[0], shape, whole=True)
+        return Spelled(safe(self._encoded([head(text, LOOK_CHARS)], special=True)[0]), shape, whole=False)
 
     def _encoded(self, texts: list[str], *, special: bool) -> list[bytes]:
         # Not `encode`: that keeps the interpreter's lock, and the loop would wait for it.
@@ -257,6 +271,12 @@ def _packed(ids: list[int]) -> bytes:
 _READ = frozenset((Kind.CHAT, Kind.COMPLETION, Kind.MESSAGES))
 
 
+def _give_way() -> None:
+    """This thread computes when nobody else would: on Linux a thread has a priority of its own."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
+
 def _no_bases(_model: str) -> Iterable[str]:
     return ()
 
@@ -273,6 +293,7 @@ class Tokenizers:
                 known[named] = ModelTokenizer(f"tokenizers.{model}", named, wall)
             self._of[model] = known[named]
         self._threads = ThreadPoolExecutor(_THREADS, "tokenizer")
+        self._behind = ThreadPoolExecutor(1, "tokenizer-behind", _give_way)
         self._waiting = 0
         self.unread: Counter[str] = Counter()
         self.prompts = 0
@@ -290,15 +311,34 @@ class Tokenizers:
             self._unread(error)
             return None
 
+    def beginning(self, kind: Kind, model: str, body: bytes, cache_salt: str) -> Tokens | None:
+        """As much of the prompt's tokens as is to be had in a fraction of a millisecond; None where it cannot be."""
+        if len(body) > BEGINNING_BYTES_MAX:
+            return None
+        try:
+            spelled = self._reader(model).read(kind, body, whole=False)
+        except Exception:  # noqa: BLE001 - as in `now`; who reads the whole counts why it cannot be read
+            return None
+        return self._counted(spelled, cache_salt)
+
     def later(
-        self, kind: Kind, model: str, body: bytes, cache_salt: str, done: Callable[[Tokens | None], None]
+        self,
+        kind: Kind,
+        model: str,
+        body: bytes,
+        cache_salt: str,
+        done: Callable[[Tokens | None], None],
+        *,
+        waits: bool = True,
     ) -> asyncio.Future[Spelled] | None:
-        """As `now`, in a thread; `done` is called on the loop. None, and never called: too many are waiting."""
+        """As `now`, in a thread; `done` is called on the loop. None, and never called: too many are waiting. Where no
+        request `waits` for it, others' come first."""
         if self._waiting >= WAITING_MAX:
             self.unread["busy"] += 1
             return None
         self._waiting += 1
-        future = asyncio.get_running_loop().run_in_executor(self._threads, self._reader(model).read, kind, body)
+        threads = self._threads if waits else self._behind
+        future = asyncio.get_running_loop().run_in_executor(threads, self._reader(model).read, kind, body)
 
         def over(ended: asyncio.Future[Spelled]) -> None:
             self._waiting -= 1
@@ -328,11 +368,12 @@ class Tokenizers:
 
     def close(self) -> None:
         """Read no more."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._behind):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _counted(self, spelled: Spelled, cache_salt: str) -> Tokens:
-        self.prompts += 1
-        return Tokens(spelled.ids, cache_salt, spelled.shape)
+        self.prompts += spelled.whole
+        return Tokens(spelled.ids, cache_salt, spelled.shape, spelled.whole)
 
     def _unread(self, error: BaseException) -> None:
         self.unread[error.reason if isinstance(error, UnreadableError) else "shape"] += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import quote
 
 import msgspec
 
@@ -31,6 +32,7 @@ LIMIT_ROOT_PREFIX = f"{ROOT}limit-root/"
 REPLICA_PREFIX = f"{ROOT}replica/"
 ENTRY_PREFIX = f"{ROOT}entry/"
 ENTRY_DRAIN_PREFIX = f"{ROOT}entry-drain/"
+REFUSE_PREFIX = f"{ROOT}refuse/"
 ANNOUNCE_PREFIX = f"{ROOT}announce/"
 DRILL_PREFIX = f"{ROOT}drill/"
 LATENCY_PREFIX = f"{ROOT}latency/"
@@ -189,6 +191,12 @@ def override_key(region: str) -> str:
 def entry_drain_key(region: str, entry: str) -> str:
     """Where an operator's drain of an entry stands. Raises ValueError for a name that would not parse."""
     return f"{ENTRY_DRAIN_PREFIX}{_segment(region)}/{_segment(entry)}"
+
+
+def refuse_key(region: str, model: str) -> str:
+    """Where an operator's word stands that a region refuses new work: all of it, or of a model, whose name may hold
+    anything. Raises ValueError for a region's name that would not parse."""
+    return f"{REFUSE_PREFIX}{_segment(region)}/{quote(model, safe='')}"
 
 
 def announce_key(region: str, instance: str) -> str:

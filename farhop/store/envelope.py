@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import msgspec
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
 from farhop.store.contract import (
     ENTRY_DRAIN_PREFIX,
@@ -27,6 +26,7 @@ from farhop.store.contract import (
     LIMIT_PREFIX,
     OVERRIDE_PREFIX,
     PICK_PREFIX,
+    REFUSE_PREFIX,
     REGION_PREFIX,
     ROUTE_PREFIX,
     SPLIT_PREFIX,
@@ -44,6 +44,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PREFIXES = {
     OVERRIDE_PREFIX: "drain",
     ENTRY_DRAIN_PREFIX: "drain",
+    REFUSE_PREFIX: "drain",
     f"{STEER_PREFIX}bias/": "bias",
     f"{STEER_PREFIX}pin/": "pin",
     PICK_PREFIX: "policy",
@@ -136,6 +137,8 @@ class Signer:
 
     def __init__(self, name: str, pem: bytes) -> None:
         self.name = _checked(name)
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key  # slow: SSH keys, too
+
         try:
             key = load_pem_private_key(pem, None)
         except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -200,6 +203,8 @@ def public_key(text: str) -> Ed25519PublicKey:
     if len(text) > KEY_TEXT_MAX:
         raise ValueError(remedy)
     if "-----BEGIN" in text:
+        from cryptography.hazmat.primitives.serialization import load_pem_public_key  # slow: SSH keys, too
+
         try:
             key = load_pem_public_key(text.encode())
         except (ValueError, UnsupportedAlgorithm):

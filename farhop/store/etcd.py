@@ -2,7 +2,7 @@
 
 Watches drive etcd's Watch stream themselves: aetcd's watcher ends at the first error, drops watches in silence when
 the stream breaks, and cannot tell a quiet etcd from a dead one. Invariants: after any gap the watch lists anew, so that
-nothing is missed between; a stream that answers nothing for `timeout_s` is given up, however open its socket looks.
+nothing is missed between; a connection that answers nothing for `timeout_s` is given up, however open its socket looks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from farhop.store.contract import (
     StoreUnreachable,
     check_value,
 )
-from farhop.store.etcd_link import REQUIRE_LEADER, EtcdLink, EtcdSettings
+from farhop.store.etcd_link import REQUIRE_LEADER, EtcdLink
+from farhop.store.etcd_settings import EtcdSettings
 from farhop.store.publication import LeasedPublication
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from random import Random
 
 PAGE = 1000  # keys in one answer
+QUIET_S = 15.0  # after which a watch that says nothing is asked whether it stands
 _LEASE_GONE = "requested lease not found"
 
 
@@ -192,12 +194,14 @@ class EtcdStore(Store):
         revision, entries = await self._list(prefix)
         yield Change(ChangeKind.SNAPSHOT, revision, entries=entries)
         async with self._link.session() as client:
+            self._link.watched(client)
             metadata = (*(client.metadata or ()), *REQUIRE_LEADER)
             stream = _WatchStream(client.watchstub.Watch(metadata=metadata), self._settings.timeout_s)
             try:
                 await stream.begin(prefix, revision + 1)
                 while True:
                     reply = await stream.read()
+                    client.answered_at = asyncio.get_running_loop().time()
                     # A member wiped since has lower revisions, and would keep silent until they have caught up.
                     if reply.header.revision < revision:
                         raise _GapError(f"{client.endpoint} is at revision {reply.header.revision}, below {revision}")
@@ -213,11 +217,15 @@ class _GapError(StoreError):
 
 
 class _WatchStream:
-    """One Watch call, heard from at least every `silence_s` or given up."""
+    """One Watch call. What is silent for `quiet_s` is asked, and given up if it does not answer within `silence_s`.
 
-    def __init__(self, call: Any, silence_s: float) -> None:
+    That etcd lives is proven more often, and for all watches at once, by the link: here it is only whether this watch
+    is forgotten there.
+    """
+
+    def __init__(self, call: Any, silence_s: float, quiet_s: float = QUIET_S) -> None:
         self._call = call
-        self._silence_s = silence_s
+        self._silence_s, self._quiet_s = silence_s, quiet_s
         self._reading: asyncio.Task[Any] | None = None
 
     async def begin(self, prefix: str, revision: int) -> None:
@@ -230,10 +238,10 @@ class _WatchStream:
         """The next answer. Raises _GapError, StoreError, AioRpcError or, for silence, TimeoutError."""
         # The task outlives a silence: to cancel a read of gRPC's is to cancel the whole call.
         self._reading = self._reading or asyncio.create_task(self._call.read(), name="etcd watch read")
-        if not await self._heard():
+        if not await self._answers(self._quiet_s):
             # Nothing is normal where nothing changes. A live etcd answers this at once.
             await self._write(aetcd.rpc.WatchRequest(progress_request=aetcd.rpc.WatchProgressRequest()))
-            if not await self._heard():
+            if not await self._answers(self._silence_s):
                 raise TimeoutError(f"silent for {self._silence_s:g} s")
         reading, self._reading = self._reading, None
         reply = reading.result()
@@ -253,9 +261,9 @@ class _WatchStream:
             if not self._reading.cancelled():
                 self._reading.exception()  # why it ended no longer matters to anybody
 
-    async def _heard(self) -> bool:
+    async def _answers(self, within_s: float) -> bool:
         assert self._reading is not None
-        done, _ = await asyncio.wait({self._reading}, timeout=self._silence_s / 2)
+        done, _ = await asyncio.wait({self._reading}, timeout=within_s)
         return bool(done)
 
     async def _write(self, request: Any) -> None:

@@ -18,7 +18,7 @@ from farhop.store.contract import Change, ChangeKind, StoreError, StoreUnreachab
 from farhop.store.etcd_link import REQUIRE_LEADER, EtcdLink
 
 if TYPE_CHECKING:
-    from farhop.store.etcd_link import EtcdSettings
+    from farhop.store.etcd_settings import EtcdSettings
 
 CHANGES_LIMIT = 10_000
 PROGRESS_S = 0.1  # between two questions whether the watch has caught up

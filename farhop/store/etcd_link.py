@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import aetcd
@@ -18,10 +16,12 @@ import grpc
 import grpc.aio
 
 from farhop.store.contract import ROOT, StoreError, StoreUnreachable
+from farhop.store.etcd_settings import ENDPOINT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
-    from pathlib import Path
+
+    from farhop.store.etcd_settings import EtcdSettings
 
 MESSAGE_LIMIT_BYTES = 64 * 1024 * 1024  # gRPC's own 4 MiB would fail the snapshot of a large fleet
 CHANNEL_OPTIONS = {
@@ -31,7 +31,7 @@ CHANNEL_OPTIONS = {
     "grpc.initial_reconnect_backoff_ms": 100,
     "grpc.max_reconnect_backoff_ms": 1000,
     # etcd hangs up (too_many_pings) on clients that ping more often than every 5 s, its --grpc-keepalive-min-time, so
-    # this is only the second net. The first one, and the faster, is the progress request on every watch.
+    # this is only the second net. The first one, and the faster, is the question of `EtcdLink._prove`.
     "grpc.keepalive_time_ms": 6000,
     "grpc.keepalive_timeout_ms": 2000,
     "grpc.http2.max_pings_without_data": 0,
@@ -39,7 +39,6 @@ CHANNEL_OPTIONS = {
 # A member cut off from its leader must say so instead of serving silence.
 REQUIRE_LEADER = (("hasleader", "true"),)
 
-_ENDPOINT = re.compile(r"(?:(https?)://)?(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})/?")
 _GONE = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -49,48 +48,11 @@ _GONE = {
 _STALE_LOGIN = ("invalid auth token", "revision of auth store is old")
 
 
-@dataclass(frozen=True, slots=True)
-class EtcdSettings:
-    """Where etcd is and how to speak to it. Endpoints are `host:port`, or URLs; TLS if `ca_file` or an https URL.
-
-    Raises ValueError naming the field. `timeout_s` bounds each call, and the silence after which contact is lost.
-    """
-
-    endpoints: tuple[str, ...]
-    ca_file: Path | None = None
-    cert_file: Path | None = None
-    key_file: Path | None = None
-    username: str | None = None
-    password: str | None = None
-    timeout_s: float = 2.0
-
-    def __post_init__(self) -> None:
-        if not self.endpoints:
-            raise ValueError("endpoints: name at least one, such as 127.0.0.1:2379")
-        for endpoint in self.endpoints:
-            match = _ENDPOINT.fullmatch(endpoint)
-            if match is None or not 0 < int(match[3]) < 65536:
-                raise ValueError(f"endpoints: {endpoint!r} is not host:port or a URL such as https://host:2379")
-        if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("cert_file, key_file: give both or neither")
-        if (self.username is None) != (self.password is None):
-            raise ValueError("username, password: give both or neither")
-        if not 0.1 <= self.timeout_s <= 60:
-            raise ValueError(f"timeout_s: {self.timeout_s} is outside 0.1..60")
-
-    def __repr__(self) -> str:
-        return f"EtcdSettings({', '.join(self.endpoints)})"  # never the password
-
-    def tls(self, endpoint: str) -> bool:
-        """Whether the channel to this endpoint is encrypted."""
-        return self.ca_file is not None or self.cert_file is not None or endpoint.startswith("https:")
-
-
 class EtcdClient(aetcd.Client):  # type: ignore[misc]  # aetcd ships no types
     """aetcd's client with a TLS channel, and without its watcher, whose errors reach nobody (see EtcdStore.watch)."""
 
     def __init__(self, endpoint: str, settings: EtcdSettings, credentials: grpc.ChannelCredentials | None) -> None:
-        match = _ENDPOINT.fullmatch(endpoint)
+        match = ENDPOINT.fullmatch(endpoint)
         assert match is not None  # EtcdSettings saw to it
         super().__init__(
             host=match[2],
@@ -103,6 +65,8 @@ class EtcdClient(aetcd.Client):  # type: ignore[misc]  # aetcd ships no types
         self.endpoint = endpoint
         self.watchstub: Any = None
         self.metadata: tuple[tuple[str, str], ...] | None = None  # the login token, where there is a login
+        self.answered_at = asyncio.get_running_loop().time()  # anything at all
+        self.prover: asyncio.Task[None] | None = None
         self._credentials = credentials
 
     async def connect(self) -> None:
@@ -197,6 +161,28 @@ class EtcdLink:
                 raise
             raise self._gone(client, "the connection was given up") from None
 
+    def watched(self, client: EtcdClient) -> None:
+        """A watch of this client is read, which may be silent for hours: have the connection proven meanwhile."""
+        if client.prover is None:
+            client.prover = asyncio.create_task(self._prove(client), name=f"prove {client.endpoint}")
+
+    async def _prove(self, client: EtcdClient) -> None:
+        # Once for all watches of a connection, of which a balancer has ten. A live etcd answers at once, from what it
+        # holds itself: whether it has a leader its watches say (REQUIRE_LEADER).
+        loop, silence_s = asyncio.get_running_loop(), self.settings.timeout_s / 2
+        request = aetcd.rpc.RangeRequest(key=ROOT.encode(), limit=1, keys_only=True, serializable=True)
+        while self._client is client:
+            if (rest_s := client.answered_at + silence_s - loop.time()) > 0:
+                await asyncio.sleep(rest_s)
+                continue
+            try:
+                await client.kvstub.Range(request, timeout=silence_s, metadata=client.metadata)
+            except grpc.aio.AioRpcError as error:
+                if error.code() in _GONE:
+                    self.retire(client)
+                    return
+            client.answered_at = loop.time()  # what it refuses, too
+
     def retire(self, client: EtcdClient) -> None:
         """Never use this client again; the next call goes to the next endpoint."""
         if client is not self._client:
@@ -206,6 +192,8 @@ class EtcdLink:
         self._dispose(client)
 
     def _dispose(self, client: EtcdClient) -> None:
+        if client.prover is not None and client.prover is not asyncio.current_task():
+            client.prover.cancel()
         task = asyncio.create_task(client.close(), name=f"close etcd channel to {client.endpoint}")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from farhop.store.contract import Change, Entry
-    from farhop.store.etcd_link import EtcdSettings
+    from farhop.store.etcd_settings import EtcdSettings
 
 CHANGES_WAITING = 1024  # of one watch: a hub whose changes nobody takes waits, as it would alone
 

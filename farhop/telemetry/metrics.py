@@ -7,6 +7,7 @@ model only once an engine has answered for it, so that clients cannot make names
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -40,6 +41,7 @@ TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0,
 # A decode step: ~10 ms on an H100, ~55 ms on an L4 and more in full batches.
 TPOT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
 DURATION_BUCKETS_S = (0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+ERROR_SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)  # of what was seen
 ERROR_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 _NOT_REFUSED = (CLIENT_LEFT.reason, REDIRECTED.reason, ADVISED.reason)
@@ -138,9 +140,13 @@ class TierMetrics(Collector):
         error = Histogram(
             "farhop_ttft_error_seconds", "How far the promised TTFT was off.", ERROR_BUCKETS_S, ("direction",)
         )
+        share = Histogram(
+            "farhop_ttft_error_ratio", "How far the promised TTFT was off, as a share of what was seen.", ERROR_SHARES
+        )
+        self._share = share.series()
         self._late, self._early = error.series(("late",)), error.series(("early",))
         self._duration, self._ttft, self._tpot = duration.series(), ttft.series(), tpot.series()
-        self._histograms = (duration, ttft, tpot, error)
+        self._histograms = (duration, ttft, tpot, error, share)
         # Count and sum only: 64 targets of 21 bucket lines each made a scrape hold the event loop up for 27 ms.
         self._ttft_by_target: dict[str, list[float]] = {}
         self._ttft_by_version: dict[str, list[float]] = {}
@@ -172,24 +178,46 @@ class TierMetrics(Collector):
             requests[key] += 1
         else:
             self._first_of(key)
-        if model:
-            self._of_model(model, status, ttft_s, tpot_s, usage)
-        sound = self._duration.observe(duration_s)
+        of = self._of_model(model, status) if model else None
+        sound = usage is None or self._took(usage, of)
+        samples = [(self._duration, duration_s)]
         if ttft_s is not None:
-            if self._ttft.observe(ttft_s):
+            samples.append((self._ttft, ttft_s))
+            if 0.0 <= ttft_s <= SAMPLE_MAX:
                 served = self._ttft_by_target.get(target) or self._served_by(target)
                 served[0] += 1
                 served[1] += ttft_s
+            if of is not None:
+                samples.append((of.ttft, ttft_s))
+        if tpot_s is not None:
+            samples.append((self._tpot, tpot_s))
+            if of is not None:
+                samples.append((of.tpot, tpot_s))
+        for buckets, value in samples:  # Buckets.observe, without a frame for each
+            if 0.0 <= value <= SAMPLE_MAX:
+                buckets.counts[bisect_left(buckets.bounds, value)] += 1
+                buckets.total += value
             else:
                 sound = False
-        if tpot_s is not None:
-            sound &= self._tpot.observe(tpot_s)
         if not sound:
             self._invalid.add(())
 
-    def _of_model(
-        self, model: str, status: int, ttft_s: float | None, tpot_s: float | None, usage: Usage | None
-    ) -> None:
+    def _took(self, usage: Usage, of: _OfModel | None) -> bool:
+        """What the engine says a request took; whether it makes sense."""
+        counts = prompt, completion, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens or 0
+        if min(counts) < 0 or max(counts) > SAMPLE_MAX:
+            return False
+        self._prompt_tokens += prompt
+        self._completion_tokens += completion
+        self._cached_tokens += min(cached, prompt)
+        if of is not None:
+            tokens = of.tokens
+            tokens[0] += prompt
+            tokens[1] += completion
+            tokens[2] += cached
+        return True
+
+    def _of_model(self, model: str, status: int) -> _OfModel:
         known = self._models.get(model)
         if known is None:
             if not 200 <= status < 300 or len(self._models) >= MODELS_MAX:
@@ -198,17 +226,7 @@ class TierMetrics(Collector):
         status_class = status // 100
         code = _CLASSES[status_class if 0 <= status_class < len(_CLASSES) else 0]
         known.requests[code] = known.requests.get(code, 0) + 1
-        if ttft_s is not None:
-            known.ttft.observe(ttft_s)
-        if tpot_s is not None:
-            known.tpot.observe(tpot_s)
-        if usage is not None:
-            counts = prompt, completion, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens or 0
-            if min(counts) >= 0 and max(counts) <= SAMPLE_MAX:
-                tokens = known.tokens
-                tokens[0] += prompt
-                tokens[1] += completion
-                tokens[2] += cached
+        return known
 
     def attempted(self, target: str, outcome: Outcome) -> None:
         """One attempt upstream has ended, however the request goes on."""
@@ -256,16 +274,6 @@ class TierMetrics(Collector):
             served[0] += 1
             served[1] += ttft_s
 
-    def used(self, usage: Usage) -> None:
-        """What the engine says a request took."""
-        cached = usage.cached_tokens or 0
-        if 0 <= usage.prompt_tokens <= SAMPLE_MAX and 0 <= usage.completion_tokens <= SAMPLE_MAX and cached >= 0:
-            self._prompt_tokens += usage.prompt_tokens
-            self._completion_tokens += usage.completion_tokens
-            self._cached_tokens += min(cached, usage.prompt_tokens)
-        else:
-            self._invalid.add(())
-
     def prefix(self, source: str, predicted_tokens: float, actual_tokens: float) -> None:
         """What was expected to be cached against the engine's `cached_tokens`; only where the engine tells.
 
@@ -284,6 +292,8 @@ class TierMetrics(Collector):
         late_ms = actual_ttft_ms - promised_ttft_ms
         if not (self._late if late_ms >= 0 else self._early).observe(abs(late_ms) / 1e3):
             self._invalid.add(())
+        elif actual_ttft_ms > 0.0:
+            self._share.observe(abs(late_ms) / actual_ttft_ms)
 
     def report_refused(self, reason: str) -> None:
         """A report from below was not believed; `reason` is a fixed word, never its text."""

@@ -207,7 +207,7 @@ def measure(repeats: int, say: Callable[[str], None], events: tuple[Event, ...] 
                 for event in events for site in SPEAKERS
             ]  # fmt: skip
         except NetError as error:
-            raise BenchError(f"anycast: {error}") from None
+            raise BenchError(f"anycast: {error}; announcers: {sites.told()}") from None
         finally:
             sites.close()
 

@@ -28,7 +28,7 @@ import yaml
 import topology
 from farhop.service.admin import AdminServer
 from farhop.service.console.acts import ActError
-from farhop.service.console.word import Heard
+from farhop.service.console.snapshot import LastSnapshot
 from farhop.service.decisions import Decisions
 from farhop.service.operators import OPEN, Operator
 from farhop.telemetry.metrics import TierMetrics
@@ -62,7 +62,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Stage:
-    """A desk of a fleet in which every figure changes each second. See farhop.service.console.console.Desk."""
+    """A source of a fleet in which every figure changes each second. See farhop.service.console.console.Source."""
 
     name = "the stage"
 
@@ -70,13 +70,13 @@ class Stage:
         self._law = Law(world(regions))
         self._regions, self._replicas, self._look = tuple(self._law.topology.regions), replicas, 0
 
-    async def heard(self) -> Mapping[str, Heard]:
-        """See Desk."""
+    async def snapshots(self) -> Mapping[str, LastSnapshot]:
+        """See Source."""
         self._look += 1
         now_ms, found = int(time.time() * 1e3), {}
         for i, region in enumerate(self._regions):
-            found[f"regional {region}"] = Heard(self._lower(region), now_ms, "", "regional", region)
-            found[f"global {region}"] = Heard(self._upper(i, now_ms), now_ms, "", "global", region)
+            found[f"regional {region}"] = LastSnapshot(self._lower(region), now_ms, "", "regional", region)
+            found[f"global {region}"] = LastSnapshot(self._upper(i, now_ms), now_ms, "", "global", region)
         return found
 
     def _lower(self, region: str) -> dict[str, Any]:
@@ -108,22 +108,22 @@ class Stage:
         }  # fmt: skip
 
     def law(self) -> Law:
-        """See Desk."""
+        """See Source."""
         return self._law
 
     async def decision(self, decision_id: str) -> dict[str, dict[str, Any]]:  # noqa: ARG002 - none is kept
-        """See Desk."""
+        """See Source."""
         return {}
 
     async def explain(self, question: bytes) -> dict[str, Any]:  # noqa: ARG002 - nobody decides
-        """See Desk."""
+        """See Source."""
         raise ActError("a stage decides nothing")
 
     def acts(self) -> None:
-        """See Desk."""
+        """See Source."""
 
     def author(self, operator: Operator) -> str:
-        """See Desk."""
+        """See Source."""
         return operator.name
 
 

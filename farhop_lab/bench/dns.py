@@ -1,7 +1,8 @@
 """What an answer of `farhop dns` costs, beside a blocking echo in Python, gdnsd and NSD, in one run under dnsperf.
 
 Every question carries a client subnet of its own and a DNS cookie; rates are counted; client networks are `networks`
-many. CPU is that of the server's process alone, from /proc. Never a product.
+many. Each takes its turn ROUNDS times, and the median counts: what else runs on the machine slows all of them alike.
+CPU is that of the server's process alone, from /proc. Never a product.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import re
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -38,6 +40,7 @@ from topology.load import load, shipped
 from topology.model import Entry, Topology
 
 QUESTIONS = 20_000
+ROUNDS = 5
 TIMES_MAX = 1.6  # of the echo's CPU for an answer
 PLACES = 4_000
 PEERS = ("nsd", "gdnsd")
@@ -89,7 +92,8 @@ class BenchError(Exception):
 
 class Row(msgspec.Struct, frozen=True):
     """One server: answers a second at full load, CPU microseconds for each, answers lost, and latency in ms;
-    `half_p99_ms` of each hundredth answer at half that load, as dnsperf sees it."""
+    `half_p99_ms` of each hundredth answer at half that load, as dnsperf sees it, and `half_waited_us`: of an answer's
+    time then, how long its process was ready to run and had no core, in microseconds. That part is the machine's."""
 
     name: str
     qps: float
@@ -98,6 +102,7 @@ class Row(msgspec.Struct, frozen=True):
     mean_ms: float
     worst_ms: float
     half_p99_ms: float = 0.0
+    half_waited_us: float = 0.0
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -151,14 +156,14 @@ def questions(path: Path, rng: Random) -> None:
 
 
 @contextmanager
-def _process(command: list[str], log: Path, *sockets: socket.socket, told: bytes = b"") -> Iterator[int]:
-    with log.open("wb") as said:
+def _process(command: list[str], log: Path, *sockets: socket.socket, stdin: bytes = b"") -> Iterator[int]:
+    with log.open("wb") as out:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=said, stderr=said, pass_fds=[one.fileno() for one in sockets]
+            command, stdin=subprocess.PIPE, stdout=out, stderr=out, pass_fds=[one.fileno() for one in sockets]
         )
     try:
         assert process.stdin is not None
-        process.stdin.write(told)
+        process.stdin.write(stdin)
         process.stdin.close()
         yield process.pid
     finally:
@@ -177,7 +182,7 @@ def _farhop(networks: int, folder: Path, seed: int, port: int) -> Iterator[int]:
         settings = Settings((SECRET,), b"bench", 65_535, 2)
         task = Task(sock.fileno(), str(folder / "view"), str(folder / "counters"), 0, settings)
         command = [sys.executable, "-m", "entry_dns.app.worker"]
-        with _process(command, folder / "farhop.log", sock, told=msgspec.msgpack.encode(task)) as pid:
+        with _process(command, folder / "farhop.log", sock, stdin=msgspec.msgpack.encode(task)) as pid:
             yield pid
 
 
@@ -213,19 +218,19 @@ def _gdnsd(folder: Path, port: int) -> Iterator[int]:
         yield pid
 
 
-def _cpu_s(pid: int) -> float:
-    """Of a process and all below it."""
+def _core_s(pid: int) -> tuple[float, float]:
+    """Of a process and all below it: on a core, and ready but without one. By each thread's own count in nanoseconds:
+    a turn is short beside a clock tick."""
     pids = [pid]
     for one in pids:
         pids.extend(int(child) for child in _children(one))
-    ticks = 0
+    spent_ns = waited_ns = 0
     for one in pids:
-        try:
-            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / 100.0
+        for thread in Path(f"/proc/{one}/task").glob("*/schedstat"):
+            with suppress(OSError):  # it ended
+                spent, waited, _ = map(int, thread.read_text().split())
+                spent_ns, waited_ns = spent_ns + spent, waited_ns + waited
+    return spent_ns / 1e9, waited_ns / 1e9
 
 
 def _children(pid: int) -> list[str]:
@@ -241,7 +246,7 @@ def _load(port: int, file: Path, seconds: float, qps: float | None = None) -> tu
         "dnsperf", "-s", "127.0.0.1", "-p", str(port), "-d", str(file), "-B", "-l", f"{seconds:g}",
         "-c", "8", "-q", "64", *(["-Q", f"{qps:g}"] if qps else []),
     ]  # fmt: skip
-    told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + 30).stdout
+    text = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + 30).stdout
     found = {
         name: float(match.group(1))
         for name, pattern in (
@@ -250,59 +255,89 @@ def _load(port: int, file: Path, seconds: float, qps: float | None = None) -> tu
             ("mean", r"Average Latency \(s\):\s+([0-9.]+)"),
             ("worst", r"max ([0-9.]+)\)"),
         )
-        if (match := re.search(pattern, told))
+        if (match := re.search(pattern, text))
     }
     if not found.get("done"):
         raise BenchError("dnsperf got no answer")
     return found["done"], int(found["lost"]), 1e3 * found.get("mean", 0.0), 1e3 * found.get("worst", 0.0)
 
 
-def _p99_ms(port: int, file: Path, seconds: float, qps: float) -> float:
-    """The latency in ms that one answer in a hundred exceeds, at this rate."""
+def _latencies_ms(port: int, file: Path, seconds: float, qps: float) -> list[float]:
+    """Of every answer at this rate, ascending. dnsperf writes them to a file: who reads them meanwhile takes a core."""
     command = [
         "dnsperf", "-s", "127.0.0.1", "-p", str(port), "-d", str(file), "-B", "-l", f"{seconds:g}", "-c", "8",
         "-q", "64", "-Q", f"{qps:.0f}", "-v",
     ]  # fmt: skip
-    told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + 30).stdout
-    took = sorted(float(one) for one in re.findall(r"^> .*\s([0-9]+\.[0-9]+)$", told, re.MULTILINE))
+    path = file.with_name("latencies")
+    with path.open("wb") as out:
+        subprocess.run(command, stdout=out, stderr=out, check=False, timeout=seconds + 30)
+    text = path.read_text(errors="replace")
+    took = sorted(1e3 * float(one) for one in re.findall(r"^> .*\s([0-9]+\.[0-9]+)$", text, re.MULTILINE))
     if not took:
-        raise BenchError(f"dnsperf told no latencies; it said: {told[-300:] or 'nothing'}")
-    return 1e3 * took[int(0.99 * (len(took) - 1))]
+        raise BenchError(f"dnsperf wrote no latencies, but: {text[-300:] or 'nothing'}")
+    return took
 
 
 def run(networks: int, seconds: float, seed: int = 7) -> Found:
-    """Measure each in its turn. Raises BenchError where the echo or Farhop cannot be."""
+    """Measure each in its turn, `seconds` in all. Raises BenchError where the echo or Farhop cannot be."""
     if shutil.which("dnsperf") is None:
         raise BenchError("dnsperf is not installed; install it (Debian: dnsperf)")
-    rows: list[Row] = []
     left_out: dict[str, str] = {}
-    with tempfile.TemporaryDirectory(prefix="farhop-bench-dns-") as name:
+    with tempfile.TemporaryDirectory(prefix="farhop-bench-dns-") as name, ExitStack() as running:
         folder = Path(name)
-        questions(folder / "questions", Random(seed))
+        file = folder / "questions"
+        questions(file, Random(seed))
         servers: dict[str, Callable[[int], AbstractContextManager[int]]] = {
             "echo": partial(_echo, folder),
             "farhop": partial(_farhop, networks, folder, seed),
             "nsd": partial(_nsd, folder),
             "gdnsd": partial(_gdnsd, folder),
         }
+        turns: dict[str, _Turns] = {}
         for which, serve in servers.items():
             if which in PEERS and shutil.which(which) is None:
                 left_out[which] = f"is not installed (Debian: {which})"
                 continue
             port = free_ports(1)[0]
-            with serve(port) as pid:
-                time.sleep(1.5)
+            turns[which] = _Turns(running.enter_context(serve(port)), port, file)
+        time.sleep(1.5)
+        for number in range(-1, ROUNDS):
+            for which in tuple(turns):
                 try:
-                    _load(port, folder / "questions", min(1.0, seconds))
-                    before, began = _cpu_s(pid), time.monotonic()
-                    done, lost, mean_ms, worst_ms = _load(port, folder / "questions", seconds)
-                    took_s = time.monotonic() - began
-                    cpu_us, qps = 1e6 * (_cpu_s(pid) - before) / done, done / took_s
-                    p99_ms = _p99_ms(port, folder / "questions", seconds, qps / 2.0)
-                    rows.append(Row(which, qps, cpu_us, lost, mean_ms, worst_ms, p99_ms))
+                    turns[which].take(min(1.0, seconds) if number < 0 else seconds / ROUNDS, counts=number >= 0)
                 except BenchError as error:
                     if which not in PEERS:
                         raise
+                    del turns[which]
                     complained = (folder / f"{which}.log").read_text(errors="replace").strip().splitlines()[-2:]
                     left_out[which] = f"{error}; it said: {' / '.join(complained) or 'nothing'}"
-    return Found(rows, left_out)
+        return Found([one.row(which, seconds) for which, one in turns.items()], left_out)
+
+
+class _Turns:
+    """A server that runs, and what its turns came to."""
+
+    def __init__(self, pid: int, port: int, file: Path) -> None:
+        self._pid, self._port, self._file = pid, port, file
+        self._taken: list[Row] = []
+
+    def take(self, seconds: float, *, counts: bool) -> None:
+        """Raises BenchError if nobody answers."""
+        before, began = _core_s(self._pid)[0], time.monotonic()
+        done, lost, mean_ms, worst_ms = _load(self._port, self._file, seconds)
+        took_s, cpu_s = time.monotonic() - began, _core_s(self._pid)[0] - before
+        if counts:
+            self._taken.append(Row("", done / took_s, 1e6 * cpu_s / done, lost, mean_ms, worst_ms))
+
+    def row(self, name: str, seconds: float) -> Row:
+        """The medians; the worst latency of all, and all that was lost."""
+        taken = self._taken
+        qps = statistics.median(one.qps for one in taken)
+        before = _core_s(self._pid)[1]
+        took_ms = _latencies_ms(self._port, self._file, seconds, qps / 2.0)
+        waited_s = _core_s(self._pid)[1] - before
+        return Row(
+            name, qps, statistics.median(one.cpu_us for one in taken), sum(one.lost for one in taken),
+            statistics.median(one.mean_ms for one in taken), max(one.worst_ms for one in taken),
+            took_ms[int(0.99 * (len(took_ms) - 1))], 1e6 * waited_s / len(took_ms),
+        )  # fmt: skip

@@ -23,7 +23,7 @@ from farhop_wire import region_pb2_grpc
 from farhop.balance.machine import Address
 from farhop.service.tasks import Tasks
 from farhop.store.etcd import EtcdStore
-from farhop.store.etcd_link import EtcdSettings
+from farhop.store.etcd_settings import EtcdSettings
 from farhop_lab.bench.bodies import MODEL
 from regional_lb.fleet.view import Replica, ReplicaProbed, ReplicaSampled, Sample, ViewSwapped, view_of
 from regional_lb.mesh.report import Reporter

@@ -5,7 +5,11 @@ engine that cuts an answer where chance says; and now and then a SIGKILL of an e
 started again. Each answer is compared with that of an engine asked directly. Never judges by times; a stream that ends
 with an error is counted with its reason, and its text must still be the beginning of the whole one. The engines write
 more than ASCII: characters of two to four bytes that tokens cut in two, marks that combine, what JSON escapes. Stop
-strings are taken out of what the engine would say, so that seams fall into them.
+strings are taken out of what the engine would say, so that seams fall into them. By text, too: then the engines tell no
+ids, and an engine that goes on reads the text anew.
+
+Apart from that: a region killed whole under load, again and again (`regions_killed`): how many of the streams that it
+served end whole, why the rest do not, and how long clients waited at the seam.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import msgspec
 
+from farhop_lab.world.client import Delta, Result, answer, ask
 from farhop_lab.world.world import HOST, World, WorldError, WorldSettings
 
 if TYPE_CHECKING:
@@ -36,14 +41,19 @@ TOKENS = 32
 UNSAID = "never said"  # a stop string; the run adds another to it, which the engine would say
 STOP_CHARS_MAX = 24
 REGIONS = frozenset(("virginia", "frankfurt", "tokyo"))
+KEY = "sk-farhop-anywhere"
 _PIECE, _TIMEOUT_S = 65536, 60.0
+CONTINUES = (b'"prompt":[', b'"continuous_usage_stats":true')  # in what only we ask: by ids, by text
+_MODE: dict[str, Any] = {"resume": {"mode": "text"}}
+BY_TEXT: dict[str, Any] = {"engine": "sglang", "global_config": _MODE, "regional_config": _MODE}
+VICTIM, KILLED_STREAMS, KILLED_TOKENS, BEGUN_TOKENS = "virginia", 48, 300, 5
 _RESUMES = re.compile(r"^farhop_resumes_total\{([^}]*)\} ([0-9.e+]+)$", re.M)
 _LABEL = re.compile(r'(outcome|reason)="([^"]*)"')
 
 
 class ResumeReport(msgspec.Struct):
     """What was interrupted and how it ended. `wrong` says what must never be; `ended` counts streams that ended with an
-    error event, by shape and the error's code; `told` is what the balancers counted, by outcome and reason."""
+    error event, by shape and the error's code; `counted` is what the balancers counted, by outcome and reason."""
 
     streams: int = 0
     cuts: int = 0
@@ -53,7 +63,7 @@ class ResumeReport(msgspec.Struct):
     doubled_or_altered: int = 0
     ended: Counter[str] = msgspec.field(default_factory=Counter)
     shapes: Counter[str] = msgspec.field(default_factory=Counter)
-    told: Counter[str] = msgspec.field(default_factory=Counter)
+    counted: Counter[str] = msgspec.field(default_factory=Counter)
     wrong: list[str] = msgspec.field(default_factory=list)
 
     @property
@@ -100,7 +110,7 @@ def shapes(model: str, number: int) -> dict[str, tuple[str, dict[str, Any], bool
     return {name: (path, {"model": model, "stream": True, **body}, on) for name, (path, body, on) in made.items()}
 
 
-class Said(msgspec.Struct):
+class Received(msgspec.Struct):
     """One stream as its client has it: texts, ends and roles by answer, usage, the error's code, and what is wrong."""
 
     texts: dict[int, str] = msgspec.field(default_factory=dict)
@@ -114,62 +124,62 @@ class Said(msgspec.Struct):
     wrong: str = ""
 
 
-def read(wire: bytes) -> Said:
+def read(wire: bytes) -> Received:
     """A stream's events, each of which must be JSON. Pure."""
-    said = Said()
+    received = Received()
     for event in wire.split(b"\n\n"):
         line = event.strip()
         if not line or line.startswith(b":"):
             continue
-        if said.done:
-            said.wrong = "something follows [DONE]"
+        if received.done:
+            received.wrong = "something follows [DONE]"
         if line == b"data: [DONE]":
-            said.done = True
+            received.done = True
             continue
         try:
             document = msgspec.json.decode(line.removeprefix(b"data:"))
         except msgspec.DecodeError:
-            said.wrong = "an event is not JSON"
+            received.wrong = "an event is not JSON"
             continue
         if "error" in document:
-            said.error = str(document["error"].get("code"))
+            received.error = str(document["error"].get("code"))
             continue
-        said.names.add(tuple(document.get(name) for name in ("id", "created", "model", "object")))
+        received.names.add(tuple(document.get(name) for name in ("id", "created", "model", "object")))
         if document.get("usage"):
             used = document["usage"]
-            said.usage = used["prompt_tokens"], used["completion_tokens"], used["total_tokens"]
-            said.usages += 1
+            received.usage = used["prompt_tokens"], used["completion_tokens"], used["total_tokens"]
+            received.usages += 1
         for choice in document["choices"]:
             at, delta = choice["index"], choice.get("delta") or {}
-            said.texts[at] = said.texts.get(at, "") + (choice.get("text") or delta.get("content") or "")
-            said.roles[at] = said.roles.get(at, 0) + ("role" in delta)
+            received.texts[at] = received.texts.get(at, "") + (choice.get("text") or delta.get("content") or "")
+            received.roles[at] = received.roles.get(at, 0) + ("role" in delta)
             if choice.get("finish_reason"):
-                said.ends.setdefault(at, []).append(choice["finish_reason"])
-    return said
+                received.ends.setdefault(at, []).append(choice["finish_reason"])
+    return received
 
 
-def compare(said: Said, expected: Said, report: ResumeReport, what: str) -> None:
+def compare(received: Received, expected: Received, report: ResumeReport, what: str) -> None:
     """Enter an answer into the report. Pure but for that."""
-    if said.error or not said.done:
-        report.ended[f"{what}: {said.error or 'cut'}"] += 1
-        for at, text in said.texts.items():
+    if received.error or not received.done:
+        report.ended[f"{what}: {received.error or 'cut'}"] += 1
+        for at, text in received.texts.items():
             if not expected.texts.get(at, "").startswith(text):
                 report.doubled_or_altered += 1
                 report.wrong.append(f"{what}: what came before the error is not the beginning of the answer")
-        if not said.error:
+        if not received.error:
             report.wrong.append(f"{what}: the stream was cut without a word")
         return
-    if said.texts != expected.texts:
+    if received.texts != expected.texts:
         for at, whole in expected.texts.items():
-            text = said.texts.get(at, "")
+            text = received.texts.get(at, "")
             report.lost_bytes += max(0, len(whole.encode()) - len(text.encode()))
             report.doubled_or_altered += not whole.startswith(text)
-        report.wrong.append(f"{what}: {said.texts} is not {expected.texts}")
-    found = (said.ends, said.roles, said.usage, said.usages, len(said.names), said.wrong)
+        report.wrong.append(f"{what}: {received.texts} is not {expected.texts}")
+    found = (received.ends, received.roles, received.usage, received.usages, len(received.names), received.wrong)
     if found != (expected.ends, expected.roles, expected.usage, expected.usages, 1, ""):
         report.wrong.append(f"{what}: {found}, not {(expected.ends, expected.roles, expected.usage)}")
     else:
-        report.whole += said.texts == expected.texts
+        report.whole += received.texts == expected.texts
 
 
 class Pipe:
@@ -218,7 +228,7 @@ class Pipe:
                 if data.startswith(b"POST /v1/"):
                     cut = rng.random() < CUT_SHARE
                     left[0] = rng.randrange(EVENT_BYTES * (TOKENS + 8)) if cut else None
-                if b'"prompt":[' in data and rng.random() >= CUT_AGAIN_SHARE:
+                if any(mark in data for mark in CONTINUES) and rng.random() >= CUT_AGAIN_SHARE:
                     left[0] = None  # it continues a stream
                 back.write(data)
                 await back.drain()
@@ -297,15 +307,15 @@ class Run:
             entry = self._rng.choice(sorted(REGIONS))
             if report.cuts > KILL_EVERY * (report.kills + 1) and self._mending is None:
                 self._mending = asyncio.create_task(self._kill())
-            said = read(await self._stream(self._world.regions[entry].entry, path, body))
+            received = read(await self._stream(self._world.regions[entry].entry, path, body))
             report.streams += 1
             report.shapes[name] += 1
-            compare(said, expected, report, name)
+            compare(received, expected, report, name)
             if number % 100 == 0:
                 say(f"{report.interruptions:,} of {interruptions:,} interruptions, {len(report.wrong)} wrong")
 
     async def _stream(self, url: str, path: str, body: dict[str, Any]) -> bytes:
-        headers = {"authorization": "Bearer sk-farhop-anywhere"}
+        headers = {"authorization": f"Bearer {KEY}"}
         wire = b""
         try:
             async with self._http.post(url + path, json=body, headers=headers) as answer:
@@ -342,22 +352,23 @@ class Run:
         for run in self._world.regions.values():
             for tier, admin in (("region", run.regional_admin), ("global", run.global_admin)):
                 told += await self._counted(tier, admin)
-        self.report.told = told
+        self.report.counted = told
 
     async def _counted(self, tier: str, admin: str) -> Counter[str]:
-        told: Counter[str] = Counter()
+        counted: Counter[str] = Counter()
         async with self._http.get(f"{admin}/metrics") as page:
             for labels, count in _RESUMES.findall(await page.text()):
-                said = dict(_LABEL.findall(labels))
-                told[f"{tier}: {said.get('outcome', '')} {said.get('reason', '')}".strip()] += int(float(count))
-        return told
+                found = dict(_LABEL.findall(labels))
+                counted[f"{tier}: {found.get('outcome', '')} {found.get('reason', '')}".strip()] += int(float(count))
+        return counted
 
 
 @contextlib.asynccontextmanager
-async def running(seed: int = 1, speedup: float = 40.0) -> AsyncIterator[Run]:
+async def running(seed: int = 1, speedup: float = 40.0, *, by_text: bool = False) -> AsyncIterator[Run]:
     """A world with pipes. Raises WorldError where it cannot be had."""
+    settings = WorldSettings(replicas=2, speedup=speedup, wide=True, **(BY_TEXT if by_text else {}))
     with tempfile.TemporaryDirectory(prefix="farhop-resume-") as folder:
-        async with World(WorldSettings(replicas=2, speedup=speedup, wide=True), Path(folder)) as world:
+        async with World(settings, Path(folder)) as world:
             await world.wait_until_serving(REGIONS)
             timeout = aiohttp.ClientTimeout(_TIMEOUT_S)
             async with aiohttp.ClientSession(
@@ -371,11 +382,129 @@ async def running(seed: int = 1, speedup: float = 40.0) -> AsyncIterator[Run]:
                     await run.close()
 
 
-async def measure(interruptions: int, seed: int = 1, say: Callable[[str], None] = lambda _text: None) -> ResumeReport:
+async def measure(
+    interruptions: int, seed: int = 1, say: Callable[[str], None] = lambda _text: None, *, by_text: bool = False
+) -> ResumeReport:
     """So many interruptions. Raises WorldError where the world cannot be run."""
     try:
-        async with running(seed) as run:
+        async with running(seed, by_text=by_text) as run:
             await run.until(interruptions, say)
             return run.report
     except TimeoutError:
         raise WorldError("an answer did not end within a minute; look whether the machine is overloaded") from None
+
+
+class KillReport(msgspec.Struct):
+    """A region killed so many times: of the streams that it was serving, how many ended whole and as an unbroken one,
+    how the others ended, and the longest pause that each client saw from the kill on, in ms. `wrong` has the texts of
+    those `altered`."""
+
+    kills: int = 0
+    broken: int = 0
+    whole: int = 0
+    altered: int = 0
+    ended: Counter[str] = msgspec.field(default_factory=Counter)
+    wrong: list[str] = msgspec.field(default_factory=list)
+    gaps_ms: list[float] = msgspec.field(default_factory=list)
+
+    @property
+    def whole_share(self) -> float:
+        """Of the streams that broke."""
+        return self.whole / self.broken if self.broken else 1.0
+
+    def gap_ms(self, share: float) -> float:
+        """That which so many of the clients did not exceed."""
+        ordered = sorted(self.gaps_ms)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+class _Timing:
+    """One stream under a kill."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.last_at = 0.0
+        self.gap_s = 0.0
+        self.over = False
+
+    def piece(self, now: float, *, counts: bool) -> None:
+        if counts:
+            self.gap_s = max(self.gap_s, now - self.last_at)
+        self.tokens, self.last_at = self.tokens + 1, now
+
+
+async def regions_killed(
+    kills: int, streams: int = KILLED_STREAMS, say: Callable[[str], None] = lambda _text: None, *, by_text: bool = False
+) -> KillReport:
+    """Kill a region's engines and its balancer under so many streams that it serves, so many times. Raises WorldError
+    where the world cannot be run."""
+    at_once: dict[str, Any] = {"spill": {"ramp_per_s": 1e3}}  # what is back has its traffic back
+    settings = WorldSettings(
+        replicas=2, speedup=4.0, engine="sglang" if by_text else None,
+        global_config={**at_once, **(_MODE if by_text else {})},
+        regional_config={"health": {"slow_start_s": 0}, **(_MODE if by_text else {})},
+    )  # fmt: skip
+    report = KillReport()
+    with tempfile.TemporaryDirectory(prefix="farhop-resume-") as folder:
+        async with World(settings, Path(folder)) as world:
+            await world.wait_until_serving(REGIONS)
+            for number in range(kills):
+                await _killed(world, number, streams, report)
+                say(f"{number + 1} of {kills} kills: {report.whole} of {report.broken} streams whole")
+    return report
+
+
+async def _killed(world: World, number: int, streams: int, report: KillReport) -> None:
+    """One kill; the region is whole again when it returns."""
+    run, loop = world.regions[VICTIM], asyncio.get_running_loop()
+    spared = world.regions["tokyo"].engine_urls[0]
+    timings, killed_at = [_Timing() for _ in range(streams)], [float("inf")]
+
+    async def stream(at: int) -> Result:
+        body = {
+            "model": world.settings.model, "stream": True, "max_tokens": KILLED_TOKENS, "ignore_eos": True,
+            "messages": [{"role": "user", "content": f"{number} {at}: tell me of the sea"}],
+        }  # fmt: skip
+        async for event in ask([run.entry], KEY, body):
+            if isinstance(event, Delta):
+                timings[at].piece(loop.time(), counts=loop.time() > killed_at[0])
+            elif isinstance(event, Result):
+                result = event
+        timings[at].over = True
+        return result
+
+    async def whole(at: int) -> str:
+        body = {
+            "model": world.settings.model, "max_tokens": KILLED_TOKENS, "ignore_eos": True,
+            "messages": [{"role": "user", "content": f"{number} {at}: tell me of the sea"}],
+        }  # fmt: skip
+        result = await answer([spared], KEY, body, connect_s=_TIMEOUT_S)
+        if result.error is not None:
+            raise WorldError(f"an engine that was asked directly did not answer: {result.error.message}")
+        return result.text
+
+    expected = await asyncio.gather(*map(whole, range(streams)))
+    tasks = [asyncio.create_task(stream(at)) for at in range(streams)]
+    while any(one.tokens < BEGUN_TOKENS and not one.over for one in timings):
+        await asyncio.sleep(0.005)
+    begun = [not one.over for one in timings]
+    killed_at[0] = loop.time()
+    assert run.regional is not None
+    await asyncio.gather(*(child.kill() for child in (run.regional, *run.engines)))
+    results = await asyncio.gather(*tasks)
+    report.kills += 1
+    for at, result in enumerate(results):
+        if not begun[at] or result.headers.get("x-farhop-region") != VICTIM:
+            continue
+        report.broken += 1
+        if result.error is not None:
+            report.ended[f"{result.error.code or result.status}: {result.error.message[:160]}"] += 1
+            continue
+        report.gaps_ms.append(1e3 * timings[at].gap_s)
+        if result.text != expected[at]:
+            report.altered += 1
+            report.wrong.append(f"stream {at}: {result.text!r} is not {expected[at]!r}")
+        report.whole += result.text == expected[at]
+    await asyncio.gather(*(world.start_engine(VICTIM, at) for at in range(len(run.engines))))
+    await world.start_regional(VICTIM)
+    await world.wait_until_serving(REGIONS)

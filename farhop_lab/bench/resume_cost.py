@@ -13,7 +13,8 @@ import time
 
 import msgspec
 
-from farhop.relay.formats.resumption import CHAT, ExactProgress, ToldProgress, plan
+from farhop.relay.formats.exact_resumption import ExactProgress, HopProgress
+from farhop.relay.formats.resumption import CHAT, plan
 from farhop.relay.formats.text_resumption import TextProgress
 from farhop.relay.upstream.resumable import ExactTap, Resumption, TextTap
 from farhop.relay.upstream.tap import StreamTap
@@ -49,7 +50,7 @@ def _tap(kind: str) -> StreamTap:
         body = msgspec.json.encode(_BODY)
         return TextTap(True, None, "", TextProgress(plan(CHAT, body, text=True), body, tells_usage=False), owner)
     body = msgspec.json.encode(_BODY if kind != "exact, stop strings" else {**_BODY, "stop": ["\n\n", "Observation:"]})
-    made = ToldProgress if kind == "exact, for the tier above" else ExactProgress
+    made = HopProgress if kind == "exact, for the tier above" else ExactProgress
     return ExactTap(True, None, "", made(plan(CHAT, body)), owner)
 
 

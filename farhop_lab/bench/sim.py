@@ -65,7 +65,7 @@ class Row(msgspec.Struct, frozen=True):
         """Requests a second of CPU."""
         return self.requests / self.cpu_s if self.cpu_s else 0.0
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
         return msgspec.structs.asdict(self) | {"requests_per_cpu_s": self.per_s}
 
@@ -89,7 +89,7 @@ def _small(what: str, size: Size) -> Row:
     scenario = scenario.but(sites=sites, duration_s=UNTIL_S, warm_up_s=SINCE_S)
     clients = sum(sum(work.clients.values()) for work in scenario.doc.work)
     key = Key(SCENARIO, size.router, CLIENTS_PER_REPLICA * size.replicas / clients, 1)
-    world, _clients = cell.staged(scenario, key)
+    world, _clients = cell.prepared(scenario, key)
     return _timed(what, size.router, world, SINCE_S, UNTIL_S)
 
 

@@ -53,15 +53,19 @@ class Connection:
     """A connection of one way, kept open."""
 
     def __init__(self, way: Way, body: bytes) -> None:
-        self._way, self._request = way, bodies.request(body, way.host)
+        self._way, self._body, self._asked = way, body, 0
         self._socket: socket.socket | None = None
 
     def ask(self, pause_s: float) -> Sample:
-        """Send the request and read all of the answer. Raises ClientError, OSError."""
+        """Send the request, with another end to its prompt each time, and read all of the answer. Raises ClientError,
+        OSError."""
+        self._asked += 1
+        body = self._body.replace(bodies.NUMBER.encode(), b"%0*d" % (len(bodies.NUMBER), self._asked))
+        request = bodies.request(body, self._way.host)
         wire = self._socket = self._socket or self._opened()
         cpu_s = usage.cpu_s(self._way.pids)
         began = time.perf_counter()
-        wire.sendall(self._request)
+        wire.sendall(request)
         said, first_at = b"", 0.0
         while not said.endswith(b"0\r\n\r\n"):
             piece = wire.recv(_READ_BYTES)

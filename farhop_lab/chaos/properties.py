@@ -224,7 +224,6 @@ def _regional_books(region: RegionProcess) -> list[tuple[str, float]]:
         ("targets with load", len(flow.ledger.targets())),
         ("queued requests", len(flow.queue)),
         ("queued tokens", flow.queue.tokens),
-        ("active in the retry budget", flow._budget.active),
         ("retries in the budget", flow._budget.retrying),
         ("in flight by the table", float(table.in_flight.sum())),
         ("prefill backlog by the table", float(table.backlog_tokens.sum())),
@@ -239,7 +238,6 @@ def _global_books(balancer: BalancerProcess, flow: GlobalFlow) -> list[tuple[str
         ("requests under way", max(balancer.relay.under_way, flow.under_way)),
         ("reservations", len(flow.ledger)),
         ("held requests", len(flow._held)),
-        ("active in the retry budget", flow._budget.active),
         ("retries in the budget", flow._budget.retrying),
         ("bytes outstanding", sum(one.outstanding_bytes for one in reckonings)),
         ("requests outstanding", sum(one.outstanding_requests for one in reckonings)),
@@ -258,7 +256,7 @@ def law(world: World, epoch: int) -> Iterator[Finding]:
 
 def sound(world: World) -> Iterator[Finding]:
     """No machine broke its invariants."""
-    for said in world.journal.said[:3]:
+    for said in world.journal.first_violations[:3]:
         yield Finding("sound", "world", said)
 
 

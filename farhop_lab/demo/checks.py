@@ -19,7 +19,7 @@ from farhop_lab.demo.checker import code_of, region_of
 from farhop_lab.demo.entry import near
 from farhop_lab.world import world_file
 from farhop_lab.world.collector import tree
-from farhop_lab.world.faults import Control, Faults
+from farhop_lab.world.faults import Control, Faults, WorldHere
 from farhop_lab.world.world import HOST
 
 if TYPE_CHECKING:
@@ -373,7 +373,7 @@ async def _until_served_in(checker: Checker, region: str) -> Result:
 
 async def drilled(checker: Checker) -> None:
     """(o) Virginia lost by `farhop drill`, which checks, injects, measures from outside, restores and judges."""
-    folder, control = checker.world.folder, Control(Faults(checker.world))
+    folder, control = checker.world.folder, Control(Faults(WorldHere(checker.world)))
     await control.start(HOST)
     described = folder / "world.json"
     world = checker.world.describe(os.getpid(), (control.url, control.token))

@@ -17,7 +17,7 @@ import dns.message
 
 from farhop.store.documents.overrides import EntryDrainOverride, encode
 from farhop.store.etcd import EtcdStore
-from farhop.store.etcd_link import EtcdSettings
+from farhop.store.etcd_settings import EtcdSettings
 from farhop_lab.world.world import ZONE, client_network
 
 if TYPE_CHECKING:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from farhop_lab.histories import shipped
 from farhop_lab.histories.codec import dump
-from farhop_lab.histories.replay import replay
+from farhop_lab.histories.replay import amended, replay
 from farhop_lab.histories.tape import read, write
 
 _USAGE = """use: python -m farhop_lab.histories record|diff [NAME ...]   NAME as the files in tests/histories
+     python -m farhop_lab.histories amend NAME ...         where reports alone say otherwise, take what they say
      python -m farhop_lab.histories keep NAME FILE ...     what live processes left (farhop_lab.histories.live)"""
 ENTRIES_MAX = 4500
 """Of a live machine's history that is kept; a longer one is left out."""
@@ -21,6 +22,8 @@ def main(args: list[str]) -> int:
     """0 for success, 1 if anything diverges, 2 for a call that cannot be meant."""
     if len(args) > 2 and args[0] == "keep":
         return _keep(args[1], [Path(arg) for arg in args[2:]])
+    if len(args) > 1 and args[0] == "amend":
+        return _amend(args[1:])
     if not args or args[0] not in ("record", "diff"):
         print(_USAGE, file=sys.stderr)
         return 2
@@ -55,6 +58,20 @@ def _keep(name: str, paths: list[Path]) -> int:
     path.write_bytes(dump(kept))
     print(f"{name}: {len(kept)} machines, {sum(one[1] for one in kept)} entries, {path.stat().st_size} bytes")
     return 0
+
+
+def _amend(wanted: list[str]) -> int:
+    """A file of which a decision diverges stays as it is."""
+    left = 0
+    for name in wanted:
+        path = shipped.KEPT / f"{name}{shipped.SUFFIX}"
+        try:
+            write(path, amended(path))
+            print(f"{name}: {path.stat().st_size} bytes")
+        except (OSError, ValueError) as error:
+            print(f"left as it is: {error}")
+            left = 1
+    return left
 
 
 def _diff(wanted: list[str]) -> int:

@@ -34,7 +34,7 @@ from global_lb.routing.routes import Routes, RoutesChanged
 from regional_lb.fleet import kv_events, recent, shares
 from regional_lb.fleet import view as regional_view
 from regional_lb.mesh.report import Reporter
-from regional_lb.scheduler import admission, queue, split
+from regional_lb.scheduler import admission, queue, refusals, split
 from regional_lb.scheduler import flow as regional_flow
 from regional_lb.scheduler import policy as regional_policy
 from regional_lb.scheduler.pick import Pick
@@ -167,7 +167,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
     11: _fields(machine.LawChanged, "law"),
     12: _fields(machine.Usage, "prompt_tokens completion_tokens cached_tokens"),
     13: _fields(machine.HeaderMatch, "kind name value"),
-    14: _fields(machine.Tokens, "ids cache_salt shape"),
+    14: _fields(machine.Tokens, "ids cache_salt shape whole"),
     15: _fields(machine.Address, "host port via tls"),
     16: (outcome.Outcome, Tag(("reason",), lambda it: (it.reason,), outcome.by_reason)),
     17: _fields(machine.Prefill, "target address bootstrap_port room"),
@@ -202,6 +202,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
     23: _fields(machine.Redirect, "id url outcome forward"),
     24: _fields(machine.Cancel, "id attempt"),
     25: _fields(machine.SetTimer, "id at"),
+    26: _fields(machine.FallBack, "id request"),
     # the law
     30: (Law, Tag(("topology", "lineage"), lambda it: (it.topology, it.lineage), Law, shared=True)),
     31: _fields(world.Topology, "name epoch regions tenants models hubs rtt places local_rtt_ms", shared=True),
@@ -285,6 +286,8 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
             ),
         ),
     ),
+    115: _fields(refusals.RefusalsChanged, "by_model"),
+    116: _fields(refusals.Refusal, "share until why author"),
     72: _fields(
         HealthConfig,
         "rise fall streak eject_s refused_s trial_s fresh_s slow_start_s eject_share_max panic_share outlier_factor",
@@ -330,6 +333,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
     95: _fields(global_view.RegionReported, "region renewed known"),
     96: _fields(global_view.ChannelChanged, "region up known"),
     97: _fields(global_view.RegionForced, "region drain why until over_s keep_share"),
+    114: _fields(global_view.OutputsTold, "outputs"),
     98: _fields(RoutesChanged, "routes"),
     99: (
         RouteConfig,

@@ -109,6 +109,29 @@ def replay(path: Path) -> list[Replayed]:
     return [_replayed(f"{path.stem}: {name}", count, packed) for name, count, packed in tape.read(path)]
 
 
+def amended(path: Path) -> list[tape.Tape]:
+    """All histories of a file with what reports say today. ValueError where anything but a report diverges: what came
+    after it is of another world, and must be recorded."""
+    return [_amended(f"{path.stem}: {name}", name, count, packed) for name, count, packed in tape.read(path)]
+
+
+def _amended(history: str, name: str, count: int, packed: list[Any]) -> tape.Tape:
+    inputs, expectations = Reader(packed, names.TAGS), Reader(packed, _PLAIN, flat=True)
+    genesis = inputs.get(tape.GENESIS)
+    anew = tape.Tape(name, genesis)
+    rig = names.Rig(genesis)
+    for position in range(count):
+        call, now = inputs.get(tape.CALL), inputs.get(tape.NOW)
+        given = inputs.get(tape.GIVEN + call)
+        expected = expectations.get(tape.CAME + call)
+        anew.call(call, now, given)
+        came = rig.do(call, now, given)
+        if call != names.REPORT and not same(expected, plain(came), now):
+            raise ValueError(f"{history}, entry {position}: another decision; record it anew instead")
+        anew.came(call, came)
+    return anew
+
+
 def _replayed(history: str, count: int, packed: list[Any]) -> Replayed:
     # The shared objects of one reader are those of the other, made otherwise: each reads every column.
     inputs, expectations = Reader(packed, names.TAGS), Reader(packed, _PLAIN, flat=True)

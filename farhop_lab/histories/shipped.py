@@ -27,7 +27,7 @@ from farhop_lab.sim.relay import SimulatedRelay
 from farhop_lab.sim.sites import Watching, flat, gpus
 from farhop_lab.sim.world import World
 from farhop_lab.studies import ablations, routers
-from farhop_lab.studies.cell import Key, seldom_tidied, staged
+from farhop_lab.studies.cell import Key, prepared, seldom_tidied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -108,7 +108,7 @@ def _scenario(
     recorder = Recorder(which, calls_max)
     scenario = find(name, routers.names())
     with recorder.recording():
-        world, _clients = staged(scenario, Key(name, _TAPED, scenario.doc.loads[0], 0))
+        world, _clients = prepared(scenario, Key(name, _TAPED, scenario.doc.loads[0], 0))
         world.journal.hush()
         also(world)
         world.run(seconds)

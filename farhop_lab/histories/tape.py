@@ -79,11 +79,13 @@ class Tape:
     def _considered(self, consider: Any) -> Any:
         """Whoever asks what would be decided draws from the machine's dice."""
 
-        def recorded(request: Any, now: float, within: Any = None, without: Any = frozenset()) -> Any:
+        def recorded(
+            request: Any, now: float, within: Any = None, without: Any = frozenset(), verdict: Any = None
+        ) -> Any:
             if not self.taking:
-                return consider(request, now, within, without)
+                return consider(request, now, within, without, verdict)
             self.call(names.CONSIDER, now, (request, within, without))
-            decision = consider(request, now, within, without)
+            decision = consider(request, now, within, without, verdict)  # which is only what the law says anyway
             self.came(names.CONSIDER, names.reasons_of(decision))
             return decision
 

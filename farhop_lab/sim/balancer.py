@@ -42,6 +42,7 @@ class Hop:
         "_opened_at",
         "_over",
         "_region",
+        "_there",
         "_watch",
         "forward",
         "id",
@@ -60,6 +61,8 @@ class Hop:
         self.inquiry = Inquiry()
         balancer.hops.setdefault(region.name, {})[self] = None
         self.request = self._signed(active.request, balancer.relay.clock())
+        self._there = ActiveRequest(self.request, active.prompt, self)  # as the region has it
+        self._there.generated = active.generated
         context = balancer.context
         self._opened_at = context.timeline.now
         streams, watching = active.request.stream, context.watching
@@ -84,13 +87,14 @@ class Hop:
             lawful=forward.lawful if forward.lawful is not None else frozenset(),
             promised_ttft_ms=forward.promised_ttft_ms,
             waited_s=forward.waited_s,
+            continues="ids" if self._active.generated else None,
         )
 
     def _arrive(self) -> None:
         region, request = self._region, self.request
         if region.alive:
-            request = msgspec.structs.replace(request, deadline=region.relay.clock() + request.deadline)
-        if not region.serve(ActiveRequest(request, self._active.prompt, self)):
+            self._there.request = msgspec.structs.replace(request, deadline=region.relay.clock() + request.deadline)
+        if not region.serve(self._there):
             self._back(self._lost, outcome.CONNECT_FAILED)
 
     def _back(self, act: Callable[..., None], *args: object) -> None:
@@ -207,8 +211,9 @@ class Hop:
         self._region.leave(self.id)
 
     def so_far(self) -> bytes | None:
-        """See relay.Attempt. What a region said is not known here."""
-        return None
+        """See relay.Attempt. A region tells the ids of what it says, and chunks take no time here."""
+        generated = self._there.so_far() if self._began and self._active.request.stream else None
+        return generated[len(self._active.generated) :] or None if generated is not None else None
 
     def abort(self) -> None:
         """See relay.Attempt."""

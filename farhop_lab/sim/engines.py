@@ -208,9 +208,9 @@ class Gpu:
                 self._jobs[emission.id] = (job, sequence, True)
                 job.first()
             if emission.finished is not None and self._jobs.pop(emission.id, None) is not None:
-                said = bytes(memoryview(sequence.text)[len(job.prompt) :])
+                generated = bytes(memoryview(sequence.text)[len(job.prompt) :])
                 used = sequence.prompt_tokens, sequence.output_tokens, sequence.cached_tokens
-                job.done(UsageWithText(*used, text=said))
+                job.done(UsageWithText(*used, text=generated))
         self._begin()
 
     # -- faults
@@ -221,7 +221,7 @@ class Gpu:
         self.faults.command(fault)
         return self.break_off() if self.faults.kind == "oom" else []
 
-    def said(self, job_id: str) -> bytes | None:
+    def generated(self, job_id: str) -> bytes | None:
         """Of what it is at work on, what has come out; None if that did not begin, or it knows of no such work."""
         self._catch_up()
         job, sequence, begun = self._jobs.get(job_id, (None, None, False))
@@ -232,7 +232,7 @@ class Gpu:
     def break_off(self) -> list[Job]:
         """Forget all that is under way, and return whose it was; they are not told."""
         self._interrupt()
-        self.lost = {job_id: said for job_id in self._jobs if (said := self.said(job_id)) is not None}
+        self.lost = {job_id: generated for job_id in self._jobs if (generated := self.generated(job_id)) is not None}
         jobs = [job for job, _, _ in self._jobs.values()]
         for job in jobs:
             self._core.abort(job.id)

@@ -7,6 +7,7 @@ told and every command it gave, so equal digests mean equal runs. Bounded: past 
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 RECORDS_MAX = 2_000_000
 LINES_MAX = 1_000_000
-SAID_MAX = 100
+FIRST_VIOLATIONS_MAX = 100
 
 
 class RequestRecord(msgspec.Struct, frozen=True, gc=False):
@@ -109,7 +110,7 @@ class Journal:
         self._hash = xxhash.xxh3_64()
         self.lines: list[str] | None = [] if keep else None
         self.violations = 0
-        self.said: list[str] = []
+        self.first_violations: list[str] = []
         self._hushed = False
 
     def hush(self) -> None:
@@ -133,8 +134,8 @@ class Journal:
     def violated(self, what: str) -> None:
         """Something happened that must never happen."""
         self.violations += 1
-        if len(self.said) < SAID_MAX:
-            self.said.append(f"{self._timeline.now:.3f} s: {what}")
+        if len(self.first_violations) < FIRST_VIOLATIONS_MAX:
+            self.first_violations.append(f"{self._timeline.now:.3f} s: {what}")
 
 
 def _event(event: Event) -> str:
@@ -143,8 +144,14 @@ def _event(event: Event) -> str:
         return f"{kind} {event.request.id} {event.request.tenant} {event.request.prompt_bytes}"
     if isinstance(event, machine.AttemptFailed | machine.AttemptRefused):
         return f"{kind} {event.id} {event.attempt} {event.outcome.reason}"
-    words = (getattr(event, name, None) for name in ("id", "attempt", "region", "target", "up", "ok"))
-    return " ".join([kind, *(str(word) for word in words if word is not None)])
+    values = [getattr(event, name) for name in _noted(type(event))]
+    return " ".join([kind, *[str(value) for value in values if value is not None]])
+
+
+@cache
+def _noted(kind: type[Event]) -> tuple[str, ...]:
+    """Which of the fields that the digest covers an event of this kind has."""
+    return tuple(name for name in ("id", "attempt", "region", "target", "up", "ok") if hasattr(kind, name))
 
 
 def _command(command: Command) -> str:
@@ -176,7 +183,7 @@ class Measures:
 
     @property
     def violations(self) -> int:
-        """What must never be, how often it was. `journal.said` has the first of them."""
+        """What must never be, how often it was. `journal.first_violations` has the first of them."""
         return self.journal.violations
 
     @property

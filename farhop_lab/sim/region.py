@@ -83,8 +83,8 @@ class EngineAttempt:
     def __init__(self, region: RegionProcess, active: ActiveRequest, forward: Forward) -> None:
         self.number = forward.attempt
         self.id = f"{forward.id}#{forward.attempt}"
-        came, asked = token_count(active.said), active.prompt.answer_tokens
-        self.prompt, self.answer_tokens = active.prompt.text + active.said, None if asked is None else asked - came
+        came, asked = token_count(active.generated), active.prompt.answer_tokens
+        self.prompt, self.answer_tokens = active.prompt.text + active.generated, None if asked is None else asked - came
         self.max_tokens = None if active.request.max_tokens is None else active.request.max_tokens - came
         self._tells = region.flow.view.replicas[forward.target].token_ids
         self._relay, self._active, self._context = region.relay, active, region.context
@@ -114,17 +114,17 @@ class EngineAttempt:
     def done(self, usage: Usage) -> None:
         """See engines.Job. What it said goes on from the prompt, as the relay would read it."""
         self._watch.cancel()
-        active, said = self._active, usage.text if isinstance(usage, UsageWithText) else b""
-        if active.said:  # as if it had never broken
-            came, said = token_count(active.said), active.said + said
+        active, generated = self._active, usage.text if isinstance(usage, UsageWithText) else b""
+        if active.generated:  # as if it had never broken
+            came, generated = token_count(active.generated), active.generated + generated
             used = usage.prompt_tokens - came, usage.completion_tokens + came
-            usage = UsageWithText(*used, usage.cached_tokens, text=said)
+            usage = UsageWithText(*used, usage.cached_tokens, text=generated)
         end = tail(active.prompt.text, active.request.chain, active.prompt.seed)
-        chain = go_on(end, said) if said else ()
+        chain = go_on(end, generated) if generated else ()
         context = self._context
         if context.timed is not None:
             context.timed(*self._place, Timing(self._sent_at, self._began_at, context.timeline.now, usage))
-        self._tell(self._relay.ended, 200, usage, chain, len(said))
+        self._tell(self._relay.ended, 200, usage, chain, len(generated))
 
     def refused(self, text: str) -> None:
         """See replicas.HostedJob. What an engine says of itself is read as the relay reads it."""
@@ -167,9 +167,9 @@ class EngineAttempt:
         """See relay.Attempt."""
         if not self._tells or not self._active.request.stream:
             return None
-        said = self._host.said(self.id)
+        generated = self._host.generated(self.id)
         left = self.max_tokens if self.answer_tokens is None else self.answer_tokens
-        return said if said and (left is None or token_count(said) < left) else None
+        return generated if generated and (left is None or token_count(generated) < left) else None
 
     def abort(self) -> None:
         """See relay.Attempt."""

@@ -86,10 +86,21 @@ class Prompt:
 
 
 class ActiveRequest:
-    """One request at one tier. `target` is where the last attempt went, "" before the first. `said` is what attempts
-    said whose stream is to go on elsewhere."""
+    """One request at one tier. `target` is where the last attempt went, "" before the first. `generated` is what came
+    of attempts whose stream is to go on elsewhere."""
 
-    __slots__ = ("attempt", "attempts", "client", "held", "prompt", "request", "said", "started", "target", "timer")
+    __slots__ = (
+        "attempt",
+        "attempts",
+        "client",
+        "generated",
+        "held",
+        "prompt",
+        "request",
+        "started",
+        "target",
+        "timer",
+    )
 
     def __init__(self, request: Request, prompt: Prompt, client: Client) -> None:
         self.request, self.prompt, self.client = request, prompt, client
@@ -98,7 +109,14 @@ class ActiveRequest:
         self.timer: Call | None = None
         self.target = ""
         self.started = self.held = False
-        self.said = b""
+        self.generated = b""
+
+    def so_far(self) -> bytes | None:
+        """All that was said of its answer, by whomever, to go on from elsewhere; None where it could not."""
+        if not self.started or self.attempt is None:
+            return self.generated or None
+        more = self.attempt.so_far()
+        return None if more is None else self.generated + more
 
 
 class SimulatedRelay:
@@ -207,11 +225,11 @@ class SimulatedRelay:
         """The attempt broke."""
         if active.attempt is attempt:
             active.attempt = None
-            said = attempt.so_far() if active.started else None
-            active.said += said or b""
+            generated = attempt.so_far() if active.started else None
+            active.generated += generated or b""
             self.react(
                 machine.AttemptFailed(
-                    active.request.id, attempt.number, reason, said is not None, target_lives=target_lives
+                    active.request.id, attempt.number, reason, generated is not None, target_lives=target_lives
                 )
             )
 
@@ -229,8 +247,10 @@ class SimulatedRelay:
         """The process is gone, and its machine with it. Returns what it leaves behind, so that clients can be told."""
         orphans = list(self._live.values())
         for active in orphans:
+            generated = active.so_far()
             self._forget(active)
             self._stop(active)
+            active.generated = generated or b""  # who was told all of it may go on from there
         return orphans
 
     # -- what the machine wants done
@@ -249,16 +269,16 @@ class SimulatedRelay:
         active.attempt = self._attempt(active, command)
 
     def _resume(self, active: ActiveRequest, command: machine.Resume) -> None:
-        if not active.said:
+        if not active.generated:
             self._wrong(f"{active.request.id} is to go on from nothing")
         self._forward(active, command)
 
     def _move(self, active: ActiveRequest, command: machine.Move) -> None:
         attempt = active.attempt
         if attempt is not None and attempt.number == command.attempt and active.started:
-            said = attempt.so_far()
-            if said is not None:
-                active.said += said
+            generated = attempt.so_far()
+            if generated is not None:
+                active.generated += generated
                 self._stop(active)
                 self.react(machine.AttemptFailed(active.request.id, command.attempt, outcome.STOPPING, resumable=True))
 

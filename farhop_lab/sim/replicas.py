@@ -97,10 +97,10 @@ class Host:
         else:
             self.engine.abort(job_id)
 
-    def said(self, job_id: str) -> bytes | None:
+    def generated(self, job_id: str) -> bytes | None:
         """What came out for whoever is, or was to the last, served here; None where nothing did, or nobody knows."""
         engine = self.engine
-        return (engine.said(job_id) or engine.lost.get(job_id)) if isinstance(engine, Gpu) else None
+        return (engine.generated(job_id) or engine.lost.get(job_id)) if isinstance(engine, Gpu) else None
 
     # -- faults
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from regional_lb.fleet.table import Table
     from regional_lb.scheduler.pick import Pick
     from regional_lb.scheduler.policy import Need, Policy
-    from topology.law import Law
+    from topology.law import Law, Verdict
     from topology.model import Topology
 
     MakeGlobal = Callable[[str, Law, Random], global_flow.GlobalFlow]
@@ -68,9 +68,9 @@ class TrielessRegional(regional_flow.RegionalFlow):
 class Unreckoning(global_flow.GlobalFlow):
     """What it sent is nothing to it once it is on its way."""
 
-    def _dispatch(self, state: RequestState, now: float) -> list[Command]:
+    def _dispatch(self, state: RequestState, now: float, verdict: Verdict | None = None) -> list[Command]:
         before = state.attempt
-        commands = super()._dispatch(state, now)
+        commands = super()._dispatch(state, now, verdict)
         attempt = state.attempt
         if attempt is not None and attempt is not before:
             n_bytes = state.request.prompt_bytes

@@ -88,7 +88,7 @@ def run(
     scenario = built(document, folder)
     doc = scenario.doc
     began = time.perf_counter()
-    world, clients = staged(scenario, key)
+    world, clients = prepared(scenario, key)
     world.journal.hush()
     if tell is not None:
         for part in range(1, PARTS + 1):
@@ -113,7 +113,7 @@ def run(
         curve_s=curve_s,
         good=_good(measures.records, aims, window.until),
         program_counts=clients.counts,
-        said=measures.journal.said[:20],
+        said=measures.journal.first_violations[:20],
         wall_s=round(time.perf_counter() - began, 3),
     )
 
@@ -131,7 +131,7 @@ def seldom_tidied() -> Iterator[None]:
         gc.unfreeze()
 
 
-def staged(scenario: Scenario, key: Key) -> tuple[World, ClientPool]:
+def prepared(scenario: Scenario, key: Key) -> tuple[World, ClientPool]:
     """The world of a cell with its clients and faults, before its first moment."""
     doc = scenario.doc
     sites = {name: gpus(site.gpu, site.replicas, seed=key.seed) for name, site in doc.sites.items()}

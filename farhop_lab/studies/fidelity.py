@@ -4,6 +4,7 @@ For real means `farhop_lab.world.world`: etcd, both tiers and emulated engines, 
 sped
 up alike, and clients that run the scenario's own programs over HTTP. Times are told as the scenario's, the speed-up
 taken out. What the machine does besides is in the live figures and not in the simulated ones: run it on an idle one.
+Each live answer is also held against what both tiers promised of it, by the records that they keep of their decisions.
 Closed loops only, and one kind of fleet in every region of the topology.
 """
 
@@ -27,10 +28,14 @@ if TYPE_CHECKING:
     from farhop_lab.scenarios.load import Scenario
     from farhop_lab.studies.cell import Result
     from farhop_lab.workloads.program import Ask, Programs
+    from farhop_lab.world.client import Result as Answered
 
 WITHIN = 0.15
 """How far apart the two may be, as a share of the live figure."""
+PROMISE_WITHIN = 0.20
+"""How far off a promised time to first token may be at the median, as a share of what the client saw."""
 PAUSE_S = 1.0
+_RECORD_S, _POLL_S = 2.0, 0.05
 
 
 class FidelityError(Exception):
@@ -38,11 +43,13 @@ class FidelityError(Exception):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """One answer of the window: milliseconds of the scenario's time, tokens."""
+    """One answer of the window: milliseconds of the scenario's time, tokens. `promises`: by tier, what it promised and
+    what came of it; the global tier's beside what the client saw, the regional one's beside what its balancer saw."""
 
     ttft_ms: float
     prompt_tokens: int
     cached_tokens: int
+    promises: dict[str, tuple[float, float]] = {}
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -63,6 +70,22 @@ class Compared(msgspec.Struct, frozen=True):
     def holds(self) -> bool:
         """Whether they agree."""
         return abs(self.apart) <= WITHIN
+
+
+class Promised(msgspec.Struct, frozen=True):
+    """How far off a tier's promises were, as shares of what was seen: at the median and at p90, over so many."""
+
+    tier: str
+    answers: int
+    promised_p50_ms: float
+    seen_p50_ms: float
+    off_p50: float
+    off_p90: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the median is near enough."""
+        return self.off_p50 <= PROMISE_WITHIN
 
 
 def settings(scenario: Scenario, speedup: float) -> WorldSettings:
@@ -145,9 +168,38 @@ class _LiveClients:
             self.failed += counts
             return None
         if counts:
-            usage = result.usage
-            self.seen.append(Seen(result.ttft_ms * self._speedup, usage.prompt_tokens, usage.cached_tokens or 0))
+            usage, ttft_ms = result.usage, result.ttft_ms * self._speedup
+            promises = await self._promises(region, result, ttft_ms)
+            self.seen.append(Seen(ttft_ms, usage.prompt_tokens, usage.cached_tokens or 0, promises))
         return result.text.encode()
+
+    async def _promises(self, region: str, result: Answered, ttft_ms: float) -> dict[str, tuple[float, float]]:
+        """By tier, as `Seen` has them; without a tier that kept no record."""
+        decision, served = result.headers.get("x-farhop-decision"), result.headers.get("x-farhop-region", "")
+        if not decision or served not in self._world.regions:
+            return {}
+        upper = await self._record(self._world.regions[region].global_admin, decision)
+        lower = await self._record(self._world.regions[served].regional_admin, decision)
+        found: dict[str, tuple[float, float]] = {}
+        for one in upper.get("reasons", {}).get("candidates", ()):
+            if one["region"] == served:
+                found["global"] = one["ttft_ms"] * self._speedup, ttft_ms
+        promised_ms, seen_ms = lower.get("reasons", {}).get("ttft_ms"), lower.get("ttft_ms")
+        if promised_ms is not None and seen_ms:
+            found["regional"] = promised_ms * self._speedup, seen_ms * self._speedup
+        return found
+
+    async def _record(self, admin: str, decision: str) -> dict[str, Any]:
+        """What a balancer kept of a decision, {} if nothing: it is there when the answer has ended."""
+        until = time.monotonic() + _RECORD_S
+        while True:
+            async with self._session.get(f"{admin}/decisions/{decision}") as response:
+                if response.status == 200:
+                    found: dict[str, Any] = await response.json()
+                    return found
+            if time.monotonic() >= until:
+                return {}
+            await asyncio.sleep(_POLL_S)
 
 
 def compared(seen: list[Seen], failed: int, simulated: Result) -> list[Compared]:
@@ -164,4 +216,22 @@ def compared(seen: list[Seen], failed: int, simulated: Result) -> list[Compared]
     ]
 
 
-__all__ = ["Compared", "FidelityError", "Seen", "WorldError", "compared", "live", "settings"]
+def promised(seen: list[Seen]) -> list[Promised]:
+    """Each tier's promises against what came of them."""
+    rows = []
+    for tier in ("global", "regional"):
+        pairs = [one.promises[tier] for one in seen if tier in one.promises]
+        if pairs:
+            off = sorted(abs(said_ms - seen_ms) / seen_ms for said_ms, seen_ms in pairs)
+            said, came = sorted(said_ms for said_ms, _ in pairs), sorted(seen_ms for _, seen_ms in pairs)
+            rows.append(
+                Promised(
+                    tier, len(pairs), quantile(said, 0.5), quantile(came, 0.5), quantile(off, 0.5), quantile(off, 0.9)
+                )
+            )
+    return rows
+
+
+__all__ = [
+    "Compared", "FidelityError", "Promised", "Seen", "WorldError", "compared", "live", "promised", "settings",
+]  # fmt: skip

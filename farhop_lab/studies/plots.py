@@ -1,4 +1,4 @@
-"""Results as pictures for a report: latency by router, flows between regions on a map, use over the day, cost.
+"""Results as pictures for a report: latency and goodput by router, flows between regions on a map, use over time, cost.
 
 Needs matplotlib (`pip install farhop[plots]`), which is imported when a picture is drawn. Each picture says what it
 shows, of what, and in which unit; nothing is drawn of what was not measured. Writes the files it names, nothing else.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from farhop_lab.studies.cell import Result
 
 PANELS_MAX = 6
-LINES_MAX = 12
+LINES_MAX = 30
 COLOURS = ("#0b6e99", "#d1495b", "#edae49", "#5b8e3e", "#7d4e9f", "#66666e", "#00a6a6", "#b5651d", "#e377c2", "#17324d")
 SHOWN_SHARE = 0.001  # of all requests: what crossed less is not drawn
 BEND = 0.22
@@ -43,7 +43,7 @@ def draw(scenario: Scenario, results: Sequence[Result], out: Path) -> list[Path]
         "figure.constrained_layout.use": True,
     }  # fmt: skip
     makers: dict[str, Callable[[Scenario, Sequence[Result]], Any]] = {
-        "latency": latency, "flows": flows, "use": use, "cost": cost
+        "latency": latency, "goodput": goodput, "flows": flows, "use": use, "cost": cost
     }  # fmt: skip
     files: list[Path] = []
     with mpl.rc_context(style):
@@ -88,6 +88,11 @@ def _colour(place: int) -> str:
     return COLOURS[place % len(COLOURS)]
 
 
+def _line(place: int) -> str:
+    """Another style where the colours begin again."""
+    return ("-", "--", ":")[place // len(COLOURS) % 3]
+
+
 # -- pictures
 
 
@@ -105,9 +110,8 @@ def latency(scenario: Scenario, results: Sequence[Result]) -> Any:
             continue
         drawn += 1
         values = [fmean(column) for column in zip(*known, strict=True)]
-        mark = "-" if place < len(COLOURS) else "--"
         width = 2.4 if router == "farhop" else 1.4
-        axes.plot(values[:99], shares[:99], mark, color=_colour(place), label=router, linewidth=width)
+        axes.plot(values[:99], shares[:99], _line(place), color=_colour(place), label=router, linewidth=width)
     if not drawn:
         plt.close(figure)
         return None
@@ -125,6 +129,45 @@ def latency(scenario: Scenario, results: Sequence[Result]) -> Any:
     axes.set_ylim(0, 1)
     axes.set_title(f"Time to first token by router\n{_about(scenario, results)}", loc="left")
     axes.legend(loc="upper left" if drawn <= 6 else "center left", bbox_to_anchor=None if drawn <= 6 else (1.0, 0.5))
+    return figure
+
+
+def goodput(scenario: Scenario, results: Sequence[Result]) -> Any:
+    """Good answers a second against load, by router, with 95 % intervals over seeds; of one load, a bar for each."""
+    import matplotlib.pyplot as plt
+
+    points: dict[str, list[tuple[float, float, float]]] = {}
+    for (_, router, load), those in tables.rows(results).items():
+        good = tables.figure(those, "good_per_s")
+        if good is not None:
+            points.setdefault(router, []).append((load, good.mean, good.half or 0.0))
+    points = dict(list(points.items())[:LINES_MAX])
+    if not points:
+        return None
+    bars = max(len(those) for those in points.values()) == 1
+    figure, axes = plt.subplots(figsize=(7.5, 1.2 + 0.3 * len(points) if bars else 4.5))
+    aim = scenario.doc.objective
+    what = f"good answers a second (TTFT <= {aim.ttft_ms:g} ms, TPOT <= {aim.tpot_ms:g} ms)"
+    if bars:
+        names, means, halves = zip(*((name, *those[0][1:]) for name, those in points.items()), strict=True)
+        colours = [COLOURS[0] if name == "farhop" else "#9aa7b2" for name in names]
+        axes.barh(names, means, xerr=halves, color=colours, error_kw={"elinewidth": 1, "capsize": 2})
+        axes.invert_yaxis()
+        axes.set_xlabel(what)
+    else:
+        for place, (router, those_points) in enumerate(points.items()):
+            loads, goods, wide = zip(*sorted(those_points), strict=True)
+            width = 2.4 if router == "farhop" else 1.4
+            axes.errorbar(
+                loads, goods, wide, linestyle=_line(place), color=_colour(place), label=router, linewidth=width,
+                marker="o", markersize=3, elinewidth=0.8, capsize=2,
+            )  # fmt: skip
+        axes.set_xlabel("load, as a factor of the scenario's")
+        axes.set_ylabel(what)
+        axes.set_ylim(bottom=0)
+        few = len(points) <= 6
+        axes.legend(loc="best" if few else "center left", bbox_to_anchor=None if few else (1.0, 0.5))
+    axes.set_title(f"Goodput by router; bars: 95 % intervals\n{_about(scenario, results)}", loc="left")
     return figure
 
 

@@ -42,7 +42,8 @@ NEVER = frozenset(("omniscient", "region-local"))
 """No rivals: the one has no wire, the other no other region."""
 LOSS, SLOWER = 0.99, 1.05
 WARM_UP_S = 10.0
-_ROUNDS, _FACTOR_MAX = 6, 500.0
+FACTOR_MAX = 100.0  # as far as a scenario's loads go; of work that light there is then less than was drawn
+_ROUNDS = 6
 _CLIENTS = "deepseek-r1"  # ServeGen's reasoning clients: the only ones with lengths in an archive of their own
 
 
@@ -147,7 +148,7 @@ def _factor(scenario: Scenario, seed: int, load: float) -> float:
     for _ in range(_ROUNDS):
         capacity = bound.share_max(bound.demands(scenario, seed, factor), fleet, scenario.doc.duration_s)
         # Half of the way in logarithms: where arrivals come in bursts the whole of it swings from side to side.
-        factor = min(_FACTOR_MAX, factor * sqrt(load * capacity))
+        factor = min(FACTOR_MAX, factor * sqrt(load * capacity))
     return round(factor, 4)
 
 

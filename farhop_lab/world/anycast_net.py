@@ -6,6 +6,7 @@ it; names are unique to the process, and nothing of the machine's own network is
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -14,10 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 VIP = "192.0.2.1"
 ROUTER, SITES = "r", ("a", "b")
@@ -160,11 +158,24 @@ class Net:
             run("ip", "netns", "del", self.name(place), check=False)
 
 
+def until_subscribed(pid: int, within_s: float = 10.0) -> None:
+    """Wait until a process takes part in a netlink group: what changes before, it is not told."""
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            rows = [line.split() for line in Path(f"/proc/{pid}/net/netlink").read_text().splitlines()[1:]]
+            if any(int(port) == pid and int(groups, 16) for _, _, port, groups, *_ in rows):
+                return
+        time.sleep(0.005)
+    raise NetError(f"process {pid} did not subscribe to a netlink group within {within_s:g} s")
+
+
 class RouteWatch:
     """When the router's kernel changed its route to the address, by the wall clock, as logs tell the time."""
 
     def __init__(self, net: Net) -> None:
         self._process = net.spawn(ROUTER, "stdbuf", "-oL", "ip", "monitor", "route", log="monitor")
+        until_subscribed(self._process.pid)
         self.seen: list[tuple[float, str]] = []
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()

@@ -30,6 +30,8 @@ OWN = {"a": "10.77.1.2", "b": "10.77.2.2"}
 SPEAKERS = {"a": "ExaBGP", "b": "BIRD"}
 MODEL, KEY = "llama-3.1-8b", "sk-farhop-anywhere"
 ETCD = "10.77.9.9:2379"
+LONG = 1200  # tokens from which on a stream is redirected to its site's own name: some 16 s
+COMMAND_S = 120.0  # on a busy machine a command starts in half a minute
 SECRETS = {"FARHOP_HOP_KEY": "a secret of the anycast drills"}
 _HOP = {"hop": {"keys": {"k1": "env:FARHOP_HOP_KEY"}, "active": "k1"}}
 SITE_BIRD = """
@@ -99,7 +101,7 @@ class Sites:
         own = {"url": f"http://{OWN[site]}:8080", "anycast": [VIP]}
         config = self._config(
             site, "global", 9101, **_HOP, listen={"host": "0.0.0.0", "port": 8080, "insecure": True},
-            limits={"drain_s": 1.0}, unicast=own, routes=[{"unicast_tokens": 400}],
+            limits={"drain_s": 1.0, "send_s": 3.0}, unicast=own, routes=[{"unicast_tokens": LONG}],
         )  # fmt: skip
         self.balancers[site] = self.net.farhop(site, "global", "--config", config, log=f"{site}-global", **SECRETS)
 
@@ -133,12 +135,16 @@ class Sites:
         return next(pid for pid in ours if pid in below)
 
     def cli(self, *arguments: str) -> str:
-        """A command of an operator's, at site a. Raises NetError if it is bad usage."""
+        """A command of an operator's, at site a. Raises NetError if it is bad usage, or takes too long."""
         config = str(self.folder / "a-global.yaml")
-        done = subprocess.run(
-            ["ip", "netns", "exec", self.net.name("a"), sys.executable, "-m", "farhop_cli", *arguments, "-c", config],
-            capture_output=True, text=True, timeout=30.0, check=False, env={**os.environ, **SECRETS},
-        )  # fmt: skip
+        command = [sys.executable, "-m", "farhop_cli", *arguments, "-c", config]
+        try:
+            done = subprocess.run(
+                ["ip", "netns", "exec", self.net.name("a"), *command],
+                capture_output=True, text=True, timeout=COMMAND_S, check=False, env={**os.environ, **SECRETS},
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise NetError(f"farhop {' '.join(arguments)}: did not end within {COMMAND_S:g} s") from None
         if done.returncode not in (0, 1):
             raise NetError(f"farhop {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
@@ -149,6 +155,17 @@ class Sites:
             anycast_net.run("ip", "netns", "exec", self.net.name(site), "curl", "-s", "http://127.0.0.1:9103/status")
         )
         return said
+
+    def told(self) -> str:
+        """What each announcer says of itself, in a line: for who asks why routes are not as they should be."""
+        said = []
+        for site in self.announcers:
+            try:
+                status = self.status(site)
+                said.append(f"{site}: wanted {status['wanted']!r}, actual {status['actual']!r}, why {status['why']!r}")
+            except (NetError, subprocess.TimeoutExpired, json.JSONDecodeError):
+                said.append(f"{site}: no answer")
+        return "; ".join(said)
 
     def until(self, site: str, within_s: float = 20.0, **wanted: object) -> dict[str, object]:
         """Wait until its announcer tells this."""

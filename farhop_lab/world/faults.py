@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import secrets
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import aiohttp
 import msgspec
@@ -66,11 +66,24 @@ class _Stands:
         self.watch: asyncio.Task[None] | None = None
 
 
-class Faults:
-    """The faults of a world. `say` is told what is broken and mended."""
+class Breakable(Protocol):
+    """What faults are made in: a world that runs here, or one that a platform runs (`deployed`)."""
 
-    def __init__(self, world: World, say: Callable[[str], None] = lambda _text: None) -> None:
-        self._world, self._say = world, say
+    async def known(self, wanted: Wanted) -> None:
+        """Whether it can be had there. FaultError says why not; nothing is touched."""
+
+    async def break_(self, wanted: Wanted) -> None:
+        """Break it. FaultError."""
+
+    async def mend(self, wanted: Wanted) -> None:
+        """Have it as it was; what is whole stays so. FaultError, and then it is asked again."""
+
+
+class Faults:
+    """The faults in one place. `say` is told what is broken and mended."""
+
+    def __init__(self, where: Breakable, say: Callable[[str], None] = lambda _text: None) -> None:
+        self._in, self._say = where, say
         self._stands: dict[str, _Stands] = {}
         self._clock = asyncio.get_running_loop().time
 
@@ -88,14 +101,14 @@ class Faults:
             return
         if len(self._stands) >= FAULTS_MAX:
             raise FaultError(f"{FAULTS_MAX} faults stand already")
-        self._known(wanted)
+        await self._in.known(wanted)
         stands = self._stands[name] = _Stands(wanted, self._clock())
         stands.watch = asyncio.create_task(self._expire(name, stands))
         async with stands.lock:
             self._say(f"fault: {_told(wanted)}")
             try:
-                await self._break(wanted)
-            except (LinkError, EtcdLabError, OSError) as error:
+                await self._in.break_(wanted)
+            except (FaultError, LinkError, EtcdLabError, OSError) as error:
                 await self._mended(name, stands)
                 raise FaultError(str(error)) from None
 
@@ -115,6 +128,11 @@ class Faults:
             if name in self._stands:
                 await self._mended(name, stands)
 
+    async def mend_all(self) -> None:
+        """Mend all that stand: the world goes on without us."""
+        for name in self.standing:
+            await self.mend(name)
+
     async def close(self) -> None:
         """Forget all of them: the world ends."""
         for stands in self._stands.values():
@@ -133,9 +151,9 @@ class Faults:
     async def _mended(self, name: str, stands: _Stands) -> None:
         for left in reversed(range(START_TRIES)):
             try:
-                await self._mend(stands.wanted)
+                await self._in.mend(stands.wanted)
                 break
-            except (ChildError, LinkError, EtcdLabError, OSError) as error:
+            except (FaultError, ChildError, LinkError, EtcdLabError, OSError) as error:
                 self._say(f"mending {_told(stands.wanted)}: {error}")
                 if not left:
                     raise FaultError(str(error)) from None
@@ -144,9 +162,15 @@ class Faults:
             stands.watch.cancel()
         self._say(f"mended: {_told(stands.wanted)}")
 
-    # -- each kind
 
-    def _known(self, wanted: Wanted) -> None:
+class WorldHere:
+    """A world that this process runs: real signals to its children, and its links."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def known(self, wanted: Wanted) -> None:
+        """See Breakable."""
         world = self._world
         for name in (wanted.region, wanted.to):
             if name and name not in world.regions:
@@ -163,7 +187,8 @@ class Faults:
         if wanted.do in (*KILLS, "stop-engines", "slow-engines") and not world.regions[wanted.region].engines:
             raise FaultError(f"the engines of {wanted.region} are not this world's own")
 
-    async def _break(self, wanted: Wanted) -> None:
+    async def break_(self, wanted: Wanted) -> None:
+        """See Breakable."""
         world, do = self._world, wanted.do
         if do in KILLS:
             await asyncio.gather(*(child.kill() for child in _children(world.regions[wanted.region], KILLS[do])))
@@ -179,7 +204,8 @@ class Faults:
             for cluster in self._hubs(wanted):
                 cluster.pause()
 
-    async def _mend(self, wanted: Wanted) -> None:
+    async def mend(self, wanted: Wanted) -> None:
+        """See Breakable."""
         world, do, region = self._world, wanted.do, wanted.region
         if do in KILLS:
             run, starts = world.regions[region], []

@@ -1,8 +1,8 @@
 """Starts Python programs without their imports: a process that has made those once forks itself for each.
 
 What is forked is what `python -m PROGRAM ARGUMENTS` would run: the same `__main__` and argv, its environment, folder,
-output and title, a session of its own, the handlers and the end of any interpreter. The process that forks imports and
-does nothing else: it has one thread and no event loop, and no library is initialised in it (gRPC would not live
+output and title, a session of its own, the handlers and exit code of any interpreter. The process that forks imports
+and does nothing else: it has one thread and no event loop, and no library is initialised in it (gRPC would not live
 through a fork). What imports may have read of the environment, or of the folder, is not shared: each gets a server.
 
 A program lives no longer than who had it started, nor than the server: neither is survived by a fork. Linux only.
@@ -27,16 +27,18 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 # All that the processes of a world import; by name, for the lab stands below the command.
 PRELOADED = (
-    "farhop_cli.main", "farhop_cli.verbs", "farhop_cli.engine", "global_lb.app.main", "regional_lb.app.main",
-    # What exports spans is imported where there are any: a twelfth of a second in each process.
+    "farhop_cli.main", "farhop_cli.commands.verbs", "farhop_cli.engine", "global_lb.app.main", "regional_lb.app.main",
+    # What exports spans is imported where there are any, the last of it as an exporter is made: half of what a process
+    # has to do to begin.
     "farhop.telemetry.recording", "farhop_lab.engine.tracing", "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.exporter.http.transport._requests", "requests",
 )  # fmt: skip
 # Imports read these: OpenSSL's roots, the choice of an extension module, the interpreter's own.
 _READ_BY_IMPORTS = (
@@ -108,7 +110,7 @@ class Process:
 
 
 class _ToItsEnd(asyncio.StreamReaderProtocol):
-    """Fills a reader from a pipe, which is closed at its end: nothing is ever written to it."""
+    """Fills a reader from a socket, which is closed at its end: nothing is ever written to it."""
 
     def eof_received(self) -> bool:
         super().eof_received()
@@ -146,20 +148,19 @@ async def start(
     stderr: int,
     limit: int,
 ) -> Process:
-    """Run `python -m program` with exactly this environment. `stdout` None: a pipe, with lines of up to `limit` bytes.
+    """Run `python -m program` with exactly this environment. `stdout` None: read here, in lines of up to `limit` bytes.
 
     Raises ForkError. Cancelled, it leaves nothing behind.
     """
     if stdout is not None:
         return Process(*await _asked(_server(environment), program, arguments, environment, (stdout, stderr)), None)
-    ours, theirs = os.pipe()
-    with os.fdopen(theirs, "wb"):  # the child has its own
+    # No pipe: of a file uvloop closes the descriptor a second time, which by then may be another thread's.
+    ours, theirs = socket.socketpair()
+    with theirs:  # the child has its own
         reader = asyncio.StreamReader(limit)
-        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: _ToItsEnd(reader), os.fdopen(ours, "rb", 0)
-        )
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: _ToItsEnd(reader), ours)
         try:
-            ends = await _asked(_server(environment), program, arguments, environment, (theirs, stderr))
+            ends = await _asked(_server(environment), program, arguments, environment, (theirs.fileno(), stderr))
         except BaseException:
             pipe.close()
             raise
@@ -352,7 +353,25 @@ def _run(asked: _Asked) -> None:
     _entitle([sys.executable, "-m", asked.program, *asked.arguments])
     sys.argv[1:] = asked.arguments
     gc.enable()
-    runpy.run_module(asked.program, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(asked.program, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        _end(end.code or 0)
+    _end(0)
+
+
+def _end(code: int) -> NoReturn:
+    """What an interpreter does at its end and others see: its threads, its handlers, its output. Then it is gone: to
+    take what was imported to pieces, one object after the other, would first copy each page that is the server's, too,
+    and cost as much as all that a process does to begin."""
+    threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing ends what it forks
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code & 0xFF)
 
 
 def _entitle(command: Sequence[str]) -> None:

@@ -1,7 +1,9 @@
 """Ports for the lab's own servers. Never one that the system may lend to an outgoing connection in the meantime.
 
 Nor one that was given away before and is not listened on yet: whoever chooses by chance takes such a one, now and then.
-So a process goes through them all in order before it gives one twice, and each process begins elsewhere.
+So each process goes in order through blocks of ports that no other goes through at that time. A block is claimed by a
+name that the system gives to one process alone, and takes back when that ends, however it ends (an abstract socket;
+Linux only: elsewhere each process but begins at another block).
 """
 
 from __future__ import annotations
@@ -9,15 +11,68 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from itertools import count as count_from
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PORTS = range(12_000, 32_000)  # below Linux's ip_local_port_range, 32768 and up
+_BLOCK = 100
+_BLOCKS_KEPT = 10  # a thousand ports later, whoever was given one listens on it or never will
 _STRIDE = 7_919  # a prime: between two processes that start one after the other
-_turns = count_from(os.getpid() * _STRIDE)
+_lock = threading.Lock()
 
 
 class PortsError(Exception):
     """No port is left; the text names the range."""
+
+
+class _Turns:
+    """The ports that one process goes through, and the blocks that it keeps from others."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._at = self.pid * _STRIDE
+        self._kept: dict[int, socket.socket] = {}  # the latest last
+        self._rest: Iterator[int] = iter(())
+
+    def next(self) -> int | None:
+        """The next one; None: every block is another's."""
+        port = next(self._rest, None)
+        if port is None and self._claim():
+            port = next(self._rest)
+        return port
+
+    def _claim(self) -> bool:
+        blocks = range(PORTS.start // _BLOCK, -(-PORTS.stop // _BLOCK))
+        for _ in blocks:
+            self._at += 1
+            block = blocks[self._at % len(blocks)]
+            claim = self._kept.pop(block, None) or _claim(block)
+            if claim is not None:
+                self._kept[block] = claim
+                if len(self._kept) > _BLOCKS_KEPT:
+                    self._kept.pop(next(iter(self._kept))).close()
+                self._rest = iter(range(block * _BLOCK, (block + 1) * _BLOCK))
+                return True
+        return False
+
+
+def _claim(block: int) -> socket.socket | None:
+    """Keep other processes from a block until it is closed; None: another has it."""
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        if sys.platform == "linux":
+            claim.bind(f"\0farhop-lab-ports-{block}")
+    except OSError:
+        claim.close()
+        return None
+    return claim
+
+
+_turns = _Turns()
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
@@ -25,12 +80,20 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
     They lie below those that a system lends to outgoing connections, which would take one before its balancer does.
     """
+    global _turns
     ports: list[int] = []
-    for _ in PORTS:
-        port = PORTS[next(_turns) % len(PORTS)]
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((host, port))
-            ports.append(port)
-        if len(ports) == count:
-            return ports
+    with _lock:
+        if _turns.pid != os.getpid():
+            _turns = _Turns()  # in a fork: what its parent goes through is not its own
+        for _ in range(len(PORTS) + _BLOCK):
+            port = _turns.next()
+            if port is None:
+                break
+            if port not in PORTS:
+                continue
+            with socket.socket() as probe, contextlib.suppress(OSError):
+                probe.bind((host, port))
+                ports.append(port)
+            if len(ports) == count:
+                return ports
     raise PortsError(f"no {count} free ports between {PORTS.start} and {PORTS.stop}")

@@ -227,7 +227,7 @@ class World:
         config = {
             **{field: value for field, value in common.items() if field not in ("hop", "limits")},
             "listen": {"hosts": [HOST], "port": self.dns_port},
-            "zones": [{"zone": ZONE, "servers": [f"ns1.{ZONE}"], "names": names}],
+            "zones": [{"zone": ZONE, "servers": [f"ns1.{ZONE}"], "addresses": {f"ns1.{ZONE}": [HOST]}, "names": names}],
             "probe": {"scheme": "http", "every_s": 0.25},
             "ttl": {"least": 1, "most": DNS_TTL_S},
             "ramp_s": 0,
@@ -274,7 +274,7 @@ class World:
             topology=str(self.topology_file),
             etcd=next(iter(hubs.values()), self.settings.etcd or ""),
             hubs=hubs if len(hubs) > 1 else {},
-            collector=self.collector.endpoint,
+            collector="" if exports_elsewhere(os.environ) else self.collector.endpoint,
             model=self.settings.model,
             keys={tenant: f"sk-farhop-{tenant}" for tenant in DEMO_KEYS},
             regions={

@@ -73,7 +73,7 @@ def read(path: Path) -> WorldFile:
         world = msgspec.json.decode(text, type=WorldFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise WorldFileError(f"{path}: {error}; start a world anew with `farhop up`") from None
-    if not _runs(world.pid):
+    if not runs(world.pid):
         raise WorldFileError(f"the world in {path} no longer runs (process {world.pid} is gone); run `farhop up`")
     return world
 
@@ -92,7 +92,8 @@ def write(path: Path, world: WorldFile) -> None:
         raise
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
+    """Whether a process of this number is there."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

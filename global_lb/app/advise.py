@@ -92,7 +92,7 @@ class Advisor:
         if not with_token:
             return base + target.decode("latin-1")
         lawful = decision.verdict.lawful
-        forward = machine.Forward(request.id, 1, chosen.region, instance.tier, chosen.ttft_ms, lawful)
+        forward = machine.Forward(request.id, 1, chosen.region, instance.tier, chosen.bare_ttft_ms, lawful)
         return self._redirect_tokens.url(request, context.decision_id, forward, base, target, context.caller)
 
 

@@ -11,6 +11,7 @@ from farhop.balance.health.pilot_light import PilotConfig
 from farhop.config import ConfigError, Part, Seconds
 from farhop.identity.hop_token import HopSigner
 from farhop.service.config import Entry, Limits, ResumeConfig, Session
+from global_lb.app.drills import DrillsConfig
 from global_lb.fleet.regions import Spill
 from global_lb.links.config import LinksConfig
 from global_lb.links.latencies import ClientLatencies
@@ -59,6 +60,7 @@ class GlobalConfig(LinksConfig):
 
     Of the `routes` the narrowest that matches a request decides, whole; without any the policy is predictive.
     `client_latencies`: how far clients' networks are is measured and published for `farhop dns`; left out, it is not.
+    `drills`: run those that are on the schedule, by whichever balancer holds the lock; left out, this one runs none.
     `answers_bytes`: what answers that routes let be given again (`keep_answers_s`, `coalesce`) take of memory at most.
     """
 
@@ -72,6 +74,7 @@ class GlobalConfig(LinksConfig):
     resume: ResumeConfig = ResumeConfig()
     unicast: Unicast | None = None
     client_latencies: ClientLatencies | None = None
+    drills: DrillsConfig | None = None
     answers_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 64 * 1024 * 1024
 
     def routes_in(self, topology: Topology) -> dict[RouteScope, RouteConfig]:

@@ -6,9 +6,12 @@ finish, everything closes.
 
 from __future__ import annotations
 
+import asyncio
+from math import ceil
 from random import Random
 from typing import TYPE_CHECKING
 
+from farhop.balance.estimate.estimates import BYTES_PER_TOKEN
 from farhop.balance.health.pilot_light import PilotState
 from farhop.balance.health.region import LivenessConfig
 from farhop.balance.limits import ByteBudget, SlotLimit
@@ -29,7 +32,8 @@ from farhop.service.identities import Identities
 from farhop.service.ingress import Ingress
 from farhop.service.keybook import KeyBook
 from farhop.service.large_bodies import LargeBodyReader
-from farhop.service.limits import LimitBook, Limiter
+from farhop.service.limit_book import LimitBook
+from farhop.service.limits import Limiter
 from farhop.service.loop_lag import LoopLag
 from farhop.service.process import run as run_process
 from farhop.service.recorder import Recorder
@@ -46,6 +50,7 @@ from farhop.telemetry.release import release
 from farhop.telemetry.spans import Tracing
 from global_lb.app.advise import Advisor
 from global_lb.app.config import GlobalConfig
+from global_lb.app.drills import DrillSchedule
 from global_lb.app.model_names import ModelNames
 from global_lb.app.overrides import RoutingOverrides
 from global_lb.app.redirect_token import OwnTokens, RedirectTokens
@@ -62,11 +67,10 @@ from global_lb.routing.routes import Routes
 from topology.law import Law
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
     from pathlib import Path
 
-    from farhop.balance.machine import Usage
+    from farhop.balance.machine import Request, Usage
     from farhop.relay.active import ActiveRequest
     from farhop.service.certificates import Certificates
     from farhop.store.contract import Store
@@ -85,6 +89,7 @@ LIVE = LIVE_OF_BOTH | {
 ENTRY_LEASE_S = 15.0  # of what is said for operators: nothing waits for its end
 _PILOT = {PilotState.ASLEEP: 0.0, PilotState.WAKING: 0.5, PilotState.AWAKE: 1.0}
 SETTLE_S = 1.0  # how long clients are kept out while no region is known to serve
+WARM_S = 2.0  # and then until what the regions hold, and how far they are, is known here: nobody is sent by guesses
 
 
 class GlobalBalancer:
@@ -120,6 +125,9 @@ class GlobalBalancer:
         self._accounting()
         self._administration()
         self._gauges()
+        self.drills: DrillSchedule | None = None
+        if config.drills is not None and path is not None:
+            self.drills = DrillSchedule(config.drills, path, rng, self._log)
 
     def _instruments(self, rng: Random) -> None:
         """Logs, metrics, spans and decisions: what watches the process and its requests."""
@@ -231,7 +239,15 @@ class GlobalBalancer:
                 clock=self.clock, metrics=self.metrics, log=self._log,
             )  # fmt: skip
             self.telemetry.accounts, self.ingress.gate = self.accounts, self.accounts.refusal
-            self.limiter.go_by(self.accounts.prices, self.clock.wall_s)
+            self.limiter.go_by(self.accounts.price_file, self.clock.wall_s)
+            self.flow.micro_usd = self._micro_usd
+
+    def _micro_usd(self, request: Request, output_tokens: float) -> int | None:
+        """What a request may cost by the price book of usage; None where it has no price."""
+        prices = self.accounts.prices if self.accounts is not None else None
+        rates = None if prices is None else prices.rates(request.model, self.clock.wall_s(self.clock.now()))
+        prompt = ceil(request.prompt_bytes / BYTES_PER_TOKEN)
+        return None if rates is None else rates.at_most(prompt, ceil(output_tokens))
 
     def _judged(self, active: ActiveRequest) -> tuple[int, frozenset[str] | None]:
         """Under which epoch it was decided last, and where it might have gone."""
@@ -312,7 +328,10 @@ class GlobalBalancer:
             ready=lambda: self.tier_admin.ready() and self.tier_admin.leads_somewhere(),
             anycast=frozenset(config.unicast.anycast) if config.unicast is not None else frozenset(),
         )
-        self.ingress.relay, self.ingress.names = self.relay, ModelNames(self.flow, self.clock)
+        self.ingress.relay, self._names = self.relay, ModelNames(self.flow, self.clock)
+        self.relay.begin_anew = self.ingress.begin_anew
+        self.flow.routes.changed.append(self._named)
+        self._named()
         self.latencies: LatencyTable | None = None
         if config.client_latencies is not None:
             measured = config.client_latencies
@@ -324,6 +343,10 @@ class GlobalBalancer:
             "listen", self.ingress, dataplane.client_limits(config.limits), self.budget, self._slots, self.requests,
             tls=self.tls.listener("listen", config.listen),
         )  # fmt: skip
+
+    def _named(self) -> None:
+        """Names are looked up only while some stand for other models."""
+        self.ingress.names = self._names if self.flow.routes.cascades else None
 
     def _patience_s(self, tenant: str) -> float:
         return self.flow.law.patience_s(tenant)
@@ -448,7 +471,8 @@ class GlobalBalancer:
         await self.limits.begun()
         if self.accounts is not None:
             self.accounts.law_changed(self.laws)
-        port = await dataplane.open_entry(self.listener, config.listen, self.tier_admin.ready, SETTLE_S)
+        await self._settle()
+        port = await dataplane.open_entry(self.listener, config.listen, self.tier_admin.ready)
         admin = await self.admin.open(config.admin.host, config.admin.port)
         self.tls.open()
         self._tasks.start(self.reloader.keep(), "look at the configuration")
@@ -456,8 +480,19 @@ class GlobalBalancer:
         self._tasks.start(self._say_where(admin), "say in etcd where the admin port is")
         if self.latencies is not None:
             self._tasks.start(self.latencies.publish(self.store), "publish how far clients' networks are")
+        if self.drills is not None:
+            self.drills.open(self._tasks)
         dataplane.check_descriptors(config.limits, self._slots, self._log)
         return f"region {config.region}: clients on {config.listen.host}:{port}, admin on {config.admin.host}:{admin}"
+
+    async def _settle(self) -> None:
+        """Before clients are let in: until some region serves, and what there is to know of them is here; or not."""
+        for seen, patience_s in ((self.tier_admin.ready, SETTLE_S), (self.watcher.caught_up, WARM_S)):
+            end = self.clock.now() + patience_s
+            while not seen():
+                if self.clock.now() >= end:
+                    return  # of whom there is not, there is nothing to know either
+                await asyncio.sleep(0.01)
 
     async def _say_where(self, admin_port: int) -> None:
         """For operators alone: that we are there, and where to ask us. The store takes it back as it closes."""
@@ -475,6 +510,7 @@ class GlobalBalancer:
         """See farhop.service.process.Balancer."""
         self.tier_admin.stopping = True
         await all_of(
+            self._close_drills,
             lambda: self.listener.close(self.config.limits.drain_s),
             self.relay.close,
             self._close_readers,
@@ -489,6 +525,10 @@ class GlobalBalancer:
             self.lag.close,
             lambda: self.tracing.close(2.0),
         )
+
+    async def _close_drills(self) -> None:
+        if self.drills is not None:
+            await self.drills.close()
 
     async def _close_readers(self) -> None:
         self.large.close()

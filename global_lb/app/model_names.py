@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farhop.relay.formats.prompt import BodyError
+from farhop.relay.formats.prompt import TOOLS, BodyError
+from farhop.service import model_steps
 from global_lb.routing.cascade import Unresolved
 
 if TYPE_CHECKING:
@@ -19,16 +20,13 @@ class ModelNames:
     def __init__(self, flow: GlobalFlow, clock: Clock) -> None:
         self._flow, self._clock = flow, clock
 
-    def resolved(self, request: Request, allowed: tuple[str, ...]) -> Request | None:
+    def resolved(self, request: Request, allowed: tuple[str, ...], canonical: bytes) -> Request | None:
         """The request for the model that it gets; None where its name is that. Raises BodyError."""
-        if not self._flow.routes.cascades:
-            return None
-        found = self._flow.resolve(request, allowed, self._clock.now())
+        found = self._flow.resolve(request, allowed, self._clock.now(), tools=canonical.startswith(TOOLS))
         if isinstance(found, Unresolved):
             raise BodyError(found.outcome, found.detail, "model")
         return found
 
     def listed(self, tenant: str) -> dict[str, tuple[str, ...]]:
         """Names that stand for others when this tenant asks, and for which."""
-        aliases = self._flow.routes.aliases(tenant)
-        return {name: tuple(step.model for step in steps) for name, steps in aliases.items()}
+        return model_steps.aliases(self._flow.routes.cascades, tenant)

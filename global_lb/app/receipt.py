@@ -37,7 +37,7 @@ def receipt(head: Head, request: Request, decision: Decision | None, topology: T
     """The header's line; b"" where nobody asked, or nothing was decided."""
     if head.get(ASKED) != b"1" or decision is None:
         return b""
-    told = _told(decision) if _may(request, topology) else _REFUSED
+    told = _receipt_of(decision) if _may(request, topology) else _REFUSED
     if request.alias and told is not _REFUSED:
         told |= {"asked_for": request.alias, "model": request.model}
     # ASCII, and no control character: JSON escapes both.
@@ -61,7 +61,7 @@ def _may(request: Request, topology: Topology) -> bool:
     return tenant is not None and any(key.explain for key in tenant.keys if key.name == request.key)
 
 
-def _told(decision: Decision) -> dict[str, Any]:
+def _receipt_of(decision: Decision) -> dict[str, Any]:
     field, chosen = decision.field, decision.chosen
     return {
         "policy": decision.route.policy.name,

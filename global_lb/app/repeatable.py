@@ -133,6 +133,7 @@ class Repeatable:
             )  # fmt: skip
             return
         now = self._clock()
+        request = replace(request, fallbacks=())  # others may get its answer, who asked for this model
         active = ActiveRequest(
             self._relay, exchange, request, b"", hide_usage, context, arrived_at or now, continuation, geo
         )

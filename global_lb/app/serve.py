@@ -151,7 +151,7 @@ class GlobalTier(InstrumentedTier):
         if given is not None:
             if forward is None and given.region:
                 region = b"x-farhop-region: " + given.region.encode() + b"\r\n"
-            region += b"x-farhop-cache: " + given.word.encode() + b"\r\n"
+            region += b"x-farhop-cache: " + given.header.encode() + b"\r\n"
         if active.request.alias:
             region += b"x-farhop-model: " + active.request.model.encode() + b"\r\n"
         return region + b"x-farhop-decision: " + context.decision_id.encode() + b"\r\n" + told
@@ -219,6 +219,7 @@ class DecisionReasons:
                     "decode_ms": s.decode_ms,
                     "interference_ms": s.interference_ms,
                     "stall_ms": s.stall_ms,
+                    "residual_ms": s.residual_ms,
                     "slots_free": s.slots_free,
                     "headroom": s.headroom,
                     "penalty_ms": s.penalty_ms,
@@ -241,7 +242,7 @@ class DecisionReasons:
         return "trie"
 
     def predicted_ttft_ms(self, decision: Decision) -> float | None:
-        """The wire, the wait and the prefill there."""
+        """The wire, the wait and the prefill there, and what first tokens took longer than that of late."""
         return decision.chosen.ttft_ms if decision.chosen is not None else None
 
 
@@ -348,6 +349,7 @@ class GlobalAdmin:
         decision = self._flow.consider(request, self._clock.now(), request.lawful)
         flow = self._flow
         return {
+            "model": request.model,
             "reasons": DecisionReasons(flow.config.region).record(decision),
             "pilot_lights": {name: flow.scaling.status(name) for name in sorted(flow.scaling.pilots)},
             "law": self._laws.status(),

@@ -14,7 +14,7 @@ from farhop.balance import outcome
 from global_lb.fleet.view import pooled
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Mapping
 
     from farhop.balance.outcome import Outcome
     from farhop.store.documents.report import ModelReport
@@ -77,9 +77,9 @@ class Instances:
         """The region's instances that can be asked for the model."""
         return self._ready.get(region, _NOTHING).get(model, [])
 
-    def served(self, region: str) -> Collection[str]:
-        """The models that the region can be asked for."""
-        return self._ready.get(region, _NOTHING).keys()
+    def served(self, region: str) -> Mapping[str, list[Instance]]:
+        """The models that the region can be asked for, and whom."""
+        return self._ready.get(region, _NOTHING)
 
     def serving(self, model: str) -> tuple[str, ...]:
         """The regions that can be asked for the model, by name."""
@@ -101,7 +101,9 @@ class Instances:
 def _ready(region: Region) -> dict[str, list[Instance]]:
     ready: dict[str, list[Instance]] = {}
     for instance in region.instances:
-        for model, capacity in instance.models.items() if not instance.draining else ():
+        if instance.draining:
+            continue
+        for model, capacity in instance.models.items():
             # It may send to what others report. That a replica changes hands must not hide it for a moment.
             if capacity.replicas_ready or capacity.usable_share:
                 ready.setdefault(model, []).append(instance)

@@ -17,6 +17,7 @@ from pydantic import model_validator
 from farhop.balance import hashing
 from farhop.balance.estimate.drift import Drift
 from farhop.balance.estimate.ewma import Returning
+from farhop.balance.estimate.residual import Residual
 from farhop.balance.estimate.unacknowledged import Together, UnacknowledgedLoad
 from farhop.balance.health.hot_guard import GuardConfig, HotGuard
 from farhop.balance.health.reading import State
@@ -50,7 +51,7 @@ _CALIBRATION_AGES_S, _BELIEVED = 1.0, 0.999
 MODELS_MAX = 4096
 OPENS_S = 2.0  # a region that is down is taken back within a probe or two of its return
 OPENS_MIN_S, OPENS_MAX_S = 1.0, 300.0  # a drain may be lifted before its end: nobody is sent away for days
-STANDINGS_MAX = 1024
+CANDIDATES_MAX = 1024
 
 _UNKNOWN = Liveness()  # down: it never had a report or a channel
 
@@ -86,7 +87,7 @@ class Hits(msgspec.Struct):
     actual_tokens: float = 0.0
 
 
-class _Standing(msgspec.Struct, frozen=True):
+class _Candidates(msgspec.Struct, frozen=True):
     """Who of a lawful set may be asked for a model: places in the table (None: all), until when if nothing happens.
 
     `suspect`: there is nobody better, so that some of them may be silent.
@@ -153,12 +154,13 @@ class Regions:
         self._loads: dict[tuple[str, str], UnacknowledgedLoad] = {}
         self._turn = 0  # of those that are sent something, to any
         self._drifts: dict[tuple[str, str, str], Drift] = {}
+        self._residuals: dict[tuple[str, str], Residual] = {}  # by region and model
         self._tables: dict[str, Table] = {}  # by model: those asked for
         self._stale: dict[str, dict[str, bool]] = {}  # regions whose row there changed: whole, or by what was sent
-        self._standings: dict[tuple[frozenset[str], str], _Standing] = {}
+        self._known_candidates: dict[tuple[frozenset[str], str], _Candidates] = {}
         self._settled: dict[str, tuple[Region | None, bool] | None] = {}
         self._touched: set[str] = set()  # regions whose liveness may have changed
-        self._seen: dict[str, tuple[State, str]] = {}  # what standings took each for
+        self._seen: dict[str, tuple[State, str]] = {}  # what each was when candidates were found
         self.lineages = Lineages()  # what the models are based on, by all reports
         self._lineages: dict[str, Lineage] = {}  # by region
         self._models: set[str] = set()  # ever offered: a region that is gone takes none out of the catalogue
@@ -171,7 +173,7 @@ class Regions:
             for gone in self.scaling.pilots.keys() - (pilots or {}).keys():
                 self._uncap(gone)
             self._settled.clear()
-            self._standings.clear()
+            self._known_candidates.clear()
         self.scaling.configure(pilots or {})
         if spill == self._spill and prices == self._prices:
             return
@@ -217,18 +219,22 @@ class Regions:
         load.acknowledged(instance.incarnation, instance.accepted)
         if len(self._models) < MODELS_MAX:
             self._models.update(instance.models)
+        drifts, alone = self._drifts, len(self.view.regions[name].instances) == 1
         for model, capacity in instance.models.items():
             line = (name, instance.name, model)
-            drift = self._drifts.get(line)
+            drift = drifts.get(line)
             if drift is None:
-                drift = self._drifts[line] = Drift()
-            slots_free = self._instances.reported(instance, model).slots_free
+                drift = drifts[line] = Drift()
+            slots_free = (capacity if alone else self._instances.reported(instance, model)).slots_free
             drift.reported(capacity.wait_ms, slots_free, instance.received_at)
 
     def _reshaped(self, was: tuple[Instance, ...], known: Region | None) -> None:
         """Other instances, models or bases than before: forget what is gone, learn what is new."""
         models = {i.name: i.models.keys() for i in known.instances} if known is not None else {}
+        offered = {model for theirs in models.values() for model in theirs}
         for instance in was:
+            for model in instance.models.keys() - offered:
+                self._residuals.pop((instance.region, model), None)
             if instance.name not in models:
                 self._loads.pop((instance.region, instance.name), None)
             for model in instance.models.keys() - models.get(instance.name, ()):
@@ -254,23 +260,26 @@ class Regions:
 
     def settle(self, region: str, now: float) -> None:
         """Tell the guards whether the region can be used, and how much of it is."""
-        for name in self.scaling.look(self.view, lambda name: self._usable(name, now), self.on_map, now):
-            self._standings.clear()
-            if name != region:
-                self._settle(name, now)
+        if now >= self.scaling.due:
+            for name in self.scaling.look(self.view, lambda name: self._usable(name, now), self.on_map, now):
+                self._known_candidates.clear()
+                if name != region:
+                    self._settle(name, now)
         self._settle(region, now)
 
     def _settle(self, region: str, now: float) -> None:
-        usable = self._usable(region, now) and not self.scaling.asleep(region)
-        known = self.view.regions.get(region)
-        if self._settled.get(region) == (known, usable):  # no guard had a say then
-            return
-        calm, warm = True, self._warm
+        pilots, known = self.scaling.pilots, self.view.regions.get(region)
+        asleep = region in pilots and self.scaling.asleep(region)
+        usable = not asleep and self._usable(region, now)
+        if (settled := self._settled.get(region)) and settled[0] is known and settled[1] == usable:
+            return  # no guard had a say then
+        calm, warm, instances = True, self._warm, self._instances
+        ready = instances.served(region) if usable else {}
         for model in _models(known) if known is not None else ():
             line = (region, model)
-            able, guard = self._instances.able(region, model) if usable else (), self.guards.get(line)
+            able, guard = ready.get(model), self.guards.get(line)
             if not able:
-                if guard is None and self.scaling.asleep(region):
+                if guard is None and asleep:
                     guard = self.guards[line] = HotGuard(self._guard_config)  # when it wakes, it does so at a pace
                 if guard is not None:
                     guard.left()
@@ -279,10 +288,14 @@ class Regions:
                 continue
             if guard is None:
                 guard = self.guards[line] = HotGuard(self._guard_config)
-            guard.came_back(now)
-            if region in self.scaling.pilots:
+            elif line in warm:
+                guard.came_back(now)
+            if region in pilots:
                 guard.cap = self.scaling.admitted_share(region, model)
-            guard.used(self._instances.used_share(region, model), max([i.received_at for i in able]))
+            if len(able) == 1:
+                guard.used(able[0].models[model].used_share, able[0].received_at)
+            else:
+                guard.used(instances.used_share(region, model), max([i.received_at for i in able]))
             if guard.admitted_share(now) < 1.0:
                 warm[line] = guard
                 calm = False
@@ -293,7 +306,7 @@ class Regions:
     def standing(self, region: str, now: float) -> tuple[State, bool, Collection[str]]:
         """What a request on hold waits for: the region's state, whether it takes any at all, and for which models."""
         health = self.liveness.get(region, _UNKNOWN).read(now)
-        return health.state, health.share > 0.0, self._instances.served(region)
+        return health.state, health.share > 0.0, self._instances.served(region).keys()
 
     def admitted_share(self, region: str, now: float) -> float:
         """The share of requests admitted without a penalty, for its most guarded model: 1 unless hot or coming back."""
@@ -328,6 +341,11 @@ class Regions:
         """Whether some region offers the model or once did; before any has reported, whatever is asked for."""
         return model in self._models or not self._models or len(self._models) >= MODELS_MAX
 
+    def offers(self, region: str, model: str) -> bool:
+        """Whether some balancer of the region speaks of the model, be it able to serve it now or not."""
+        known = self.view.regions.get(region)
+        return known is not None and any(model in instance.models for instance in known.instances)
+
     def caches(self, region: str, chain: tuple[int, ...]) -> None:
         """The region holds this prefix now."""
         if region in self.trie:
@@ -356,6 +374,16 @@ class Regions:
                 opens_s = OPENS_S
             soonest = min(soonest, opens_s)
         return max(OPENS_MIN_S, soonest)
+
+    def began(self, model: str, chosen: Scored, elapsed_ms: float) -> None:
+        """A stream's first token came so long after it was sent to the region that was chosen. Used from the region's
+        next report on, which a request that it took brings."""
+        residual = self._residuals.get((chosen.region, model))
+        if residual is None:
+            if chosen.region not in self.view.regions:
+                return
+            residual = self._residuals[chosen.region, model] = Residual()
+        residual.seen(chosen.ttft_ms - chosen.residual_ms, elapsed_ms)
 
     def compare(self, request: Request, chosen: Scored | None, usage: Usage, now: float) -> None:
         """What share of a believed hit was true tells how long blocks stay resident in that region, and what was found
@@ -405,14 +433,14 @@ class Regions:
         random_draw = 1.0 if rng is None else hashing.fraction(request.session) if request.session else rng.random()
         if now >= self._calibration_due:
             self._age(now)
-        standing = self._standing(lawful, request.model, now, without, random_draw)
-        table, places = standing.table, standing.places
+        candidates = self._candidates(lawful, request.model, now, without, random_draw)
+        table, places = candidates.table, candidates.places
         self._write(request.model, table, now)
         block, least_ms = table.block, table.token_least_ms if places is None else None
         block = block if places is None else block[:, places]
-        field = Field(request, output_tokens, standing.names, standing.at, block, standing.here, least_ms)
-        field.absent, field.spill_ms = standing.absent, self._spill.penalty_ms
-        field.moving = bool(table.moving) or standing.suspect
+        field = Field(request, output_tokens, candidates.names, candidates.at, block, candidates.here, least_ms)
+        field.absent, field.spill_ms = candidates.absent, self._spill.penalty_ms
+        field.moving = bool(table.moving) or candidates.suspect
         field.hits(self.trie.match(request.chain), self.overhang)
         if table.full or self._warm:
             self._guard(field, random_draw, now)
@@ -420,28 +448,28 @@ class Regions:
 
     # -- who may be asked
 
-    def _standing(
+    def _candidates(
         self, lawful: frozenset[str], model: str, now: float, without: frozenset[str], random_draw: float
-    ) -> _Standing:
+    ) -> _Candidates:
         """Of now: that of the last time anybody asked, if nothing has changed since."""
         for region in self._touched:
             health = self.liveness[region].read(now)
             if self._seen.get(region) != (health.state, health.why):
-                self._standings.clear()
+                self._known_candidates.clear()
         self._touched.clear()
-        known = self._standings.get((lawful, model))
+        known = self._known_candidates.get((lawful, model))
         if known is not None and now < known.until and not without:
             return known
-        made = self._stand(lawful, model, now, without, random_draw)
+        made = self._find_candidates(lawful, model, now, without, random_draw)
         if not without:
-            if len(self._standings) >= STANDINGS_MAX:
-                self._standings.clear()
-            self._standings[lawful, model] = made
+            if len(self._known_candidates) >= CANDIDATES_MAX:
+                self._known_candidates.clear()
+            self._known_candidates[lawful, model] = made
         return made
 
-    def _stand(
+    def _find_candidates(
         self, lawful: frozenset[str], model: str, now: float, without: frozenset[str], random_draw: float
-    ) -> _Standing:
+    ) -> _Candidates:
         sure: list[str] = []
         asleep: list[str] = []
         suspect: list[str] = []
@@ -470,10 +498,10 @@ class Regions:
                     absent[name] = f"{health.state}: {health.why}"
         table, names = self._table(model), tuple(sure or asleep or suspect)
         if names == table.names:
-            return _Standing(table, names, table.at, None, table.here, not (sure or asleep), absent, until)
+            return _Candidates(table, names, table.at, None, table.here, not (sure or asleep), absent, until)
         at = {name: place for place, name in enumerate(names)}
         places = np.array([table.at[name] for name in names], dtype=np.intp)
-        return _Standing(table, names, at, places, at.get(self._here), not (sure or asleep), absent, until)
+        return _Candidates(table, names, at, places, at.get(self._here), not (sure or asleep), absent, until)
 
     def _guard(self, field: Field, random_draw: float, now: float) -> None:
         """Who is hot, and who pays for it or for having been away."""
@@ -509,7 +537,7 @@ class Regions:
         """Others can be asked from now on."""
         self._tables.clear()
         self._stale.clear()
-        self._standings.clear()
+        self._known_candidates.clear()
 
     def _table(self, model: str) -> Table:
         table = self._tables.get(model)
@@ -541,6 +569,7 @@ class Regions:
         instance = self.best_instance(name, model)
         assert instance is not None  # else it had no row
         drift, region = self._drifts.get((name, instance.name, model)), self.view.regions[name]
+        residual = self._residuals.get((name, model))
         return row_of(
             self._instances.capacity(instance, model),
             # Several send to the same replicas: what one of them was sent takes slots that all of them count.
@@ -552,6 +581,7 @@ class Regions:
             rates=drift.rates if drift is not None else (0.0, 0.0, 0.0),
             price=self._prices.get(name, FREE),
             price_here=self._prices.get(self._here, FREE) if name != self._here else None,
+            residual_ms=residual.value_ms if residual is not None else 0.0,
         )
 
     def best_instance(self, region: str, model: str) -> Instance | None:

@@ -2,8 +2,9 @@
 
 A region says what its own load needs; here is added what it would take on if the worst of the others were lost, spread
 evenly, replicas taken as alike. Where a pilot-light region serves the model, that one covers the loss instead: asleep
-it is to have its fewest, woken what the others lack. It is needed when an active region that served cannot be used, or
-when all active ones together need more than they may have. Never starts or stops anything.
+it is to have its fewest, woken what the others lack. It is needed when an active region that served cannot be used or
+has no replica ready any more, or when all active ones together need more than they may have. Never starts or stops
+anything.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from global_lb.fleet.view import Region, View
 
 LOOK_S = 0.5
+UNREADY_S = 2.0  # a region without a replica for so long is lost; a balancer that has just begun has not seen its own
 HELD_S = 300.0  # how long what all of them carried is remembered: who has died tells of no load any more
 
 
@@ -38,6 +40,11 @@ class Figures(msgspec.Struct, frozen=True):
     def clamp(self, replicas: int) -> int:
         """Within the region's own bounds."""
         return max(self.least, min(replicas, self.most))
+
+    @property
+    def down(self) -> bool:
+        """Whether none is ready, though some should be: scaled to zero it would need none."""
+        return not self.ready and max(self.needed, self.least) > 0
 
 
 def figures(region: Region) -> Iterator[tuple[str, Figures]]:
@@ -56,15 +63,16 @@ def figures(region: Region) -> Iterator[tuple[str, Figures]]:
 
 
 class Scaling:
-    """See the module's head. `desired` is by region and model; `pilots` are by region."""
+    """See the module's head. `desired` is by region and model; `pilots` are by region; `due`: when to `look` again."""
 
     def __init__(self, pilots: Mapping[str, PilotConfig] | None = None) -> None:
         self.pilots = {name: PilotLight(config) for name, config in (pilots or {}).items()}
         self.desired: dict[tuple[str, str], int] = {}
         self._warm: dict[tuple[str, str], float] = {}  # of pilots: what is there of what is wanted
         self._served: dict[str, set[str]] = {}  # by model: regions that could be used for it once
+        self._down_since: dict[tuple[str, str], float] = {}  # by region and model
         self._totals: dict[str, deque[tuple[float, float]]] = {}
-        self._due = -inf
+        self.due = -inf
 
     def configure(self, pilots: Mapping[str, PilotConfig]) -> None:
         """These are the pilot lights from now on; who is one already stays as it is."""
@@ -72,7 +80,7 @@ class Scaling:
             del self.pilots[gone]
         for name, config in pilots.items():
             self.pilots.setdefault(name, PilotLight(config)).configure(config)
-        self._due = -inf
+        self.due = -inf
 
     def asleep(self, region: str) -> bool:
         """Whether it is a pilot light that burns low."""
@@ -87,21 +95,25 @@ class Scaling:
     def look(self, view: View, usable: Callable[[str], bool], on_map: Collection[str], now: float) -> list[str]:
         """See how things are, if it is time to; the pilot lights whose state is another now. `on_map`: the regions
         that there are: who left the map is not missed."""
-        if now < self._due:
+        if now < self.due:
             return []
-        self._due = now + LOOK_S
+        self.due = now + LOOK_S
         by_model: dict[str, dict[str, Figures]] = {}
         for name, region in view.regions.items():
             if name in on_map and usable(name):
                 for model, of in figures(region):
                     by_model.setdefault(model, {})[name] = of
-        why = self._why(by_model, on_map)
+        self._down_since = {
+            (name, model): self._down_since.get((name, model), now)
+            for model, told in by_model.items() for name, f in told.items() if f.down
+        }  # fmt: skip
+        why = self._why(by_model, on_map, now)
         self.desired.clear()
         for model, told in by_model.items():
             self._write(model, told, bool(why), now)
         return [name for name, pilot in self.pilots.items() if pilot.look(why, self._warmest(name), now)]
 
-    def _why(self, by_model: Mapping[str, Mapping[str, Figures]], on_map: Collection[str]) -> str:
+    def _why(self, by_model: Mapping[str, Mapping[str, Figures]], on_map: Collection[str], now: float) -> str:
         """Why pilot lights are needed; "" if they are not."""
         why = ""
         for model in self._served.keys() | by_model.keys():
@@ -111,6 +123,9 @@ class Scaling:
             missing = sorted((served & set(on_map)) - told.keys() - self.pilots.keys())
             if missing:
                 return f"{missing[0]} cannot be used for {model}"
+            down = [name for name in sorted(told) if now - self._down_since.get((name, model), now) >= UNREADY_S]
+            if down:
+                return f"{down[0]} has no replica ready for {model}"
             needed, most = sum(f.needed for f in told.values()), sum(f.most for f in told.values())
             if told and needed > most:
                 why = f"{model} needs {needed} replicas where there may be {most}"
@@ -124,7 +139,8 @@ class Scaling:
             together = ceil(f.load + shares[name] - NOTHING)
             self.desired[name, model] = f.clamp(max(f.needed, together if f.load + shares[name] > NOTHING else 0))
         total = self._held(model, sum(f.load for f in told.values()), now)
-        lacking = max(0.0, total - sum(max(f.ready, min(f.needed, f.most)) for f in active.values()))
+        there = (max(f.ready, min(f.needed, f.most)) for f in active.values() if not f.down)
+        lacking = max(0.0, total - sum(there))
         for name in pilots:
             f, awake = told[name], needed or not self.asleep(name)
             wanted = f.clamp(max(f.needed, ceil(lacking / len(pilots) - NOTHING))) if awake else f.least

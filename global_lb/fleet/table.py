@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from farhop.balance.estimate import cost
 from farhop.balance.estimate.drift import AGE_MAX_S, DOUBT_MAX_MS, SILENT_MS_PER_S
+from farhop.balance.estimate.residual import corrected
 from farhop.balance.prefix.overhang import Overhang
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     each; one alone would have a token every `alone_ms`, and a prefill that takes longer stalls the others.
     `slots_left`: slots free, less what was sent there and is not acknowledged. `foreign_tokens`: what it takes from
     here, infinite if it is here. `full`: 1 if that is nothing. `drift_...`: how fast its wait (ms a second) and its use
-    (slots a second) change, and since when that is known.
+    (slots a second) change, and since when that is known. `residual_ms`: by how much first tokens came later than was
+    predicted of late.
     """
 
     rtt_ms: float
@@ -83,6 +85,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     drift_at: float = 0.0
     drift_wait: float = 0.0
     drift_use: float = 0.0
+    residual_ms: float = 0.0
 
 
 def remaining(capacity: ModelReport, load: Outstanding) -> tuple[float, float]:
@@ -107,6 +110,7 @@ def row_of(
     rates: tuple[float, float, float],
     price: Price,
     price_here: Price | None,
+    residual_ms: float = 0.0,
 ) -> Row:
     """A region by what it reported and what was sent there. `price_here`: that of here, None if it is here itself.
 
@@ -131,6 +135,7 @@ def row_of(
         headroom, capacity.used_share, float(headroom <= 0.0),
         capacity.tpot_ms, batch, alone_ms,
         *rates,
+        residual_ms,
     )  # fmt: skip
 
 
@@ -162,7 +167,8 @@ class Scored(msgspec.Struct, frozen=True):
 
     `believed_tokens` are the hit before it was discounted (cache_hit_calibration). `headroom` is in slots: those free,
     less what was sent there and is not acknowledged, and no more than it takes from other regions. `usd`: what the
-    request would cost there, hardware and traffic between regions. As they count in the score: `decode_ms`, what its
+    request would cost there, hardware and traffic between regions. `residual_ms` is how much of `ttft_ms` is what first
+    tokens took longer than predicted of late, which no score counts. As they count in the score: `decode_ms`, what its
     tokens take longer than a token costs where that is least; `interference_ms` and `stall_ms`, what its tokens and its
     prefill cost those it joins.
     """
@@ -187,6 +193,12 @@ class Scored(msgspec.Struct, frozen=True):
     decode_ms: float = 0.0
     interference_ms: float = 0.0
     stall_ms: float = 0.0
+    residual_ms: float = 0.0
+
+    @property
+    def bare_ttft_ms(self) -> float:
+        """By wire, wait and prefill alone: what regions are told, who judge it by what they know of the two last."""
+        return self.rtt_ms + self.upload_ms + self.wait_ms + self.prefill_ms
 
     @property
     def uncached_share(self) -> float:
@@ -444,9 +456,13 @@ class Field:
         decode_ms = self.output_tokens * (row.tpot_ms - self.least_token_ms())
         interference_ms = self.output_tokens * (row.token_ms - row.tpot_ms)
         stall_ms = cost.stalled_ms(prefill_ms, row.alone_ms, row.batch)
-        ttft_ms = row.rtt_ms + upload_ms + row.wait_ms + prefill_ms
+        # An engine's step takes as long as the longer of the prompt and a token of those under way, and where all
+        # are busy whoever comes finds it half through one.
+        step_ms = max(prefill_ms, row.tpot_ms) + (0.5 * row.tpot_ms if row.batch >= 1.0 else 0.0)
+        predicted_ms = row.rtt_ms + upload_ms + row.wait_ms + step_ms
+        ttft_ms = corrected(predicted_ms, row.residual_ms)
         return Scored(  # in order: by name takes 8 us
             self.names[place], score, ttft_ms, row.rtt_ms, upload_ms, row.wait_ms, believed, hit, uncached, prefill_ms,
             row.tpot_ms, int(row.slots_free), headroom, penalty_ms, place in self.hot, usd, bias_ms,
-            BETA * decode_ms, BETA * interference_ms, BETA * stall_ms,
+            BETA * decode_ms, BETA * interference_ms, BETA * stall_ms, ttft_ms - predicted_ms,
         )  # fmt: skip

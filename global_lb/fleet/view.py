@@ -60,8 +60,12 @@ def instance_of(
         accepted=report.accepted_bytes.get(balancer, 0.0),
         models={m.model: m for m in report.models},
         client_url=report.client_url,
-        lineage={m.model: frozenset(m.bases) or (None if m.base_unknown else _BASELESS) for m in report.models},
+        lineage={m.model: _bases(m) for m in report.models},
     )
+
+
+def _bases(model: ModelReport) -> Bases:
+    return frozenset(model.bases) if model.bases else None if model.base_unknown else _BASELESS
 
 
 class Region(msgspec.Struct, frozen=True):
@@ -151,6 +155,12 @@ class ChannelChanged(Event, frozen=True):
     region: str
     up: bool
     known: Region | None = None
+
+
+class OutputsTold(Event, frozen=True):
+    """A region told how long answers are: (tenant, model, tokens) each. For who begins: it may know nothing yet."""
+
+    outputs: tuple[tuple[str, str, float], ...]
 
 
 class RegionForced(Event, frozen=True):

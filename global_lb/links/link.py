@@ -166,12 +166,13 @@ class BalancerLink:
             broke, self._broke = self._broke, False
 
     async def _reports(self) -> None:
-        request = region_pb2.ReportsRequest(balancer=self._config.balancer, region=self._config.region)
+        request = region_pb2.ReportsRequest(balancer=self._config.balancer, region=self._config.region, begins=True)
         while True:
             try:
                 async for message in self._stub.Reports(request):
                     self._alive_at = _loop_time()
                     self._watcher.on_link_report(message, self._name)
+                    request.begins = False
                     laws = self._watcher.laws
                     if laws is not None and message.law_epoch not in (0, laws.law.held_epoch):
                         self._unlike.set()

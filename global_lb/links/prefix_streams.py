@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from farhop.balance.prefix.trie import PrefixTrie
 
     Count = Generator[None, None, int]
+    _Content = list[tuple[str, int, tuple[int, ...]]]  # "stored" below this parent, "evicted", "cleared": nodes
 
 FORGET_S = 60.0  # what an instance reported is kept for this long after its stream ended
 CONFIRM_S = 5.0  # what we sent, and its region has not confirmed after once to twice this, is gone
@@ -287,43 +288,57 @@ class PrefixStream:
 
     def take(self, message: region_pb2.PrefixDelta) -> Iterator[None]:
         """Apply one message, turn by turn. Raises PrefixGapError where it does not follow or cannot be meant."""
-        why = self._absurd(message)
-        if why is not None:
-            self._prefixes._refused(why)
-            raise PrefixGapError(why)
+        content = self._read(message)
+        if isinstance(content, str):
+            self._prefixes._refused(content)
+            raise PrefixGapError(content)
         if not self._current:
             raise PrefixGapError("superseded, or forgotten meanwhile")
         if self._law_epoch != self._prefixes.law_epoch:
             raise PrefixGapError("asked under another law")
         self._instance.lost_at = None  # it speaks, even if not all is reported yet
         if message.HasField("slice"):
-            yield from self._slice(message)
+            yield from self._slice(message, content)
         else:
-            yield from self._changes(message)
+            yield from self._changes(message, content)
 
-    def _absurd(self, message: region_pb2.PrefixDelta) -> str | None:
-        """What no balancer in its right mind would send, judged before anything of it is applied."""
+    def _read(self, message: region_pb2.PrefixDelta) -> _Content | str:
+        """What it says; or why no balancer in its right mind would, judged before anything of it is applied. Every
+        field is read once: that is most of what a message costs."""
         if message.instance != self._who or message.incarnation <= 0 or not message.seq:
             return "prefixes_misplaced"
-        paths = [change.stored for change in message.changes if change.HasField("stored")]
-        paths += message.slice.paths
-        n_nodes = sum(len(path.nodes) for path in paths)
-        n_nodes += sum(len(change.evicted.nodes) for change in message.changes)
-        if n_nodes > MESSAGE_NODES_MAX or len(message.changes) + len(message.slice.paths) > MESSAGE_NODES_MAX:
+        content: _Content = []
+        n_nodes = 0
+        if message.HasField("slice"):
+            for path in message.slice.paths:
+                content.append(("stored", path.parent, nodes := tuple(path.nodes)))
+                n_nodes += len(nodes)
+        else:
+            for change in message.changes:
+                what, parent, nodes = change.WhichOneof("what"), 0, ()
+                if what == "stored":
+                    stored = change.stored
+                    parent, nodes = stored.parent, tuple(stored.nodes)
+                elif what == "evicted":
+                    nodes = tuple(change.evicted.nodes)
+                content.append((what or "", parent, nodes))
+                n_nodes += len(nodes)
+        if n_nodes > MESSAGE_NODES_MAX or len(content) > MESSAGE_NODES_MAX:
             return "prefixes_too_many"
-        for path in paths:
-            distinct = set(path.nodes)
-            if not distinct or len(path.nodes) > DEPTH_MAX or path.parent in distinct or 0 in distinct:
-                return "prefixes_malformed"
-            if len(distinct) < len(path.nodes):
-                return "prefixes_duplicate"
-        return None
+        for kind, parent, nodes in content:
+            if kind == "stored":
+                distinct = set(nodes)
+                if not distinct or len(nodes) > DEPTH_MAX or parent in distinct or 0 in distinct:
+                    return "prefixes_malformed"
+                if len(distinct) < len(nodes):
+                    return "prefixes_duplicate"
+        return content
 
     def _gap(self, why: str) -> PrefixGapError:
         self._prefixes._refused("prefixes_gap")
         return PrefixGapError(why)
 
-    def _slice(self, message: region_pb2.PrefixDelta) -> Iterator[None]:
+    def _slice(self, message: region_pb2.PrefixDelta, content: _Content) -> Iterator[None]:
         instance, slice_ = self._instance, message.slice
         if slice_.slice == 0:
             instance.abandon()
@@ -333,9 +348,9 @@ class PrefixStream:
             raise self._gap("a slice is missing")
         instance.slice += 1
         done = 0
-        for path in slice_.paths:
-            self._stored(path.parent, tuple(path.nodes), instance.arriving)
-            done = yield from self._turn(done + len(path.nodes))
+        for _, parent, path in content:
+            self._stored(parent, path, instance.arriving)
+            done = yield from self._turn(done + len(path))
         if not slice_.last:
             return
         before = (instance.nodes, *instance.stale)
@@ -351,7 +366,7 @@ class PrefixStream:
             for nodes in before:
                 yield from prefixes._leave(self._name, region, nodes.drain())
 
-    def _changes(self, message: region_pb2.PrefixDelta) -> Iterator[None]:
+    def _changes(self, message: region_pb2.PrefixDelta, content: _Content) -> Iterator[None]:
         instance = self._instance
         if instance.arriving is not None or (message.incarnation, message.after) != (
             instance.incarnation,
@@ -359,17 +374,17 @@ class PrefixStream:
         ):
             raise self._gap("changes are missing")
         done = 0
-        for change in message.changes:
-            what = change.WhichOneof("what")
+        for what, parent, nodes in content:
             if what == "stored":
-                self._stored(change.stored.parent, tuple(change.stored.nodes), instance.nodes)
-                done += len(change.stored.nodes)
+                self._stored(parent, nodes, instance.nodes)
+                done += len(nodes)
             elif what == "evicted":
-                done = yield from self._evicted(tuple(change.evicted.nodes), done)
+                done = yield from self._evicted(nodes, done)
             elif what == "cleared":
                 gone, instance.nodes = instance.nodes, NodeMap()
                 yield from self._prefixes._leave(self._name, self._region, gone.drain())
-            done = yield from self._turn(done)
+            if done >= _TURN_NODES:
+                done = yield from self._turn(done)
         instance.seq = message.seq
         instance.whole()
 

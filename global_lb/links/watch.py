@@ -18,15 +18,24 @@ from urllib.parse import urlsplit
 import grpc
 from farhop_wire import region_pb2
 
+from farhop.balance.estimate.estimates import ENTRIES_MAX
 from farhop.balance.machine import Address
 from farhop.balance.prefix.trie import PrefixTrie
 from farhop.service.region_channel import address_of
 from farhop.service.tasks import Tasks, in_turns
 from farhop.store.documents.document import DocumentError
-from farhop.store.documents.report import from_wire
+from farhop.store.documents.report import TEXT_LIMIT, from_wire
 from farhop.store.hubs import stores_of
 from global_lb.fleet.distances import Distances, moved
-from global_lb.fleet.view import ChannelChanged, Instance, Region, RegionKnown, RegionReported, instance_of
+from global_lb.fleet.view import (
+    ChannelChanged,
+    Instance,
+    OutputsTold,
+    Region,
+    RegionKnown,
+    RegionReported,
+    instance_of,
+)  # fmt: skip
 from global_lb.links.drains import Drains
 from global_lb.links.hubs import Hub
 from global_lb.links.link import GONE, BalancerLink, QuietAttempt
@@ -379,6 +388,25 @@ class Watcher:
             self._refused("misplaced")
             return
         self.on_report(report)
+        if message.outputs:
+            self._told(message)
+
+    def _told(self, message: region_pb2.Report) -> None:
+        """How long answers are, as a region told who begins. What is no figure is looked at by who takes it."""
+        told = [(one.tenant, one.model, one.tokens) for one in message.outputs[:ENTRIES_MAX]]
+        if any(max(len(tenant), len(model)) > TEXT_LIMIT for tenant, model, _ in told):
+            self._refused("malformed")
+        else:
+            self._react(OutputsTold(tuple(told)))
+
+    def caught_up(self) -> bool:
+        """Whether all is here that those who are connected have told by now: their caches, and how far they are. One
+        of which it is not known yet whether it is there is waited for, too."""
+        for region, instance in self._reports:
+            up = self._up.get((region, instance))
+            if up is None or (up and self.prefixes.state(region) != "connected"):
+                return False
+        return bool(self._reports)
 
     def on_stream_failed(self, what: str, code: grpc.StatusCode) -> None:
         """A link's stream ended in an error. That nobody is there the ping tells; any other reason is counted."""

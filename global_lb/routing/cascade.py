@@ -1,8 +1,9 @@
 """Names that stand for other models: the cascade of a route, and which of its models a request is for.
 
 Invariants: a model that the law or the API key does not let the request use is never chosen, and neither is a name that
-the law keeps it from; resolving ends, since a model of a cascade never stands for others in turn. Decided once, when
-the request comes: after that its model stays. Never sends, and reserves nothing.
+the law keeps it from; resolving ends, since a model of a cascade never stands for others in turn, and no model is
+fallen back to twice. Decided when the request comes, and again only where it would be refused for want of room before
+anything of an answer is there. Never sends, and reserves nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from farhop.balance import outcome
+from farhop.service import model_steps
 from global_lb.routing import admission
 
 if TYPE_CHECKING:
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Request
     from farhop.balance.outcome import Outcome
+    from farhop.service.model_steps import ModelStep
     from global_lb.routing.pick import Decision
-    from global_lb.routing.policy import ModelStep
     from topology.law import Law
 
 LEAST_ROOM = 1.0  # slots
@@ -41,44 +43,69 @@ def resolve(
     law: Law,
     consider: Callable[[Request], Decision],
     known: Callable[[str], bool],
+    *,
+    tools: bool = False,
+    micro_usd: Callable[[Request], int | None] = lambda _: None,
 ) -> Request | Unresolved:
     """The request for the model that it gets: the first with room in a region where it may go; while none has any, the
     first that is served there; where none is, the first that it may use, of those `known` if there is one. `allowed`
-    are the models of its API key, empty for any. Its `lawful` then holds what the law says of the name asked for, too.
-    Its chain is still the name's."""
+    are the models of its API key, empty for any; `tools`: it brings some; `micro_usd`: what a request may cost at most,
+    None where that has no price. Its `lawful` then holds what the law says of the name asked for, too.
+    Its `fallbacks` are the others that it may use. Its chain is still the name's."""
     by_name = admission.processing(request, law).lawful
     by_name = admission.both(by_name, request.lawful)
     passed: list[str] = []
     lawless = False
     served: tuple[Request, list[str]] | None = None
     firsts: list[Request] = []
+    unfit = model_steps.unfit(steps, request, allowed, tools, micro_usd)
+    fitting = tuple(model for model, why in unfit.items() if not why)
     for step in steps:
-        if step.prompt_bytes_max is not None and request.prompt_bytes > step.prompt_bytes_max:
-            passed.append(f"{step.model}: the prompt is too long")
+        if unfit[step.model]:
+            passed.append(f"{step.model}: {unfit[step.model]}")
             continue
-        if allowed and step.model not in allowed:
-            passed.append(f"{step.model}: not for this key")
-            continue
-        one = replace(request, model=step.model, alias=request.model, lawful=by_name)
+        others = tuple(model for model in fitting if model != step.model)
+        one = replace(request, model=step.model, alias=request.model, lawful=by_name, fallbacks=others)
         if not admission.processing(one, law).lawful & by_name:
             lawless = True
             passed.append(f"{step.model}: unlawful")
             continue
         decision = consider(one)
         if decision.chosen is not None and any(scored.headroom >= LEAST_ROOM for scored in decision.scored):
-            return _told(one, passed)
+            return _explained(one, passed)
         if decision.chosen is not None:
             served = served or (one, list(passed))
         firsts.append(one)
         passed.append(f"{step.model}: {'no room' if decision.chosen is not None else 'not served'}")
     if served is not None:
-        return _told(*served, "; no other has room")
+        return _explained(*served, "; no other has room")
     if firsts:
-        return _told(next((one for one in firsts if known(one.model)), firsts[0]), [], "; none is served")
+        return _explained(next((one for one in firsts if known(one.model)), firsts[0]), [], "; none is served")
     if lawless or not by_name:
         return Unresolved(outcome.UNLAWFUL, f"no region may process this request for what `{request.model[:128]}` is")
     return Unresolved(outcome.KEY_SCOPE, f"this API key is for none of the models that `{request.model[:128]}` is")
 
 
-def _told(request: Request, passed: Sequence[str], end: str = "") -> Request:
+def fall_back(
+    request: Request, refused: str, attempts: int, consider: Callable[[Request], Decision], *, room: bool
+) -> Request | None:
+    """The request for another of the models that its name stands for, after so many attempts for this one, which
+    `refused` says the end of: the first with room where it may go, and, unless there has to be `room`, while none has
+    any the first that is served there. None: there is none. Its chain is to be made anew: caches go by the model."""
+    served: Request | None = None
+    for model in request.fallbacks:
+        left = tuple(other for other in request.fallbacks if other != model)
+        why = f"{request.alias_why}; {request.model}: {refused}".removeprefix("; ")
+        name = request.alias or request.model
+        one = replace(request, model=model, alias=name, alias_why=why, fallbacks=left, attempted=attempts, chain=())
+        decision = consider(one)
+        if decision.chosen is None:
+            continue
+        if any(scored.headroom >= LEAST_ROOM for scored in decision.scored):
+            return one
+        served = served or one
+    return None if room else served
+
+
+def _explained(request: Request, passed: Sequence[str], end: str = "") -> Request:
     return replace(request, alias_why="; ".join(passed) + end if passed else end.removeprefix("; "))

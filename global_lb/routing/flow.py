@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farhop.balance import machine, outcome, retry
-from farhop.balance.estimate.estimates import Estimates
+from farhop.balance.estimate.estimates import Estimates, Learned
 from farhop.balance.health.pilot_light import PilotConfig
 from farhop.balance.health.reading import State
 from farhop.balance.health.region import LivenessConfig
 from farhop.balance.health.suspects import BROKE_OFF, Suspects
 from farhop.balance.ledger import Ledger, Reservation
 from farhop.balance.outcome import Source
+from farhop.service import model_steps
 from global_lb.fleet.regions import Regions, Spill
-from global_lb.fleet.view import ChannelChanged, RegionForced, RegionKnown, RegionReported, ViewSwapped
+from global_lb.fleet.view import ChannelChanged, OutputsTold, RegionForced, RegionKnown, RegionReported, ViewSwapped
 from global_lb.routing import admission, cascade
 from global_lb.routing.pick import Decision, pick
 from global_lb.routing.policy import OverridesChanged
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
 
 RESUMES_MAX = 3  # of one stream, as in a region
+# So long at most a broken stream waits for a region that takes it up. Where much breaks at once those that live answer
+# late: to give up a connection takes 3 s, to hear of whoever was silent a report (1 s), to ask both anew some 8 s.
+RESUME_WAIT_S = 20.0
 MOVE_AGAIN_S = 2.0  # after a stream could not leave a drained region: somebody may have room, or it be further
 LOOK_AGAIN_S = 1.0  # after an attempt was sent that has not begun
 LOOK_SOON_S = 0.5  # after its region's channel broke
@@ -55,9 +59,10 @@ TURNED_AWAY_MAX = 3  # regions; each costs the client a round trip
 LOOK_HELD_S = 0.5  # quotas and drains open by time alone: those on hold are looked at this often at least
 _ENDED_TWO = "this request was under way at two balancers when they ended; it is not sent to a third for a while"
 _UNSPOKEN = (
-    "no engine of this model has this path: vLLM and SGLang of today have; ask for the same on /v1/chat/completions, "
-    "or have them brought up to date"
+    "no engine of this model has this path: ask for a chat on /v1/chat/completions; embeddings, scores and rankings "
+    "take a model that is served for them"
 )
+_NO_PATH = outcome.PATH_UNSPOKEN
 _UNLAWFUL_THERE = (outcome.UNLAWFUL_HERE, outcome.UNLAWFUL_UNREAD)
 ASK_AGAIN_S = 2.0  # a request on hold does not ask a region that refused it before this
 
@@ -106,7 +111,7 @@ class RequestState:
     `doubted`: it waits until it is known whether the processes live at which it broke off; `due` is what its timer is
     set for; `held_until` is when its patience ends, once it began. `waits_ms` is how long it would wait in regions that
     refused it, as they said; `waited_s` what it waited in queues of regions that let it go; `resumes`: how often its
-    stream broke and was to go on elsewhere.
+    stream broke and was to go on elsewhere, and `broke`: where.
     """
 
     request: Request
@@ -124,6 +129,7 @@ class RequestState:
     waited_s: float = 0.0
     due: float = 0.0
     resumes: int = 0
+    broke: frozenset[str] = frozenset()
 
     def law_refused(self, lawful: frozenset[str]) -> bool:
         """Whether every lawful region's own copy of the law said no."""
@@ -162,8 +168,11 @@ class GlobalFlow:
         self.hits, self.sent, self.admitted_share = self._regions.hits, self._regions.sent, self._regions.admitted_share
         self.forgotten: list[Callable[[], None]] = []  # called when all prefixes are forgotten
         self.ledger, self.estimates = Ledger(), Estimates()
-        self._budget, self._suspects = retry.RetryBudget(), Suspects()
+        self._suspects = Suspects()
+        # What a request with so many tokens of answers may cost, in millionths of a USD; the tier sets it.
+        self.micro_usd: Callable[[Request, float], int | None] = lambda _request, _tokens: None
         self._requests: dict[str, RequestState] = {}
+        self._budget = retry.RetryBudget(self._requests)
         self._held: dict[str, None] = {}
         self._moving: dict[str, float] = {}  # drained regions that streams leave, and by when
         self._woken_at = -inf  # when all on hold were looked at last
@@ -183,6 +192,7 @@ class GlobalFlow:
             RegionReported: self._region_reported,
             ChannelChanged: self._channel_changed,
             RegionForced: self._region_forced,
+            OutputsTold: self._outputs_reported,
             RoutesChanged: self._overridden,
             OverridesChanged: self._overridden,
         }
@@ -207,24 +217,23 @@ class GlobalFlow:
         request = event.request
         if request.id in self._requests:
             return [machine.Answer(request.id, outcome.INVALID_FIELD, "a request with this id is under way")]
-        lawful = admission.processing(request, self.law).lawful
-        if request.lawful is not None:
-            lawful &= request.lawful
+        verdict = admission.processing(request, self.law)
+        lawful = verdict.lawful if request.lawful is None else verdict.lawful & request.lawful
         if request.by_anycast:
             route = self.routes.of(request.tenant, request.model).config
             own = self.redirects.to_own_name(request, route, self.config.unicast_url)
             if own is not None:
                 return [own]
-        state = self._requests[request.id] = RequestState(request, lawful)
+        state = self._requests[request.id] = RequestState(request, lawful, attempts=request.attempted)
         self.estimates.now = now
-        self._budget.began()
-        return self._dispatch(state, now)
+        return self._dispatch(state, now, verdict)
 
     def _began(self, event: machine.AttemptBegan, now: float) -> list[Command]:
         found = self._under_way(event)
         if found is not None and not found[1].started:
             self.ledger.began(event.id, now)
             self._start(*found, event.status)
+            self._compare_promise(*found, event.status, now)
             if found[1].region in self._moving:
                 return [self._move_at(found[0], max(self._moving[found[1].region], now + MOVE_AGAIN_S))]
         return []
@@ -278,14 +287,24 @@ class GlobalFlow:
         return self._came_back(state, attempt, event.outcome, now, counted=False)
 
     def _resume(self, state: RequestState, attempt: Attempt, event: machine.AttemptFailed, now: float) -> list[Command]:
-        """After a failure in mid-stream: from another region, where the law of now and the bounds let it."""
-        state.refusals[attempt.region] = event.outcome  # it is not asked again
-        bounded = event.resumable and state.resumes < RESUMES_MAX
-        if not bounded or self.consider(state.request, now, state.lawful, frozenset(state.refusals)).chosen is None:
+        """After a failure in mid-stream: from another region, where the law of now and the bounds let it. If nobody is
+        thought to serve just now it waits: its client has a part of the answer, and whoever could go on may be back."""
+        request = state.request
+        state.broke |= {attempt.region}
+        lawful = state.lawful & admission.processing(request, self.law).lawful
+        elsewhere = any(self._regions.offers(region, request.model) for region in lawful - state.broke)
+        bounded = state.resumes < RESUMES_MAX and state.attempts < retry.ATTEMPTS_MAX
+        if not event.resumable or not bounded or not elsewhere:
             self._over(state)
             return [machine.Answer(event.id, event.outcome, f"region {attempt.region} failed while answering")]
         self._withdraw(state, attempt, counted=True)
         state.resumes += 1
+        # Where it broke it is not asked again while there is another; what others said before it began is long past.
+        said = {**state.refusals, attempt.region: event.outcome}
+        state.refusals = {region: reason for region, reason in said.items() if region in state.broke}
+        state.waits_ms.clear()
+        patience_s = max(RESUME_WAIT_S, self._patience_s(request.tenant))
+        state.held_until = min(request.deadline, now + patience_s)
         return self._dispatch(state, now)
 
     def _client_left(self, event: machine.ClientLeft, _now: float) -> list[Command]:
@@ -347,6 +366,13 @@ class GlobalFlow:
         # The region holds this prefix now: known here only if the law lets a trace of it be kept here.
         if status < 400 and admission.hints_allowed(state.request, self.config.region, self.law):
             self._regions.caches(attempt.region, state.request.chain)
+
+    def _compare_promise(self, state: RequestState, attempt: Attempt, status: int, now: float) -> None:
+        """What was promised against what was seen. An answer in one piece does not show its first token, and a stream
+        that goes on elsewhere is another request there."""
+        chosen = state.decision.chosen if state.decision is not None else None
+        if chosen is not None and status < 400 and state.request.stream and not state.resumes:
+            self._regions.began(state.request.model, chosen, (now - attempt.sent_at) * 1e3)
 
     # -- the world's edges
 
@@ -445,6 +471,11 @@ class GlobalFlow:
             return [again]
         return [again, machine.Move(state.request.id, state.attempts)]
 
+    def _outputs_reported(self, event: OutputsTold, now: float) -> list[Command]:
+        self.estimates.now = now
+        self.estimates.adopt(Learned({}, {(tenant, model): tokens for tenant, model, tokens in event.outputs}))
+        return []
+
     def _overridden(self, event: RoutesChanged | OverridesChanged, now: float) -> list[Command]:
         self.routes.apply(event)
         return self._wake(now)
@@ -490,13 +521,15 @@ class GlobalFlow:
     # -- deciding
 
     def consider(
-        self, request: Request, now: float, within: frozenset[str] | None = None, without: frozenset[str] = frozenset()
-    ) -> Decision:
+        self, request: Request, now: float, within: frozenset[str] | None = None, without: frozenset[str] = frozenset(),
+        verdict: Verdict | None = None,
+    ) -> Decision:  # fmt: skip
         """Decide for a request by the law of now, and inside `within` where given, `without` those tried already.
+        `verdict` is the law's, if it was asked just now.
 
         Changes nothing; `explain` asks the same way.
         """
-        verdict, routes = admission.processing(request, self.law), self.routes
+        verdict, routes = verdict or admission.processing(request, self.law), self.routes
         output_tokens = self.estimates.output_tokens(request.tenant, request.model, request.max_tokens)
         lawful, route = admission.both(verdict.lawful, within), routes.of(request.tenant, request.model)
         field = self._regions.field(request, output_tokens, lawful, now, without, self._rng)
@@ -513,31 +546,44 @@ class GlobalFlow:
         )
         if not request.alias:
             return decision
-        why = f" ({request.alias_why})" if request.alias_why else ""
-        notes = (f"{request.alias} stands for {request.model}{why}", *decision.notes)
-        return msgspec.structs.replace(decision, notes=notes)
+        return msgspec.structs.replace(decision, notes=(model_steps.told(request), *decision.notes))
 
-    def resolve(self, request: Request, allowed: Sequence[str], now: float) -> Request | cascade.Unresolved | None:
-        """The request for the model that its name stands for now; None where that is the model itself. `allowed` are
-        the models of its API key, empty for any. Changes nothing."""
+    def resolve(
+        self, request: Request, allowed: Sequence[str], now: float, *, tools: bool = False
+    ) -> Request | cascade.Unresolved | None:
+        """The request for the model that its name stands for now; None where that is the model itself and there is none
+        beside. `allowed` are the models of its API key, empty for any. Changes nothing."""
         steps = self.routes.cascade(request.tenant, request.model)
         if not steps:
             return None
         found = cascade.resolve(
             request,
-            steps,
+            model_steps.ordered(steps, model_steps.drawn(request, self._rng)),
             allowed,
             self.law,
             consider=lambda one: self.consider(one, now, one.lawful),
             known=self._regions.may_exist,
+            tools=tools,
+            micro_usd=lambda one: self.micro_usd(one, self._answer_tokens(one)),
         )
-        return None if not isinstance(found, cascade.Unresolved) and found.model == request.model else found
+        if isinstance(found, cascade.Unresolved) or found.model != request.model:
+            return found
+        return msgspec.structs.replace(request, fallbacks=found.fallbacks) if found.fallbacks else None
 
-    def _decide(self, state: RequestState, now: float) -> Decision:
+    def _answer_tokens(self, request: Request) -> float:
+        """What a request's answers may be at most, or where it does not say are likely to be."""
+        if request.max_tokens is not None:
+            return float(request.max_tokens * request.answers)
+        return self.estimates.output_tokens(request.tenant, request.model, None) * request.answers
+
+    def _decide(self, state: RequestState, now: float, verdict: Verdict | None = None) -> Decision:
         """The law twice: that of the request's arrival bounds that of now. Those who turned it away are asked again,
         without a promise, once nobody else is left who would serve it about as soon, or the client has waited for
         enough of them."""
-        decision = self.consider(state.request, now, state.lawful, frozenset(state.refusals))
+        decision = self.consider(state.request, now, state.lawful, frozenset(state.refusals), verdict)
+        if not state.refusals:
+            state.last_resort = state.last_resort or decision.unwelcome(now)
+            return decision
         away = [region for region, reason in state.refusals.items() if admission.turned_away(reason)]
         if not away or state.last_resort:
             state.last_resort |= not away and decision.unwelcome(now)
@@ -547,23 +593,23 @@ class GlobalFlow:
         few = len(away) < TURNED_AWAY_MAX and state.attempts + 1 < retry.ATTEMPTS_MAX
         chosen, better = decision.chosen, again.chosen
         if few and chosen is not None:
-            least_ms = max(better.ttft_ms, state.waits_ms.get(better.region, 0.0)) if better is not None else inf
-            if chosen.ttft_ms <= SOONER_FACTOR * least_ms + SOONER_SLACK_MS:
+            least_ms = max(better.bare_ttft_ms, state.waits_ms.get(better.region, 0.0)) if better is not None else inf
+            if chosen.bare_ttft_ms <= SOONER_FACTOR * least_ms + SOONER_SLACK_MS:
                 return decision
         state.last_resort = True
         for region in away:
             del state.refusals[region]
         return again
 
-    def _dispatch(self, state: RequestState, now: float) -> list[Command]:
-        """Send the request to the best region it may go to, or conclude or hold it."""
+    def _dispatch(self, state: RequestState, now: float, verdict: Verdict | None = None) -> list[Command]:
+        """Send the request to the best region it may go to, or conclude or hold it. `verdict` as for `consider`."""
         request = state.request
         if now >= request.deadline:
             return [self._answer(state, outcome.DEADLINE, "the request's deadline passed")]
         state.doubted = False
         if self._suspects.against and request.body_hash and (commands := self._suspected(state, now)) is not None:
             return commands
-        decision = state.decision = self._decide(state, now)
+        decision = state.decision = self._decide(state, now, verdict)
         chosen = decision.chosen
         if chosen is None:
             return self._nowhere(state, decision, now)
@@ -587,7 +633,7 @@ class GlobalFlow:
                 state.attempts,
                 chosen.region,
                 instance.tier,
-                None if state.last_resort else chosen.ttft_ms,
+                None if state.last_resort else chosen.bare_ttft_ms,
                 lawful,
                 decision,
                 waited_s=state.waited_s,
@@ -606,6 +652,8 @@ class GlobalFlow:
             state.held_until = min(request.deadline, now + self._patience_s(request.tenant))
         held = request.id in self._held
         crowded = not held and len(self._held) >= self.config.held_max
+        if state.refusals and (instead := self._fall_back(state, now)) is not None:
+            return [instead]
         if crowded or now >= state.held_until or state.law_refused(lawful) or state.unspoken:
             return [self._exhausted(state, decision.verdict, now)]
         due = min(state.held_until, now + ASK_AGAIN_S) if state.refusals else state.held_until
@@ -622,7 +670,9 @@ class GlobalFlow:
         instance, request = attempt.instance, state.request
         if request.body_hash and reason in BROKE_OFF:
             process = (instance.region, instance.name, str(instance.incarnation))
-            self._suspects.broke_off((request.tenant, request.body_hash), process, self._reported_at(process), now)
+            # Silence from before it was sent there is none of its doing.
+            last_seen_at = max(attempt.sent_at, self._reported_at(process))
+            self._suspects.broke_off((request.tenant, request.body_hash), process, last_seen_at, now)
 
     def _reported_at(self, process: tuple[str, ...]) -> float:
         """When a report of this very process came, by whatever path."""
@@ -663,9 +713,13 @@ class GlobalFlow:
         self._withdraw(state, attempt, counted=counted)
         state.refusals[region] = reason
         if not retry.may_redispatch(reason, state.attempts, state.transport_retries, self._budget):
-            if reason.retryable:
-                return [self._exhausted(state, admission.processing(state.request, self.law), now)]
-            return [self._answer(state, reason, state.summary())]
+            if not reason.retryable:
+                return [self._answer(state, reason, state.summary())]
+            if (instead := self._fall_back(state, now)) is not None:
+                return [instead]
+            return self._wait(state, now) or [
+                self._exhausted(state, admission.processing(state.request, self.law), now)
+            ]
         if retry.draws_on_budget(reason, state.transport_retries) and not state.budgeted:
             state.budgeted = self._budget.take()
         if reason.source is Source.TRANSPORT:
@@ -674,7 +728,39 @@ class GlobalFlow:
             tried = frozenset(state.refusals)
             if not counted and self.consider(state.request, now, state.lawful, tried).chosen is None:
                 del state.refusals[region]  # better the same region again than none
+        elif state.request.fallbacks and not state.last_resort:
+            tried = frozenset(state.refusals)
+            if self.consider(state.request, now, state.lawful, tried).chosen is None:
+                # Before any is asked for the last resort, where the request may stand in line for long.
+                instead = self._fall_back(state, now, room=True)
+                if instead is not None:
+                    return [instead]
         return self._dispatch(state, now)
+
+    def _fall_back(self, state: RequestState, now: float, *, room: bool = False) -> Command | None:
+        """Instead of a refusal for want of room: another model that its name stands for, if one is served where the
+        request may go. Not where the law or the path is what is refused."""
+        request = state.request
+        wanted = [one for one in state.refusals.values() if one.source is not Source.LAW and one is not _NO_PATH]
+        if not request.fallbacks or state.resumes or (state.refusals and not wanted):
+            return None
+        refused = wanted[-1].reason if wanted else "not served"
+        found = cascade.fall_back(
+            request, refused, state.attempts, lambda one: self.consider(one, now, one.lawful), room=room
+        )
+        if found is None:
+            return None
+        self._over(state)
+        return machine.FallBack(request.id, found, state.decision)
+
+    def _wait(self, state: RequestState, now: float) -> list[Command]:
+        """A broken stream that was tried elsewhere as often as may be at once is tried again later; [] for what is
+        none, or has waited."""
+        full = state.attempts >= retry.ATTEMPTS_MAX or len(self._held) >= self.config.held_max
+        if not state.resumes or state.held_until is None or now >= state.held_until or full:
+            return []
+        self._held[state.request.id] = None
+        return [machine.Hold(state.request.id), self._timer(state, min(state.held_until, now + ASK_AGAIN_S))]
 
     # -- endings and learning
 
@@ -701,7 +787,6 @@ class GlobalFlow:
         self._held.pop(request_id, None)
         if state.attempt is not None:
             self._withdraw(state, state.attempt, counted=state.attempt.started)
-        self._budget.ended()
         if state.budgeted:
             self._budget.give()
 

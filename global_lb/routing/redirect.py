@@ -76,7 +76,7 @@ class Redirects:
             load = regions.load_of(instance)
             load.sent(request.prompt_bytes)
             self._redirected.append((now + REDIRECTED_S, instance.region, load, request.prompt_bytes))
-        forward = machine.Forward(request.id, 1, chosen.region, instance.tier, chosen.ttft_ms, lawful, decision)
+        forward = machine.Forward(request.id, 1, chosen.region, instance.tier, chosen.bare_ttft_ms, lawful, decision)
         return machine.Redirect(request.id, instance.client_url, outcome.REDIRECTED, forward)
 
     def settle(self, regions: Regions, now: float) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from farhop.balance.homes import Homes
 from farhop.balance.machine import Event
+from farhop.service import model_steps
 from global_lb.routing.policy.overrides import OperatorOverrides, OverridesChanged
 from global_lb.routing.policy.route import Route, RouteConfig
 
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from farhop.balance.machine import Request
+    from farhop.service.model_steps import ModelStep
     from global_lb.routing.pick import Decision
-    from global_lb.routing.policy.route import ModelStep, RouteScope
+    from global_lb.routing.policy.route import RouteScope
 
 ALL: RouteScope = ("", "")
 
@@ -54,13 +56,7 @@ class Routes:
     def cascade(self, tenant: str, model: str) -> tuple[ModelStep, ...]:
         """What the name stands for when this tenant asks for it; empty where it is a model and nothing else. A name
         in a cascade is never looked up in turn."""
-        cascades = self.cascades
-        return cascades.get((tenant, model)) or cascades.get(("", model)) or () if cascades else ()
-
-    def aliases(self, tenant: str) -> dict[str, tuple[ModelStep, ...]]:
-        """All names that stand for others when this tenant asks for them."""
-        names = sorted({model for whose, model in self.cascades if whose in ("", tenant)})
-        return {name: self.cascade(tenant, name) for name in names}
+        return model_steps.of(self.cascades, tenant, model)
 
     def configure(self, configured: Mapping[RouteScope, RouteConfig]) -> None:
         """From now on these are what is configured; what goes before them goes on doing so."""

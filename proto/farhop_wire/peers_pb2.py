@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x66\x61rhop_wire/peers.proto\x12\x0e\x66\x61rhop.wire.v1\"\x7f\n\rFollowRequest\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x17\n\x0f\x63ontrol_address\x18\x03 \x01(\t\x12\x19\n\x11known_incarnation\x18\x04 \x01(\x03\x12\x18\n\x10known_cached_seq\x18\x05 \x01(\x04\"\xdb\x02\n\nPeerUpdate\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x0b\n\x03seq\x18\x04 \x01(\x04\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12*\n\x05loads\x18\x06 \x03(\x0b\x32\x1b.farhop.wire.v1.ReplicaLoad\x12\x36\n\x06queued\x18\x07 \x03(\x0b\x32&.farhop.wire.v1.PeerUpdate.QueuedEntry\x12*\n\x06\x63\x61\x63hed\x18\x08 \x03(\x0b\x32\x1a.farhop.wire.v1.CachedPath\x12\x12\n\ncached_seq\x18\t \x01(\x04\x12\x11\n\tcaught_up\x18\n \x01(\x08\x12\x11\n\tlaw_epoch\x18\x0b \x01(\x03\x1a-\n\x0bQueuedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x8b\x01\n\x0bReplicaLoad\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05known\x18\x03 \x01(\x08\x12\x11\n\tin_flight\x18\x04 \x01(\x03\x12\x16\n\x0eprefill_tokens\x18\x05 \x01(\x03\x12\x11\n\tkv_tokens\x18\x06 \x01(\x03\x12\r\n\x05taken\x18\x07 \x01(\x03\"U\n\nCachedPath\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x11\n\x05nodes\x18\x02 \x03(\x06\x42\x02\x10\x01\x12\x12\n\nrestricted\x18\x03 \x01(\x08\x12\x0f\n\x07regions\x18\x04 \x03(\t2N\n\x05Peers\x12\x45\n\x06\x46ollow\x12\x1d.farhop.wire.v1.FollowRequest\x1a\x1a.farhop.wire.v1.PeerUpdate0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x66\x61rhop_wire/peers.proto\x12\x0e\x66\x61rhop.wire.v1\"\x7f\n\rFollowRequest\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x17\n\x0f\x63ontrol_address\x18\x03 \x01(\t\x12\x19\n\x11known_incarnation\x18\x04 \x01(\x03\x12\x18\n\x10known_cached_seq\x18\x05 \x01(\x04\"\x85\x03\n\nPeerUpdate\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x0b\n\x03seq\x18\x04 \x01(\x04\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12*\n\x05loads\x18\x06 \x03(\x0b\x32\x1b.farhop.wire.v1.ReplicaLoad\x12\x36\n\x06queued\x18\x07 \x03(\x0b\x32&.farhop.wire.v1.PeerUpdate.QueuedEntry\x12*\n\x06\x63\x61\x63hed\x18\x08 \x03(\x0b\x32\x1a.farhop.wire.v1.CachedPath\x12\x12\n\ncached_seq\x18\t \x01(\x04\x12\x11\n\tcaught_up\x18\n \x01(\x08\x12\x11\n\tlaw_epoch\x18\x0b \x01(\x03\x12(\n\x07learned\x18\x0c \x01(\x0b\x32\x17.farhop.wire.v1.Learned\x1a-\n\x0bQueuedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xe0\x01\n\x07Learned\x12\x43\n\x0f\x62ytes_per_token\x18\x01 \x03(\x0b\x32*.farhop.wire.v1.Learned.BytesPerTokenEntry\x12.\n\x07outputs\x18\x02 \x03(\x0b\x32\x1d.farhop.wire.v1.LearnedOutput\x12*\n\x05paces\x18\x03 \x03(\x0b\x32\x1b.farhop.wire.v1.LearnedPace\x1a\x34\n\x12\x42ytesPerTokenEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\">\n\rLearnedOutput\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x03 \x01(\x01\"\xc9\x01\n\x0bLearnedPace\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07pace_ms\x18\x03 \x01(\x01\x12\x10\n\x08\x61lone_ms\x18\x04 \x01(\x01\x12\x12\n\nservice_ms\x18\x05 \x01(\x01\x12\x15\n\rpace_evidence\x18\x06 \x01(\x01\x12\x16\n\x0e\x61lone_evidence\x18\x07 \x01(\x01\x12\x18\n\x10service_evidence\x18\x08 \x01(\x01\x12\x0b\n\x03\x63ov\x18\t \x01(\x01\x12\x0b\n\x03var\x18\n \x01(\x01\"\x8b\x01\n\x0bReplicaLoad\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05known\x18\x03 \x01(\x08\x12\x11\n\tin_flight\x18\x04 \x01(\x03\x12\x16\n\x0eprefill_tokens\x18\x05 \x01(\x03\x12\x11\n\tkv_tokens\x18\x06 \x01(\x03\x12\r\n\x05taken\x18\x07 \x01(\x03\"U\n\nCachedPath\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x11\n\x05nodes\x18\x02 \x03(\x06\x42\x02\x10\x01\x12\x12\n\nrestricted\x18\x03 \x01(\x08\x12\x0f\n\x07regions\x18\x04 \x03(\t2N\n\x05Peers\x12\x45\n\x06\x46ollow\x12\x1d.farhop.wire.v1.FollowRequest\x1a\x1a.farhop.wire.v1.PeerUpdate0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,18 +33,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PEERUPDATE_QUEUEDENTRY']._loaded_options = None
   _globals['_PEERUPDATE_QUEUEDENTRY']._serialized_options = b'8\001'
+  _globals['_LEARNED_BYTESPERTOKENENTRY']._loaded_options = None
+  _globals['_LEARNED_BYTESPERTOKENENTRY']._serialized_options = b'8\001'
   _globals['_CACHEDPATH'].fields_by_name['nodes']._loaded_options = None
   _globals['_CACHEDPATH'].fields_by_name['nodes']._serialized_options = b'\020\001'
   _globals['_FOLLOWREQUEST']._serialized_start=43
   _globals['_FOLLOWREQUEST']._serialized_end=170
   _globals['_PEERUPDATE']._serialized_start=173
-  _globals['_PEERUPDATE']._serialized_end=520
-  _globals['_PEERUPDATE_QUEUEDENTRY']._serialized_start=475
-  _globals['_PEERUPDATE_QUEUEDENTRY']._serialized_end=520
-  _globals['_REPLICALOAD']._serialized_start=523
-  _globals['_REPLICALOAD']._serialized_end=662
-  _globals['_CACHEDPATH']._serialized_start=664
-  _globals['_CACHEDPATH']._serialized_end=749
-  _globals['_PEERS']._serialized_start=751
-  _globals['_PEERS']._serialized_end=829
+  _globals['_PEERUPDATE']._serialized_end=562
+  _globals['_PEERUPDATE_QUEUEDENTRY']._serialized_start=517
+  _globals['_PEERUPDATE_QUEUEDENTRY']._serialized_end=562
+  _globals['_LEARNED']._serialized_start=565
+  _globals['_LEARNED']._serialized_end=789
+  _globals['_LEARNED_BYTESPERTOKENENTRY']._serialized_start=737
+  _globals['_LEARNED_BYTESPERTOKENENTRY']._serialized_end=789
+  _globals['_LEARNEDOUTPUT']._serialized_start=791
+  _globals['_LEARNEDOUTPUT']._serialized_end=853
+  _globals['_LEARNEDPACE']._serialized_start=856
+  _globals['_LEARNEDPACE']._serialized_end=1057
+  _globals['_REPLICALOAD']._serialized_start=1060
+  _globals['_REPLICALOAD']._serialized_end=1199
+  _globals['_CACHEDPATH']._serialized_start=1201
+  _globals['_CACHEDPATH']._serialized_end=1286
+  _globals['_PEERS']._serialized_start=1288
+  _globals['_PEERS']._serialized_end=1366
 # @@protoc_insertion_point(module_scope)

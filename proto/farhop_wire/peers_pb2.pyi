@@ -93,6 +93,7 @@ class PeerUpdate(_message.Message):
     CACHED_SEQ_FIELD_NUMBER: _builtins.int
     CAUGHT_UP_FIELD_NUMBER: _builtins.int
     LAW_EPOCH_FIELD_NUMBER: _builtins.int
+    LEARNED_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     instance: _builtins.str
     incarnation: _builtins.int
@@ -119,6 +120,10 @@ class PeerUpdate(_message.Message):
     def cached(self) -> _containers.RepeatedCompositeFieldContainer[Global___CachedPath]:
         """in the order of use, oldest first"""
 
+    @_builtins.property
+    def learned(self) -> Global___Learned:
+        """with the first message alone, to an asker that did not know this incarnation"""
+
     def __init__(
         self,
         *,
@@ -133,14 +138,145 @@ class PeerUpdate(_message.Message):
         cached_seq: _builtins.int = ...,
         caught_up: _builtins.bool = ...,
         law_epoch: _builtins.int = ...,
+        learned: Global___Learned | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["learned", b"learned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "cached_seq", b"cached_seq", "caught_up", b"caught_up", "draining", b"draining", "incarnation", b"incarnation", "instance", b"instance", "law_epoch", b"law_epoch", "loads", b"loads", "queued", b"queued", "region", b"region", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "cached_seq", b"cached_seq", "caught_up", b"caught_up", "draining", b"draining", "incarnation", b"incarnation", "instance", b"instance", "law_epoch", b"law_epoch", "learned", b"learned", "loads", b"loads", "queued", b"queued", "region", b"region", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PeerUpdate: _TypeAlias = PeerUpdate  # noqa: Y015
+
+@_typing.final
+class Learned(_message.Message):
+    """What the sender learned from what it served: for whoever begins, and of what that knows nothing yet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class BytesPerTokenEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    OUTPUTS_FIELD_NUMBER: _builtins.int
+    PACES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def bytes_per_token(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """model -> bytes of prompt"""
+
+    @_builtins.property
+    def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LearnedOutput]: ...
+    @_builtins.property
+    def paces(self) -> _containers.RepeatedCompositeFieldContainer[Global___LearnedPace]: ...
+    def __init__(
+        self,
+        *,
+        bytes_per_token: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        outputs: _abc.Iterable[Global___LearnedOutput] | None = ...,
+        paces: _abc.Iterable[Global___LearnedPace] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_token", b"bytes_per_token", "outputs", b"outputs", "paces", b"paces"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Learned: _TypeAlias = Learned  # noqa: Y015
+
+@_typing.final
+class LearnedOutput(_message.Message):
+    """How long answers are."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    model: _builtins.str
+    tokens: _builtins.float
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        model: _builtins.str = ...,
+        tokens: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "tenant", b"tenant", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LearnedOutput: _TypeAlias = LearnedOutput  # noqa: Y015
+
+@_typing.final
+class LearnedPace(_message.Message):
+    """What was measured of a replica; of each figure what it is worth (farhop.balance.estimate.estimates.Measured)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    PACE_MS_FIELD_NUMBER: _builtins.int
+    ALONE_MS_FIELD_NUMBER: _builtins.int
+    SERVICE_MS_FIELD_NUMBER: _builtins.int
+    PACE_EVIDENCE_FIELD_NUMBER: _builtins.int
+    ALONE_EVIDENCE_FIELD_NUMBER: _builtins.int
+    SERVICE_EVIDENCE_FIELD_NUMBER: _builtins.int
+    COV_FIELD_NUMBER: _builtins.int
+    VAR_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    address: _builtins.str
+    pace_ms: _builtins.float
+    """to prefill a token"""
+    alone_ms: _builtins.float
+    """between two tokens of an answer that is alone there"""
+    service_ms: _builtins.float
+    """of a whole request"""
+    pace_evidence: _builtins.float
+    alone_evidence: _builtins.float
+    service_evidence: _builtins.float
+    cov: _builtins.float
+    var: _builtins.float
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        address: _builtins.str = ...,
+        pace_ms: _builtins.float = ...,
+        alone_ms: _builtins.float = ...,
+        service_ms: _builtins.float = ...,
+        pace_evidence: _builtins.float = ...,
+        alone_evidence: _builtins.float = ...,
+        service_evidence: _builtins.float = ...,
+        cov: _builtins.float = ...,
+        var: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "alone_evidence", b"alone_evidence", "alone_ms", b"alone_ms", "cov", b"cov", "pace_evidence", b"pace_evidence", "pace_ms", b"pace_ms", "replica", b"replica", "service_evidence", b"service_evidence", "service_ms", b"service_ms", "var", b"var"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LearnedPace: _TypeAlias = LearnedPace  # noqa: Y015
 
 @_typing.final
 class ReplicaLoad(_message.Message):

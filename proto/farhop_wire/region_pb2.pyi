@@ -193,23 +193,54 @@ class ReportsRequest(_message.Message):
 
     BALANCER_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
+    BEGINS_FIELD_NUMBER: _builtins.int
     balancer: _builtins.str
     """name of the asking global balancer, unique in the fleet; the key in Report.accepted_bytes"""
     region: _builtins.str
     """region the asking balancer stands in"""
+    begins: _builtins.bool
+    """the first report brings what was learned here, as far as the asker may know: it has just begun"""
     def __init__(
         self,
         *,
         balancer: _builtins.str = ...,
         region: _builtins.str = ...,
+        begins: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["balancer", b"balancer", "region", b"region"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["balancer", b"balancer", "begins", b"begins", "region", b"region"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportsRequest: _TypeAlias = ReportsRequest  # noqa: Y015
+
+@_typing.final
+class OutputLearned(_message.Message):
+    """How long a tenant's answers are."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    model: _builtins.str
+    tokens: _builtins.float
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        model: _builtins.str = ...,
+        tokens: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "tenant", b"tenant", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OutputLearned: _TypeAlias = OutputLearned  # noqa: Y015
 
 @_typing.final
 class Report(_message.Message):
@@ -253,6 +284,7 @@ class Report(_message.Message):
     CLIENT_URL_FIELD_NUMBER: _builtins.int
     LAW_EPOCH_FIELD_NUMBER: _builtins.int
     ADMIN_TLS_FIELD_NUMBER: _builtins.int
+    OUTPUTS_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     instance: _builtins.str
     """unique in the region"""
@@ -284,6 +316,10 @@ class Report(_message.Message):
     def accepted_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """global balancer -> prompt bytes of its requests accepted since start"""
 
+    @_builtins.property
+    def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputLearned]:
+        """see ReportsRequest.begins; never in etcd"""
+
     def __init__(
         self,
         *,
@@ -301,10 +337,11 @@ class Report(_message.Message):
         client_url: _builtins.str = ...,
         law_epoch: _builtins.int = ...,
         admin_tls: _builtins.bool = ...,
+        outputs: _abc.Iterable[Global___OutputLearned] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_bytes", b"accepted_bytes", "admin_address", b"admin_address", "admin_tls", b"admin_tls", "client_url", b"client_url", "clock_ms", b"clock_ms", "control_address", b"control_address", "draining", b"draining", "incarnation", b"incarnation", "instance", b"instance", "law_epoch", b"law_epoch", "models", b"models", "region", b"region", "seq", b"seq", "tier_address", b"tier_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_bytes", b"accepted_bytes", "admin_address", b"admin_address", "admin_tls", b"admin_tls", "client_url", b"client_url", "clock_ms", b"clock_ms", "control_address", b"control_address", "draining", b"draining", "incarnation", b"incarnation", "instance", b"instance", "law_epoch", b"law_epoch", "models", b"models", "outputs", b"outputs", "region", b"region", "seq", b"seq", "tier_address", b"tier_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,9 @@ from pydantic import Field, model_validator
 
 from farhop.config import FromOutside, Model, Part
 from farhop.identity.hop_token import HopVerifier
-from farhop.service.config import Entry, Listen, ResumeConfig, Session
+from farhop.service.config import Entry, ResumeConfig, Session
+from farhop.service.endpoints import Listen
+from farhop.service.model_steps import NameRoute, names_of
 from farhop.store.documents.report import CLIENT_URL, MODELS_LIMIT
 from regional_lb.engines.config import EnginesConfig
 from regional_lb.mesh.config import MeshConfig
@@ -53,7 +55,8 @@ class RegionalConfig(EnginesConfig, MeshConfig):
     """One regional balancer: what each of its rooms is told, in one file.
 
     `policy` and `scaling` are for all models but those of `policies` and `scalings`. `splits` are by model, between the
-    versions of its replicas. `tokenizers` are by model; an adapter that has none is read by that of its replica's first
+    versions of its replicas. `routes` are what names of models stand for at `client` (docs/operate/model-routes.md).
+    `tokenizers` are by model; an adapter that has none is read by that of its replica's first
     model.
     """
 
@@ -67,6 +70,7 @@ class RegionalConfig(EnginesConfig, MeshConfig):
     scaling: ScalingConfig = ScalingConfig()
     scalings: dict[Model, ScalingConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
     splits: dict[Model, SplitConfig] = Field(default_factory=dict, max_length=MODELS_LIMIT)
+    routes: Annotated[tuple[NameRoute, ...], Field(max_length=4096)] = ()
     session: Session = Session()
     resume: ReplicaResumeConfig = ReplicaResumeConfig()
     tokenizers: dict[Model, TokenizerFiles] = Field(default_factory=dict, max_length=MODELS_LIMIT)
@@ -84,6 +88,11 @@ class RegionalConfig(EnginesConfig, MeshConfig):
     @model_validator(mode="after")
     def _known(self) -> RegionalConfig:
         self.identity.check_entry("client", self.client)
+        return self
+
+    @model_validator(mode="after")
+    def _named(self) -> RegionalConfig:
+        names_of(self.routes)
         return self
 
     @model_validator(mode="after")

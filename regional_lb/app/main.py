@@ -37,7 +37,8 @@ from farhop.service.identities import Identities
 from farhop.service.ingress import Ingress
 from farhop.service.keybook import KeyBook
 from farhop.service.large_bodies import LargeBodyReader
-from farhop.service.limits import LimitBook, Limiter
+from farhop.service.limit_book import LimitBook
+from farhop.service.limits import Limiter
 from farhop.service.loop_lag import LoopLag
 from farhop.service.peer_authenticator import peer_authenticator_of
 from farhop.service.process import run as run_process
@@ -55,14 +56,16 @@ from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
 from regional_lb.app import overrides
 from regional_lb.app.config import RegionalConfig
-from regional_lb.app.redirect_token import RedirectAuthenticator
+from regional_lb.app.model_names import ModelNames
+from regional_lb.app.redirect_token import RedirectedCallers
+from regional_lb.app.refusals import RefusalBook
 from regional_lb.app.serve import HopAuthenticator, PickReasons, RegionalAdmin, RegionalTier
 from regional_lb.engines.discovery import Discovery
 from regional_lb.engines.watch import Watcher
 from regional_lb.mesh.limit_root import LimitRoot
 from regional_lb.mesh.peers import Peers
+from regional_lb.mesh.remembered import Remembered
 from regional_lb.mesh.report import Reporter
-from regional_lb.picker.server import PickerServer
 from regional_lb.scheduler.flow import FlowConfig, Reconfigured, RegionalFlow
 from regional_lb.scheduler.policy import Policies
 from regional_lb.scheduler.split import Splits
@@ -79,13 +82,14 @@ if TYPE_CHECKING:
     from farhop.relay.http.connection import ClientLimits
     from farhop.service.authenticator import Authenticator
     from farhop.service.certificates import Certificates
-    from farhop.service.config import Listen
+    from farhop.service.endpoints import Listen
     from farhop.store.contract import Store
     from farhop.store.documents.limits import RootClaim
-    from farhop.store.etcd_link import EtcdSettings
+    from farhop.store.etcd_settings import EtcdSettings
     from regional_lb.engines.config import ReplicaConfig
     from regional_lb.engines.kv.events import KvListener
     from regional_lb.picker.config import PickerConfig
+    from regional_lb.picker.server import PickerServer
     from regional_lb.scheduler.pick import Pick
     from topology.model import Topology
 
@@ -104,7 +108,7 @@ _CONTROL = (
 
 # What may change while it lives. What refers to the replicas of the file goes with them.
 LIVE = LIVE_OF_BOTH | {
-    "policy": (), "policies": (), "scaling": (), "scalings": (), "splits": (), "queue": (), "foreign": (),
+    "policy": (), "policies": (), "scaling": (), "scalings": (), "splits": (), "routes": (), "queue": (), "foreign": (),
     "replicas": ("discovery",),
 }  # fmt: skip
 FOUND_EXPECTED = 256  # replicas that discovery may bring before their probes take descriptors from clients' share
@@ -218,7 +222,9 @@ class RegionalBalancer:
             clock=self.clock, metrics=self.metrics, log=self._log,
         )  # fmt: skip
         self.telemetry.accounts = self.accounts
-        self.limiter.go_by(self.accounts.prices, self.clock.wall_s)
+        self.limiter.go_by(self.accounts.price_file, self.clock.wall_s)
+        if (book := self.accounts.price_file) is not None:
+            self.model_names.prices = lambda: book.prices
         for ingress in self.ingresses:
             ingress.gate = self.accounts.refusal
 
@@ -294,7 +300,11 @@ class RegionalBalancer:
             config, "regional", self.store, self.flow.law, self._adopt, self.metrics, self._log, rng
         )
         followed = (self.store, config.region, self.relay.react, self.metrics.report_refused)
-        self.overrides = (overrides.policies(*followed), overrides.splits(*followed))
+        refusals = RefusalBook(*followed, self.clock.now)
+        self.model_names = ModelNames(
+            self.store, self.flow, config.routes, self.clock, rng, self.metrics.report_refused, self._named
+        )  # fmt: skip
+        self.overrides = (overrides.policies(*followed), overrides.splits(*followed), refusals, self.model_names)
         self.keys = KeyBook(self.store, self.metrics.report_refused)
         self.identities = Identities(config.identity, self.keys, self.tls, self.clock, self._log)
         self.identities.let_in(self.authenticator, self.client_ingress)
@@ -332,6 +342,10 @@ class RegionalBalancer:
             laws=self.laws,
             peer_authenticator=self.peer_authenticator,
         )
+        self.remembered = Remembered(
+            stores.state(config, "regional"), self.flow, self.peers.feed, self.relay.react,
+            self.metrics.report_refused, lambda: wall().timestamp(),
+        )  # fmt: skip
 
     async def _borrow(self, claim: RootClaim, request: region_pb2.BorrowRequest) -> region_pb2.BorrowReply:
         """Of this region's root, which may be this very process."""
@@ -405,8 +419,8 @@ class RegionalBalancer:
         self.redirect_tokens = redirect_tokens = RedirectTokenVerifier(
             config.hop.secrets(), config.region, holder(config.instance, self._incarnation)
         )
-        redirect_authenticator = RedirectAuthenticator(self.authenticator, redirect_tokens, self.flow, self.clock)
-        self.client_ingress = ingress(redirect_authenticator, ready=self._ready)
+        self.authenticator.by_token = RedirectedCallers(redirect_tokens, self.flow, self.clock).caller
+        self.client_ingress = ingress(self.authenticator, ready=self._ready)
         self.hop_ingress.relay = self.client_ingress.relay = self.relay
         self.ingresses = [self.hop_ingress, self.client_ingress]
         self.tier_listener = Listener(
@@ -425,6 +439,8 @@ class RegionalBalancer:
 
     def _make_picker(self, config: PickerConfig, ingress: Callable[..., Ingress], limits: ClientLimits) -> None:
         """Another way in, of those whom a gateway asks for."""
+        from regional_lb.picker.server import PickerServer  # brings HTTP/2: only where it is wanted
+
         authenticator: Authenticator = self.authenticator
         if config.callers == "hop":  # the gateway's certificate is not that of the balancer that signed
             authenticator = HopAuthenticator(self.hop_verifier, self.flow, self.clock, names_body=True)
@@ -441,9 +457,9 @@ class RegionalBalancer:
         self.ingresses.append(handler)
         handler.relay = self.picker = PickerServer(
             config, handler, self.relay, limits, self.budget, self.requests,
-            view=lambda: self.flow.view, ready=self._ready, log=self._log,
+            tls=self.tls.listener("picker", config, protocol="h2"), view=lambda: self.flow.view, ready=self._ready,
+            log=self._log,
         )  # fmt: skip
-        self.picker_certificates = self.tls.listened("picker", config)
 
     def reload(self) -> None:
         """See farhop.service.process.Balancer."""
@@ -466,6 +482,7 @@ class RegionalBalancer:
             self.redirect_tokens.adopt(redirects)
             self.guard.adopt(guard)
             self.session.adopt(session)
+            self.model_names.configure(config.routes)
             dataplane.relimit(config.limits, self.relay.pool, self.tier_listener, self.client_listener)
             # Decisions first: whoever is looked at again by what follows is looked at by this law and this map.
             self.relay.react(Reconfigured(law, _flow_config(config), policies, dict(config.splits)))
@@ -475,6 +492,10 @@ class RegionalBalancer:
                 self.accounts.reconfigured()
 
         return put
+
+    def _named(self, names: ModelNames) -> None:
+        """At the clients' own port; names are looked up only while some stand for other models."""
+        self.client_ingress.names = names if names.in_force else None
 
     def _ready(self) -> bool:
         return self.tier_admin.ready()
@@ -617,13 +638,13 @@ class RegionalBalancer:
         peers_pb2_grpc.add_PeersServicer_to_server(self.peers.feed, self.control)
         await self.control.start()
         self.limit_root.open(addresses[1])
+        await self.remembered.recall()  # before the peers, who know it better
         await self.peers.open(addresses[1])
+        self._tasks.start(self.remembered.keep(), "write down what a restart is to know")
         client = ""
         if self.picker is not None and config.picker is not None:
             at = config.picker
-            listen = partial(_listen, host=at.host, port=at.port, certificates=self.picker_certificates, name="picker")
-            port = await self.picker.open(listen)
-            client = f", gateways on {at.host}:{port}"
+            client = f", gateways on {at.host}:{await self.picker.open(at.host, at.port)}"
         if config.client is not None:
             port = await dataplane.open_entry(self.client_listener, config.client, self.tier_admin.ready)
             client = f", clients on {config.client.host}:{port}{client}"
@@ -645,6 +666,7 @@ class RegionalBalancer:
             self.discovery.close,
             self.limiter.close,
             self.limit_root.close,
+            self.remembered.save,
             self.peers.close,
             self.watcher.close,
             self._stop_listening,
@@ -729,9 +751,7 @@ def _handshake_limit(control: Listen) -> tuple[tuple[str, int], ...]:
     return () if control.tls is None else (("grpc.server_handshake_timeout_ms", int(1e3 * control.tls.handshake_s)),)
 
 
-def _listen(
-    server: grpc.aio.Server, host: str, port: int, certificates: Certificates | None, name: str = "control"
-) -> int:
+def _listen(server: grpc.aio.Server, host: str, port: int, certificates: Certificates | None) -> int:
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
@@ -741,7 +761,7 @@ def _listen(
         return server.add_insecure_port(where)
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or "it is taken"
-        raise PortTakenError(f"{name}: cannot listen on {where}: {reason}; choose another port") from None
+        raise PortTakenError(f"control: cannot listen on {where}: {reason}; choose another port") from None
 
 
 def run(path: Path, *, picks: bool = False) -> None:

@@ -6,23 +6,19 @@ the body first. Never lets a key mend a token that is no good.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
-from farhop.identity.redirect_token import HEADER
 from farhop.relay import answers
 from farhop.service.authenticator import Caller, as_issued, hint_scope, recorded
 from topology.law import Scope
 
 if TYPE_CHECKING:
-    from farhop.balance.model_facts import ModelFacts
     from farhop.identity.hop_token import HopClaims
     from farhop.identity.redirect_token import RedirectToken, RedirectTokenVerifier
     from farhop.relay.answers import Reply
-    from farhop.relay.formats.prompt import Wishes
-    from farhop.relay.http.head import Head
-    from farhop.service.authenticator import KeyAuthenticator
     from farhop.service.clock import Clock
     from regional_lb.scheduler.flow import RegionalFlow
     from topology.law import Law
@@ -34,21 +30,35 @@ _SAYS = {
     outcome.PASS_MISADDRESSED: "the token in the URL is for another region or balancer",
 }
 
+_regions = lru_cache(maxsize=1024)(frozenset[str])  # of many requests alike: each would hold them as long as it lives
 
-def vouched(claims: HopClaims | RedirectToken, law: Law, region: str, issuer: str = "", attempt: str = "") -> Caller:
-    """The caller whom a token vouches for, under the law of this region. `attempt`: the issuer's name for it."""
+
+class Standing(NamedTuple):
+    """What the law of a region makes of a tenant: `scope` as `hint_scope` has it, `is_recorded` as `recorded`."""
+
+    scope: str
+    is_recorded: bool
+
+
+def standing(law: Law, tenant: str, narrow: tuple[tuple[str, ...], ...], region: str) -> Standing:
+    """How a tenant stands under this law, where its request asked to stay within `narrow`."""
+    return Standing(hint_scope(law.topology, tenant), recorded(law, tenant, "", narrow, region))
+
+
+def vouched(claims: HopClaims | RedirectToken, stands: Standing, issuer: str = "", attempt: str = "") -> Caller:
+    """The caller whom a token vouches for, who `stands` so here. `attempt`: the issuer's name for it."""
     return Caller(
         tenant=claims.tenant,
         deadline_s=claims.deadline_ms / 1e3,
-        hint_scope=hint_scope(law.topology, claims.tenant),
-        recorded=recorded(law, claims.tenant, "", claims.narrow, region),
+        hint_scope=stands.scope,
+        recorded=stands.is_recorded,
         priority=claims.priority,
         key=claims.key,
         entry_region=claims.entry_region,
         issuer=issuer,
         attempt=attempt,
         decision_id=claims.decision_id,
-        lawful=frozenset(claims.lawful),
+        lawful=_regions(claims.lawful),
         narrow=claims.narrow,
         promised_ttft_ms=claims.promised_ttft_ms,
         body_hash=claims.body,
@@ -57,19 +67,14 @@ def vouched(claims: HopClaims | RedirectToken, law: Law, region: str, issuer: st
     )
 
 
-class RedirectAuthenticator:
-    """Callers by such a token where they bring one, else by key, as `keys` has it."""
+class RedirectedCallers:
+    """Who comes by such a token (KeyAuthenticator.by_token)."""
 
-    def __init__(
-        self, keys: KeyAuthenticator, redirect_tokens: RedirectTokenVerifier, flow: RegionalFlow, clock: Clock
-    ) -> None:
-        self._keys, self._redirect_tokens, self._flow, self._clock = keys, redirect_tokens, flow, clock
+    def __init__(self, redirect_tokens: RedirectTokenVerifier, flow: RegionalFlow, clock: Clock) -> None:
+        self._redirect_tokens, self._flow, self._clock = redirect_tokens, flow, clock
 
-    def caller(self, head: Head) -> Caller | Reply:
-        """Who asks, or why they may not."""
-        token = head.known.get(HEADER)
-        if token is None:
-            return self._keys.caller(head)
+    def caller(self, token: bytes) -> Caller | Reply:
+        """Whom the token vouches for, or why not."""
         claims = self._redirect_tokens.use(token, self._clock.now() * 1e3)
         if claims is outcome.NO_BUFFER:
             detail = "too many redirected requests at once: ask the balancer that sent you again"
@@ -80,17 +85,5 @@ class RedirectAuthenticator:
         why = law.verdict(claims.tenant, "", Scope.ENTRY).why_not(region)
         if why is not None:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, f"this balancer may not read the request: {why}")
-        caller = vouched(claims, law, region)
+        caller = vouched(claims, standing(law, claims.tenant, claims.narrow, region))
         return caller if not claims.key_id else as_issued(caller, claims)
-
-    def wished(self, caller: Caller, wishes: Wishes, lines: bytes) -> Caller | Reply:
-        """As a key's would be: what narrowed it before narrows it once more."""
-        return self._keys.wished(caller, wishes, lines)
-
-    def models(self, caller: Caller) -> dict[str, ModelFacts]:
-        """The models this caller may use."""
-        return self._keys.models(caller)
-
-    def recorded(self, caller: Caller, model: str) -> bool:
-        """Whether spans and decisions of a request for this model may be kept here."""
-        return self._keys.recorded(caller, model)

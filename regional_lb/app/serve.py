@@ -13,15 +13,16 @@ from farhop.balance.outcome import Outcome
 from farhop.identity.hop_token import HEADER as HOP_HEADER
 from farhop.identity.hop_token import request_line
 from farhop.relay import answers
+from farhop.service import model_steps
 from farhop.service.admin import composed
-from farhop.service.authenticator import Caller, narrowed, recorded
+from farhop.service.authenticator import CALLERS_MAX, Caller, narrowed, recorded
 from farhop.service.lawbook import LawBook
 from farhop.service.request_telemetry import InstrumentedTier
 from farhop.store.documents.report import TEXT_LIMIT
 from farhop.store.kept import notice
 from farhop.telemetry import attributes as a
 from farhop.telemetry.release import release
-from regional_lb.app.redirect_token import RETRY_AFTER_S, vouched
+from regional_lb.app.redirect_token import RETRY_AFTER_S, Standing, standing, vouched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
     from farhop.service.request_telemetry import RequestContext, RequestTelemetry
     from farhop.telemetry.attributes import Value
     from farhop.telemetry.logs import Throttled
+    from regional_lb.app.model_names import ModelNames
     from regional_lb.app.overrides import Overrides
+    from regional_lb.app.refusals import RefusalBook
     from regional_lb.mesh.peers import Peers
     from regional_lb.scheduler.flow import RegionalFlow
     from regional_lb.scheduler.pick import Pick
@@ -66,11 +69,13 @@ class HopAuthenticator:
     def __init__(self, verifier: HopVerifier, flow: RegionalFlow, clock: Clock, *, names_body: bool) -> None:
         self._verifier, self._flow, self._clock, self._names_body = verifier, flow, clock, names_body
         self.newest_epoch = 0
+        self._under, self._standings = flow.law, dict[str, Standing]()  # by tenant, of requests that narrow nothing
 
     def caller(self, head: Head) -> Caller | Reply:
         """Who the global tier asks for. The law here is evaluated again, in admission."""
         request = request_line(head.method, head.target, head.content_length)
-        claims = self._verifier.use(head.known.get(HOP_HEADER), self._clock.now() * 1e3, request)
+        token = head.known.pop(HOP_HEADER, None)  # nobody needs to hold it any longer
+        claims = self._verifier.use(token, self._clock.now() * 1e3, request)
         if isinstance(claims, Outcome):
             retry_after_s = RETRY_AFTER_S if claims is outcome.NO_BUFFER else None
             return answers.refusal(claims, _HOP_SAYS[claims], retry_after_s=retry_after_s)
@@ -88,7 +93,14 @@ class HopAuthenticator:
             why = law.verdict(claims.tenant, "", narrow=claims.narrow, key=claims.key).why_not(region)
             if why is not None:
                 return answers.refusal(outcome.UNLAWFUL_UNREAD, f"region {region}: {why}")
-        return vouched(claims, law, region, claims.issuer, claims.attempt)
+        if law is not self._under:
+            self._under, self._standings = law, {}
+        stands = None if claims.narrow else self._standings.get(claims.tenant)
+        if stands is None:
+            stands = standing(law, claims.tenant, claims.narrow, region)
+            if not claims.narrow and len(self._standings) < CALLERS_MAX:
+                self._standings[claims.tenant] = stands
+        return vouched(claims, stands, issuer, claims.attempt)
 
     def wished(self, caller: Caller, wishes: Wishes, lines: bytes) -> Caller:  # noqa: ARG002
         """Within the residency that the body names, once more: by the map of this region."""
@@ -139,6 +151,8 @@ class RegionalTier(InstrumentedTier):
         decision = context.decision_id.encode()
         if context.reserved is not None:
             replica += context.reserved.headers()
+        if active.request.alias:
+            replica += b"x-farhop-model: " + active.request.model.encode() + b"\r\n"
         return b"x-farhop-region: " + self._region + b"\r\nx-farhop-decision: " + decision + b"\r\n" + replica
 
 
@@ -186,6 +200,8 @@ class PickReasons:
                 }
                 for s in decision.field
             ],
+            "ttft_ms": decision.ttft_ms if decision.chosen is not None else None,
+            "residual_ms": decision.residual_ms,
         }
 
     def predicted_hit_tokens(self, decision: Pick) -> float:
@@ -201,8 +217,8 @@ class PickReasons:
         return "exact" if decision.chosen is not None and decision.chosen.exact else "trie"
 
     def predicted_ttft_ms(self, decision: Pick) -> float | None:
-        """Until all prefill before it and its own are done."""
-        return decision.prefill_ms if decision.chosen is not None else None
+        """From when it was sent to its replica on."""
+        return decision.ttft_ms if decision.chosen is not None else None
 
 
 def _why(decision: Pick) -> str:
@@ -224,7 +240,7 @@ class RegionalAdmin:
         authenticator: KeyAuthenticator,
         ingress: Ingress,
         clock: Clock,
-        overrides: Sequence[Overrides] = (),
+        overrides: Sequence[Overrides | RefusalBook | ModelNames] = (),
         peers: Peers | None = None,
         laws: LawBook | None = None,
         configuration: Callable[[], dict[str, Any]] = dict,
@@ -349,6 +365,8 @@ class RegionalAdmin:
         choice = flow.wait_estimate.consider(request, need, self._clock.now()) if served else None
         return {
             "region": region,
+            "model": request.model,
+            "notes": [model_steps.told(request)] if request.alias else [],
             "unlawful": why,
             "reasons": PickReasons().record(choice) if choice is not None else None,
             "law": self._laws.status(),

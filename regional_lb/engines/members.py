@@ -107,6 +107,7 @@ class Members:
         self._announced: dict[str, ReplicaConfig] = {}
         self._leaving: dict[str, tuple[ReplicaConfig, float]] = {}
         self._listings: dict[str, Listing] = {}
+        self._slots: dict[str, tuple[bool, int]] = {}  # by its metrics; how many
         self.left_out: dict[str, str] = {}  # why, by name
 
     @property
@@ -130,7 +131,7 @@ class Members:
         for name, config in self._announced.items():
             was = before.get(name) or self._leaving.get(name, (None, 0.0))[0]
             if was is not None and was.address != config.address:
-                self._listings.pop(name, None)  # another process: what the one before served says nothing
+                self._forget(name)  # another process: what the one before served says nothing
             self._leaving.pop(name, None)
         return True
 
@@ -141,7 +142,20 @@ class Members:
             return False
         before = self._listings.get(name)
         self._listings[name] = listing
-        return _said(config, before) != _said(config, listing)
+        return _served_as(config, before) != _served_as(config, listing)
+
+    def runs(self, name: str, slots: int, *, by_metrics: bool) -> bool:
+        """An engine's metrics said how many requests it runs at once, or how it is configured: that counts only where
+        the others do not say it. Whether that changed anything."""
+        config, before = self._config(name), self._slots.get(name)
+        if config is None or (before is not None and before[0] > by_metrics):
+            return False
+        self._slots[name] = by_metrics, slots
+        return config.slots is None and (before is None or before[1] != slots)
+
+    def _forget(self, name: str) -> None:
+        self._listings.pop(name, None)
+        self._slots.pop(name, None)
 
     def slots(self, name: str) -> int | None:
         """How many requests its engine said that it runs at once, None if it never did."""
@@ -157,7 +171,7 @@ class Members:
         gone = [name for name, (_, until) in self._leaving.items() if now >= until or idle(name)]
         for name in gone:
             del self._leaving[name]
-            self._listings.pop(name, None)
+            self._forget(name)
         return bool(gone)
 
     def replicas(self) -> list[Replica]:
@@ -182,19 +196,20 @@ class Members:
 
     def _all(self) -> Iterable[Replica]:
         for name, config in self._announced.items():
-            yield _replica(config, self._listings.get(name), config.draining)
+            yield _replica(config, self._listings.get(name), self._slots.get(name), config.draining)
         for name, (config, _) in self._leaving.items():
-            yield _replica(config, self._listings.get(name), draining=True)
+            yield _replica(config, self._listings.get(name), self._slots.get(name), draining=True)
 
 
-def _replica(config: ReplicaConfig, listing: Listing | None, draining: bool) -> Replica:
+def _replica(config: ReplicaConfig, listing: Listing | None, runs: tuple[bool, int] | None, draining: bool) -> Replica:
+    told = (listing.slots if listing is not None else None) or (runs[1] if runs is not None else None)
     engine = config.engine or (listing.engine if listing is not None else "")
     return Replica(
         name=config.label,
         address=config.address,
         models=_models(config, listing),
         gpu=config.gpu,
-        slots=config.slots or (listing.slots if listing is not None else None) or SLOTS,
+        slots=config.slots or told or SLOTS,
         kv_tokens=config.kv_tokens,
         prefill_tokens_max=config.prefill_tokens_max,
         prefill_ms_per_token=config.prefill_ms_per_token,
@@ -240,7 +255,7 @@ def _lineage(config: ReplicaConfig, listing: Listing | None) -> dict[str, Bases]
     return lineage
 
 
-def _said(config: ReplicaConfig, listing: Listing | None) -> tuple[object, ...]:
+def _served_as(config: ReplicaConfig, listing: Listing | None) -> tuple[object, ...]:
     known = listing if listing is not None else _UNLISTED
     said = known.facts, known.slots, known.engine
     return _models(config, listing), _missing(config, listing), _lineage(config, listing), *said

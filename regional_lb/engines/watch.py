@@ -12,6 +12,7 @@ import asyncio
 import ssl
 from math import inf
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import grpc
 from msgspec.structs import replace
@@ -80,6 +81,7 @@ class Watcher:
         self._key = config.engine_key.get_secret_value() if config.engine_key else None
         self._ready: set[str] = set()  # whose last probe said so
         self._hung: set[str] = set()
+        self._at_rest: set[str] = set()  # whose last scrape said so
         self._worked: dict[
             str, tuple[tuple[float | None, ...], float]
         ] = {}  # what a scrape said of its work, since when
@@ -121,8 +123,8 @@ class Watcher:
             now = watched.get(name)
             if now is not config and now != config:  # the first spares thousands of comparisons, field by field
                 del self._looking[name]
-                self._ready.discard(name)
-                self._hung.discard(name)
+                for known in (self._ready, self._hung, self._at_rest):
+                    known.discard(name)
                 self._worked.pop(name, None)
                 for task in tasks:
                     task.cancel()
@@ -179,6 +181,8 @@ class Watcher:
                     verdict = probes.FAILED if cold else verdict
                 self._probed(replica, verdict)
                 await self._pause(self._watch.probe_s)
+                if verdict is probes.READY and replica.label in self._at_rest:
+                    await self._pause(self._watch.probe_s)  # its page was there meanwhile: every second look is spared
         finally:
             await prober.close()
 
@@ -246,33 +250,37 @@ class Watcher:
                     return
                 if replica.probe.generate_s:
                     self._work(replica.label, sample)
+                if sample.slots is not None and self.members.runs(replica.label, sample.slots, by_metrics=True):
+                    self._take_in()
                 self._react(ReplicaSampled(replica.label, sample))
                 rests = before is not None and sample.same(before) and not self._in_flight(replica.label)
                 before = sample
             except (PageError, FetchError) as error:
                 self._refused(f"metrics_{error.reason}")
                 places, rests = Places(), False
-            await self._pause(self._at_rest_s if rests else self._watch.scrape_s)
+            (self._at_rest.add if rests else self._at_rest.discard)(replica.label)
+            await self._pause(self._rest_s if rests else self._watch.scrape_s)
 
     @property
-    def _at_rest_s(self) -> float:
-        """Between two looks at who works on nothing, and whose numbers stand still: twice as long, as far as what it
-        said stays fresh meanwhile."""
-        return max(self._watch.scrape_s, min(2.0 * self._watch.scrape_s, _FRESH_SHARE * SAMPLE_FRESH_S))
+    def _rest_s(self) -> float:
+        """Between two looks at who works on nothing, and whose numbers stand still: three times as long, as far as what
+        it said stays fresh meanwhile."""
+        return max(self._watch.scrape_s, min(3.0 * self._watch.scrape_s, _FRESH_SHARE * SAMPLE_FRESH_S))
 
     async def _ask_models(self, replica: ReplicaConfig) -> None:
         """What it says that it serves: slowly, but at the pace of probes until it is known where only it can say, and
         until it answers at all. One that starts together with us is no other a minute later."""
         unknown, unheard = not replica.models, True
         while self._current(replica):
+            if replica.slots is None and replica.engine in slots.BY_MODEL:
+                await self._slots_by_model(replica)
             try:
                 listing = read_listing(await self._listing(replica.address))
                 if replica.slots is None:
                     listing = replace(listing, slots=await self._slots(replica, listing))
                 if self._current(replica) and self.members.listed(replica.label, listing):
                     self._compare(replica)
-                    if self._swapping is None or self._swapping.done():
-                        self._swapping = self._tasks.start(self._swap_soon(), "take in what engines serve")
+                    self._take_in()
                 unknown = unheard = False
             except (PageError, FetchError) as error:
                 unheard = unheard and error.reason == "unreachable"
@@ -280,6 +288,11 @@ class Watcher:
                     self._refused(f"models_{error.reason}")
                     self._warn(replica.label, f"{replica.url}/v1/models cannot be read ({error}): give it `models`")
             await self._pause(self._watch.probe_s if unknown or unheard else self._watch.models_s)
+
+    def _take_in(self) -> None:
+        """An engine said something new of itself."""
+        if self._swapping is None or self._swapping.done():
+            self._swapping = self._tasks.start(self._swap_soon(), "take in what engines serve")
 
     async def _swap_soon(self) -> None:
         """A thousand engines that say at once what they serve are a few views, not a thousand."""
@@ -307,7 +320,7 @@ class Watcher:
         assert self._pool is not None
         engine = replica.engine or listing.engine
         paths, _ = slots.PAGES.get(engine, ((), None))
-        for path in paths:
+        for path in paths if engine not in slots.BY_MODEL else ():
             try:
                 answer = await fetch.get(
                     self._pool, replica.address, path, self._watch.timeout_s, LISTING_BYTES_MAX, self._key
@@ -317,6 +330,25 @@ class Watcher:
             if answer.status == 200 and (told := slots.read_slots(engine, answer.body)) is not None:
                 return told
         return None
+
+    async def _slots_by_model(self, replica: ReplicaConfig) -> None:
+        """The same of a server that says it of each model by itself: the least of them, so that none has a queue."""
+        assert self._pool is not None
+        assert replica.engine is not None  # who calls this has looked
+        (path,), _ = slots.PAGES[replica.engine]
+        told: list[int] = []
+        for model in sorted(replica.models):
+            place = path.format(model=quote(model, safe=""))
+            try:
+                answer = await fetch.get(
+                    self._pool, replica.address, place, self._watch.timeout_s, LISTING_BYTES_MAX, self._key
+                )
+            except FetchError:
+                return
+            said = slots.read_slots(replica.engine, answer.body) if answer.status == 200 else None
+            told += [said] if said is not None else []
+        if told and self._current(replica) and self.members.runs(replica.label, min(told), by_metrics=False):
+            self._take_in()
 
     async def _look_at_gpus(self, url: str) -> None:
         address, path = place_of(url)

@@ -197,6 +197,14 @@ class BlockIndex:
                         least[name] = least.get(name, 0.0) + tokens
         return Known(exact, least)
 
+    def ends_within(self, path: Path) -> bool:
+        """Whether nobody holds a path to its end, so that a longer one that begins with it would find no more held."""
+        for size, mask in self._sizes.items():
+            most = (path.tokens - 1) // size
+            if most <= 0 or any(depth == most for _, depth in self._depths(path, size, mask)):
+                return False
+        return True
+
     # -- size
 
     def __len__(self) -> int:
@@ -222,7 +230,7 @@ class BlockIndex:
             return "exact"
         return "partial" if all(source.up for source in known.ranks) else "cut"
 
-    def tells(self, replica: str) -> bool:
+    def reports(self, replica: str) -> bool:
         """Whether anything is known of its cache by its own word: that it holds this, or that it holds nothing else."""
         known = self._replicas.get(replica)
         return known is not None and (replica in self._exact or any(one.up and one.blocks for one in known.ranks))

@@ -6,11 +6,12 @@ that is wrong is not gone by (regional_lb.fleet.tokenizer_guard). Never chooses;
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from farhop.balance.prefix.chain import ENDS, depth_at
+from farhop.balance.prefix.chain import ENDS
 from farhop.balance.prefix.journal import Journal
 from farhop.balance.prefix.overhang import Overhang
 from farhop.balance.prefix.trie import PrefixTrie, spread
@@ -118,8 +119,8 @@ class CacheMirror:
         """
         if cached_tokens + _BLOCK_TOKENS >= believed_tokens:
             return False
-        believed = depth_at(int(believed_tokens * bytes_per_token))
-        found = depth_at(int((cached_tokens + _BLOCK_TOKENS) * bytes_per_token))
+        believed = bisect_right(ENDS, int(believed_tokens * bytes_per_token)) - 1  # whole blocks, as depth_at has them
+        found = bisect_right(ENDS, int((cached_tokens + _BLOCK_TOKENS) * bytes_per_token)) - 1
         if found + 1 >= min(believed, len(chain)) or name not in self.trie:
             return False
         return self.trie.confine(name, chain, found) < len(chain)

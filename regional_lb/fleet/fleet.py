@@ -13,13 +13,15 @@ import numpy as np
 from msgspec.structs import replace
 
 from farhop.balance import outcome
+from farhop.balance.estimate.residual import Residual
 from farhop.balance.health.reading import State
 from farhop.balance.health.replica import Mode
 from farhop.balance.ledger import Ledger
 from regional_lb.fleet.adapters import Adapters
 from regional_lb.fleet.cache_mirror import CacheMirror
+from regional_lb.fleet.kv_growth import AnswerLengths, peak_tokens
 from regional_lb.fleet.recent import Cached
-from regional_lb.fleet.shares import PeerReported, PeersChanged, TurnTimerFired
+from regional_lb.fleet.shares import Paces, PeerReported, PeersChanged, TurnTimerFired
 from regional_lb.fleet.speeds import Speeds
 from regional_lb.fleet.standing import EASE_S, Standing
 from regional_lb.fleet.table import SAMPLE_FRESH_S, Subset, Table
@@ -50,10 +52,13 @@ class Fleet:
         self.standing = Standing(config)
         self.health = self.standing.health
         self.speeds = Speeds()
+        self.residuals: dict[str, Residual] = {}  # of first tokens, by model
         self.mirror = CacheMirror(estimates)
         self.trie, self.journal, self.blocks = self.mirror.trie, self.mirror.journal, self.mirror.blocks
         self.adapters = Adapters()
         self.unreported_hits = UnreportedHits()
+        self.answer_lengths: dict[str, AnswerLengths] = {}  # by replica: each has its own mixture of work
+        self.now = 0.0  # whoever owns this says with each event
         self.lineages = Lineages()
         self.ledger = Ledger(self._loaded)
         self.whole = Table(Subset((), np.empty(0, dtype=np.intp)))  # a row for each replica of the view
@@ -83,7 +88,7 @@ class Fleet:
 
     def handle(self, event: Event, now: float) -> str | None:
         """Take what the world said of replicas. The one replica whose room it may have changed, None: any, "": none."""
-        self.stirring, self.still = "", False
+        self.stirring, self.still, self.now = "", False, now
         return self._handlers[type(event)](event, now)
 
     def adopt(self, view: View) -> View:
@@ -96,7 +101,9 @@ class Fleet:
             self._eased.pop(name, None)
             self.mirror.drop(name)
             self.unreported_hits.forget(name)
+            self.answer_lengths.pop(name, None)
         self.speeds.adopt(view.replicas)
+        self.residuals = {model: one for model, one in self.residuals.items() if model in view.by_model}
         self.adapters.adopt({name: replica.adapters for name, replica in view.replicas.items()})
         self.standing.adopt(view)
         self._able.clear()
@@ -105,12 +112,12 @@ class Fleet:
             self.shares.adopt(view)
         self.lineages.learn(replica.lineage for replica in view.replicas.values())
         names = tuple(view.replicas)
-        self.whole = table = Table(Subset(names, np.arange(len(names))))
+        self.whole = table = Table(Subset(names, np.arange(len(names))), peak=self._peak_tokens)
+        table.rate(self.speeds)
         for row, (name, replica) in enumerate(view.replicas.items()):
             table.describe(row, replica)
             self._write(name)
             table.filled[row] = self.trie.filled(name)
-        table.rate(self.speeds)
         return view
 
     def age(self, now: float) -> None:
@@ -183,8 +190,25 @@ class Fleet:
 
     # -- the other balancers of the region
 
-    def _peer_reported(self, event: PeerReported, now: float) -> str | None:  # noqa: ARG002
+    def learned(self, now: float) -> Paces:
+        """What was learned here, for a balancer that begins."""
+        address = {name: str(replica.address) for name, replica in self.view.replicas.items()}
+        measured = self.speeds.measured(now)
+        return Paces(self.estimates.learned(), {name: (address[name], one) for name, one in measured.items()})
+
+    def _taught(self, learned: Paces, now: float) -> None:
+        """Begin with what another learned, where nothing was learned here."""
         assert self.shares is not None
+        self.estimates.now = now
+        self.estimates.adopt(learned.estimates)
+        for name, (address, measured) in learned.replicas.items():
+            if self.shares.same(name, address):
+                self.speeds.begin_with(name, measured, now)
+
+    def _peer_reported(self, event: PeerReported, now: float) -> str | None:
+        assert self.shares is not None
+        if event.learned is not None:
+            self._taught(event.learned, now)
         changed = self.shares.on_report(event)
         for entry in event.cached:
             if self.journal.epoch not in (None, event.epoch):
@@ -231,9 +255,9 @@ class Fleet:
         known = self._able.get(variant)
         return known if known is not None and known.names else self._find_able(variant, now)
 
-    def settled(self, now: float) -> bool:
-        """Whether who is able is known until something happens: nobody's time comes."""
-        return now < self._able_until and not self.standing.easing
+    def settled_until(self, now: float) -> float:
+        """Until when who is able is known if nothing happens: then somebody's time comes. `now` while one is eased."""
+        return now if self.standing.easing else self._able_until
 
     def mode(self, model: str, now: float) -> Mode:
         """How the replicas of a model may be used."""
@@ -308,7 +332,8 @@ class Fleet:
 
     def caches(self, name: str, chain: tuple[int, ...], hints: Verdict | None = None) -> None:
         """The replica holds this prefix now. `hints` says where that may be known: without, nowhere."""
-        if name not in self.trie:
+        row = self.whole.of.at.get(name)
+        if row is None:
             return
         audience: frozenset[str] | None = frozenset()
         if hints is not None:
@@ -316,7 +341,7 @@ class Fleet:
                 self.journal.under(hints.epoch)
             audience = hints.lawful if hints.excluded else None
         self.journal.insert(name, chain, audience)
-        self.whole.filled[self.whole.of.at[name]] = self.trie.filled(name)
+        self.whole.filled[row] = self.trie.filled(name)
         if self.shares is not None and chain:
             self.shares.recent.add(Cached(name, chain, audience, own=True))
 
@@ -339,6 +364,15 @@ class Fleet:
             if self.standing.began(name, elapsed_ms, tokens, step_ms, now, sure=sure):
                 self._stirred(name, now)
 
+    def promised(self, model: str, predicted_ms: float, elapsed_ms: float) -> None:
+        """A stream's first token came so long after it was sent to a replica; see Residual.seen."""
+        residual = self.residuals.get(model)
+        if residual is None:
+            if model not in self.view.by_model:
+                return
+            residual = self.residuals[model] = Residual()
+        residual.seen(predicted_ms, elapsed_ms)
+
     def computed(self, name: str, elapsed_ms: float, tokens: float, now: float) -> None:
         """A prefill for another replica ended `elapsed_ms` after dispatch, behind and with `tokens` of its own."""
         self.speeds.prefilled(name, elapsed_ms, tokens, now)
@@ -356,8 +390,12 @@ class Fleet:
         if self.shares is not None and (self.shares.watched or not self.shares.alone):
             self.shares.dispatched(name, load)
         replica = self.view.replicas.get(name)
-        if replica is not None:
+        if replica is None:
+            return
+        if self.shares is not None and not self.shares.alone:
             self._burden(self.whole.of.at[name], replica, load)
+        else:
+            self.whole.burden(self.whole.of.at[name], replica, load, self._eased.get(name) if self._eased else None)
 
     def _burden(self, row: int, replica: Replica, load: Load) -> None:
         """What all balancers have under way there; `load` is ours. What is another's to take is no room of ours."""
@@ -369,6 +407,41 @@ class Fleet:
         self.whole.burden(row, replica, shares.with_others(name, load), eased)
         if shares.gives_way(name):
             self.whole.kv_room_tokens[row] = -inf
+
+    def _peak_tokens(self, name: str, load: Load, held_share: float) -> float:
+        """See table.Peak. Of what other balancers have there the sums alone are known: as if one half had been answered
+        for half as long as the mean, the other for half as long again."""
+        held = self.ledger.at(name)
+        now, step_s = self.now, self.whole.tpot_ms.item(self.whole.of.at[name]) / 1e3
+        prompts = [held_share * (one.kv_tokens - one.answer_tokens) for one in held]
+        expected = [float(one.answer_tokens) for one in held]
+        said = [0.0 if one.began_at is None else max(0.0, now - one.began_at) / step_s for one in held]
+        counts = [1.0] * len(held)
+        others = load.in_flight - len(held)
+        if others > 0:
+            own = self.ledger.load(name)
+            answers = (load.answer_tokens - own.answer_tokens) / others
+            prompt = held_share * ((load.kv_tokens - own.kv_tokens) / others - answers)
+            said_s = (
+                max(0.0, now - load.began_s / load.decoding) * load.decoding / load.in_flight if load.decoding else 0.0
+            )
+            prompts += [prompt, prompt]
+            expected += [answers, answers]
+            said += [0.5 * said_s / step_s, 1.5 * said_s / step_s]
+            counts += [others / 2.0, others / 2.0]
+        if not prompts:
+            return 0.0
+        # Column by column: an array of tuples takes three times as long to make.
+        columns = np.array(prompts), np.array(expected), np.array(said), np.array(counts)
+        return peak_tokens(*columns, self.answer_lengths.get(name) or AnswerLengths())
+
+    def answer_ended(self, name: str, tokens: int, expected: float) -> None:
+        """A replica ended an answer of so many tokens, where so many were expected."""
+        if tokens > 0 and name in self.view.replicas:
+            lengths = self.answer_lengths.get(name)
+            if lengths is None:
+                lengths = self.answer_lengths[name] = AnswerLengths()
+            lengths.learn(tokens, max(expected, 1.0))
 
     def _write(self, name: str) -> None:
         """The part of a replica's row that says what it has room for."""

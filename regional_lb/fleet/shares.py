@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farhop.balance.estimate.estimates import Learned, Measured
 from farhop.balance.hashing import owner
 from farhop.balance.ledger import Load
 from farhop.balance.machine import Event
@@ -41,9 +42,16 @@ class PeerLoad(msgspec.Struct, frozen=True):
     known: bool = True
 
 
+class Paces(msgspec.Struct, frozen=True):
+    """What one balancer learned: of models and tenants, and what it measured of each replica, with its address."""
+
+    estimates: Learned
+    replicas: dict[str, tuple[str, Measured]]
+
+
 class PeerReported(Event, frozen=True):
     """Another balancer of the region spoke. `loads` are those that changed, with `whole` all there are; `queued` is
-    what waits there by model. `cached` was judged by the law of `epoch`."""
+    what waits there by model. `cached` was judged by the law of `epoch`. `learned` is told once, to who begins."""
 
     peer: str
     loads: dict[str, PeerLoad]
@@ -51,6 +59,7 @@ class PeerReported(Event, frozen=True):
     whole: bool = False
     cached: tuple[Cached, ...] = ()
     epoch: int = 0
+    learned: Paces | None = None
 
 
 class PeersChanged(Event, frozen=True):
@@ -105,7 +114,7 @@ class Shares:
         addresses = {name: str(replica.address) for name, replica in view.replicas.items()}
         for name in self._addresses.keys() | addresses.keys():
             if self._addresses.get(name) != addresses.get(name):
-                self._tell(name)
+                self._note(name)
         for name in self._taken.keys() - addresses.keys():
             del self._taken[name]
         if len(self._moved) > 2 * len(addresses) + 1024:
@@ -122,9 +131,9 @@ class Shares:
             self._in_flight[replica] = load.in_flight
         if load.in_flight > before:
             self._taken[replica] = self._taken.get(replica, 0) + 1
-        self._tell(replica)
+        self._note(replica)
 
-    def _tell(self, replica: str) -> None:
+    def _note(self, replica: str) -> None:
         self._change += 1
         self._moved.pop(replica, None)
         self._moved[replica] = self._change
@@ -190,6 +199,10 @@ class Shares:
         known = self._peers.get(peer)
         load = known.loads.get(replica) if known is not None else None
         return load is not None and load.known and load.address == self._addresses.get(replica)
+
+    def same(self, replica: str, address: str) -> bool:
+        """Whether another's replica of this name is the one that we know by it."""
+        return self._addresses.get(replica) == address
 
     def with_others(self, replica: str, load: Load) -> Load:
         """What all balancers have under way at a replica; `load` is our own."""

@@ -28,6 +28,7 @@ from farhop.balance.estimate.estimates import (
     SERVICE_MS,
     SERVICE_TAU_S,
     TPOT_MS,
+    Measured,
     Speed,
 )
 from farhop.balance.estimate.windows import TAU_S
@@ -125,7 +126,7 @@ class Speeds:
         self._rows: dict[str, int] = {}
         self._of: list[Speed] = []
         self._replicas: list[Replica] = []
-        self._told: set[str] = set()
+        self._changed: set[str] = set()
         self._kinds: dict[_Key, _Kind] = {}
         self._kind_of: list[_Kind] = []
         self._kind_at: NDArray[np.intp] = np.empty(0, dtype=np.intp)  # the place of each row's kind among the kinds
@@ -207,7 +208,7 @@ class Speeds:
         lo, hi = _DOMAIN[:, 0], _DOMAIN[:, 1]
         self._configured = np.clip(np.nan_to_num(self._configured, nan=1.0), lo, hi)
         self._group()
-        self._told = {name for name in self._rows if self._of[self._rows[name]].sampled_at is not None}
+        self._changed = {name for name in self._rows if self._of[self._rows[name]].sampled_at is not None}
         self.refresh(self._at if self._at is not None else 0.0)
         self.due = -inf
 
@@ -231,7 +232,7 @@ class Speeds:
         row = self._rows.get(name)
         if row is not None:
             self._of[row] = Speed()
-            self._told.add(name)
+            self._changed.add(name)
 
     # -- what was measured
 
@@ -242,14 +243,14 @@ class Speeds:
             return False
         if not self._of[row].began(elapsed_ms, tokens, self._expected.item(1, row), now):
             return False
-        self._tell(name, self._kind_of[row], began=True)
+        self._note(name, self._kind_of[row], began=True)
         return True
 
     def prefilled(self, name: str, elapsed_ms: float, tokens: float, now: float) -> None:
         """See Speed.prefilled."""
         row = self._rows.get(name)
         if row is not None and self._of[row].prefilled(elapsed_ms, tokens, now):
-            self._tell(name, self._kind_of[row], began=True)
+            self._note(name, self._kind_of[row], began=True)
 
     def ended(
         self, name: str, decode_ms: float, service_ms: float, completion_tokens: int, load: float, now: float
@@ -258,11 +259,25 @@ class Speeds:
         row = self._rows.get(name)
         if row is not None:
             self._of[row].ended(decode_ms, service_ms, completion_tokens, load, now)
-            self._tell(name, self._kind_of[row], answered=True)
+            self._changed.add(name)
+            if not self._kind_of[row].answered:
+                self._note(name, self._kind_of[row], answered=True)
 
-    def _tell(self, name: str, kind: _Kind, *, began: bool = False, answered: bool = False) -> None:
+    def measured(self, now: float) -> dict[str, Measured]:
+        """By replica what was measured, of those of which anything was."""
+        return {name: self._of[row].measured(now) for name, row in self._rows.items() if self._of[row].sampled_at}
+
+    def begin_with(self, name: str, other: Measured, now: float) -> None:
+        """What another balancer measured of a replica of which nothing was measured here."""
+        row = self._rows.get(name)
+        if row is None or self._of[row].sampled_at is not None:
+            return
+        self._of[row].adopt(other, now)
+        self._note(name, self._kind_of[row], began=other.pace_evidence > 0.0, answered=other.service_evidence > 0.0)
+
+    def _note(self, name: str, kind: _Kind, *, began: bool = False, answered: bool = False) -> None:
         """Something was measured. What is first of its kind does not wait: guesses may be wrong by any factor."""
-        self._told.add(name)
+        self._changed.add(name)
         if (began and not kind.began) or (answered and not kind.answered):
             kind.began |= began
             kind.answered |= answered
@@ -279,8 +294,8 @@ class Speeds:
         if dt_s:
             self._evidence *= np.exp(-dt_s / _FADES_S)
             self._lean *= exp(-dt_s / LEAN_TAU_S)
-        rows = [self._rows[name] for name in self._told]
-        self._told.clear()
+        rows = [self._rows[name] for name in self._changed]
+        self._changed.clear()
         if rows:
             self._write(rows, now)
         levels = self._learned(dt_s)

@@ -167,12 +167,12 @@ class Standing:
         if health is None or not (ok or health.counts(sent_at)):
             return False
         self.outliers.answered(name, ok)
-        steady = health.steady
         if ok:
-            health.succeeded(now, sent_at)
+            steady = health.succeeded(now, sent_at)
             if not steady:
                 self._touched.add(name)
             return not steady
+        steady = health.steady
         health.failed(now, may_eject=health.on_the_brink and self._may_eject(name, now))
         self._touched.add(name)
         if steady and not health.steady:

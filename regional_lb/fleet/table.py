@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from farhop.balance.ledger import Load
     from regional_lb.fleet.speeds import Speeds
@@ -24,9 +24,14 @@ Column: TypeAlias = NDArray[np.float64]
 Rows: TypeAlias = NDArray[np.intp]
 # How many bytes of a prompt are held, and at which places of a subset: one, some, or whether at each.
 Hits: TypeAlias = "Sequence[tuple[float, int | Rows | NDArray[np.bool_]]]"
+# Of a replica by its name, the most KV tokens that its load will take, if this share of its prompts is really held.
+Peak: TypeAlias = "Callable[[str, Load, float], float]"
 
 SAMPLE_FRESH_S = 3.0  # an older scrape says nothing about the queue of now
-KV_SHARE_MAX = 0.95  # the rest is for answers longer than expected: preemption costs a whole recompute
+KV_SHARE_MAX = 0.95  # the rest is for prompts longer than thought: preemption costs a whole recompute
+# Where all answers whole would fit this share of the cache, so much is what they are thought to take: by far not all
+# are there at once, and how many does not matter yet.
+WHOLE_SHARE = 0.5
 
 _SURELY_SAID = 0.75  # of what those under way are thought to have been answered by now
 
@@ -51,7 +56,7 @@ class Columns:
     kv_room_tokens: Column  # KV cache it would still give
     slots: Column  # requests it may have under way: its own slots, fewer while it is eased in or fails
     kv_tokens: Column
-    kv_taken_tokens: Column  # by those under way: as counted, less what their engine was seen not to hold
+    kv_taken_tokens: Column  # by those under way, at their peak: as counted, less what their engine does not hold
     service_ms: Column
     sampled_at: Column
     running: Column  # as the engine counts
@@ -149,10 +154,12 @@ def _runs(rows: Rows) -> list[slice]:
 class Table(Columns):
     """One row per replica of `of`, which gives a replica's place by its name."""
 
-    __slots__ = (*_COLUMNS, "_block", "_counted", "_unheld", "of", "queued_until")
+    __slots__ = (*_COLUMNS, "_block", "_counted", "_peak", "_unheld", "of", "queued_until")
 
-    def __init__(self, of: Subset, block: Column | None = None, queued_until: float = -inf) -> None:
-        self.of = of
+    def __init__(
+        self, of: Subset, block: Column | None = None, queued_until: float = -inf, peak: Peak | None = None
+    ) -> None:
+        self.of, self._peak = of, peak
         self._block = np.zeros((len(_COLUMNS), len(of))) if block is None else block
         (
             self.backlog_tokens, self.prefill_ms_per_token, self.tpot_ms, self.batch_interference_ms,
@@ -164,7 +171,7 @@ class Table(Columns):
         # By row, of what is counted for each request there, the tokens that its engine was last seen not to hold, and
         # of how many requests.
         self._unheld: dict[int, tuple[float, float]] = {}
-        self._counted: dict[int, tuple[float, Load]] = {}  # by row, for all under way
+        self._counted: dict[int, tuple[float, Load]] = {}  # by row, for all under way, answers whole
 
     def __len__(self) -> int:
         return len(self.of.names)
@@ -191,16 +198,19 @@ class Table(Columns):
         engine takes anything: what it can never hold it refuses. With a step's worth alone, an engine whose step ends
         has nothing to prefill until its balancer hears of that: where several wait, the next step is filled, too.
         """
-        room = self.fits(uncached_tokens, output_tokens, now)
-        room &= self.prefill_room_tokens > (-self.step_tokens if ahead else 0.0)
-        return room
+        room = self.prefill_room_tokens > (-self.step_tokens if ahead else 0.0)
+        room &= self.kv_room_tokens >= uncached_tokens + output_tokens
+        return room if now >= self.queued_until else room & self._unqueued(now)
 
     def fits(self, uncached_tokens: Column | float, output_tokens: float, now: float) -> NDArray[np.bool_]:
         """The same, whatever is being prefilled there: that is over soon, and what it takes is known."""
         fits: NDArray[np.bool_] = self.kv_room_tokens >= uncached_tokens + output_tokens
-        if now < self.queued_until:
-            fits &= (self.waiting == 0.0) | (now - self.sampled_at >= SAMPLE_FRESH_S)
-        return fits
+        return fits if now >= self.queued_until else fits & self._unqueued(now)
+
+    def _unqueued(self, now: float) -> NDArray[np.bool_]:
+        """Who did not say just now that it queues."""
+        unqueued: NDArray[np.bool_] = (self.waiting == 0.0) | (now - self.sampled_at >= SAMPLE_FRESH_S)
+        return unqueued
 
     def holds(self, name: str, tokens: float) -> bool:
         """Whether a replica's KV cache has room for so many tokens."""
@@ -257,9 +267,21 @@ class Table(Columns):
             unheld = min(unheld, prompts)
             if unheld:
                 self._unheld[row] = unheld / in_flight, in_flight
-        taken = counted - unheld
+        taken = self._taken(row, counted, unheld, known[1]) if known is not None else 0.0
         self.kv_room_tokens[row] += self.kv_taken_tokens.item(row) - taken  # none and all stay what they are
         self.kv_taken_tokens[row] = taken
+
+    def _taken(self, row: int, counted: float, unheld: float, load: Load) -> float:
+        """The most that those under way will take, of `counted` tokens in all, of which their engine does not hold
+        some."""
+        taken = max(float(load.answer_tokens), counted - unheld)
+        known = WHOLE_SHARE * self.kv_tokens.item(row)
+        if taken <= known or self._peak is None:
+            return taken
+        # Of prompts alone there is something that is not held. What lingers (Eased) is no sequence, and stays.
+        lingers, prompts = counted - load.kv_tokens, counted - load.answer_tokens
+        held_share = (taken - load.answer_tokens) / prompts if prompts else 1.0
+        return max(known, held_share * lingers + self._peak(self.of.names[row], load, held_share))
 
     def allow(self, row: int, slots: int) -> None:
         """How many requests a replica may have under way: 1 or more."""
@@ -272,11 +294,13 @@ class Table(Columns):
         if eased is not None:
             slots, in_flight, taken = eased.slots, in_flight + eased.requests, taken + eased.kv_tokens
         self._counted[row] = taken, load
-        if row in self._unheld:
-            each, of = self._unheld[row]
-            taken = max(float(load.answer_tokens), taken - each * min(of, in_flight))
-        self.in_flight[row], self.backlog_tokens[row], self.kv_taken_tokens[row] = in_flight, backlog, taken
+        each, of = self._unheld.get(row, (0.0, 0.0))
         self.tpot_ms[row] = self.tpot_alone_ms.item(row) + self.batch_interference_ms.item(row) * in_flight
+        counted, unheld = taken, each * min(of, in_flight)
+        taken = max(float(load.answer_tokens), counted - unheld)
+        if taken > WHOLE_SHARE * self.kv_tokens.item(row):  # hardly ever
+            taken = self._taken(row, counted, unheld, load)
+        self.in_flight[row], self.backlog_tokens[row], self.kv_taken_tokens[row] = in_flight, backlog, taken
         self.prefill_room_tokens[row] = replica.prefill_tokens_max - backlog if backlog else inf
         if in_flight >= slots:
             self.kv_room_tokens[row] = -inf

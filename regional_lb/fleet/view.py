@@ -37,7 +37,7 @@ class Sample(msgspec.Struct, frozen=True):
     cache and found there since the engine began; they show people how it does, and that it works at all.
     `queued` is 0 where one waits, and none did at the scrape before: it came since the engine's last step, and will be
     in the next one. None: all who wait do queue. `started_at`: when its process began, in the engine's own seconds;
-    None where it does not tell.
+    `slots`: how many requests it runs at once. None where it does not tell.
     """
 
     at: float
@@ -50,6 +50,7 @@ class Sample(msgspec.Struct, frozen=True):
     lora: Lora | None = None
     queued: int | None = None
     started_at: float | None = None
+    slots: int | None = None
 
     def restarted(self, before: Sample) -> bool:
         """Whether another process told of itself before: it began later, or its counters ran backwards."""

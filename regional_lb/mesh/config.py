@@ -9,7 +9,8 @@ from typing import Annotated
 from pydantic import Field, field_validator, model_validator
 
 from farhop.config import FromOutside, Part, Secret, is_absent
-from farhop.service.config import ConnectTls, Listen, Process
+from farhop.service.config import Process
+from farhop.service.endpoints import ConnectTls, Listen
 from farhop.store import envelope
 from farhop.store.contract import report_key
 from farhop.store.documents.document import DocumentError

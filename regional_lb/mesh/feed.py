@@ -16,10 +16,10 @@ from farhop_wire import peers_pb2, peers_pb2_grpc
 from farhop.service.peer_authenticator import ANY_PEER
 from regional_lb.fleet.view import model_of
 from regional_lb.mesh.config import PEERS_MAX
-from regional_lb.mesh.messages import cached_to_wire, load_to_wire
+from regional_lb.mesh.messages import cached_to_wire, learned_to_wire, load_to_wire
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from farhop.service.peer_authenticator import PeerAuthenticator
     from regional_lb.fleet.shares import Shares
@@ -55,6 +55,22 @@ class PeerFeed(peers_pb2_grpc.PeersServicer):
         self.draining = False
         self.readers = 0
 
+    @property
+    def known_cached_seq(self) -> int:
+        """How far we have come in what is known to be cached."""
+        return self._shares.recent.seq
+
+    def everything(self) -> Iterator[peers_pb2.PeerUpdate]:
+        """What a peer that begins would be told, but for what is under way and waits here."""
+        stream = _Stream(self, peers_pb2.FollowRequest())
+        while (update := stream.update()) is not None:
+            for load in update.loads:
+                load.in_flight = load.prefill_tokens = load.kv_tokens = 0
+            update.queued.clear()
+            yield update
+            if update.caught_up:
+                return
+
     async def Follow(  # noqa: N802 - the service's name for it
         self, request: peers_pb2.FollowRequest, context: Any
     ) -> AsyncIterator[peers_pb2.PeerUpdate]:
@@ -89,13 +105,14 @@ class _Stream:
         self._seq = self._change = 0
         self._queued: dict[str, int] = {}
         self._draining = False
-        self._told_at = -HEARTBEAT_S
+        self._sent_at = -HEARTBEAT_S
         recent = self._shares.recent
         same = request.known_incarnation == feed.incarnation and recent.reaches(request.known_cached_seq)
         self._at = request.known_cached_seq if same else recent.floor
         # What the others had cached is told to who comes anew only: to the rest they tell it themselves.
         self._all_until = self._at if same else recent.seq
         self._until = recent.seq
+        self._teaches = request.known_incarnation != feed.incarnation
         self._caught_up = False
 
     def update(self) -> peers_pb2.PeerUpdate | None:
@@ -109,10 +126,12 @@ class _Stream:
         caught_up = self._at >= self._until
         now = feed._clock()
         same = queued == self._queued and feed.draining == self._draining and caught_up == self._caught_up
-        if same and not moved and not cached and now - self._told_at < HEARTBEAT_S:
+        if same and not moved and not cached and now - self._sent_at < HEARTBEAT_S:
             return None
-        self._told_at, self._queued, self._draining, self._caught_up = now, queued, feed.draining, caught_up
+        self._sent_at, self._queued, self._draining, self._caught_up = now, queued, feed.draining, caught_up
         self._seq += 1
+        learned = learned_to_wire(flow.learned(now)) if self._teaches else None
+        self._teaches = False
         return peers_pb2.PeerUpdate(
             region=flow.config.region,
             instance=shares.instance,
@@ -125,6 +144,7 @@ class _Stream:
             cached_seq=self._at,
             caught_up=caught_up,
             law_epoch=flow.law.epoch,
+            learned=learned,
         )
 
     def _load(self, name: str) -> peers_pb2.ReplicaLoad:

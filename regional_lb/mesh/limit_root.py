@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from msgspec.structs import replace
 
-from farhop.balance.quota import EACH, Root
-from farhop.service.limits import ask_of, kind_and_whose, reply_of
+from farhop.balance.quota import EACH
+from farhop.balance.quota_root import Root
+from farhop.service.limit_book import kind_and_whose
+from farhop.service.limits import ask_of, reply_of
 from farhop.service.tasks import Tasks
 from farhop.store.contract import Conflict, StoreError, limit_root_key
 from farhop.store.documents import limits as documents
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
     from farhop_wire import region_pb2
 
-    from farhop.service.limits import LimitBook
+    from farhop.service.limit_book import LimitBook
     from farhop.store.contract import Entry, Store
     from farhop.telemetry.metrics import TierMetrics
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from farhop_wire import peers_pb2
 
+from farhop.balance.estimate.estimates import ENTRIES_MAX, Learned, Measured
 from farhop.balance.prefix.chain import DEPTH_MAX
 from farhop.store.documents.report import COUNT_LIMIT, MODELS_LIMIT, TEXT_LIMIT
 from regional_lb.fleet.recent import Cached
-from regional_lb.fleet.shares import PeerLoad, PeerReported
+from regional_lb.fleet.shares import Paces, PeerLoad, PeerReported
 
 LOADS_MAX = 8192
 NODES_MAX = 16_384
@@ -35,6 +36,34 @@ def event_of(update: peers_pb2.PeerUpdate, epoch: int, *, first: bool) -> PeerRe
         whole=first,
         cached=tuple(_cached(path, same_law=same_law) for path in update.cached),
         epoch=epoch,
+        learned=_learned(update.learned) if first and update.HasField("learned") else None,
+    )
+
+
+def _learned(told: peers_pb2.Learned) -> Paces:
+    """Each figure's domain is looked at by who takes it."""
+    if max(len(told.bytes_per_token), len(told.outputs)) > ENTRIES_MAX or len(told.paces) > LOADS_MAX:
+        raise PeerUpdateError("peer_too_many")
+    outputs = {(one.tenant, one.model): one.tokens for one in told.outputs}
+    names = [*told.bytes_per_token, *(name for of in outputs for name in of), *(one.replica for one in told.paces)]
+    if any(len(name) > TEXT_LIMIT for name in names):
+        raise PeerUpdateError("peer_malformed")
+    paces = {
+        one.replica: (one.address, Measured(*(getattr(one, name) for name in Measured._fields))) for one in told.paces
+    }
+    return Paces(Learned(dict(told.bytes_per_token), outputs), paces)
+
+
+def learned_to_wire(learned: Paces) -> peers_pb2.Learned:
+    """What we learned."""
+    bytes_per_token, outputs = learned.estimates
+    return peers_pb2.Learned(
+        bytes_per_token=bytes_per_token,
+        outputs=[peers_pb2.LearnedOutput(tenant=t, model=m, tokens=tokens) for (t, m), tokens in outputs.items()],
+        paces=[
+            peers_pb2.LearnedPace(replica=name, address=address, **measured._asdict())
+            for name, (address, measured) in list(learned.replicas.items())[:LOADS_MAX]
+        ],
     )
 
 

@@ -127,9 +127,10 @@ class _Stream:
                 return
             self._at, changes, n_nodes = journal.read(self._at, self._region, SLICE_NODES)
             if changes:
-                yield self._publisher._delta(
-                    after=self._sent, seq=self._at, changes=[_wire(change) for change in changes]
-                )
+                message = self._publisher._delta(after=self._sent, seq=self._at)
+                for change in changes:
+                    _add(message, change)
+                yield message
                 self._sent = self._at
             yield Pause(self._pace(n_nodes))
 
@@ -163,9 +164,14 @@ def _path(path: Stored) -> region_pb2.PrefixPath:
     return region_pb2.PrefixPath(parent=path.parent, nodes=path.nodes)
 
 
-def _wire(change: Stored | Evicted | Cleared) -> region_pb2.PrefixChange:
+def _add(message: region_pb2.PrefixDelta, change: Stored | Evicted | Cleared) -> None:
+    """Filled in where it stands: a message made apart and copied in takes twice as long, for every reader."""
+    added = message.changes.add()
     if isinstance(change, Stored):
-        return region_pb2.PrefixChange(stored=_path(change))
-    if isinstance(change, Cleared):
-        return region_pb2.PrefixChange(cleared=region_pb2.PrefixCleared())
-    return region_pb2.PrefixChange(evicted=region_pb2.PrefixEvicted(nodes=change.nodes))
+        stored = added.stored
+        stored.parent = change.parent
+        stored.nodes.extend(change.nodes)
+    elif isinstance(change, Cleared):
+        added.cleared.SetInParent()
+    else:
+        added.evicted.nodes.extend(change.nodes)

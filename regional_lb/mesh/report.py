@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ from farhop.store.hubs import publication_status
 from regional_lb.fleet.table import LEAST, TOTAL
 from regional_lb.mesh.prefix_stream import NODES_PER_S, Pause, PrefixPublisher
 from regional_lb.scheduler import admission
+from topology.law import Scope
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -54,6 +56,7 @@ LEASE_S = 5.0  # FIELD §6: at least 1.5 × the election timeout, rounded up; pr
 LOOK_S = 0.05
 STORE_GAP_S = 0.25  # at most 4 a second into etcd
 LONGEST_GAP_S = 1.0
+REST_S = 0.5  # what goes by time alone is looked at as often
 CHANGE = 0.05
 UNKNOWN = -1  # in place of a time, as region.proto has it
 QUIET_LIMIT_S = 86_400.0
@@ -96,7 +99,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         self._served: dict[str, tuple[tuple[str, ...], ModelFacts]] = {}
         self.draining = False
         self._changed = asyncio.Condition()
-        self._told_at, self._seen = -inf, -1  # when something was told last, and how much of the flow's news it knew
+        self._published_at, self._seen = -inf, -1  # and how much of the flow's news that knew
         self._latest = self.build()
         self._tasks = Tasks()
         self._publication: Publication | None = None
@@ -194,8 +197,8 @@ class Reporter(region_pb2_grpc.RegionServicer):
     async def open(self, store: Store) -> None:
         """Publish from now on."""
         self.draining = False
-        self._told_at = self._clock()
-        await self._tell(self.build())
+        self._published_at = self._clock()
+        await self._publish(self.build())
         key = report_key(self._region, self._instance)
         stored = self._latest
         self._publication = await store.publish(key, self._document(stored), LEASE_S)
@@ -215,28 +218,45 @@ class Reporter(region_pb2_grpc.RegionServicer):
         self.prefixes.tidy()
         flow.scaling.look(now)
         # A look early rather than late: the gap is then never longer than it may be. Half a look for rounding.
-        due = now - self._told_at >= LONGEST_GAP_S - 1.5 * LOOK_S
-        if not due and flow.unchanged(self._seen, now) and self._says_as_much():
+        due = now - self._published_at >= LONGEST_GAP_S - 1.5 * LOOK_S
+        if not due and flow.still_until(self._seen, now) > now and self._unchanged():
             return None
         self._seen, fresh = flow.news, self.build()
         if not due and not moved(self._latest, fresh):
             self._seq -= 1  # not told to anybody: the number is free again
             return None
-        self._told_at, self._latest = now, fresh
+        self._published_at, self._latest = now, fresh
         return fresh
 
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
             if (fresh := self.look()) is not None:
-                await self._tell(fresh)
+                await self._publish(fresh)
+            now = self._clock()
+            still_until = min(self._flow.still_until(self._seen, now), self._published_at + LONGEST_GAP_S - 2 * LOOK_S)
+            if still_until > now + LOOK_S and self._unchanged():
+                await self._news(min(still_until - now, REST_S))
 
-    def _says_as_much(self) -> bool:
+    async def _news(self, seconds: float) -> None:
+        """Wait for some, so long at most: at rest there is none to look for."""
+        loop = asyncio.get_running_loop()
+        news = loop.create_future()
+        told = partial(_tell, news)
+        self._flow.wake = told
+        timer = loop.call_later(seconds, told)
+        try:
+            await news
+        finally:
+            timer.cancel()
+            self._flow.wake = None
+
+    def _unchanged(self) -> bool:
         """Whether what is told beside the models stands as it was told last."""
         latest, flow = self._latest, self._flow
         return latest.draining == self.draining and latest.accepted_bytes == flow.accepted_bytes
 
-    async def _tell(self, report: RegionReport) -> None:
+    async def _publish(self, report: RegionReport) -> None:
         self._latest = report
         async with self._changed:
             self._changed.notify_all()
@@ -256,7 +276,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         """Say on both paths that nothing more is taken, then take the report away."""
         self.draining = True
         await self._tasks.close()
-        await self._tell(self.build())
+        await self._publish(self.build())
         if self._publication is not None:
             with contextlib.suppress(TimeoutError, StoreError):  # then its lease ends it
                 async with asyncio.timeout(LAST_WORD_S):
@@ -340,10 +360,11 @@ class Reporter(region_pb2_grpc.RegionServicer):
             self.prefixes.wakes.pop(changed.set, None)
 
     async def Reports(  # noqa: N802 - the service's name for it
-        self, _request: region_pb2.ReportsRequest, context: Any
+        self, request: region_pb2.ReportsRequest, context: Any
     ) -> AsyncIterator[region_pb2.Report]:
         """The latest report, and every one after it. A slow reader skips some: each is whole."""
-        await self._peer_authenticator.proven(context, "global")
+        peer = await self._peer_authenticator.proven(context, "global")
+        teaches = request.begins and (peer is None or peer.region == request.region)
         if self._streams >= STREAMS_MAX:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {STREAMS_MAX} global balancers")
         self._streams += 1
@@ -355,9 +376,27 @@ class Reporter(region_pb2_grpc.RegionServicer):
                         await self._changed.wait()
                     latest = self._latest
                 seen = latest.seq
-                yield to_wire(latest)
+                message = to_wire(latest)
+                if teaches:
+                    message.outputs.extend(self.outputs(request.region))
+                    teaches = False
+                yield message
         finally:
             self._streams -= 1
+
+    def outputs(self, region: str) -> list[region_pb2.OutputLearned]:
+        """What was learned of answers' lengths, of tenants whose law lets this region have their hints."""
+        law = self._flow.law
+        return [
+            region_pb2.OutputLearned(tenant=tenant, model=model, tokens=tokens)
+            for (tenant, model), tokens in self._flow.estimates.learned().output_tokens.items()
+            if region in law.verdict(tenant, model, Scope.HINTS).lawful
+        ]
+
+
+def _tell(news: asyncio.Future[None]) -> None:
+    if not news.done():
+        news.set_result(None)
 
 
 def _left(total: Column, taken: Column) -> int:

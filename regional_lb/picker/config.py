@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from farhop.service.config import Listen
+from farhop.service.endpoints import Listen
 
 FailureMode = Literal["FailClose", "FailOpen"]
 

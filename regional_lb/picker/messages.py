@@ -124,12 +124,12 @@ def _nested(tag: bytes, data: bytes) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    said = bytearray()
+    written = bytearray()
     while number > 127:
-        said.append(number & 127 | 128)
+        written.append(number & 127 | 128)
         number >>= 7
-    said.append(number)
-    return bytes(said)
+    written.append(number)
+    return bytes(written)
 
 
 _BYTE = tuple(bytes((number,)) for number in range(128))
@@ -163,12 +163,12 @@ def piece(body: bytes | memoryview, *, of_request: bool, last: bool) -> bytes:
 @lru_cache(1024)
 def _before(size: int, of_request: bool, last: bool) -> bytes:
     """What a piece of this size begins with."""
-    said = b"\x0a" + _varint(size) if size else b""
-    inner = len(said) + size + (2 if last else 0)
+    written = b"\x0a" + _varint(size) if size else b""
+    inner = len(written) + size + (2 if last else 0)
     for tag in (b"\x1a", b"\x1a", b"\x0a", b"\x1a" if of_request else b"\x22"):
-        said = tag + _varint(inner) + said
-        inner = len(said) + size + (2 if last else 0)
-    return said
+        written = tag + _varint(inner) + written
+        inner = len(written) + size + (2 if last else 0)
+    return written
 
 
 TRAILERS_OF_REQUEST, TRAILERS_OF_ANSWER = b"\x2a\x00", b"\x32\x00"  # as they came
@@ -192,21 +192,21 @@ def immediate(status: int, lines: bytes, body: bytes, details: str) -> bytes:
         name, _, value = line.partition(b": ")
         if name:
             _set(headers, name, value)
-    said = wire.ImmediateResponse(status=wire.HttpStatus(code=status), body=body, details=details)
-    said.headers.MergeFromString(b"".join(headers))
-    return wire.ProcessingResponse(immediate_response=said).SerializeToString()
+    response = wire.ImmediateResponse(status=wire.HttpStatus(code=status), body=body, details=details)
+    response.headers.MergeFromString(b"".join(headers))
+    return wire.ProcessingResponse(immediate_response=response).SerializeToString()
 
 
 def served(message: wire.ProcessingRequest) -> str:
-    """The endpoint that answered, by the gateway's word; "" where it does not tell."""
-    said = _said(message, NAMESPACE, _SERVED)
-    return said[0] if said else ""
+    """The endpoint that answered, as the gateway reports it; "" where it does not."""
+    endpoints = _metadata_list(message, NAMESPACE, _SERVED)
+    return endpoints[0] if endpoints else ""
 
 
 def subset(message: wire.ProcessingRequest) -> list[str] | None:
     """The endpoints (`ip:port`, or an address for all of its ports) that the gateway lets a request go to; None where
     it does not narrow it. A list, or a string with commas."""
-    return _said(message, _SUBSET_NAMESPACE, _SUBSET)
+    return _metadata_list(message, _SUBSET_NAMESPACE, _SUBSET)
 
 
 def code_details(message: wire.ProcessingRequest) -> str:
@@ -217,7 +217,7 @@ def code_details(message: wire.ProcessingRequest) -> str:
     return ""
 
 
-def _said(message: wire.ProcessingRequest, namespace: str, key: str) -> list[str] | None:
+def _metadata_list(message: wire.ProcessingRequest, namespace: str, key: str) -> list[str] | None:
     known = message.metadata_context.filter_metadata
     if namespace not in known:
         return None

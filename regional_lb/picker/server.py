@@ -7,21 +7,23 @@ machine's, by the relay. Never decides, and never carries a request to an engine
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from functools import partial
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-import grpc
 from farhop_wire import ext_proc_pb2 as wire
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
 from msgspec.structs import replace
 
-from farhop.relay.http.listener import SWEEP_S
+from farhop.relay.http.listener import SWEEP_S, PortTakenError
+from farhop.relay.http.tls import Handshakes
+from regional_lb.picker.connection import FAILED_PRECONDITION, INVALID_ARGUMENT, NOT_FOUND, OK, Call, GatewayConnection
 from regional_lb.picker.stream import GatewayRun, GatewayStream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from farhop.balance.limits import ByteBudget, SlotLimit
     from farhop.balance.machine import Address, Event, Request
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from farhop.relay.formats.transcript import Continuation
     from farhop.relay.http.connection import ClientLimits
     from farhop.relay.http.exchange import Exchange, RequestHandler
+    from farhop.relay.http.tls import ListenerTls
     from farhop.relay.relay import Relay
     from farhop.telemetry.logs import Throttled
     from regional_lb.fleet.view import View
@@ -37,18 +40,12 @@ if TYPE_CHECKING:
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 LIVENESS, READINESS = "liveness", "readiness"
-_OPTIONS = (
-    ("grpc.so_reuseport", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.keepalive_time_ms", 10_000),  # a gateway that is gone must not hold its streams here for hours
-    ("grpc.keepalive_timeout_ms", 5_000),
-)
+_PROCESS = f"/{SERVICE}/Process".encode()
+_CHECK, _WATCH = b"/grpc.health.v1.Health/Check", b"/grpc.health.v1.Health/Watch"
+_CONNECTIONS_MAX = 4096  # of gateways, each with many requests on it
 _MESSAGE_BYTES_OVER = 1 << 20  # beside a body: a gateway's buffer may be sent whole
-_LINGER_S = 5.0  # for a gateway to end a stream whose last word is said
 _PAST = "while no picker answers, gateways send requests past the law; have them fail closed"
 _HEALTH = health_pb2.HealthCheckResponse
-_EOF: Any = getattr(grpc.aio, "EOF")  # noqa: B009 - its stubs do not know it
 
 
 class PickerServer:
@@ -65,6 +62,7 @@ class PickerServer:
         budget: ByteBudget,
         requests: SlotLimit,
         *,
+        tls: ListenerTls | None,
         view: Callable[[], View],
         ready: Callable[[], bool],
         log: Throttled,
@@ -77,8 +75,10 @@ class PickerServer:
         self.refused_mode = ""
         self.stopping = False
         self._relay, self._view, self._ready, self._log = relay, view, ready, log
-        self._streams: dict[GatewayStream, asyncio.Task[Any] | None] = {}
-        self._server: grpc.aio.Server | None = None
+        self._streams: set[GatewayStream] = set()
+        self._connections: set[GatewayConnection] = set()
+        self._handshakes = None if tls is None else Handshakes(self._connection, tls)
+        self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 
     @property
@@ -88,22 +88,17 @@ class PickerServer:
 
     # -- opening and closing
 
-    async def open(self, listen: Callable[[grpc.aio.Server], int]) -> int:
-        """Serve; returns the port. `listen` binds the server to it, and may raise PortTakenError."""
-        size = self.limits.head_bytes_max + _MESSAGE_BYTES_OVER
-        streams = ("grpc.max_concurrent_streams", max(1, min(self.requests.capacity, 2**31 - 1)))
-        self._server = grpc.aio.server(options=(*_OPTIONS, streams, ("grpc.max_receive_message_length", size)))
-        process = grpc.stream_stream_rpc_method_handler(
-            self._process,
-            request_deserializer=wire.ProcessingRequest.FromString,  # answers are bytes already
-        )
-        generic = grpc.method_handlers_generic_handler(SERVICE, {"Process": process})
-        self._server.add_generic_rpc_handlers((generic,))
-        health_pb2_grpc.add_HealthServicer_to_server(_Health(self), self._server)
-        port = listen(self._server)
-        await self._server.start()
+    async def open(self, host: str, port: int) -> int:
+        """Listen; returns the port (chosen by the system if `port` is 0). Raises PortTakenError."""
+        try:
+            made = self._handshakes or self._connection
+            self._server = await asyncio.get_running_loop().create_server(made, host, port, backlog=1024)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise PortTakenError(f"picker: cannot listen on {host}:{port}: {reason}; choose another port") from None
         self._sweep()
-        return port
+        chosen: int = self._server.sockets[0].getsockname()[1]
+        return chosen
 
     async def close(self, deadline_s: float) -> None:
         """Drain: healthy no more; what is under way has until the deadline, then it ends as on a listener."""
@@ -114,9 +109,18 @@ class PickerServer:
         for stream in tuple(self._streams):
             stream.expel()
         await self._emptied(1.0)
-        await self._server.stop(0.0)
+        await self.break_off()
+
+    async def break_off(self) -> None:
+        """Listen no more, and end every connection now."""
+        if self._server is not None:
+            self._server.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
+        if self._handshakes is not None:
+            await self._handshakes.close()
+        for connection in tuple(self._connections):
+            connection.close()
 
     async def _emptied(self, within_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -153,45 +157,38 @@ class PickerServer:
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
-        now = loop.time()
-        for stream, task in tuple(self._streams.items()):
-            stream.check(now)
-            if stream.is_over and now - stream.heard_at > _LINGER_S and task is not None:
-                task.cancel()
+        for connection in tuple(self._connections):
+            connection.sweep(loop.time())
 
-    # -- a stream
+    # -- a connection, and its calls
 
-    async def _process(self, _messages: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
-        assert task is not None
-        sender = _Sender(context, task)
-        stream = sender.stream = GatewayStream(self, sender.wake, loop.time)
-        self._streams[stream] = task
-        read, write, outbox, eof = context.read, context.write, stream.outbox, _EOF
-        try:
-            while not stream.is_over:
-                message = await read()
-                if message is eof:
-                    break
-                sender.busy = True
-                stream.take(message)
-                if sender.late is not None:
-                    await sender.late
-                while outbox:
-                    await write(outbox.popleft())
-                stream.sent()
-                sender.busy = False
-        except asyncio.CancelledError:
-            if not sender.ended:
-                raise
-            task.uncancel()
-        except grpc.aio.BaseError:
-            pass  # the gateway went away while it was written to
-        finally:
-            del self._streams[stream]
-            stream.gone()
-        if stream.broken:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, stream.broken)
+    def _connection(self) -> asyncio.Protocol:
+        if len(self._connections) >= _CONNECTIONS_MAX:
+            return _TurnedAway()
+        connection = GatewayConnection(
+            self._call, self._connections.discard,
+            calls_max=max(1, min(self.requests.capacity, 2**31 - 1)),
+            message_bytes_max=self.limits.head_bytes_max + _MESSAGE_BYTES_OVER,
+        )  # fmt: skip
+        self._connections.add(connection)
+        return connection
+
+    def _call(self, path: bytes, wake: Callable[[], None]) -> Call | None:
+        if path == _PROCESS:
+            return _Process(self, wake)
+        if path in (_CHECK, _WATCH):
+            return _Health(self, wake, watches=path == _WATCH)
+        return None
+
+    def begin(self, wake: Callable[[], None]) -> GatewayStream:
+        """A gateway brings a request."""
+        stream = GatewayStream(self, wake, asyncio.get_running_loop().time)
+        self._streams.add(stream)
+        return stream
+
+    def over(self, stream: GatewayStream) -> None:
+        """That is over, and nothing more of it is to be said."""
+        self._streams.discard(stream)
 
     # -- stream.Picker
 
@@ -275,65 +272,105 @@ def _is_bare(endpoint: str) -> bool:
     return True
 
 
-class _Sender:
-    """Writes a stream's outbox, in order, from one place at a time: its own task while that is `busy` with a message,
-    another when the machine decides on what is held. That one ends the stream's, which waits for a message, if nothing
-    more is to be said (`ended`)."""
+class _Process:
+    """ext_proc's one method: a request that a gateway carries."""
 
-    __slots__ = ("_context", "_task", "busy", "ended", "late", "stream")
+    __slots__ = ("_server", "outbox", "stream")
 
-    def __init__(self, context: grpc.aio.ServicerContext[Any, Any], task: asyncio.Task[Any]) -> None:
-        self._context, self._task = context, task
-        self.late: asyncio.Task[None] | None = None
-        self.busy = self.ended = False
-        self.stream: GatewayStream | None = None
+    def __init__(self, server: PickerServer, wake: Callable[[], None]) -> None:
+        self._server = server
+        self.stream = server.begin(wake)
+        self.outbox = self.stream.outbox
 
-    def wake(self) -> None:
-        """Something is to be sent, or the stream is over."""
-        if not self.busy and self.late is None and not self._task.done():
-            self.late = asyncio.get_running_loop().create_task(self._send_late())
-
-    async def _send_late(self) -> None:
+    @property
+    def status(self) -> tuple[int, str] | None:
+        """See Call."""
         stream = self.stream
-        assert stream is not None
+        if not stream.is_over:
+            return None
+        return (FAILED_PRECONDITION, stream.broken) if stream.broken else _SERVED
+
+    def take(self, message: bytes | memoryview) -> None:
+        """See Call."""
         try:
-            while stream.outbox:
-                await self._context.write(stream.outbox.popleft())
-            stream.sent()
-        except (grpc.aio.BaseError, asyncio.InvalidStateError):
-            stream.gone()  # the gateway has gone meanwhile
-        finally:
-            self.late = None
-        if stream.is_over and not self.busy:
-            self.ended = True
-            self._task.cancel()
+            parsed = wire.ProcessingRequest.FromString(message)  # type: ignore[arg-type]  # any buffer will do
+        except DecodeError:
+            self._server.misled("a message is not a ProcessingRequest")
+            self.stream.abort("a message is not a ProcessingRequest")
+        else:
+            self.stream.take(parsed)
+
+    def sent(self) -> None:
+        """See Call."""
+        self.stream.sent()
+
+    def ended(self) -> None:
+        """See Call."""
+        self.stream.gone()
+        self._server.over(self.stream)
+
+    def check(self, now: float) -> None:
+        """See Call."""
+        self.stream.check(now)
 
 
-class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no stubs
-    """gRPC health by name, as it is when asked."""
+_SERVED = (OK, "")
 
-    def __init__(self, picker: PickerServer) -> None:
-        self._picker = picker
 
-    def _status(self, service: str) -> int:
-        healthy = self._picker.healthy(service)
-        if healthy is None:
-            return int(_HEALTH.SERVICE_UNKNOWN)
-        return int(_HEALTH.SERVING if healthy else _HEALTH.NOT_SERVING)
+class _TurnedAway(asyncio.Protocol):
+    """A connection beyond the limit."""
 
-    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
-        """How a service is now."""
-        status = self._status(request.service)
-        if status == _HEALTH.SERVICE_UNKNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {request.service[:64]!r} here")
-        return _HEALTH(status=status)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.Transport", transport).abort()
 
-    async def Watch(self, request: Any, _context: Any) -> AsyncIterator[Any]:  # noqa: N802 - gRPC's name
-        """How it is, and again when that changes."""
-        said = None
-        while True:
-            status = self._status(request.service)
-            if status != said:
-                said = status
-                yield _HEALTH(status=status)
-            await asyncio.sleep(SWEEP_S)
+
+class _Health:
+    """gRPC health by name, as it is when asked; `watches`: and again when that changes."""
+
+    __slots__ = ("_asked", "_picker", "_sent", "_wake", "_watches", "outbox", "status")
+
+    def __init__(self, picker: PickerServer, wake: Callable[[], None], *, watches: bool) -> None:
+        self._picker, self._wake, self._watches = picker, wake, watches
+        self.outbox: deque[bytes] = deque()
+        self.status: tuple[int, str] | None = None
+        self._asked: str | None = None
+        self._sent: int | None = None
+
+    def take(self, message: bytes | memoryview) -> None:
+        """See Call."""
+        if self._asked is not None:
+            self.status = (INVALID_ARGUMENT, "one service is asked for at a time")
+            return
+        try:
+            self._asked = health_pb2.HealthCheckRequest.FromString(message).service
+        except DecodeError:
+            self.status = (INVALID_ARGUMENT, "the message is not a HealthCheckRequest")
+            return
+        if not self._watches and self._picker.healthy(self._asked) is None:
+            self.status = (NOT_FOUND, f"there is no service {self._asked[:64]!r} here")
+            return
+        self._tell()
+        if not self._watches:
+            self.status = _SERVED
+
+    def _tell(self) -> None:
+        assert self._asked is not None
+        healthy = self._picker.healthy(self._asked)
+        status = _HEALTH.SERVICE_UNKNOWN if healthy is None else _HEALTH.SERVING if healthy else _HEALTH.NOT_SERVING
+        if status != self._sent:
+            self._sent = status
+            self.outbox.append(_HEALTH(status=status).SerializeToString())
+            self._wake()
+
+    def sent(self) -> None:
+        """See Call."""
+
+    def ended(self) -> None:
+        """See Call: who watches has said all that it will."""
+        if self.status is None and (self._asked is None or not self._watches):
+            self.status = (INVALID_ARGUMENT, "no service was asked for")
+
+    def check(self, now: float) -> None:  # noqa: ARG002
+        """See Call."""
+        if self._watches and self._asked is not None and self.status is None:
+            self._tell()

@@ -99,14 +99,14 @@ class GatewayExchange(Exchange):
         self.stream.finish()
 
     def break_off(self, event: bytes | None) -> None:
-        """The answer cannot be completed: the gateway breaks it. What is said last, is said first."""
+        """The answer cannot be completed: the gateway breaks it. Its last message goes first."""
         if event is not None and self.hears:
             self.stream.chunk(event)
         self.stream.abort("the answer cannot be completed")
 
 
 class GatewayRun(AttemptRun):
-    """An attempt that the gateway makes: it is told where, and tells what comes back."""
+    """An attempt that the gateway makes: the gateway is given the endpoint, and reports what comes back."""
 
     __slots__ = ("_places", "_relay", "_stream")
 
@@ -127,7 +127,7 @@ class GatewayRun(AttemptRun):
         self._stream.send(self, ",".join(str(address) for _, address in self._places), request_head, body)
 
     def answer(self, answer: head.AnswerHead, served: str, details: str) -> None:
-        """The answer's head is here, from the endpoint `served` ("": it is not told)."""
+        """The answer's head is here, from the endpoint `served` ("": not reported)."""
         if details and details != messages.VIA_UPSTREAM and not served:
             self.lost(outcome.CONNECT_FAILED if "connect" in details else outcome.DIED_BEFORE_START)
             return
@@ -142,7 +142,7 @@ class GatewayRun(AttemptRun):
                     self._relay.moved(self, name, address, tuple(passed for passed, _ in self._places[:place]))
                 return
 
-    def unheard(self) -> None:
+    def bypassed(self) -> None:
         """Its answer does not come by here: that it began is all there is to know."""
         self._tap = None
         self._begin(b"")
@@ -161,11 +161,11 @@ class GatewayStream:
         self.answering: Exchange | None = None
         self.exchange: GatewayExchange | None = None
         self.among: list[str] | None = None
-        self.is_over = False  # nothing more is said after the outbox
+        self.is_over = False  # nothing more is sent after the outbox
         self.broken = ""  # why the stream is to end as an error
-        self.heard_at = self._since = now()
+        self.received_at = self._since = now()
         self._phase = _BEGIN
-        self._hears = True  # the answer's body comes by here
+        self._sees_answers = True  # the answer's body comes by here
         self._trailers = self._answer_trailers = False
         self._given: list[tuple[bytes, bytes]] = []
         self._run: GatewayRun | None = None
@@ -179,11 +179,11 @@ class GatewayStream:
         """One message. Whatever is wrong with it ends this stream and no other."""
         if self.is_over:
             return  # of what was answered from here the rest may still come
-        self.heard_at = self._now()
+        self.received_at = self._now()
         what = message.WhichOneof("request")
         try:
-            told = self._phase == _BEGIN and message.HasField("protocol_config")
-            if told and not self._serves(message.protocol_config):
+            configured = self._phase == _BEGIN and message.HasField("protocol_config")
+            if configured and not self._serves(message.protocol_config):
                 return
             if what is not None:  # a newer gateway may tell what is not read here
                 _TAKING[what](self, getattr(message, what), message)
@@ -206,7 +206,7 @@ class GatewayStream:
     def _serves(self, modes: wire.ProtocolConfiguration) -> bool:
         """Whether the gateway's body modes can be served; if not, it has its answer."""
         asked, answered = modes.request_body_mode, modes.response_body_mode
-        self._hears = answered != _NONE
+        self._sees_answers = answered != _NONE
         if asked == _DUPLEX and answered in (_DUPLEX, _NONE):
             return True
         field, mode, remedy = "request_body_mode", asked, "FULL_DUPLEX_STREAMED"
@@ -223,11 +223,11 @@ class GatewayStream:
         if self._phase not in phases:
             raise StreamError(f"{what} came out of turn")
 
-    def _request_headers(self, said: wire.HttpHeaders, message: wire.ProcessingRequest) -> None:
+    def _request_headers(self, part: wire.HttpHeaders, message: wire.ProcessingRequest) -> None:
         self._expect("request headers", _BEGIN)
         self._phase = _READING
         picker, limits = self.picker, self.picker.limits
-        self._given = messages.fields(said.headers)
+        self._given = messages.fields(part.headers)
         try:
             request_head = head.read(messages.request_head(self._given, limits.head_bytes_max), limits.headers_max)
         except head.HeadError as error:
@@ -236,7 +236,7 @@ class GatewayStream:
             return
         self.among = messages.subset(message)
         exchange = self.exchange = self.answering = GatewayExchange(self, request_head)
-        exchange.hears = self._hears
+        exchange.hears = self._sees_answers
         early = picker.handler.head(exchange)
         if early is not None:
             exchange.reply(early)
@@ -247,17 +247,18 @@ class GatewayStream:
             self._refuse(exchange, answers.refusal(outcome.TENANT_CROWDS, _CROWDED, retry_after_s=1.0))
         else:
             exchange.held_bytes, exchange.counted = len(request_head.onward), True
-            if said.end_of_stream:
+            if part.end_of_stream:
                 self._arrive(exchange)
 
-    def _request_body(self, said: wire.HttpBody, _message: wire.ProcessingRequest) -> None:
+    def _request_body(self, part: wire.HttpBody, _message: wire.ProcessingRequest) -> None:
         if self._phase in (_DECIDING, _SENT):
             return  # some Envoys say the end of a large body twice (envoyproxy/envoy#46237)
         self._expect("a piece of the request's body", _READING)
         exchange = self.exchange
         assert exchange is not None
-        if said.body:
-            size, most = len(said.body), self.picker.limits.body_bytes_max
+        data = part.body  # a copy each time that it is asked for
+        if data:
+            size, most = len(data), self.picker.limits.body_bytes_max
             exchange.body_bytes += size
             if exchange.body_bytes > most:
                 detail = f"the body is too large: at most {most} bytes"
@@ -267,11 +268,11 @@ class GatewayStream:
                 self._refuse(exchange, answers.refusal(outcome.NO_BUFFER, _FULL, retry_after_s=1.0))
                 return
             exchange.held_bytes += size
-            exchange.parts.append(said.body)
-        if said.end_of_stream:
+            exchange.parts.append(data)
+        if part.end_of_stream:
             self._arrive(exchange)
 
-    def _request_trailers(self, _said: wire.HttpTrailers, _message: wire.ProcessingRequest) -> None:
+    def _request_trailers(self, _trailers: wire.HttpTrailers, _message: wire.ProcessingRequest) -> None:
         self._expect("request trailers", _READING)
         assert self.exchange is not None
         self._trailers = True
@@ -298,11 +299,11 @@ class GatewayStream:
         exchange.abandon(reply.outcome, reply.status)
         exchange.reply(reply)
 
-    def _response_headers(self, said: wire.HttpHeaders, message: wire.ProcessingRequest) -> None:
+    def _response_headers(self, part: wire.HttpHeaders, message: wire.ProcessingRequest) -> None:
         self._expect("response headers", _SENT)
         self._phase, run = _ANSWERING, self._run
         assert run is not None
-        self._given = messages.fields(said.headers)
+        self._given = messages.fields(part.headers)
         try:
             answer = head.answer(messages.answer_head(self._given), self.picker.limits.headers_max)
         except head.HeadError:
@@ -311,20 +312,20 @@ class GatewayStream:
         run.answer(answer, messages.served(message), messages.code_details(message))
         if self.is_over or run.is_over:
             return
-        if said.end_of_stream:
+        if part.end_of_stream:
             run.completed()
-        elif not self._hears:
-            run.unheard()
+        elif not self._sees_answers:
+            run.bypassed()
 
-    def _response_body(self, said: wire.HttpBody, _message: wire.ProcessingRequest) -> None:
+    def _response_body(self, part: wire.HttpBody, _message: wire.ProcessingRequest) -> None:
         self._expect("a piece of the answer's body", _ANSWERING)
         assert self._run is not None
-        if said.body:
-            self._run.received(said.body)
-        if said.end_of_stream:
+        if data := part.body:
+            self._run.received(data)
+        if part.end_of_stream:
             self._run.completed()
 
-    def _response_trailers(self, _said: wire.HttpTrailers, _message: wire.ProcessingRequest) -> None:
+    def _response_trailers(self, _trailers: wire.HttpTrailers, _message: wire.ProcessingRequest) -> None:
         self._expect("response trailers", _ANSWERING)
         assert self._run is not None
         self._answer_trailers = True
@@ -348,19 +349,19 @@ class GatewayStream:
     def begin(self, headers: bytes, length: int | None) -> None:
         """The answer's head is to become this."""
         more = {} if length is None else {b"content-length": b"%d" % length}
-        changed = messages.mutation(self._given, headers, more, drop_length=length is None and self._hears)
+        changed = messages.mutation(self._given, headers, more, drop_length=length is None and self._sees_answers)
         self._given = []
         self._put(messages.answered(changed))
         self._left = length
 
     def chunk(self, data: bytes) -> None:
         """More of the answer's body."""
-        if not self._hears:
+        if not self._sees_answers:
             return
         if self._left is not None:
             self._left -= len(data)
             if not self._left:
-                self._withheld = data  # that it is whole is said next, and costs no message of its own so
+                self._withheld = data  # that it is whole comes next, and costs no message of its own so
                 return
         for one in messages.pieces(data):
             self._last = one
@@ -368,7 +369,7 @@ class GatewayStream:
 
     def finish(self) -> None:
         """The answer is whole: its last piece says so, if it is still here."""
-        if self._hears:
+        if self._sees_answers:
             if self._withheld is not None:
                 self._left, data = None, self._withheld
                 self.chunk(data)
@@ -460,7 +461,7 @@ class GatewayStream:
         exchange, run = self.exchange, self._run
         if exchange is None or self.is_over:
             return
-        if self._phase == _ANSWERING and not self._hears and run is not None:
+        if self._phase == _ANSWERING and not self._sees_answers and run is not None:
             run.completed()
             return
         self._drop()
@@ -479,7 +480,7 @@ class GatewayStream:
         exchange, limits = self.exchange, self.picker.limits
         if exchange is None or self._phase != _READING:
             return
-        quiet_s, reading_s = now - self.heard_at, now - self._since
+        quiet_s, reading_s = now - self.received_at, now - self._since
         if quiet_s > limits.body_s:
             detail = f"the body paused for more than {limits.body_s:g} s"
         elif reading_s > limits.upload_s:

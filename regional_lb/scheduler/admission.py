@@ -87,9 +87,9 @@ def unlawful(request: Request, region: str, law: Law) -> Refusal | None:
 
 def refusal(request: Request, region: str, law: Law, view: View, now: float) -> Refusal | None:
     """Why the request may not enter, or not stay; None if it may. Asked at arrival and before every attempt."""
-    refused = unlawful(request, region, law)
-    if refused is not None:
-        return refused
+    verdict = law.verdict(request.tenant, request.model, narrow=request.narrow, key=request.key)
+    if region not in verdict.lawful or (request.lawful is not None and region not in request.lawful):
+        return unlawful(request, region, law)
     if request.model not in view.by_model:
         return Refusal(outcome.MODEL_NOT_HERE, f"no replica in region {region} serves this model")
     if now >= request.deadline:

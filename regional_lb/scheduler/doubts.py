@@ -53,8 +53,8 @@ class Doubts:
         self._spread += _WEIGHT * (abs(late - self._late) - self._spread)
         self.factor = _factor(self._late, self._spread)
 
-    def over(self, replica: str, request_id: str) -> None:
-        """It waits there no longer: it began, ended, or went away."""
+    def over(self, replica: str, request_id: str, alive_at: float | None = None) -> None:
+        """It waits there no longer: it began, ended, or went away. `alive_at`: its replica showed a sign of life."""
         waiting = self._waiting.get(replica)
         if waiting is None:
             return
@@ -62,6 +62,8 @@ class Doubts:
         if not waiting:
             del self._waiting[replica]
             self._alive_at.pop(replica, None)
+        elif alive_at is not None:
+            self._alive_at[replica] = alive_at
 
     def alive(self, replica: str, now: float) -> None:
         """It showed a sign of life."""

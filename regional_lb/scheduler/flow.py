@@ -34,7 +34,8 @@ from regional_lb.scheduler import admission
 from regional_lb.scheduler.doubts import Doubts
 from regional_lb.scheduler.pairs import Pairs
 from regional_lb.scheduler.policy import Policies, PoliciesChanged
-from regional_lb.scheduler.queue import QueueConfig, RequestQueue, work
+from regional_lb.scheduler.queue import LET_GO, SLOWDOWN_MAX, QueueConfig, RequestQueue, work
+from regional_lb.scheduler.refusals import Refusals, RefusalsChanged
 from regional_lb.scheduler.request_state import RequestState
 from regional_lb.scheduler.scaling import Scaling, ScalingConfig
 from regional_lb.scheduler.split import Splits, SplitsChanged
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Answer, Command, Event, Request, Usage
     from farhop.balance.outcome import Outcome
+    from regional_lb.fleet.shares import Paces
     from regional_lb.fleet.table import Subset, Table
     from regional_lb.scheduler.pick import Scored
     from regional_lb.scheduler.policy import PolicyConfig
@@ -69,10 +71,6 @@ ANSWER_SHARE = 0.5  # of the tokens that an answer took; its text may have other
 
 K_WAITING = 8  # how many of the first in line are compared for the best prefix when a slot frees
 CHOOSY_S = 2.0  # how long a request waits for who serves it sooner than who has room: others may go on coming there
-# Answers take their room token by token: those under way have half of theirs in the mean, and hardly ever all at once
-# much more. With the whole of it set aside a fleet is full at 70 % of its cache; with 0.6 of it caches lose their
-# prefixes, and engines queue.
-GROWN_SHARE = 0.75
 RETRY_AFTER_S = 1.0
 _GAVE_UP = {
     outcome.PATH_UNSPOKEN: "no engine of this model here has this path",
@@ -136,8 +134,11 @@ class RegionalFlow:
         self.accepted_bytes: dict[str, float] = {}  # by global balancer, who sent last at the end
         self.predicted_tokens = self.actual_tokens = 0.0
         self.news = 0  # events that were news: engines at rest say the same again, time after time
-        self._budget, self._suspects, self._doubts = retry.RetryBudget(), Suspects(), Doubts()
+        self.wake: Callable[[], None] | None = None  # of who waits for news: to be called at least once
+        self._suspects, self._doubts = Suspects(), Doubts()
+        self.refusals = Refusals()
         self._requests: dict[str, RequestState] = {}
+        self._budget = retry.RetryBudget(self._requests)
         self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
             machine.RequestArrived: self._arrived,
             machine.AttemptMoved: self._moved,
@@ -155,20 +156,28 @@ class RegionalFlow:
             ViewSwapped: self._view_swapped,
             PoliciesChanged: self._policies_changed,
             SplitsChanged: self._splits_changed,
+            RefusalsChanged: self._refusals_changed,
             **dict.fromkeys(self._fleet.event_types, self._fleet_changed),
         }
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """One event in, commands out."""
         self.news += 1
+        self._fleet.now = now
         if now >= self.speeds.due:
             self._fleet.age(now)
             self.news += 1  # beside the event, which may be none
-        return self._handlers[type(event)](event, now)
+        news, wake = self.news, self.wake
+        commands = self._handlers[type(event)](event, now)  # which may bring an event about itself
+        if wake is not None and self.news >= news:
+            self.wake = None
+            wake()
+        return commands
 
-    def unchanged(self, news: int, now: float) -> bool:
-        """Whether nothing happened since so much news, and nobody's health is other than then by now."""
-        return self.news == news and self._fleet.settled(now)
+    def still_until(self, news: int, now: float) -> float:
+        """Until when all is as it was after so much news, unless there is more: nobody's health is other than then.
+        Not after `now` where there is some."""
+        return self._fleet.settled_until(now) if self.news == news else now
 
     def bases_of(self, model: str) -> frozenset[str]:
         """What a model is an adapter of, as its engines say."""
@@ -184,6 +193,10 @@ class RegionalFlow:
     def reports_cached_tokens(self, name: str) -> bool | None:
         """Whether a replica's answers say how much of their prompts was cached; None: it gave none yet."""
         return self._fleet.unreported_hits.reported(name)
+
+    def learned(self, now: float) -> Paces:
+        """What a balancer of this region that begins is to begin with."""
+        return self._fleet.learned(now)
 
     @property
     def under_way(self) -> int:
@@ -201,13 +214,14 @@ class RegionalFlow:
         refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
         if refusal is not None:
             return [machine.Answer(request.id, refusal.outcome, refusal.detail)]
+        if self.refusals.by_model and (why := self.refusals.of(request.model, now, self._rng)):
+            return [machine.Answer(request.id, outcome.REFUSED_BY_OPERATOR, why, RETRY_AFTER_S)]
         state = self._requests[request.id] = RequestState(
             request,
             self.wait_estimate.need_of(request),
             request.model,
-            admission.is_foreign(request, self.config.region),
+            request.entry_region not in ("", self.config.region),
         )
-        self._budget.began()
         if self._suspects.against and (suspected := self._suspected(state, now)) is not None:
             return [suspected]
         if self.splits.by_model:
@@ -220,7 +234,7 @@ class RegionalFlow:
             state.carrier = request.continues
             if not self.wait_estimate.serving(state.variant, now, self._unable_to_resume(request.model, state.carrier)):
                 return [self._refuse(state, outcome.NO_REPLICA, "no replica here takes up such a stream", now)]
-        placed = self._place(state, now) if self.queue.on_time(state.variant) == 0 else []
+        placed = self._place(state, now) if not self.queue.by_id or not self.queue.on_time(state.variant) else []
         return placed or self._hold(state, now)
 
     def _accepted(self, issuer: str, prompt_bytes: int) -> None:
@@ -264,6 +278,8 @@ class RegionalFlow:
                 state.prefilled_at, elapsed_ms = now, (now - state.forwarded_at) * 1e3
                 assert state.pick is not None  # it has chosen
                 self._doubts.began(elapsed_ms, self._due_ms(state, chosen, state.pick.prefill_ms))
+                if not state.resumes:
+                    self._fleet.promised(state.request.model, state.pick.predicted_ms, elapsed_ms)
                 ahead_tokens = 0.0 if state.paired else chosen.backlog_tokens + chosen.uncached_tokens
                 if chosen.delay_ms:
                     self._fleet.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token, now)
@@ -279,28 +295,28 @@ class RegionalFlow:
         self._fleet.answered(state.replica, event.status, now, state.forwarded_at)
         if event.load is not None:
             self._fleet.on_engine_load(state.replica, event.load, now)
-        if event.status < 400 and state.pick is not None:
+        if event.status < 400 and state.pick is not None and state.pick.policy.learns:
             state.pick.policy.answered(state.replica, (now - state.forwarded_at) * 1e3, now)
 
     def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:
         state = self._under_way(event)
         if state is None:
             return []
-        self._doubts.alive(state.replica, now)
         if event.whole:
             self._start(state, event, now)
             if event.status >= 400:
                 self.ledger.began(event.id, now)  # what lingers is not its prompt
-        held = self.ledger.held(event.id)
+        failed = event.fault is not None or event.status in outcome.ENGINES_FAULTS
+        held = self.ledger.held(event.id) if failed else None
         if event.usage is not None and state.held_at is not None:
             self.queue.settle(event.id, work(event.usage.prompt_tokens, event.usage.completion_tokens))
-        self._over(state)
+        self._over(state, now)
         if self._suspects.against:
             self._suspects.answered((state.request.tenant, state.request.body_hash))
         if event.fault is not None:
             began_well = event.status not in outcome.ENGINES_FAULTS
             self._fleet.broke(state.replica, event.fault, now, began_well=began_well, sent_at=state.forwarded_at)
-        if event.fault is not None or event.status in outcome.ENGINES_FAULTS:
+        if failed:
             self._fleet.lingers(held, state.forwarded_at, now)
         if event.status < 400:
             # Of a stream in pieces nobody knows how long the engine took for which.
@@ -309,7 +325,7 @@ class RegionalFlow:
             chain = event.chain if self._keeps(state, event) else state.request.chain if lacks else ()
             if chain:
                 self._fleet.caches(state.replica, chain, admission.hints(state.request, self.law))
-        return self._fill(state.replica, now)
+        return self._fill(state.replica, now) if self.queue.by_id else []
 
     def _failed(self, event: machine.AttemptFailed | machine.AttemptRefused, now: float) -> list[Command]:
         state = self._under_way(event)
@@ -357,10 +373,13 @@ class RegionalFlow:
         """Where it is under way already they are compared with what its engine counts; where it waits it is placed by
         them."""
         state = self._requests.get(event.id)
-        if state is None or state.request.tokens is not None:
+        if state is None or (state.request.tokens is not None and state.request.tokens.whole):
             return []
         state.request = replace(state.request, tokens=event.tokens)
-        if not state.replica:
+        if state.replica:
+            if state.need.path is not None:  # it was placed by the first of them
+                state.need = replace(state.need, path=self.wait_estimate.path_of(state.request))
+        else:
             state.need = replace(self.wait_estimate.need_of(state.request), variant=state.variant)
         return []
 
@@ -496,6 +515,11 @@ class RegionalFlow:
         self._reassign(self.splits.override(event.splits))
         return self._fill_all(now)
 
+    def _refusals_changed(self, event: RefusalsChanged, now: float) -> list[Command]:  # noqa: ARG002
+        """For who comes from now on: who is in stays."""
+        self.refusals = Refusals(event.by_model)
+        return []
+
     def _reassign(self, changed: frozenset[str]) -> None:
         """The splits of these models are others now: so may be whose turn it is."""
         concerned = [state for state in self._requests.values() if state.request.model in changed]
@@ -610,12 +634,14 @@ class RegionalFlow:
         state.replica, state.forwarded_at, state.pick = chosen.replica, now, choice
         if request.soft_session:
             self.wait_estimate.homes.moved_in(request.soft_session, request.model, chosen.replica)
-        choice.policy.placed(chosen.replica, state.variant, self._fleet.whole)
+        if choice.policy.learns:
+            choice.policy.placed(chosen.replica, state.variant, self._fleet.whole)
         uncached = int(chosen.uncached_tokens)
-        self._fleet.adapters.sent(chosen.replica, request.model)
+        if self._fleet.adapters.names:
+            self._fleet.adapters.sent(chosen.replica, request.model)
         ttft_ms = choice.prefill_ms
-        grown = int(GROWN_SHARE * state.need.output_tokens)
-        reservation = Reservation(chosen.replica, 0 if half else uncached, own_tokens + grown, marks, grown)
+        answer = int(state.need.output_tokens)
+        reservation = Reservation(chosen.replica, 0 if half else uncached, own_tokens + answer, marks, answer)
         self.ledger.reserve(request.id, reservation)
         state.prefilled_at = now + ttft_ms / 1e3
         self._doubts.sent(chosen.replica, request.id, self._due_ms(state, chosen, ttft_ms), now)
@@ -635,8 +661,10 @@ class RegionalFlow:
     def _own_tokens(self, state: RequestState, chosen: Scored, marks: tuple[int, ...]) -> int:
         """Of its prompt, what is in the replica's KV cache for its sake: a cached prefix cannot be evicted while it is
         used, so a hit takes room as well, but for what somebody else there holds anyway."""
-        need = state.need
-        depth = chain.marked_depth(self.ledger.shared(chosen.replica, marks))
+        need, shared = state.need, self.ledger.shared(chosen.replica, marks)
+        if not shared:
+            return int(max(chosen.uncached_tokens, need.prompt_tokens))
+        depth = chain.marked_depth(shared)
         shared_tokens = self._fleet.mirror.overhang.bytes_behind(need.chain, depth) / need.bytes_per_token
         return int(max(chosen.uncached_tokens, need.prompt_tokens - shared_tokens))
 
@@ -646,17 +674,18 @@ class RegionalFlow:
             return [self._refuse(state, outcome.NO_REPLICA, self._nobody(state, now), now)]
         self.queue.note(state.variant, self.config.queue.standing_wait_s, now)
         most_s = self._most_s(state, now) - request.waited_s
-        if most_s <= 0.0 and self._steps_back(state, now):
-            most_s = self._most_s(state, now) - request.waited_s
+        weight = self._weight_of(request.tenant)
+        if most_s <= 0.0 and self._waits_on(state, now):
+            state.late = self.queue.crowds(state.variant, request.priority, request.tenant, weight, more=1)
+            most_s = self.config.queue.wait_s - request.waited_s
         if most_s <= 0.0:
             return self._last_call(state, now)
         # By the longest wait there is: where the queue stands, those ahead are let go for their own sake, and who comes
         # now is next sooner than their number says.
-        if self.wait_estimate.hopeless(state, self.config.queue.wait_s - request.waited_s, now):
+        if self.wait_estimate.hopeless(state, weight, self.config.queue.wait_s - request.waited_s, now):
             return [self._refuse(state, outcome.QUEUE_FULL, "the region's queue is too long for it to wait", now)]
         commands: list[Command] = []
         if not self.queue.fits(tokens):
-            weight = self._weight_of(request.tenant)
             victim = self.queue.victim(
                 request.priority, tokens, state.variant, request.tenant, weight, foreign=state.foreign
             )
@@ -666,7 +695,7 @@ class RegionalFlow:
             commands.append(self._refuse(self._requests[victim.id], outcome.QUEUE_FULL, detail, now))
         self.queue.settle(request.id, 0.0)  # a turn that came to nothing
         self.queue.push(
-            request.id, state.variant, request.tenant, self._weight_of(request.tenant), request.priority, tokens, now,
+            request.id, state.variant, request.tenant, weight, request.priority, tokens, now,
             state.need.output_tokens, cached_tokens=state.cached_tokens, waited_s=request.waited_s,
             foreign=state.foreign, late=state.late,
         )  # fmt: skip
@@ -677,6 +706,7 @@ class RegionalFlow:
 
     def _most_s(self, state: RequestState, now: float) -> float:
         """How long a request may wait: less where its band's queue stands, and is no burst that will be worked off.
+        Who takes long to prefill may wait for as much longer.
 
         First come, first served, everybody would wait as long as anybody may, and all that is served be late. A queue
         stands where the oldest has always been late (CoDel, RFC 8289), not where it merely was never empty: that it is
@@ -690,11 +720,12 @@ class RegionalFlow:
         stands = self.queue.stands_s(state.variant, state.request.priority, now) > config.queue.stands_s
         if not stands and not waited_s:
             return config.queue.wait_s
-        return min(config.queue.wait_s, config.queue.standing_wait_s + (0.0 if stands else waited_s))
+        standing_s = max(config.queue.standing_wait_s, SLOWDOWN_MAX * self.wait_estimate.prefill_s(state, now))
+        return min(config.queue.wait_s, standing_s + (0.0 if stands else waited_s))
 
     def _fill(self, replica: str, now: float) -> list[Command]:
         """Give what was freed at a replica to those who wait for what it serves."""
-        if not len(self.queue) or replica not in self.view.replicas:
+        if not self.queue.by_id or replica not in self.view.replicas:
             return []
         serves = self.view.replicas[replica].models
         return [
@@ -766,7 +797,7 @@ class RegionalFlow:
             return [self._refuse(state, refusal.outcome, refusal.detail, now)]
         if self.wait_estimate.too_late(request, state.need, able, now):
             return [self._refuse(state, outcome.QUEUE_TIMEOUT, "no replica had room in time", now)]
-        if not state.late and self.queue.outlived(request.id, self._most_s(state, now), now):
+        if not state.late and self.queue.outlived(request.id, self._most_s(state, now), now) and self._crowds(state):
             return self._last_call(state, now)
         placed = self._place(state, now, aside, ahead=ahead)
         if placed:
@@ -774,29 +805,38 @@ class RegionalFlow:
         return placed
 
     def _last_call(self, state: RequestState, now: float) -> list[Command]:
-        """It may wait no longer: whoever waited by choice takes who has room now, and who may wait on steps back."""
+        """It may wait no longer: whoever waited by choice takes who has room now. Who may wait on steps back, or stays
+        in its tenant's turn where that has less than its share."""
         if state.declined:
             state.held_at = -inf
             placed = self._place(state, now)
             if placed:
                 self.queue.remove(state.request.id, served=True)
                 return placed
-        if state.request.id in self.queue and self._steps_back(state, now):
-            self.queue.step_back(state.request.id)
+        if state.request.id in self.queue and self._waits_on(state, now):
+            if self._crowds(state):
+                state.late = True
+                self.queue.step_back(state.request.id)
             return [self._timer(state, min(state.request.deadline, state.late_until))]
         return [self._refuse(state, outcome.QUEUE_TIMEOUT, "no replica had room in time", now)]
 
-    def _steps_back(self, state: RequestState, now: float) -> bool:
-        """Whether one that waited too long goes on waiting, behind all who did not: not where another region may have
-        room for it, nor where it has waited as long as anybody may."""
-        request, wait_s = state.request, self.config.queue.wait_s
-        elsewhere = request.issuer and request.promised_ttft_ms is not None and not request.waited_s
-        if state.late or elsewhere:
+    def _crowds(self, state: RequestState) -> bool:
+        """Whether its tenant has its share of those who wait, or more: see RequestQueue.crowds."""
+        request = state.request
+        weight = self._weight_of(request.tenant)
+        return self.queue.crowds(state.variant, request.priority, request.tenant, weight)
+
+    def _waits_on(self, state: RequestState, now: float) -> bool:
+        """Whether one that waited too long goes on waiting: not where it stepped back already, or has waited as long as
+        anybody may. Where another region may have room for it, that is no longer than until it is let go."""
+        request, config = state.request, self.config.queue
+        if state.late:
             return False
+        elsewhere = request.issuer and request.promised_ttft_ms is not None and not request.waited_s
+        most_s = min(config.wait_s, LET_GO * config.standing_wait_s) if elsewhere else config.wait_s
         since = now if state.held_at is None else state.held_at
-        state.late_until = since + wait_s - request.waited_s
-        state.late = now < state.late_until
-        return state.late
+        state.late_until = since + most_s - request.waited_s
+        return now < state.late_until
 
     def _elsewhere(self, state: RequestState, failed: str, reason: Outcome, now: float) -> list[Command]:
         """After a failure before the first byte: another replica, within the retry rules, or an answer."""
@@ -880,16 +920,17 @@ class RegionalFlow:
             return f"no replica that prefills for those of {which} is healthy"
         return f"no replica of {which} takes one with several prompts or answers, or that asks what its prompt was"
 
-    def _over(self, state: RequestState) -> None:
-        """Forget a request and give back all it held."""
+    def _over(self, state: RequestState, alive_at: float | None = None) -> None:
+        """Forget a request and give back all it held. `alive_at`: its replica showed a sign of life then."""
         request_id = state.request.id
         del self._requests[request_id]
-        self._doubts.over(state.replica, request_id)
+        self._doubts.over(state.replica, request_id, alive_at)
         if state.held_at is not None:  # else it never stood in line
             self.queue.remove(request_id, served=False)
             self.queue.settle(request_id, None)
-        self._pairs.give_back(state)
-        self._budget.ended()
+        self.ledger.release(request_id)
+        if state.prefiller:
+            self._pairs.over(state)
         if state.budgeted:
             self._budget.give()
 
@@ -910,7 +951,9 @@ class RegionalFlow:
         self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
         decode_ms, service_ms = (now - state.prefilled_at) * 1e3, (now - state.forwarded_at) * 1e3
         self._fleet.served(state.replica, decode_ms, service_ms, usage.completion_tokens, now)
-        chosen = state.chosen if not state.paired else None
+        self._fleet.answer_ended(state.replica, usage.completion_tokens, state.need.output_tokens)
+        pick = state.pick
+        chosen = pick.chosen if pick is not None and pick.prefill is None else None
         if chosen is not None:
             believed = 0.0 if chosen.exact else chosen.hit_tokens
             self._fleet.unreported_hits.answered(state.replica, believed, reported=usage.cached_tokens is not None)
@@ -923,9 +966,10 @@ class RegionalFlow:
             lacks = not chosen.exact and self._fleet.mirror.overrated(
                 state.replica, request.chain, state.need.bytes_per_token, chosen.hit_tokens, usage.cached_tokens
             )
-            if chosen.exact and state.need.path is not None:
-                held = self.blocks.known(state.need.path).exact.get(state.replica, 0.0)
+            path, whole = state.need.path, request.tokens is not None and request.tokens.whole
+            if chosen.exact and path is not None and (whole or self.blocks.ends_within(path)):
+                held = self.blocks.known(path).exact.get(state.replica, 0.0)
                 self.guard.cached(shape_of(request), chosen.hit_tokens, usage.cached_tokens, held)
-        if request.tokens is not None:
+        if request.tokens is not None and request.tokens.whole:
             self.guard.counted(shape_of(request), len(request.tokens.ids) // TOKEN_BYTES, usage.prompt_tokens)
         return lacks

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy import empty, ndarray  # each `np.` of numpy's lazy module is a look-up of its own
 
+from farhop.balance.estimate.residual import corrected
 from regional_lb.fleet.table import ANY, LEAST, Rates
 
 if TYPE_CHECKING:
@@ -61,45 +62,34 @@ class Known(NamedTuple):
 NOTHING = Known({}, {})
 
 
-class Pick:
+class Pick(msgspec.Struct, eq=False):
     """The choice and the field it was made from. `chosen` None: nobody has room, or, if that is `declined`, only who is
     worse than somebody who soon will. `explored`: it was chosen to learn how fast it is. `prefill`: who computes the
     prompt for the chosen one, None if that does so.
 
     `version` is the chosen replica's, `assigned` the one that a split gave the request, if one is in force.
+    `residual_ms`: by how much first tokens came later than predicted of late.
+    Of the request only its sizes: picks are remembered, and a chain is large.
     """
 
-    __slots__ = (
-        "_blocking", "_delay", "_exact", "_names", "_output_tokens", "_prompt_tokens", "_rates", "_room", "_score",
-        "_uncached", "assigned", "chosen", "declined", "explored", "policy", "prefill", "version",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        policy: Policy,
-        names: tuple[str, ...],
-        need: Need,
-        uncached: Column,
-        score: Column,
-        rates: Column,
-        room: NDArray[np.bool_] | None,
-        chosen: Scored | None = None,
-        exact: Collection[str] = (),
-        delay_ms: Column | None = None,
-        blocking_ms: Column | None = None,
-        *,
-        declined: bool = False,
-        explored: bool = False,
-    ) -> None:
-        # Not the need itself: picks are remembered, and a chain is large.
-        self._prompt_tokens, self._output_tokens = need.prompt_tokens, need.output_tokens
-        self.policy, self._names = policy, names
-        self._uncached, self._score, self._rates, self._room = uncached, score, rates, room
-        self._exact, self._delay, self._blocking = exact, delay_ms, blocking_ms
-        self.chosen, self.declined, self.explored = chosen, declined, explored
-        self.version = ""
-        self.assigned: Assigned | None = None
-        self.prefill: Scored | None = None
+    policy: Policy
+    _names: tuple[str, ...]
+    _prompt_tokens: float
+    _output_tokens: float
+    _uncached: Column
+    _score: Column
+    _rates: Column
+    _room: NDArray[np.bool_] | None
+    chosen: Scored | None = None
+    _exact: Collection[str] = ()
+    _delay: Column | None = None
+    _blocking: Column | None = None
+    declined: bool = False
+    explored: bool = False
+    version: str = ""
+    assigned: Assigned | None = None
+    prefill: Scored | None = None
+    residual_ms: float = 0.0
 
     def scored(self, place: int) -> Scored:
         """One replica of the field."""
@@ -138,6 +128,22 @@ class Pick:
         if one is None:
             return 0.0
         return (one.backlog_tokens + one.uncached_tokens) * one.prefill_ms_per_token + one.delay_ms
+
+    @property
+    def predicted_ms(self) -> float:
+        """Until the first token, by what is known of the chosen replica alone: half of the step that it is at, if
+        any, and one that takes as long as the longer of the prompt and a token of those under way. 0 without one."""
+        chosen = self.chosen
+        if chosen is None:
+            return 0.0
+        names = self._names
+        busy = chosen.replica in names and Rates(*self._rates).in_flight.item(names.index(chosen.replica)) > 0.0
+        return max(self.prefill_ms, chosen.tpot_ms) + (0.5 * chosen.tpot_ms if busy else 0.0)
+
+    @property
+    def ttft_ms(self) -> float:
+        """What is promised: that, and what first tokens took longer than predicted of late; 0 if nobody was chosen."""
+        return corrected(self.predicted_ms, self.residual_ms) if self.chosen is not None else 0.0
 
     @property
     def most_cached_tokens(self) -> float:
@@ -265,15 +271,15 @@ def pick(
         )  # fmt: skip
     if len(names) <= FIELD_MAX:
         return Pick(
-            policy, names, need, uncached, score, table.rates(), None if all_room else room, chosen, known.exact,
-            delay_ms, blocking_ms, declined=declined, explored=explored,
+            policy, names, need.prompt_tokens, need.output_tokens, uncached, score, table.rates(),
+            None if all_room else room, chosen, known.exact, delay_ms, blocking_ms, declined, explored,
         )  # fmt: skip
     kept = least(score, FIELD_MAX)
     names = tuple([names[place] for place in kept.tolist()])
     return Pick(
-        policy, names, need, uncached[kept], score[kept], table.rates(kept), None if all_room else room[kept], chosen,
-        known.exact, delay_ms[kept] if delay_ms is not None else None,
-        blocking_ms[kept] if blocking_ms is not None else None, declined=declined, explored=explored,
+        policy, names, need.prompt_tokens, need.output_tokens, uncached[kept], score[kept], table.rates(kept),
+        None if all_room else room[kept], chosen, known.exact, delay_ms[kept] if delay_ms is not None else None,
+        blocking_ms[kept] if blocking_ms is not None else None, declined, explored,
     )  # fmt: skip
 
 

@@ -12,7 +12,9 @@ response ratio next, Brinch Hansen 1971): what is soon done keeps few waiting an
 own waiting brings forward, so that nothing starves. Of those of one size the oldest is first.
 
 Who has waited too long in a queue that stands steps back (`step_back`): it goes on waiting behind all who have not, so
-that those are served promptly, and is served when there is room again, in place of being refused in every burst.
+that those are served promptly, and is served when there is room again, in place of being refused in every burst. Only
+tenants step back that have their share of those who wait, or more (`crowds`): a queue stands for their sake, and who
+asks for less goes on taking its turns beside a flood.
 
 Invariants: at most `requests_max` and `tokens_max` wait, one alone whatever its size; a request is in here once
 or not at all; what waits for one model never stands before another's; nobody waits behind a lower band, but every
@@ -26,6 +28,7 @@ from __future__ import annotations
 from collections import Counter
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
+from math import frexp
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,6 +47,14 @@ MODELS_MAX = 1024  # whose bands are remembered beyond their last request
 STARVED_EVERY = 4  # more often, and sustained overload, where all are old, would undo bands and fairness
 OUTPUT_WORTH = 2.0  # an answer's token takes about as much of an engine as two of a prompt; so are they priced
 _FINISHES_MAX = 1024
+# In a queue that stands, what a prompt waits over what it takes to prefill: objectives are commonly set as such a
+# multiple. With less the longest of all step back first, and are prefilled one after another when everybody else is
+# done: at 3, code completions at 0.9 of capacity ended 3 % later than where each goes to the least loaded.
+SLOWDOWN_MAX = 4.0
+# Times `standing_wait_s` until one that stepped back is let go to another region: there less of its prompt is cached,
+# and it comes behind others. Let go as soon as it steps back, good answers of a world at 0.86 fell by a third.
+LET_GO = 2.0
+_SAME = 1.0 - 1e-9  # sums of weights drift
 _COMPARED_MAX = 128  # of a tenant's oldest, at every turn: comparing one costs a fifth of a microsecond
 _BACK = 1 << 20  # bands of those who stepped back are so far below their own
 
@@ -55,13 +66,15 @@ def work(prompt_tokens: float, output_tokens: float) -> float:
 
 class QueueConfig(Part):
     """Bounds of what waits here. Where whoever is the oldest has waited longer than `standing_wait_s` for `stands_s`
-    on end, more comes than is served: then who has waited that long steps back, or everybody would wait so long."""
+    on end, more comes than is served: then who has waited that long, and for SLOWDOWN_MAX times what its own prompt
+    takes, steps back, or everybody would wait so long; where another region may have room it is let go after LET_GO
+    times as long."""
 
     requests_max: Annotated[int, Field(ge=0, le=1_000_000)] = 1024
     tokens_max: Annotated[int, Field(ge=1, le=1_000_000_000_000)] = 4_000_000
     wait_s: Seconds = 30.0
     stands_s: Seconds = 2.0
-    standing_wait_s: Seconds = 3.0
+    standing_wait_s: Seconds = 1.0
     starvation_s: Seconds = 10.0
 
 
@@ -89,12 +102,15 @@ class Waiting(msgspec.Struct, frozen=True, eq=False):
 
 
 class _Tenant:
-    """One tenant's requests in a band, oldest first; `start` is the virtual time at which its next one is due."""
+    """One tenant's requests in a band, oldest first; `start` is the virtual time at which its next one is due, `work`
+    that of all of them."""
 
-    __slots__ = ("requests", "start", "weight")
+    __slots__ = ("late", "requests", "start", "weight", "work")
 
-    def __init__(self, start: float) -> None:
-        self.start, self.weight = start, 1.0
+    def __init__(self, start: float, *, late: bool) -> None:
+        self.late = late
+        self.start, self.work = start, 0.0
+        self.weight = 0.0  # until its first request says it
         self.requests: dict[str, Waiting] = {}
 
     @property
@@ -106,8 +122,18 @@ class _Tenant:
         """Virtual time that serving it takes."""
         return waiting.work / self.weight
 
+    def due_by(self, virtual: float) -> int:
+        """How many of them are due by then, as long as they are in the mean."""
+        if virtual < self.start:
+            return 0
+        each, most = self.work / self.weight / len(self.requests), len(self.requests)
+        return min(most, 1 + int((virtual - self.start) / each)) if each > 0.0 else most
+
     def in_order(self, now: float) -> Iterator[Waiting]:
         """Its requests as they are due among themselves."""
+        if self.late:
+            yield from self._latest_first(now)
+            return
         requests = iter(self.requests.values())
         if len(self.requests) > 1:
             # By since - now, which is below 0: of equal ones the first stays first.
@@ -115,14 +141,29 @@ class _Tenant:
             yield from sorted(oldest, key=lambda one: (one.since - one.waited_s - now) / one.left)
         yield from requests
 
+    def _latest_first(self, now: float) -> Iterator[Waiting]:
+        """Those who stepped back, by octaves of how long they have waited, the shortest first: as nobody says by when
+        an answer is of use, whoever waited half as long is likelier to be in time still. Within one as above."""
+
+        def turn(one: Waiting) -> tuple[int, float]:
+            waited_s = now - one.since + one.waited_s
+            return frexp(waited_s)[1], -waited_s / one.left
+
+        requests = reversed(self.requests.values())
+        latest = list(islice(requests, _COMPARED_MAX))
+        latest.reverse()  # of equal ones the first stays first
+        yield from sorted(latest, key=turn)
+        yield from requests
+
 
 class _Band:
     """Tenants with something waiting, and where those stand who had something before: forgotten when it empties.
     `late_since`: since when whoever was its oldest has always waited too long; None while that is not so."""
 
-    __slots__ = ("by_id", "finishes", "late_since", "tenants")
+    __slots__ = ("by_id", "finishes", "late_since", "tenants", "weight")
 
     def __init__(self) -> None:
+        self.weight = 0.0  # of all its tenants
         self.by_id: dict[str, Waiting] = {}  # in order of arrival
         self.late_since: float | None = None
         self.tenants: dict[str, _Tenant] = {}
@@ -141,20 +182,33 @@ class _Band:
         self.by_id[waiting.id] = waiting
         tenant = self.tenants.get(waiting.tenant)
         if tenant is None:
-            least = min((t.start for t in self.tenants.values()), default=0.0)
-            tenant = _Tenant(max(least, self.finishes.pop(waiting.tenant, 0.0)))
-            self.tenants[waiting.tenant] = tenant
+            tenant = self.tenants[waiting.tenant] = _Tenant(self._begins(waiting.tenant), late=waiting.late)
+            self.finishes.pop(waiting.tenant, None)
+        self.weight += weight - tenant.weight
         tenant.weight = weight
+        tenant.work += waiting.work
         tenant.requests[waiting.id] = waiting
+
+    def _begins(self, name: str) -> float:
+        """The virtual time at which a tenant is due of which nothing waits."""
+        return max(min((t.start for t in self.tenants.values()), default=0.0), self.finishes.get(name, 0.0))
+
+    def ahead(self, name: str, weight: float) -> int:
+        """How many are due before one more of this tenant."""
+        own = self.tenants.get(name)
+        due = self._begins(name) if own is None else own.start + own.work / weight
+        return sum(len(t.requests) if t is own else t.due_by(due) for t in self.tenants.values())
 
     def remove(self, waiting: Waiting, *, served: bool) -> None:
         del self.by_id[waiting.id]
         tenant = self.tenants[waiting.tenant]
         del tenant.requests[waiting.id]
+        tenant.work -= waiting.work
         if served:
             tenant.start += tenant.cost(waiting)
         if not tenant.requests:
             del self.tenants[waiting.tenant]
+            self.weight -= tenant.weight
             self.finishes[waiting.tenant] = tenant.start
             if len(self.finishes) > _FINISHES_MAX:
                 del self.finishes[next(iter(self.finishes))]
@@ -257,12 +311,12 @@ class _Line:
 class RequestQueue:
     """The queue of one region's balancer instance. Where a model is named that nothing waits for, there is nothing."""
 
-    __slots__ = ("_by_id", "_came", "_lines", "_starvation_s", "_taken", "requests_max", "tokens", "tokens_max")
+    __slots__ = ("_came", "_lines", "_starvation_s", "_taken", "by_id", "requests_max", "tokens", "tokens_max")
 
     def __init__(self, requests_max: int, tokens_max: int, starvation_s: float) -> None:
         self.requests_max, self.tokens_max, self._starvation_s = requests_max, tokens_max, starvation_s
         self._lines: dict[str, _Line] = {}
-        self._by_id: dict[str, Waiting] = {}
+        self.by_id: dict[str, Waiting] = {}
         self._taken: dict[str, _Taken] = {}  # turns, by request, until it is known what they were
         self._came: dict[str, dict[int, float]] = {}  # by model and band: when the last one came
         self.tokens = 0.0
@@ -272,10 +326,10 @@ class RequestQueue:
         self.requests_max, self.tokens_max, self._starvation_s = requests_max, tokens_max, starvation_s
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return len(self.by_id)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._by_id
+        return request_id in self.by_id
 
     def waiting(self, model: str) -> int:
         """How many requests wait for the model."""
@@ -289,7 +343,7 @@ class RequestQueue:
 
     def by_tenant(self) -> Counter[tuple[int, str]]:
         """How many wait, by band and tenant."""
-        return Counter((waiting.priority, waiting.tenant) for waiting in self._by_id.values())
+        return Counter((waiting.priority, waiting.tenant) for waiting in self.by_id.values())
 
     def foreign(self, model: str) -> int:
         """How many of those who wait for the model come from other regions."""
@@ -319,7 +373,7 @@ class RequestQueue:
     def outlived(self, request_id: str, most_s: float, now: float) -> bool:
         """Whether it has waited longer than `most_s`, and somebody of its band or above has not. KeyError if it is not
         here."""
-        waiting, since = self._by_id[request_id], now - most_s
+        waiting, since = self.by_id[request_id], now - most_s
         if waiting.since - waiting.waited_s >= since:
             return False
         for other in reversed(self._lines[waiting.model].by_id.values()):
@@ -329,13 +383,26 @@ class RequestQueue:
                 return True
         return False
 
-    def ahead(self, model: str, priority: int) -> int:
-        """How many wait for the model in this band and those above: what may go before one more of the band."""
+    def ahead(self, model: str, priority: int, tenant: str, weight: float) -> int:
+        """How many that wait for the model go before one more request of the tenant: those of higher bands, and of its
+        own band those whose turn is before its. However many somebody else has waiting, its turn comes."""
         line = self._lines.get(model)
         if line is None:
             return 0
-        below = (band for at, band in line.bands.items() if at < priority)
-        return len(line) - sum(len(tenant.requests) for band in below for tenant in band.tenants.values())
+        above = (band for at, band in line.bands.items() if at > priority)
+        own = line.bands.get(priority)
+        return sum(len(band.by_id) for band in above) + (own.ahead(tenant, weight) if own is not None else 0)
+
+    def crowds(self, model: str, priority: int, tenant: str, weight: float, more: int = 0) -> bool:
+        """Whether the tenant, with so many `more` of its requests, has its share by weight of those who wait for the
+        model in its band and have not stepped back, or more than that. Where nobody has more, everybody does."""
+        line = self._lines.get(model)
+        band = line.bands.get(priority) if line is not None else None
+        if band is None:
+            return True
+        own = band.tenants.get(tenant)
+        waiting, weights = (0, band.weight + weight) if own is None else (len(own.requests), band.weight)
+        return (waiting + more) * weights >= _SAME * (len(band.by_id) + more) * weight
 
     def models(self) -> list[str]:
         """The models waited for: those with the highest band first, then whoever's oldest is oldest."""
@@ -344,9 +411,9 @@ class RequestQueue:
 
     def fits(self, tokens: float) -> bool:
         """Whether one more request of this many tokens may wait. A first one always may."""
-        if not self._by_id:
+        if not self.by_id:
             return self.requests_max > 0
-        return len(self._by_id) < self.requests_max and self.tokens + tokens <= self.tokens_max
+        return len(self.by_id) < self.requests_max and self.tokens + tokens <= self.tokens_max
 
     def push(
         self,
@@ -366,13 +433,13 @@ class RequestQueue:
     ) -> None:
         """Let a request wait, of so many tokens, of which so many are cached, and an answer of probably so many;
         `late`: behind those who have not waited too long. ValueError if it does already, or there is no room."""
-        if request_id in self._by_id:
+        if request_id in self.by_id:
             raise ValueError(f"request {request_id!r} waits already")
         if not self.fits(tokens):
             raise ValueError("the queue is full: ask fits() first")
         counts, left = work(tokens, output_tokens), work(tokens - cached_tokens, output_tokens)
         waiting = Waiting(request_id, model, tenant, priority, tokens, counts, left, now, waited_s, foreign, late)
-        self._by_id[request_id] = waiting
+        self.by_id[request_id] = waiting
         self._lines.setdefault(model, _Line()).push(waiting, weight)
         self.tokens += tokens
         if late:
@@ -384,20 +451,20 @@ class RequestQueue:
     def step_back(self, request_id: str) -> None:
         """Behind all who have not waited too long, whatever their band; among those who have, as it stood. KeyError if
         it is not here."""
-        waiting = self._by_id[request_id]
+        waiting = self.by_id[request_id]
         if waiting.late:
             return
         line = self._lines[waiting.model]
         weight = line.bands[waiting.band].tenants[waiting.tenant].weight
         line.remove(waiting, served=False)
-        self._by_id[request_id] = waiting = replace(waiting, late=True)
+        self.by_id[request_id] = waiting = replace(waiting, late=True)
         line.push(waiting, weight)
 
     def reassign(self, variants: Mapping[str, str]) -> None:
         """From now on these requests, by id, wait for these variants, each as old as it is. In lines that somebody
         leaves or joins, turns begin anew."""
-        moved = {i: line for i, line in variants.items() if i in self._by_id and self._by_id[i].model != line}
-        touched = {*moved.values(), *(self._by_id[i].model for i in moved)}
+        moved = {i: line for i, line in variants.items() if i in self.by_id and self.by_id[i].model != line}
+        touched = {*moved.values(), *(self.by_id[i].model for i in moved)}
         weights = {
             (line, tenant): known.weight
             for line in touched & self._lines.keys()
@@ -406,10 +473,10 @@ class RequestQueue:
         }
         for line in touched:
             self._lines.pop(line, None)
-        for request_id, waiting in self._by_id.items():  # in order of arrival
+        for request_id, waiting in self.by_id.items():  # in order of arrival
             before = waiting.model
             if before in touched:
-                waiting = self._by_id[request_id] = replace(waiting, model=moved.get(request_id, before))
+                waiting = self.by_id[request_id] = replace(waiting, model=moved.get(request_id, before))
                 if not waiting.late:
                     self._came.setdefault(waiting.model, {})[waiting.priority] = waiting.since
                 self._lines.setdefault(waiting.model, _Line()).push(waiting, weights[before, waiting.tenant])
@@ -417,7 +484,7 @@ class RequestQueue:
     def remove(self, request_id: str, *, served: bool) -> Waiting | None:
         """Take a request out, wherever it stands; `served` has its tenant pay for the turn, which is to be settled.
         None if it is not here."""
-        waiting = self._by_id.pop(request_id, None)
+        waiting = self.by_id.pop(request_id, None)
         if waiting is None:
             return None
         line = self._lines[waiting.model]
@@ -426,7 +493,7 @@ class RequestQueue:
             self._taken[request_id] = taken
         if not len(line):
             del self._lines[waiting.model]
-        self.tokens = self.tokens - waiting.tokens if self._by_id else 0.0  # sums of floats drift: an empty room is 0
+        self.tokens = self.tokens - waiting.tokens if self.by_id else 0.0  # sums of floats drift: an empty room is 0
         return waiting
 
     def settle(self, request_id: str, actual: float | None) -> None:
@@ -455,7 +522,7 @@ class RequestQueue:
         """
         lowest = min((band for line in self._lines.values() for band in line.bands), default=priority)
         if lowest < priority:
-            newest = next(w for w in reversed(self._by_id.values()) if w.band == lowest)
+            newest = next(w for w in reversed(self.by_id.values()) if w.band == lowest)
         elif (
             not foreign
             and any(line.foreign for line in self._lines.values())
@@ -475,7 +542,7 @@ class RequestQueue:
 
     def _newest_foreign(self, priority: int) -> Waiting | None:
         """The newest foreign request of this band, whichever model it waits for."""
-        return next((w for w in reversed(self._by_id.values()) if w.foreign and w.band == priority), None)
+        return next((w for w in reversed(self.by_id.values()) if w.foreign and w.band == priority), None)
 
     def _most(self, priority: int) -> _Tenant | None:
         """The tenant that has most of the room for one model in this band."""

@@ -70,8 +70,8 @@ class WaitEstimate:
 
     def need_of(self, request: Request) -> Need:
         """The request in its model's tokens: counted where they are known, else estimated."""
-        estimates, path = self._fleet.estimates, self._path(request) if request.tokens is not None else None
-        if path is not None:
+        estimates, path = self._fleet.estimates, self.path_of(request) if request.tokens is not None else None
+        if path is not None and request.tokens is not None and request.tokens.whole:
             prompt_tokens = float(path.tokens)
             bytes_per_token = request.prompt_bytes / prompt_tokens
         else:
@@ -91,11 +91,18 @@ class WaitEstimate:
         )
 
     def goes_by_tokens(self, request: Request) -> bool:
-        """Whether a prompt's tokens say where it goes: there is a choice, and somebody tells what it caches."""
+        """Whether a prompt's tokens, or more of them than are known, say where it goes: there is a choice, somebody
+        tells what it caches, and may cache more than those that are known."""
         names = self._fleet.view.by_model.get(request.model, ())
-        return len(names) > 1 and not request.recomputed and any(map(self._fleet.blocks.tells, names))
+        if len(names) < 2 or request.recomputed or not any(map(self._fleet.blocks.reports, names)):
+            return False
+        if request.tokens is None:
+            return True
+        path = None if request.tokens.whole else self.path_of(request)
+        return path is not None and not self._fleet.blocks.ends_within(path)
 
-    def _path(self, request: Request) -> Path | None:
+    def path_of(self, request: Request) -> Path | None:
+        """Its tokens as nodes; None where there are none that are gone by."""
         tokens = request.tokens
         if tokens is None or len(tokens.ids) < TOKEN_BYTES or not self._fleet.mirror.guard.believes(shape_of(request)):
             return None
@@ -139,7 +146,9 @@ class WaitEstimate:
             assigned = self.assign(request)
         if assigned is not None and need.variant != assigned.variant:
             need = replace(need, variant=assigned.variant)
-        able = self.serving(need.variant, now, without)
+        able = self._fleet.able(need.variant, now)
+        if without or not able.names:
+            able = self.serving(need.variant, now, without)
         if aside:
             able = able.without(aside)
         half, view = None, self._fleet.view
@@ -148,8 +157,12 @@ class WaitEstimate:
             able = able if half is not None else able.without(view.bound)
         if not able.names:
             return None
-        hits, known = self.hits(need, able)
-        table = self._fleet.table(able)
+        if need.recomputed or need.path is not None:
+            hits, known = self.hits(need, able)
+        else:
+            hits, known = self._fleet.mirror.hits(need.chain, able), NOTHING
+        replicas = self._fleet.whole
+        table = replicas if len(able.names) == len(replicas.of.names) else replicas.only(able)
         adapters, session = self._fleet.adapters, request.soft_session
         delay_ms = adapters.delay_ms(request.model, table, now) if adapters.names else None
         policy = self._policies.of(request.model)
@@ -160,7 +173,9 @@ class WaitEstimate:
         if chosen is not None:
             replica = view.replicas[chosen.replica]
             choice.version = replica.version
-            if replica.bound:
+            residual = self._fleet.residuals.get(request.model)
+            choice.residual_ms = residual.value_ms if residual is not None else 0.0
+            if chosen.replica in view.bound:
                 choice.prefill = half
             elif view.prefillers and replica.handover == "vllm" and request.divisible and not whole:
                 others = self._fleet.able_to_prefill(request.model, "vllm", now).without(without)
@@ -317,26 +332,33 @@ class WaitEstimate:
         versions = {replicas[name].version for name in deep}
         return versions.pop() if len(versions) == 1 else ""
 
-    def hopeless(self, state: RequestState, most_s: float, now: float) -> bool:
-        """Whether it would wait far longer than it may, `most_s` at the most, behind those of its band and above.
+    def hopeless(self, state: RequestState, weight: float, most_s: float, now: float) -> bool:
+        """Whether it would wait far longer than it may, `most_s` at the most, behind those whose turn is before its.
 
-        Who would be the next never would: waiting for that costs nothing. Somebody must be able to serve it.
+        Who would be the next never would: waiting for that costs nothing. Somebody must be able to serve it. `weight`
+        is its tenant's.
         """
-        ahead = self._queue.ahead(state.variant, state.request.priority)
+        ahead = self._queue.ahead(state.variant, state.request.priority, state.request.tenant, weight)
         if not ahead:
             return False
         able = self.able(state.variant, now)
-        patience_ms = self.patience_ms(state.request, state.need, able, most_s, now)
+        patience_ms = _patience_ms(state.request, self._service_ms(state.request, state.need, able), most_s, now)
         return self._wait_ms(state.variant, ahead, now) > HOPELESS * patience_ms
-
-    def patience_ms(self, request: Request, need: Need, table: Table, most_s: float, now: float) -> float:
-        """How long a request may wait, `most_s` at the most, and still be served by its deadline. At least one row."""
-        left_ms = (request.deadline - now) * 1e3 - _service_ms(need, table)
-        return max(0.0, min(left_ms, most_s * 1e3))
 
     def too_late(self, request: Request, need: Need, table: Table, now: float) -> bool:
         """Whether it would hardly be served by its deadline if it were sent on now. At least one row."""
-        return (request.deadline - now) * 1e3 < _service_ms(need, table)
+        return (request.deadline - now) * 1e3 < self._service_ms(request, need, table)
+
+    def prefill_s(self, state: RequestState, now: float) -> float:
+        """What its whole prompt takes to prefill at the fastest; 0 where nobody able serves it."""
+        pace_ms = self.able(state.variant, now).prefill_ms_per_token
+        return state.need.prompt_tokens * pace_ms.item(pace_ms.argmin()) / 1e3 if len(pace_ms) else 0.0
+
+    def _service_ms(self, request: Request, need: Need, table: Table) -> float:
+        """See the function, but for who was never answered: nobody is refused for the length of an answer that is a
+        guess, since who is refused for it is never answered, and the guess stands."""
+        known = self._fleet.estimates.knows_output(request.tenant, request.model)
+        return _service_ms(need.prompt_tokens, need.output_tokens if known else 1.0, table)
 
     def in_turn(
         self, first: list[RequestState], table: Table, now: float, *, ahead: bool = False
@@ -353,7 +375,8 @@ class WaitEstimate:
 
         def turn(state: RequestState) -> tuple[bool, int, bool, float]:
             need = state.need
-            pressed = self.patience_ms(state.request, need, table, inf, now) < turns_ms
+            service_ms = _service_ms(need.prompt_tokens, need.output_tokens, table)
+            pressed = _patience_ms(state.request, service_ms, inf, now) < turns_ms
             uncached = uncached_tokens(need, table, *self.hits(need, table.of))[room]
             share = 1.0 - float(uncached.min()) / need.prompt_tokens if need.prompt_tokens and len(uncached) else 0.0
             return state.late, -state.request.priority, not pressed, -share if share >= CACHED_SHARE else 0.0
@@ -365,9 +388,15 @@ class WaitEstimate:
         return self._fleet.mode(model, now)
 
 
-def _service_ms(need: Need, table: Table) -> float:
+def _patience_ms(request: Request, service_ms: float, most_s: float, now: float) -> float:
+    """How long a request that takes so long to serve may wait, `most_s` at the most, and still be served by its
+    deadline."""
+    return max(0.0, min((request.deadline - now) * 1e3 - service_ms, most_s * 1e3))
+
+
+def _service_ms(prompt_tokens: float, output_tokens: float, table: Table) -> float:
     """What serving a request takes at the fastest as they are now (decoding is slower beside others), nothing cached,
     and something over. At least one row."""
     prefill_ms, tpot_ms = table.prefill_ms_per_token, table.tpot_ms
     fastest_prefill_ms, fastest_tpot_ms = prefill_ms.item(prefill_ms.argmin()), tpot_ms.item(tpot_ms.argmin())
-    return MARGIN * (need.prompt_tokens * fastest_prefill_ms + need.output_tokens * fastest_tpot_ms)
+    return MARGIN * (prompt_tokens * fastest_prefill_ms + output_tokens * fastest_tpot_ms)

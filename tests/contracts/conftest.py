@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from farhop.store.etcd import EtcdStore
-from farhop.store.etcd_link import EtcdSettings
+from farhop.store.etcd_settings import EtcdSettings
 from farhop.store.hubs import Hubs
 from farhop.store.kept import KeptStore
 from farhop.store.state import StateDir

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from farhop.store.contract import ChangeKind, Conflict, StoreError, StoreUnreachable
 from farhop.store.etcd import EtcdStore
-from farhop.store.etcd_link import EtcdSettings
+from farhop.store.etcd_settings import EtcdSettings
 from farhop.store.hubs import Hubs
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

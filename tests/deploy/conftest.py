@@ -53,6 +53,18 @@ def etcd_image(base: str) -> Iterator[str]:
     machine.remove_images([tag])
 
 
+@pytest.fixture(scope="session")
+def prometheus_image(base: str) -> Iterator[str]:
+    """A Prometheus image."""
+    tag = f"farhop-test-prometheus:{os.getpid()}"
+    try:
+        machine.prometheus_image(tag, base)
+    except machine.MissingError as error:
+        pytest.skip(str(error))
+    yield tag
+    machine.remove_images([tag])
+
+
 def _dangling() -> list[str]:
     """Untagged images: stages of builds."""
     return machine.docker("images", "--quiet", "--no-trunc", "--filter", "dangling=true").stdout.split()

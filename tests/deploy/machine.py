@@ -51,7 +51,7 @@ def docker(*arguments: str, timeout_s: float = 60.0, check: bool = True) -> subp
     return run("docker", *arguments, timeout_s=timeout_s, check=check)
 
 
-def base_image(tag: str) -> None:
+def base_image(tag: str, packages: str = _PACKAGES) -> None:
     """A root of Debian packages, imported as an image. MissingError where it cannot be made here."""
     if shutil.which("mmdebstrap") is None:
         raise MissingError("mmdebstrap is not installed, and images are built on a root of Debian packages")
@@ -64,7 +64,7 @@ def base_image(tag: str) -> None:
         root = f"{folder}/root.tar"
         options = [f"--dpkgopt=path-exclude={pattern}" for pattern in _WITHOUT]
         made = run(
-            "mmdebstrap", "--quiet", "--variant=essential", f"--include={_PACKAGES}", *options,
+            "mmdebstrap", "--quiet", "--variant=essential", f"--include={packages}", *options,
             release.get("VERSION_CODENAME", "stable").strip('"'), root, timeout_s=BUILD_S, check=False,
         )  # fmt: skip
         if made.returncode:
@@ -88,6 +88,36 @@ def etcd_image(tag: str, base: str) -> None:
             shutil.copy(find_binary().with_name(name), context / name)
         (context / "Dockerfile").write_text(f"FROM {base}\nCOPY etcd etcdctl /usr/bin/\n")
         run("docker", "build", "--quiet", "--tag", tag, folder, timeout_s=120.0, environment={"DOCKER_BUILDKIT": "0"})
+
+
+def prometheus_image(tag: str, base: str) -> None:
+    """Prometheus as its own image starts it, of this machine's package. MissingError where that is not installed."""
+    program = shutil.which("prometheus")
+    if program is None:
+        raise MissingError("prometheus is not installed (Debian: prometheus)")
+    with tempfile.TemporaryDirectory(prefix="farhop-prometheus-") as folder:
+        context = Path(folder)
+        shutil.copy(program, context / "prometheus")
+        (context / "Dockerfile").write_text(
+            f"FROM {base}\nCOPY prometheus /bin/\nWORKDIR /prometheus\nUSER 65534\n"
+            'ENTRYPOINT ["/bin/prometheus"]\n'
+            'CMD ["--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/tmp/prometheus"]\n'
+        )
+        run("docker", "build", "--quiet", "--tag", tag, folder, timeout_s=120.0, environment={"DOCKER_BUILDKIT": "0"})
+
+
+def systemd_image(tag: str, image: str) -> None:
+    """A host with systemd and etcd, and Farhop as in `image`, where its units look for it. MissingError as above."""
+    from farhop_lab.world.etcd import find_binary
+
+    root = f"{tag}-root"
+    base_image(root, f"{_PACKAGES},systemd,dbus,procps")  # as every host has; units reload by its `kill`
+    with tempfile.TemporaryDirectory(prefix="farhop-systemd-") as folder:
+        context = Path(folder)
+        shutil.copy(find_binary(), context / "etcd")
+        lines = (f"FROM {root}", f"COPY --from={image} /opt/farhop /opt/farhop", "COPY etcd /usr/bin/")
+        (context / "Dockerfile").write_text("\n".join(lines) + "\n")
+        run("docker", "build", "--quiet", "--tag", tag, folder, timeout_s=200.0, environment={"DOCKER_BUILDKIT": "0"})
 
 
 def remove_images(tags: Sequence[str]) -> None:

@@ -49,7 +49,10 @@ MATRIX = [
         ({"pool": "llama", "namespace": "models"}, {"service": "vllm"}), (True, False),
     )
 ]  # fmt: skip
-ZONES = [{"zone": "e.example", "servers": ["ns.e.example"], "names": [{"name": "api.e.example"}]}]
+ZONES = [
+    {"zone": "e.example", "servers": ["ns.e.example"], "addresses": {"ns.e.example": ["192.0.2.53"]},
+     "names": [{"name": "api.e.example"}]}
+]  # fmt: skip
 DNS = {"enabled": True, "config": {"zones": ZONES}}
 PEER = {"address": "10.20.0.1", "asn": 65000, "local_address": "env:HOST_IP"}
 SPEAKER = {"exabgp": {"local_as": 65001, "router_id": "env:HOST_IP", "peers": [PEER]}}

@@ -12,12 +12,15 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import machine
 import pytest
 import yaml
 
 from farhop_lab.world.client import Result, answer
+from farhop_lab.world.deployed import Containers
+from farhop_lab.world.faults import Faults, Wanted
 from farhop_lab.world.ports import free_ports
 
 pytestmark = [pytest.mark.docker]
@@ -29,10 +32,10 @@ KEY = "sk-farhop-anywhere"
 
 
 class Compose:
-    """The world of docker-compose.yaml, on ports of its own."""
+    """The world of docker-compose.yaml, on ports of its own, under a name of its own: what ends one ends no other."""
 
-    def __init__(self, image: str, etcd_image: str) -> None:
-        self.project = f"farhop-test-{os.getpid()}"
+    def __init__(self, image: str, etcd_image: str, name: str = "world") -> None:
+        self.project = f"farhop-test-{os.getpid()}-{name}"
         names = (
             "ETCD_PARIS",
             "ETCD_VIRGINIA",
@@ -42,6 +45,7 @@ class Compose:
             "VIRGINIA_ADMIN",
             "DNS_PARIS",
             "DNS_VIRGINIA",
+            "PROMETHEUS",
         )
         self.ports = dict(zip(names, free_ports(len(names)), strict=True))
         self._environment = {
@@ -56,6 +60,12 @@ class Compose:
     def __call__(self, *arguments: str, timeout_s: float = 120.0, check: bool = True) -> str:
         command = ("docker-compose", "-f", str(COMPOSE), *arguments)
         return machine.run(*command, timeout_s=timeout_s, environment=self._environment, check=check).stdout
+
+    def observed(self, image: str) -> str:
+        """Start the Prometheus of the profile `observe`; its URL."""
+        self._environment["PROMETHEUS_IMAGE"] = image
+        self("--profile", "observe", "up", "-d", "--no-deps", "prometheus")
+        return f"http://127.0.0.1:{self.ports['PROMETHEUS']}"
 
     def container(self, service: str) -> str:
         return self("ps", "-q", service).strip()
@@ -184,6 +194,40 @@ def test_an_operator_finds_it(compose: Compose, tmp_path: Path) -> None:
     assert all(any(name in line for line in told["unreachable"]) for name in REGIONALS), told["unreachable"]
 
 
+def test_the_observers_prometheus_knows_every_balancer_and_its_rules(prometheus_image: str) -> None:
+    """It alone, as the profile starts it: its mounts can be read, and its targets are where admin ports are."""
+    world = Compose("none", "none", "observed")
+    try:
+        url = world.observed(prometheus_image)
+
+        def told(path: str) -> Any:
+            with urllib.request.urlopen(f"{url}/api/v1/{path}", timeout=5.0) as answer:
+                return json.load(answer)["data"]
+
+        end = time.monotonic() + 120.0
+        while True:
+            try:
+                groups, targets = told("rules")["groups"], told("targets")["activeTargets"]
+            except OSError:
+                groups, targets = [], []
+            if targets and groups and all(rule["health"] == "ok" for group in groups for rule in group["rules"]):
+                break
+            assert time.monotonic() < end, (groups, world("logs", "--tail=15", "prometheus")[-3000:])
+            time.sleep(0.5)
+    finally:
+        world("down", "--volumes", "--timeout", "3", check=False)
+    shipped = yaml.safe_load((machine.DEPLOY / "prometheus" / "farhop.rules.yaml").read_text())["groups"]
+    assert {group["name"] for group in groups} == {group["name"] for group in shipped}
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    asked = {}
+    for name, service in services.items():
+        if "FARHOP_CONFIG" in service.get("environment", {}) and not name.startswith("dns-"):
+            config = COMPOSE.parent / "config" / Path(service["environment"]["FARHOP_CONFIG"]).name
+            asked[f"{name}:{yaml.safe_load(config.read_text())['admin']['port']}"] = "wan" in service["networks"]
+    assert {one["discoveredLabels"]["__address__"] for one in targets} == asked.keys()
+    assert all(asked.values())  # in its network
+
+
 @pytest.mark.skipif(shutil.which("dig") is None, reason="dig is not installed")
 @pytest.mark.parametrize("way", ["+notcp", "+tcp"])
 def test_dns_leads_each_network_to_its_entry_and_names_the_other_behind_it(compose: Compose, way: str) -> None:
@@ -234,6 +278,24 @@ def test_a_rolling_restart_of_every_balancer_cuts_no_stream(compose: Compose) ->
     assert (load.cut, load.lost) == ([], [])
     assert Counter(one.status for one in load.results) == {200: len(load.results)}
     assert len(load.results) > 2 * CLIENTS
+
+
+def test_a_drills_fault_kills_a_regions_engines_and_starts_them_again(compose: Compose) -> None:
+    """As `farhop drill faults --compose` does it, which finds them by their labels."""
+    engines = [compose.container(f"engine-paris-{number}") for number in (1, 2)]
+
+    def alive() -> list[bool]:
+        return [machine.docker("inspect", "-f", "{{.State.Running}}", one).stdout.strip() == "true" for one in engines]
+
+    async def drill() -> tuple[list[bool], list[bool]]:
+        faults = Faults(Containers(compose.project))
+        await faults.make("f", Wanted(do="kill-engines", region="paris", lease_s=60.0, for_s=120.0))
+        broken = await asyncio.to_thread(alive)
+        await faults.mend("f")
+        return broken, await asyncio.to_thread(alive)
+
+    assert asyncio.run(drill()) == ([False, False], [True, True])
+    compose.wait(REGIONALS)
 
 
 CUT_S = 12.0

@@ -22,7 +22,7 @@ import dns.message
 from farhop.store.contract import LATENCY_PREFIX
 from farhop.store.documents.latencies import decode
 from farhop.store.etcd import EtcdStore
-from farhop.store.etcd_link import EtcdSettings
+from farhop.store.etcd_settings import EtcdSettings
 from farhop_lab.demo.entry import entries
 from farhop_lab.world.client import answer
 from farhop_lab.world.world import DNS_TTL_S, ZONE, World, WorldSettings

@@ -15,7 +15,7 @@ import aiohttp
 import yaml
 
 from farhop.store.documents import overrides
-from farhop.store.etcd_link import EtcdSettings
+from farhop.store.etcd_settings import EtcdSettings
 from farhop.store.hubs import Hubs, store_of
 from farhop_lab.world.client import Delta, Result, ask
 from farhop_lab.world.world import World, WorldSettings

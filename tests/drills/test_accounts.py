@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import resource
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from inprocess import HOP, HOP_KEY, MODEL, Engine, chat, send, streaming
+from inprocess import HOP, HOP_KEY, MODEL, Engine, chat, head, send, streaming
+from processes import Process
 
 from farhop.accounts import segments
 from farhop.accounts.audit import Files
@@ -29,32 +27,8 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PEM = KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-class Process:
-    """A balancer; `port` is the first of its line that clients or the tier above come to."""
-
-    def __init__(self, tier: str, folder: Path, config: dict[str, Any]) -> None:
-        path = folder / f"{tier}.yaml"
-        path.write_text(yaml.safe_dump(config))
-        self._command = [sys.executable, "-m", "farhop_cli", tier, "--config", str(path)]
-        self.port = 0
-
-    async def start(self) -> None:
-        self.child = await asyncio.create_subprocess_exec(
-            *self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        assert self.child.stdout is not None
-        async with asyncio.timeout(30.0):
-            line = (await self.child.stdout.readline()).decode()
-        self.port = int(line.split("127.0.0.1:")[1].split(",")[0])
-
-    async def end(self, how: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.child.send_signal(how)
-        await self.child.wait()
-
-
 @asynccontextmanager
-async def fleet(folder: Path) -> AsyncIterator[Process]:
+async def fleet(folder: Path, on_full: str = "serve") -> AsyncIterator[Process]:
     """An engine, a region's balancer and a global one, the last of which writes everything down."""
     (folder / "key.pem").write_bytes(PEM)
     async with Engine().running() as engine, EtcdCluster(1, folder / "etcd") as etcd:
@@ -66,8 +40,8 @@ async def fleet(folder: Path) -> AsyncIterator[Process]:
         })  # fmt: skip
         above = Process("global", folder, {
             **common, "instance": "g1", "listen": {"port": 0},
-            "usage": {"dir": str(folder / "usage"), "sync": "never"},
-            "audit": {"dir": str(folder / "audit"), "key": f"file:{folder / 'key.pem'}"},
+            "usage": {"dir": str(folder / "usage"), "sync": "never", "on_full": on_full},
+            "audit": {"dir": str(folder / "audit"), "key": f"file:{folder / 'key.pem'}", "on_full": on_full},
         })  # fmt: skip
         try:
             await below.start()
@@ -92,11 +66,15 @@ async def test_killed_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     log = Files(tmp_path / "audit" / "virginia" / "g1", "farhop.internal/fleet/virginia/g1", KEY.public_key())
     async with fleet(tmp_path) as balancer:
         answers: list[tuple[float, str]] = []
-        asking = [asyncio.create_task(asked(balancer.port, time.monotonic() + 2.5, answers)) for _ in range(4)]
-        await asyncio.sleep(2.2)
+        begun = time.monotonic()
+        asking = [asyncio.create_task(asked(balancer.port, begun + 30.0, answers)) for _ in range(4)]
+        while time.monotonic() < begun + 2.2 or len(answers) <= 60:
+            await asyncio.sleep(0.05)
         killed_at = time.monotonic()
         await balancer.end(signal.SIGKILL)
-        await asyncio.gather(*asking)
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
         checkpoint, _ = log.verify()
         signed = {json.loads(one).get("id") for one in log.entries(checkpoint.size)}
         assert len(answers) > 50
@@ -120,3 +98,49 @@ async def test_killed_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for name in kept:
         assert (decided[name]["served"], decided[name]["epoch"]) == ("virginia", 1)
         assert (used[name].data.input_tokens, used[name].data.output_tokens) == (11, 3)
+
+
+@pytest.mark.parametrize("on_full", ["refuse", "serve"])
+async def test_a_full_disk(on_full: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file of the process may grow any more, and later it may again: what was served meanwhile is all there."""
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    log = Files(tmp_path / "audit" / "virginia" / "g1", "farhop.internal/fleet/virginia/g1", KEY.public_key())
+    served = list[str]()
+
+    async def ask() -> tuple[int, str]:
+        answer = await send(balancer.port, chat(body=streaming()))
+        if answer.status == 200:
+            served.append(answer.headers["x-farhop-decision"])
+        return answer.status, "" if answer.status == 200 else answer.code
+
+    async def troubles() -> list[bool]:
+        status = (await send(balancer.ports[1], head("GET", "/status"))).json["accounts"]
+        return [bool(status[part]["trouble"]) for part in ("usage", "audit")]
+
+    async with fleet(tmp_path, on_full) as balancer:
+        async with asyncio.timeout(30.0):
+            while (await ask())[0] != 200:
+                await asyncio.sleep(0.05)
+        pid, (_, hard) = balancer.child.pid, resource.getrlimit(resource.RLIMIT_FSIZE)
+        assert pid is not None
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, hard))
+        async with asyncio.timeout(30.0):
+            while not all(await troubles()):
+                await ask()  # what it has to write down is what finds it out
+                await asyncio.sleep(0.05)
+        told = [await ask() for _ in range(5)]
+        assert told == [(503, "accounts_not_writable") if on_full == "refuse" else (200, "")] * 5
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
+        async with asyncio.timeout(30.0):
+            while any(await troubles()):
+                await asyncio.sleep(0.05)
+        assert (await ask())[0] == 200
+        await balancer.end(signal.SIGTERM)
+    checkpoint, beside = log.verify()
+    decided = {json.loads(one).get("id") for one in log.entries(checkpoint.size)}
+    reading = Reading()
+    used = {one.id.rpartition("-")[0] for one in reading.events(line for _, line in segments.read(tmp_path))}
+    assert beside == []
+    assert set(served) <= decided
+    assert set(served) <= used
+    assert (reading.doubles, reading.unreadable) == (0, 0)

@@ -19,7 +19,7 @@ import pytest
 
 from farhop_lab.world import anycast_net
 from farhop_lab.world.anycast_net import ROUTER, VIP
-from farhop_lab.world.anycast_sites import KEY, MODEL, OWN, Sites
+from farhop_lab.world.anycast_sites import KEY, LONG, MODEL, OWN, Sites
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(anycast_net.lacking()), reason="no bird2 or no iproute2 here")]
 ANNOUNCING = {
@@ -31,15 +31,33 @@ ANNOUNCING = {
 class Fleet(Sites):
     """Both sites, and clients of theirs."""
 
-    def streams(self, count: int, where: str, tokens: int = 8) -> subprocess.Popen[str]:
+    def streams(self, count: int, where: str, tokens: int = 8, *how: str) -> subprocess.Popen[str]:
         script = str(Path(__file__).with_name("anycast_client.py"))
-        words = (str(count), f"http://{where}:8080/v1/chat/completions", KEY, MODEL, str(tokens))
+        words = (str(count), f"http://{where}:8080/v1/chat/completions", KEY, MODEL, str(tokens), *how)
         return self.net.spawn(ROUTER, sys.executable, "-u", script, *words, log="client")
 
     def asked(self, count: int, where: str = VIP) -> Counter[str]:
         """Where so many short requests were served; "" for one that was not."""
         ended = [one for one in _events(self.streams(count, where)) if one["event"] == "ended"]
         return Counter(one["site"] if one.get("status") == 200 else "" for one in ended)
+
+    def always_to_a(self) -> str:
+        """An address whose packets go to site a whatever is announced, as those of a client behind a router that has no
+        other way, or does not know of one yet."""
+        address, table = "10.77.9.10", "77"
+        self.net.ip(ROUTER, "addr", "add", f"{address}/32", "dev", "lo")
+        self.net.ip(ROUTER, "route", "add", f"{VIP}/32", "via", OWN["a"], "table", table)
+        self.net.ip(ROUTER, "rule", "add", "from", address, "lookup", table)
+        return address
+
+    def left(self, site: str) -> int:
+        """How many clients its entry says have left before their answers' ends."""
+        url = "http://127.0.0.1:9101/metrics"
+        page = anycast_net.run("ip", "netns", "exec", self.net.name(site), "curl", "-s", url)
+        lines = [
+            line for line in page.splitlines() if line.startswith("farhop_requests_total{") and '"client_left"' in line
+        ]
+        return sum(round(float(line.rpartition(" ")[2])) for line in lines)
 
     def word_ms(self, site: str, phase: str) -> float:
         """From the announcer's last word of this phase to the first change of the route after it."""
@@ -70,8 +88,10 @@ def test_two_sites_one_address(fleet: Fleet) -> None:
     told = fleet.until("a", wanted="announced", actual="announced", differs=False, others_healthy=1)
     assert told["since"] == pytest.approx(fleet.said_at("a", "announced"), abs=1.0)
 
-    # A drain: new connections move, streams on a site's own address go on, those on the shared one are counted.
-    shared, own = fleet.streams(16, VIP, tokens=350), fleet.streams(8, VIP, tokens=400)
+    # A drain: new connections move, streams on a site's own address go on, those on the shared one are counted: who
+    # broke can but ask again, and who still gets through is served to the end, after the withdrawal, too.
+    stays = fleet.streams(4, VIP, LONG - 1, fleet.always_to_a())
+    shared, own = fleet.streams(16, VIP, LONG - 1, "", "again"), fleet.streams(8, VIP, LONG)
     time.sleep(1.5)
     fleet.cli("drain", "set", "--entry", "site-a", "--why", "new kernel", "--by", "ann")
     net.until_ways("b")
@@ -83,11 +103,16 @@ def test_two_sites_one_address(fleet: Fleet) -> None:
     assert Counter((one["event"], one.get("whole", True)) for one in seen) == {
         ("redirected", True): 8, ("begun", True): 8, ("ended", True): 8,
     }  # fmt: skip
-    ends = [one for one in _events(shared) if one["event"] == "ended"]
+    seen = [one for one in _events(shared) if one["event"] == "ended"]
+    ends, again = [one for one in seen if "again" not in one], [one for one in seen if "again" in one]
     broken = [one for one in ends if not one["whole"]]
-    assert {one["site"] for one in broken} <= {"frankfurt"}
+    assert {one["site"] for one in broken} == {"frankfurt"}
     assert all(one["whole"] for one in ends if one["site"] == "tokyo")
+    assert [(one["site"], one["whole"]) for one in again] == [("tokyo", True)] * len(broken), "each from its beginning"
     print(f"\nstreams on the shared address through a drain: {len(ends)}, of which {len(broken)} broke")
+    reached = [one for one in _events(stays) if one["event"] == "ended"]
+    assert [(one["site"], one["whole"]) for one in reached] == [("frankfurt", True)] * 4
+    assert fleet.left("a") == len(broken), "nobody told the entry that they left: it heard no more of them for send_s"
     assert "drained: new kernel (by ann)" in fleet.cli("anycast", "status", "--json")
 
     # The last healthy site is kept although it is dead; once another is back it goes.

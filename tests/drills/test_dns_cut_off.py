@@ -22,7 +22,7 @@ from farhop.store.documents.overrides import EntryDrainOverride
 from farhop.store.documents.overrides import encode as encode_override
 from farhop.store.documents.report import RegionReport, encode
 from farhop.store.etcd import EtcdStore
-from farhop.store.etcd_link import EtcdSettings
+from farhop.store.etcd_settings import EtcdSettings
 from farhop_lab.world.child import Child
 from farhop_lab.world.etcd import EmbeddedEtcd
 from farhop_lab.world.ports import free_ports
@@ -115,7 +115,14 @@ def config(folder: Path, etcd: str, port: int, admin: int, entry_port: int) -> P
                 "topology": str(folder / "world.yaml"),
                 "etcd": {"endpoints": [etcd]},
                 "listen": {"port": port},
-                "zones": [{"zone": "entry.example", "servers": ["ns1.entry.example"], "names": names}],
+                "zones": [
+                    {
+                        "zone": "entry.example",
+                        "servers": ["ns1.entry.example"],
+                        "addresses": {"ns1.entry.example": ["127.0.0.1"]},
+                        "names": names,
+                    }
+                ],
                 "probe": {"scheme": "http", "every_s": EVERY_S},
                 "networks": {"lists": [{"cidrs": ["198.18.3.0/24"], "near": "tokyo"}]},
                 "ramp_s": 0,

@@ -10,17 +10,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from farhop_cli.drill import SHIPPED
+from farhop_cli.drill_fleet import SHIPPED
 from farhop_cli.main import app
 from farhop_lab.world import world_file
-from farhop_lab.world.faults import Control, Faults
+from farhop_lab.world.faults import Control, Faults, WorldHere
 from farhop_lab.world.world import HOST
+from global_lb.app.drills import ENDS_WITH_STDIN
+from tests.conftest import chaos
 
 if TYPE_CHECKING:
     from tests.conftest import RunningWorld
@@ -29,11 +31,14 @@ ALL = frozenset(("virginia", "frankfurt", "tokyo"))
 PATIENCE_S = 90.0
 
 
-def until(true: Callable[[], object]) -> None:
+COMMAND_EVERY_S = 0.25  # a command takes a hundred times as long as a look
+
+
+def until(true: Callable[[], object], every_s: float = 0.05) -> None:
     end = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < end, "never so"
-        time.sleep(0.05)
+        time.sleep(every_s)
 
 
 class Drilled:
@@ -46,7 +51,7 @@ class Drilled:
         world_file.write(self.path, running.world.describe(os.getpid(), url))
 
     async def _listen(self) -> tuple[Faults, Control]:
-        faults = Faults(self.running.world)
+        faults = Faults(WorldHere(self.running.world))
         control = Control(faults)
         await control.start(HOST)
         return faults, control
@@ -140,7 +145,7 @@ def test_who_loses_his_terminal_rolls_back_and_is_aborted(drilled: Drilled) -> N
     try:
         until(lambda: "drill drain-and-return" in CliRunner().invoke(
             app(), ["drain", "get", "--world", str(drilled.path)]
-        ).stdout)  # fmt: skip
+        ).stdout, COMMAND_EVERY_S)  # fmt: skip
         runner.send_signal(signal.SIGHUP)
         said, _ = runner.communicate(timeout=PATIENCE_S)
     finally:
@@ -151,3 +156,71 @@ def test_who_loses_his_terminal_rolls_back_and_is_aborted(drilled: Drilled) -> N
     assert "no region and no entry is drained" in CliRunner().invoke(
         app(), ["drain", "get", "--world", str(drilled.path)]
     ).stdout  # fmt: skip
+
+
+def test_a_region_that_is_told_to_refuse_is_noticed_by_nobody_and_takes_its_own_again(drilled: Drilled) -> None:
+    """By overrides alone. Its global balancers learn of it by being refused."""
+    code, told = drilled.run(drilled.thin("region-refuses"), "--set", "soak_s=1.5")
+    measures = told["measures"]
+    assert isinstance(measures, dict)
+    assert told["verdict"] in ("PASS", "FAIL"), told
+    assert code == (0 if told["verdict"] == "PASS" else 1)
+    assert (measures["residency_violations"], measures["requests_failed"], measures["streams_lost"]) == (0, 0, 0)
+    assert measures["elsewhere_share"] > 0.0
+    assert drilled.running.ask("virginia", "anywhere", "home?").headers.get("x-farhop-region") == "virginia"
+
+
+@pytest.mark.chaos
+def test_chaos_toolkit_runs_what_is_exported_and_says_what_the_drill_said(drilled: Drilled) -> None:
+    command, file = chaos(), drilled.folder / "experiment.json"
+    assert command is not None
+    assert drilled.farhop("check", drilled.thin("law-change"), "--keep").exit_code == 0
+    written = drilled.farhop("export", "law-change", "--set", "soak_s=1", "--to", str(file))
+    assert written.exit_code == 0, written.stderr
+    journal = drilled.folder / "journal.json"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # it looks for `farhop` there
+    asked = [command, "--no-version-check", "--no-log-file", "run", "--journal-path", str(journal), str(file)]
+    subprocess.run(asked, cwd=drilled.folder, timeout=PATIENCE_S, check=False, env={**os.environ, "PATH": path})
+    told = json.loads(journal.read_text())
+    passed = drilled.farhop("report", "--of", "law-change", "--within", "1h", "--verdict").stdout.strip() == "PASS"
+    assert told["status"] == "completed"
+    assert told["deviated"] is not passed
+    (ran,) = told["run"]
+    assert ran["status"] == "succeeded"
+    assert ran["output"]["status"] == (0 if passed else 1), ran
+    assert [one["activity"]["name"] for one in told["rollbacks"]] == ["stop law-change"]
+
+
+def test_of_two_that_watch_the_schedule_one_runs_what_is_due_and_both_end_with_who_started_them(
+    drilled: Drilled,
+) -> None:
+    name, began = "law-change", time.time()
+    assert drilled.farhop("check", drilled.thin(name), "--keep").exit_code == 0
+    planned = drilled.farhop("schedule", name, "--window", "mon-sun 00:00-24:00", "--every", "1h", "--set", "soak_s=1")
+    assert planned.exit_code == 0, planned.stderr
+    words = ["drill", "schedule", "--watch", "--world", str(drilled.path), "--out", str(drilled.folder)]
+    watchers = [
+        subprocess.Popen(
+            [sys.executable, "-m", "farhop_cli", *words], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, env={**os.environ, ENDS_WITH_STDIN: "1"},
+        ) for _ in range(2)
+    ]  # fmt: skip
+
+    def runs() -> list[dict[str, Any]]:
+        told = json.loads(drilled.farhop("history", name, "--json").stdout)
+        return [one for one in told["runs"] if one["began_s"] >= began]
+
+    try:
+        until(runs, COMMAND_EVERY_S)
+        assert all(watcher.poll() is None for watcher in watchers)
+        for watcher in watchers:
+            assert watcher.stdin is not None
+            watcher.stdin.close()
+        assert [watcher.wait(PATIENCE_S) for watcher in watchers] == [0, 0]
+    finally:
+        for watcher in watchers:
+            watcher.kill()
+            watcher.wait()
+        assert drilled.farhop("schedule", name, "--remove").exit_code == 0
+    (one,) = runs()
+    assert one["verdict"] in ("PASS", "FAIL"), one

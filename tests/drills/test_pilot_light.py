@@ -10,9 +10,11 @@ import pytest
 
 from farhop_lab.world.world import WorldSettings
 from tests.conftest import RunningWorld
+from tests.drills.test_drills import Drilled, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 MODEL = "llama-3.1-8b"
 
@@ -103,3 +105,18 @@ def test_a_pilot_light_wakes_for_a_lost_neighbour(piloted: RunningWorld) -> None
     piloted.call(world.start_regional("virginia"))
     piloted.call(becomes(piloted, "tokyo", state("asleep")))
     assert "tokyo" not in went("anywhere", 4, "tokyo")
+
+
+def test_the_shipped_drill_wakes_it_and_says_how_long_that_took(piloted: RunningWorld, tmp_path: Path) -> None:
+    drilled = Drilled(piloted, tmp_path)
+    try:
+        piloted.call(becomes(piloted, "frankfurt", state("asleep")))
+        until(lambda: drilled.farhop("check", "wake-a-pilot-light").exit_code == 0)
+        code, outcome = drilled.run(drilled.thin("wake-a-pilot-light"), "--set", "soak_s=6")
+        measures = outcome["measures"]
+        assert isinstance(measures, dict)
+        assert "pilot light" in drilled.farhop("check", "wake-a-pilot-light").stdout
+        assert 0.0 < measures["pilot_light_s"] < 6.0
+        assert (code, measures["residency_violations"]) in ((0, 0.0), (1, 0.0))  # how soon is this machine's affair
+    finally:
+        piloted.call(drilled.control.close())

@@ -15,7 +15,7 @@ from failover import settled
 
 from farhop.store.documents.overrides import DrainOverride, encode
 from farhop.store.etcd import EtcdStore
-from farhop.store.etcd_link import EtcdSettings
+from farhop.store.etcd_settings import EtcdSettings
 from farhop_lab.world.client import Delta, Result, ask
 from farhop_lab.world.world import World, WorldSettings
 from tests.conftest import RunningWorld

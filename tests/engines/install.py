@@ -48,9 +48,10 @@ def run(*command: object, **more: str) -> None:
 def python(folder: Path) -> Path:
     """An environment of its own."""
     made = folder / "bin/python"
-    if not made.exists():
+    if not (folder / ".made").exists():  # nor is one of use whose making was broken off
         # The pip that Python carries is years old and takes hours over what these require of one another.
-        venv.create(folder, with_pip=True, upgrade_deps=True)
+        venv.create(folder, with_pip=True, upgrade_deps=True, clear=True)
+        (folder / ".made").touch()
     return made
 
 

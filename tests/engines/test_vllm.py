@@ -29,6 +29,13 @@ ODD_TOOLS = [
 ]  # fmt: skip
 CALL = {"index": 0, "type": "function", "function": {"name": "look", "arguments": '{"where": "x", "at": 1.0}'}}
 PARTS = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}} for text in ("one", "", "two")]
+SCHEMA = {
+    "$defs": {"n": {"type": "integer", "x-odd": [1, 2.50, 1e3, None]}},
+    "type": "object",
+    "properties": {"a": {"$ref": "#/$defs/n"}},
+    "required": ["a"],
+}
+IMAGE = "data:image/png;base64,iVBORw0KGgo="
 LINE = "x-anthropic-billing-header: cc_version=1; cch=9f;"
 
 
@@ -105,6 +112,56 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "prompt logprobs": ("/v1/chat/completions", {"messages": [user("a")], "prompt_logprobs": 1}),
     "echo in a chat": ("/v1/chat/completions", {"messages": [user("a")], "echo": True}),
     "json": ("/v1/chat/completions", {"messages": [user("a")], "response_format": {"type": "json_object"}}),
+    "json of a schema": (
+        "/v1/chat/completions",
+        {
+            "messages": [user("a")],
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
+            "max_tokens": 20,
+        },
+    ),
+    "one of": ("/v1/chat/completions", {"messages": [user("a")], "structured_outputs": {"choice": ["yes", "no"]}}),
+    "stop": ("/v1/chat/completions", {"messages": [user("a")], "stop": ["a", "e", " "]}),
+    "stop, told": ("/v1/chat/completions", {"messages": [user("a")], "stop": "e", "include_stop_str_in_output": True}),
+    "no limit": ("/v1/chat/completions", {"messages": [user("a")], "stop": ["a", "e", "o"], "max_tokens": None}),
+    "several, stream": ("/v1/chat/completions", {"messages": [user("a")], "n": 2, "stream": True}),
+    "bias": ("/v1/chat/completions", {"messages": [user("a")], "logit_bias": {"11": 5, "12": -100}}),
+    "a tool by name": (
+        "/v1/chat/completions",
+        {
+            "messages": [user("a")],
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+            "max_tokens": 20,
+        },
+    ),
+    "a tool, stream": (
+        "/v1/chat/completions",
+        {
+            "messages": [user("a")],
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}],
+            "tool_choice": "required",
+            "max_tokens": 30,
+            "stream": True,
+        },
+    ),
+    "a batch of chats": ("/v1/chat/completions/batch", {"messages": [[user("a")], [user("b")]]}),
+    "an image": ("/v1/chat/completions", {"messages": [user([{"type": "image_url", "image_url": {"url": IMAGE}}])]}),
+    "messages": ("/v1/messages", {"system": [{"type": "text", "text": "Be."}], "messages": [user("a")]}),
+    "messages, stream": ("/v1/messages", {"messages": [user("a")], "stream": True}),
+    "messages and tools": (
+        "/v1/messages",
+        {
+            "messages": [user("a")],
+            "tools": [{"name": "f", "input_schema": SCHEMA}],
+            "tool_choice": {"type": "any"},
+            "max_tokens": 30,
+        },
+    ),
+    "messages' tokens": ("/v1/messages/count_tokens", {"messages": [user("a")], "system": "Be."}),
+    "completions of ids": ("/v1/completions", {"prompt": [[11, 12], [13]]}),
+    "only echo": ("/v1/completions", {"prompt": "hello", "echo": True, "max_tokens": 0, "logprobs": 1}),
+    "tokenize, as texts": ("/tokenize", {"prompt": "hello", "return_token_strs": True}),
     "completion": ("/v1/completions", {"prompt": "hello"}),
     "completion of ids": ("/v1/completions", {"prompt": [11, 12, 13]}),
     "several completions": ("/v1/completions", {"prompt": ["a", "b"]}),
@@ -124,24 +181,25 @@ _OWN = re.compile(rb'"(?:id|request_id|created)": ?(?:"[^"]*"|\d+)|chatcmpl-[\w-
 def shape(name: str) -> tuple[str, dict[str, Any]]:
     path, more = MORE[name] if name in MORE else ("/v1/chat/completions", CHATS[name])
     body = {"model": "tiny", **more}
-    return (
-        (path, body) if path.endswith("tokenize") else (path, {"max_tokens": 4, "seed": 1, "temperature": 0.0} | body)
-    )
+    if path.endswith(("tokenize", "count_tokens")):
+        return path, body
+    of_openai = {} if path == "/v1/messages" else {"seed": 1}
+    return path, {"max_tokens": 4, "temperature": 0.0, **of_openai, **body}
 
 
 def told_apart(body: bytes) -> tuple[bytes, ...]:
     """What an answer says, whatever is its own: its id, when it was made, and at which tokens its stream was cut. vLLM
     writes its `system_fingerprint` into a stream's last event, which is that of the usage where we asked for it."""
     body = _OWN.sub(b"", body)
-    if not body.startswith(b"data: "):
+    if not body.startswith((b"data: ", b"event: ")):
         return (body,)
-    texts = b"".join(re.findall(rb'"(?:content|text)":"((?:[^"\\]|\\.)*)"', body))
+    texts = b"".join(re.findall(rb'"(?:content|text|arguments)":"((?:[^"\\]|\\.)*)"', body))
     rest = sorted({_PIECE.sub(b"", event) for event in body.split(b"\n\n")})
     return (texts, *rest)
 
 
 _PIECE = re.compile(
-    rb'"(?:content|text)":"(?:[^"\\]|\\.)*"|,?"system_fingerprint":"[^"]*"|"(?:total|completion|prompt)_tokens":\d+'
+    rb'"(?:content|text|arguments)":"(?:[^"\\]|\\.)*"|,?"system_fingerprint":"[^"]*"|"(?:total|completion|prompt|input|output)_tokens":\d+'
 )
 
 
@@ -156,6 +214,33 @@ async def test_an_answer_is_the_same_by_way_of_both_tiers(vllms: list[RealEngine
         through = await send(both.entry, chat(body=body, path=path, content_type="application/json"))
     assert through.status == direct.status
     assert told_apart(through.body) == told_apart(direct.body)
+
+
+_NAMED = re.compile(r'"(?:id|item_id|created_at|cached_tokens)":("[^"]*"|[\d.]+)')
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"store": None}], ids=["whole", "stream", "null"])
+async def test_a_response_is_the_same_though_nothing_is_stored(vllms: list[RealEngine], more: dict[str, Any]) -> None:
+    body = {"model": "tiny", "input": "hello there", "max_output_tokens": 6, "temperature": 0.0, **more}
+    port = int(vllms[0].url.rpartition(":")[2])
+    direct = await send(
+        port, chat(key=None, body={**body, "store": False}, path="/v1/responses", content_type="application/json")
+    )
+    async with tiers(vllms[0]) as both:
+        through = await send(both.entry, chat(body=body, path="/v1/responses", content_type="application/json"))
+    assert through.status == direct.status == 200
+    said = [
+        _NAMED.sub("", answer.body.decode()) if not more.get("stream") else _said(answer.body)
+        for answer in (direct, through)
+    ]
+    assert said[0] == said[1]
+
+
+def _said(stream: bytes) -> list[tuple[str, str]]:
+    """Of a stream of Responses: its events by name, and the whole text (it is cut where the engine likes)."""
+    names = re.findall(r"^event: (.*)$", stream.decode(), re.M)
+    text = "".join(re.findall(r'"delta":"((?:[^"\\]|\\.)*)"', stream.decode()))
+    return [(name, "") for name in dict.fromkeys(names)] + [("text", text)]
 
 
 @pytest.mark.parametrize("name", [*CHATS])

@@ -74,12 +74,14 @@ def served(
     standings: Any = None,
     known: Any = None,
     plan: ZonePlan = PLAN,
+    by_resolver: bool = False,
 ) -> Responder:
     """The responder, with the view of this world put in force as a worker has it."""
     topology = topology or world()
     standings = standings or [standing(name) for name in topology.entries]
     known = known or atlas(topology)
-    data = encode(*zones.view([plan], Law(topology), known, standings, Ttls(5, 30), 3, 1))
+    view = zones.view([plan], Law(topology), known, standings, Ttls(5, 30), 3, 1, by_resolver=by_resolver)
+    data = encode(*view)
     responder.adopt(*decode(memoryview(data)))
     responder.tick(1_800_000_000.0)
     return responder

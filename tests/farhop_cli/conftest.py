@@ -22,7 +22,7 @@ from farhop.store.contract import LAW_KEY, OVERRIDE_PREFIX, ROOT, STEER_PREFIX
 from farhop.store.documents import authored
 from farhop.store.envelope import bare
 from farhop.store.etcd import EtcdStore
-from farhop.store.etcd_link import EtcdSettings
+from farhop.store.etcd_settings import EtcdSettings
 from farhop_cli import setting
 from farhop_cli.fleet import Fleet
 from farhop_cli.main import app

@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 
 from farhop_cli import admin
-from farhop_cli.admin import AdminError, QuestionError
+from farhop_cli.access import AdminError, QuestionError
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`farhop console` in a real browser, on a live world and on a stage where a desk says what a test wants."""
+"""`farhop console` in a real browser, on a live world and on a stage where a source says what a test wants."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 
 from farhop.service.admin import AdminServer
 from farhop.service.console.acts import ActError
-from farhop.service.console.word import Heard
+from farhop.service.console.snapshot import LastSnapshot
 from farhop.service.decisions import Decisions
 from farhop.service.operators import Operator, Operators, digest_of
 from farhop.telemetry.metrics import TierMetrics
@@ -473,7 +473,7 @@ def test_a_region_that_is_killed_is_seen_and_looked_back_on(browser: Browser, li
         assert time.monotonic() - began < PATIENCE_S
     assert time.monotonic() - began - late_s < 2.0
     until(lambda: "down" in browser.text("#regions tr[data-key=tokyo]"))
-    # Who is cut off is shown as that, with the time of its last word, and not as idle.
+    # Who is cut off is shown as that, with the time of its last snapshot, and not as idle.
     until(lambda: "cut off: " in browser.text("#wrong") and "last heard" in browser.text("#wrong"))
     assert "⌁" in browser.text("#regions tr[data-key=tokyo]")
     assert "–" in browser.text("#regions tr[data-key=tokyo] td:nth-child(7)")
@@ -495,7 +495,7 @@ def test_a_region_that_is_killed_is_seen_and_looked_back_on(browser: Browser, li
 
 
 class Stage:
-    """A desk that says what a test wants, on an admin port with tokens."""
+    """A source that says what a test wants, on an admin port with tokens."""
 
     name = "the stage"
 
@@ -504,7 +504,7 @@ class Stage:
         self._law, self._n, self._replicas, self._named = Law(topology), regions, replicas, named
         self._look = 0
 
-    async def heard(self) -> Mapping[str, Heard]:
+    async def snapshots(self) -> Mapping[str, LastSnapshot]:
         self._look += 1
         now, look, named = int(time.time() * 1e3), self._look, self._named
         found = {}
@@ -567,8 +567,8 @@ class Stage:
                     }
                 },
             }
-            found[f"regional {region}{named}"] = Heard(lower, now, named, "regional", region)
-            found[f"global {region}{named}"] = Heard(upper, now, "", "global", region)
+            found[f"regional {region}{named}"] = LastSnapshot(lower, now, named, "regional", region)
+            found[f"global {region}{named}"] = LastSnapshot(upper, now, "", "global", region)
         return found
 
     def law(self) -> Law:

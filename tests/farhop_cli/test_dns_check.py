@@ -69,7 +69,7 @@ def serving(responder):
 
 def test_a_zone_that_is_well(server, capsys) -> None:
     assert run("entry.example", ["api.entry.example"], "", [server], "203.0.113.0/24", True) == 0
-    found = {one["what"]: one["told"] for one in json.loads(capsys.readouterr().out)}
+    found = {one["what"]: one["text"] for one in json.loads(capsys.readouterr().out)}
     assert found[f"{server} api.entry.example. A"] == "NOERROR, 192.0.2.3, 192.0.2.2, 192.0.2.1, scope 24"
     assert f"{server} TCP NS" in found
     ds = delegation(wire("entry.example"), KEY.dnskey)
@@ -86,7 +86,7 @@ def test_a_zone_that_is_not_served_there_and_a_network_that_the_law_forbids(serv
 def test_a_server_beside_it_that_refuses_is_told_as_that_and_has_no_other_keys(server, other, capsys) -> None:
     for servers in ([server, other], [other, server]):
         assert run("entry.example", ["api.entry.example"], "", servers, "203.0.113.0/24", True) == 1
-        found = {one["what"]: (one["good"], one["told"]) for one in json.loads(capsys.readouterr().out)}
+        found = {one["what"]: (one["good"], one["text"]) for one in json.loads(capsys.readouterr().out)}
         good, told = found[f"{other} api.entry.example. A"]
         assert not good
         assert told.startswith("REFUSED, no record, scope 0; it does not serve the zone, and some resolvers then ask")

@@ -161,3 +161,10 @@ async def test_the_law_in_force_decides_who_is_shown_the_request(answering, cli,
     assert "virginia may not read this request (tenant anywhere: entry allows only jp, de)" in result.stderr
     assert "as frankfurt would decide" in result.stdout
     assert ("virginia", "global_admin") not in [(region, role) for region, role, _ in answering.questions]
+
+
+async def test_the_region_is_asked_for_the_model_that_the_name_stands_for(answering, cli):
+    answering.explained["virginia", "global_admin"]["model"] = "small"
+    told = await cli.in_thread("explain", "-", stdin='{"model":"auto","prompt":"hello"}')
+    assert told.exit_code == 0
+    assert [question["body"]["model"] for _, _, question in answering.questions] == ["auto", "small"]

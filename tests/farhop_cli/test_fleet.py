@@ -1,8 +1,11 @@
 """Which fleet a command is for: a world, a configuration, an etcd alone."""
 
+import ssl
+
 import pytest
 import typer
 import yaml
+from aiohttp import web
 
 from farhop_cli import fleet
 from farhop_cli.fleet import Fleet
@@ -68,6 +71,39 @@ def test_an_admin_port_with_tls(config, tmp_path):
     tls = {"cert_file": pair.cert_file, "key_file": pair.key_file}
     found = fleet.find(tmp_path / "none.json", config(admin={"port": 9100, "tls": tls}), None)
     assert found.admins == ("https://127.0.0.1:9100",)
+
+
+async def test_of_a_configuration_its_own_certificate_is_believed_and_no_other(config, tmp_path):
+    authority = Authority(tmp_path)
+    own, other = authority.issue("server"), authority.issue("stranger")
+
+    async def status(_request):
+        return web.json_response({"tier": "global", "region": "virginia", "instance": "g1"})
+
+    for shown in (own, other):
+        app = web.Application()
+        app.router.add_get("/status", status)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(shown.cert_file, shown.key_file)
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+        tls = {"cert_file": own.cert_file, "key_file": own.key_file}
+        found = fleet.find(tmp_path / "none.json", config(admin={"port": runner.addresses[0][1], "tls": tls}), None)
+        (seen,) = await found.seen("global")
+        assert (seen.status is not None) == (shown is own), seen.error
+        await runner.cleanup()
+
+
+async def test_an_admin_port_that_cannot_be_asked_by_a_configuration_says_what_to_give(config, tmp_path):
+    authority = Authority(tmp_path)
+    pair = authority.issue("server")
+    tls = {"cert_file": pair.cert_file, "key_file": pair.key_file, "client_ca_file": authority.ca_file}
+    (seen,) = await fleet.find(tmp_path / "none.json", config(admin={"port": 9100, "tls": tls}), None).seen()
+    assert "operators who show a certificate; give a context instead, with `admin.ca_file`" in seen.error
+    gone = {"cert_file": str(tmp_path / "gone.crt"), "key_file": str(tmp_path / "gone.key")}
+    (seen,) = await fleet.find(tmp_path / "none.json", config(admin={"port": 9100, "tls": gone}), None).seen()
+    assert "gone.crt, cannot be read" in seen.error
 
 
 def test_an_etcd_alone(tmp_path):

@@ -1,10 +1,6 @@
 """`farhop limit` against a real etcd: one document for a tenant, changed a key and a model at a time."""
 
-import pytest
-
-from farhop.accounts.usage import Record, lines, price_book
 from farhop.store.documents import limits
-from farhop_cli.limit import refused
 
 SET = ("limit", "set", "eu-only", "--why", "contract", "--by", "ann")
 KEY = "/farhop/v1/limit/eu-only"
@@ -60,36 +56,6 @@ def test_a_dry_run_writes_nothing(cli, stands):
     assert "dry run, nothing is written" in result.stdout
 
 
-NOON = 1_768_435_200.0
-
-
-def record(n, at_s, key="k", region="tokyo"):
-    return Record(f"{n}-1", at_s, False, (
-        "eu-only", key, "llama", "", region, "tokyo", 200, "served", False, "engine", 90, 0, 10, None, 0, 1, 9.0, None,
-        100.0, 400, "",
-    ))  # fmt: skip
-
-
-def test_a_dry_run_says_what_it_would_have_refused_of_the_last_day(cli, stands, tmp_path):
-    made = [record(n, NOON + n) for n in range(20)] + [record(98, NOON, "other"), record(99, NOON, region="")]
-    (tmp_path / "1.jsonl").write_bytes(b"".join(lines([record(97, NOON - 90_000), *made], "farhop/fleet", None)))
-    assert refused(tmp_path, "eu-only", "k", "", {"requests_per_minute": 10}) == (
-        "would have refused 7 of the 20 requests of the last day: 7 by requests per minute"
-    ), "10 at once, and one more every 6 s"
-    said = refused(tmp_path, "eu-only", "", "llama", {"requests_per_day": 100, "input_tokens_per_day": 900})
-    assert said == "would have refused 11 of the 21 requests of the last day: 11 by input tokens per day"
-    slow = [record(n, NOON + n / 1e3) for n in range(6)]  # each takes 9 ms
-    (tmp_path / "slow").mkdir()
-    (tmp_path / "slow" / "1.jsonl").write_bytes(b"".join(lines([*slow, record(6, NOON + 1)], "farhop/fleet", None)))
-    said = refused(tmp_path / "slow", "eu-only", "", "", {"concurrency": 4})
-    assert said == "would have refused 2 of the 7 requests of the last day: 2 by requests at once"
-    assert "would have refused 0 of the 21" in refused(tmp_path, "eu-only", "", "", {"tokens_per_day": 10_000})
-    assert "holds no usage" in refused(tmp_path, "nobody", "", "", {"tokens_per_day": 1})
-    dry = (*SET, "--home", "virginia", "--requests-per-minute", "10", "--key", "k", "--dry-run", "--usage", tmp_path)
-    assert "would have refused 7 of the 20" in cli.run(*map(str, dry)).stdout
-    assert "--dry-run" in cli.failed(cli.run(*SET, "--requests-per-minute", "1", "--usage", str(tmp_path)), 2)
-
-
 def test_a_limit_of_each_user_stands_beside_that_of_all(cli, stands):
     cli.run(*SET, "--home", "virginia", "--requests-per-minute", "600")
     said = cli.run(*SET, "--each-user", "--requests-per-minute", "20").stdout
@@ -101,16 +67,16 @@ def test_a_limit_of_each_user_stands_beside_that_of_all(cli, stands):
     assert len(limits.decode(stands.get(KEY)).limits) == 1
 
 
-BOOK = """
-epochs:
-- {epoch: 1, since: 2020-01-01T00:00:00Z, models: {llama: {input: 1.0, output: 4.0}}}
-"""
-
-
-@pytest.fixture
-def book(tmp_path):
-    (tmp_path / "prices.yaml").write_text(BOOK)
-    return tmp_path / "prices.yaml"
+def test_a_pool_is_joined_and_left(cli, stands):
+    cli.run(*SET, "--home", "virginia", "--requests-per-minute", "600")
+    said = cli.run(*SET, "--pool", "gold").stdout
+    told = "tenant eu-only: 600 requests per minute, with what idles in pool gold; lent out by virginia"
+    assert said.splitlines()[0] == told
+    cli.run(*SET, "--requests-per-day", "9000")
+    assert [limit.pool for limit in limits.decode(stands.get(KEY)).limits] == ["gold"]
+    assert "lend nothing" in cli.failed(cli.run(*SET, "--each-user", "--requests-per-day", "9", "--pool", "gold"), 1)
+    assert cli.run(*SET, "--pool", "").exit_code == 0
+    assert [limit.pool for limit in limits.decode(stands.get(KEY)).limits] == [""]
 
 
 def test_a_budget_is_told_in_usd_and_held_in_whole_microdollars(cli, stands):
@@ -129,39 +95,3 @@ def test_a_budget_is_told_in_usd_and_held_in_whole_microdollars(cli, stands):
     assert said.exit_code == 0
     assert "requests for m will be refused: no price" in said.stderr, "m is served"
     assert "contradicts" in cli.failed(cli.run(*SET, "--model", "llama", "--usd-per-month", "3"), 1)
-
-
-def test_money_is_not_limited_where_nobody_can_count_it(cli, stands, book):
-    asked = (*SET, "--home", "virginia", "--usd-per-day", "50")
-    assert "usage.prices" in cli.failed(cli.run(*asked), 2), "the balancers have no price book"
-    stands.prices = {"epoch": 1, "models": ["llama"], "more": False}
-    assert '--model: "other" has no price at virginia' in cli.failed(cli.run(*asked, "--model", "other"), 2)
-    stands.prices = {"epoch": 1, "models": ["*"], "more": False}
-    assert cli.run(*asked, "--model", "other", "--dry-run").exit_code == 0
-    stands.silent = True
-    assert "--prices" in cli.failed(cli.run(*asked), 2)
-    assert '"other" has no price at --prices' in cli.failed(
-        cli.run(*asked, "--model", "other", "--prices", str(book)), 2
-    )
-    assert cli.run(*asked, "--prices", str(book)).exit_code == 0
-    assert "cannot be read" in cli.failed(cli.run(*asked, "--prices", "/nowhere"), 2)
-    assert "--usd-per-day: 1.5e-06" in cli.failed(cli.run(*SET, "--usd-per-day", "0.0000015"), 2)
-    for bad in ("nan", "0", "2000000", "fifty"):
-        said = cli.run(*SET, "--usd-per-day", bad)
-        assert (said.exit_code, "--usd-per-day" in said.stderr) == (2, True)
-
-
-def test_a_dry_run_says_what_a_budget_would_have_refused(cli, stands, tmp_path, book):
-    made = [record(n, NOON + n) for n in range(20)]  # each cost 90 + 40 microdollars
-    (tmp_path / "1.jsonl").write_bytes(b"".join(lines(made, "farhop/fleet", price_book(book))))
-    prices = price_book(book)
-    assert refused(tmp_path, "eu-only", "", "", {"micro_usd_per_day": 1300}, prices=prices) == (
-        "would have refused 10 of the 20 requests of the last day: 10 by USD per day"
-    )
-    stands.prices = {"epoch": 1, "models": ["*"], "more": False}
-    asked = (*SET, "--home", "virginia", "--usd-per-day", "0.0013", "--dry-run", "--usage", str(tmp_path))
-    assert "10 by USD per day" in cli.run(*asked, "--prices", str(book)).stdout
-    assert "give --prices" in cli.failed(cli.run(*asked), 2)
-    book.write_text(BOOK.replace("llama", "other"))
-    said = refused(tmp_path, "eu-only", "", "", {"micro_usd_per_day": 1300}, prices=price_book(book))
-    assert said == "would have refused 20 of the 20 requests of the last day: 20 for want of a price"

@@ -1,6 +1,7 @@
 """The wiring: every command is there, its help whole and with an example, and help imports nothing it does not need."""
 
 import inspect
+import os
 import re
 import shlex
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 import typer
 
 from farhop_cli import main, options
-from farhop_cli.simulate import RunsByDefault
+from farhop_cli.commands.sim import RunsByDefault
 
 ROOT = Path(__file__).parents[2]
 REGIONS = SimpleNamespace(regions={"virginia": None, "tokyo": None})
@@ -127,7 +128,8 @@ def test_help_is_quick_since_it_imports_no_balancer_no_network_no_telemetry():
     heavy = ("aiohttp", "uvloop", "grpc", "opentelemetry", "rich.table", "pydantic", "global_lb", "regional_lb")
     code = f"""
 import sys
-from farhop_cli import bench, main, operate, verbs
+from farhop_cli import main
+from farhop_cli.commands import bench, look, verbs, wiring
 try:
     main.app()(["--help"])
 except SystemExit:
@@ -145,3 +147,46 @@ def test_an_interrupt_ends_quietly(monkeypatch):
     with pytest.raises(SystemExit) as ended:
         main.main()
     assert ended.value.code == 130
+
+
+HEAVY = ("aiohttp", "grpc", "numpy", "jwt", "cryptography", "google.protobuf", "opentelemetry", "structlog", "uvloop")
+NOWHERE = "127.0.0.1:1"  # nobody listens there
+
+
+@pytest.mark.parametrize(
+    ("line", "used"),
+    [
+        ("--version", ()),
+        ("--help", ()),
+        ("limit --help", ()),
+        ("context", ()),
+        ("usage {folder}", ()),
+        ("limit get", ("cryptography",)),  # no fleet is named here, so that nothing is asked
+        ("status", ("aiohttp", "cryptography")),
+        ("limit get --etcd " + NOWHERE, ("cryptography", "grpc", "google.protobuf")),
+        ("law get --etcd " + NOWHERE, ("cryptography", "grpc", "google.protobuf")),
+        ("limit get --context one", ("cryptography", "grpc", "google.protobuf")),
+        (f"status --admin http://{NOWHERE}", ("aiohttp", "cryptography")),
+    ],
+)
+def test_a_command_imports_what_it_uses(tmp_path, line, used):
+    """Counted by module: what an operator waits for before anything is asked is nearly all imports."""
+    contexts = tmp_path / "farhop" / "contexts.yaml"
+    contexts.parent.mkdir()
+    contexts.write_text(f"contexts: {{one: {{etcd: {{endpoints: ['{NOWHERE}']}}}}}}")
+    code = f"""
+import sys
+sys.argv = ["farhop", *{line.format(folder=tmp_path).split()}]
+from farhop_cli.main import main
+try:
+    main()
+except SystemExit:
+    pass
+print("IMPORTED", *(name for name in {HEAVY} if name in sys.modules))"""
+    environment = {"PATH": os.environ["PATH"], "XDG_CONFIG_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment
+    )
+    assert "Traceback" not in done.stderr
+    imported = done.stdout.splitlines()[-1].split()[1:]
+    assert set(imported) <= set(used)

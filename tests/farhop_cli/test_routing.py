@@ -28,6 +28,9 @@ def test_tables_markdown_and_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     told = CliRunner().invoke(app(), arguments)
     assert told.exit_code == 0, told.output
     assert "push, load 1" in told.stdout
+    page = (out / "routing.html").read_text()
+    assert "push, load 1" in page
+    assert 'alt="push-goodput"' in page
     text = file.read_text()
     assert "### Goals" in text
     assert "| push | 1 | requests_per_s >= 0.98 x best | region-local |" in text

@@ -19,7 +19,7 @@ def test_figures(value, digits, text):
 
 @pytest.mark.parametrize(("value", "text"), [("up", "up"), (None, "–"), ("", "–"), (7, "7")])
 def test_words(value, text):
-    assert show.word(value) == text
+    assert show.cell(value) == text
 
 
 @given(st.text())
@@ -73,6 +73,6 @@ def test_a_stream_passes_as_it_came_in_a_pipe_and_is_tamed_at_a_terminal(capsys,
 
 
 def test_telling_says_nothing_where_nobody_reads(capsys):
-    with show.telling("long work") as say:
+    with show.progress("long work") as say:
         say("round 1")
     assert capsys.readouterr() == ("", "")

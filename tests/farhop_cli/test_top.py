@@ -10,7 +10,7 @@ from textual.widgets import DataTable, Input, Static
 
 from farhop.service.clock import wall
 from farhop.service.console.acts import Acts
-from farhop.service.console.word import Heard
+from farhop.service.console.snapshot import LastSnapshot
 from farhop.service.operators import Operator
 from farhop.store.contract import override_key
 from farhop.store.documents.overrides import decode_drain
@@ -23,15 +23,15 @@ LAW = Law(load(shipped("three-regions")))
 HOSTILE = "[red]x[/] \x1b[2J"
 
 
-class Desk:
+class Source:
     """A fleet that says the same until a test changes it."""
 
-    name = "a desk"
+    name = "a source"
 
     def __init__(self) -> None:
         self.store, self.state = MemoryStore(Random(1)), "up"
 
-    async def heard(self) -> Mapping[str, Heard]:
+    async def snapshots(self) -> Mapping[str, LastSnapshot]:
         now = int(wall().timestamp() * 1e3)
         offer = {"models": {"m": {"replicas_ready": 1}}}
         self.status = {"regions": [{"region": n, "state": "up", "instances": [offer]} for n in LAW.topology.regions]}
@@ -40,7 +40,7 @@ class Desk:
         upper = {"tier": "global", "region": "tokyo", "epoch": 1, "regions": regions, "decisions": decisions}
         rows = {"r1": {"state": "up", "in_flight": 3, "slots": 4, "share": 0.5, "why": "proven"}}
         lower = {"tier": "regional", "region": "tokyo", "epoch": 1, "replicas": rows}
-        return {"global tokyo": Heard(upper, now), "regional tokyo": Heard(lower, now)}
+        return {"global tokyo": LastSnapshot(upper, now), "regional tokyo": LastSnapshot(lower, now)}
 
     def law(self) -> Law:
         return LAW
@@ -67,8 +67,8 @@ def _cells(app: Top, name: str) -> list[list[str]]:
 
 
 async def test_it_shows_what_is_heard_and_drains_by_name() -> None:
-    desk = Desk()
-    app = Top(desk, "ann")
+    source = Source()
+    app = Top(source, "ann")
     async with app.run_test(size=(140, 40)) as pilot:
         regions = {row[0]: row for row in _cells(app, "regions")}
         assert regions["tokyo"][1:4] == ["● up", "75%", "3/4"]
@@ -77,11 +77,11 @@ async def test_it_shows_what_is_heard_and_drains_by_name() -> None:
         (decision,) = _cells(app, "decisions")
         assert decision[2].startswith("[red]x[/]")  # no markup
         assert "\x1b" not in decision[2]
-        desk.state = "down"
+        source.state = "down"
         await app.look()
         assert "✕ tokyo: down: as told" in str(app.query_one("#wrong", Static).content)
         await pilot.press("p")
-        desk.state = "up"
+        source.state = "up"
         await app.look()
         assert "down" in _cells(app, "regions")[0][1]  # paused
         await pilot.press("p", "4")
@@ -89,12 +89,12 @@ async def test_it_shows_what_is_heard_and_drains_by_name() -> None:
         assert _cells(app, "law")[0][2] == "1"
 
         await pilot.press("1", "down", "down")
-        await _drain(app, pilot, desk)
-        (name,) = [key for key in LAW.topology.regions if await desk.store.get(override_key(key)) is not None]
+        await _drain(app, pilot, source)
+        (name,) = [key for key in LAW.topology.regions if await source.store.get(override_key(key)) is not None]
         assert name == "virginia"  # the third, and nobody's last
 
 
-async def _drain(app: Top, pilot: Any, desk: Desk) -> None:
+async def _drain(app: Top, pilot: Any, source: Source) -> None:
     """The region under the cursor: why, the dry run, a wrong name, the right one."""
     await pilot.press("d")
     ask = app.screen
@@ -107,10 +107,10 @@ async def _drain(app: Top, pilot: Any, desk: Desk) -> None:
         return str(ask.query_one("#told", Static).content) if app.screen is ask else ""
 
     assert "dry run" in await answer("patching")
-    assert await desk.store.get(override_key("virginia")) is None
+    assert await source.store.get(override_key("virginia")) is None
     assert "confirm: give the name" in await answer("elsewhere")
     assert await answer("virginia") == ""
-    entry = await desk.store.get(override_key("virginia"))
+    entry = await source.store.get(override_key("virginia"))
     assert entry is not None
     drain = decode_drain(entry.value)
     assert (drain.author, drain.why) == ("ann", "patching")

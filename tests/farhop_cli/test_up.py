@@ -17,7 +17,7 @@ import pytest
 
 from farhop_cli import up
 from farhop_cli.up import Options
-from farhop_lab.world.world import WorldError, exports_elsewhere, telemetry
+from farhop_lab.world.world import ENDPOINTS, World, WorldError, WorldSettings, exports_elsewhere, telemetry
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="children are found by /proc")
 
@@ -246,3 +246,15 @@ def test_the_users_telemetry_stays_as_it_is():
     assert not told.keys() & {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_TRACES_SAMPLER"}
     assert exports_elsewhere(theirs) == "http://mine:4318"
     assert exports_elsewhere({"OTEL_TRACES_SAMPLER": "always_on"}) == ""
+
+
+@pytest.mark.parametrize("theirs", ["", "http://mine:4318"])
+def test_a_world_whose_spans_go_elsewhere_names_no_collector_that_would_be_asked_for_them(
+    monkeypatch, tmp_path, theirs
+):
+    for name in ENDPOINTS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", theirs)
+    world = World(WorldSettings(), tmp_path)
+    world.collector.endpoint = "http://ours:1"
+    assert world.describe(1).collector == ("" if theirs else "http://ours:1")

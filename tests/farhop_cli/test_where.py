@@ -9,7 +9,7 @@ import pytest
 import typer
 import yaml
 
-from farhop_cli.where import latencies, run
+from farhop_cli.where import latencies, run, without_subnet
 from topology.load import document, shipped
 
 
@@ -44,7 +44,39 @@ def test_by_the_file_alone(config, capsys) -> None:
     assert told["network"] == "203.0.113.0/24"
     assert [one["entry"] for one in told["entries"] if one["place"]] == ["tokyo"]
     assert run("203.0.113.7", "", config, "", "", True, False) == 0
-    assert "the answer holds for 203.0.113.0/24" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "the answer holds for 203.0.113.0/24" in said
+    assert said.splitlines()[-3:] == [
+        "without a client subnet: tokyo; what is lawful for every network, as a resolver gives it to all of its clients"
+        " (networks.without_subnet: shared)",
+        "  not frankfurt: 203.0.113.0/24 is confined to other places",
+        "  not virginia: 203.0.113.0/24 is confined to other places",
+    ]
+    config.write_text(config.read_text().replace("networks:", "networks:\n  without_subnet: resolver"))
+    assert run("203.0.113.7", "", config, "", "", True, False) == 0
+    assert "as for the resolver's own address, whatever its clients" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"by": "all", "entries": ["a", "b"], "kept_back": {}}, ["without a client subnet: a, b, as everybody"]),
+        (
+            {"by": "resolver", "entries": None, "kept_back": {}},
+            ["without a client subnet: as for the resolver's own address; no network is confined"],
+        ),
+        (
+            {"by": "shared", "entries": [], "kept_back": {"a": "192.0.2.0/24"}},
+            [
+                "without a client subnet: SERVFAIL, as there is none; what is lawful for every network, as a resolver"
+                " gives it to all of its clients (networks.without_subnet: shared)",
+                "  not a: 192.0.2.0/24 is confined to other places",
+            ],
+        ),
+    ],
+)
+def test_without_a_client_subnet(found, said) -> None:
+    assert without_subnet(found) == said
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ def verdict(number: int, mean: float, *, lost: bool) -> Verdict:
 
 
 def test_the_worst_stands_first_and_decides(capsys):
-    assert worlds.said([verdict(3, 1.1, lost=False), verdict(17, 0.8, lost=True)], as_json=False) == 1
+    assert worlds.printed([verdict(3, 1.1, lost=False), verdict(17, 0.8, lost=True)], as_json=False) == 1
     out = capsys.readouterr().out
     assert out.index("17") < out.index("1.100")
-    assert worlds.said([verdict(3, 1.1, lost=False)], as_json=True) == 0
+    assert worlds.printed([verdict(3, 1.1, lost=False)], as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["summary"]["without_loss"] == 1.0
 
 

@@ -138,4 +138,20 @@ def test_a_part_of_a_region_loses_a_part_of_its_slots() -> None:
 
 
 def test_who_cannot_be_asked_as_stops_it() -> None:
-    assert "no key of tenant x" in failing(untold=["no key of tenant x"])["probe"]
+    assert "no key of tenant x" in failing(missing=["no key of tenant x"])["probe"]
+
+
+def test_what_measures_a_pilot_light_does_not_begin_without_one_that_sleeps() -> None:
+    drill = made(hypotheses=[{"measure": "pilot_light_s", "at_most": 5}])
+
+    def piloted(state: str, region: str = "tokyo") -> dict[str, Any]:
+        told = status()
+        for one in told["regions"]:
+            one["pilot_light"] = {"state": state} if one["region"] == region else None
+        return told
+
+    assert failing(drill, statuses=[piloted("asleep"), piloted("asleep")]) == {}
+    assert "tokyo is awake" in failing(drill, statuses=[piloted("asleep"), piloted("waking")])["pilot light"]
+    assert "give `pilot_light`" in failing(drill)["pilot light"]
+    hit = made().blast_radius.regions[0]
+    assert "give `pilot_light`" in failing(drill, statuses=[piloted("asleep", hit)])["pilot light"], "it is hit itself"

@@ -8,11 +8,12 @@ from drill_documents import NAMES, made, raw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhop_cli.drill import shipped
+from farhop_cli.drill_fleet import shipped
 from farhop_drill.document import FAULTS, MEASURES, TRAFFIC, Drill, DrillError, Hypothesis, Names, read
 
 ALL = {"lose-a-region", "lose-a-regions-engines", "freeze-a-link", "lose-an-etcd-hub", "lose-etcd", "drain-and-return",
-       "kill-a-global-balancer", "law-change", "dns-entry-lost", "slow-region", "n-1-at-peak"}  # fmt: skip
+       "kill-a-global-balancer", "law-change", "dns-entry-lost", "slow-region", "n-1-at-peak",
+       "region-refuses", "wake-a-pilot-light"}  # fmt: skip
 
 
 def problems(document: object, names: Names | None = NAMES, **sets: str) -> list[str]:
@@ -27,6 +28,22 @@ def test_every_drill_that_is_owed_is_shipped_and_sound_and_goes_by_its_files_nam
         drill = read(found.text, name, NAMES)
         assert drill.drill == name
         assert any(one.measure == "residency_violations" and one.at_most == 0 for one in drill.hypotheses), name
+
+
+def test_a_refusal_stays_within_the_blast_radius() -> None:
+    radius = {"regions": ["virginia"], "share": 0.5}
+    refuse = {"do": "refuse", "region": "virginia", "share": 0.5, "model": "meta/llama"}
+    drill = made(blast_radius=radius, steps=[{"name": "x", "soak_s": 1, "inject": [refuse]}])
+    assert (drill.share_lost("virginia"), drill.lost()) == (0.5, frozenset({"virginia"}))
+    wrong = [{**refuse, "share": 0.75}, {**refuse, "region": "tokyo"}, {"do": "refuse"}, {**refuse, "ms": 5}]
+    told = problems(raw(blast_radius=radius, steps=[{"name": "x", "soak_s": 1, "inject": wrong}]))
+    assert told == [
+        "steps[0].inject[0].share: 0.75 is more than blast_radius.share 0.5",
+        "steps[0].inject[1].region: 'tokyo' is outside blast_radius.regions",
+        "steps[0].inject[2].region: missing; refuse needs it",
+        "steps[0].inject[2].share: 1.0 is more than blast_radius.share 0.5",
+        "steps[0].inject[3].ms: refuse does not take it",
+    ]
 
 
 def test_traffic_at_the_peak_moves_in_three_steps_with_a_soak_each() -> None:

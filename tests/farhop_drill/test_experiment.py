@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from drill_documents import NAMES, made
 
-from farhop_cli.drill import shipped
+from farhop_cli.drill_fleet import shipped
 from farhop_drill.document import read
 from farhop_drill.experiment import experiment
 from tests.conftest import chaos
@@ -23,6 +23,9 @@ def test_it_has_what_the_format_demands_and_avoids_its_pitfalls() -> None:
     (action,) = said["method"]
     assert action["provider"]["arguments"] == "drill run a-drill --set region=tokyo --context prod"
     assert action["provider"]["timeout"] > made().duration_max_s
+    (probe,) = said["steady-state-hypothesis"]["probes"]
+    for asked in (probe, *said["rollbacks"]):
+        assert asked["provider"]["arguments"].endswith(" --context prod"), "the same fleet is asked for its verdict"
     # Met or not beforehand, the method runs; and whatever happens, what runs is stopped.
     assert said["runtime"] == {
         "rollbacks": {"strategy": "always"}, "hypothesis": {"strategy": "after-method-only"}

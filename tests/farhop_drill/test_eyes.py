@@ -23,6 +23,22 @@ def test_the_worst_state_and_the_fullest_share_count() -> None:
     back = seen([paced, status("up", 0.2, 1)], 5.0)
     assert back is not None
     assert back.states == {"tokyo": "returning"}
+    paced["regions"][0]["admitted_share"] = 0.0
+    begins = seen([paced], 5.0)
+    assert begins is not None
+    assert begins.states == {"tokyo": "returning"}, "none of what would go there does"
+
+
+def test_a_pilot_light_is_awake_once_nobody_sees_it_asleep() -> None:
+    def piloted(state: str) -> dict[str, Any]:
+        told = status("up", 0.0, 1)
+        told["regions"][0] |= {"pilot_light": {"state": state}, "admitted_share": 0.0 if state == "asleep" else 1.0}
+        return told
+
+    for states, awake in ((("asleep", "waking"), False), (("waking", "awake"), True)):
+        look = seen([*map(piloted, states), status("up", 0.2, 1)], 0.0)
+        assert look is not None
+        assert (look.pilots, look.states) == ({"tokyo": awake}, {"tokyo": "up"})
 
 
 async def test_who_does_not_answer_delays_nobody_and_is_forgotten() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from drill_documents import made
 
-from farhop.store.contract import ENTRY_DRAIN_PREFIX, OVERRIDE_PREFIX, STEER_PREFIX, override_key
+from farhop.store.contract import ENTRY_DRAIN_PREFIX, REFUSE_PREFIX, STEER_PREFIX, override_key
 from farhop.store.documents import overrides
 from farhop_drill.injectors import FaultInjector, InjectError, TrafficInjector
 from farhop_drill.records import LEASE_S
@@ -83,6 +83,8 @@ async def test_every_kind_of_override_is_one_that_balancers_read(store: MemorySt
         {"do": "bias", "region": "virginia", "ms": 50},
         {"do": "pin", "region": "virginia", "tenant": "anywhere"},
         {"do": "drain-entry", "entry": "virginia"},
+        {"do": "refuse", "region": "virginia", "share": 0.5, "model": "meta/llama"},
+        {"do": "refuse", "region": "virginia"},
         {"do": "law-epoch"},
     ]
     made_ = injector(store)
@@ -91,9 +93,11 @@ async def test_every_kind_of_override_is_one_that_balancers_read(store: MemorySt
         assert overrides.decode_routing(entry.value).key == entry.key
     (drain,) = await store.list(ENTRY_DRAIN_PREFIX)
     assert overrides.decode_entry_drain(drain.value).for_s == LEASE_S
+    refusals = [overrides.decode_refusal(entry.value) for entry in await store.list(REFUSE_PREFIX)]
+    assert [(one.model, one.share, one.for_s) for one in refusals] == [("", 1.0, LEASE_S), ("meta/llama", 0.5, LEASE_S)]
     assert made_.law_epoch == 7
     await made_.restore()
-    assert [*await store.list(STEER_PREFIX), *await store.list(OVERRIDE_PREFIX)] == []
+    assert [*await store.list(STEER_PREFIX), *await store.list(REFUSE_PREFIX)] == []
 
 
 async def test_a_store_that_is_gone_is_told(store: MemoryStore) -> None:

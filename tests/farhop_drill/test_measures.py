@@ -88,6 +88,19 @@ def test_shift_detection_and_return_are_timed() -> None:
     assert found["failback_s"] == pytest.approx(2.05)
 
 
+def test_a_pilot_light_that_was_asleep_is_timed_until_all_have_woken_it() -> None:
+    def looks(*awake: bool) -> tuple[Look, ...]:
+        return tuple(
+            Look(at_s=at_s, states={}, used={}, pilots={"tokyo": one})
+            for at_s, one in zip((9.0, 10.5, 11.5, 12.0), awake, strict=True)
+        )
+
+    assert figures(*BEFORE, looks=looks(False, False, True, True))["pilot_light_s"] == 1.5
+    for never in ((True, True, True, True), (False, False, False, False)):
+        assert "pilot_light_s" not in figures(*BEFORE, looks=looks(*never)), "nothing was seen of it"
+    assert "pilot_light_s" not in figures(*BEFORE)
+
+
 def test_violations_cost_utilisation_and_the_laws_way_are_told() -> None:
     looks = (
         Look(at_s=11.0, states={}, used={"virginia": 1.0, "frankfurt": 0.4}, epochs=(1, 2)),

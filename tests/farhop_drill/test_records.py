@@ -56,12 +56,12 @@ async def test_what_a_lost_etcd_let_go_is_taken_again(store: MemoryStore) -> Non
 
 async def test_a_run_is_told_to_stop_by_name_or_by_the_lever(store: MemoryStore) -> None:
     records = Records(store)
-    assert await records.told_to_stop("r1") == ""
+    assert await records.stop_reason("r1") == ""
     await records.stop("r2", ORDER)
-    assert await records.told_to_stop("r1") == ""
-    assert await records.told_to_stop("r2") == "stopped by ops: incident"
+    assert await records.stop_reason("r1") == ""
+    assert await records.stop_reason("r2") == "stopped by ops: incident"
     await records.engage(ORDER)
-    assert await records.told_to_stop("r1") == "the lever was engaged by ops: incident"
+    assert await records.stop_reason("r1") == "the lever was engaged by ops: incident"
     assert await records.disengage()
     assert not await records.disengage()
 

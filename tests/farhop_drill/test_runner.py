@@ -18,7 +18,7 @@ from farhop_drill.oracle import Oracle
 from farhop_drill.outcome import Outcome
 from farhop_drill.probe import Answer, Client, Probe
 from farhop_drill.records import Held, Order, Records
-from farhop_drill.runner import Runner
+from farhop_drill.runner import LIVE_EVERY_S, STOP_POLL_S, TICK_S, Runner
 from farhop_lab.memory_store import MemoryStore
 from topology import policy
 
@@ -150,6 +150,26 @@ async def test_the_lever_ends_what_runs(bench: Bench) -> None:
     outcome = await running
     assert (outcome.verdict, bench.did[-1]) == (DrillVerdict.ABORTED, "restore")
     assert outcome.why == "the lever was engaged by ops: incident"
+
+
+async def test_an_abort_restores_in_the_same_turn_and_says_how_long_it_took(bench: Bench) -> None:
+    """Within a second of what causes it: abort conditions are looked at, and orders read, twice in that time."""
+    assert TICK_S + LIVE_EVERY_S < 1.0
+    assert TICK_S + STOP_POLL_S < 1.0
+    steps = [{"name": "long", "inject": [{"do": "drain", "region": "virginia"}], "soak_s": 20}]
+    runner = bench.runner(made(steps=steps))
+    running = asyncio.create_task(runner.run())
+    while "inject long" not in bench.did:
+        await asyncio.sleep(0.01)
+    turns = 0
+    runner.stop("told to")
+    while bench.did[-1] != "restore":
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns < 50
+    outcome = await running
+    assert outcome.verdict is DrillVerdict.ABORTED
+    assert outcome.measures["restore_s"] < TICK_S + 1.0
 
 
 async def test_a_runner_that_is_cancelled_takes_back_what_it_injected(bench: Bench) -> None:

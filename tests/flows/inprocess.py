@@ -105,6 +105,9 @@ class Engine:
             return web.json_response({"error": {"message": self.complaint, "code": "bad"}}, status=500)
         if self.behaviour == "wait":
             await self.release.wait()
+        if self.behaviour == "vanish":
+            assert request.transport is not None
+            request.transport.abort()
         usage = {"prompt_tokens": 11, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 0}}
         if not body.get("stream"):
             return web.json_response({"choices": [{"message": {"content": "hello"}}], "usage": usage})
@@ -190,14 +193,14 @@ async def both(
     above = GlobalBalancer(global_config(**(global_ or {})), world, Random(3), MemoryStore(Random(4), cluster))
     try:
         lines = (await below.open(), await above.open())
-        await until(lambda: _serving(above, states))
+        await until(lambda: serving(above, states))
         yield Both(below, above, lines)
     finally:
         await above.close()
         await below.close()
 
 
-def _serving(balancer: GlobalBalancer, states: tuple[str, ...] = ("up",)) -> bool:
+def serving(balancer: GlobalBalancer, states: tuple[str, ...] = ("up",)) -> bool:
     status = balancer.tier_admin.status()
     return any(
         r["state"] in states and any(m["replicas_ready"] for i in r["instances"] for m in i["models"].values())

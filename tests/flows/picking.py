@@ -43,16 +43,13 @@ class Stage:
 
     async def kill(self) -> None:
         """Have the picker break off, without a word to anybody."""
-        server = self.picker._server
-        assert server is not None
-        await server.stop(0.0)
+        await self.picker.break_off()
 
     async def reopen(self) -> None:
         """Have the picker come back on its port."""
         config = self.balancer.config.picker
         assert config is not None
-        address = f"127.0.0.1:{self.port}"
-        await self.picker.open(lambda server: server.add_insecure_port(address))
+        await self.picker.open("127.0.0.1", self.port)
 
     async def stop(self, engine: int) -> None:
         """Let one of the engines end, its port with it."""

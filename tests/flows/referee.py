@@ -25,7 +25,7 @@ class Rider:
     target: str = ""
     prefiller: str = ""  # while the prompt is computed there
     timer: float | None = None
-    refused_by: tuple[str, ...] = ()  # since it was last on hold
+    refused_by: tuple[str, ...] = ()  # since it was last on hold, or its stream last broke
     moves: bool = False  # its attempt is to be broken off, if its stream can go on elsewhere
     begun: bool = False  # its client has the beginning of a stream
 
@@ -84,6 +84,8 @@ class Referee:
             else:
                 if isinstance(event, machine.AttemptRefused):
                     rider.refused_by += (rider.target,)
+                elif rider.state == "started":
+                    rider.refused_by = ()
                 goes_on = rider.state == "sent" or getattr(event, "resumable", False)
                 rider.state = "failed" if goes_on else "broken"
 

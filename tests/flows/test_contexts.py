@@ -8,25 +8,32 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import socket
+import sys
 import tarfile
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+import yaml
 from inprocess import HOP_KEY, MODEL, Both, Engine, chat, global_config, regional_config, send, tenant, topology, until
 from typer.testing import CliRunner, Result
 
 from farhop.store.contract import ENTRY_PREFIX
 from farhop.store.etcd import EtcdStore
+from farhop_cli.drill_fleet import SHIPPED
 from farhop_cli.main import app
 from farhop_lab.world import world_file
 from farhop_lab.world.certs import Authority
 from farhop_lab.world.etcd import EmbeddedEtcd
 from global_lb.app.main import GlobalBalancer
 from regional_lb.app.main import RegionalBalancer
+from topology import load as worlds
+from topology.model import Topology
 
 READS, ACTS = "r" * 32, "a" * 32
 WORLD = topology(tenant("acme"))
@@ -51,6 +58,15 @@ class Fleet:
 
 @pytest.fixture
 async def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fleet]:
+    async with fleet_of(WORLD, tmp_path, monkeypatch) as made:
+        yield made
+
+
+@asynccontextmanager
+async def fleet_of(
+    world: Topology, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: int | None = None
+) -> AsyncIterator[Fleet]:
+    """Both tiers in Virginia. `entry`: the port where clients come, by TLS then."""
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     monkeypatch.setenv("FARHOP_READS", READS)
     monkeypatch.setenv("FARHOP_ACTS", ACTS)
@@ -71,9 +87,12 @@ async def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     async with EmbeddedEtcd(scheme="https", extra=flags) as etcd, Engine().running() as engine:
         where = {"endpoints": [etcd.endpoint], **tls}
         below = regional_config(engine, admin=admin("regional"), etcd=where)
-        above = global_config(admin=admin("global"), etcd=where)
-        regional = RegionalBalancer(below, WORLD, Random(1))
-        global_ = GlobalBalancer(above, WORLD, Random(2))
+        public = authority.issue("entry")
+        pair = {"cert_file": public.cert_file, "key_file": public.key_file}
+        listen = {"listen": {"port": entry, "tls": pair}} if entry is not None else {}
+        above = global_config(admin=admin("global"), etcd=where, **listen)
+        regional = RegionalBalancer(below, world, Random(1))
+        global_ = GlobalBalancer(above, world, Random(2))
         try:
             lines = (await regional.open(), await global_.open())
             await until(global_.tier_admin.ready)
@@ -90,7 +109,7 @@ async def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 async def _listed(endpoint: str, tls: dict[str, str]) -> None:
     """Until the global balancer says in etcd that it is there."""
-    from farhop.service.config import Etcd
+    from farhop.service.endpoints import Etcd
 
     store = EtcdStore(Etcd.model_validate({"endpoints": [endpoint], **tls}).settings(()), Random(9))
     await store.open()
@@ -202,3 +221,60 @@ async def test_a_bundle_holds_what_a_report_needs_and_no_secret(fleet: Fleet) ->
     assert json.loads(files["b/about.json"])["balancers"][0]["version"]
     assert json.loads(files["b/global-virginia-g1/config.json"])["region"] == "virginia"
     assert "not written over" in (await fleet.cli("bundle", "--out", "b.tar.gz", code=2)).stderr
+
+
+def of_virginia(entry: int) -> Topology:
+    """A world of one region, whose entry has TLS."""
+    path = worlds.shipped("three-regions")
+    document = worlds.document(path.read_text(), str(path))
+    virginia = next(one for one in document["regions"] if one["name"] == "virginia")
+    document |= {"regions": [{**virginia, "entry": [f"https://127.0.0.1:{entry}"]}], "rtt_ms": {}}
+    document["tenants"] = [tenant("acme")]
+    return worlds.parse(json.dumps(document), "test")
+
+
+async def process(*words: str, code: int = 0) -> str:
+    """A command that listens for signals, which no thread may: what it printed."""
+    made = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "farhop_cli", *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    printed, errors = await made.communicate()
+    assert made.returncode == code, (printed, errors)
+    return printed.decode()
+
+
+async def test_drills_run_from_a_laptop_on_a_fleet_with_certificates_and_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACME_KEY", "sk-farhop-acme")
+    name, key = "law-change", ("--key", "acme=env:ACME_KEY")
+    document = yaml.safe_load((SHIPPED / f"{name}.yaml").read_text())
+    document |= {"before_s": 1, "after_s": 1, "parameters": {"region": "virginia", "soak_s": 1}}
+    (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(document))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    async with fleet_of(of_virginia(port), tmp_path, monkeypatch, port) as fleet:
+        assert name in (await fleet.cli("drill", "list")).stdout
+        told = await fleet.cli("drill", "check", f"{name}.yaml", "--keep", *key)
+        assert "it may run now" in told.stdout
+        ran = json.loads(await process("drill", "run", name, *key, "--json"))
+        assert (ran["verdict"], ran["measures"]["requests_failed"]) == ("PASS", 0)
+        assert ran["measures"]["canaries"] > 5
+        assert fleet.running.global_.flow.law.epoch == fleet.running.regional.flow.law.epoch == 2
+        assert (await fleet.cli("drill", "report", "--of", name, "--verdict")).stdout.strip() == "PASS"
+        assert ran["run"] in (await fleet.cli("drill", "history", "--json")).stdout
+        await fleet.cli("drill", "schedule", name, "--window", "tue 10:00-12:00", "--every", "14d", *key)
+        assert name in (await fleet.cli("drill", "schedule")).stdout
+        ends = asyncio.create_task(process("drill", "run", name, *key, "--set", "soak_s=50", "--json", code=1))
+        stop = CliRunner().invoke, app(), ["drill", "stop"]
+        async with asyncio.timeout(30.0):
+            while (await asyncio.to_thread(*stop)).exit_code:
+                await asyncio.sleep(0.2)
+        ran = json.loads(await ends)
+        assert ran["verdict"] == "ABORTED"
+        assert "stop" in ran["why"]
+        await fleet.cli("drill", "stop", "--all", "--why", "test")
+        told = await fleet.cli("drill", "check", name, *key, code=1)
+        assert "engaged" in told.stdout
+        await fleet.cli("drill", "stop", "--release")

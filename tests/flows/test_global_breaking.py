@@ -25,7 +25,14 @@ from farhop.balance.machine import (
 )
 from farhop.balance.retry import TRANSPORT_RETRIES_MAX
 from global_lb.fleet.view import ChannelChanged, RegionForced, RegionReported
-from global_lb.routing.flow import LOOK_AGAIN_S, LOOK_SOON_S, MOVE_AGAIN_S, RESUMES_MAX
+from global_lb.routing.flow import (
+    ASK_AGAIN_S,
+    LOOK_AGAIN_S,
+    LOOK_SOON_S,
+    MOVE_AGAIN_S,
+    RESUME_WAIT_S,
+    RESUMES_MAX,
+)
 from topology.law import Law
 from topology.model import Rule
 
@@ -52,7 +59,7 @@ def test_a_transport_failure_is_answered_by_the_runner_up(play) -> None:
         .on(AttemptFailed("a", 3, outcome.CONNECT_FAILED)).expect(
             answered("a", outcome.NO_REGION, detail=lambda d: "london: connect_timeout" in d and "tokyo: " in d))
     )  # fmt: skip
-    assert (flow._budget.active, flow._budget.retrying) == (0, 0)
+    assert (flow.under_way, flow._budget.retrying) == (0, 0)
 
 
 def test_a_whole_answer_that_takes_too_long_is_no_failure_of_its_region(play) -> None:
@@ -354,7 +361,7 @@ def test_a_stream_goes_on_from_the_runner_up(play) -> None:
         .at(0.4).on(AttemptBegan("a", 3, 200)).expect()
         .at(0.5).on(AttemptEnded("a", 3, 200, None)).expect()
     )  # fmt: skip
-    assert (flow.under_way, len(flow.ledger), flow._budget.active) == (0, 0, 0)
+    assert (flow.under_way, len(flow.ledger)) == (0, 0)
 
 
 def test_what_cannot_go_on_ends_with_the_error(play) -> None:
@@ -369,6 +376,56 @@ def test_what_cannot_go_on_ends_with_the_error(play) -> None:
                 answered(name, outcome.DIED_MID_STREAM))
         )  # fmt: skip
     assert (flow.under_way, len(flow.ledger)) == (0, 0)
+
+
+def test_a_stream_that_nobody_takes_up_at_once_is_tried_again(play) -> None:
+    """Regions that live answer late where much breaks at once: that each was asked is no reason to give it up."""
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a", deadline=90.0))).expect(sent("a", "london"))
+        .at(0.1).on(AttemptBegan("a", 1, 200)).expect()
+        .at(0.2).on(AttemptFailed("a", 1, outcome.DIED_MID_STREAM, resumable=True)).expect(
+            goes_on("a", "frankfurt", 2))
+        .at(3.2).on(AttemptFailed("a", 2, outcome.CONNECT_TIMEOUT)).expect(goes_on("a", "tokyo", 3))
+        .at(3.4).on(AttemptFailed("a", 3, outcome.FIRST_BYTE_TIMEOUT)).expect(goes_on("a", "tokyo", 4))
+        .at(6.4).on(AttemptFailed("a", 4, outcome.CONNECT_TIMEOUT)).expect(held("a", until=6.4 + ASK_AGAIN_S))
+        .at(6.5).on(RegionReported("tokyo")).expect()
+        .at(6.4 + ASK_AGAIN_S).on(TimerFired("a")).expect(goes_on("a", "tokyo", 5))
+        .at(8.5).on(AttemptBegan("a", 5, 200)).expect()
+        .at(8.6).on(AttemptEnded("a", 5, 200, None)).expect()
+    )  # fmt: skip
+    assert (flow.under_way, len(flow.ledger), flow._budget.retrying) == (0, 0, 0)
+
+
+def test_a_stream_waits_for_a_region_that_serves_and_no_longer_than_a_while(play) -> None:
+    for comes_back in (True, False):
+        flow = worldwide()
+        book = begun(play, flow, "a")
+        for region in ("frankfurt", "tokyo"):
+            book.at(4.0).on(ChannelChanged(region, False)).expect()  # and no report for 4 s
+        book.on(AttemptFailed("a", 1, outcome.DIED_MID_STREAM, resumable=True)).expect(
+            held("a", until=4.0 + ASK_AGAIN_S))  # fmt: skip
+        if comes_back:
+            book.at(5.0).on(RegionReported("tokyo")).expect(goes_on("a", "tokyo", 2))
+            book.on(AttemptBegan("a", 2, 200)).expect()
+            book.on(AttemptEnded("a", 2, 200, None)).expect()
+        else:
+            book.on(ChannelChanged("london", False)).expect()
+            book.at(4.0 + ASK_AGAIN_S).on(TimerFired("a")).expect(timer("a", at=4.0 + RESUME_WAIT_S))
+            book.at(4.0 + RESUME_WAIT_S).on(TimerFired("a")).expect(answered("a", outcome.NO_REGION))
+        assert (flow.under_way, len(flow.ledger)) == (0, 0)
+
+
+def test_what_a_region_said_before_a_stream_began_keeps_nobody_from_taking_it_up(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a", deadline=90.0, tenant="european"))).expect(sent("a", "london"))
+        .on(AttemptRefused("a", 1, outcome.QUEUE_FULL, 800.0)).expect(sent("a", "frankfurt", attempt=2))
+        .at(0.1).on(AttemptBegan("a", 2, 200)).expect()
+        .at(2.0).on(AttemptFailed("a", 2, outcome.DIED_MID_STREAM, resumable=True)).expect(goes_on("a", "london", 3))
+    )  # fmt: skip
 
 
 def test_the_law_of_now_says_where_a_stream_goes_on(play) -> None:
@@ -408,7 +465,7 @@ def test_streams_leave_a_drained_region_at_its_pace(play) -> None:
     book.on(AttemptEnded("b", 1, 200, None)).expect()  # it could not go on, and ended where it was
     book.on(AttemptEnded("a", 2, 200, None)).expect()
     assert flow.liveness["london"].read(3.0).why == "racks"  # nothing is held against it
-    assert (flow.under_way, len(flow.ledger), flow._budget.active) == (0, 0, 0)
+    assert (flow.under_way, len(flow.ledger)) == (0, 0)
 
 
 def test_who_may_go_nowhere_else_stays_in_the_drained_region(play) -> None:
@@ -441,11 +498,14 @@ def test_only_streams_leave_and_a_late_one_too(play) -> None:
 
 @given(st.lists(st.sampled_from(("begin", "break", "break for good", "refuse", "leave", "end", "law")), max_size=24))
 def test_a_stream_is_never_begun_twice(steps: list[str]) -> None:
-    """Whatever happens: once begun it is continued or ended, never sent anew, nowhere twice, never beyond the law."""
+    """Whatever happens: once begun it is continued or ended, never sent anew, nor where it broke or was refused since,
+    never beyond the law."""
     flow, epoch, attempt, begun, done = worldwide(), 1, 1, False, 0
     lawful = {"london", "frankfurt", "tokyo"}
     commands = flow.handle(RequestArrived(request("a")), 0.0)
     been: list[str] = []
+    broke: list[str] = []
+    since = 0  # of `been`, those before the last break
     for at, step in enumerate(["", *steps]):
         now = at * 0.01
         if step == "law":
@@ -457,6 +517,8 @@ def test_a_stream_is_never_begun_twice(steps: list[str]) -> None:
             commands = flow.handle(AttemptBegan("a", attempt, 200), now)
         elif step.startswith("break"):
             failed = AttemptFailed("a", attempt, outcome.DIED_MID_STREAM, resumable=begun and step == "break")
+            if begun:
+                broke, since = [*broke, been[-1]], len(been)
             commands = flow.handle(failed, now)
         elif step == "refuse":
             commands = flow.handle(AttemptRefused("a", attempt, outcome.QUEUE_FULL, 800.0), now) if not begun else []
@@ -469,11 +531,11 @@ def test_a_stream_is_never_begun_twice(steps: list[str]) -> None:
                 attempt = command.attempt
                 assert isinstance(command, Resume) == begun
                 assert command.target in lawful
-                assert not begun or command.target not in been
+                assert not begun or command.target not in (*broke, *been[since:])
                 been.append(command.target)
             elif isinstance(command, machine.Answer):
                 done += 1
     assert done <= 1
     assert sum(1 for _ in been) <= 1 + RESUMES_MAX + TRANSPORT_RETRIES_MAX + 3
     if not flow.under_way:
-        assert (len(flow.ledger), flow._budget.active) == (0, 0)
+        assert (len(flow.ledger), flow.under_way) == (0, 0)

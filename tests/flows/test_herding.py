@@ -105,7 +105,7 @@ def test_many_balancers_with_old_reports_do_not_herd(age_s: float, greedy_at_lea
     for name, world in worlds.items():
         measures = world.run(UNTIL)
         print(f"\nreports every {age_s:g} s, {told(name, world, measures)}", end="")
-        assert measures.violations == 0, measures.journal.said
+        assert measures.violations == 0, measures.journal.first_violations
         assert set(measures.outcomes) == {"served"}, measures.outcomes
     assert max(peaks(worlds["greedy"]).values()) >= greedy_at_least, "else the control shows nothing"
     assert max(peaks(worlds["ours"]).values()) <= ours_at_most
@@ -162,7 +162,7 @@ def test_a_region_that_swings_around_its_threshold_is_left_once() -> None:
     for name, naive in (("threshold", True), ("ours", False)):
         world = oscillating(naive=naive)
         measures = world.run(130.0)
-        assert measures.violations == 0, measures.journal.said
+        assert measures.violations == 0, measures.journal.first_violations
         shares[name] = sent_far(world, 12.0, 120.0, 3.0)
         print(f"\n{name}: {moves(shares[name])} moves, {sum(shares[name]) / len(shares[name]):.2f} sent far", end="")
     assert moves(shares["threshold"]) >= 8, "else the control shows nothing"
@@ -189,7 +189,7 @@ def test_a_region_comes_back_from_an_outage_step_by_step() -> None:
     world.at(20.0, world.kill, "near")
     world.at(BACK_AT, world.revive, "near")
     measures = world.run(90.0)
-    assert measures.violations == 0, measures.journal.said
+    assert measures.violations == 0, measures.journal.first_violations
     assert min(1.0 - far for far in sent_far(world, 10.0, 18.0, 4.0)) > 0.99, "before, all is served here"
     back = [1.0 - far for far in sent_far(world, BACK_AT, 76.0, 4.0)]
     print("\nback, by 4 s: " + " ".join(f"{share:.2f}" for share in back), end="")

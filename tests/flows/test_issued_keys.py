@@ -20,7 +20,7 @@ from farhop.store.contract import issued_key, route_key
 from farhop.store.documents import issued_keys
 from farhop.store.documents.issued_keys import IssuedKey
 from farhop.store.etcd import EtcdStore
-from farhop.store.etcd_link import EtcdSettings
+from farhop.store.etcd_settings import EtcdSettings
 from farhop_cli.main import app
 from farhop_lab.world.etcd import EmbeddedEtcd
 

@@ -136,14 +136,25 @@ async def test_what_waits_in_line_is_read_beside(tmp_path: Path) -> None:
         assert here.flow.guard.miscounts == 0
 
 
-async def test_where_there_is_a_choice_it_is_read_before(tmp_path: Path) -> None:
+def _waited_ms(answer: Answer) -> float:
+    return float(answer.headers["server-timing"].partition("dur=")[2].partition(",")[0])
+
+
+async def test_it_is_read_before_only_where_its_beginning_does_not_tell(tmp_path: Path) -> None:
     async with world(tmp_path, first=False) as here:
-        for _ in range(2):
-            answer = await here.ask(words(13, 10_000))
-        assert float(answer.headers["server-timing"].partition("dur=")[2].partition(",")[0]) > 0.0
+        tokenizers = here.balancer.tokenizers
+        assert tokenizers is not None
+        new = await here.ask(words(13, 6_000))  # nobody holds its beginning: all that a decision needs
+        await until(lambda: tokenizers.prompts == 1)  # it is read nonetheless, for what the engine counts
+        again = await here.ask(words(13, 6_000))  # was read before
+        assert (_waited_ms(new), _waited_ms(again)) == (0.0, 0.0)
+        assert here.hits()["exact"][1] > 5900
+        other_end = await here.ask(words(13, 6_000) + words(14, 6_000))
+        assert _waited_ms(other_end) > 0.0
         predicted, actual, off = here.hits()["exact"]
         assert (predicted, off) == (actual, 0.0)
-        assert actual > 9000
+        assert actual > 11_800
+        assert (here.flow.guard.miscounts, here.flow.guard.mispredictions) == (0, 0)
 
 
 async def test_the_time_a_long_prompt_takes_to_read_is_told(tmp_path: Path) -> None:

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from random import Random
+from typing import Any
 
 import msgspec
 import pytest
 
+from farhop.balance.quota import Quota
+from farhop.balance.quota_holder import Holder, new_holding
+from farhop.balance.quota_root import Root
 from farhop_lab.sim.measures import quantile
 from farhop_lab.sim.sites import flat, gpus
 from farhop_lab.sim.world import World
@@ -113,3 +118,77 @@ def test_a_long_prompt_that_all_share_takes_room_once() -> None:
     measures = world.run(until + 20.0)
     assert set(measures.outcomes) == {"served"}
     assert quantile(measures.ttft_ms(since=10.0), 0.9) < 1000.0
+
+
+TENANTS, EACH_PER_S, ABUSIVE = 100, 0.11, 200  # seven tenths of what is answered of short ones
+
+
+class Limited:
+    """A tenant's limit of what each asks for, lent by its root as a balancer has it."""
+
+    def __init__(self, world: World) -> None:
+        self._world, size = world, Quota(60 * EACH_PER_S, EACH_PER_S)
+        self._root, self._holder = Root({}, 0.0, 1), Holder()
+        self._root.configure({"b": size}, 0.0)
+        self._mine = self._holder.holdings["b"] = new_holding("b", size, None, 0.0)
+        self.refused = 0
+
+    def lets_in(self) -> bool:
+        now, mine = self._world.now, self._mine
+        self._holder.alive(now)
+        if not mine.fits(1, now):
+            mine.waiting = 1
+            asked = self._holder.asked(now)
+            self._root.snapshot(now)
+            self._root.written()
+            self._holder.on_reply(self._root.exchange("h", asked, now), asked, now)
+            mine.waiting = 0
+        if not mine.fits(1, now):
+            self.refused += 1
+            return False
+        mine.settle(1, 1, mine.take(1), now)
+        return True
+
+
+def others(times: int, limit: bool, until: float, deadline_s: float) -> tuple[list[Any], int]:
+    """What became of the requests of all tenants but the first, which asks so many times as often as each of them and
+    may be held to as much as they ask for; and how many of its requests were refused by that."""
+    names = [f"t{n}" for n in range(TENANTS)]
+    law = flat(["paris"], tenants={name: Rule(("world",)) for name in names})
+    world = World(5, law, {"paris": gpus("l4", 2, seed=1)}, balancers={})
+    world.journal.hush()
+    limited = Limited(world)
+
+    def ask(tenant: str) -> None:
+        if tenant != names[0] or not limit or limited.lets_in():
+            world.arrive("paris", tenant, 512, answer_tokens=20, deadline_s=deadline_s, direct=True)
+
+    for n, name in enumerate(names):
+        rng, at = Random(n), 0.0
+        while (at := at + rng.expovariate(EACH_PER_S * (times if n == 0 else 1))) < until:
+            world.at(at, ask, name)
+    records = world.run(until + deadline_s + 1.0).records
+    return [record for record in records if record.tenant != names[0]], limited.refused
+
+
+def others_ttft_ms(times: int) -> tuple[float, int]:
+    """The 99th percentile of their time to the first token while it is held to its limit, and its refusals."""
+    records, refused = others(times, limit=True, until=LONG_S, deadline_s=30.0)
+    assert all(record.outcome == "served" for record in records)
+    return quantile(sorted(record.ttft_ms for record in records if record.ttft_ms is not None), 0.99), refused
+
+
+def test_a_hundred_tenants_do_not_feel_one_that_asks_two_hundred_times_as_often_as_it_may() -> None:
+    (calm_ms, none), (abused_ms, refused) = others_ttft_ms(1), others_ttft_ms(ABUSIVE)
+    assert none == 0
+    assert refused > 1000
+    assert abused_ms <= 1.1 * calm_ms
+
+
+def test_a_flood_without_a_limit_keeps_hardly_anybody_out() -> None:
+    """Twice what the region can do is asked of it, two thirds by one tenant. Of the others, who ask for less than their
+    share, 0.64 were served while all who waited stood before each, and who had never been answered was refused for the
+    length of an answer that was a guess."""
+    records, _ = others(ABUSIVE, limit=False, until=40.0, deadline_s=60.0)
+    served = sum(record.outcome == "served" for record in records)
+    assert served > 0.96 * len(records)  # 0.965 to 0.982 of them with three seeds

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -18,6 +17,7 @@ from peering import SLOTS, Region, config, region
 
 from farhop_lab.memory_store import MemoryStore
 from farhop_lab.world.certs import Authority
+from farhop_lab.world.child import Child
 from farhop_lab.world.etcd import EmbeddedEtcd
 from global_lb.app.main import GlobalBalancer
 from regional_lb.mesh import peers
@@ -174,24 +174,20 @@ async def test_a_killed_one_is_inherited_at_once_and_a_frozen_one_until_it_is_ba
         document |= common("virginia", "r9")
         path = tmp_path / "r9.yaml"
         path.write_text(yaml.safe_dump(document))
-        child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "farhop_cli", "regional", "--config", str(path),
-            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
+        child = Child("r9", ["regional", "--config", str(path)], tmp_path / "r9.log", {"SSL_CERT_FILE": os.devnull})
+        await child.start()
         try:
             await until(lambda: 0 < west.reported()["r1"] < 7, 40.0)  # a process starts
             mine = west.reported()["r1"]
-            os.kill(child.pid, signal.SIGSTOP)
+            child.signal(signal.SIGSTOP)
             await until(lambda: west.reported()["r1"] == 7)  # it speaks to nobody any more
             await until(lambda: here.peers.up == 0)
-            os.kill(child.pid, signal.SIGCONT)
+            child.signal(signal.SIGCONT)
             await until(lambda: west.reported()["r1"] == mine)
-            child.kill()
+            child.signal(signal.SIGKILL)
             await until(lambda: west.reported()["r1"] == 7, 0.9 * peers.GONE_S)  # sooner: nobody listens there any more
             status = here.tier_admin.status()
             assert [(p["instance"], p["connected"], p["takes_part"]) for p in status["peers"]] == [("r9", False, False)]
             assert all(replica["owned"] for replica in status["replicas"])
         finally:
-            if child.returncode is None:
-                child.kill()
-            await child.wait()
+            await child.kill()

@@ -52,6 +52,18 @@ def test_a_link_that_was_cut_is_no_death(play) -> None:
     )  # fmt: skip
 
 
+def test_silence_from_before_it_was_sent_is_not_its_doing(play) -> None:
+    """This process, or the whole machine, stood still for a while: who is heard of again goes on being asked."""
+    flow = worldwide()
+    (
+        play(flow)
+        .at(5.0).on(RequestArrived(request("a", body_hash=BODY, deadline=30.0))).expect(sent("a", "london"))
+        .at(5.1).on(died("a", 1)).expect(sent("a", "frankfurt", attempt=2))
+        .at(5.5).on(died("a", 2)).expect(held("a", 5.1 + SILENCE_S))
+        .at(5.8).on(everywhere(received_at=5.8)).expect(sent("a", "tokyo", attempt=3))
+    )  # fmt: skip
+
+
 def test_another_life_of_the_same_balancer_is_no_sign_of_the_first(play) -> None:
     flow = worldwide()
     again = seen(*(instance(r, received_at=2.0, incarnation=2) for r in ("london", "frankfurt", "tokyo")))

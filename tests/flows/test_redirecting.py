@@ -14,7 +14,7 @@ import pytest
 
 from farhop.store.contract import route_key
 from farhop.store.etcd import EtcdStore
-from farhop.store.etcd_link import EtcdSettings
+from farhop.store.etcd_settings import EtcdSettings
 
 if TYPE_CHECKING:
     import openai

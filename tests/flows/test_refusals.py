@@ -31,8 +31,12 @@ from topology.model import Rule
 if TYPE_CHECKING:
     from farhop_lab.sim.measures import RequestRecord
 
-IN_TIME_S = QueueConfig().standing_wait_s / 2
+IN_TIME_S = (
+    1.5  # what an ideal queue would have begun by then is not refused, unless more comes for long than is served
+)
+EXCESS_S = QueueConfig().standing_wait_s / 2  # where more comes for long than is served: half of what all then wait
 KEPT_SHARE = ForeignConfig().last_resort_reserve_share
+PROMPT_MS = 3_000.0  # three times what one takes to serve here
 RTT_S, UNTIL_S, FIRST_S = 0.05, 12.0, 0.02
 SHORT = 200  # bytes of a prompt, less than a block: who holds what of it plays no part in a station
 
@@ -102,13 +106,13 @@ def run(small: Small) -> list[RequestRecord]:
     return sorted(measures.records, key=lambda record: record.arrived_at)
 
 
-def judged(small: Small, records: list[RequestRecord]) -> Counter[str]:
+def judged(small: Small, records: list[RequestRecord], in_time_s: float) -> Counter[str]:
     """How many were served, refused although that was feasible, and refused because nothing else could be done."""
     ideal, found = Ideal(small), Counter[str]()
     for record in records:
         waits_s = ideal.begins(record, takes=record.served) - record.arrived_at
         turn_s = small.service_s / min(small.slots.values())
-        found["served" if record.served else "feasible" if waits_s <= IN_TIME_S - turn_s else "infeasible"] += 1
+        found["served" if record.served else "feasible" if waits_s <= in_time_s - turn_s else "infeasible"] += 1
     return found
 
 
@@ -126,13 +130,13 @@ def worlds(draw: st.DrawFn) -> Small:
 @settings(max_examples=10, deadline=None, derandomize=True, database=None, phases=(Phase.explicit, Phase.generate))
 @given(worlds())
 def test_nobody_is_refused_whom_an_ideal_queue_would_serve_in_time(small: Small) -> None:
-    found = judged(small, run(small))
+    found = judged(small, run(small), IN_TIME_S)
     assert found["feasible"] == 0, found
 
 
 def test_overload_refuses_the_excess_and_hardly_more() -> None:
     small = Small({"a": 8, "b": 8}, 1.0, {"a": 20.0, "b": 4.0}, 0.0, 3, until_s=90.0)
-    found = judged(small, run(small))
+    found = judged(small, run(small), EXCESS_S)
     assert small.load == 1.5
     assert found["feasible"] == 0
     assert found["infeasible"] > 0
@@ -144,7 +148,7 @@ def test_a_burst_of_overload_refuses_nobody() -> None:
     small = Small({"a": 8, "b": 8}, 1.0, {"a": 20.0, "b": 4.0}, 0.0, 3)
     records = run(small)
     assert all(record.served for record in records)
-    in_time = sum(record.ttft_ms is not None and record.ttft_ms < 2e3 * IN_TIME_S for record in records)
+    in_time = sum(record.ttft_ms is not None and record.ttft_ms < PROMPT_MS for record in records)
     assert in_time >= 0.7 * sum(small.slots.values()) * UNTIL_S / small.service_s, "those who come are served promptly"
 
 

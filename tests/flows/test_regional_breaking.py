@@ -25,6 +25,7 @@ from farhop.balance.machine import (
 )
 from regional_lb.fleet.view import ReplicaProbed, ViewSwapped
 from regional_lb.scheduler.flow import MOVE_AGAIN_S
+from regional_lb.scheduler.refusals import Refusal, RefusalsChanged
 from topology.law import Law
 from topology.model import Rule
 
@@ -106,7 +107,7 @@ def test_one_redispatch_is_free_and_the_next_draws_on_the_budget(play) -> None:
     book.on(failed("a", 2)).expect(sent("a", third, attempt=3))
     assert flow._budget.retrying == 1
     book.on(failed("a", 3)).expect(answered("a", outcome.DIED_BEFORE_START))
-    assert (flow._budget.retrying, flow._budget.active, flow.under_way, len(flow.ledger)) == (0, 0, 0, 0)
+    assert (flow._budget.retrying, flow.under_way, len(flow.ledger)) == (0, 0, 0)
 
 
 def test_without_budget_the_second_failure_is_the_answer(play) -> None:
@@ -400,6 +401,7 @@ def test_a_trial_after_an_ejection_is_one_request(play) -> None:
         .on(RequestArrived(request("c"))).expect(answered("c", outcome.NO_REPLICA))
         .at(1.1).on(AttemptBegan("b", 1, 200)).expect()
         .on(RequestArrived(request("d"))).expect(sent("d", "r1"))
+        .on(AttemptBegan("d", 1, 200)).expect()
         .at(60.0).on(TimerFired("d")).expect(answered("d", outcome.DEADLINE))
         .on(TimerFired("b")).expect(answered("b", outcome.DEADLINE))
         .on(RequestArrived(request("late", deadline=61.0))).expect(sent("late", "r1"))
@@ -481,3 +483,25 @@ def test_streams_stay_where_nobody_else_has_room_or_tells_ids(play) -> None:
 def test_without_the_setting_they_end_where_they_are(play) -> None:
     flow = streams(1, None)
     play(flow).at(1.0).on(fleet_of("r1")).expect()
+
+
+def test_a_region_refuses_who_comes_and_keeps_who_is_in_until_it_ends_by_itself(play) -> None:
+    flow = regional(replica("r1"))
+    refused = answered("b", outcome.REFUSED_BY_OPERATOR, detail=lambda text: "ann" in text and "a drill" in text)
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+        .at(1.0).on(RefusalsChanged({MODEL: Refusal(1.0, 7.0, "a drill", "ann")})).expect()
+        .on(AttemptBegan("a", 1, 200)).expect()
+        .at(2.0).on(RequestArrived(request("b"))).expect(refused)
+        .at(7.0).on(RequestArrived(request("c"))).expect(sent("c", "r1"))  # whoever set it is gone
+        .on(AttemptEnded("a", 1, 200, None)).expect()
+        .on(AttemptEnded("c", 1, 200, None)).expect()
+        .on(RefusalsChanged({OTHER_MODEL: Refusal(1.0, 90.0, "a drill", "ann")})).expect()
+        .on(RequestArrived(request("d"))).expect(sent("d", "r1"))
+        .on(RefusalsChanged({"": Refusal(1.0, 90.0, "a drill", "ann")})).expect()
+        .on(RequestArrived(request("e"))).expect(answered("e", outcome.REFUSED_BY_OPERATOR))
+        .on(RefusalsChanged({})).expect()
+        .on(RequestArrived(request("f"))).expect(sent("f", "r1"))
+    )  # fmt: skip
+    assert outcome.REFUSED_BY_OPERATOR.retryable

@@ -24,12 +24,12 @@ from farhop.balance.machine import (
     Usage,
 )
 from regional_lb.fleet.view import ReplicaProbed
-from regional_lb.scheduler.flow import GROWN_SHARE, RegionalFlow
+from regional_lb.scheduler.flow import RegionalFlow
 from topology.model import Rule
 
 Play = Callable[[RegionalFlow], Playbook]
 BYTES = 4000  # 1,000 tokens: 100 ms of prefill
-HELD = 1000 + int(GROWN_SHARE * 100)  # its prompt, and what is set aside for an answer of 100
+HELD = 1000 + 100  # its prompt, and an answer of 100
 
 
 def _flow(*prefillers: str, decode: tuple[str, ...] = ("d1",), **fields: Any) -> RegionalFlow:

@@ -395,6 +395,37 @@ def test_in_a_queue_that_stands_who_waited_long_makes_way_for_who_just_came(play
     )  # fmt: skip
 
 
+def test_who_asks_for_less_than_its_share_does_not_step_back_behind_a_flood() -> None:
+    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_standing_wait_s=2.0)
+    flow.handle(RequestArrived(request("a")), 0.0)
+    for n in range(4):
+        flow.handle(RequestArrived(request(f"old {n}", tenant="other")), 0.0)
+    flow.handle(RequestArrived(request("b")), 1.0)
+    for n in range(4):
+        flow.handle(RequestArrived(request(f"new {n}", tenant="other")), 4.0)
+    commands = flow.handle(ended("a"), 4.5)
+    commands += flow.handle(ended(next(c.id for c in commands if isinstance(c, machine.Forward))), 4.6)
+    # The flood's own step back behind what it asks for now; b, as long as theirs in line, goes in its turn.
+    forwarded = [c.id for c in commands if isinstance(c, machine.Forward)]
+    assert sorted(forwarded) == ["b", "new 0"]
+    assert [name for name, waiting in flow.queue.by_id.items() if waiting.late] == [f"old {n}" for n in range(4)]
+
+
+def test_who_takes_long_to_prefill_waits_for_longer_before_it_steps_back() -> None:
+    """3,600 tokens at 0.25 ms each, four times: 3.6 s, where others wait for 2."""
+    flow = regional(
+        replica("r1", slots=1, tpot_ms=0.5, prefill_ms_per_token=0.25), queue_stands_s=2.0, queue_standing_wait_s=2.0
+    )
+    flow.handle(RequestArrived(request("a")), 0.0)
+    flow.handle(RequestArrived(request("oldest")), 0.5)
+    flow.handle(RequestArrived(request("long", 14_400)), 1.1)
+    flow.handle(RequestArrived(request("short")), 1.1)
+    flow.handle(RequestArrived(request("new")), 4.4)
+    flow.handle(ended("a"), 4.6)
+    late = {name for name, waiting in flow.queue.by_id.items() if waiting.late}
+    assert late == {"short", "oldest"}
+
+
 def test_who_stepped_back_waits_as_long_as_anybody_may_and_no_longer(play) -> None:
     flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_standing_wait_s=2.0)
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
@@ -421,6 +452,17 @@ def test_whom_another_region_may_have_room_for_is_let_go_once(play) -> None:
     book.at(8.0).on(TimerFired("e")).expect(timer("e", at=31.0))
     book.at(8.5).on(ended("d")).expect(sent("f", "r1"))
     book.at(9.0).on(ended("f")).expect(sent("e", "r1"))
+
+
+def test_whom_another_region_may_have_room_for_steps_back_before_it_is_let_go(play) -> None:
+    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_standing_wait_s=2.0)
+    sent_here = {"issuer": "g", "lawful": frozenset({"london", "paris"}), "promised_ttft_ms": 100.0}
+    book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+    book.on(RequestArrived(request("b"))).expect(held("b"))
+    book.at(1.0).on(RequestArrived(request("c", **sent_here))).expect(held("c"))
+    book.at(4.1).on(RequestArrived(request("d"))).expect(held("d"))
+    book.at(4.2).on(ended("a")).expect(timer("b", at=30.0), timer("c", at=5.0), sent("d", "r1"))
+    book.at(5.0).on(TimerFired("c")).expect(answered("c", outcome.QUEUE_TIMEOUT))
 
 
 def test_a_queue_that_is_never_empty_and_moves_refuses_nobody(play) -> None:

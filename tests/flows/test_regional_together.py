@@ -28,11 +28,11 @@ from farhop.balance.machine import (
     Usage,
 )
 from regional_lb.fleet.view import Replica, ReplicaProbed
-from regional_lb.scheduler.flow import GROWN_SHARE, RegionalFlow
+from regional_lb.scheduler.flow import RegionalFlow
 
 Play = Callable[[RegionalFlow], Playbook]
 BYTES = 4000  # 1,000 tokens
-HELD = 1000 + int(GROWN_SHARE * 100)  # its prompt, and what is set aside for an answer of 100
+HELD = 1000 + 100  # its prompt, and an answer of 100
 
 
 def _p(name: str, **fields: Any) -> Replica:

@@ -9,11 +9,13 @@ from random import Random
 
 import msgspec
 import pytest
-from inprocess import HOP_KEY
+from inprocess import HOP_KEY, until
 from resumes import TOKENS, Cutter, ask, chat, completion, cut_once, fleet, outcomes, sound, text_of
 
 from farhop.accounts import segments
 from farhop.accounts.usage import Reading
+from farhop.balance.machine import Move
+from farhop.relay.upstream.resumable import ContinuedRun
 from farhop_lab.engine.core.faults import OOM_TEXT
 from regional_lb.scheduler.flow import RESUMES_MAX
 from tests.drills import classic
@@ -113,6 +115,29 @@ async def test_an_engine_that_says_it_is_broken_is_not_the_last_word() -> None:
             working[0].replica.driver.break_off(OOM_TEXT)
             sound(await answer, expected, chats=make is chat)
         assert outcomes(balancer) == {("resumed", ""): 2}
+
+
+async def test_whoever_goes_on_waits_for_a_client_that_is_behind() -> None:
+    """It was told so while another answered: what it does not read must not pile up here."""
+    async with fleet() as (balancer, url, _engines):
+        asked = chat("slowly", max_tokens=200)
+        expected = await ask(url, asked)
+        answer = asyncio.create_task(ask(url, asked))
+        relay = balancer.relay
+        await until(lambda: any(one.attempt is not None and one.attempt.began for one in relay._live.values()))
+        (active,) = relay._live.values()
+        active.pause()
+        relay._move(active, Move(active.request.id, active.attempt.number), relay.clock())  # type: ignore[union-attr]
+        run = active.attempt
+        assert isinstance(run, ContinuedRun)
+        await until(lambda: run._connection is not None)
+        assert run._connection is not None
+        assert not run._connection.transport.is_reading()  # type: ignore[union-attr]
+        await asyncio.sleep(0.1)
+        assert not run.began
+        active.resume()
+        sound(await answer, expected, chats=True)
+        assert outcomes(balancer) == {("moved", ""): 1, ("resumed", ""): 1}
 
 
 async def test_what_cannot_go_on_ends_with_an_error_and_a_reason() -> None:

@@ -22,7 +22,7 @@ from farhop.balance.prefix.chain import chain
 from farhop.service.admin import Question
 from farhop.store.contract import split_key
 from farhop.store.etcd import EtcdStore
-from farhop.store.etcd_link import EtcdSettings
+from farhop.store.etcd_settings import EtcdSettings
 from farhop_cli.main import app
 from farhop_lab.world.etcd import EmbeddedEtcd
 from regional_lb.fleet.view import ReplicaProbed, variant_of
@@ -363,7 +363,7 @@ async def test_a_live_etcd_flips_a_region(monkeypatch: pytest.MonkeyPatch, engin
         stack.push_async_callback(store.close)
         await store.open()
         balancer = up.regional
-        _, followed = balancer.overrides
+        _, followed, *_ = balancer.overrides
         monkeypatch.setattr(followed, "_store", store)
         balancer._tasks.start(followed.follow(), "watch a real etcd")
         assert await version(up.entry) == "v1"

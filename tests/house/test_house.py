@@ -40,6 +40,8 @@ PURE = (
 
 # Files that are tested by what runs them whole (tests/drills, tests/flows): wiring, and the worlds they are wired in.
 TESTED_WHOLE = {
+    "farhop/balance/quota_root.py",  # both together, in the worlds of tests/farhop/balance/test_quota.py
+    "farhop/balance/quota_holder.py",
     "farhop/service/process.py",
     "farhop/service/stores.py",
     "global_lb/app/main.py",

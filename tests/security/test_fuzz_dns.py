@@ -7,3 +7,5 @@ def test_ten_thousand_questions() -> None:
     counted = run(10_000, 1)
     assert counted["queries"] == 10_000
     assert counted["malformed"] > 1000
+    assert counted["odd"] < 9_800, "what is well formed goes the short way, too"
+    assert counted["cookie_proven"] > 100

@@ -99,7 +99,7 @@ async def test_one_tenants_bodies_leave_room_for_anothers(stage: Any) -> None:
 
 async def test_one_tenants_requests_leave_room_for_anothers(stage: Any) -> None:
     s = await stage()
-    s.listener._handler, s.listener._requests = Tenants(s.handler), SlotLimit(5)
+    s.listener._handler, s.listener.requests = Tenants(s.handler), SlotLimit(5)
     go = asyncio.Event()
 
     async def script(line: Line) -> None:
@@ -114,7 +114,7 @@ async def test_one_tenants_requests_leave_room_for_anothers(stage: Any) -> None:
     assert (await s.ask(post())).status == 200
     go.set()
     assert sorted([(await task).status for task in bad]) == [200] * 4 + [429] * 2
-    assert s.listener._requests.used == 0
+    assert s.listener.requests.used == 0
 
 
 @pytest.mark.parametrize(("sent", "after_s", "slow"), [(2000, 11.0, False), (900, 11.0, True), (2000, 13.0, True)])

@@ -68,6 +68,24 @@ def test_each_level_narrows_and_is_named() -> None:
     assert asked.excluded["frankfurt"] == "request asked to stay within us, jp"
 
 
+def test_keys_in_another_order_lose_nothing() -> None:
+    keys = Key("ci", "a" * 64, ("jp",)), Key("web", "b" * 64, ("eu",))
+    before, after = (_law(Residency(Rule((WORLD,))), keys=order) for order in (keys, keys[::-1]))
+    assert after.keeps(before, Scope.HINTS, frozenset(REGIONS))
+
+
+def test_a_models_rule_takes_nothing_from_entry_and_a_base_that_is_not_known_any_more_takes_every_region() -> None:
+    everywhere, rules = frozenset(REGIONS), {"base": Rule((WORLD,))}
+    before = _law(Residency(Rule((WORLD,))), world=rules)
+    narrower = _law(Residency(Rule((WORLD,))), world={"base": Rule(("jp",))})
+    assert narrower.keeps(before, Scope.ENTRY, everywhere)
+    assert not narrower.keeps(before, Scope.PROCESSING, everywhere)
+    known = before.knowing({"tune": frozenset({"base"}), "base": frozenset()})
+    orphaned = before.knowing({"tune": None, "base": frozenset()})
+    for region in REGIONS:
+        assert not orphaned.keeps(known, Scope.PROCESSING, frozenset({region}))
+
+
 def test_a_key_that_is_narrowed_or_gone_takes_its_hints_along_and_one_that_is_renewed_does_not() -> None:
     def law(*keys: Key) -> Law:
         return _law(Residency(Rule((WORLD,))), keys=keys)

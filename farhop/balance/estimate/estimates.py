@@ -68,23 +68,66 @@ class Estimates:
         expected = OUTPUT_TOKENS if known is None else known.at(self.now)
         return expected if max_tokens is None or expected < max_tokens else max(1.0, float(max_tokens))
 
+    def knows_output(self, tenant: str, model: str) -> bool:
+        """Whether any answer to the tenant was seen: else `output_tokens` is a guess."""
+        return (tenant, model) in self._output
+
     def learn(self, tenant: str, model: str, prompt_bytes: int, usage: Usage) -> None:
         """Take a finished request's usage. Samples outside their domain change nothing."""
         if usage.prompt_tokens > 0 and prompt_bytes >= _SMALLEST_PROMPT_BYTES:
-            ratio = self._bytes_per_token.get(model) or Mean(_LEARN, 0.25, 64.0)
+            known = self._bytes_per_token.get(model)
+            ratio = known or _bytes_per_token()
             if ratio.update(prompt_bytes / usage.prompt_tokens):
-                _keep(self._bytes_per_token, model, ratio)
+                if known is not None:
+                    self._bytes_per_token.move_to_end(model)
+                else:
+                    _keep(self._bytes_per_token, model, ratio)
         if usage.completion_tokens > 0:
             output = self._output.get((tenant, model))
-            if output is None:
-                output = Returning(_LEARN, OUTPUT_TOKENS, 1.0, _OUTPUT_MAX, _OUTPUT_TAU_S, first=1.0, clip=_OUTPUT_CLIP)
+            if output is not None:
+                if output.update(float(usage.completion_tokens), self.now):
+                    self._output.move_to_end((tenant, model))
+                return
+            output = _output()
             if output.update(float(usage.completion_tokens), self.now):
                 _keep(self._output, (tenant, model), output)
+
+    def learned(self) -> Learned:
+        """All of it as of now, to be told."""
+        return Learned(
+            {model: one.value for model, one in self._bytes_per_token.items() if one.value is not None},
+            {of: one.at(self.now) for of, one in self._output.items()},
+        )
+
+    def adopt(self, learned: Learned) -> None:
+        """What another learned, of what nothing was learned here yet. Values outside their domain change nothing."""
+        for model, bytes_per_token in learned.bytes_per_token.items():
+            ratio = _bytes_per_token()
+            if model not in self._bytes_per_token and ratio.update(bytes_per_token):
+                _keep(self._bytes_per_token, model, ratio)
+        for of, tokens in learned.output_tokens.items():
+            output = _output()
+            if of not in self._output and output.update(tokens, self.now):
+                _keep(self._output, of, output)
+
+
+class Learned(NamedTuple):
+    """What `Estimates` know: bytes per token of models, and tokens of answers by (tenant, model)."""
+
+    bytes_per_token: dict[str, float]
+    output_tokens: dict[tuple[str, str], float]
+
+
+def _bytes_per_token() -> Mean:
+    return Mean(_LEARN, 0.25, 64.0)
+
+
+def _output() -> Returning:
+    return Returning(_LEARN, OUTPUT_TOKENS, 1.0, _OUTPUT_MAX, _OUTPUT_TAU_S, first=1.0, clip=_OUTPUT_CLIP)
 
 
 def _keep(known: OrderedDict[_K, _V], key: _K, entry: _V) -> None:
     known[key] = entry
-    known.move_to_end(key)
     if len(known) > ENTRIES_MAX:
         known.popitem(last=False)
 
@@ -148,7 +191,8 @@ class Speed:
         tpot_ms = decode_ms / (completion_tokens - 1)
         if not TPOT_MS[0] <= tpot_ms <= TPOT_MS[1]:
             return
-        self._alone.take(max(TPOT_MS[0], tpot_ms / (1.0 + self.interference_share * (load - 1.0))), now, self._worth())
+        worth = 1.0 if self._samples == _COLD_SAMPLES else self._worth()
+        self._alone.take(max(TPOT_MS[0], tpot_ms / (1.0 + self.interference_share * (load - 1.0))), now, worth)
         self._lean(tpot_ms, load, now)
 
     def _worth(self) -> float:
@@ -158,7 +202,7 @@ class Speed:
     def _lean(self, tpot_ms: float, load: float, now: float) -> None:
         """How loads and tokens go together, by the latest answers (least squares, forgetting)."""
         self._taken = min(self._taken + 1, _LEAN_ANSWERS)
-        weight, keep = 1.0 / self._taken, _kept(self._at - now)
+        weight, keep = 1.0 / self._taken, exp((self._at - now) / LEAN_TAU_S) if self._at < now else 1.0
         more, longer_ms = load - self._load, tpot_ms - self._mean_ms
         if self._taken > 1:
             most_ms = _LEAN_CLIP * self._mean_ms  # what a stall made of a token says nothing of loads
@@ -168,6 +212,23 @@ class Speed:
         self._var = (1.0 - weight) * (self._var * keep + weight * more * more)
         self._cov = (1.0 - weight) * (self._cov * keep + weight * more * longer_ms)
         self._at = max(self._at, now)
+
+    def adopt(self, other: Measured, now: float) -> None:
+        """Begin with what another measured of the same target, if nothing was measured here. Figures outside their
+        domain change nothing."""
+        if self.sampled_at is not None:
+            return
+        if PACE_MS[0] <= other.pace_ms <= PACE_MS[1] and 0.0 < other.pace_evidence < inf:
+            self._pace.adopt(other.pace_ms, other.pace_evidence, now)
+        if SERVICE_MS[0] <= other.service_ms <= SERVICE_MS[1] and 0.0 < other.service_evidence < inf:
+            self._service.adopt(other.service_ms, other.service_evidence, now)
+        if TPOT_MS[0] <= other.alone_ms <= TPOT_MS[1] and 0.0 < other.alone_evidence < inf:
+            self._alone.adopt(other.alone_ms, other.alone_evidence, now)
+            if 0.0 <= other.var <= _LOAD_MAX * _LOAD_MAX and abs(other.cov) <= other.var:
+                self._load, self._mean_ms = 1.0, other.alone_ms
+                self._var, self._cov = other.var, other.cov * other.alone_ms
+                self._taken, self._at = _LEAN_ANSWERS, now
+        self._samples = _COLD_SAMPLES  # its engine is not the one that has just begun
 
     def measured(self, now: float) -> Measured:
         """All of it as of now."""
@@ -207,12 +268,17 @@ class Fading:
 
     def take(self, sample: float, now: float) -> None:
         """A sample above 0: the caller knows its domain."""
-        kept = self.read(now)[1]
+        before = self.sampled_at
+        kept = 0.0 if before is None else self._evidence * exp(min(0.0, before - now) / SERVICE_TAU_S)
         if kept:
             sample = min(sample, _CLIP * self._mean)
         self._evidence = min(kept + 1.0, _SERVICE_MEMORY)
         self._mean += (sample - self._mean) / self._evidence if kept else sample - self._mean
         self.sampled_at = now
+
+    def adopt(self, mean: float, evidence: float, now: float) -> None:
+        """Begin with what somebody else measured, and what that is worth."""
+        self._mean, self._evidence, self.sampled_at = mean, min(evidence, _SERVICE_MEMORY), now
 
     def read(self, now: float) -> tuple[float, float]:
         """The mean, and the evidence for it as of `now`: (0, 0) before the first sample."""

@@ -53,6 +53,16 @@ class Windows:
             self._open.append((sample, weight))
         self.sampled_at = now
 
+    def adopt(self, value: float, evidence: float, now: float) -> None:
+        """Begin with what somebody else measured, and what that is worth: as windows of the same value."""
+        self._rebase(now)
+        n_windows = min(KEPT, int(evidence) + 1)
+        self._by_age = [(value, max(0.0, evidence - 0.5) / n_windows)] * n_windows
+        self._by_value = list(self._by_age)
+        self._closed = sum([evidence for _, evidence in self._by_age])
+        self._open.clear()
+        self.take(value, now, self._half)  # which is half a window's
+
     def read(self, now: float) -> tuple[float, float]:
         """The value, and the evidence for it as of `now`: (0, 0) before the first sample."""
         if not self._open:

@@ -18,7 +18,7 @@ WINDOW_S = 30.0
 JITTER_SHARE = 1.0  # k
 LATEST = 8  # pings: a stray one is outvoted, and a better path is believed after five
 MOVED_SHARE = 0.25  # a sample this far off says that the path has changed: look again soon
-LONGER_MS = 1.0  # and a path is longer by this at the least: less is the noise of a short one
+NOISE_MS = 1.0  # and by this at the least: less is the noise of a short one
 SAMPLE_MAX_MS = 60_000.0
 SAMPLES_MAX = 512
 
@@ -64,14 +64,14 @@ class WireTime:
         self._samples.append((now, rtt_ms))
         while now - self._samples[0][0] > WINDOW_S:
             self._samples.popleft()
-        least_ms = min(ms for _, ms in self._samples)
-        latest = [self._samples[i][1] for i in range(max(0, len(self._samples) - LATEST), len(self._samples))]
-        if len(latest) == LATEST and min(latest) > least_ms + max(LONGER_MS, MOVED_SHARE * least_ms):
+        times_ms = [ms for _, ms in self._samples]
+        least_ms, latest = min(times_ms), times_ms[-LATEST:]
+        if len(latest) == LATEST and min(latest) > least_ms + max(NOISE_MS, MOVED_SHARE * least_ms):
             while len(self._samples) > LATEST:
                 self._samples.popleft()
             least_ms = min(latest)
         deviation_ms = (median if len(latest) == LATEST else median_low)(latest) - min(latest)
         estimate_ms = least_ms + JITTER_SHARE * deviation_ms
-        self._moving = abs(rtt_ms - self._estimate_ms) > MOVED_SHARE * max(self._estimate_ms, 1.0)
+        self._moving = abs(rtt_ms - self._estimate_ms) > max(NOISE_MS, MOVED_SHARE * self._estimate_ms)
         self._estimate_ms = estimate_ms
         return True

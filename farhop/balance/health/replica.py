@@ -200,15 +200,17 @@ class HealthMachine:
         if self._ejected_why == _REFUSED:
             self._readmit(now)
 
-    def succeeded(self, now: float, sent_at: float = inf) -> None:
-        """A request is being answered well (tell at its first byte): evidence of life, and the end of a streak.
+    def succeeded(self, now: float, sent_at: float = inf) -> bool:
+        """A request is being answered well (tell at its first byte): evidence of life, and the end of a streak. Whether
+        the target was steady before.
 
         It ends an ejection only once a trial was let through: an answer to a request sent before the ejection proves
         nothing about what came after it.
         """
+        steady = self._probed_up is True and not self._unready and self._ejected_until is None
         if self._ejected_until is not None:
             if self._trial_until == -inf or sent_at < self._since:
-                return
+                return steady
             self._readmit(now)
             self._ramp.turn(self.steady, now)
         if self._probed_up is None:
@@ -217,6 +219,7 @@ class HealthMachine:
         self._request_fails = 0
         self._evidence_until = now + self._config.fresh_s
         self.answered_at = now
+        return steady
 
     def counts(self, sent_at: float) -> bool:
         """Whether the failure of a request that was sent then says anything of now: not if it is from before the target
@@ -266,7 +269,8 @@ class HealthMachine:
 
     def unquestioned(self, now: float) -> bool:
         """Whether it is UP or SUSPECT, steady, and under no override: it may be sent requests."""
-        return self.steady and self.forced.read(now) is None
+        steady = self._probed_up is True and not self._unready and self._ejected_until is None
+        return steady and (self.forced.word is None or self.forced.read(now) is None)
 
     @property
     def on_the_brink(self) -> bool:

@@ -9,8 +9,8 @@ misleads a guess about a cache and nothing else.
 from bisect import bisect_right
 from itertools import accumulate, pairwise
 from struct import Struct
-from typing import NamedTuple
 
+import msgspec
 from xxhash import xxh3_64_intdigest
 
 # (block bytes, up to this many bytes of prompt): fine where short chats differ, coarse where a long prompt goes on.
@@ -63,7 +63,7 @@ def chain(data: bytes, seed: int) -> tuple[int, ...]:
     return tuple(nodes)
 
 
-class Tail(NamedTuple):
+class Tail(msgspec.Struct, frozen=True):
     """Where the chain of a text goes on: its nodes, the seed of the next one, and what no whole block holds yet."""
 
     nodes: tuple[int, ...]
@@ -80,8 +80,7 @@ def tail(data: bytes, nodes: tuple[int, ...], seed: int, more: bytes = b"") -> T
 
 def go_on(tail: Tail, more: bytes) -> tuple[int, ...]:
     """The chain of the text and `more`, without the text: as `chain` would give it."""
-    nodes, node, rest = tail
-    data = rest + more
+    nodes, node, data = tail.nodes, tail.seed, tail.rest + more
     start = ENDS[len(nodes)]
     cuts = ENDS[len(nodes) : bisect_right(ENDS, start + len(data))]
     if len(cuts) < 2:

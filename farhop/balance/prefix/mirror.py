@@ -117,8 +117,12 @@ class Mirrors:
 
     def _known(self, nodes: Sequence[int], most: int, base: int) -> tuple[int, int]:
         """How many of the first `most` nodes anybody holds, and the row of the last of them (0: of none)."""
-        find, depth = self.forest.find, self.forest.depth
-        low, high, row = 0, most, find(nodes[most - 1])
+        find, depth, last = self.forest.find, self.forest.depth, nodes[most - 1]
+        low, high, row = (
+            0,
+            most,
+            self.forest.shards[last & 255].get(last, 0),
+        )  # Forest.find: mostly all of them are known
         if row:
             low = most
         while low < high:
@@ -166,10 +170,11 @@ class Mirrors:
         """Make a node and then all above it the newest, adding what the mirror lacks; how many those are."""
         forest, slot, ends = self.forest, mirror.slot, mirror.ends
         newer, older, parent, depth = forest.newer, forest.older, forest.parent, forest.depth
+        slots, extra = forest.slot, forest.extra
         added = 0
         old_id = new_id = -1
         while row:
-            first = last = forest.place(row, slot)
+            first = last = row if slots[row] == slot else extra[row & 255].get(row << 16 | slot, 0)  # Forest.place
             if first:
                 row = parent[row]
                 while row:  # as far up as it lies in order already

@@ -84,9 +84,11 @@ def read(
     try:
         wished = NO_WISHES
         if (numeric := _JSON.get(kind)) is not None:
-            fields = shape.check(body, numeric)
+            small = len(body) <= shape.SMALL_BYTES and body[:1] == b"{"
+            fields = shape.once(body) if small else shape.check(body, numeric)
             guard.fields(fields)
-            wished = wishes.read(fields)
+            if fields is not None and not wishes.READ.isdisjoint(fields):
+                wished = wishes.read(fields)
         prompt = _READERS[kind](body, path, headers, guard)
         if prompt.model and wished is NO_WISHES:
             return prompt

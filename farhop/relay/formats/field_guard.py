@@ -29,6 +29,7 @@ _FILES = "names files of an engine"
 _TENSORS = "has an engine unpack tensors that a client wrote"
 _DEVICES = "names a device or a worker"
 _OTHERS = "names another request's state"
+_STORED = "names a stored response, and none is stored here (send the whole conversation as `input`)"
 
 # By name, with the engine that knows it.
 _FIELDS: dict[str, str] = {
@@ -46,7 +47,7 @@ _FIELDS: dict[str, str] = {
     "request_id": _OTHERS,  # vLLM: whoever knows it can abort it
     "rid": _OTHERS,  # SGLang, the same
     "session_params": _OTHERS,  # SGLang: goes on from another request
-    "previous_response_id": _OTHERS,
+    "previous_response_id": _STORED,
     "mcp_servers": _HOSTS,  # Anthropic's: whose tools to use
     "server_url": _HOSTS,  # of a tool in OpenAI's Responses
     "file_id": _OTHERS,
@@ -258,4 +259,8 @@ def _refused(name: str, family: str, within: str = "") -> BodyError:
 
 def engine_headers(lines: bytes) -> bytes:
     """Of header lines ready to be sent on (names in lower case), those that engines may see."""
-    return b"".join([line + b"\r\n" for line in lines.split(b"\r\n") if line[: line.find(b":")] in _HEADERS])
+    passed = b""
+    for line in lines.split(b"\r\n"):
+        if line[: line.find(b":")] in _HEADERS:
+            passed += line + b"\r\n"
+    return passed

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -27,6 +27,7 @@ from farhop.relay.formats.prompt import (
     AnswerText,
     Prompt,
     generated,
+    how_many,
     in_order,
     invalid,
     medium,
@@ -68,6 +69,7 @@ class _Body(msgspec.Struct, kw_only=True):
     max_tokens: int | None = None
     cache_salt: str | msgspec.UnsetType | None = msgspec.UNSET
     n: Any = None  # the engine's to judge
+    best_of: Any = None  # of older engines: so many are generated, and `n` of them told
     prompt_logprobs: Any = None  # vLLM: said by whoever computes the prompt, and so is what is echoed
 
 
@@ -111,13 +113,16 @@ _maybe_raw = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 def _read_chat(body: _Chat, guard: Guard) -> Prompt:
     if not body.messages:
         raise invalid("messages", "`messages` must hold at least one message")
-    _check_media(body.messages, guard)
+    for message in body.messages:
+        if not isinstance(message.content, str):
+            guard.media(message.content, "messages")
     canonical, media_bytes = spell(body.messages, body.tools)
     limit, param = body.max_completion_tokens, "max_completion_tokens"
     if limit is None:
         limit, param = body.max_tokens, "max_tokens"
     # vLLM answers an echo in a chat with the prompt's log probabilities.
-    return _prompt(body, canonical, limit, param, media_bytes, _answer_text(body), recomputed=bool(body.echo))
+    answer = _answer_text(body) if body.continue_final_message else _ANSWER_IN_CHAT
+    return _prompt(body, canonical, limit, param, media_bytes, answer, recomputed=bool(body.echo))
 
 
 def _read_batch(body: _Batch, guard: Guard) -> Prompt:
@@ -133,7 +138,7 @@ def _read_batch(body: _Batch, guard: Guard) -> Prompt:
     if limit is None:
         limit, param = body.max_tokens, "max_tokens"
     canonical, media_bytes = ITEM.join(text for text, _ in spelled), sum(size for _, size in spelled)
-    return _prompt(body, canonical, limit, param, media_bytes, None, divisible=False)
+    return _prompt(body, canonical, limit, param, media_bytes, None, divisible=False, prompts=len(body.messages))
 
 
 def _check_media(messages: list[Message], guard: Guard) -> None:
@@ -143,8 +148,7 @@ def _check_media(messages: list[Message], guard: Guard) -> None:
 
 
 def _answer_text(body: _Chat) -> AnswerText | None:
-    if not body.continue_final_message:
-        return _ANSWER_IN_CHAT
+    """Of one that continues its last message."""
     last = body.messages[-1]  # its further fields, if it has any, come after its text
     plain = isinstance(last.content, str) and not (last.name or last.tool_call_id or last.tool_calls)
     return _ANSWER_CONTINUED if plain else None
@@ -157,7 +161,11 @@ def spell(messages: list[Message], tools: list[Any] | None) -> tuple[bytes, int]
     if tools:
         parts += (TOOLS, in_order(tools), ITEM)
     for message in messages:
-        media_bytes += _spell(message, parts)
+        text = message.content
+        if not isinstance(text, str) or message.name or message.tool_call_id or message.tool_calls:
+            media_bytes += _spell(message, parts)
+        else:  # as most are
+            parts += (message.role.encode(), FIELD, text.encode(), ITEM)
     # The last message is open: its next turn, or its continuation, goes on from here.
     parts.pop()
     return b"".join(parts), media_bytes
@@ -197,7 +205,7 @@ def _read_completion(body: _Completion, _guard: Guard) -> Prompt:
         scored = _prompt(body, prompt.canonical, None, "max_tokens", unspelled_bytes, None, divisible=False)
         return replace(scored, max_tokens=NO_OUTPUT)
     answer = _ANSWER_IN_COMPLETION if prompt.is_text else None  # not of token ids
-    divisible = prompt.one and not body.echo
+    divisible = prompt.items == 1 and not body.echo
     surplus = -prompt.surplus_bytes
     return _prompt(
         body,
@@ -208,6 +216,7 @@ def _read_completion(body: _Completion, _guard: Guard) -> Prompt:
         answer,
         divisible=divisible,
         recomputed=bool(body.echo) and body.logprobs is not None,
+        prompts=prompt.items,
     )
 
 
@@ -221,9 +230,11 @@ def _prompt(
     *,
     divisible: bool = True,
     recomputed: bool = False,
+    prompts: int = 1,
 ) -> Prompt:
     options = body.stream_options
     divisible = divisible and body.n in (None, 1) and body.prompt_logprobs is None
+    alone = body.n is None and body.best_of is None
     return generated(
         body,
         (canonical, unspelled_bytes),
@@ -233,6 +244,7 @@ def _prompt(
         has_options=options is not msgspec.UNSET,
         divisible=divisible,
         recomputed=recomputed or body.prompt_logprobs is not None,
+        answers=prompts if alone else prompts * how_many(body.n, body.best_of),
     )
 
 
@@ -276,7 +288,7 @@ def _salt(scope: str, own: str) -> str:
 _tenants_salt = lru_cache(maxsize=1024)(_salt)  # of prompts without one of their own: as many as tenants
 
 
-class BodyEdit(NamedTuple):
+class BodyEdit(msgspec.Struct, frozen=True, array_like=True):
     """How a body is sent on: `insert` goes in at `at`; at -1 it is `whole`, or as it came where that is empty."""
 
     at: int = -1
@@ -296,11 +308,12 @@ _NONE = BodyEdit()
 
 def change(body: bytes, prompt: Prompt, salt: str) -> BodyEdit:
     """The usage of a stream asked for, and this `cache_salt`, whatever its own, if there is one; the model, where the
-    body names none. `prompt` is what was read of the body."""
-    asks, lacks = prompt.hide_usage, prompt.lacks_model
-    if not (asks or salt or lacks):
+    body names none; that nothing be stored, where it does not say. `prompt` is what was read of the body."""
+    asks, lacks, unsaid = prompt.hide_usage, prompt.lacks_model, prompt.unsaid_store
+    if not (asks or salt or lacks or unsaid):
         return _NONE
-    if (asks and prompt.has_options) or (salt and prompt.has_salt) or (lacks and b'"model"' in body):
+    there = (asks and prompt.has_options) or (salt and prompt.has_salt)
+    if there or (lacks and _may_name(body, b'"model"')) or (unsaid and _may_name(body, b'"store"')):
         # The rare case: the member is there, if only as null. Every other value is kept as it was written.
         document = _raw.decode(body)
         if asks:
@@ -312,13 +325,22 @@ def change(body: bytes, prompt: Prompt, salt: str) -> BodyEdit:
             document["cache_salt"] = msgspec.Raw(msgspec.json.encode(salt))
         if lacks:
             document["model"] = msgspec.Raw(msgspec.json.encode(prompt.model))
+        if unsaid:
+            document["store"] = msgspec.Raw(b"false")
         return BodyEdit(whole=msgspec.json.encode(document))
     added = b'"stream_options":{"include_usage":true},' if asks else b""
     if salt:
         added += b'"cache_salt":"%b",' % salt.encode()
     if lacks:
         added += b'"model":%b,' % msgspec.json.encode(prompt.model)
+    if unsaid:
+        added += b'"store":false,'
     return BodyEdit(body.index(b"{") + 1, added)
+
+
+def _may_name(body: bytes, quoted: bytes) -> bool:
+    """Whether a member of this name may stand in it, if only as null; a letter of it may be escaped."""
+    return quoted in body or b"\\u00" in body
 
 
 def renamed(body: bytes, model: str) -> bytes:

@@ -104,6 +104,10 @@ _ALLOWED = ", ".join(
 )
 
 
+KINDS = {(method, path): kind for path, (method, kind) in _PATHS.items()}
+"""What `classify` says of those that come most."""
+
+
 def classify(method: bytes, path: bytes) -> Kind | PathRefusal:
     """Name what a request asks for, or say why it does not pass. `path` is without its query."""
     known = _PATHS.get(path) or _of_a_model(path)

@@ -68,8 +68,10 @@ class Prompt(msgspec.Struct, frozen=True):
     one answer that tells nothing of the prompt, so that one engine may prefill and another decode. `answer` is None
     where it cannot be told how the next turn's text will go on from this one.
     `has_options` and `has_salt`: the body may have a member `stream_options`, `cache_salt`. `lacks_model`: it names no
-    model, and `model` is the one that it gets. `wishes` is what it says beside its prompt. `recomputed`: it asks what
-    its prompt's tokens were worth, so that an engine takes none of them from its cache.
+    model, and `model` is the one that it gets. `unsaid_store`: it leaves to the engine whether its answer is kept
+    there, which it shall not be. `wishes` is what it says beside its prompt. `recomputed`: it asks what its prompt's
+    tokens were worth, so that an engine takes none of them from its cache. `answers` is how many it asks for, each of
+    up to `max_tokens`.
     """
 
     model: str
@@ -84,8 +86,10 @@ class Prompt(msgspec.Struct, frozen=True):
     has_options: bool = True
     has_salt: bool = True
     lacks_model: bool = False
+    unsaid_store: bool = False
     wishes: Wishes = NO_WISHES
     recomputed: bool = False
+    answers: int = 1
 
 
 def invalid(param: str, detail: str) -> BodyError:
@@ -101,6 +105,20 @@ def output_limit(limit: int | None, param: str) -> int | None:
     if limit < 1:
         raise invalid(param, f"`{param}` must be at least 1")
     return min(limit, OUTPUT_TOKENS_MAX)
+
+
+def how_many(*said: Any) -> int:
+    """How many answers a body asks for by fields of which the most counts: what no engine takes for a number is none.
+    Engines read as loosely as this (`"3"`, 3.0), and refuse the rest themselves."""
+    most = 1
+    for value in said:
+        if value is None or value == 1:
+            continue
+        try:
+            most = max(most, min(int(value), OUTPUT_TOKENS_MAX))
+        except (TypeError, ValueError, OverflowError):
+            continue
+    return most
 
 
 class Generating(Protocol):
@@ -121,16 +139,18 @@ def generated(
     has_options: bool = False,
     divisible: bool = False,
     recomputed: bool = False,
+    answers: int = 1,
 ) -> Prompt:
     """The prompt of such a body. `spelled` is its canonical text and `unspelled_bytes`, `limit` how many tokens the
     answer may have and the field that says so; the rest is as in Prompt. Raises BodyError."""
     canonical, unspelled_bytes = spelled
+    most, param = limit
     return Prompt(
         model=body.model or "",
         canonical=canonical,
         stream=bool(body.stream),
         hide_usage=hide_usage,
-        max_tokens=output_limit(*limit),
+        max_tokens=most if most is None or 0 < most <= OUTPUT_TOKENS_MAX else output_limit(most, param),
         cache_salt=body.cache_salt or "",
         unspelled_bytes=unspelled_bytes,
         divisible=divisible,
@@ -138,6 +158,7 @@ def generated(
         has_options=has_options,
         has_salt=body.cache_salt is not msgspec.UNSET,
         recomputed=recomputed,
+        answers=answers,
     )
 
 

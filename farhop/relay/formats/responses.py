@@ -1,8 +1,10 @@
 """Reading bodies of OpenAI's Responses API, as far as nothing of them is to be kept: each becomes the chat that it
 stands for.
 
-What would need state of an earlier request, or leave some, is refused with the reason, and so are tools by which an
-engine would connect to hosts that a client names. Never changes a body.
+What would need state of an earlier request, or asks for some to be left, is refused with the reason, and so are tools
+by which an engine would connect to hosts that a client names. By OpenAI's default a response is stored; few who say
+nothing of it ever ask for it again (SDKs and agents send the whole conversation), so they are served and nothing is
+stored: the engine is told so. Who does ask again is told why it is not there. Never changes a body.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from farhop.relay.formats.field_guard import json_reader
 from farhop.relay.formats.openai import Message, spell
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 _ANSWER = AnswerText("delta", ASSISTANT_TURN)
 _STATEFUL = ("conversation", "prompt")
-_STORED = "responses are not stored here, since their state would live in one region: say `store: false`"
+_STORED = "responses are not stored here, since their state would live in one region: leave `store` out, or say false"
 _PARTS = ("input_text", "output_text", "text", "refusal")
 
 
@@ -39,7 +42,7 @@ class _Response(msgspec.Struct, kw_only=True):
 
 
 def _read(body: _Response, guard: Guard) -> Prompt:
-    if body.store is not False:
+    if body.store:
         raise invalid("store", _STORED)
     if body.background:
         raise invalid("background", "an answer in the background would have to be kept here: leave `background` out")
@@ -54,7 +57,8 @@ def _read(body: _Response, guard: Guard) -> Prompt:
         raise invalid("input", "`input` says nothing: give a text")
     for message in messages:
         guard.media(message.content, "input")
-    return generated(body, spell(messages, body.tools), (body.max_output_tokens, "max_output_tokens"), _ANSWER)
+    made = generated(body, spell(messages, body.tools), (body.max_output_tokens, "max_output_tokens"), _ANSWER)
+    return made if body.store is False else replace(made, unsaid_store=True)
 
 
 def _chat(body: _Response) -> list[Message]:

@@ -1,9 +1,8 @@
-"""A stream that can go on from another engine: what is asked for beside, what is kept of it, and how it is continued.
+"""A stream that can go on from another engine: which can, what is asked for beside, and what is known of any of them.
 
-Exact: the engine is asked for token ids (vLLM's `return_token_ids`), which are taken out of what the client gets; a
-stream that breaks is continued from prompt ids and the ids whose text the client has, as a completion, whose chunks are
-spelled as those of the first stream. So no character is lost, doubled or altered at the seam. The same as without a
-break is more than that: it also takes an engine that answers alike each time. By text alone: `text_resumption`.
+Exact: the engine is asked for token ids (vLLM's `return_token_ids`), by which the stream is continued
+(`exact_resumption`). So no character is lost, doubled or altered at the seam. The same as without a break is more than
+that: it also takes an engine that answers alike each time. By text alone: `text_resumption`.
 
 What cannot be continued honestly is not (`Unresumable`): grammars, penalties, several answers, log probabilities,
 tools, reasoning, media. Stop strings are the business of `stops`. Pure; never decides whether and where one goes on.
@@ -13,8 +12,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from array import array
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -35,18 +33,23 @@ CHAT, TARGET = b"/v1/chat/completions", b"/v1/completions"
 ASKS = b'"return_token_ids":true,'  # goes into the body behind its first brace
 
 _raw = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_ids = msgspec.json.Decoder(list[int])
-_IDS = re.compile(rb'"(prompt_token_ids|token_ids)"\s*:\s*(\[[0-9,\s]*\])')
-_SAYS = re.compile(rb'"(?:content|text)"\s*:\s*"(?!")')
+_maybe_raw = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
+
+
+class _Named(msgspec.Struct):
+    """What every event of one stream repeats. The first has all ids of its prompt beside: nothing is made of them."""
+
+    id: Any = None
+    created: Any = None
+    model: Any = None
+
+
+_named = msgspec.json.Decoder(_Named)
 _ENDS = re.compile(rb'"finish_reason"\s*:\s*"')
 _UNTOLD = re.compile(rb'"(?:tool_calls"\s*:\s*\[\s*\{|(?:reasoning|reasoning_content|refusal)"\s*:\s*"(?!"))')
-_ID, _PROMPT_ID, _GOES_ON, _QUOTE = b'"token_ids":[', b'"prompt_token_ids":[', b'"finish_reason":null', ord('"')
-_CONTENT, _TEXT = b'"content":"', b'"text":"'
-_TOOLS, _REASONS_TOLD, _REFUSAL = b'"tool_calls"', b'"reasoning', b'"refusal"'
-_ID_BYTES, _ID_DIGITS = len(_ID), 12
-_NO_IDS, _NO_PROMPT_IDS = b'"token_ids":null', b'"prompt_token_ids":null'
 _DONE = re.compile(rb"^data:\s*\[DONE\]", re.M)
 _USAGE = re.compile(rb'"choices"\s*:\s*\[\s*\]')
+_DATA = re.compile(rb"^data:(.*?)\r?$", re.M)  # other lines of an event name it, or are comments
 _ANY_END = re.compile(rb"\r?\n\r?\n")
 _MEDIA = (b'"image_url"', b'"input_audio"', b'"audio_url"', b'"video_url"', b'"image_embeds"', b'"prompt_embeds"')
 _NOTHING = (b"null", b"false", b"[]", b"{}", b'""', b"0", b"0.0")
@@ -87,6 +90,7 @@ class Plan(msgspec.Struct, frozen=True):
     stops: tuple[str, ...] = ()
     hides_stop: bool = True  # the client is not to see the one that ends it
     text: bool = False  # it may go on by its text where no ids are told
+    usage_each: bool = False  # the client wants to be told with each event
 
 
 def asking(body: bytes, plan: Plan, asks: bytes = ASKS) -> bytes:
@@ -129,14 +133,23 @@ def plan(path: bytes, body: bytes, *, text: bool = False) -> Plan:
     chat = path == CHAT
     if not chat and not _is_one(document.get("prompt")):
         raise Unresumable("answers")
-    kept = {name: document[name] for name in document.keys() & _KEPT}
+    kept = {name: document[name].copy() for name in document.keys() & _KEPT}  # else they would hold the whole body
     limit = _number(document, "max_completion_tokens") if chat else None
     limit = _number(document, "max_tokens") if limit is None else limit
     if not chat and "max_tokens" not in document:
         limit = 16  # the API's default for a completion; null is no limit
     texts = _stops(document)
     hides = all(bytes(document.get(name, b"false")) != b"true" for name in stops.NAMES)
-    return Plan(chat, kept, limit, _number(document, "min_tokens") or 0, texts, hides, text)
+    each = _wants_each(document)
+    return Plan(chat, kept, limit, _number(document, "min_tokens") or 0, texts, hides, text, each)
+
+
+def _wants_each(document: dict[str, msgspec.Raw]) -> bool:
+    try:
+        options = _maybe_raw.decode(document.get("stream_options", b"null")) or {}
+    except UNREADABLE:
+        raise Unresumable("unreadable") from None
+    return bytes(options.get("continuous_usage_stats", b"false")) == b"true"
 
 
 def _stops(document: dict[str, msgspec.Raw]) -> tuple[str, ...]:
@@ -165,15 +178,6 @@ def _number(document: dict[str, msgspec.Raw], name: str) -> int | None:
     return int(said) if said.isdigit() else None
 
 
-class _Form(NamedTuple):
-    """What the events of one stream have in common that bring one token each: all but their text and their id."""
-
-    head: bytes  # to the text
-    middle: bytes  # from its quote to the bracket before the id
-    tail: bytes  # from the bracket behind it
-    passed: bytes  # what stands there instead, from the bracket before it
-
-
 class Progress(ABC):
     """What is known of one stream that can go on elsewhere, whatever it goes on by: ids (`ExactProgress`) or text.
 
@@ -183,6 +187,7 @@ class Progress(ABC):
 
     __slots__ = (
         "_head",
+        "_seam",
         "_tells_done",
         "_tells_usage",
         "counted_bytes",
@@ -203,6 +208,7 @@ class Progress(ABC):
         self._tells_usage = self._tells_done = True  # at its end: what the client has not been told of it yet
         self.why_not = ""
         self.resumed = self.recomputed = 0
+        self._seam = 0  # tokens before the last one
         self.version = b""  # of the model, as the tier below told with the first answer
         self.counted_bytes = 0  # of what is held, as whoever bounds it has it
 
@@ -219,6 +225,11 @@ class Progress(ABC):
         """How many of the answer are known."""
 
     @property
+    def _tokens_so_far(self) -> int:
+        """Those, and what came without its text."""
+        return self.tokens
+
+    @property
     @abstractmethod
     def carried_by(self) -> machine.Carrier:
         """What of it an engine must take."""
@@ -232,6 +243,12 @@ class Progress(ABC):
     @abstractmethod
     def can_resume(self) -> bool:
         """Whether it can go on from what is known."""
+
+    @property
+    def hindrance(self) -> str:
+        """Why it cannot go on from just here, if it could be broken here; "" where nothing is in the way. With a
+        `why_not` it is that; else the next token may remove it."""
+        return self.why_not
 
     @property
     def can_end(self) -> bool:
@@ -265,8 +282,8 @@ class Progress(ABC):
         return False
 
     @abstractmethod
-    def _tokens_in(self, event: bytes) -> int:
-        """Of the answer, which an event brings."""
+    def _tokens_by(self, event: bytes, tokens: int) -> int:
+        """How many of the answer are there with an event, `tokens` before it."""
 
     @abstractmethod
     def _continued(self, document: dict[str, Any]) -> bytes:
@@ -274,28 +291,29 @@ class Progress(ABC):
 
     # -- what is the same for all
 
-    def heard(self, events: bytes) -> bytes:
+    def apply_stops(self, events: bytes) -> bytes:
         """Before they are taken: whole events as an engine would write them that knows what was said before a seam."""
-        tokens, pieces = self.tokens, list[bytes]()
+        tokens, pieces = self._tokens_so_far, list[bytes]()
         assert self.stops is not None  # else there is nothing to hear
         for event in each(events):
-            if self.stops.looks:
-                tokens += self._tokens_in(event)
-            pieces.append(self.stops.heard(event, may_stop=tokens > self.plan.min_tokens))
+            if self.stops.scan_chars:
+                tokens = self._tokens_by(event, tokens)
+            pieces.append(self.stops.apply(event, may_stop=tokens > self.plan.min_tokens))
         return b"".join(pieces)
 
-    def shown(self, events: bytes) -> bytes:
+    def visible(self, events: bytes) -> bytes:
         """After they were taken: whole events without what a client is not to see of its stop strings."""
-        return events if self.stops is None else b"".join(map(self.stops.shown, each(events)))
+        return events if self.stops is None else b"".join(map(self.stops.visible, each(events)))
 
     def _begin(self, events: bytes) -> None:
         """Name, moment and model, which every event of one stream repeats."""
         at = events.find(b"{")
         try:
-            head = msgspec.json.decode(events[at : events.find(b"\n", at)], type=dict[str, Any]) if at >= 0 else {}
+            head = _named.decode(memoryview(events)[at : events.find(b"\n", at)]) if at >= 0 else _Named()
         except UNREADABLE:
-            head = {}
-        self._head = {name: head[name] for name in ("id", "created", "model") if name in head}
+            head = _Named()
+        said = {"id": head.id, "created": head.created, "model": head.model}
+        self._head = {name: value for name, value in said.items() if value is not None}
         if len(self._head) < 3:
             self.why_not = self.why_not or "unreadable"
 
@@ -311,21 +329,21 @@ class Progress(ABC):
 
     def spelled(self, events: bytes, *, tells_usage: bool) -> bytes:
         """Whole events of a continuation as those of the first stream. `tells_usage`: the client asked for it."""
-        pieces = [self._spelled(event, tells_usage) for event in events.split(b"\n\n") if event.strip()]
-        return self.shown(b"".join(pieces))
+        pieces = [self._spelled(event, tells_usage) for event in each(events) if event.strip()]
+        return self.visible(b"".join(pieces))
 
     def _spelled(self, event: bytes, tells_usage: bool) -> bytes:
-        said = event[5:].strip() if event.startswith(b"data:") else b""
+        said = b"\n".join(_DATA.findall(event)).strip()
         if said == b"[DONE]":
             return self.end(tells_usage=tells_usage)
         try:
             document = msgspec.json.decode(said, type=dict[str, Any])
             choices = document["choices"]
         except (*UNREADABLE, KeyError):
-            return event + b"\n\n"
+            return event
         return self._continued(document) if choices else b""  # without: usage, which is told at the end, of the whole
 
-    def _chunk(self, text: str, choice: dict[str, Any]) -> bytes:
+    def _chunk(self, text: str, choice: dict[str, Any], usage: dict[str, Any] | None = None) -> bytes:
         ends = choice.get("finish_reason")
         said: dict[str, Any] = {
             "index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": ends,
@@ -333,15 +351,37 @@ class Progress(ABC):
         if ends is not None:
             said["stop_reason"] = choice.get("stop_reason")
         said["token_ids"] = choice.get("token_ids")  # null but for a tier above
-        return event({
+        document = {
             "id": self._head["id"], "object": "chat.completion.chunk", "created": self._head["created"],
             "model": self._head["model"], "choices": [said],
-        })  # fmt: skip
+        }  # fmt: skip
+        return event(document if usage is None else document | {"usage": usage})
+
+    def _usage_so_far(self, document: dict[str, Any]) -> dict[str, Any] | None:
+        """What a continuation's event tells of usage, as of the whole; None where the client wants none with each. What
+        was said before the seam is part of a continuation's prompt."""
+        told = document.get("usage")
+        if not self._tells_each or not isinstance(told, dict):
+            return None
+        prompt, answer = (told.get(name) for name in ("prompt_tokens", "completion_tokens"))
+        if not isinstance(prompt, int) or not isinstance(answer, int):
+            return None
+        prompt, answer = self._prompt_of(prompt), self._seam + answer
+        return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+
+    @property
+    def _tells_each(self) -> bool:
+        """Whether usage is told with each event of a continuation."""
+        return self.plan.usage_each
+
+    def _prompt_of(self, told: int) -> int:
+        """The prompt's tokens, where a continuation's engine told so many: there the answer so far is part of it."""
+        return max(0, told - self._seam)
 
     def at_limit(self) -> bytes:
         """The event that ends it where all tokens that were asked for are there."""
         self.finished = True
-        return self.shown(self._limit())
+        return self.visible(self._limit())
 
     def _limit(self) -> bytes:
         if self.plan.chat:
@@ -373,220 +413,6 @@ class Progress(ABC):
         return told + b"data: [DONE]\n\n"
 
 
-class ExactProgress(Progress):
-    """By ids: its prompt's and answer's tokens, and how much of these the client has as text."""
-
-    __slots__ = ("_begins", "_form", "_sure", "_tokens_left", "ids", "prompt")
-
-    def __init__(self, plan: Plan, tokens_max: int = TOKENS_MAX) -> None:
-        super().__init__(plan)
-        self._tokens_left = tokens_max
-        self.prompt, self.ids = array("I"), array("I")
-        self._sure = 0  # of the ids, those whose text the client has, wholly
-        self._begins = _CONTENT if plan.chat else _TEXT  # what comes before an event's text
-        self._form: _Form | None = None
-
-    @property
-    def held_bytes(self) -> int:
-        """See Progress."""
-        return 4 * (len(self.prompt) + len(self.ids))
-
-    @property
-    def tokens(self) -> int:
-        """See Progress."""
-        return len(self.ids)
-
-    @property
-    def carried_by(self) -> machine.Carrier:
-        """See Progress."""
-        return "ids"
-
-    @property
-    def target(self) -> bytes:
-        """See Progress. Whatever it was, a completion takes ids."""
-        return TARGET
-
-    @property
-    def can_resume(self) -> bool:
-        """See Progress."""
-        return not self.why_not and not self.finished and bool(self.prompt) and bool(self._head)
-
-    def bounded(self, context_tokens: int) -> bool:
-        """See Progress. Without either nobody could say: a completion's default is another than a chat's."""
-        return self.plan.max_tokens is not None or context_tokens > 0
-
-    @property
-    def counts(self) -> bool:
-        """See Progress."""
-        return bool(self.prompt)
-
-    def take(self, events: bytes) -> bytes:
-        """See Progress."""
-        # Nearly always it is one event with one token, in the form of the last one: five times as fast as a search.
-        if self._form is not None:
-            head, middle, tail, passed = self._form
-            behind = len(events) - len(tail)
-            id_at = events.rfind(b"[", behind - _ID_DIGITS, behind) + 1
-            number, middle_at = events[id_at:behind], id_at - len(middle)
-            alike = events.startswith(head) and events.startswith(middle, middle_at) and events.endswith(tail)
-            if alike and number.isdigit() and self._tokens_left > 0 and not self.why_not:
-                text = events[len(head) : middle_at]
-                if b'"' not in text:  # else it is more than one event, or says a quote
-                    self._tokens_left -= 1
-                    ids = self.ids
-                    ids.append(int(number))
-                    if text:
-                        self._sure = len(ids)
-                    return events[: id_at - 1] + passed
-        return self._search(events)
-
-    def _search(self, events: bytes) -> bytes:
-        at = events.find(_ID)
-        if at >= 0 and self._head and _PROMPT_ID not in events:
-            end = events.find(b"]", at)
-            said = events[at + _ID_BYTES : end]
-            plain = said.isdigit() and _GOES_ON in events and events.find(_ID, end) < 0 and self._tokens_left > 0
-            if plain and not (_TOOLS in events or _REASONS_TOLD in events or _REFUSAL in events or self.why_not):
-                self._tokens_left -= 1
-                self.ids.append(int(said))
-                begins = self._begins
-                says = events.find(begins)
-                if says >= 0 and events[says + len(begins)] != _QUOTE:
-                    self._sure = len(self.ids)
-                    self._form = _form(events, says + len(begins), at + _ID_BYTES, end)
-                return events[: at + _ID_BYTES - 1] + b"null" + events[end + 1 :]
-        return self._take(events)
-
-    def _take(self, events: bytes) -> bytes:
-        if not self._head:
-            self._begin(events)
-        self._note(events)
-        pieces: list[bytes] = []
-        start = since = 0
-        for found in _IDS.finditer(events):
-            pieces += (events[start : found.start(2)], b"null")
-            start = found.end(2)
-            said = found[2]
-            if found[1] == b"prompt_token_ids":
-                if not self.prompt:
-                    self._keep(self.prompt, said)
-            else:
-                self._keep(self.ids, said)
-                # A token that ends within a character has no text yet: it comes with the next one's.
-                if _SAYS.search(events, since, found.start()) is not None:
-                    self._sure = len(self.ids)
-                since = start
-        if not pieces:
-            if not self.why_not and _SAYS.search(events) is not None:
-                self.why_not = "untold"  # the client has text of which no ids are known: it would be said again
-            return events
-        pieces.append(events[start:])
-        return b"".join(pieces)
-
-    def _keep(self, where: array[int], said: bytes) -> None:
-        try:
-            tokens = _ids.decode(said)
-            self._tokens_left -= len(tokens)
-            if self._tokens_left >= 0:
-                where.extend(tokens)
-                return
-            self.why_not = self.why_not or "too_long"
-        except (msgspec.DecodeError, OverflowError):
-            self.why_not = self.why_not or "unreadable"
-        del self.prompt[:], self.ids[:]
-
-    def left(self, context_tokens: int) -> int:
-        """See Progress."""
-        room = context_tokens - len(self.prompt) - self._sure if context_tokens else 0
-        if self.plan.max_tokens is None:
-            return max(0, room)
-        left = max(0, self.plan.max_tokens - self._sure)
-        return min(left, room) if context_tokens else left
-
-    def go_on(self, context_tokens: int) -> bytes:
-        """See Progress."""
-        dropped = len(self.ids) - self._sure
-        self.recomputed += len(self.prompt) + len(self.ids)
-        del self.ids[self._sure :]
-        self._tokens_left += dropped
-        self.resumed += 1
-        self._begins, self._form = _TEXT, None  # whatever it was, a completion continues it
-        plan = self.plan
-        document: dict[str, Any] = {
-            **plan.kept,
-            "prompt": [*self.prompt, *self.ids],
-            "max_tokens": self.left(context_tokens),
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "return_token_ids": True,
-        }
-        if self.stops is not None:
-            self.stops.break_off()
-            document |= {"stop": plan.stops, "include_stop_str_in_output": True}
-        if plan.min_tokens > len(self.ids):
-            document["min_tokens"] = plan.min_tokens - len(self.ids)
-        return msgspec.json.encode(document)
-
-    @property
-    def usage(self) -> Usage:
-        """See Progress. How much was cached at first, nobody said."""
-        return Usage(len(self.prompt), len(self.ids))
-
-    def _tokens_in(self, event: bytes) -> int:
-        return sum(told[2].count(b",") + 1 for told in _IDS.finditer(event) if told[1] == b"token_ids")
-
-    def _continued(self, document: dict[str, Any]) -> bytes:
-        choice = document["choices"][0]
-        if self.plan.chat:
-            return self._chunk(str(choice.get("text") or ""), choice)
-        return event({**document, **self._head})
-
-
-class ToldProgress(ExactProgress):
-    """The same for a tier above that is to know the ids, too: what it gets has them.
-
-    An event brings the ids of the text that it ends with, and never others: whoever has all events so far can go on
-    from their ids, whatever was computed here beside, and whichever engine of ours it came from.
-    """
-
-    __slots__ = ("_told", "_told_prompt")
-
-    def __init__(self, plan: Plan, tokens_max: int = TOKENS_MAX) -> None:
-        super().__init__(plan, tokens_max)
-        if self.stops is not None:
-            self.stops.hides = False  # the tier above does
-        self._told, self._told_prompt = 0, False
-
-    def take(self, events: bytes) -> bytes:
-        """Whole events as the tier above gets them."""
-        if events.count(b"\n\n") == 1 and self._told == len(self.ids) and _PROMPT_ID not in events:
-            taken = super().take(events)  # nearly always: one event, with the ids of its own text
-            if self._told < self._sure == len(self.ids) and not self.why_not:
-                self._told = self._sure
-                return events
-            return self._tell(taken)
-        return b"".join([self._tell(super(ToldProgress, self).take(event)) for event in each(events)])
-
-    def _tell(self, event: bytes) -> bytes:
-        if self.prompt and not self._told_prompt:
-            self._told_prompt = True
-            event = event.replace(_NO_PROMPT_IDS, _NO_PROMPT_IDS[:-4] + _listed(self.prompt), 1)
-        known = len(self.ids) if self.finished else self._sure
-        at = event.rfind(_NO_IDS) if known > self._told else -1
-        if at < 0:
-            return event
-        ids, self._told = _listed(self.ids[self._told : known]), known
-        return event[: at + len(_NO_IDS) - 4] + ids + event[at + len(_NO_IDS) :]
-
-
-def _form(events: bytes, says: int, id_at: int, end: int) -> _Form | None:
-    """That of an event whose text begins and whose id begins and ends there; None where that cannot be said."""
-    quote = events.find(b'"', says)
-    if not says < quote < id_at or b"\\" in events[says:quote] or events.find(b"\n\n") != len(events) - 2:
-        return None
-    return _Form(events[:says], events[quote:id_at], events[end:], b"null" + events[end + 1 :])
-
-
 def each(events: bytes) -> Iterator[bytes]:
     """Whole events, one by one."""
     if events.find(b"\n\n") == len(events) - 2:  # nearly always
@@ -598,10 +424,6 @@ def each(events: bytes) -> Iterator[bytes]:
         start = end.end()
     if start < len(events):
         yield events[start:]
-
-
-def _listed(ids: array[int]) -> bytes:
-    return b"[" + b",".join(b"%d" % one for one in ids) + b"]"
 
 
 def event(document: dict[str, Any]) -> bytes:

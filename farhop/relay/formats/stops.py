@@ -35,25 +35,26 @@ def named(said: bytes) -> tuple[str, ...]:
 class Stops:
     """What one stream's stop strings ask for. `hides`: its client is to see neither these nor what could begin one.
 
-    `looks`: so many characters yet may end one that began before the seam; `ended`: one did, which no engine can see.
+    `scan_chars`: so many characters yet may end one that began before the seam; `ended`: one did, which no engine can
+    see.
     """
 
-    __slots__ = ("_held", "_hold", "_longest", "_said", "_texts", "ended", "hides", "looks")
+    __slots__ = ("_ending", "_held", "_hold", "_longest", "_texts", "ended", "hides", "scan_chars")
 
     def __init__(self, texts: tuple[str, ...], *, hides: bool) -> None:
         self._texts, self.hides = texts, hides
         self._longest = max(map(len, texts))
         self._hold = self._longest - 1 if hides else 0
-        self._said = ""  # last, as much as a stop string may begin in
+        self._ending = ""  # last, as much as a stop string may begin in
         self._held = ""  # of it, what the client has not got
-        self.looks = 0
+        self.scan_chars = 0
         self.ended = False
 
     def break_off(self) -> None:
         """The stream goes on at an engine that knows none of its text."""
-        self.looks = self._longest - 1
+        self.scan_chars = self._longest - 1
 
-    def heard(self, event: bytes, *, may_stop: bool) -> bytes:
+    def apply(self, event: bytes, *, may_stop: bool) -> bytes:
         """An event as its engine wrote it: the same, or how it would have been written by one that knows all text.
         `may_stop`: as many tokens are there as the client wants at least."""
         if self.ended:
@@ -62,10 +63,10 @@ class Stops:
         if found is None:
             return event
         piece = found[2]
-        said = self._said + piece
-        if self.looks and piece:
-            since = len(self._said)
-            self.looks = max(0, self.looks - len(piece))
+        said = self._ending + piece
+        if self.scan_chars and piece:
+            since = len(self._ending)
+            self.scan_chars = max(0, self.scan_chars - len(piece))
             for text in self._texts if may_stop else ():
                 at = said.find(text, max(0, since + 1 - len(text)))
                 if at >= 0:
@@ -75,10 +76,10 @@ class Stops:
                     event = _named(event, _ENDS, b"finish_reason", b'"stop"')
                     event = _named(event, _STOPPED_BY, b"stop_reason", msgspec.json.encode(text))
                     break
-        self._said = (self._said + piece)[1 - self._longest :] if self._longest > 1 else ""
+        self._ending = (self._ending + piece)[1 - self._longest :] if self._longest > 1 else ""
         return event
 
-    def shown(self, event: bytes) -> bytes:
+    def visible(self, event: bytes) -> bytes:
         """An event of one choice as its client gets it."""
         if not self.hides:
             return event

@@ -3,8 +3,10 @@
 Continued as the same request with the answer's text so far: behind a completion's prompt, in a chat as the last
 message, which the engine is to write on (`continue_final_message`; vLLM wants `add_generation_prompt: false` with it,
 SGLang knows no such field and ignores it). No character is lost or said twice. But the engine reads tokens of its own
-out of the text, which may be others than were written: so the rest need not be what an unbroken stream would have said,
-and tokens are counted by events. Text that a chat template could trim is told apart (`carried_by`). Pure.
+out of the text, which may be others than were written: so the rest need not be what an unbroken stream would have said.
+Tokens are counted by events, or where an event tells of usage by that: an engine may put several into one (`packs`, and
+`counting` for what such a one is asked). A tier above counts the same: behind a seam it is told usage with each event,
+since tokens without text come anew there. Text that a chat template could trim is told apart (`carried_by`). Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import msgspec
 from farhop.balance.machine import Usage
 from farhop.relay.formats import resumption, stops
 from farhop.relay.formats.openai import UNREADABLE
-from farhop.relay.formats.resumption import CHAT, TARGET, Progress, Unresumable
+from farhop.relay.formats.resumption import CHAT, TARGET, TOKENS_MAX, Progress, Unresumable
 
 if TYPE_CHECKING:
     from farhop.balance.machine import Carrier
@@ -27,6 +29,9 @@ TEXT_BYTES_MAX = 1024 * 1024  # kept of one answer, as JSON spells it
 ASKS = b""  # nothing but that no text is held back
 _SAYS = re.compile(rb'"(?:content|text)"\s*:\s*"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
 _USES = re.compile(rb'"usage"\s*:\s*\{')
+_COUNTED = re.compile(rb'"completion_tokens"\s*:\s*([0-9]{1,9})[,}\s]')
+_PROMPT = re.compile(rb'"prompt_tokens"\s*:\s*([0-9]{1,9})[,}\s]')
+_USAGE_MEMBER = re.compile(rb',\s*"usage"\s*:\s*\{(?:[^{}]|\{[^{}]*\})*\}')  # a text's own quotes are escaped
 _INDEX = re.compile(rb'"index"\s*:')
 _ROLE = re.compile(rb'"role"\s*:\s*"')
 _UNKNOWN = "\ufffd"  # what engines write for bytes that are no character
@@ -35,28 +40,34 @@ _list = msgspec.json.Decoder(list[msgspec.Raw])
 _string = msgspec.json.Decoder(str)
 _message = msgspec.json.Decoder(dict[str, Any])
 _LIMITS = ("max_completion_tokens", "max_tokens")
+_PACKED, _PACKED_MORE = 1.25, 4  # beyond what characters of several tokens, and the token that ends it, make of events
 
 
 class TextProgress(Progress):
     """What is known of such a stream: what was asked, and the text that the client has, or is to have."""
 
-    __slots__ = ("_body", "_form_begins", "_form_ends", "_mute", "_said", "_seam", "_tokens", "tells_usage", "told")
+    __slots__ = (
+        "_body", "_counts_usage", "_form_begins", "_form_ends", "_mute", "_prompt_tokens", "_text", "_tokens",
+        "strips", "tells_usage", "usage_received",
+    )  # fmt: skip
 
     def __init__(self, plan: Plan, body: bytes, *, tells_usage: bool) -> None:
         """`body`: as engines get it; `tells_usage`: its client wants to be told. Raises Unresumable."""
         super().__init__(plan)
         _check(plan, body)
         self._body, self.tells_usage = body, tells_usage
-        self._said = bytearray()
+        self._text = bytearray()
         self._form_begins = self._form_ends = b""  # what all events have in common that bring no more than text
-        self._tokens = self._mute = 0  # events of the answer; those since the last text, whose text is still to come
-        self._seam = 0  # tokens before it
-        self.told: Usage | None = None  # by the engine that answers now
+        self._tokens = self._mute = 0  # of the answer; those since the last text, whose text is still to come
+        self._counts_usage = False  # events tell how many tokens there are
+        self._prompt_tokens: int | None = None  # as the first engine told, if it has
+        self.strips = not plan.usage_each  # its client is not to see what only we asked for
+        self.usage_received: Usage | None = None  # by the engine that answers now
 
     @property
     def held_bytes(self) -> int:
         """See Progress."""
-        return len(self._body) + len(self._said)
+        return len(self._body) + len(self._text)
 
     @property
     def tokens(self) -> int:
@@ -64,9 +75,13 @@ class TextProgress(Progress):
         return self._tokens
 
     @property
+    def _tokens_so_far(self) -> int:
+        return self._tokens + self._mute
+
+    @property
     def carried_by(self) -> Carrier:
         """See Progress."""
-        text = self._text()
+        text = self._decoded()
         return "solid" if not self.plan.chat or text == text.strip() else "text"
 
     @property
@@ -75,20 +90,23 @@ class TextProgress(Progress):
         return CHAT if self.plan.chat else TARGET
 
     @property
-    def can_resume(self) -> bool:
-        """See Progress. Without an engine's word its usage could not be told."""
-        if self.why_not or not self._head:
-            return False
+    def hindrance(self) -> str:
+        """See Progress. Nobody could write on behind half a character, nor tell usage without an engine's word."""
+        if self.why_not:
+            return self.why_not
         try:
-            text = self._text()
+            text = self._decoded()
         except UNREADABLE:
-            self.why_not = "unreadable"
-            return False
+            return "unreadable"
         if text.endswith(_UNKNOWN):
-            self.why_not = "character"
-        elif self.tells_usage and self._tells_usage and self.usage is None and (self.finished or not self.left(0)):
-            self.why_not = "usage"
-        return not self.why_not and not self.finished
+            return "character"
+        untold = self.tells_usage and self._tells_usage and self.usage is None
+        return "usage" if untold and (self.finished or not self.left(0)) else ""
+
+    @property
+    def can_resume(self) -> bool:
+        """See Progress."""
+        return bool(self._head) and not self.finished and not self.hindrance
 
     @property
     def can_end(self) -> bool:
@@ -102,32 +120,36 @@ class TextProgress(Progress):
     def left(self, context_tokens: int) -> int:  # noqa: ARG002
         """See Progress. A request whose length was right at first is as long when it goes on."""
         limit = self.plan.max_tokens
-        return resumption.TOKENS_MAX if limit is None else max(0, limit - self._tokens)
+        return TOKENS_MAX if limit is None else max(0, limit - self._tokens)
 
     def adds(self, event: bytes) -> bool:
         """Take what is one event of the usual form; whether it was. It passes as it is."""
         begins, ends = self._form_begins, self._form_ends
-        if self.why_not or len(self._said) > TEXT_BYTES_MAX:
+        if self.why_not or len(self._text) > TEXT_BYTES_MAX:
             return False  # the longer way lets go of what was kept
         if not begins or not event.startswith(begins) or not event.endswith(ends):
             return False
         text = event[len(begins) : -len(ends)]
         if b'"' in text or not text:  # more than one event, or a quote, or a token whose text is still to come
             return False
-        self._said += text
+        self._text += text
         self._tokens += 1
         return True
 
     def take(self, events: bytes) -> bytes:
         """See Progress."""
+        stripped = list[bytes]()
         for event in resumption.each(events):
             if not self.adds(event):
                 self._search(event)
-        if len(self._said) > TEXT_BYTES_MAX:
+                if self._counts_usage and self.strips and _INDEX.search(event) is not None:
+                    event = _USAGE_MEMBER.sub(b"", event, 1)
+            stripped.append(event)
+        if len(self._text) > TEXT_BYTES_MAX:
             self.why_not = self.why_not or "too_long"
         if self.why_not:
-            self._said, self._body, self._form_begins = bytearray(), b"", b""
-        return events
+            self._text, self._body, self._form_begins = bytearray(), b"", b""
+        return b"".join(stripped) if self._counts_usage else events
 
     def _search(self, event: bytes) -> None:
         self._form_begins = b""
@@ -136,24 +158,50 @@ class TextProgress(Progress):
         self._note(event)
         goes_on = not self.finished and _INDEX.search(event) is not None
         found = _SAYS.search(event)
+        if self._counted(event, says=found is not None and bool(found[1])):
+            self._text += found[1] if found is not None else b""
+            return
         if found is None or not found[1]:
             self._mute += goes_on and _ROLE.search(event) is None
             return
-        self._said += found[1]
+        self._text += found[1]
         self._tokens += 1 + self._mute
         self._mute = 0
         if goes_on and self.stops is None and _USES.search(event) is None and b"\r" not in event:
             self._form_begins, self._form_ends = event[: found.start(1)], event[found.end(1) :]
 
-    def _text(self) -> str:
-        return _string.decode(b'"' + self._said + b'"')
+    def _counted(self, event: bytes, *, says: bool) -> bool:
+        """Whether it tells how many tokens there are by now; those without text are still to come."""
+        if _USES.search(event) is None or _INDEX.search(event) is None:
+            return False
+        if (told := _COUNTED.search(event)) is None:
+            return False
+        self._counts_usage = True
+        if self._prompt_tokens is None and not self.resumed and (prompt := _PROMPT.search(event)) is not None:
+            self._prompt_tokens = int(prompt[1])
+        known = self._seam + int(told[1])
+        self._mute = max(0, known - self._tokens)
+        if says:
+            self._tokens, self._mute = max(known, self._tokens), 0
+        return True
+
+    @property
+    def packs(self) -> bool:
+        """Of a stream that ended whole, and never broke: whether its engine put several tokens into an event."""
+        told, events = self.usage_received, self._tokens + self._mute
+        if told is None or self.resumed or self._counts_usage or not self.finished or self.stops is not None:
+            return False
+        return told.completion_tokens > _PACKED * events + _PACKED_MORE
+
+    def _decoded(self) -> str:
+        return _string.decode(b'"' + self._text + b'"')
 
     def go_on(self, context_tokens: int) -> bytes:  # noqa: ARG002
         """See Progress."""
-        text, document = self._text(), _raw.decode(self._body)
+        text, document = self._decoded(), _raw.decode(self._body)
         self.resumed += 1
         self.recomputed += self._mute
-        self._seam, self._mute, self._form_begins, self.told = self._tokens, 0, b"", None
+        self._seam, self._mute, self._form_begins, self.usage_received = self._tokens, 0, b"", None
         if self.stops is not None:
             self.stops.break_off()
             document |= dict.fromkeys(stops.NAMES, msgspec.Raw(b"true"))
@@ -171,31 +219,58 @@ class TextProgress(Progress):
 
     @property
     def usage(self) -> Usage | None:
-        """See Progress. The engine that went on counts the text before the seam as part of the prompt."""
-        told, seam = self.told, self._seam
+        """See Progress. The engine that went on counts the text before the seam as part of the prompt: in tokens of its
+        own, which may be more or fewer than were written, so that what the first one told of the prompt goes before."""
+        told, seam = self.usage_received, self._seam
         if told is None or not self.resumed:
             return told
         ended = self.stops is not None and self.stops.ended  # which the engine does not know: it has gone on
-        return Usage(max(0, told.prompt_tokens - seam), self._tokens if ended else seam + told.completion_tokens)
+        return Usage(self._prompt_of(told.prompt_tokens), self._tokens if ended else seam + told.completion_tokens)
 
-    def heed(self, told: Usage | None) -> None:
+    @property
+    def _tells_each(self) -> bool:
+        return not self.strips
+
+    def _prompt_of(self, told: int) -> int:
+        return super()._prompt_of(told) if self._prompt_tokens is None else self._prompt_tokens
+
+    def set_usage(self, told: Usage | None) -> None:
         """What the engine that answers now has told of its usage."""
-        if told is not None and self.told is None and self.resumed:
+        if told is not None and self.usage_received is None and self.resumed:
             self.recomputed += told.prompt_tokens
-        self.told = told
+        self.usage_received = told
 
-    def _tokens_in(self, event: bytes) -> int:
-        found = _SAYS.search(event)
-        return int(found is not None and bool(found[1]))
+    def _tokens_by(self, event: bytes, tokens: int) -> int:
+        says = _SAYS.search(event)
+        if _INDEX.search(event) is None or (_ROLE.search(event) is not None and (says is None or not says[1])):
+            return tokens
+        told = _COUNTED.search(event) if _USES.search(event) is not None else None
+        return tokens + 1 if told is None else self._seam + int(told[1])
 
     def _continued(self, document: dict[str, Any]) -> bytes:
         if document.get("usage") is not None:
-            document["usage"] = None  # with each event, since we asked for it
+            document["usage"] = self._usage_so_far(document)  # with each event, since we asked for it
         choice = document["choices"][0]
         delta = choice.get("delta")
         if isinstance(delta, dict) and delta.pop("role", None) is not None and not delta.get("content"):
             return b""  # that it begins, which it did before
         return resumption.event({**document, **self._head})
+
+
+def counting(body: bytes) -> bytes:
+    """A body that asks for usage with each event, since this engine puts several tokens into one."""
+    document = _raw.decode(body)
+    document["stream_options"] = _json({"include_usage": True, "continuous_usage_stats": True})
+    return msgspec.json.encode(document)
+
+
+def can(plan: Plan, body: bytes) -> bool:
+    """Whether a stream of this body could go on by its text."""
+    try:
+        _check(plan, body)
+    except Unresumable:
+        return False
+    return True
 
 
 def _check(plan: Plan, body: bytes) -> None:

@@ -17,13 +17,13 @@ TOKEN_MAX = (1 << 31) - 1
 
 
 class Texts(NamedTuple):
-    """Prompts as they go into a chain. `one`: there is one of them. `is_text`: it is text, not token ids.
+    """Prompts as they go into a chain: `items` of them. `is_text`: it is text, not token ids.
 
     `surplus_bytes` are those by which ids in digits are longer than the text that they stand for.
     """
 
     canonical: bytes
-    one: bool
+    items: int
     is_text: bool
     surplus_bytes: int = 0
 
@@ -47,7 +47,7 @@ def texts(value: bytes | msgspec.Raw, param: str) -> Texts:
         canonical = _text(raw).encode()
         if not canonical:
             raise _empty(param)
-        return Texts(canonical, one=True, is_text=True)
+        return Texts(canonical, 1, is_text=True)
     if raw[:1] != b"[":
         raise _no_texts(param)
     first = raw[1:64].lstrip(_BLANKS)[:1] or raw[1:].lstrip(_BLANKS)[:1]
@@ -57,12 +57,12 @@ def texts(value: bytes | msgspec.Raw, param: str) -> Texts:
         return _ids(raw, param)
     items = [_item(bytes(item), param) for item in _list(raw)]
     surplus_bytes = sum(item.surplus_bytes for item in items)
-    return Texts(ITEM.join(item.canonical for item in items), len(items) == 1, first == b'"', surplus_bytes)
+    return Texts(ITEM.join(item.canonical for item in items), len(items), first == b'"', surplus_bytes)
 
 
 def _item(raw: bytes, param: str) -> Texts:
     if raw[:1] == b'"':
-        return Texts(_text(raw).encode(), one=True, is_text=True)
+        return Texts(_text(raw).encode(), 1, is_text=True)
     return _ids(raw, param)
 
 
@@ -75,7 +75,7 @@ def _ids(raw: bytes, param: str) -> Texts:
     if not _in_range(digits, commas):
         raise _no_texts(param)
     count = int(np.count_nonzero(commas)) + 1 if digits else 0
-    return Texts(TOKENS + digits, one=True, is_text=False, surplus_bytes=len(digits) - _TOKEN_BYTES * count)
+    return Texts(TOKENS + digits, 1, is_text=False, surplus_bytes=len(digits) - _TOKEN_BYTES * count)
 
 
 def _in_range(digits: bytes, commas: np.ndarray[Any, np.dtype[np.bool_]]) -> bool:

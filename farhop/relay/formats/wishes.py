@@ -12,28 +12,29 @@ from farhop.relay.formats.prompt import NO_WISHES, Wishes, invalid
 
 GEO = "inference_geo"  # Anthropic's: the answer's usage says it again
 RESIDENCY = (GEO, "data_residency")  # OpenAI's is the second
-WORD_CHARS_MAX = 64
+PLACE_CHARS_MAX = 64
 NAME_CHARS_MAX = 256
 _TIER = "service_tier"
-_READ = frozenset((*RESIDENCY, "prompt_cache_key", "user", _TIER))
+_USERS = ("user", "safety_identifier")  # OpenAI's newer name for it is the second
+READ = frozenset((*RESIDENCY, "prompt_cache_key", *_USERS, _TIER))
 
 
 def read(fields: Any) -> Wishes:
     """Of a body's own members, or a form's. Raises BodyError."""
-    if not isinstance(fields, dict) or _READ.isdisjoint(fields):
+    if not isinstance(fields, dict) or READ.isdisjoint(fields):
         return NO_WISHES
-    residency = tuple((name, _word(name, text)) for name in RESIDENCY if (text := fields.get(name)) is not None)
+    residency = tuple((name, _place(name, text)) for name in RESIDENCY if (text := fields.get(name)) is not None)
     return Wishes(
         residency,
-        next((word for name, word in residency if name == GEO), ""),
+        next((place for name, place in residency if name == GEO), ""),
         _name(fields.get("prompt_cache_key")),
-        _name(fields.get("user")),
+        next((name for field in _USERS if (name := _name(fields.get(field)))), ""),
         _name(fields.get(_TIER)),
     )
 
 
-def _word(name: str, text: Any) -> str:
-    if not isinstance(text, str) or not 0 < len(text) <= WORD_CHARS_MAX or not (text.isascii() and text.isprintable()):
+def _place(name: str, text: Any) -> str:
+    if not isinstance(text, str) or not 0 < len(text) <= PLACE_CHARS_MAX or not (text.isascii() and text.isprintable()):
         raise invalid(name, f"`{name}` must be the name of a place, such as eu, or global")
     return text.strip().lower()
 

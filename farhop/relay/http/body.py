@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 
 from farhop.relay.http.fields import TOKEN, VALUE
@@ -36,13 +37,10 @@ class FramingError(Exception):
     """The bytes do not delimit a body; the text says why."""
 
 
-class LengthBody:
+class LengthBody(msgspec.Struct):
     """`Content-Length`. `left` are the bytes still to come."""
 
-    __slots__ = ("left",)
-
-    def __init__(self, length: int) -> None:
-        self.left = length
+    left: int
 
     def feed(self, data: bytes, parts: list[bytes]) -> bytes | None:
         """Add the payload in `data` to `parts`. The bytes behind the body once it is whole, None while it is not."""
@@ -117,7 +115,10 @@ class ChunkedBody:
                 ):
                     at, self._left = run, 0
                     continue
-                self._count(len(line) + 4, size)
+                self._framing_bytes += len(line) + 4  # as in _count: each chunk comes by here
+                self._body_bytes += size
+                if self._framing_bytes > self._slack_bytes + self._most * self._body_bytes:
+                    raise FramingError(_TOO_MUCH)
                 self._last = not size
 
     @property

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
 
-    from farhop.balance.limits import ByteBudget
+    from farhop.balance.limits import ByteBudget, SlotLimit
     from farhop.balance.outcome import Outcome
     from farhop.relay.answers import Reply
     from farhop.relay.http.cork import Cork
@@ -114,25 +114,22 @@ class LargeBodyQueue:
 
 
 class ConnectionOwner(Protocol):
-    """The listener, as its connections see it. `refused` counts, by reason, what its handler never sees."""
+    """The listener, as its connections see it. `refused` counts, by reason, what its handler never sees; `slots` bound
+    connections, `requests` those under way, each with a share for every tenant."""
 
     stopping: bool
     is_hop: bool
     cork: Cork
     large_bodies: LargeBodyQueue
     refused: Counter[str]
+    slots: SlotLimit | None
+    requests: SlotLimit
 
     def admit(self, connection: ClientConnection, peer: object) -> Outcome | None:
         """Count a new connection in; or why there are too many. `peer` is its socket address."""
 
     def forget(self, connection: ClientConnection) -> None:
         """The connection is gone."""
-
-    def counts(self, connection: ClientConnection, exchange: Exchange) -> bool:
-        """Count a request, and its connection, to its tenant's share. False if that is used up."""
-
-    def uncounted(self, exchange: Exchange) -> None:
-        """A request that was counted to its tenant's share is over."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -186,7 +183,7 @@ class ClientConnection(asyncio.Protocol):
         self._reads_no_more = False
         # Answering, and ending.
         self.answering: Exchange | None = None
-        self._waiting: deque[Exchange] = deque()
+        self._waiting: list[Exchange] = []  # few, and mostly none: an empty deque takes 600 bytes
         self._close_after: Exchange | None = None
         self._advancing = self._write_paused = self._blind = False
         self._unsent, self._unsent_since = 0, 0.0
@@ -294,8 +291,7 @@ class ClientConnection(asyncio.Protocol):
             return self._hold_head(data, seen)
         if seen:
             self._release_head()
-        self._begin(head.read(data[:end], self._limits.headers_max))
-        return data[end + 4 :]
+        return self._begin(head.read(data[:end], self._limits.headers_max), data[end + 4 :])
 
     def _hold_head(self, data: bytes, seen: int) -> bytes:
         """A head that is not complete, unless it never will be one."""
@@ -309,26 +305,35 @@ class ClientConnection(asyncio.Protocol):
         self._partial = data
         return b""
 
-    def _begin(self, request_head: head.Head) -> None:
-        """A head is here: judge it, then read its body or refuse it unread."""
-        if not self._budget.fits(len(request_head.onward)):
+    def _begin(self, request_head: head.Head, data: bytes) -> bytes:
+        """A head is here, and `data` behind it: judge it, then read its body or refuse it unread."""
+        head_bytes = len(request_head.onward)
+        if not self._budget.fits(head_bytes):
             self._refuse(_no_buffer())
-            return
+            return data
         exchange = self._reading = Exchange(self, request_head)
         try:
             early = self._handler.head(exchange)
         except Exception as error:  # noqa: BLE001 - a bug in the handler must not look like the client's fault
             early = self._bug(error)
         exchange.early = early
-        if not self._budget.take(len(request_head.onward), exchange.tenant):
-            self._refuse(self._no_room(exchange.tenant))
-            return
-        exchange.held_bytes = len(request_head.onward)
-        if early is None and not self._listener.counts(self, exchange):
-            self._refuse(_crowded())
-            return
         length = request_head.content_length
         expects = request_head.known.get(b"expect")
+        # Mostly the body comes with the head: then both are taken, and served, at once.
+        is_whole = length is not None and length <= len(data) and length <= self._limits.body_bytes_max
+        whole_bytes = length if is_whole and early is None and not expects else None
+        held_bytes = head_bytes + (whole_bytes or 0)
+        if not self._budget.take(held_bytes, exchange.tenant):
+            self._refuse(self._no_room(exchange.tenant))
+            return data
+        exchange.held_bytes = held_bytes
+        if early is None and not self._counts(exchange):
+            self._refuse(_crowded())
+            return data
+        if whole_bytes is not None:
+            exchange.body_bytes, exchange.body = whole_bytes, data[:whole_bytes]  # all of it is no copy
+            self._complete(exchange)
+            return data[whole_bytes:]
         if early is not None and (length is None or length > _DRAIN_BYTES_MAX or expects):
             self._refuse(early)
         elif length == 0:
@@ -339,6 +344,17 @@ class ClientConnection(asyncio.Protocol):
             self._body = ChunkedBody(of_request=True) if length is None else LengthBody(length)
             if expects and expects.lower() == b"100-continue" and request_head.http_11 and self._at_rest:
                 self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return data
+
+    def _counts(self, exchange: Exchange) -> bool:
+        """Count a request, and its connection, to its tenant's share. False if that is used up."""
+        tenant, listener = exchange.tenant, self._listener
+        if tenant != self.tenant and not self.is_hop:
+            if listener.slots is not None and not listener.slots.move(1, self.tenant, tenant):
+                return False
+            self.tenant = tenant
+        exchange.counted = listener.requests.take(1, tenant)
+        return exchange.counted
 
     def _read_body(self, data: bytes, exchange: Exchange) -> bytes:
         assert self._body is not None
@@ -365,18 +381,20 @@ class ClientConnection(asyncio.Protocol):
                 exchange.parts.append(piece)  # the last
         if rest is None:
             return b""
+        exchange.body = b"".join(exchange.parts)  # of one that is bytes: itself
+        exchange.parts.clear()
         self._complete(exchange)
         return rest
 
     def _complete(self, exchange: Exchange) -> None:
         """The request is whole."""
         self._reading = self._body = None
-        parts = exchange.parts
-        exchange.body = b"".join(parts)  # of one that is bytes: itself
-        parts.clear()
         if not exchange.head.keep_alive:
             self._end_with(exchange)
-        self._serve_in_turn(exchange)
+        if self.answering is None and not self._waiting and not self._write_paused:
+            self._serve(exchange)
+        else:
+            self._serve_in_turn(exchange)
 
     def _no_room(self, tenant: str) -> Reply:
         """The buffers are full, or this tenant's share of them."""
@@ -477,7 +495,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._advancing = True
         while self._waiting and self.answering is None and not self._write_paused and self._transport is not None:
-            self._serve(self._waiting.popleft())
+            self._serve(self._waiting.pop(0))
         self._advancing = False
 
     def _give_back(self, exchange: Exchange) -> None:
@@ -486,7 +504,7 @@ class ClientConnection(asyncio.Protocol):
         exchange.held_bytes = 0
         if exchange.counted:
             exchange.counted = False
-            self._listener.uncounted(exchange)
+            self._listener.requests.give(1, exchange.tenant)
 
     def _bug(self, error: Exception) -> Reply:
         """The handler failed: say so where the process logs, and what the client is told."""

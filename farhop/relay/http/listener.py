@@ -9,20 +9,25 @@ request: that is its handler's.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import select
+import socket
+import struct
+import sys
 from collections import Counter
 from ipaddress import IPv6Address
 from typing import TYPE_CHECKING
 
 from farhop.balance import outcome
+from farhop.balance.limits import SlotLimit
 from farhop.relay.http.connection import ClientConnection, ClientLimits, LargeBodyQueue
 from farhop.relay.http.cork import Cork
 from farhop.relay.http.tls import Handshakes
 
 if TYPE_CHECKING:
-    from farhop.balance.limits import ByteBudget, SlotLimit
+    from farhop.balance.limits import ByteBudget
     from farhop.balance.outcome import Outcome
-    from farhop.relay.http.exchange import Exchange, RequestHandler
+    from farhop.relay.http.exchange import RequestHandler
     from farhop.relay.http.tls import ListenerTls
 
 # Time limits are checked by one sweep rather than a timer per connection: they may be late by this much.
@@ -33,6 +38,20 @@ _LAST_WORD_S = 1.0  # for clients to take their last word and close
 _BREAK_S = 1.0  # what breaking the connections that are left may take
 _HOP_REST_S = 0.5  # for the first request of the tier above on a connection that it has just made
 _ACCEPT_REST_S = 1.0  # what accepting those that have connected may take, once we stop
+_HANDSHAKE_S = 0.01  # a neighbour's round trip: so long after our last SYN-ACK it may connect
+_ACCEPT_LOOK_S = 0.001
+_SO_ATTACH_FILTER = 26  # Linux; the socket module has no name for it
+# Classic BPF on TCP segments, from their header on: those with SYN and without ACK (byte 13) are dropped.
+_DROP_SYN = b"".join(
+    struct.pack("=HBBI", *instruction)
+    for instruction in (
+        (0x30, 0, 0, 13),  # load the byte of flags
+        (0x54, 0, 0, 0x12),  # of them SYN and ACK
+        (0x15, 0, 1, 0x02),  # SYN alone: the next, else the one after it
+        (0x06, 0, 0, 0),  # drop
+        (0x06, 0, 0, 0xFFFFFFFF),  # keep all of it
+    )
+)
 
 
 class PortTakenError(Exception):
@@ -63,13 +82,14 @@ class Listener:
         loop = asyncio.get_running_loop()
         self.cork, self.large_bodies = Cork(loop), LargeBodyQueue(loop)
         self._handler, self._limits, self._budget = handler, limits, budget
-        self._slots, self._requests = slots, requests
+        self.slots, self.requests = slots, requests if requests is not None else SlotLimit(sys.maxsize)
         self.refused: Counter[str] = Counter()
         self._by_client: Counter[str] = Counter()
         self._rest_s = limits.idle_s
         self._connections: set[ClientConnection] = set()
         self._turned_away: set[ClientConnection] = set()
         self._server: asyncio.Server | None = None
+        self._shares_port = False
         self._handshakes = None if tls is None else Handshakes(self._connection, tls)
         self._sweeper: asyncio.TimerHandle | None = None
         self.stopping = False
@@ -88,6 +108,8 @@ class Listener:
             raise PortTakenError(
                 f"{self.name}: cannot listen on {host}:{port}: {reason}; choose another port"
             ) from None
+        self._expect_acknowledgements()
+        self._shares_port = reuse_port
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
         chosen: int = self._server.sockets[0].getsockname()[1]
         return chosen
@@ -95,8 +117,18 @@ class Listener:
     def bound(self, limits: ClientLimits) -> None:
         """By these limits from now on: connections that are there keep to those that they came under."""
         self._limits = limits
+        self._expect_acknowledgements()
         if not self.stopping:
             self._rest_s = limits.idle_s
+
+    def _expect_acknowledgements(self) -> None:
+        """Have the kernel end a connection whose peer acknowledges nothing for `send_s`; those accepted from now on
+        inherit it. What fits its buffers (67 KB, some 270 chunks) looks taken to us: a client whose packets go
+        elsewhere (an anycast route moved) would keep an engine at work for so long, or to the end of its answer."""
+        option = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
+        if option is not None and self._server is not None:
+            for sock in self._server.sockets:
+                sock.setsockopt(socket.IPPROTO_TCP, option, min(int(1e3 * self._limits.send_s), 0x7FFFFFFF))
 
     def _connection(self) -> ClientConnection:
         return ClientConnection(self, self._handler, self._limits, self._budget)
@@ -108,7 +140,7 @@ class Listener:
         if client and self._by_client[client] >= self._limits.connections_per_client_max:
             reason = outcome.CLIENT_CROWDS
         elif len(self._connections) >= self._limits.connections_max or not (
-            self._slots is None or self._slots.take(1, "")
+            self.slots is None or self.slots.take(1, "")
         ):
             reason = outcome.TOO_MANY_CONNECTIONS
         if reason is None:
@@ -127,29 +159,11 @@ class Listener:
         if connection not in self._connections:
             return
         self._connections.discard(connection)
-        if self._slots is not None:
-            self._slots.give(1, connection.tenant)
+        if self.slots is not None:
+            self.slots.give(1, connection.tenant)
         self._by_client[connection.client] -= 1
         if not self._by_client[connection.client]:
             del self._by_client[connection.client]
-
-    def counts(self, connection: ClientConnection, exchange: Exchange) -> bool:
-        """Count a request, and its connection, to its tenant's share. False if that is used up."""
-        tenant = exchange.tenant
-        if self._slots is not None and connection.tenant != tenant and not self.is_hop:
-            if not self._slots.move(1, connection.tenant, tenant):
-                return False
-            connection.tenant = tenant
-        if self._requests is not None:
-            if not self._requests.take(1, tenant):
-                return False
-            exchange.counted = True
-        return True
-
-    def uncounted(self, exchange: Exchange) -> None:
-        """A request that was counted to its tenant's share is over."""
-        assert self._requests is not None
-        self._requests.give(1, exchange.tenant)
 
     @property
     def connections(self) -> int:
@@ -175,14 +189,19 @@ class Listener:
         self._check()
 
     async def _accept_rest(self, server: asyncio.Server) -> None:
-        """Let the loop accept until nobody waits: the kernel resets those whom a closing socket leaves."""
+        """Let the loop accept until nobody waits: the kernel resets those whom a closing socket leaves.
+
+        Where others share the port, handshakes that are half done end here, too, and none begins: who asks for one is
+        not answered, asks again after a second, as TCP does, and comes to another instance.
+        """
         loop = asyncio.get_running_loop()
         poll = select.poll()
         for listening in server.sockets:
             poll.register(listening.fileno(), select.POLLIN)
-        end = loop.time() + _ACCEPT_REST_S
-        while poll.poll(0) and loop.time() < end:
-            await asyncio.sleep(0)
+        began = loop.time()
+        least = began + _HANDSHAKE_S if self._shares_port and _drop_handshakes(server) else began
+        while (poll.poll(0) and loop.time() < began + _ACCEPT_REST_S) or loop.time() < least:
+            await asyncio.sleep(0 if least == began else _ACCEPT_LOOK_S)
 
     async def close(self, deadline_s: float) -> None:
         """Drain: wait for answers under way up to the deadline, then end what is left: a stream by an error event, what
@@ -209,6 +228,18 @@ class Listener:
     @property
     def _shaking(self) -> int:
         return 0 if self._handshakes is None else self._handshakes.under_way
+
+
+def _drop_handshakes(server: asyncio.Server) -> bool:
+    """Let no new handshake begin on its sockets; whether this system can."""
+    program = ctypes.create_string_buffer(_DROP_SYN, len(_DROP_SYN))
+    filtered = struct.pack("@HP", len(_DROP_SYN) // 8, ctypes.addressof(program))
+    try:
+        for listening in server.sockets:
+            listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filtered)
+    except OSError:
+        return False
+    return sys.platform == "linux"
 
 
 def client_of(peer: object) -> str:

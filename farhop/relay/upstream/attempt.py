@@ -137,6 +137,8 @@ class AttemptRun:
         else:
             connection.write(request_head)
             connection.write(body)
+        if self._paused:
+            connection.pause()
 
     def answered(self, answer: AnswerHead) -> None:
         """Keep the head until there is something to send with it."""
@@ -162,7 +164,7 @@ class AttemptRun:
         elif content_type.startswith(b"text/event-stream"):
             self._tap, self.streams = StreamTap(self.active.hide_usage, self._transcript, self.active.geo), True
         elif content_type.startswith(b"application/json") and self.active.geo and answer.status < 400:
-            self._tap = EchoTap(self.active.geo, self._transcript)  # it becomes longer by what is said again
+            self._tap = EchoTap(self._transcript, self.active.geo)  # it becomes longer by what is said again
         elif content_type.startswith(b"application/json"):
             self._tap, self._length = BodyTap(self._transcript), answer.length
         else:
@@ -187,8 +189,10 @@ class AttemptRun:
 
     def completed(self) -> None:
         """The upstream's answer is whole."""
-        if not self._close():
+        if self._over or self._refusal is not None:
+            self._close()
             return
+        self._over = True
         rest = self._tap.rest() if self._tap is not None else b""
         if isinstance(self._tap, engine_faults.UnspokenTap) and self._tap.unspoken:
             self.owner.failed(self, outcome.PATH_UNSPOKEN)
@@ -349,7 +353,7 @@ class AttemptRun:
     def _ended(self) -> machine.AttemptEnded:
         fault = self._tap.fault if self._tap is not None else None
         chain, answer_bytes = self._transcript.result() if self._transcript is not None else ((), 0)
-        request_id, usage = self.active.request.id, self.usage
+        request_id, usage = self.active.request.id, self._tap.usage if self._tap is not None else None
         whole, load = self.whole, self.load if self.whole else None
         return machine.AttemptEnded(
             request_id, self.number, self._status, usage, fault, chain, answer_bytes, whole, load

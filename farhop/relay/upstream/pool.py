@@ -19,7 +19,7 @@ import msgspec
 
 from farhop.balance import outcome
 from farhop.relay.http import head, tls
-from farhop.relay.http.body import ChunkedBody, EndlessBody, FramingError
+from farhop.relay.http.body import ChunkedBody, EndlessBody, FramingError, LengthBody
 from farhop.relay.http.cork import Cork
 from farhop.relay.upstream import tunnel
 
@@ -88,39 +88,36 @@ class UpstreamConnection(asyncio.Protocol):
         "_body",
         "_ended",
         "_head",
-        "_heard",
         "_partial",
         "_pool",
         "_quiet_bytes",
-        "_transport",
+        "_received",
         "address",
         "attempt",
         "host",
         "idle_since",
         "lent_at",
         "reused",
+        "transport",
     )
 
     def __init__(self, pool: Pool, address: Address) -> None:
         self._pool, self.address = pool, address
         self.host = str(address).encode()
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport | None = None
         self.attempt: UpstreamHandler | None = None
         self.reused = self._ended = False
         self.idle_since = self.lent_at = 0.0
-        self._reset()
-
-    def _reset(self) -> None:
         self._partial = b""  # of a head that is not complete
         self._head: AnswerHead | None = None
         self._body: Body | None = None  # None once the head is here: the answer has none
-        self._heard = False
+        self._received = False
         self._quiet_bytes = 0
 
     @property
     def usable(self) -> bool:
         """Open, and not about to close."""
-        return self._transport is not None and not self._transport.is_closing()
+        return self.transport is not None and not self.transport.is_closing()
 
     def lend(self, attempt: UpstreamHandler) -> None:
         """Give the connection to an attempt."""
@@ -129,22 +126,18 @@ class UpstreamConnection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Send bytes upstream."""
-        if self._transport is not None:
-            self._pool.cork.write(self._transport, data)
+        if self.transport is not None:
+            self._pool.cork.write(self.transport, data)
 
     def pause(self) -> None:
         """Stop reading: the client is behind."""
-        if self._transport is not None and not self._transport.is_closing() and self._transport.is_reading():
-            self._transport.pause_reading()
+        if self.transport is not None and not self.transport.is_closing() and self.transport.is_reading():
+            self.transport.pause_reading()
 
-    def resume(self) -> bool:
-        """Read again. False if it is closed, or about to."""
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return False
-        if not transport.is_reading():
-            transport.resume_reading()
-        return True
+    def resume(self) -> None:
+        """Read again."""
+        if self.transport is not None and not self.transport.is_closing() and not self.transport.is_reading():
+            self.transport.resume_reading()
 
     @property
     def broken_off(self) -> bool:
@@ -154,17 +147,17 @@ class UpstreamConnection(asyncio.Protocol):
     def abort(self) -> None:
         """Close at once and tell nobody: the engine sees its client leave."""
         self.attempt = None
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but ancestry
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but ancestry
         self._pool.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self.transport = None
         self._pool.forget(self)
         attempt, self.attempt = self.attempt, None
         if attempt is None:
@@ -178,9 +171,9 @@ class UpstreamConnection(asyncio.Protocol):
         """The connection is gone: so the answer is whole, or lost."""
         if isinstance(self._body, EndlessBody) and exc is None and self._ended:
             self._complete(attempt)
-        elif self.reused and not self._heard and self._pool.died_at_rest(self):
+        elif self.reused and not self._received and self._pool.died_at_rest(self):
             attempt.lost(outcome.KEPT_CLOSED)
-        elif isinstance(exc, ssl.SSLError) and not self._heard:
+        elif isinstance(exc, ssl.SSLError) and not self._received:
             self._pool.refused(
                 self.address, exc
             )  # TLS 1.3: what it thinks of our certificate comes after the handshake
@@ -199,7 +192,7 @@ class UpstreamConnection(asyncio.Protocol):
         if attempt is None:
             self.abort()
             return
-        self._heard = True
+        self._received = True
         try:
             rest = self._read(data, attempt)
         except (head.HeadError, FramingError):
@@ -227,9 +220,13 @@ class UpstreamConnection(asyncio.Protocol):
                 return data
             if not data:
                 return None
-        assert self._body is not None
-        parts: list[bytes] = []
-        rest = self._body.feed(data, parts)
+        body, parts = self._body, list[bytes]()
+        assert body is not None
+        if type(body) is LengthBody and body.left == len(data):  # as mostly: all that was missing
+            body.left, self._quiet_bytes = 0, 0
+            attempt.received(data)
+            return b""
+        rest = body.feed(data, parts)
         if parts:
             self._quiet_bytes = 0
             attempt.received(parts[0] if len(parts) == 1 else b"".join(parts))
@@ -243,7 +240,11 @@ class UpstreamConnection(asyncio.Protocol):
         while True:
             end = data.find(b"\r\n\r\n")
             if end < 0:
-                if len(data) + self._quiet_bytes > limits.head_bytes_max or data[:7] != b"HTTP/1."[: len(data)]:
+                if (
+                    len(data) + self._quiet_bytes > limits.head_bytes_max
+                    or data[:7] != b"HTTP/1."[: len(data)]
+                    or b"\n\n" in data  # its lines end with bare LF: what we wait for will never come
+                ):
                     raise head.HeadError(outcome.BAD_FRAMING, "what came is not the head of an answer")
                 self._partial = data
                 return None, b""
@@ -267,11 +268,11 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _settle(self, attempt: UpstreamHandler, keep: bool) -> None:
         self.attempt = None
-        transport = self._transport
+        transport = self.transport
         if transport is not None:
             # An answer may come before the request was sent whole: the rest of it must not open the next one.
             if keep and self._head is not None and self._head.keep_alive and not transport.get_write_buffer_size():
-                self._reset()
+                self._partial, self._head, self._body, self._received, self._quiet_bytes = b"", None, None, False, 0
                 self._pool.give_back(self)
             else:
                 transport.close()
@@ -316,9 +317,9 @@ class Pool:
         idle = self._idle.get(address)
         while idle:
             connection = idle.pop()
-            if connection.usable:
-                connection.reused, connection.lent_at = True, self._loop.time()
-                connection.lend(attempt)
+            if connection.transport is not None and not connection.transport.is_closing():
+                connection.reused, connection.lent_at, connection.attempt = True, self._loop.time(), attempt
+                attempt.connected(connection)
                 return
         self.lend_fresh(address, attempt)
 
@@ -383,8 +384,11 @@ class Pool:
 
     def give_back(self, connection: UpstreamConnection) -> None:
         """Keep a connection for the next attempt, unless there are enough."""
-        if not connection.resume():
+        transport = connection.transport
+        if transport is None or transport.is_closing():
             return
+        if not transport.is_reading():
+            transport.resume_reading()
         idle = self._idle.setdefault(connection.address, [])
         if len(idle) >= self.limits.idle_max:
             connection.abort()

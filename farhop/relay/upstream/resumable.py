@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Literal, get_args
 from farhop.balance import machine, outcome
 from farhop.relay import answers
 from farhop.relay.formats import resumption, text_resumption
-from farhop.relay.formats.resumption import ExactProgress, Progress, ToldProgress, Unresumable
+from farhop.relay.formats.exact_resumption import ExactProgress, HopProgress
+from farhop.relay.formats.resumption import Progress, Unresumable
 from farhop.relay.formats.text_resumption import TextProgress
 from farhop.relay.http.head import RESUME
 from farhop.relay.upstream import engine_faults
 from farhop.relay.upstream.attempt import AttemptRun
-from farhop.relay.upstream.tap import ANY_END, ERROR, StreamTap
+from farhop.relay.upstream.tap import ANY_END, END, ERROR, StreamTap, has_usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,12 +35,14 @@ if TYPE_CHECKING:
 
 VERSION = b"x-farhop-version"
 KEPT_BYTES_MAX = 256 * 1024 * 1024
+_PACKING_MAX = 4096  # targets; of more none is remembered
 IDS = b"ids"  # of a tier that asks: tell them; of one that answers: it does
 TEXT = b"text"  # the same, and where there are no ids the stream goes on by its text
 _CONTINUES = b"continue-"  # of a tier that asks: the body is a continuation, by what follows
 # What an engine says of itself in the midst of a stream, that another engine of the same model would not say.
 _GOES_ON_ELSEWHERE = (outcome.ENGINE_BROKEN, outcome.ENGINE_OUT_OF_MEMORY)
 _BREAKS = (outcome.DIED_MID_STREAM, outcome.STALLED, *_GOES_ON_ELSEWHERE)
+_NO_BREAKS = (outcome.SERVED, outcome.CLIENT_LEFT, outcome.STOPPING, outcome.DEADLINE)  # a begun stream ends so, too
 _COUNTED_EACH = 0xFF  # at the first token, and at every 256th from there
 
 ResumeMode = Literal["off", "exact", "text"]
@@ -70,6 +73,7 @@ class Resumption:
         self.context_tokens, self._kept_bytes_max, self._mode = context_tokens, kept_bytes_max, mode
         self.writes_on = writes_on
         self.kept_bytes = 0
+        self.packs: set[str] = set()  # targets that were seen to put several tokens into an event
         self.outcomes: Counter[tuple[str, str]] = Counter()  # (outcome, reason)
         self.recomputed_tokens = 0
 
@@ -81,18 +85,18 @@ class Resumption:
         mode, why_not = self._mode(tenant, model), "tenant"
         if mode != "off":
             try:
-                return self.by_ids(resumption.plan(path, body, text=mode == "text"), told=asked is not None)
+                return self.by_ids(resumption.plan(path, body, text=mode == "text"), for_hop=asked is not None)
             except Unresumable as reason:
                 why_not = str(reason)
         self.outcomes["not_resumable", why_not] += 1
         return None
 
-    def by_ids(self, plan: Plan, *, told: bool) -> ExactProgress:
-        """What will be known of a stream that goes on by ids. `told`: to the tier above, too."""
-        return ToldProgress(plan) if told else ExactProgress(plan)
+    def by_ids(self, plan: Plan, *, for_hop: bool) -> ExactProgress:
+        """What will be known of a stream that goes on by ids. `for_hop`: to the tier above, too."""
+        return HopProgress(plan) if for_hop else ExactProgress(plan)
 
-    def by_text(self, active: ActiveRequest, *, told: bool) -> TextProgress | None:
-        """The same of a request under way whose stream can go on by its text alone. `told`: so can the tier above,
+    def by_text(self, active: ActiveRequest, *, for_hop: bool) -> TextProgress | None:
+        """The same of a request under way whose stream can go on by its text alone. `for_hop`: so can the tier above,
         which hides from its client what that is not to see of stop strings."""
         assert active.progress is not None  # it has a plan
         try:
@@ -100,16 +104,23 @@ class Resumption:
         except Unresumable as reason:
             self.outcomes["not_resumable", str(reason)] += 1
             return None
-        if told and made.stops is not None:
-            made.stops.hides = False
+        if for_hop:
+            made.strips = False  # it counts by that, too, and takes it out
+            if made.stops is not None:
+                made.stops.hides = False
         return made
+
+    def packing(self, target: str) -> None:
+        """An engine was seen to put several tokens into an event: from now on it is asked to count them."""
+        if len(self.packs) < _PACKING_MAX:
+            self.packs.add(target)
 
     def over(self, progress: Progress, reason: Outcome) -> None:
         """A stream is over: what was kept of it goes. One that broke at last is counted with why it did not go on."""
         self.kept_bytes -= progress.counted_bytes
         self.recomputed_tokens += progress.recomputed
-        if reason in _BREAKS or (progress.resumed and reason is not outcome.SERVED):
-            self.outcomes["broken", progress.why_not or "nowhere"] += 1
+        if reason in _BREAKS or (progress.tokens and reason not in _NO_BREAKS):
+            self.outcomes["broken", progress.hindrance or "nowhere"] += 1
 
     def keeps(self, progress: Progress) -> bool:
         """Account for what a stream keeps now; whether there is room for it."""
@@ -144,7 +155,11 @@ class ResumableTap(StreamTap):
 
     def feed(self, data: bytes) -> bytes:
         """See StreamTap."""
-        events = super().feed(data)
+        # As StreamTap.feed, without a frame more for each chunk.
+        if self._tail or not data.endswith(END) or (b'"usage"' in data and has_usage(data)):
+            events = self._slow(data)
+        else:
+            self._keep(events := data)
         if ERROR in events:  # in a text it would be escaped
             events = self._unbroken(events)
         return self._taken(events) if events else events
@@ -177,8 +192,8 @@ class ResumableTap(StreamTap):
     def _stopping(self, events: bytes) -> bytes:
         """The same where there are stop strings. What continues a stream is shown when it is spelled."""
         progress = self.progress
-        passed = progress.take(progress.heard(events))
-        return passed if progress.resumed else progress.shown(passed)
+        passed = progress.take(progress.apply_stops(events))
+        return passed if progress.resumed else progress.visible(passed)
 
 
 class ExactTap(ResumableTap):
@@ -208,7 +223,7 @@ class TextTap(ResumableTap):
         progress = self.progress
         if self._tail or not progress.adds(data):
             passed = super().feed(data)
-            progress.heed(self.usage)  # which the client may not be told: then nothing passed
+            progress.set_usage(self.usage)  # which the client may not be told: then nothing passed
             return passed
         self._keep(data)
         if progress.tokens & _COUNTED_EACH == 1:
@@ -218,7 +233,7 @@ class TextTap(ResumableTap):
     def rest(self) -> bytes:
         """See StreamTap."""
         passed = super().rest()
-        self.progress.heed(self.usage)
+        self.progress.set_usage(self.usage)
         return passed
 
     def _taken(self, events: bytes) -> bytes:
@@ -257,6 +272,8 @@ class ResumableRun(AttemptRun):
             self._asked = TEXT
             if plan.stops and plan.hides_stop:
                 body = resumption.asking(body, plan, text_resumption.ASKS)
+            if target in self._resumption.packs and text_resumption.can(plan, body):
+                body = text_resumption.counting(body)
         return self.owner.upstream_head(active, host, len(body)), body
 
     def answered(self, answer: AnswerHead) -> None:
@@ -264,22 +281,22 @@ class ResumableRun(AttemptRun):
         super().answered(answer)
         if not self._asked or answer.status != 200 or not isinstance(self._tap, StreamTap):
             return
-        active, told = self.active, b""
+        active, told = self.active, b""  # what the tier above is to know, too
         if self.owner.upstream_is_tier:
-            told = answer.known.get(RESUME, b"")
-            if told != IDS and told != self._asked:
+            known = answer.known.get(RESUME, b"")
+            if known != IDS and known != self._asked:
                 return  # it has nothing for us to go on by: its chunks pass as they are
-            self._asked = told
+            self._asked = known
         elif active.exchange.is_hop:
             told = active.exchange.head.known.get(RESUME, b"")
         made: type[ResumableTap] = ExactTap
         if self._asked == TEXT:
-            made, progress = TextTap, self._resumption.by_text(active, told=told == TEXT)
+            made, progress = TextTap, self._resumption.by_text(active, for_hop=told == TEXT)
             if progress is None:
                 return
             active.progress = self._progress = progress
         elif not isinstance(self._progress, ExactProgress):  # who was asked before would have gone on by text
-            active.progress = self._progress = self._resumption.by_ids(self._progress.plan, told=bool(told))
+            active.progress = self._progress = self._resumption.by_ids(self._progress.plan, for_hop=bool(told))
         if self.owner.upstream_is_tier:
             self._progress.version = answer.known.get(VERSION, b"")
         elif self._asked == told or (self._asked == IDS and told):
@@ -290,14 +307,17 @@ class ResumableRun(AttemptRun):
         """See AttemptRun. It begins with its first whole event: before that nothing is known to go on from, and the
         request may still be asked elsewhere as if it had never been here."""
         tap = self._tap
-        if self.began or not isinstance(tap, ResumableTap):
+        if not isinstance(tap, ResumableTap):
             super().received(data)
         elif not self._over:
             self._last_activity_at = self.owner.clock()
-            if first := tap.feed(data):
-                self._begin(first)
-        if isinstance(tap, ResumableTap) and tap.withheld and not self._over:
-            self._engine_broke(tap)
+            if events := tap.feed(data):
+                if self.began:
+                    self.active.exchange.write(events)
+                else:
+                    self._begin(events)
+            if tap.withheld and not self._over:
+                self._engine_broke(tap)
 
     def _engine_broke(self, tap: ResumableTap) -> None:
         """It says so itself: as if its connection had broken, where its stream can go on elsewhere. Else the client
@@ -310,6 +330,13 @@ class ResumableRun(AttemptRun):
             self.active.exchange.write(withheld)
         else:
             self._begin(withheld)
+
+    def completed(self) -> None:
+        """See AttemptRun."""
+        target, progress = self.target, self._progress
+        super().completed()
+        if isinstance(progress, TextProgress) and progress.packs and not self.owner.upstream_is_tier:
+            self._resumption.packing(target)
 
     @property
     def resumable(self) -> bool:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from farhop.relay.formats.openai import usage_of
 from farhop.relay.upstream import engine_faults
 
@@ -24,7 +26,7 @@ BODY_BYTES_MAX = 256 * 1024  # of a longer body only the end is kept: where usag
 TAIL_BYTES = 4 * 1024
 KEPT_BYTES_MAX = 16 * 1024  # of a segment's events, for the error that may be in it
 _END_BYTES_MAX = 4
-_END = b"\n\n"
+END = b"\n\n"
 ANY_END = re.compile(rb"\r?\n\r?\n")  # LF, CRLF, or a mixture: a blank line ends an event
 ERROR = b'"error"'
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
@@ -37,7 +39,7 @@ class StreamTap:
 
     `fault`, at the end, is what an error event said of the engine (farhop.relay.upstream.engine_faults). Such an event
     is the last but
-    for `[DONE]`, so the last two segments' events are kept and looked at then: searching each would cost every chunk.
+    for `[DONE]`, so of the last two segments those that name one are kept, and looked at then.
     """
 
     __slots__ = ("_before", "_geo", "_hide", "_last", "_searched", "_tail", "_transcript", "fault", "usage")
@@ -60,7 +62,7 @@ class StreamTap:
     def feed(self, data: bytes) -> bytes:
         """Bytes in, bytes to pass on (maybe none)."""
         # Nearly always a segment is a whole number of events without usage: two comparisons, no copy.
-        if not self._tail and data.endswith(_END) and (b'"usage"' not in data or not _has_usage(data)):
+        if not self._tail and data.endswith(END) and (b'"usage"' not in data or not has_usage(data)):
             self._keep(data)
             return data
         return self._slow(data)
@@ -68,8 +70,8 @@ class StreamTap:
     def _keep(self, events: bytes) -> None:
         if self._transcript is not None:
             self._transcript.feed(events)
-        # An error is small: of a long segment its end is enough.
-        self._before, self._last = self._last, events if len(events) <= KEPT_BYTES_MAX else events[-KEPT_BYTES_MAX:]
+        # An error is small: of a long segment its end is enough. In a text the word would be escaped.
+        self._before, self._last = self._last, events[-KEPT_BYTES_MAX:] if ERROR in events else b""
 
     def _slow(self, data: bytes) -> bytes:
         # However small the pieces, each byte is copied and searched once.
@@ -98,7 +100,7 @@ class StreamTap:
         return tail
 
     def _is_ours(self, event: bytes) -> bool:
-        if not _has_usage(event):
+        if not has_usage(event):
             return False
         start = event.find(b"{")
         usage = usage_of(event[start:].rstrip(), self.usage) if start >= 0 else None
@@ -111,14 +113,14 @@ class StreamTap:
         """What is left when the upstream ended as it should: an event without its end, passed on as it is."""
         tail = self._drain()
         for segment in (self._before, self._last, tail):
-            if ERROR in segment:  # in a text it would be escaped
+            if ERROR in segment:
                 for event in ANY_END.split(segment):
                     self.fault = engine_faults.in_event(event) or self.fault
         self._before = self._last = b""
         return b"" if self._is_ours(tail) else tail
 
 
-def _has_usage(data: bytes) -> bool:
+def has_usage(data: bytes) -> bool:
     """Some engines write `"usage":null` into every chunk: that is none."""
     return b'"usage"' in data and _USAGE.search(data) is not None
 
@@ -132,18 +134,16 @@ def _with_geo(document: bytes, geo: str, usage: re.Match[bytes] | None) -> bytes
     return document[: usage.end()] + echo + document[usage.end() :]
 
 
-class BodyTap:
+class BodyTap(msgspec.Struct, eq=False):
     """For one JSON answer: keeps a bounded copy until its usage can be read. `fault`: a failure has another tap."""
 
-    __slots__ = ("_kept", "_size", "_transcript", "usage")
+    _transcript: Transcript | None = None
+    _geo: str = ""
+    _size: int = 0
+    usage: Usage | None = None
+    _kept: bytearray = msgspec.field(default_factory=bytearray)
 
     fault = None
-
-    def __init__(self, transcript: Transcript | None = None) -> None:
-        self._kept = bytearray()
-        self._transcript = transcript
-        self._size = 0
-        self.usage: Usage | None = None
 
     def feed(self, data: bytes) -> bytes:
         """Bytes in, the same bytes out."""
@@ -176,12 +176,6 @@ class BodyTap:
 class EchoTap(BodyTap):
     """The same where its usage is to say a residency again: it is held until it is whole, or longer than that may be.
     Then it passes as it is."""
-
-    __slots__ = ("_geo",)
-
-    def __init__(self, geo: str, transcript: Transcript | None = None) -> None:
-        super().__init__(transcript)
-        self._geo = geo
 
     def feed(self, data: bytes) -> bytes:
         """Bytes in, nothing out; all of them once they are too many."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 STOP_S = 3600.0  # an order to stop a drill is forgotten after that
 DRILL_WHY_LIMIT = 128  # overrides say the run beside it
 HISTORY_TOLD = 40
-LAWS_TOLD, MOVES_TOLD = 12, 24
+LAWS_MAX, MOVES_TOLD = 12, 24
 _LOCK, _LEVER, _STOP = f"{DRILL_PREFIX}lock", f"{DRILL_PREFIX}lever", f"{DRILL_PREFIX}stop/"
 _HISTORY, _SCHEDULES = f"{DRILL_PREFIX}history/", f"{DRILL_PREFIX}schedule/"
 
@@ -134,11 +134,11 @@ class Acts:
         statuses = await self._statuses() if act.do in ("drain", "bias") else ()
         try:
             entry = await self._store.get(key)
-            told = {"do": act.do, "target": act.target, "author": author, "key": key, **self._shown(entry, document)}
+            answer = {"do": act.do, "target": act.target, "author": author, "key": key, **self._shown(entry, document)}
             stranded = self._stranded(act, statuses)
             effects = self._effects(act, statuses)
             if act.dry_run:
-                return {**told, "dry_run": True, "effects": effects, "strands": stranded}
+                return {**answer, "dry_run": True, "effects": effects, "strands": stranded}
             self._checked(act, entry, statuses, stranded)
             if document is None:
                 await self._store.delete(key, expect_revision=act.revision)
@@ -148,25 +148,25 @@ class Acts:
             raise ActError("somebody else changed it since it was shown: look again, then decide again", 409) from None
         except StoreError as error:
             raise ActError(f"etcd: {error}", 503) from None
-        return {**told, "dry_run": False}
+        return {**answer, "dry_run": False}
 
     async def _begun(self, act: Act, author: str) -> dict[str, Any]:
         if self._drills is None:
             raise ActError(NO_DRILLS, 409)
         if not act.why.strip():
             raise ActError("why: give the reason, for whoever asks")
-        told = {"do": act.do, "target": act.target, "author": author, "dry_run": act.dry_run}
+        answer = {"do": act.do, "target": act.target, "author": author, "dry_run": act.dry_run}
         try:
             if act.dry_run:
-                return {**told, **await self._drills.plan(act.target, act.values)}
+                return {**answer, **await self._drills.plan(act.target, act.values)}
             _confirmed(act)
             why = act.why.strip()[:DRILL_WHY_LIMIT]
-            return {**told, "run": await self._drills.begin(act.target, act.values, act.revision, why, author)}
+            return {**answer, "run": await self._drills.begin(act.target, act.values, act.revision, why, author)}
         except StoreError as error:
             raise ActError(f"etcd: {error}", 503) from None
 
     def _document(self, act: Act, author: str) -> tuple[str, bytes | None, float | None]:
-        said: dict[str, Any] = {
+        common: dict[str, Any] = {
             "why": act.why,
             "author": author[: overrides.AUTHOR_LIMIT],
             "at": self._wall(),
@@ -175,8 +175,8 @@ class Acts:
         if not act.why.strip():
             raise ActError("why: give the reason, for whoever asks")
         try:
-            drain = DrainOverride(region=act.target, over_s=act.over_s, **said)
-            bias = BiasOverride(region=act.target, ms=act.ms, **said)
+            drain = DrainOverride(region=act.target, over_s=act.over_s, **common)
+            bias = BiasOverride(region=act.target, ms=act.ms, **common)
             if act.do == "drain":
                 return drain.key, overrides.encode(drain), act.for_s
             if act.do == "bias":
@@ -185,9 +185,9 @@ class Acts:
                 if not act.target or "/" in act.target:
                     raise ActError("target: give the name of a drill's run")
                 order = {
-                    "author": said["author"],
+                    "author": common["author"],
                     "why": act.why[: overrides.WHY_LIMIT],
-                    "at_s": said["at"].timestamp(),
+                    "at_s": common["at"].timestamp(),
                 }
                 return f"{_STOP}{act.target}", msgspec.json.encode(order), STOP_S
         except DocumentError as error:
@@ -221,9 +221,7 @@ class Acts:
         if entry is None and act.do in ("undrain", "unbias"):
             raise ActError(f"{act.target}: nothing stands there to take back", 409)
         if act.do == "drain" and not statuses:
-            raise ActError(
-                "no global balancer is heard, so nobody can tell whom that would leave without a region", 409
-            )
+            raise ActError("no global balancer reports, so nobody can tell whom that would leave without a region", 409)
         if stranded and not act.force:
             raise ActError(f"{act.target} is the last region serving {', '.join(stranded[:5])}", 409)
 
@@ -235,10 +233,10 @@ class Acts:
             kept = [*await self._store.list(LAW_HISTORY_PREFIX), *filter(None, [await self._store.get(LAW_KEY)])]
         except StoreError as error:
             raise ActError(f"etcd: {error}", 503) from None
-        told: list[dict[str, Any]] = []
+        laws: list[dict[str, Any]] = []
         before: Topology | None = None
         # Reading a law of thousands of tenants takes a while, and nobody waits for more than the last few.
-        for document in sorted((bare(one.value) for one in kept), key=_epoch_of)[-LAWS_TOLD - 1 :]:
+        for document in sorted((bare(one.value) for one in kept), key=_epoch_of)[-LAWS_MAX - 1 :]:
             raw = _decoded(document) or {}
             one = {name: raw.get(name) for name in ("epoch", "author", "why", "at")}
             after = await asyncio.to_thread(_over, document, law.topology) if law is not None else None
@@ -247,8 +245,8 @@ class Acts:
                 one["moved"] = [str(move) for move in moves[:MOVES_TOLD]]
                 one["more"] = max(0, len(moves) - MOVES_TOLD)
             before = after
-            told.append(one)
-        return {"laws": told[::-1][:LAWS_TOLD]}
+            laws.append(one)
+        return {"laws": laws[::-1][:LAWS_MAX]}
 
     async def drills(self) -> dict[str, Any]:
         """What runs, what is planned, and what was: as it stands in etcd; and of what was begun here how it goes, and

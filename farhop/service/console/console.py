@@ -25,10 +25,10 @@ import msgspec
 from aiohttp import web
 
 from farhop.service.clock import wall
-from farhop.service.console import word as words
+from farhop.service.console import snapshot as snapshots
 from farhop.service.console.acts import NO_DRILLS, Act, ActError, Acts
 from farhop.service.console.delta import Picture, Ring, diff
-from farhop.service.console.word import Heard, Word
+from farhop.service.console.snapshot import LastSnapshot, Snapshot
 from farhop.telemetry import logs
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from topology.law import Law
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
-EVERY_S = 1.0
+EVERY_S, UNSEEN_S = 1.0, 5.0  # while somebody looks, and while nobody does: then it is for the last hour alone
 SPAN, RATE_MS_MIN = 2, 700  # looks that a rate is over; none is sooner after another
 VIEWERS_MAX = 64
 BEHIND_MAX = 8  # patches that a viewer may be behind
@@ -75,7 +75,7 @@ class Asked(msgspec.Struct, frozen=True):
     drained: str = ""
 
 
-class Desk(Protocol):
+class Source(Protocol):
     """What a console is of: one balancer, or those of a fleet."""
 
     @property
@@ -83,8 +83,8 @@ class Desk(Protocol):
         """For people."""
         ...
 
-    async def heard(self) -> Mapping[str, Heard]:
-        """The last word of each balancer, by its name; asked once a second. Never raises."""
+    async def snapshots(self) -> Mapping[str, LastSnapshot]:
+        """The last snapshot of each balancer, by its name; asked once a second. Never raises."""
         ...
 
     def law(self) -> Law | None:
@@ -108,7 +108,7 @@ class Desk(Protocol):
         ...
 
 
-class OwnDesk:
+class BalancerSource:
     """Of one balancer: what it says itself."""
 
     def __init__(
@@ -128,29 +128,29 @@ class OwnDesk:
         self._status: dict[str, Any] = {}
         self.name = " ".join(metrics.process)
 
-    async def heard(self) -> Mapping[str, Heard]:
-        """See Desk."""
+    async def snapshots(self) -> Mapping[str, LastSnapshot]:
+        """See Source."""
         now_ms = _now_ms()
-        return {self.name: Heard(await self.word(now_ms), now_ms)}
+        return {self.name: LastSnapshot(await self.snapshot(now_ms), now_ms)}
 
-    async def word(self, now_ms: int) -> Word:
+    async def snapshot(self, now_ms: int) -> Snapshot:
         """What this balancer says of the world now, made in many turns of the loop: requests are not kept waiting for
         it. Rates are since it was last asked."""
         self._status = status = self._tell()
-        names = self._decisions.newest(words.DECISIONS_MAX)
+        names = self._decisions.newest(snapshots.DECISIONS_MAX)
         for name in reversed(names):  # each is spelled out once: that is what costs
             if name not in self._briefs and (record := self._decisions.get(name)) is not None:
                 self._briefs[name] = record
         for name in self._briefs.keys() - set(names):
             del self._briefs[name]
-        steps = words.of_status(status, now_ms, list(self._briefs.values()), self._arcs(now_ms))
+        steps = snapshots.of_status(status, now_ms, list(self._briefs.values()), self._arcs(now_ms))
         while True:
             await asyncio.sleep(0)
             try:
                 next(steps)
             except StopIteration as end:
-                word: Word = end.value
-                return word
+                snapshot: Snapshot = end.value
+                return snapshot
 
     def _arcs(self, now_ms: int) -> dict[str, dict[str, float]]:
         """Requests a second by target and by what came of them, over the last SPAN of looks."""
@@ -170,16 +170,16 @@ class OwnDesk:
         return rates
 
     async def decision(self, decision_id: str) -> dict[str, dict[str, Any]]:
-        """See Desk."""
+        """See Source."""
         record = self._decisions.get(decision_id)
         return {} if record is None else {self.name: record}
 
     async def explain(self, question: bytes) -> dict[str, Any]:
-        """See Desk."""
+        """See Source."""
         return {self.name: await self._explain(question)}
 
     def acts(self) -> Acts | None:
-        """See Desk. A regional balancer does not know who would be left without a region."""
+        """See Source. A regional balancer does not know who would be left without a region."""
         if self._status.get("tier") != "global":
             return None
 
@@ -189,24 +189,25 @@ class OwnDesk:
         return Acts(self._store, self.law, statuses, wall)
 
     def author(self, operator: Operator) -> str:
-        """See Desk."""
+        """See Source."""
         return operator.name
 
 
 class Console:
     """One console."""
 
-    def __init__(self, desk: Desk, operators: Operators, *, secure: bool) -> None:
+    def __init__(self, source: Source, operators: Operators, *, secure: bool) -> None:
         """`secure`: the port speaks TLS, so that the cookie never goes without."""
-        self._desk, self._operators, self._secure = desk, operators, secure
+        self._source, self._operators, self._secure = source, operators, secure
         self._log = logs.get("farhop.console")
         self._boot = secrets.token_hex(4)
         self._number = 0
         self._picture: Picture = {}
         self._ring = Ring()
         self._viewers: set[asyncio.Queue[bytes | None]] = set()
+        self._looked_at = asyncio.Event()  # somebody has begun to
         self._sessions: OrderedDict[str, tuple[Operator, float]] = OrderedDict()
-        self._cookie = "farhop_" + hashlib.sha256(desk.name.encode()).hexdigest()[:12]
+        self._cookie = "farhop_" + hashlib.sha256(source.name.encode()).hexdigest()[:12]
         self._task: asyncio.Task[None] | None = None
         self._failed = ""
         self.dropped = 0
@@ -238,7 +239,7 @@ class Console:
             ("GET", "/console/of/me", self._who, None),
             ("POST", "/console/of/login", self._login, None),
             ("POST", "/console/of/logout", self._logout, None),
-            ("GET", "/console/of/word", self._word, "read"),
+            ("GET", "/console/of/snapshot", self._snapshot, "read"),
             ("GET", EVENTS, self._events, "read"),
             ("GET", "/console/of/past", self._past, "read"),
             ("GET", "/console/of/past/{number}", self._past_chunk, "read"),
@@ -278,9 +279,9 @@ class Console:
     async def _who(self, _request: web.Request) -> web.Response:
         operator = OPERATOR.get()
         return reply({
-            "name": operator.name, "may": operator.may, "asks": self._operators.asks, "desk": self._desk.name,
-            "acts": operator.may_do("act") and self._desk.acts() is not None,
-            "author": self._desk.author(operator),
+            "name": operator.name, "may": operator.may, "asks": self._operators.asks, "source": self._source.name,
+            "acts": operator.may_do("act") and self._source.acts() is not None,
+            "author": self._source.author(operator),
         })  # fmt: skip
 
     async def _login(self, request: web.Request) -> web.Response:
@@ -334,19 +335,26 @@ class Console:
                 if self._failed != type(error).__name__:
                     self._failed = type(error).__name__
                     self._log.error("the console could not look", kind=self._failed)
-            due = max(due + EVERY_S, clock())
-            await asyncio.sleep(due - clock())
+            due = max(due + (EVERY_S if self._viewers else UNSEEN_S), clock())
+            if self._viewers:
+                await asyncio.sleep(due - clock())
+                continue
+            self._looked_at.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await self._looked_at.wait()
+                    due = clock()
 
     async def look(self) -> None:
         """Make the next picture, and tell all viewers what is new in it."""
-        heard = await self._desk.heard()
+        latest = await self._source.snapshots()
         now_ms = _now_ms()
-        picture = words.picture(heard, self._desk.law(), now_ms)
+        picture = snapshots.picture(latest, self._source.law(), now_ms)
         patch = msgspec.json.encode(diff(self._picture, picture))
         self._picture = picture
         self._number += 1
         self._ring.add(self._number, now_ms, picture, patch)
-        if (acts := self._desk.acts()) is not None:
+        if (acts := self._source.acts()) is not None:
             await acts.keep_drills_past(self._ring.past)
         event = self._event("patch", self._number, patch)
         for viewer in tuple(self._viewers):
@@ -365,6 +373,7 @@ class Console:
             return reply({"error": f"{VIEWERS_MAX} look at this moment: try again later"}, 503)
         viewer: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._viewers.add(viewer)
+        self._looked_at.set()
         try:
             begun = self._begun(request.headers.get("Last-Event-ID", ""))
             headers = {**HEADERS, "Content-Type": "text/event-stream", "Cache-Control": "no-store"}
@@ -391,9 +400,9 @@ class Console:
             return self._event("picture", self._number, msgspec.json.encode(self._picture))
         return b"".join(self._event("patch", one, patch) for one, patch in missed)
 
-    async def _word(self, _request: web.Request) -> web.Response:
-        heard = await self._desk.heard()
-        return reply({"words": {name: one.word for name, one in heard.items()}})
+    async def _snapshot(self, _request: web.Request) -> web.Response:
+        latest = await self._source.snapshots()
+        return reply({"snapshots": {name: one.snapshot for name, one in latest.items()}})
 
     # -- the last hour
 
@@ -408,38 +417,38 @@ class Console:
 
     async def _decision(self, request: web.Request) -> web.Response:
         name, drained = request.match_info["id"], request.query.get("drained", "")
-        records = await self._desk.decision(name)
+        records = await self._source.decision(name)
         if not records:
             return reply({"error": "no such decision here: unknown, too long ago, or kept from here by law"}, 404)
-        told: dict[str, Any] = {"decision": name, "records": records}
+        answer: dict[str, Any] = {"decision": name, "records": records}
         if drained:
-            told["what_if"] = {key: words.without(record, drained) for key, record in records.items()}
-        return reply(told)
+            answer["what_if"] = {key: snapshots.without(record, drained) for key, record in records.items()}
+        return reply(answer)
 
     async def _explain(self, request: web.Request) -> web.Response:
         asked = await _body(request, Asked)
-        explained = await self._desk.explain(bytes(asked.question))
-        told: dict[str, Any] = {"explained": explained}
+        explained = await self._source.explain(bytes(asked.question))
+        answer: dict[str, Any] = {"explained": explained}
         if asked.drained:
-            told["what_if"] = {key: words.without(one, asked.drained) for key, one in explained.items()}
-        return reply(told)
+            answer["what_if"] = {key: snapshots.without(one, asked.drained) for key, one in explained.items()}
+        return reply(answer)
 
     async def _laws(self, _request: web.Request) -> web.Response:
-        acts = self._desk.acts()
+        acts = self._source.acts()
         return reply({"laws": []} if acts is None else await acts.laws())
 
     async def _drills(self, _request: web.Request) -> web.Response:
-        acts = self._desk.acts()
+        acts = self._source.acts()
         if acts is None:
             return reply({"error": "a global balancer tells of drills, or `farhop console`"}, 404)
         return reply(await acts.drills())
 
     async def _drills_offered(self, _request: web.Request) -> web.Response:
-        acts = self._desk.acts()
+        acts = self._source.acts()
         return reply({"offered": [], "why": NO_DRILLS} if acts is None else await acts.drills_offered())
 
     async def _drill_report(self, request: web.Request) -> web.Response:
-        acts = self._desk.acts()
+        acts = self._source.acts()
         found = await acts.drill_report(request.match_info["run"]) if acts is not None else None
         if found is None:
             return reply({"error": "this report is not kept here: see where the drill was run"}, 404)
@@ -448,22 +457,22 @@ class Console:
         return web.Response(body=found, content_type="text/html", charset="utf-8", headers=headers)
 
     async def _drills_past(self, request: web.Request) -> web.Response:
-        acts = self._desk.acts()
+        acts = self._source.acts()
         return _kept(await acts.drills_past(request.match_info["run"]) if acts is not None else None)
 
     async def _act(self, request: web.Request) -> web.Response:
         act = await _body(request, Act)
-        acts = self._desk.acts()
+        acts = self._source.acts()
         if acts is None:
             return reply(
                 {"error": "nothing can be done from here: ask a global balancer, or use `farhop console`"}, 409
             )
         operator = OPERATOR.get()
-        author = self._desk.author(operator)
-        told = await acts.perform(act, author)
+        author = self._source.author(operator)
+        answer = await acts.perform(act, author)
         if not act.dry_run:
             self._log.warning("an operator acts", operator=author, what=f"{act.do} {act.target}"[:128])
-        return reply(told)
+        return reply(answer)
 
 
 def _kept(pictures: bytes | None) -> web.Response:

@@ -84,13 +84,13 @@ class Ring:
     def _close(self) -> None:
         if not self._frame:
             return
-        blob = zlib.compress(self._told(), 6)
+        blob = zlib.compress(self._encoded(), 6)
         self._closed.append(Chunk(self._number, self._from_ms, self._to_ms, blob))
         self._bytes += len(blob)
         while self._closed and (self._bytes > self._bytes_max or len(self._closed) * CHUNK > self._seconds):
             self._bytes -= len(self._closed.popleft().blob)
 
-    def _told(self) -> bytes:
+    def _encoded(self) -> bytes:
         return b'{"picture":%b,"patches":[%b]}' % (self._frame, b",".join(self._patches))
 
     @property
@@ -108,14 +108,14 @@ class Ring:
     def chunk(self, number: int) -> bytes | None:
         """A chunk as JSON, `{"picture": …, "patches": […]}`; None if it is gone or never was."""
         if self._frame and number == self._number:
-            return self._told()
+            return self._encoded()
         found = next((one for one in self._closed if one.number == number), None)
         return zlib.decompress(found.blob) if found is not None else None
 
     def past(self, from_ms: int) -> bytes:
         """All that is kept since then, from the beginning of a chunk, as JSON: `{"chunks": [chunk, …]}`."""
-        told = [zlib.decompress(one.blob) for one in self._closed if one.to_ms >= from_ms]
-        return b'{"chunks":[%b]}' % b",".join([*told, self._told()] if self._frame else told)
+        chunks = [zlib.decompress(one.blob) for one in self._closed if one.to_ms >= from_ms]
+        return b'{"chunks":[%b]}' % b",".join([*chunks, self._encoded()] if self._frame else chunks)
 
     def since(self, number: int) -> list[tuple[int, bytes]] | None:
         """The patches after this picture; None if that is too long ago, or was never one."""

@@ -29,7 +29,7 @@ Units = Annotated[int, Meta(ge=1, le=UNITS_MAX)]
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Of one tenant; of one issued key or named key of the law, of one model, if those are given; of `each_user` by
-    itself. None: no limit.
+    itself. None: no limit. `pool`: limits on requests and tokens of one home and pool lend each other what idles.
 
     Tokens are those of prompts (`input`), of answers (`output`), or both; `concurrency` is of requests under way;
     money is in millionths of a USD, by the price book of the balancers, a month is 30 days.
@@ -38,6 +38,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     key: str = ""
     model: str = ""
     each_user: bool = False
+    pool: str = ""
     requests_per_minute: Units | None = None
     requests_per_day: Units | None = None
     input_tokens_per_minute: Units | None = None
@@ -55,7 +56,15 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return {name: n for name in NAMES if (n := getattr(self, name)) is not None}
 
 
-NAMES = Limit.__struct_fields__[3:]
+NAMES = Limit.__struct_fields__[4:]
+
+
+def unit(name: str) -> str:
+    """A limit's name as people say it: `requests per minute`, `requests at once`."""
+    return (
+        name.removeprefix("micro_").replace("_", " ").replace("usd", "USD")
+        if period_s(name) else "requests at once"
+    )  # fmt: skip
 
 
 def kind_of(name: str) -> str:
@@ -98,7 +107,8 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if not period:
             n = int(size * each)
             return Quota(float(size - n * len(self.safe)), 0.0), Quota(float(n), 0.0)
-        whole = Quota(float(size), size / period)
+        pool = f"{limit.pool}/{name}" if limit.pool else ""
+        whole = Quota(float(size), size / period, pool)
         return whole.part(1.0 - self.safe_share), whole.part(each)
 
 
@@ -169,12 +179,14 @@ def check(one: TenantLimits) -> None:
         raise DocumentError("safe_share", "is above 0 where `safe` names balancers, and only there")
     seen = set()
     for place, limit in enumerate(one.limits):
-        for field in ("key", "model"):
+        for field in ("key", "model", "pool"):
             if name := getattr(limit, field):
                 check_text(f"limits[{place}].{field}", name, NAME_LIMIT)
         if (whom := (limit.key, limit.model, limit.each_user)) in seen:
             raise DocumentError(f"limits[{place}]", "the same key, model and users stand twice")
         seen.add(whom)
+        if limit.pool and limit.each_user:
+            raise DocumentError(f"limits[{place}].pool", "limits of each user lend nothing to each other")
         _check_sizes(limit, f"limits[{place}]")
 
 

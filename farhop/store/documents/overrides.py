@@ -1,4 +1,4 @@
-"""Operators' overrides as they stand in etcd: a region drained or biased, a tenant or a model pinned to a region.
+"""Operators' overrides as they stand in etcd: a region drained, biased or refusing, a tenant or a model pinned to one.
 
 Each is under a lease and goes by itself with it; `at` is for people and never compared with another host's clock. A
 drain and a bias stand under their region, a pin under whom it is for. Refused whole (DocumentError) or trusted whole.
@@ -14,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Meta
 
-from farhop.store.contract import OVERRIDE_PREFIX, STEER_PREFIX, entry_drain_key, override_key
+from farhop.store.contract import OVERRIDE_PREFIX, STEER_PREFIX, entry_drain_key, override_key, refuse_key
 from farhop.store.documents.document import DocumentError, check_text, read
 
 DOCUMENT_LIMIT_BYTES = 16 * 1024
@@ -81,6 +81,22 @@ class EntryDrainOverride(_Leased, frozen=True, kw_only=True, tag="drain-entry", 
         return entry_drain_key(self.region, self.entry)
 
 
+class RefuseOverride(_Leased, frozen=True, kw_only=True, tag="refuse", tag_field="action"):
+    """`region` itself refuses this `share` of the new requests that come to it, of `model` or, without one, of any.
+
+    Unlike a drain, global balancers learn of it by being refused, as they would of a region that has no room. What is
+    under way there stays.
+    """
+
+    model: str = ""
+    share: float = 1.0
+
+    @property
+    def key(self) -> str:
+        """Where it stands."""
+        return refuse_key(self.region, self.model)
+
+
 class BiasOverride(_Leased, frozen=True, kw_only=True, tag="bias", tag_field="action"):
     """`region` counts as so many milliseconds worse (below 0: better) for every global balancer."""
 
@@ -109,10 +125,11 @@ class PinOverride(_Leased, frozen=True, kw_only=True, tag="pin", tag_field="acti
 
 
 RoutingOverride: TypeAlias = BiasOverride | PinOverride
-Override: TypeAlias = DrainOverride | EntryDrainOverride | BiasOverride | PinOverride
+Override: TypeAlias = DrainOverride | EntryDrainOverride | RefuseOverride | BiasOverride | PinOverride
 
 _drain = msgspec.json.Decoder(DrainOverride)
 _entry_drain = msgspec.json.Decoder(EntryDrainOverride)
+_refusal = msgspec.json.Decoder(RefuseOverride)
 _routing: msgspec.json.Decoder[RoutingOverride] = msgspec.json.Decoder(BiasOverride | PinOverride)
 
 
@@ -153,6 +170,13 @@ def decode_entry_drain(document: bytes) -> EntryDrainOverride:
     return override
 
 
+def decode_refusal(document: bytes) -> RefuseOverride:
+    """The refusal in a JSON document of at most 16 KiB. Raises DocumentError."""
+    override = read(_refusal, document, "override", DOCUMENT_LIMIT_BYTES)
+    check(override)
+    return override
+
+
 def decode_routing(document: bytes) -> RoutingOverride:
     """The bias or pin in a JSON document of at most 16 KiB. Raises DocumentError."""
     override = read(_routing, document, "override", DOCUMENT_LIMIT_BYTES)
@@ -179,6 +203,13 @@ def check(override: Override) -> None:
             raise DocumentError("over_s", f"{override.over_s} is outside 0..{OVER_LIMIT_S:g} seconds")
         if isinstance(override, DrainOverride) and not 0.0 <= override.keep_share < 1.0:
             raise DocumentError("keep_share", f"{override.keep_share} is outside 0..1, 1 left out")
+    elif isinstance(override, RefuseOverride):
+        if "/" in override.region:
+            raise DocumentError("region", "must not contain '/'")
+        if override.model:
+            check_text("model", override.model, NAME_LIMIT)
+        if not 0.0 < override.share <= 1.0:
+            raise DocumentError("share", f"{override.share} is outside 0..1, 0 left out")
     elif isinstance(override, BiasOverride):
         if not -BIAS_LIMIT_MS <= override.ms <= BIAS_LIMIT_MS:
             raise DocumentError("ms", f"{override.ms} is outside -{BIAS_LIMIT_MS:g}..{BIAS_LIMIT_MS:g}")

@@ -145,8 +145,9 @@ def from_wire(message: region_pb2.Report) -> RegionReport:
     if len(message.models) > MODELS_LIMIT:  # before copying, not after
         raise DocumentError("models", f"{len(message.models)} entries, at most {MODELS_LIMIT}")
     fields = dict(zip(RegionReport.__struct_fields__, _REPORT_OF(message), strict=True))
-    fields["models"] = tuple([_model_from_wire(model) for model in message.models])
-    fields["accepted_bytes"] = dict(message.accepted_bytes)
+    fields["models"] = tuple(map(_model_from_wire, message.models[:]))
+    accepted = message.accepted_bytes
+    fields["accepted_bytes"] = {name: accepted[name] for name in accepted}  # `dict` would go through a view in Python
     report = RegionReport(**fields)
     check(report)
     return report
@@ -154,31 +155,14 @@ def from_wire(message: region_pb2.Report) -> RegionReport:
 
 def check(report: RegionReport) -> None:
     """Raise DocumentError at the first field outside its domain."""
-    _check_name("region", report.region)
-    _check_name("instance", report.instance)
-    _check_number("incarnation", report.incarnation, INCARNATION_LIMIT)
-    _check_number("seq", report.seq)
-    _check_number("clock_ms", report.clock_ms, CLOCK_LIMIT_MS)
-    check_address("tier_address", report.tier_address)
-    check_address("control_address", report.control_address)
-    if report.admin_address:
-        check_address("admin_address", report.admin_address)
-    _check_number("law_epoch", report.law_epoch)
-    if report.client_url and not CLIENT_URL.fullmatch(report.client_url):
-        raise DocumentError("client_url", f"{report.client_url[:64]!r} is not http(s)://host[:port]")
-    _check_length("models", len(report.models), MODELS_LIMIT)
-    _check_length("accepted_bytes", len(report.accepted_bytes), ACCEPTED_LIMIT)
-    for balancer, tokens in report.accepted_bytes.items():
-        if not (0 < len(balancer) <= TEXT_LIMIT and balancer.isprintable() and 0.0 <= tokens <= COUNT_LIMIT):
-            _check_text("accepted_bytes", balancer)
-            _check_number(f"accepted_bytes[{balancer}]", tokens)
-    seen: set[tuple[str, str]] = set()
+    if not _sound_head(report):
+        _check_head(report)
     for index, model in enumerate(report.models):
         if not _sound(model):
             _check_model(f"models[{index}]", model)
-        if (model.model, model.version) in seen:
-            raise DocumentError(f"models[{index}].model", f"{model.model!r} is reported twice for one version")
-        seen.add((model.model, model.version))
+    seen = {(model.model, model.version) for model in report.models}
+    if len(seen) < len(report.models):
+        _check_once(report.models)
 
 
 # Each number of a model and the most it may be. Every one of them is finite and not negative.
@@ -206,22 +190,42 @@ _PARTS = (
 )  # fmt: skip
 
 
+def _sound_head(report: RegionReport) -> bool:
+    """As `_sound`, of all but its models."""
+    accepted = report.accepted_bytes
+    return (
+        _is_name(report.region)
+        and _is_name(report.instance)
+        and 0 <= report.incarnation <= INCARNATION_LIMIT
+        and 0 <= report.seq <= COUNT_LIMIT
+        and 0.0 <= report.clock_ms <= CLOCK_LIMIT_MS
+        and _is_address(report.tier_address)
+        and _is_address(report.control_address)
+        and (not report.admin_address or _is_address(report.admin_address))
+        and 0 <= report.law_epoch <= COUNT_LIMIT
+        and (not report.client_url or CLIENT_URL.fullmatch(report.client_url) is not None)
+        and len(report.models) <= MODELS_LIMIT
+        and len(accepted) <= ACCEPTED_LIMIT
+        and not [n for n in accepted if not (0 < len(n) <= TEXT_LIMIT and n.isprintable())]
+        and not [b for b in accepted.values() if not 0.0 <= b <= COUNT_LIMIT]
+    )
+
+
 def _sound(model: ModelReport) -> bool:
     """Whether every field is within its domain: one expression for what nearly every report is, 20 times a second.
 
     What is not is looked through again, field by field, for its name.
     """
-    most, name = COUNT_LIMIT, model.model
+    most = COUNT_LIMIT
     return (
-        0 < len(name) <= TEXT_LIMIT
-        and name.isprintable()
+        _are_texts((model.model,))
         and not model.version
         and not model.bases
         and not model.parent
-        and (not model.root or (len(model.root) <= TEXT_LIMIT and model.root.isprintable()))
+        and (not model.root or _are_texts((model.root,)))
         and 0 <= model.max_model_len <= most
         and len(model.gpu_types) <= GPU_TYPES_LIMIT
-        and all(0 < len(kind) <= TEXT_LIMIT and kind.isprintable() for kind in model.gpu_types)
+        and _are_texts(model.gpu_types)
         and 0 <= model.replicas_ready <= model.replicas_total <= most
         and 0 <= model.slots_free <= model.slots_total <= most
         and 0 <= model.kv_tokens_free <= model.kv_tokens_total <= most
@@ -240,6 +244,34 @@ def _sound(model: ModelReport) -> bool:
         and 0.0 <= model.used_share <= USED_LIMIT
         and 0.0 <= model.batch_interference_ms <= RATE_LIMIT_MS
     )
+
+
+def _check_head(report: RegionReport) -> None:
+    _check_name("region", report.region)
+    _check_name("instance", report.instance)
+    _check_number("incarnation", report.incarnation, INCARNATION_LIMIT)
+    _check_number("seq", report.seq)
+    _check_number("clock_ms", report.clock_ms, CLOCK_LIMIT_MS)
+    check_address("tier_address", report.tier_address)
+    check_address("control_address", report.control_address)
+    if report.admin_address:
+        check_address("admin_address", report.admin_address)
+    _check_number("law_epoch", report.law_epoch)
+    if report.client_url and not CLIENT_URL.fullmatch(report.client_url):
+        raise DocumentError("client_url", f"{report.client_url[:64]!r} is not http(s)://host[:port]")
+    _check_length("models", len(report.models), MODELS_LIMIT)
+    _check_length("accepted_bytes", len(report.accepted_bytes), ACCEPTED_LIMIT)
+    for balancer, tokens in report.accepted_bytes.items():
+        _check_text("accepted_bytes", balancer)
+        _check_number(f"accepted_bytes[{balancer}]", tokens)
+
+
+def _check_once(models: tuple[ModelReport, ...]) -> None:
+    seen: set[tuple[str, str]] = set()
+    for index, model in enumerate(models):
+        if (model.model, model.version) in seen:
+            raise DocumentError(f"models[{index}].model", f"{model.model!r} is reported twice for one version")
+        seen.add((model.model, model.version))
 
 
 def _check_model(path: str, model: ModelReport) -> None:
@@ -263,14 +295,13 @@ def _check_model(path: str, model: ModelReport) -> None:
             _check_text(f"{path}.{name}", text)
 
 
-_GPU_TYPES = ModelReport.__struct_fields__.index("gpu_types")
-_LISTS = slice(_GPU_TYPES, _GPU_TYPES + 2)  # bases follow
-assert ModelReport.__struct_fields__[_LISTS] == ("gpu_types", "bases")
+_GPU_TYPES, _BASES = map(ModelReport.__struct_fields__.index, ("gpu_types", "bases"))
 
 
 def _model_from_wire(message: region_pb2.ModelCapacity) -> ModelReport:
     fields: list[Any] = [*_MODEL_OF(message)]
-    fields[_LISTS] = map(tuple, fields[_LISTS])
+    # A message's list is iterated in Python, a slice of it is not.
+    fields[_GPU_TYPES], fields[_BASES] = tuple(fields[_GPU_TYPES][:]), tuple(fields[_BASES][:])
     return ModelReport(*fields)  # by position: by name takes half as long again
 
 
@@ -283,6 +314,11 @@ def _is_name(value: str) -> bool:
 def _is_address(value: str) -> bool:
     match = _ADDRESS.fullmatch(value)
     return match is not None and 0 < int(match[1]) < 65536
+
+
+@lru_cache(KNOWN_MAX)
+def _are_texts(values: tuple[str, ...]) -> bool:
+    return all(0 < len(value) <= TEXT_LIMIT and value.isprintable() for value in values)
 
 
 def _check_name(field: str, value: str) -> None:

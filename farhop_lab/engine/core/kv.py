@@ -10,6 +10,7 @@ vLLM keeps duplicates of a block that two sequences compute at once; here the se
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Protocol
 
@@ -83,19 +84,22 @@ class PagedCache:
         return self._references.get(name, 0)
 
     def match(self, chain: Sequence[int]) -> int:
-        """How many leading blocks of `chain` are held."""
+        """How many leading blocks of `chain` are held: those before one that is held are, too."""
         references, cached = self._references, self._cached
-        for depth, name in enumerate(chain):
-            if name not in references and name not in cached:
-                return depth
-        return len(chain)
+        return bisect_left(chain, True, key=lambda name: name not in references and name not in cached)
 
     def share(self, table: BlockTable, chain: Sequence[int]) -> None:
         """Reference the held blocks `chain` as the start of an empty `table`. KeyError where one is not held."""
         assert not table.blocks, "a prefix is shared before anything is grown"
+        references, cached = self._references, self._cached
         for name in chain:
-            self._refer(name)
-            table.full.append(name)
+            count = references.get(name)
+            if count is None:
+                del cached[name]
+                references[name] = 1
+            else:
+                references[name] = count + 1
+        table.full.extend(chain)
 
     def grow(self, table: BlockTable, blocks: int) -> bool:
         """Give `table` so many private blocks, evicting the oldest cached ones; False, and nothing done, if short."""
@@ -143,11 +147,10 @@ class PagedCache:
         table.private = 0
         references, cached = self._references, self._cached
         for name in reversed(table.full):
-            count = references[name]
+            count = references.pop(name)
             if count > 1:
                 references[name] = count - 1
             else:
-                del references[name]
                 cached[name] = None
         table.full.clear()
 

@@ -136,8 +136,9 @@ class Sequence:
         blocks = min(blocks, len(text) // size)
         if known < blocks:
             name, append = chain[-1], chain.append
-            for start in range(known * size, blocks * size, size):
-                name = xxh3_64_intdigest(text[start : start + size], name)
+            fresh = bytes(memoryview(text)[known * size : blocks * size])  # its slices are made faster
+            for start in range(0, len(fresh), size):
+                name = xxh3_64_intdigest(fresh[start : start + size], name)
                 append(name)
         return chain[since + 1 : blocks + 1]
 

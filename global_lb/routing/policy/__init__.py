@@ -3,13 +3,12 @@
 from global_lb.routing.policy.base import Policy
 from global_lb.routing.policy.overrides import Bias, OperatorOverrides, OverridesChanged, Pin
 from global_lb.routing.policy.predictive import Predictive
-from global_lb.routing.policy.route import KNOWN, ROUTES_MAX, ModelStep, Route, RouteConfig, RouteScope, routes_of
+from global_lb.routing.policy.route import KNOWN, ROUTES_MAX, Route, RouteConfig, RouteScope, routes_of
 
 __all__ = [
     "KNOWN",
     "ROUTES_MAX",
     "Bias",
-    "ModelStep",
     "OperatorOverrides",
     "OverridesChanged",
     "Pin",

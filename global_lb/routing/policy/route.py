@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from farhop.config import Part
+from farhop.service import model_steps
+from farhop.service.model_steps import Name, Steps
 from global_lb.routing.policy.account import EgressBudget, ForeignQuota
 from global_lb.routing.policy.predictive import Predictive
 from global_lb.routing.policy.ranked import Failover, LeastLoad, Nearest, Waterfall
@@ -21,10 +23,8 @@ if TYPE_CHECKING:
     from global_lb.routing.policy.base import Policy
 
 ROUTES_MAX = 4096
-MODELS_MAX = 16  # that one name stands for: each is asked for at most once a request
 RouteScope: TypeAlias = tuple[str, str]  # a tenant and a model; "" is any
 
-Name = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]
 RegionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -46,13 +46,6 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     ConsistentHash.name: ("prefix_bytes",),
 }
 _ALL_OPTIONS = {option for options in OPTIONS.values() for option in options}
-
-
-class ModelStep(Part):
-    """A model that a name may stand for; `prompt_bytes_max`: for prompts of at most so many bytes, None for any."""
-
-    model: Name
-    prompt_bytes_max: Annotated[int, Field(ge=1, le=1 << 40)] | None = None
 
 
 class RouteConfig(Part):
@@ -95,7 +88,7 @@ class RouteConfig(Part):
     unicast_tokens: Annotated[int, Field(ge=0, le=1 << 40)] | None = None
     keep_answers_s: Annotated[float, Field(ge=0, le=30 * 86_400)] = 0.0
     coalesce: bool = False
-    models: Annotated[tuple[ModelStep, ...], Field(max_length=MODELS_MAX)] = ()
+    models: Steps = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -147,12 +140,7 @@ class RouteConfig(Part):
             raise ValueError(
                 f"{others[0]}: does not go with `models`; say it in the route of a model that it stands for"
             )
-        names = [step.model for step in self.models]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"models: {name!r} stands twice; name each once")
-        if all(step.prompt_bytes_max is not None for step in self.models):
-            raise ValueError("models: longer prompts would have none; leave `prompt_bytes_max` out of one of them")
+        model_steps.check(self.models)
 
     def named(self) -> set[str]:
         """The regions it names."""
@@ -206,9 +194,5 @@ def routes_of(listed: Sequence[RouteConfig], regions: Collection[str]) -> dict[R
             known = ", ".join(sorted(regions)[:8])
             raise ValueError(f"routes.{n}: no region {name!r} in the topology; known are {known}")
         routes[scope] = one
-    stand_for_others = {one.model for one in listed if one.models}
-    for n, one in enumerate(listed):
-        for step in one.models:
-            if step.model in stand_for_others and step.model != one.model:
-                raise ValueError(f"routes.{n}.models: {step.model!r} stands for others itself; name those in its place")
+    model_steps.check_ends((one.model, one.models) for one in listed)
     return routes

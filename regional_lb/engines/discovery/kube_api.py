@@ -170,7 +170,7 @@ class Api:
                 while not response.content.at_eof() and len(body) <= ANSWER_BYTES_MAX:
                     body += await response.content.read(ANSWER_BYTES_MAX + 1 - len(body))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise KubeError(f"{path}: {_words(error)}") from None
+            raise KubeError(f"{path}: {_described(error)}") from None
         if len(body) > ANSWER_BYTES_MAX:
             raise KubeError(f"{path}: an answer of more than {ANSWER_BYTES_MAX} bytes")
         try:
@@ -190,7 +190,7 @@ class Api:
         try:
             response = await self._get(path, query, timeout)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise KubeError(f"{path}: {_words(error)}") from None
+            raise KubeError(f"{path}: {_described(error)}") from None
         async with response:
             _check(path, response.status)
             while True:
@@ -264,7 +264,7 @@ def _version(thing: dict[str, Any]) -> str:
     return str(meta.get("resourceVersion") or "") if isinstance(meta, dict) else ""
 
 
-def _words(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".rstrip(": ")[:300]
 
 

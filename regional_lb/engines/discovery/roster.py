@@ -30,7 +30,7 @@ class LeftOut(msgspec.Struct, frozen=True):
     why: str
 
 
-class _Said:
+class _Reported:
     __slots__ = ("found", "trouble")
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Roster:
 
     def __init__(self, fixed: Sequence[ReplicaConfig], sources: Iterable[str]) -> None:
         self._fixed = Found("configuration", tuple(fixed))
-        self._said = {source: _Said() for source in sources}
+        self._reported = {source: _Reported() for source in sources}
 
     def fix(self, replicas: Sequence[ReplicaConfig]) -> None:
         """The configuration's are these from now on."""
@@ -51,12 +51,12 @@ class Roster:
 
     def take(self, step: Found | Failed) -> bool:
         """A source spoke. Whether the list may be another one now."""
-        said = self._said[step.source]
+        reported = self._reported[step.source]
         if isinstance(step, Failed):
-            said.trouble = step.why[:PROBLEM_CHARS_MAX]
+            reported.trouble = step.why[:PROBLEM_CHARS_MAX]
             return False
-        changed = said.found is None or said.found.replicas != step.replicas
-        said.found, said.trouble = step, ""
+        changed = reported.found is None or reported.found.replicas != step.replicas
+        reported.found, reported.trouble = step, ""
         return changed
 
     def merged(self) -> tuple[list[ReplicaConfig], list[LeftOut]]:
@@ -65,7 +65,10 @@ class Roster:
         left_out: list[LeftOut] = []
         addresses: dict[tuple[str, int], str] = {}
         names: dict[str, str] = {}
-        for found in (self._fixed, *(said.found for said in self._said.values() if said.found is not None)):
+        for found in (
+            self._fixed,
+            *(reported.found for reported in self._reported.values() if reported.found is not None),
+        ):
             for replica in found.replicas:
                 place, name = (replica.address.host, replica.address.port), replica.label
                 if place in addresses:
@@ -87,9 +90,9 @@ class Roster:
         return [
             {
                 "source": source,
-                "replicas": len(said.found.replicas) if said.found is not None else 0,
-                "problems": list(said.found.problems[:PROBLEMS_MAX]) if said.found is not None else [],
-                "trouble": said.trouble,
+                "replicas": len(reported.found.replicas) if reported.found is not None else 0,
+                "problems": list(reported.found.problems[:PROBLEMS_MAX]) if reported.found is not None else [],
+                "trouble": reported.trouble,
             }
-            for source, said in self._said.items()
+            for source, reported in self._reported.items()
         ]

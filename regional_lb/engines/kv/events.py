@@ -50,19 +50,19 @@ class KvListener:
         self, react: Callable[[Event], None], refused: Callable[[str], None], clock: Callable[[], float]
     ) -> None:
         self._react, self._refused, self._clock = react, refused, clock
-        self._heard: dict[str, tuple[ReplicaConfig, dict[_Stream, asyncio.Task[None]]]] = {}  # by name
+        self._followed: dict[str, tuple[ReplicaConfig, dict[_Stream, asyncio.Task[None]]]] = {}  # by name
         self._tasks = Tasks()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
 
     def listen(self, replicas: Iterable[ReplicaConfig]) -> None:
         """From now on to these, and to nobody else. Costs nothing where none of them has KV events."""
         wanted = {replica.label: replica for replica in replicas if replica.kv_events}
-        for name in [name for name, (known, _) in self._heard.items() if wanted.get(name) != known]:
-            for task in self._heard.pop(name)[1].values():
+        for name in [name for name, (known, _) in self._followed.items() if wanted.get(name) != known]:
+            for task in self._followed.pop(name)[1].values():
                 task.cancel()
         for name, replica in wanted.items():
-            if name not in self._heard:
-                self._heard[name] = replica, self._follow(replica)
+            if name not in self._followed:
+                self._followed[name] = replica, self._follow(replica)
 
     def _follow(self, replica: ReplicaConfig) -> dict[_Stream, asyncio.Task[None]]:
         if self._context is None:
@@ -77,7 +77,7 @@ class KvListener:
     @property
     def streams(self) -> list[_Stream]:
         """Those followed now."""
-        return [stream for _, streams in self._heard.values() for stream in streams]
+        return [stream for _, streams in self._followed.values() for stream in streams]
 
     async def close(self) -> None:
         """Listen no more. Idempotent."""
@@ -132,7 +132,7 @@ class _Stream:
                         while (message := _received(monitor)) is not None:
                             if parse_monitor_message(message)["event"] == zmq.Event.DISCONNECTED:
                                 self._refused("kv_cut")
-                                self._tell([Linked(up=False)])
+                                self._report([Linked(up=False)])
                                 return
                             await self._linked(context)
             finally:
@@ -141,8 +141,8 @@ class _Stream:
 
     async def _linked(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         if not (self._replay_at and await self._replay(context)):
-            self._tell(self._follower.lost())
-        self._tell([Linked(up=True)])
+            self._report(self._follower.lost())
+        self._report([Linked(up=True)])
 
     async def _came(self, context: zmq.Context[zmq.Socket[bytes]], frames: list[bytes]) -> None:
         read = _numbered(frames)
@@ -150,7 +150,7 @@ class _Stream:
             self._refused("kv_frames")
             return
         seq, payload = read
-        out, missing = self._follower.heard(seq, payload)
+        out, missing = self._follower.on_batch(seq, payload)
         await self._do(out)
         if not missing:
             return
@@ -207,27 +207,27 @@ class _Stream:
             else:
                 if isinstance(one, Lost):
                     self._refused("kv_gap")
-                self._tell([one])
+                self._report([one])
 
     async def _apply(self, payload: bytes) -> None:
         try:
             changes = read_batch(payload, self._dropped)
         except BatchError as error:
             self._dropped(error.reason)
-            self._tell([Lost()])
+            self._report([Lost()])
             return
         turn: list[KvEvent] = []
         for change in changes:
             turn.append(change)
             self._applied_blocks += 1 + len(change.hashes) if isinstance(change, Stored | Removed) else 1
             if self._applied_blocks >= BLOCKS_A_TURN:
-                self._tell(turn)
+                self._report(turn)
                 turn, self._applied_blocks = [], 0
                 await asyncio.sleep(0)
         if turn:
-            self._tell(turn)
+            self._report(turn)
 
-    def _tell(self, changes: list[KvEvent]) -> None:
+    def _report(self, changes: list[KvEvent]) -> None:
         self._react(BlocksChanged(self.replica, self._rank, changes))
 
     def _dropped(self, reason: str) -> None:

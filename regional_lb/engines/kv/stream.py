@@ -25,26 +25,26 @@ Out: TypeAlias = Cleared | Lost | bytes
 class Follower:
     """One stream. `applied` and the digest of that batch survive a cut link, to see whether it is still the same."""
 
-    __slots__ = ("_digest", "_empty", "_heard", "_unproven", "applied")
+    __slots__ = ("_digest", "_empty", "_newest", "_unproven", "applied")
 
     def __init__(self) -> None:
         self.applied = -1
-        self._heard = -1  # the last number that came by itself
+        self._newest = -1  # the last number that came by itself
         self._digest = 0
         self._empty = False  # it is known to have said nothing yet
         self._unproven = False  # a replay is under way and has not shown that it is the engine we know
 
     # -- as it comes
 
-    def heard(self, seq: int, payload: bytes) -> tuple[list[Out], bool]:
+    def on_batch(self, seq: int, payload: bytes) -> tuple[list[Out], bool]:
         """A batch came by itself: what to do, and whether something before it is missing.
 
         If so, a replay is to follow; what that does not bring is given up by `give_up`.
         """
         out: list[Out] = []
-        if seq <= self._heard:
+        if seq <= self._newest:
             out += self._anew()
-        self._heard = seq
+        self._newest = seq
         if seq <= self.applied:
             return out, False  # a replay was faster
         if seq != self.applied + 1:
@@ -111,6 +111,6 @@ class Follower:
         return payload
 
     def _anew(self) -> list[Out]:
-        self.applied = self._heard = -1
+        self.applied = self._newest = -1
         self._digest, self._empty = 0, True
         return [Cleared()]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from regional_lb.engines.signals.exposition import Page, PageError, Places, labels_of
+from regional_lb.engines.signals.slots import SLOTS_MAX
 from regional_lb.fleet.view import Lora, Sample
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     `waiting`, and `running` unless it is empty, must be there. The KV cache in tokens is the product of the `capacity`
     series, or what the `info` metric's labels say. `lora`: a metric whose labels name adapters, and whose value is when
     that was so. `computed`: prompt tokens that were not cached, where an engine counts those instead of all `queries`.
+    `slots`: how many requests it runs at once.
     """
 
     waiting: Series
@@ -61,6 +63,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     capacity: tuple[Series, ...] = ()
     info: Info | None = None
     lora: bytes = b""
+    slots: tuple[Series, ...] = ()
 
 
 class Engine(msgspec.Struct, frozen=True):
@@ -96,6 +99,7 @@ _TRTLLM = Dialect(
     running=(Series(b"trtllm_num_requests_running"),),
     kv_usage=(Series(b"trtllm_kv_cache_utilization"),),
     capacity=(Series(b"trtllm_kv_cache_max_blocks"), Series(b"trtllm_kv_cache_tokens_per_block")),
+    slots=(Series(b"trtllm_max_num_active_requests"),),
 )
 _BLOCKS, _BLOCK_TYPE = b"nv_trt_llm_kv_cache_block_metrics", b"kv_cache_block_type"
 _TRITON_TRTLLM = Dialect(
@@ -103,6 +107,7 @@ _TRITON_TRTLLM = Dialect(
     running=(Series(b"nv_trt_llm_request_metrics", b"request_type", b"scheduled"),),
     kv_usage=(Series(_BLOCKS, _BLOCK_TYPE, b"fraction"),),
     capacity=(Series(_BLOCKS, _BLOCK_TYPE, b"max"), Series(_BLOCKS, _BLOCK_TYPE, b"tokens_per")),
+    slots=(Series(b"nv_trt_llm_request_metrics", b"request_type", b"max"),),
 )
 _LLAMA_CPP = Dialect(
     waiting=Series(b"llamacpp:requests_deferred"),
@@ -157,7 +162,14 @@ def read_page(
         prefix_hits=hits,
         lora=_lora(page, dialect.lora, dropped) if dialect.lora else None,
         started_at=max(started, default=None),
+        slots=_slots(page, dialect, dropped),
     )
+
+
+def _slots(page: Page, dialect: Dialect, dropped: Callable[[str], None]) -> int | None:
+    """How many requests it runs at once; None if it is not told, or absurd."""
+    told = sum(_first(page, dialect.slots, COUNT_MAX, dropped))
+    return int(told) if 1 <= told <= SLOTS_MAX else None
 
 
 def _lora(page: Page, name: bytes, dropped: Callable[[str], None]) -> Lora | None:
@@ -203,6 +215,11 @@ def _needed(page: Page, series: Series) -> float | None:
 def _first(page: Page, names: tuple[Series, ...], most: float, dropped: Callable[[str], None]) -> list[float]:
     """Each rank's value of the first series that is there."""
     for series in names:
+        if not series.label and len(alone := page.series(series.name)) == 1:  # nearly always
+            value = _sound(alone[0][1], most)
+            if value is None:
+                dropped("value")
+            return [] if value is None else [value]
         found = _lines(page, series)
         if found:
             ranks: dict[object, float] = {}

@@ -1,8 +1,8 @@
 """How many requests an engine runs at once, by its own word: which page says so, and how it is read. Pure.
 
-Nobody's metrics say it, so each is asked elsewhere: vLLM's `/server_info` (there in development mode only), SGLang's
-`/server_info` or `/get_server_info`, llama.cpp's `/props`, TGI's `/info`. Never guesses: what makes no sense is not
-told.
+TensorRT-LLM's metrics say it, behind Triton, too (signals.engines). Others are asked elsewhere: vLLM's `/server_info`
+(there in development mode only), SGLang's `/server_info` or `/get_server_info`, llama.cpp's `/props`, TGI's `/info`,
+Triton's configuration of the model. Never guesses: what makes no sense is not told.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SLOTS_MAX = 1_000_000
+_BATCH_THEMSELVES = ("tensorrtllm", "vllm")
 
 
 def _vllm(said: Any) -> Any:
@@ -39,13 +40,25 @@ def _tgi(said: Any) -> Any:
     return said.get("max_batch_size") or said["max_concurrent_requests"]
 
 
+def _triton(said: Any) -> Any:
+    """What of a model runs at once: each of its instances (so many on each of their GPUs) takes one request, or a batch
+    where Triton makes batches of several. Only backends that batch by themselves know how many they take."""
+    decoupled = (said.get("model_transaction_policy") or {}).get("decoupled")
+    if decoupled or said.get("backend") in _BATCH_THEMSELVES:
+        return None
+    instances = sum(group["count"] * max(1, len(group.get("gpus") or ())) for group in said["instance_group"])
+    return instances * max(1, said["max_batch_size"] if "dynamic_batching" in said else 1)
+
+
 # By the engine's name in configuration, or what it calls itself in /v1/models (`owned_by`).
 PAGES: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
     "vllm": (("/server_info?config_format=json",), _vllm),
     "sglang": (("/server_info", "/get_server_info"), _sglang),
     "llamacpp": (("/props",), _llama_cpp),
     "tgi": (("/info",), _tgi),
+    "triton": (("/v2/models/{model}/config",), _triton),  # of each model
 }
+BY_MODEL = frozenset(("triton",))
 
 
 def read_slots(engine: str, body: bytes) -> int | None:

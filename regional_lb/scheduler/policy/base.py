@@ -46,7 +46,8 @@ class Policy(ABC):
     worse than the best still counts as equal: of the best score, and at least, in its unit. `explores`: whether a share
     of the picks may go to who is doubtful, since scores rest on measured speed (`at_stake`) and would otherwise be
     believed for ever. `waits_ms`: by how much
-    sooner somebody who is still prefilling must serve it to be waited for; None: nobody is."""
+    sooner somebody who is still prefilling must serve it to be waited for; None: nobody is. `learns`: whether it wants
+    to be told what was `placed` and what `answered`."""
 
     name: ClassVar[str]
     unit: ClassVar[str]
@@ -55,6 +56,7 @@ class Policy(ABC):
     explores: ClassVar[bool] = False
     wants_session: ClassVar[bool] = False
     waits_ms: ClassVar[float | None] = None
+    learns: ClassVar[bool] = False
 
     @abstractmethod
     def score(self, need: Need, table: Table, uncached_tokens: Column, now: float) -> Column:

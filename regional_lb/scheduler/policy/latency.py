@@ -31,6 +31,7 @@ class LeastLatency(Policy):
 
     name, unit = "least-latency", "ms"
     ties_share = 0.05
+    learns = True
 
     def __init__(self) -> None:
         self._peaks: dict[str, PeakEwma] = {}

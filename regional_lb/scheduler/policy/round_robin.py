@@ -41,6 +41,7 @@ class RoundRobin(Policy):
     """One after another, in the order of their configuration."""
 
     name, unit = "round-robin", "turns"
+    learns = True
 
     def __init__(self) -> None:
         self._variants: dict[str, _Turns] = {}  # who was used least lately first

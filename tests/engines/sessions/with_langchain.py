@@ -71,7 +71,7 @@ def refused(model: ChatOpenAI | ChatAnthropic, word: str) -> None:
 for made in (openai(), anthropic()):
     session(made)
     asyncio.run(many(made))
-session(openai(use_responses_api=True, store=False))
+session(openai(use_responses_api=True))
 completion = OpenAI(base_url=f"{URL}/v1", api_key=KEY, model="tiny", max_tokens=8)
 assert completion.invoke("Hello")
 assert "".join(completion.stream("Hello"))

@@ -76,11 +76,7 @@ def by_proxy() -> None:
         {"model_name": name, "litellm_params": {"model": model, "api_base": base, "api_key": KEY}}
         for name, (model, base) in by.items()
     ]
-    told = {
-        "model_list": models, "general_settings": {"master_key": "sk-proxy"},
-        # Else it asks for Anthropic's messages by /v1/responses and does not say `store: false`, which we refuse.
-        "litellm_settings": {"use_chat_completions_url_for_anthropic_messages": True},
-    }  # fmt: skip
+    told = {"model_list": models, "general_settings": {"master_key": "sk-proxy"}}
     Path("proxy.yaml").write_text(json.dumps(told))
     program = Path(sys.executable).with_name("litellm")
     proxy = subprocess.Popen([program, "--config", "proxy.yaml", "--host", "127.0.0.1", "--port", PORT])

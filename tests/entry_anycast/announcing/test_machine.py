@@ -25,7 +25,7 @@ from entry_anycast.announcing.machine import (
     OthersChanged,
     Phase,
     Probed,
-    Say,
+    SendUpdate,
     SetTimer,
     SpeakerLost,
     SpeakerStarted,
@@ -65,12 +65,12 @@ class Play:
                     self.timer = one.at
                     continue
                 found.append(one)
-                if isinstance(one, Say):
+                if isinstance(one, SendUpdate):
                     self.said.append((self.now, one.phase))
             for one in commands:
                 if isinstance(one, StartSpeaker):
                     found += self.give(SpeakerStarted())
-                elif isinstance(one, Say) and self.willing:
+                elif isinstance(one, SendUpdate) and self.willing:
                     found += self.give(Acknowledged(one.number))
                 elif isinstance(one, KillSpeaker):
                     found += self.give(SpeakerLost(one.why))
@@ -100,28 +100,34 @@ def test_it_rises_and_falls_by_probes_in_a_row() -> None:
     play = Play()
     assert play.give(FIT) == [StartSpeaker()]
     assert play.give(DEAD, FIT) == []
-    assert play.give(FIT) == [Say(1, Phase.ANNOUNCED)]
+    assert play.give(FIT) == [SendUpdate(1, Phase.ANNOUNCED)]
     assert play.give(OthersChanged(1), DEAD, FIT, DEAD) == []
     assert not play.machine.healthy
-    assert play.give(DEAD) == [Say(2, Phase.WITHDRAWN)]  # the dead are not drained
+    assert play.give(DEAD) == [SendUpdate(2, Phase.WITHDRAWN)]  # the dead are not drained
+
+
+def test_silence_for_all_of_a_probe_s_patience_is_death() -> None:
+    assert announced().give(DEAD) == [], "refused once"
+    play = announced()
+    assert play.give(Probed(Fitness.DEAD, "it does not answer", silent=True)) == [SendUpdate(2, Phase.WITHDRAWN)]
 
 
 def test_who_leaves_is_drained_then_withdrawn() -> None:
     play = announced()
-    assert play.give(LEAVING, LEAVING) == [Say(2, Phase.DRAINING)]
+    assert play.give(LEAVING, LEAVING) == [SendUpdate(2, Phase.DRAINING)]
     assert play.wait(29.9) == []
-    assert play.wait(0.2) == [Say(3, Phase.WITHDRAWN)]
+    assert play.wait(0.2) == [SendUpdate(3, Phase.WITHDRAWN)]
 
 
 def test_an_operators_drain_comes_and_goes() -> None:
     play = announced()
-    assert play.give(DrainChanged("new kernel")) == [Say(2, Phase.DRAINING)]
+    assert play.give(DrainChanged("new kernel")) == [SendUpdate(2, Phase.DRAINING)]
     assert play.machine.why_not == "drained: new kernel"
-    assert play.give(DrainChanged(None)) == [Say(3, Phase.ANNOUNCED)]
+    assert play.give(DrainChanged(None)) == [SendUpdate(3, Phase.ANNOUNCED)]
     # The window's changes are used up: nobody is told of the next drain, it only waits, and may go back unseen.
     assert play.give(DrainChanged("again"), DrainChanged(None)) == []
     assert play.give(DrainChanged("again")) == []
-    assert play.wait(31.0) == [Say(4, Phase.WITHDRAWN)]
+    assert play.wait(31.0) == [SendUpdate(4, Phase.WITHDRAWN)]
 
 
 def test_it_comes_back_when_the_hold_is_over_and_each_time_later() -> None:
@@ -144,10 +150,10 @@ def test_the_last_healthy_site_stays_by_policy() -> None:
     play = announced(others=0)
     assert play.give(DEAD, DEAD, DrainChanged("x")) == []
     assert play.machine.kept
-    assert play.give(OthersChanged(1)) == [Say(2, Phase.WITHDRAWN)]
+    assert play.give(OthersChanged(1)) == [SendUpdate(2, Phase.WITHDRAWN)]
     # Nobody else is there any more: the hold is skipped, once in a window.
-    assert play.give(DrainChanged(None), FIT, FIT, OthersChanged(0)) == [Say(3, Phase.ANNOUNCED)]
-    assert play.give(OthersChanged(1), DEAD, DEAD) == [Say(4, Phase.WITHDRAWN)]
+    assert play.give(DrainChanged(None), FIT, FIT, OthersChanged(0)) == [SendUpdate(3, Phase.ANNOUNCED)]
+    assert play.give(OthersChanged(1), DEAD, DEAD) == [SendUpdate(4, Phase.WITHDRAWN)]
     assert play.give(FIT, FIT, OthersChanged(0)) == []
     assert [one.phase for one in play.wait(900.0)] == [Phase.ANNOUNCED]
 
@@ -169,8 +175,8 @@ def test_what_is_not_known_is_a_policy_of_its_own(policy, others, kept) -> None:
 
 def test_a_stop_drains_withdraws_settles_and_exits() -> None:
     play = announced(others=0)  # also the last: whoever ends takes its routes along
-    assert play.give(StopAsked()) == [Say(2, Phase.DRAINING)]
-    assert play.wait(30.0) == [Say(3, Phase.WITHDRAWN)]
+    assert play.give(StopAsked()) == [SendUpdate(2, Phase.DRAINING)]
+    assert play.wait(30.0) == [SendUpdate(3, Phase.WITHDRAWN)]
     assert play.wait(1.9) == []
     assert play.wait(0.2) == [Exit()]
     assert play.wait(1e6) == []
@@ -279,4 +285,4 @@ def test_what_a_process_before_us_had_come_to_counts() -> None:
 def test_without_changes_a_drain_only_waits() -> None:
     play = announced(MachineConfig(rise=1, fall=1, budget=BudgetConfig(changes=0)))
     assert play.give(DrainChanged("x")) == []
-    assert play.wait(31.0) == [Say(2, Phase.WITHDRAWN)]
+    assert play.wait(31.0) == [SendUpdate(2, Phase.WITHDRAWN)]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from entry_anycast.app.config import AnycastConfig
+from entry_anycast.app.config import AnycastConfig, Probe
 from farhop.config import ConfigError
 from topology.load import parse, shipped
 
@@ -89,3 +89,8 @@ def test_a_neighbours_family_and_password_are_checked(monkeypatch: pytest.Monkey
             made(speaker={"exabgp": {"local_as": 1, "router_id": "10.0.0.2", "peers": [peer]}})
         assert says in str(error.value)
         assert "neighbor" not in str(error.value).replace("neighbors", "")
+
+
+def test_by_default_an_entry_that_hangs_is_withdrawn_within_two_seconds() -> None:
+    probe = Probe(url="http://127.0.0.1:9101/readyz")
+    assert probe.every_s + probe.timeout_s < 2.0, "it hangs right after a probe; the next is answered by nobody"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 
 import pytest
@@ -49,6 +50,18 @@ async def test_it_tells_fit_leaving_and_dead() -> None:
     assert told[1].why == "it answers 503"
     assert told[-1].fitness is Fitness.DEAD
     assert told[-1].why
+
+
+async def test_who_takes_a_connection_and_says_nothing_is_silent() -> None:
+    told: asyncio.Future[Probed] = asyncio.get_running_loop().create_future()
+    with socket.create_server(("127.0.0.1", 0)) as hung:
+        config = Probe(url=f"http://127.0.0.1:{hung.getsockname()[1]}/readyz", timeout_s=0.05)
+        probing = asyncio.create_task(Prober(config, told.set_result).run())
+        async with asyncio.timeout(20.0):
+            one = await told
+        probing.cancel()
+        await asyncio.gather(probing, return_exceptions=True)
+    assert (one.fitness, one.silent) == (Fitness.DEAD, True)
 
 
 async def test_a_private_authority_is_believed_where_it_is_named_and_the_name_is_the_one(tmp_path) -> None:

@@ -67,7 +67,7 @@ async def test_it_says_observes_and_ends(tmp_path: Path) -> None:
     bird = Bird(BirdConfig(fake.socket, str(fake.file)), BOTH[:1], 5.0, lost.append)
     await bird.start()
     for phase in (Phase.ANNOUNCED, Phase.DRAINING, Phase.WITHDRAWN, Phase.ANNOUNCED):
-        await bird.say(phase)
+        await bird.update(phase)
         seen = await bird.observe()
         assert (seen.phase, dict(seen.sessions)) == (phase, {"up": True, "other": False})
     await bird.kill()
@@ -86,6 +86,24 @@ async def test_what_it_refuses_is_said(tmp_path: Path) -> None:
     server = await fake.serve()
     bird = Bird(BirdConfig(fake.socket, str(fake.file)), BOTH[:1], 5.0, lambda _why: None)
     with pytest.raises(SpeakerError, match="line 3: syntax error"):
+        await bird.start()
+    await bird.kill()
+    server.close()
+    await server.wait_closed()
+    await asyncio.sleep(0.05)  # the connection's other end
+
+
+async def test_a_bird_that_is_not_there_or_whose_file_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    missing = Bird(BirdConfig(str(tmp_path / "none.ctl"), str(tmp_path / "routes")), BOTH[:1], 5.0, lambda _why: None)
+    with pytest.raises(
+        SpeakerError, match=r"none.ctl: No such file or directory; start bird, or name its control socket"
+    ):
+        await missing.start()
+    fake = FakeBird(tmp_path)
+    server = await fake.serve()
+    nowhere = tmp_path / "nowhere" / "routes"
+    bird = Bird(BirdConfig(fake.socket, str(nowhere)), BOTH[:1], 5.0, lambda _why: None)
+    with pytest.raises(SpeakerError, match=rf"bird: cannot write {nowhere}: No such file or directory; give a path"):
         await bird.start()
     await bird.kill()
     server.close()

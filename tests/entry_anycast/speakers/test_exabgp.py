@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from importlib import metadata
 
 import pytest
 
 from entry_anycast.announcing.machine import Phase
-from entry_anycast.speakers.exabgp import ExaBgp, ExaBgpConfig, Peer, written
+from entry_anycast.speakers.exabgp import ExaBgp, ExaBgpConfig, Peer, check_installed, written
 from entry_anycast.speakers.speaker import SpeakerError
 
 PEERS = (
@@ -31,7 +32,7 @@ async def test_it_says_observes_refuses_and_is_gone() -> None:
     speaker = ExaBgp(ExaBgpConfig(65001, "10.0.0.1", PEERS[:1]), ("192.0.2.1/32",), 10.0, lost.append)
     await speaker.start()
     for phase in (Phase.ANNOUNCED, Phase.DRAINING, Phase.WITHDRAWN):
-        await speaker.say(phase)
+        await speaker.update(phase)
         seen = await speaker.observe()
         assert (seen.phase, dict(seen.sessions)) == (phase, {"127.0.0.2": False})
     with pytest.raises(SpeakerError, match="refused 'announce route x'"):
@@ -47,3 +48,23 @@ async def test_it_says_observes_refuses_and_is_gone() -> None:
             while True:
                 await speaker.observe()
     await speaker.kill()
+
+
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [
+        (None, "exabgp is not installed; install it with: pip install"),
+        ("6.0.0", "exabgp 6.0.0 is not version 5; install"),
+    ],
+)
+def test_an_exabgp_that_is_not_there_or_another_is_one_line(
+    version: str | None, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of(name: str) -> str:
+        if version is None:
+            raise metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(metadata, "version", of)
+    with pytest.raises(SpeakerError, match=says):
+        check_installed()

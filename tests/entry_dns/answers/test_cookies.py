@@ -31,7 +31,6 @@ def test_a_cookie_is_for_its_address_and_its_time() -> None:
     made = cookies.taken(CLIENT, ADDRESS, now)[0]
 
     def at(then: int, address: bytes = ADDRESS) -> tuple[bytes, bool]:
-        cookies.forget()
         return cookies.taken(made, address, then)
 
     assert at(now + RENEW_S) == (made, True)

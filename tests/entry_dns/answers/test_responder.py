@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
 from ipaddress import ip_network
 from random import Random
+from typing import Any
 
 import dns.edns
 import dns.flags
@@ -12,6 +16,7 @@ import dns.message
 import dns.name
 import dns.rcode
 import dns.rdatatype
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,11 +24,13 @@ from hypothesis import strategies as st
 from entry_dns.answers import prepare
 from entry_dns.answers.cookies import Cookies
 from entry_dns.answers.prepare import NOWHERE, Place
-from entry_dns.answers.responder import COUNTERS, Responder, wire
-from entry_dns.answers.zones import NamePlan
-from entry_dns.fleet.networks import spaces
+from entry_dns.answers.responder import ASKERS_MAX, COUNTERS, TAILS_MAX, Responder, wire
+from entry_dns.answers.snapshot import decode, encode
+from entry_dns.answers.zones import NamePlan, Ttls, view
+from entry_dns.fleet.networks import of_arrays
 from entry_dns.fleet.standing import State
-from tests.entry_dns.conftest import NAMES, PLAN, atlas, served, standing, world
+from tests.entry_dns.conftest import NAMES, PLAN, TOKYO, atlas, served, standing, unconfined, world
+from topology.law import Law
 
 CLIENT = "192.0.2.200"
 SUBNETS = ("203.0.113.9/32", "198.51.100.0/24", "8.8.8.0/24", "10.1.2.0/24", "198.18.5.0/24", "2001:db8:aaaa::/56")
@@ -74,43 +81,54 @@ def test_where_the_law_leaves_nobody_it_is_servfail_with_a_reason_and_a_scope(re
 
 
 def test_who_tells_no_subnet_is_told_none_and_is_answered_by_his_own_address() -> None:
-    responder = served(Responder())
-    answer = ask(responder)
-    assert told_scope(answer) is None
-    query = dns.message.make_query("api.entry.example", "A").to_wire()
-    tokyo = dns.message.from_wire(responder.answer(query, "203.0.113.77"))
-    assert addresses(tokyo)[0] == "192.0.2.3"
-    assert addresses(dns.message.from_wire(responder.answer(query, "::ffff:203.0.113.77")))[0] == "192.0.2.3"
-    assert addresses(dns.message.from_wire(responder.answer(query, "127.0.0.1"))), "nothing is known of a private one"
+    for by_resolver, known in ((False, unconfined()), (True, None)):
+        responder = served(Responder(), known=known, by_resolver=by_resolver)
+        answer = ask(responder)
+        assert told_scope(answer) is None
+        query = dns.message.make_query("api.entry.example", "A").to_wire()
+        tokyo = dns.message.from_wire(responder.answer(query, "203.0.113.77"))
+        assert addresses(tokyo)[0] == "192.0.2.3"
+        assert addresses(dns.message.from_wire(responder.answer(query, "::ffff:203.0.113.77")))[0] == "192.0.2.3"
+        assert addresses(dns.message.from_wire(responder.answer(query, "127.0.0.1"))), "nothing is known of him"
 
 
-def test_source_0_and_private_addresses(responder) -> None:
-    assert told_scope(ask(responder, subnet="0.0.0.0/0")) == 0
-    private = ask(responder, subnet="10.1.2.0/24")
-    assert told_scope(private) == 8
-    assert private.answer == ask(served(Responder())).answer
+def test_where_networks_are_confined_an_answer_for_all_clients_of_a_resolver_is_what_all_may_be_told(responder) -> None:
+    for edns in (True, False):
+        assert addresses(ask(responder, edns=edns)) == ["192.0.2.3"], "one network is confined to Japan"
+    assert addresses(ask(responder, kind="AAAA")) == ["2001:db8::3"]
+    frankfurt = responder.answer(dns.message.make_query("api.entry.example", "A").to_wire(), "198.51.100.7")
+    assert addresses(dns.message.from_wire(frankfurt)) == ["192.0.2.3"], "wherever he is: his very first question"
+    for nothing in ("0.0.0.0/0", "::/0"):
+        answer = ask(responder, subnet=nothing)
+        assert (told_scope(answer), addresses(answer)) == (0, ["192.0.2.3"])
+    assert ask(responder, "eu.entry.example").rcode() == dns.rcode.SERVFAIL, "Japan has nothing in the EU"
+    assert addresses(ask(responder, subnet="198.51.100.0/24"))[0] == "192.0.2.2", "who tells a network gets its own"
+    china = atlas(world(), ("198.19.0.0/16", Place(39.9, 116.4, within=("cn",))))
+    answer = ask(served(Responder(), known=china))
+    assert answer.rcode() == dns.rcode.SERVFAIL, "there is nothing that all may be told"
+    assert [int(one.code) for one in answer.options] == [18]
+    assert len(addresses(ask(served(Responder(), known=unconfined())))) == 3, "nobody is confined: nothing is kept back"
 
 
-def test_who_tells_subnets_and_then_does_not_asks_for_all_his_clients_and_is_told_what_all_may_know() -> None:
-    responder = served(Responder())
+def test_source_0_and_private_addresses() -> None:
+    for by_resolver, known in ((False, unconfined()), (True, None)):
+        responder = served(Responder(), known=known, by_resolver=by_resolver)
+        assert told_scope(ask(responder, subnet="0.0.0.0/0")) == 0
+        private = ask(responder, subnet="10.1.2.0/24")
+        assert told_scope(private) == 8
+        assert private.answer == ask(served(Responder(), known=known, by_resolver=by_resolver)).answer
+
+
+def test_by_the_resolver_s_address_who_tells_subnets_and_then_does_not_still_asks_for_all_his_clients() -> None:
+    responder = served(Responder(), by_resolver=True)
     assert addresses(ask(responder))[0] == "192.0.2.1", "he may be anywhere, and so may his clients"
     ask(responder, subnet=f"{CLIENT}/24")
     for edns in (True, False):
         assert addresses(ask(responder, edns=edns)) == ["192.0.2.3"], "one network is confined to Japan"
-    assert addresses(ask(responder, kind="AAAA")) == ["2001:db8::3"]
     query = dns.message.make_query("api.entry.example", "A").to_wire()
     assert len(addresses(dns.message.from_wire(responder.answer(query, "192.0.2.201")))) == 3, "another does not"
     responder.tick(responder.now + 3601.0)
     assert len(addresses(ask(responder))) == 3
-    china = atlas(world(), ("198.19.0.0/16", Place(39.9, 116.4, within=("cn",))))
-    nobody = served(Responder(), known=china)
-    ask(nobody, subnet="203.0.113.9/32")
-    assert ask(nobody).rcode() == dns.rcode.SERVFAIL, "there is nothing that all may be told"
-    plain = world()
-    places = [NOWHERE, NOWHERE, Place(35.7, 139.7)]
-    free = served(Responder(), known=prepare.atlas(plain, spaces([(ip_network("203.0.113.0/24"), 2)]), places))
-    ask(free, subnet="203.0.113.9/32")
-    assert len(addresses(ask(free))) == 3, "nobody is confined: nothing is kept back"
 
 
 def test_a_name_that_is_the_same_for_all_has_scope_0_and_others_never() -> None:
@@ -168,6 +186,64 @@ def test_badvers_and_without_edns(responder) -> None:
     answer = dns.message.from_wire(responder.answer(query.to_wire(), CLIENT))
     assert (answer.rcode(), answer.edns) == (dns.rcode.BADVERS, 0)
     assert ask(responder, edns=False).edns == -1
+
+
+def cookie_alone(cookie: bytes, flags: bytes = b"\1\0") -> bytes:
+    """A query without a question (RFC 7873, 5.4)."""
+    option = b"\0\x0a" + len(cookie).to_bytes(2, "big") + cookie
+    opt = b"\0\0\x29\x04\xd0\0\0\0\0" + len(option).to_bytes(2, "big") + option
+    return b"\x12\x34" + flags + b"\0\0\0\0\0\0\0\1" + opt
+
+
+def test_a_cookie_is_told_to_who_asks_for_nothing_else() -> None:
+    cookies = Cookies([bytes(16)])
+    responder = served(Responder(cookies, rate=1))
+    responder.tick(1.8e9)
+    told = responder.answer(cookie_alone(b"clientco"), CLIENT)
+    answer = dns.message.from_wire(told)
+    assert (answer.id, answer.rcode(), answer.question, answer.answer) == (0x1234, dns.rcode.NOERROR, [], [])
+    assert answer.flags & (dns.flags.QR | dns.flags.RD) == dns.flags.QR | dns.flags.RD
+    (cookie,) = answer.options
+    whole = bytes(cookie.client) + bytes(cookie.server)
+    assert cookies.taken(whole, bytes((192, 0, 2, 200)), int(responder.now)) == (whole, True)
+    assert responder.answer(cookie_alone(b"clientco"), CLIENT) is None, "who proves nothing counts"
+    for _ in range(3):
+        assert responder.answer(cookie_alone(whole), CLIENT) == told, "who proves his address does not"
+    assert responder.answer(cookie_alone(b"clientco"), CLIENT, udp=False) is not None
+    responder.tick(responder.now + 1.0)
+    stale = dns.message.from_wire(responder.answer(cookie_alone(whole[:-1] + b"x"), CLIENT))
+    assert (stale.rcode(), len(stale.options)) == (dns.rcode.NOERROR, 1), "he is told a good one"
+    responder.tick(responder.now + 1.0)
+    for without in (served(Responder()), responder):
+        nothing = cookie_alone(b"clientco") if without is not responder else b"\x12\x34\1" + bytes(9)
+        assert dns.message.from_wire(without.answer(nothing, CLIENT)).rcode() == dns.rcode.FORMERR
+
+
+def test_what_is_not_implemented_or_not_ours_is_told_by_rfc_and_in_no_more_bytes_than_came(responder) -> None:
+    query = dns.message.make_query("api.entry.example", "A", use_edns=0).to_wire()
+    for opcode in range(1, 16):  # NOTIFY, UPDATE and all others; none is carried out
+        told = responder.answer(query[:2] + bytes((opcode << 3,)) + query[3:], CLIENT)
+        assert (told[2] >> 3 & 15, told[3] & 15, len(told)) == (opcode, dns.rcode.NOTIMP, 12)
+    for kind in ("AXFR", "IXFR"):
+        for udp in (True, False):
+            answer = ask(responder, "entry.example", kind, udp=udp)
+            assert (answer.rcode(), answer.answer, answer.authority) == (dns.rcode.REFUSED, [], [])
+    for class_ in ("CH", "HS", "NONE", "ANY"):
+        told = responder.answer(dns.message.make_query("api.entry.example", "A", class_).to_wire(), CLIENT)
+        answer = dns.message.from_wire(told)
+        assert (answer.rcode(), answer.answer) == (dns.rcode.REFUSED, [])
+    for version in (1, 255):
+        for cookie in (b"", b"\0\x0a\0\x08clientco"):
+            opt = b"\0\0\x29\x04\xd0\0" + bytes((version, 0, 0, 0, len(cookie))) + cookie
+            answer = dns.message.from_wire(responder.answer(query[:-11] + opt, CLIENT))
+            assert (answer.rcode(), answer.edns, answer.answer) == (dns.rcode.BADVERS, 0, [])
+
+
+def test_an_ipv4_address_written_as_one_of_ipv6_says_nothing_of_where_its_client_is() -> None:
+    responder = served(Responder(), known=unconfined())
+    for written in ("::ffff:203.0.113.9/128", "::203.0.113.9/128"):
+        answer = ask(responder, subnet=written)
+        assert (addresses(answer), told_scope(answer)) == (addresses(ask(responder)), 64)
 
 
 def test_nsid_is_told_to_who_asks() -> None:
@@ -243,8 +319,8 @@ def test_a_dying_entry_is_kept_for_the_least_time() -> None:
         ("203.0.112.0/24", 24, "192.0.2.1"),
         ("203.0.114.0/24", 23, "192.0.2.1"),
         ("198.51.100.0/24", 24, "192.0.2.2"),
-        ("0.0.0.0/0", 0, "192.0.2.1"),
-        ("::/0", 0, "192.0.2.1"),
+        ("0.0.0.0/0", 0, "192.0.2.3"),  # for all of a resolver's clients: what each may be told
+        ("::/0", 0, "192.0.2.3"),
         ("192.0.0.0/8", 9, "192.0.2.1"),
         ("2001:db8:aaaa::/48", 48, "192.0.2.3"),
         ("2001:db8:aaaa:bbbb::/64", 48, "192.0.2.3"),
@@ -275,6 +351,78 @@ def test_answers_are_equal_within_every_scope_told(responder) -> None:
             assert (which, shorter, block >> (scope - shorter)) not in seen, "scopes do not overlap"
 
 
+@cache
+def of_networks(count: int) -> tuple[memoryview, frozenset[int]]:
+    """A view of so many networks, of which some are confined, and where they begin."""
+    rng, numbers = Random(5), np.random.default_rng(5)
+    lengths = numbers.choice([12, 16, 18, 20, 22, 24, 24, 24, 28], count)
+    shift = (32 - lengths).astype(np.uint64)
+    first = numbers.integers(1 << 24, 223 << 24, count).astype(np.uint64) >> shift << shift
+    none = np.empty(0, dtype=np.uint64)
+    laid = {
+        4: of_arrays(4, first, lengths.astype(np.int64), numbers.integers(2, 60, count).astype(np.uint32)),
+        6: of_arrays(6, none, none.astype(np.int64), none.astype(np.uint32)),
+    }
+    places = [NOWHERE, NOWHERE]
+    for n in range(58):
+        within = (("jp",), ("eu",), ("cn",), (), (), ())[n % 6]
+        places.append(Place(rng.uniform(-60, 70), rng.uniform(-180, 180), within=within))
+    standings = [standing("tokyo", share=0.5), standing("frankfurt"), standing("virginia")]
+    known = prepare.atlas(world(), laid, places)
+    made = encode(*view([PLAN], Law(world()), known, standings, Ttls(5, 30), 3, 1))
+    return memoryview(made), frozenset(first[:1000].tolist())
+
+
+def test_of_a_hundred_thousand_networks_answers_are_equal_within_every_scope_told() -> None:
+    data, firsts = of_networks(100_000)
+    responder, rng = Responder(), Random(6)
+    responder.adopt(*decode(data))
+    told_of: dict[tuple[int, int], bytes] = {}
+    query = dns.message.make_query("api.entry.example", "A", use_edns=0, options=[ecs("0.0.0.0/32")], id=1).to_wire()
+
+    def answered(address: int) -> tuple[int, bytes]:
+        answer = responder.answer(query[:-4] + address.to_bytes(4, "big"), CLIENT)
+        assert answer is not None
+        at = answer.index(b"\0\x08\0\x08\0\x01\x20") + 7
+        return answer[at], answer[:at] + answer[at + 5 :]
+
+    for first in sorted(firsts):
+        address = min(first + rng.choice((0, 0, 1, 200, 5000, -1)), (1 << 32) - 1)
+        scope, said = answered(address)
+        block = address >> (32 - scope) << (32 - scope)
+        for other in (
+            block,
+            block + (1 << (32 - scope)) - 1,
+            block + rng.getrandbits(32 - scope) if scope < 32 else block,
+        ):
+            assert answered(other) == (scope, said), f"{address:x}/{scope} {other:x}"
+        told_of[scope, block >> (32 - scope)] = said
+    assert len(told_of) > 800
+    assert len(set(told_of.values())) > 5
+    for scope, block in told_of:
+        assert not any((shorter, block >> (scope - shorter)) in told_of for shorter in range(scope)), "they overlap"
+
+
+def test_to_take_a_new_view_costs_no_more_with_many_networks() -> None:
+    """So no worker pauses for them: it reads the head, and leaves networks where they are."""
+    costs = []
+    for count in (100, 100_000):
+        data, responder = of_networks(count)[0], Responder()
+        costs.append(worked(lambda data=data, responder=responder: responder.adopt(*decode(data))))
+    assert costs[0] == costs[1]
+
+
+def test_nor_with_many_names_while_they_are_those_of_the_view_before() -> None:
+    costs = []
+    for count in (3, 300):
+        plan = replace(PLAN, names=tuple(NamePlan(f"n{n}.entry.example") for n in range(count)))
+        responder, other = served(Responder(), plan=plan), [standing(name) for name in reversed(NAMES)]
+        made = memoryview(encode(*view([plan], Law(world()), atlas(world()), other, Ttls(5, 30), 3, 2)))
+        costs.append(worked(lambda responder=responder, made=made: responder.adopt(*decode(made))))
+        assert addresses(ask(responder, "n2.entry.example", subnet=TOKYO))[0] == "192.0.2.3"
+    assert costs[0] == costs[1]
+
+
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(st.data())
 def test_what_is_malformed_gets_no_more_than_it_sent(data: st.DataObject) -> None:
@@ -294,18 +442,155 @@ def test_what_is_malformed_gets_no_more_than_it_sent(data: st.DataObject) -> Non
 RESPONDER = served(Responder(Cookies([bytes(16)]), nsid=b"x"))
 
 
-def test_the_short_way_and_the_strict_one_say_the_same(responder) -> None:
-    for name in ("api.entry.example", "eu.entry.example", "entry.example"):
-        for kind in ("A", "AAAA", "HTTPS", "TXT", "SOA", "NS"):
-            for subnet in ("", *SUBNETS):
-                query = dns.message.make_query(
-                    name, kind, use_edns=0, options=[ecs(subnet)] if subnet else None, id=7
-                ).to_wire()
-                assert responder.answer(query, CLIENT) == responder._odd(query, responder_address(), True)
+NOW = 1_800_000_000
+HOSTS = ("192.0.2.200", "192.0.2.201", "203.0.113.77")
+COOKIES = Cookies([bytes(16)])
+MISLEADING = b"\0\x08\0\7\0\1\x18\0abc"  # as a client subnet, inside of another option
+WHOLE = {host: COOKIES.taken(b"clientco", bytes(map(int, host.split("."))), NOW)[0] for host in HOSTS}
 
 
-def responder_address() -> bytes:
-    return bytes(map(int, CLIENT.split(".")))
+def mixed(rng: Random) -> bytes:
+    """A good question as resolvers ask them: names, flags, options in any order, and somebody's cookie."""
+    options: list[dns.edns.Option] = []
+    if rng.random() < 0.5:
+        length = rng.choice((0, 15, 24, 32))
+        address = rng.choice((0xCB007100, 0xC6336400, 0xC6120000, 0x0A000000)) + rng.getrandbits(10)
+        options.append(ecs(str(ip_network((address >> (32 - length) << (32 - length) if length else 0, length)))))
+    elif rng.random() < 0.5:
+        options.append(ecs(f"2001:db8:aaa{rng.choice('ab')}::/{rng.choice((48, 56))}"))
+    if rng.random() < 0.5:
+        known = WHOLE[rng.choice(HOSTS)]
+        options.append(dns.edns.GenericOption(10, rng.choice((known, known, known[:8], known[:8] + MISLEADING))))
+    if rng.random() < 0.1:
+        options.append(rng.choice((dns.edns.GenericOption(3, b""), dns.edns.GenericOption(4711, MISLEADING))))
+    rng.shuffle(options)
+    query = dns.message.make_query(
+        rng.choice(("api.entry.example", "Eu.eNTry.example", "v4.entry.example", "entry.example", "no.entry.example")),
+        rng.choice(("A", "A", "AAAA", "HTTPS", "TXT", "SOA")), use_edns=0 if options or rng.random() < 0.7 else False,
+        options=options or None, want_dnssec=rng.random() < 0.2, id=rng.getrandbits(16),
+    )  # fmt: skip
+    query.flags = rng.choice((0, dns.flags.RD | dns.flags.AD))
+    return query.to_wire()
+
+
+def test_the_short_way_and_the_strict_one_say_the_same() -> None:
+    """Whatever came before: what is known of some bytes is true of them alone. Malformed ones are among them."""
+    rng = Random(11)
+    short, strict = (served(Responder(COOKIES, nsid=b"x")) for _ in range(2))
+    for _ in range(6000):
+        data = bytearray(mixed(rng))
+        if rng.random() < 0.2:
+            data[rng.randrange(2, len(data))] = rng.choice((0, 1, 8, 24, 255))
+            data = data[: rng.choice((len(data), len(data), len(data) - 1, len(data) - 4))]
+        host = rng.choice(HOSTS)
+        strict._tails.clear()  # it has met nobody
+        assert short.answer(bytes(data), host) == strict.answer(bytes(data), host), (data.hex(), host)
+    counts = dict(zip(COUNTERS, short.counts, strict=True))
+    assert counts["queries"] - counts["odd"] > 800, "the short way was tried, too"
+
+
+def test_what_looks_like_a_client_subnet_inside_another_option_is_none(responder) -> None:
+    for _ in range(3):
+        answer = ask(responder, options=[dns.edns.GenericOption(4711, MISLEADING)], subnet="203.0.113.0/24")
+        assert (addresses(answer)[0], told_scope(answer)) == ("192.0.2.3", 24)
+
+
+def test_bits_beyond_the_prefix_are_refused_however_well_known_the_rest(responder) -> None:
+    for subnet in ("198.18.0.0/15", "2001:db8:aaa0::/44"):
+        query = dns.message.make_query("api.entry.example", "A", use_edns=0, options=[ecs(subnet)]).to_wire()
+        for _ in range(2):
+            assert dns.message.from_wire(responder.answer(query, CLIENT)).answer
+        told = responder.answer(query[:-1] + bytes((query[-1] | 1,)), CLIENT)
+        assert dns.message.from_wire(told).rcode() == dns.rcode.FORMERR
+
+
+def test_who_proves_his_address_is_not_counted_and_goes_the_short_way_however_much_he_asks() -> None:
+    responder = served(Responder(Cookies([bytes(16)]), rate=3, slip=2))
+    first = ask(responder, options=[dns.edns.GenericOption(10, b"clientco")])
+    cookie = next(one for one in first.options if one.otype == dns.edns.COOKIE)
+    whole = dns.edns.GenericOption(10, bytes(cookie.client) + bytes(cookie.server))
+    for _ in range(50):
+        assert addresses(ask(responder, options=[whole], subnet="203.0.113.0/24"))
+    counts = dict(zip(COUNTERS, responder.counts, strict=True))
+    assert (counts["limited"], counts["odd"]) == (0, 2)
+    assert addresses(ask(responder)), "nor does he use up what his network has"
+
+
+def test_a_cookie_of_another_address_proves_nothing() -> None:
+    responder = served(Responder(Cookies([bytes(16)]), rate=3, slip=0))
+    first = ask(responder, options=[dns.edns.GenericOption(10, b"clientco")])
+    cookie = next(one for one in first.options if one.otype == dns.edns.COOKIE)
+    whole = dns.edns.GenericOption(10, bytes(cookie.client) + bytes(cookie.server))
+    assert ask(responder, options=[whole])
+    query = dns.message.make_query("api.entry.example", "A", use_edns=0, options=[whole]).to_wire()
+    told = [responder.answer(query, "198.51.100.9") for _ in range(9)]
+    assert sum(one is not None for one in told) == 3, "he is limited as anybody who proves nothing"
+
+
+def test_what_is_kept_of_a_flood_is_bounded() -> None:
+    responder = served(Responder(Cookies([bytes(16)])))
+    for number in range(ASKERS_MAX + 1000):
+        host = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
+        options = b"\0\x0a\0\x08" + number.to_bytes(8, "big")
+        data = PLAIN[:10] + b"\0\1" + PLAIN[12:] + b"\0\0\x29" + (512 + number & 0xFFFF).to_bytes(2, "big") + bytes(4)
+        if number & 1:
+            responder.answer(data + len(options).to_bytes(2, "big") + options, host)
+        else:
+            responder.answer(data + b"\0\0", host)
+    assert 0 < len(responder._askers) <= 1000
+    assert 0 < len(responder._tails) < TAILS_MAX
+
+
+PLAIN = dns.message.make_query("api.entry.example", "A").to_wire()
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="bytecodes are those of Python 3.11")
+def test_how_much_is_done_for_an_ordinary_question() -> None:
+    responder = served(Responder(Cookies([bytes(16)]), rate=65_535))
+    first = ask(responder, options=[dns.edns.GenericOption(10, b"clientco")])
+    cookie = next(one for one in first.options if one.otype == dns.edns.COOKIE)
+    options = [ecs("203.0.113.0/24"), dns.edns.GenericOption(10, bytes(cookie.client) + bytes(cookie.server))]
+    query = dns.message.make_query("api.entry.example", "A", use_edns=0, options=options).to_wire()
+    plain = dns.message.make_query("api.entry.example", "A", use_edns=0).to_wire()
+    assert [counted(responder, one) for one in (query, plain)] == [
+        (1, pytest.approx(330, abs=6)),
+        (2, pytest.approx(214, abs=6)),
+    ]
+
+
+def counted(responder: Responder, query: bytes) -> tuple[int, int]:
+    """Frames and bytecodes of an answer, once its like was answered before."""
+    assert responder.answer(query, CLIENT)
+    return worked(partial(responder.answer, query, CLIENT))
+
+
+def worked(work: Callable[[], object]) -> tuple[int, int]:
+    """Frames and bytecodes of some work."""
+    frames = bytecodes = 0
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        nonlocal frames, bytecodes
+        frames, bytecodes = frames + (event == "call"), bytecodes + (event == "opcode")
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return frames, bytecodes
+
+
+def test_a_name_that_is_not_there_costs_no_more_with_many_that_are() -> None:
+    """Resolvers pass on floods of names made up: each is looked up, none is compared with all others."""
+    few = served(Responder())
+    many = served(
+        Responder(), plan=replace(PLAN, names=(*PLAN.names, *(NamePlan(f"n{n}.entry.example") for n in range(300))))
+    )
+    query = dns.message.make_query("made.up.entry.example", "A").to_wire()
+    assert counted(few, query) == counted(many, query)
 
 
 def test_led_counts_who_was_first(responder) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from entry_dns.answers.zones import NamePlan, Ttls, ZoneError, check, lawful_of
+from entry_dns.answers.zones import NamePlan, Ttls, ZoneError, check, check_servers, lawful_of
 from entry_dns.fleet.standing import State
 from tests.entry_dns.conftest import PLAN, standing, world
 from topology.law import Law
@@ -29,13 +29,25 @@ V4 = {name: Entry(name, name, ("192.0.2.1",)) for name in ("virginia", "frankfur
         ((NamePlan("a.entry.example"), NamePlan("A.entry.example")), None, "is given twice"),
         ((NamePlan("a.entry.example", "nobody"),), None, "tenant nobody is not in the topology"),
         ((NamePlan("a.entry.example"),), {}, "the topology has no entries"),
-        ((NamePlan("a.entry.example"),), V4, r"none of its entries has an IPv6 address; give them some, or say"),
+        ((NamePlan("a.entry.example"),), V4, r"none of its entries has an IPv6 address; give them some, or set"),
         ((NamePlan("a.entry.example", "eu-only"),), {"tokyo": V4["tokyo"]}, "no entry is lawful for tenant eu-only"),
     ],
 )
 def test_a_zone_that_could_not_be_answered_for_is_told_by_its_name(names, entries, said: str) -> None:
     with pytest.raises(ZoneError, match=said):
         check([replace(PLAN, names=names)], Law(world(**({} if entries is None else {"entries": entries}))))
+
+
+def test_a_zone_is_given_once() -> None:
+    with pytest.raises(ZoneError, match=r"zone entry.example is given twice; put all of its names into one"):
+        check([PLAN, replace(PLAN, names=(NamePlan("other.entry.example"),))], Law(world()))
+
+
+def test_a_name_server_inside_of_its_zone_has_an_address() -> None:
+    inside = replace(PLAN, servers=(("ns1.Entry.example", ()), ("ns2.elsewhere.example", ())))
+    with pytest.raises(ZoneError, match=r"ns1.Entry.example: is a name server inside .* give it some under"):
+        check_servers([inside])
+    check_servers([replace(PLAN, servers=(("api.entry.example", ()),))])  # a name that is led to entries has some
 
 
 def test_a_good_zone_and_one_that_says_that_it_has_no_ipv6() -> None:

@@ -31,6 +31,20 @@ def test_a_small_file_is_enough(tmp_path) -> None:
     ("changes", "said"),
     [
         ({"zones": []}, "zones: "),
+        ({"zones": [{**GOOD["zones"][0], "names": []}]}, "zones[0].names: List should have at least 1 item"),
+        (
+            {"zones": [{**GOOD["zones"][0], "addresses": {"ns1.entry.example": ["192.0.2"]}}]},
+            "'192.0.2' is no address; give such as 192.0.2.53",
+        ),
+        (
+            {"zones": [{**GOOD["zones"][0], "addresses": {"ns2.entry.example": ["192.0.2.1"]}}]},
+            "addresses: ns2.entry.example is none of the servers; name it there",
+        ),
+        (
+            {"zones": [{**GOOD["zones"][0], "servers": ["ns.org"], "addresses": {"ns.org": ["192.0.2.1"]}}]},
+            "addresses: ns.org lies outside of the zone",
+        ),
+        ({"listen": {"hosts": ["300.1.1.1"]}}, "'300.1.1.1' is no address"),
         ({"ttl": {"least": 50, "most": 30}}, "ttl: least: is above most"),
         ({"ttl": {"most": 61}}, "ttl.most: "),
         ({"nsid": "a b"}, "nsid: "),

@@ -9,9 +9,9 @@ def test_rows_of_several_workers_are_summed(tmp_path) -> None:
     theirs = Counters(tmp_path / "counters")
     counts, led = [0] * len(COUNTERS), [0, 0]
     counts[0], led[1] = 5, 3
-    theirs.tell(1, counts, led)
+    theirs.add(1, counts, led)
     assert (counts[0], led[1]) == (0, 0)
-    mine.tell(0, [2] + [0] * (len(COUNTERS) - 1), [1, 0])
+    mine.add(0, [2] + [0] * (len(COUNTERS) - 1), [1, 0])
     theirs.fault(0)
     faults, sums = mine.total(2)
     assert (faults, sums["queries"]) == (1, 7)

@@ -23,7 +23,7 @@ from entry_dns.answers.signing import ZoneKey, delegation, key_tag
 from entry_dns.app import main
 from entry_dns.app.config import DnsConfig
 from entry_dns.app.main import DnsServer
-from farhop.config import load
+from farhop.config import ConfigError, load
 from farhop.service import stores
 from farhop_lab.memory_store import MemoryStore
 from tests.entry_dns.answers.test_signing import pem
@@ -68,6 +68,23 @@ class Files:
 @pytest.fixture
 def files(tmp_path):
     return Files(tmp_path)
+
+
+def test_only_who_answers_for_a_zone_must_know_where_its_name_servers_are(files) -> None:
+    """A provider's zone, in which records are kept, has its own."""
+    path = files.folder / "dns.yaml"
+    document = yaml.safe_load(path.read_text())
+    del document["zones"][0]["addresses"]
+    path.write_text(yaml.safe_dump(document))
+    config = load(DnsConfig, path)
+    given = config, stores.world(config), Random(1), MemoryStore(Random(2))
+    with pytest.raises(ConfigError, match=rf"zones: ns1\.{ZONE}: is a name server inside of its zone"):
+        DnsServer(*given)
+
+    async def publish(_head: object, _tables: object) -> bool:
+        return True
+
+    DnsServer(*given, publish=publish)
 
 
 @pytest.fixture

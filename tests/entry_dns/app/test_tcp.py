@@ -2,41 +2,155 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import dns.message
+import dns.rcode
+import pytest
 
 from entry_dns.answers.responder import Responder
-from entry_dns.app.tcp import TcpServer
+from entry_dns.app import tcp
+from entry_dns.app.tcp import MESSAGE_BYTES_MAX, WAITED_S, TcpServer
 from tests.entry_dns.conftest import served
+
+QUERY = dns.message.make_query("api.entry.example", "A").to_wire()
+FRAMED = len(QUERY).to_bytes(2, "big") + QUERY
+
+
+@asynccontextmanager
+async def serving(
+    most: int, idle_s: float = 60.0, now: Callable[[], float] = lambda: 0.0
+) -> AsyncIterator[tuple[TcpServer, int]]:
+    server = TcpServer(served(Responder()), most, idle_s, now)
+    sock = socket.create_server(("127.0.0.1", 0))
+    await server.open([sock])
+    try:
+        async with asyncio.timeout(60):
+            yield server, sock.getsockname()[1]
+    finally:
+        await server.close()
+
+
+async def connect(port: int, of: str = "127.0.0.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", port, local_addr=(of, 0))
+
+
+async def told(reader: asyncio.StreamReader) -> dns.message.Message:
+    return dns.message.from_wire(await reader.readexactly(int.from_bytes(await reader.readexactly(2), "big")))
+
+
+async def ended(reader: asyncio.StreamReader) -> bool:
+    try:
+        return await reader.read() == b""
+    except ConnectionResetError:
+        return True
 
 
 async def test_questions_one_after_another_and_a_bound_on_connections() -> None:
-    server = TcpServer(served(Responder()), 1, 5.0)
-    sock = socket.create_server(("127.0.0.1", 0))
-    await server.open([sock])
-    port = sock.getsockname()[1]
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    query = dns.message.make_query("api.entry.example", "A").to_wire()
-    writer.write((len(query).to_bytes(2, "big") + query) * 3)
-    async with asyncio.timeout(20):
+    async with serving(1) as (server, port):
+        reader, writer = await connect(port)
+        writer.write(FRAMED * 3)
         for _ in range(3):
-            told = await reader.readexactly(int.from_bytes(await reader.readexactly(2), "big"))
-            assert dns.message.from_wire(told).answer
-        other, another = await asyncio.open_connection("127.0.0.1", port)
-        assert await other.read() == b""
-    assert server.refused == 1
-    another.close()
-    writer.close()
-    await server.close()
+            assert (await told(reader)).answer
+        other, another = await connect(port)
+        assert await ended(other)
+        assert server.refused == 1
+        another.close()
+        writer.write(FRAMED)
+        assert (await told(reader)).answer, "who came first goes on"
+        writer.close()
 
 
-async def test_who_says_nothing_sensible_is_left() -> None:
-    server = TcpServer(served(Responder()), 9, 5.0)
-    sock = socket.create_server(("127.0.0.1", 0))
-    await server.open([sock])
-    reader, writer = await asyncio.open_connection("127.0.0.1", sock.getsockname()[1])
-    writer.write(b"\0\4abcd")
-    async with asyncio.timeout(20):
-        assert await reader.read() == b""
-    writer.close()
-    await server.close()
+async def test_messages_in_pieces_and_several_in_one_are_answered_in_their_order() -> None:
+    async with serving(9) as (_, port):
+        reader, writer = await connect(port)
+        names = ["api.entry.example", "nobody.entry.example", "eu.entry.example", "entry.example"]
+        queries = [dns.message.make_query(name, "SOA" if name == "entry.example" else "A") for name in names]
+        whole = b"".join(len(wire).to_bytes(2, "big") + wire for wire in (one.to_wire() for one in queries))
+        for at in (1, 2, 3, 40, 75, len(whole)):  # through a length, a header, a name, and over two messages
+            writer.write(whole[:at])
+            await writer.drain()
+            whole = whole[at:]
+            await asyncio.sleep(0)
+        for one in queries:
+            assert one.is_response(await told(reader))
+        writer.close()
+
+
+async def test_a_transfer_is_refused_and_the_connection_goes_on() -> None:
+    async with serving(9) as (_, port):
+        reader, writer = await connect(port)
+        for kind in ("AXFR", "IXFR", "A"):
+            query = dns.message.make_query("entry.example" if kind != "A" else "api.entry.example", kind).to_wire()
+            writer.write(len(query).to_bytes(2, "big") + query)
+            answer = await told(reader)
+            assert (answer.rcode() == dns.rcode.REFUSED) == (kind != "A")
+        writer.close()
+
+
+@pytest.mark.parametrize("said", [b"\0\0", b"\0\4abcd", (MESSAGE_BYTES_MAX + 1).to_bytes(2, "big")])
+async def test_who_says_nothing_sensible_is_left(said: bytes) -> None:
+    async with serving(9) as (_, port):
+        reader, writer = await connect(port)
+        writer.write(said)
+        assert await ended(reader)
+        writer.close()
+
+
+async def test_one_network_has_a_share_of_the_connections_and_no_more() -> None:
+    async with serving(20) as (server, port):
+        mine = [await connect(port) for _ in range(4)]
+        for reader, writer in mine[:2]:
+            writer.write(FRAMED)
+            assert (await told(reader)).answer
+        assert all([await ended(reader) for reader, _ in mine[2:]])
+        reader, writer = await connect(port, "127.0.1.1")
+        writer.write(FRAMED)
+        assert (await told(reader)).answer, "another network has its own"
+        for _, one in (*mine, (reader, writer)):
+            one.close()
+        while server._of:
+            await asyncio.sleep(0)
+        assert not server._last_message
+
+
+async def test_where_all_are_taken_who_was_silent_longest_gives_way() -> None:
+    at = [0.0]
+    async with serving(2, now=lambda: at[0]) as (server, port):
+        slow, slowly = await connect(port, "127.0.1.1")
+        slowly.write(FRAMED)
+        assert (await told(slow)).answer
+        lively, writer = await connect(port, "127.0.2.1")
+        at[0] = WAITED_S
+        slowly.write(FRAMED[:-1])  # all of a message but its last byte
+        writer.write(FRAMED)
+        assert (await told(lively)).answer
+        third, another = await connect(port, "127.0.3.1")
+        another.write(FRAMED)
+        assert (await told(third)).answer
+        assert await ended(slow)
+        refused, last = await connect(port, "127.0.4.1")
+        assert await ended(refused), "the two others were just heard"
+        assert server.refused == 1
+        for one in (slowly, writer, another, last):
+            one.close()
+
+
+async def test_who_is_idle_is_left() -> None:
+    async with serving(9, idle_s=0.05) as (_, port):
+        reader, writer = await connect(port)
+        writer.write(FRAMED[:-1])
+        assert await ended(reader)
+        writer.close()
+
+
+async def test_a_connection_ends_after_so_many_messages(monkeypatch) -> None:
+    monkeypatch.setattr(tcp, "MESSAGES_MAX", 2)
+    async with serving(9) as (_, port):
+        reader, writer = await connect(port)
+        writer.write(FRAMED * 2)
+        for _ in range(2):
+            assert (await told(reader)).answer
+        assert await ended(reader)
+        writer.close()

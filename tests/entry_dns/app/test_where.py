@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import dns.message
 import pytest
 
+from entry_dns.answers.prepare import Place
 from entry_dns.app.where import where
-from tests.entry_dns.conftest import NAMES, atlas, standing, world
+from tests.entry_dns.conftest import NAMES, atlas, standing, unconfined, world
 from topology.law import Law
 
 
-def ask(client: str, tenant: str = ""):
-    return where(client, tenant, atlas(world()), Law(world()), [standing(name) for name in NAMES], 3)
+def ask(client: str, tenant: str = "", known=None, **how):
+    known = atlas(world()) if known is None else known
+    return where(client, tenant, known, Law(world()), [standing(name) for name in NAMES], 3, **how)
 
 
 def test_who_and_why_and_for_which_network() -> None:
@@ -37,3 +40,38 @@ def test_what_is_known_of_the_address() -> None:
 def test_bad_questions(client: str, tenant: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         ask(client, tenant)
+
+
+def test_what_is_answered_without_a_client_subnet_and_why() -> None:
+    assert ask("203.0.113.7")["without_subnet"] == {
+        "by": "shared", "entries": ["tokyo"], "kept_back": {"virginia": "198.18.0.0/15", "frankfurt": "198.18.0.0/15"},
+    }  # fmt: skip
+    assert ask("203.0.113.7", "eu-only")["without_subnet"] == {
+        "by": "shared", "entries": [], "kept_back": {"frankfurt": "198.18.0.0/15"},
+    }  # fmt: skip
+    by_resolver = ask("203.0.113.7", by_resolver=True)["without_subnet"]
+    assert (by_resolver["by"], by_resolver["entries"]) == ("resolver", ["tokyo"])
+    assert by_resolver["kept_back"].keys() == {"virginia", "frankfurt"}
+    assert ask("203.0.113.7", known=unconfined())["without_subnet"] == {
+        "by": "resolver", "entries": None, "kept_back": {},
+    }  # fmt: skip
+    assert ask("203.0.113.7", "eu-only", known=unconfined())["without_subnet"] == {
+        "by": "all", "entries": ["frankfurt"], "kept_back": {},
+    }  # fmt: skip
+
+
+def test_what_it_says_of_that_is_what_the_server_answers(responder) -> None:
+    """`farhop where` and the responder, from the same view."""
+    for tenant, name in (("", "api.entry.example"), ("eu-only", "eu.entry.example")):
+        query = dns.message.make_query(name, "A", use_edns=0)
+        answer = dns.message.from_wire(responder.answer(query.to_wire(), "192.0.2.200"))
+        at = {entry: one.ipv4[0] for entry, one in world().entries.items()}
+        told = [one.address for rrset in answer.answer for one in rrset]
+        assert told == [at[entry] for entry in ask("8.8.8.8", tenant)["without_subnet"]["entries"]]
+
+
+def test_a_confined_network_of_ipv6_is_named() -> None:
+    known = atlas(world(), ("2001:db8:77::/48", Place(35.7, 139.7, within=("jp",))))
+    assert ask("203.0.113.7", known=known)["without_subnet"]["kept_back"]["frankfurt"] in (
+        "198.18.0.0/15", "2001:db8:77::/48",
+    )  # fmt: skip

@@ -13,10 +13,10 @@ import msgspec
 from entry_dns.answers.snapshot import encode
 from entry_dns.answers.zones import Ttls, view
 from entry_dns.app.counters import Counters
-from entry_dns.app.worker import Settings, Task, responder
+from entry_dns.app.worker import NICE, Settings, Task, responder
 from entry_dns.fleet.standing import State
 from entry_dns.links.view_file import write
-from tests.entry_dns.conftest import NAMES, PLAN, atlas, standing, world
+from tests.entry_dns.conftest import NAMES, PLAN, standing, unconfined, world
 from topology.law import Law
 
 DEADLINE_S = 60.0
@@ -24,7 +24,7 @@ DEADLINE_S = 60.0
 
 def put(path, **standings) -> None:
     listed = [standings.get(name, standing(name)) for name in NAMES]
-    write(path / "view", encode(*view([PLAN], Law(world()), atlas(world()), listed, Ttls(5, 30), 3, 1)))
+    write(path / "view", encode(*view([PLAN], Law(world()), unconfined(), listed, Ttls(5, 30), 3, 1)))
 
 
 def test_it_answers_by_the_view_in_force_and_counts(tmp_path) -> None:
@@ -82,3 +82,19 @@ def test_by_tcp_no_rate_holds() -> None:
     settings = Settings((bytes(16),), b"x", 100, 2)
     assert responder(settings)._rate == 100
     assert responder(settings, udp=False)._rate == 0
+
+
+def test_nothing_that_was_there_at_the_start_is_looked_at_by_a_collection_and_it_goes_first_if_it_may() -> None:
+    script = """
+import gc, os, sys
+from entry_dns.app.worker import go_first
+if sys.argv[1] == "refused":
+    os.setpriority = lambda *_: (_ for _ in ()).throw(PermissionError(1, "no"))
+else:
+    os.setpriority = lambda *said: print(*said[1:])
+go_first()
+print(gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 1000)
+"""
+    for how, said in (("refused", ""), ("allowed", f"0 {NICE}\n")):
+        done = subprocess.run([sys.executable, "-c", script, how], capture_output=True, text=True, check=True)
+        assert done.stdout == f"{said}True True\n"

@@ -25,8 +25,17 @@ def test_a_port_that_is_taken_is_one_line() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        with pytest.raises(PortTakenError, match=rf"listen: cannot bind 127.0.0.1 port {port}: .*; choose"):
+        with pytest.raises(
+            PortTakenError, match=rf"listen: cannot bind 127.0.0.1 port {port}: .*; choose another port"
+        ):
             bind(DnsListen(port=port))
+
+
+def test_an_address_that_this_host_has_not_is_one_line() -> None:
+    with pytest.raises(
+        PortTakenError, match=r"cannot bind 192.0.2.1 port 53: .*; this host has no such address: give it"
+    ):
+        bind(DnsListen(hosts=["192.0.2.1"]))
 
 
 async def test_a_worker_that_ends_is_started_again(tmp_path) -> None:

@@ -69,13 +69,13 @@ def report(region: str, ms: float, samples: int = 8, instance: str = "g1", netwo
 
 def test_instances_of_a_region_speak_together_and_end_with_their_keys() -> None:
     learned = Learned(CONFIG)
-    learned.told(report("tokyo", 31.7, 2))
+    learned.reported(report("tokyo", 31.7, 2))
     assert learned.read(0.0) == {}, "too few connections"
-    learned.told(report("tokyo", 12.2, 2, "g2"))
-    learned.told(report("frankfurt", 263.0))
+    learned.reported(report("tokyo", 12.2, 2, "g2"))
+    learned.reported(report("frankfurt", 263.0))
     network = ip_network("8.8.8.0/24")
     assert learned.read(0.0) == {network: {"frankfurt": 265.0, "tokyo": 12.0}}
-    learned.told(report("frankfurt", 264.0))
+    learned.reported(report("frankfurt", 264.0))
     assert learned.read(0.0) == {network: {"frankfurt": 265.0, "tokyo": 12.0}}, "not a change that matters"
     learned.gone("frankfurt", "g1")
     assert learned.read(0.0) == {network: {"tokyo": 12.0}}
@@ -83,7 +83,7 @@ def test_instances_of_a_region_speak_together_and_end_with_their_keys() -> None:
 
 def test_it_is_aged_out_while_etcd_is_out_of_contact() -> None:
     learned = Learned(LearningConfig(age_s=100.0))
-    learned.told(report("tokyo", 12.0))
+    learned.reported(report("tokyo", 12.0))
     learned.contact(False, 10.0)
     learned.contact(False, 60.0)
     assert learned.read(110.0)

@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec.structs import replace
 
 from farhop.accounts import audit, tlog
 from farhop.accounts.audit import AuditLog, Decided, Files, salted
@@ -26,7 +28,7 @@ ORIGIN = "farhop.internal/test"
 
 def decided(n: int, tenant: str = "acme", **more: Any) -> Decided:
     given = Decided(1.0, f"d{n:06d}", 7, tenant, "llama", "k", "virginia", "tokyo", "served", 200, frozenset({"tokyo"}))
-    return given._replace(**more)
+    return replace(given, **more)
 
 
 def log_at(folder: Path) -> AuditLog:
@@ -71,6 +73,62 @@ def test_what_was_decided_is_there_and_proven(tmp_path: Path) -> None:
     assert tlog.root_of(tlog.leaf_hash(entry), index, checkpoint.size, proof) == checkpoint.root
     assert kinds(tmp_path).count("start") == 2
     assert b"acme" not in b"".join(files.entries(checkpoint.size))
+
+
+def test_what_decisions_have_alike_is_spelled_once_and_each_entry_is_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spelled, salts = list[Any](), list[str]()
+    monkeypatch.setattr(AuditLog, "_spelled", _noted(AuditLog._spelled, spelled))
+    monkeypatch.setattr(audit, "salted", lambda salt, name: (salts.append(name), salted(salt, name))[1])
+    odd = ['d"1', "d\\2", "d\n3", "\N{SNOWMAN}", "", "d-4"]
+    log = log_at(tmp_path)
+    log.open()
+    for n in range(300):
+        log.put(decided(n, at_s=n / 1e3, lawful=frozenset(("tokyo", "paris"))))
+    for name in odd:
+        log.put(decided(0, id=name, model='m"', why="q\\", key="", lawful=None))
+    log.close()
+    files = files_at(tmp_path)
+    entries = [json.loads(one) for one in files.entries(files.checkpoint().size)]
+    made = [one for one in entries if one["kind"] == "decision"]
+    assert [one["id"] for one in made] == [*(f"d{n:06d}" for n in range(300)), *odd]
+    assert [one["at"] for one in made[:300:100]] == [f"1970-01-01T00:00:00.{n}00Z" for n in range(3)]
+    assert made[0]["lawful"] == ["paris", "tokyo"]
+    assert [name in made[-1] for name in ("lawful", "key", "model")] == [False, False, True]
+    assert (len(spelled), sorted(salts)) == (2, ["acme", "k", "llama", 'm"']), "of 306"
+
+
+def _noted(work: Any, calls: list[Any]) -> Any:
+    def noted(*given: Any) -> Any:
+        calls.append(given)
+        return work(*given)
+
+    return noted
+
+
+def test_what_decisions_have_alike_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "ALIKE_MAX", 4)
+    log = log_at(tmp_path)
+    log.open()
+    for n in range(50):
+        log.put(decided(n, model=f"m{n % 7}"))
+    log.close()
+    assert len(log._alike) <= 4
+    assert kinds(tmp_path).count("decision") == 50
+
+
+def test_a_journal_of_before_is_taken_in(tmp_path: Path) -> None:
+    """Its frames had a CRC-32; now they have the beginning of the leaf hash. One that was changed ends it."""
+    written(tmp_path, 10)
+    size, entry = files_at(tmp_path).checkpoint().size, b'{"kind":"decision","at":"","id":"crc"}'
+    framed = len(entry).to_bytes(4, "big") + zlib.crc32(entry).to_bytes(4, "big") + entry
+    (tmp_path / f"journal.{size}").write_bytes(framed + framed + framed[:-2] + b"x}" + framed)
+    written(tmp_path, 0)
+    entries = list(files_at(tmp_path).entries(files_at(tmp_path).checkpoint().size))
+    assert entries[size : size + 2] == [entry, entry]
+    start = json.loads(entries[size + 2])
+    assert (start["kind"], start["clean"], start["recovered"]) == ("start", False, 2)
 
 
 def test_who_may_not_be_recorded_is_not(tmp_path: Path) -> None:
@@ -201,6 +259,33 @@ def test_stopped_at_every_write_it_goes_on(tmp_path: Path, monkeypatch: pytest.M
         assert beside == []
 
 
+def test_tiles_whose_checkpoint_could_not_be_written_do_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, full = audit._replace, [False]
+
+    def replace(path: Path, data: bytes) -> None:
+        if full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(path, data)
+
+    monkeypatch.setattr(audit, "_replace", replace)
+    log, deadline = log_at(tmp_path), time.monotonic() + 5.0
+    log.open()
+    while not log.sealed:
+        time.sleep(0.002)
+    full[0] = True
+    log.put(decided(1))
+    while not (log.trouble and (tmp_path / "tile" / "0" / "000.p" / "2").exists()):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    log.put(decided(2))
+    full[0] = False
+    log.close()
+    checkpoint, beside = files_at(tmp_path).verify()
+    assert (checkpoint.size, beside) == (4, [])
+
+
 def test_a_full_disk_is_said_and_what_it_cost_is_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "WAITING_MAX", 20)
     real, full = os.write, [False]
@@ -248,3 +333,44 @@ def test_one_process_writes(tmp_path: Path) -> None:
     with pytest.raises(LogError, match="another process"):
         log_at(tmp_path).open()
     log.close()
+
+
+def test_another_implementations_verifier_proves_it_from_the_files_alone(tmp_path: Path) -> None:
+    """tlog-scales reads the folder as any tlog-tiles log, of which it knows the public key and nothing else."""
+    from tlog_scales import backend, reader, signing, tiles
+    from tlog_scales import tlog as theirs
+
+    written(tmp_path, 300)
+    earlier = (tmp_path / "checkpoint").read_bytes().decode()
+    written(tmp_path, 400, 300)
+    key = signing.Vkey.from_string((tmp_path / "vkey").read_text().strip())
+
+    def read() -> tuple[Any, Any]:
+        log = reader.TilesReader(backend.LocalBackend(tmp_path))
+        signed = log.get_checkpoint()
+        signed.verify(key)
+        return log, signed
+
+    log, signed = read()
+    assert (signed.origin, signed.size) == (ORIGIN, 704)
+    assert log.calculate_root_hash() == signed.root_hash
+    found = [n for n in range(signed.size) if b'"id":"d000123"' in log.get_entry(n)]
+    assert [json.loads(log.get_entry(n))["epoch"] for n in found] == [7], "it was decided once, under this epoch"
+    leaf = tiles.leaf_hash(log.get_entry(found[0]))
+    log.get_inclusion_proof(found[0], signed.size).check(leaf, signed.root_hash)
+    seen = theirs.Checkpoint.from_text(earlier)
+    seen.verify(key)
+    log.get_consistency_proof(seen.size, signed.size).check(seen.root_hash, signed.root_hash)
+    ours = files_at(tmp_path)
+    ((index, entry),) = ours.find("d000650", signed.size)
+    path = ours.proof(index, entry, ours.checkpoint())
+    theirs.InclusionProof(index, signed.size, path).check(tiles.leaf_hash(entry), signed.root_hash)
+
+    first = tmp_path / "tile" / "entries" / "000"
+    data = first.read_bytes()
+    first.write_bytes(data.replace(b'"id":"d000123","epoch":7', b'"id":"d000123","epoch":8'))
+    assert first.read_bytes() != data
+    log, signed = read()
+    with pytest.raises(theirs.InclusionProofInvalid):
+        changed = tiles.leaf_hash(log.get_entry(found[0]))
+        log.get_inclusion_proof(found[0], signed.size).check(changed, signed.root_hash)

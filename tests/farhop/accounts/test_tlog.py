@@ -27,7 +27,7 @@ class Stored:
     def __init__(self, count: int) -> None:
         self.tree, self.tiles = Tree(), dict[tlog.TileAt, bytes]()
         for entry in entries(count):
-            for level, index, hashes in self.tree.add(tlog.leaf_hash(entry)):
+            for level, index, hashes in self.tree.extend([tlog.leaf_hash(entry)]):
                 self.tiles[level, index, WIDTH] = hashes
         for level, index, hashes in self.tree.partial():
             self.tiles[level, index, len(hashes) // 32] = hashes

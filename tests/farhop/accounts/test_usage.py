@@ -10,21 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farhop.accounts.usage import (
-    Data,
-    PriceEpoch,
-    Prices,
-    Rates,
-    Reading,
-    Record,
-    Sums,
-    lines,
-    price_book,
-    read,
-    usd,
-    value_of,
-)
-from farhop.config import ConfigError
+from farhop.accounts.prices import PriceEpoch, Prices, price_book
+from farhop.accounts.usage import Data, Reading, Record, Sums, lines, read, value_of
 
 BOOK = """
 epochs:
@@ -111,25 +98,6 @@ def test_what_is_no_record_is_counted() -> None:
     assert reading.unreadable == 4
 
 
-@pytest.mark.parametrize(
-    ("document", "says"),
-    [
-        ("[]", "must be a mapping"),
-        ("epochs: []", "epochs"),
-        (BOOK.replace("epoch: 2", "epoch: 1"), "must come after"),
-        (BOOK.replace("2026-02-01T00:00:00Z", "2025-02-01T00:00:00Z"), "must come after"),
-        (BOOK.replace("00:00:00Z", "00:00:00"), "time zone"),
-        (BOOK.replace("input: 1.0", "input: -1.0"), "0 or more"),
-        (BOOK.replace("input: 1.0", "input: .nan"), "0 or more"),
-        (BOOK.replace("output: 4.0", "outputs: 4.0"), "correct its name"),
-    ],
-)
-def test_a_book_that_makes_no_sense_is_refused_with_field_and_remedy(tmp_path: Path, document: str, says: str) -> None:
-    (tmp_path / "prices.yaml").write_text(document)
-    with pytest.raises(ConfigError, match=says):
-        price_book(tmp_path / "prices.yaml")
-
-
 def test_data_has_the_fields_that_the_loop_hands_on() -> None:
     """What is known of answers given again comes behind, where there is any."""
     assert len(record().data) == Data.__struct_fields__.index("answer_cache") - 1
@@ -149,36 +117,7 @@ def test_answers_given_again_took_nothing_and_saved_what_they_had_cost(prices: P
     assert (sums.saved_tokens, sums.answers_saved_usd) == (1_500_000, pytest.approx(1.0 + 0.5 * 4.0))
 
 
-def test_what_tokens_cost_is_whole_microdollars_by_the_epoch_that_holds(prices: Prices) -> None:
-    january = prices.rates("llama", JANUARY)
-    assert january == Rates(1_000_000, 250_000, 4_000_000)
-    assert (prices.rates("gemma", JANUARY), prices.rates("llama", 0.0)) == (None, None)
-    assert prices.rates("gemma", FEBRUARY) == Rates(2_000_000, 2_000_000, 8_000_000)
-    assert prices.rates("llama", FEBRUARY, 1) == january
-    assert JANUARY < prices.until(JANUARY) < FEBRUARY
-    assert prices.epoch_at(prices.until(JANUARY)) == 2
-    assert prices.until(FEBRUARY) == float("inf")
-    assert january.micro_usd(600, 400, 100) == 1100
-    assert january.micro_usd(0, 1, 0) == 1, "a begun one counts whole"
-    assert Rates(10, 50, 0).at_most(1_000_000, 9) == 50
-    assert [usd(micro) for micro in (0, 1, 250_000, 50_000_000, 1_234_567_890)] == [
-        "0", "0.000001", "0.25", "50", "1,234.56789"
-    ]  # fmt: skip
-
-
 TOKENS = st.integers(0, 1 << 22)
-
-
-@given(st.tuples(*[st.integers(0, 10**10)] * 3), TOKENS, TOKENS, TOKENS, st.integers(1, 10**12))
-def test_no_request_costs_more_than_it_may_cost_at_most(
-    of: tuple[int, int, int], fresh: int, cached: int, output: int, size: int
-) -> None:
-    rates = Rates(*of)
-    most = rates.at_most(fresh + cached, output)
-    assert 0 <= rates.micro_usd(fresh, cached, output) <= most
-    within = rates.output_within(size, fresh)
-    if within >= 0:
-        assert rates.at_most(fresh, within if rates.output else output) <= size
 
 
 @given(st.lists(st.tuples(TOKENS, TOKENS), max_size=20))

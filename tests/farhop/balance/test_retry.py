@@ -12,7 +12,7 @@ RUN = settings(max_examples=200, deadline=None, derandomize=True)
 
 
 def spent_budget() -> RetryBudget:
-    budget = RetryBudget()
+    budget = RetryBudget(())
     while budget.take():
         pass
     return budget
@@ -22,7 +22,7 @@ def spent_budget() -> RetryBudget:
 @given(attempts=st.integers(1, 20), transport_retries=st.integers(0, 5))
 @settings(max_examples=20, deadline=None, derandomize=True)
 def test_every_outcome_keeps_the_rule(outcome: Outcome, attempts: int, transport_retries: int) -> None:
-    for budget in (RetryBudget(), spent_budget()):
+    for budget in (RetryBudget(()), spent_budget()):
         may = may_redispatch(outcome, attempts, transport_retries, budget)
         if not outcome.retryable or attempts >= ATTEMPTS_MAX:
             assert may is False
@@ -33,12 +33,12 @@ def test_every_outcome_keeps_the_rule(outcome: Outcome, attempts: int, transport
 
 
 def test_an_engines_own_answer_is_never_retried_even_if_it_claimed_to_be() -> None:
-    assert not may_redispatch(endings.ENGINE_ERROR, 1, 0, RetryBudget())
-    assert not may_redispatch(Outcome(Source.ENGINE, "made_up", retryable=True), 1, 0, RetryBudget())
+    assert not may_redispatch(endings.ENGINE_ERROR, 1, 0, RetryBudget(()))
+    assert not may_redispatch(Outcome(Source.ENGINE, "made_up", retryable=True), 1, 0, RetryBudget(()))
 
 
 def test_the_first_transport_failure_is_free_the_second_is_budgeted_the_third_is_the_end() -> None:
-    spent, fresh = spent_budget(), RetryBudget()
+    spent, fresh = spent_budget(), RetryBudget(())
     assert may_redispatch(endings.CONNECT_FAILED, 1, 0, spent)
     assert not draws_on_budget(endings.CONNECT_FAILED, 0)
     assert may_redispatch(endings.CONNECT_FAILED, 2, 1, fresh)
@@ -54,42 +54,41 @@ def test_a_refusal_moves_on_without_the_budget() -> None:
 
 
 def test_what_began_is_not_sent_again() -> None:
-    assert not may_redispatch(endings.DIED_MID_STREAM, 1, 0, RetryBudget())
+    assert not may_redispatch(endings.DIED_MID_STREAM, 1, 0, RetryBudget(()))
 
 
 @given(st.lists(st.sampled_from(["began", "ended", "take", "give"]), max_size=120))
 @RUN
 def test_budgeted_retries_start_only_within_the_bound(calls: list[str]) -> None:
-    budget = RetryBudget()
-    active = retrying = active_most = 0
+    requests: list[int] = []
+    budget = RetryBudget(requests)
+    retrying = active_most = 0
     for call in calls:
         if call == "began":
-            budget.began()
-            active += 1
+            requests.append(0)
         elif call == "take":
             allowed = budget.allows()
             assert budget.take() is allowed
-            assert allowed == (retrying + 1 <= 3 + 0.2 * active)
+            assert allowed == (retrying + 1 <= 3 + 0.2 * len(requests))
             retrying += allowed
-        elif (active if call == "ended" else retrying) == 0:
-            with pytest.raises(ValueError, match="without"):
-                getattr(budget, call)()
         elif call == "ended":
-            budget.ended()
-            active -= 1
+            del requests[:1]
+        elif retrying == 0:
+            with pytest.raises(ValueError, match="without"):
+                budget.give()
         else:
             budget.give()
             retrying -= 1
-        active_most = max(active_most, active)
-        assert (budget.active, budget.retrying) == (active, retrying)
+        active_most = max(active_most, len(requests))
+        assert budget.retrying == retrying
         assert 0 <= retrying <= 3 + 0.2 * active_most
 
 
 def test_an_idle_process_may_retry_three_at_once_and_a_busy_one_a_fifth_more() -> None:
-    budget = RetryBudget()
+    requests: list[int] = []
+    budget = RetryBudget(requests)
     assert [budget.take() for _ in range(4)] == [True, True, True, False]
-    for _ in range(10):
-        budget.began()
+    requests += range(10)
     assert [budget.take() for _ in range(3)] == [True, True, False]
 
 

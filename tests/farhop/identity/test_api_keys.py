@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from farhop.balance.outcome import MISSING_KEY, UNKNOWN_KEY
 from farhop.identity import api_keys
-from farhop.identity.api_keys import Keyring, Principal, bearer, digest
+from farhop.identity.api_keys import TOO_LONG, TWO_CALLERS, Keyring, Principal, bearer, digest
 
 
 class Book:
@@ -66,6 +66,16 @@ def test_a_missing_key_and_an_unknown_key_are_told_apart():
     assert ring.identify(None) is MISSING_KEY
     assert ring.identify(b"Basic c2s6MQ==") is MISSING_KEY
     assert ring.identify(b"Bearer sk-2") is UNKNOWN_KEY
+
+
+def test_two_keys_must_be_of_one_caller_and_a_placeholder_is_none():
+    ring = Keyring(Book("sk-1", "sk-2"))
+    first = ring.identify(b"Bearer sk-1")
+    assert ring.identify(b"Bearer sk-1", b"sk-1") == first
+    assert ring.identify(b"Bearer sk-1", b"nobodys") == first
+    assert ring.identify(b"Bearer sk-1", b"sk-2") is TWO_CALLERS
+    assert ring.identify(b"Bearer nobodys", b"sk-2") is UNKNOWN_KEY
+    assert ring.identify(b"Bearer " + b"a" * 7000) is TOO_LONG
 
 
 def test_a_refusal_is_not_remembered():

@@ -131,6 +131,13 @@ def test_a_genuine_mac_over_garbage_is_forged_and_never_raises(payload):
     assert verifier().verify(forged_with_the_key(payload), NOW_MS) is HOP_FORGED
 
 
+@pytest.mark.parametrize("other", [{"entry_region": "tokyo"}, {"audience": "tokyo"}])
+def test_claims_that_say_other_regions_than_the_key_is_for_are_forged(other):
+    """Who holds the key of one pair speaks for no other entry, and for no other region."""
+    told = msgspec.msgpack.encode(msgspec.structs.replace(CLAIMS, **other))
+    assert verifier().verify(forged_with_the_key(told), NOW_MS) is HOP_FORGED
+
+
 @pytest.mark.parametrize("token", [None, b""])
 def test_no_token_is_missing(token):
     assert verifier().verify(token, NOW_MS) is HOP_MISSING
@@ -203,6 +210,8 @@ def test_sets_past_their_bound_are_refused_on_both_sides():
         ("attempt", "a" * 64, "a" * 65),
         ("body", b"b" * 32, b"b" * 33),
         ("deadline_ms", 86_400_000.0, 86_400_000.5),
+        ("promised_ttft_ms", 86_400_000.0, 86_400_000.5),
+        ("promised_ttft_ms", 0.0, -0.5),
         ("waited_ms", 86_400_000.0, 86_400_000.5),
     ],
 )

@@ -17,7 +17,7 @@ import h11
 import uvloop
 
 from farhop.balance import outcome
-from farhop.balance.limits import ByteBudget
+from farhop.balance.limits import ByteBudget, SlotLimit
 from farhop.relay.answers import Reply
 from farhop.relay.http.connection import ClientConnection, ClientLimits
 from farhop.relay.http.cork import Cork
@@ -55,15 +55,13 @@ class Listening:
         self.closing = False
         self.cork = Cork(asyncio.get_running_loop())
         self.refused: Counter[str] = Counter()
+        self.slots, self.requests = None, SlotLimit(sys.maxsize)
 
     def admit(self, _connection: ClientConnection, _peer: object) -> None:
         pass
 
     def forget(self, _connection: ClientConnection) -> None:
         pass
-
-    def counts(self, _connection: ClientConnection, _exchange: Exchange) -> bool:
-        return True
 
     def head(self, _exchange: Exchange) -> Reply | None:
         return None

@@ -22,7 +22,7 @@ def unsent(s: Any) -> int:
 
 def unsent_upstream(s: Any) -> int:
     """Bytes that the pool's connections hold for the engine."""
-    return sum(c._transport.get_write_buffer_size() for c in s.pool._all if c._transport is not None)
+    return sum(c.transport.get_write_buffer_size() for c in s.pool._all if c.transport is not None)
 
 
 async def test_a_client_that_reads_nothing_holds_the_engine_up(stage: Any) -> None:

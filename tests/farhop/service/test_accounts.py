@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from inprocess import MODEL, Both, Engine, both, chat, global_config, head, send, streaming, tenant, topology, until
@@ -124,46 +125,6 @@ async def test_while_nothing_can_be_written(engine: Engine, tmp_path: Path, on_f
     assert len(events(tmp_path)) == (2 if on_full == "refuse" else 3)  # what waited was written
 
 
-async def test_sent_on_at_least_once_through_outages(engine: Engine, tmp_path: Path) -> None:
-    """What takes events answers 503, is gone, and refuses one as malformed: all others come, and are known by id."""
-    got, answers = list[Any](), [503, 200]
-
-    async def take(request: web.Request) -> web.Response:
-        batch = await request.json()
-        status = answers.pop(0) if answers else 200
-        if any(one["data"]["status"] == 400 for one in batch):
-            status = 400
-        if status == 200:
-            got.extend(batch)
-        assert request.content_type == "application/cloudevents-batch+json"
-        return web.Response(status=status)
-
-    app = web.Application()
-    app.router.add_post("/api/v1/events", take)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}/api/v1/events"
-    try:
-        async with up(engine, tmp_path, http={"url": url, "region": "tokyo"}) as running:
-            for _ in range(3):
-                await send(running.entry, chat("sk-farhop-anywhere"))
-            await send(running.entry, chat("sk-farhop-anywhere", b"{"))
-            await send(running.entry, chat("sk-farhop-noted-here"))  # may not be recorded in Tokyo
-            await send(running.entry, chat("sk-farhop-anywhere"))
-            assert running.global_.accounts is not None
-            delivery = running.global_.accounts.delivery
-            assert delivery is not None
-            await until(lambda: delivery.delivered == 4 and delivery.kept_back == 1)
-            assert delivery.rejected == 1
-            await until(lambda: (tmp_path / "virginia" / "g1" / "delivered").exists())
-    finally:
-        await runner.cleanup()
-    assert {one["subject"] for one in got} == {"anywhere"}
-    assert len({one["id"] for one in got}) == 4
-    assert len(events(tmp_path)) == 6
-
-
 @pytest.mark.parametrize(
     ("usage", "says"),
     [
@@ -188,8 +149,14 @@ async def test_a_folder_that_cannot_be_written_stops_the_start(engine: Engine, t
             await asyncio.sleep(0)
 
 
-async def test_decisions_are_in_the_audit_log_of_each_tier(engine: Engine, tmp_path: Path) -> None:
+async def test_decisions_are_in_the_audit_log_of_each_tier(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Served and refused, under which epoch and where they might have gone; of whom the law mutes, not who."""
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     key = Ed25519PrivateKey.generate()
     (tmp_path / "key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     given = {"audit": {"dir": str(tmp_path), "key": f"file:{tmp_path / 'key'}", "on_full": "refuse"}}
@@ -203,10 +170,13 @@ async def test_decisions_are_in_the_audit_log_of_each_tier(engine: Engine, tmp_p
         assert running.global_.accounts is not None
         log = running.global_.accounts.audit
         assert log is not None
-        log.trouble = "as if the disk were full"
-        assert (await send(running.entry, chat())).code == "accounts_not_writable"
-        told = running.global_.tier_admin.status()["accounts"]["audit"]
-        assert told["trouble"] == "as if the disk were full"
+        with monkeypatch.context() as patch:
+            patch.setattr(log, "_take", full)
+            await until(lambda: log.trouble)
+            assert (await send(running.entry, chat())).code == "accounts_not_writable"
+            told = running.global_.tier_admin.status()["accounts"]["audit"]
+            assert "No space left" in told["trouble"]
+        await until(lambda: not log.trouble)
     found = dict[str, dict[str, Any]]()
     for tier in ("g1", "r1"):
         files = Files(tmp_path / "virginia" / tier, f"farhop.internal/fleet/virginia/{tier}", key.public_key())

@@ -46,7 +46,7 @@ async def up() -> AsyncIterator[Both]:
         ("Basic sk-farhop-anywhere", "missing_key"),
         ("sk-farhop-anywhere", "missing_key"),
         ("Bearer sk-farhop-anywhere extra", "missing_key"),
-        ("Bearer " + "x" * 600, "missing_key"),
+        ("Bearer " + "x" * 600, "unknown_key"),
         ("Bearer sk-farhop-nobody", "unknown_key"),
         ("Bearer sk-farhop-anywhere2", "unknown_key"),
     ],

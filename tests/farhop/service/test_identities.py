@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 import io
+import logging
 import re
 import ssl
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from aiohttp import ClientError, ClientSession
 from inprocess import MODEL, Both, Engine, both, chat, global_config, head, regional_config, send, tenant, topology
 from provider import Provider
 from pydantic import ValidationError
+from yarl import URL
 
 from farhop.accounts import segments
 from farhop.accounts.usage import Reading
@@ -83,6 +86,9 @@ async def test_a_token_is_its_tenants_at_both_tiers_and_its_user_is_written_down
         assert (await send(port, chat(key=None, x_api_key=good))).status == 200
         assert (await send(port, head("GET", "/v1/models", authorization=f"Bearer {good}"))).status == 200
         assert (await send(port, chat(key="sk-farhop-acme"))).status == 200
+        named = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "user": "bob"}
+        assert (await send(port, chat(key="sk-farhop-acme", body=named))).status == 200
+        assert (await send(port, chat(key=good, body=named))).status == 200  # and the token's counts
         for one, code in bad.items():
             answer = await send(port, chat(key=one))
             assert (answer.status, answer.code) == (401, code)
@@ -99,7 +105,9 @@ async def test_a_token_is_its_tenants_at_both_tiers_and_its_user_is_written_down
         await balancer._close_accounts()
     told = [one.data for one in Reading().events(line for _, line in segments.read(tmp_path))]
     user = hmac.digest(SALT.encode(), b"https://idp.example/\nann", "sha256")[:16].hex()
-    assert {(data.key, data.user) for data in told if data.status == 200} == {("jwt:corp", user), ("demo", "")}
+    bob = hmac.digest(SALT.encode(), b"acme\nbob", "sha256")[:16].hex()
+    users = {(data.key, data.user) for data in told if data.status == 200}
+    assert users == {("jwt:corp", user), ("demo", ""), ("demo", bob)}
     everything = out.getvalue() + "".join(line.decode() for _, line in segments.read(tmp_path))
     assert not any(part in everything for one in (good, *bad) for part in (one, one.rpartition(".")[2]) if part)
 
@@ -131,6 +139,63 @@ async def test_a_rotated_key_is_fetched_beside_requests(provider: Provider, up: 
     async with asyncio.timeout(5):
         while (await send(up.entry, chat(key=token(provider)))).status != 200:
             await asyncio.sleep(0.05)
+
+
+async def authorized(at: str, user: str, audience: str) -> str:
+    """The ID token that a provider gives a user who signs in: authorization code flow, found by its discovery."""
+    async with ClientSession() as session:
+        async with session.get(f"{at}/.well-known/openid-configuration") as answer:
+            found = await answer.json()
+        back = {"client_id": audience, "redirect_uri": "http://app.example/back"}
+        asked = {**back, "response_type": "code", "scope": "openid", "state": "s"}
+        signing_in = session.post(
+            found["authorization_endpoint"], params=asked, data={"sub": user}, allow_redirects=False
+        )
+        async with signing_in as answer:
+            code = URL(answer.headers["location"]).query["code"]
+        claimed = {**back, "client_secret": "secret", "grant_type": "authorization_code", "code": code}
+        async with session.post(found["token_endpoint"], data=claimed) as answer:
+            return str((await answer.json())["id_token"])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what it uses of Authlib is to go
+async def test_tokens_of_an_openid_provider_that_others_wrote(tmp_path: Path) -> None:
+    """Its keys are found by its own discovery, its tokens come by a sign-in; they name no key, as it has one alone."""
+    with warnings.catch_warnings():
+        import authlib.deprecate  # noqa: F401 - it has a filter of its own
+
+        warnings.simplefilter("ignore")
+        from oidc_provider_mock import User, run_server_in_thread
+    users = [User(sub="ann", claims={"org": "acme"}), User(sub="eve", claims={"org": "globex"}), User(sub="tom")]
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    with run_server_in_thread(user_claims=users) as provider:
+        at = f"http://localhost:{provider.server_port}"
+        async with ClientSession() as session, session.get(f"{at}/.well-known/openid-configuration") as answer:
+            found = await answer.json()
+        corp = {"issuer": found["issuer"], "jwks_url": found["jwks_uri"], "audience": ["farhop"],
+                "algorithms": found["id_token_signing_alg_values_supported"], "tenants": ["acme"],
+                "claims": {"tenant": "org"}}  # fmt: skip
+        given: dict[str, Any] = {
+            "identity": {"issuers": {"corp": corp}, "user_salt": "env:FARHOP_TEST_SALT"},
+            "usage": {"dir": str(tmp_path), "sync": "never"},
+        }
+        async with (
+            Engine().running() as engine,
+            both(engine, topology(tenant("acme")), regional=given, global_=given) as up,
+        ):
+            good = await authorized(at, "ann", "farhop")
+            for port in (up.entry, up.client):
+                assert (await send(port, chat(key=good))).status == 200
+                for user, audience in (("ann", "other"), ("eve", "farhop"), ("tom", "farhop")):
+                    answer = await send(port, chat(key=await authorized(at, user, audience)))
+                    code = "key_not_valid" if audience == "other" else "unknown_key"
+                    assert (answer.status, answer.code) == (401, code)
+            await up.at_rest()
+            for balancer in (up.global_, up.regional):
+                await balancer._close_accounts()
+    told = [one.data for one in Reading().events(line for _, line in segments.read(tmp_path))]
+    user = hmac.digest(SALT.encode(), f"{at}\nann".encode(), "sha256")[:16].hex()
+    assert {(data.tenant, data.key, data.user) for data in told} == {("acme", "jwt:corp", user)}
 
 
 async def test_who_is_known_by_a_certificate(tmp_path: Path) -> None:

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 from farhop_wire import region_pb2
 
-from farhop.accounts.usage import PriceEpoch, Prices
-from farhop.balance import outcome, quota
+from farhop.accounts.prices import PriceEpoch, Prices
+from farhop.balance import outcome, quota_root
 from farhop.balance.machine import Request, Usage
-from farhop.balance.quota import LEASE_S, Quota, Root
+from farhop.balance.quota import LEASE_S
+from farhop.balance.quota_root import Root
 from farhop.relay.answers import Reply
-from farhop.service import limits
-from farhop.service.limits import LimitBook, Limiter, ask_of, kind_and_whose, reply_of
-from farhop.store.contract import Change, ChangeKind, limit_key
+from farhop.service import limit_book, limit_match, limits
+from farhop.service.limit_book import LimitBook, kind_and_whose
+from farhop.service.limits import Limiter, ask_of, reply_of
+from farhop.store.contract import Change, ChangeKind
 from farhop.store.documents import limits as documents
 from farhop.store.documents.limits import NAME_LIMIT, Limit, RootClaim, TenantLimits
 from farhop.telemetry.metrics import TierMetrics
@@ -25,8 +27,8 @@ from farhop.telemetry.metrics import TierMetrics
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
 
 
-def request(model: str = "m", tokens: int | None = 10, prompt_bytes: int = 40) -> Request:
-    return Request("1", "acme", model, prompt_bytes, 100, (), 9e9, tokens, key="law-key")
+def request(model: str = "m", tokens: int | None = 10, prompt_bytes: int = 40, **more: Any) -> Request:
+    return Request("1", "acme", model, prompt_bytes, 100, (), 9e9, tokens, key="law-key", **more)
 
 
 def prices(*of: dict[str, Any]) -> Prices:
@@ -35,6 +37,11 @@ def prices(*of: dict[str, Any]) -> Prices:
         PriceEpoch.model_validate({"epoch": n + 1, "since": datetime.fromtimestamp(60.0 * n, UTC), "models": models})
         for n, models in enumerate(of)
     ])  # fmt: skip
+
+
+def book(*of: dict[str, Any]) -> Any:
+    """The same, as a process has it."""
+    return SimpleNamespace(prices=prices(*of), changes=[])
 
 
 class Stage:
@@ -55,7 +62,7 @@ class Stage:
         )
         self.limit(*given, **more)
         claim = RootClaim(region="tokyo", instance="r1", address="", seq=1, first_lease=1, marks={})
-        self.limiter._rooted(Change(ChangeKind.PUT, 1, claim.place, documents.encode_root(claim)))
+        self.limiter.rooted(Change(ChangeKind.PUT, 1, claim.place, documents.encode_root(claim)))
 
     def limit(self, *given: Limit, **more: Any) -> None:
         one = TenantLimits(tenant="acme", home="tokyo", limits=given, author="a", why="w", at=NOW, **more)
@@ -97,8 +104,11 @@ async def staged(stage: Stage, work: Callable[[], Any]) -> None:
         await stage.limiter.close()
 
 
-def ended(began: float = 1.0, status: int = 200, *, sent: bool = True) -> Any:
-    return SimpleNamespace(began_at=began, status=status, progress=None, forward=object() if sent else None)
+def ended(began: float = 1.0, status: int = 200, *, sent: bool = True, of: Request | None = None) -> Any:
+    return SimpleNamespace(
+        began_at=began, forwarded_at=1.0, status=status, progress=None, forward=object() if sent else None,
+        request=of or request(),
+    )  # fmt: skip
 
 
 async def test_who_is_not_limited_costs_a_look_up() -> None:
@@ -136,6 +146,10 @@ async def test_all_that_match_must_have_room_and_nothing_is_taken_of_any_else() 
     ("active", "reason", "usage", "used"),
     [
         (None, outcome.NO_REGION, None, [0, 0]),
+        (ended(0.0, sent=False), outcome.CLIENT_LEFT, None, [0, 0]),  # it waited here
+        (ended(0.0), outcome.CLIENT_LEFT, None, [1, 20]),
+        (ended(0.0), outcome.DEADLINE, None, [1, 20]),
+        (ended(0.0, of=request(stream=True)), outcome.CLIENT_LEFT, None, [1, 10]),
         (ended(0.0), outcome.CONNECT_FAILED, None, [0, 0]),
         (ended(), outcome.SERVED, Usage(7, 2), [1, 9]),
         (ended(), outcome.SERVED, Usage(30, 20), [1, 50]),
@@ -187,40 +201,51 @@ async def test_an_answer_without_a_limit_of_its_own_is_expected_to_be_as_those_b
         await stage.settled()
         before = (
             stage.limiter._lenders["tokyo"]
-            .holder.holdings[limits.bucket_of("acme", Limit(), "output_tokens_per_minute")]
+            .holder.holdings[limit_book.bucket_of("acme", Limit(), "output_tokens_per_minute")]
             .spent
         )
         await stage.admit(request(tokens=None))
         after = (
             stage.limiter._lenders["tokyo"]
-            .holder.holdings[limits.bucket_of("acme", Limit(), "output_tokens_per_minute")]
+            .holder.holdings[limit_book.bucket_of("acme", Limit(), "output_tokens_per_minute")]
             .spent
         )
-        assert (before, after - before) == (limits.OUTPUT_TOKENS, 200)
+        assert (before, after - before) == (limit_match.OUTPUT_TOKENS, 200)
     finally:
         await stage.limiter.close()
 
 
-def test_documents_of_another_place_and_nonsense_change_nothing() -> None:
-    refused: list[str] = []
-    book = LimitBook(None, refused.append)  # type: ignore[arg-type]
-    one = TenantLimits(
-        tenant="acme", home="tokyo", limits=(Limit(tokens_per_day=86_400),), author="a", why="w", at=NOW,
-        safe_share=0.5, safe=("tokyo/g1",),
-    )  # fmt: skip
-    book.changed(Change(ChangeKind.PUT, 1, limit_key("acme"), documents.encode(one)))
-    book.changed(Change(ChangeKind.PUT, 2, limit_key("other"), documents.encode(one)))
-    book.changed(Change(ChangeKind.PUT, 3, limit_key("acme"), b"nonsense"))
-    assert refused == ["limit_misplaced", "limit_malformed"]
-    assert list(book.lent_by("tokyo").values()) == [Quota(43_200.0, 0.5)]
-    assert book.lent_by("virginia") == {}
-    assert set(book.status()["problems"]) == {limit_key("acme"), limit_key("other")}
-    book.changed(Change(ChangeKind.SNAPSHOT, 4))
-    assert book.tenants() == {}
+async def test_each_of_several_answers_is_taken_for_and_learned_from() -> None:
+    stage = Stage(Limit(output_tokens_per_minute=20_000))
+    try:
+        first = await stage.admit(request(tokens=50, answers=6))
+        (holding,) = stage.limiter._lenders["tokyo"].holder.holdings.values()
+        assert holding.spent == 300
+        first.reserved.settle(ended(of=request(tokens=50, answers=6)), outcome.SERVED, Usage(10, 240))
+        assert holding.refunded == 60
+        await stage.admit(request(tokens=None, answers=3))
+        assert holding.spent == 300 + 3 * 2 * 40
+        assert b"it may use 30000 output tokens" in (await stage.admit(request(tokens=10, answers=3000))).body
+    finally:
+        await stage.limiter.close()
 
 
-def test_lengths_of_time_are_written_as_openai_does() -> None:
-    assert [limits._span(s) for s in (0.12, 1.0, 6.0, 90.0, 7200.0)] == ["120ms", "1s", "6s", "1m30s", "2h0m0s"]
+async def test_who_leaves_before_the_count_is_told_owes_what_others_get_in_as_long_a_time() -> None:
+    stage, free = Stage(Limit(tokens_per_minute=20_000)), request(tokens=None, stream=True)
+    try:
+        first = await stage.admit(free)
+        (holding,) = stage.limiter._lenders["tokyo"].holder.holdings.values()
+        stage.now += 2.0
+        first.reserved.settle(ended(stage.now - 2.0, of=free), outcome.SERVED, Usage(10, 100))  # 50 a second
+        second, bounded = await stage.admit(free), await stage.admit(request(tokens=20, stream=True))
+        stage.now += 30.0
+        holding.owed = holding.refunded = 0
+        second.reserved.settle(ended(stage.now - 30.0, of=free), outcome.CLIENT_LEFT, None)
+        assert (holding.owed, holding.refunded) == (1500 - 200, 0)
+        bounded.reserved.settle(ended(stage.now - 30.0, of=request(tokens=20, stream=True)), outcome.CLIENT_LEFT, None)
+        assert (holding.owed, holding.refunded) == (1300, 0), "it got no more than it asked for"
+    finally:
+        await stage.limiter.close()
 
 
 async def test_an_answers_headers_tell_the_tightest_limit_of_each_kind() -> None:
@@ -401,7 +426,7 @@ async def test_a_hundred_tenants_are_each_held_to_their_own_limit_while_one_asks
         for name, sizes in given.items():
             one = TenantLimits(tenant=name, home="tokyo", limits=sizes, author="a", why="w", at=NOW)
             book.changed(Change(ChangeKind.PUT, 1, one.place, documents.encode(one)))
-        entries[-1]._rooted(Change(ChangeKind.PUT, 1, claim.place, documents.encode_root(claim)))
+        entries[-1].rooted(Change(ChangeKind.PUT, 1, claim.place, documents.encode_root(claim)))
     root.configure(book.lent_by("tokyo"), now)
     served, under_way = Counter[str](), Counter[str]()
 
@@ -445,9 +470,9 @@ M = {"m": {"input": 1.0, "cached": 0.5, "output": 4.0}}  # 10 of prompt and 10 o
 
 
 async def test_money_is_taken_at_most_settled_by_what_it_cost_and_refused_as_a_quota(monkeypatch: Any) -> None:
-    monkeypatch.setattr(quota, "AHEAD_SHARE", 1.0)  # so small a budget is not lent bit by bit
+    monkeypatch.setattr(quota_root, "AHEAD_SHARE", 1.0)  # so small a budget is not lent bit by bit
     stage = Stage(Limit(requests_per_minute=9), Limit(model="m", micro_usd_per_day=120))
-    stage.limiter.go_by(prices(M), lambda _: 1.0)
+    stage.limiter.go_by(book(M), lambda _: 1.0)
     try:
         first, second = await stage.admit(), await stage.admit()
         refused = await stage.admit()
@@ -464,7 +489,7 @@ async def test_money_is_taken_at_most_settled_by_what_it_cost_and_refused_as_a_q
         second.reserved.settle(None, outcome.NO_REGION, None)
         await stage.settled()
         stage.limiter._lenders["tokyo"].holder.holdings[
-            limits.bucket_of("acme", Limit(model="m"), "micro_usd_per_day")
+            limit_book.bucket_of("acme", Limit(model="m"), "micro_usd_per_day")
         ].want = 0
         for _ in range(9):
             await stage.settled()
@@ -485,7 +510,7 @@ async def test_what_has_no_price_is_refused_and_only_where_money_is_limited() ->
     try:
         assert b"no price book is configured here" in (await stage.admit(key_id="k1")).body
         assert stage.limiter.status()["prices"] is None
-        stage.limiter.go_by(prices(M), lambda _: 1.0)
+        stage.limiter.go_by(book(M), lambda _: 1.0)
         refused = await stage.admit(request("other"), key_id="k1")
         assert refused.status == 429
         assert b'"type":"insufficient_quota","param":"model","code":"model_not_priced"' in refused.body
@@ -495,7 +520,7 @@ async def test_what_has_no_price_is_refused_and_only_where_money_is_limited() ->
         assert 'limits_refused_total{kind="usd",region="tokyo",tier="global",whose="key"} 2.0' in (
             metrics.render().decode()
         )
-        stage.limiter.go_by(prices({"*": {"input": 0.0, "output": 0.0}}), lambda _: 1.0)
+        stage.limiter.go_by(book({"*": {"input": 0.0, "output": 0.0}}), lambda _: 1.0)
         assert (await stage.admit(request("other"), key_id="k1")).reserved is not None, "0 is a price"
     finally:
         await stage.limiter.close()
@@ -503,7 +528,7 @@ async def test_what_has_no_price_is_refused_and_only_where_money_is_limited() ->
 
 async def test_prices_change_with_their_epoch_and_what_is_under_way_is_settled_by_those_it_began_with() -> None:
     stage, now_s = Stage(Limit(micro_usd_per_day=10**9)), [1.0]
-    stage.limiter.go_by(prices(M, {"m": {"input": 2.0, "output": 8.0}}, {}), lambda _: now_s[0])
+    stage.limiter.go_by(book(M, {"m": {"input": 2.0, "output": 8.0}}, {}), lambda _: now_s[0])
     (holding,) = stage.limiter._lenders["tokyo"].holder.holdings.values()
     try:
         first = await stage.admit()
@@ -519,9 +544,26 @@ async def test_prices_change_with_their_epoch_and_what_is_under_way_is_settled_b
         await stage.limiter.close()
 
 
+async def test_another_price_book_holds_for_who_comes_and_not_for_what_is_under_way() -> None:
+    stage, one = Stage(Limit(micro_usd_per_day=10**9)), book(M)
+    stage.limiter.go_by(one, lambda _: 1.0)
+    (holding,) = stage.limiter._lenders["tokyo"].holder.holdings.values()
+    try:
+        first = await stage.admit()
+        one.prices = prices({"m": {"input": 2.0, "output": 8.0}})
+        for change in one.changes:
+            change()
+        await stage.admit()
+        assert holding.spent == 50 + 100
+        first.reserved.settle(ended(), outcome.SERVED, Usage(10, 5))
+        assert holding.refunded == 20
+    finally:
+        await stage.limiter.close()
+
+
 async def test_money_has_no_safe_part_so_that_no_partition_spends_it_twice() -> None:
     stage = Stage(Limit(micro_usd_per_day=10_000, requests_per_minute=100), safe_share=0.5, safe=("tokyo/g1",))
-    stage.limiter.go_by(prices(M), lambda _: 1.0)
+    stage.limiter.go_by(book(M), lambda _: 1.0)
     try:
         assert (await stage.admit()).reserved is not None
         stage.root = None
@@ -534,9 +576,9 @@ async def test_money_has_no_safe_part_so_that_no_partition_spends_it_twice() -> 
 
 
 async def test_each_user_may_have_a_budget_of_its_own(monkeypatch: Any) -> None:
-    monkeypatch.setattr(quota, "AHEAD_SHARE", 1.0)
+    monkeypatch.setattr(quota_root, "AHEAD_SHARE", 1.0)
     stage = Stage(Limit(each_user=True, micro_usd_per_day=60), Limit(micro_usd_per_day=120))
-    stage.limiter.go_by(prices(M), lambda _: 1.0)
+    stage.limiter.go_by(book(M), lambda _: 1.0)
     try:
         assert (await stage.admit(user="ann")).reserved is not None
         assert b"budget used up: 0.00006 USD per day" in (await stage.admit(user="ann")).body

@@ -118,4 +118,33 @@ def test_without_tokens_to_cut_at_the_whole_is_read() -> None:
     read: list[str] = []
     known = reader(tokenizer, read)
     assert known.ids(chat(3)) == known.ids(chat(3)) == whole(tokenizer, chat(3))
-    assert read == [chat(3)] * 2
+    assert read == [chat(3)]
+
+
+@given(FLAGS, st.sampled_from(NORMALIZERS), st.sampled_from(PRE_TOKENIZERS), st.lists(TEXTS, max_size=5))
+def test_a_beginning_is_that_of_the_whole_text(flags, normalizer, pre_tokenizer, texts) -> None:
+    tokenizer = made(flags, normalizer, pre_tokenizer)
+    known = reader(tokenizer)
+    known.ids("".join(texts[:1]))  # what was read before
+    for text in ("".join(texts), "".join(texts) * 3 + " word" * 200 + "".join(texts) * 9):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pieces, "LOOK_CHARS", 300)
+            ids, complete = known.beginning(text)
+        assert whole(tokenizer, text).startswith(ids)
+        assert not complete or ids == whole(tokenizer, text)
+
+
+def test_a_beginning_reads_little_of_what_is_new_and_nothing_of_what_is_known() -> None:
+    tokenizer = made({}, None, PRE_TOKENIZERS[0])
+    read: list[str] = []
+    known = reader(tokenizer, read)
+    known.ids(chat(20))
+    read.clear()
+    assert known.beginning(chat(20)) == (whole(tokenizer, chat(20)), True)
+    assert known.beginning(chat(21)) == (whole(tokenizer, chat(21)), True)
+    longer = chat(21) + "<s>" + "plums " * 10_000
+    ids, complete = known.beginning(longer)
+    assert not complete
+    assert len(whole(tokenizer, chat(21))) < len(ids) < len(whole(tokenizer, longer)) / 10
+    assert whole(tokenizer, longer).startswith(ids)
+    assert max(map(len, read)) <= pieces.LOOK_CHARS

@@ -248,7 +248,7 @@ class Passage:
         self.forward = Forward("1", 1, "virginia", Address("h", 1), 20.0)
         self.reasons: Any = None
         self.hold_from: float | None = None
-        self.forwarded_at = self.began_at = 0.0
+        self.forwarded_at = self.began_at = self.ended_at = 0.0
         self.status = 0
 
 

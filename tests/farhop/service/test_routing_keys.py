@@ -94,6 +94,8 @@ CANARY, COOKIE = HeaderMatch("header", "x-canary", "yes"), HeaderMatch("cookie",
 class Wanted:
     """One model's rules."""
 
+    by_model = ("llama",)
+
     def header_matches(self, model: str) -> tuple[HeaderMatch, ...]:
         return (CANARY, COOKIE) if model == "llama" else ()
 

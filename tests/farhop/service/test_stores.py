@@ -15,7 +15,8 @@ from farhop.service import stores
 from farhop.service.config import Process
 from farhop.store.contract import ChangeKind, StoreError
 from farhop.store.envelope import NO_KEYS
-from farhop.store.etcd_link import EtcdClient, EtcdSettings
+from farhop.store.etcd_link import EtcdClient
+from farhop.store.etcd_settings import EtcdSettings
 from farhop.store.hubs import Hubs, store_of
 from farhop.store.sealed import Sealed
 from farhop.telemetry import logs

@@ -80,6 +80,25 @@ def test_a_completion_gets_the_tokenizers_own(tmp_path: Path) -> None:
     assert read(made, Kind.COMPLETION, prompt=[104, 105]) == read(made, Kind.COMPLETION, prompt=[[104, 105]]) == "hi"
 
 
+@pytest.mark.parametrize("special", [True, False])
+def test_a_long_prompts_beginning_is_read_by_itself(tmp_path: Path, special: bool) -> None:
+    made, text = model(tmp_path), "a prompt of words " * 500
+    for kind, asked in ((Kind.COMPLETION, {"prompt": text}), (Kind.CHAT, {"messages": [user(text)]})):
+        body = msgspec.json.encode({"model": "m", "add_special_tokens": special, **asked})
+        begun = made.read(kind, body, whole=False)
+        whole = made.read(kind, body)
+        assert (begun.whole, whole.whole, begun.shape) == (False, True, whole.shape)
+        assert whole.ids.startswith(begun.ids)
+        assert 800 < len(begun.ids) // 4 <= 1024
+    short = msgspec.json.encode({"model": "m", "prompt": "hello", "add_special_tokens": special})
+    assert made.read(Kind.COMPLETION, short, whole=False) == made.read(Kind.COMPLETION, short)
+    known = Tokenizers({"m": Files(str(tmp_path / "tokenizer.json"))}, lambda: AT)
+    for unread in (b"{}", b" " * (tokenizer.BEGINNING_BYTES_MAX + 1)):
+        assert known.beginning(Kind.COMPLETION, "m", unread, "") is None
+    assert not known.unread
+    known.close()
+
+
 def test_what_stands_beside_the_tokenizer_counts(tmp_path: Path) -> None:
     settings = {"chat_template": "{{ bos_token }}|" + PLAIN, "bos_token": {"content": "<s>"}, "eos_token": "</s>"}
     assert read(model(tmp_path, "", **settings), messages=[user("a")]) == "^|user:a;"

@@ -14,7 +14,7 @@ from grpc.aio import EOF
 from farhop.store import etcd as module
 from farhop.store.contract import ChangeKind, StoreError
 from farhop.store.etcd import EtcdStore, _GapError, _range, _WatchStream
-from farhop.store.etcd_link import EtcdSettings
+from farhop.store.etcd_settings import EtcdSettings
 from farhop_lab.world.etcd import EmbeddedEtcd
 
 
@@ -134,7 +134,7 @@ async def test_answers_that_end_a_watch(answer, error, words):
 
 async def test_silence_is_asked_about_once_and_then_given_up():
     call = Call(aetcd.rpc.WatchResponse(created=True))
-    stream = _WatchStream(call, 0.05)
+    stream = _WatchStream(call, 0.05, 0.05)
     await stream.begin("/a/", 5)
     assert (await stream.read()).created
     with pytest.raises(TimeoutError, match="silent"):

@@ -9,7 +9,8 @@ import pytest
 from farhop.store.contract import ChangeKind, StoreError
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_history import history
-from farhop.store.etcd_link import EtcdLink, EtcdSettings
+from farhop.store.etcd_link import EtcdLink
+from farhop.store.etcd_settings import EtcdSettings
 from farhop_lab.world.etcd import EmbeddedEtcd
 
 

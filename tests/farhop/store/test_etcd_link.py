@@ -1,4 +1,4 @@
-"""The connection to etcd: settings, failing over, TLS, logging in, and errors that name endpoint and remedy."""
+"""The connection to etcd: failing over, TLS, logging in, and errors that name endpoint and remedy."""
 
 import asyncio
 import contextlib
@@ -11,35 +11,10 @@ import pytest
 
 from farhop.store.contract import StoreError, StoreUnreachable
 from farhop.store.etcd import EtcdStore
-from farhop.store.etcd_link import EtcdClient, EtcdLink, EtcdSettings
+from farhop.store.etcd_link import EtcdClient, EtcdLink
+from farhop.store.etcd_settings import EtcdSettings
 from farhop_lab.world.certs import Authority
 from farhop_lab.world.etcd import EmbeddedEtcd
-
-
-@pytest.mark.parametrize(
-    ("fields", "name"),
-    [
-        ({"endpoints": ()}, "endpoints"),
-        ({"endpoints": ("localhost",)}, "endpoints"),
-        ({"endpoints": ("localhost:0",)}, "endpoints"),
-        ({"endpoints": ("ftp://localhost:1",)}, "endpoints"),
-        ({"cert_file": Path("c")}, "cert_file"),
-        ({"key_file": Path("k")}, "cert_file"),
-        ({"username": "u"}, "username"),
-        ({"password": "p"}, "username"),
-        ({"timeout_s": 0}, "timeout_s"),
-        ({"timeout_s": float("nan")}, "timeout_s"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused_by_name(fields, name):
-    with pytest.raises(ValueError, match=name):
-        EtcdSettings(**{"endpoints": ("127.0.0.1:2379",), **fields})
-
-
-def test_settings_never_show_the_password():
-    settings = EtcdSettings(("h:1", "https://h:2/"), username="root", password="hunter2")
-    assert "hunter2" not in repr(settings)
-    assert [settings.tls(endpoint) for endpoint in settings.endpoints] == [False, True]
 
 
 @contextlib.asynccontextmanager
@@ -150,6 +125,32 @@ async def test_a_call_that_ended_before_it_was_written_to_has_lost_its_server():
                 await call.write(aetcd.rpc.WatchRequest(progress_request=aetcd.rpc.WatchProgressRequest()))
         assert link._client is None  # the next call makes another
         await link.close()
+
+
+async def test_one_question_a_second_proves_all_watches_of_a_connection_and_its_silence_ends_them(monkeypatch):
+    async with EmbeddedEtcd() as etcd, opened(etcd.endpoint, timeout_s=0.4) as store:
+        asked = asyncio.Queue()
+        watches = [store.watch(f"/{n}") for n in range(6)]
+        for watch in watches:
+            await anext(watch)
+        waiting = [asyncio.create_task(anext(watch)) for watch in watches]
+        client = store._link._client
+        one = client.kvstub.Range
+
+        def question(request, **more):
+            asked.put_nowait(request.serializable)
+            return one(request, **more)
+
+        monkeypatch.setattr(client.kvstub, "Range", question)
+        assert [await asked.get() for _ in range(3)] == [True] * 3
+        assert len({task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("prove")}) == 1
+        assert not any(task.done() for task in waiting)
+        etcd.pause()
+        assert {(await task).kind.name for task in waiting} == {"LOST"}  # each, though one alone was asked
+        etcd.resume()
+        for watch in watches:
+            assert (await anext(watch)).kind.name == "SNAPSHOT"
+            await watch.aclose()
 
 
 async def test_mutual_tls(tmp_path):

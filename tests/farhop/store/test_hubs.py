@@ -11,7 +11,7 @@ import pytest
 from farhop.store import hubs
 from farhop.store.contract import Conflict, StoreError, StoreUnreachable
 from farhop.store.etcd import EtcdStore
-from farhop.store.etcd_link import EtcdSettings
+from farhop.store.etcd_settings import EtcdSettings
 from farhop.store.hubs import Hubs, publication_status, store_of, stores_of, unreached
 from farhop_lab.memory_store import MemoryStore
 

@@ -113,7 +113,7 @@ def test_absurd_samples_are_counted_apart(metrics):
     serve(metrics, tpot_s=math.nan, target="tokyo")
     metrics.promised(math.nan, 5.0)
     metrics.prefix("trie", math.inf, 1)
-    metrics.used(Usage(-5, 1))
+    serve(metrics, usage=Usage(-5, 1))
     assert scraped(metrics, "farhop_invalid_samples_total") == {by(): 5}
     assert scraped(metrics, "farhop_ttft_seconds_count") == {by(): 0}
     assert scraped(metrics, "farhop_tokens_total")[by(kind="completion")] == 0
@@ -150,8 +150,8 @@ def test_targets_are_bounded(metrics, monkeypatch):
 
 
 def test_tokens_prefixes_and_promises(metrics):
-    metrics.used(Usage(100, 20, 64))
-    metrics.used(Usage(10, 2))
+    serve(metrics, usage=Usage(100, 20, 64))
+    serve(metrics, usage=Usage(10, 2))
     metrics.prefix("exact", 60, 64)
     metrics.promised(400.0, 430.0)
     metrics.promised(400.0, 310.0)
@@ -166,6 +166,8 @@ def test_tokens_prefixes_and_promises(metrics):
     sums = scraped(metrics, "farhop_ttft_error_seconds_sum")
     assert sums[by(direction="late")] == pytest.approx(0.03)
     assert sums[by(direction="early")] == pytest.approx(0.09)
+    shares = scraped(metrics, "farhop_ttft_error_ratio_sum")
+    assert shares[by()] == pytest.approx(30.0 / 430.0 + 90.0 / 310.0)
 
 
 def test_reasons_of_refused_reports_are_bounded(metrics):

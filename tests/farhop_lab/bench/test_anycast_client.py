@@ -23,7 +23,7 @@ def test_a_site_counts_where_it_served(head, site) -> None:
 @pytest.mark.parametrize(
     ("answer", "site"), [(b"HTTP/1.1 200 OK\r\nx-farhop-region: paris\r\n\r\n", "paris"), (b"", "")]
 )
-async def test_a_connection_is_told_with_its_beginning(answer, site) -> None:
+async def test_a_connection_is_reported_with_its_beginning(answer, site) -> None:
     took: list[bytes] = []
 
     async def serve(reader, writer) -> None:

@@ -15,12 +15,12 @@ def test_a_map_of_any_size() -> None:
     assert len({(one.latitude, one.longitude) for one in console.world(60).regions.values()}) > 50
 
 
-async def test_every_figure_of_the_stage_changes() -> None:
+async def test_every_figure_of_the_world_changes() -> None:
     stage = console.Stage(3, 2)
-    one, other = await stage.heard(), await stage.heard()
+    one, other = await stage.snapshots(), await stage.snapshots()
     assert len(one) == 6
     for name in one:
-        assert one[name].word != other[name].word
+        assert one[name].snapshot != other[name].snapshot
 
 
 async def test_the_server_is_within_its_bounds() -> None:

@@ -34,7 +34,7 @@ def with_only(monkeypatch, gdnsd: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("dnsperf") is None, reason="no dnsperf here")
-def test_who_does_not_answer_is_left_out_with_what_he_said(tmp_path, monkeypatch) -> None:
+def test_who_does_not_answer_is_left_out_with_what_he_answered(tmp_path, monkeypatch) -> None:
     broken = tmp_path / "gdnsd"
     broken.write_text("#!/bin/sh\necho it cannot be >&2\n")
     broken.chmod(0o755)

@@ -9,7 +9,7 @@ from farhop_lab.bench.hits import VARIANTS, measure
 from farhop_lab.bench.place import BenchError
 
 
-def test_the_engines_own_word_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engines_own_figure_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hits, "ENGINES", 2)
     monkeypatch.setattr(hits, "CONVERSATIONS", 6)
     monkeypatch.setattr(hits, "SPEEDUP", 500.0)
@@ -24,7 +24,7 @@ def test_the_engines_own_word_is_measured(monkeypatch: pytest.MonkeyPatch) -> No
     assert 0.0 < row.ttft_p50_ms <= row.ttft_p95_ms
 
 
-def test_a_world_that_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_world_that_does_not_start_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(*_given: object) -> None:
         raise TimeoutError
 

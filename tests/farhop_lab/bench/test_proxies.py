@@ -15,14 +15,14 @@ def place(folder: Path) -> Place:
     return Place(folder, (("127.0.0.2", 9000), ("127.0.0.3", 9000)), 1024)
 
 
-def test_what_is_not_installed_is_told_with_its_remedy() -> None:
+def test_what_is_not_installed_is_reported_with_its_remedy() -> None:
     absent = Proxy("Other", "pip install other", lambda: None, BY_NAME["Envoy"].command)
     assert absent.missing() == "not installed: pip install other"
     assert BY_NAME["plain aiohttp proxy"].missing() is None
 
 
 @pytest.mark.parametrize("proxy", PROXIES, ids=lambda proxy: proxy.name)
-def test_every_proxy_is_told_its_port_and_targets(proxy: Proxy, tmp_path: Path) -> None:
+def test_every_proxy_is_given_its_port_and_targets(proxy: Proxy, tmp_path: Path) -> None:
     program, arguments = proxy.command("/usr/bin/binary", place(tmp_path), 8123)
     told = " ".join([*program, *arguments]) + "".join(f.read_text() for f in tmp_path.rglob("*.*") if f.is_file())
     for part in ("8123", "127.0.0.2", "127.0.0.3"):

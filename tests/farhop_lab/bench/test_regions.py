@@ -12,7 +12,7 @@ import yaml
 from farhop.store.contract import REGION_PREFIX
 from farhop.store.documents.report import decode
 from farhop.store.etcd import EtcdStore
-from farhop.store.etcd_link import EtcdSettings
+from farhop.store.etcd_settings import EtcdSettings
 from farhop_lab.bench import regions, tiers
 from farhop_lab.bench.place import module
 from farhop_lab.world.child import Child

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from farhop_lab.bench.resume import ResumeReport, compare, measure, read, shapes
+from farhop_lab.bench.resume import KillReport, ResumeReport, compare, measure, read, regions_killed, shapes
 
 
 def chunk(text: str, **more: object) -> bytes:
@@ -49,7 +49,26 @@ def test_streams_cut_at_random_bytes_say_what_whole_ones_say() -> None:
     assert (report.lost_bytes, report.doubled_or_altered) == (0, 0)
     assert report.interruptions >= 45
     assert report.kills >= 1
-    assert report.told["region: resumed"] >= 10
+    assert report.counted["region: resumed"] >= 10
     resumable = {name for name, (_, _, goes_on) in shapes("m", 1).items() if goes_on}
     ended = sum(n for what, n in report.ended.items() if what.partition(": ")[0] in resumable)
     assert ended <= 0.1 * report.streams, report.ended
+
+
+def test_by_text_streams_cut_at_random_bytes_say_what_whole_ones_say() -> None:
+    """A share of `farhop bench resume --interruptions 10000 --text`."""
+    report = asyncio.run(measure(15, by_text=True))
+    assert report.wrong == []
+    assert (report.lost_bytes, report.doubled_or_altered) == (0, 0)
+    assert report.counted["region: resumed"] >= 3
+
+
+def test_a_region_killed_under_streams_is_judged_stream_by_stream() -> None:
+    """A share of `farhop bench resume --kill-region 20`."""
+    report = asyncio.run(regions_killed(1, 10))
+    assert report.kills == 1
+    assert report.altered == 0
+    assert report.broken >= 1
+    assert report.whole == report.broken - report.ended.total()
+    assert len(report.gaps_ms) == report.whole
+    assert KillReport(broken=3, whole=2, gaps_ms=[1.0, 5.0]).gap_ms(0.99) == 5.0

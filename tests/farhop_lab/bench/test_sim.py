@@ -32,7 +32,7 @@ def test_every_world_is_measured_after_its_warm_up() -> None:
     for row in rows:
         assert row.violations == 0
         assert row.requests > 0
-        assert row.told()["requests_per_cpu_s"] == pytest.approx(row.requests / row.cpu_s)
+        assert row.as_dict()["requests_per_cpu_s"] == pytest.approx(row.requests / row.cpu_s)
     assert 40 <= rows[2].requests <= 120
     assert gc.get_freeze_count() == 0
 

@@ -14,7 +14,7 @@ from farhop_lab.bench.ttft_client import ClientError, Job, Way, run
 BODY = bodies.streamed(512, 2, 1.0, 1)[0].decode()
 
 
-async def test_each_way_is_gone_there_and_back_and_warm_ups_are_not_told(engines: int) -> None:
+async def test_each_way_is_gone_there_and_back_and_warm_ups_are_not_counted(engines: int) -> None:
     ways = [Way("a", "127.0.0.1", engines), Way("b", "127.0.0.1", engines, [os.getpid()])]
     rounds = await asyncio.to_thread(run, Job(ways, BODY, rounds=2, warm_ups=1, pause_s=0.0))
     assert [[sample.way for sample in one] for one in rounds] == [["a", "b", "b", "a"]] * 2

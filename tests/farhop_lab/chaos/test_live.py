@@ -95,7 +95,7 @@ def test_shares_and_failures_are_judged() -> None:
     assert verdict(answers=answers) == ["answers: tokyo"]
 
 
-def test_what_an_engine_gave_and_what_a_client_heard() -> None:
+def test_what_an_engine_gave_and_what_a_client_received() -> None:
     page = (
         'vllm:request_success_total{finished_reason="stop",model_name="m"} 3.0\n'
         'vllm:request_success_total{finished_reason="length",model_name="m"} 4.0\n'

@@ -21,7 +21,7 @@ def test_a_seed_draws_the_same_for_ever_and_every_kind_comes() -> None:
     assert {(one.regions, one.replicas) for one in MANY} == {(2, 2), (2, 3), (3, 2)}
 
 
-def test_what_is_drawn_is_sound_and_never_more_at_once_than_said() -> None:
+def test_what_is_drawn_is_sound_and_never_more_at_once_than_named() -> None:
     for one in MANY:
         schedule.check(one)
         assert one.faults

@@ -11,7 +11,7 @@ from farhop_lab.chaos.workload import OpenLoad, Truth
 from farhop_lab.sim.engines import Timing
 
 
-def test_everybody_asks_alike_until_told_to_stop_and_nothing_is_cached() -> None:
+def test_everybody_asks_alike_until_stopped_and_nothing_is_cached() -> None:
     schedule, truth = Schedule(5, regions=2, replicas=2), Truth()
     world = workload.world_of(schedule, truth)
     load = OpenLoad(world, schedule)
@@ -30,7 +30,7 @@ def test_everybody_asks_alike_until_told_to_stop_and_nothing_is_cached() -> None
     assert 500.0 < truth_ms < 650.0, "a prefill of 96 ms and 31 decode steps of 13 ms, and what comes between"
 
 
-def test_truth_counts_what_was_sent_since_it_was_told_to() -> None:
+def test_truth_counts_what_was_sent_since_it_began() -> None:
     truth, usage = Truth(), Usage(2000, 11)
     truth.forget(10.0)
     truth.timed("ash", "gpu-0", Timing(9.0, 9.5, 11.0, usage))

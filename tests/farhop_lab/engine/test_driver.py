@@ -121,7 +121,7 @@ def test_those_of_one_moment_share_the_first_pass() -> None:
     assert core.counters.steps == 2
 
 
-def test_after_abort_or_close_nothing_is_heard() -> None:
+def test_after_abort_or_close_nothing_is_emitted() -> None:
     driver, loop, core = _driver()
     left, stays = Ear(), Ear()
     driver.submit(_sequence("left"), left)

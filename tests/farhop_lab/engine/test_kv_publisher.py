@@ -32,7 +32,7 @@ async def _came(socket: zmq.Socket[bytes], within_s: float = 10.0) -> list[bytes
     return socket.recv_multipart()
 
 
-async def test_batches_are_numbered_and_said_again(context) -> None:
+async def test_batches_are_numbered_and_sent_again(context) -> None:
     events, replay = free_ports(2)
     publisher = KvPublisher(HOST, events, replay, "map", b"kv")
     sub, dealer = context.socket(zmq.SocketType.SUB), context.socket(zmq.SocketType.DEALER)

@@ -28,7 +28,7 @@ def run(folder: Path, **more: str) -> None:
     subprocess.run([sys.executable, "-c", SCRIPT], check=True, env=environment, cwd=folder)
 
 
-def test_a_process_leaves_what_its_machines_were_told(tmp_path: Path) -> None:
+def test_a_process_leaves_what_its_machines_were_given(tmp_path: Path) -> None:
     run(tmp_path, FARHOP_HISTORIES_TO=str(tmp_path))
     (path,) = tmp_path.glob("*.history")
     (one,) = replay(path)

@@ -12,7 +12,7 @@ from topology.law import Law
 from topology.model import Topology
 
 
-def test_what_a_machine_may_be_told_has_a_tag() -> None:
+def test_what_a_machine_may_be_given_has_a_tag() -> None:
     law = Law(Topology("t", 1, {}))
     region = RegionalFlow(FlowConfig("here", "a"), law, random.Random(1), lambda _: 1.0)
     entry = names.made(names.of_entry("here", law, "s", 3.0))
@@ -22,7 +22,7 @@ def test_what_a_machine_may_be_told_has_a_tag() -> None:
     assert set(entry._handlers) <= kinds
 
 
-def test_what_a_machine_may_say_has_a_tag() -> None:
+def test_what_a_machine_may_command_has_a_tag() -> None:
     assert set(machine.Command.__subclasses__()) <= set(names.KINDS)
 
 

@@ -9,7 +9,7 @@ import pytest
 from farhop.balance import machine, outcome
 from farhop.balance.prefix import chain
 from farhop_lab.histories import names, tape
-from farhop_lab.histories.replay import replay, same
+from farhop_lab.histories.replay import amended, replay, same
 from regional_lb.scheduler import admission
 from topology.law import Law
 from topology.load import load, shipped
@@ -33,7 +33,7 @@ def test_the_same_machine_decides_the_same(tmp_path: Path) -> None:
     assert (one.entries, one.diverging, one.first) == (2, 0, ())
 
 
-def test_another_decision_is_told_with_its_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_decision_is_reported_with_its_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = kept(tmp_path / "a.history")
     refused = admission.Refusal(outcome.QUEUE_FULL, "for a test")
     monkeypatch.setattr(admission, "refusal", lambda *_: refused)
@@ -46,7 +46,7 @@ def test_another_decision_is_told_with_its_event(tmp_path: Path, monkeypatch: py
     assert "queue_full" in told.given
 
 
-def test_a_machine_that_raises_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_raises_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def raises(*_: object) -> None:
         raise RuntimeError("no")
 
@@ -59,3 +59,16 @@ def test_a_machine_that_raises_is_told(tmp_path: Path, monkeypatch: pytest.Monke
 def test_numbers_agree_within_rounding() -> None:
     assert same((1.0, "a"), (1.0 + 1e-12, "a"), 0.0)
     assert not same((1.0, "a"), (1.0 + 1e-6, "a"), 0.0)
+
+
+def test_what_reports_say_today_is_kept_and_another_decision_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = kept(tmp_path / "a.history")
+    tape.write(path, amended(path))
+    (one,) = replay(path)
+    assert (one.entries, one.diverging) == (2, 0)
+    refused = admission.Refusal(outcome.QUEUE_FULL, "for a test")
+    monkeypatch.setattr(admission, "refusal", lambda *_: refused)
+    with pytest.raises(ValueError, match="a: one, entry 0: another decision"):
+        amended(path)

@@ -101,7 +101,7 @@ def test_what_is_wrong_is_one_line_with_its_remedy(change: tuple[str, str], word
     assert all("\n" not in line for line in found)
 
 
-def test_everything_wrong_is_told_at_once() -> None:
+def test_everything_wrong_is_reported_at_once() -> None:
     text = (
         GOOD.replace("gpu: l4", "gpu: l5").replace("virginia: 2", "paris: 2").replace("name: small", "name: s\nname: t")
     )
@@ -136,11 +136,11 @@ def test_an_unknown_scenario_names_those_there_are(name: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["- a list", "", "a: [", "x: 2026-13-45"])
-def test_what_is_no_scenario_is_said(text: str) -> None:
+def test_what_is_no_scenario_is_reported(text: str) -> None:
     assert len(problems(text)) == 1
 
 
-def test_what_is_not_text_is_said(tmp_path: Path) -> None:
+def test_what_is_not_text_is_reported(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ScenarioError, match="not UTF-8"):
         find(str(tmp_path / "s.yaml"), ROUTERS)

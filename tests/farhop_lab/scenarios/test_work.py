@@ -77,7 +77,7 @@ def test_wrong_figures_are_one_line(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["chat", "trees", "requests"])
-def test_no_request_is_longer_than_is_said(kind: str) -> None:
+def test_no_request_is_longer_than_is_configured(kind: str) -> None:
     figures = figures_of(work(kind=kind))
     most = longest_tokens(figures)
     clients = programs(figures, "t", "c", 1)
@@ -105,7 +105,7 @@ def test_the_same_seed_asks_the_same_and_another_does_not() -> None:
     assert starts(1) != starts(2)
 
 
-def test_requests_share_what_they_are_told_to_share() -> None:
+def test_requests_share_what_they_are_asked_to_share() -> None:
     figures = Requests(prompt_tokens=100, shared_tokens=50, groups=1)
     these = programs(figures, "t", "c", 1)
     a, b = (run(next(these), lambda _: b"")[0][0].prompt for _ in range(2))

@@ -6,10 +6,13 @@ import pytest
 
 from farhop.balance import outcome
 from farhop.balance.health.inquiry import STALL_FLOOR_S
+from farhop_lab.engine.core.text import write_all
 from farhop_lab.sim.balancer import BalancerProcess
-from farhop_lab.sim.sites import MODEL, Watching, flat, station
+from farhop_lab.sim.measures import RequestRecord
+from farhop_lab.sim.sites import MODEL, Watching, flat, gpus, station
 from farhop_lab.sim.wire import STREAMED_BYTES
 from farhop_lab.sim.world import World
+from topology.model import Rule
 
 
 def apart(rtt_ms: float = 100.0, **options: Any) -> World:
@@ -85,7 +88,33 @@ def test_a_stream_that_dies_with_its_region_breaks_half_a_round_trip_later() -> 
     assert record.ended_at == pytest.approx(6.05)
 
 
-def test_a_frozen_link_is_given_up_in_time_and_heals_without_a_word_too_much() -> None:
+@pytest.mark.parametrize("bound", [False, True], ids=["free", "bound"])
+def test_a_stream_that_dies_with_its_region_goes_on_in_another_that_is_lawful(bound: bool) -> None:
+    """To the letter what an unbroken one says."""
+    tenants = {"t": Rule(("there",) if bound else ("world",))}
+    wires = {("here", "there"): 20.0, ("here", "yonder"): 90.0, ("there", "yonder"): 90.0}
+    sites = dict.fromkeys(("there", "yonder"), gpus("a100", 1, token_ids=True))
+    world = World(5, flat(["here", "there", "yonder"], wires, tenants), sites, balancers={"here": 1})
+    heard: list[tuple[str, str, int, int | None, bytes]] = []
+
+    def done(record: RequestRecord, said: bytes) -> None:
+        heard.append((record.outcome, record.region, record.answer_tokens, record.prompt_tokens, said))
+
+    world.at(5.0, lambda: world.arrive(
+        "here", "t", text=b"tell me", answer_tokens=400, max_tokens=400, on_done=done
+    ))  # fmt: skip
+    world.at(8.0, world.kill, "there")
+    world.run(60.0)
+    assert world.measures.violations == 0, world.journal.first_violations
+    ((outcome_, region, tokens, prompt_tokens, said),) = heard
+    if bound:
+        assert outcome_ == "upstream_died_mid_stream"
+    else:
+        assert (outcome_, region, tokens, prompt_tokens) == ("served", "yonder", 400, 2)
+        assert said == write_all(b"tell me", 0, 200.0, 400)
+
+
+def test_a_frozen_link_is_given_up_in_time_and_heals_without_a_command_too_much() -> None:
     world = apart(watching=Watching(first_byte_s=4.0, between_bytes_s=3.0))
     world.at(5.0, world.arrive, "here", "t")
     world.at(5.5, world.freeze, "here", "there")

@@ -125,7 +125,7 @@ def test_an_open_loop_waits_for_nobody() -> None:
     assert clients.counts.under_way == 3
 
 
-def test_a_schedule_out_of_order_is_said() -> None:
+def test_a_schedule_out_of_order_is_reported() -> None:
     service = FakeService()
     service.clients().open(iter([Start(5.0, "a", talk), Start(4.0, "a", talk)]))
     with pytest.raises(WorkloadError, match=r"4.0 s comes after 5.0 s; sort"):
@@ -192,7 +192,7 @@ def test_a_client_sleeps_until_it_is_awake() -> None:
     assert [at for at, _, _ in service.asked] == [20.0]
 
 
-def test_bad_batches_and_times_are_said() -> None:
+def test_bad_batches_and_times_are_reported() -> None:
     def nothing() -> Program:
         yield ()
 

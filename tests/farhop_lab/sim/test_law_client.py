@@ -37,7 +37,7 @@ def test_all_but_the_deaf_hear_of_it_in_their_time() -> None:
     assert epochs(made) == {"paris/g0": 4, "tokyo/g0": 4, "paris": 4, "tokyo": 1}
 
 
-def test_who_returns_is_told_what_stands() -> None:
+def test_who_returns_lists_what_stands() -> None:
     made = world()
     made.run(1.0)
     made.kill("tokyo")
@@ -73,7 +73,7 @@ def test_a_region_that_knows_more_refuses_and_another_serves() -> None:
     ]  # fmt: skip
 
 
-def test_a_door_without_a_key_says_so() -> None:
+def test_an_entry_without_a_key_says_so() -> None:
     made = world()
     told = made.ask("paris", "sk-nobody")
     assert not isinstance(told, str)

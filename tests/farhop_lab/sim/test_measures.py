@@ -39,7 +39,7 @@ def test_who_came_goes_once() -> None:
     seen.went(record("r1"))
     seen.went(record("r9"))
     assert (seen.concluded, seen.violations) == (1, 2)
-    assert "r1 was concluded twice" in seen.journal.said[0]
+    assert "r1 was concluded twice" in seen.journal.first_violations[0]
 
 
 def test_what_became_of_them() -> None:
@@ -86,7 +86,7 @@ def test_use_over_time() -> None:
     assert seen.peak("b", since=9.0) == 0.0
 
 
-def test_the_digest_tells_every_word_apart() -> None:
+def test_the_digest_tells_every_field_apart() -> None:
     def told(event: machine.Event, *commands: machine.Command) -> str:
         journal = Journal(Timeline())
         journal.note("global a", event, commands)

@@ -125,7 +125,7 @@ def test_who_falls_behind_the_journal_begins_anew() -> None:
     assert known(made, "tokyo", "paris") == held(made, "paris")
 
 
-def test_under_a_narrower_law_all_is_told_anew_as_far_as_it_may() -> None:
+def test_under_a_narrower_law_all_is_sent_anew_as_far_as_it_may() -> None:
     made = world()
     made.at(5.0, made.arrive, "paris", "t", 2048)
     made.run(8.0)
@@ -142,7 +142,7 @@ def test_under_a_narrower_law_all_is_told_anew_as_far_as_it_may() -> None:
     assert not known(made, "tokyo", "paris")
 
 
-def test_what_the_law_keeps_from_a_region_is_not_told_there() -> None:
+def test_what_the_law_keeps_from_a_region_is_not_sent_there() -> None:
     made = world(tenants={"t": Rule(("world",)), "local": Rule(("paris",))})
     made.at(5.0, lambda: made.arrive("paris", "t", 2048))
     made.run(8.0)

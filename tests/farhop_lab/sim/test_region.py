@@ -205,7 +205,7 @@ def test_an_engine_that_never_begins_or_goes_silent_is_given_up() -> None:
     assert host.engine.metrics()[:2] == (0, 0)
 
 
-def test_what_an_engine_says_of_itself_is_heard_as_the_relay_hears_it() -> None:
+def test_what_an_engine_reports_of_itself_is_read_as_the_relay_reads_it() -> None:
     world = World(5, flat(["paris"]), {"paris": gpus("a100", 3)}, balancers={})
     region = world.regions["paris"]
     world.at(1.0, lambda: world.arrive("paris", "t", direct=True, answer_tokens=100))

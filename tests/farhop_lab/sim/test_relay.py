@@ -158,7 +158,7 @@ def test_a_process_that_dies_says_nothing_and_leaves_its_requests(stand: Stand) 
     assert stand.tries[0].aborted
 
 
-def test_the_most_under_way_is_counted_after_the_machine_spoke(stand: Stand) -> None:
+def test_the_most_under_way_is_counted_after_the_machine_decided(stand: Stand) -> None:
     stand.start(Answer("r", outcome.NO_REGION, ""))
     assert stand.relay.most_under_way() == 0
     other = Stand()
@@ -218,7 +218,7 @@ def test_a_stream_that_breaks_goes_on_and_its_client_hears_nothing_of_it(stand: 
     failed = stand.flow.last
     assert isinstance(failed, machine.AttemptFailed)
     assert failed.resumable
-    assert stand.active.said == b"the sea"
+    assert stand.active.generated == b"the sea"
     stand.relay.began(stand.active, stand.tries[1], 200)
     stand.relay.ended(stand.active, stand.tries[1], 200, None)
     assert stand.someone.heard == [("began", 200), ("ended", 200)]

@@ -19,7 +19,7 @@ def test_a_station_shares_its_slots_among_its_replicas() -> None:
     assert all(MODEL in replica.models for replica in site.named())
 
 
-def test_a_balancer_may_be_told_other_bounds_than_there_are() -> None:
+def test_a_balancer_may_be_configured_with_other_bounds_than_there_are() -> None:
     assert station(10, 1.0, told_slots=1000).slots == 1000
 
 
@@ -28,7 +28,7 @@ def test_slots_that_cannot_be_shared_evenly() -> None:
         station(10, 1.0, replicas=3)
 
 
-def test_gpus_are_told_as_their_profile_is() -> None:
+def test_gpus_are_configured_as_their_profile_is() -> None:
     site = gpus("l4", 2)
     assert isinstance(site.engine(Timeline()), Gpu)
     assert site.replica.prefill_ms_per_token == 0.59

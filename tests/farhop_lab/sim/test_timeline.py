@@ -43,6 +43,21 @@ def test_what_was_cancelled_never_happens_and_cancelling_late_is_harmless() -> N
     assert timeline.happened == 1
 
 
+def test_what_was_cancelled_is_not_kept_until_it_would_have_been_due() -> None:
+    """Most of what is asked for is a time-out, far off, that never happens."""
+    timeline = Timeline()
+    seen: list[int] = []
+    most = 0
+    for number in range(20_000):
+        timeline.after(600.0, seen.append, number).cancel()
+        if not number % 1_000:
+            timeline.at(300.0, seen.append, number)
+        most = max(most, len(timeline))
+    assert most <= 2_000
+    timeline.run(700.0)
+    assert seen == list(range(0, 20_000, 1_000))
+
+
 def test_time_never_runs_backwards_whatever_is_asked_meanwhile() -> None:
     timeline, rng = Timeline(), Random(3)
     seen: list[float] = []

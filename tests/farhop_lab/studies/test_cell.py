@@ -11,7 +11,7 @@ from farhop.balance.health.reading import State
 from farhop_lab.scenarios.load import Scenario, find, parse, shipped_names
 from farhop_lab.scenarios.schema import LASTING
 from farhop_lab.studies import routers
-from farhop_lab.studies.cell import Key, Result, run, staged
+from farhop_lab.studies.cell import Key, Result, prepared, run
 from global_lb.routing.flow import GlobalFlow
 
 TEXT = """
@@ -69,7 +69,7 @@ def test_a_kill_is_seen_and_counted() -> None:
 @pytest.mark.parametrize("name", shipped_names())
 def test_when_clients_come_every_balancer_of_every_ready_made_scenario_is_ready(name: str) -> None:
     scenario = find(name, routers.names())
-    world, _ = staged(scenario, Key(name, "farhop", scenario.doc.loads[0], 1))
+    world, _ = prepared(scenario, Key(name, "farhop", scenario.doc.loads[0], 1))
     world.run(-0.001)
     assert not world.measures.open
     for balancers in world.balancers.values():
@@ -101,7 +101,7 @@ def test_wires_that_jitter_take_longer() -> None:
     assert shaken.figures()["ttft_mean_ms"] > still.figures()["ttft_mean_ms"]
 
 
-def test_progress_is_told() -> None:
+def test_progress_is_reported() -> None:
     scenario, told = small(), list[float]()
     run(scenario.document(), scenario.folder, Key("small", "farhop", 1.0, 1), "r", told.append)
     assert told == sorted(told)
@@ -112,7 +112,7 @@ def test_balancers_stand_where_clients_come_and_where_the_file_says() -> None:
     scenario = small("balancers: {tokyo: 2}\n").but(
         work=[small().doc.work[0].model_copy(update={"clients": {"frankfurt": 1}})]
     )
-    world, _ = staged(scenario, Key("small", "farhop", 1.0, 1))
+    world, _ = prepared(scenario, Key("small", "farhop", 1.0, 1))
     assert {region: len(those) for region, those in world.balancers.items()} == {
         "virginia": 1,
         "tokyo": 2,

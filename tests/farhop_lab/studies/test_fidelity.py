@@ -10,7 +10,7 @@ import pytest
 
 from farhop_lab.scenarios.load import Scenario, find, parse
 from farhop_lab.studies import routers
-from farhop_lab.studies.fidelity import Compared, FidelityError, Seen, compared, live, settings
+from farhop_lab.studies.fidelity import Compared, FidelityError, Seen, compared, live, promised, settings
 
 TEXT = """
 name: live
@@ -53,9 +53,25 @@ def test_figures_are_compared_as_shares_and_ratios_as_differences() -> None:
         compared([], 3, SimpleNamespace(figures=lambda: figures))  # type: ignore[arg-type]
 
 
+def test_promises_are_held_against_what_came_tier_by_tier() -> None:
+    # Off by 1, 2, ... 100 % of what was seen; the regional tier kept no record of some.
+    seen = [
+        Seen(200.0, 100, 30, {"global": (200.0 + 2.0 * n, 200.0)} | ({"regional": (90.0, 100.0)} if n % 2 else {}))
+        for n in range(1, 101)
+    ]
+    above, below = promised(seen)
+    assert (above.tier, above.answers, above.seen_p50_ms) == ("global", 100, 200.0)
+    assert (above.off_p50, above.off_p90) == pytest.approx((0.5, 0.9))
+    assert not above.holds
+    assert (below.tier, below.answers, below.off_p50) == ("regional", 50, pytest.approx(0.1))
+    assert below.holds
+    assert promised([Seen(200.0, 100, 30)]) == []
+
+
 def test_real_processes_answer_the_scenarios_programs(tmp_path: Path) -> None:
     seen, failed = asyncio.run(live(scenario(), 4.0, 1, tmp_path))
     assert failed == 0
     assert len(seen) >= 5
     assert all(one.prompt_tokens > one.cached_tokens >= 0 for one in seen)
     assert any(one.cached_tokens for one in seen)
+    assert [row.tier for row in promised(seen)] == ["global", "regional"]

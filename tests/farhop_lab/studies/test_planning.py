@@ -60,7 +60,7 @@ def test_nothing_is_asked_twice_and_rounds_are_few() -> None:
     assert planned.rounds <= 40
 
 
-def test_what_cannot_be_enough_is_said() -> None:
+def test_what_cannot_be_enough_is_reported() -> None:
     planned = Search(PRICES, 0.9, Fleet(), most=3).run()
     assert planned.alone.replicas is None
     assert planned.alone.why == "3 replicas are not enough in a"
@@ -69,7 +69,7 @@ def test_what_cannot_be_enough_is_said() -> None:
 
 
 @pytest.mark.parametrize("after", [0, 3, 9])
-def test_when_time_is_up_the_best_so_far_is_told(after: int) -> None:
+def test_when_time_is_up_the_best_so_far_is_reported(after: int) -> None:
     left = iter([False] * after)
     planned = Search(PRICES, 0.9, Fleet(), over=lambda: next(left, True)).run()
     assert planned.alone.replicas is not None

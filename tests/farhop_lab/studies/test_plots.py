@@ -43,7 +43,9 @@ def texts(figure: Any) -> str:
 
 def test_all_pictures_are_written(ran: tuple[Scenario, list[Result]], tmp_path: Path) -> None:
     files = plots.draw(*ran, tmp_path)
-    assert [file.name for file in files] == [f"drawn-{name}.png" for name in ("latency", "flows", "use", "cost")]
+    assert [file.name for file in files] == [
+        f"drawn-{name}.png" for name in ("latency", "goodput", "flows", "use", "cost")
+    ]
     assert all(file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size > 10_000 for file in files)
 
 
@@ -51,6 +53,7 @@ def test_all_pictures_are_written(ran: tuple[Scenario, list[Result]], tmp_path: 
     ("make", "words"),
     [
         (plots.latency, ["time to first token, ms", "share of requests", "objective 2000 ms", "region-local"]),
+        (plots.goodput, ["good answers a second (TTFT <= 2000 ms", "95 % intervals"]),
         (plots.flows, ["farhop: ", "% of answers from abroad", "longitude, degrees east", "no clients"]),
         (plots.use, ["% of its slots", "seconds (grey: warm-up", "tokyo"]),
         (plots.cost, ["US dollars per 1,000 good answers", "good answers, %"]),
@@ -64,6 +67,15 @@ def test_pictures_say_what_they_show(ran: tuple[Scenario, list[Result]], make: A
     said = texts(figure)
     assert "drawn: virginia 1 L4, tokyo 1 L4; 6 s, 1 seed, simulated" in said
     assert all(word in said for word in words), said
+
+
+def test_goodput_is_a_line_over_several_loads(ran: tuple[Scenario, list[Result]]) -> None:
+    scenario, results = ran
+    other = [msgspec.structs.replace(one, key=msgspec.structs.replace(one.key, load=2.0)) for one in results]
+    figure = plots.goodput(scenario, [*results, *other])
+    (axes,) = figure.axes
+    assert "load, as a factor" in texts(figure)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["farhop", "region-local"]
 
 
 def test_nothing_measured_is_nothing_drawn(ran: tuple[Scenario, list[Result]]) -> None:

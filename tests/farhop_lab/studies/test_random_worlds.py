@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from farhop_lab.scenarios.load import built
 from farhop_lab.studies import bound, random_worlds, routers
 from farhop_lab.studies.cell import run
 from farhop_lab.workloads.load import TraceError
@@ -47,6 +48,11 @@ def test_worlds_are_drawn_from_the_traces_of_a_folder(tmp_path: Path) -> None:
     assert world.kind == "azure_minute"
     assert world.scenario.doc.work[0].since_s <= 0.8 * 59.0
     assert random_worlds.drawn(kinds + 5, 1, 5.0, [trace]).kind == random_worlds.KINDS[4]
+
+
+def test_a_world_of_the_lightest_work_is_a_scenario_that_can_be_run() -> None:
+    scenario = random_worlds.drawn(6, 1, 5.0).scenario.but(loads=[random_worlds.FACTOR_MAX])
+    assert built(scenario.document(), scenario.folder).doc.loads == [random_worlds.FACTOR_MAX]
 
 
 def test_rivals_come_from_the_catalogue() -> None:

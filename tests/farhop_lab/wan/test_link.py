@@ -65,7 +65,7 @@ async def test_a_frozen_stream_vanishes_and_goes_on_whole_and_in_order(lab: Any)
     assert await near.rest() == b"2345"
 
 
-async def test_a_reset_while_frozen_is_heard_after(lab: Any, until: Any) -> None:
+async def test_a_reset_while_frozen_is_noticed_after(lab: Any, until: Any) -> None:
     link = await lab.link(delay_ms=5)
     near, far = await lab.pair(link)
     link.freeze()

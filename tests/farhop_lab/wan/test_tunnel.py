@@ -56,7 +56,7 @@ async def test_connecting_takes_a_round_trip_and_not_two(lab: Any, crossings: li
     assert crossings == [("open", 0.03), ("answer", 0.03)]
 
 
-async def test_what_is_said_at_once_arrives_and_the_answer_comes_first(lab: Any) -> None:
+async def test_what_is_sent_at_once_arrives_and_the_answer_comes_first(lab: Any) -> None:
     link = await lab.link(delay_ms=5)
     address, accepted = await lab.far()
     near = await lab.connect(link, address, more=b"early")
@@ -120,7 +120,7 @@ async def test_a_head_in_pieces_is_a_head(lab: Any) -> None:
     assert await near.head() == (200, "")
 
 
-async def test_a_client_that_says_nothing_is_dropped(lab: Any, until: Any) -> None:
+async def test_a_client_that_sends_nothing_is_dropped(lab: Any, until: Any) -> None:
     link = await lab.link(limits=LinkLimits(head_s=0.05))
     near = await lab.client(link, b"CONNECT ")
     with pytest.raises(ConnectionResetError):
@@ -128,7 +128,7 @@ async def test_a_client_that_says_nothing_is_dropped(lab: Any, until: Any) -> No
     await until(lambda: link.stats().connections == 0)
 
 
-async def test_a_client_that_leaves_without_a_word_is_forgotten(lab: Any, until: Any) -> None:
+async def test_a_client_that_leaves_silently_is_forgotten(lab: Any, until: Any) -> None:
     link = await lab.link()
     near = await lab.client(link)
     near.writer.write_eof()
@@ -136,7 +136,7 @@ async def test_a_client_that_leaves_without_a_word_is_forgotten(lab: Any, until:
     await until(lambda: link.stats().connections == 0)
 
 
-async def test_too_many_connections_are_told_so(lab: Any) -> None:
+async def test_too_many_connections_are_refused(lab: Any) -> None:
     link = await lab.link(delay_ms=1, limits=LinkLimits(connections_max=1))
     await lab.pair(link)
     second = await lab.connect(link, "127.0.0.1:9")
@@ -214,7 +214,7 @@ async def test_a_client_that_leaves_while_the_far_side_is_tried_ends_the_try(lab
         await until(lambda: link.stats().connections == 0 and tunnel._connecting is None)
 
 
-async def test_a_client_that_said_too_much_too_early_is_noticed_when_it_leaves(lab: Any, until: Any) -> None:
+async def test_a_client_that_sent_too_much_too_early_is_noticed_when_it_leaves(lab: Any, until: Any) -> None:
     link = await lab.link(delay_ms=20, limits=LinkLimits(flight_bytes_max=64 * 1024))
     near = await lab.connect(link, f"127.0.0.1:{_free_port()}", more=bytes(2**20))
     (tunnel,) = await _some(link._path.tunnels, until)

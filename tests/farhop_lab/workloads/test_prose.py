@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import time
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farhop_lab.workloads.prose import HEAD_BYTES, TOKEN_BYTES, common, prose
+from farhop_lab.workloads.prose import _POOL_BYTES, _WORDS, HEAD_BYTES, TOKEN_BYTES, _pool_twice, common, prose
 
 NAMES = st.text(max_size=30)
 
@@ -29,6 +30,14 @@ def test_two_names_differ_before_the_smallest_block_ends(a: str, b: str) -> None
 def test_a_longer_text_begins_with_a_shorter_one(name: str, a: int, b: int) -> None:
     short, long = sorted((prose(name, a), prose(name, b)), key=len)
     assert long.startswith(short[:-1])
+
+
+def test_the_pool_is_what_one_choice_after_the_other_gives() -> None:
+    rng = Random(0)
+    chosen = " ".join(rng.choice(_WORDS) for _ in range(2_000)).encode()
+    assert _pool_twice()[: len(chosen)] == chosen
+    assert _pool_twice()[:_POOL_BYTES] == _pool_twice()[_POOL_BYTES:]
+    assert len(_pool_twice()) == 2 * _POOL_BYTES
 
 
 def test_nothing_is_asked_of_nothing_and_a_long_text_is_whole() -> None:

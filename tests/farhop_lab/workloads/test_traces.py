@@ -139,7 +139,7 @@ def test_a_window_of_the_record_begins_at_0() -> None:
     assert {len(ask_of(start).prompt) for start in starts} == {4000}
 
 
-def test_rates_without_lengths_need_to_be_told_what_to_ask() -> None:
+def test_rates_without_lengths_need_lengths_to_be_given() -> None:
     bare = [Recorded("z", (Burst(0.0, 60.0, 1.0),))]
     with pytest.raises(WorkloadError, match="client z was recorded without lengths"):
         next(iter(servegen(bare, PLACE, 1, until=60.0)))
@@ -158,7 +158,7 @@ def row(at_s: float, input_tokens: int, output_tokens: int = 10, **more: Any) ->
     return LogRow(at_s=at_s, input_tokens=input_tokens, output_tokens=output_tokens, **more)
 
 
-def test_a_log_shares_its_blocks_and_what_its_sessions_said() -> None:
+def test_a_log_shares_its_blocks_and_what_its_sessions_answered() -> None:
     rows = [
         row(0, 100, session="a", blocks=(("tools", 64),)),
         row(1, 100, session="b", blocks=(("tools", 64),)),

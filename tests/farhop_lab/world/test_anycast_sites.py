@@ -32,6 +32,15 @@ def test_a_balancer_s_configuration_names_its_own_address(sites, tmp_path, monke
     assert config["unicast"] == {"url": "http://10.77.2.2:8080", "anycast": ["192.0.2.1"]}
 
 
+def test_what_announcers_say_of_themselves_is_a_line_even_where_one_is_silent(sites, monkeypatch) -> None:
+    def run(*words: str) -> str:
+        return json.dumps({"wanted": "announced", "actual": "", "why": "held"}) if sites.net.name("a") in words else ""
+
+    monkeypatch.setattr("farhop_lab.world.anycast_net.run", run)
+    sites.announcers = dict.fromkeys(("a", "b"))
+    assert sites.told() == "a: wanted 'announced', actual '', why 'held'; b: no answer"
+
+
 def test_the_last_word_of_a_phase_counts(sites, tmp_path) -> None:
     lines = [
         {"event": "announcement", "phase": "draining", "timestamp": "2026-01-01T00:00:01Z"},

@@ -96,7 +96,7 @@ async def test_its_ready_line_its_log_and_its_end(tmp_path: Path) -> None:
     await one.kill()
 
 
-async def test_what_dies_before_it_is_ready_is_told_with_its_last_words(tmp_path: Path) -> None:
+async def test_what_dies_before_it_is_ready_is_reported_with_its_last_output(tmp_path: Path) -> None:
     one = Child("an engine", [*ENGINE, "--profile", "abacus"], tmp_path / "log", {})
     with pytest.raises(ChildError, match=r"an engine: did not start; it said: .*abacus"):
         await one.start()
@@ -125,7 +125,7 @@ async def test_what_is_not_ready_in_time_is_killed(tmp_path: Path) -> None:
     assert said.endswith("still thinking")
 
 
-async def test_what_closes_its_output_without_a_word_is_killed(tmp_path: Path) -> None:
+async def test_what_closes_its_output_silently_is_killed(tmp_path: Path) -> None:
     program = script(tmp_path, "os.close(1)\ntime.sleep(60)")
     one = Child("a script", [], tmp_path / "log", {}, program)
     async with asyncio.timeout(10.0):

@@ -123,7 +123,7 @@ async def test_a_whole_answer(entries):
     assert 0 < result.ttft_ms <= result.total_ms
 
 
-async def test_an_error_is_the_balancers_own_word(entries):
+async def test_an_error_is_the_balancers_own_text(entries):
     said = {"error": {"message": "m", "type": "residency_error", "param": None, "code": "no_lawful_region"}}
     entries[0].serve = says(451, json.dumps(said).encode(), x_farhop_decision="d1")
     result = await answer([entries[0].url, entries[1].url], "k", BODY)
@@ -159,7 +159,7 @@ async def test_what_began_is_never_sent_again(entries):
     assert not entries[1].asked
 
 
-async def test_a_stream_cut_clean_is_told(entries):
+async def test_a_stream_cut_clean_is_reported(entries):
     entries[0].serve = stream("a", tail=b"")
     result = await answer([entries[0].url], "k", BODY)
     assert (result.text, result.error.code) == ("a", "stream_cut")

@@ -127,7 +127,7 @@ async def test_traces_are_a_ring():
     assert held.trace_ids() == [f"{number:032x}" for number in (2, 3)]
 
 
-async def test_spans_of_a_trace_are_bounded_and_the_sender_is_told(collector, client, monkeypatch):
+async def test_spans_of_a_trace_are_bounded_and_the_sender_is_answered(collector, client, monkeypatch):
     monkeypatch.setattr(module, "SPANS_PER_TRACE_MAX", 3)
     _, answer = await post(client, payload(*[{"name": str(number)} for number in range(5)]))
     assert ExportTraceServiceResponse.FromString(answer).partial_success.rejected_spans == 2

@@ -81,7 +81,7 @@ async def test_a_taken_port_is_named():
         await etcd.stop()
 
 
-async def test_dying_at_start_is_told_with_its_last_words():
+async def test_dying_at_start_is_reported_with_its_last_output():
     etcd = EmbeddedEtcd(extra=("--no-such-flag",))
     with pytest.raises(EtcdLabError, match=r"ended with code \d+ .*log: "):
         await etcd.start()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farhop.store.etcd import EtcdStore
-from farhop.store.etcd_link import EtcdSettings
+from farhop.store.etcd_settings import EtcdSettings
 from farhop_lab.world.etcd import EtcdLabError
 from farhop_lab.world.etcd_cluster import EtcdCluster
 

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from farhop_lab.world.child import ChildError
-from farhop_lab.world.faults import Control, FaultError, Faults, Wanted
+from farhop_lab.world.faults import Control, FaultError, Faults, Wanted, WorldHere
 
 
 class Piece:
@@ -80,7 +80,7 @@ def wanted(do: str, region: str = "tokyo", **changed: Any) -> Wanted:
 )  # fmt: skip
 async def test_each_kind_is_broken_and_mended(one: Wanted, broken: set[str], mended: set[str]) -> None:
     world = Noted()
-    faults = Faults(world)  # type: ignore[arg-type]
+    faults = Faults(WorldHere(world))  # type: ignore[arg-type]
     await faults.make("f", one)
     assert (set(world.did), faults.standing) == (broken, ["f"])
     world.did.clear()
@@ -92,7 +92,7 @@ async def test_each_kind_is_broken_and_mended(one: Wanted, broken: set[str], men
 
 async def test_what_nobody_renews_is_mended_and_what_is_renewed_ends_at_its_bound() -> None:
     world = Noted()
-    faults = Faults(world)  # type: ignore[arg-type]
+    faults = Faults(WorldHere(world))  # type: ignore[arg-type]
     await faults.make("f", wanted("kill-engines", lease_s=0.05))
     await faults.make("g", wanted("kill-global", lease_s=0.05, for_s=0.2))
     for _ in range(1000):
@@ -109,7 +109,7 @@ async def test_what_nobody_renews_is_mended_and_what_is_renewed_ends_at_its_boun
 
 async def test_what_does_not_come_back_at_once_is_started_again() -> None:
     world = Noted()
-    faults = Faults(world)  # type: ignore[arg-type]
+    faults = Faults(WorldHere(world))  # type: ignore[arg-type]
     await faults.make("f", wanted("kill-engines"))
     world.broken_starts = 2
     await faults.mend("f")
@@ -132,7 +132,7 @@ async def test_what_does_not_come_back_at_once_is_started_again() -> None:
 )  # fmt: skip
 async def test_what_cannot_be_done_is_refused_and_nothing_stands(one: Wanted) -> None:
     world = Noted()
-    faults = Faults(world)  # type: ignore[arg-type]
+    faults = Faults(WorldHere(world))  # type: ignore[arg-type]
     with pytest.raises(FaultError):
         await faults.make("f", one)
     assert (world.did, faults.standing) == ([], [])
@@ -140,7 +140,7 @@ async def test_what_cannot_be_done_is_refused_and_nothing_stands(one: Wanted) ->
 
 async def test_the_control_port_asks_for_the_token_and_says_what_stands() -> None:
     world = Noted()
-    control = Control(Faults(world))  # type: ignore[arg-type]
+    control = Control(Faults(WorldHere(world)))  # type: ignore[arg-type]
     await control.start("127.0.0.1")
     fault = {"do": "kill-engines", "region": "tokyo", "lease_s": 60, "for_s": 60}
     known = {"authorization": f"Bearer {control.token}"}

@@ -32,11 +32,28 @@ print(json.dumps({
 }), flush=True)
 sys.exit(7)
 """
+# All that an interpreter does at its end, but for taking what it imported to pieces: that is seen by `Kept` alone.
+ENDS = """
+import atexit, sys, threading, time
+class Kept:
+    def __del__(self):
+        print("to pieces", flush=True)
+kept = Kept()
+atexit.register(print, "handler")
+def late():
+    time.sleep(0.1)
+    print("thread")
+threading.Thread(target=late).start()
+print("program")
+if sys.argv[1:]:
+    sys.exit(int(sys.argv[1]) if sys.argv[1].isdigit() else sys.argv[1])
+"""
 
 
 PROGRAMS = {
     "looks": LOOKS,
     "fails": "import atexit\natexit.register(print, 'the end', flush=True)\n1 / 0\n",
+    "ends": ENDS,
     "dice": "import random, secrets\nprint(random.random(), secrets.token_hex(4))\n",
     "works": "for _ in range(2_000_000): pass\nimport time\nprint(flush=True)\ntime.sleep(60)\n",
     "stays": "import time\nprint(flush=True)\ntime.sleep(60)\n",
@@ -93,6 +110,22 @@ async def test_an_error_ends_a_fork_as_it_ends_an_interpreter(looks: dict[str, s
     code, _, err = await run("nowhere", [], looks)
     assert code == 1
     assert b"No module named" in err
+
+
+@pytest.mark.parametrize(("arguments", "code"), [([], 0), (["0"], 0), (["3"], 3), (["no such thing"], 1)])
+async def test_the_end_of_a_fork_is_that_of_an_interpreter(
+    looks: dict[str, str], arguments: list[str], code: int
+) -> None:
+    ended, out, err = await run("ends", arguments, looks)
+    assert ended == code
+    assert out.split(b"\n")[:3] == [b"program", b"thread", b"handler"]
+    assert (b"no such thing" in err) is (code == 1)
+
+
+async def test_what_a_fork_imported_is_not_taken_to_pieces(looks: dict[str, str]) -> None:
+    """That copies each page that is the server's: half of what a world of processes cost to start and to stop."""
+    _, out, _ = await run("ends", ["0"], looks)
+    assert b"to pieces" not in out
 
 
 async def test_forks_have_dice_of_their_own(looks: dict[str, str]) -> None:
@@ -176,6 +209,6 @@ async def test_whoever_is_cancelled_as_it_starts_leaves_nothing_behind(another: 
     await last.wait()
 
 
-async def test_what_is_too_long_for_a_message_is_told(another: dict[str, str]) -> None:
+async def test_what_is_too_long_for_a_message_is_reported(another: dict[str, str]) -> None:
     with pytest.raises(fork_server.ForkError, match="bytes; at most"):
         await run("looks", ["x" * 200_000], another)

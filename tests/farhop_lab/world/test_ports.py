@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -18,6 +20,49 @@ def test_ports_are_free_different_and_never_lent_to_outgoing_connections() -> No
 
 def test_none_is_given_again_before_its_owner_can_have_listened() -> None:
     given = [port for _ in range(50) for port in ports.free_ports(20)]
+    assert len(set(given)) == len(given)
+
+
+TAKES = """
+import sys
+from farhop_lab.world import ports
+ports._turns._at = int(sys.argv[1])
+print(*ports.free_ports(150), flush=True)
+sys.stdin.read()
+"""
+FORKS = """
+import os
+from farhop_lab.world import ports
+print(*ports.free_ports(5), flush=True)
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+print(*ports.free_ports(50), flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="blocks are claimed on Linux alone")
+def test_no_two_processes_are_given_one_before_either_listens() -> None:
+    """Not even where both begin at the same block: what was given to one, and is not listened on, was free to all."""
+    takes = [
+        subprocess.Popen([sys.executable, "-c", TAKES, "7"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    given: list[bytes] = []
+    for one in takes:
+        assert one.stdout is not None
+        given += one.stdout.readline().split()
+    for one in takes:
+        one.communicate()
+    assert len(given) == 450
+    assert len(set(given)) == len(given)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="blocks are claimed on Linux alone")
+def test_a_fork_is_given_none_of_its_parents() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, check=True, timeout=60.0)
+    given = done.stdout.split()
+    assert len(given) == 105
     assert len(set(given)) == len(given)
 
 

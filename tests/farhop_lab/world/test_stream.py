@@ -61,7 +61,7 @@ def test_a_stream_that_does_not_say_that_it_is_over_was_cut():
     assert reader.end().code == "stream_cut"
 
 
-def test_the_last_word_of_a_broken_stream_is_its_error():
+def test_a_broken_stream_ends_with_its_error():
     reader = EventReader()
     said = {"message": "region tokyo failed", "type": "server_error", "param": None, "code": "upstream_died_mid_stream"}
     assert reader.feed(delta("a") + event({"error": said})) == ["a"]

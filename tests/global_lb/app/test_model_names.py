@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 import pytest
 from inprocess import HOP_KEY, MODEL, Both, Engine, both, chat, head, send, tenant, topology, until
 
+from farhop.accounts import segments
+from farhop.accounts.usage import Reading
+from farhop.balance.machine import Command, Event, RequestArrived
 from farhop.service.admin import Question
 from farhop.store.contract import route_key
 
@@ -100,3 +104,57 @@ async def test_a_path_without_a_json_model_says_so(up: Both) -> None:
     answer = await send(up.entry, chat(body=body, path="/v2/models/auto/infer"))
     assert answer.status == 400
     assert "name a model itself" in answer.body.decode()
+
+
+async def prefixes_are_known_for_the_model_that_is_got(up: Both, gone: Engine) -> None:
+    """Whoever falls back goes where the other model's cache has its prompt, as one who asked for that."""
+    flow, arrived = up.global_.flow, list[RequestArrived]()
+    handle = flow.handle
+
+    def noted(event: Event, now: float) -> list[Command]:
+        if isinstance(event, RequestArrived):
+            arrived.append(event)
+        return handle(event, now)
+
+    long = [{"role": "user", "content": "a prompt that somebody has said before, and again " * 40}]
+    flow.handle = noted  # type: ignore[method-assign]
+    assert (await send(up.entry, chat(body=asking() | {"model": MODEL, "messages": long}))).status == 200
+    gone.behaviour = "vanish"
+    assert (await send(up.entry, chat(body=asking("large") | {"messages": long}))).status == 200
+    gone.behaviour = "serve"
+    flow.handle = handle  # type: ignore[method-assign]
+    direct, refused, again = (one.request for one in arrived)
+    assert [one.model for one in (direct, refused, again)] == [MODEL, "large", MODEL]
+    assert again.chain == direct.chain != refused.chain
+    assert again.chain
+
+
+async def test_where_a_model_is_refused_its_client_gets_the_next(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The large model's engine is gone, which its region does not know yet: it refuses, and the small one answers."""
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    small = {"url": f"http://{engine.address}", "models": [MODEL], "name": "one"}
+    routes = [{"model": "large", "models": [{"model": "large"}, {"model": MODEL}]}]
+    async with Engine().running() as gone:
+        large = {"url": f"http://{gone.address}", "models": ["large"], "name": "two"}
+        regional = {"replicas": [large, small], "watch": {"probe_s": 30.0, "scrape_s": 30.0}}
+        accounts = {"usage": {"dir": str(tmp_path), "sync": "never"}}
+        async with both(engine, WORLD, regional=regional, global_={"routes": routes, **accounts}) as up:
+            flow = up.global_.flow
+            await until(lambda: {"large", MODEL} <= set(flow.view.models(frozenset({"virginia"}))))
+            first = await send(up.entry, chat(body=asking("large")))
+            assert (first.status, gone.seen[-1][1]["model"]) == (200, "large")
+            await prefixes_are_known_for_the_model_that_is_got(up, gone)
+            gone.behaviour = "vanish"
+            for stream in (False, True):
+                answer = await send(up.entry, chat("sk-farhop-curious", asking("large", stream=stream)))
+                assert (answer.status, answer.headers["x-farhop-model"]) == (200, MODEL)
+                assert engine.seen[-1][1]["model"] == MODEL
+                record = up.global_.decisions.get(answer.headers["x-farhop-decision"])
+                assert record["reasons"]["notes"][0].startswith(f"large stands for {MODEL} (large: ")
+            await up.at_rest()
+    reading = Reading()
+    used = [one.data for one in reading.events(line for _, line in segments.read(tmp_path))]
+    assert [one.model for one in used] == ["large", *[MODEL] * 4]
+    assert reading.doubles == 0

@@ -15,6 +15,7 @@ from farhop.balance.health.reading import State
 from farhop.balance.health.region import LivenessConfig
 from farhop.balance.machine import Usage
 from global_lb.fleet.regions import CALIBRATION_MIN, Regions, Spill
+from global_lb.fleet.table import Scored
 from global_lb.fleet.view import View
 
 ALL = frozenset({"frankfurt", "london", "tokyo"})
@@ -187,6 +188,27 @@ def test_cache_hit_calibration_stays_within_its_bounds(regions: Regions) -> None
     regions.compare(asked[0], None, Usage(1024, 1, 5), 0.0)
 
 
+def test_what_is_promised_is_corrected_by_what_came_and_no_score_is(regions: Regions) -> None:
+    def predicted() -> tuple[Scored, float]:
+        field = regions.field(request("a", 4096), 1.0, frozenset({"london"}), 0.0)
+        return field.scored(0, 0.0), field.predicted_ms().item(0)
+
+    before, score_ms = predicted()
+    assert before.residual_ms == 0.0
+    regions.began(MODEL, before, before.ttft_ms + 25.0)
+    regions.adopt(seen(*(instance(region, accepted=1.0) for region in sorted(ALL))).view, 0.0)
+    after, same_ms = predicted()
+    assert (after.residual_ms, after.ttft_ms) == (pytest.approx(25.0), pytest.approx(before.ttft_ms + 25.0))
+    assert same_ms == score_ms
+    regions.began(MODEL, after, after.ttft_ms)  # it held: the same is promised again
+    regions.adopt(seen(*(instance(region, accepted=2.0) for region in sorted(ALL))).view, 0.0)
+    assert predicted()[0].residual_ms == pytest.approx(25.0)
+    regions.take("london", None)
+    regions.began(MODEL, after, 1e3)  # of a region that is gone: nothing to learn
+    regions.adopt(seen(*(instance(region) for region in sorted(ALL))).view, 1.0)
+    assert predicted()[0].residual_ms == 0.0
+
+
 def test_a_region_that_once_held_nothing_is_believed_again_where_nobody_is_sent_any_more(regions: Regions) -> None:
     regions.caches("london", request("a", 4096).chain)
     asked = request("a", 4096), 1.0, frozenset({"london"})
@@ -202,7 +224,7 @@ def test_a_region_that_once_held_nothing_is_believed_again_where_nobody_is_sent_
 
 def anew(regions: Regions, asked, lawful, now: float, without) -> list:
     """A field with nothing kept from before."""
-    regions._standings.clear()
+    regions._known_candidates.clear()
     regions._tables.clear()
     regions._stale.clear()
     field = regions.field(asked, 100.0, lawful, now, without)

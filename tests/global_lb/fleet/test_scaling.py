@@ -70,6 +70,35 @@ def test_a_pilot_light_covers_the_loss_in_place_of_spares() -> None:
     assert scaling.admitted_share("tokyo", MODEL) == 2 / 3
 
 
+def engines_down(scaling: Scaling, now: float, least: int = 1, needed: int = 1) -> list[str]:
+    """Frankfurt's balancer lives, and none of its engines."""
+    down = instance("frankfurt", replicas_ready=0, replicas_needed=needed, replicas_min=least, replicas_max=10)
+    rest = (
+        instance(name, load_replicas=load, replicas_needed=round(load + 1.49), replicas_min=1, replicas_max=10)
+        for name, load in (("london", 1.0), ("tokyo", 0.0))
+    )
+    return scaling.look(seen(down, *rest).view, lambda _: True, ALL, now)
+
+
+def test_it_wakes_when_all_engines_of_a_region_are_gone_and_its_balancer_is_not() -> None:
+    scaling = Scaling(PILOT)
+    look(scaling, 0.0, frankfurt=4.0, london=1.0, tokyo=0.0)
+    assert engines_down(scaling, 1.0) == []  # a balancer that has just begun says the same
+    look(scaling, 1.5, frankfurt=4.0, london=1.0, tokyo=0.0)
+    assert engines_down(scaling, 2.0) == engines_down(scaling, 2.5 + 1.0) == []
+    assert engines_down(scaling, 4.0) == ["tokyo"]
+    assert scaling.status("tokyo")["why"] == f"frankfurt has no replica ready for {MODEL}"
+    assert desired(scaling) == {"frankfurt": 1, "london": 2, "tokyo": 3}  # Frankfurt is to come back nonetheless
+
+
+def test_a_region_scaled_to_zero_is_not_missed() -> None:
+    scaling = Scaling(PILOT)
+    look(scaling, 0.0, frankfurt=0.0, london=1.0, tokyo=0.0)
+    for now in (1.0, 4.0, 9.0):
+        assert engines_down(scaling, now, least=0, needed=0) == []
+    assert scaling.asleep("tokyo")
+
+
 def test_it_sleeps_again_when_the_others_can() -> None:
     scaling = Scaling(PILOT)
     look(scaling, 0.0, frankfurt=1.0, tokyo=0.0)

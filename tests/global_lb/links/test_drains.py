@@ -9,7 +9,7 @@ import pytest
 from farhop.store.contract import Change, ChangeKind, Entry, override_key
 from farhop.store.documents.overrides import DrainOverride, encode
 from farhop.store.etcd import EtcdStore
-from farhop.store.etcd_link import EtcdSettings
+from farhop.store.etcd_settings import EtcdSettings
 from farhop_lab.world.etcd import EmbeddedEtcd
 from global_lb.fleet.view import RegionForced
 from global_lb.links.drains import Drains

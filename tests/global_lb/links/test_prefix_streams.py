@@ -13,7 +13,7 @@ import pytest
 from farhop_wire import region_pb2 as pb
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from inprocess import HOP_KEY, Engine, _serving, chat, global_config, regional_config, send, tenant, topology, until
+from inprocess import HOP_KEY, Engine, chat, global_config, regional_config, send, serving, tenant, topology, until
 
 from farhop.balance.prefix.trie import PrefixTrie
 from farhop.service.tasks import in_turns
@@ -423,7 +423,7 @@ async def test_a_prompt_served_via_one_global_balancer_is_known_to_others_within
         for one in (below, *above):
             lines.append(await one.open())
             stack.push_async_callback(one.close)
-        await until(lambda: all(_serving(one) for one in above))
+        await until(lambda: all(serving(one) for one in above))
         await until(lambda: all(_region(one)["prefix_stream"] == "connected" for one in above))
         port = int(lines[1].split("127.0.0.1:")[1].split(",")[0])
         clock = asyncio.get_running_loop().time

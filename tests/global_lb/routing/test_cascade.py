@@ -8,12 +8,25 @@ from hypothesis import strategies as st
 from worlds import REGIONS, capacity, instance, request, seen, worldwide
 
 from farhop.balance import outcome
-from farhop.balance.machine import Answer, Forward, Request, RequestArrived
+from farhop.balance.machine import (
+    Answer,
+    AttemptBegan,
+    AttemptFailed,
+    AttemptRefused,
+    Command,
+    FallBack,
+    Forward,
+    Request,
+    RequestArrived,
+)
+from farhop.balance.outcome import Outcome
+from farhop.service import model_steps
+from farhop.service.model_steps import ModelStep
 from global_lb.fleet.view import Instance
 from global_lb.routing import admission
 from global_lb.routing.cascade import Unresolved
 from global_lb.routing.flow import GlobalFlow
-from global_lb.routing.policy import ModelStep, RouteConfig
+from global_lb.routing.policy import RouteConfig
 from global_lb.routing.routes import Routes, RoutesChanged
 from topology.law import Law
 from topology.model import Residency, Rule, Tenant, Topology
@@ -68,6 +81,48 @@ def test_long_prompts_pass_over_what_is_for_short_ones() -> None:
     assert models == ["small", "big"]
 
 
+def test_tools_and_what_it_may_cost_decide_too() -> None:
+    steps = (ModelStep(model="small", tools=False), ModelStep(model="medium", usd_max=0.002), "big")
+    flow = worldwide(view=seen(serving("london", big=2, medium=2, small=2)), routes=auto(*steps))
+    ask = request("a", model="auto", max_tokens=100, answers=3)
+    found = flow.resolve(ask, (), 0.0)
+    assert isinstance(found, Request)
+    assert (found.model, found.alias_why) == ("small", "")
+    costs = {"medium": 1999, "big": 9000}
+    seen_costs = list[tuple[str, float]]()
+
+    def micro_usd(one: Request, tokens: float) -> int | None:
+        seen_costs.append((one.model, tokens))
+        return costs.get(one.model)
+
+    flow.micro_usd = micro_usd
+    found = flow.resolve(ask, (), 0.0, tools=True)
+    assert isinstance(found, Request)
+    assert (found.model, found.alias_why) == ("medium", "small: for requests without tools")
+    assert seen_costs == [("medium", 300.0)], "of each of its answers"
+    costs["medium"] = 2001
+    found = flow.resolve(ask, (), 0.0, tools=True)
+    assert isinstance(found, Request)
+    assert (found.model, found.alias_why) == ("big", "small: for requests without tools; medium: too dear")
+    del costs["medium"]
+    found = flow.resolve(ask, (), 0.0, tools=True)
+    assert isinstance(found, Request)
+    assert "medium: no price" in found.alias_why
+
+
+def test_weights_draw_who_is_tried_first_and_a_session_stays() -> None:
+    steps = (ModelStep(model="big", weight=3), ModelStep(model="medium", weight=1), "small")
+    flow = worldwide(view=seen(serving("london", big=2, medium=2, small=2)), routes=auto(*steps))
+    drawn = [found.model for _ in range(400) if isinstance(found := asked(flow), Request)]
+    assert set(drawn) == {"big", "medium"}
+    assert 60 <= drawn.count("medium") <= 140
+    sessions = {n: {asked(flow, soft_session=n << 54).model for _ in range(5)} for n in range(1, 1000, 50)}  # type: ignore[union-attr]
+    assert {len(models) for models in sessions.values()} == {1}
+    assert len(set.union(*sessions.values())) == 2
+    full = worldwide(view=seen(serving("london", big=0, medium=2, small=2)), routes=auto(*steps))
+    assert {asked(full).model for _ in range(20)} == {"medium"}  # type: ignore[union-attr]
+
+
 def test_the_narrower_scope_stands_before_and_other_names_are_themselves() -> None:
     ours = RouteConfig(tenant="anyone", model="auto", models=(ModelStep(model="small"),))
     flow = worldwide(view=seen(serving("london", big=4, small=4)), routes=auto("big"))
@@ -75,8 +130,10 @@ def test_the_narrower_scope_stands_before_and_other_names_are_themselves() -> No
     assert getattr(asked(flow), "model", None) == "small"
     assert getattr(asked(flow, tenant="other"), "model", None) == "big"
     assert asked(flow, model="big") is None
-    assert (flow.routes.aliases("other").keys(), flow.routes.policies()) == ({"auto"}, {"*/*": "predictive"})
-    assert {"tenant": "anyone", "model": "auto", "models": [{"model": "small", "prompt_bytes_max": None}]} in (
+    assert (model_steps.aliases(flow.routes.cascades, "other"), flow.routes.policies()) == (
+        {"auto": ("big",)}, {"*/*": "predictive"}
+    )  # fmt: skip
+    assert {"tenant": "anyone", "model": "auto", "models": [ModelStep(model="small").model_dump()]} in (
         flow.routes.accounts(0.0)
     )
     flow.handle(RoutesChanged({}), 0.0)
@@ -85,7 +142,9 @@ def test_the_narrower_scope_stands_before_and_other_names_are_themselves() -> No
 
 def test_a_model_may_stand_for_itself_and_a_smaller_one() -> None:
     routes = auto("big", "small", name="big")
-    assert asked(worldwide(view=seen(serving("london", big=4, small=4)), routes=routes), model="big") is None
+    found = asked(worldwide(view=seen(serving("london", big=4, small=4)), routes=routes), model="big")
+    assert isinstance(found, Request)
+    assert (found.model, found.alias, found.fallbacks) == ("big", "", ("small",))
     found = asked(worldwide(view=seen(serving("london", big=0, small=4)), routes=routes), model="big")
     assert isinstance(found, Request)
     assert (found.model, found.alias) == ("small", "big")
@@ -170,3 +229,103 @@ def test_its_models_go_by_routes_of_their_own(policy: str) -> None:
     found = asked(flow)
     assert isinstance(found, Request)
     assert flow.consider(found, 0.0).route.policy.name == policy
+
+
+# -- instead of a refusal
+
+
+def arrived(flow: GlobalFlow, **fields: object) -> tuple[Request, list[Command]]:
+    """A request for `auto` as the tier has it: resolved, and decided on."""
+    found = asked(flow, **fields)  # type: ignore[arg-type]
+    assert isinstance(found, Request)
+    return found, flow.handle(RequestArrived(found), 0.0)
+
+
+def test_what_no_region_takes_for_one_model_goes_on_for_the_next_that_has_room() -> None:
+    flow = worldwide(view=seen(serving("london", big=4, small=0), serving("tokyo", big=4, tiny=1)),
+                     routes=auto("big", "small", "tiny"))  # fmt: skip
+    found, commands = arrived(flow)
+    assert (found.model, found.fallbacks) == ("big", ("small", "tiny"))
+    assert isinstance(commands[-1], Forward)
+    again = flow.handle(AttemptRefused("a", 1, outcome.QUEUE_FULL, 800.0), 0.1)
+    assert isinstance(again[-1], Forward)  # another region, for the same model
+    (instead,) = flow.handle(AttemptRefused("a", 2, outcome.FOREIGN_FULL, 800.0), 0.2)
+    assert isinstance(instead, FallBack)
+    assert (instead.request.model, instead.request.alias, instead.request.chain) == ("tiny", "auto", ())
+    assert instead.request.fallbacks == ("small",)
+    assert instead.request.alias_why == "big: no_headroom_for_foreign_work"
+    assert (flow.under_way, len(flow.ledger)) == (0, 0)
+    commands = flow.handle(RequestArrived(instead.request), 0.2)
+    assert isinstance(commands[-1], Forward)
+    assert (commands[-1].target, commands[-1].attempt) == ("tokyo", 3)  # no number twice under one decision
+    assert commands[-1].reasons.notes[0] == "auto stands for tiny (big: no_headroom_for_foreign_work)"
+    (instead,) = flow.handle(AttemptRefused("a", 3, outcome.QUEUE_FULL, 800.0), 0.3)
+    assert isinstance(instead, FallBack)  # nobody has room: it may stand in line
+    assert (instead.request.model, instead.request.fallbacks) == ("small", ())
+    flow.handle(RequestArrived(instead.request), 0.3)
+    (refused,) = flow.handle(AttemptRefused("a", 4, outcome.QUEUE_FULL, 800.0), 0.4)
+    assert isinstance(refused, Answer)
+    assert refused.outcome is outcome.NO_REGION
+    assert (flow.under_way, len(flow.ledger)) == (0, 0)
+
+
+@pytest.mark.parametrize("reason", [outcome.UNLAWFUL_HERE, outcome.PATH_UNSPOKEN])
+def test_what_is_refused_for_another_reason_is_not_asked_of_another_model(reason: Outcome) -> None:
+    flow = worldwide(view=seen(serving("london", big=4, small=4)), routes=auto("big", "small"))
+    arrived(flow)
+    (refused,) = flow.handle(AttemptRefused("a", 1, reason), 0.1)
+    assert isinstance(refused, Answer)
+
+
+def test_a_stream_that_began_stays_with_its_model() -> None:
+    flow = worldwide(view=seen(serving("london", big=4, small=4)), routes=auto("big", "small"))
+    arrived(flow)
+    flow.handle(AttemptBegan("a", 1, 200), 0.1)
+    (refused,) = flow.handle(AttemptFailed("a", 1, outcome.DIED_MID_STREAM, resumable=True), 0.2)
+    assert isinstance(refused, Answer)
+
+
+@given(
+    slots=st.fixed_dictionaries({
+        region: st.dictionaries(st.sampled_from(NAMES), st.integers(0, 3), min_size=1)
+        for region in ("london", "frankfurt", "tokyo")
+    }),
+    rules=st.dictionaries(st.sampled_from((*NAMES, "auto")), st.sampled_from(("eu", "uk", "JP", "world"))),
+    allowed=st.lists(st.sampled_from(NAMES), unique=True),
+    reasons=st.lists(
+        st.sampled_from((outcome.QUEUE_FULL, outcome.QUEUE_TIMEOUT, outcome.FOREIGN_FULL, outcome.NO_REPLICA)),
+        min_size=1, max_size=4,
+    ),
+)  # fmt: skip
+def test_whatever_refuses_it_ends_lawfully_and_tries_no_model_twice(
+    slots: dict[str, dict[str, int]], rules: dict[str, str], allowed: list[str], reasons: list[Outcome]
+) -> None:
+    under = ruled(**{name: Rule(allow=(where,)) for name, where in rules.items()})
+    flow = worldwide(
+        view=seen(*(serving(region, **models) for region, models in slots.items())), under=under, routes=auto(*NAMES)
+    )
+    found = asked(flow, allowed=tuple(allowed))
+    if not isinstance(found, Request):
+        return
+    models, numbers, commands = [found.model], list[int](), flow.handle(RequestArrived(found), 0.0)
+    for step in range(200):
+        last = commands[-1]
+        if isinstance(last, Answer):
+            break
+        if isinstance(last, FallBack):
+            found = last.request
+            models.append(found.model)
+            commands = flow.handle(RequestArrived(found), 0.1 * step)
+            continue
+        assert isinstance(last, Forward)
+        assert last.target in admission.processing(found, under).lawful
+        assert last.target in admission.processing(request("b", model="auto"), under).lawful
+        assert found.model in slots[last.target]
+        numbers.append(last.attempt)
+        commands = flow.handle(AttemptRefused("a", last.attempt, reasons[step % len(reasons)], 10.0), 0.1 * step)
+    else:
+        raise AssertionError("it never ends")
+    assert len(set(models)) == len(models)
+    assert not allowed or set(models) <= set(allowed)
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert (flow.under_way, len(flow.ledger)) == (0, 0)

@@ -143,9 +143,11 @@ class GlobalMachine(RuleBasedStateMachine):
             self._tell(machine.AttemptFailed(rider.request.id, rider.attempt, reason, resumable and begun))
 
     @precondition(lambda self: self.referee.states("sent", "started"))
-    @rule(n=st.integers(0, 9), epoch=st.sampled_from((None, None, 0, 1, 2, 3)))
-    def stream_breaks(self, n: int, epoch: int | None) -> None:
+    @rule(n=st.integers(0, 9), epoch=st.sampled_from((None, None, 0, 1, 2, 3)), well=st.booleans())
+    def stream_breaks(self, n: int, epoch: int | None, well: bool) -> None:
         """In one breath, since two rules hardly ever meet in one request; perhaps under another law than it began."""
+        if well:
+            self.all_is_well_again()
         if rider := self._one(n, "sent", "started"):
             name, attempt = rider.request.id, rider.attempt
             self._tell(machine.AttemptBegan(name, attempt, 200))
@@ -235,7 +237,7 @@ class GlobalMachine(RuleBasedStateMachine):
     @invariant()
     def the_books_balance(self) -> None:
         flow, riders = self.flow, self.referee.riders
-        assert flow.under_way == flow._budget.active == len(riders)
+        assert flow.under_way == len(riders)
         assert set(flow._held) == {name for name, rider in riders.items() if rider.state == "held"}
         assert len(flow._held) <= 3
         sent = self.referee.states("sent", "started")
@@ -292,3 +294,14 @@ def test_what_may_not_be_hinted_leaves_no_trace_whatever_happens() -> None:
     heard(flow, NAMES, 0.0)
     assert flow.trie.match(request("probe", says="secretive").chain) == {}
     assert flow.trie.match(request("probe", says="anyone").chain) != {}
+
+
+def test_a_stream_that_broke_may_go_on_where_it_was_refused_before_it_began() -> None:
+    one, before = GlobalMachine(), GlobalMachine.resumes[0]
+    one.begin(0.0)
+    one.some_arrive([1024], "anyone", {})
+    one.attempt_is_refused(0, outcome.QUEUE_FULL)
+    one.stream_breaks(0, None, False)
+    one.attempt_is_refused(0, outcome.QUEUE_FULL)
+    assert GlobalMachine.resumes[0] - before == 2, "two regions are left, and each is asked"
+    one.the_books_balance()

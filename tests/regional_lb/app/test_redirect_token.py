@@ -11,7 +11,6 @@ import pytest
 from inprocess import HOP_KEY, MODEL, topology
 
 from farhop.balance import outcome
-from farhop.balance.model_facts import UNTOLD, ModelFacts
 from farhop.balance.outcome import Outcome
 from farhop.identity.redirect_token import (
     HEADER,
@@ -22,8 +21,8 @@ from farhop.identity.redirect_token import (
     holder,
 )
 from farhop.relay.answers import Reply
-from farhop.service.authenticator import Caller
-from regional_lb.app.redirect_token import RedirectAuthenticator
+from farhop.service.authenticator import Caller, KeyAuthenticator
+from regional_lb.app.redirect_token import RedirectedCallers
 from topology.law import Law
 
 KEYS = {"k1": HOP_KEY.encode()}
@@ -31,27 +30,17 @@ WORLD = topology()
 NOW_S = 100.0
 
 
-class Keys:
-    """The authenticator of those without a token."""
-
-    def caller(self, head: Any) -> str:
-        return "by key"
-
-    def models(self, caller: Caller) -> dict[str, ModelFacts]:
-        return dict.fromkeys((MODEL, caller.tenant), UNTOLD)
-
-    def recorded(self, caller: Caller, model: str) -> bool:
-        return model == MODEL
-
-
-def authenticator(region: str = "frankfurt", uses_max: int = 8) -> RedirectAuthenticator:
-    flow = SimpleNamespace(law=Law(WORLD), config=SimpleNamespace(region=region))
+def authenticator(region: str = "frankfurt", uses_max: int = 8) -> KeyAuthenticator:
+    law, clock = Law(WORLD), SimpleNamespace(now=lambda: NOW_S)
+    flow = SimpleNamespace(law=law, config=SimpleNamespace(region=region))
     verifier = RedirectTokenVerifier(KEYS, region, holder("r1", 3), uses_max)
-    return RedirectAuthenticator(Keys(), verifier, flow, SimpleNamespace(now=lambda: NOW_S))  # type: ignore[arg-type]
+    made = KeyAuthenticator(region, lambda: law, lambda _regions: {}, 600.0)
+    made.by_token = RedirectedCallers(verifier, flow, clock).caller  # type: ignore[arg-type]
+    return made
 
 
 def head(token: bytes | None) -> Any:
-    return SimpleNamespace(known={HEADER: token})
+    return SimpleNamespace(known={} if token is None else {HEADER: token})
 
 
 def token(n: int = 0, **changed: Any) -> bytes:
@@ -115,9 +104,6 @@ def test_a_region_whose_law_does_not_know_the_tenant_does_not_read_its_body() ->
 
 
 def test_without_a_token_a_key_decides() -> None:
-    known = authenticator()
-    assert known.caller(head(None)) == "by key"
-    caller = Caller("acme", 1.0, "", True)
-    assert list(known.models(caller)) == [MODEL, "acme"]
-    assert known.recorded(caller, MODEL)
-    assert not known.recorded(caller, "other")
+    reply = authenticator().caller(head(None))
+    assert isinstance(reply, Reply)
+    assert reply.outcome is outcome.MISSING_KEY

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 from collections.abc import AsyncIterator
 from random import Random
@@ -28,6 +29,7 @@ from inprocess import (
 from msgspec.structs import replace
 from worlds import fleet, replica
 
+from farhop.balance.machine import LawChanged
 from farhop.identity.hop_token import HopClaims, HopSigner, request_line
 from farhop.relay.http.listener import PortTakenError
 from farhop.store.documents.report import check
@@ -40,6 +42,7 @@ from regional_lb.scheduler.pick import pick as choose
 from regional_lb.scheduler.policy import Need, PolicyConfig, Predictive
 from regional_lb.scheduler.policy.round_robin import RoundRobin
 from regional_lb.scheduler.split import Assigned
+from topology.law import Law
 
 WORLD = topology(tenant("split", models={"weights-70b": {"allow": ["us"]}}, residency={
     "processing": {"allow": ["world"]}, "logging": {"allow": ["jp"]},
@@ -100,6 +103,17 @@ async def test_a_token_lets_a_request_in(up: Both, engine: Engine) -> None:
     got, _ = engine.seen[-1]
     assert not [name for name in got if name.startswith("x-farhop-")]
     assert up.regional.flow.accepted_bytes.keys() == {"tokyo/g1"}
+
+
+async def test_neither_a_token_nor_a_set_of_regions_is_held_for_each_request(up: Both, engine: Engine) -> None:
+    engine.behaviour = "wait"
+    asked = [asyncio.create_task(_ask(up, token(up))) for _ in range(2)]
+    await until(lambda: len(engine.seen) == 2)
+    held = list(up.regional.relay._live.values())
+    assert not any(b"x-farhop-hop" in one.exchange.head.known for one in held)
+    assert held[0].request.lawful is held[1].request.lawful
+    engine.release.set()
+    await asyncio.gather(*asked)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +179,17 @@ async def test_what_may_not_be_recorded_here_is_not(up: Both) -> None:
     assert (await _ask(up, token(up, tenant="split"))).status == 200
     assert len(up.regional.decisions) == 0
     assert (await _ask(up, token(up))).status == 200
+    assert len(up.regional.decisions) == 1
+
+
+async def test_how_a_tenant_stands_goes_by_the_law_of_now(up: Both) -> None:
+    assert (await _ask(up, token(up, tenant="split"))).status == 200
+    assert len(up.regional.decisions) == 0
+    up.regional.relay.react(LawChanged(Law(dataclasses.replace(topology(tenant("split")), epoch=2))))
+    assert (await _ask(up, token(up, tenant="split"))).status == 200
+    assert len(up.regional.decisions) == 1
+    up.regional.relay.react(LawChanged(Law(dataclasses.replace(WORLD, epoch=3))))
+    assert (await _ask(up, token(up, tenant="split"))).status == 200
     assert len(up.regional.decisions) == 1
 
 
@@ -277,9 +302,7 @@ def _control(up: Both) -> int:
 def seen(room: bool) -> Pick:
     """A pick from a field of one: 100 prompt tokens, 36 of them not cached, behind 100 others."""
     rates = np.array([[100.0], [0.5], [20.0], [0.1], [19.0], [1.0]])
-    return Pick(
-        RoundRobin(), ("one",), Need(100.0, 10.0, 4.0), np.array([36.0]), np.array([12.5]), rates, np.array([room])
-    )
+    return Pick(RoundRobin(), ("one",), 100.0, 10.0, np.array([36.0]), np.array([12.5]), rates, np.array([room]))
 
 
 def test_the_reasons_of_a_pick() -> None:
@@ -294,17 +317,23 @@ def test_the_reasons_of_a_pick() -> None:
     assert (reasons.hit_source(pick), record["candidates"][0]["hit_exact"]) == ("trie", False)
     pick.chosen = replace(pick.chosen, exact=True)
     assert reasons.hit_source(pick) == "exact"
-    assert reasons.predicted_ttft_ms(pick) == (100.0 + 36.0) * 0.5
+    step_ms = 0.5 * 20.0  # it is at one when the request comes
+    assert reasons.predicted_ttft_ms(pick) == record["ttft_ms"] == (100.0 + 36.0) * 0.5 + step_ms
+    pick.residual_ms = 7.0
+    assert reasons.predicted_ttft_ms(pick) == (100.0 + 36.0) * 0.5 + step_ms + 7.0
+    pick.residual_ms = -500.0
+    assert reasons.predicted_ttft_ms(pick) == pytest.approx(7.8)  # never next to nothing of what is known
+    pick.residual_ms = 0.0
     assert record["prefill"] is None
     assert "farhop.prefill_replica" not in reasons.attributes(pick)
     pick.prefill = Scored("two", 0.0, 0.0, 100.0, 20.0, 0.25, 20.0)
     assert reasons.record(pick)["prefill"] == reasons.attributes(pick)["farhop.prefill_replica"] == "two"
     assert reasons.predicted_hit_tokens(pick) == 100.0  # all of it, once it was fetched
-    assert reasons.predicted_ttft_ms(pick) == (20.0 + 100.0) * 0.25
+    assert reasons.predicted_ttft_ms(pick) == (20.0 + 100.0) * 0.25 + step_ms
     nobody = seen(room=False)
     assert reasons.attributes(nobody) == {}
     record = reasons.record(nobody)
-    assert (record["chosen"], record["candidates"][0]["full"]) == (None, True)
+    assert (record["chosen"], record["candidates"][0]["full"], record["ttft_ms"]) == (None, True, None)
     assert (reasons.predicted_hit_tokens(nobody), reasons.predicted_ttft_ms(nobody)) == (0.0, None)
 
 

@@ -151,6 +151,25 @@ async def test_a_replica_becomes_known(monkeypatch: pytest.MonkeyPatch) -> None:
         assert heard.views == 1  # a sample renews one entry: whoever else there is costs nothing
 
 
+async def test_who_is_at_rest_is_looked_at_less_often_until_something_is_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = [PAGE]
+
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(body=page[0].encode())
+
+    async with served(answer) as url, watching(monkeypatch, {"one": url}) as heard:
+        at_rest = heard.watcher._at_rest
+        await until(lambda: at_rest == {"one"})
+        heard.in_flight["one"] = 1
+        await until(lambda: not at_rest)
+        heard.in_flight.clear()
+        await until(lambda: at_rest == {"one"})
+        page[0] = "no metrics page"
+        await until(lambda: not at_rest)
+        probes = len(heard.probes)
+        await until(lambda: len(heard.probes) > probes)
+
+
 async def test_a_page_that_comes_in_many_pieces_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real pages are hundreds of kilobytes: the first piece alone would be a page without its last metrics."""
     noise = "".join(f'vllm:some_bucket{{le="{n}"}} {n}\n' for n in range(20_000))
@@ -294,7 +313,7 @@ async def test_an_engine_is_looked_for_where_it_has_its_page(monkeypatch: pytest
         said = {"engine": "triton", "metrics": f"{url}/elsewhere"}
         async with watching(monkeypatch, {"one": url}, said) as heard:
             await until(lambda: heard.waiting("one") == 7 and heard.probes)
-        assert set(asked) == {"/v2/health/ready", "/elsewhere", "/v1/models"}
+        assert set(asked) == {"/v2/health/ready", "/elsewhere", "/v1/models", "/v2/models/m/config"}
         asked.clear()
         async with watching(monkeypatch, {"one": url}, {"engine": "trtllm"}) as heard:
             await until(lambda: heard.refused and heard.probes)
@@ -572,6 +591,43 @@ async def test_slots_are_asked_of_the_engine_where_they_are_not_configured(monke
         models[0] = listing("m", max_model_len=4096, owned_by="sglang")
         async with watching(monkeypatch, {"one": url}, {"slots": 7}, models_s=0.02) as heard:
             await until(lambda: heard.view.facts("m").max_model_len == 4096)
+            assert heard.view.replicas["one"].slots == 7
+
+
+async def test_a_server_says_of_each_model_how_much_of_it_runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, asked = {"m": 3, "n": 4}, [0]
+
+    async def config(request: web.Request) -> web.Response:
+        asked[0] += 1
+        count = told[request.match_info["model"]]
+        return web.json_response({"max_batch_size": 8, "dynamic_batching": {}, "instance_group": [{"count": count}]})
+
+    page = ["nv_inference_pending_request_count 0\n"]
+
+    async def metrics(_request: web.Request) -> web.Response:
+        return web.Response(text=page[0])
+
+    app = web.Application()
+    app.router.add_get("/v2/models/{model}/config", config)
+    app.router.add_get("/metrics", metrics)
+    async with served(app) as url:
+        more = {"engine": "triton", "models": ["m", "n"], "metrics": f"{url}/metrics"}
+        async with watching(monkeypatch, {"one": url}, more, models_s=0.02) as heard:
+            await until(lambda: heard.view.replicas["one"].slots == 24)
+            told["n"] = 2  # loaded anew
+            await until(lambda: heard.view.replicas["one"].slots == 16)
+            page[0] = (
+                'nv_trt_llm_request_metrics{request_type="waiting"} 0\n'
+                'nv_trt_llm_request_metrics{request_type="scheduled"} 0\n'
+                'nv_trt_llm_request_metrics{request_type="max"} 512\n'
+            )
+            await until(lambda: heard.view.replicas["one"].slots == 512)
+            told["n"] = 1  # who says it in metrics, too, is believed there
+            before = asked[0]
+            await until(lambda: asked[0] >= before + 5)
+            assert heard.view.replicas["one"].slots == 512
+        async with watching(monkeypatch, {"one": url}, {**more, "slots": 7}, models_s=0.02) as heard:
+            await until(lambda: heard.probed("one") >= 2)
             assert heard.view.replicas["one"].slots == 7
 
 

@@ -116,10 +116,16 @@ def test_each_column_is_its_row_of_the_block() -> None:
     assert Rates._fields == tuple(names[: len(Rates._fields)])
 
 
+def counted_whole(*replicas) -> Table:
+    """Of whom only sums are known, not who has been answered for how long."""
+    return Table(rows(*replicas).of)
+
+
 def shared_prefix(usage: float | None, running: int = 50) -> Table:
     """Fifty requests of which a prompt of 600 tokens and an answer of 100 are counted each, in a cache of 40,000."""
     known = replica("r", slots=256, kv_tokens=40_000)
-    table = rows(known)
+    table = counted_whole(known)
+    table.tpot_alone_ms[:] = 20.0
     table.allow(0, 256)
     table.burden(0, known, Load(50, 0, 35_000, answer_tokens=5_000))
     table.describe(0, msgspec.structs.replace(known, sample=Sample(1.0, waiting=0, running=running, kv_usage=usage)))
@@ -141,8 +147,9 @@ def test_what_an_engine_does_not_hold_of_prompts_that_share_is_room() -> None:
 
 
 def test_what_they_have_been_answered_is_none_of_what_is_held_for_prompts() -> None:
-    known = replica("r", slots=256, kv_tokens=40_000, tpot_ms=20.0)
-    table = rows(known)
+    known = replica("r", slots=256, kv_tokens=40_000)
+    table = counted_whole(known)
+    table.tpot_alone_ms[:] = 20.0
     table.allow(0, 256)
     taken = []
     for ago_s in (0.0, 1.0, 100.0):
@@ -183,7 +190,8 @@ def test_never_more_than_counted_nor_less_than_held_is_taken(
     loads: list[tuple[int, int, int, int, int]], seen: list[tuple[float | None, int]]
 ) -> None:
     known = replica("r", slots=256, kv_tokens=40_000)
-    table = rows(known)
+    table = counted_whole(known)
+    table.tpot_alone_ms[:] = 20.0
     for n, (requests, prompt, answer, backlog, began) in enumerate(loads):
         decoding, counted = min(began, requests), requests * (prompt + answer)
         load = Load(

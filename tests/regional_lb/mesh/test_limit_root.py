@@ -6,7 +6,7 @@ from typing import Any
 
 from farhop_wire import region_pb2
 
-from farhop.service.limits import LimitBook
+from farhop.service.limit_book import LimitBook
 from farhop.store.contract import Change, ChangeKind, StoreUnreachable, limit_root_key
 from farhop.store.documents import limits as documents
 from farhop.store.documents.limits import Limit, TenantLimits

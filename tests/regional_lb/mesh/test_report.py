@@ -296,11 +296,16 @@ def test_what_engines_say_again_is_no_news() -> None:
     news = flow.news
     flow.handle(ReplicaSampled("a", replace(said, at=10.3)), 10.3)
     flow.handle(ReplicaProbed("a", True), 10.3)
-    assert flow.unchanged(news, 10.3)
+    assert flow.still_until(news, 10.3) > 10.3
+    woken: list[float] = []
+    flow.wake = lambda: woken.append(flow.news)
+    flow.handle(ReplicaProbed("a", True), 10.35)
+    assert not woken
     for told in (ReplicaSampled("a", replace(said, at=10.4, running=1)), ReplicaProbed("a", False)):
         flow.handle(told, 10.4)
-        assert not flow.unchanged(news, 10.4)
+        assert flow.still_until(news, 10.4) == 10.4
         news = flow.news
+    assert len(woken) == 1  # once: who is told looks himself
 
 
 async def test_under_constant_change_it_is_written_at_most_four_times_a_second(faster: None) -> None:
@@ -398,12 +403,25 @@ async def test_a_change_goes_out_within_100_ms() -> None:
         stream = stub.Reports(region_pb2.ReportsRequest(balancer="g"), timeout=20.0)
         await stream.read()
         for n in range(1, 6):
-            flow.accepted_bytes["g"], since = float(n), clock()
-            while (await stream.read()).accepted_bytes.get("g") != float(n):
+            await asyncio.sleep(0.15)  # it waits for news by now
+            since = clock()
+            flow.handle(RequestArrived(replace(request(f"q{n}"), issuer="g")), since)
+            while (await stream.read()).accepted_bytes.get("g") != flow.accepted_bytes["g"]:
                 pass
             took.append(clock() - since)
         stream.cancel()
     assert sorted(took)[2] <= 0.1  # the machine may stall, but not most of the time
+
+
+async def test_at_rest_nobody_looks_for_what_has_not_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+    look = report.Reporter.look
+    monkeypatch.setattr(report.Reporter, "look", lambda self: (looks.append(0.0), look(self))[1])
+    flow = regional(replica("a"))
+    async with publishing(flow) as (told, _):
+        begun = told._latest.seq
+        await until(lambda: told._latest.seq > begun)  # after a second
+    assert len(looks) < 10  # where a look every LOOK_S would be 20
 
 
 async def test_two_readers_each_see_every_number_once_and_growing() -> None:

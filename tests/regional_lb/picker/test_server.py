@@ -33,7 +33,7 @@ async def test_draining_answers_who_waits_and_keeps_nothing() -> None:
     async with stage(1, slots=1, queue={"wait_s": 60}) as one:
         first, second = one.stream(), one.stream()
         for stream in (first, second):
-            one.picker._streams[stream] = None
+            one.picker._streams.add(stream)
             stream.take(asked())
             stream.take(body(CHAT))
         assert sent(second) == []  # it waits

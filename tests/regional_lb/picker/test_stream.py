@@ -186,9 +186,9 @@ async def test_bounds_hold() -> None:
         big.take(body(b"x" * 1001))  # what is on its way comes, and is nobody's
         slow = one.stream()
         slow.take(asked())
-        slow.check(slow.heard_at + 0.9)
+        slow.check(slow.received_at + 0.9)
         assert not slow.is_over
-        slow.check(slow.heard_at + 1.1)
+        slow.check(slow.received_at + 1.1)
         assert sent(slow)[0].immediate_response.status.code == 408
         unknown = one.stream()
         unknown.take(asked("sk-nobody"))

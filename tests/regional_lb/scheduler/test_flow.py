@@ -28,7 +28,7 @@ from farhop.balance.prefix.chain import bytes_at, marks
 from regional_lb.fleet.adapters import LOAD_MS
 from regional_lb.fleet.table import KV_SHARE_MAX, SAMPLE_FRESH_S
 from regional_lb.fleet.view import Replica, ReplicaProbed, Sample
-from regional_lb.scheduler.flow import GROWN_SHARE, K_WAITING
+from regional_lb.scheduler.flow import K_WAITING
 from regional_lb.scheduler.split import RuleConfig, SplitConfig, SplitsChanged
 from topology.model import Rule as LawRule
 
@@ -328,15 +328,15 @@ class RegionalMachine(RuleBasedStateMachine):
                 chosen = choice.chosen if choice is not None else None
                 if chosen is not None:
                     own_tokens = flow._own_tokens(live, chosen, marks(live.request.chain))
-                    assert not flow._holds(chosen.replica, own_tokens + live.need.output_tokens)
+                    assert not flow._fleet.whole.holds(chosen.replica, own_tokens + live.need.output_tokens)
 
     # -- what always holds
 
     @invariant()
     def the_books_balance(self) -> None:
         flow, riders = self.flow, self.referee.riders
-        assert flow.under_way == flow._budget.active == len(riders)
-        assert {name for name, rider in riders.items() if rider.state == "held"} == set(flow.queue._by_id)
+        assert flow.under_way == len(riders)
+        assert {name for name, rider in riders.items() if rider.state == "held"} == set(flow.queue.by_id)
         assert flow.queue._taken.keys() <= riders.keys()
         sent = self.referee.states("sent", "started")
         assert len(flow.ledger) == len(sent) + sum(bool(rider.prefiller) for rider in sent)
@@ -359,14 +359,14 @@ class RegionalMachine(RuleBasedStateMachine):
     @invariant()
     def who_waits_is_in_the_line_of_what_it_is_for(self) -> None:
         flow = self.flow
-        assert all(waiting.model == flow._requests[name].variant for name, waiting in flow.queue._by_id.items())
+        assert all(waiting.model == flow._requests[name].variant for name, waiting in flow.queue.by_id.items())
         assert sum(flow.wait_estimate.queued(model) for model in (MODEL, OTHER_MODEL)) == len(flow.queue)
 
     @invariant()
     def bounds_hold(self) -> None:
         queue = self.flow.queue
         assert len(queue) <= 6
-        assert queue.tokens == pytest.approx(sum(w.tokens for w in queue._by_id.values()))
+        assert queue.tokens == pytest.approx(sum(w.tokens for w in queue.by_id.values()))
         assert queue.tokens <= 4000 or len(queue) == 1
         assert 0 <= self.flow._budget.retrying <= 3 + 0.2 * 50
 
@@ -546,7 +546,7 @@ def test_a_hit_takes_its_place_in_the_cache_once_for_all_who_use_it() -> None:
         flow.handle(RequestArrived(asked), 0.0)
         held = flow.ledger.held(f"q{n}")
         assert held is not None
-        taken.append(held.kv_tokens - int(GROWN_SHARE * 10))
+        taken.append(held.kv_tokens - 10)
         flow.handle(AttemptBegan(f"q{n}", 1, 200), 0.1)
     assert taken == [512, 256, 0, 256]
     for n in range(4):
@@ -556,7 +556,7 @@ def test_a_hit_takes_its_place_in_the_cache_once_for_all_who_use_it() -> None:
     last = flow.ledger.held("last")
     assert last is not None
     # Two thirds are cached and need no prefill, but nobody else holds them: they cannot be evicted for its sake alone.
-    assert (last.prefill_tokens, last.kv_tokens) == (256, 768 + int(GROWN_SHARE * 10))
+    assert (last.prefill_tokens, last.kv_tokens) == (256, 768 + 10)
 
 
 @pytest.mark.parametrize("stands_s", [1e-9, 100.0])

@@ -349,6 +349,34 @@ def test_young_ones_do_not_starve() -> None:
     assert queue.starved("m", STARVATION_S + 0.1) is not None
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 1)), max_size=40),
+    st.fixed_dictionaries({name: st.sampled_from((0.5, 1.0, 3.0)) for name in "abcd"}),
+    st.integers(0, 12),
+)
+@RUN
+def test_those_ahead_are_those_whose_turn_is_before_ones_own(
+    waiting: list[tuple[str, int]], weights: dict[str, float], served: int
+) -> None:
+    queue = room()
+    for n, (tenant, band) in enumerate(waiting):
+        push(queue, f"{n}", tenant, weights[tenant], priority=band)
+    for _ in range(min(served, len(waiting))):
+        queue.remove(queue.first("m", 1, NOW)[0].id, served=True)
+    ahead = queue.ahead("m", 0, "a", weights["a"])
+    push(queue, "new", "a", weights["a"])
+    place = [one.id for one in queue.first("m", 99, NOW)].index("new")
+    assert place <= ahead <= place + 3  # of turns that are due at once each other tenant's may be one
+
+
+def test_one_that_fills_the_room_is_not_ahead_of_who_has_nothing_there() -> None:
+    queue = room()
+    for n in range(500):
+        push(queue, f"{n}", "many")
+    assert queue.ahead("m", 0, "many", 1.0) == 500
+    assert queue.ahead("m", 0, "few", 1.0) == 1
+
+
 def test_the_newest_of_the_lowest_band_makes_way() -> None:
     queue = room(requests_max=3, tokens_max=1000)
     push(queue, "low0", tokens=100.0)
@@ -377,6 +405,41 @@ def test_who_stepped_back_is_behind_all_others_starves_nobody_and_makes_way_firs
     assert queue.outlived("q1", 5.0, 31.0)
     queue.reassign({"q0": "m-2", "q1": "m-2"})
     assert [w.id for w in queue.first("m-2", 9, NOW)] == ["q1", "q0"]
+
+
+def test_of_those_who_stepped_back_the_latest_go_first_and_of_one_octave_as_before() -> None:
+    queue = room()
+    for name, since, tokens in (("old", 0.0, 100.0), ("small", 6.0, 100.0), ("large", 5.0, 400.0), ("new", 8.5, 400.0)):
+        push(queue, name, now=since, tokens=tokens)
+        queue.step_back(name)
+    # Waited for 10, 4, 5 and 1.5 s: octaves from 8, 4, 4 and 1.
+    assert [w.id for w in queue.first("m", 9, 10.0)] == ["new", "small", "large", "old"]
+    push(queue, "in time", now=9.9)
+    assert queue.first("m", 1, 10.0)[0].id == "in time"
+
+
+def test_those_crowd_who_have_their_share_of_those_who_wait() -> None:
+    queue = room()
+    assert queue.crowds("m", 0, "few", 1.0)
+    for n in range(6):
+        push(queue, f"many {n}", "many")
+    push(queue, "few", "few")
+    push(queue, "heavy 0", "heavy", weight=3.0)
+    push(queue, "heavy 1", "heavy", weight=3.0)
+    # Nine wait for weights of 5: 1.8 each.
+    assert queue.crowds("m", 0, "many", 1.0)
+    assert not queue.crowds("m", 0, "few", 1.0)
+    assert not queue.crowds("m", 0, "heavy", 3.0)
+    assert not queue.crowds("m", 0, "new", 1.0, more=1)
+    for n in range(5):
+        queue.step_back(f"many {n}")  # who stepped back is not counted
+    assert not queue.crowds("m", 0, "heavy", 3.0)  # four for 5
+    assert queue.crowds("m", 0, "few", 1.0)
+    queue.remove("heavy 0", served=True)
+    queue.remove("heavy 1", served=True)
+    assert queue.crowds("m", 0, "few", 1.0), "where nobody has more, everybody does"
+    assert queue.crowds("m", 0, "many", 1.0)
+    assert queue.crowds("m", 1, "few", 1.0), "nobody of its band waits"
 
 
 def test_nobody_fills_the_room_alone() -> None:
@@ -466,7 +529,9 @@ class Room(RuleBasedStateMachine):
             assert sorted(order) == sorted(here)
             assert queue.waiting(model) == len(here)
             assert queue.on_time(model) == len(here.keys() - set(self.back))
-            assert queue.ahead(model, 1) == sum(p >= 1 for _, p in here.values())
+            for tenant in "abc":
+                rest = sum(p > 1 or (p == 1 and t == tenant) for t, p in here.values())
+                assert rest <= queue.ahead(model, 1, tenant, 1.0) <= sum(p >= 1 for _, p in here.values())
             assert [w.id for w in queue.first(model, 3, NOW)] == order[:3]
             # Bands in order, and within a band each tenant's own by how long it has waited for what it is.
             assert [here[name][1] for name in order] == sorted((p for _, p in here.values()), reverse=True)

@@ -6,7 +6,17 @@ from msgspec.structs import replace
 from worlds import MODEL, OTHER_MODEL, regional, replica, request
 
 from farhop.balance.health.replica import Mode
-from farhop.balance.machine import ClientLeft, Forward, PromptTokenized, RequestArrived, Tokens
+from farhop.balance.machine import (
+    AttemptBegan,
+    AttemptEnded,
+    ClientLeft,
+    Forward,
+    PromptTokenized,
+    Request,
+    RequestArrived,
+    Tokens,
+    Usage,
+)
 from regional_lb.fleet.kv_events import Cleared, Linked, Lost, Stored
 from regional_lb.fleet.shares import PeerReported
 from regional_lb.fleet.view import ReplicaProbed, variant_of
@@ -170,6 +180,33 @@ def test_where_there_is_no_choice_or_nobody_tells_what_it_caches_tokens_decide_n
     told.blocks.apply("a", 0, Linked(up=False))
     told.blocks.apply("a", 0, Lost(all=True))
     assert not told.wants_tokens(asked, 0.0)
+
+
+def test_a_beginning_that_nobody_holds_to_its_end_is_all_that_a_decision_needs() -> None:
+    flow = regional(*(replace(replica(name), kv_ranks=1) for name in ("r1", "r2")))
+    for name in ("r1", "r2"):
+        for one in (Linked(up=True), Cleared()):
+            flow.blocks.apply(name, 0, one)
+    asked = request("r", 4096)
+
+    def begun(*of: int) -> Request:
+        return replace(asked, tokens=Tokens(blocks(*of), whole=False))
+
+    assert not flow.wants_tokens(begun(1, 2, 3), 0.0)
+    flow.blocks.apply("r2", 0, Stored([1, 2], None, blocks(1, 2), 16))
+    assert flow.wants_tokens(begun(1), 0.0)  # too little to tell
+    assert flow.wants_tokens(replace(asked, tokens=Tokens(blocks(1, 2) + blocks(9)[:4], whole=False)), 0.0)
+    assert not flow.wants_tokens(replace(asked, tokens=Tokens(blocks(1, 2))), 0.0)  # there are no more
+    assert not flow.wants_tokens(begun(1, 2, 9, 9), 0.0)
+    _, forward = flow.handle(RequestArrived(begun(1, 2, 9, 9)), 0.0)
+    assert isinstance(forward, Forward)
+    assert forward.reasons.chosen.exact
+    assert forward.reasons.chosen.hit_tokens == (32.0 if forward.target == "r2" else 0.0)
+    assert forward.reasons.chosen.hit_tokens + forward.reasons.chosen.uncached_tokens > 500.0  # of all of the prompt
+    assert flow.handle(PromptTokenized("r", Tokens(blocks(1, 2, 9, 9, *range(10, 70)))), 0.1) == []
+    flow.handle(AttemptBegan("r", 1, 200), 0.2)
+    flow.handle(AttemptEnded("r", 1, 200, Usage(1024, 4, cached_tokens=int(forward.reasons.chosen.hit_tokens))), 0.3)
+    assert (flow.guard.miscounts, flow.guard.mispredictions) == (0, 0)
 
 
 def test_a_prompt_read_beside_its_request_is_placed_by_its_tokens_if_it_still_waits() -> None:

@@ -151,7 +151,7 @@ function tick() {
 
 async function who() {
   me = await ask("me");
-  $("desk").textContent = me.desk;
+  $("source").textContent = me.source;
   const at = clear($("me"));
   put(at, "span", {}, `${me.may ? me.name : "nobody"} · ${me.acts ? "may act" : me.may ? "may read" : "may nothing"}`);
   if (me.asks && me.may) put(at, "button", { onclick: async () => { await ask("logout", {}); location.reload(); } }, "Log out");

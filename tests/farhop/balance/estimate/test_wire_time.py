@@ -109,3 +109,12 @@ def test_without_pings_the_estimate_goes_back_to_what_was_known_before_any() -> 
     assert told == pytest.approx([30.0, 30.0, 60.0, 90.0, 90.0])
     wire.sample(40.0, 10.0 + 9 * WINDOW_S)
     assert wire.at(11.0 + 9 * WINDOW_S) == 40.0
+
+
+def test_the_noise_of_a_short_wire_is_no_other_path() -> None:
+    wire = WireTime(0.4)
+    for n, ms in enumerate((0.3, 0.9, 0.4, 1.1, 0.3)):
+        wire.sample(ms, float(n))
+        assert not wire.moving
+    wire.sample(2.0, 6.0)
+    assert wire.moving

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from farhop.balance.prefix.chain import (
@@ -78,7 +79,7 @@ def test_a_chain_goes_on_from_its_tail_wherever_it_is_cut(
     assert len(end.rest) < max(BLOCK_BYTES)
     # What is known to follow may be put before the rest, however long it is.
     opening = more[: min(known, len(more))]
-    assert go_on(end._replace(rest=end.rest + opening), more[len(opening) :]) == chain(whole, seed)
+    assert go_on(replace(end, rest=end.rest + opening), more[len(opening) :]) == chain(whole, seed)
 
 
 @pytest.mark.parametrize("cut", [0, 100, bytes_at(DEPTH_MAX) - 1, bytes_at(DEPTH_MAX), bytes_at(DEPTH_MAX) + 5000])

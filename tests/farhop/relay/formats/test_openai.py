@@ -43,6 +43,21 @@ def test_what_routing_needs() -> None:
     assert plain.canonical == b"x"
 
 
+@pytest.mark.parametrize(
+    ("more", "answers"),
+    [
+        ({}, 1), ({"n": None}, 1), ({"n": 1}, 1), ({"n": 5}, 5), ({"n": "5"}, 5), ({"n": 5.0}, 5), ({"best_of": 4}, 4),
+        ({"n": 2, "best_of": 4}, 4), ({"n": 0}, 1), ({"n": -3}, 1), ({"n": "many"}, 1), ({"n": [2]}, 1),
+        ({"n": True}, 1), ({"n": 10**40}, (1 << 31) - 1),
+    ],
+)  # fmt: skip
+def test_all_answers_that_are_asked_for_are_counted(more: dict[str, Any], answers: int) -> None:
+    assert chat([user("hi")], **more).answers == answers
+    assert completion(["a", "b", "c"], **more).answers == 3 * answers
+    batch = {"model": "m", "messages": [[user("hi")], [user("ho")]], **more}
+    assert bodies.read(Kind.CHAT_BATCH, json.dumps(batch).encode()).answers == 2 * answers
+
+
 def test_spelling_does_not_matter() -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"a": 1, "b": 2}}}]
     whole = {
@@ -287,6 +302,14 @@ def test_what_needs_no_change_is_not_copied() -> None:
         b'{"model":"m","prompt":"x","stream":true,"stream_options":{"include_usage":true}}',
     ):
         assert sent_on(body) is body
+
+
+@pytest.mark.parametrize("null", ["", ',"model":null', ',"mod\\u0065l":null'])
+def test_a_model_that_is_not_named_is_named_once(null: str) -> None:
+    body = ('{"prompt":"x"' + null + "}").encode()
+    prompt = bodies.read(Kind.COMPLETION, body, default_model=lambda: "m")
+    onward = openai.change(body, prompt, "").of(body)
+    assert json.loads(onward, object_pairs_hook=_once) == {"prompt": "x", "model": "m"}
 
 
 def test_numbers_stay_as_they_were_written() -> None:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from farhop.relay.formats import bodies, openai, transcript
 from farhop.relay.formats.paths import Kind
@@ -37,7 +38,6 @@ def test_it_has_the_text_of_the_chat() -> None:
     ("param", "body"),
     [
         ("store", {"store": True}),
-        ("store", {"store": None}),
         ("previous_response_id", {"previous_response_id": "resp_1"}),
         ("conversation", {"conversation": "conv_1"}),
         ("prompt", {"prompt": {"id": "p"}}),
@@ -54,6 +54,33 @@ def test_what_cannot_be_routed_is_named(param: str, body: dict[str, Any]) -> Non
     with pytest.raises(BodyError) as caught:
         read(**body)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("said", "sent"),
+    [
+        ('{"input":"hi","model":"m"}', '{"store":false,"input":"hi","model":"m"}'),
+        (' { "input": "hi" ,"model":"m"}', ' {"store":false, "input": "hi" ,"model":"m"}'),
+        ('{"store":null,"input":"hi","model":"m"}', '{"store":false,"input":"hi","model":"m"}'),
+        ('{"input":"hi","st\\u006fre":null,"model":"m","top_p":0.10}', None),
+        ('{"store":false,"input":"hi","model":"m"}', '{"store":false,"input":"hi","model":"m"}'),
+    ],
+)
+def test_who_does_not_say_whether_it_is_stored_is_served_and_nothing_is(said: str, sent: str | None) -> None:
+    body = said.encode()
+    prompt = bodies.read(Kind.RESPONSES, body)
+    assert prompt == replace(read(), unsaid_store=prompt.unsaid_store)
+    onward = openai.change(body, prompt, "").of(body)
+    assert sent is None or onward == sent.encode()
+    told = json.loads(onward, object_pairs_hook=_once)
+    assert told == {**json.loads(said), "store": False}
+    again = bodies.read(Kind.RESPONSES, onward)  # in the region
+    assert openai.change(onward, again, "").of(onward) is onward
+
+
+def _once(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    assert len(dict(members)) == len(members), members
+    return dict(members)
 
 
 def test_the_usage_stands_in_the_last_event() -> None:

@@ -1,36 +1,20 @@
-"""What a stream's continuation needs, and who has none: by vLLM's own pages, and by properties of any cut."""
+"""Which streams can be continued, and what of their requests is kept for it."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import msgspec
 import pytest
-from engine_pages import VLLM, Page
-from hypothesis import given
-from hypothesis import strategies as st
 
-from farhop.relay.formats.resumption import (
-    CHAT,
-    TARGET,
-    TOKENS_MAX,
-    ExactProgress,
-    ToldProgress,
-    Unresumable,
-    asking,
-    plan,
-)
+from farhop.relay.formats.resumption import CHAT, TARGET, Plan, Unresumable, plan
 
-SAID = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "stream": True}
+ASKED = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "stream": True}
 
 
-def planned(path: bytes = CHAT, **more: Any) -> ExactProgress:
-    return ExactProgress(plan(path, msgspec.json.encode({**SAID, **more})))
-
-
-def body_of(progress: ExactProgress, context_tokens: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.json.decode(progress.go_on(context_tokens))
-    return found
+def planned(path: bytes = CHAT, **more: Any) -> Plan:
+    return plan(path, msgspec.json.encode({**ASKED, **more}))
 
 
 @pytest.mark.parametrize(
@@ -82,256 +66,17 @@ def test_other_paths_and_what_is_no_json() -> None:
     ],
 )
 def test_what_says_nothing_is_no_reason(more: dict[str, Any]) -> None:
-    assert planned(**more).plan.max_tokens == 9
+    assert planned(**more).max_tokens == 9
 
 
 def test_a_seed_is_kept_and_none_is_given() -> None:
-    assert "seed" not in planned().plan.kept
-    assert bytes(planned(seed=7).plan.kept["seed"]) == b"7"
+    assert "seed" not in planned().kept
+    assert bytes(planned(seed=7).kept["seed"]) == b"7"
 
 
-def events_of(name: str) -> list[bytes]:
-    text = Page(VLLM, name).body
-    return [event + b"\n\n" for event in text.split(b"\n\n") if event.strip()]
-
-
-def stripped(events: list[bytes]) -> list[dict[str, Any]]:
-    said = (event.removeprefix(b"data: ").strip() for event in events)
-    found = [msgspec.json.decode(one) for one in said if one != b"[DONE]"]
-    for one in found:
-        for name in ("id", "created"):
-            one.pop(name)
-    return found
-
-
-@pytest.mark.parametrize(("with_ids", "without", "path"), [("chat-ids-stream", "chat-stream-usage", CHAT)])
-def test_the_client_gets_what_it_would_get_if_nobody_had_asked(with_ids: str, without: str, path: bytes) -> None:
-    progress = planned(path)
-    passed = [progress.take(event) for event in events_of(with_ids)]
-    assert stripped(passed) == stripped(events_of(without))
-    assert list(progress.prompt) == [3, 372, 269, 203, 265, 80, 318, 539, 4, 203, 3, 312, 87, 556, 287, 88, 203]
-    assert len(progress.ids) == 6
-    assert progress.finished
-    assert not progress.can_resume
-
-
-@pytest.mark.parametrize("cut", range(1, 6))
-def test_a_token_without_text_yet_is_computed_again(cut: int) -> None:
-    """vLLM's completion of tokens that end within a character: that one's text comes with the next one's."""
-    events = events_of("completion-ids-stream")
-    progress = planned(TARGET, prompt=[11, 12, 13])
-    said = b"".join(progress.take(event) for event in events[:cut])
-    assert b"[11" not in said
-    texts = [msgspec.json.decode(event.removeprefix(b"data: "))["choices"][0]["text"] for event in events[:cut]]
-    body = body_of(progress)
-    sure = max(at + 1 for at, text in enumerate(texts) if text)
-    assert body["prompt"] == [11, 12, 13, 267, 360, 77, 147, 338][: 3 + sure]
-    assert body["max_tokens"] == 9 - sure
-    assert progress.recomputed == 3 + cut
-
-
-def chunk(text: str, ids: list[int], prompt: list[int] | None = None, ends: str | None = None) -> bytes:
-    choice = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": ends, "token_ids": ids}
-    document = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 5, "model": "m", "choices": [choice]}
-    if prompt is not None:
-        document["prompt_token_ids"] = prompt
-    return b"data: " + msgspec.json.encode(document) + b"\n\n"
-
-
-@given(
-    st.lists(st.tuples(st.text(max_size=6), st.integers(0, 2**31)), min_size=1, max_size=12),
-    st.lists(st.integers(0, 2**31), min_size=1, max_size=20),
-    st.integers(0, 40),
-)
-def test_no_character_is_lost_or_said_twice(tokens: list[tuple[str, int]], prompt: list[int], limit: int) -> None:
-    progress = planned(max_tokens=limit)
-    sent = b"".join(
-        progress.take(chunk(text, [number], prompt if at == 0 else None)) for at, (text, number) in enumerate(tokens)
-    )
-    sure = max((at + 1 for at, (text, _) in enumerate(tokens) if text), default=0)
-    assert progress.can_resume
-    assert progress.left(0) == max(0, limit - sure)
-    assert progress.left(len(prompt) + sure + 1) == min(1, max(0, limit - sure))
-    body = body_of(progress)
-    assert body["prompt"] == [*prompt, *(number for _, number in tokens[:sure])]
-    said = "".join(text for text, _ in tokens[:sure])
-    heard = [msgspec.json.decode(event[6:]) for event in sent.split(b"\n\n") if event]
-    assert "".join(one["choices"][0]["delta"]["content"] for one in heard) == said
-    assert all(one["choices"][0]["token_ids"] is None for one in heard)
-
-
-def test_words_of_a_text_that_look_like_ids_are_the_clients() -> None:
-    progress = planned()
-    text = '"token_ids":[1,2],"prompt_token_ids":[3],"finish_reason":"stop","text":"'
-    event = chunk(text, [7], [1])
-    passed = progress.take(event)
-    assert msgspec.json.decode(passed[6:])["choices"][0]["delta"]["content"] == text
-    assert (list(progress.ids), progress.finished) == ([7], False)
-
-
-def test_tools_and_reasoning_end_it() -> None:
-    for delta in (
-        {"content": None, "tool_calls": [{"index": 0}]},
-        {"reasoning": "so"},
-        {"reasoning_content": "so"},
-        {"refusal": "no"},
-    ):
-        progress = planned()
-        progress.take(chunk("a", [1], [1]))
-        choice = {"index": 0, "delta": delta, "finish_reason": None, "token_ids": [2]}
-        progress.take(b"data: " + msgspec.json.encode({"id": "x", "choices": [choice]}) + b"\n\n")
-        assert (progress.can_resume, progress.why_not) == (False, "tools_or_reasoning")
-
-
-def test_what_is_kept_is_bounded() -> None:
-    progress = ExactProgress(plan(CHAT, msgspec.json.encode(SAID)), tokens_max=10)
-    progress.take(chunk("a", [1], list(range(8))))
-    assert progress.can_resume
-    progress.take(chunk("b", [1, 2]))
-    assert (progress.can_resume, progress.why_not, progress.held_bytes) == (False, "too_long", 0)
-    assert TOKENS_MAX >= 1 << 17
-
-
-def test_a_continuation_reads_as_the_first_stream() -> None:
-    progress = planned()
-    progress.take(chunk("one", [1], [10, 11]))
-    progress.go_on(0)
-    choice = {"index": 0, "text": " two", "logprobs": None, "finish_reason": None, "stop_reason": None}
-    document = {"id": "cmpl-9", "object": "text_completion", "created": 99, "model": "m", "choices": [choice]}
-    spelled = progress.spelled(b"data: " + msgspec.json.encode(document) + b"\n\n", tells_usage=True)
-    heard = msgspec.json.decode(spelled.removeprefix(b"data: "))
-    assert (heard["id"], heard["created"], heard["object"]) == ("chatcmpl-1", 5, "chat.completion.chunk")
-    assert heard["choices"][0]["delta"] == {"content": " two"}
-    end = progress.spelled(b'data: {"choices":[],"usage":{}}\n\ndata: [DONE]\n\n', tells_usage=True)
-    usage, done = end.split(b"\n\n")[:2]
-    told = {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
-    assert msgspec.json.decode(usage[6:])["usage"] == told
-    assert done == b"data: [DONE]"
-    assert progress.end(tells_usage=True) == b""  # its connection broke right then: nothing is lacking
-    quiet = planned()
-    quiet.take(chunk("one", [1], [10, 11]))
-    quiet.go_on(0)
-    assert quiet.spelled(b"data: [DONE]\n\n", tells_usage=False) == b"data: [DONE]\n\n"
-
-
-def test_an_end_that_was_told_is_not_told_again() -> None:
-    """A connection may break behind the usage, or behind the last word and before the end of its framing."""
-    usage = b'data: {"id":"a","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}\n\n'
-    done = b"data: [DONE]\n\n"
-    for told, lacks_usage, lacks_done in ((b"", True, True), (usage, False, True), (usage + done, False, False)):
-        progress = planned()
-        progress.take(chunk('data: [DONE] "choices":[]', [1], [10]))
-        progress.take(chunk("two", [2], ends="length"))
-        assert progress.take(told) == told
-        end = progress.end(tells_usage=True)
-        assert (b'"usage"' in end, b"[DONE]" in end) == (lacks_usage, lacks_done)
-
-
-def test_at_the_limit_it_ends_by_our_word() -> None:
-    progress = planned(max_tokens=1)
-    progress.take(chunk("one", [1], [10]))
-    assert progress.left(0) == 0
-    assert msgspec.json.decode(progress.at_limit()[6:])["choices"][0]["finish_reason"] == "length"
-
-
-@pytest.mark.parametrize("named", [{}, {"include_stop_str_in_output": False}, {"include_stop_str_in_output": True}])
-def test_stop_strings_are_asked_for_as_part_of_the_text(named: dict[str, bool]) -> None:
-    body = msgspec.json.encode({**SAID, "stop": ["end", "fin"], **named})
-    planned = plan(CHAT, body)
-    asked = asking(body, planned)
-    assert asked.count(b'"include_stop_str_in_output"') == 1
-    document = msgspec.json.decode(asked)
-    assert (document["return_token_ids"], document["include_stop_str_in_output"]) == (True, True)
-    assert planned.hides_stop is not named.get("include_stop_str_in_output", False)
-    progress = ExactProgress(planned)
-    progress.take(chunk("one", [1], [10]))
-    body_on = body_of(progress)
-    assert (body_on["stop"], body_on["include_stop_str_in_output"]) == (["end", "fin"], True)
-
-
-def test_what_is_held_comes_with_the_end_that_is_ours() -> None:
-    progress = planned(max_tokens=1, stop="nevermore")
-    events = progress.heard(chunk("one", [1], [10]))
-    assert msgspec.json.decode(progress.shown(progress.take(events))[6:])["choices"][0]["delta"]["content"] == ""
-    end = msgspec.json.decode(progress.at_limit()[6:])["choices"][0]
-    assert (end["delta"]["content"], end["finish_reason"]) == ("one", "length")
-
-
-def test_min_tokens_count_what_is_there() -> None:
-    progress = planned(min_tokens=3)
-    progress.take(chunk("one", [1], [10]))
-    assert body_of(progress)["min_tokens"] == 2
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from(("", "a", "sea", "\U0001f30a", '"token_ids":null')), st.integers(0, 2**31)),
-             min_size=1, max_size=12),
-    st.lists(st.integers(0, 2**31), min_size=1, max_size=20),
-    st.integers(0, 12),
-    st.integers(0, 12),
-    st.integers(1, 4),
-)  # fmt: skip
-def test_who_has_all_events_so_far_can_go_on_from_their_ids(
-    tokens: list[tuple[str, int]], prompt: list[int], engine_dies: int, region_dies: int, joined: int
-) -> None:
-    """An engine dies under a region that goes on from another, and then the region: the tier above has, at each event,
-    the ids of exactly the text that its client has."""
-    body = msgspec.json.encode({**SAID, "max_tokens": 99})
-    below, above = ToldProgress(plan(CHAT, body)), ExactProgress(plan(CHAT, body))
-
-    def text_at(at: int) -> bytes:
-        text, number = tokens[at]
-        choice = {"index": 0, "text": text, "finish_reason": None, "token_ids": [number], "prompt_token_ids": None}
-        return b"data: " + msgspec.json.encode({"id": "cmpl-2", "choices": [choice]}) + b"\n\n"
-
-    first = [chunk(text, [n], None if at else prompt) for at, (text, n) in enumerate(tokens)][: max(1, engine_dies)]
-    events = [below.take(b"".join(first[at : at + joined])) for at in range(0, len(first), joined)]
-    said = b"".join(first)
-    sure = sum(1 for _ in said.split(b"\n\n")[:-1])
-    while sure and not tokens[sure - 1][0]:
-        sure -= 1
-    below.go_on(0)
-    rest = [text_at(at) for at in range(sure, len(tokens))]
-    events += [below.spelled(below.take(event), tells_usage=False) for event in rest]
-    heard = [event + b"\n\n" for event in b"".join(events).split(b"\n\n") if event][: max(1, region_dies)]
-    passed = [msgspec.json.decode(above.take(event)[6:])["choices"][0] for event in heard]
-    known = msgspec.json.decode(above.go_on(0))["prompt"]
-    assert above.why_not == ""
-    assert known[: len(prompt)] == prompt
-    whole = "".join(one["delta"]["content"] for one in passed)
-    count = len(known) - len(prompt)
-    assert known[len(prompt) :] == [number for _, number in tokens[:count]]
-    assert "".join(text for text, _ in tokens[:count]) == whole
-    assert all(one["token_ids"] is None for one in passed)
-
-
-def test_text_without_ids_ends_it() -> None:
-    """Else it would be said again."""
-    progress = planned()
-    progress.take(chunk("one", [1], [10]))
-    progress.take(chunk("two", [2]).replace(b"[2]", b"null"))
-    assert (progress.can_resume, progress.why_not) == (False, "untold")
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(("", "a", " sea", "\U0001f30a", '"', "\\", '","x":"', '"token_ids":[7]', "]}\n\n")),
-            st.lists(st.integers(0, 2**31), min_size=1, max_size=2), st.booleans(),
-        ),
-        min_size=1, max_size=12,
-    ),
-    st.integers(1, 3),
-)  # fmt: skip
-def test_the_short_way_and_the_long_one_say_the_same(tokens: list[tuple[str, list[int], bool]], joined: int) -> None:
-    """Events in the form of the one before, or in another; alone, or several at once."""
-    short, long = planned(), planned()
-    events = [
-        chunk(text, ids, None if at else [1, 2]).replace(b"null", b" null" if spaced else b"null")
-        for at, (text, ids, spaced) in enumerate(tokens)
-    ]
-    for at in range(0, len(events), joined):
-        long._form = None
-        together = b"".join(events[at : at + joined])
-        assert short.take(together) == long.take(together)
-        assert (short.ids, short._sure, short._tokens_left) == (long.ids, long._sure, long._tokens_left)
+def test_of_the_body_no_more_is_held_than_is_kept() -> None:
+    body = msgspec.json.encode({**ASKED, "temperature": 0.5, "seed": 7})
+    before = sys.getrefcount(body)
+    made = plan(CHAT, body)
+    assert sys.getrefcount(body) == before
+    assert made.kept.keys() == {"model", "temperature", "seed"}

@@ -53,11 +53,11 @@ def client(
             stops.break_off()
             engine = Engine(texts, least)
         told = event(*engine.says(piece, at, len(tokens) - 1), chat=chat)
-        passed = stops.shown(stops.heard(told, may_stop=at + 1 > least))
+        passed = stops.visible(stops.apply(told, may_stop=at + 1 > least))
         choice = msgspec.json.decode(passed[6:])["choices"][0]
         said += choice["delta"]["content"] if chat else choice["text"]
         if choice["finish_reason"] is not None:
-            assert not stops.ended or stops.heard(told, may_stop=True) == b"", "behind its end there is nothing"
+            assert not stops.ended or stops.apply(told, may_stop=True) == b"", "behind its end there is nothing"
             return said, choice["finish_reason"], choice.get("stop_reason")
     raise AssertionError("it did not end")
 
@@ -87,15 +87,17 @@ def test_wherever_it_breaks_a_client_has_what_a_whole_stream_gives(
 
 def test_what_could_begin_a_stop_string_is_not_shown_before_it_is_known() -> None:
     stops = Stops(("abcd",), hides=True)
-    shown = [msgspec.json.decode(stops.shown(event(piece, None, None, chat=False))[6:]) for piece in ("xab", "c", "e")]
+    shown = [
+        msgspec.json.decode(stops.visible(event(piece, None, None, chat=False))[6:]) for piece in ("xab", "c", "e")
+    ]
     assert [one["choices"][0]["text"] for one in shown] == ["", "x", "a"]
 
 
 def test_an_end_without_a_text_brings_what_was_held() -> None:
     stops = Stops(("abcd",), hides=True)
-    stops.shown(event("xab", None, None, chat=True))
+    stops.visible(event("xab", None, None, chat=True))
     mute = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop","stop_reason":null}]}\n\n'
-    assert msgspec.json.decode(stops.shown(mute)[6:])["choices"][0]["delta"] == {"content": "xab"}
+    assert msgspec.json.decode(stops.visible(mute)[6:])["choices"][0]["delta"] == {"content": "xab"}
 
 
 def test_the_body_names_one_several_or_none() -> None:

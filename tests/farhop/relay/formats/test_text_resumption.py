@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from farhop.balance.machine import Usage
 from farhop.relay.formats.resumption import CHAT, TARGET, Unresumable, plan
-from farhop.relay.formats.text_resumption import TEXT_BYTES_MAX, TextProgress
+from farhop.relay.formats.text_resumption import TEXT_BYTES_MAX, TextProgress, counting
 
 SAID: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "stream": True}
 ASKED: dict[str, Any] = {"model": "m", "prompt": "once", "stream": True}
@@ -125,7 +125,16 @@ def test_what_ends_it(event: bytes, reason: str) -> None:
     progress = known()
     progress.take(OPENING + event)
     assert not progress.can_resume
-    assert progress.why_not == reason
+    assert progress.hindrance == reason
+
+
+def test_half_a_character_is_in_the_way_until_the_next_token() -> None:
+    """So that a stream that is to leave waits for it, and is not given up for good."""
+    progress = known()
+    progress.take(OPENING + chunk("a\ufffd"))
+    assert (progress.can_resume, progress.hindrance, progress.why_not) == (False, "character", "")
+    progress.take(chunk("b"))
+    assert (progress.can_resume, progress.hindrance) == (True, "")
 
 
 def test_what_cannot_go_on_any_more_is_not_kept() -> None:
@@ -134,7 +143,18 @@ def test_what_cannot_go_on_any_more_is_not_kept() -> None:
     assert progress.held_bytes == 0
 
 
-def test_a_continuation_reads_as_the_first_stream_and_is_counted_as_one() -> None:
+@pytest.mark.parametrize(
+    ("begins", "end"),
+    [
+        ("data: ", "\n"),
+        ("data:", "\n"),
+        ("data: ", "\r\n"),
+        (": ping\ndata: ", "\n"),
+        ("id: 1\nevent: message\ndata:", "\r\n"),
+    ],
+)
+def test_a_continuation_reads_as_the_first_stream_and_is_counted_as_one(begins: str, end: str) -> None:
+    """Whatever of what server-sent events may be its engine makes them: sse-starlette ends lines with CR LF."""
     progress = known(tells_usage=True)
     progress.take(OPENING + chunk("The") + chunk("") + chunk(" sea"))
     assert progress.tokens == 3  # one of them ended within a character
@@ -143,10 +163,12 @@ def test_a_continuation_reads_as_the_first_stream_and_is_counted_as_one() -> Non
     more = [OPENING, chunk(" is"), chunk(" wide", "length")]
     later = [one.replace(b'"chat-1"', b'"chat-2"').replace(b'"created":5', b'"created":9') for one in more]
     later = [one[:-3] + b',"usage":{"prompt_tokens":20,"completion_tokens":1}}\n\n' for one in later]
-    for one in later:
+    later.append(b"data: [DONE]\n\n")
+    later = [begins.replace("\n", end).encode() + one[6:-2] + 2 * end.encode() for one in later]
+    for one in later[:-1]:
         progress.take(one)
-    progress.heed(Usage(20, 2))
-    spelled = progress.spelled(b"".join(later) + b"data: [DONE]\n\n", tells_usage=True)
+    progress.set_usage(Usage(20, 2))
+    spelled = progress.spelled(b"".join(later), tells_usage=True)
     documents = [msgspec.json.decode(one[6:]) for one in spelled.split(b"\n\n") if one and b"[DONE]" not in one]
     assert {(one["id"], one["created"]) for one in documents} == {("chat-1", 5)}
     assert [one["choices"][0]["delta"]["content"] for one in documents[:-1]] == [" is", " wide"]
@@ -158,13 +180,93 @@ def test_a_continuation_reads_as_the_first_stream_and_is_counted_as_one() -> Non
     assert progress.recomputed == 20
 
 
+class Engine:
+    """One that writes a given text in tokens of so many bytes, the last of which ends it; a token that ends within a
+    character has its text with the next one's. What it reads back it takes for `reads_more` tokens more."""
+
+    def __init__(self, text: str, size: int, reads_more: int) -> None:
+        said = text.encode()
+        self.pieces = [said[at : at + size] for at in range(0, len(said), size)]
+        self._reads_more = reads_more
+
+    def events(self, body: bytes) -> list[tuple[bytes, Usage]]:
+        """A stream's, with the usage so far, told with each where the body asks for that."""
+        document = msgspec.json.decode(body)
+        last = document["messages"][-1]
+        before = last["content"].encode() if last["role"] == "assistant" else b""
+        done = next(n for n in range(len(self.pieces) + 1) if b"".join(self.pieces[:n]) == before)
+        assert document["max_tokens"] == len(self.pieces) - done
+        each = document.get("stream_options", {}).get("continuous_usage_stats", False)
+        prompt_tokens = PROMPT_TOKENS + done + (self._reads_more if done else 0)
+        made, begun = [(OPENING, Usage(prompt_tokens, 0))], b""
+        for n, piece in enumerate(self.pieces[done:], 1):
+            begun += piece
+            try:
+                shown, begun = begun.decode(), b""
+            except UnicodeDecodeError:
+                shown = ""
+            ends = "length" if done + n == len(self.pieces) else None
+            made.append((chunk(shown, ends), Usage(prompt_tokens, n)))
+        return [(told(e, u.completion_tokens, prompt_tokens) if each else e, u) for e, u in made]
+
+
+PROMPT_TOKENS = 7
+
+
+@given(
+    st.text("ab é海🌊", min_size=1, max_size=30),
+    st.integers(1, 5),
+    st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=4),
+    st.booleans(),
+    st.integers(0, 3),
+)
+@example("abé🌊éé🌊a éb海aé海aé aéé aé  ", 1, [(33, True), (3, False)], False, 0)  # a character cut in two at the first
+def test_usage_is_that_of_an_unbroken_stream_wherever_it_breaks(
+    text: str, size: int, breaks: list[tuple[int, bool]], each: bool, reads_more: int
+) -> None:
+    """Over two tiers: engines die under a region, which goes on itself, and regions under a global balancer. `each`:
+    the engine is asked for usage with each event, and only then is known that it reads its text otherwise."""
+    engine = Engine(text, size, reads_more if each else 0)
+    limit = len(engine.pieces)
+    body = msgspec.json.encode({**SAID, "max_tokens": limit})
+    made = plan(CHAT, body, text=True)
+    above, region = (TextProgress(made, body, tells_usage=True) for _ in range(2))
+    region.strips = False
+    below: TextProgress | None = region
+    coming, broken = engine.events(counting(body) if each else body), iter(breaks)
+    until, of_region = next(broken, (None, False))
+    while True:
+        usage = None
+        for event, usage in coming[:until]:
+            passed = event
+            if below is not None:
+                below.set_usage(usage)
+                passed = below.take(event)
+                passed = below.spelled(passed, tells_usage=True) if below.resumed and passed else passed
+            if passed and not above.adds(passed):
+                above.take(passed)
+        if above.finished:
+            break
+        goes_on = below if of_region and below is not None else above
+        if not goes_on.can_resume:
+            return  # it lacks its end alone, or had not begun
+        if goes_on is above:
+            below = None  # what continues passes a region as it is
+        coming = engine.events(goes_on.go_on(0))
+        until, of_region = next(broken, (None, False))
+    assert usage is not None
+    ended = usage if below is None or not below.resumed else below.usage
+    above.set_usage(ended)
+    assert above.usage == Usage(PROMPT_TOKENS, limit)
+
+
 def test_an_end_whose_usage_nobody_can_tell_is_none() -> None:
     for tells, at_end in ((False, True), (True, False)):
         progress = known(tells_usage=tells)
         progress.take(OPENING + chunk("The sea", "stop"))
         assert not progress.can_resume
         assert progress.can_end is at_end
-        assert progress.why_not == ("" if at_end else "usage")
+        assert progress.hindrance == ("" if at_end else "usage")
 
 
 def test_stop_strings_are_asked_for_in_both_words() -> None:
@@ -172,3 +274,46 @@ def test_stop_strings_are_asked_for_in_both_words() -> None:
     progress.take(OPENING + chunk("the e"))
     body = body_of(progress)
     assert (body["include_stop_str_in_output"], body["no_stop_trim"], body["stop"]) == (True, True, ["end"])
+
+
+def told(event: bytes, completion_tokens: int, prompt_tokens: int = 9) -> bytes:
+    """An event as an engine writes it that is asked for usage with each."""
+    usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens + completion_tokens}
+    said = msgspec.json.encode({**usage, "completion_tokens": completion_tokens, "prompt_tokens_details": {"n": 1}})
+    return event[:-3] + b',"usage":' + said + b"}\n\n"
+
+
+def test_tokens_are_counted_by_usage_where_events_tell_it() -> None:
+    """Of an engine that puts several into one (speculative decoding). Its client sees none of that."""
+    progress = known(max_tokens=20)
+    events = [OPENING, chunk('a "usage":{"completion_tokens":99}'), chunk(" b"), chunk("")]
+    passed = b"".join(map(progress.take, map(told, events, (0, 3, 7, 8))))
+    assert passed == b"".join(events)
+    assert (progress.tokens, progress.left(0)) == (7, 13)  # the eighth has no text yet, and is computed again
+    assert body_of(progress)["max_tokens"] == 13
+    assert progress.recomputed == 1
+    progress.take(told(chunk(" c"), 4, 16))
+    assert progress.tokens == 11
+
+
+def test_a_client_that_wants_usage_with_each_event_is_told_of_the_whole_behind_a_seam() -> None:
+    each = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    progress = known(tells_usage=True, **each)
+    first = told(OPENING, 0) + told(chunk("a"), 3)
+    assert progress.take(first) == first
+    progress.go_on(0)
+    second = told(chunk(" b"), 2, 12).replace(b'"chat-1"', b'"chat-2"')
+    spelled = progress.spelled(progress.take(second), tells_usage=True)
+    document = msgspec.json.decode(spelled[6:])
+    assert document["usage"] == {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}
+
+
+@pytest.mark.parametrize(("completion_tokens", "packs"), [(40, True), (12, False)])
+def test_an_engine_that_packs_tokens_is_known_by_its_usage(completion_tokens: int, packs: bool) -> None:
+    progress = known(max_tokens=50)
+    progress.take(OPENING + b"".join(chunk(f"{n} ") for n in range(10)) + chunk("", "stop"))
+    progress.set_usage(Usage(9, completion_tokens))
+    assert progress.packs is packs
+    body = msgspec.json.decode(counting(msgspec.json.encode(SAID)))
+    assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    assert body["messages"] == SAID["messages"]

@@ -10,11 +10,11 @@ from farhop.relay.formats.texts import texts
 
 
 def test_texts() -> None:
-    assert texts(b'"\\u0061"', "x") == (b"a", True, True, 0)
-    assert texts(b'["a", "b"]', "x") == (b"a\xffb", False, True, 0)
-    assert texts(b'["a"]', "x").one
-    assert texts(b"[ 1,\n 2]", "x") == texts(b"[[1,2]]", "x") == (prompt.TOKENS + b"1,2", True, False, 3 - 8)
-    assert texts(b"[[1], [22, 3]]", "x") == (prompt.TOKENS + b"1\xff" + prompt.TOKENS + b"22,3", False, False, 5 - 12)
+    assert texts(b'"\\u0061"', "x") == (b"a", 1, True, 0)
+    assert texts(b'["a", "b"]', "x") == (b"a\xffb", 2, True, 0)
+    assert texts(b'["a"]', "x").items == 1
+    assert texts(b"[ 1,\n 2]", "x") == texts(b"[[1,2]]", "x") == (prompt.TOKENS + b"1,2", 1, False, 3 - 8)
+    assert texts(b"[[1], [22, 3]]", "x") == (prompt.TOKENS + b"1\xff" + prompt.TOKENS + b"22,3", 2, False, 5 - 12)
 
 
 @pytest.mark.parametrize(

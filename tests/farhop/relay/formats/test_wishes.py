@@ -28,6 +28,9 @@ def test_both_count() -> None:
     read = wishes.read({"inference_geo": "EU", "data_residency": "de", "user": "u", "service_tier": "flex"})
     assert read.residency == (("inference_geo", "eu"), ("data_residency", "de"))
     assert (read.geo, read.user, read.tier) == ("eu", "u", "flex")
+    assert wishes.read({"safety_identifier": "s"}).user == "s"
+    assert wishes.read({"user": "u", "safety_identifier": "s"}).user == "u"
+    assert wishes.read({"user": 7, "safety_identifier": "s"}).user == "s"
 
 
 @pytest.mark.parametrize("fields", [None, [], {}, {"model": "m"}, "x"])

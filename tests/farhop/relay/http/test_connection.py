@@ -4,6 +4,7 @@ Answers leave in the order of requests, however each of them ends, and none wait
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import Counter
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from relay_wire import SSE, Line, chunk, plain, post, until
 
 from farhop.balance import outcome
-from farhop.balance.limits import ByteBudget
+from farhop.balance.limits import ByteBudget, SlotLimit
 from farhop.relay.answers import Reply
 from farhop.relay.http.connection import ClientConnection, ClientLimits
 from farhop.relay.http.cork import Cork
@@ -36,15 +37,13 @@ class Echo(asyncio.Transport):
         self.closed = False
         self.cork = Cork(asyncio.get_running_loop())
         self.refused: Counter[str] = Counter()
+        self.slots, self.requests = None, SlotLimit(sys.maxsize)
 
     def admit(self, connection: ClientConnection, peer: object) -> None:
         pass
 
     def forget(self, connection: ClientConnection) -> None:
         pass
-
-    def counts(self, connection: ClientConnection, exchange: Exchange) -> bool:
-        return True
 
     def head(self, exchange: Exchange) -> Reply | None:
         return None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -43,6 +45,25 @@ async def test_connections_beyond_the_limit_are_told_so(stage: Any) -> None:
     first.abort()
     await until(lambda: s.listener.connections == 0)
     assert (await s.ask(post())).status == 200, "those turned away do not count"
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux only")
+async def test_a_client_that_acknowledges_nothing_is_ended_by_the_kernel(stage: Any) -> None:
+    def accepted_ms() -> list[int]:
+        return sorted(
+            one._transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            for one in s.listener._connections
+        )
+
+    s = await stage(client_limits=ClientLimits(send_s=7.5))
+    first = await s.client()
+    await until(lambda: s.listener.connections == 1)
+    assert accepted_ms() == [7500]
+    s.listener.bound(ClientLimits(send_s=1e9))
+    await s.client()
+    await until(lambda: s.listener.connections == 2)
+    assert accepted_ms() == [7500, 2**31 - 1], "who was there keeps to what he came under"
+    first.abort()
 
 
 async def test_one_client_cannot_take_all_connections(stage: Any) -> None:
@@ -133,6 +154,38 @@ async def test_several_may_share_a_port_and_each_gets_some(stage: Any) -> None:
         await listener.close(0.0)
     for line in lines:
         line.abort()
+
+
+async def test_who_connects_as_one_of_several_stops_comes_to_another(stage: Any) -> None:
+    """Also in the instant between its last accept and its close. Clients of threads: they do not wait for us."""
+    (port,) = free_ports(1)
+    s = await stage(client_limits=ClientLimits(drain_idle_s=0.0, linger_s=0.1))
+    over, answers = threading.Event(), Counter[bytes]()
+
+    def ask() -> None:
+        while not over.is_set():
+            try:
+                with socket.create_connection(("127.0.0.1", port), timeout=60.0) as one:
+                    one.sendall(post(path="/here"))
+                    answers[one.recv(4096)[:15]] += 1
+            except OSError as error:
+                answers[repr(error).encode()] += 1
+
+    async def opened() -> Listener:
+        made = Listener("client", s.handler, ClientLimits(drain_idle_s=0.0, linger_s=0.1), s.budget)
+        await made.open("127.0.0.1", port, reuse_port=True)
+        return made
+
+    serving = await opened()
+    asking = [asyncio.create_task(asyncio.to_thread(ask)) for _ in range(4)]
+    for _ in range(20):
+        stopping, serving = serving, await opened()
+        await asyncio.sleep(0.02)
+        await stopping.close(5.0)
+    over.set()
+    await asyncio.gather(*asking)
+    await serving.close(5.0)
+    assert set(answers) == {b"HTTP/1.1 200 OK"}, answers
 
 
 async def test_draining_lets_streams_end_and_closes_what_rests(stage: Any) -> None:

@@ -306,6 +306,7 @@ async def test_a_name_that_means_nothing_is_a_failed_connect(stage: Any) -> None
         ([b"HTTP/1.1 200 OK\r\ncontent-"], "abort", "upstream_died_before_first_byte", 502),
         ([plain(b"{}")[:-2]], "abort", "upstream_died_before_first_byte", 502),
         ([b"SSH-2.0-OpenSSH\r\n"], "wait", "upstream_bad_framing", 502),
+        ([b"HTTP/1.1 200 OK\ncontent-length: 2\n", b"\n{}"], "wait", "upstream_bad_framing", 502),
         ([b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab"], "wait", "upstream_bad_framing", 502),
         ([b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n"], "wait", "upstream_bad_framing", 502),
         (

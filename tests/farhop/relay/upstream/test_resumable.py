@@ -29,11 +29,13 @@ def test_what_streams_keep_is_counted_and_given_back() -> None:
     assert one is not None
     assert other is not None
     tap = ExactTap(False, None, "", one, ours)
-    tap.feed(event([1], list(range(100))))
-    assert ours.kept_bytes == one.held_bytes == 4 * 101
+    tap.feed(event([1], list(range(100_000, 100_100))))
+    assert (
+        ours.kept_bytes == one.held_bytes == len(msgspec.json.encode(list(range(100_000, 100_100)))) + 4
+    )  # as it was told
     assert one.can_resume
     second = ExactTap(False, None, "", other, ours)
-    second.feed(event([1], list(range(200))))
+    second.feed(event([1], list(range(100_000, 100_200))))
     assert (other.can_resume, other.why_not) == (False, "memory")
     for progress in (one, other):
         ours.over(progress, outcome.SERVED)

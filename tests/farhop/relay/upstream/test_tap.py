@@ -27,6 +27,17 @@ EVENTS = [
 ]
 
 
+def test_of_a_stream_under_way_nothing_is_held_but_what_may_be_its_error() -> None:
+    made = StreamTap(False)
+    made.feed(b'data: {"choices":[],"prompt_token_ids":[' + b"7," * 20_000 + b"7]}\n\n")
+    assert made.held_bytes == 0
+    made.feed(error := b'data: {"error":{"message":"no","code":500}}\n\n')
+    made.feed(b"data: [DONE]\n\n")
+    assert made.held_bytes == len(error)
+    made.rest()
+    assert made.fault is not None
+
+
 def through(stream: bytes, cuts: list[int], hide: bool) -> tuple[bytes, Usage | None]:
     made = StreamTap(hide)
     out = b"".join(made.feed(stream[a:b]) for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True))

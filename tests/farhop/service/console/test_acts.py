@@ -92,7 +92,7 @@ async def test_the_last_region_of_a_tenant_is_drained_only_if_that_is_said(store
     sure: dict[str, Any] = {**frankfurt, "dry_run": False, "revision": 0, "confirm": "frankfurt"}
     with pytest.raises(ActError, match="last region serving eu-only"):
         await acts.perform(Act(**sure), "ann")
-    with pytest.raises(ActError, match="no global balancer is heard"):
+    with pytest.raises(ActError, match="no global balancer reports"):
         await desk(store).perform(Act(**sure, force=True), "ann")
     await acts.perform(Act(**sure, force=True), "ann")
 

@@ -19,9 +19,9 @@ from farhop.balance.outcome import SERVED
 from farhop.service.admin import AdminServer
 from farhop.service.console import console as module
 from farhop.service.console.acts import ActError, Acts
-from farhop.service.console.console import OwnDesk
+from farhop.service.console.console import BalancerSource
 from farhop.service.console.delta import apply
-from farhop.service.console.word import Heard
+from farhop.service.console.snapshot import LastSnapshot
 from farhop.service.decisions import Decisions
 from farhop.service.operators import OPEN, Operator, Operators, digest_of
 from farhop.telemetry.metrics import TierMetrics
@@ -34,19 +34,19 @@ GUARD = {"x-farhop-console": "1"}
 LAW = Law(load(shipped("three-regions")))
 
 
-class _Desk:
+class _Source:
     """What is heard is a counter."""
 
-    name = "a desk"
+    name = "a source"
 
     def __init__(self) -> None:
         self.looks = 0
         self.store = MemoryStore(Random(1))
 
-    async def heard(self) -> Mapping[str, Heard]:
+    async def snapshots(self) -> Mapping[str, LastSnapshot]:
         self.looks += 1
         word = {"tier": "global", "region": "tokyo", "under_way": self.looks, "regions": {"tokyo": {"state": "up"}}}
-        return {"global tokyo": Heard(word, int(time.time() * 1e3))}
+        return {"global tokyo": LastSnapshot(word, int(time.time() * 1e3))}
 
     def law(self) -> Law:
         return LAW
@@ -69,9 +69,9 @@ class _Desk:
 
 
 @asynccontextmanager
-async def port(operators: Operators, desk: _Desk) -> AsyncIterator[tuple[AdminServer, str]]:
+async def port(operators: Operators, source: _Source) -> AsyncIterator[tuple[AdminServer, str]]:
     server = AdminServer(SimpleNamespace(), TierMetrics("global", "tokyo", "g1"), Decisions(), None, operators)  # type: ignore[arg-type]
-    server.have(desk)
+    server.have(source)
     bound = await server.open("127.0.0.1", 0)
     try:
         yield server, f"http://127.0.0.1:{bound}"
@@ -87,7 +87,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def test_a_token_becomes_a_cookie_that_no_script_and_no_other_site_has(http: aiohttp.ClientSession) -> None:
-    async with port(Operators(TOKENS), _Desk()) as (_, base):
+    async with port(Operators(TOKENS), _Source()) as (_, base):
         async with http.get(f"{base}/console/of/past") as answer:
             assert answer.status == 401
         for token, status in (("x" * 16, 401), ("mm" * 8, 401), ("rr" * 8, 200)):
@@ -110,10 +110,24 @@ async def test_a_token_becomes_a_cookie_that_no_script_and_no_other_site_has(htt
             assert answer.status == 401
 
 
+async def test_while_nobody_looks_there_is_little_to_do_and_who_begins_to_is_told_at_once(
+    http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "UNSEEN_S", 3600.0)
+    source = _Source()
+    async with port(OPEN, source) as (_, base):
+        while not source.looks:
+            await asyncio.sleep(0.01)
+        async with http.get(f"{base}/console/of/events") as answer:
+            async with asyncio.timeout(10.0):
+                while source.looks < 3:
+                    await answer.content.readline()
+
+
 async def test_no_other_sites_page_acts(http: aiohttp.ClientSession) -> None:
-    desk = _Desk()
+    source = _Source()
     act = {"do": "undrain", "target": "tokyo", "why": "x"}
-    async with port(OPEN, desk) as (_, base):
+    async with port(OPEN, source) as (_, base):
         url = f"{base}/console/of/act"
         for headers in ({}, {**GUARD, "Origin": "https://evil.example"}, {**GUARD, "Host": "evil.example"}):
             async with http.post(url, json=act, headers=headers) as answer:
@@ -130,7 +144,7 @@ async def test_no_other_sites_page_acts(http: aiohttp.ClientSession) -> None:
 
 async def test_the_page_has_no_need_of_anybody_else(http: aiohttp.ClientSession) -> None:
     sizes = 0
-    async with port(Operators(TOKENS), _Desk()) as (_, base):
+    async with port(Operators(TOKENS), _Source()) as (_, base):
         for name in ("", "/", "/app.js", "/style.css", "/coast.json", "/icon.svg"):
             async with http.get(f"{base}/console{name}") as answer:
                 text = await answer.text()
@@ -164,8 +178,8 @@ async def _events(http: aiohttp.ClientSession, base: str, most: int, last: str =
 
 
 async def test_who_resumes_is_told_what_it_missed(http: aiohttp.ClientSession) -> None:
-    desk = _Desk()
-    async with port(OPEN, desk) as (server, base):
+    source = _Source()
+    async with port(OPEN, source) as (server, base):
         console = server.console
         assert console is not None
         ((first, kind, picture),) = await _events(http, base, 1)
@@ -191,7 +205,7 @@ async def test_viewers_are_bounded_and_who_is_slow_is_let_go(
     http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "VIEWERS_MAX", 2)
-    async with port(OPEN, _Desk()) as (server, base):
+    async with port(OPEN, _Source()) as (server, base):
         console = server.console
         assert console is not None
         url = f"{base}/console/of/events"
@@ -212,7 +226,7 @@ async def test_viewers_are_bounded_and_who_is_slow_is_let_go(
 
 
 async def test_questions_and_decisions(http: aiohttp.ClientSession) -> None:
-    async with port(OPEN, _Desk()) as (_, base):
+    async with port(OPEN, _Source()) as (_, base):
         async with http.get(f"{base}/console/of/decision/known?drained=tokyo") as answer:
             told = await answer.json()
         assert told["what_if"]["global tokyo"]["moved"]
@@ -238,15 +252,15 @@ async def test_a_balancers_own_rates_are_of_seconds_whoever_asks() -> None:
     async def explain(_body: bytes) -> dict[str, Any]:
         return {}
 
-    desk = OwnDesk(status, metrics, Decisions(), lambda: LAW, MemoryStore(Random(1)), explain)
-    assert (await desk.word(1_000))["arcs"] == {}
+    source = BalancerSource(status, metrics, Decisions(), lambda: LAW, MemoryStore(Random(1)), explain)
+    assert (await source.snapshot(1_000))["arcs"] == {}
     for _ in range(10):
         metrics.attempted("paris", SERVED)
-    assert (await desk.word(2_000))["arcs"] == {"paris": {"ok": 10}}
-    assert (await desk.word(2_010))["arcs"] == {"paris": {"ok": 10}}  # another asks
-    assert (await desk.word(3_000))["arcs"] == {"paris": {"ok": 5}}
-    assert (await desk.word(4_000))["arcs"] == {}
-    assert desk.acts() is not None
+    assert (await source.snapshot(2_000))["arcs"] == {"paris": {"ok": 10}}
+    assert (await source.snapshot(2_010))["arcs"] == {"paris": {"ok": 10}}  # another asks
+    assert (await source.snapshot(3_000))["arcs"] == {"paris": {"ok": 5}}
+    assert (await source.snapshot(4_000))["arcs"] == {}
+    assert source.acts() is not None
 
 
 def _light(colour: str) -> float:

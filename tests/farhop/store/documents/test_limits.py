@@ -31,6 +31,9 @@ def test_they_are_read_as_they_were_written():
     assert shared.parts(SMALL, "concurrency", 5) == (Quota(3.0, 0.0), Quota(1.0, 0.0)), "slots are whole"
     assert shared.parts(SMALL, "micro_usd_per_day", 86_400) == (Quota(86_400.0, 1.0), Quota(0.0, 0.0)), "nor has money"
     assert (limits.kind_of("micro_usd_per_month"), limits.period_s("micro_usd_per_month")) == ("usd", 2_592_000.0)
+    pooled = Limit(pool="gold", requests_per_minute=60, concurrency=5, micro_usd_per_day=86_400)
+    pools = {name: shared.parts(pooled, name, 60)[0].pool for name in pooled.sizes()}
+    assert pools == {"requests_per_minute": "gold/requests_per_minute", "concurrency": "", "micro_usd_per_day": ""}
     claim = RootClaim(region="virginia", instance="r1", address="h:1", seq=1, first_lease=1, marks={"b": 3})
     assert limits.decode_root(limits.encode_root(claim)) == claim
     assert claim.place == "/farhop/v1/limit-root/virginia"

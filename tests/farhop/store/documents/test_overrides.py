@@ -20,9 +20,11 @@ from farhop.store.documents.overrides import (
     DrainOverride,
     EntryDrainOverride,
     PinOverride,
+    RefuseOverride,
     bias_key,
     decode_drain,
     decode_entry_drain,
+    decode_refusal,
     decode_routing,
     encode,
     pin_key,
@@ -41,6 +43,10 @@ def bias(**fields) -> BiasOverride:
 
 def pin(**fields) -> PinOverride:
     return PinOverride(**{"region": "tokyo", "tenant": "acme", **SAID, **fields})
+
+
+def refusal(**fields) -> RefuseOverride:
+    return RefuseOverride(**{"region": "tokyo", **SAID, **fields})
 
 
 def but(**fields: object) -> bytes:
@@ -152,3 +158,19 @@ def test_the_drain_of_an_entry_stands_under_its_region_so_that_who_may_drain_tha
     for entry in ("", "a/b", "x" * 129):
         with pytest.raises(DocumentError, match=r"^entry: "):
             encode(msgspec.structs.replace(drain, entry=entry))
+
+
+@pytest.mark.parametrize("override", [refusal(), refusal(model="meta/llama 3", share=0.25)])
+def test_a_refusal_comes_back_as_it_was(override: RefuseOverride) -> None:
+    assert decode_refusal(encode(override)) == override
+    assert kind_of(override.key) == ("drain", "tokyo")
+    assert override.key.startswith(refusal().key)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"share": 0.0}, {"share": 1.5}, {"share": math.nan}, {"model": "x" * 300}, {"region": "a/b"}, {"why": ""}],
+)
+def test_an_absurd_refusal_is_none(fields: dict[str, object]) -> None:
+    with pytest.raises(DocumentError):
+        encode(refusal(**fields))

@@ -107,7 +107,7 @@ def test_a_command_that_is_none_names_the_field(body: bytes, field: str) -> None
         read(body)
 
 
-async def test_a_bad_command_is_told(replica: Start) -> None:
+async def test_a_bad_command_is_reported(replica: Start) -> None:
     client = await replica()
     async with client.post("/lab/fault", kind="tired") as response:
         assert response.status == 400

@@ -38,7 +38,7 @@ class Engine:
         self.core.settle()
 
 
-def test_a_prompt_is_told_of_block_by_block() -> None:
+def test_a_prompt_is_reported_block_by_block() -> None:
     engine = Engine()
     engine.ask("abcdefghijklmnop" + "xyz")
     engine.run()
@@ -75,7 +75,7 @@ def test_a_reset_clears_unless_something_runs() -> None:
 
 @given(st.lists(st.tuples(st.text("ab", min_size=1, max_size=40), st.integers(0, 9)), max_size=12))
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_who_believes_every_word_knows_what_is_held(asked) -> None:
+def test_who_applies_every_event_knows_what_is_held(asked) -> None:
     engine, held = Engine(), set[int]()
     for text, n in asked:
         if len(text) // 4 + 3 > PROFILE.context_tokens:

@@ -142,7 +142,7 @@ def test_a_full_queue_says_no() -> None:
         routers.QUEUE_MAX = bound
 
 
-def test_pings_are_smoothed_and_peers_are_heard() -> None:
+def test_pings_are_smoothed_and_peers_are_measured() -> None:
     made = make(smoothing=0.3)
     made.handle(WireMeasured("eu", 190.0), 0.0)
     assert made.state.rtt_ms["eu"] == 0.7 * 90.0 + 0.3 * 190.0

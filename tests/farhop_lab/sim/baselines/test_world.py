@@ -31,7 +31,7 @@ def test_every_router_runs_and_one_seed_is_one_run(name: str) -> None:
     (measures, digest), (_, again), (_, other) = (busy(name, seed) for seed in (1, 1, 2))
     assert measures.arrived > 40
     assert measures.open == 0
-    assert measures.violations == 0, measures.journal.said
+    assert measures.violations == 0, measures.journal.first_violations
     assert measures.outcomes["served"] > 0.7 * measures.arrived
     assert digest == again != other
 

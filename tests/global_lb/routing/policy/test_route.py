@@ -159,7 +159,12 @@ def test_routes_that_cannot_stand_together_are_told_with_the_remedy() -> None:
         ({"models": [{"model": "big"}]}, "goes with `model`"),
         ({"model": "auto", "models": [{"model": "big"}], "policy": "nearest"}, "policy: does not go with `models`"),
         ({"model": "auto", "models": [{"model": "big"}, {"model": "big"}]}, "'big' stands twice"),
-        ({"model": "auto", "models": [{"model": "big", "prompt_bytes_max": 9}]}, "longer prompts would have none"),
+        ({"model": "auto", "models": [{"model": "big", "prompt_bytes_max": 9}]}, "some requests would have none"),
+        (
+            {"model": "auto", "models": [{"model": "a", "tools": True}, {"model": "b", "tools": False}]},
+            "would have none",
+        ),
+        ({"model": "auto", "models": [{"model": "a", "weight": 0}]}, "weight"),
     ],
 )
 def test_what_a_name_cannot_stand_for_is_told_with_the_remedy(route: dict[str, Any], said: str) -> None:

@@ -11,7 +11,7 @@ from sources import following
 
 from farhop.store.contract import Change, ChangeKind, StoreError, replica_prefix
 from farhop.store.etcd import EtcdStore
-from farhop.store.etcd_link import EtcdSettings
+from farhop.store.etcd_settings import EtcdSettings
 from farhop_lab.memory_store import MemoryStore
 from farhop_lab.world.etcd import EmbeddedEtcd
 from regional_lb.engines.config import EtcdSource, Template

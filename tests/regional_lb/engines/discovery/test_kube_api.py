@@ -15,7 +15,7 @@ from kube_double import PODS, Cluster
 
 from farhop.service.certificates import load
 from farhop.service.clock import wall
-from farhop.service.config import ListenTls
+from farhop.service.endpoints import ListenTls
 from farhop_lab.world.certs import Authority
 from regional_lb.engines.config import KubernetesSource
 from regional_lb.engines.discovery import kube_api

@@ -328,15 +328,15 @@ async def test_who_comes_is_listened_to_and_who_leaves_no_more() -> None:
         async with listening(port) as heard:
             await until(lambda: heard.events)  # linked
             listener = heard.listener
-            known, streams = listener._heard["one"]
+            known, streams = listener._followed["one"]
             (first,) = streams.values()
             listener.listen([known])
-            assert listener._heard["one"][1] is streams  # nothing new
+            assert listener._followed["one"][1] is streams  # nothing new
             said = heard.events
             listener.listen([moved(known, other)])
             await until(lambda: heard.events > said)
             assert first.done()
-            (second,) = listener._heard["one"][1].values()
+            (second,) = listener._followed["one"][1].values()
             listener.listen([])
             await until(second.done)
             assert len(listener._tasks) == 0

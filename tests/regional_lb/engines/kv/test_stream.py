@@ -16,7 +16,7 @@ def said(n: int, life: int = 0) -> bytes:
 def told(follower: Follower, *seqs: int, life: int = 0) -> list[object]:
     out: list[object] = []
     for seq in seqs:
-        got, missing = follower.heard(seq, said(seq, life))
+        got, missing = follower.on_batch(seq, said(seq, life))
         out += got
         if missing:
             out.append("?")
@@ -159,7 +159,7 @@ def test_what_is_believed_is_what_the_engine_said_in_this_life(steps, keeps, rep
         for _ in range(times):
             seq, sent = sent, sent + 1
             if what == "say":
-                out, missing = follower.heard(seq, said(seq, life))
+                out, missing = follower.on_batch(seq, said(seq, life))
                 take(out)
                 if missing:
                     if replays:

@@ -36,9 +36,9 @@ def read(text: str, dropped: list[str] | None = None, engine: str | None = None)
         ("vllm-0.6", "vllm", Sample(5.0, 2, 5, 0.4609, 7339 * 16, 800.0, 200.0)),
         ("sglang", "sglang", Sample(5.0, 7, 15, 0.3, 2 * 471_258, 8_128_902.0, 2_500_000.0)),
         ("tgi", "tgi", Sample(5.0, 4, 9)),
-        ("trtllm", "trtllm", Sample(5.0, 1, 12, 0.625, 4096 * 32)),
+        ("trtllm", "trtllm", Sample(5.0, 1, 12, 0.625, 4096 * 32, slots=64)),
         ("triton", "triton", Sample(5.0, 5, 0)),
-        ("triton-trtllm", "triton", Sample(5.0, 7, 16, 0.4875, 6240 * 64)),
+        ("triton-trtllm", "triton", Sample(5.0, 7, 16, 0.4875, 6240 * 64, slots=512)),
     ],
 )
 def test_a_page_as_each_engine_writes_it(name: str, engine: str, sample: Sample) -> None:
@@ -49,6 +49,12 @@ def test_a_page_as_each_engine_writes_it(name: str, engine: str, sample: Sample)
     for other in ENGINES.keys() - {engine}:
         with pytest.raises(PageError, match="is this the engine's metrics page"):
             read(text, engine=other)
+
+
+@pytest.mark.parametrize(("said", "slots"), [("64.0", 64), ("0", None), ("-1", None), ("NaN", None), ("1e9", None)])
+def test_how_many_run_at_once_is_told_or_unknown(said: str, slots: int | None) -> None:
+    text = f"trtllm_num_requests_waiting 0\ntrtllm_num_requests_running 0\ntrtllm_max_num_active_requests {said}\n"
+    assert read(text).slots == slots
 
 
 def test_the_configuration_knows_the_engines_that_can_be_read() -> None:

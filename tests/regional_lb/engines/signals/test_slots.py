@@ -19,6 +19,14 @@ from regional_lb.engines.signals.slots import PAGES, SLOTS_MAX, read_slots
         ("llamacpp", b'{"total_slots":4,"model_path":"x.gguf"}', 4),
         ("tgi", b'{"max_concurrent_requests":128,"max_batch_size":null}', 128),
         ("tgi", b'{"max_concurrent_requests":128,"max_batch_size":8}', 8),
+        ("triton", b'{"max_batch_size":8,"dynamic_batching":{},"instance_group":[{"count":2,"gpus":[0,1]}]}', 32),
+        ("triton", b'{"max_batch_size":8,"instance_group":[{"count":1,"gpus":[]},{"count":2}]}', 3),
+        ("triton", b'{"max_batch_size":0,"dynamic_batching":{},"instance_group":[{"count":1}],'
+         b'"model_transaction_policy":{"decoupled":false}}', 1),
+        ("triton", b'{"max_batch_size":0,"instance_group":[{"count":1}],"model_transaction_policy":{"decoupled":true}}',
+         None),
+        ("triton", b'{"backend":"vllm","max_batch_size":0,"instance_group":[{"count":1}]}', None),
+        ("triton", b'{"platform":"ensemble","max_batch_size":8,"instance_group":[]}', None),
     ],
 )  # fmt: skip
 def test_each_engines_own_word(engine: str, body: bytes, slots: int | None) -> None:

@@ -1,0 +1,378 @@
+"""The root of tenants' limits: it lends out what its buckets hold, in leases. See quota.py for the rules.
+
+Never lends beyond the mark that was written down, from which a successor begins. Pure: no IO, no clock.
+"""
+
+from __future__ import annotations
+
+from math import ceil, floor, inf
+
+from farhop.balance.quota import DRIFT, EACH, LEASE_S, LOST_S, Ask, Bucket, Grant, LeaseReply, Quota, Want
+
+# What a root may lend beyond its level when it wrote that down, whichever is most: of depth, of time, in units.
+AHEAD_SHARE, AHEAD_S, AHEAD_MIN = 0.02, 60.0, 4.0
+WAITED_SHARE = 0.1  # of depth: at most so much ahead for what requests wait for, so that few writings serve a large one
+SLOTS_AHEAD_SHARE = 0.1  # as AHEAD_SHARE, of slots: a successor soon learns what of it is true
+POOL_S = 10.0  # of a pool's rates: how much of what idles is kept for who comes; a few exchanges
+POOL_LOOK_S = 0.25  # between two looks at what idles
+USERS_MAX = 32_768
+MARKS_MAX = 8192  # of buckets that are no more
+
+
+class _Account:
+    """Of one bucket under one lease, from what a holder reported before, of which all has been counted, on."""
+
+    __slots__ = ("granted", "owed", "refunded", "returned", "spent")
+
+    def __init__(self, want: Want) -> None:
+        self.granted, self.spent, self.returned = want.spent + want.returned, want.spent, want.returned
+        self.refunded, self.owed = want.refunded, want.owed
+
+    @property
+    def unspent(self) -> int:
+        return self.granted - self.spent - self.returned
+
+
+class _Lease:
+    __slots__ = ("accounts", "holder", "id", "number", "until")
+
+    def __init__(self, number: int, holder: str) -> None:
+        self.id, self.holder, self.until, self.number = number, holder, -inf, 0
+        self.accounts: dict[str, _Account] = {}
+
+
+class _Pool:
+    """What its buckets did not need and is not taken yet: `spare`, of which at most POOL_S of their rates is kept."""
+
+    __slots__ = ("looked_at", "members", "spare")
+
+    def __init__(self) -> None:
+        self.members: list[_Lent] = []
+        self.spare, self.looked_at = 0.0, -inf
+
+    def look(self, now: float) -> None:
+        """Gather what idled until now."""
+        if now - self.looked_at < POOL_LOOK_S:
+            return
+        self.looked_at = now
+        for bucket in self.members:
+            bucket.leak(now)
+        self.spare = min(self.spare, POOL_S * sum(bucket.quota.rate for bucket in self.members))
+
+
+class _Lent(Bucket):
+    """A bucket at its root: `lent` is unspent elsewhere, `mark` what a successor takes for its level, `next` that of
+    the snapshot that is being written. `reported` is the part of its level that holders reported as spent: the rest
+    may be unspent elsewhere, and nothing is given back of that. `waited`: what requests waited for at one holder, at
+    most, since the last snapshot. `borrowed` of its pool, in all."""
+
+    __slots__ = ("borrowed", "lent", "mark", "next", "pool", "reported", "waited")
+
+    def __init__(self, quota: Quota, now: float, level: float = 0.0, mark: float = 0.0) -> None:
+        super().__init__(quota, now, level)
+        self.lent, self.mark, self.next, self.reported = 0, mark, ceil(min(mark, quota.depth)), 0.0
+        self.waited = 0
+        self.pool: _Pool | None = None
+        self.borrowed = 0.0
+
+    def leak(self, now: float) -> float:
+        before, since = self.level, self.at
+        self.reported = max(0.0, self.reported - before + super().leak(now))
+        if self.pool is not None:
+            self.pool.spare += max(0.0, (self.at - since) * self.quota.rate - before)
+        return self.level
+
+    def spare(self, now: float) -> float:
+        """What may be borrowed for it now: once it is lent to the brim, as much as was spent of it and has not
+        leaked."""
+        if self.pool is None or self.mark < self.quota.depth:
+            return 0.0
+        self.pool.look(now)
+        return min(self.pool.spare, self.level)
+
+    def borrow(self, n: float) -> None:
+        """Take n of its pool, which is spare: so much of it is free again."""
+        assert self.pool is not None
+        self.pool.spare -= n
+        self.level -= n
+        self.reported = max(0.0, self.reported - n)
+        self.borrowed += n
+
+    def refund(self, n: int, now: float) -> None:
+        """Give n back, as far as that was reported as spent and has not leaked."""
+        self.leak(now)
+        n_reported = min(float(n), self.reported)
+        self.reported -= n_reported
+        self.give(n_reported, now)
+
+    def free(self, now: float) -> float:
+        return min(self.quota.depth, self.mark) - self.leak(now) - self.lent
+
+    @property
+    def ahead(self) -> float:
+        return max(self.quota.depth * AHEAD_SHARE, self.quota.rate * AHEAD_S, AHEAD_MIN)
+
+    def ahead_of(self, now: float) -> int:
+        """Its next mark."""
+        ahead = max(self.ahead, min(self.waited, self.quota.depth * WAITED_SHARE))
+        self.waited = 0
+        return ceil(min(self.quota.depth, self.leak(now) + self.lent + ahead))
+
+    @property
+    def runs_out(self) -> bool:
+        """Whether half of what may be lent ahead is lent, and there could be more."""
+        return self.mark < self.quota.depth and self.level + self.lent >= self.mark - self.ahead / 2
+
+
+class _Slots(_Lent):
+    """Slots at their root: `lent` are held. `level` is what a predecessor lent and nobody reported to hold since; what
+    nobody reports until `forgets_at` is over."""
+
+    __slots__ = ("forgets_at",)
+
+    def __init__(self, quota: Quota, now: float, level: float = 0.0, mark: float = 0.0) -> None:
+        super().__init__(quota, now, level, mark)
+        self.forgets_at = now + (LEASE_S + LOST_S) * (1 + DRIFT)
+
+    def leak(self, now: float) -> float:
+        if now > self.forgets_at:
+            self.level = 0.0
+        return self.level
+
+    @property
+    def ahead(self) -> float:
+        return max(self.quota.depth * SLOTS_AHEAD_SHARE, AHEAD_MIN)
+
+    def ahead_of(self, now: float) -> int:
+        return max(super().ahead_of(now), ceil(self.level + self.lent))  # more may be held than there are
+
+
+class _Tenure:
+    """What slots one holder has, as its ask of this number says: held, and taken of them, by bucket."""
+
+    __slots__ = ("number", "slots", "until")
+
+    def __init__(self) -> None:
+        self.number, self.until = 0, -inf
+        self.slots: dict[str, tuple[int, int]] = {}
+
+
+class Root:
+    """The buckets of one root in one term. `marks` are its predecessor's; `first_lease` is above all of its leases.
+
+    A bucket that no mark names was never lent from. What a predecessor lent may be spent for LEASE_S still, so that
+    nothing leaks before.
+    """
+
+    def __init__(self, marks: dict[str, int], now: float, first_lease: int) -> None:
+        self._marks, self._next_lease = dict(marks), first_lease
+        self._leaks_from = now + LEASE_S * (1 + DRIFT)
+        self.runs_out = False  # a snapshot is wanted, so that more can be lent
+        self._buckets: dict[str, _Lent] = {}
+        self._leases: dict[int, _Lease] = {}  # also those that their holder does not know of, until they end
+        self._tenures: dict[str, _Tenure] = {}  # by holder
+        self._pools: dict[str, _Pool] = {}
+        self._each: dict[str, Quota] = {}  # of limits for each user
+        self._users: dict[str, None] = {}  # their buckets, the least recently used first
+
+    def configure(self, quotas: dict[str, Quota], now: float) -> None:
+        """These are all the buckets from now on; one whose size changes keeps its level."""
+        self._each = {name: quota for name, quota in quotas.items() if name.endswith(EACH)}
+        quotas = {name: quota for name, quota in quotas.items() if name not in self._each}
+        for name in tuple(self._users):
+            each = self._each.get(name.rpartition(EACH)[0] + EACH)
+            if each is None:
+                self._forget(name)
+            else:
+                quotas[name] = each
+        for name in self._buckets.keys() - quotas.keys():
+            bucket = self._buckets[name]
+            self._forget(name)
+            self._marks[name] = ceil(max(bucket.mark, bucket.next))  # it may come again
+            if len(self._marks) > MARKS_MAX:
+                del self._marks[next(iter(self._marks))]
+        for name, quota in quotas.items():
+            known = self._buckets.get(name)
+            if known is not None:
+                known.leak(now)
+                known.quota = quota
+                continue
+            level, kind = self._marks.pop(name, None), _Slots if quota.slots else _Lent
+            if level is None:
+                self._buckets[name] = kind(quota, now)
+            else:
+                from_s = now if quota.slots else max(now, self._leaks_from)
+                self._buckets[name] = kind(quota, from_s, float(level), float(level))
+        self._pool()
+
+    def _pool(self) -> None:
+        """Which buckets are of which pool."""
+        before, self._pools = self._pools, {}
+        for bucket in self._buckets.values():
+            name = bucket.quota.pool
+            if not name:
+                bucket.pool = None
+                continue
+            pool = self._pools.get(name)
+            if pool is None:
+                pool = self._pools[name] = _Pool()
+                pool.spare = before[name].spare if name in before else 0.0
+            pool.members.append(bucket)
+            bucket.pool = pool
+
+    def _forget(self, name: str) -> None:
+        del self._buckets[name]
+        self._users.pop(name, None)
+        for lease in self._leases.values():
+            lease.accounts.pop(name, None)
+        for tenure in self._tenures.values():
+            tenure.slots.pop(name, None)
+
+    def _bucket(self, name: str, now: float) -> _Lent | None:
+        """A bucket; that of a user is made, or remembered as used now."""
+        known = self._buckets.get(name)
+        if EACH not in name:
+            return known
+        if known is not None:
+            del self._users[name]
+        else:
+            limit, _, user = name.rpartition(EACH)
+            quota = self._each.get(limit + EACH)
+            if quota is None or not user:
+                return None
+            if len(self._users) >= USERS_MAX:
+                self._forget(next(iter(self._users)))
+            known = self._buckets[name] = (_Slots if quota.slots else _Lent)(quota, now, 0.0, inf)
+        self._users[name] = None
+        return known
+
+    def snapshot(self, now: float) -> dict[str, int]:
+        """The marks to write down. Until `written` it lends within these and the ones before."""
+        self._expire(now)
+        marks = dict(self._marks)
+        for name, bucket in self._buckets.items():
+            if bucket.mark < inf:
+                marks[name] = bucket.next = bucket.ahead_of(now)
+                bucket.mark = min(bucket.mark, bucket.next)
+        return marks
+
+    def written(self) -> None:
+        """The last snapshot stands."""
+        self.runs_out = False
+        for bucket in self._buckets.values():
+            if bucket.mark < inf:  # else it is not written down
+                bucket.mark = bucket.next
+
+    def exchange(self, holder: str, ask: Ask, now: float) -> LeaseReply:
+        """Take what a holder tells, and lend. `holder` is another for each life of its process."""
+        self._expire(now)
+        known, fresh = self._leases.get(ask.lease), False
+        if known is not None and known.holder == holder and 0 < ask.number <= known.number:
+            return LeaseReply(known.id)  # it comes late, or twice
+        if known is None or known.holder != holder:
+            known, fresh = _Lease(self._next_lease, holder), True
+            self._leases[self._next_lease] = known
+            self._next_lease += 1
+        known.until, known.number = now + LEASE_S * (1 + DRIFT), ask.number
+        tenure = self._tenures.get(holder)
+        grants = []
+        for want in ask.wants:
+            bucket = self._bucket(want.bucket, now)
+            if isinstance(bucket, _Slots):
+                if tenure is None:
+                    tenure = self._tenures[holder] = _Tenure()
+                if ask.number > tenure.number:
+                    grants.append(self._hold(tenure, bucket, want, now))
+            elif bucket is not None:
+                unspent = Want(want.bucket, wanted=want.wanted, least=want.least) if fresh else want
+                grants.append(self._lend(known, unspent, now, ask.number > 0))
+        if ask.number:
+            for name in known.accounts.keys() - {want.bucket for want in ask.wants}:
+                self._write_off(name, known.accounts.pop(name), now)
+        if tenure is not None and ask.number > tenure.number:
+            tenure.number, tenure.until = ask.number, now + (LEASE_S + LOST_S) * (1 + DRIFT)
+            for name in tenure.slots.keys() - {want.bucket for want in ask.wants}:
+                self._buckets[name].lent -= tenure.slots.pop(name)[0]
+        return LeaseReply(known.id, tuple(grants))
+
+    def _hold(self, tenure: _Tenure, slots: _Slots, want: Want, now: float) -> Grant:
+        more = want.held - tenure.slots.get(want.bucket, (0, 0))[0]
+        # What it has more than we know of, a predecessor of ours lent to it, and counts in `level`, if it was not lost.
+        slots.level = max(0.0, slots.leak(now) - max(0, more - want.owed))
+        slots.lent += more
+        free = slots.free(now)
+        lent = max(0, min(want.wanted, floor(free), max(want.least, floor(free / 2))))
+        slots.lent += lent
+        tenure.slots[want.bucket] = want.held + lent, want.spent
+        self.runs_out |= slots.runs_out
+        left = slots.quota.depth - slots.level - slots.lent
+        return Grant(want.bucket, want.held + lent, left, slots.runs_out)
+
+    def _lend(self, lease: _Lease, want: Want, now: float, numbered: bool) -> Grant:
+        bucket = self._buckets[want.bucket]
+        account = lease.accounts.get(want.bucket)
+        if account is None or (numbered and want.spent + want.returned < account.spent + account.returned):
+            if account is not None:  # the holder forgot it meanwhile, and begins anew
+                self._write_off(want.bucket, account, now)
+            account = lease.accounts[want.bucket] = _Account(want)
+        bucket.leak(now)
+        spent, returned = max(0, want.spent - account.spent), max(0, want.returned - account.returned)
+        owed, refunded = max(0, want.owed - account.owed), max(0, want.refunded - account.refunded)
+        spent = min(spent, account.unspent)  # nobody spends, or returns, what was not lent
+        returned = min(returned, account.unspent - spent)
+        bucket.lent -= spent + returned
+        bucket.level += spent + owed
+        bucket.reported += spent + owed
+        account.spent += spent
+        account.returned += returned
+        account.owed += owed
+        account.refunded += refunded
+        if refunded:
+            bucket.refund(refunded, now)
+        own = bucket.free(now)
+        lacking = max(0, want.wanted - account.unspent)
+        spare = bucket.spare(now) if lacking > own else 0.0
+        free = own + spare
+        # Half of what is left, so that the next finds some; but what waits is served if it can be.
+        more = max(0, min(lacking, floor(free), max(want.least - account.unspent, floor(free / 2))))
+        if more > own:
+            bucket.borrow(more - own)
+        account.granted += more
+        bucket.lent += more
+        bucket.waited = max(bucket.waited, want.least)
+        soon = bucket.runs_out
+        self.runs_out |= soon
+        # Of the whole limit, which is what clients are told: who asks for more than is written down finds `soon`.
+        left = bucket.quota.depth - bucket.level - bucket.lent + bucket.spare(now)
+        return Grant(want.bucket, account.granted, max(0.0, left), soon)
+
+    def _write_off(self, name: str, account: _Account, now: float) -> None:
+        """What was not reported may be spent."""
+        bucket = self._buckets[name]
+        bucket.leak(now)
+        bucket.lent -= account.unspent
+        bucket.level += account.unspent
+
+    def _expire(self, now: float) -> None:
+        for number in [number for number, lease in self._leases.items() if lease.until < now]:
+            for name, account in self._leases.pop(number).accounts.items():
+                self._write_off(name, account, now)
+        for holder in [holder for holder, tenure in self._tenures.items() if tenure.until < now]:
+            for name, (held, _) in self._tenures.pop(holder).slots.items():
+                self._buckets[name].lent -= held
+
+    def levels(self, now: float) -> dict[str, dict[str, float]]:
+        """For people: of each bucket its depth, what is used of it and what is lent out."""
+        taken: dict[str, int] = {}
+        for tenure in self._tenures.values():
+            for name, (_, n) in tenure.slots.items():
+                taken[name] = taken.get(name, 0) + n
+        return {
+            name: {
+                "depth": bucket.quota.depth,
+                "used": round(bucket.leak(now) + taken.get(name, 0), 1),
+                "lent": bucket.lent - taken.get(name, 0),
+                **({"borrowed": round(bucket.borrowed, 1)} if bucket.pool is not None else {}),
+            }
+            for name, bucket in self._buckets.items()
+        }

@@ -1,0 +1,285 @@
+"""A stream that goes on by its token ids: which there are of prompt and answer, and of which the client has the text.
+
+A stream that breaks is continued from prompt ids and the ids whose text the client has, as a completion, whose chunks
+are spelled as those of the first stream. Ids are taken out of what a client gets; a tier above gets those of the text
+that it gets, so that it can go on by them itself. Pure; never decides whether and where one goes on.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from farhop.balance.machine import Usage
+from farhop.relay.formats.resumption import TARGET, TOKENS_MAX, Progress, each, event
+
+if TYPE_CHECKING:
+    from farhop.balance import machine
+    from farhop.relay.formats.resumption import Plan
+
+_ids = msgspec.json.Decoder(list[int])
+_IDS = re.compile(rb'"(prompt_token_ids|token_ids)"\s*:\s*(\[[0-9,\s]*\])')
+_HAS_TEXT = re.compile(rb'"(?:content|text)"\s*:\s*"(?!")')
+_ID, _PROMPT_ID, _GOES_ON, _QUOTE = b'"token_ids":[', b'"prompt_token_ids":[', b'"finish_reason":null', ord('"')
+_CONTENT, _TEXT = b'"content":"', b'"text":"'
+_TOOLS, _REASONING, _REFUSAL = b'"tool_calls"', b'"reasoning', b'"refusal"'
+_ID_BYTES, _ID_DIGITS = len(_ID), 12
+_NO_IDS, _NO_PROMPT_IDS = b'"token_ids":null', b'"prompt_token_ids":null'
+
+
+class _Form(NamedTuple):
+    """What the events of one stream have in common that bring one token each: all but their text and their id."""
+
+    head: bytes  # to the text
+    middle: bytes  # from its quote to the bracket before the id
+    tail: bytes  # from the bracket behind it
+    passed: bytes  # what stands there instead, from the bracket before it
+
+
+class ExactProgress(Progress):
+    """By ids: its prompt's and answer's tokens, and how much of these the client has as text. The prompt's come with
+    the first token, before which nothing is done with them: they are kept as they came, and read at a seam."""
+
+    __slots__ = ("_begins", "_form", "_prompt", "_prompt_json", "_sure", "_tokens_left", "ids")
+
+    def __init__(self, plan: Plan, tokens_max: int = TOKENS_MAX) -> None:
+        super().__init__(plan)
+        self._tokens_left = tokens_max
+        self._prompt, self.ids = array("I"), array("I")
+        self._prompt_json = b""  # the same, as long as nobody needed them
+        self._sure = 0  # of the ids, those whose text the client has, wholly
+        self._begins = _CONTENT if plan.chat else _TEXT  # what comes before an event's text
+        self._form: _Form | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """See Progress."""
+        return len(self._prompt_json) + 4 * (len(self._prompt) + len(self.ids))
+
+    @property
+    def prompt(self) -> array[int]:
+        """Its prompt's tokens; none where the engine did not say, or cannot be read."""
+        if self._prompt_json:
+            listed, self._prompt_json = self._prompt_json, b""
+            try:
+                self._prompt.extend(_ids.decode(listed))
+            except (msgspec.DecodeError, OverflowError):
+                self._lost("unreadable")
+        return self._prompt
+
+    @property
+    def tokens(self) -> int:
+        """See Progress."""
+        return len(self.ids)
+
+    @property
+    def carried_by(self) -> machine.Carrier:
+        """See Progress."""
+        return "ids"
+
+    @property
+    def target(self) -> bytes:
+        """See Progress. Whatever it was, a completion takes ids."""
+        return TARGET
+
+    @property
+    def can_resume(self) -> bool:
+        """See Progress."""
+        return not self.why_not and not self.finished and bool(self.prompt) and bool(self._head)
+
+    def bounded(self, context_tokens: int) -> bool:
+        """See Progress. Without either nobody could say: a completion's default is another than a chat's."""
+        return self.plan.max_tokens is not None or context_tokens > 0
+
+    @property
+    def counts(self) -> bool:
+        """See Progress."""
+        return bool(self._prompt_json or self._prompt)
+
+    def take(self, events: bytes) -> bytes:
+        """See Progress."""
+        # Nearly always it is one event with one token, in the form of the last one: five times as fast as a search.
+        if self._form is not None:
+            head, middle, tail, passed = self._form
+            behind = len(events) - len(tail)
+            id_at = events.rfind(b"[", behind - _ID_DIGITS, behind) + 1
+            number, middle_at = events[id_at:behind], id_at - len(middle)
+            alike = events.startswith(head) and events.startswith(middle, middle_at) and events.endswith(tail)
+            if alike and number.isdigit() and self._tokens_left > 0 and not self.why_not:
+                text = events[len(head) : middle_at]
+                if b'"' not in text:  # else it is more than one event, or says a quote
+                    self._tokens_left -= 1
+                    ids = self.ids
+                    ids.append(int(number))
+                    if text:
+                        self._sure = len(ids)
+                    return events[: id_at - 1] + passed
+        return self._search(events)
+
+    def _search(self, events: bytes) -> bytes:
+        at = events.find(_ID)
+        if at >= 0 and self._head and _PROMPT_ID not in events:
+            end = events.find(b"]", at)
+            digits = events[at + _ID_BYTES : end]
+            plain = digits.isdigit() and _GOES_ON in events and events.find(_ID, end) < 0 and self._tokens_left > 0
+            if plain and not (_TOOLS in events or _REASONING in events or _REFUSAL in events or self.why_not):
+                self._tokens_left -= 1
+                self.ids.append(int(digits))
+                begins = self._begins
+                says = events.find(begins)
+                if says >= 0 and events[says + len(begins)] != _QUOTE:
+                    self._sure = len(self.ids)
+                    self._form = _form(events, says + len(begins), at + _ID_BYTES, end)
+                return events[: at + _ID_BYTES - 1] + b"null" + events[end + 1 :]
+        return self._take(events)
+
+    def _take(self, events: bytes) -> bytes:
+        if not self._head:
+            self._begin(events)
+        self._note(events)
+        pieces: list[bytes] = []
+        start = since = 0
+        for found in _IDS.finditer(events):
+            pieces += (events[start : found.start(2)], b"null")
+            start = found.end(2)
+            listed = found[2]
+            if found[1] == b"prompt_token_ids":
+                if not self.counts:
+                    self._keep_prompt(listed)
+            else:
+                self._keep(listed)
+                # A token that ends within a character has no text yet: it comes with the next one's.
+                if _HAS_TEXT.search(events, since, found.start()) is not None:
+                    self._sure = len(self.ids)
+                since = start
+        if not pieces:
+            if not self.why_not and _HAS_TEXT.search(events) is not None:
+                self.why_not = "untold"  # the client has text of which no ids are known: it would be said again
+            return events
+        pieces.append(events[start:])
+        return b"".join(pieces)
+
+    def _keep_prompt(self, listed: bytes) -> None:
+        self._tokens_left -= listed.count(b",") + 1
+        if self._tokens_left < 0:
+            self._lost("too_long")
+        elif len(listed) > 2:
+            self._prompt_json = listed
+
+    def _keep(self, listed: bytes) -> None:
+        try:
+            tokens = _ids.decode(listed)
+            self._tokens_left -= len(tokens)
+            if self._tokens_left >= 0:
+                self.ids.extend(tokens)
+            else:
+                self._lost("too_long")
+        except (msgspec.DecodeError, OverflowError):
+            self._lost("unreadable")
+
+    def _lost(self, why: str) -> None:
+        """It cannot go on any more, and nothing of it is kept."""
+        self.why_not = self.why_not or why
+        self._prompt_json = b""
+        del self._prompt[:], self.ids[:]
+
+    def left(self, context_tokens: int) -> int:
+        """See Progress."""
+        room = context_tokens - len(self.prompt) - self._sure if context_tokens else 0
+        if self.plan.max_tokens is None:
+            return max(0, room)
+        left = max(0, self.plan.max_tokens - self._sure)
+        return min(left, room) if context_tokens else left
+
+    def go_on(self, context_tokens: int) -> bytes:
+        """See Progress."""
+        dropped = len(self.ids) - self._sure
+        self.recomputed += len(self.prompt) + len(self.ids)
+        del self.ids[self._sure :]
+        self._tokens_left += dropped
+        self.resumed += 1
+        self._seam = len(self.ids)
+        self._begins, self._form = _TEXT, None  # whatever it was, a completion continues it
+        plan = self.plan
+        document: dict[str, Any] = {
+            **plan.kept,
+            "prompt": [*self.prompt, *self.ids],
+            "max_tokens": self.left(context_tokens),
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": plan.usage_each},
+            "return_token_ids": True,
+        }
+        if self.stops is not None:
+            self.stops.break_off()
+            document |= {"stop": plan.stops, "include_stop_str_in_output": True}
+        if plan.min_tokens > len(self.ids):
+            document["min_tokens"] = plan.min_tokens - len(self.ids)
+        return msgspec.json.encode(document)
+
+    @property
+    def usage(self) -> Usage:
+        """See Progress. How much was cached at first, nobody said."""
+        return Usage(len(self.prompt), len(self.ids))
+
+    def _tokens_by(self, event: bytes, tokens: int) -> int:
+        return tokens + sum(ids[2].count(b",") + 1 for ids in _IDS.finditer(event) if ids[1] == b"token_ids")
+
+    def _continued(self, document: dict[str, Any]) -> bytes:
+        choice, usage = document["choices"][0], self._usage_so_far(document)
+        if self.plan.chat:
+            return self._chunk(str(choice.get("text") or ""), choice, usage)
+        if usage is not None:
+            document["usage"] = usage
+        return event({**document, **self._head})
+
+
+class HopProgress(ExactProgress):
+    """The same for a tier above that is to know the ids, too: what it gets has them.
+
+    An event brings the ids of the text that it ends with, and never others: whoever has all events so far can go on
+    from their ids, whatever was computed here beside, and whichever engine of ours it came from.
+    """
+
+    __slots__ = ("_ids_passed", "_prompt_passed")
+
+    def __init__(self, plan: Plan, tokens_max: int = TOKENS_MAX) -> None:
+        super().__init__(plan, tokens_max)
+        if self.stops is not None:
+            self.stops.hides = False  # the tier above does
+        self._ids_passed, self._prompt_passed = 0, False
+
+    def take(self, events: bytes) -> bytes:
+        """Whole events as the tier above gets them."""
+        if events.count(b"\n\n") == 1 and self._ids_passed == len(self.ids) and _PROMPT_ID not in events:
+            taken = super().take(events)  # nearly always: one event, with the ids of its own text
+            if self._ids_passed < self._sure == len(self.ids) and not self.why_not:
+                self._ids_passed = self._sure
+                return events
+            return self._with_ids(taken)
+        return b"".join([self._with_ids(super(HopProgress, self).take(event)) for event in each(events)])
+
+    def _with_ids(self, event: bytes) -> bytes:
+        if self.counts and not self._prompt_passed:
+            self._prompt_passed = True
+            event = event.replace(_NO_PROMPT_IDS, _NO_PROMPT_IDS[:-4] + (self._prompt_json or _listed(self.prompt)), 1)
+        known = len(self.ids) if self.finished else self._sure
+        at = event.rfind(_NO_IDS) if known > self._ids_passed else -1
+        if at < 0:
+            return event
+        ids, self._ids_passed = _listed(self.ids[self._ids_passed : known]), known
+        return event[: at + len(_NO_IDS) - 4] + ids + event[at + len(_NO_IDS) :]
+
+
+def _form(events: bytes, says: int, id_at: int, end: int) -> _Form | None:
+    """That of an event whose text begins and whose id begins and ends there; None where that cannot be said."""
+    quote = events.find(b'"', says)
+    if not says < quote < id_at or b"\\" in events[says:quote] or events.find(b"\n\n") != len(events) - 2:
+        return None
+    return _Form(events[:says], events[quote:id_at], events[end:], b"null" + events[end + 1 :])
+
+
+def _listed(ids: array[int]) -> bytes:
+    return msgspec.json.encode(ids.tolist())

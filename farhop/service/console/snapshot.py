@@ -1,0 +1,402 @@
+"""What one balancer says of the world at a moment, and the picture that several such snapshots make.
+
+Invariants: a figure that nobody told is left out, never 0; what a balancer said stays with the time at which it said
+it, and once that is too long ago it is marked as cut off; of states that differ the worst is shown, and who sees what.
+Pure; never holds a prompt or a key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from topology.law import Scope
+
+if TYPE_CHECKING:
+    from topology.law import Law
+
+Snapshot = dict[str, Any]
+FORM = 1  # of a snapshot: a balancer of another build is shown as far as it is understood
+LATE_MS, CUT_OFF_MS = 2_500, 6_000
+DECISIONS_MAX = 24
+REPLICAS_MAX, REGIONS_MAX, QUEUES_MAX, TENANTS_MAX = 256, 128, 64, 128
+ROWS_AT_ONCE = 16
+TEXT_MAX = 160
+FULL_SHARE = 0.9  # of a region's slots: above it is told
+WRONG_MAX = 16
+# Worst first.
+STATES = ("down", "draining", "suspect", "up", "unknown")
+_REPLICA = {
+    "state": "state", "why": "why", "in_flight": "in_flight", "elsewhere": "in_flight_elsewhere", "slots": "slots",
+    "running": "engine_running", "waiting": "engine_waiting", "kv": "engine_kv_usage", "hit": "engine_hit_share",
+    "tpot_ms": "tpot_ms", "prefill_ms": "prefill_ms_per_token", "share": "share", "slow": "slow",
+    "version": "version", "models": "models", "role": "role", "kv_events": "kv_events",
+}  # fmt: skip
+
+
+class LastSnapshot(msgspec.Struct, frozen=True):
+    """A balancer's last snapshot, when it came (ms since 1970; 0: never), and in `error` why there is no newer one."""
+
+    snapshot: Snapshot | None
+    at_ms: int = 0
+    error: str = ""
+    tier: str = ""
+    region: str = ""
+
+
+def plain(value: Any) -> Any:
+    """As a picture holds it: no None, text of a bounded length, numbers finite and with three digits that matter."""
+    if isinstance(value, Mapping):
+        return {str(key)[:TEXT_MAX]: plain(one) for key, one in value.items() if _tellable(one)}
+    if isinstance(value, list | tuple | frozenset | set):
+        return [plain(one) for one in value if _tellable(one)]
+    if isinstance(value, float):
+        return _rounded(value)
+    return value[:TEXT_MAX] if isinstance(value, str) else value
+
+
+def _tellable(value: Any) -> bool:
+    return value is not None and not (isinstance(value, float) and not math.isfinite(value))
+
+
+def _rounded(value: float) -> float | int:
+    short = float(f"{value:.3g}")
+    return int(short) if short.is_integer() else short
+
+
+# -- one balancer's
+
+
+def of_status(
+    status: Mapping[str, Any], at_ms: int, decisions: Iterable[Mapping[str, Any]], arcs: Mapping[str, Any]
+) -> Generator[None, None, Snapshot]:
+    """A balancer's snapshot, from what it tells operators. `arcs`: requests a second by target, by what came of them.
+
+    It is returned in the end. At each yield others may have their turn: a row takes some 40 us, and there may be many.
+    """
+    law = status.get("law")
+    law = law if isinstance(law, Mapping) else {}
+    snapshot: Snapshot = {
+        "form": FORM,
+        "at": at_ms,
+        **{name: status.get(name) for name in ("tier", "region", "instance", "version", "under_way")},
+        "epoch": status.get("law_epoch"),
+        "law": {
+            name: str(value) if name == "at" else value
+            for name in ("source", "author", "why", "at", "signed_by", "etcd_out_of_reach", "trouble")
+            if (value := law.get(name))
+        },
+        "decisions": {str(one.get("decision")): _brief(one) for one in decisions},
+        "arcs": arcs,
+        "trouble": status.get("store_trouble") or None,
+    }
+    if status.get("tier") == "global":
+        snapshot["overrides"] = {
+            f"{one.get('action')} {one.get('region')} {one.get('tenant') or one.get('model') or ''}".strip(): {
+                name: one.get(name) for name in ("action", "region", "tenant", "model", "ms", "author", "why", "until")
+            }
+            for one in status.get("operator_overrides") or ()
+            if isinstance(one, Mapping)
+        }
+    else:
+        snapshot["queued"] = status.get("queued_requests")
+        snapshot["queue"] = {
+            f"{one['priority']} {one['tenant']}": one["requests"] for one in (status.get("queue") or ())[:QUEUES_MAX]
+        }
+        snapshot["prefix_nodes"] = status.get("trie_nodes")
+        believed, found = status.get("predicted_hit_tokens"), status.get("actual_hit_tokens")
+        snapshot["hits"] = {"predicted": believed, "actual": found}
+    cleaned: Snapshot = plain(snapshot)
+    rows, name, row, most = (
+        ("regions", "region", _region, REGIONS_MAX)
+        if status.get("tier") == "global"
+        else ("replicas", "replica", _replica, REPLICAS_MAX)
+    )
+    made = cleaned[rows] = {}
+    for one in (status.get(rows) or ())[:most]:
+        if isinstance(one, Mapping):
+            made[str(one.get(name))[:TEXT_MAX]] = plain(row(one))
+            if len(made) % ROWS_AT_ONCE == 0:
+                yield
+    return cleaned
+
+
+def _region(one: Mapping[str, Any]) -> dict[str, Any]:
+    instances = [i for i in one.get("instances") or () if isinstance(i, Mapping)]
+    offers = [o for i in instances for o in (i.get("models") or {}).values()]
+    per_instance = [list((i.get("models") or {}).values()) for i in instances]
+    drain = one.get("override")
+    age = min((i["report_age_s"] for i in instances if "report_age_s" in i), default=None)
+    return {
+        "state": one.get("state"),
+        "why": one.get("why"),
+        "forced": one.get("forced") or None,
+        "share": one.get("share"),
+        "admitted": one.get("admitted_share"),
+        "rtt_ms": one.get("rtt_ms"),
+        "in_flight": one.get("in_flight"),
+        "queued": one.get("queued_requests"),
+        "wait_ms": min((o["wait_ms"] for o in offers if "wait_ms" in o), default=None),
+        "used": max((o["used_share"] for o in offers if o.get("used_share") is not None), default=None),
+        "slots_free": sum(max((o.get("slots_free", 0) for o in models), default=0) for models in per_instance),
+        "replicas": sum(max((o.get("replicas_ready", 0) for o in models), default=0) for models in per_instance),
+        # Below a second a report is new, and a figure that always moves would cost a viewer for nothing.
+        "report_age_s": None if age is None else math.floor(age),
+        "drain": {name: drain.get(name) for name in ("author", "why", "until")} if isinstance(drain, Mapping) else None,
+        "pilot": (one.get("pilot_light") or {}).get("state"),
+        "prefix_nodes": one.get("prefix_nodes"),
+        "models": sorted({name for i in instances for name in (i.get("models") or {})}),
+    }
+
+
+def _replica(one: Mapping[str, Any]) -> dict[str, Any]:
+    row = {name: one.get(field) for name, field in _REPLICA.items()}
+    age, until = one.get("sample_age_s"), one.get("until_s")
+    row["age_s"] = math.floor(age) if isinstance(age, float | int) else None
+    row["until_s"] = math.ceil(until) if isinstance(until, float | int) else None
+    return {name: value for name, value in row.items() if value not in (None, "", [], 1.0 if name == "share" else None)}
+
+
+def _brief(one: Mapping[str, Any]) -> dict[str, Any]:
+    reasons = one.get("reasons")
+    reasons = reasons if isinstance(reasons, Mapping) else {}
+    attempts = one.get("attempts") or [{}]
+    return {
+        "at": one.get("at_unix_ms"),
+        "tenant": one.get("tenant"),
+        "model": one.get("model"),
+        "to": attempts[-1].get("target") or reasons.get("chosen"),
+        "tries": len(one.get("attempts") or ()),
+        "status": one.get("status"),
+        "outcome": one.get("outcome"),
+        "ttft_ms": one.get("ttft_ms"),
+        "ms": one.get("duration_ms"),
+        "spilled": reasons.get("spilled_from"),
+        "policy": reasons.get("policy"),
+    }
+
+
+# -- several balancers'
+
+
+def freshness(latest: LastSnapshot, now_ms: int) -> str:
+    """`fresh`, `late` or `cut off`: how far a snapshot can be gone by."""
+    if latest.snapshot is None:
+        return "cut off"
+    age_ms = now_ms - latest.at_ms
+    if age_ms > CUT_OFF_MS:
+        return "cut off"
+    return "late" if latest.error or age_ms > LATE_MS else "fresh"
+
+
+def picture(latest: Mapping[str, LastSnapshot], law: Law | None, now_ms: int) -> dict[str, Any]:
+    """The world, as those balancers tell it. Keys of `heard` name balancers."""
+    fresh = {name: freshness(one, now_ms) for name, one in latest.items()}
+    snapshots = {name: one.snapshot for name, one in latest.items() if one.snapshot is not None}
+    upper = {name: snapshot for name, snapshot in snapshots.items() if snapshot.get("tier") == "global"}
+    lower = {name: snapshot for name, snapshot in snapshots.items() if snapshot.get("tier") == "regional"}
+    names = {region for snapshot in upper.values() for region in _dict(snapshot.get("regions"))}
+    names |= {str(snapshot.get("region")) for snapshot in snapshots.values()} | {
+        one.region for one in latest.values() if one.region
+    }
+    if law is not None:
+        names |= set(law.topology.regions)
+    made: dict[str, Any] = plain({
+        "at": now_ms,
+        "balancers": {name: _balancer(one, fresh[name]) for name, one in latest.items()},
+        "regions": {name: _merged(name, latest, upper, lower, fresh) for name in sorted(names)},
+        "arcs": {
+            f"{snapshot.get('region')}>{target}": flows
+            for name, snapshot in upper.items()
+            if fresh[name] != "cut off"  # what a balancer sends that nobody hears is not known
+            for target, flows in _dict(snapshot.get("arcs")).items()
+        },
+        "overrides": {key: one for snapshot in upper.values() for key, one in _dict(snapshot.get("overrides")).items()},
+    })  # fmt: skip
+    # These are most of it, and plain already: snapshots are, and of a law one is made once.
+    return {
+        **made,
+        "wrong": wrong(made),
+        "replicas": {name: _dict(snapshot.get("replicas")) for name, snapshot in lower.items()},
+        "queues": {name: snapshot["queue"] for name, snapshot in lower.items() if snapshot.get("queue")},
+        "decisions": _newest(snapshots),
+        "law": _law(law) if law is not None else {},
+    }
+
+
+def wrong(picture: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What is wrong in a picture, worst first, a line each: `state` as a sign for it, `where`, `what`; `heard` is when
+    the last snapshot came, where it is of a balancer that does not answer now."""
+    found: list[tuple[int, dict[str, Any]]] = []
+
+    def say(rank: int, state: str, where: str, what: str, **more: Any) -> None:
+        found.append((rank, {"state": state, "where": where, "what": what, **more}))
+
+    balancers, regions = _dict(picture.get("balancers")), _dict(picture.get("regions"))
+    for name, one in balancers.items():
+        if one["fresh"] != "fresh":
+            lost = one["fresh"] == "cut off"
+            more = {"heard": one["heard"]} if "heard" in one else {}
+            why = f": {one['error']}" if one.get("error") else ""
+            say(
+                0 if lost else 3,
+                "cut off" if lost else "suspect",
+                name,
+                f"{'cut off' if lost else 'late'}{why}",
+                **more,
+            )
+        if one.get("trouble"):
+            say(2, "suspect", name, f"etcd: {one['trouble']}")
+        for text in _dict(one.get("law")).get("trouble") or ():
+            say(2, "suspect", name, f"law: {text}")
+    for name, one in regions.items():
+        state = one.get("state")
+        if state in ("down", "suspect"):
+            seen = list(_dict(one.get("seen")).values())
+            agree = seen.count(state)
+            some = f" (as {agree} of {len(seen)} global balancers see it)" if agree < len(seen) else ""
+            say(0 if state == "down" else 1, state, name, f"{state}: {one.get('why', '')}{some}")
+        elif state == "draining":
+            drain = _dict(one.get("drain"))
+            by = f", by {drain.get('author')}: {drain.get('why')}" if drain else ""
+            say(4, state, name, f"draining{by}")
+        if one.get("used", 0.0) > FULL_SHARE:
+            say(2, "suspect", name, f"{one['used']:.0%} of its slots are used, {one.get('queued', 0)} wait")
+        up, of = one.get("replicas_up", 0), one.get("replicas_all", 0)
+        if up < of and state != "down" and "cut_off" not in one:
+            say(2, "suspect", name, f"{up} of {of} replicas are up")
+    epochs = {one["epoch"] for one in balancers.values() if one["fresh"] != "cut off" and "epoch" in one}
+    if len(epochs) > 1:
+        say(1, "suspect", "law", f"balancers go by different epochs: {', '.join(map(str, sorted(epochs)))}")
+    return [one for _, one in sorted(found, key=lambda pair: pair[0])][:WRONG_MAX]
+
+
+def _balancer(latest: LastSnapshot, fresh: str) -> dict[str, Any]:
+    snapshot = latest.snapshot or {}
+    named = ("instance", "version", "epoch", "law", "under_way", "trouble", "prefix_nodes", "hits")
+    return {
+        "tier": snapshot.get("tier") or latest.tier,
+        "region": snapshot.get("region") or latest.region,
+        **{name: snapshot.get(name) for name in named},
+        "fresh": fresh,
+        "heard": latest.at_ms or None,
+        "error": latest.error or None,
+    }
+
+
+def _merged(
+    name: str,
+    latest: Mapping[str, LastSnapshot],
+    upper: Mapping[str, Snapshot],
+    lower: Mapping[str, Snapshot],
+    fresh: Mapping[str, str],
+) -> dict[str, Any]:
+    """A region: its state by the worst of the global balancers that answer, its load by its own where those are."""
+    views = {key: one for key, snapshot in upper.items() if (one := _dict(snapshot.get("regions")).get(name))}
+    seen = {key: one for key, one in views.items() if fresh[key] != "cut off"}
+    worst: dict[str, Any] = min(seen.values(), key=lambda one: _badness(one.get("state")), default={})
+    last = worst or max(views.items(), key=lambda one: latest[one[0]].at_ms, default=("", {}))[1]
+    own = [snapshot for key, snapshot in lower.items() if snapshot.get("region") == name]
+    own_latest = [
+        snapshot for key, snapshot in lower.items() if snapshot.get("region") == name and fresh[key] != "cut off"
+    ]
+    known = [key for key, one in latest.items() if one.region == name or (one.snapshot or {}).get("region") == name]
+    row: dict[str, Any] = {
+        **{k: v for k, v in last.items() if k != "state"},
+        "state": worst.get("state", "unknown"),
+        "seen": {key: one.get("state") for key, one in seen.items()},
+        "of": len(upper),
+        "cut_off": sorted(key for key in known if fresh[key] == "cut off") or None,
+        "heard": max((latest[key].at_ms for key in (*views, *known)), default=0) or None,
+    }
+    if not worst:
+        row["why"] = "no global balancer that is heard tells of it"
+    if own:
+        # Balancers of one region share its replicas: each tells of all, and how much of the load is not its own.
+        replicas = {
+            key: one for snapshot in (own_latest or own) for key, one in _dict(snapshot.get("replicas")).items()
+        }
+        row["slots"] = sum(int(one.get("slots") or 0) for one in replicas.values())
+        row["replicas_all"] = len(replicas)
+        row["replicas_up"] = sum(one.get("state") == "up" for one in replicas.values())
+    if own_latest:
+        # From outside a report is a little older: a region says best itself how full it is.
+        row["busy"] = sum(int(one.get("in_flight") or 0) + int(one.get("elsewhere") or 0) for one in replicas.values())
+        if row["slots"]:
+            row["used"] = row["busy"] / row["slots"]
+        row["queued"] = sum(int(snapshot.get("queued") or 0) for snapshot in own_latest)
+    return row
+
+
+def _badness(state: object) -> int:
+    return STATES.index(state) if state in STATES else len(STATES)
+
+
+def _newest(snapshots: Mapping[str, Snapshot]) -> dict[str, Any]:
+    """The newest decisions of all, each once: by a global balancer where one tells of it. Where the law keeps its
+    record from there, the region that served it may tell, which does not know where it came in."""
+    found: dict[str, Any] = {}
+    for name, snapshot in sorted(snapshots.items(), key=lambda one: one[1].get("tier") == "global"):
+        above = snapshot.get("tier") == "global"
+        where = {"from": snapshot.get("region")} if above else {"to": snapshot.get("region")}
+        for key, one in _dict(snapshot.get("decisions")).items():
+            found[key] = {**one, **{field: at for field, at in where.items() if at is not None}, "by": name}
+    return dict(sorted(found.items(), key=lambda one: (-(one[1].get("at") or 0), one[0]))[:DECISIONS_MAX])
+
+
+@lru_cache(maxsize=2)
+def _law(law: Law) -> dict[str, Any]:
+    """The map, and where each tenant's work may be. It changes with the law alone."""
+    tenants = sorted(law.topology.tenants)[:TENANTS_MAX]
+    made: dict[str, Any] = plain({
+        "epoch": law.epoch,
+        "places": {
+            name: {
+                "lat": one.latitude, "lon": one.longitude, "city": one.city, "country": one.country,
+                "within": sorted(one.jurisdictions),
+            }
+            for name, one in law.topology.regions.items()
+        },
+        "tenants": {
+            name: {str(scope): sorted(law.verdict(name, "", scope).lawful) for scope in Scope} for name in tenants
+        },
+        "excluded": {
+            name: {region: why for region in law.topology.regions if (why := law.verdict(name, "").why_not(region))}
+            for name in tenants
+        },
+    })  # fmt: skip
+    return made
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+# -- what would have been
+
+
+def without(record: Mapping[str, Any], target: str) -> dict[str, Any]:
+    """Where a decision would have gone had this region or replica been drained: the best of the others, by the scores
+    of that moment, those that were not hot first. `chosen` is absent where nobody is left."""
+    reasons = _dict(record.get("reasons"))
+    named = "region" if any("region" in one for one in reasons.get("candidates") or ()) else "replica"
+    others = [one for one in reasons.get("candidates") or () if one.get(named) != target]
+    best = min(others, key=lambda one: (bool(one.get("hot")), one.get("score", math.inf)), default=None)
+    chosen = (one for one in reasons.get("candidates") or () if one.get(named) == reasons.get("chosen"))
+    was: dict[str, Any] = next(chosen, {})
+    document: dict[str, Any] = {
+        "drained": target,
+        "moved": reasons.get("chosen") == target,
+        "chosen": best.get(named) if best is not None else None,
+        "ttft_ms": best.get("ttft_ms") if best is not None else None,
+        "was_ttft_ms": was.get("ttft_ms"),
+        "was": reasons.get("chosen"),
+    }
+    if not document["moved"]:
+        document["chosen"], document["ttft_ms"] = document["was"], document["was_ttft_ms"]
+    cleaned: dict[str, Any] = plain(document)
+    return cleaned

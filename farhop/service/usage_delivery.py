@@ -1,0 +1,156 @@
+"""Usage records on their way to where they are billed: what stands in files, by HTTP, in order and at least once.
+
+How far it came stands beside the files, and is written only after what was taken: who is killed between sends some
+again, and whoever gets them knows them by their ids. Never sends what the law keeps here, and never stops anything:
+while nobody takes them they stay on the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import ClientError, ClientSession, ClientTimeout
+
+from farhop.accounts.segments import OPEN, WHOLE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from farhop.service.config import UsageHttp
+    from farhop.telemetry.logs import Throttled
+
+RETRY_S = 0.5, 30.0  # of deliveries that fail: the first pause, and the longest
+IDLE_S = 0.5
+BATCH_BYTES_MAX = 1 << 20
+_CURSOR = "delivered"
+_MALFORMED = (400, 413, 415, 422)
+
+
+class _Cursor(msgspec.Struct, frozen=True):
+    """All before this is delivered: of files by moment, and of this one so many bytes."""
+
+    moment: str = ""
+    offset: int = 0
+
+
+class Delivery:
+    """Sends what stands in files on, in order, at least once; how far it came stands beside them."""
+
+    def __init__(self, folder: Path, config: UsageHttp, log: Throttled) -> None:
+        self._folder, self._config, self._log = folder, config, log
+        self.region = config.region
+        self._cursor = _Cursor()
+        self._most = config.batch_max
+        self._session: ClientSession | None = None
+        self.trouble = ""
+        self.delivered = self.rejected = self.kept_back = 0
+
+    def has_read(self, path: Path) -> bool:
+        """Whether all of a whole file is delivered."""
+        return path.name.partition(".")[0] < self._cursor.moment
+
+    async def keep(self) -> None:
+        """Until cancelled."""
+        await asyncio.to_thread(self._load)
+        pause_s = RETRY_S[0]
+        while True:
+            batch, after, kept_back = await asyncio.to_thread(self._next)
+            if after == self._cursor:
+                await asyncio.sleep(IDLE_S)
+                continue
+            verdict = await self._send(batch) if batch else "taken"
+            if verdict == "later":
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, RETRY_S[1])
+                continue
+            if verdict == "malformed" and self._most > 1 and len(batch) > 1:
+                self._most = max(1, len(batch) // 2)  # until it is known which one it is
+                continue
+            pause_s = RETRY_S[0]
+            if verdict == "malformed":
+                self.rejected += len(batch)
+            else:
+                self.delivered += len(batch)
+                self._most = min(self._config.batch_max, 2 * self._most)
+            self.kept_back += kept_back
+            await asyncio.to_thread(self._save, after)
+
+    async def close(self) -> None:
+        """Send nothing more."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _send(self, batch: list[bytes]) -> str:
+        if self._session is None:
+            self._session = ClientSession(timeout=ClientTimeout(self._config.timeout_s), trust_env=True)
+        headers = {"Content-Type": "application/cloudevents-batch+json"}
+        if self._config.token is not None:
+            headers["Authorization"] = f"Bearer {self._config.token.get_secret_value()}"
+        body = b"[" + b",".join(line.rstrip(b"\n") for line in batch) + b"]"
+        try:
+            async with self._session.post(self._config.url, data=body, headers=headers) as answer:
+                status = answer.status
+        except (ClientError, TimeoutError, OSError) as error:
+            return self._later(f"no answer: {type(error).__name__}")
+        if 200 <= status < 300:
+            self.trouble = ""
+            return "taken"
+        if status in _MALFORMED:
+            self._later(f"it answered {status}")
+            return "malformed"
+        return self._later(f"it answered {status}")
+
+    def _later(self, why: str) -> str:
+        self.trouble = f"{self._config.url.partition('?')[0]}: {why}"
+        self._log.warning("usage is not delivered", why, problem=self.trouble)
+        return "later"
+
+    def _next(self) -> tuple[list[bytes], _Cursor, int]:
+        """The next batch, where that leads, and how many lines of it may not leave."""
+        files = {path.name.partition(".")[0]: path for path in self._folder.glob("*.jsonl*")}
+        for moment in sorted(one for one in files if one >= self._cursor.moment):
+            at = self._cursor.offset if moment == self._cursor.moment else 0
+            batch, end, kept_back = self._of(files[moment], at)
+            if end > at:
+                return batch, _Cursor(moment, end), kept_back
+            if files[moment].name.endswith(OPEN):
+                break
+        return [], self._cursor, 0
+
+    def _of(self, path: Path, at: int) -> tuple[list[bytes], int, int]:
+        batch, size, kept_back = list[bytes](), 0, 0
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:  # it became whole at this moment
+            try:
+                file = path.with_name(path.name.partition(".")[0] + WHOLE).open("rb")
+            except FileNotFoundError:
+                return [], at, 0
+        with file:
+            file.seek(at)
+            for line in file:
+                if not line.endswith(b"\n") or len(batch) >= self._most or size > BATCH_BYTES_MAX:
+                    break
+                at, size = at + len(line), size + len(line)
+                if b'"farhopstays":true' in line:
+                    kept_back += 1
+                else:
+                    batch.append(line)
+        return batch, at, kept_back
+
+    def _load(self) -> None:
+        try:
+            self._cursor = msgspec.json.decode((self._folder / _CURSOR).read_bytes(), type=_Cursor)
+        except (OSError, msgspec.DecodeError):
+            self._cursor = _Cursor()  # sent again: whoever gets it knows it by its id
+
+    def _save(self, cursor: _Cursor) -> None:
+        beside = self._folder / f".{_CURSOR}.new"
+        try:
+            beside.write_bytes(msgspec.json.encode(cursor))
+            beside.replace(self._folder / _CURSOR)
+        except OSError as error:
+            self._log.warning("usage delivered", "cursor", problem=f"{beside}: {error.strerror or error}")
+        self._cursor = cursor

@@ -1,0 +1,104 @@
+"""`farhop anycast`: runs an announcer, or tells what all of them announce. The wiring alone, and one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farhop_cli.commands.wiring import verb
+from farhop_cli.options import PLAIN, Where
+
+if TYPE_CHECKING:
+    from farhop.store.contract import Store
+    from farhop.store.documents.announce import AnnounceReport
+
+app = typer.Typer(
+    help="Announce an entry's prefixes by BGP while it is fit, or tell how that is.",
+    epilog="Example:  farhop anycast run --config tokyo-anycast.yaml    then:  farhop anycast status",
+    **PLAIN,
+)
+Config = Annotated[Path, typer.Option("--config", "-c", envvar="FARHOP_CONFIG", help="Configuration file (YAML).")]
+CONFIG = Path("farhop.yaml")
+
+
+@app.command("run", epilog="Example:  farhop anycast run --config tokyo-anycast.yaml")
+def run(config: Config = CONFIG) -> None:
+    """Announce an entry while it is fit.
+
+    Until SIGTERM: then drain, withdraw, and end.
+    """
+    from entry_anycast.app.main import run as run_announcer
+
+    run_announcer(config)
+
+
+@app.command("withdraw", epilog="Example:  farhop anycast withdraw --config tokyo-anycast.yaml")
+def withdraw(config: Config = CONFIG) -> None:
+    """Withdraw what a dead announcer left.
+
+    Empties what BIRD includes, and has it read: for a service manager, when all of an announcer is dead. An ExaBGP of
+    ours ends with its announcer, and nothing is left to withdraw. Exit code 1 if BIRD did not take it.
+    """
+    from entry_anycast.app.config import AnycastConfig
+    from entry_anycast.speakers.watchdog import withdraw_bird
+    from farhop.config import ConfigError, load
+    from farhop_cli.exits import NEGATIVE, fail
+
+    try:
+        bird = load(AnycastConfig, config).speaker.bird
+        if bird is not None and withdraw_bird(bird.socket, bird.file) != 0:
+            fail("bird did not take its configuration; `birdc configure check` says why", NEGATIVE)
+    except ConfigError as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"{bird.socket if bird is not None else ''}: {error.strerror or error}", NEGATIVE)
+
+
+@verb(app, "status", "farhop anycast status")
+def status(
+    entry: Annotated[str, typer.Argument(metavar="[ENTRY]", help="Of this entry alone.", show_default=False)] = "",
+    *,
+    where: Where,
+) -> int:
+    """Tell what each announcer wants announced, what is, and why.
+
+    Exit code 1 if any differs for longer than a moment, or none of them announces.
+    """
+    from farhop_cli import fleet, setting
+
+    here = where.fleet()
+    if entry and here.topology is not None:
+        fleet.known(entry, here.topology.entries, f'topology "{here.topology.name}"', "entry")
+
+    async def work(store: Store) -> int:
+        return _print(await _reports(store, entry), where)
+
+    return setting.with_store(here, work)
+
+
+async def _reports(store: Store, entry: str) -> list[AnnounceReport]:
+    from farhop_cli import fleet
+    from farhop_cli.exits import warn
+
+    found, trouble = await fleet.announcers(store)
+    for why in trouble:
+        warn(why)
+    return [one for one in found if not entry or one.entry == entry]
+
+
+def _print(reports: list[AnnounceReport], where: Where) -> int:
+    import msgspec
+
+    from farhop_cli import show, status
+    from farhop_cli.exits import NEGATIVE
+
+    good = any(one.healthy for one in reports) and not any(one.differs for one in reports)
+    if where.as_json:
+        show.json({"announcers": [msgspec.to_builtins(one) for one in reports]})
+    elif not reports:
+        show.line("nothing announces an entry: no announcer tells of itself in etcd")
+    else:
+        show.table("announcers", status.ANNOUNCERS, [status.announcer(one) for one in reports])
+    return 0 if good else NEGATIVE

@@ -1,0 +1,176 @@
+"""The wiring of `farhop drill`; what its commands do is in `farhop_cli.drill`, which is imported when one runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farhop_cli.commands.wiring import verb
+from farhop_cli.options import OUT, PLAIN, By, Drills, Keys, Out, Where
+
+app = typer.Typer(
+    help="Rehearse a failure: check, inject, measure, restore, judge.",
+    epilog="Example:  farhop drill run lose-a-region --set region=virginia",
+    **PLAIN,
+)
+
+Name = Annotated[str, typer.Argument(help="A drill: of --folder, of etcd, a shipped one, or a file (.yaml).")]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A parameter of the drill.")]
+
+
+@verb(app, "list", "farhop drill list --folder drills")
+def list_drills(folder: Drills = None, *, where: Where) -> int:
+    """List the drills there are, and their parameters."""
+    from farhop_cli.drill import list_
+
+    return list_(folder, where)
+
+
+@verb(app, "check", "farhop drill check lose-a-region --set region=virginia", writes=True)
+def check_drill(
+    name: Name,
+    sets: Sets = None,
+    keys: Keys = None,
+    folder: Drills = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep it in etcd, if it is sound.")] = False,
+    *,
+    where: Where,
+) -> int:
+    """Tell whether a drill is sound, and may be run now.
+
+    Every error at once (exit code 2), then every safety check. Exit code 1 if one does not hold. Touches nothing.
+    """
+    from farhop_cli.drill import check
+    from farhop_cli.drill_fleet import Asked
+
+    return check(Asked(name, tuple(sets or ()), tuple(keys or ()), folder), keep, where)
+
+
+@verb(app, "run", "farhop drill run lose-a-region --set region=virginia", writes=True)
+def run_drill(
+    name: Name,
+    sets: Sets = None,
+    keys: Keys = None,
+    folder: Drills = None,
+    out: Out = OUT,
+    why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")] = "",
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Run a drill: check, inject, measure, restore, judge.
+
+    Exit code 0 for PASS alone: FAIL, ABORTED and NOT_RUN are 1. Ctrl-C, SIGTERM and a lost terminal roll it back.
+    With --dry-run it is checked, and nothing is touched.
+    """
+    from farhop_cli.drill import run
+    from farhop_cli.drill_fleet import Asked
+
+    return run(Asked(name, tuple(sets or ()), tuple(keys or ()), folder, out, why, by), where)
+
+
+@verb(app, "stop", 'farhop drill stop --all --why "incident 4711"', writes=True)
+def stop_drill(
+    run: Annotated[str, typer.Argument(help="A run, as `farhop drill run` named it. Default: whichever runs.")] = "",
+    all_: Annotated[bool, typer.Option("--all", help="The lever: stop what runs, and let none begin.")] = False,
+    release: Annotated[bool, typer.Option("--release", help="Take the lever back.")] = False,
+    why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")] = "asked to",
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Stop a drill; with --all stop every one and block new ones.
+
+    What was injected is restored within a second. Exit code 1 if nothing runs.
+    """
+    from farhop_cli.drill import stop
+
+    return stop(run, all_, release, why, by, where)
+
+
+@verb(app, "report", "farhop drill report --of lose-a-region --within 1h --verdict")
+def report_drill(
+    run: Annotated[str, typer.Argument(help="A run. Default: the last one.")] = "",
+    of: Annotated[str, typer.Option("--of", metavar="DRILL", help="The last one of this drill.")] = "",
+    within: Annotated[str, typer.Option("--within", help="Only if it began within 90s, 30m, 2h.")] = "",
+    verdict: Annotated[bool, typer.Option("--verdict", help="Print the verdict alone.")] = False,
+    *,
+    where: Where,
+) -> int:
+    """Tell what a run came to. Exit code 0 for PASS alone."""
+    from farhop_cli.drill import print_run
+
+    return print_run(run, of, within, verdict, where)
+
+
+@verb(app, "history", "farhop drill history lose-a-region")
+def drill_history(
+    name: Annotated[str, typer.Argument(help="A drill. Default: all of them.")] = "", *, where: Where
+) -> int:
+    """List the runs that are over, the newest first."""
+    from farhop_cli.drill import history
+
+    return history(name, where)
+
+
+@verb(app, "schedule", "farhop drill schedule drain-and-return --window 'tue 10:00-12:00' --every 14d", writes=True)
+def schedule_drill(
+    name: Annotated[str, typer.Argument(help="A drill to put on it. Without one: show the schedule.")] = "",
+    window: Annotated[
+        list[str] | None, typer.Option("--window", metavar="WINDOW", help="'mon-fri 09:00-17:00', in UTC; repeat.")
+    ] = None,
+    every: Annotated[str, typer.Option("--every", help="From one run to the next: 1h to 62d.")] = "14d",
+    remove: Annotated[bool, typer.Option("--remove", help="Take it off.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Run what is due, until Ctrl-C.")] = False,
+    sets: Sets = None,
+    keys: Keys = None,
+    folder: Drills = None,
+    out: Out = OUT,
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Run drills by a schedule, in windows; missed runs are told.
+
+    Any number of processes may watch: one run at a time, by whoever takes the lock.
+    """
+    from farhop_cli.drill_fleet import Asked
+    from farhop_cli.drill_schedule import schedule
+
+    asked = Asked(name, tuple(sets or ()), tuple(keys or ()), folder, out, "", by)
+    return schedule(asked, window or (), every, remove, watch, where)
+
+
+@verb(app, "faults", "farhop drill faults --compose farhop --context compose")
+def make_faults(
+    compose: Annotated[str, typer.Option("--compose", metavar="PROJECT", help="Of Docker's compose, here.")] = "",
+    kubernetes: Annotated[str, typer.Option("--kubernetes", metavar="NAMESPACE", help="By kubectl.")] = "",
+    kube_context: Annotated[str, typer.Option("--kube-context", help="Of kubectl. Default: the one in use.")] = "",
+    *,
+    where: Where,
+) -> int:
+    """Make faults in a fleet of compose or Kubernetes, for drills.
+
+    Until Ctrl-C. What stands then, or is not renewed any more, is mended.
+    """
+    from farhop_cli.drill import faults
+
+    return faults(compose, kubernetes, kube_context, where)
+
+
+@verb(app, "export", "farhop drill export lose-a-region --to experiment.json")
+def export_drill(
+    name: Name,
+    to: Annotated[Path | None, typer.Option("--to", help="Write it there.")] = None,
+    sets: Sets = None,
+    folder: Drills = None,
+    *,
+    where: Where,
+) -> int:
+    """Write a drill as an experiment for Chaos Toolkit."""
+    from farhop_cli.drill import export
+    from farhop_cli.drill_fleet import Asked
+
+    return export(Asked(name, tuple(sets or ()), (), folder), to, where)

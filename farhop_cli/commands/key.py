@@ -1,0 +1,91 @@
+"""`farhop key`: API keys, issued, rotated, revoked and listed. The wiring alone."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from farhop_cli.commands.wiring import verb
+from farhop_cli.options import PLAIN, By, Where, Why
+
+key_app = typer.Typer(
+    help="API keys: issue, rotate, revoke and list them.",
+    epilog='Example:  farhop key create acme --model llama --for 90d --why "nightly batch"',
+    **PLAIN,
+)  # fmt: skip
+KeyId = Annotated[str, typer.Argument(metavar="ID", help="The key's id, as `farhop key list` prints it.")]
+Models = Annotated[
+    list[str] | None, typer.Option("--model", metavar="MODEL", help="For this model alone; may be repeated.")
+]
+Paths = Annotated[
+    list[str] | None,
+    typer.Option("--path", metavar="PATH", help="For this path alone, such as /v1/embeddings; may be repeated."),
+]
+Within = Annotated[
+    list[str] | None,
+    typer.Option("--within", metavar="PLACE", help="Only within this place, such as eu; may be repeated."),
+]
+KeyLength = Annotated[str | None, typer.Option("--for", help="It ends after so long: 12h, 90d. Default: never.")]
+
+
+@verb(key_app, "create", 'farhop key create acme --model llama --for 90d --why "nightly batch"', writes=True)
+def key_create(
+    tenant: Annotated[str, typer.Argument(help="Whose key it is: a tenant of the law.")],
+    why: Why,
+    model: Models = None,
+    path: Paths = None,
+    within: Within = None,
+    length: KeyLength = None,
+    after: Annotated[str | None, typer.Option("--after", help="It begins after so long. Default: at once.")] = None,
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Issue a key. It is shown once, and kept as its SHA-256.
+
+    Whoever brings it is the tenant, within what the law gives the tenant and what is said here. All balancers follow.
+    """
+    from farhop_cli.key import create
+
+    return create(tenant, (model or [], path or [], within or []), after, length, why, by, where)
+
+
+@verb(key_app, "rotate", 'farhop key rotate k3vQ9mZ1xW0b --grace 24h --why "every quarter"', writes=True)
+def key_rotate(
+    id_: KeyId,
+    why: Why,
+    grace: Annotated[str, typer.Option("--grace", help="The old one is good for so long still.")] = "24h",
+    length: KeyLength = None,
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Issue a key in another's place; both are good for a while.
+
+    Exit code 1 if there is none, if it is revoked, or if it was rotated already.
+    """
+    from farhop_cli.key import rotate
+
+    return rotate(id_, grace, length, why, by, where)
+
+
+@verb(key_app, "revoke", 'farhop key revoke k3vQ9mZ1xW0b --why "leaked"', writes=True)
+def key_revoke(id_: KeyId, why: Why, by: By = None, *, where: Where) -> int:
+    """Refuse a key from now on, everywhere.
+
+    Requests that were let in go on. Exit code 1 if there is none, or if it is revoked already.
+    """
+    from farhop_cli.key import revoke
+
+    return revoke(id_, why, by, where)
+
+
+@verb(key_app, "list", "farhop key list --tenant acme")
+def key_list(
+    tenant: Annotated[str, typer.Option("--tenant", help="Of this tenant alone.")] = "", *, where: Where
+) -> int:
+    """List the keys issued: whose, for what, until when."""
+    from farhop_cli.key import listed
+
+    return listed(tenant, where)

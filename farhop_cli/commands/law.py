@@ -1,0 +1,132 @@
+"""`farhop law`: the law that all balancers go by. The wiring alone."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from farhop_cli.commands.wiring import Verbs, verb
+from farhop_cli.options import PLAIN, By, Where, Why
+
+law_app = typer.Typer(
+    help="The law that all balancers go by: who is served, where their prompts, records and hints may be.",
+    epilog="Example:  farhop law get > law.yaml", cls=Verbs, **PLAIN,
+)  # fmt: skip
+LAW_FILE = "YAML with `tenants` and, if there are rules of models, `models`; or -; or a signed law."
+LawFile = Annotated[str, typer.Argument(help=LAW_FILE)]
+After = Annotated[
+    int | None, typer.Option("--after", help="Only if the newest law is still of this epoch: the one you changed.")
+]
+
+
+@verb(law_app, "get", "farhop law get > law.yaml")
+def law_get(
+    epoch: Annotated[
+        int | None, typer.Option("--epoch", help="One that was replaced; see `farhop law history`.")
+    ] = None,
+    *,
+    where: Where,
+) -> int:
+    """Print the law that stands in etcd, or the topology's.
+
+    Change what it prints, and `farhop law set` it.
+    """
+    from farhop_cli.law import get
+
+    return get(epoch, where)
+
+
+@verb(law_app, "set", 'farhop law set law.yaml --why "eu-only may not use Ireland" --after 4', writes=True)
+def law_set(
+    file: LawFile,
+    why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks; a signed law says its own.")] = "",
+    by: By = None,
+    after: After = None,
+    *,
+    where: Where,
+) -> int:
+    """Put a law in the place of the one that stands, under a new epoch.
+
+    It is checked first, every fault at once. It is signed if FARHOP_SIGNING_KEY names a private key's file. Exit code 1
+    if it has faults, or somebody else changed it meanwhile.
+    """
+    from farhop_cli.law import put
+
+    return put(file, why, by, after, where)
+
+
+@verb(law_app, "unset", 'farhop law unset --why "back to what the topology says"', writes=True)
+def law_unset(why: Why, by: By = None, after: After = None, *, where: Where) -> int:
+    """Go back to the topology's own law, under a new epoch.
+
+    No law in force is ever undone by taking it away.
+    """
+    from farhop_cli.law import unset
+
+    return unset(why, by, after, where)
+
+
+@verb(law_app, "diff", "farhop law diff law.yaml    or:  farhop law diff --epoch 3")
+def law_diff(
+    file: Annotated[str, typer.Argument(metavar="[FILE]", show_default=False, help=LAW_FILE)] = "",
+    epoch: Annotated[int | None, typer.Option("--epoch", help="Not what stands, but a law that was.")] = None,
+    *,
+    where: Where,
+) -> int:
+    """Check a law, and tell what it would change.
+
+    Exit code 1 if it has faults, or would change anything. Without a file: what changed since --epoch, or, without
+    that, what `farhop law unset` would change.
+    """
+    from farhop_cli.law import diff
+
+    return diff(file, epoch, where)
+
+
+@verb(law_app, "history", "farhop law history")
+def law_history(where: Where) -> int:  # fmt: skip
+    """List the last laws: epoch, when, by whom and why."""
+    from farhop_cli.law import history
+
+    return history(where)
+
+
+@law_app.command("sign", epilog='Example:  farhop law sign law.yaml --key ops.pem --epoch 6 --why "…" > law.signed')
+def law_sign(
+    file: LawFile,
+    key: Annotated[
+        str, typer.Option("--key", envvar="FARHOP_SIGNING_KEY", help="The private key's file: [NAME=]PATH.")
+    ],
+    epoch: Annotated[int, typer.Option("--epoch", min=1, help="Above that of every law there was.")],
+    why: Why,
+    by: By = None,
+) -> None:
+    """Print a law with your signature; it reaches nothing.
+
+    Somebody else can then `farhop law set` it, without your key.
+    """
+    from farhop_cli.law import sign
+
+    raise typer.Exit(sign(file, key, epoch, why, by))
+
+
+@verb(law_app, "verify", "farhop law verify --config global.yaml")
+def law_verify(
+    file: Annotated[
+        str, typer.Argument(metavar="[FILE]", show_default=False, help="A signed law; else what stands in each hub.")
+    ] = "",
+    public: Annotated[
+        list[str] | None,
+        typer.Option("--public", metavar="[NAME=]PATH", help="A public key's file; may be repeated."),
+    ] = None,
+    *,
+    where: Where,
+) -> int:
+    """Tell whether a law counts, by its signature.
+
+    By the keys of a balancer's configuration, or by these. Exit code 1 if it does not.
+    """
+    from farhop_cli.law import verify
+
+    return verify(file, public or (), where)

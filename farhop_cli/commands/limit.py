@@ -1,0 +1,121 @@
+"""`farhop limit`: what tenants, their keys and models may use, fleet-wide. The wiring alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farhop_cli.commands.wiring import group, verb
+from farhop_cli.options import By, Where, Why, regions
+
+limit_app = group(
+    "limit", "What tenants, their keys and models may use, fleet-wide.",
+    'set acme --home virginia --requests-per-minute 600 --why "the contract"', "virginia",
+)  # fmt: skip
+LimitedTenant = Annotated[str, typer.Argument(metavar="TENANT", help="Whose requests.")]
+OfKey = Annotated[
+    str, typer.Option("--key", help="Of this key alone: the id of an issued one, or its name in the law.")
+]
+OnModel = Annotated[str, typer.Option("--model", help="For this model alone.")]
+EachUser = Annotated[bool, typer.Option("--each-user", help="Of each of its users by itself.")]
+MOST = 1_000_000_000_000
+RequestsMinute = Annotated[int | None, typer.Option("--requests-per-minute", min=1, max=MOST, help="Requests.")]
+RequestsDay = Annotated[int | None, typer.Option("--requests-per-day", min=1, max=MOST, help="Requests.")]
+InputMinute = Annotated[
+    int | None, typer.Option("--input-tokens-per-minute", min=1, max=MOST, help="Tokens of prompts.")
+]
+InputDay = Annotated[int | None, typer.Option("--input-tokens-per-day", min=1, max=MOST, help="Of prompts.")]
+OutputMinute = Annotated[
+    int | None, typer.Option("--output-tokens-per-minute", min=1, max=MOST, help="Tokens of answers.")
+]
+OutputDay = Annotated[int | None, typer.Option("--output-tokens-per-day", min=1, max=MOST, help="Of answers.")]
+TokensMinute = Annotated[int | None, typer.Option("--tokens-per-minute", min=1, max=MOST, help="Of both.")]
+TokensDay = Annotated[int | None, typer.Option("--tokens-per-day", min=1, max=MOST, help="Of both.")]
+Concurrency = Annotated[int | None, typer.Option("--concurrency", min=1, max=MOST, help="Requests under way at once.")]
+LEAST_USD, MOST_USD = 0.000001, 1_000_000.0
+UsdDay = Annotated[
+    float | None, typer.Option("--usd-per-day", min=LEAST_USD, max=MOST_USD, help="Money, at the balancers' prices.")
+]
+UsdMonth = Annotated[
+    float | None, typer.Option("--usd-per-month", min=LEAST_USD, max=MOST_USD, help="The same, in 30 days.")
+]
+
+
+@verb(
+    limit_app, "set", 'farhop limit set acme --home virginia --tokens-per-minute 100000 --why "contract"', writes=True
+)
+def limit_set(
+    tenant: LimitedTenant,
+    why: Why,
+    key: OfKey = "",
+    model: OnModel = "",
+    each_user: EachUser = False,
+    requests_per_minute: RequestsMinute = None,
+    requests_per_day: RequestsDay = None,
+    input_tokens_per_minute: InputMinute = None,
+    input_tokens_per_day: InputDay = None,
+    output_tokens_per_minute: OutputMinute = None,
+    output_tokens_per_day: OutputDay = None,
+    tokens_per_minute: TokensMinute = None,
+    tokens_per_day: TokensDay = None,
+    concurrency: Concurrency = None,
+    usd_per_day: UsdDay = None,
+    usd_per_month: UsdMonth = None,
+    home: Annotated[str, typer.Option("--home", help="The region that lends it out.", autocompletion=regions)] = "",
+    safe_share: Annotated[
+        float | None,
+        typer.Option("--safe-share", min=0, max=1, help="Split among the global balancers of now, for partitions."),
+    ] = None,
+    pool: Annotated[
+        str | None, typer.Option("--pool", help="Limits of one pool lend each other what idles; '' takes it out.")
+    ] = None,
+    usage: Annotated[
+        Path | None, typer.Option("--usage", help="With --dry-run: usage files; what of their last day it refuses.")
+    ] = None,
+    prices: Annotated[
+        Path | None, typer.Option("--prices", help="The price book: for --usage, or where no balancer tells its own.")
+    ] = None,
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Limit what a tenant may use, fleet-wide.
+
+    Of a tenant, or of one key or one model of it; all that match a request hold. What is left out stays. Exit code 1
+    if somebody else changed it meanwhile, or limits contradict one another.
+    """
+    from farhop_cli.limit import Against, Shared, micro_usd, set_limit
+
+    sizes = {
+        "requests_per_minute": requests_per_minute, "requests_per_day": requests_per_day,
+        "input_tokens_per_minute": input_tokens_per_minute, "input_tokens_per_day": input_tokens_per_day,
+        "output_tokens_per_minute": output_tokens_per_minute, "output_tokens_per_day": output_tokens_per_day,
+        "tokens_per_minute": tokens_per_minute, "tokens_per_day": tokens_per_day, "concurrency": concurrency,
+        "micro_usd_per_day": micro_usd("--usd-per-day", usd_per_day),
+        "micro_usd_per_month": micro_usd("--usd-per-month", usd_per_month),
+    }  # fmt: skip
+    against = Against(usage, prices)
+    return set_limit(tenant, (key, model, each_user), sizes, Shared(home, safe_share, pool), against, why, by, where)
+
+
+@verb(limit_app, "unset", "farhop limit unset acme --model llama-70b", writes=True)
+def limit_unset(
+    tenant: LimitedTenant,
+    key: OfKey = "",
+    model: OnModel = "",
+    each_user: EachUser = False,
+    every: Annotated[bool, typer.Option("--all", help="All of the tenant's, also of its keys and models.")] = False,
+    why: Why = "not limited any more",
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Take a limit away.
+
+    That of the tenant, of a key or of a model; with --all every one. Exit code 1 if none stands there.
+    """
+    from farhop_cli.limit import unset
+
+    return unset(tenant, None if every else (key, model, each_user), why, by, where)

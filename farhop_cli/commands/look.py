@@ -1,0 +1,248 @@
+"""Commands that look at a fleet: what its balancers tell, and what they wrote down (usage, audit). The wiring alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farhop_cli.commands.wiring import OneRegion, verb
+from farhop_cli.exits import fail
+from farhop_cli.options import OUT, PLAIN, Allow, By, Drills, From, Json, Keys, Length, Out, Where
+
+# -- looking at a fleet
+
+status_app, explain_app, bundle_app, record_app, log_level_app, console_app = (typer.Typer(**PLAIN) for _ in range(6))
+top_app = typer.Typer(**PLAIN)
+
+
+@verb(status_app, "status", "farhop status    or:  farhop status --region tokyo --replicas --watch")
+def status(
+    regions: Annotated[bool, typer.Option("--regions", help="The regions, as each global balancer sees them.")] = False,
+    replicas: Annotated[bool, typer.Option("--replicas", help="Regional balancers and their replicas.")] = False,
+    prefixes: Annotated[bool, typer.Option("--prefixes", help="What each region is believed to have cached.")] = False,
+    law: Annotated[bool, typer.Option("--law", help="The law each balancer goes by, and what operators set.")] = False,
+    wide: Annotated[bool, typer.Option("--wide", help="All of these, and hubs, routes, splits and builds.")] = False,
+    region: OneRegion = "",
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Draw it anew every 2 s, until Ctrl-C.")] = False,
+    *,
+    where: Where,
+) -> int:
+    """Sum up the fleet: what is wrong, where the load is, which law.
+
+    In at most ten lines, and then what else is asked for. Exit code 1 if a region is down; 3 if not every balancer
+    answered, and then it is said which did not and how; 2 if none did.
+    """
+    from farhop_cli.status import Asked, run
+
+    return run(Asked(regions, replicas, prefixes, law, wide, region, watch), where)
+
+
+@verb(console_app, "console", "farhop console    or:  farhop console --read-only --port 8900")
+def console(
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="On 127.0.0.1; 0: any.")] = 0,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Show it, and let nobody act.")] = False,
+    keys: Keys = None,
+    folder: Drills = None,
+    out: Out = OUT,
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Serve a page that shows the fleet move, and tells why.
+
+    From what each balancer says, on this machine, until Ctrl-C. The address that is printed has a token in it, good for
+    this run alone.
+    """
+    from farhop_cli.console import run
+    from farhop_cli.drill_fleet import Asked
+
+    return run(port, Asked("", (), tuple(keys or ()), folder, out, "", by), where, read_only=read_only)
+
+
+@verb(top_app, "top", "farhop top    or:  farhop top --context prod --read-only")
+def top(
+    read_only: Annotated[bool, typer.Option("--read-only", help="Show it, and let nobody act.")] = False,
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Show the fleet move in this terminal: regions, replicas, decisions, law.
+
+    Keys: 1 to 4 choose a table, d drains the region under the cursor and u takes that back, p pauses, q quits.
+    """
+    try:
+        from farhop_cli.top import run
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("textual"):
+            raise
+        fail("top needs textual: run `pip install 'farhop[top]'`")
+
+    return run(by, where, read_only=read_only)
+
+
+@verb(explain_app, "explain", "farhop explain request.json --tenant japan-only --from Paris")
+def explain(
+    what: Annotated[str, typer.Argument(metavar="REQUEST.json|DECISION-ID", help="A body as for /v1, or an id.")],
+    origin: From = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Whose request it would be.")] = None,
+    allow: Allow = None,
+    *,
+    where: Where,
+) -> int:
+    """Tell where a request would go, or why one went.
+
+    Nothing is sent to an engine, and only balancers that the tenant's law lets read the request are asked. Exit code 3
+    if a balancer that might know a decision could not be asked.
+    """
+    from farhop_cli.explain import Options, run
+
+    return run(Options(what, where, origin, tenant, allow))
+
+
+@verb(bundle_app, "bundle", "farhop bundle --out farhop-bundle.tar.gz")
+def bundle(
+    out: Annotated[str, typer.Option("--out", "-o", help="The file to write. Nothing is written over.")] = "",
+    balancer_config: Annotated[
+        list[str] | None,
+        typer.Option("--add", metavar="FILE", help="Add a balancer's configuration, without its secrets."),
+    ] = None,
+    decisions: Annotated[int, typer.Option("--decisions", min=0, max=200, help="Of each balancer, at most.")] = 50,
+    *,
+    where: Where,
+) -> int:
+    """Collect in one file what a bug report needs, and no secret.
+
+    Status, metrics, law, recent decisions, versions, and configurations without their secrets.
+
+    Secrets are withheld: no key, token or password of a configuration, and no hash of an API key. Decisions never hold
+    prompts. Look at what it holds before you send it: it names hosts, regions, tenants and models. Exit code 3 if not
+    every balancer answered.
+    """
+    from farhop_cli.bundle import run
+
+    return run(out, balancer_config or [], decisions, where)
+
+
+@verb(record_app, "record", "farhop record --for 10m --out friday.jsonl")
+def record(
+    out: Annotated[str, typer.Option("--out", "-o", help="The file to write. Nothing is written over.")],
+    length: Length = "10m",
+    region: OneRegion = "",
+    *,
+    where: Where,
+) -> int:
+    """Record a trace of what the fleet serves, for sim and plan.
+
+    Moments, lengths, which prompts begin alike (by salted fingerprints), sessions and pauses. No text, tenant or key;
+    and nothing of tenants whose law keeps records from a balancer. Exit code 1 if nothing came, 3 if not every balancer
+    was heard to its end.
+    """
+    from farhop_cli.options import duration_s
+    from farhop_cli.record import run
+
+    return run(out, duration_s("--for", length, 1.0, 86_400.0), region, where)
+
+
+@verb(log_level_app, "log-level", "farhop log-level debug --region tokyo")
+def log_level(
+    level: Annotated[str, typer.Argument(help="debug, info, warning, error or critical.")],
+    region: OneRegion = "",
+    *,
+    where: Where,
+) -> int:
+    """Have balancers log more, or less, until they start anew.
+
+    Needs the right to act at their admin ports. Exit code 3 if not all of them do.
+    """
+    from farhop_cli.log_level import run
+
+    return run(level, region, where)
+
+
+# -- what balancers wrote down
+
+usage_app = typer.Typer(**PLAIN)
+
+
+@usage_app.command("usage", epilog="Example:  farhop usage /var/lib/farhop/usage --tenant acme --by model,day")
+def usage(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where balancers write (usage.dir), or a copy.")],
+    tenant: Annotated[str, typer.Option("--tenant", help="Of this tenant alone.")] = "",
+    by: Annotated[str, typer.Option("--by", help="Such as tenant,model,region,day.")] = "tenant,model",
+    since: Annotated[str, typer.Option("--since", help="From this day or moment on, such as 2026-11-01 (UTC).")] = "",
+    until: Annotated[str, typer.Option("--until", help="Before this day or moment (UTC).")] = "",
+    prices: Annotated[Path | None, typer.Option("--prices", help="The price book: what it comes to in money.")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Sum up who used what, and what it came to, from usage files.
+
+    Each record counts once, however often it was written or copied there. With --prices every record is priced by the
+    epoch it was made under. Exit code 1 if there is none, 3 if some lines could not be read.
+    """
+    from farhop_cli.usage import Options, run
+
+    raise typer.Exit(run(Options(folder, tenant, by, since, until, prices, as_csv, as_json)))
+
+
+audit_app = typer.Typer(
+    help="Whether an audit log holds, and what it proves of a decision.",
+    epilog="Example:  farhop audit verify /var/lib/farhop/audit/virginia/g1",
+    **PLAIN,
+)
+LogFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="audit.dir/REGION/INSTANCE, or a copy.")]
+LogKey = Annotated[str, typer.Option("--key", help="The log's key: NAME+ID+KEY, or a file with it; else its vkey.")]
+
+
+@audit_app.command("verify", epilog="Example:  farhop audit verify virginia/g1 --key log.vkey --seen last-month")
+def audit_verify(
+    folder: LogFolder,
+    key: LogKey = "",
+    seen: Annotated[
+        list[Path] | None, typer.Option("--seen", metavar="PATH", help="A checkpoint that you kept; may be repeated.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compute a whole audit log anew, and tell whether it holds.
+
+    With --seen also that nothing of what an earlier checkpoint signed was changed or removed since. Exit code 1 if it
+    does not hold.
+    """
+    from farhop_cli.audit import verify
+
+    raise typer.Exit(verify(folder, key, seen or [], as_json))
+
+
+@audit_app.command("prove", epilog="Example:  farhop audit prove 5f2c9a0b11d3e8f7 virginia/g1 --name acme")
+def audit_prove(
+    decision: Annotated[str, typer.Argument(metavar="ID", help="As x-farhop-decision told the client.")],
+    folder: LogFolder,
+    key: LogKey = "",
+    name: Annotated[
+        list[str] | None,
+        typer.Option("--name", metavar="NAME", help="A tenant, model or key to know again; may be repeated."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Prove under which law a request was decided, and how.
+
+    With --json the entry, its inclusion proof and the checkpoint, for any RFC 6962 verifier. Exit code 1 if the log has
+    nothing on it, or does not hold.
+    """
+    from farhop_cli.audit import prove
+
+    raise typer.Exit(prove(decision, folder, key, name or [], as_json))
+
+
+@audit_app.command("export", epilog="Example:  farhop audit export virginia/g1 --out audit.tar.gz")
+def audit_export(
+    folder: LogFolder,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write. Nothing is written over.")],
+    key: LogKey = "",
+) -> None:
+    """Pack a verified audit log for an auditor, without its salt."""
+    from farhop_cli.audit import export
+
+    raise typer.Exit(export(folder, out, key))

@@ -1,0 +1,270 @@
+"""What operators set in etcd, for a while or until unset: `drain`, `bias`, `pin`, `route`, `policy`, `split`.
+
+The wiring alone.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from farhop_cli.commands.wiring import DrainedRegion, Model, Region, Tenant, group, noun, verb
+from farhop_cli.exits import fail
+from farhop_cli.options import PLAIN, By, Length, Where, Why
+
+# -- drain
+
+drain_app = group(
+    "drain", "Move a region's new work, or an entry's clients, elsewhere.", 'set tokyo --for 30m --why "new kernel"'
+)
+DrainedEntry = Annotated[str, typer.Option("--entry", metavar="NAME", help="Not a region: this entry, of clients.")]
+
+
+@verb(drain_app, "set", 'farhop drain set tokyo --for 30m --why "kernel update"', writes=True)
+def drain_set(
+    why: Why,
+    region: DrainedRegion = "",
+    entry: DrainedEntry = "",
+    length: Length = "1h",
+    over: Annotated[str, typer.Option("--over", help="Pace: new work moves away over this time. 0s: at once.")] = "10s",
+    by: By = None,
+    force: Annotated[bool, typer.Option("--force", help="Also if it is the last region of some tenant.")] = False,
+    move_streams: Annotated[
+        bool, typer.Option("--move-streams", help="Streams under way go on elsewhere, at that pace, too.")
+    ] = False,
+    *,
+    where: Where,
+) -> int:
+    """Drain a region or, with --entry, an entry. It stands under a lease and ends by itself.
+
+    A region's new work goes elsewhere; an entry's new clients do: `farhop dns` leaves it out, and `farhop anycast`
+    drains and withdraws its routes. Exit code 1 if it is refused, since a tenant would have no region left.
+    """
+    from farhop_cli.drain import put, put_entry
+
+    _one_of(region, entry)
+    if entry:
+        if move_streams:
+            fail("--move-streams: is of a region; an entry's clients stay until they leave")
+        return put_entry(entry, why, by, length, over, where)
+    return put(region, why, by, length, over, force, move_streams, where)
+
+
+@verb(drain_app, "unset", "farhop drain unset tokyo", writes=True)
+def drain_unset(region: DrainedRegion = "", entry: DrainedEntry = "", *, where: Where) -> int:
+    """Take a drain back; the region comes back at a pace.
+
+    Tells who had set it and why. Exit code 1 if it is not drained. `farhop undrain` is the same.
+    """
+    from farhop_cli.drain import unset, unset_entry
+
+    _one_of(region, entry)
+    return unset_entry(entry, where) if entry else unset(region, where)
+
+
+def _one_of(region: str, entry: str) -> None:
+    if bool(region) == bool(entry):
+        fail("give either a region or --entry NAME")
+
+
+undrain_app = typer.Typer(**PLAIN)
+verb(undrain_app, "undrain", "farhop undrain tokyo", writes=True)(drain_unset)
+
+
+# -- bias
+
+bias_app = group(
+    "bias", "Draw requests to a region, or away from it, for a while.", 'set tokyo --ms 50 --for 2h --why "dear link"'
+)
+
+
+@verb(bias_app, "set", 'farhop bias set tokyo --ms 50 --for 2h --why "link is dear tonight"', writes=True)
+def bias_set(
+    region: Region,
+    ms: Annotated[float, typer.Option("--ms", help="Milliseconds added to its scores; below 0: taken off.")],
+    why: Why,
+    length: Length = "1h",
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Make a region count as worse or better than it is.
+
+    Ends by itself, as a drain does. It acts where scores are milliseconds (docs/reference/policies.md).
+    """
+    from farhop_cli.bias_pin import set_bias
+
+    return set_bias(region, ms, why, by, length, where)
+
+
+@verb(bias_app, "unset", "farhop bias unset tokyo", writes=True)
+def bias_unset(region: Region, *, where: Where) -> int:
+    """Take a bias back. Exit code 1 if there is none."""
+    from farhop_cli.bias_pin import unset_bias
+
+    return unset_bias(region, where)
+
+
+# -- pin
+
+pin_app = group(
+    "pin", "Send a tenant's or a model's requests to one region, for a while.",
+    'set frankfurt --tenant eu-only --for 1h --why "new GPUs"', "frankfurt",
+)  # fmt: skip
+
+
+@verb(pin_app, "set", 'farhop pin set frankfurt --tenant eu-only --for 1h --why "new GPUs"', writes=True)
+def pin_set(
+    region: Region,
+    why: Why,
+    tenant: Tenant = "",
+    model: Model = "",
+    strict: Annotated[bool, typer.Option("--strict", help="Nowhere else, even if it does not serve.")] = False,
+    length: Length = "1h",
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Pin a tenant's or a model's requests to a region.
+
+    Ends by itself, as a drain does. While the region does not serve, requests go where they would else. Never widens
+    the law.
+    """
+    from farhop_cli.bias_pin import set_pin
+
+    return set_pin(region, tenant, model, strict, why, by, length, where)
+
+
+@verb(pin_app, "unset", "farhop pin unset --tenant eu-only", writes=True)
+def pin_unset(tenant: Tenant = "", model: Model = "", *, where: Where) -> int:
+    """Take a pin back. Exit code 1 if there is none."""
+    from farhop_cli.bias_pin import unset_pin
+
+    return unset_pin(tenant, model, where)
+
+
+# -- route
+
+route_app = group(
+    "route", "How an entry chooses regions and answers, before its configuration.",
+    "set virginia '{answer: redirect}' --tenant acme --why \"streams are long\"", "virginia",
+)  # fmt: skip
+
+
+@verb(
+    route_app, "set", "farhop route set virginia '{answer: redirect}' --tenant acme --why \"long streams\"", writes=True
+)
+def route_set(
+    region: Annotated[str, typer.Argument(help="The entry whose global balancers are to follow it.")],
+    route: Annotated[str, typer.Argument(help="YAML or JSON, with fields as under `routes`.")],
+    why: Why,
+    tenant: Tenant = "",
+    model: Annotated[str, typer.Option("--model", help="The requests for which model; of the tenant, if both.")] = "",
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Make an entry choose and answer by a route.
+
+    Without --tenant and --model, for all without a route of their own. Exit code 1 if somebody else changed it
+    meanwhile, or the routes cannot stand together.
+    """
+    from farhop_cli.route import put
+
+    return put(region, route, tenant, model, why, by, where)
+
+
+@verb(route_app, "unset", "farhop route unset virginia --tenant acme", writes=True)
+def route_unset(
+    region: Annotated[str, typer.Argument(help="The entry.")],
+    tenant: Tenant = "",
+    model: Annotated[str, typer.Option("--model", help="The requests for which model; of the tenant, if both.")] = "",
+    why: Why = "back to the configuration",
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Go back to the configuration.
+
+    Without --tenant and --model, for all. Exit code 1 if nothing stands there.
+    """
+    from farhop_cli.route import unset
+
+    return unset(region, tenant, model, why, by, where)
+
+
+# -- policy, split
+
+policy_app = group(
+    "policy", "By which policy a region picks replicas, before its configuration.",
+    'set tokyo least-load --why "comparing"',
+)  # fmt: skip
+OfModel = Annotated[
+    str | None, typer.Option("--model", help='Of this model; "": of all without their own. Left out: all of it.')
+]
+
+
+@verb(policy_app, "set", 'farhop policy set tokyo least-load --why "comparing"', writes=True)
+def policy_set(
+    region: Annotated[str, typer.Argument(help="The region whose balancers are to follow it.")],
+    policy: Annotated[str, typer.Argument(help="The policy's name.")],
+    why: Why,
+    model: Annotated[str, typer.Option("--model", help="For this model; else for all without their own.")] = "",
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Make a region pick replicas by a policy.
+
+    Exit code 1 if somebody else changed it meanwhile.
+    """
+    from farhop_cli.by_model import set_policy
+
+    return set_policy(region, policy, model, why, by, where)
+
+
+split_app = group(
+    "split", "What share of a model's traffic each version gets in a region.",
+    'set tokyo --model llama-70b --weights v1=95,v2=5 --why "canary of v2"',
+)  # fmt: skip
+
+
+@verb(
+    split_app, "set", 'farhop split set tokyo --model llama-70b --weights v1=95,v2=5 --why "canary of v2"', writes=True
+)
+def split_set(
+    region: Annotated[str, typer.Argument(help="The region whose balancers are to follow it.")],
+    model: Annotated[str, typer.Option("--model", help="The model whose versions share its traffic.")],
+    weights: Annotated[str, typer.Option("--weights", help="Such as v1=95,v2=5.")],
+    why: Why,
+    by: By = None,
+    *,
+    where: Where,
+) -> int:
+    """Split a model's traffic between its versions.
+
+    Canary, A/B, or all at once to another. The weights change alone: rules and stickiness stay. Exit code 1 if somebody
+    else changed it meanwhile.
+    """
+    from farhop_cli.by_model import set_split
+
+    return set_split(region, model, weights, why, by, where)
+
+
+def _unset_by_model(app: typer.Typer, name: str) -> None:
+    @verb(app, "unset", f"farhop {name} unset tokyo --model llama-70b", writes=True)
+    def unset(
+        region: Region, model: OfModel = None, why: Why = "back to the configuration", by: By = None, *, where: Where
+    ) -> int:
+        """Go back to the configuration.
+
+        For one model or all. Exit code 1 if nothing stands there.
+        """
+        from farhop_cli import by_model
+
+        return by_model.unset(noun(name), region, model, why, by, where)
+
+
+_unset_by_model(policy_app, "policy")
+_unset_by_model(split_app, "split")

@@ -1,0 +1,332 @@
+"""The verbs of the `farhop` command: a line of wiring each; what they do lives in the rooms they call.
+
+Rooms are imported when their command runs, so that help is quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farhop_cli.options import PLAIN, WORLD_FILE, Allow, Context, From, Json, World, duration_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+app = typer.Typer(**PLAIN)
+
+Config = Annotated[Path, typer.Option("--config", "-c", envvar="FARHOP_CONFIG", help="Configuration file (YAML).")]
+
+
+RUN_S = 1.0, 604_800.0  # of a simulated run
+
+
+@contextlib.contextmanager
+def _loading() -> Iterator[None]:
+    """For the rooms of a process that runs on: to load them makes no garbage, and to look for some takes a tenth."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@app.command("up", epilog="Example:  farhop up --topology three-regions --profile a100 --replicas 2 --speedup 10")
+def run_up(
+    topology: Annotated[
+        str, typer.Option("--topology", "-t", help="A topology file, or the name of a ready-made world.")
+    ] = "three-regions",
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--engine",
+            metavar="REGION=URL",
+            help="`emulated`, or REGION=URL of an engine of yours; repeat for several.",
+        ),
+    ] = None,
+    etcd: Annotated[str | None, typer.Option("--etcd", help="HOST:PORT of an etcd of yours; else one is run.")] = None,
+    profile: Annotated[str, typer.Option("--profile", help="The GPU to emulate: l4, a100 or h100.")] = "a100",
+    replicas: Annotated[int, typer.Option("--replicas", min=1, max=64, help="Emulated engines per region.")] = 2,
+    speedup: Annotated[float, typer.Option("--speedup", help="How many times faster than real GPUs and wires.")] = 10.0,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="The first region's entry; the others follow. 0: any.")
+    ] = 8100,
+    model: Annotated[str, typer.Option("--model", help="Name of the model served.")] = "llama-3.1-8b",
+    world: World = None,
+) -> None:
+    """Run a whole world here until Ctrl-C: etcd, both tiers, engines."""
+    with _loading():
+        from farhop_cli.up import Options, run
+
+    run(Options(topology, engine or [], etcd, profile, replicas, speedup, port, model, world or WORLD_FILE))
+
+
+@app.command("demo", epilog="Example:  farhop demo")
+def run_demo() -> None:
+    """Boot the default world and check, a line each, what Farhop is for.
+
+    Real processes, real kills; about a minute. Exit code 1 if a check does not hold.
+    """
+    with _loading():
+        from farhop_cli.demo import run
+
+    raise typer.Exit(run())
+
+
+@app.command("plan", epilog="Example:  farhop plan wildchat --good 0.95 --ttft 1500 --for 3m")
+def run_plan(
+    scenario: Annotated[str, typer.Argument(help="A scenario: its topology, GPUs, demand and objective count.")],
+    good: Annotated[
+        float | None, typer.Option("--good", min=0.01, max=1.0, help="Share of answers to be good.")
+    ] = None,
+    ttft_ms: Annotated[float | None, typer.Option("--ttft", min=1.0, help="Good: TTFT within these ms.")] = None,
+    tpot_ms: Annotated[float | None, typer.Option("--tpot", min=1.0, help="Good: TPOT within these ms.")] = None,
+    length: Annotated[str | None, typer.Option("--for", help="Simulated time, such as 3m, at most 7d.")] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, max=100, help="Runs of each fleet.")] = 1,
+    most: Annotated[int, typer.Option("--most", min=1, max=1000, help="Replicas per region at the most.")] = 64,
+    within: Annotated[str, typer.Option("--within", help="Stop searching after so long.")] = "30m",
+    out: Annotated[Path | None, typer.Option("--out", help="Keep results here, and go on from there.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Plan capacity: replicas per region, N and N-1, with and without routing between regions.
+
+    By search over simulated runs. Exit code 1 if no fleet within --most is enough.
+    """
+    from farhop_cli.plan import Options, run
+
+    for_s = duration_s("--for", length, *RUN_S) if length is not None else None
+    within_s = duration_s("--within", within, 1.0)
+    raise typer.Exit(run(Options(scenario, good, ttft_ms, tpot_ms, for_s, seeds, most, within_s, out, as_json)))
+
+
+@app.command("global", epilog="Example:  farhop global --config virginia-global.yaml")
+def run_global(config: Config) -> None:
+    """Run a global balancer."""
+    with _loading():
+        from global_lb.app.main import run
+
+    run(config)
+
+
+@app.command("regional", epilog="Example:  farhop regional --config virginia-regional.yaml")
+def run_regional(config: Config) -> None:
+    """Run a regional balancer."""
+    with _loading():
+        from regional_lb.app.main import run
+
+    run(config)
+
+
+@app.command("picker", epilog="Example:  farhop picker --config virginia-regional.yaml")
+def run_picker(config: Config) -> None:
+    """Run a regional balancer that picks endpoints for gateways (Envoy).
+
+    The same process as `farhop regional`; its configuration must have a `picker`.
+    """
+    with _loading():
+        from regional_lb.app.main import run
+
+    run(config, picks=True)
+
+
+@app.command("engine", epilog="Example:  farhop engine --profile l4 --port 8001 --replicas 2 --speedup 10")
+def run_engine(
+    port: Annotated[
+        list[int] | None, typer.Option("--port", metavar="PORT", help="Repeat for several. 0: any free one.")
+    ] = None,
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on.")] = None,
+    profile: Annotated[str | None, typer.Option("--profile", help="The GPU to emulate: l4, a100 or h100.")] = None,
+    replicas: Annotated[int | None, typer.Option("--replicas", help="How many, on consecutive ports.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Name of the model served.")] = None,
+    speedup: Annotated[float | None, typer.Option("--speedup", help="How many times faster than the GPU.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of what the engine writes.")] = None,
+    wide: Annotated[bool | None, typer.Option("--wide", help="Write more than ASCII: CJK, emoji, accents.")] = None,
+    kv_blocks: Annotated[int | None, typer.Option("--kv-blocks", help="KV cache in blocks of 16 tokens.")] = None,
+    mean_output_tokens: Annotated[float | None, typer.Option(help="Mean length of unbounded answers.")] = None,
+    adapter: Annotated[list[str] | None, typer.Option(metavar="NAME", help="A LoRA adapter; may be repeated.")] = None,
+    max_loras: Annotated[int | None, typer.Option(help="How many adapters fit a batch.")] = None,
+    lora_load_ms: Annotated[float | None, typer.Option(help="What loading an adapter takes.")] = None,
+    disaggregation_mode: Annotated[str | None, typer.Option(help="As SGLang's: prefill, or decode.")] = None,
+    bootstrap_port: Annotated[int | None, typer.Option(help="Of a prefill: where decode engines find it.")] = None,
+    dcgm_port: Annotated[int | None, typer.Option(help="Serve a DCGM exporter's page of these GPUs here.")] = None,
+    kv_events_port: Annotated[int | None, typer.Option(help="Publish KV events over ZMQ here.")] = None,
+    kv_replay_port: Annotated[int | None, typer.Option(help="Say KV events again here.")] = None,
+    kv_events_schema: Annotated[str | None, typer.Option(help="How events are worded: map, or array (old).")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Read prompts by this tokenizer.json.")] = None,
+    write_tokenizer: Annotated[Path | None, typer.Option(help="Write one, and a template, into a folder; end.")] = None,
+) -> None:
+    """Run emulated engines: OpenAI-like servers with a GPU's timing and no GPU.
+
+    `POST /lab/fault {"kind": "stuck", "for_s": 30}` breaks one (oom, fast-500, slow, stuck, dead-green, xid), DELETE
+    mends it.
+    """
+    if write_tokenizer is not None:
+        from farhop_lab.engine.tokenizer_file import write
+
+        raise typer.Exit(write(write_tokenizer))
+    with _loading():
+        from farhop_cli.engine import run
+
+    run({
+        "ports": port or [8001], "host": host, "profile": profile, "replicas": replicas, "model": model,
+        "speedup": speedup, "seed": seed, "wide": wide, "kv_blocks": kv_blocks,
+        "mean_output_tokens": mean_output_tokens, "dcgm_port": dcgm_port, "adapters": adapter,
+        "max_loras": max_loras, "lora_load_ms": lora_load_ms,
+        "kv_events_port": kv_events_port, "kv_replay_port": kv_replay_port, "kv_events_schema": kv_events_schema,
+        "tokenizer": tokenizer, "disaggregation_mode": disaggregation_mode, "bootstrap_port": bootstrap_port,
+    })  # fmt: skip
+
+
+@app.command("ask", epilog='Example:  farhop ask "Why is the sky blue?" --from LONDON --tenant eu-only')
+def ask(
+    prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from standard input.")],
+    origin: From = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Ask as this tenant of the running world.")] = None,
+    key: Annotated[str | None, typer.Option("--key", envvar="FARHOP_KEY", help="Ask with this API key.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Default: the world's.")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", min=0, max=2, help="At 0 answers may be given again.")
+    ] = None,
+    allow: Allow = None,
+    completion: Annotated[bool, typer.Option("--completion", help="Use /v1/completions, not chat.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Sum up the gaps between tokens.")] = False,
+    url: Annotated[str | None, typer.Option("--url", help="Ask this entry, not the nearest.")] = None,
+    context: Context = None,
+    world: World = None,
+    as_json: Json = False,
+) -> None:
+    """Send a request; show its answer, decision and trace."""
+    from farhop_cli.ask import Options, run
+    from farhop_cli.fleet import world_of
+
+    here = world_of(world, context)
+    options = Options(prompt, here, origin, tenant, key, model, max_tokens, temperature, allow, completion, watch, url,
+                      as_json)  # fmt: skip
+    raise typer.Exit(run(options))
+
+
+@app.command(
+    "check",
+    epilog="Example:  farhop check world.yaml paris-global.yaml paris-regional.yaml law.yaml",
+    context_settings={"allow_extra_args": True},
+)
+def check(
+    context: typer.Context,
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE...", help="Topologies, laws and balancers' configurations, or the name of a ready-made world."
+        ),
+    ],
+    no_secrets: Annotated[
+        bool,
+        typer.Option(
+            "--no-secrets", help="Elsewhere than where balancers run: keys and certificates not here are named only."
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Check maps, laws and configurations, each and together: every error at once.
+
+    A topology without errors is summed up: its regions, and what its law comes to for each tenant. A law, as `farhop
+    law get` prints it, is checked for the maps given. A configuration is checked as the balancer does at its start,
+    with the topology, certificates and secrets it names, then with the others: one map, keys and TLS that meet. Nothing
+    is opened to the network.
+    """
+    from farhop_cli.check import run
+
+    raise typer.Exit(run([file, *context.args], no_secrets, as_json))
+
+
+@app.command("healthcheck", epilog="Example:  farhop healthcheck --config virginia-global.yaml --ready")
+def healthcheck(
+    url: Annotated[str | None, typer.Argument(help="Ask this URL, such as an engine's /health.")] = None,
+    config: Config = Path("farhop.yaml"),
+    ready: Annotated[bool, typer.Option("--ready", help="Is it ready for work, not only alive?")] = False,
+) -> None:
+    """Ask the balancer in this container how it is.
+
+    Exit code 1 if it is not well.
+    """
+    from farhop_cli.healthcheck import run
+
+    raise typer.Exit(run(url, config, ready))
+
+
+@app.command("hash-key", epilog="Example:  farhop hash-key --generate")
+def hash_key(
+    key: Annotated[str | None, typer.Argument(help="The key. Left out, it is read from standard input.")] = None,
+    generate: Annotated[bool, typer.Option("--generate", help="Make a new key; print it and its hash.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print the hash that a topology holds of an API key.
+
+    A key given as argument stays in the shell's history: better leave it out, or make one with --generate.
+    """
+    from farhop_cli.hash_key import run
+
+    raise typer.Exit(run(key, generate, as_json))
+
+
+certs_app = typer.Typer(
+    help="Make certificates and keys for a fleet.", epilog="Example:  farhop certs init --dir certs", **PLAIN
+)
+Folder = Annotated[Path, typer.Option("--dir", help="Where the authority's files are, and new ones go.")]
+Domain = Annotated[str, typer.Option("--trust-domain", help="As in the configurations: whose names count.")]
+CERTS_FOLDER, TRUST_DOMAIN = Path("certs"), "farhop.internal"
+
+
+@certs_app.command("init", epilog="Example:  farhop certs init --dir certs")
+def certs_init(folder: Folder = CERTS_FOLDER, trust_domain: Domain = TRUST_DOMAIN) -> None:
+    """Make an authority for the fleet: ca.pem and ca.key. Nothing is written over."""
+    from farhop_cli.certs import init
+
+    raise typer.Exit(init(folder, trust_domain))
+
+
+@certs_app.command("issue", epilog="Example:  farhop certs issue regional paris --host 10.1.0.7")
+def certs_issue(
+    tier: Annotated[str, typer.Argument(help="global, regional, or operator.")],
+    region: Annotated[str, typer.Argument(help="The balancer's region, or the operator's name.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option("--host", metavar="HOST", help="A name or address that clients use, too; repeat for several."),
+    ] = None,
+    days: Annotated[int, typer.Option("--days", min=1, max=825, help="How long it is good for.")] = 90,
+    folder: Folder = CERTS_FOLDER,
+    trust_domain: Domain = TRUST_DOMAIN,
+) -> None:
+    """Issue a balancer's or an operator's certificate and its key.
+
+    It names the balancer's tier and region, or the operator.
+    """
+    from farhop_cli.certs import issue
+
+    raise typer.Exit(issue(folder, tier, region, host or [], days, trust_domain))
+
+
+@certs_app.command("hop-key", epilog="Example:  farhop certs hop-key --root hop.root --to paris > paris-hop.key")
+def certs_hop_key(
+    root: Annotated[
+        Path | None, typer.Option("--root", help="The file of the fleet's root; without one, a new root is made.")
+    ] = None,
+    to: Annotated[str | None, typer.Option("--to", help="For this region's balancers, to check tokens with.")] = None,
+    of: Annotated[
+        str | None, typer.Option("--from", help="For this region's global balancers, to sign tokens with.")
+    ] = None,
+    regions: Annotated[
+        str, typer.Option("--regions", help="With --from: those it sends requests to, such as paris,tokyo.")
+    ] = "",
+) -> None:
+    """Print a key of the hop token.
+
+    A new root, or what one region is given of it.
+    """
+    from farhop_cli.certs import hop_key
+
+    raise typer.Exit(hop_key(root, to, of, [name for name in regions.split(",") if name]))

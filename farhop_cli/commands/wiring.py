@@ -1,0 +1,137 @@
+"""How a command for a fleet is wired: the options that all share, and the verbs that all nouns share.
+
+The wiring alone: rooms are imported when a command runs, so that help is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+from typer.core import TyperGroup
+
+from farhop_cli.options import FLEET, PLAIN, DryRun, Json, Where
+from farhop_cli.options import regions as known_regions
+
+if TYPE_CHECKING:
+    from farhop_cli.setting import Noun
+
+Region = Annotated[str, typer.Argument(help="The region.", autocompletion=known_regions)]
+SomeRegion = Annotated[
+    str,
+    typer.Argument(metavar="[REGION]", help="Of this region alone.", show_default=False, autocompletion=known_regions),
+]
+OneRegion = Annotated[str, typer.Option("--region", help="Of this region alone.", autocompletion=known_regions)]
+DrainedRegion = Annotated[
+    str,
+    typer.Argument(metavar="[REGION]", help="The region.", show_default=False, autocompletion=known_regions),
+]
+Tenant = Annotated[str, typer.Option("--tenant", help="Whose requests.")]
+Model = Annotated[str, typer.Option("--model", help="The requests for which model.")]
+Against = Annotated[
+    str,
+    typer.Argument(
+        metavar="[FILE]", show_default=False, help="As `get --json` prints it; or -; or a balancer's configuration."
+    ),
+]
+
+
+def verb(
+    app: typer.Typer, name: str, example: str, writes: bool = False
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Make a function, which is given `where` and returns the exit code, the command `name` of `app`.
+
+    The options of which `where` is made are the same for all commands: they are added here, and nowhere else.
+    """
+    shared: dict[str, tuple[Any, Any]] = {
+        **({"dry_run": (DryRun, False)} if writes else {}),
+        **FLEET, "as_json": (Json, False),
+    }  # fmt: skip
+
+    def wire(work: Callable[..., int]) -> Callable[..., int]:
+        def command(**given: Any) -> None:
+            where = Where(**{option: given.pop(option) for option in shared})
+            raise typer.Exit(work(**given, where=where))
+
+        hints = get_type_hints(work, include_extras=True)
+        own = [
+            one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for one in inspect.signature(work).parameters.values()
+            if one.name != "where"
+        ]
+        added = [
+            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+            for option, (hint, default) in shared.items()
+        ]
+        command.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
+        command.__doc__ = work.__doc__
+        app.command(name, epilog=f"Example:  {example}")(command)
+        return work
+
+    return wire
+
+
+class Verbs(TyperGroup):
+    """The commands of a noun, in one order for all."""
+
+    def list_commands(self, _ctx: Any) -> list[str]:
+        """By name, as help lists them."""
+        order = ("get", "set", "unset", "diff", "history")
+        return sorted(self.commands, key=lambda name: order.index(name) if name in order else len(order))
+
+
+NOUNS = {
+    "bias": ("bias_pin", "BIAS"), "pin": ("bias_pin", "PIN"), "policy": ("by_model", "POLICY"),
+    "split": ("by_model", "SPLIT"), "drain": ("drain", "NOUN"), "route": ("route", "NOUN"), "limit": ("limit", "NOUN"),
+}  # fmt: skip
+
+
+def noun(name: str) -> Noun:
+    """What the noun's own room knows of it. No other room is imported."""
+    module, attribute = NOUNS[name]
+    found: Noun = getattr(importlib.import_module(f"farhop_cli.{module}"), attribute)
+    return found
+
+
+def group(name: str, what: str, example: str, of: str = "tokyo") -> typer.Typer:
+    """The commands of a noun, with those three that read, which are alike for all."""
+    made = typer.Typer(help=what, epilog=f"Example:  farhop {name} {example}", cls=Verbs, **PLAIN)
+
+    @verb(made, "get", f"farhop {name} get {of}")
+    def get(region: SomeRegion = "", *, where: Where) -> int:
+        """Show what stands in etcd: who set it, why, and until when."""
+        from farhop_cli import setting
+
+        return setting.get(noun(name), region, where)
+
+    @verb(made, "diff", f"farhop {name} diff was.json --region {of}")
+    def diff(
+        file: Against = "",
+        region: OneRegion = "",
+        *,
+        where: Where,
+    ) -> int:
+        """Tell what would change if a file stood there instead.
+
+        Exit code 1 if anything. Without a file: what goes before the balancers' configurations, all of which `unset`
+        would take away.
+        """
+        from farhop_cli import setting
+
+        return setting.diff(noun(name), region, file, where)
+
+    @verb(made, "history", f"farhop {name} history {of}")
+    def history(region: SomeRegion = "", *, where: Where) -> int:
+        """List what was set and unset, when, by whom and why.
+
+        As far back as etcd remembers: until it is compacted (`--auto-compaction-retention`). Nothing else keeps it.
+        """
+        from farhop_cli import setting
+
+        return setting.history(noun(name), region, where)
+
+    return made

@@ -1,0 +1,196 @@
+"""Faults in a fleet that Docker's compose or Kubernetes runs: containers and pods killed, paused and started again.
+
+By the platform's own command, found by labels: `farhop.region` and `farhop.role` on containers (deploy/compose has
+them), `farhop.dev/region` and `app.kubernetes.io/component` on what pods come from (the chart has them). Invariants:
+nothing without these labels is touched, nor anything of another project or namespace; what was there before is there
+afterwards, as many of it as there were. Never starts what it did not end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from farhop_lab.world.faults import FaultError
+from farhop_lab.world.world_file import runs
+
+if TYPE_CHECKING:
+    from farhop_lab.world.faults import Wanted
+
+FAULTS_FILE = Path(".farhop/faults.json")
+COMMAND_S = 60.0
+SAID_CHARS_MAX = 300
+# What each kind ends, by role. Pods have no pause, and links between regions are none of a container's.
+KILLS = {
+    "kill-region": ("engine", "regional", "global"),
+    "kill-engines": ("engine",),
+    "kill-regional": ("regional",),
+    "kill-global": ("global",),
+}
+PAUSES = {"stop-engines": "engine", "stop-etcd": "etcd"}
+
+
+class FaultsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the process that makes faults in a deployed fleet takes them from whoever has the token."""
+
+    pid: int
+    fleet: str
+    control: str
+    token: str
+
+
+def describe(path: Path, told: FaultsFile) -> None:
+    """Write it, for its owner alone. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(msgspec.json.encode(told))
+
+
+def described(path: Path, fleet: str) -> FaultsFile | None:
+    """The process that makes faults in this fleet, if one runs."""
+    try:
+        told = msgspec.json.decode(path.read_bytes(), type=FaultsFile)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return told if told.fleet == fleet and runs(told.pid) else None
+
+
+class Command(Protocol):
+    """Runs one command and gives what it printed. FaultError where it fails."""
+
+    async def __call__(self, *words: str) -> str: ...
+
+
+async def command(*words: str) -> str:
+    """See Command."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+    except OSError as error:
+        raise FaultError(f"{words[0]}: {error.strerror or 'cannot be run'}") from None
+    try:
+        async with asyncio.timeout(COMMAND_S):
+            said, wrong = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise FaultError(f"{' '.join(words[:3])}: did not end within {COMMAND_S:g} s") from None
+    if process.returncode:
+        raise FaultError(f"{' '.join(words[:3])}: {wrong.decode(errors='replace').strip()[:SAID_CHARS_MAX]}")
+    return said.decode(errors="replace")
+
+
+class Containers:
+    """The containers of one compose project on this machine's Docker."""
+
+    def __init__(self, project: str, run: Command = command) -> None:
+        self._project, self._run = project, run
+        self._broken: dict[Wanted, list[str]] = {}  # by fault, the containers that it ended or paused
+
+    async def known(self, wanted: Wanted) -> None:
+        """See Breakable."""
+        _offered(wanted, {*KILLS, *PAUSES}, "containers")
+        told = await self._run("docker", "ps", "--filter", self._label(), "--format", '{{.Label "farhop.region"}}')
+        regions = sorted({line.strip() for line in told.splitlines()} - {""})
+        for name in (wanted.region, wanted.hub):
+            if name and name not in regions:
+                raise FaultError(
+                    f"no region {name!r} in project {self._project}; it has {', '.join(regions) or 'none'}"
+                )
+        if not await self._which(wanted):
+            raise FaultError(f"{wanted.do}: nothing of that runs in project {self._project}")
+
+    async def break_(self, wanted: Wanted) -> None:
+        """See Breakable."""
+        found = self._broken[wanted] = await self._which(wanted)
+        await self._run("docker", "pause" if wanted.do in PAUSES else "kill", *found)
+
+    async def mend(self, wanted: Wanted) -> None:
+        """See Breakable."""
+        found = self._broken.get(wanted, [])
+        if not found:
+            return
+        if wanted.do in PAUSES:
+            paused = await self._run("docker", "ps", "-q", "--no-trunc", "--filter", "status=paused")
+            found = [one for one in found if one in paused.split()]
+        if found:
+            await self._run("docker", "unpause" if wanted.do in PAUSES else "start", *found)
+        self._broken.pop(wanted, None)
+
+    def _label(self) -> str:
+        return f"label=com.docker.compose.project={self._project}"
+
+    async def _which(self, wanted: Wanted) -> list[str]:
+        """The containers that it is about, those that run."""
+        roles = KILLS.get(wanted.do) or (PAUSES[wanted.do],)
+        region = wanted.region or wanted.hub
+        found: list[str] = []
+        for role in roles:
+            labels = [
+                self._label(),
+                f"label=farhop.role={role}",
+                *([f"label=farhop.region={region}"] if region else []),
+            ]
+            filters = [word for label in labels for word in ("--filter", label)]
+            found += (await self._run("docker", "ps", "-q", "--no-trunc", *filters)).split()
+        return found
+
+
+class Pods:
+    """What runs in one namespace of Kubernetes, by `kubectl` and a context of it ("": the one in use)."""
+
+    def __init__(self, namespace: str, context: str = "", run: Command = command) -> None:
+        self._kubectl = ("kubectl", *(("--context", context) if context else ()), "--namespace", namespace)
+        self._namespace, self._run = namespace, run
+        self._replicas: dict[Wanted, dict[str, int]] = {}  # by fault, how many there were of what it scaled down
+
+    async def known(self, wanted: Wanted) -> None:
+        """See Breakable."""
+        _offered(wanted, set(KILLS), "pods")
+        if not await self._which(wanted):
+            raise FaultError(f"{wanted.do}: nothing of {wanted.region} runs in namespace {self._namespace}")
+
+    async def break_(self, wanted: Wanted) -> None:
+        """See Breakable. Whoever starts pods is told to have none; then they are killed, without a grace period."""
+        found = self._replicas[wanted] = await self._which(wanted)
+        await self._run(*self._kubectl, "scale", "--replicas=0", *found)
+        await self._run(
+            *self._kubectl, "delete", "pods", "--selector", self._selector(wanted), "--grace-period=0", "--force",
+            "--ignore-not-found", "--wait=false",
+        )  # fmt: skip
+
+    async def mend(self, wanted: Wanted) -> None:
+        """See Breakable."""
+        for name, replicas in tuple(self._replicas.get(wanted, {}).items()):
+            await self._run(*self._kubectl, "scale", f"--replicas={replicas}", name)
+            del self._replicas[wanted][name]
+        self._replicas.pop(wanted, None)
+
+    def _selector(self, wanted: Wanted) -> str:
+        return f"farhop.dev/region={wanted.region},app.kubernetes.io/component in ({','.join(KILLS[wanted.do])})"
+
+    async def _which(self, wanted: Wanted) -> dict[str, int]:
+        """The deployments and stateful sets that it is about, and how many pods each is to have."""
+        form = 'jsonpath={range .items[*]}{.kind}/{.metadata.name} {.spec.replicas}{"\\n"}{end}'
+        told = await self._run(
+            *self._kubectl, "get", "deployments,statefulsets", "--selector", self._selector(wanted), "--output", form
+        )
+        found: dict[str, int] = {}
+        for line in told.splitlines():
+            name, _, replicas = line.strip().partition(" ")
+            if name and replicas.isdigit() and int(replicas):
+                found[name.lower()] = int(replicas)
+        return found
+
+
+def _offered(wanted: Wanted, kinds: set[str], what: str) -> None:
+    if wanted.do not in kinds:
+        raise FaultError(f"{wanted.do[:64]!r} is not made in {what}; there are {', '.join(sorted(kinds))}")
+    if wanted.do != "stop-etcd" and not wanted.region:
+        raise FaultError(f"{wanted.do}: give a region")

@@ -1,0 +1,105 @@
+"""Drills by the schedule: a process beside this balancer that runs what is due, if it takes the lock in etcd.
+
+`farhop drill schedule --watch` on the fleet of this balancer's own configuration, or of a context. Each balancer that
+is so configured has one, and whichever holds the lock runs; a balancer that ends takes its own along, which rolls back
+what it runs. It is a process of its own: canaries and reports take none of this one's loop. Never decides about a
+drill, and knows none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from farhop.config import Part, Secret
+from farhop.store.backoff import Backoff
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+    from random import Random
+
+    from farhop.service.tasks import Tasks
+    from farhop.telemetry.logs import Throttled
+
+ENDS_S = 15.0  # how long a drill that is stopped may take to restore, and to say so
+AGAIN_S = (5.0, 300.0)  # before it is started again, if it ended by itself
+_KEY = "FARHOP_DRILL_KEY_"
+ENDS_WITH_STDIN = "FARHOP_ENDS_WITH_STDIN"  # whoever has this ends when whoever started it is gone
+
+
+class DrillsConfig(Part):
+    """Run drills by the schedule. `keys`: of each tenant class whose canaries are sent, its API key; `out`: the folder
+    for reports; `context`: the fleet as an operator's command knows it, with the authority and the token by which other
+    balancers' admin ports are asked. "": by this balancer's own configuration, which knows neither."""
+
+    keys: Annotated[dict[str, Secret], Field(min_length=1, max_length=64)]
+    out: Annotated[str, Field(min_length=1, max_length=4096)] = "drills"
+    context: Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$")] = ""
+
+
+class DrillSchedule:
+    """See the module's head. `path`: this balancer's configuration."""
+
+    def __init__(self, config: DrillsConfig, path: Path, rng: Random, log: Throttled) -> None:
+        self._config, self._path, self._log = config, path, log
+        self._backoff = Backoff(rng, *AGAIN_S)
+        self._process: asyncio.subprocess.Process | None = None
+        self._ending = False
+
+    def open(self, tasks: Tasks) -> None:
+        """Start it, and again whenever it ends."""
+        tasks.start(self._keep(), "run drills by the schedule")
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        return self._process.pid if self._process is not None else None
+
+    def command(self) -> tuple[Sequence[str], Mapping[str, str]]:
+        """Arguments and what is added to the environment: keys never stand on a command line."""
+        config = self._config
+        fleet = ["--context", config.context] if config.context else ["--config", str(self._path)]
+        words = ["-m", "farhop_cli", "drill", "schedule", "--watch", *fleet, "--out", config.out]
+        added = {ENDS_WITH_STDIN: "1"}
+        for number, (tenant, key) in enumerate(sorted(config.keys.items())):
+            words += ["--key", f"{tenant}=env:{_KEY}{number}"]
+            added[f"{_KEY}{number}"] = key.get_secret_value()
+        return words, added
+
+    async def _keep(self) -> None:
+        while not self._ending:
+            words, added = self.command()
+            try:
+                process = self._process = await asyncio.create_subprocess_exec(
+                    sys.executable, *words, stdin=asyncio.subprocess.PIPE, env={**os.environ, **added}
+                )
+                code = await process.wait()
+                why = f"it ended with exit code {code}"
+            except OSError as error:
+                why = str(error)
+            self._process = None
+            if not self._ending:
+                self._log.warning("drills", f"drills by the schedule: {why}; it is started again")
+                await asyncio.sleep(self._backoff.next_s())
+
+    async def close(self) -> None:
+        """Have it roll back what it runs, and end."""
+        self._ending = True
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()  # as it would if we died
+        try:
+            async with asyncio.timeout(ENDS_S):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()

@@ -1,0 +1,157 @@
+"""Names that stand for models at a region's own port: as the entry of this region has them, of the region's own models.
+
+They are followed in etcd where `farhop route` puts them (of its routes those with `models`), before what is configured.
+Invariants: a document that is absurd changes nothing and is counted; losing etcd changes nothing; a model that the law
+or the API key does not let the request use is never chosen, and neither is a name that the law keeps from here. Chosen
+once, when the request comes: a region's queue is for one model. Never sends, and reserves nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+from pydantic import TypeAdapter
+
+from farhop.balance import outcome
+from farhop.relay.formats.prompt import TOOLS, BodyError
+from farhop.service import model_steps
+from farhop.service.model_steps import NameRoute
+from farhop.store.contract import route_key
+from farhop.store.documents.authored import routes_parted
+from farhop.store.follow import Documents, follow
+from regional_lb.scheduler import admission
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from random import Random
+
+    from farhop.accounts.prices import Prices
+    from farhop.balance.machine import Request
+    from farhop.service.clock import Clock
+    from farhop.service.model_steps import ModelStep, Scope
+    from farhop.store.contract import Change, Store
+    from regional_lb.scheduler.flow import RegionalFlow
+
+DOCUMENT_LIMIT_BYTES = 256 * 1024
+_routes = TypeAdapter(list[dict[str, Any]])
+
+
+class ModelNames:
+    """See farhop.service.ingress.ModelNames. `prices` is the price book in force, if there is one; `changed` is called
+    when other names are."""
+
+    what = "model names"
+
+    def __init__(
+        self, store: Store, flow: RegionalFlow, configured: Sequence[NameRoute], clock: Clock, rng: Random,
+        refused: Callable[[str], None], changed: Callable[[ModelNames], None],
+    ) -> None:  # fmt: skip
+        self._store, self._flow, self._clock, self._rng, self._changed = store, flow, clock, rng, changed
+        self._key = route_key(flow.config.region)
+        self._documents: Documents[dict[Scope, tuple[ModelStep, ...]]] = Documents(
+            _read, refused, "routes", self._key
+        )  # fmt: skip
+        self.prices: Callable[[], Prices | None] = lambda: None
+        self.configure(configured)
+
+    def configure(self, configured: Sequence[NameRoute]) -> None:
+        """From now on these are configured."""
+        self._configured = model_steps.names_of(configured)
+        self._put()
+
+    async def follow(self) -> None:
+        """Until cancelled, or the store is closed."""
+        await follow(self._store, self._key, self.changed)
+
+    def changed(self, change: Change) -> None:
+        """Take one step of the watch."""
+        if self._documents.take(change):
+            self._put()
+
+    def _put(self) -> None:
+        chosen = {**self._configured, **(self._documents.get(self._key) or {})}
+        self.in_force: Mapping[Scope, tuple[ModelStep, ...]] = {of: steps for of, steps in chosen.items() if steps}
+        self._changed(self)
+
+    def status(self) -> list[dict[str, Any]]:
+        """For people: what stands for what, by tenant and name."""
+        return [
+            {"tenant": tenant, "model": name, "models": [step.model_dump() for step in steps]}
+            for (tenant, name), steps in sorted(self.in_force.items())
+        ]
+
+    def listed(self, tenant: str) -> dict[str, tuple[str, ...]]:
+        """Names that stand for others when this tenant asks, and for which."""
+        return model_steps.aliases(self.in_force, tenant)
+
+    def resolved(self, request: Request, allowed: tuple[str, ...], canonical: bytes) -> Request | None:
+        """The request for the model that it gets: the first with room here; while none has any, the first that is
+        served; where none is, the first that it may use. None where its name is that. Raises BodyError."""
+        steps = model_steps.of(self.in_force, request.tenant, request.model)
+        if not steps:
+            return None
+        flow, name = self._flow, request.model
+        region = flow.config.region
+        if (barred := admission.unlawful(request, region, flow.law)) is not None:
+            raise BodyError(barred.outcome, barred.detail, "model")
+        steps = tuple(model_steps.ordered(steps, model_steps.drawn(request, self._rng)))
+        unfit = model_steps.unfit(steps, request, allowed, canonical.startswith(TOOLS), self._micro_usd)
+        passed: list[str] = []
+        served: list[tuple[Request, int]] = []  # and how many were passed over before it
+        others: list[Request] = []
+        for step in steps:
+            one = replace(request, model=step.model, alias=name)
+            why = unfit[step.model] or self._unlawful(one)
+            if not why:
+                others.append(one)
+                if (has_room := self._has_room(one)) is None:
+                    why = "not served"
+                elif has_room:
+                    return self._named(one, passed)
+                else:
+                    served.append((one, len(passed)))
+                    why = "no room"
+            passed.append(f"{step.model}: {why}")
+        if served:
+            one, before = served[0]
+            return self._named(one, [*passed[:before], "no other has room"])
+        if others:
+            return self._named(others[0], ["none is served"])
+        if any(why.endswith("unlawful") for why in passed):
+            detail = f"region {region} may process this request for none of what `{name[:128]}` is"
+            raise BodyError(outcome.UNLAWFUL_HERE, detail, "model")
+        detail = f"this API key is for none of the models that `{name[:128]}` is"
+        raise BodyError(outcome.KEY_SCOPE, detail, "model")
+
+    def _named(self, one: Request, passed: Sequence[str]) -> Request | None:
+        return None if one.model == one.alias else replace(one, alias_why="; ".join(passed))
+
+    def _unlawful(self, one: Request) -> str:
+        return "" if admission.unlawful(one, self._flow.config.region, self._flow.law) is None else "unlawful"
+
+    def _has_room(self, one: Request) -> bool | None:
+        """Whether a replica could take it now; None where none serves its model."""
+        flow = self._flow
+        if one.model not in flow.view.by_model:
+            return None
+        choice = flow.wait_estimate.consider(one, flow.wait_estimate.need_of(one), self._clock.now())
+        return choice is not None and choice.chosen is not None
+
+    def _micro_usd(self, one: Request) -> int | None:
+        prices, at_s = self.prices(), self._clock.wall_s(self._clock.now())
+        rates = None if prices is None else prices.rates(one.model, at_s)
+        if rates is None:
+            return None
+        need = self._flow.wait_estimate.need_of(one)
+        output = need.output_tokens if one.max_tokens is None else one.max_tokens
+        return rates.at_most(int(need.prompt_tokens), int(output * one.answers))
+
+
+def _read(_key: str, document: bytes) -> dict[Scope, tuple[ModelStep, ...]]:
+    """Of routes as `farhop route` writes them what names stand for; nothing for a scope whose route says another thing,
+    which goes before the configured name, too. ValueError for what the entry would refuse."""
+    listed, _ = routes_parted(document, DOCUMENT_LIMIT_BYTES)
+    routes = _routes.validate_json(listed or b"[]")
+    plain = {(str(one.get("tenant", "")), str(one.get("model", ""))): () for one in routes if not one.get("models")}
+    return plain | model_steps.names_of([NameRoute.model_validate(one) for one in routes if one.get("models")])

@@ -1,0 +1,65 @@
+"""Follows in etcd what new work this region is to refuse, and tells the flow. Never decides.
+
+Invariants: a document that is absurd, or stands under another's key, changes nothing and is counted; a refusal ends
+with its key, with a snapshot that lacks it, or after its own length by this process's clock; losing etcd changes
+nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from farhop.store.contract import refuse_key
+from farhop.store.documents import overrides
+from farhop.store.documents.report import MODELS_LIMIT
+from farhop.store.follow import Documents, Refused, follow
+from regional_lb.scheduler.refusals import Refusal, RefusalsChanged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop.balance.machine import Event
+    from farhop.store.contract import Change, Store
+
+
+class RefusalBook:
+    """What stands for this region. `react` takes events; `refused` counts documents not believed, by reason."""
+
+    what = "refusals"
+
+    def __init__(
+        self,
+        store: Store,
+        region: str,
+        react: Callable[[Event], None],
+        refused: Callable[[str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._store, self._prefix, self._react, self._clock = store, refuse_key(region, ""), react, clock
+        self._documents: Documents[tuple[str, Refusal]] = Documents(self._read, refused, "refuse")
+
+    async def follow(self) -> None:
+        """Until cancelled, or the store is closed."""
+        await follow(self._store, self._prefix, self.changed)
+
+    def changed(self, change: Change) -> None:
+        """Take one step of the watch."""
+        if self._documents.take(change):
+            self._react(RefusalsChanged(dict(self._documents.values())))
+
+    def status(self) -> list[dict[str, Any]]:
+        """Those in force, for people."""
+        now = self._clock()
+        return [
+            {"model": model, "share": told.share, "why": told.why, "author": told.author, "left_s": told.until - now}
+            for model, told in self._documents.values()
+            if now < told.until
+        ]
+
+    def _read(self, key: str, value: bytes) -> tuple[str, Refusal]:
+        override = overrides.decode_refusal(value)
+        if override.key != key or not key.startswith(self._prefix):
+            raise Refused("refuse_misplaced")
+        if key not in self._documents and len(self._documents) > MODELS_LIMIT:
+            raise Refused("too_many_overrides")
+        return override.model, Refusal(override.share, self._clock() + override.for_s, override.why, override.author)

@@ -1,0 +1,93 @@
+"""How full the KV cache of a replica gets by what is under way there: the expected peak, and a margin for chance.
+
+A sequence takes its prompt and what it has been answered, grows by a token a step, and gives all of it back with its
+end. Where answers are staggered, some end while others grow, and the cache never holds all of them whole; where they
+began together, it does. So the peak is looked for over the time to come (the Past-Future scheduler, Gong et al.,
+ASPLOS 2025): of each answer it is known how long it has been coming, and how long answers get, as a share of what was
+expected of each, is learned from those that ended.
+
+Pure. Invariants:
+- the peak is at least what is held now, never falls with one more sequence, and never by a sequence's being larger;
+- no sequence is taken to have said more than all but CHANCE of the answers before: its age tells that by a pace that
+  may be wrong by a factor where loads rise and no answer has ended yet; what is held now the engine tells itself;
+- the cache is outgrown at any one moment with a probability of CHANCE at most, as far as answers are independent of
+  each other and as long as those before were.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.float64]
+
+CHANCE = 0.05
+_Z = 1.645  # of the normal distribution, CHANCE lies above
+_MEMORY = 128.0  # answers: what came so many ago counts 1/e
+_PRIOR = 4.0  # answers of just the expected length, to begin with: all are thought to be there at once
+_SELDOM = 0.01  # the share of answers that may get longer than any that is remembered
+
+_STEPS_PER_DOUBLING = 4
+_SHARES = 2.0 ** (np.arange(-4 * _STEPS_PER_DOUBLING, 3 * _STEPS_PER_DOUBLING + 1) / _STEPS_PER_DOUBLING)
+_EXPECTED = int(np.searchsorted(_SHARES, 1.0))
+# Tokens ahead at which the cache is looked at: those of one interval are counted with who is left at its beginning, and
+# as large as at its end.
+_AHEAD = np.concatenate([[0.0], 4.0 * 1.2 ** np.arange(47)])
+_FAR = 2.0  # times the longest answer expected: further nobody looks
+_REBASE = 1e9
+
+
+class AnswerLengths:
+    """What share of answers get longer than so much of what was expected of each. Recent ones count more."""
+
+    __slots__ = ("_counts", "_longer", "_usual", "_weight")
+
+    def __init__(self) -> None:
+        # Answers by their share: at most _SHARES[i], and more than that before it; the last, more than all.
+        self._counts = np.zeros(len(_SHARES) + 1)
+        self._counts[_EXPECTED] = _PRIOR
+        self._weight = 1.0  # of the next: it grows, instead of the others' fading
+        self._longer: Tokens | None = None
+        self._usual: float | None = None
+
+    def learn(self, tokens: float, expected: float) -> None:
+        """An answer had so many tokens; both above 0."""
+        self._counts[_SHARES.searchsorted(tokens / expected)] += self._weight
+        self._weight *= 1.0 + 1.0 / _MEMORY
+        self._longer = self._usual = None
+        if self._weight > _REBASE:
+            self._counts /= self._weight
+            self._weight = 1.0
+
+    def longer(self, shares: Tokens) -> Tokens:
+        """What share of answers get longer than these shares of what was expected. Never 0: there are always some."""
+        if self._longer is None:
+            ended = self._counts.cumsum()
+            self._longer = 1.0 - (1.0 - _SELDOM) * np.concatenate([[0.0], ended[:-1] / ended[-1]])
+        longer: Tokens = self._longer[_SHARES.searchsorted(shares, side="right")]
+        return longer
+
+    @property
+    def usual_share(self) -> float:
+        """Just below the share of what was expected that all but CHANCE of answers end at."""
+        if self._usual is None:
+            place = int(np.count_nonzero(self.longer(_SHARES) > CHANCE))
+            self._usual = float(_SHARES[min(place, len(_SHARES) - 1)]) * (1.0 - 1e-9)
+        return self._usual
+
+
+def peak_tokens(held: Tokens, expected: Tokens, said: Tokens, counts: Tokens, lengths: AnswerLengths) -> float:
+    """The most that sequences will have taken at any time from now on, but for a chance of CHANCE.
+
+    Of each: the tokens its prompt holds, those expected of its answer (0: it has none), those it has been answered, and
+    how many there are alike. At least one.
+    """
+    ahead = _AHEAD[: int(_AHEAD.searchsorted(_FAR * float(expected.max()))) + 2]
+    grown = np.add.outer(np.minimum(said, lengths.usual_share * expected), ahead)
+    left = lengths.longer(grown[:, :-1] / np.maximum(expected, 1.0)[:, None])
+    left /= left[:, :1].copy()
+    grown[expected == 0.0] = 0.0
+    size = grown[:, 1:] + held[:, None]
+    mean = size * left
+    peaks = counts @ mean + _Z * np.sqrt(counts @ (mean * (size - mean)))
+    return float(peaks.max())

@@ -1,0 +1,120 @@
+"""What a balancer of a region knew when it ended, on its own disk: a restart without a peer begins with that.
+
+It is what a peer would have told (`mesh.feed`), written down now and then and at the end, and read as a peer's word
+before anybody is served: which replica had what cached, and what was learned; nothing that is under way. Invariants:
+what cannot be believed is counted and changes nothing; what is older than AGE_MAX_S is not believed, since engines have
+served others by then; losing the file loses time, and nothing else. Never holds text: prefixes are hashes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from farhop_wire import peers_pb2
+from google.protobuf.message import DecodeError
+
+from farhop.store.state import StateError
+from regional_lb.fleet.shares import PeersChanged
+from regional_lb.mesh.messages import PeerUpdateError, event_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from farhop.balance.machine import Event
+    from farhop.store.state import StateDir
+    from regional_lb.mesh.feed import PeerFeed
+    from regional_lb.scheduler.flow import RegionalFlow
+
+NAME = "learned"
+EVERY_S = 60.0  # tens of thousands of paths take a third of a second of CPU, in pieces
+AGE_MAX_S = 900.0
+AGE_AHEAD_S = 60.0  # by which a disk's clock may be ahead of ours
+REPLICAS_S = 1.0  # how long a start waits for the replicas that the file names to be found
+_LENGTH_BYTES = 4
+_NOBODY: frozenset[str] = frozenset()
+
+
+class Remembered:
+    """See the module's head. `wall_s` is the wall clock, as the disk's."""
+
+    def __init__(
+        self,
+        where: StateDir | None,
+        flow: RegionalFlow,
+        feed: PeerFeed,
+        react: Callable[[Event], None],
+        refused: Callable[[str], None],
+        wall_s: Callable[[], float],
+    ) -> None:
+        self._where, self._flow, self._feed = where, flow, feed
+        self._react, self._refused, self._wall_s = react, refused, wall_s
+        self._saved: tuple[object, ...] = ()
+
+    async def recall(self) -> int:
+        """Begin with what is on disk; how many messages were believed."""
+        if self._where is None:
+            return 0
+        try:
+            kept = await asyncio.to_thread(self._where.load, NAME)
+        except StateError:
+            self._refused("remembered_broken")
+            return 0
+        if kept is None or not -AGE_AHEAD_S <= self._wall_s() - kept.written_at <= AGE_MAX_S:
+            return 0
+        believed, names = 0, set[str]()
+        try:
+            for number, update in enumerate(_messages(kept.document)):
+                event = event_of(update, self._flow.law.epoch, first=number == 0)
+                if not number:
+                    names = {name for name, load in event.loads.items() if load.known}
+                    await self._found(names)
+                self._react(event)
+                believed += 1
+                await asyncio.sleep(0)  # others may run
+        except (PeerUpdateError, DecodeError, ValueError):
+            self._refused("remembered_malformed")
+        # Who told it is gone: what it learned stays, and it takes part in nothing.
+        self._react(PeersChanged(_NOBODY, _NOBODY))
+        return believed
+
+    async def _found(self, names: set[str]) -> None:
+        """Until these replicas are found, for a while: what is told of one that is not here is not kept."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + REPLICAS_S
+        while not names <= self._flow.view.replicas.keys() and loop.time() < end:
+            await asyncio.sleep(0.02)
+
+    async def keep(self) -> None:
+        """Write it down now and then, until cancelled."""
+        while self._where is not None:
+            await asyncio.sleep(EVERY_S)
+            await self.save()
+
+    async def save(self) -> None:
+        """Write it down, if there is anything new."""
+        now = (self._feed.known_cached_seq, self._flow.news)
+        if self._where is None or now == self._saved:
+            return
+        pieces: list[bytes] = []
+        for update in self._feed.everything():
+            written = update.SerializeToString()
+            pieces += (len(written).to_bytes(_LENGTH_BYTES, "big"), written)
+            await asyncio.sleep(0)
+        try:
+            await asyncio.to_thread(self._where.save, NAME, b"".join(pieces))
+            self._saved = now
+        except StateError:
+            self._refused("remembered_unwritten")
+
+
+def _messages(document: bytes) -> Iterator[peers_pb2.PeerUpdate]:
+    """Raises ValueError or DecodeError for what is none."""
+    at = 0
+    while at < len(document):
+        n_bytes = int.from_bytes(document[at : at + _LENGTH_BYTES], "big")
+        at += _LENGTH_BYTES
+        if at + n_bytes > len(document):
+            raise ValueError("it is cut short")
+        yield peers_pb2.PeerUpdate.FromString(document[at : at + n_bytes])
+        at += n_bytes

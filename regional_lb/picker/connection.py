@@ -1,0 +1,548 @@
+"""A gateway's connection: gRPC over HTTP/2, on the event loop itself.
+
+What came in one read is taken whole, and all that is to be said of it leaves in one write. With grpcio each message is
+an operation of its own, handed over between threads, and h2 makes an object and some copies of each frame: either costs
+more than the choice (docs/measurements/performance.md). So frames are read here, and header blocks by hpack.
+Invariants: a call's messages are taken in order and answered in order, each exactly once; a call ends once; what fails
+ends its call and no other, unless the connection itself cannot be understood. Bounded: calls at once, a message's and a
+head's size, what is read while its answer cannot be sent, and how long the other end may be silent. Never looks into a
+message: that is its call's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Protocol, cast
+
+from hpack import Decoder, HPACKError
+
+from regional_lb.picker import http2
+from regional_lb.picker.http2 import Http2Error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# gRPC's status codes that are said here.
+OK, INVALID_ARGUMENT, NOT_FOUND = 0, 3, 5
+RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNIMPLEMENTED = 8, 9, 12
+
+_WINDOW_BYTES = 16 << 20  # of a connection: many gateways' requests share one
+_STREAM_WINDOW_BYTES = 1 << 20  # a body of a usual size needs no word about windows
+_HEADERS_BYTES_MAX = 16 * 1024
+_CONTINUATIONS_MAX = 16
+_UNSENT_BYTES_MAX = 256 * 1024  # of a call: beyond it no more of that call is let come
+_UNWRITTEN_BYTES_MAX = 1 << 20  # of a connection: beyond it nothing is read
+_JOINED_BYTES_MAX = 16 * 1024  # of one write: less is copied together, more is given as it is
+_LINGER_S = 5.0  # for the other end to close a call that we have ended
+_QUIET_S, _PING_S = 10.0, 5.0  # it is asked whether it lives; how long it has to say so
+_PING = http2.frame(http2.PING, 0, 0, b"farhop  ")
+_PREFIX_BYTES = 5  # before each of gRPC's messages: whether it is compressed, and its length
+
+
+class Call(Protocol):
+    """What is done with one call. `outbox`: messages to be sent, in order. `status`: gRPC's code and its text once
+    nothing more is to be said after these; None before."""
+
+    outbox: deque[bytes]
+
+    @property
+    def status(self) -> tuple[int, str] | None:
+        """See the class."""
+
+    def take(self, message: bytes | memoryview) -> None:
+        """A message has come; it is lent until this returns. Never raises."""
+
+    def sent(self) -> None:
+        """The outbox is empty: nothing that stood in it can be changed any more."""
+
+    def ended(self) -> None:
+        """No more will come or be sent: one of both ends has said so, or the other is gone. May be told twice."""
+
+    def check(self, now: float) -> None:
+        """Apply the time limits."""
+
+
+class _Stream:
+    """A call on its stream. `partial`: of a message that is not whole; `unsent`: what waits for `window`; `room`: how
+    many bytes may still come, of which `taken` were taken since that was last said."""
+
+    __slots__ = (
+        "begun",
+        "call",
+        "closed",
+        "ended_at",
+        "identity",
+        "partial",
+        "room",
+        "taken",
+        "unsent",
+        "unsent_bytes",
+        "window",
+    )
+
+    def __init__(self, identity: int, call: Call, window: int) -> None:
+        self.identity, self.call, self.window = identity, call, window
+        self.partial = bytearray()
+        self.unsent: deque[bytes | memoryview] = deque()
+        self.unsent_bytes = self.taken = 0
+        self.room = _STREAM_WINDOW_BYTES
+        self.begun = self.closed = False  # we have begun to answer; nothing more comes
+        self.ended_at: float | None = None  # when we said the last word, on the loop's clock
+
+    def put(self, part: bytes | memoryview) -> None:
+        self.unsent.append(part)
+        self.unsent_bytes += len(part)
+
+
+class GatewayConnection(asyncio.Protocol):
+    """See the module's head. `call` makes the call of a method's path (None: there is no such method), and is given
+    what it must ask for where it has something to say while nothing came. `closed` is told of the connection's end."""
+
+    def __init__(
+        self,
+        call: Callable[[bytes, Callable[[], None]], Call | None],
+        closed: Callable[[GatewayConnection], None],
+        *,
+        calls_max: int,
+        message_bytes_max: int,
+    ) -> None:
+        self._make, self._closed = call, closed
+        self._calls_max, self._message_bytes_max = calls_max, message_bytes_max
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._heads = Decoder(max_header_list_size=_HEADERS_BYTES_MAX)
+        self._streams: dict[int, _Stream] = {}
+        self._due: dict[int, _Stream] = {}  # those with something to say
+        self._last = 0  # the last stream that the other end has begun
+        # Reading: what is not whole yet and how much of it there must be; the head that goes on in further frames.
+        self._partial, self._needed = bytearray(), len(http2.PREFACE)
+        self._greeted = self._settled = False
+        self._block: tuple[int, bool, list[bytes]] | None = None
+        self._room, self._taken = _WINDOW_BYTES, 0
+        # Writing: what may be sent, and what this turn says.
+        self._window, self._stream_window = http2.WINDOW_BYTES, http2.WINDOW_BYTES
+        self._out: list[bytes | memoryview] = []
+        self._out_bytes = 0
+        self._reading = self._asked = self._paused = self._leaves = self._pinged = False
+        self._received_at = self._loop.time()
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say what may be sent here."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=_UNWRITTEN_BYTES_MAX)
+        self._put(http2.settings({
+            http2.MAX_CONCURRENT_STREAMS: self._calls_max,
+            http2.INITIAL_WINDOW_SIZE: _STREAM_WINDOW_BYTES,
+            http2.MAX_HEADER_LIST_SIZE: _HEADERS_BYTES_MAX,
+        }))  # fmt: skip
+        self._put(http2.window_update(0, _WINDOW_BYTES - http2.WINDOW_BYTES))
+        self._write()
+
+    def data_received(self, data: bytes) -> None:
+        """Take all of it, then answer."""
+        self._received_at, self._pinged, self._reading = self._loop.time(), False, True
+        try:
+            if self._partial:
+                self._partial += data
+                if len(self._partial) < self._needed:
+                    return
+                data = bytes(self._partial)
+                self._partial.clear()
+            self._read(data)
+        except Http2Error as error:
+            self._end(error.code, str(error))
+            return
+        finally:
+            self._reading = False
+        self._flush()
+
+    def pause_writing(self) -> None:
+        """The other end does not read: nothing more is heard of it until it does, so that nothing heaps up here."""
+        self._paused = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        self._paused = False
+        if self._transport is not None:
+            self._transport.resume_reading()
+        self._flush()
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
+        """All of its calls have ended."""
+        self._transport = None
+        self._drop()
+        self._closed(self)
+
+    # -- of its owner
+
+    def close(self) -> None:
+        """Say goodbye, and break what is under way."""
+        self._end(http2.NO_ERROR, "")
+
+    def sweep(self, now: float) -> None:
+        """Apply the time limits, on the loop's clock."""
+        for stream in tuple(self._streams.values()):
+            if stream.ended_at is None:
+                stream.call.check(now)
+            elif now - stream.ended_at > _LINGER_S:
+                del self._streams[stream.identity]
+                self._put(http2.reset(stream.identity, http2.NO_ERROR))
+        quiet_s = now - self._received_at
+        if quiet_s > _QUIET_S + _PING_S:
+            if self._transport is not None:
+                self._transport.abort()
+        elif quiet_s > _QUIET_S and not self._pinged and not self._paused:
+            self._pinged = True
+            self._put(_PING)
+        self._flush()
+
+    def _end(self, code: int, problem: str) -> None:
+        transport, self._transport = self._transport, None
+        if transport is None:
+            return
+        self._drop()
+        self._put(http2.goaway(self._last, code, problem))
+        transport.writelines(self._out)
+        self._out.clear()
+        transport.close()
+        self._loop.call_later(_LINGER_S, transport.abort)  # of one that does not read its last word
+
+    def _drop(self) -> None:
+        streams, self._streams = self._streams, {}
+        self._due.clear()
+        for stream in streams.values():
+            if stream.ended_at is None:
+                stream.call.ended()
+
+    # -- frames that come
+
+    def _read(self, data: bytes) -> None:
+        """Every whole frame in it. Raises Http2Error."""
+        at, end = 0, len(data)
+        if not self._greeted:
+            if not http2.PREFACE.startswith(data[: len(http2.PREFACE)]):
+                raise Http2Error(http2.PROTOCOL_ERROR, "this port speaks gRPC, which is HTTP/2")
+            if end < len(http2.PREFACE):
+                self._partial += data
+                return
+            self._greeted, at = True, len(http2.PREFACE)
+        needed = http2.FRAME_HEAD_BYTES
+        while end - at >= http2.FRAME_HEAD_BYTES:
+            size = int.from_bytes(data[at : at + 3])
+            if size > http2.FRAME_BYTES_MAX:
+                raise Http2Error(http2.FRAME_SIZE_ERROR, "a frame is too large")
+            begin = at + http2.FRAME_HEAD_BYTES
+            if begin + size > end:
+                needed = http2.FRAME_HEAD_BYTES + size
+                break
+            kind, flags = data[at + 3], data[at + 4]
+            identity = int.from_bytes(data[at + 5 : begin]) & 0x7FFF_FFFF
+            at = begin + size
+            if kind == http2.DATA and self._block is None:
+                self._data(flags, identity, data[begin:at])
+            else:
+                self._frame(kind, flags, identity, data[begin:at])
+        self._needed = needed
+        if at < end:
+            self._partial += memoryview(data)[at:]
+
+    def _frame(self, kind: int, flags: int, identity: int, payload: bytes) -> None:
+        if not self._settled and kind != http2.SETTINGS:
+            raise Http2Error(http2.PROTOCOL_ERROR, "the first frame must be SETTINGS")
+        if self._block is not None and (kind != http2.CONTINUATION or identity != self._block[0]):
+            raise Http2Error(http2.PROTOCOL_ERROR, "a head must go on in the next frame")
+        taking = _TAKING.get(kind)
+        if taking is not None:  # others are for later versions, and are passed over
+            taking(self, flags, identity, payload)
+
+    def _settings(self, flags: int, identity: int, payload: bytes) -> None:
+        if identity or (flags & http2.ACK and payload):
+            raise Http2Error(http2.FRAME_SIZE_ERROR, "SETTINGS are of a connection, and an acknowledgement is empty")
+        self._settled = True
+        if flags & http2.ACK:
+            return
+        for key, value in http2.read_settings(payload):
+            if key == http2.INITIAL_WINDOW_SIZE:
+                more, self._stream_window = value - self._stream_window, value
+                for stream in self._streams.values():
+                    stream.window = self._wider(stream.window, more)
+        self._put(http2.frame(http2.SETTINGS, http2.ACK, 0))
+        self._all_due()
+
+    def _headers(self, flags: int, identity: int, payload: bytes) -> None:
+        block = http2.unpadded(flags, payload)
+        if flags & http2.WITH_PRIORITY:
+            block = block[5:]
+        ends = bool(flags & http2.END_STREAM)
+        if flags & http2.END_HEADERS:
+            self._head(identity, block, ends=ends)
+        else:
+            self._block = identity, ends, [block]
+
+    def _continuation(self, flags: int, identity: int, payload: bytes) -> None:
+        if self._block is None:
+            raise Http2Error(http2.PROTOCOL_ERROR, "CONTINUATION of nothing")
+        parts = self._block[2]
+        parts.append(payload)
+        if len(parts) > _CONTINUATIONS_MAX or sum(map(len, parts)) > _HEADERS_BYTES_MAX:
+            raise Http2Error(http2.ENHANCE_YOUR_CALM, "a head is too large")
+        if flags & http2.END_HEADERS:
+            ends, self._block = self._block[1], None
+            self._head(identity, b"".join(parts), ends=ends)
+
+    def _head(self, identity: int, block: bytes, *, ends: bool) -> None:
+        try:
+            fields = dict(self._heads.decode(block, raw=True))  # also of what is refused: the table goes on
+        except HPACKError as error:
+            raise Http2Error(http2.COMPRESSION_ERROR, f"a head cannot be read: {error}") from None
+        if identity <= self._last:
+            if identity in self._streams and not ends:
+                raise Http2Error(http2.PROTOCOL_ERROR, "a second head must be the end")
+            self._ended(identity)
+            return
+        if not identity % 2:
+            raise Http2Error(http2.PROTOCOL_ERROR, "a client's streams have odd numbers")
+        self._last = identity
+        kind = fields.get(b"content-type", b"")
+        if len(self._streams) >= self._calls_max:
+            self._put(http2.reset(identity, http2.REFUSED_STREAM))
+        elif fields.get(b":method") != b"POST" or not kind.startswith(b"application/grpc"):
+            self._refuse(identity, http2.UNSUPPORTED_MEDIA_TYPE, ends=ends)
+        else:
+            self._begin(identity, fields.get(b":path", b""), ends=ends)
+
+    def _begin(self, identity: int, path: bytes, *, ends: bool) -> None:
+        def wake() -> None:
+            if self._streams.get(identity) is stream:
+                self._due[identity] = stream
+                self._ask()
+
+        call = self._make(path, wake)
+        if call is None:
+            self._refuse(identity, http2.BEGUN + http2.status(UNIMPLEMENTED, "there is no such method here"), ends=ends)
+            return
+        stream = self._streams[identity] = _Stream(identity, call, self._stream_window)
+        if ends:
+            self._ended(identity)
+
+    def _data(self, flags: int, identity: int, payload: bytes) -> None:
+        size, stream = len(payload), self._streams.get(identity)
+        self._room -= size
+        self._taken += size
+        if identity > self._last or not identity or self._room < 0:
+            raise Http2Error(http2.PROTOCOL_ERROR, "DATA of no stream, or more of it than was allowed")
+        if stream is None:
+            return  # what was on its way
+        stream.room -= size
+        stream.taken += size
+        if stream.closed or stream.room < 0:
+            raise Http2Error(http2.FLOW_CONTROL_ERROR, "DATA after the end, or more of it than was allowed")
+        if stream.call.status is None:
+            self._due[identity] = stream
+            self._messages(stream, http2.unpadded(flags, payload))
+        if flags & http2.END_STREAM:
+            self._ended(identity)
+
+    def _messages(self, stream: _Stream, data: bytes) -> None:
+        """Every whole message in it, behind what was there."""
+        partial = stream.partial
+        if partial:
+            partial += data
+            if len(partial) < _PREFIX_BYTES + int.from_bytes(partial[1:_PREFIX_BYTES]):
+                self._judge(stream, partial)
+                return
+            data, stream.partial = partial, bytearray()  # type: ignore[assignment]  # as good to read as bytes are
+        at, end, whole = 0, len(data), memoryview(data)
+        while end - at >= _PREFIX_BYTES and stream.call.status is None:
+            begin = at + _PREFIX_BYTES
+            until = begin + int.from_bytes(data[at + 1 : begin])
+            if until > end or data[at]:
+                break
+            stream.call.take(whole[begin:until])
+            at = until
+        if at < end and stream.call.status is None:
+            stream.partial += whole[at:]
+            self._judge(stream, stream.partial)
+
+    def _judge(self, stream: _Stream, partial: bytearray) -> None:
+        """Whether a message that is not whole may become so."""
+        if len(partial) < _PREFIX_BYTES:
+            return
+        if partial[0]:
+            self._fail(stream, UNIMPLEMENTED, "messages are not compressed here")
+        elif int.from_bytes(partial[1:_PREFIX_BYTES]) > self._message_bytes_max:
+            self._fail(stream, RESOURCE_EXHAUSTED, f"a message has at most {self._message_bytes_max} bytes")
+
+    def _ended(self, identity: int) -> None:
+        """The other end has said its last word on it."""
+        stream = self._streams.get(identity)
+        if stream is None:
+            return
+        stream.closed = True
+        if stream.ended_at is None:
+            stream.call.ended()
+            self._due[identity] = stream
+        else:
+            del self._streams[identity]
+
+    def _reset(self, _flags: int, identity: int, _payload: bytes) -> None:
+        if not identity or identity > self._last:
+            raise Http2Error(http2.PROTOCOL_ERROR, "RST_STREAM of no stream")
+        stream = self._streams.pop(identity, None)
+        self._due.pop(identity, None)
+        if stream is not None and stream.ended_at is None:
+            stream.call.ended()
+
+    def _granted(self, _flags: int, identity: int, payload: bytes) -> None:
+        more = int.from_bytes(payload) & 0x7FFF_FFFF
+        if len(payload) != 4 or not more:
+            raise Http2Error(http2.PROTOCOL_ERROR, "WINDOW_UPDATE by nothing")
+        if not identity:
+            self._window = self._wider(self._window, more)
+            self._all_due()
+        elif (stream := self._streams.get(identity)) is not None:
+            stream.window = self._wider(stream.window, more)
+            self._due[identity] = stream
+
+    @staticmethod
+    def _wider(window: int, more: int) -> int:
+        if window + more > http2.WINDOW_BYTES_MAX:
+            raise Http2Error(http2.FLOW_CONTROL_ERROR, "a window is too large")
+        return window + more
+
+    def _ping(self, flags: int, _identity: int, payload: bytes) -> None:
+        if len(payload) != 8:
+            raise Http2Error(http2.FRAME_SIZE_ERROR, "PING has eight bytes")
+        if not flags & http2.ACK:
+            self._put(http2.frame(http2.PING, http2.ACK, 0, payload))
+
+    def _goes(self, _flags: int, _identity: int, _payload: bytes) -> None:
+        """It begins nothing more; what it has begun goes on."""
+        self._leaves = True
+
+    def _no_push(self, _flags: int, _identity: int, _payload: bytes) -> None:
+        raise Http2Error(http2.PROTOCOL_ERROR, "a client pushes nothing")
+
+    # -- what goes
+
+    def _all_due(self) -> None:
+        self._due.update((identity, stream) for identity, stream in self._streams.items() if stream.unsent)
+
+    def _ask(self) -> None:
+        """Flush soon, unless that is done anyway once all that came is taken."""
+        if not self._reading and not self._asked:
+            self._asked = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._asked = False
+        if self._transport is None or self._paused:
+            return
+        while self._due:
+            due, self._due = self._due, {}
+            for stream in due.values():
+                if stream.ended_at is None:
+                    self._say(stream)
+        if self._taken > _WINDOW_BYTES // 2:
+            self._put(http2.window_update(0, self._taken))
+            self._room, self._taken = self._room + self._taken, 0
+        self._write()
+        if self._leaves and not self._streams:
+            self._end(http2.NO_ERROR, "")
+
+    def _say(self, stream: _Stream) -> None:
+        call = stream.call
+        if call.outbox:
+            for message in call.outbox:
+                size = len(message)
+                stream.put(b"\0" + size.to_bytes(4))
+                if size:
+                    stream.put(message)
+            call.outbox.clear()
+            call.sent()
+        if stream.unsent:
+            if not stream.begun:
+                stream.begun = True
+                self._put(http2.frame(http2.HEADERS, http2.END_HEADERS, stream.identity, http2.BEGUN))
+            self._send(stream)
+        if not stream.unsent and call.status is not None:
+            self._finish(stream, *call.status)
+        elif stream.taken > _STREAM_WINDOW_BYTES // 2 and stream.unsent_bytes < _UNSENT_BYTES_MAX and not stream.closed:
+            self._put(http2.window_update(stream.identity, stream.taken))
+            stream.room, stream.taken = stream.room + stream.taken, 0
+
+    def _send(self, stream: _Stream) -> None:
+        """As much as may be sent, in frames."""
+        unsent, room = stream.unsent, min(stream.window, self._window, stream.unsent_bytes)
+        stream.window -= max(room, 0)
+        self._window -= max(room, 0)
+        while room > 0:
+            size = left = min(room, http2.FRAME_BYTES_MAX)
+            room -= size
+            self._put(http2.frame_head(size, http2.DATA, 0, stream.identity))
+            while left:
+                part = unsent.popleft()
+                if len(part) > left:
+                    whole = memoryview(part)
+                    unsent.appendleft(whole[left:])
+                    part = whole[:left]
+                self._put(part)
+                left -= len(part)
+            stream.unsent_bytes -= size
+
+    def _finish(self, stream: _Stream, code: int, text: str) -> None:
+        """The last word on it."""
+        trailers = http2.status(code, text)
+        block = trailers if stream.begun else http2.BEGUN + trailers
+        self._put(http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream.identity, block))
+        stream.ended_at = self._loop.time()
+        stream.partial.clear()
+        stream.call.ended()
+        if stream.closed:
+            self._streams.pop(stream.identity, None)
+
+    def _fail(self, stream: _Stream, code: int, text: str) -> None:
+        """Nothing more is read or sent of it."""
+        stream.call.ended()
+        stream.call.outbox.clear()
+        stream.unsent.clear()
+        stream.unsent_bytes = 0
+        self._finish(stream, code, text)
+
+    def _refuse(self, identity: int, block: bytes, *, ends: bool) -> None:
+        """It never becomes a call, and nothing of it is waited for."""
+        self._put(http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, identity, block))
+        if not ends:
+            self._put(http2.reset(identity, http2.NO_ERROR))
+
+    def _put(self, part: bytes | memoryview) -> None:
+        self._out.append(part)
+        self._out_bytes += len(part)
+
+    def _write(self) -> None:
+        if not self._out or self._transport is None:
+            return
+        out, size = self._out, self._out_bytes
+        self._out, self._out_bytes = [], 0
+        if size <= _JOINED_BYTES_MAX:
+            self._transport.write(b"".join(out))
+        else:
+            self._transport.writelines(out)
+
+
+_TAKING: dict[int, Callable[[GatewayConnection, int, int, bytes], None]] = {
+    http2.DATA: GatewayConnection._data,
+    http2.HEADERS: GatewayConnection._headers,
+    http2.RST_STREAM: GatewayConnection._reset,
+    http2.SETTINGS: GatewayConnection._settings,
+    http2.PUSH_PROMISE: GatewayConnection._no_push,
+    http2.PING: GatewayConnection._ping,
+    http2.GOAWAY: GatewayConnection._goes,
+    http2.WINDOW_UPDATE: GatewayConnection._granted,
+    http2.CONTINUATION: GatewayConnection._continuation,
+}

@@ -1,0 +1,46 @@
+"""New work that a region refuses since an operator, or a drill, said so: a share of all, or of a model.
+
+Invariant: each ends by itself, by this process's clock, whoever set it. Never touches who is in already. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farhop.balance.machine import Event
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from random import Random
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """A `share` (0, 1] of new requests is refused until then (monotonic seconds); who said so, and why."""
+
+    share: float
+    until: float
+    why: str
+    author: str
+
+
+class RefusalsChanged(Event, frozen=True):
+    """What is to be refused from now on, by model; "" is any."""
+
+    by_model: Mapping[str, Refusal]
+
+
+class Refusals:
+    """What stands."""
+
+    def __init__(self, by_model: Mapping[str, Refusal] | None = None) -> None:
+        self.by_model = dict(by_model or {})
+
+    def of(self, model: str, now: float, rng: Random) -> str:
+        """Why a request for the model is refused; "" where it is not. Each that stands draws for itself."""
+        for name in dict.fromkeys((model, "")):
+            refusal = self.by_model.get(name)
+            if refusal is not None and now < refusal.until and rng.random() < refusal.share:
+                return f"{refusal.author} has this region refuse new work: {refusal.why}"
+        return ""

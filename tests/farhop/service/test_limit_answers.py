@@ -1,0 +1,45 @@
+"""What clients are told of limits, as OpenAI's SDK and the draft on RateLimit headers read it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from farhop.balance.quota import Quota
+from farhop.balance.quota_holder import new_holding
+from farhop.service import limit_answers
+from farhop.service.limit_match import MONEY, REQUESTS, Lender, Matched
+
+
+def test_lengths_of_time_are_written_as_openai_does() -> None:
+    assert [limit_answers._span(s) for s in (0.12, 1.0, 6.0, 90.0, 7200.0)] == ["120ms", "1s", "6s", "1m30s", "2h0m0s"]
+
+
+def matched(kind: int = REQUESTS, size: int = 10, period: int = 60) -> Matched:
+    holding = new_holding("b", Quota(size, size / period), None, 0.0)
+    return Matched(Lender("tokyo"), ((kind, size, period, holding),))
+
+
+def test_what_could_never_fit_says_not_to_come_again() -> None:
+    reply = limit_answers.refusal(matched(), REQUESTS, 10, 60, 11, None, 0.0)
+    assert reply.status == 429
+    assert b"x-should-retry: false" in reply.extra
+    assert b"retry-after" not in reply.extra
+    assert "ask for less" in msgspec.json.decode(reply.body)["error"]["message"]
+
+
+@pytest.mark.parametrize(("used_up", "again"), [(True, b"false"), (False, b"true")])
+def test_money_that_is_used_up_is_not_asked_for_again_by_itself(used_up: bool, again: bytes) -> None:
+    reply = limit_answers.refusal(
+        matched(MONEY, 5_000_000, 86_400), MONEY, 5_000_000, 86_400, 250_000, 7.5, 0.0, used_up=used_up
+    )
+    error = msgspec.json.decode(reply.body)["error"]
+    assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
+    assert "5 USD per day, and this request may cost 0.25; try again in 8s" in error["message"]
+    assert b"retry-after-ms: 7500\r\nx-should-retry: " + again in reply.extra
+
+
+@pytest.mark.parametrize(("has_book", "says"), [(True, "no price in the price book"), (False, "no price book")])
+def test_what_has_no_price_names_the_model(has_book: bool, says: str) -> None:
+    error = msgspec.json.decode(limit_answers.not_priced("m", has_book=has_book).body)["error"]
+    assert (error["param"], error["code"], says in error["message"]) == ("model", "model_not_priced", True)

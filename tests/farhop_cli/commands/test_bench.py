@@ -1,0 +1,43 @@
+"""`farhop bench` is wired: every subcommand has its own options alone, and none that it would ignore."""
+
+import pytest
+import typer
+
+from farhop_cli.commands import bench
+
+OPTIONS = {
+    "decide": set(), "relay": {"quick", "only", "repeats", "streams", "tls"}, "soak": {"requests"},
+    "ttft": {"quick", "rounds", "engine", "model", "tokenizer"}, "dns": {"seconds", "networks"},
+    "picker": {"quick"}, "anycast": {"repeats"}, "hostile": {"quick"},
+    "scrape": set(), "intake": set(), "hits": set(), "trie": {"quick"}, "sim": {"quick"},
+    "routing": {"quick", "only", "seeds", "out", "markdown"}, "fidelity": {"scenario", "speedup", "quick"},
+    "chaos": {"seeds", "seed", "workers", "out", "replay", "live", "length"}, "law": {"worlds", "first", "workers"},
+    "resume": {"interruptions", "seed", "cost", "text", "kills"}, "console": {"seconds"}, "tenants": set(),
+    "worlds": {"count", "only", "seed", "seeds", "length", "traces", "workers", "out"},
+}  # fmt: skip
+
+
+def test_each_has_its_own_options():
+    commands = typer.main.get_command(bench.app).commands
+    assert {name: {one.name for one in made.params} - {"as_json"} for name, made in commands.items()} == OPTIONS
+    assert all("as_json" in {one.name for one in made.params} for made in commands.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--live", "--seeds", "3"), "--seeds: it means nothing for --live"),
+        (("--live", "--workers", "3"), "--workers: it means nothing for --live"),
+        (("--live", "--out", "x"), "--out: it means nothing for --live"),
+        (("--for", "1m"), "--for: it means nothing for a run in virtual time"),
+        (("--replay", "a.yaml", "--seed", "3"), "--seed: it means nothing for --replay"),
+        (("--live", "--for", "10s"), "--for: give 30s to 1d"),
+    ],
+)
+def test_no_option_of_chaos_is_ignored(cli, arguments, said):
+    assert said in cli.failed(cli.run("bench", "chaos", *arguments), 2)
+
+
+@pytest.mark.parametrize("arguments", [("nonsense",), ("decide", "--quick"), ("law", "--seeds", "3")])
+def test_what_nobody_measures_is_bad_usage(cli, arguments):
+    assert cli.run("bench", *arguments).exit_code == 2

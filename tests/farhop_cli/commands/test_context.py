@@ -1,0 +1,10 @@
+"""Contexts are named, used, shown and taken away."""
+
+
+def test_what_there_is(wired):
+    assert set(wired("context").commands) == {"list", "use", "show", "set", "unset"}
+
+
+def test_a_name_is_needed(cli):
+    result = cli.run("context", "use")
+    assert (result.exit_code, result.stdout) == (2, "")

@@ -1,0 +1,119 @@
+"""Faults in what a platform runs: its own commands, by labels alone, and as many afterwards as there were before."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from farhop_lab.world.deployed import Containers, FaultsFile, Pods, command, describe, described
+from farhop_lab.world.faults import FaultError, Faults, Wanted
+
+
+class Platform:
+    """What it was told, and what it answers to what begins so."""
+
+    def __init__(self, **says: str) -> None:
+        self.told: list[str] = []
+        self.says = {"docker ps --filter": "paris\nvirginia\n", **says}
+        self.fails = ""
+
+    async def __call__(self, *words: str) -> str:
+        said = " ".join(words)
+        self.told.append(said)
+        if self.fails and self.fails in said:
+            raise FaultError("it cannot")
+        return next((text for begins, text in self.says.items() if said.startswith(begins)), "")
+
+    def acted(self) -> list[str]:
+        return [one for one in self.told if not one.startswith(("docker ps", "kubectl --namespace fleet get"))]
+
+
+def wanted(do: str, region: str = "paris", **more: str) -> Wanted:
+    return Wanted(do=do, lease_s=60.0, for_s=120.0, region=region, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("one", "broken", "mended"),
+    [
+        (wanted("kill-engines"), ["docker kill a b"], ["docker start a b"]),
+        (wanted("stop-engines"), ["docker pause a b"], ["docker unpause a"]),  # b is gone meanwhile
+        (wanted("stop-etcd", "", hub="paris"), ["docker pause a b"], ["docker unpause a"]),
+    ],
+)
+async def test_containers_are_broken_and_mended(one: Wanted, broken: list[str], mended: list[str]) -> None:
+    platform = Platform(**{"docker ps -q --no-trunc --filter status=paused": "a\n", "docker ps -q": "a\nb\n"})
+    faults = Faults(Containers("here", platform))
+    await faults.make("f", one)
+    assert platform.acted() == broken
+    assert all("label=com.docker.compose.project=here" in told for told in platform.told if "status" not in told
+               and told.startswith("docker ps"))  # fmt: skip
+    await faults.mend("f")
+    assert platform.acted() == [*broken, *mended]
+    assert faults.standing == []
+
+
+async def test_pods_come_back_as_many_as_they_were() -> None:
+    platform = Platform(
+        **{"kubectl --namespace fleet get": "Deployment/regional 2\nStatefulSet/engines 3\nDeployment/off 0\n"}
+    )
+    faults = Faults(Pods("fleet", run=platform))
+    await faults.make("f", wanted("kill-region"))
+    scale, delete = platform.acted()
+    assert scale == "kubectl --namespace fleet scale --replicas=0 deployment/regional statefulset/engines"
+    assert delete.startswith("kubectl --namespace fleet delete pods --selector farhop.dev/region=paris,")
+    assert "--grace-period=0 --force" in delete
+    await faults.mend_all()
+    assert platform.acted()[2:] == [
+        "kubectl --namespace fleet scale --replicas=2 deployment/regional",
+        "kubectl --namespace fleet scale --replicas=3 statefulset/engines",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "why"),
+    [
+        (wanted("freeze-link", to="virginia"), "is not made in containers"),
+        (wanted("kill-engines", "atlantis"), "no region 'atlantis'"),
+        (wanted("kill-engines", ""), "give a region"),
+        (wanted("kill-engines"), "nothing of that runs"),
+    ],
+)
+async def test_what_cannot_be_is_refused_before_anything_is_touched(one: Wanted, why: str) -> None:
+    platform = Platform()
+    faults = Faults(Containers("here", platform))
+    with pytest.raises(FaultError, match=why):
+        await faults.make("f", one)
+    assert (platform.acted(), faults.standing) == ([], [])
+
+
+async def test_what_breaks_in_part_is_taken_back() -> None:
+    platform = Platform(**{"docker ps -q": "a\nb\n"})
+    platform.fails = "docker kill"
+    faults = Faults(Containers("here", platform))
+    with pytest.raises(FaultError, match="it cannot"):
+        await faults.make("f", wanted("kill-engines"))
+    assert platform.acted() == ["docker kill a b", "docker start a b"]
+    assert faults.standing == []
+
+
+async def test_a_command_that_fails_says_why_in_a_line() -> None:
+    with pytest.raises(FaultError, match="No such file"):
+        await command("no-such-command-here")
+    with pytest.raises(FaultError, match=r"cannot access|No such file"):
+        await command("ls", "/no/such/folder")
+    assert await command("echo", "yes") == "yes\n"
+
+
+def test_who_makes_faults_is_found_while_it_runs_and_for_its_own_fleet(tmp_path: Path) -> None:
+    path = tmp_path / "x" / "faults.json"
+    assert described(path, "prod") is None
+    describe(path, FaultsFile(os.getpid(), "prod", "http://127.0.0.1:1", "t"))
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert described(path, "prod") == FaultsFile(os.getpid(), "prod", "http://127.0.0.1:1", "t")
+    assert described(path, "staging") is None
+    describe(path, FaultsFile(2**22 + 1, "prod", "http://127.0.0.1:1", "t"))
+    assert described(path, "prod") is None
+    path.write_text("{")
+    assert described(path, "prod") is None

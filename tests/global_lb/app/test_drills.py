@@ -1,0 +1,90 @@
+"""The process that runs drills by the schedule: told its keys by its environment, and gone with its balancer."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from inprocess import until
+from pydantic import ValidationError
+
+from farhop.service.tasks import Tasks
+from global_lb.app.drills import ENDS_WITH_STDIN, DrillSchedule, DrillsConfig
+
+
+class Said:
+    """What was logged."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def warning(self, _event: str, key: str = "", **_fields: Any) -> None:
+        self.texts.append(key)
+
+
+def schedule(monkeypatch: pytest.MonkeyPatch, script: str = "") -> tuple[DrillSchedule, Said]:
+    monkeypatch.setenv("FARHOP_TEST_DRILL", "sk-secret")
+    config = DrillsConfig.model_validate({"keys": {"acme": "env:FARHOP_TEST_DRILL"}, "out": "there"})
+    said: Any = Said()
+    made = DrillSchedule(config, Path("/etc/farhop/global.yaml"), Random(1), said)
+    if script:
+        monkeypatch.setattr(made, "command", lambda: (["-c", script], {}))
+    return made, said
+
+
+def test_keys_never_stand_on_a_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = schedule(monkeypatch)
+    words, added = made.command()
+    assert words[2:5] == ["drill", "schedule", "--watch"]
+    assert words[5:] == [
+        "--config",
+        "/etc/farhop/global.yaml",
+        "--out",
+        "there",
+        "--key",
+        "acme=env:FARHOP_DRILL_KEY_0",
+    ]
+    assert added == {ENDS_WITH_STDIN: "1", "FARHOP_DRILL_KEY_0": "sk-secret"}
+    assert "sk-secret" not in repr(SimpleNamespace(config=made._config))
+
+
+def test_the_fleet_may_be_that_of_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_DRILL", "sk-secret")
+    said = {"keys": {"acme": "env:FARHOP_TEST_DRILL"}, "context": "prod"}
+    words, _ = DrillSchedule(DrillsConfig.model_validate(said), Path("/etc/g.yaml"), Random(1), Said()).command()  # type: ignore[arg-type]
+    assert words[2:7] == ["drill", "schedule", "--watch", "--context", "prod"]
+    with pytest.raises(ValidationError, match="context"):
+        DrillsConfig.model_validate({**said, "context": "--etcd"})
+
+
+def test_without_keys_there_is_nothing_to_run() -> None:
+    with pytest.raises(ValidationError, match="keys"):
+        DrillsConfig.model_validate({"keys": {}})
+
+
+async def test_it_ends_with_its_balancer(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, said = schedule(monkeypatch, "import sys; sys.stdin.read()")
+    tasks = Tasks()
+    made.open(tasks)
+    await until(lambda: made.pid is not None)
+    pid = made.pid
+    assert pid is not None
+    await made.close()
+    await tasks.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert said.texts == []
+
+
+async def test_one_that_ends_by_itself_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, said = schedule(monkeypatch, "import sys; sys.exit(3)")
+    tasks = Tasks()
+    made.open(tasks)
+    await until(lambda: said.texts)
+    await made.close()
+    await tasks.close()
+    assert said.texts == ["drills by the schedule: it ended with exit code 3; it is started again"]

@@ -1,0 +1,149 @@
+"""Names at a region's own port: what the entry of the region calls so, of the models that are here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from inprocess import HOP_KEY, MODEL, Both, Engine, both, chat, head, send, tenant, topology, until
+
+from farhop.service.admin import Question
+from farhop.store.contract import route_key
+from farhop_lab.world.ports import free_ports
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+WORLD = topology(
+    tenant("careful", models={MODEL: {"allow": ["jp"]}}), tenant("barred", models={"auto": {"allow": ["jp"]}})
+)
+ROUTES = [
+    {"model": "auto", "models": [{"model": "absent"}, {"model": MODEL}]},
+    {
+        "model": "brief",
+        "models": [{"model": "small", "prompt_bytes_max": 4}, {"model": MODEL, "usd_max": 1}, {"model": "other"}],
+    },
+    {"policy": "nearest"},
+]  # fmt: skip
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    async with Engine().running() as running:
+        yield running
+
+
+@pytest.fixture
+async def up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Both]:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    async with both(engine, WORLD) as running:
+        await put(running, ROUTES)
+        yield running
+        await running.at_rest()
+
+
+async def put(up: Both, routes: list[dict[str, Any]] | None) -> None:
+    if routes is None:
+        await up.regional.store.delete(route_key("virginia"))
+    else:
+        await up.regional.store.put(route_key("virginia"), msgspec.json.encode(routes))
+    wanted = {one["model"] for one in routes or () if one.get("models")}
+    await until(lambda: {name for _, name in up.regional.model_names.in_force} == wanted)
+
+
+def asking(model: str = "auto", **more: object) -> dict[str, object]:
+    return {"model": model, "messages": MESSAGES, "max_tokens": 8, **more}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_same_name_works_at_both_ports(up: Both, engine: Engine, stream: bool) -> None:
+    for port in (up.client, up.entry):
+        answer = await send(port, chat(body=asking(stream=stream)))
+        assert (answer.status, answer.headers["x-farhop-model"], engine.seen[-1][1]["model"]) == (200, MODEL, MODEL)
+    answer = await send(up.client, chat(body=asking(MODEL)))
+    assert (answer.status, "x-farhop-model" in answer.headers) == (200, False)
+
+
+async def test_it_goes_with_its_route_and_is_unknown_then(up: Both) -> None:
+    assert (await send(up.client, chat(body=asking()))).status == 200
+    listed = await send(up.client, head("GET", "/v1/models", authorization="Bearer sk-farhop-anywhere"))
+    assert [model["id"] for model in listed.json["data"]] == sorted(["auto", "brief", MODEL])
+    await put(up, None)
+    answer = await send(up.client, chat(body=asking()))
+    assert answer.status == 404
+    assert up.regional.client_ingress.names is None, "then nothing is looked up"
+
+
+async def test_the_law_holds_for_the_model_and_for_the_name(up: Both, engine: Engine) -> None:
+    for name in ("careful", "barred"):
+        answer = await send(up.client, chat(f"sk-farhop-{name}", asking()))
+        assert answer.status >= 400
+        assert "virginia" in answer.json["error"]["message"]
+    assert engine.seen == []
+
+
+async def test_absurd_routes_leave_those_before_them(up: Both) -> None:
+    await up.regional.store.put(
+        route_key("virginia"), msgspec.json.encode([{"model": "auto", "models": [{"model": "x", "tools": True}]}])
+    )
+    await until(lambda: up.regional.model_names._documents.problems)
+    assert (await send(up.client, chat(body=asking()))).status == 200
+
+
+async def test_explain_says_what_the_name_stands_for_here(up: Both) -> None:
+    admin = up.regional.tier_admin
+    told = admin.explain(admin.compose(Question(msgspec.Raw(msgspec.json.encode(asking())), "anywhere")))
+    assert told["notes"] == [f"auto stands for {MODEL} (absent: not served)"]
+    assert (told["model"], told["reasons"]["chosen"]) == (MODEL, "one")
+    told = admin.explain(admin.compose(Question(msgspec.Raw(msgspec.json.encode(asking("brief"))), "anywhere")))
+    assert told["notes"] == ["brief stands for other (none is served)"], "no price book, no money"
+    told = admin.explain(admin.compose(Question(msgspec.Raw(msgspec.json.encode(asking(MODEL))), "anywhere")))
+    assert told["notes"] == []
+    names = admin.status()["overrides"]["model names"]
+    assert [one["model"] for one in names] == ["auto", "brief"]
+
+
+async def test_the_first_with_room_and_else_the_first_that_is_served(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    routes = [{"model": "auto", "models": [{"model": "large"}, {"model": MODEL}]}]
+    async with Engine().running() as busy:
+        replicas = [
+            {"url": f"http://{busy.address}", "models": ["large"], "name": "two", "slots": 1},
+            {"url": f"http://{engine.address}", "models": [MODEL], "name": "one", "slots": 1},
+        ]
+        async with both(engine, WORLD, regional={"replicas": replicas, "routes": routes}) as up:
+            view = lambda: up.regional.flow.view.by_model.keys()  # noqa: E731
+            await until(lambda: {"large", MODEL} <= view())
+            busy.behaviour = engine.behaviour = "wait"
+            first = asyncio.create_task(send(up.client, chat(body=asking())))
+            await until(lambda: busy.seen)
+            second = asyncio.create_task(send(up.client, chat(body=asking())))
+            await until(lambda: engine.seen)
+            admin = up.regional.tier_admin
+            told = admin.explain(admin.compose(Question(msgspec.Raw(msgspec.json.encode(asking())), "anywhere")))
+            assert told["notes"] == ["auto stands for large (no other has room)"]
+            busy.release.set()
+            engine.release.set()
+            answers = await asyncio.gather(first, second)
+            assert [one.headers["x-farhop-model"] for one in answers] == ["large", MODEL]
+            await up.at_rest()
+
+
+async def test_who_was_sent_here_for_a_model_keeps_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its entry chose the model; the region's names are for those who come by themselves."""
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    (port,) = free_ports(1)
+    client = {"port": port, "url": f"http://127.0.0.1:{port}"}
+    regional = {"routes": [{"model": MODEL, "models": [{"model": "absent"}]}], "client": client}
+    async with both(engine, WORLD, regional=regional, global_={"routes": [{"answer": "redirect"}]}) as up:
+        assert (await send(up.client, chat(body=asking(MODEL)))).status == 404, "it stands for what is not here"
+        redirect = await send(up.entry, chat(body=asking(MODEL)))
+        assert redirect.status == 307
+        body = msgspec.json.encode(asking(MODEL))
+        target = redirect.headers["location"].removeprefix(client["url"])
+        answer = await send(up.client, head("POST", target, content_length=str(len(body))) + body)
+        assert (answer.status, engine.seen[-1][1]["model"]) == (200, MODEL)
+        await up.at_rest()

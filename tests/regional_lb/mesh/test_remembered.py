@@ -1,0 +1,95 @@
+"""What a balancer writes down for its successor: read as a peer's word, and not at all where it cannot be believed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from worlds import regional, replica, request
+
+from farhop.balance import machine
+from farhop.balance.machine import Usage
+from farhop.store.state import StateDir
+from regional_lb.mesh.feed import PeerFeed
+from regional_lb.mesh.remembered import AGE_MAX_S, NAME, Remembered
+
+
+class Lone:
+    """A balancer without a peer, as far as what it knows goes."""
+
+    def __init__(self, folder: Path, wall_s: float | None = None) -> None:
+        self.flow = regional(replica("a"), replica("b"), instance="r1")
+        assert self.flow.shares is not None
+        feed = PeerFeed(self.flow, self.flow.shares, 7, lambda: 1.0, lambda *_a, **_k: None)
+        self.where = StateDir(folder, "fleet", "regional.london.r1")
+        self.refused: list[str] = []
+
+        def now_s() -> float:
+            return wall_s if wall_s is not None else self.where.path(NAME).stat().st_mtime
+
+        self.remembered = Remembered(
+            self.where, self.flow, feed, lambda event: self.flow.handle(event, 1.0), self.refused.append, now_s
+        )
+
+    def serve(self) -> None:
+        made = request("1", 11_200, says="a conversation")
+        sent = self.flow.handle(machine.RequestArrived(made), 1.0)
+        (forward,) = [one for one in sent if isinstance(one, machine.Forward)]
+        self.flow.handle(machine.AttemptBegan("1", 1, 200), 1.5)
+        self.flow.handle(machine.AttemptEnded("1", 1, 200, Usage(2800, 77)), 3.5)
+        self.replica = forward.target
+
+
+async def test_a_successor_begins_with_what_was_known(tmp_path: Path) -> None:
+    before, after = Lone(tmp_path), Lone(tmp_path)
+    before.serve()
+    await before.remembered.save()
+    assert await after.remembered.recall() >= 1
+    assert (after.refused, after.flow.trie.nodes) == ([], before.flow.trie.nodes)
+    assert after.flow.trie.nodes > 0
+    assert after.flow.estimates.learned() == before.flow.estimates.learned()
+    for one in (before, after):
+        one.flow.speeds.refresh(4.0)
+    pace, was = after.flow.speeds[before.replica], before.flow.speeds[before.replica]
+    assert pace.sampled_at is not None
+    assert pace.tpot_ms == pytest.approx(was.tpot_ms, rel=0.2)
+    assert after.flow.ledger.load(before.replica).in_flight == 0
+    assert after.flow.shares is not None
+    assert after.flow.shares.alone  # who told it is gone
+
+
+async def test_what_was_learned_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    before, after = Lone(tmp_path), Lone(tmp_path)
+    before.serve()
+    await before.remembered.save()
+    after.flow.estimates.learn("anyone", "llama", 8000, Usage(1000, 5))
+    await after.remembered.recall()
+    assert after.flow.estimates.output_tokens("anyone", "llama", None) == pytest.approx(5.0, rel=0.1)
+
+
+@pytest.mark.parametrize("age_s", [AGE_MAX_S + 5.0, -3600.0])
+async def test_what_is_old_or_from_another_time_is_not_believed(tmp_path: Path, age_s: float) -> None:
+    before = Lone(tmp_path)
+    before.serve()
+    await before.remembered.save()
+    after = Lone(tmp_path, before.where.path(NAME).stat().st_mtime + age_s)
+    assert await after.remembered.recall() == 0
+    assert after.flow.trie.nodes == 0
+
+
+@pytest.mark.parametrize("document", [b"\0\0\0\x09short", b"\0\0\0\x04\xff\xff\xff\xff"])
+async def test_what_is_no_message_is_counted_and_changes_nothing(tmp_path: Path, document: bytes) -> None:
+    lone = Lone(tmp_path)
+    lone.where.save(NAME, document)
+    assert await lone.remembered.recall() == 0
+    assert lone.refused == ["remembered_malformed"]
+
+
+async def test_a_file_that_is_broken_is_counted(tmp_path: Path) -> None:
+    lone = Lone(tmp_path)
+    lone.where.save(NAME, b"")
+    lone.where.path(NAME).write_bytes(b"not one of ours")
+    assert await lone.remembered.recall() == 0
+    assert lone.refused == ["remembered_broken"]
+    await lone.remembered.save()
+    assert await lone.remembered.recall() == 1
