@@ -19,6 +19,7 @@ from inprocess import HOP, HOP_KEY
 
 from farhop_lab.world import fork_server
 from farhop_lab.world.etcd import EmbeddedEtcd
+from farhop_lab.world.ports import free_ports
 
 START_S = 5.0  # how long it may take to say what is wrong, with its imports done
 STOP_S = 4.0
@@ -181,8 +182,7 @@ async def test_a_port_that_is_taken_is_one_line(tier: str, port: str, tmp_path: 
 
 async def test_two_balancers_cannot_share_a_port(tmp_path: Path, etcd: str) -> None:
     """By default gRPC would share its port in silence, and each would get half of the pings."""
-    with taken_port() as number:
-        pass
+    (number,) = free_ports(1)
     first = written(tmp_path, document("regional", etcd, control={"port": number}))
     async with started("regional", first) as one:
         assert b"region virginia" in await one.out.readline()

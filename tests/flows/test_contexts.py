@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import socket
 import sys
 import tarfile
 from collections.abc import AsyncIterator
@@ -30,6 +29,7 @@ from farhop_cli.main import app
 from farhop_lab.world import world_file
 from farhop_lab.world.certs import Authority
 from farhop_lab.world.etcd import EmbeddedEtcd
+from farhop_lab.world.ports import free_ports
 from global_lb.app.main import GlobalBalancer
 from regional_lb.app.main import RegionalBalancer
 from topology import load as worlds
@@ -251,9 +251,7 @@ async def test_drills_run_from_a_laptop_on_a_fleet_with_certificates_and_tokens(
     document = yaml.safe_load((SHIPPED / f"{name}.yaml").read_text())
     document |= {"before_s": 1, "after_s": 1, "parameters": {"region": "virginia", "soak_s": 1}}
     (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(document))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    (port,) = free_ports(1)
     async with fleet_of(of_virginia(port), tmp_path, monkeypatch, port) as fleet:
         assert name in (await fleet.cli("drill", "list")).stdout
         told = await fleet.cli("drill", "check", f"{name}.yaml", "--keep", *key)

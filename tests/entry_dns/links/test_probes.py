@@ -6,6 +6,7 @@ import pytest
 
 from entry_dns.links.config import Probe
 from entry_dns.links.probes import Probes
+from farhop_lab.world.ports import free_ports
 from topology.model import Entry
 
 
@@ -53,10 +54,7 @@ async def test_an_entry_is_asked_as_a_client_would_come(line: bytes, good: bool,
 
 
 async def test_who_is_not_there() -> None:
-    server = await answering(b"")
-    port = server.sockets[0].getsockname()[1]
-    server.close()
-    await server.wait_closed()
+    (port,) = free_ports(1)
     _, good, why = await told(Probe(scheme="tcp", at={"a": f"127.0.0.1:{port}"}), Entry("a", "tokyo", ("192.0.2.1",)))
     assert not good
     assert why.startswith(f"127.0.0.1:{port}: ")

@@ -12,17 +12,11 @@ from typing import Any
 import pytest
 
 from farhop_lab.wan.tunnel import LinkLimits
+from farhop_lab.world.ports import free_ports
 
 # Nothing may come earlier than the wire allows, but for the alarm's slack on each way; later, when the machine is busy.
 EARLY_S = 0.0005
 PATIENCE_S = 10.0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 @contextlib.contextmanager
@@ -70,7 +64,7 @@ async def test_what_is_sent_at_once_arrives_and_the_answer_comes_first(lab: Any)
 async def test_refused_is_502_after_the_round_trip(lab: Any, crossings: list[tuple[str, float]]) -> None:
     link = await lab.link(delay_ms=25)
     began = time.monotonic()
-    near = await lab.connect(link, f"127.0.0.1:{_free_port()}")
+    near = await lab.connect(link, f"127.0.0.1:{free_ports(1)[0]}")
     status, text = await near.head()
     assert time.monotonic() - began > 0.050 - EARLY_S
     assert status == 502
@@ -216,7 +210,7 @@ async def test_a_client_that_leaves_while_the_far_side_is_tried_ends_the_try(lab
 
 async def test_a_client_that_sent_too_much_too_early_is_noticed_when_it_leaves(lab: Any, until: Any) -> None:
     link = await lab.link(delay_ms=20, limits=LinkLimits(flight_bytes_max=64 * 1024))
-    near = await lab.connect(link, f"127.0.0.1:{_free_port()}", more=bytes(2**20))
+    near = await lab.connect(link, f"127.0.0.1:{free_ports(1)[0]}", more=bytes(2**20))
     (tunnel,) = await _some(link._path.tunnels, until)
     await until(lambda: not tunnel.near.reading)
     assert (await near.head())[0] == 502

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from math import inf
@@ -16,6 +15,7 @@ from inprocess import HOP, HOP_KEY, until
 from farhop.balance.estimate.estimates import Estimates
 from farhop.balance.health.replica import HealthConfig
 from farhop.balance.machine import Event
+from farhop_lab.world.ports import free_ports
 from regional_lb.app.config import RegionalConfig
 from regional_lb.engines import members, watch
 from regional_lb.engines.config import ReplicaConfig
@@ -632,8 +632,7 @@ async def test_a_server_says_of_each_model_how_much_of_it_runs_at_once(monkeypat
 
 
 async def test_an_engine_that_starts_with_us_is_known_once_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = holder.getsockname()[1]
+    (port,) = free_ports(1)
 
     async def models(_request: web.Request) -> web.Response:
         return web.json_response(listing("m", owned_by="vllm"))
