@@ -33,7 +33,7 @@ class PriceFile:
         self.changes: list[Callable[[], None]] = []
 
     async def keep(self, on_change: Callable[[], None]) -> None:
-        """Look at the file for as long as the process lives; `on_change` is called after each reading of another one."""
+        """Look at the file for as long as the process lives; `on_change` is called after each new book read."""
         while True:
             await asyncio.sleep(LOOK_S)
             if await self.look():
