@@ -77,11 +77,13 @@ def alias_note(request: Request) -> str:
 
 def fallback(request: Request, model: str, refused: str, attempts: int) -> Request:
     """The request for another of its `fallbacks`, after so many attempts for this model, which `refused` says the end
-    of. Its chain is to be made anew: caches go by the model."""
+    of. Its chain is to be made anew, and its tokens are not known: both go by the model."""
     left = tuple(other for other in request.fallbacks if other != model)
     why = f"{request.alias_why}; {request.model}: {refused}".removeprefix("; ")
     name = request.alias or request.model
-    return replace(request, model=model, alias=name, alias_why=why, fallbacks=left, attempted=attempts, chain=())
+    return replace(
+        request, model=model, alias=name, alias_why=why, fallbacks=left, attempted=attempts, chain=(), tokens=None
+    )
 
 
 def check_ends(listed: Iterable[tuple[str, Sequence[ModelStep]]]) -> None:

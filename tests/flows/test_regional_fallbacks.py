@@ -24,6 +24,7 @@ from farhop.balance.machine import (
     RequestArrived,
     SetTimer,
     TimerFired,
+    Tokens,
 )
 from regional_lb.fleet.view import ReplicaProbed
 from regional_lb.scheduler.flow import RegionalFlow
@@ -60,9 +61,10 @@ def test_a_full_queue_is_passed_over_for_a_model_with_room() -> None:
     flow = fleet({BIG: 1, SMALL: 1}, queue_requests_max=1)
     assert sent_to(flow.handle(RequestArrived(request("a", model=BIG)), 0.0)) == BIG
     assert isinstance(flow.handle(RequestArrived(request("b", model=BIG)), 0.0)[0], Hold)
-    instead = fallen(flow.handle(RequestArrived(auto("c", BIG, SMALL)), 0.0))
+    of_big = Tokens(bytes(12))
+    instead = fallen(flow.handle(RequestArrived(auto("c", BIG, SMALL, tokens=of_big)), 0.0))
     assert (instead.request.model, instead.request.alias, instead.request.fallbacks) == (SMALL, "auto", ())
-    assert (instead.request.alias_why, instead.request.chain) == ("big: queue_full", ())
+    assert (instead.request.alias_why, instead.request.chain, instead.request.tokens) == ("big: queue_full", (), None)
     assert flow.under_way == 2
     assert sent_to(flow.handle(RequestArrived(instead.request), 0.0)) == SMALL
 
