@@ -10,11 +10,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from testcontainers.core.container import DockerContainer
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -49,6 +52,22 @@ def run(
 def docker(*arguments: str, timeout_s: float = 60.0, check: bool = True) -> subprocess.CompletedProcess[str]:
     """`docker …`."""
     return run("docker", *arguments, timeout_s=timeout_s, check=check)
+
+
+@contextmanager
+def container(image: str, *command: str, tmpfs: Sequence[str] = (), **options: Any) -> Iterator[DockerContainer]:
+    """One that runs meanwhile, and is gone with its volumes afterwards. `options` are DockerContainer's, and what
+    docker-py's `run` takes."""
+    from testcontainers.core.config import testcontainers_config
+    from testcontainers.core.container import DockerContainer
+
+    testcontainers_config.ryuk_disabled = True  # its reaper is an image to be pulled
+    options = {"labels": {"farhop.test": "container"}, **options}
+    made = DockerContainer(image, **options).with_command(list(command))
+    for path in tmpfs:
+        made.with_tmpfs_mount(path)
+    with made:
+        yield made
 
 
 def base_image(tag: str, packages: str = _PACKAGES) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import machine
 import pytest
 import yaml
+
+if TYPE_CHECKING:
+    from testcontainers.core.container import DockerContainer
 
 pytestmark = [pytest.mark.docker]
 
@@ -60,19 +62,8 @@ def configurations() -> dict[str, dict[str, Any]]:
 class Host:
     """A container whose first process is systemd."""
 
-    def __init__(self, image: str) -> None:
-        self.name = f"farhop-test-host-{uuid.uuid4().hex[:8]}"
-        groups = "/sys/fs/cgroup"
-        new = Path(groups, "cgroup.controllers").exists()
-        shared = (
-            ("--cgroupns=private", f"--volume={groups}:{groups}:rw") if new else (f"--volume={groups}:{groups}:ro",)
-        )
-        machine.docker(
-            "run", "--detach", f"--name={self.name}", "--label=farhop.test=host", "--network=none",
-            "--cap-add=SYS_ADMIN",
-            "--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined", "--tmpfs=/run", "--tmpfs=/tmp",
-            *shared, image, "/lib/systemd/systemd",
-        )  # fmt: skip
+    def __init__(self, container: DockerContainer) -> None:
+        self.name = container.get_wrapped_container().name
 
     def __call__(self, *command: str, check: bool = True, timeout_s: float = 60.0) -> str:
         """Run it there; what it said."""
@@ -99,12 +90,19 @@ def host(image: str) -> Iterator[Host]:
         machine.systemd_image(tag, image)
     except machine.MissingError as error:
         pytest.skip(str(error))
-    made = Host(tag)
+    groups = "/sys/fs/cgroup"
+    new = Path(groups, "cgroup.controllers").exists()
+    options: dict[str, Any] = {
+        "network_mode": "none", "cap_add": ["SYS_ADMIN"], "tmpfs": ("/run", "/tmp"),
+        "security_opt": ["seccomp=unconfined", "apparmor=unconfined"],
+        "volumes": [(groups, groups, "rw" if new else "ro")], **({"cgroupns": "private"} if new else {}),
+    }  # fmt: skip
     try:
-        made.until(lambda: made("systemctl", "is-system-running", check=False) == "running")
-        yield made
+        with machine.container(tag, "/lib/systemd/systemd", **options) as container:
+            made = Host(container)
+            made.until(lambda: made("systemctl", "is-system-running", check=False) == "running")
+            yield made
     finally:
-        machine.docker("rm", "--force", "--volumes", made.name, check=False)
         machine.remove_images([tag, f"{tag}-root"])
 
 

