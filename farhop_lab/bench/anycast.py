@@ -159,7 +159,7 @@ def _drained(sites: Sites, site: str) -> float:
     """From the announcer's word: a command's own start says nothing of anycast."""
     sites.cli("drain", "set", "--entry", f"site-{site}", "--why", "bench", "--by", "bench")
     sites.until(site, wanted="withdrawn")
-    return sites.said_at(site, "draining")
+    return sites.phase_at(site, "draining")
 
 
 def _undrained(sites: Sites, site: str) -> None:
@@ -186,7 +186,7 @@ EVENTS = (
         "balancer stopped", _signalled(signal.SIGSTOP, _balancer),
         lambda sites, site: sites.balancers[site].send_signal(signal.SIGCONT),
     ),
-    Event("host silent", _silenced, lambda sites, site: sites.net.heard(site)),
+    Event("host silent", _silenced, lambda sites, site: sites.net.undo_silence(site)),
 )  # fmt: skip
 
 
@@ -207,7 +207,7 @@ def measure(repeats: int, say: Callable[[str], None], events: tuple[Event, ...] 
                 for event in events for site in SPEAKERS
             ]  # fmt: skip
         except NetError as error:
-            raise BenchError(f"anycast: {error}; announcers: {sites.told()}") from None
+            raise BenchError(f"anycast: {error}; announcers: {sites.describe()}") from None
         finally:
             sites.close()
 

@@ -38,7 +38,7 @@ KILL_EVERY = 40  # interruptions by a pipe to one SIGKILL
 CUT_SHARE, CUT_AGAIN_SHARE = 0.9, 0.05  # of first attempts, and of continuations
 EVENT_BYTES = 220  # about what a token takes on the wire
 TOKENS = 32
-UNSAID = "never said"  # a stop string; the run adds another to it, which the engine would say
+NO_STOP = "never said"  # a stop string; the run adds another to it, which the engine would say
 STOP_CHARS_MAX = 24
 REGIONS = frozenset(("virginia", "frankfurt", "tokyo"))
 KEY = "sk-farhop-anywhere"
@@ -95,12 +95,12 @@ def shapes(model: str, number: int) -> dict[str, tuple[str, dict[str, Any], bool
         "completion, default length": (t, text | usage, True),
         "completion, cut inside a character": (t, {"prompt": f"{number}: das Meer überspült"} | most | usage, True),
         "completion, one token": (t, text | usage | {"max_tokens": 1}, True),
-        "chat, stop": (c, chat | most | usage | {"stop": [UNSAID]}, True),
-        "chat, stop, shown": (c, chat | most | usage | {"stop": [UNSAID], "include_stop_str_in_output": True}, True),
-        "chat, stop, hidden": (c, wide | most | {"stop": [UNSAID], "include_stop_str_in_output": False}, True),
-        "chat, stop, min_tokens": (c, chat | most | usage | {"stop": [UNSAID], "min_tokens": 20}, True),
-        "completion, stop": (t, text | most | usage | {"stop": UNSAID}, True),
-        "completion, stop, to its own end": (t, text | usage | {"stop": [UNSAID], "max_tokens": 400}, True),
+        "chat, stop": (c, chat | most | usage | {"stop": [NO_STOP]}, True),
+        "chat, stop, shown": (c, chat | most | usage | {"stop": [NO_STOP], "include_stop_str_in_output": True}, True),
+        "chat, stop, hidden": (c, wide | most | {"stop": [NO_STOP], "include_stop_str_in_output": False}, True),
+        "chat, stop, min_tokens": (c, chat | most | usage | {"stop": [NO_STOP], "min_tokens": 20}, True),
+        "completion, stop": (t, text | most | usage | {"stop": NO_STOP}, True),
+        "completion, stop, to its own end": (t, text | usage | {"stop": [NO_STOP], "max_tokens": 400}, True),
         "n": (c, chat | most | usage | {"n": 2}, False),
         "tools": (c, chat | most | {"tools": [tool]}, False),
         "JSON": (c, chat | most | {"response_format": {"type": "json_object"}}, False),
@@ -301,8 +301,8 @@ class Run:
             if "stop" in body:
                 unstopped = read(await self._stream(self._spared, path, body)).texts.get(0, "")
                 at, longest = self._rng.randrange(len(unstopped) + 1), self._rng.randrange(1, STOP_CHARS_MAX)
-                stop = unstopped[at : at + longest] or UNSAID
-                body["stop"] = stop if isinstance(body["stop"], str) else [UNSAID, stop]
+                stop = unstopped[at : at + longest] or NO_STOP
+                body["stop"] = stop if isinstance(body["stop"], str) else [NO_STOP, stop]
             expected = read(await self._stream(self._spared, path, body))
             entry = self._rng.choice(sorted(REGIONS))
             if report.cuts > KILL_EVERY * (report.kills + 1) and self._mending is None:
@@ -348,11 +348,11 @@ class Run:
 
     async def count(self) -> None:
         """Read what balancers that live have counted."""
-        told = Counter(self._dead)
+        total = Counter(self._dead)
         for run in self._world.regions.values():
             for tier, admin in (("region", run.regional_admin), ("global", run.global_admin)):
-                told += await self._counted(tier, admin)
-        self.report.counted = told
+                total += await self._counted(tier, admin)
+        self.report.counted = total
 
     async def _counted(self, tier: str, admin: str) -> Counter[str]:
         counted: Counter[str] = Counter()

@@ -99,7 +99,7 @@ def repeat(nodes: int, seed: int) -> dict[str, float]:
     found["clear a location"] = _took(partial(trie.clear, fullest)) * 1e3
     del trie, paths
     found |= asyncio.run(_streamed(max(nodes // 4, MESSAGE_NODES), rng))
-    found |= _told(min(nodes, SNAPSHOT_NODES), rng)
+    found |= _snapshots(min(nodes, SNAPSHOT_NODES), rng)
     return found
 
 
@@ -258,7 +258,7 @@ def _deltas(nodes: int, rng: random.Random) -> Iterator[bytes]:
         seq, before = seq + 1, ends
 
 
-def _told(nodes: int, rng: random.Random) -> dict[str, float]:
+def _snapshots(nodes: int, rng: random.Random) -> dict[str, float]:
     """A snapshot as a region makes it: the longest step from one slice to the next."""
     trie = PrefixTrie()
     trie.add("r0", 1 << 40)

@@ -403,8 +403,8 @@ async def _statuses(
 
     async def ask(url: str) -> dict[str, Any]:
         try:
-            async with session.get(f"{url}/status", timeout=aiohttp.ClientTimeout(10.0)) as told:
-                status: dict[str, Any] = await told.json()
+            async with session.get(f"{url}/status", timeout=aiohttp.ClientTimeout(10.0)) as response:
+                status: dict[str, Any] = await response.json()
                 return status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise LiveError(f"{url}/status does not answer: {error}") from None

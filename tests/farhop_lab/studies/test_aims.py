@@ -43,7 +43,7 @@ def test_the_best_rival_is_the_best_at_that_figure_and_none_of_ours() -> None:
     ]
     by_figure = {verdict.asked.split()[0]: verdict for verdict in judged(results)}
     assert by_figure["requests_per_s"].against == "skywalker"
-    assert by_figure["requests_per_s"].said == "open, missed"
+    assert by_figure["requests_per_s"].verdict == "open, missed"
     assert by_figure["ttft_p90_ms"].against == "local-sglang"
     assert by_figure["ttft_p90_ms"].ratio is not None
     assert by_figure["ttft_p90_ms"].ratio.mean == pytest.approx(100 / 90)
@@ -55,7 +55,7 @@ def test_gorgo_is_met_at_every_load_by_its_best_variant() -> None:
         for load in (0.2, 1.2)
         for router, p95 in (("farhop", 101.0), ("gorgo", 100.0), ("gorgo-each", 200.0))
     ]
-    told = {(v.load, v.asked.split()[0]): v.said for v in judged(results)}
+    told = {(v.load, v.asked.split()[0]): v.verdict for v in judged(results)}
     assert told[0.2, "ttft_p95_ms"] == "open, met"  # 1.02 is allowed at light load
     assert told[1.2, "ttft_p95_ms"] == "open, missed"
 

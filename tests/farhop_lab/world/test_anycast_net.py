@@ -36,7 +36,7 @@ def test_ways_follow_the_router_s_routes_a_silent_site_is_cut_off_and_nothing_st
         assert subprocess.run(ping, timeout=20, check=False).returncode == 0
         net.silence("b")
         assert subprocess.run(ping, timeout=20, check=False).returncode == 1
-        net.heard("b")
+        net.undo_silence("b")
         assert subprocess.run(ping, timeout=20, check=False).returncode == 0
         with pytest.raises(NetError, match="the ways are"):
             net.until_ways(*SITES, within_s=0.1)

@@ -147,7 +147,7 @@ def test_pings_are_smoothed_and_peers_are_measured() -> None:
     made.handle(WireMeasured("eu", 190.0), 0.0)
     assert made.state.rtt_ms["eu"] == 0.7 * 90.0 + 0.3 * 190.0
     made.handle(BalancerSeen("eu", 3, True), 0.0)
-    assert made.state.said["eu"].queued == 3
+    assert made.state.balancers["eu"].queued == 3
 
 
 def asked(name: str, text: bytes = b"", session: int = 0, issuer: str = "") -> Request:
