@@ -190,7 +190,7 @@ EVENTS = (
 )  # fmt: skip
 
 
-def measure(repeats: int, say: Callable[[str], None], events: tuple[Event, ...] = EVENTS) -> list[Row]:
+def measure(repeats: int, progress: Callable[[str], None], events: tuple[Event, ...] = EVENTS) -> list[Row]:
     """A row for each event at each site. Raises BenchError."""
     why = missing()
     if why:
@@ -198,12 +198,12 @@ def measure(repeats: int, say: Callable[[str], None], events: tuple[Event, ...] 
     with tempfile.TemporaryDirectory(prefix="farhop-bench-") as folder:
         sites = Sites(Path(folder), ANNOUNCING)
         try:
-            say("starting two sites")
+            progress("starting two sites")
             sites.open()
             sites.net.until_ways(*SPEAKERS)
             clients = Clients(sites)
             return [
-                row(event.name, site, [_once(sites, clients, event, site, say) for _ in range(repeats)])
+                row(event.name, site, [_once(sites, clients, event, site, progress) for _ in range(repeats)])
                 for event in events for site in SPEAKERS
             ]  # fmt: skip
         except NetError as error:
@@ -212,8 +212,8 @@ def measure(repeats: int, say: Callable[[str], None], events: tuple[Event, ...] 
             sites.close()
 
 
-def _once(sites: Sites, clients: Clients, event: Event, site: str, say: Callable[[str], None]) -> Sample:
-    say(f"{event.name}, {SPEAKERS[site]}")
+def _once(sites: Sites, clients: Clients, event: Event, site: str, progress: Callable[[str], None]) -> Sample:
+    progress(f"{event.name}, {SPEAKERS[site]}")
     (other,) = SPEAKERS.keys() - {site}
     sites.net.until_ways(*SPEAKERS, within_s=WITHIN_S)
     clients.until_calm(set(REGIONS.values()))

@@ -78,12 +78,12 @@ VARIANTS = (
 
 
 def measure(
-    say: Callable[[str], None], requests: int = REQUESTS, variants: tuple[_Variant, ...] = VARIANTS
+    progress: Callable[[str], None], requests: int = REQUESTS, variants: tuple[_Variant, ...] = VARIANTS
 ) -> list[Row]:
     """A row for each variant. Raises BenchError."""
     rows = []
     for variant in variants:
-        say(variant.name)
+        progress(variant.name)
         try:
             rows.append(asyncio.run(_row(variant, requests)))
         except (ChildError, EtcdLabError, TokenizerError, TimeoutError) as error:

@@ -281,14 +281,14 @@ class Run:
         for pipe in self._pipes:
             await pipe.close()
 
-    async def until(self, interruptions: int, say: Callable[[str], None]) -> None:
+    async def until(self, interruptions: int, progress: Callable[[str], None]) -> None:
         """Ask, and break, until so many streams were interrupted."""
-        await asyncio.gather(*(self._client(interruptions, say) for _ in range(STREAMS)))
+        await asyncio.gather(*(self._client(interruptions, progress) for _ in range(STREAMS)))
         if self._mending is not None:
             await self._mending  # who is being started again has something to tell, too
         await self.count()
 
-    async def _client(self, interruptions: int, say: Callable[[str], None]) -> None:
+    async def _client(self, interruptions: int, progress: Callable[[str], None]) -> None:
         report = self.report
         while report.interruptions < interruptions and len(report.wrong) < 20:
             self._number += 1
@@ -312,7 +312,7 @@ class Run:
             report.shapes[name] += 1
             compare(received, expected, report, name)
             if number % 100 == 0:
-                say(f"{report.interruptions:,} of {interruptions:,} interruptions, {len(report.wrong)} wrong")
+                progress(f"{report.interruptions:,} of {interruptions:,} interruptions, {len(report.wrong)} wrong")
 
     async def _stream(self, url: str, path: str, body: dict[str, Any]) -> bytes:
         headers = {"authorization": f"Bearer {KEY}"}
@@ -383,12 +383,12 @@ async def running(seed: int = 1, speedup: float = 40.0, *, by_text: bool = False
 
 
 async def measure(
-    interruptions: int, seed: int = 1, say: Callable[[str], None] = lambda _text: None, *, by_text: bool = False
+    interruptions: int, seed: int = 1, progress: Callable[[str], None] = lambda _text: None, *, by_text: bool = False
 ) -> ResumeReport:
     """So many interruptions. Raises WorldError where the world cannot be run."""
     try:
         async with running(seed, by_text=by_text) as run:
-            await run.until(interruptions, say)
+            await run.until(interruptions, progress)
             return run.report
     except TimeoutError:
         raise WorldError("an answer did not end within a minute; look whether the machine is overloaded") from None
@@ -434,7 +434,11 @@ class _Timing:
 
 
 async def regions_killed(
-    kills: int, streams: int = KILLED_STREAMS, say: Callable[[str], None] = lambda _text: None, *, by_text: bool = False
+    kills: int,
+    streams: int = KILLED_STREAMS,
+    progress: Callable[[str], None] = lambda _text: None,
+    *,
+    by_text: bool = False,
 ) -> KillReport:
     """Kill a region's engines and its balancer under so many streams that it serves, so many times. Raises WorldError
     where the world cannot be run."""
@@ -450,7 +454,7 @@ async def regions_killed(
             await world.wait_until_serving(REGIONS)
             for number in range(kills):
                 await _killed(world, number, streams, report)
-                say(f"{number + 1} of {kills} kills: {report.whole} of {report.broken} streams whole")
+                progress(f"{number + 1} of {kills} kills: {report.whole} of {report.broken} streams whole")
     return report
 
 

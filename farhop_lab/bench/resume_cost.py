@@ -48,7 +48,7 @@ def _tap(kind: str) -> StreamTap:
     owner = Resumption(lambda _target, _model: 0)
     if kind == "text":
         body = msgspec.json.encode(_BODY)
-        return TextTap(True, None, "", TextProgress(plan(CHAT, body, text=True), body, tells_usage=False), owner)
+        return TextTap(True, None, "", TextProgress(plan(CHAT, body, text=True), body, sends_usage=False), owner)
     body = msgspec.json.encode(_BODY if kind != "exact, stop strings" else {**_BODY, "stop": ["\n\n", "Observation:"]})
     made = HopProgress if kind == "exact, for the tier above" else ExactProgress
     return ExactTap(True, None, "", made(plan(CHAT, body)), owner)

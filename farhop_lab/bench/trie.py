@@ -52,13 +52,13 @@ class Row(msgspec.Struct, frozen=True):
     limit: float | None = None
 
 
-def measure(*, quick: bool = False, say: Callable[[str], None] = lambda _: None) -> list[Row]:
+def measure(*, quick: bool = False, progress: Callable[[str], None] = lambda _: None) -> list[Row]:
     """All rows. Each repeat has a process of its own, one after the other, so that memory is that of one fill."""
     nodes = NODES_QUICK if quick else NODES
     taken: list[dict[str, float]] = []
     context = multiprocessing.get_context("spawn")
     for turn in range(REPEATS):
-        say(f"repeat {turn + 1} of {REPEATS}, {nodes:,} nodes")
+        progress(f"repeat {turn + 1} of {REPEATS}, {nodes:,} nodes")
         with context.Pool(1) as pool:
             taken.append(pool.apply(repeat, (nodes, turn)))
     return [_row(what, unit, [one[what] for one in taken], limit) for what, unit, limit in _ROWS]

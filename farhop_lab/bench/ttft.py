@@ -113,7 +113,7 @@ async def measure(
     rounds: int = ROUNDS,
     engine: Engine | None = None,
     modes: Sequence[Mode] = MODES,
-    say: Callable[[str], None] = lambda _text: None,
+    progress: Callable[[str], None] = lambda _text: None,
 ) -> list[Row]:
     """Measure all ways. `say` hears what is going on. Raises BenchError."""
     if not usage.available():
@@ -122,10 +122,10 @@ async def measure(
     for mode in modes:
         if engine is not None and mode.reads and (mode.kv_events or engine.tokenizer is None):
             continue  # there is no tokenizer, or nobody who tells what a real engine here caches
-        say(f"starting both tiers, tokenizer {mode.name}")
+        progress(f"starting both tiers, tokenizer {mode.name}")
         async with _ways(mode, engine) as (ways, model):
             for prompt, size in SIZES.items():
-                say(f"tokenizer {mode.name}, {prompt} prompts")
+                progress(f"tokenizer {mode.name}, {prompt} prompts")
                 (body,) = bodies.streamed(size, _TOKENS, 1.0, 1, model, _DELAY_MS)
                 job = Job(ways, body.decode(), rounds)
                 program, arguments = module("ttft_client", job)

@@ -66,8 +66,8 @@ def test_a_file_that_cannot_be_played_is_told_in_a_line(cli, tmp_path) -> None:
 def test_a_live_run_ends_with_a_verdict(cli, monkeypatch, findings) -> None:
     asked = []
 
-    async def run(folder, seed, for_s, say):
-        say("pause virginia-0")
+    async def run(folder, seed, for_s, progress):
+        progress("pause virginia-0")
         asked.append((seed, for_s))
         return LiveResult(seed, 1, 500, 3, (FAULT,), {"virginia/virginia-0": (20, 20.5)}, findings)
 

@@ -83,11 +83,11 @@ async def test_one_at_a_time_and_it_ends_with_the_console(tmp_path: Path, monkey
     async def looked(*_: Any) -> list[Any]:
         return []
 
-    async def carried_out(_drill: Any, _here: Any, _store: Any, asked: Asked, say: Any, begun: Any) -> Any:
+    async def carried_out(_drill: Any, _here: Any, _store: Any, asked: Asked, progress: Any, begun: Any) -> Any:
         outcome = SimpleNamespace(
             run="run-1", canaries=[], findings=[], verdict=SimpleNamespace(value="ABORTED"), why=""
         )
-        say(f"{asked.why} by {asked.by}, {asked.values}")
+        progress(f"{asked.why} by {asked.by}, {asked.values}")
         begun(
             SimpleNamespace(
                 outcome=outcome, stop=stop, live={}, run_=SimpleNamespace(phase=SimpleNamespace(value="soaking"))

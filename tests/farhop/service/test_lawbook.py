@@ -169,7 +169,7 @@ def test_the_last_good_one_stands_loudly(stage, value, says):
 def test_many_faults_are_told_in_few_lines(stage):
     tenants = [{"name": f"t{n}"} for n in range(50)]
     stage.tell(snapshot(document(3, tenants=tenants)))
-    assert len(stage.book.trouble) == lawbook.PROBLEMS_TOLD_MAX + 1
+    assert len(stage.book.trouble) == lawbook.PROBLEMS_SHOWN_MAX + 1
     assert stage.book.trouble[-1] == "and 30 more"
 
 

@@ -362,7 +362,7 @@ async def test_withdrawing_says_draining_first_and_then_takes_the_key_away() -> 
 
 
 async def test_withdrawing_from_a_store_that_hangs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "LAST_WORD_S", 0.1)
+    monkeypatch.setattr(report, "FINAL_REPORT_S", 0.1)
     store = Watched()
     await store.open()
     told = live(regional(replica("a")))

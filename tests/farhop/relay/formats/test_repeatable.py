@@ -140,8 +140,8 @@ def test_a_chat_told_as_a_stream_and_whole_again_is_the_same(document: dict[str,
     told = repeatable.stream(Kind.CHAT, msgspec.json.encode(document))
     assert told is not None
     before, usage, end = told
-    assert not any(map(repeatable.tells_usage, repeatable.events_of(before)))
-    assert repeatable.tells_usage(usage)
+    assert not any(map(repeatable.has_usage, repeatable.events_of(before)))
+    assert repeatable.has_usage(usage)
     again = repeatable.whole(Kind.CHAT, before + usage + end)
     assert again is not None
     assert msgspec.json.decode(again) == document
@@ -207,7 +207,7 @@ def test_what_an_engine_streams_is_told_whole() -> None:
         events(delta(content="x"), delta(content=["parts"])) + DONE,
         events(delta(audio={"id": "a"})) + DONE,
         b"data: {broken\n\n" + DONE,
-        events(delta(content="x" * repeatable.RETOLD_BYTES_MAX)) + DONE,
+        events(delta(content="x" * repeatable.CONVERTED_BYTES_MAX)) + DONE,
     ],
 )
 def test_what_is_not_understood_is_not_told(stream: bytes) -> None:
