@@ -31,7 +31,7 @@ def test_where_no_world_can_run_it_is_one_line(cli, monkeypatch, error):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_told_to_stop_it_unwinds_its_world_first(cli, monkeypatch, number):
+def test_stopped_by_a_signal_it_unwinds_its_world_first(cli, monkeypatch, number):
     unwound = []
 
     async def run(progress):

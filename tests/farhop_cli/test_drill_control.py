@@ -42,7 +42,7 @@ async def test_only_what_this_fleet_can_have_is_offered(tmp_path: Path) -> None:
     assert offered["drain-and-return"]["parameters"] == {"region": "virginia", "soak_s": "8"}
 
 
-async def test_what_cannot_be_is_said_before_anything_is_touched(
+async def test_what_cannot_be_is_refused_before_anything_is_touched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def looked(*_: Any) -> list[Any]:

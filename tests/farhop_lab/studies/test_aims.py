@@ -9,7 +9,7 @@ import pytest
 
 from farhop_lab.scenarios.load import shipped_names
 from farhop_lab.sim.stats import Interval
-from farhop_lab.studies.aims import AIMS, Aim, judged, recovery, said
+from farhop_lab.studies.aims import AIMS, Aim, judged, recovery, verdict
 from farhop_lab.studies.cell import Key
 
 
@@ -22,12 +22,12 @@ def result(scenario: str, router: str, seed: int, load: float = 1.0, **figures: 
     [(1.2, 0.05, "met"), (1.12, 0.05, "open, met"), (1.08, 0.05, "open, missed"), (1.0, 0.05, "missed")],
 )
 def test_a_verdict_is_sure_where_the_whole_interval_is(mean: float, half: float, words: str) -> None:
-    assert said(Aim("s", "r", "x", least=1.1), Interval(mean, half, 3)) == words
+    assert verdict(Aim("s", "r", "x", least=1.1), Interval(mean, half, 3)) == words
 
 
 def test_one_seed_leaves_it_open_and_none_says_nothing() -> None:
-    assert said(Aim("s", "r", "x", most=1.0), Interval(0.5, None, 1)) == "open, met"
-    assert said(Aim("s", "r", "x", most=1.0), None) == "nothing to compare"
+    assert verdict(Aim("s", "r", "x", most=1.0), Interval(0.5, None, 1)) == "open, met"
+    assert verdict(Aim("s", "r", "x", most=1.0), None) == "nothing to compare"
 
 
 def test_the_best_rival_is_the_best_at_that_figure_and_none_of_ours() -> None:

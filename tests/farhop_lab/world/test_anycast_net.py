@@ -15,7 +15,7 @@ def test_what_is_lacking_is_named(monkeypatch) -> None:
     assert anycast_net.lacking() == "birdc"
 
 
-def test_a_command_that_fails_is_told() -> None:
+def test_a_command_that_fails_is_reported() -> None:
     with pytest.raises(NetError, match=r"ls /nowhere: .*No such file"):
         run("ls", "/nowhere")
     assert run("ls", "/nowhere", check=False) == ""

@@ -117,7 +117,7 @@ def chunk(text: str, ids: list[int], prompt: list[int] | None = None, ends: str 
     st.lists(st.integers(0, 2**31), min_size=1, max_size=20),
     st.integers(0, 40),
 )
-def test_no_character_is_lost_or_said_twice(tokens: list[tuple[str, int]], prompt: list[int], limit: int) -> None:
+def test_no_character_is_lost_or_sent_twice(tokens: list[tuple[str, int]], prompt: list[int], limit: int) -> None:
     progress = planned(max_tokens=limit)
     sent = b"".join(
         progress.take(chunk(text, [number], prompt if at == 0 else None)) for at, (text, number) in enumerate(tokens)
@@ -188,7 +188,7 @@ def test_a_continuation_reads_as_the_first_stream() -> None:
     assert quiet.spelled(b"data: [DONE]\n\n", sends_usage=False) == b"data: [DONE]\n\n"
 
 
-def test_an_end_that_was_told_is_not_told_again() -> None:
+def test_an_end_that_was_sent_is_not_sent_again() -> None:
     """A connection may break behind the usage, or behind the last word and before the end of its framing."""
     usage = b'data: {"id":"a","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}\n\n'
     done = b"data: [DONE]\n\n"
@@ -201,7 +201,7 @@ def test_an_end_that_was_told_is_not_told_again() -> None:
         assert (b'"usage"' in end, b"[DONE]" in end) == (lacks_usage, lacks_done)
 
 
-def test_at_the_limit_it_ends_by_our_word() -> None:
+def test_at_the_limit_we_end_it() -> None:
     progress = planned(max_tokens=1)
     progress.take(chunk("one", [1], [10]))
     assert progress.left(0) == 0

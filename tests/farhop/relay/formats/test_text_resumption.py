@@ -296,7 +296,7 @@ def test_tokens_are_counted_by_usage_where_events_tell_it() -> None:
     assert progress.tokens == 11
 
 
-def test_a_client_that_wants_usage_with_each_event_is_told_of_the_whole_behind_a_seam() -> None:
+def test_a_client_that_wants_usage_with_each_event_gets_that_of_the_whole_behind_a_seam() -> None:
     each = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     progress = known(sends_usage=True, **each)
     first = told(OPENING, 0) + told(chunk("a"), 3)

@@ -108,13 +108,13 @@ def test_a_pair_of_surrogates_may_come_in_two_events() -> None:
 
 
 @pytest.mark.parametrize("text", ["\\ud83d", "\\ude00 \\ud83d", "\\x", "\\u12"])
-def test_what_is_no_text_is_not_told(text: str) -> None:
+def test_what_is_no_text_is_not_read(text: str) -> None:
     stream = b'data: {"choices":[{"delta":{"content":"good"}}]}\n\n'
     stream += b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % text.encode()
     assert heard(stream, [], going_on(chat())) == ((), 0)
 
 
-def test_beyond_its_bound_nothing_is_told_and_nothing_kept() -> None:
+def test_beyond_its_bound_nothing_is_read_and_nothing_kept() -> None:
     made = Transcript(going_on(chat()))
     through = StreamTap(False, made)
     chunk = b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % (b"word" * 256)
@@ -127,7 +127,7 @@ def test_beyond_its_bound_nothing_is_told_and_nothing_kept() -> None:
     assert (made._pieces, made.result()) == (b"", ((), 0))
 
 
-def test_of_an_event_too_long_to_hold_nothing_is_told() -> None:
+def test_of_an_event_too_long_to_hold_nothing_is_read() -> None:
     made = Transcript(going_on(chat()))
     through = StreamTap(False, made)
     through.feed(b'data: {"choices":[{"delta":{"content":"before"}}]}\n\n')
@@ -172,7 +172,7 @@ def test_a_body_is_read(kind: Kind, said: str, plain: bool) -> None:
         b"[]",
     ],
 )
-def test_of_other_bodies_nothing_is_told(document: bytes) -> None:
+def test_of_other_bodies_nothing_is_read(document: bytes) -> None:
     assert _body_told(document, chat()) == ((), 0)
 
 

@@ -159,7 +159,7 @@ def router_state() -> RouterState:
     return RouterState("us", targets, {"us": 1.0, "eu": 91.0, "asia": 166.0})
 
 
-def test_targets_are_told_apart_by_place_and_kind() -> None:
+def test_targets_are_distinguished_by_place_and_kind() -> None:
     seen = router_state()
     assert (seen.engines, seen.local, seen.peers) == (["us/0", "us/1", "eu/0"], ["us/0", "us/1"], ["asia"])
     assert seen.by_region == {"us": ["us/0", "us/1"], "eu": ["eu/0"]}
