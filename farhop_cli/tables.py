@@ -75,10 +75,10 @@ def law(shown: Record) -> str:
 
 def pilot_lights(shown: object) -> list[str]:
     """A line for each pilot-light region: whether it sleeps, and what it was woken for."""
-    told = {name: one for name, one in shown.items() if isinstance(one, dict)} if isinstance(shown, dict) else {}
+    lights = {name: one for name, one in shown.items() if isinstance(one, dict)} if isinstance(shown, dict) else {}
     return [
         f"{name} is a pilot-light: {cell(one.get('state'))}" + (f" ({one['why']})" if one.get("why") else "")
-        for name, one in told.items()
+        for name, one in lights.items()
     ]
 
 
@@ -159,13 +159,13 @@ def outcome(record: Record, place: str) -> None:
 
 def _given_again(given: Record) -> str:
     """Whose answer it was."""
-    told = f"answer cache: {cell(given.get('outcome'))}"
+    line = f"answer cache: {cell(given.get('outcome'))}"
     if given.get("why"):
-        told += f" ({cell(given.get('why'))})"
+        line += f" ({cell(given.get('why'))})"
     if given.get("decision"):
-        told += f" of {cell(given.get('decision'))}, made in {cell(given.get('region'))}"
-        told += f" {number(given.get('age_s'), 0)} s before" if given.get("age_s") else ""
-    return told
+        line += f" of {cell(given.get('decision'))}, made in {cell(given.get('region'))}"
+        line += f" {number(given.get('age_s'), 0)} s before" if given.get("age_s") else ""
+    return line
 
 
 def show_world(world: WorldFile) -> None:
