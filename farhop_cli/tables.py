@@ -140,11 +140,11 @@ def regional_record(record: Record, region: str) -> None:
 
 def outcome(record: Record, place: str) -> None:
     """How a request of the past went, in a line."""
-    usage = _mapping(record, "usage")
+    usage, model, asked_for = _mapping(record, "usage"), record.get("model"), record.get("asked_for")
     parts = [
         f"{place}: {cell(record.get('outcome'))}, status {cell(record.get('status'))}",
         f"tenant {cell(record.get('tenant'))}",
-        f"model {cell(record.get('model'))}",
+        f"model {cell(model)}" + (f" (asked for {cell(asked_for)})" if asked_for not in (None, model) else ""),
         f"{number(record.get('prompt_bytes'))} prompt bytes",
         f"ttft {number(record.get('ttft_ms'))} ms",
         f"{number(record.get('duration_ms'))} ms in all",
