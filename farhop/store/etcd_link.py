@@ -234,7 +234,7 @@ class EtcdLink:
 
     def _translate(self, error: grpc.aio.AioRpcError, client: EtcdClient | None) -> StoreError:
         detail = " ".join((error.details() or error.code().name).split())
-        if any(words in detail for words in _STALE_LOGIN):
+        if any(text in detail for text in _STALE_LOGIN):
             if client is not None:
                 self.retire(client)
             return _StaleLogin(f"etcd at {self._where()}: {detail}; log in again")

@@ -147,7 +147,7 @@ def dying_when_used_again(s: Any, after_s: float = 0.0) -> Callable[[Line], Awai
     return script
 
 
-async def test_a_kept_connection_that_is_dead_is_told_and_asking_again_is_the_machines(stage: Any) -> None:
+async def test_a_kept_connection_that_is_dead_is_reported_and_asking_again_is_the_machines(stage: Any) -> None:
     """A POST is not sent again behind the machine's back: it counts, as any other retry does."""
     s = await stage()
     s.upstream.script = dying_when_used_again(s)
