@@ -90,7 +90,7 @@ class Gpu:
                 writer.write(data)
                 await writer.drain()
         except (ConnectionError, asyncio.CancelledError):
-            pass  # the other side says so, too; or the test is over
+            pass  # the other side prefix so, too; or the test is over
         finally:
             writer.close()
 
@@ -167,12 +167,12 @@ class Load:
         assert self._session is not None
         await self._session.close()
 
-    async def ask(self, kind: str, words: int, tokens: int, within_s: float = 20.0, says: str = "") -> Asked:
-        """One request of about so many words, which nobody else asks unless it `says` them, answered in exactly so
+    async def ask(self, kind: str, words: int, tokens: int, within_s: float = 20.0, prefix: str = "") -> Asked:
+        """One request of about so many words, which nobody else asks unless it `prefix` them, answered in exactly so
         many tokens."""
         self._serial += 1
-        says = says or f"{self._serial}"
-        text = f"{kind} {says} " + " ".join(f"{says}x{n}" for n in range(words))
+        prefix = prefix or f"{self._serial}"
+        text = f"{kind} {prefix} " + " ".join(f"{prefix}x{n}" for n in range(words))
         body = {
             "model": MODEL,
             "messages": [{"role": "user", "content": text}],

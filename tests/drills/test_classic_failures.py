@@ -114,7 +114,7 @@ async def _thrash(naive: bool) -> float:
             for turn in range(6):
                 talks = order.sample(range(9), 9)
                 for talk in talks:
-                    assert (await load.ask("chat", 200 + 10 * turn, 4, says=f"talk{talk}")).status == 200
+                    assert (await load.ask("chat", 200 + 10 * turn, 4, prefix=f"talk{talk}")).status == 200
         counters = [gpu.replica.core.counters for gpu in engines]
         return sum(c.prefix_hits for c in counters) / sum(c.prefix_queries for c in counters)
 

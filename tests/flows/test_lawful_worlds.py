@@ -131,8 +131,8 @@ class Play:
         if direct and entry in self.killed:
             return
         self.oracle.asking = (tenant, key, asked)
-        says = f"{tenant} {rng.randint(0, 2)}"
-        told = world.ask(entry, f"sk-{tenant}-{key}", allow=asked, says=says, direct=direct)
+        prefix = f"{tenant} {rng.randint(0, 2)}"
+        told = world.ask(entry, f"sk-{tenant}-{key}", allow=asked, prefix=prefix, direct=direct)
         if isinstance(told, str):
             self.oracle.seen["redirected"] += world.last_entry != entry
         else:

@@ -86,8 +86,8 @@ def promises(site: Site) -> Promises:
     rng = Random(5)
 
     def come(entry: str) -> None:
-        says = f"prompt {rng.randrange(10)}" if rng.random() < 0.5 else ""
-        world.arrive(entry, "t", int(10 ** rng.uniform(2.0, 4.0)), says=says, answer_tokens=rng.randint(10, 60))
+        prefix = f"prompt {rng.randrange(10)}" if rng.random() < 0.5 else ""
+        world.arrive(entry, "t", int(10 ** rng.uniform(2.0, 4.0)), prefix=prefix, answer_tokens=rng.randint(10, 60))
 
     for entry in ("a", "b"):
         world.stream(PER_S, lambda entry=entry: come(entry), until=UNTIL)  # type: ignore[misc]

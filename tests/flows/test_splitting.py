@@ -156,7 +156,7 @@ def test_after_a_failure_another_version_is_better_than_the_same_replica_again(p
 
 def turn(name: str, n_bytes: int, **fields: Any) -> Any:
     """A turn of alice's conversation: each begins with all that was said before."""
-    return request(name, n_bytes, says="alice", **fields)
+    return request(name, n_bytes, prefix="alice", **fields)
 
 
 def served(flow: RegionalFlow, one: Any) -> Pick:

@@ -70,12 +70,12 @@ def fleet(*replicas: regional_view.Replica, reserved: Iterable[Reservation] = ()
 
 def text(name: str, n_bytes: int) -> bytes:
     """A prompt of this size that shares nothing with another name's."""
-    line = f"{name} says hello. ".encode()
+    line = f"{name} prefix hello. ".encode()
     return (line * (n_bytes // len(line) + 1))[:n_bytes]
 
 
-def request(request_id: str, prompt_bytes: int = 1024, *, says: str = "", **fields: Any) -> Request:
-    """A streaming request of `anyone` with a minute to live; `says` names its text, its id by default."""
+def request(request_id: str, prompt_bytes: int = 1024, *, prefix: str = "", **fields: Any) -> Request:
+    """A streaming request of `anyone` with a minute to live; `prefix` names its text, its id by default."""
     return Request(
         id=request_id,
         **{
@@ -83,7 +83,7 @@ def request(request_id: str, prompt_bytes: int = 1024, *, says: str = "", **fiel
             "model": MODEL,
             "prompt_bytes": prompt_bytes,
             "body_bytes": prompt_bytes + 200,
-            "chain": chain(text(says or request_id, prompt_bytes), SEED),
+            "chain": chain(text(prefix or request_id, prompt_bytes), SEED),
             "deadline": 60.0,
             "max_tokens": 100,
             "stream": True,

@@ -39,7 +39,7 @@ def busy(seed: int) -> World:
     made = world(seed)
     for entry in REGIONS:
         made.stream(3.0, lambda entry=entry: made.arrive(entry, "t"), until=20.0)
-    made.stream(2.0, lambda: made.arrive("tokyo", "bound", says="shared"), until=20.0)
+    made.stream(2.0, lambda: made.arrive("tokyo", "bound", prefix="shared"), until=20.0)
     made.stream(0.5, lambda: made.leave(made.arrive("austin", "t")), until=20.0)
     made.at(4.0, made.kill, "paris")
     made.at(7.0, made.revive, "paris")
@@ -151,7 +151,7 @@ def test_streams_have_dice_of_their_own() -> None:
 def test_equal_names_share_their_prefix_and_engines_of_live_physics_remember_it() -> None:
     made = World(2, flat(["paris"], {}), {"paris": gpus("a100", 1)})
     for at in (2.0, 10.0, 18.0):
-        made.at(at, lambda: made.arrive("paris", "t", 8192, says="the same", answer_tokens=20))
+        made.at(at, lambda: made.arrive("paris", "t", 8192, prefix="the same", answer_tokens=20))
     made.at(26.0, lambda: made.arrive("paris", "t", 8192, answer_tokens=20))
     made.run(60.0)
     records = sorted(made.measures.records, key=lambda record: record.arrived_at)
