@@ -109,7 +109,7 @@ async def region(
 ) -> AsyncIterator[tuple[RegionalBalancer, str]]:
     """A balancer over engines, and its clients' URL. `replica` is said of each; so many are `up`, else all."""
     physics = l4()
-    told = {"prefill_ms_per_token": physics.prefill_ms_per_token, "tpot_ms": physics.decode_floor_ms}
+    fields = {"prefill_ms_per_token": physics.prefill_ms_per_token, "tpot_ms": physics.decode_floor_ms}
     document = {
         **common("virginia", "r1"),
         "tier": {"port": 0},
@@ -117,7 +117,7 @@ async def region(
         "client": {"port": 0},
         "watch": {"probe_s": 0.1, "scrape_s": 0.05, "timeout_s": 0.3},
         "replicas": [
-            {"url": f"http://127.0.0.1:{gpu.port}", "models": [MODEL], "name": f"gpu-{at}", **told, **(replica or {})}
+            {"url": f"http://127.0.0.1:{gpu.port}", "models": [MODEL], "name": f"gpu-{at}", **fields, **(replica or {})}
             for at, gpu in enumerate(engines)
         ],
         **config,

@@ -634,11 +634,11 @@ def test_names_are_never_markup(browser: Browser, tmp_path: Path) -> None:
             until(lambda name=name: "onerror" in browser.text("body") or name == "drills")
             assert browser.js("return document.querySelectorAll('img[src=x], main script').length") == 0
         assert "1337" not in browser.js("return document.title")
-        said = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+        text = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
         script = (
             "const done = arguments[0]; fetch('/console').then((a) => done(a.headers.get('content-security-policy')))"
         )
-        assert browser.driver.execute_async_script(script) == said
+        assert browser.driver.execute_async_script(script) == text
         assert not [one for one in browser.faults() if "Content Security Policy" in one]
     finally:
         stage.close()

@@ -49,7 +49,7 @@ def arguments(tmp_path, *more: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (("--profile", "b300"), "use one of"),
         (("--topology", "atlantis"), "--topology"),
@@ -67,10 +67,10 @@ def arguments(tmp_path, *more: str) -> tuple[str, ...]:
         (("--port", "65534"), "leaves no port for tokyo"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_leaves_nothing(cli, tmp_path, folder, never, more, said):
-    told = cli.failed(cli.run(*arguments(tmp_path, *more)), 2)
-    assert said in told
-    assert told.count("\n") == 1
+def test_what_is_wrong_is_one_line_and_leaves_nothing(cli, tmp_path, folder, never, more, message):
+    output = cli.failed(cli.run(*arguments(tmp_path, *more)), 2)
+    assert message in output
+    assert output.count("\n") == 1
     assert list(folder.iterdir()) == []
     assert not (tmp_path / "world.json").exists()
 
@@ -80,14 +80,14 @@ def test_a_port_taken(cli, tmp_path, folder, never):
         held.bind(("127.0.0.1", 0))
         held.listen()
         port = held.getsockname()[1]
-        told = cli.failed(cli.run(*arguments(tmp_path), "--port", str(port)), 2)
-    assert f"--port: {port}, for virginia" in told
+        text = cli.failed(cli.run(*arguments(tmp_path), "--port", str(port)), 2)
+    assert f"--port: {port}, for virginia" in text
     assert list(folder.iterdir()) == []
 
 
 async def test_a_world_that_runs_already(cli, world, folder, never):
-    told = cli.failed(await cli.in_thread("up", "--port", "0", "--world", str(world.path)), 2)
-    assert f"process {os.getpid()}" in told
+    text = cli.failed(await cli.in_thread("up", "--port", "0", "--world", str(world.path)), 2)
+    assert f"process {os.getpid()}" in text
     assert world.path.exists()
 
 
@@ -242,8 +242,8 @@ def test_the_users_telemetry_stays_as_it_is():
     ours = telemetry({}, "http://c:1")
     assert ours["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://c:1"
     theirs = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://mine:4318", "OTEL_TRACES_SAMPLER": "always_off"}
-    told = telemetry(theirs, "http://c:1")
-    assert not told.keys() & {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_TRACES_SAMPLER"}
+    found = telemetry(theirs, "http://c:1")
+    assert not found.keys() & {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_TRACES_SAMPLER"}
     assert exports_elsewhere(theirs) == "http://mine:4318"
     assert exports_elsewhere({"OTEL_TRACES_SAMPLER": "always_on"}) == ""
 

@@ -87,20 +87,20 @@ async def watching(
 ) -> AsyncIterator[tuple[Watcher, MemoryStore, Heard]]:
     given_store = store or MemoryStore(Random(1))
     await given_store.open()
-    heard = Heard()
+    found = Heard()
 
     def both(event: Event) -> None:
-        heard.react(event)
+        found.react(event)
         if react is not None:
             react(event)
 
     watcher = Watcher(
-        config(**more), WORLD, given_store, react=both, refused=heard.refused.append,
+        config(**more), WORLD, given_store, react=both, refused=found.refused.append,
         clock=clock or asyncio.get_running_loop().time, rng=Random(2),
     )  # fmt: skip
     await watcher.open()
     try:
-        yield watcher, given_store, heard
+        yield watcher, given_store, found
     finally:
         await watcher.close()
         ours = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith(OURS)]

@@ -94,11 +94,11 @@ def test_nothing_lawful_is_answered_clause_by_clause(play) -> None:
 
 def test_lawful_but_not_serving_is_answered_region_by_region(play) -> None:
     flow = worldwide(view=seen(instance("tokyo"), instance("london", replicas_ready=0)))
-    told = "london: no ready replica of this model"
+    found = "london: no ready replica of this model"
     (
         play(flow)
         .on(RequestArrived(request("a", tenant="european"))).expect(
-            answered("a", outcome.NO_REGION, retry_after_s=2.0, detail=lambda d: told in d and "frankfurt: down" in d,
+            answered("a", outcome.NO_REGION, retry_after_s=2.0, detail=lambda d: found in d and "frankfurt: down" in d,
                      reasons=lambda decision: decision.chosen is None))
         .on(RequestArrived(request("b"))).expect(sent("b", "tokyo"))
     )  # fmt: skip

@@ -20,8 +20,8 @@ FAR = ("frankfurt", "tokyo")
 
 def at(now: float, **used: float) -> ViewSwapped:
     """Reports of all regions, received now, with these shares of 16 slots used."""
-    told = {"received_at": now, "slots_total": 16}
-    return seen(*(instance(region, used_share=used.get(region, 0.1), **told) for region in REGIONS))
+    fields = {"received_at": now, "slots_total": 16}
+    return seen(*(instance(region, used_share=used.get(region, 0.1), **fields) for region in REGIONS))
 
 
 def taken(flow: GlobalFlow, now: float, count: int = 300, **fields: object) -> Counter[str]:
@@ -159,9 +159,9 @@ def test_where_nobody_takes_guests_none_is_asked_only_to_refuse(
     play, full: tuple[str, ...], age_s: float, promised: bool
 ) -> None:
     # London itself serves nobody: whoever is asked is abroad. What a report said two seconds ago may be over.
-    told = [instance(name, headroom_foreign_tokens=0 if name in full else 10**6, received_at=1.0) for name in FAR]
-    flow = worldwide(view=seen(*told))
-    flow.handle(seen(*told), 1.0)
+    found = [instance(name, headroom_foreign_tokens=0 if name in full else 10**6, received_at=1.0) for name in FAR]
+    flow = worldwide(view=seen(*found))
+    flow.handle(seen(*found), 1.0)
     heard(flow, FAR, 1.0 + age_s)
     *_, forward = flow.handle(RequestArrived(request("a")), 1.0 + age_s)
     assert (forward.promised_ttft_ms is not None) == promised
@@ -198,8 +198,8 @@ def test_a_region_full_for_guests_is_asked_last_until_it_reports(play) -> None:
 def moving(flow: GlobalFlow, **slots_free: int) -> None:
     """Waits that swing by 100 ms a second, the last report a second ago."""
     for i, wait_ms in enumerate((5.0, 105.0, 5.0)):
-        told = {"wait_ms": wait_ms, "received_at": float(i), "slots_total": 16, "used_share": 0.7}
-        flow.handle(seen(*(instance(r, slots_free=slots_free.get(r, 5), **told) for r in REGIONS)), float(i))
+        fields = {"wait_ms": wait_ms, "received_at": float(i), "slots_total": 16, "used_share": 0.7}
+        flow.handle(seen(*(instance(r, slots_free=slots_free.get(r, 5), **fields) for r in REGIONS)), float(i))
         heard(flow, REGIONS, float(i))
 
 

@@ -67,9 +67,9 @@ def test_who_waits_for_a_quota_goes_by_the_route_that_has_none(play) -> None:
 
 def test_a_quota_that_nobody_waits_for_is_answered(play) -> None:
     flow = worldwide(view=seen(instance("frankfurt")), routes=Routes({("", ""): RouteConfig(foreign_quota=0)}))
-    told = "frankfurt: the foreign quota of 0 is used up"
+    found = "frankfurt: the foreign quota of 0 is used up"
     play(flow).on(RequestArrived(request("a"))).expect(
-        answered("a", outcome.NO_REGION, detail=lambda detail: told in detail)
+        answered("a", outcome.NO_REGION, detail=lambda detail: found in detail)
     )
 
 

@@ -132,11 +132,11 @@ class Play:
             return
         self.oracle.asking = (tenant, key, asked)
         prefix = f"{tenant} {rng.randint(0, 2)}"
-        told = world.ask(entry, f"sk-{tenant}-{key}", allow=asked, prefix=prefix, direct=direct)
-        if isinstance(told, str):
+        answer = world.ask(entry, f"sk-{tenant}-{key}", allow=asked, prefix=prefix, direct=direct)
+        if isinstance(answer, str):
             self.oracle.seen["redirected"] += world.last_entry != entry
         else:
-            self.refusals[told.outcome.reason] += 1
+            self.refusals[answer.outcome.reason] += 1
 
     def enact(self) -> None:
         rng, world = self.rng, self.world

@@ -205,27 +205,27 @@ def field(asked: Request, output_tokens: float = 100.0, here: str = "london", /,
     }
     table = Table(tuple(sorted(regions)), here)
     prices = {
-        name: Price(said.get("usd_per_gpu_hour", 0.0), said.get("egress_usd_per_gb", 0.0))
-        for name, said in regions.items()
+        name: Price(one.get("usd_per_gpu_hour", 0.0), one.get("egress_usd_per_gb", 0.0))
+        for name, one in regions.items()
     }
     rows = []
-    for name, said in regions.items():
+    for name, one in regions.items():
         reckoning = UnacknowledgedLoad()
-        if "unacknowledged_bytes" in said:
-            reckoning.sent(said["unacknowledged_bytes"])
+        if "unacknowledged_bytes" in one:
+            reckoning.sent(one["unacknowledged_bytes"])
         row = row_of(
-            capacity(**{key: value for key, value in said.items() if key not in about}),
+            capacity(**{key: value for key, value in one.items() if key not in about}),
             reckoning,
-            rtt_ms=said.get("rtt_ms", RTT_MS.get(name, 50.0)),
-            cache_hit_calibration=said.get("cache_hit_calibration", 1.0),
-            rates=said.get("rates", (0.0, 0.0, 0.0)),
+            rtt_ms=one.get("rtt_ms", RTT_MS.get(name, 50.0)),
+            cache_hit_calibration=one.get("cache_hit_calibration", 1.0),
+            rates=one.get("rates", (0.0, 0.0, 0.0)),
             price=prices[name],
             price_here=None if name == here else prices.get(here, Price()),
         )
         rows.append((name, row))
     table.write(rows)
     made = Field(asked, output_tokens, table.names, table.at, table.block, table.here, table.token_least_ms)
-    made.hits({name: said["depth"] for name, said in regions.items() if said.get("depth")})
+    made.hits({name: one["depth"] for name, one in regions.items() if one.get("depth")})
     made.moving, made.spill_ms = bool(table.moving), 300.0
     return made
 

@@ -93,8 +93,8 @@ async def test_a_refusal_before_the_first_byte_goes_to_the_next(stage: Any) -> N
 
 async def test_an_outcome_header_of_an_engine_means_nothing(stage: Any) -> None:
     s = await stage(over_tier=False)
-    said = b"content-type: application/json\r\nretry-after: 7\r\nx-farhop-outcome: queue_full\r\nx-farhop-a: b\r\n"
-    s.upstream.answer = lambda _m: plain(b'{"error":{}}', "429 Too Many Requests", said)
+    found = b"content-type: application/json\r\nretry-after: 7\r\nx-farhop-outcome: queue_full\r\nx-farhop-a: b\r\n"
+    s.upstream.answer = lambda _m: plain(b'{"error":{}}', "429 Too Many Requests", found)
     answer = await s.ask(post())
     assert (answer.status, answer.body, answer.get("retry-after")) == (429, b'{"error":{}}', "7")
     assert [name for name, _ in answer.headers if name.startswith("x-farhop-")] == ["x-farhop-decision"]

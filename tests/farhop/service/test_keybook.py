@@ -17,8 +17,8 @@ HASH = sha256(b"one").hexdigest()
 
 
 def document(id_: str = "k1", of: str = HASH, **more: Any) -> bytes:
-    said: dict[str, Any] = {"tenant": "acme", "author": "ann", "why": "test", "at": NOW, **more}
-    return issued_keys.encode(IssuedKey(id=id_, sha256=of, **said))
+    fields: dict[str, Any] = {"tenant": "acme", "author": "ann", "why": "test", "at": NOW, **more}
+    return issued_keys.encode(IssuedKey(id=id_, sha256=of, **fields))
 
 
 class Told:

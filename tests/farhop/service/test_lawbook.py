@@ -99,8 +99,8 @@ def test_a_later_epoch_takes_its_place_and_says_whose_it_is(stage):
     assert stage.tell(snapshot(document(3), 9)) == [3]
     assert stage.lawful() == {"frankfurt"}
     assert stage.lawful("japan-only") == set()
-    told = stage.book.status()
-    assert (told["source"], told["revision"], told["author"], told["why"]) == ("etcd", 9, "ann", "no 3")
+    status = stage.book.status()
+    assert (status["source"], status["revision"], status["author"], status["why"]) == ("etcd", 9, "ann", "no 3")
     assert stage.log.said == [("law in force", {"epoch": 3, "author": "ann", "why": "no 3"})]
     assert stage.tell(put(document(4, "us"))) == [4]
     assert stage.lawful() == {"virginia"}
@@ -160,8 +160,8 @@ def test_the_last_good_one_stands_loudly(stage, value, says):
     assert stage.lawful() == {"frankfurt"}
     assert stage.refused == ["law_malformed"]
     assert any(says in one for one in stage.book.status()["trouble"])
-    event, said = stage.log.said[-1]
-    assert (event, said["in_force"]) == ("law passed over", 3)
+    event, found = stage.log.said[-1]
+    assert (event, found["in_force"]) == ("law passed over", 3)
     assert stage.tell(put(document(5, "us"))) == [5]
     assert stage.book.status()["trouble"] == []
 
@@ -303,9 +303,9 @@ def test_other_keys_are_none_of_it(stage):
 
 def test_it_can_be_read_whole(stage):
     stage.tell(snapshot(document(3)))
-    told = stage.book.document()
-    assert told["epoch"] == 3
-    assert told["tenants"] == [{"name": "acme", "residency": {"processing": {"allow": ["eu"]}}}]
+    found = stage.book.document()
+    assert found["epoch"] == 3
+    assert found["tenants"] == [{"name": "acme", "residency": {"processing": {"allow": ["eu"]}}}]
 
 
 def test_metrics_show_the_epoch_and_that_something_is_wrong(stage):

@@ -52,9 +52,9 @@ class Process:
         self.told: dict[str, list[Change]] = {}
 
     async def follow(self, prefix: str) -> None:
-        told = self.told.setdefault(prefix, [])
+        found = self.told.setdefault(prefix, [])
         async for change in self.store.watch(prefix):
-            told.append(change)
+            found.append(change)
 
     def held(self, prefix: str) -> dict[str, bytes]:
         """What the disk has of it."""
@@ -94,10 +94,10 @@ async def test_a_start_while_etcd_is_silent_gets_what_stood_there_last(tmp_path:
             first, second = after.told[prefix]
             assert (first.kind, first.kept, second.kind) == (ChangeKind.SNAPSHOT, True, ChangeKind.LOST)
             assert {entry.key: entry.value for entry in first.entries} == {key: value}
-        told = kept_status([after.store])
-        assert told[0]["from_disk"]
-        assert told[0]["written_at"] is not None
-        assert "started from what was kept on disk" in notice(told)
+        found = kept_status([after.store])
+        assert found[0]["from_disk"]
+        assert found[0]["written_at"] is not None
+        assert "started from what was kept on disk" in notice(found)
         assert len(after.said) == 1
         cluster.put(WORD, b"newer")
         after.etcd.restore()

@@ -140,10 +140,10 @@ def _life(asks: list[tuple], looks: list[int], kv_blocks: int, how: str) -> list
         timeline = Timeline()
         profile = replace(PROFILES["l4"], kv_blocks=kv_blocks, sequences_max=4)
         gpu = Gpu(timeline, profile, TextModel("m", 1, 40.0))
-        said = []
+        events = []
         for number, (at_ms, text, size, answer, leaves_ms) in enumerate(asks):
             job = Said(timeline, f"j{number}", (f"text {text} " * 100).encode()[:size], 150, answer)
-            said.append(job)
+            events.append(job)
             # Off the beat of the steps: what comes at the very moment that a step ends may be told before or after it.
             timeline.at(at_ms / 1e3 + 1e-5, gpu.submit, job)
             if leaves_ms is not None:
@@ -155,4 +155,4 @@ def _life(asks: list[tuple], looks: list[int], kv_blocks: int, how: str) -> list
         core = gpu._core
         core.kv.check()
         counters = {name: getattr(core.counters, name) for name in core.counters.__struct_fields__}
-        return [[(job.heard, job.usage) for job in said], sorted(seen, key=str), counters, list(core.kv._cached)]
+        return [[(job.heard, job.usage) for job in events], sorted(seen, key=str), counters, list(core.kv._cached)]

@@ -53,9 +53,9 @@ def held(made: World, region: str) -> set[int]:
 
 
 def state(made: World, here: str, of: str) -> str:
-    told = balancer(made, here).prefixes
-    assert told is not None
-    return told.state(of)
+    found = balancer(made, here).prefixes
+    assert found is not None
+    return found.state(of)
 
 
 def test_what_one_balancer_sent_the_others_know_half_a_round_trip_later() -> None:

@@ -225,16 +225,16 @@ def test_a_stream_that_breaks_goes_on_and_its_client_hears_nothing_of_it(stand: 
     assert stand.journal.violations == 0
 
 
-@pytest.mark.parametrize("said", [b"the sea", None])
-def test_a_stream_is_moved_if_it_can_go_on_and_else_left_alone(stand: Stand, said: bytes | None) -> None:
+@pytest.mark.parametrize("value", [b"the sea", None])
+def test_a_stream_is_moved_if_it_can_go_on_and_else_left_alone(stand: Stand, value: bytes | None) -> None:
     stand.start(timer(AHEAD_S + 5.0), forward())
     stand.relay.began(stand.active, stand.tries[0], 200)
-    stand.tries[0].said = said
+    stand.tries[0].said = value
     stand.flow.says["TimerFired"] = [timer(AHEAD_S + 50.0), machine.Move("r", 1)]
     stand.flow.says["AttemptFailed"] = [timer(AHEAD_S + 50.0), resume(2)]
     stand.timeline.run(6.0)
-    assert stand.tries[0].aborted is (said is not None)
-    assert len(stand.tries) == (2 if said else 1)
+    assert stand.tries[0].aborted is (value is not None)
+    assert len(stand.tries) == (2 if value else 1)
     assert stand.journal.violations == 0
 
 

@@ -63,7 +63,7 @@ def test_a_world_is_its_number() -> None:
 
 def test_many_are_played_by_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(law_worlds, "SLICE", 2)
-    said: list[str] = []
-    played, seen, sins = prove(0, 4, 1, said.append)
-    assert (played, sins, said) == (4, [], ["2 of 4 worlds", "4 of 4 worlds"])
+    events: list[str] = []
+    played, seen, sins = prove(0, 4, 1, events.append)
+    assert (played, sins, events) == (4, [], ["2 of 4 worlds", "4 of 4 worlds"])
     assert seen == play(range(4))[0]

@@ -73,8 +73,8 @@ def test_a_drain_lasts_until_its_own_end_at_its_own_pace(stage):
 
 
 def test_a_drain_that_moves_streams_says_so(stage):
-    (told,) = stage.tell(put("tokyo", word(move_streams=True)))
-    assert told.moves
+    (found,) = stage.tell(put("tokyo", word(move_streams=True)))
+    assert found.moves
 
 
 def test_a_balancer_that_has_only_begun_keeps_no_pace():

@@ -27,9 +27,9 @@ class Entry:
         self.table = LatencyTable(given, "tokyo", "g1", lambda: self.law, lambda: self.now)
 
     def came(self, host: str = "8.8.8.8", tenant: str = "anywhere", narrow: Any = (), key: str = "", **known: bytes):
-        told = [(host, 12_300)]
+        found = [(host, 12_300)]
         exchange = SimpleNamespace(
-            client_rtt=lambda: told.pop() if told else None,
+            client_rtt=lambda: found.pop() if found else None,
             head=SimpleNamespace(known={name.replace("_", "-").encode(): value for name, value in known.items()}),
         )
         caller = SimpleNamespace(tenant=tenant, narrow=narrow, key=key)

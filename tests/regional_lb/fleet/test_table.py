@@ -157,9 +157,9 @@ def test_what_they_have_been_answered_is_none_of_what_is_held_for_prompts() -> N
         at_once = Sample(200.0, waiting=0, running=50, kv_usage=11_500 / 40_000)
         table.describe(0, msgspec.structs.replace(known, sample=at_once))
         taken.append(table.kv_taken_tokens.item(0))
-    said = 0.75 * 50 * 1000.0 / table.tpot_ms.item(0)
+    found = 0.75 * 50 * 1000.0 / table.tpot_ms.item(0)
     assert taken[0] == pytest.approx(16_500)
-    assert taken[1] == pytest.approx(16_500 - said)
+    assert taken[1] == pytest.approx(16_500 - found)
     assert taken[2] == pytest.approx(16_500 - 5_000), "no more than what is counted for answers"
 
 

@@ -38,17 +38,17 @@ def told_by(flow: RegionalFlow, incarnation: int = 7, **more: Any) -> Reporter:
 
 
 @asynccontextmanager
-async def calling(told: Reporter, options: Any = ()) -> AsyncIterator[region_pb2_grpc.RegionStub]:
+async def calling(value: Reporter, options: Any = ()) -> AsyncIterator[region_pb2_grpc.RegionStub]:
     server = grpc.aio.server(options=options)
     port = server.add_insecure_port("127.0.0.1:0")
-    region_pb2_grpc.add_RegionServicer_to_server(told, server)
+    region_pb2_grpc.add_RegionServicer_to_server(value, server)
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
             yield region_pb2_grpc.RegionStub(channel)
     finally:
         await server.stop(None)
-        await until(lambda: told.prefixes.readers == 0)
+        await until(lambda: value.prefixes.readers == 0)
 
 
 def asked(region: str = "tokyo", incarnation: int = 0, seq: int = 0, epoch: int = 1) -> region_pb2.PrefixesRequest:
@@ -195,9 +195,9 @@ async def test_a_reader_that_comes_back_goes_on_where_it_was() -> None:
 @pytest.mark.parametrize("known", [(6, None), (7, 10**9)])
 async def test_another_incarnation_or_a_seq_of_nowhere_gets_a_snapshot(known: tuple[int, int | None]) -> None:
     flow = flow_of()
-    told = told_by(flow)
+    found = told_by(flow)
     there = serve(flow, "x")
-    async with calling(told) as stub:
+    async with calling(found) as stub:
         first = Reader(stub, asked())
         await first.until(lambda r: r.snapshots)
         again = Reader(stub, asked(incarnation=known[0], seq=first.seq if known[1] is None else known[1]))
@@ -208,13 +208,13 @@ async def test_another_incarnation_or_a_seq_of_nowhere_gets_a_snapshot(known: tu
 async def test_an_idle_publisher_forgets_its_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_stream, "REST_S", 0.05)
     flow = flow_of()
-    told = told_by(flow)
+    found = told_by(flow)
 
     def at_rest() -> bool:
-        told.prefixes.tidy()
+        found.prefixes.tidy()
         return flow.trie.observer is None
 
-    async with calling(told) as stub:
+    async with calling(found) as stub:
         first = Reader(stub, asked())
         await first.until(lambda r: r.snapshots)
         assert not at_rest()

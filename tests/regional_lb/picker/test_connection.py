@@ -100,8 +100,8 @@ class Wire:
     # -- the other end
 
     def greet(self, **values: int) -> None:
-        said = {http2.INITIAL_WINDOW_SIZE: values.get("window", 1 << 20)}
-        self.connection.data_received(http2.PREFACE + http2.settings(said))
+        fields = {http2.INITIAL_WINDOW_SIZE: values.get("window", 1 << 20)}
+        self.connection.data_received(http2.PREFACE + http2.settings(fields))
         self.written.clear()
 
     def send(self, *frames: bytes) -> None:
@@ -129,8 +129,8 @@ class Wire:
         self.written.clear()
         return found
 
-    def heads(self, told: list[tuple[int, int, int, bytes]]) -> list[dict[bytes, bytes]]:
-        return [dict(self._heads.decode(one[3], raw=True)) for one in told if one[0] == http2.HEADERS]
+    def heads(self, value: list[tuple[int, int, int, bytes]]) -> list[dict[bytes, bytes]]:
+        return [dict(self._heads.decode(one[3], raw=True)) for one in value if one[0] == http2.HEADERS]
 
 
 def message(text: bytes) -> bytes:
@@ -145,30 +145,30 @@ def data(stream: int, payload: bytes, *, last: bool = False) -> bytes:
     )
 
 
-def code(told: list[tuple[int, int, int, bytes]]) -> int:
+def code(value: list[tuple[int, int, int, bytes]]) -> int:
     """Of the GOAWAY that is the last word."""
-    kind, _, _, payload = told[-1]
+    kind, _, _, payload = value[-1]
     assert kind == http2.GOAWAY
     return int.from_bytes(payload[4:8])
 
 
-def body_of(told: list[tuple[int, int, int, bytes]], stream: int) -> bytes:
-    return b"".join(payload for kind, _, of, payload in told if kind == http2.DATA and of == stream)
+def body_of(value: list[tuple[int, int, int, bytes]], stream: int) -> bytes:
+    return b"".join(payload for kind, _, of, payload in value if kind == http2.DATA and of == stream)
 
 
 async def test_a_call_is_answered_message_by_message_and_ends_once() -> None:
     wire = Wire()
     wire.greet()
     wire.send(wire.head(1), data(1, message(b"one") + message(b"two")))
-    told = wire.told()
-    assert wire.heads(told) == [{b":status": b"200", b"content-type": b"application/grpc"}]
-    assert body_of(told, 1) == message(b"one") + message(b"two")
-    assert len([one for one in told if one[0] == http2.DATA]) == 1  # what came together is answered together
+    found = wire.told()
+    assert wire.heads(found) == [{b":status": b"200", b"content-type": b"application/grpc"}]
+    assert body_of(found, 1) == message(b"one") + message(b"two")
+    assert len([one for one in found if one[0] == http2.DATA]) == 1  # what came together is answered together
     wire.send(data(1, message(b""), last=True))
-    told = wire.told()
-    assert body_of(told, 1) == message(b"")
-    assert wire.heads(told) == [{b"grpc-status": b"0"}]
-    assert told[-1][1] & http2.END_STREAM
+    found = wire.told()
+    assert body_of(found, 1) == message(b"")
+    assert wire.heads(found) == [{b"grpc-status": b"0"}]
+    assert found[-1][1] & http2.END_STREAM
     assert not wire.connection._streams
     wire.send(wire.head(3, b"/unknown"), wire.head(5, b"/failing"), data(5, message(b"x") + message(b"y")))
     heads = wire.heads(wire.told())
@@ -199,9 +199,9 @@ async def test_a_message_that_cannot_be_taken_ends_its_call_alone(text: bytes, s
     wire = Wire()
     wire.greet()
     wire.send(wire.head(1), wire.head(3), data(1, text[:3]), data(1, text[3:]), data(3, message(b"z")))
-    told = wire.told()
-    assert wire.heads(told)[0][b"grpc-status"] == status
-    assert body_of(told, 3) == message(b"z")
+    found = wire.told()
+    assert wire.heads(found)[0][b"grpc-status"] == status
+    assert body_of(found, 3) == message(b"z")
     assert wire.calls[0].taken == []
     assert wire.calls[0].told_over
 
@@ -211,10 +211,10 @@ async def test_more_than_the_other_end_grants_is_kept_until_it_does() -> None:
     wire.greet(window=10)
     text = message(bytes(range(256)) * 100)
     wire.send(wire.head(1), data(1, text, last=True))
-    told = wire.told()
-    got = body_of(told, 1)
+    found = wire.told()
+    got = body_of(found, 1)
     assert len(got) == 10
-    assert len(wire.heads(told)) == 1
+    assert len(wire.heads(found)) == 1
     wire.send(http2.window_update(1, 1 << 20))
     got += body_of(wire.told(), 1)
     assert len(got) == len(text)
@@ -238,8 +238,8 @@ async def test_windows_are_granted_anew_but_not_to_who_does_not_read() -> None:
     text = message(b"x" * 600_000)
     for stream in (1, 3):
         wire.send(data(stream, text))
-    told = wire.told()
-    granted = {stream: int.from_bytes(payload) for kind, _, stream, payload in told if kind == http2.WINDOW_UPDATE}
+    found = wire.told()
+    granted = {stream: int.from_bytes(payload) for kind, _, stream, payload in found if kind == http2.WINDOW_UPDATE}
     assert set(granted) == {3}  # that of stream 1 would have to be kept here
     assert granted[3] == len(text)
     wire.send(http2.window_update(1, 1 << 20), http2.window_update(0, 1 << 20))
@@ -304,9 +304,9 @@ async def test_one_that_says_goodbye_gets_what_it_has_begun() -> None:
     wire.send(wire.head(1), http2.goaway(0, 0), http2.frame(http2.PING, 0, 0, b"12345678"))
     assert not wire.is_over
     wire.send(data(1, message(b"x"), last=True))
-    told = wire.told()
-    assert body_of(told, 1) == message(b"x")
-    assert code(told) == http2.NO_ERROR
+    found = wire.told()
+    assert body_of(found, 1) == message(b"x")
+    assert code(found) == http2.NO_ERROR
     assert wire.is_lost
 
 
@@ -389,9 +389,9 @@ def test_however_it_is_cut_the_same_comes_of_it() -> None:
                 if cut > at:
                     wire.send(text[at:cut])
                 at = cut
-            told = wire.told()
+            found = wire.told()
             whole = message(b"one") + message(b"t" * 40_000) + message(b"")
-            assert body_of(told, 1) == whole
+            assert body_of(found, 1) == whole
             return [call.taken for call in wire.calls]
 
         return asyncio.run(run())

@@ -675,8 +675,8 @@ const times = () => archive || chunks, latest = () => archive ? archive.at(-1).t
 async function replay(run, ms) {
   if (!inLastHour(ms)) {
     try {
-      const reply = (await ask(`drills/${encodeURIComponent(run)}/past`)).chunks;
-      archive = chunk.map((one) => ({ chunk: one, from_ms: one.picture.at, to_ms: one.patches.at(-1)?.at ?? one.picture.at }));
+      const recorded = (await ask(`drills/${encodeURIComponent(run)}/past`)).chunks;
+      archive = recorded.map((one) => ({ chunk: one, from_ms: one.picture.at, to_ms: one.patches.at(-1)?.at ?? one.picture.at }));
     } catch (error) { failed($("report"), error); return; }
   }
   seek(ms);

@@ -483,13 +483,13 @@ async def test_an_empty_answer_has_a_length(stage: Any) -> None:
 
 async def test_a_pool_closes_while_it_connects(stage: Any) -> None:
     s = await stage()
-    heard: list[str] = []
+    seen: list[str] = []
 
     class Waiting:
         def lost(self, reason: outcome.Outcome) -> None:
-            heard.append(reason.reason)
+            seen.append(reason.reason)
 
     s.pool.lend(Address("127.0.0.1", s.port), Waiting())
     await s.pool.close()
     assert s.pool.connections == 0
-    assert heard == []
+    assert seen == []

@@ -13,7 +13,7 @@ from global_lb.routing.policy.shares import ConsistentHash, Weighted
 
 
 def homes(policy, regions, asked) -> list[str]:
-    return [told.names[policy.score(told).argmin()] for told in (field(one, 100.0, "", **regions) for one in asked)]
+    return [each.names[policy.score(each).argmin()] for each in (field(one, 100.0, "", **regions) for one in asked)]
 
 
 def sessions(count: int):

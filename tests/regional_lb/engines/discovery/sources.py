@@ -41,10 +41,10 @@ class Heard:
 @contextlib.asynccontextmanager
 async def following(source: Source) -> AsyncIterator[Heard]:
     """A source at work. It may not end by itself."""
-    heard = Heard()
-    task = asyncio.create_task(source.follow(heard.steps.append))
+    found = Heard()
+    task = asyncio.create_task(source.follow(found.steps.append))
     try:
-        yield heard
+        yield found
         assert not task.done()
     finally:
         task.cancel()
