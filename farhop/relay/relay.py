@@ -504,6 +504,10 @@ class Relay:
         quiet = [run for run in self._quiet.get(address, ()) if run.active.attempt is run and run.is_quiet(now)]
         return heapq.nsmallest(ASKED_MAX, quiet, key=_last_activity_at)
 
+    def in_use(self, address: Address, within_s: float) -> bool:
+        """Whether requests are at this upstream, or were within so many seconds."""
+        return self.pool.in_use(address, within_s)
+
     # -- endings
 
     def _end_attempt(self, active: ActiveRequest, reason: Outcome) -> None:

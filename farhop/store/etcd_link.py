@@ -17,6 +17,7 @@ import grpc.aio
 
 from farhop.store.contract import ROOT, StoreError, StoreUnreachable
 from farhop.store.etcd_settings import ENDPOINT
+from farhop.store.grpc_options import FIXED_WINDOW
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -35,6 +36,7 @@ CHANNEL_OPTIONS = {
     "grpc.keepalive_time_ms": 6000,
     "grpc.keepalive_timeout_ms": 2000,
     "grpc.http2.max_pings_without_data": 0,
+    **dict(FIXED_WINDOW),
 }
 # A member cut off from its leader must say so instead of serving silence.
 REQUIRE_LEADER = (("hasleader", "true"),)
