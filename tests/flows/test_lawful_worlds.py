@@ -45,7 +45,7 @@ class Oracle:
         self.came: dict[str, tuple[Document, tuple[str, str, str]]] = {}
         self.gone: set[tuple[str, str]] = set()
         self.owners: dict[int, set[tuple[str, str, str]]] = {}  # by node: whose prompts it is of
-        self.sins: list[str] = []
+        self.violations: list[str] = []
         self.seen: Counter[str] = Counter()
 
     def known_to(self, process: str) -> Document:
@@ -74,7 +74,7 @@ class Oracle:
     def _judge(self, scope: str, region: str, process: str, request_id: str, document: Document) -> None:
         whose = self.came[request_id][1]
         if region not in lawful(document, scope, *whose, MODEL, {}):
-            self.sins.append(f"{process}: {request_id} of {whose} in {region} against epoch {document['epoch']}")
+            self.violations.append(f"{process}: {request_id} of {whose} in {region} against epoch {document['epoch']}")
 
 
 # -- random worlds
@@ -185,7 +185,7 @@ class Play:
 
     def run(self) -> None:
         measures = self.world.run(UNTIL)
-        assert self.oracle.sins == []
+        assert self.oracle.violations == []
         assert measures.journal.first_violations == []
         self.hints()
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from farhop.balance.outcome import KEY_NOT_VALID, MISSING_KEY, UNKNOWN_KEY
 from farhop.identity import jwt_tokens
-from farhop.identity.api_keys import TOO_LONG, Keyring, Nobody, Principal
+from farhop.identity.api_keys import TOO_LONG, Keyring, NotIdentified, Principal
 from farhop.identity.jwt_tokens import Issuer, KeysError, TokenVerifier, read_keys
 
 ISS, AUD, NOW_S = "https://idp.example/", "farhop", 1_800_000_000.0
@@ -71,7 +71,7 @@ class Asked:
 
     def why(self, token: str) -> tuple[Any, str]:
         found = self(token)
-        assert isinstance(found, Nobody)
+        assert isinstance(found, NotIdentified)
         assert token[:20] not in found.detail
         return found.outcome, found.detail
 

@@ -417,7 +417,7 @@ def test_whoever_alone_holds_anything_is_cleared_in_one_word() -> None:
     assert found[1:] == [("stored", 0, (1, 2)), ("stored", 2, (3,))]
     for _ in range(600):
         trie.sweep()
-    assert not trie._graves
+    assert not trie._tombstones
     assert_sound(trie)
 
 

@@ -14,7 +14,7 @@ from relay_wire import SSE, Line, chunk, plain, post, until
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
 from farhop.relay.upstream import engine_faults
-from farhop.relay.upstream.engine_faults import FaultTap, UnspokenTap, in_event, in_text
+from farhop.relay.upstream.engine_faults import FaultTap, UnsupportedTap, in_event, in_text
 from farhop.relay.upstream.tap import StreamTap
 
 OOM, BROKEN = outcome.ENGINE_OUT_OF_MEMORY, outcome.ENGINE_BROKEN
@@ -148,7 +148,7 @@ async def test_what_a_tier_below_relays_is_its_business(stage: Any) -> None:
 # -- as real engines say it (tests/pages)
 
 NOWHERE = {"error-no-such-path", "error-no-such-path-get", "error-wrong-method"}
-UNSPOKEN = {(engine, name) for engine in (VLLM, LLAMA) for name in (*NOWHERE, "error-not-an-embedder")}
+UNSUPPORTED = {(engine, name) for engine in (VLLM, LLAMA) for name in (*NOWHERE, "error-not-an-embedder")}
 REFUSED = [page for page in pages() if page.status >= 400]
 
 
@@ -157,12 +157,12 @@ def test_what_real_engines_refuse_says_nothing_bad_of_them(page: Page) -> None:
     assert in_text(page.body) is None
     assert in_event(b"data: " + page.body) in (None, outcome.ENGINE_ERROR)
     if page.status not in (404, 405, 501):
-        assert (page.engine, page.name) not in UNSPOKEN
+        assert (page.engine, page.name) not in UNSUPPORTED
         return
-    made = UnspokenTap()
+    made = UnsupportedTap()
     passed = b"".join(made.feed(page.body[at : at + 7]) for at in range(0, len(page.body), 7)) + made.rest()
-    assert made.unspoken == ((page.engine, page.name) in UNSPOKEN)
-    assert passed == (b"" if made.unspoken else page.body)
+    assert made.unsupported == ((page.engine, page.name) in UNSUPPORTED)
+    assert passed == (b"" if made.unsupported else page.body)
 
 
 def test_the_pages_have_every_kind_of_refusal() -> None:
