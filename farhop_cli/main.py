@@ -2,7 +2,7 @@
 
 Exit codes, of every command: 0 it went well; 1 the answer is negative (refused, down, a check that failed, a difference
 found, nothing there to unset); 2 usage, configuration or surroundings are at fault, in one line on stderr; 3 not all
-balancers could be asked, and what is told is of the others; 130 Ctrl-C.
+balancers could be asked, and what is shown is of the others; 130 Ctrl-C.
 """
 
 from __future__ import annotations
