@@ -84,7 +84,7 @@ def test_a_policy_without_milliseconds_puts_the_hot_last() -> None:
 
 
 def test_a_decision_that_is_remembered_holds_no_request() -> None:
-    found = field(request("a", 4096, says="secret"), london={})
+    found = field(request("a", 4096, prefix="secret"), london={})
     assert found.request.chain
     assert not hasattr(choose(found).asked, "request")
 

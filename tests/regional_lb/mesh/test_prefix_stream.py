@@ -276,7 +276,7 @@ async def test_a_changed_law_takes_everything_back() -> None:
         flow.handle(LawChanged(law(2, other=Rule(allow=("eu",)))), 1.0)
         again = await reader.anew(stub, 2)
         await again.until(lambda r: not r.nodes)
-        there = serve(flow, "again", says="x")
+        there = serve(flow, "again", prefix="x")
         await again.until(lambda r: r.nodes == there)
         assert (again.snapshots, again.gaps) == (0, 0)
 
@@ -299,7 +299,7 @@ def test_no_node_reaches_a_balancer_outside_the_law_of_all_who_inserted_it(serve
             for reader in readers.values():
                 await reader.until(lambda r: r.snapshots)
             for n, (tenant, text, narrow) in enumerate(served):
-                last = serve(flow, f"q{n}", 512, says=f"text {text}", tenant=tenant, narrow=narrow)
+                last = serve(flow, f"q{n}", 512, prefix=f"text {text}", tenant=tenant, narrow=narrow)
                 for node in last:
                     may.setdefault(node, set()).update(TENANTS[tenant] & NARROW[narrow])
             last = serve(flow, "last", 512)

@@ -158,7 +158,7 @@ class RegionalMachine(RuleBasedStateMachine):
 
     @rule(
         sizes=st.lists(st.sampled_from((1024, 100, 3000, 9000)), min_size=1, max_size=5),
-        says=st.sampled_from(("", "alice", "bob")),
+        prefix=st.sampled_from(("", "alice", "bob")),
         tenant=st.sampled_from(("anyone", "other")),
         model=st.sampled_from((MODEL, OTHER_MODEL)),
         priority=st.sampled_from((0, 1)),
@@ -166,13 +166,13 @@ class RegionalMachine(RuleBasedStateMachine):
         divisible=st.booleans(),
         oddity=st.sampled_from(ODDITIES),
     )
-    def some_arrive(self, sizes, says, tenant, model, priority, stream, divisible, oddity) -> None:
+    def some_arrive(self, sizes, prefix, tenant, model, priority, stream, divisible, oddity) -> None:
         for size in sizes:
             self.arrivals += 1
             fields = {"tenant": tenant, "model": model, "divisible": divisible, "deadline": self.now + 20.0, **oddity}
             if "deadline" in oddity:
                 fields["deadline"] = self.now + oddity["deadline"]
-            one = request(f"q{self.arrivals}", size, says=says, priority=priority, stream=stream, **fields)
+            one = request(f"q{self.arrivals}", size, prefix=prefix, priority=priority, stream=stream, **fields)
             self._tell(machine.RequestArrived(one))
 
     def _one(self, n: int, *states: str) -> Rider | None:
@@ -454,7 +454,7 @@ def _turn(flow: Any, asked: machine.Request, value: tuple[int, ...], now: float 
 
 def _turns(prompt_bytes: int = 4096) -> tuple[machine.Request, machine.Request]:
     """A request, and the next, which goes on from its prompt and an answer."""
-    return request("a", prompt_bytes), request("b", prompt_bytes + SAID, says="a")
+    return request("a", prompt_bytes), request("b", prompt_bytes + SAID, prefix="a")
 
 
 def test_what_a_replica_answered_it_holds_behind_the_prompt_and_the_next_turn_finds_it() -> None:

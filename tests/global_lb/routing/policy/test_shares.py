@@ -63,7 +63,7 @@ def test_a_region_that_grows_takes_keys_and_loses_none() -> None:
 def test_without_a_session_it_goes_by_tenant_and_the_beginning_of_the_prompt() -> None:
     regions = {name: {} for name in "abcdefgh"}
     policy = ConsistentHash(1024)
-    turns = [request(f"q{n}", 2048 + 512 * n, says="alice") for n in range(5)]
+    turns = [request(f"q{n}", 2048 + 512 * n, prefix="alice") for n in range(5)]
     assert len(set(homes(policy, regions, turns))) == 1
     assert len(set(homes(policy, regions, [request(f"q{n}", 2048) for n in range(40)]))) > 4
     short = [request(f"q{n}", 100, tenant=tenant) for n, tenant in enumerate(["x"] * 5)]
