@@ -26,7 +26,7 @@ from farhop_cli import admin, law, setting, show
 from farhop_cli.access import AdminError
 from farhop_cli.drill_fleet import Here, facts_now, find, known_drills, model_of, oracle_of, read_here
 from farhop_cli.exits import NEGATIVE, fail, warn
-from farhop_cli.options import duration_s
+from farhop_cli.options import DRY, duration_s
 from farhop_drill import checks, document, experiment, page, report
 from farhop_drill.checks import Facts
 from farhop_drill.document import Drill, DrillError
@@ -122,7 +122,7 @@ def check(asked: Asked, keep: bool, where: Where) -> int:
             show.line("it may run now" if not blocked else "it must not run now", "bold")
         return NEGATIVE if blocked else 0
 
-    return setting.with_store(here.fleet, work)
+    return setting.with_store(here.fleet, work, writes=keep and not where.dry_run)
 
 
 async def looked(drill: Drill, here: Here, store: Store) -> list[checks.Finding]:
@@ -154,7 +154,7 @@ def run(asked: Asked, where: Where) -> int:
         outcome = await carried_out(read_here(found, here, asked), here, store, asked, saying(where), stop_on_signals)
         return await reported(outcome, store, asked, where)
 
-    return setting.with_store(here.fleet, work)
+    return setting.with_store(here.fleet, work, writes=True)
 
 
 def saying(where: Where) -> Callable[[str], None]:
@@ -343,18 +343,21 @@ def stop(run_id: str, all_: bool, release_: bool, why: str, by: str | None, wher
         fail("--all, --release: give one of them")
     here = where.fleet()
     order = Order(author=by or setting.author_here(), why=why, at_s=time.time())
+    dry = DRY if where.dry_run else ""
 
     async def work(store: Store) -> int:
         records = Records(store)
         if release_:
-            was = where.dry_run or await records.disengage()
-            show.line("the lever is disengaged: drills may begin" if was else "the lever was not engaged")
+            was = await records.lever() is not None if where.dry_run else await records.disengage()
+            show.line(f"{dry}the lever is disengaged: drills may begin" if was else "the lever was not engaged")
             return 0 if was else NEGATIVE
         holder = await records.holder()
         if all_:
             if not where.dry_run:
                 await records.engage(order)
-            show.line("the lever is engaged: what runs is stopped, and none begins until `farhop drill stop --release`")
+            show.line(
+                f"{dry}the lever is engaged: what runs is stopped, and none begins until `farhop drill stop --release`"
+            )
         wanted = run_id or (holder.run if holder is not None else "")
         if holder is None or holder.run != wanted:
             show.line(f"no drill {'of that name ' if run_id else ''}runs")
@@ -362,10 +365,10 @@ def stop(run_id: str, all_: bool, release_: bool, why: str, by: str | None, wher
         if not where.dry_run:
             await records.stop(wanted, order)
             await _gone(records, wanted)
-        show.line(f"{wanted} was told to stop, and restores")
+        show.line(f"{dry}{wanted} was told to stop, and restores")
         return 0
 
-    return setting.with_store(here, work)
+    return setting.with_store(here, work, writes=not where.dry_run)
 
 
 async def _gone(records: Records, run_id: str) -> None:
