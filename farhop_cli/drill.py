@@ -322,9 +322,9 @@ def _show(past: Past, blocked: Sequence[str] = ()) -> None:
     show.table(f"{past.title} ({past.run})", ("verdict", "hypothesis", ">measured"), rows)
     for text in blocked:
         show.line(f"blocked by {text}", "yellow")
-    said = [f"{name} {past.measures[name]:.4g}" for name in SHOWN if name in past.measures]
-    if said:
-        show.line(", ".join(said), "dim")
+    measured = [f"{name} {past.measures[name]:.4g}" for name in SHOWN if name in past.measures]
+    if measured:
+        show.line(", ".join(measured), "dim")
     show.line(
         f"{past.verdict}" + (f": {past.why}" if past.why else ""), f"bold {_STYLE.get(DrillVerdict(past.verdict), '')}"
     )
@@ -474,8 +474,8 @@ def faults(compose: str, namespace: str, kube_context: str, where: Where) -> int
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)
         await control.start("127.0.0.1")
         try:
-            told = deployed.FaultsFile(os.getpid(), here.name, control.url, control.token)
-            await asyncio.to_thread(deployed.describe, path, told)
+            described = deployed.FaultsFile(os.getpid(), here.name, control.url, control.token)
+            await asyncio.to_thread(deployed.describe, path, described)
             show.line(f"faults of {here.name} are made here ({path}); Ctrl-C mends all of them, and ends it")
             await stopping.wait()
         except OSError as error:

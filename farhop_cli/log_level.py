@@ -33,9 +33,9 @@ def run(level: str, region: str, where: Where) -> int:
         show.json({"level": level, "set": named, "dry_run": where.dry_run, "unreachable": unreachable})
     else:
         show.line(f"{DRY if where.dry_run else ''}{', '.join(named)}: {level} until the next start")
-    said = fleet.partial(here, done)
-    if said:
-        warn(said)
+    partial = fleet.partial(here, done)
+    if partial:
+        warn(partial)
         return PARTIAL
     return 0
 

@@ -473,8 +473,8 @@ def resume_kills(kills: int, text: bool, as_json: bool) -> int:
     wrong = found.whole_share < WHOLE_SHARE or found.altered > 0
     gaps_ms = {f"p{100 * share:g}": found.gap_ms(share) for share in (0.5, 0.99)}
     if as_json:
-        told = {"bench": "resume kills", **msgspec.to_builtins(found), "whole_share": found.whole_share}
-        show.json({**told, "gap_ms": gaps_ms})
+        document = {"bench": "resume kills", **msgspec.to_builtins(found), "whole_share": found.whole_share}
+        show.json({**document, "gap_ms": gaps_ms})
         return 1 if wrong else 0
     show.table(
         f"resume: a region killed {found.kills:,} times, under {found.broken:,} streams that it served",

@@ -70,9 +70,9 @@ def run(options: Options) -> int:
 
 
 def _aimed(scenario: Scenario, options: Options) -> Scenario:
-    said = {"good": options.good, "ttft_ms": options.ttft_ms, "tpot_ms": options.tpot_ms}
+    given = {"good": options.good, "ttft_ms": options.ttft_ms, "tpot_ms": options.tpot_ms}
     objective = scenario.doc.objective.model_copy(
-        update={name: value for name, value in said.items() if value is not None}
+        update={name: value for name, value in given.items() if value is not None}
     )
     return scenario.but(objective=objective, loads=[1.0], faults=[])
 

@@ -460,8 +460,8 @@ def with_store(here: Fleet, work: Callable[[Store], Awaitable[int]], *, writes: 
             if writes:
                 for hub, why in unreached(store).items():
                     warn(f"hub {hub} was not reached, so what stands there stands until it ends by itself ({why})")
-            elif said := fleet.in_part(list(here.asked.values()), unanswered(here, store)):
-                warn(said)
+            elif missing := fleet.in_part(list(here.asked.values()), unanswered(here, store)):
+                warn(missing)
                 code = code or PARTIAL
         except Conflict:
             fail("somebody else changed it just now; look with `farhop status`, then decide again", NEGATIVE)

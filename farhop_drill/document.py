@@ -436,8 +436,8 @@ _REMEDIES = {
 
 def _line(loc: tuple[int | str, ...], message: str, kind: str) -> str:
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in loc).lstrip(".")
-    said = {"missing": "missing", "extra_forbidden": "is no field of a drill"}.get(kind, message.lower())
-    return f"{path}: {said}{_REMEDIES.get(str(loc[0]) if loc else '', '')}"
+    what = {"missing": "missing", "extra_forbidden": "is no field of a drill"}.get(kind, message.lower())
+    return f"{path}: {what}{_REMEDIES.get(str(loc[0]) if loc else '', '')}"
 
 
 def _dict(value: object) -> dict[str, Any]:

@@ -31,14 +31,14 @@ CANARIES_MAX = 20_000  # kept in the journal, the newest
 
 def journal(outcome: Outcome, version: str, node: str) -> dict[str, Any]:
     """The journal as a mapping. `version` is Farhop's, `node` the host that ran it."""
-    said = experiment(outcome.document, outcome.values)
+    described = experiment(outcome.document, outcome.values)
     checks = [one for one in outcome.done if one.kind == "check"]
     passed = outcome.verdict is DrillVerdict.PASS
     return {
         "chaoslib-version": f"farhop {version}",
         "platform": "farhop",
         "node": node,
-        "experiment": said,
+        "experiment": described,
         "start": _at(outcome, 0.0),
         "status": _STATUS[outcome.verdict],
         "deviated": not passed,
@@ -73,8 +73,8 @@ def journal(outcome: Outcome, version: str, node: str) -> dict[str, Any]:
 
 
 def _canary(one: Any) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.to_builtins(one)
-    return {name: value for name, value in told.items() if name not in ("text", "prompt") and value != ""}
+    fields: dict[str, Any] = msgspec.to_builtins(one)
+    return {name: value for name, value in fields.items() if name not in ("text", "prompt") and value != ""}
 
 
 def _activity(outcome: Outcome, one: Done, kind: str) -> dict[str, Any]:

@@ -25,9 +25,9 @@ class ModelFacts(msgspec.Struct, frozen=True):
 UNTOLD = ModelFacts()
 
 
-def together(told: Iterable[ModelFacts]) -> ModelFacts:
+def together(reported: Iterable[ModelFacts]) -> ModelFacts:
     """What holds wherever the model is served: the shortest length, and a name if all who say one say the same."""
-    known = [facts for facts in told if facts is not UNTOLD]
+    known = [facts for facts in reported if facts is not UNTOLD]
     if not known:
         return UNTOLD
     roots, parents = {f.root for f in known if f.root}, {f.parent for f in known if f.parent}

@@ -293,10 +293,10 @@ class AdminServer:
 
     async def _show_scaling(self, request: web.Request) -> web.Response:
         region, model = request.match_info.get("region"), request.query.get("model")
-        told = self._tier_admin.scaling()
+        desired = self._tier_admin.scaling()
         if model is None:
-            return _json({"desired_replicas": told if region is None else told.get(region, {})})
-        value = external.one(told, region, model)
+            return _json({"desired_replicas": desired if region is None else desired.get(region, {})})
+        value = external.one(desired, region, model)
         if value is None:
             where = "" if region is None else f" in region {region[:128]!r}"
             return _json({"error": f"nothing is known yet of model {model[:128]!r}{where}; see /scaling"}, 404)

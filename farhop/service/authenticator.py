@@ -186,10 +186,10 @@ class KeyAuthenticator:
     def _identified(self, head: Head) -> Principal | Nobody | Outcome:
         """By its key or token; by its certificate where it brings neither."""
         known = head.known
-        said, x_api_key = known.get(b"authorization"), known.get(b"x-api-key")
-        if self.certificates is not None and said is None and x_api_key is None and CERTIFICATE in known:
+        authorization, x_api_key = known.get(b"authorization"), known.get(b"x-api-key")
+        if self.certificates is not None and authorization is None and x_api_key is None and CERTIFICATE in known:
             return self.certificates.identify(known[CERTIFICATE])
-        return self._keyring.identify(said, x_api_key)
+        return self._keyring.identify(authorization, x_api_key)
 
     def _let_in(self, principal: Principal, head: Head, host: str = "") -> Caller | Reply:
         """The caller that this makes, with what the request's head wishes for; or why not. `host` is the residency that
@@ -276,7 +276,7 @@ class KeyAuthenticator:
         """The caller with what the body of its request wishes for, and its header `lines`; or why that cannot be."""
         law = self._law()
         tenant = law.topology.tenants.get(caller.tenant)
-        objective = next((said for name in _OBJECTIVES for said in values(lines, name)), b"").decode("latin-1")
+        objective = next((value for name in _OBJECTIVES for value in values(lines, name)), b"").decode("latin-1")
         if tenant is not None and (tenant.tiers or tenant.objectives):
             (slo,) = (*values(lines, _SLO), b"")[:1]
             names = (wishes.tier, objective)
@@ -345,10 +345,10 @@ class GatewayAuthenticator(KeyAuthenticator):
     def _identified(self, head: Head) -> Principal | Outcome:
         """By the header. Said twice, a client may have said it, too."""
         known = head.known.get(self._header)
-        said = [known] if known is not None else list(values(head.onward, self._header + b": "))
-        if len(said) != 1:
+        named = [known] if known is not None else list(values(head.onward, self._header + b": "))
+        if len(named) != 1:
             return outcome.MISSING_KEY
-        tenant = said[0].decode("latin-1")
+        tenant = named[0].decode("latin-1")
         return Principal(tenant, "") if tenant in self._law().topology.tenants else outcome.UNKNOWN_KEY
 
 

@@ -69,7 +69,7 @@ def names_of(listed: Sequence[NameRoute]) -> dict[Scope, tuple[ModelStep, ...]]:
     return names
 
 
-def told(request: Request) -> str:
+def alias_note(request: Request) -> str:
     """Which model a request got for the name that it came by, and why not those before, for people."""
     why = f" ({request.alias_why})" if request.alias_why else ""
     return f"{request.alias} stands for {request.model}{why}"

@@ -333,7 +333,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
     95: _fields(global_view.RegionReported, "region renewed known"),
     96: _fields(global_view.ChannelChanged, "region up known"),
     97: _fields(global_view.RegionForced, "region drain why until over_s keep_share"),
-    114: _fields(global_view.OutputsTold, "outputs"),
+    114: _fields(global_view.OutputsReported, "outputs"),
     98: _fields(RoutesChanged, "routes"),
     99: (
         RouteConfig,

@@ -497,14 +497,14 @@ class GlobalBalancer:
     async def _say_where(self, admin_port: int) -> None:
         """For operators alone: that we are there, and where to ask us. The store takes it back as it closes."""
         config = self.config
-        told = EntryReport(
+        report = EntryReport(
             region=config.region,
             instance=config.instance,
             admin_address=config.admin.reached_at(admin_port),
             admin_tls=config.admin.tls is not None,
             version=release(),
         )
-        await self.store.publish(entry_key(config.region, config.instance), encode(told), ENTRY_LEASE_S)
+        await self.store.publish(entry_key(config.region, config.instance), encode(report), ENTRY_LEASE_S)
 
     async def close(self) -> None:
         """See farhop.service.process.Balancer."""

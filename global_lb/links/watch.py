@@ -30,7 +30,7 @@ from global_lb.fleet.distances import Distances, moved
 from global_lb.fleet.view import (
     ChannelChanged,
     Instance,
-    OutputsTold,
+    OutputsReported,
     Region,
     RegionKnown,
     RegionReported,
@@ -389,15 +389,15 @@ class Watcher:
             return
         self.on_report(report)
         if message.outputs:
-            self._told(message)
+            self._report_outputs(message)
 
-    def _told(self, message: region_pb2.Report) -> None:
+    def _report_outputs(self, message: region_pb2.Report) -> None:
         """How long answers are, as a region told who begins. What is no figure is looked at by who takes it."""
-        told = [(one.tenant, one.model, one.tokens) for one in message.outputs[:ENTRIES_MAX]]
-        if any(max(len(tenant), len(model)) > TEXT_LIMIT for tenant, model, _ in told):
+        outputs = [(one.tenant, one.model, one.tokens) for one in message.outputs[:ENTRIES_MAX]]
+        if any(max(len(tenant), len(model)) > TEXT_LIMIT for tenant, model, _ in outputs):
             self._refused("malformed")
         else:
-            self._react(OutputsTold(tuple(told)))
+            self._react(OutputsReported(tuple(outputs)))
 
     def caught_up(self) -> bool:
         """Whether all is here that those who are connected have told by now: their caches, and how far they are. One

@@ -366,7 +366,7 @@ class RegionalAdmin:
         return {
             "region": region,
             "model": request.model,
-            "notes": [model_steps.told(request)] if request.alias else [],
+            "notes": [model_steps.alias_note(request)] if request.alias else [],
             "unlawful": why,
             "reasons": PickReasons().record(choice) if choice is not None else None,
             "law": self._laws.status(),

@@ -327,8 +327,8 @@ class Watcher:
                 )
             except FetchError:
                 return self.members.slots(replica.label)
-            if answer.status == 200 and (told := slots.read_slots(engine, answer.body)) is not None:
-                return told
+            if answer.status == 200 and (found := slots.read_slots(engine, answer.body)) is not None:
+                return found
         return None
 
     async def _slots_by_model(self, replica: ReplicaConfig) -> None:
@@ -336,7 +336,7 @@ class Watcher:
         assert self._pool is not None
         assert replica.engine is not None  # who calls this has looked
         (path,), _ = slots.PAGES[replica.engine]
-        told: list[int] = []
+        found: list[int] = []
         for model in sorted(replica.models):
             place = path.format(model=quote(model, safe=""))
             try:
@@ -345,9 +345,9 @@ class Watcher:
                 )
             except FetchError:
                 return
-            said = slots.read_slots(replica.engine, answer.body) if answer.status == 200 else None
-            told += [said] if said is not None else []
-        if told and self._current(replica) and self.members.runs(replica.label, min(told), by_metrics=False):
+            one = slots.read_slots(replica.engine, answer.body) if answer.status == 200 else None
+            found += [one] if one is not None else []
+        if found and self._current(replica) and self.members.runs(replica.label, min(found), by_metrics=False):
             self._take_in()
 
     async def _look_at_gpus(self, url: str) -> None:

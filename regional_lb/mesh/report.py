@@ -242,9 +242,9 @@ class Reporter(region_pb2_grpc.RegionServicer):
         """Wait for some, so long at most: at rest there is none to look for."""
         loop = asyncio.get_running_loop()
         news = loop.create_future()
-        told = partial(_tell, news)
-        self._flow.wake = told
-        timer = loop.call_later(seconds, told)
+        wake = partial(_tell, news)
+        self._flow.wake = wake
+        timer = loop.call_later(seconds, wake)
         try:
             await news
         finally:

@@ -60,8 +60,11 @@ def test_an_outcome_in_a_line(capsys, made):
     line = capsys.readouterr().out
     assert "global, virginia: served, status 200" in line
     assert "tokens 9 (4 cached) + 3" in line
+    assert "asked for" not in line
     tables.outcome(made.record(None, usage=None, ttft_ms=None), "x")
     assert "tokens" not in capsys.readouterr().out
+    tables.outcome(made.record(None, asked_for="auto"), "x")
+    assert "model llama-3.1-8b (asked for auto) · 9 prompt" in " ".join(capsys.readouterr().out.split())
     given = {"outcome": "hit", "why": "", "region": "tokyo", "decision": "d7", "age_s": 3.2}
     tables.outcome(made.record(None, answer_cache=given), "x")
     assert "answer cache: hit of d7, made in tokyo 3 s before" in " ".join(capsys.readouterr().out.split())

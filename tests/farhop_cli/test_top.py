@@ -104,7 +104,7 @@ async def _drain(app: Top, pilot: Any, source: Source) -> None:
         ask.query_one("#answer", Input).value = typed
         await pilot.press("enter")
         await pilot.pause()
-        return str(ask.query_one("#told", Static).content) if app.screen is ask else ""
+        return str(ask.query_one("#result", Static).content) if app.screen is ask else ""
 
     assert "dry run" in await answer("patching")
     assert await source.store.get(override_key("virginia")) is None

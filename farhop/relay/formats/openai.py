@@ -467,6 +467,6 @@ def usage_of(document: bytes | memoryview, before: Usage | None = None) -> Usage
     cached = details.cached_tokens if details is not None else read
     if cached is not None and not 0 <= cached <= prompt:
         cached = None
-    told = usage.completion_tokens_details or usage.output_tokens_details
-    thought = told.reasoning_tokens if told is not None else None
+    answer_details = usage.completion_tokens_details or usage.output_tokens_details
+    thought = answer_details.reasoning_tokens if answer_details is not None else None
     return Usage(prompt, output, cached, thought if thought is None or 0 <= thought <= output else None)

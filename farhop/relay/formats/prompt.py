@@ -107,11 +107,11 @@ def output_limit(limit: int | None, param: str) -> int | None:
     return min(limit, OUTPUT_TOKENS_MAX)
 
 
-def how_many(*said: Any) -> int:
+def how_many(*values: Any) -> int:
     """How many answers a body asks for by fields of which the most counts: what no engine takes for a number is none.
     Engines read as loosely as this (`"3"`, 3.0), and refuse the rest themselves."""
     most = 1
-    for value in said:
+    for value in values:
         if value is None or value == 1:
             continue
         try:

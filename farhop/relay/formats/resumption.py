@@ -163,19 +163,19 @@ def _stops(document: dict[str, msgspec.Raw]) -> tuple[str, ...]:
 
 
 def _is_neutral(name: str, value: msgspec.Raw) -> bool:
-    said = bytes(value)
-    return said in _NOTHING or said in _NEUTRAL.get(name, ())
+    text = bytes(value)
+    return text in _NOTHING or text in _NEUTRAL.get(name, ())
 
 
 def _is_one(prompt: msgspec.Raw | None) -> bool:
     """One text, or one list of ids."""
-    said = bytes(prompt or b"").lstrip()
-    return said[:1] == b'"' or (said[:1] == b"[" and said[1:].lstrip()[:1].isdigit())
+    text = bytes(prompt or b"").lstrip()
+    return text[:1] == b'"' or (text[:1] == b"[" and text[1:].lstrip()[:1].isdigit())
 
 
 def _number(document: dict[str, msgspec.Raw], name: str) -> int | None:
-    said = bytes(document.get(name, b"null"))
-    return int(said) if said.isdigit() else None
+    text = bytes(document.get(name, b"null"))
+    return int(text) if text.isdigit() else None
 
 
 class Progress(ABC):
@@ -312,8 +312,8 @@ class Progress(ABC):
             head = _named.decode(memoryview(events)[at : events.find(b"\n", at)]) if at >= 0 else _Named()
         except UNREADABLE:
             head = _Named()
-        said = {"id": head.id, "created": head.created, "model": head.model}
-        self._head = {name: value for name, value in said.items() if value is not None}
+        fields = {"id": head.id, "created": head.created, "model": head.model}
+        self._head = {name: value for name, value in fields.items() if value is not None}
         if len(self._head) < 3:
             self.why_not = self.why_not or "unreadable"
 
@@ -333,11 +333,11 @@ class Progress(ABC):
         return self.visible(b"".join(pieces))
 
     def _spelled(self, event: bytes, tells_usage: bool) -> bytes:
-        said = b"\n".join(_DATA.findall(event)).strip()
-        if said == b"[DONE]":
+        data = b"\n".join(_DATA.findall(event)).strip()
+        if data == b"[DONE]":
             return self.end(tells_usage=tells_usage)
         try:
-            document = msgspec.json.decode(said, type=dict[str, Any])
+            document = msgspec.json.decode(data, type=dict[str, Any])
             choices = document["choices"]
         except (*UNREADABLE, KeyError):
             return event
@@ -345,25 +345,25 @@ class Progress(ABC):
 
     def _chunk(self, text: str, choice: dict[str, Any], usage: dict[str, Any] | None = None) -> bytes:
         ends = choice.get("finish_reason")
-        said: dict[str, Any] = {
+        made: dict[str, Any] = {
             "index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": ends,
         }  # fmt: skip
         if ends is not None:
-            said["stop_reason"] = choice.get("stop_reason")
-        said["token_ids"] = choice.get("token_ids")  # null but for a tier above
+            made["stop_reason"] = choice.get("stop_reason")
+        made["token_ids"] = choice.get("token_ids")  # null but for a tier above
         document = {
             "id": self._head["id"], "object": "chat.completion.chunk", "created": self._head["created"],
-            "model": self._head["model"], "choices": [said],
+            "model": self._head["model"], "choices": [made],
         }  # fmt: skip
         return event(document if usage is None else document | {"usage": usage})
 
     def _usage_so_far(self, document: dict[str, Any]) -> dict[str, Any] | None:
         """What a continuation's event tells of usage, as of the whole; None where the client wants none with each. What
         was said before the seam is part of a continuation's prompt."""
-        told = document.get("usage")
-        if not self._tells_each or not isinstance(told, dict):
+        usage = document.get("usage")
+        if not self._tells_each or not isinstance(usage, dict):
             return None
-        prompt, answer = (told.get(name) for name in ("prompt_tokens", "completion_tokens"))
+        prompt, answer = (usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
         if not isinstance(prompt, int) or not isinstance(answer, int):
             return None
         prompt, answer = self._prompt_of(prompt), self._seam + answer
@@ -374,9 +374,9 @@ class Progress(ABC):
         """Whether usage is told with each event of a continuation."""
         return self.plan.usage_each
 
-    def _prompt_of(self, told: int) -> int:
+    def _prompt_of(self, prompt_tokens: int) -> int:
         """The prompt's tokens, where a continuation's engine told so many: there the answer so far is part of it."""
-        return max(0, told - self._seam)
+        return max(0, prompt_tokens - self._seam)
 
     def at_limit(self) -> bytes:
         """The event that ends it where all tokens that were asked for are there."""
@@ -402,7 +402,7 @@ class Progress(ABC):
         usage, head = self.usage, self._head
         if usage is None or not tells_usage or not self._tells_usage:
             return b"data: [DONE]\n\n"
-        told = event({
+        last = event({
             "id": head["id"], "object": "chat.completion.chunk" if self.plan.chat else "text_completion",
             "created": head["created"], "model": head["model"], "choices": [],
             "usage": {
@@ -410,7 +410,7 @@ class Progress(ABC):
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             },
         })  # fmt: skip
-        return told + b"data: [DONE]\n\n"
+        return last + b"data: [DONE]\n\n"
 
 
 def each(events: bytes) -> Iterator[bytes]:

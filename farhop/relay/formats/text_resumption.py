@@ -174,12 +174,12 @@ class TextProgress(Progress):
         """Whether it tells how many tokens there are by now; those without text are still to come."""
         if _USES.search(event) is None or _INDEX.search(event) is None:
             return False
-        if (told := _COUNTED.search(event)) is None:
+        if (counted := _COUNTED.search(event)) is None:
             return False
         self._counts_usage = True
         if self._prompt_tokens is None and not self.resumed and (prompt := _PROMPT.search(event)) is not None:
             self._prompt_tokens = int(prompt[1])
-        known = self._seam + int(told[1])
+        known = self._seam + int(counted[1])
         self._mute = max(0, known - self._tokens)
         if says:
             self._tokens, self._mute = max(known, self._tokens), 0
@@ -188,10 +188,10 @@ class TextProgress(Progress):
     @property
     def packs(self) -> bool:
         """Of a stream that ended whole, and never broke: whether its engine put several tokens into an event."""
-        told, events = self.usage_received, self._tokens + self._mute
-        if told is None or self.resumed or self._counts_usage or not self.finished or self.stops is not None:
+        usage, events = self.usage_received, self._tokens + self._mute
+        if usage is None or self.resumed or self._counts_usage or not self.finished or self.stops is not None:
             return False
-        return told.completion_tokens > _PACKED * events + _PACKED_MORE
+        return usage.completion_tokens > _PACKED * events + _PACKED_MORE
 
     def _decoded(self) -> str:
         return _string.decode(b'"' + self._text + b'"')
@@ -221,31 +221,31 @@ class TextProgress(Progress):
     def usage(self) -> Usage | None:
         """See Progress. The engine that went on counts the text before the seam as part of the prompt: in tokens of its
         own, which may be more or fewer than were written, so that what the first one told of the prompt goes before."""
-        told, seam = self.usage_received, self._seam
-        if told is None or not self.resumed:
-            return told
+        usage, seam = self.usage_received, self._seam
+        if usage is None or not self.resumed:
+            return usage
         ended = self.stops is not None and self.stops.ended  # which the engine does not know: it has gone on
-        return Usage(self._prompt_of(told.prompt_tokens), self._tokens if ended else seam + told.completion_tokens)
+        return Usage(self._prompt_of(usage.prompt_tokens), self._tokens if ended else seam + usage.completion_tokens)
 
     @property
     def _tells_each(self) -> bool:
         return not self.strips
 
-    def _prompt_of(self, told: int) -> int:
-        return super()._prompt_of(told) if self._prompt_tokens is None else self._prompt_tokens
+    def _prompt_of(self, prompt_tokens: int) -> int:
+        return super()._prompt_of(prompt_tokens) if self._prompt_tokens is None else self._prompt_tokens
 
-    def set_usage(self, told: Usage | None) -> None:
+    def set_usage(self, usage: Usage | None) -> None:
         """What the engine that answers now has told of its usage."""
-        if told is not None and self.usage_received is None and self.resumed:
-            self.recomputed += told.prompt_tokens
-        self.usage_received = told
+        if usage is not None and self.usage_received is None and self.resumed:
+            self.recomputed += usage.prompt_tokens
+        self.usage_received = usage
 
     def _tokens_by(self, event: bytes, tokens: int) -> int:
         says = _SAYS.search(event)
         if _INDEX.search(event) is None or (_ROLE.search(event) is not None and (says is None or not says[1])):
             return tokens
-        told = _COUNTED.search(event) if _USES.search(event) is not None else None
-        return tokens + 1 if told is None else self._seam + int(told[1])
+        counted = _COUNTED.search(event) if _USES.search(event) is not None else None
+        return tokens + 1 if counted is None else self._seam + int(counted[1])
 
     def _continued(self, document: dict[str, Any]) -> bytes:
         if document.get("usage") is not None:

@@ -50,9 +50,9 @@ ResumeMode = Literal["off", "exact", "text"]
 MODES: tuple[ResumeMode, ...] = ("off", "exact", "text")
 
 
-def carrier(said: bytes | None) -> machine.Carrier | None:
+def carrier(value: bytes | None) -> machine.Carrier | None:
     """Of a tier's header, what the stream that the request continues goes on by; None: it continues none."""
-    return _CARRIERS.get(said) if said is not None else None
+    return _CARRIERS.get(value) if value is not None else None
 
 
 _CARRIERS: dict[bytes, machine.Carrier] = {_CONTINUES + name.encode(): name for name in get_args(machine.Carrier)}
@@ -281,25 +281,25 @@ class ResumableRun(AttemptRun):
         super().answered(answer)
         if not self._asked or answer.status != 200 or not isinstance(self._tap, StreamTap):
             return
-        active, told = self.active, b""  # what the tier above is to know, too
+        active, offered = self.active, b""  # what the tier above is to know, too
         if self.owner.upstream_is_tier:
             known = answer.known.get(RESUME, b"")
             if known != IDS and known != self._asked:
                 return  # it has nothing for us to go on by: its chunks pass as they are
             self._asked = known
         elif active.exchange.is_hop:
-            told = active.exchange.head.known.get(RESUME, b"")
+            offered = active.exchange.head.known.get(RESUME, b"")
         made: type[ResumableTap] = ExactTap
         if self._asked == TEXT:
-            made, progress = TextTap, self._resumption.by_text(active, for_hop=told == TEXT)
+            made, progress = TextTap, self._resumption.by_text(active, for_hop=offered == TEXT)
             if progress is None:
                 return
             active.progress = self._progress = progress
         elif not isinstance(self._progress, ExactProgress):  # who was asked before would have gone on by text
-            active.progress = self._progress = self._resumption.by_ids(self._progress.plan, for_hop=bool(told))
+            active.progress = self._progress = self._resumption.by_ids(self._progress.plan, for_hop=bool(offered))
         if self.owner.upstream_is_tier:
             self._progress.version = answer.known.get(VERSION, b"")
-        elif self._asked == told or (self._asked == IDS and told):
+        elif self._asked == offered or (self._asked == IDS and offered):
             self._onward += RESUME + b": " + self._asked + b"\r\n"
         self._tap = made(active.hide_usage, self._transcript, active.geo, self._progress, self._resumption)
 

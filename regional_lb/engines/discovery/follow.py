@@ -135,10 +135,10 @@ class Discovery:
         if not self._sources:
             return {}
         left_out = [{"source": o.source, "replica": o.replica, "why": o.why} for o in self._left_out[:LEFT_OUT_TOLD]]
-        told = {"discovery": self._roster.status(), "discovery_left_out": left_out}
+        shown = {"discovery": self._roster.status(), "discovery_left_out": left_out}
         pools = [source for source in self._sources if isinstance(source, Kubernetes) and source.failure_mode]
         if pools:
-            told["pools"] = [
+            shown["pools"] = [
                 {
                     "source": one.label,
                     "failure_mode": one.failure_mode,
@@ -147,4 +147,4 @@ class Discovery:
                 }
                 for one in pools
             ]
-        return told
+        return shown

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -324,6 +325,20 @@ def test_the_times_of_a_stream_and_its_promise() -> None:
     assert float(_sample(text, "farhop_tpot_seconds_sum")) == pytest.approx(0.1, abs=0.006)
     late = next(line for line in text.splitlines() if "ttft_error_seconds_sum" in line and 'direction="late"' in line)
     assert float(late.split()[-1]) == pytest.approx(0.03)
+
+
+def test_a_record_has_the_name_that_stood_for_the_model() -> None:
+    decisions = Decisions()
+    watched = telemetry(TierMetrics("global", "virginia", "g1"), decisions)
+    for alias, asked_for in (("auto", "auto"), ("", MODEL)):
+        context = watched.begin()
+        context.decision_id = alias
+        passage = Passage(context, stream=False)
+        passage.request = msgspec.structs.replace(passage.request, alias=alias)
+        watched.concluded(passage, outcome.SERVED, 200, None)  # type: ignore[arg-type]
+        record = decisions.get(alias)
+        assert record is not None
+        assert (record["asked_for"], record["model"]) == (asked_for, MODEL)
 
 
 def test_a_record_keeps_little_of_a_large_request() -> None:
