@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from farhop.identity import certificate_names, hop_keys
+from farhop_cli import show
 from farhop_cli.exits import fail
-from farhop_cli.options import DRY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +44,7 @@ def init(folder: Path, trust_domain: str, *, dry_run: bool = False) -> int:
     _domain(trust_domain)
     if dry_run:
         _would_write(folder, "ca")
-        typer.echo(f"{DRY}authority of {trust_domain}: {folder / 'ca.pem'}, good for {AUTHORITY_DAYS} days")
+        typer.echo(f"{show.DRY}authority of {trust_domain}: {folder / 'ca.pem'}, good for {AUTHORITY_DAYS} days")
         return 0
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _subject(f"farhop {trust_domain}")
@@ -77,7 +77,7 @@ def issue(
     made = f"{folder / stem}.pem, good for {days} days: {', '.join(str(one.value) for one in names)}"
     if dry_run:
         _would_write(folder, stem)
-        typer.echo(f"{DRY}{made}")
+        typer.echo(f"{show.DRY}{made}")
         return 0
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = (

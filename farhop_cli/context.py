@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, fail, warn
-from farhop_cli.options import DRY
 from farhop_lab.world import world_file
 from farhop_lab.world.world_file import WorldFileError
 from topology.problems import quoted
@@ -259,7 +258,7 @@ def put(name: str, changed: dict[str, Any], make_current: bool, *, dry_run: bool
 
 
 def _dry(dry_run: bool) -> str:
-    return DRY if dry_run else ""
+    return show.DRY if dry_run else ""
 
 
 def _named(name: str) -> None:

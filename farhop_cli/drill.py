@@ -26,7 +26,7 @@ from farhop_cli import admin, law, setting, show
 from farhop_cli.access import AdminError
 from farhop_cli.drill_fleet import Here, facts_now, find, known_drills, model_of, oracle_of, read_here
 from farhop_cli.exits import NEGATIVE, fail, warn
-from farhop_cli.options import DRY, duration_s
+from farhop_cli.options import duration_s
 from farhop_drill import checks, document, experiment, page, report
 from farhop_drill.checks import Facts
 from farhop_drill.document import Drill, DrillError
@@ -343,7 +343,7 @@ def stop(run_id: str, all_: bool, release_: bool, why: str, by: str | None, wher
         fail("--all, --release: give one of them")
     here = where.fleet()
     order = Order(author=by or setting.author_here(), why=why, at_s=time.time())
-    dry = DRY if where.dry_run else ""
+    dry = show.DRY if where.dry_run else ""
 
     async def work(store: Store) -> int:
         records = Records(store)

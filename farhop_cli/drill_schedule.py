@@ -18,7 +18,7 @@ from farhop.store.contract import StoreError
 from farhop_cli import drill, setting, show
 from farhop_cli.drill_fleet import Here, find, read_here
 from farhop_cli.exits import NEGATIVE, fail, warn
-from farhop_cli.options import DRY, duration, duration_s
+from farhop_cli.options import duration, duration_s
 from farhop_drill import windows
 from farhop_drill.machine import DrillVerdict
 from farhop_drill.records import Past, Records
@@ -44,7 +44,7 @@ def schedule(asked: Asked, given: Sequence[str], every: str, remove: bool, watch
     if watch:
         return _watch(asked, where)
     here = Here(asked, where) if asked.name and not remove else None
-    dry = DRY if where.dry_run else ""
+    dry = show.DRY if where.dry_run else ""
     writes = bool(asked.name) and not where.dry_run
 
     async def work(store: Store) -> int:
@@ -77,7 +77,7 @@ async def _plan(records: Records, here: Here, asked: Asked, given: Sequence[str]
     )  # fmt: skip
     if not where.dry_run:
         await records.plan(planned)
-    dry = DRY if where.dry_run else ""
+    dry = show.DRY if where.dry_run else ""
     show.line(f"{dry}{found.drill} is on the schedule; `farhop drill schedule --watch` runs what is due")
 
 

@@ -20,7 +20,7 @@ from farhop.store.envelope import bare
 from farhop_cli import setting, show
 from farhop_cli.exits import NEGATIVE, fail, warn
 from farhop_cli.law import in_force
-from farhop_cli.options import DRY, duration_s
+from farhop_cli.options import duration_s
 from topology.law import Law
 from topology.problems import quoted
 
@@ -194,7 +194,7 @@ async def _reported(here: Fleet, where: Where, changed: Sequence[IssuedKey], key
         balancers = {"dry_run": where.dry_run, "balancers": of, "aware": aware}
         show.json({"keys": [_row(one) for one in changed], **made, **balancers})
         return 0
-    dry = DRY if where.dry_run else ""
+    dry = show.DRY if where.dry_run else ""
     for one in changed:
         show.line(f"{dry}{one.id}, of {one.tenant}: {_state(one)}, for {_scope(one)}, until {_until(one)}", "bold")
     setting.print_aware(aware, of)

@@ -25,7 +25,6 @@ from farhop.store.hubs import stores_of
 from farhop.store.sealed import inner
 from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, PARTIAL, fail, warn
-from farhop_cli.options import DRY
 from farhop_cli.setting import author_here, print_aware, settled, signing_key, unanswered, with_store
 from topology import policy
 from topology.document import TEXT_CHARS_MAX, read
@@ -262,7 +261,7 @@ async def _set(
             written["unreachable"] = list(unanswered(here, store))
         show.json({**written, **difference, "effects": effects, "balancers": asked, "aware": aware})
         return 0
-    dry = DRY if where.dry_run else ""
+    dry = show.DRY if where.dry_run else ""
     show.line(f"{dry}law of epoch {read.epoch} stands, by {read.author}: {read.why}", "bold")
     _print_difference(difference, effects)
     print_aware(aware, asked)

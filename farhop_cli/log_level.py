@@ -9,7 +9,6 @@ from farhop_cli import admin, fleet, show
 from farhop_cli.access import AdminError
 from farhop_cli.exits import PARTIAL, fail, warn
 from farhop_cli.fleet import Seen
-from farhop_cli.options import DRY
 from topology.problems import quoted
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def run(level: str, region: str, where: Where) -> int:
         unreachable = [one.error for one in done if one.error]
         show.json({"level": level, "set": named, "dry_run": where.dry_run, "unreachable": unreachable})
     else:
-        show.line(f"{DRY if where.dry_run else ''}{', '.join(named)}: {level} until the next start")
+        show.line(f"{show.DRY if where.dry_run else ''}{', '.join(named)}: {level} until the next start")
     partial = fleet.partial(here, done)
     if partial:
         warn(partial)

@@ -64,7 +64,6 @@ Drills = Annotated[Path | None, typer.Option("--folder", help="A folder of drill
 Out = Annotated[Path, typer.Option("--out", help="Where reports of drills go, a folder each.")]
 OUT = Path(".farhop/drills")
 By = Annotated[str | None, typer.Option("--by", help="Who does it. Default: user@host.")]
-DRY = "dry run, nothing is written: "
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check it and show it; write nothing.")]
 Length = Annotated[str, typer.Option("--for", help="For how long: 90s, 30m, 2h; at most 7d.")]
 

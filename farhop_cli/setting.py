@@ -26,7 +26,6 @@ from farhop.store.envelope import KEY_TEXT_MAX, NO_KEYS, EnvelopeError, Signer, 
 from farhop.store.sealed import Sealed
 from farhop_cli import fleet, show
 from farhop_cli.exits import NEGATIVE, PARTIAL, fail, warn
-from farhop_cli.options import DRY
 from topology.problems import quoted
 
 if TYPE_CHECKING:
@@ -223,7 +222,7 @@ def _print(
         dry_run = {"dry_run": where.dry_run, **tried}
         show.json({"noun": noun.name, **rows, **dry_run, "balancers": known[1], "aware": known[0]})
         return
-    dry = DRY if where.dry_run else ""
+    dry = show.DRY if where.dry_run else ""
     for item in now:
         show.line(f"{dry}{title(item.whom)}: {noun.line(item.value)}", "bold")
         show.line(f"  {byline(after)}", "dim")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farhop_cli.commands.wiring import verb
-from farhop_cli.options import DRY, PLAIN, DryRun, Where
+from farhop_cli.options import PLAIN, DryRun, Where
 
 if TYPE_CHECKING:
     from entry_anycast.app.config import Bird
@@ -52,7 +52,7 @@ def withdraw(config: Config = CONFIG, dry_run: DryRun = False) -> None:
     try:
         bird = load(AnycastConfig, config).speaker.bird
         if dry_run:
-            show.line(_would_withdraw(bird))
+            show.line(f"{show.DRY}{_would_withdraw(bird)}")
         elif bird is not None and withdraw_bird(bird.socket, bird.file) != 0:
             fail("bird did not take its configuration; `birdc configure check` says why", NEGATIVE)
     except ConfigError as error:
@@ -64,7 +64,7 @@ def withdraw(config: Config = CONFIG, dry_run: DryRun = False) -> None:
 def _would_withdraw(bird: Bird | None) -> str:
     """Raises OSError where BIRD does not listen, or its file is there and cannot be read."""
     if bird is None:
-        return f"{DRY}nothing is left to withdraw: its speaker is no BIRD, and ends with its announcer"
+        return "nothing is left to withdraw: its speaker is no BIRD, and ends with its announcer"
     with socket.socket(socket.AF_UNIX) as way:
         way.settimeout(1.0)
         way.connect(bird.socket)
@@ -72,8 +72,8 @@ def _would_withdraw(bird: Bird | None) -> str:
     holds = file.read_text() if file.exists() else ""
     routes = [line.strip() for line in holds.splitlines() if line.strip().startswith("route ")]
     if not routes:
-        return f"{DRY}{file} announces nothing; BIRD at {bird.socket} would read it again"
-    return f"{DRY}{file} would be emptied, and BIRD at {bird.socket} read it: {' '.join(routes)}"
+        return f"{file} announces nothing; BIRD at {bird.socket} would read it again"
+    return f"{file} would be emptied, and BIRD at {bird.socket} read it: {' '.join(routes)}"
 
 
 @verb(app, "status", "farhop anycast status")

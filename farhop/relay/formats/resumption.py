@@ -18,12 +18,11 @@ import msgspec
 
 from farhop.balance.machine import Usage
 from farhop.relay.formats import stops
+from farhop.relay.formats.event_stream import each
 from farhop.relay.formats.openai import UNREADABLE
 from farhop.relay.formats.stops import Stops
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from farhop.balance import machine
 
 PROMPT_BYTES_MAX = 256 * 1024  # the engine repeats its tokens in the stream's first event
@@ -50,7 +49,6 @@ _UNTOLD = re.compile(rb'"(?:tool_calls"\s*:\s*\[\s*\{|(?:reasoning|reasoning_con
 _DONE = re.compile(rb"^data:\s*\[DONE\]", re.M)
 _USAGE = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _DATA = re.compile(rb"^data:(.*?)\r?$", re.M)  # other lines of an event name it, or are comments
-_ANY_END = re.compile(rb"\r?\n\r?\n")
 _MEDIA = (b'"image_url"', b'"input_audio"', b'"audio_url"', b'"video_url"', b'"image_embeds"', b'"prompt_embeds"')
 _NOTHING = (b"null", b"false", b"[]", b"{}", b'""', b"0", b"0.0")
 # Of a body, what a completion takes as the first stream had it.
@@ -411,19 +409,6 @@ class Progress(ABC):
             },
         })  # fmt: skip
         return last + b"data: [DONE]\n\n"
-
-
-def each(events: bytes) -> Iterator[bytes]:
-    """Whole events, one by one."""
-    if events.find(b"\n\n") == len(events) - 2:  # nearly always
-        yield events
-        return
-    start = 0
-    for end in _ANY_END.finditer(events):
-        yield events[start : end.end()]
-        start = end.end()
-    if start < len(events):
-        yield events[start:]
 
 
 def event(document: dict[str, Any]) -> bytes:
