@@ -75,6 +75,17 @@ def alias_note(request: Request) -> str:
     return f"{request.alias} stands for {request.model}{why}"
 
 
+def fallback(request: Request, model: str, refused: str, attempts: int) -> Request:
+    """The request for another of its `fallbacks`, after so many attempts for this model, which `refused` says the end
+    of. Its chain is to be made anew, and its tokens are not known: both go by the model."""
+    left = tuple(other for other in request.fallbacks if other != model)
+    why = f"{request.alias_why}; {request.model}: {refused}".removeprefix("; ")
+    name = request.alias or request.model
+    return replace(
+        request, model=model, alias=name, alias_why=why, fallbacks=left, attempted=attempts, chain=(), tokens=None
+    )
+
+
 def check_ends(listed: Iterable[tuple[str, Sequence[ModelStep]]]) -> None:
     """Raise ValueError if a name stands for one that stands for others in turn."""
     routes = list(listed)

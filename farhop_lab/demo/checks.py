@@ -127,7 +127,7 @@ async def one_trace(checker: Checker) -> None:
     trace_id = f"{random.SystemRandom().getrandbits(128):032x}"
     headers = {"traceparent": f"00-{trace_id}-{1:016x}-01"}
     await checker.ask("tokyo", "anywhere", "Follow me.", headers=headers)
-    spans = await checker.world.collector.wait_for(trace_id, spans=7, timeout_s=5.0)
+    spans = await checker.world.collector.wait_for(trace_id, spans=7, timeout_s=PATIENCE_S)
     services = sorted({span.service for span in spans})
     for line in tree(spans):
         checker.say(f"       {line}")

@@ -422,6 +422,7 @@ class RegionalBalancer:
         self.authenticator.by_token = RedirectedCallers(redirect_tokens, self.flow, self.clock).caller
         self.client_ingress = ingress(self.authenticator, ready=self._ready)
         self.hop_ingress.relay = self.client_ingress.relay = self.relay
+        self.relay.begin_anew = self.client_ingress.begin_anew  # names stand for models at this port alone
         self.ingresses = [self.hop_ingress, self.client_ingress]
         self.tier_listener = Listener(
             "tier", self.hop_ingress, limits, self.budget, self._slots, self.requests, is_hop=True,

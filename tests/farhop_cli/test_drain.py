@@ -38,7 +38,7 @@ def test_it_goes_with_its_lease(cli, stands):
     assert drained(stands).over_s == 0.0
 
     async def gone(store):
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             while await store.get(override_key("virginia")) is not None:
                 await asyncio.sleep(0.02)
 

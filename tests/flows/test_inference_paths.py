@@ -129,7 +129,7 @@ def _traced(running: RunningWorld, client: openai.OpenAI, path: str, body: Any, 
     """Both tiers' own spans of a request that is computed as so many sequences."""
     trace_id = hashlib.md5(repr((path, body)).encode()).hexdigest()
     _post(client, path, {"model": MODEL, **body}, traceparent=f"00-{trace_id}-{'2' * 16}-01")
-    spans = running.call(running.world.collector.wait_for(trace_id, spans=6 + sequences, timeout_s=10.0))
+    spans = running.call(running.world.collector.wait_for(trace_id, spans=6 + sequences, timeout_s=60.0))
     return [next(span for span in spans if span.name == tier) for tier in ("farhop.global", "farhop.regional")]
 
 

@@ -38,7 +38,7 @@ async def test_load_told_with_an_answer_goes_up_without_a_scrape(monkeypatch: py
                 return float(instance.models[MODEL].wait_ms)
 
             assert wait_ms() == 0.0
-            short = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 60}
+            short = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 600}
             asked = asyncio.create_task(send(up.client, chat(body=short)))
             await until(lambda: flow.under_way == 1)
             # Load that this balancer did not send, and knows nothing of.

@@ -192,13 +192,13 @@ async def test_closed_a_gateway_refuses_without_a_picker_and_open_it_lets_pass(t
             assert refused.status in (500, 503)
             assert len(one.engines[0].seen) == before
             # Open, once its health check has noticed, it sends past law, keys and queue: so says `farhop status`.
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(60.0):
                 while (await send(opened, chat(key=None, body=STREAM))).status != 200:
                     await asyncio.sleep(0.05)
             assert len(one.engines[0].seen) > before
             # And back again.
             await one.reopen()
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(60.0):
                 while (await send(closed, chat(body=STREAM))).status != 200:
                     await asyncio.sleep(0.05)
             await one.at_rest()

@@ -192,13 +192,13 @@ async def test_the_files_are_looked_at_again_and_again(tmp_path: Path, monkeypat
     held.changed = renewed.set
     keeping = asyncio.create_task(manager.keep())
     authority.issue("server")
-    await asyncio.wait_for(renewed.wait(), 10.0)
+    await asyncio.wait_for(renewed.wait(), 60.0)
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
 
 
 async def test_a_process_without_certificates_looks_at_nothing() -> None:
-    await asyncio.wait_for(TlsManager(logs.get("t"), now).keep(), 10.0)
+    await asyncio.wait_for(TlsManager(logs.get("t"), now).keep(), 60.0)
 
 
 async def _presented(port: int, authority: Authority, pair: Pair | None) -> bytes:

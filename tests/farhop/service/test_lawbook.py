@@ -331,14 +331,14 @@ async def test_from_a_store_small_ones_at_once_and_large_ones_beside_the_loop(mo
         await stage.book.begun()
         assert stage.book.law.epoch == 3
         await writer.put(LAW_KEY, document(4, "us"))
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             while stage.book.law.epoch < 4:
                 await asyncio.sleep(0.005)
         assert [law.epoch for law in stage.adopted] == [3, 4]
     finally:
         await reader.close()
         await writer.close()
-        await asyncio.wait_for(task, 10.0)
+        await asyncio.wait_for(task, 60.0)
 
 
 async def test_nobody_waits_for_etcd_for_ever(monkeypatch):
@@ -503,7 +503,7 @@ async def following(**stores):
 
 
 async def until(condition):
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         while not await condition():
             await asyncio.sleep(0.01)
 

@@ -55,7 +55,7 @@ async def _trace(up: Both, collector: Collector, count: int, trace_id: str = TRA
     await up.global_.tracing.flush()
     await up.regional.tracing.flush()
     by_name: dict[str, list[SpanRecord]] = {}
-    for span in await collector.wait_for(trace_id, count, 5.0):
+    for span in await collector.wait_for(trace_id, count, 60.0):
         by_name.setdefault(span.name, []).append(span)
     return by_name
 

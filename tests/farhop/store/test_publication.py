@@ -51,7 +51,7 @@ class Script:
         self.leases.discard(lease)
 
     async def until(self, condition):
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             while not condition():
                 await asyncio.sleep(0)
 

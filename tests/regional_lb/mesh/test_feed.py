@@ -40,7 +40,7 @@ def asking(**fields: Any) -> peers_pb2.FollowRequest:
 
 
 async def until_said(stream: Any, true: Any) -> peers_pb2.PeerUpdate:
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         while True:
             update = await stream.read()
             if true(update):
