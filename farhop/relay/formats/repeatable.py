@@ -91,7 +91,7 @@ def _certain(document: Document) -> bool:
     """Whether an engine takes the likeliest token each time, of one answer."""
     temperature = document.get("temperature")
     greedy = isinstance(temperature, int | float) and not isinstance(temperature, bool) and temperature == 0
-    return greedy and all(document.get(name) in (None, 1) for name in ("n", "best_of"))
+    return greedy and all(document.get(name) in (None, 1) for name in ("n", "best_of", "n_cmpl"))
 
 
 def _canonical(document: Document, *, drops_stream: bool) -> None:

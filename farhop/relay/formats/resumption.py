@@ -124,8 +124,10 @@ def plan(path: bytes, body: bytes, *, text: bool = False) -> Plan:
     for name in document.keys() & _REASONS.keys():
         if not _is_neutral(name, document[name]):
             raise Unresumable(_REASONS[name])
-    if bytes(document.get("n", b"1")) not in (b"1", b"null"):
+    if any(bytes(document.get(name, b"1")) not in (b"1", b"null") for name in ("n", "n_cmpl")):
         raise Unresumable("answers")
+    if "n_predict" in document:  # llama.cpp's own, which goes before `max_tokens`
+        raise Unresumable("unreadable")
     if any(word in body for word in _MEDIA):
         raise Unresumable("media")
     chat = path == CHAT
@@ -137,7 +139,7 @@ def plan(path: bytes, body: bytes, *, text: bool = False) -> Plan:
     if not chat and "max_tokens" not in document:
         limit = 16  # the API's default for a completion; null is no limit
     texts = _stops(document)
-    hides = all(bytes(document.get(name, b"false")) != b"true" for name in stops.NAMES)
+    hides = not any(_truth(document, name) for name in stops.NAMES)
     each = _wants_each(document)
     return Plan(chat, kept, limit, _number(document, "min_tokens") or 0, texts, hides, text, each)
 
@@ -147,7 +149,7 @@ def _wants_each(document: dict[str, msgspec.Raw]) -> bool:
         options = _maybe_raw.decode(document.get("stream_options", b"null")) or {}
     except UNREADABLE:
         raise Unresumable("unreadable") from None
-    return bytes(options.get("continuous_usage_stats", b"false")) == b"true"
+    return _truth(options, "continuous_usage_stats")
 
 
 def _stops(document: dict[str, msgspec.Raw]) -> tuple[str, ...]:
@@ -172,8 +174,19 @@ def _is_one(prompt: msgspec.Raw | None) -> bool:
 
 
 def _number(document: dict[str, msgspec.Raw], name: str) -> int | None:
+    """None where there is none. What engines may read as a number all the same (`"6"`, 6.0, -1) is not counted on."""
     text = bytes(document.get(name, b"null"))
-    return int(text) if text.isdigit() else None
+    if text != b"null" and not text.isdigit():
+        raise Unresumable("unreadable")
+    return int(text) if text != b"null" else None
+
+
+def _truth(document: dict[str, msgspec.Raw], name: str) -> bool:
+    """The same of a truth."""
+    text = bytes(document.get(name, b"false"))
+    if text not in (b"true", b"false", b"null"):
+        raise Unresumable("unreadable")
+    return text == b"true"
 
 
 class Progress(ABC):
