@@ -219,7 +219,7 @@ async def one(failing: RunningWorld, region: str, text: str, tenant: str) -> Any
     return await answer([failing.entry(region)], f"sk-farhop-{tenant}", body)
 
 
-def test_one_hub_down_is_told_of_and_harms_nobody(failing: RunningWorld) -> None:
+def test_one_hub_down_is_reported_and_harms_nobody(failing: RunningWorld) -> None:
     """And an operator's word said meanwhile reaches everybody by the other hub."""
     world = failing.world
 

@@ -86,7 +86,7 @@ async def test_a_key_for_some_models_must_be_for_a_name_and_for_what_it_stands_f
         assert [model["id"] for model in told.json["data"]] == listed[name]
 
 
-async def test_each_end_of_a_key_is_told(up: Both) -> None:
+async def test_each_end_of_a_key_is_answered(up: Both) -> None:
     ends = {
         "revoked": ("key_not_valid", {"revoked": NOW}), "expired": ("key_not_valid", {"expires": NOW - HOUR}),
         "early": ("key_not_valid", {"not_before": NOW + HOUR}), "stray": ("unknown_key", {"tenant": "nobody"}),

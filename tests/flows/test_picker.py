@@ -47,7 +47,7 @@ def served(answer: Any) -> str:
     return str(answer.headers["x-farhop-replica"])
 
 
-async def test_a_gateway_follows_where_it_is_told_and_tells_who_served(tmp_path: Path) -> None:
+async def test_a_gateway_goes_where_it_is_sent_and_reports_who_served(tmp_path: Path) -> None:
     async with stage(3) as one, envoy(tmp_path, one.port, addresses(one), narrow_by_header) as port:
         a, b, c = addresses(one)
         # One endpoint, two, all ports of an address (the ranks of one pod), and one that nobody has.

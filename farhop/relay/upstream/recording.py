@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from farhop.balance import outcome
 from farhop.relay.formats.event_stream import each
-from farhop.relay.formats.repeatable import tells_usage
+from farhop.relay.formats.repeatable import has_usage
 from farhop.relay.http.exchange import Exchange
 
 if TYPE_CHECKING:
@@ -393,7 +393,7 @@ class SharedExchange(Exchange):
         self._find_room(len(data))
         parts = each(data) if self._stream and b'"usage"' in data else (data,)
         for part in parts:
-            tape.add(part, usage=self._stream and tells_usage(part))
+            tape.add(part, usage=self._stream and has_usage(part))
 
     def _find_room(self, size: int) -> None:
         """Where there is none, what is held is let go: first what all have read, then those who are behind. What the

@@ -101,7 +101,7 @@ class Resumption:
         which hides from its client what that is not to see of stop strings."""
         assert active.progress is not None  # it has a plan
         try:
-            made = TextProgress(active.progress.plan, active.body, tells_usage=not active.hide_usage)
+            made = TextProgress(active.progress.plan, active.body, sends_usage=not active.hide_usage)
         except Unresumable as reason:
             self.outcomes["not_resumable", str(reason)] += 1
             return None
@@ -366,7 +366,7 @@ class ResumableRun(AttemptRun):
     def _end_whole(self) -> None:
         if self._close():
             # Nothing, where all of its end was told: an empty chunk would end the answer, and its end be said twice.
-            if end := self._progress.end(tells_usage=not self.active.hide_usage):
+            if end := self._progress.end(sends_usage=not self.active.hide_usage):
                 self.active.exchange.write(end)
             request_id, usage = self.active.request.id, self._progress.usage
             self.owner.ended(self, machine.AttemptEnded(request_id, self.number, self._status, usage))
@@ -375,13 +375,13 @@ class ResumableRun(AttemptRun):
 class ContinuedRun(ResumableRun):
     """An attempt that continues a stream which the client has the beginning of."""
 
-    __slots__ = ("_tells_usage",)
+    __slots__ = ("_usage_due",)
 
     def __init__(
         self, owner: AttemptOwner, active: ActiveRequest, number: int, now: float, resumption: Resumption
     ) -> None:
         super().__init__(owner, active, number, now, resumption)
-        self._tells_usage = not active.hide_usage
+        self._usage_due = not active.hide_usage
         self._transcript = None  # the answer's beginning was heard by another
         self.streams = True
 
@@ -401,9 +401,9 @@ class ContinuedRun(ResumableRun):
     def answered(self, answer: AnswerHead) -> None:
         """See AttemptRun."""
         self._status = answer.status
-        word = answer.known.get(b"x-farhop-outcome") if self.owner.upstream_is_tier else None
-        if word:
-            self._refusal = answers.read_hop_outcome(word)
+        value = answer.known.get(b"x-farhop-outcome") if self.owner.upstream_is_tier else None
+        if value:
+            self._refusal = answers.read_hop_outcome(value)
             return
         if answer.status != 200 or not answer.known.get(b"content-type", b"").startswith(b"text/event-stream"):
             busy = answer.status in (429, 503)
@@ -444,7 +444,7 @@ class ContinuedRun(ResumableRun):
         if not self.began:
             self.began = True
             self.owner.resumed(self, self._status)
-        spelled = self._progress.spelled(events, tells_usage=self._tells_usage)
+        spelled = self._progress.spelled(events, sends_usage=self._usage_due)
         if spelled:
             self.active.exchange.write(spelled)
 

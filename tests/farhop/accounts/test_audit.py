@@ -286,7 +286,7 @@ def test_tiles_whose_checkpoint_could_not_be_written_do_not_stay(
     assert (checkpoint.size, beside) == (4, [])
 
 
-def test_a_full_disk_is_said_and_what_it_cost_is_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_what_it_cost_is_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "WAITING_MAX", 20)
     real, full = os.write, [False]
 

@@ -180,7 +180,7 @@ async def test_explain_says_what_the_law_excludes(up: Both, http: aiohttp.Client
         (b'{"tenant": "a", "body": ' + b"[" * 200_000, "nested too deeply"),
     ],
 )
-async def test_a_question_that_makes_no_sense_is_told_why(
+async def test_a_question_that_makes_no_sense_is_answered_why(
     up: Both, http: aiohttp.ClientSession, question: Any, message: str
 ) -> None:
     for url in _urls(up, "/explain"):
@@ -358,7 +358,7 @@ async def test_the_last_decisions_are_listed_newest_first(up: Both, http: aiohtt
         assert answer.status == 400
 
 
-async def test_the_topology_told_is_the_one_gone_by(up: Both, http: aiohttp.ClientSession) -> None:
+async def test_the_topology_shown_is_the_one_in_force(up: Both, http: aiohttp.ClientSession) -> None:
     for url, flow in zip(_urls(up, "/topology"), (up.global_.flow, up.regional.flow), strict=True):
         async with http.get(url) as answer:
             assert load.of(await _json(answer), url) == flow.law.topology

@@ -53,7 +53,7 @@ def files(folder: Path, is_server: bool = True, **names: str) -> Files:
     return Files(is_server, **{field: str(folder / name) for field, name in {**given, **names}.items()})
 
 
-def test_a_server_speaks_tls_1_2_at_least_and_asks_for_certificates_if_told_to(folder: Path) -> None:
+def test_a_server_speaks_tls_1_2_at_least_and_asks_for_certificates_if_configured(folder: Path) -> None:
     plain, mutual = (load(files(folder, **ca), now()) for ca in ({}, {"ca_file": "ca.pem"}))
     assert (plain.context.verify_mode, mutual.context.verify_mode) == (ssl.CERT_NONE, ssl.CERT_REQUIRED)
     assert plain.context.minimum_version is ssl.TLSVersion.TLSv1_2

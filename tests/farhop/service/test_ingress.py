@@ -114,7 +114,7 @@ async def test_the_regional_tier_listens_to_what_is_answered_and_the_global_one_
         (b"nonsense\r\n\r\n", 400, "malformed_http", "HTTP"),
     ],
 )
-async def test_what_does_not_pass_is_told_why(
+async def test_what_does_not_pass_is_answered_why(
     up: Both, engine: Engine, request_head: bytes, status: int, code: str, message: str
 ) -> None:
     for port in (up.entry, up.client):

@@ -32,7 +32,7 @@ async def test_nobody_asked() -> None:
     notifier.close()
 
 
-async def test_ready_and_stopping_are_told(manager: socket.socket) -> None:
+async def test_ready_and_stopping_are_sent(manager: socket.socket) -> None:
     notifier = Notifier({"NOTIFY_SOCKET": manager.getsockname()})
     notifier.ready(asyncio.get_running_loop(), "region paris: clients on 0.0.0.0:443")
     assert told(manager) == "READY=1\nSTATUS=region paris: clients on 0.0.0.0:443"

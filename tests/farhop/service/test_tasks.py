@@ -52,7 +52,7 @@ async def test_a_task_that_takes_its_cancellation_for_something_else_ends_all_th
     assert len(taken) == 2
 
 
-async def test_a_failure_is_told_at_once_and_leaves_the_others() -> None:
+async def test_a_failure_is_reported_at_once_and_leaves_the_others() -> None:
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
     tasks = Tasks()

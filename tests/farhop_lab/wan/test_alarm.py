@@ -60,11 +60,15 @@ async def test_setting_an_earlier_one_while_one_waits_and_from_within() -> None:
     heard: list[str] = []
     done = asyncio.Event()
     now = alarm.now()
-    alarm.at(now + 0.05, done.set)
+    alarm.at(now + 60.0, lambda: heard.append("the one that waits"))
+
+    def second() -> None:
+        heard.append("second")
+        done.set()
 
     def first() -> None:
         heard.append("first")
-        alarm.at(alarm.now() + 0.005, lambda: heard.append("second"))
+        alarm.at(alarm.now() + 0.005, second)
 
     alarm.at(now + 0.005, first)
     await asyncio.wait_for(done.wait(), 60.0)

@@ -50,7 +50,7 @@ async def asked(up: Both, who: str, **headers: str) -> tuple[int, Any]:
     return answer.status, None if told is None else msgspec.json.decode(told)
 
 
-async def test_who_may_and_asks_is_told_the_decision(up: Both) -> None:
+async def test_who_may_and_asks_gets_the_decision(up: Both) -> None:
     status, told = await asked(up, "curious", **ASKS)
     assert status == 200
     assert (told["chosen"], told["policy"], told["unit"]) == ("virginia", "predictive", "ms")
@@ -72,7 +72,7 @@ async def test_what_the_law_excluded_is_counted_by_the_tenants_own_clause_and_no
     assert told["not_serving"] == ["frankfurt"]
 
 
-async def test_who_may_not_is_told_so_and_who_does_not_ask_nothing(up: Both) -> None:
+async def test_who_may_not_gets_a_refusal_and_who_does_not_ask_nothing(up: Both) -> None:
     status, told = await asked(up, "secretive", **ASKS)
     assert status == 200
     assert list(told) == ["refused"]

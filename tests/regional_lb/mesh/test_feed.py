@@ -103,7 +103,7 @@ async def test_caches_go_on_from_where_the_reader_was() -> None:
             again.cancel()
 
 
-async def test_another_region_is_told_nothing() -> None:
+async def test_another_region_gets_nothing() -> None:
     async with feeding() as (_flow, feed, stub, met):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await anext(aiter(stub.Follow(asking(region="tokyo"))))

@@ -222,7 +222,7 @@ async def test_an_idle_publisher_forgets_its_readers(monkeypatch: pytest.MonkeyP
         await until(at_rest)
 
 
-async def test_a_region_nobody_knows_is_told_nothing() -> None:
+async def test_a_region_nobody_knows_gets_nothing() -> None:
     flow = flow_of()
     serve(flow, "x")
     async with calling(told_by(flow)) as stub:
@@ -312,7 +312,7 @@ def test_no_node_reaches_a_balancer_outside_the_law_of_all_who_inserted_it(serve
 
 
 @pytest.mark.usefixtures("nobody_looks")
-async def test_what_a_cleared_replica_held_is_told_though_nothing_else_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_cleared_replica_held_is_sent_though_nothing_else_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farhop.balance.prefix.trie.TURN_NODES", 10)
     monkeypatch.setattr("regional_lb.mesh.prefix_stream.SWEEP_NODES", 7)
     flow = regional(replica("a", kv_tokens=CACHE), replica("b", kv_tokens=CACHE))
@@ -347,7 +347,7 @@ async def test_a_law_that_takes_nothing_away_costs_no_hint() -> None:
         await narrower.until(lambda r: not r.nodes)
 
 
-async def test_who_goes_by_an_older_law_is_told_nothing_by_a_newer() -> None:
+async def test_who_goes_by_an_older_law_gets_nothing_from_a_newer() -> None:
     """Neither what its own forbids, nor what a law after both would have to take back."""
     flow = flow_of(under=law(2))
     serve(flow, "x")
@@ -356,7 +356,7 @@ async def test_who_goes_by_an_older_law_is_told_nothing_by_a_newer() -> None:
 
 
 @pytest.mark.usefixtures("nobody_looks")
-async def test_who_goes_by_a_newer_law_is_told_nothing_by_an_older() -> None:
+async def test_who_goes_by_a_newer_law_gets_nothing_from_an_older() -> None:
     flow = flow_of(under=law(2))
     serve(flow, "x")
     wants = asked()

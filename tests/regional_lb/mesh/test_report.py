@@ -108,7 +108,7 @@ async def test_a_region_without_a_ready_replica_still_reports() -> None:
     assert model.prefill_ms_per_token > 0
 
 
-async def test_what_is_slower_than_a_report_may_say_is_told_as_the_slowest_it_may() -> None:
+async def test_what_is_slower_than_a_report_may_say_is_reported_as_the_slowest_it_may() -> None:
     crowd = Sample(0.0, waiting=10**9, running=1, kv_usage=1.0)
     flow = regional(replica("a", tpot_ms=60_000.0, sample=crowd))
     for n in range(200):
@@ -363,7 +363,7 @@ async def test_withdrawing_says_draining_first_and_then_takes_the_key_away() -> 
 
 
 async def test_withdrawing_from_a_store_that_hangs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "LAST_WORD_S", 0.1)
+    monkeypatch.setattr(report, "FINAL_REPORT_S", 0.1)
     store = Watched()
     await store.open()
     told = live(regional(replica("a")))
@@ -470,7 +470,7 @@ async def test_too_many_readers_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
         await until(lambda: told._streams == 0)
 
 
-async def test_numbers_only_grow_and_are_not_spent_on_what_nobody_is_told(faster: None) -> None:
+async def test_numbers_only_grow_and_are_not_spent_on_what_is_not_published(faster: None) -> None:
     flow = regional(replica("a"))
     flow.handle(swapped(replica("a")), 0.0)
     async with publishing(flow) as (told, store):

@@ -166,7 +166,7 @@ async def test_a_gap_that_nobody_fills_is_counted_and_what_was_known_is_forgotte
 
 
 @pytest.mark.parametrize("replays", [True, False])
-async def test_an_engine_that_restarts_holds_nothing_before_it_says_a_word(ports, replays: bool) -> None:
+async def test_an_engine_that_restarts_holds_nothing_before_its_first_event(ports, replays: bool) -> None:
     port, replay = ports[0], ports[1] if replays else None
     async with listening(port, replay) as heard:
         with engine(port, replay) as said:
