@@ -129,7 +129,7 @@ class Terminal:
         self.world, self.folder = tmp_path / "world.json", tmp_path / "tmp"
         self.folder.mkdir()
         self.children: set[int] = set()
-        self.said, self.stopping = b"", False
+        self.output, self.stopping = b"", False
         self._leader, follower = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "farhop_cli", "up", "--port", "0", "--replicas", "1"],
@@ -143,14 +143,14 @@ class Terminal:
     def _read(self) -> None:
         with contextlib.suppress(OSError):  # how a terminal says that its other side is gone
             while chunk := os.read(self._leader, 65536):
-                self.said += chunk
+                self.output += chunk
 
     def until(self, true: Callable[[], object], within_s: float = 60.0) -> None:
         """Poll a condition, with a bound, and keep an eye on the children."""
         end = time.monotonic() + within_s
         while not true():
-            assert time.monotonic() < end, self.said.decode()
-            assert self.stopping or self.process.poll() is None, self.said.decode()
+            assert time.monotonic() < end, self.output.decode()
+            assert self.stopping or self.process.poll() is None, self.output.decode()
             self.children |= descendants(self.process.pid)
             time.sleep(0.02)
 
@@ -214,24 +214,24 @@ def test_a_world_is_drained_and_undrained_live_and_leaves_nothing_behind(termina
         if region["region"] == "virginia"
     }
     assert json.loads(word).items() >= {"author": "ann", "why": "new racks"}.items()
-    terminal.until(lambda: b"new racks" in terminal.said)
+    terminal.until(lambda: b"new racks" in terminal.output)
     lifted = cli.run("undrain", "virginia")
     assert (lifted.exit_code, lifted.stderr) == (0, "")
     assert "by ann at" in lifted.stdout
     assert "last region" in cli.run("drain", "set", "frankfurt", "--why", "x").stderr
-    assert b"served/s" in terminal.said
+    assert b"served/s" in terminal.output
     assert len(terminal.children) >= 1 + 3 * 3
-    assert terminal.interrupted() == 0, terminal.said.decode()
-    assert b"Traceback" not in terminal.said
+    assert terminal.interrupted() == 0, terminal.output.decode()
+    assert b"Traceback" not in terminal.output
     terminal.nothing_left()
 
 
 @LINUX
 def test_ctrl_c_while_it_starts_leaves_nothing_behind(terminal):
     terminal.until(lambda: len(terminal.children) >= 3)
-    assert terminal.interrupted() == 0, terminal.said.decode()
-    assert b"stopped before it was up" in terminal.said
-    assert b"Traceback" not in terminal.said
+    assert terminal.interrupted() == 0, terminal.output.decode()
+    assert b"stopped before it was up" in terminal.output
+    assert b"Traceback" not in terminal.output
     terminal.nothing_left()
 
 

@@ -38,13 +38,13 @@ def told(region: str = "tokyo", instance: str = "r1", **fields: Any) -> RegionRe
     )  # fmt: skip
 
 
-class Heard:
+class Recorded:
     """What the flow would be told."""
 
     def __init__(self) -> None:
         self.view = View({})
         self.views = 0
-        self.heard: list[str] = []
+        self.reported: list[str] = []
         self.channels: list[tuple[str, bool]] = []
         self.refused: list[str] = []
 
@@ -54,7 +54,7 @@ class Heard:
             if event.known is not None or isinstance(event, RegionKnown):
                 self.view = self.view.put(event.region, event.known)
         if isinstance(event, RegionReported):
-            self.heard.append(event.region)
+            self.reported.append(event.region)
         elif isinstance(event, ChannelChanged):
             self.channels.append((event.region, event.up))
 
@@ -84,10 +84,10 @@ async def watching(
     clock: Callable[[], float] | None = None,
     react: Callable[[Event], None] | None = None,
     **more: Any,
-) -> AsyncIterator[tuple[Watcher, MemoryStore, Heard]]:
+) -> AsyncIterator[tuple[Watcher, MemoryStore, Recorded]]:
     given_store = store or MemoryStore(Random(1))
     await given_store.open()
-    found = Heard()
+    found = Recorded()
 
     def both(event: Event) -> None:
         found.react(event)

@@ -109,7 +109,7 @@ async def test_salts_and_token_ids_and_streams(tmp_path: Path) -> None:
         for _ in range(2):
             body = {"model": MODEL, "prompt": ids, "max_tokens": 1}
             assert (await send(here.client, chat(body=body, path="/v1/completions"))).status == 200
-            await here.heard()
+            await here.settled()
         predicted, actual, off = here.hits()["exact"]
         assert (predicted, off) == (actual, 0.0)
         assert actual > 300
@@ -173,7 +173,7 @@ async def test_a_prompt_that_cannot_be_read_goes_on_by_its_bytes(tmp_path: Path)
             content: Any = [{"type": "text", "text": words(7, 300)}, picture]
             body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 2}
             assert (await send(here.client, chat(body=body))).status == 200
-            await here.heard()
+            await here.settled()
         assert here.balancer.tokenizers is not None
         assert here.balancer.tokenizers.unread == {"media": 2}
         assert here.hits()["trie"][0] > 0

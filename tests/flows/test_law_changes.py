@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from playbook import answered, held, sent
-from worlds import heard, instance, law, regional, replica, request, seen, worldwide
+from worlds import instance, law, regional, replica, report_in, request, seen, worldwide
 
 from farhop.balance import outcome
 from farhop.balance.machine import (
@@ -159,7 +159,7 @@ def test_retry_after_a_drain_is_its_end(play, left_s: float, says_s: float) -> N
 
 def test_who_is_silent_may_be_back_any_time(play) -> None:
     flow = worldwide(patience_s=3.0, view=seen(instance("london")))
-    heard(flow, ["london"], 0.0)
+    report_in(flow, ["london"], 0.0)
     (
         play(flow)
         .on(RequestArrived(request("a", tenant="german"))).expect(held("a", until=3.0))

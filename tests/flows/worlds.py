@@ -230,7 +230,7 @@ def field(asked: Request, output_tokens: float = 100.0, here: str = "london", /,
     return made
 
 
-def heard(flow: global_flow.GlobalFlow, regions: Iterable[str], now: float) -> None:
+def report_in(flow: global_flow.GlobalFlow, regions: Iterable[str], now: float) -> None:
     """These regions report and have their channel."""
     for region in regions:
         flow.handle(global_view.ChannelChanged(region, True), now)
@@ -251,7 +251,7 @@ def worldwide(
     flow = global_flow.GlobalFlow(settings, under or law(), Random(seed), lambda _tenant: patience_s, routes)
     event = view or everywhere()
     flow.handle(event, 0.0)
-    heard(flow, event.view.regions, 0.0)
+    report_in(flow, event.view.regions, 0.0)
     return flow
 
 

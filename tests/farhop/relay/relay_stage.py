@@ -39,17 +39,17 @@ class ScriptedFlow:
 
     def __init__(self, addresses: list[Address]) -> None:
         self.addresses = addresses
-        self.heard: list[Event] = []
+        self.events: list[Event] = []
         self.live: dict[str, int] = {}
         self.started: set[str] = set()
         self.arrive: Callable[[Request, float], list[Command]] | None = None
         self.raise_on: type[Event] | None = None
 
     def event_names(self) -> list[str]:
-        return [type(event).__name__ for event in self.heard]
+        return [type(event).__name__ for event in self.events]
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        self.heard.append(event)
+        self.events.append(event)
         if self.raise_on is type(event):
             raise RuntimeError("the machine broke")
         match event:

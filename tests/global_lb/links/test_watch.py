@@ -10,7 +10,7 @@ from farhop_wire import region_pb2_grpc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inprocess import HOP_KEY, until
-from regions import WORLD, Clock, Heard, config, put, told, watching
+from regions import WORLD, Clock, Recorded, config, put, told, watching
 from reporting import reporter
 from worlds import regional, replica
 
@@ -45,7 +45,7 @@ async def test_a_report_becomes_an_instance_of_the_view() -> None:
         assert one.clock_offset_ms == 5000.0 - 100_000.0
         assert one.accepted == 11.0  # what it acknowledges to us, not to our namesake elsewhere
         assert one.models["m"].wait_ms == 7.0
-        assert found.heard == ["tokyo"]
+        assert found.reported == ["tokyo"]
 
 
 async def test_what_was_there_before_us_is_read_too() -> None:
@@ -184,7 +184,7 @@ def test_the_newest_report_wins_by_whatever_path_and_in_whatever_order(
     steps: list[tuple[str, str, str, int, int]],
 ) -> None:
     async def run() -> None:
-        found = Heard()
+        found = Recorded()
         clock = Clock()
         store = MemoryStore(Random(1))
         watcher = Watcher(
@@ -208,7 +208,7 @@ def test_the_newest_report_wins_by_whatever_path_and_in_whatever_order(
         assert {name: one.received_at for name, one in known.items()} == received
         assert found.refused.count("unknown_region") == sum(step[1] == "atlantis" for step in steps)
         assert set(found.refused) <= {"unknown_region", "past_incarnation"}
-        assert len(found.heard) == found.views
+        assert len(found.reported) == found.views
         await watcher.close()
 
     asyncio.run(run())

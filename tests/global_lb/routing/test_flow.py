@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from referee import Referee, Rider
-from worlds import MODEL, OTHER_MODEL, REGIONS, capacity, everywhere, heard, instance, law, request, seen, worldwide
+from worlds import MODEL, OTHER_MODEL, REGIONS, capacity, everywhere, instance, law, report_in, request, seen, worldwide
 
 from farhop.balance import machine, outcome
 from farhop.balance.health.reading import State
@@ -291,7 +291,7 @@ def test_what_may_not_be_hinted_leaves_no_trace_whatever_happens() -> None:
         flow.handle(machine.RequestArrived(request(f"q{n}", prefix=tenant, tenant=tenant)), 0.0)
         flow.handle(machine.AttemptBegan(f"q{n}", 1, 200), 0.0)
         flow.handle(machine.AttemptEnded(f"q{n}", 1, 200, Usage(256, 10, 0)), 0.0)
-    heard(flow, NAMES, 0.0)
+    report_in(flow, NAMES, 0.0)
     assert flow.trie.match(request("probe", prefix="secretive").chain) == {}
     assert flow.trie.match(request("probe", prefix="anyone").chain) != {}
 

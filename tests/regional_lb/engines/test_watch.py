@@ -56,7 +56,7 @@ async def served(
         await runner.cleanup()
 
 
-class Heard:
+class Recorded:
     """What the flow would be told, in a fleet as the flow has one."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ async def watching(
     *,
     top: dict[str, Any] | None = None,
     **more: float,
-) -> AsyncIterator[Heard]:
+) -> AsyncIterator[Recorded]:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     config = RegionalConfig.model_validate({
         "region": "virginia", "instance": "r1", "admin": {"port": 0}, "tier": {"port": 0}, "control": {"port": 0},
@@ -119,7 +119,7 @@ async def watching(
         "health": {"gpu_temperature_c_max": 90},
         **(top or {}),
     })  # fmt: skip
-    found, loop = Heard(), asyncio.get_running_loop()
+    found, loop = Recorded(), asyncio.get_running_loop()
     watcher = found.watcher = Watcher(
         config, react=found.react, refused=found.refused.append, clock=lambda: loop.time() * speed, rng=Random(1),
         answered_at=lambda _name: loop.time() * speed if found.answers else -inf,

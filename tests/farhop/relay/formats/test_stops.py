@@ -32,14 +32,14 @@ class Engine:
     """Knows what it said itself, and nothing of what came before."""
 
     def __init__(self, texts: tuple[str, ...], least: int) -> None:
-        self._texts, self._least, self._said = texts, least, ""
+        self._texts, self._least, self._text = texts, least, ""
 
     def says(self, piece: str, at: int, last: int) -> tuple[str, str | None, str | None]:
         """Its text for a token, why it ends, and by which stop string."""
-        before, self._said = len(self._said), self._said + piece
-        found = stop_in(self._said, len(piece), self._texts) if at + 1 > self._least else None
+        before, self._text = len(self._text), self._text + piece
+        found = stop_in(self._text, len(piece), self._texts) if at + 1 > self._least else None
         if found is not None:
-            return self._said[before : found[1]], "stop", found[0]
+            return self._text[before : found[1]], "stop", found[0]
         return piece, "length" if at == last else None, None
 
 

@@ -121,7 +121,7 @@ async def test_an_error_that_ends_a_stream_is_reported_to_the_machine(stage: Any
     await c.send(post())
     assert error.strip() in await c.reader.readuntil(b"0\r\n\r\n")  # it passes as it came
     await until(lambda: s.tier.concluded_with)
-    ended = s.flow.heard[-1]
+    ended = s.flow.events[-1]
     assert (ended.status, ended.fault) == (200, OOM)
     assert s.tier.attempts == [(1, "engine_out_of_memory")]
 
@@ -134,7 +134,7 @@ async def test_only_a_failures_body_is_looked_at(stage: Any, status: int, expect
     answer = await s.ask(post())
     assert (answer.status, answer.body) == (status, body)
     await until(lambda: s.tier.concluded_with)
-    assert s.flow.heard[-1].fault is expected
+    assert s.flow.events[-1].fault is expected
 
 
 async def test_what_a_tier_below_relays_is_its_business(stage: Any) -> None:
@@ -142,7 +142,7 @@ async def test_what_a_tier_below_relays_is_its_business(stage: Any) -> None:
     s.upstream.answer = lambda _m: plain(b'{"error":"CUDA out of memory"}', status="500 X")
     await s.ask(post())
     await until(lambda: s.tier.concluded_with)
-    assert s.flow.heard[-1].fault is None
+    assert s.flow.events[-1].fault is None
 
 
 # -- as real engines say it (tests/pages)

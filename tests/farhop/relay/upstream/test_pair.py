@@ -125,7 +125,7 @@ async def test_a_prefill_that_fails_is_reported_and_asked_elsewhere(
     s.upstream.script = script
     answer = await s.ask(post(msgspec.json.encode(BODY)))
     assert answer.status == status
-    failed = [event for event in s.flow.heard if isinstance(event, machine.PrefillFailed)]
+    failed = [event for event in s.flow.events if isinstance(event, machine.PrefillFailed)]
     assert [(event.attempt, event.outcome.reason) for event in failed] == [(1, reason)]
     assert s.tier.attempts[0] == (1, reason)
     if status == 200:

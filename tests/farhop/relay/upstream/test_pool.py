@@ -401,7 +401,7 @@ async def test_who_breaks_a_stream_off_is_known_to_live_and_who_died_is_not(stag
     above.flow.addresses.pop(0)
     above.upstream.script = once(above, SSE, chunk(b"data: 1\n\n"), then="abort")
     await above.ask(post())
-    failed = [event for event in above.flow.heard if isinstance(event, machine.AttemptFailed)]
+    failed = [event for event in above.flow.events if isinstance(event, machine.AttemptFailed)]
     assert [event.outcome for event in failed] == [outcome.DIED_MID_STREAM] * 2
     assert [event.target_lives for event in failed] == [True, False]
 

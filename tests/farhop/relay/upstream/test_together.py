@@ -75,7 +75,7 @@ def _json(message: Message) -> dict[str, Any]:
 
 
 def _reasons(s: Any) -> list[str]:
-    return [event.outcome.reason for event in s.flow.heard if isinstance(event, machine.PrefillFailed)]
+    return [event.outcome.reason for event in s.flow.events if isinstance(event, machine.PrefillFailed)]
 
 
 async def test_both_get_the_same_request_and_the_second_answers(stage: Any) -> None:
@@ -172,7 +172,7 @@ async def test_an_answer_that_has_begun_goes_on_without_the_first_half(stage: An
 
     def handle(event: Any, now: float) -> list[Command]:  # a real machine does not answer this for a begun request
         if isinstance(event, machine.PrefillFailed):
-            s.flow.heard.append(event)
+            s.flow.events.append(event)
             return []
         commands: list[Command] = flow_handle(event, now)
         return commands

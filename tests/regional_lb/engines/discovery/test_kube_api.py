@@ -24,7 +24,7 @@ from regional_lb.engines.discovery.kube_api import Api, Changed, KubeError, List
 PACE = Pace(timeout_s=0.5, watch_s=30.0, margin_s=0.2, first_s=0.01, limit_s=0.05)
 
 
-class Heard:
+class Recorded:
     def __init__(self) -> None:
         self.steps: list[Step] = []
 
@@ -52,8 +52,8 @@ def api(cluster: Cluster, pace: Pace = PACE, **more: Any) -> Api:
 
 
 @contextlib.asynccontextmanager
-async def following(cluster: Cluster, pace: Pace = PACE, **more: Any) -> AsyncIterator[Heard]:
-    found, client = Heard(), api(cluster, pace, **more)
+async def following(cluster: Cluster, pace: Pace = PACE, **more: Any) -> AsyncIterator[Recorded]:
+    found, client = Recorded(), api(cluster, pace, **more)
 
     async def follow() -> None:
         async for step in client.follow(PODS, {"labelSelector": "app=a"}):

@@ -42,7 +42,7 @@ def prompt(*names: int) -> Path:
     return Path(b"".join(name.to_bytes(4, "little") * SIZE for name in names) + bytes(4))
 
 
-class Heard:
+class Recorded:
     """What the fleet would know."""
 
     def __init__(self, ranks: int = 1) -> None:
@@ -68,12 +68,12 @@ class Heard:
 
 
 @asynccontextmanager
-async def listening(port: int, replay: int | None = None, ranks: int = 1) -> AsyncIterator[Heard]:
+async def listening(port: int, replay: int | None = None, ranks: int = 1) -> AsyncIterator[Recorded]:
     config = ReplicaConfig(
         url="http://127.0.0.1:1", models=["m"], name="one", kv_events=f"tcp://{HOST}:{port}", kv_ranks=ranks,
         kv_replay=f"tcp://{HOST}:{replay}" if replay else "",
     )  # fmt: skip
-    found = Heard(ranks)
+    found = Recorded(ranks)
     listener = found.listener = KvListener(found.react, found.refused.append, time.monotonic)
     listener.listen([config])
     try:
@@ -93,7 +93,7 @@ def engine(port: int, replay: int | None = None, topic: bytes = b"") -> Iterator
         publisher.close()
 
 
-async def linked(value: Heard) -> None:
+async def linked(value: Recorded) -> None:
     """From here on what is published arrives."""
     await until(lambda: value.events > 0)
 
@@ -183,7 +183,7 @@ async def test_an_engine_that_restarts_holds_nothing_before_its_first_event(port
             assert result.exact(1) == 0.0
 
 
-def _again(value: KvPublisher, given: Heard, name: int) -> bool:
+def _again(value: KvPublisher, given: Recorded, name: int) -> bool:
     """Says a word until it is heard: a link stands before the publisher knows that somebody subscribed."""
     if given.exact(name) != 2.0:
         value.publish(batch(["AllBlocksCleared"], stored(name)))
