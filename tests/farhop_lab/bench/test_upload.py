@@ -34,10 +34,11 @@ async def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.root
 @pytest.mark.skipif(bool(upload.missing()), reason="no TUN devices or namespaces here")
 async def test_over_a_long_wire_a_warm_connection_takes_one_round_trip_and_a_new_one_slow_start() -> None:
-    cold, kept = await upload.measure(1, rest_s=2.0, congestions=upload.controls()[:1])
+    # Longer than any ocean, so that a busy machine's own delays are a small share of a round trip.
+    cold, kept = await upload.measure(1, rtt_ms=400.0, rest_s=3.0, congestions=upload.controls()[:1])
     assert (cold.slow_start_after_idle, kept.slow_start_after_idle) == (True, False)
     for row in (cold, kept):
-        assert upload.is_warm(row)
+        assert max(row.trips[KEPT], row.trips[BESIDE]) < 2.0
         assert min(row.trips[NEW], row.trips[COOL]) > 2.5
     assert cold.trips[RESTED] > 2.5  # what it had learned is forgotten
     assert kept.trips[RESTED] < 2.0
