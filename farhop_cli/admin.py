@@ -77,8 +77,8 @@ async def lines(http: Session, base: str, path: str, total_s: float) -> AsyncIte
     try:
         async with http.request("GET", base, path, total_s=total_s) as response:
             if response.status != 200:
-                said = (await response.content.read(ERROR_BYTES_MAX)).decode(errors="replace")
-                raise AdminError(f"{base} answered with status {response.status}: {' '.join(said.split())[:200]}")
+                body = (await response.content.read(ERROR_BYTES_MAX)).decode(errors="replace")
+                raise AdminError(f"{base} answered with status {response.status}: {' '.join(body.split())[:200]}")
             rest = b""
             async for chunk in response.content.iter_any():
                 *whole, rest = (rest + chunk).split(b"\n")

@@ -89,10 +89,10 @@ def prove(decision: str, folder: Path, key: str, names: list[str], as_json: bool
         return NEGATIVE
     hashed = _hashed(folder, names)
     for one in proofs:
-        told = one["entry"]
+        recorded = one["entry"]
         show.line(f"entry {one['index']} of {checkpoint.size} in {checkpoint.origin}, proven by "
                   f"{len(one['inclusion_proof'])} hashes:")  # fmt: skip
-        for field, value in told.items():
+        for field, value in recorded.items():
             known = f" ({hashed[value]})" if isinstance(value, str) and value in hashed else ""
             text = ", ".join(map(str, value)) if isinstance(value, list) else show.cell(value)
             show.line(f"  {field}: {text}{known}")

@@ -42,7 +42,7 @@ ADDED_BYTES_MAX = 4 * 1024 * 1024
 _SENSITIVE = re.compile(
     r"(?i)(secret|token|passw|private|credential|authori[sz]ation|cookie|sha256|digest|bearer|^hop$|^keys?$|api_?key)"
 )
-_SAID_ELSEWHERE = re.compile(r"(env|file):[^\n]{1,4096}")
+_REFERENCE = re.compile(r"(env|file):[^\n]{1,4096}")
 _PATH = re.compile(r".*_file|tokenizers?")  # paths
 _COUNT = re.compile(r"(?i).*(tokens|bytes_per_token|ms_per_token)(_.*)?")  # numbers of tokens are no secrets
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
@@ -61,7 +61,7 @@ def run(out: str, added: list[str], decisions: int, where: Where) -> int:
     files["about.json"] = _json(_about(here, seen))
     files["summary.txt"] = "\n".join(text for text, _ in summary.lines(_summary(here, seen))).encode() + b"\n"
     _write(path, {name: scrubbed(text, _known(here)) for name, text in files.items()})
-    said = fleet.partial(here, seen)
+    partial = fleet.partial(here, seen)
     if where.as_json:
         show.json(
             {"bundle": str(path), "files": sorted(files), "unreachable": [one.error for one in seen if one.error]}
@@ -69,8 +69,8 @@ def run(out: str, added: list[str], decisions: int, where: Where) -> int:
     else:
         show.line(f"{path}: {len(files)} files of {sum(one.status is not None for one in seen)} balancers", "bold")
         show.line("It names hosts, regions, tenants and models. Look through it before you send it.")
-    if said:
-        warn(said)
+    if partial:
+        warn(partial)
         return PARTIAL
     return 0
 
@@ -92,8 +92,8 @@ async def _collected(here: Fleet, decisions: int) -> tuple[list[Seen], dict[str,
             for name in ("config", "law"):
                 files[f"{folder}/{name}.json"] = _json(withheld(await _or_why(http, of, f"/{name}")))
             if decisions:
-                told = await _or_why(http, of, f"/decisions?most={decisions}")
-                files[f"{folder}/decisions.json"] = _json(withheld(told))
+                decided = await _or_why(http, of, f"/decisions?most={decisions}")
+                files[f"{folder}/decisions.json"] = _json(withheld(decided))
             try:
                 files[f"{folder}/metrics.txt"] = (await admin.page(http, of.url, "/metrics")).encode()
             except AdminError as error:
@@ -105,10 +105,10 @@ async def _collected(here: Fleet, decisions: int) -> tuple[list[Seen], dict[str,
 
 async def _or_why(http: admin.Session, of: Balancer, path: str) -> dict[str, Any]:
     try:
-        told = await admin.get(http, of.url, path)
+        document = await admin.get(http, of.url, path)
     except AdminError as error:
         return {"error": str(error)}
-    return told if told is not None else {"error": f"an older build: it has no {path}"}
+    return document if document is not None else {"error": f"an older build: it has no {path}"}
 
 
 def _about(here: Fleet, seen: list[Seen]) -> dict[str, Any]:
@@ -152,8 +152,8 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 def _summary(here: Fleet, seen: list[Seen]) -> summary.Summary:
-    told = [(one.balancer.tier, _Named(one.balancer.region, str(one.balancer), one.status)) for one in seen]
-    upper, lower = ([one for tier, one in told if (tier == "regional") is below] for below in (False, True))
+    reached = [(one.balancer.tier, _Named(one.balancer.region, str(one.balancer), one.status)) for one in seen]
+    upper, lower = ([one for tier, one in reached if (tier == "regional") is below] for below in (False, True))
     unreached = [*here.trouble, *(one.error for one in seen if one.status is None)]
     return summary.of(here.name, upper, lower, unreached)
 
@@ -178,17 +178,17 @@ def _added(name: str) -> bytes:
 # -- withholding
 
 
-def withheld(said: Any, sensitive: bool = False) -> Any:
+def withheld(document: Any, sensitive: bool = False) -> Any:
     """A document without what stands in the place of a secret. What only names one (env:, file:) stays."""
-    if isinstance(said, dict):
-        return {name: _field(str(name), value, sensitive) for name, value in said.items()}
-    if isinstance(said, list | tuple):
-        return [withheld(one, sensitive) for one in said]
-    if not isinstance(said, str):
-        return WITHHELD if sensitive and said is not None and not isinstance(said, bool) else said
-    if sensitive and not _SAID_ELSEWHERE.fullmatch(said):
+    if isinstance(document, dict):
+        return {name: _field(str(name), value, sensitive) for name, value in document.items()}
+    if isinstance(document, list | tuple):
+        return [withheld(one, sensitive) for one in document]
+    if not isinstance(document, str):
+        return WITHHELD if sensitive and document is not None and not isinstance(document, bool) else document
+    if sensitive and not _REFERENCE.fullmatch(document):
         return WITHHELD
-    return _LOGIN.sub(f"{WITHHELD}@", said)
+    return _LOGIN.sub(f"{WITHHELD}@", document)
 
 
 def _field(name: str, value: Any, sensitive: bool) -> Any:

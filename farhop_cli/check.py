@@ -173,8 +173,8 @@ def _law(path: Path, document: _Document, maps: list[Topology]) -> Checked:
         fail(f"{path}: a law is checked for a map; give the topology's file, too, or a balancer's configuration")
     signed: _Document = {name: document[name] for name in ("epoch", "author", "why", "at") if name in document}
     unsigned = {name: value for name, value in document.items() if name not in signed}
-    said: _Document = {"epoch": 1, "author": "nobody", "why": "checked", "at": _ERA, **signed}
-    encoded = bare(path.read_bytes().strip()) if not document else policy.encode(unsigned, **said)
+    header: _Document = {"epoch": 1, "author": "nobody", "why": "checked", "at": _ERA, **signed}
+    encoded = bare(path.read_bytes().strip()) if not document else policy.encode(unsigned, **header)
     for world in maps:
         try:
             one.policy = policy.read(encoded, world, str(path))
@@ -198,15 +198,15 @@ def _together(files: list[Checked]) -> list[str]:
     for one, config in configured:
         name = (one.kind, config.region, config.instance)
         if name in seen and one.path != seen[name]:
-            said = f"also that of {seen[name]}; names are unique in a region: give each its own"
-            problems.append(f"{one.path}: instance: {config.instance} is {said}")
+            problem = f"also that of {seen[name]}; names are unique in a region: give each its own"
+            problems.append(f"{one.path}: instance: {config.instance} is {problem}")
         seen.setdefault(name, one.path)
     problems += _same_map(files)
     for one, config in configured[1:]:
         first, other = configured[0]
         if config.trust_domain != other.trust_domain:
-            said = f"{config.trust_domain}, and {first.path} says {other.trust_domain}; a fleet has one"
-            problems.append(f"{one.path}: trust_domain: {said}")
+            problem = f"{config.trust_domain}, and {first.path} says {other.trust_domain}; a fleet has one"
+            problems.append(f"{one.path}: trust_domain: {problem}")
     for above in files:
         for below in files:
             if above.above is not None and below.below is not None:
@@ -231,16 +231,20 @@ def _meet(above_path: Path, above: GlobalConfig, below_path: Path, below: Region
     problems = []
     active, theirs = above.hop.active, below.hop.keys
     if active not in theirs:
-        said = f"{active} is not among those of {below_path}, which could not check its tokens; give it the key first"
-        problems.append(f"{above_path}: hop.active: {said}")
+        problem = (
+            f"{active} is not among those of {below_path}, which could not check its tokens; give it the key first"
+        )
+        problems.append(f"{above_path}: hop.active: {problem}")
     elif not _one_secret(above, below):
-        said = f"hop.keys.{active}: not the secret that {below_path} has by this id; give both the same key"
-        problems.append(f"{above_path}: {said}")
-    speaks = above.certified_name(below.region) is not None
-    if speaks and below.tier.tls is None:
-        said = f"is given, and {below_path} has no tier.tls; give it, or name the region in tier_tls.plaintext_regions"
-        problems.append(f"{above_path}: tier_tls: {said}")
-    elif not speaks and below.tier.tls is not None:
+        problem = f"hop.keys.{active}: not the secret that {below_path} has by this id; give both the same key"
+        problems.append(f"{above_path}: {problem}")
+    certified = above.certified_name(below.region) is not None
+    if certified and below.tier.tls is None:
+        problem = (
+            f"is given, and {below_path} has no tier.tls; give it, or name the region in tier_tls.plaintext_regions"
+        )
+        problems.append(f"{above_path}: tier_tls: {problem}")
+    elif not certified and below.tier.tls is not None:
         problems.append(
             f"{above_path}: tier_tls: is not given for {below.region}, and {below_path} has tier.tls; give it"
         )
@@ -351,15 +355,15 @@ def _print(files: list[Checked], together: list[str], notes: list[str], as_json:
 def _as_document(one: Checked) -> _Document:
     if one.problems:
         return {"ok": False, "source": str(one.path), "problems": [_problem(each) for each in one.problems]}
-    said: _Document = {"ok": True, "source": str(one.path)}
+    document: _Document = {"ok": True, "source": str(one.path)}
     config = one.config or one.entry
     if config is not None:
-        said |= {"tier": one.kind, "region": config.region, "instance": config.instance}
-        return said | {"hubs": list(one.hubs)}
+        document |= {"tier": one.kind, "region": config.region, "instance": config.instance}
+        return document | {"hubs": list(one.hubs)}
     if one.policy is not None:
-        return said | {"tenants": sorted(one.policy.tenants), "models": sorted(one.policy.models)}
+        return document | {"tenants": sorted(one.policy.tenants), "models": sorted(one.policy.models)}
     assert one.topology is not None  # else it had a problem
-    return said | summed_up(one.topology)
+    return document | summed_up(one.topology)
 
 
 def _print_fine(one: Checked) -> None:

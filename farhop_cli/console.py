@@ -82,10 +82,10 @@ class FleetSource:
     async def _ask(self, one: Balancer, name: str) -> None:
         last = self._last[name]
         try:
-            told = await admin.get(self._http, one.at, "/console/of/snapshot")
-            said = next(iter((told or {}).get("snapshots", {}).values()), None)
-            if isinstance(said, dict):
-                self._last[name] = LastSnapshot(said, int(wall().timestamp() * 1e3), "", one.tier, one.region)
+            document = await admin.get(self._http, one.at, "/console/of/snapshot")
+            snapshot = next(iter((document or {}).get("snapshots", {}).values()), None)
+            if isinstance(snapshot, dict):
+                self._last[name] = LastSnapshot(snapshot, int(wall().timestamp() * 1e3), "", one.tier, one.region)
             else:
                 error = f"{one.url} has no console; is it an older build?"
                 self._last[name] = msgspec.structs.replace(last, error=error)
@@ -133,12 +133,12 @@ class FleetSource:
             except AdminError as error:
                 why = str(error)
                 continue
-            told = {str(one): above}
+            decisions = {str(one): above}
             for below in self._here.of("regional", str((above.get("reasons") or {}).get("chosen"))):
                 with contextlib.suppress(AdminError):
-                    told[str(below)] = await admin.explain(self._http, below.at, asked)
+                    decisions[str(below)] = await admin.explain(self._http, below.at, asked)
                     break
-            return told
+            return decisions
         raise ActError(why, 503)
 
     def acts(self) -> Acts | None:

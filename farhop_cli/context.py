@@ -173,13 +173,13 @@ def show_all(as_json: bool) -> int:
 
 def _summary(document: Any) -> dict[str, str]:
     """Of a context, readable or not, what tells it from others."""
-    told = _part(document)
-    if told.get("world"):
-        return {"etcd": f"the world in {told['world']}", "admin": "", "topology": ""}
-    listed = [_part(told.get("etcd")), *map(_part, _part(told.get("hubs")).values())]
+    fields = _part(document)
+    if fields.get("world"):
+        return {"etcd": f"the world in {fields['world']}", "admin": "", "topology": ""}
+    listed = [_part(fields.get("etcd")), *map(_part, _part(fields.get("hubs")).values())]
     endpoints = [str(endpoint) for one in listed for endpoint in one.get("endpoints") or ()]
-    urls = [str(url) for url in _part(told.get("admin")).get("urls") or ()]
-    return {"etcd": ", ".join(endpoints), "admin": ", ".join(urls), "topology": str(told.get("topology") or "")}
+    urls = [str(url) for url in _part(fields.get("admin")).get("urls") or ()]
+    return {"etcd": ", ".join(endpoints), "admin": ", ".join(urls), "topology": str(fields.get("topology") or "")}
 
 
 def _part(document: Any) -> dict[str, Any]:

@@ -151,21 +151,23 @@ def run(asked: Asked, where: Where) -> int:
 
     async def work(store: Store) -> int:
         found = find(asked, await Records(store).documents())
-        outcome = await carried_out(read_here(found, here, asked), here, store, asked, saying(where), stop_on_signals)
+        outcome = await carried_out(
+            read_here(found, here, asked), here, store, asked, progress_to(where), stop_on_signals
+        )
         return await reported(outcome, store, asked, where)
 
     return setting.with_store(here.fleet, work)
 
 
-def saying(where: Where) -> Callable[[str], None]:
+def progress_to(where: Where) -> Callable[[str], None]:
     """What prints a run's phases as they come; nothing where JSON was asked for."""
     began = time.monotonic()
 
-    def say(text: str) -> None:
+    def progress(text: str) -> None:
         sys.stderr.write(f"{time.monotonic() - began:7.1f} s  {show.printable(text)}\n")
         sys.stderr.flush()
 
-    return (lambda _text: None) if where.as_json else say
+    return (lambda _text: None) if where.as_json else progress
 
 
 async def carried_out(
@@ -173,7 +175,7 @@ async def carried_out(
     here: Here,
     store: Store,
     asked: Asked,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
     begun: Callable[[Runner], None],
 ) -> Outcome:
     """Run it from the checks to the verdict. `say` hears each phase; `begun` is given the runner, by which it can be
@@ -183,7 +185,7 @@ async def carried_out(
     held = Held(run=f"{drill.drill}-{began:%Y%m%dT%H%M%S}", drill=drill.drill, author=author, since_s=began.timestamp())
     why = f"drill {held.run}" + (f": {asked.why}" if asked.why else "")
     faults = _faults(here, held.run, drill.duration_max_s + 60.0)
-    say(f"{drill.title} ({held.run})")
+    progress(f"{drill.title} ({held.run})")
     outcome = Outcome(
         run=held.run, drill=drill.drill, title=drill.title, author=author, fleet=here.fleet.name,
         epoch_s=began.timestamp(), verdict=DrillVerdict.NOT_RUN, why="", document=drill.model_dump(mode="json"),
@@ -222,7 +224,7 @@ async def carried_out(
         oracle = await oracle_of(here, store)
         eyes.begin()
         stack.push_async_callback(eyes.close)
-        runner = Runner(drill, held, records, injector, look, eyes, probe, oracle, egress, clock, say, outcome)
+        runner = Runner(drill, held, records, injector, look, eyes, probe, oracle, egress, clock, progress, outcome)
         begun(runner)
         return await runner.run()
 
@@ -322,9 +324,9 @@ def _show(past: Past, blocked: Sequence[str] = ()) -> None:
     show.table(f"{past.title} ({past.run})", ("verdict", "hypothesis", ">measured"), rows)
     for text in blocked:
         show.line(f"blocked by {text}", "yellow")
-    said = [f"{name} {past.measures[name]:.4g}" for name in SHOWN if name in past.measures]
-    if said:
-        show.line(", ".join(said), "dim")
+    measured = [f"{name} {past.measures[name]:.4g}" for name in SHOWN if name in past.measures]
+    if measured:
+        show.line(", ".join(measured), "dim")
     show.line(
         f"{past.verdict}" + (f": {past.why}" if past.why else ""), f"bold {_STYLE.get(DrillVerdict(past.verdict), '')}"
     )
@@ -471,8 +473,8 @@ def faults(compose: str, namespace: str, kube_context: str, where: Where) -> int
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)
         await control.start("127.0.0.1")
         try:
-            told = deployed.FaultsFile(os.getpid(), here.name, control.url, control.token)
-            await asyncio.to_thread(deployed.describe, path, told)
+            described = deployed.FaultsFile(os.getpid(), here.name, control.url, control.token)
+            await asyncio.to_thread(deployed.describe, path, described)
             show.line(f"faults of {here.name} are made here ({path}); Ctrl-C mends all of them, and ends it")
             await stopping.wait()
         except OSError as error:

@@ -189,8 +189,8 @@ def _control(here: Fleet, world: WorldFile | None) -> tuple[str, str]:
     """Of the world that runs here, or of who makes faults in this deployed fleet (`farhop drill faults`)."""
     if world is not None:
         return world.control, world.control_token
-    told = deployed.described(deployed.FAULTS_FILE, here.name)
-    return ("", "") if told is None else (told.control, told.token)
+    faults = deployed.described(deployed.FAULTS_FILE, here.name)
+    return ("", "") if faults is None else (faults.control, faults.token)
 
 
 def key_of(text: str) -> tuple[str, str]:
@@ -252,13 +252,13 @@ def model_of(drill: Drill, here: Here, listed: Sequence[reports.RegionReport]) -
 
 async def oracle_of(here: Here, store: Store) -> Oracle:
     """By the law's document as it stands: that of etcd if it is the later one, else the topology's own."""
-    entry, said = await store.get(LAW_KEY), policy.document_of(here.topology)
+    entry, document = await store.get(LAW_KEY), policy.document_of(here.topology)
     if entry is not None:
         stands = msgspec.json.decode(bare(entry.value), type=dict[str, Any])
         if int(stands.get("epoch") or 0) > here.topology.epoch:
-            said = stands
+            document = stands
     places = {name: {one.country, *one.jurisdictions} for name, one in here.topology.regions.items()}
-    return Oracle(places, said)
+    return Oracle(places, document)
 
 
 def read_here(found: Found, here: Here, asked: Asked) -> Drill:

@@ -168,7 +168,7 @@ async def _run_due(store: Store, here: Here, asked: Asked, where: Where, stoppin
                 _not_run(planned, time.time(), "it cannot be read any more: see `farhop drill check`")
             )
             continue
-        outcome = await drill.carried_out(due_now, here, store, one, drill.saying(where), begun)
+        outcome = await drill.carried_out(due_now, here, store, one, drill.progress_to(where), begun)
         if not _lost_the_race(outcome):
             await drill.reported(outcome, store, one, where)
 

@@ -19,7 +19,7 @@ def run(given: dict[str, Any]) -> None:
     except ValidationError as error:
         for problem in error.errors():
             where = "-".join(str(step) for step in problem["loc"][:1]).replace("_", "-").removesuffix("s")
-            said = problem["msg"].removeprefix("Value error, ")
-            warn(f"engine: --{where}: {said}" if where else f"engine: {said}")
+            message = problem["msg"].removeprefix("Value error, ")
+            warn(f"engine: --{where}: {message}" if where else f"engine: {message}")
         raise typer.Exit(FAULT) from None
     run_engine(settings)

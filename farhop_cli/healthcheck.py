@@ -25,12 +25,12 @@ def run(url: str | None, config: Path, ready: bool) -> int:
     """The exit code: 0 where it answers 200."""
     url = url or admin_url(config, READY if ready else ALIVE)
     try:
-        status, said = _asked(url)
+        status, body = _asked(url)
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         warn(f"{url} cannot be reached: {reason}; is the process up, and is this its port?")
         return NEGATIVE
-    typer.echo(said.strip() if status == http.client.OK else f"{url}: status {status}: {said.strip()}")
+    typer.echo(body.strip() if status == http.client.OK else f"{url}: status {status}: {body.strip()}")
     return 0 if status == http.client.OK else NEGATIVE
 
 

@@ -164,10 +164,10 @@ class _New:
         from farhop_cli.limit_effect import refused
 
         key, model, each_user = self._whose
-        told = refused(
+        effect = refused(
             self._against.usage, self._tenant, key, model, self._sizes, each_user=each_user, prices=self._against.book
         )  # fmt: skip
-        return (told,)
+        return (effect,)
 
 
 def unset(tenant: str, whose: tuple[str, str, bool] | None, why: str, by: str | None, where: Where) -> int:

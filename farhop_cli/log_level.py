@@ -31,9 +31,9 @@ def run(level: str, region: str, where: Where) -> int:
         show.json({"level": level, "set": named, "unreachable": [one.error for one in done if one.error]})
     else:
         show.line(f"{', '.join(named)}: {level} until the next start")
-    said = fleet.partial(here, done)
-    if said:
-        warn(said)
+    partial = fleet.partial(here, done)
+    if partial:
+        warn(partial)
         return PARTIAL
     return 0
 

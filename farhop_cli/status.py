@@ -95,9 +95,9 @@ def run(asked: Asked, where: Where) -> int:
     down, missing = down_regions(upper), fleet.partial(here, answered)
     if where.as_json:
         unreached = [*here.trouble, *(one.error for one in answered if one.status is None)]
-        told = summary.of(here.name, upper, lower, unreached, asked.region, here.announcers)
+        summed = summary.of(here.name, upper, lower, unreached, asked.region, here.announcers)
         lists = {"global": upper, "regional": lower, "announcers": here.announcers}
-        show.json({"summary": told, **lists, "down": down, "unreachable": unreached})
+        show.json({"summary": summed, **lists, "down": down, "unreachable": unreached})
     else:
         _draw(here, asked, upper, lower, answered)
     if missing:
@@ -130,8 +130,8 @@ def _draw(here: Fleet, asked: Asked, upper: list[Seen], lower: list[Seen], answe
     for line, style in summary.lines(summary.of(here.name, upper, lower, unreached, asked.region, here.announcers)):
         show.line(line, style)
     if here.announcers and (asked.wide or asked.regions):
-        told = [announcer(one) for one in here.announcers if asked.region in ("", one.region)]
-        show.table("announcers of entries", ANNOUNCERS, told)
+        announcers = [announcer(one) for one in here.announcers if asked.region in ("", one.region)]
+        show.table("announcers of entries", ANNOUNCERS, announcers)
     _print(asked, upper, lower)
 
 
@@ -228,9 +228,9 @@ def _build(tier: str, one: Seen) -> list[str]:
     status = one.status or {}
     found = status.get("configuration")
     configuration: dict[str, Any] = found if isinstance(found, dict) else {}
-    told = [", ".join(map(str, configuration.get(name) or ())) or show.NONE for name in ("awaits_restart", "trouble")]
+    names = [", ".join(map(str, configuration.get(name) or ())) or show.NONE for name in ("awaits_restart", "trouble")]
     process = [cell(status.get(field)) for field in ("instance", "version")]
-    return [one.name, tier, *process, one.url or show.NONE, cell(configuration.get("generation")), *told]
+    return [one.name, tier, *process, one.url or show.NONE, cell(configuration.get("generation")), *names]
 
 
 async def _ask_all(
@@ -298,8 +298,8 @@ def _refusals(lower: list[Seen]) -> list[list[str]]:
     """What regions are told to refuse, each once, by the first of their balancers that knows of it."""
     found: dict[tuple[str, str], list[str]] = {}
     for one in lower:
-        region, told = str((one.status or {}).get("region")), (one.status or {}).get("overrides")
-        refusals = told.get("refusals") if isinstance(told, dict) else None
+        region, overrides = str((one.status or {}).get("region")), (one.status or {}).get("overrides")
+        refusals = overrides.get("refusals") if isinstance(overrides, dict) else None
         for each in refusals if isinstance(refusals, list) else ():
             what = f"refuse {100 * float(each.get('share') or 0.0):g} % of {each.get('model') or 'all'}"
             found.setdefault((region, str(each.get("model"))), _override(region, {**each, "action": what}))

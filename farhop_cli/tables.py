@@ -75,10 +75,10 @@ def law(shown: Record) -> str:
 
 def pilot_lights(shown: object) -> list[str]:
     """A line for each pilot-light region: whether it sleeps, and what it was woken for."""
-    told = {name: one for name, one in shown.items() if isinstance(one, dict)} if isinstance(shown, dict) else {}
+    lights = {name: one for name, one in shown.items() if isinstance(one, dict)} if isinstance(shown, dict) else {}
     return [
         f"{name} is a pilot-light: {cell(one.get('state'))}" + (f" ({one['why']})" if one.get("why") else "")
-        for name, one in told.items()
+        for name, one in lights.items()
     ]
 
 
@@ -140,11 +140,11 @@ def regional_record(record: Record, region: str) -> None:
 
 def outcome(record: Record, place: str) -> None:
     """How a request of the past went, in a line."""
-    usage = _mapping(record, "usage")
+    usage, model, asked_for = _mapping(record, "usage"), record.get("model"), record.get("asked_for")
     parts = [
         f"{place}: {cell(record.get('outcome'))}, status {cell(record.get('status'))}",
         f"tenant {cell(record.get('tenant'))}",
-        f"model {cell(record.get('model'))}",
+        f"model {cell(model)}" + (f" (asked for {cell(asked_for)})" if asked_for not in (None, model) else ""),
         f"{number(record.get('prompt_bytes'))} prompt bytes",
         f"ttft {number(record.get('ttft_ms'))} ms",
         f"{number(record.get('duration_ms'))} ms in all",
@@ -159,13 +159,13 @@ def outcome(record: Record, place: str) -> None:
 
 def _given_again(given: Record) -> str:
     """Whose answer it was."""
-    told = f"answer cache: {cell(given.get('outcome'))}"
+    line = f"answer cache: {cell(given.get('outcome'))}"
     if given.get("why"):
-        told += f" ({cell(given.get('why'))})"
+        line += f" ({cell(given.get('why'))})"
     if given.get("decision"):
-        told += f" of {cell(given.get('decision'))}, made in {cell(given.get('region'))}"
-        told += f" {number(given.get('age_s'), 0)} s before" if given.get("age_s") else ""
-    return told
+        line += f" of {cell(given.get('decision'))}, made in {cell(given.get('region'))}"
+        line += f" {number(given.get('age_s'), 0)} s before" if given.get("age_s") else ""
+    return line
 
 
 def show_world(world: WorldFile) -> None:

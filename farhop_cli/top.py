@@ -127,15 +127,15 @@ class Ask(ModalScreen[None]):
         """See textual."""
         with Vertical():
             yield Label(text(f"{self._do} {self._region}, as {self._author}"))
-            yield Static("", id="told")
+            yield Static("", id="result")
             yield Input(placeholder="why", id="answer")
 
     async def on_input_submitted(self, event: Input.Submitted) -> None:
         """The reason, or the name."""
         acts, field = self._source.acts(), self.query_one("#answer", Input)
-        told = self.query_one("#told", Static)
+        result = self.query_one("#result", Static)
         if acts is None:
-            told.update(text("nothing can be done from here", "red"))
+            result.update(text("nothing can be done from here", "red"))
             return
         shown = bool(self._why)
         why = self._why or event.value
@@ -150,7 +150,7 @@ class Ask(ModalScreen[None]):
         try:
             answer = await acts.perform(act, self._author)
         except ActError as error:
-            told.update(text(error, "red"))
+            result.update(text(error, "red"))
             return
         if shown:
             self.dismiss()
@@ -158,7 +158,7 @@ class Ask(ModalScreen[None]):
         self._why, self._revision = why, answer["revision"]
         stands = answer["stands"]
         was = f"now: {stands.get('author')}: {stands.get('why')}" if stands else "nothing stands there now"
-        told.update(text("\n".join(["dry run, nothing is written yet", was, *answer["effects"]])))
+        result.update(text("\n".join(["dry run, nothing is written yet", was, *answer["effects"]])))
         field.value, field.placeholder = "", f"type {self._region} to confirm"
 
 
@@ -207,10 +207,10 @@ class Top(App[None]):
             return
         taken = await self._source.snapshots()
         self.picture = picture = snapshots.picture(taken, self._source.law(), int(wall().timestamp() * 1e3))
-        said = [f"{_SIGNS.get(one['state'], '?')} {one['where']}: {one['what']}" for one in picture["wrong"]]
+        wrong = [f"{_SIGNS.get(one['state'], '?')} {one['where']}: {one['what']}" for one in picture["wrong"]]
         fine = f"● nothing is wrong: {len(picture['regions'])} regions, {len(taken)} balancers heard"
         with contextlib.suppress(LookupError):
-            self.screen_stack[0].query_one("#wrong", Static).update(text("\n".join(said) or fine))
+            self.screen_stack[0].query_one("#wrong", Static).update(text("\n".join(wrong) or fine))
             for name, wanted in rows(picture).items():
                 self._fill(self.screen_stack[0].query_one(f"#table-{name}", DataTable), name, wanted)
 

@@ -236,11 +236,11 @@ def _named(described: Path) -> tuple[str, str]:
 
 async def _watch(world: World, stop: asyncio.Event) -> None:
     """Say it when a process of the world ends before it is asked to."""
-    told: set[str] = set()
+    reported: set[str] = set()
     while not stop.is_set():
         ended = world.ended()
         for name, how in ended.items():
-            if name not in told:
+            if name not in reported:
                 typer.echo(f"{name} {how}", err=True)
-        told = set(ended)  # what was started again may end again
+        reported = set(ended)  # what was started again may end again
         await asyncio.sleep(WATCH_S)

@@ -105,8 +105,8 @@ def _total(sums: dict[tuple[str, ...], Sums]) -> Sums:
 
 
 def _figures(sums: Sums, priced: bool) -> dict[str, float]:
-    told = msgspec.structs.asdict(sums)
-    return {name: value for name, value in told.items() if priced or (name not in _MONEY and name != "unpriced")}
+    figures = msgspec.structs.asdict(sums)
+    return {name: value for name, value in figures.items() if priced or (name not in _MONEY and name != "unpriced")}
 
 
 def _table(by: list[str], rows: list[tuple[tuple[str, ...], Sums]], total: Sums, *, priced: bool) -> None:
@@ -118,8 +118,8 @@ def _table(by: list[str], rows: list[tuple[tuple[str, ...], Sums]], total: Sums,
         printed.append([*(["total"] + [""] * (len(by) - 1) if by else []), *_shown(total, priced)])
     show.table("usage, tokens" if not priced else "usage, tokens and USD", columns, printed)
     if total.given_again:
-        told = f"{total.given_again} requests got answers that were made for others"
-        show.line(f"{told}: {show.number(total.saved_tokens)} tokens that no engine computed")
+        again = f"{total.given_again} requests got answers that were made for others"
+        show.line(f"{again}: {show.number(total.saved_tokens)} tokens that no engine computed")
     if total.unmeasured:
         show.line(f"{total.unmeasured} requests were answered, and nobody told how many tokens they took")
     if total.unpriced:

@@ -78,8 +78,8 @@ def _clear(check: str, wrong: str, well: str) -> Finding:
 
 def _window(drill: Drill, facts: Facts) -> Finding:
     inside = is_open(drill.open_windows, facts.epoch_s)
-    said = ", ".join(drill.windows) or "any time"
-    return Finding("window", inside, said if inside else f"outside of {said} (UTC)")
+    windows = ", ".join(drill.windows) or "any time"
+    return Finding("window", inside, windows if inside else f"outside of {windows} (UTC)")
 
 
 def _injector(drill: Drill, facts: Facts) -> Finding:

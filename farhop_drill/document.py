@@ -143,7 +143,7 @@ class Hypothesis(_Part):
     name: str = ""
 
     def __str__(self) -> str:
-        bounds = (f"{word} {value:g}" for word, value in (("<=", self.at_most), (">=", self.at_least))
+        bounds = (f"{sign} {value:g}" for sign, value in (("<=", self.at_most), (">=", self.at_least))
                   if value is not None)  # fmt: skip
         return self.name or f"{self.measure} {' and '.join(bounds)}"
 
@@ -436,8 +436,8 @@ _REMEDIES = {
 
 def _line(loc: tuple[int | str, ...], message: str, kind: str) -> str:
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in loc).lstrip(".")
-    said = {"missing": "missing", "extra_forbidden": "is no field of a drill"}.get(kind, message.lower())
-    return f"{path}: {said}{_REMEDIES.get(str(loc[0]) if loc else '', '')}"
+    what = {"missing": "missing", "extra_forbidden": "is no field of a drill"}.get(kind, message.lower())
+    return f"{path}: {what}{_REMEDIES.get(str(loc[0]) if loc else '', '')}"
 
 
 def _dict(value: object) -> dict[str, Any]:

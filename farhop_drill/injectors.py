@@ -178,8 +178,8 @@ class FaultInjector:
 
     async def standing(self) -> list[str]:
         """The faults that stand in the world now, whoever's they are. InjectError."""
-        told = await self._call("GET", "/faults", None)
-        return [str(one) for one in told.get("faults") or ()]
+        answer = await self._call("GET", "/faults", None)
+        return [str(one) for one in answer.get("faults") or ()]
 
     async def close(self) -> None:
         """See Injector."""
@@ -191,10 +191,10 @@ class FaultInjector:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=MEND_S))
         try:
             async with self._session.request(method, self._url + path, json=body, headers=self._headers) as answer:
-                told = msgspec.json.decode(await answer.read(), type=dict[str, Any])
+                document = msgspec.json.decode(await answer.read(), type=dict[str, Any])
                 if answer.status != 200:
-                    raise InjectError(str(told.get("error") or f"status {answer.status}"))
-                return told
+                    raise InjectError(str(document.get("error") or f"status {answer.status}"))
+                return document
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
             raise InjectError(f"the world's control port: {error or type(error).__name__}") from None
 

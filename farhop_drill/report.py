@@ -31,14 +31,14 @@ CANARIES_MAX = 20_000  # kept in the journal, the newest
 
 def journal(outcome: Outcome, version: str, node: str) -> dict[str, Any]:
     """The journal as a mapping. `version` is Farhop's, `node` the host that ran it."""
-    said = experiment(outcome.document, outcome.values)
+    described = experiment(outcome.document, outcome.values)
     checks = [one for one in outcome.done if one.kind == "check"]
     passed = outcome.verdict is DrillVerdict.PASS
     return {
         "chaoslib-version": f"farhop {version}",
         "platform": "farhop",
         "node": node,
-        "experiment": said,
+        "experiment": described,
         "start": _at(outcome, 0.0),
         "status": _STATUS[outcome.verdict],
         "deviated": not passed,
@@ -73,14 +73,14 @@ def journal(outcome: Outcome, version: str, node: str) -> dict[str, Any]:
 
 
 def _canary(one: Any) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.to_builtins(one)
-    return {name: value for name, value in told.items() if name not in ("text", "prompt") and value != ""}
+    fields: dict[str, Any] = msgspec.to_builtins(one)
+    return {name: value for name, value in fields.items() if name not in ("text", "prompt") and value != ""}
 
 
 def _activity(outcome: Outcome, one: Done, kind: str) -> dict[str, Any]:
     made: dict[str, Any] = {
         "activity": {"type": kind, "name": one.what, "provider": {"type": "process", "path": "farhop"}},
-        "output": one.said or None,
+        "output": one.output or None,
         "status": "succeeded" if one.ok else "failed",
         "start": _at(outcome, one.at_s),
         "end": _at(outcome, one.at_s + one.took_s),
@@ -89,7 +89,7 @@ def _activity(outcome: Outcome, one: Done, kind: str) -> dict[str, Any]:
     if kind == "probe":
         made["tolerance_met"] = one.ok
     if not one.ok:
-        made["exception"] = [one.said]
+        made["exception"] = [one.output]
     return made
 
 

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from farhop_lab.bench.proxies import ENVOY
 from farhop_lab.world.client import Result, answer
+from farhop_lab.world.fork_server import kept_waiting_s
 from farhop_lab.world.world import World, WorldSettings
 
 T = TypeVar("T")
@@ -98,6 +99,14 @@ async def soonest(measure: Callable[[], Awaitable[float]], below_s: float, tries
         await asyncio.sleep(_NAP_S)
         late_s.append(max(0.0, time.monotonic() - began - _NAP_S))
         took_s.append(await measure())
+
+
+def unhindered(*pids: int) -> Callable[[], float]:
+    """The time since this was called, less that for which these processes (this one, if none is named) could have run
+    and others had the cores: what a bar in seconds is held to."""
+    watched = pids or (os.getpid(),)
+    began, waited_s = time.monotonic(), sum(map(kept_waiting_s, watched))
+    return lambda: time.monotonic() - began - (sum(map(kept_waiting_s, watched)) - waited_s)
 
 
 def chaos() -> str | None:

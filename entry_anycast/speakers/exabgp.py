@@ -122,7 +122,7 @@ class ExaBgp:
 
     async def update(self, phase: Phase) -> None:
         """See Speaker. A neighbour gets the prefixes of its own family."""
-        lines = [f"neighbor {peer.address} {self._said(phase, peer, prefix)}" for peer, prefix in self._pairs()]
+        lines = [f"neighbor {peer.address} {self._announcement(phase, peer, prefix)}" for peer, prefix in self._pairs()]
         for line in lines:
             await self._ask(line)
 
@@ -134,7 +134,7 @@ class ExaBgp:
             if ip_address(peer.address).version == family(prefix)
         ]
 
-    def _said(self, phase: Phase, peer: Peer, prefix: str) -> str:
+    def _announcement(self, phase: Phase, peer: Peer, prefix: str) -> str:
         route = f"route {prefix} next-hop self"
         if phase is Phase.WITHDRAWN:
             return f"withdraw {route}"

@@ -67,13 +67,13 @@ class Probes:
         at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             async with asyncio.timeout(self._config.timeout_s):
-                return await self._speak(entry, host, port, at)
+                return await self._request(entry, host, port, at)
         except TimeoutError:
             return f"{at}: no answer within {self._config.timeout_s:g} s"
         except (OSError, ssl.SSLError) as error:
             return f"{at}: {error.strerror or error}"
 
-    async def _speak(self, entry: Entry, host: str, port: int, at: str) -> str:
+    async def _request(self, entry: Entry, host: str, port: int, at: str) -> str:
         config = self._config
         name = config.server_name or entry.host or host
         reader, writer = await asyncio.open_connection(

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 NARROW_PLACES_MAX = 32
 NARROW_BYTES_MAX = 1024
 _PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SAYS = {
+_DETAILS = {
     outcome.MISSING_KEY: "an API key is required: send `Authorization: Bearer KEY`, or `x-api-key: KEY`",
     outcome.UNKNOWN_KEY: "this API key is not known",
     outcome.KEY_NOT_VALID: "this API key was revoked, has expired, or is not valid yet: ask for another",
@@ -111,7 +111,7 @@ class KeyAuthenticator:
     `offered` gives, for a set of regions, the models on offer there.
     """
 
-    _says = _SAYS
+    _details = _DETAILS
     raises = False
 
     def __init__(
@@ -171,7 +171,7 @@ class KeyAuthenticator:
     def _nobody(self, why: Nobody | Outcome) -> Reply:
         if isinstance(why, Nobody):
             return answers.refusal(why.outcome, why.detail)
-        return answers.refusal(why, self._says[why])
+        return answers.refusal(why, self._details[why])
 
     def _key_refusal(self, principal: Principal, head: Head) -> Reply | None:
         """Why an issued key is of no use here; None if it is."""
@@ -187,10 +187,10 @@ class KeyAuthenticator:
     def _identified(self, head: Head) -> Principal | Nobody | Outcome:
         """By its key or token; by its certificate where it brings neither."""
         known = head.known
-        said, x_api_key = known.get(b"authorization"), known.get(b"x-api-key")
-        if self.certificates is not None and said is None and x_api_key is None and CERTIFICATE in known:
+        authorization, x_api_key = known.get(b"authorization"), known.get(b"x-api-key")
+        if self.certificates is not None and authorization is None and x_api_key is None and CERTIFICATE in known:
             return self.certificates.identify(known[CERTIFICATE])
-        return self._keyring.identify(said, x_api_key)
+        return self._keyring.identify(authorization, x_api_key)
 
     def _let_in(self, principal: Principal, head: Head, host: str = "") -> Caller | Reply:
         """The caller that this makes, with what the request's head wishes for; or why not. `host` is the residency that
@@ -277,7 +277,7 @@ class KeyAuthenticator:
         """The caller with what the body of its request wishes for, and its header `lines`; or why that cannot be."""
         law = self._law()
         tenant = law.topology.tenants.get(caller.tenant)
-        objective = next((said for name in _OBJECTIVES for said in values(lines, name)), b"").decode("latin-1")
+        objective = next((value for name in _OBJECTIVES for value in values(lines, name)), b"").decode("latin-1")
         (slo,) = (*values(lines, _SLO), b"")[:1]
         ttft_ms = float(slo) if slo.isdigit() and len(slo) <= _TIMEOUT_DIGITS_MAX else None
         if ttft_ms and caller.ttft_s is None:  # else a token of ours says what is left of it
@@ -288,8 +288,8 @@ class KeyAuthenticator:
             caller = replace(caller, priority=priority) if priority != caller.priority else caller
         if objective and (tenant is None or objective not in tenant.tiers):
             caller = self._by_objective(caller, objective)
-        for field, word in wishes.residency:
-            if law.within(word) is None:
+        for field, place in wishes.residency:
+            if law.within(place) is None:
                 known = law.residencies()
                 more = ", ..." if len(known) > _SHOWN_MAX else ""
                 detail = f"`{field}`: no place here has this name; there is {', '.join(known[:_SHOWN_MAX])}{more}"
@@ -340,7 +340,7 @@ class GatewayAuthenticator(KeyAuthenticator):
     ) -> None:
         super().__init__(region, law, offered, request_s)
         self._header = header.encode()
-        self._says = {
+        self._details = {
             outcome.MISSING_KEY: f"the gateway must name the tenant, once, in the header `{header}`",
             outcome.UNKNOWN_KEY: f"the tenant that the gateway names in the header `{header}` is not known",
         }
@@ -348,10 +348,10 @@ class GatewayAuthenticator(KeyAuthenticator):
     def _identified(self, head: Head) -> Principal | Outcome:
         """By the header. Said twice, a client may have said it, too."""
         known = head.known.get(self._header)
-        said = [known] if known is not None else list(values(head.onward, self._header + b": "))
-        if len(said) != 1:
+        named = [known] if known is not None else list(values(head.onward, self._header + b": "))
+        if len(named) != 1:
             return outcome.MISSING_KEY
-        tenant = said[0].decode("latin-1")
+        tenant = named[0].decode("latin-1")
         return Principal(tenant, "") if tenant in self._law().topology.tenants else outcome.UNKNOWN_KEY
 
 
@@ -366,7 +366,7 @@ def as_issued(caller: Caller, by: Principal | RedirectToken) -> Caller:
 def narrowed(law: Law, caller: Caller, wishes: Wishes) -> Caller:
     """The caller within the residency that its request's body names, by this law's map: a place that is not on it holds
     nothing. What is said already is not said twice, since a hop token brings it, too."""
-    lists = [within if (within := law.within(word)) is not None else (word,) for _, word in wishes.residency]
+    lists = [within if (within := law.within(place)) is not None else (place,) for _, place in wishes.residency]
     more = tuple(within for within in dict.fromkeys(lists) if within and within not in caller.narrow)
     return replace(caller, narrow=(*caller.narrow, *more)) if more else caller
 

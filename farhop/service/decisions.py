@@ -52,6 +52,7 @@ class Record(msgspec.Struct, frozen=True, eq=False):
     at: float  # by the clock
     tenant: str
     model: str
+    asked_for: str  # the name that its client gave, where that stands for `model`; else empty
     prompt_bytes: int
     outcome: Outcome
     status: int
@@ -72,6 +73,7 @@ class Record(msgspec.Struct, frozen=True, eq=False):
             "at_unix_ms": self.clock.wall_ns(self.at) // 1_000_000,
             "tenant": self.tenant,
             "model": self.model,
+            "asked_for": self.asked_for or self.model,
             "prompt_bytes": self.prompt_bytes,
             "outcome": self.outcome.reason,
             "status": self.status,

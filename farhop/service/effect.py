@@ -34,8 +34,8 @@ class Move(NamedTuple):
             *([f"model {self.model}"] if self.model else []),
             *([f"key {self.key}"] if self.key else []),
         ]
-        said = [f"{verb} {_named(names)}" for verb, names in (("gains", self.gained), ("loses", self.lost)) if names]
-        return f"{', '.join(whose)}: {self.scope} {' and '.join(said)}"
+        parts = [f"{verb} {_named(names)}" for verb, names in (("gains", self.gained), ("loses", self.lost)) if names]
+        return f"{', '.join(whose)}: {self.scope} {' and '.join(parts)}"
 
 
 # -- a law in the place of another

@@ -43,15 +43,15 @@ def selector(text: str) -> dict[str, str]:
     return wanted
 
 
-def one(told: Mapping[str, Mapping[str, int]], region: str | None, model: str) -> int | None:
+def one(desired: Mapping[str, Mapping[str, int]], region: str | None, model: str) -> int | None:
     """What is desired of a model in a region, None: in the only one; None if that is not known."""
     if region is None:
-        known = [models[model] for models in told.values() if model in models]
+        known = [models[model] for models in desired.values() if model in models]
         return known[0] if len(known) == 1 else None
-    return told.get(region, {}).get(model)
+    return desired.get(region, {}).get(model)
 
 
-def values(told: Mapping[str, Mapping[str, int]], wanted: Mapping[str, str], at: datetime) -> dict[str, Any]:
+def values(desired: Mapping[str, Mapping[str, int]], wanted: Mapping[str, str], at: datetime) -> dict[str, Any]:
     """An ExternalMetricValueList of those that match, as of `at` (UTC). A model's name that no label
     may hold (Kubernetes allows no `/` there) is matched with `/` for `_`, too."""
     timestamp = at.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -62,7 +62,7 @@ def values(told: Mapping[str, Mapping[str, int]], wanted: Mapping[str, str], at:
             "timestamp": timestamp,
             "value": str(replicas),
         }
-        for region, models in told.items()
+        for region, models in desired.items()
         for model, replicas in models.items()
         if wanted.get("region", region) == region and wanted.get("model", model) in (model, model.replace("/", "_"))
     ]

@@ -69,10 +69,21 @@ def names_of(listed: Sequence[NameRoute]) -> dict[Scope, tuple[ModelStep, ...]]:
     return names
 
 
-def told(request: Request) -> str:
+def alias_note(request: Request) -> str:
     """Which model a request got for the name that it came by, and why not those before, for people."""
     why = f" ({request.alias_why})" if request.alias_why else ""
     return f"{request.alias} stands for {request.model}{why}"
+
+
+def fallback(request: Request, model: str, refused: str, attempts: int) -> Request:
+    """The request for another of its `fallbacks`, after so many attempts for this model, which `refused` says the end
+    of. Its chain is to be made anew, and its tokens are not known: both go by the model."""
+    left = tuple(other for other in request.fallbacks if other != model)
+    why = f"{request.alias_why}; {request.model}: {refused}".removeprefix("; ")
+    name = request.alias or request.model
+    return replace(
+        request, model=model, alias=name, alias_why=why, fallbacks=left, attempted=attempts, chain=(), tokens=None
+    )
 
 
 def check_ends(listed: Iterable[tuple[str, Sequence[ModelStep]]]) -> None:

@@ -32,12 +32,12 @@ class PriceFile:
         self.trouble = ""
         self.changes: list[Callable[[], None]] = []
 
-    async def keep(self, told: Callable[[], None]) -> None:
-        """Look at the file for as long as the process lives; `told` is called after each reading of another one."""
+    async def keep(self, on_change: Callable[[], None]) -> None:
+        """Look at the file for as long as the process lives; `on_change` is called after each new book read."""
         while True:
             await asyncio.sleep(LOOK_S)
             if await self.look():
-                told()
+                on_change()
 
     async def look(self) -> bool:
         """Read it if it is another one than that read last, and the same as at the last look. Whether it was read."""

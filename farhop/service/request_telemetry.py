@@ -396,6 +396,7 @@ class RequestTelemetry:
             at=context.arrived_at,
             tenant=request.tenant,
             model=request.model[:MODEL_CHARS_MAX],
+            asked_for=request.alias[:MODEL_CHARS_MAX],
             prompt_bytes=request.prompt_bytes,
             outcome=reason,
             status=status,

@@ -91,8 +91,8 @@ class SessionReader:
         return self._field if self.wanted() else ""
 
     def read(self, tenant: str, body: bytes, headers: bytes, given: bytes | None = None) -> int:
-        """The session's hash, 0 without one. `headers` are lines `name: value` with names in lower case; `said` is what
-        the body's field says, where that was read before."""
+        """The session's hash, 0 without one. `headers` are lines `name: value` with names in lower case; `given` is
+        what the body's field says, where that was read before."""
         if not self.wanted():
             return 0
         name = self._in_header(headers) or self._in_cookie(headers)

@@ -105,9 +105,9 @@ def context_set(
     """
     from farhop_cli.context import given, put
 
-    said = given(
+    settings = given(
         etcd=etcd, hub=hub, etcd_files=(etcd_ca, etcd_cert, etcd_key), etcd_login=(etcd_user, etcd_password),
         admin=admin, files=(ca, cert, key), token=token, server_name=server_name, topology=topology,
         public=public or [], insecure=insecure, file=file,
     )  # fmt: skip
-    raise typer.Exit(put(name, said, make_current))
+    raise typer.Exit(put(name, settings, make_current))

@@ -115,12 +115,12 @@ async def started(
     child: Child, host: str, port: int, *, model: str = bodies.MODEL, tls: bool = False
 ) -> AsyncIterator[Running]:
     """The child until the end of the block, from when it answers inference requests well. Raises BenchError."""
-    told = 0
+    steady = 0
 
     async def ready() -> bool:
-        nonlocal told
-        told = told + 1 if await answers(host, port, model=model, tls=tls) else 0
-        return told >= _STEADY
+        nonlocal steady
+        steady = steady + 1 if await answers(host, port, model=model, tls=tls) else 0
+        return steady >= _STEADY
 
     try:
         await child.start_until(ready, _READY_S)

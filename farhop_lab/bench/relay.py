@@ -73,7 +73,9 @@ def check_files(plan: Plan, files: int) -> None:
         )
 
 
-async def measure(plan: Plan, only: Sequence[str] = (), say: Callable[[str], None] = lambda _text: None) -> Comparison:
+async def measure(
+    plan: Plan, only: Sequence[str] = (), progress: Callable[[str], None] = lambda _text: None
+) -> Comparison:
     """Measure them all, round by round, within `plan.limit_s`. `say` hears what is going on."""
     subjects, tools = [s for s in chosen(only) if s.tls or not plan.tls], Tools.found()
     check_files(plan, tools.files)
@@ -87,7 +89,7 @@ async def measure(plan: Plan, only: Sequence[str] = (), say: Callable[[str], Non
         if at - began + longest_s > plan.limit_s:
             break
         if not so_far.trouble:
-            say(f"round {turn // len(taken) + 1} of {plan.repeats}, {subject.name}")
+            progress(f"round {turn // len(taken) + 1} of {plan.repeats}, {subject.name}")
             await _round(subject, plan, tools, so_far)
         longest_s, done = max(longest_s, time.monotonic() - at), turn + 1
     for so_far in list(taken.values())[done:]:

@@ -70,14 +70,14 @@ class Row(msgspec.Struct, frozen=True):
         return msgspec.structs.asdict(self) | {"requests_per_cpu_s": self.per_s}
 
 
-def measure(sizes: Sequence[Size] = SIZES, say: Callable[[str], None] = lambda _: None) -> list[Row]:
+def measure(sizes: Sequence[Size] = SIZES, progress: Callable[[str], None] = lambda _: None) -> list[Row]:
     """All rows, one after the other."""
     rows = []
     for size in sizes:
         what = f"3 regions, {size.replicas} replicas"
         if not size.replicas:
             what = f"{REGIONS} regions x {REPLICAS_EACH} replicas, {BALANCERS} global balancers"
-        say(f"{what}, {size.router}")
+        progress(f"{what}, {size.router}")
         rows.append(_large(what, size) if not size.replicas else _small(what, size))
     return rows
 

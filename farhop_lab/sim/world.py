@@ -280,10 +280,10 @@ class World:
             session=session,
         )
 
-        def over(record: RequestRecord, said: bytes) -> None:
+        def over(record: RequestRecord, answer: bytes) -> None:
             self._entered.pop(request_id, None)  # its prompt may be large
             if on_done is not None:
-                on_done(record, said)
+                on_done(record, answer)
 
         self._context.observer("read", entry, entry if balancer is None else balancer.name, request)
         arrival = Arrival(self._context, request, prompt, entry, relay, over, direct=balancer is None)
@@ -408,7 +408,7 @@ class World:
         Reports come by the fast path alone, and go on."""
         self._etcd_silent = True
 
-    def etcd_speaks(self) -> None:
+    def etcd_up(self) -> None:
         """Everybody lists it anew. Harmless while it does."""
         if self._etcd_silent:
             self._etcd_silent = False

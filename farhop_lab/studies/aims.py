@@ -41,7 +41,7 @@ class Aim(msgspec.Struct, frozen=True):
     load: float = 1.0
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """For people."""
         bound = f">= {self.least:g}" if self.least is not None else f"<= {self.most:g}"
         return f"{self.figure} {bound} x {self.against}"
@@ -55,7 +55,7 @@ class AimResult(msgspec.Struct, frozen=True):
     asked: str
     against: str
     ratio: Interval | None
-    said: str
+    verdict: str
 
 
 def _never_worse(*scenarios: str) -> list[Aim]:
@@ -105,7 +105,7 @@ def _judged(aim: Aim, rows: Mapping[Row, list[Result]]) -> AimResult | None:
     if ours is None or against is None:
         return None
     ratio = tables.ratio(ours, rows[aim.scenario, against, aim.load], aim.figure)
-    return AimResult(aim.scenario, aim.load, aim.words, against, ratio, said(aim, ratio))
+    return AimResult(aim.scenario, aim.load, aim.text, against, ratio, verdict(aim, ratio))
 
 
 def _rival(aim: Aim, names: Sequence[str], rows: Mapping[Row, list[Result]]) -> str | None:
@@ -126,7 +126,7 @@ def published(name: str) -> bool:
     return name != ORACLE and not name.startswith(routers.FARHOP)
 
 
-def said(aim: Aim, ratio: Interval | None) -> str:
+def verdict(aim: Aim, ratio: Interval | None) -> str:
     """One word, or two where the interval leaves it open."""
     if ratio is None:
         return "nothing to compare"

@@ -114,7 +114,7 @@ class Collector:
         """The spans of a trace so far, by start; empty if it is unknown or has been pushed out."""
         return sorted(self._traces.get(trace_id, {}).values(), key=lambda span: (span.start_ns, -span.end_ns))
 
-    async def wait_for(self, trace_id: str, spans: int = 1, timeout_s: float = 5.0) -> list[SpanRecord]:
+    async def wait_for(self, trace_id: str, spans: int = 1, timeout_s: float = 60.0) -> list[SpanRecord]:
         """The trace once it has so many spans, or as it stands when the time is over: exporters batch."""
         try:
             async with asyncio.timeout(timeout_s):

@@ -8,6 +8,7 @@ Linux only: elsewhere each process but begins at another block).
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import socket
@@ -45,6 +46,12 @@ class _Turns:
             port = next(self._rest)
         return port
 
+    def close(self) -> None:
+        """Give the blocks back. In a fork they are its parent's, and their descriptors may be another's by then."""
+        if self.pid == os.getpid():
+            while self._kept:
+                self._kept.popitem()[1].close()
+
     def _claim(self) -> bool:
         blocks = range(PORTS.start // _BLOCK, -(-PORTS.stop // _BLOCK))
         for _ in blocks:
@@ -73,6 +80,7 @@ def _claim(block: int) -> socket.socket | None:
 
 
 _turns = _Turns()
+atexit.register(lambda: _turns.close())  # whichever is then this process's
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:

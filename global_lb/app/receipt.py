@@ -37,11 +37,11 @@ def receipt(head: Head, request: Request, decision: Decision | None, topology: T
     """The header's line; b"" where nobody asked, or nothing was decided."""
     if head.get(ASKED) != b"1" or decision is None:
         return b""
-    told = _receipt_of(decision) if _may(request, topology) else _REFUSED
-    if request.alias and told is not _REFUSED:
-        told |= {"asked_for": request.alias, "model": request.model}
+    fields = _receipt_of(decision) if _may(request, topology) else _REFUSED
+    if request.alias and fields is not _REFUSED:
+        fields |= {"asked_for": request.alias, "model": request.model}
     # ASCII, and no control character: JSON escapes both.
-    return b"%b: %b\r\n" % (HEADER, json.dumps(told, separators=(",", ":")).encode("ascii"))
+    return b"%b: %b\r\n" % (HEADER, json.dumps(fields, separators=(",", ":")).encode("ascii"))
 
 
 def tail(
@@ -52,8 +52,8 @@ def tail(
     if head.get(ASKED) != b"1" or not _may(request, topology):
         return b""
     passed = [{"region": region, "outcome": reason} for region, reason in attempts[:CANDIDATES_MAX]]
-    told = {"ttft_ms": _number(ttft_ms), "before": passed}
-    return b": %b %b\n\n" % (HEADER, json.dumps(told, separators=(",", ":")).encode("ascii"))
+    fields = {"ttft_ms": _number(ttft_ms), "before": passed}
+    return b": %b %b\n\n" % (HEADER, json.dumps(fields, separators=(",", ":")).encode("ascii"))
 
 
 def _may(request: Request, topology: Topology) -> bool:

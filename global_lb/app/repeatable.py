@@ -183,15 +183,15 @@ class Repeatable:
     def _tape(kept: Kept, request: Request, context: RequestContext) -> Tape | None:
         """What is kept, in the form that is asked for; None where that cannot be told for sure."""
         if kept.stream == request.stream:
-            return played(kept.lines, kept.body, kept.told, kept.end, streams=kept.stream)
+            return played(kept.lines, kept.body, kept.usage_event, kept.end, streams=kept.stream)
         assert context.kind is not None
         if kept.stream:
             lines = kept.lines.replace(b"text/event-stream", b"application/json")
-            document = repeatable.whole(context.kind, b"".join((*kept.body, kept.told, kept.end)))
+            document = repeatable.whole(context.kind, b"".join((*kept.body, kept.usage_event, kept.end)))
             return None if document is None else played(lines, sliced(document), b"", b"", streams=False)
         lines = kept.lines.replace(b"application/json", b"text/event-stream")
-        told = repeatable.stream(context.kind, b"".join(kept.body))
-        return None if told is None else played(lines, sliced(told[0]), *told[1:], streams=True)
+        stream = repeatable.stream(context.kind, b"".join(kept.body))
+        return None if stream is None else played(lines, sliced(stream[0]), *stream[1:], streams=True)
 
     # -- four ways
 
@@ -225,9 +225,9 @@ class Repeatable:
         """Ask upstream, and record what it says."""
         active, repeats = client.active, self.repeats
         request, exchange = active.request, active.exchange
-        word, why = ("bypass", "no_cache") if asked.renew else ("miss", "")
-        active.context.given = GivenAgain(word, why)
-        repeats.counted(word, why)
+        outcome, why = ("bypass", "no_cache") if asked.renew else ("miss", "")
+        active.context.given = GivenAgain(outcome, why)
+        repeats.counted(outcome, why)
         client.leads, exchange.body = True, b""
         shared = SharedExchange(self._reader(client), repeats.store, repeats.store.largest, stream=request.stream)
         if plan.keeps:
@@ -255,7 +255,7 @@ class Repeatable:
         )
 
     def _reader(self, client: _Client) -> Reader:
-        return Reader(self, client.active.exchange, told=not client.active.hide_usage, context=client)
+        return Reader(self, client.active.exchange, wants_usage=not client.active.hide_usage, context=client)
 
     def _recorded(self, shared: SharedExchange, client: _Client, key: bytes, law: Law) -> None:
         """An answer is whole: it is kept, if it is a good one and all of one piece."""
@@ -268,11 +268,11 @@ class Repeatable:
         if not repeatable.complete(context.kind, b"".join(tape.pieces), stream=active.request.stream):
             return
         at = tape.end if tape.usage_at is None else tape.usage_at
-        body, told, end = (
+        body, usage_event, end = (
             b"".join(part) for part in (tape.pieces[:at], tape.pieces[at : at + 1], tape.pieces[at + 1 :])
         )
         kept = Kept(
-            active.request.stream, tape.lines, sliced(body), told, end, forward.target, context.decision_id,
+            active.request.stream, tape.lines, sliced(body), usage_event, end, forward.target, context.decision_id,
             self._clock(), attempt.usage,
         )  # fmt: skip
         self.repeats.keep(active.request.tenant, key, kept, law, self._flow.law)

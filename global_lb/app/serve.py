@@ -143,11 +143,11 @@ class GlobalTier(InstrumentedTier):
         context: RequestContext = active.context
         forward = active.forward
         region = b"x-farhop-region: " + forward.target.encode() + b"\r\n" if forward is not None else b""
-        head, told = active.exchange.head, b""
+        head, extra = active.exchange.head, b""
         if ASKED in head.known:
-            told = receipt(head, active.request, active.reasons, self._flow.law.topology)
+            extra = receipt(head, active.request, active.reasons, self._flow.law.topology)
         if context.reserved is not None:
-            told += context.reserved.headers()
+            extra += context.reserved.headers()
         given = context.given
         if given is not None:
             if forward is None and given.region:
@@ -155,7 +155,7 @@ class GlobalTier(InstrumentedTier):
             region += b"x-farhop-cache: " + given.header.encode() + b"\r\n"
         if active.request.alias:
             region += b"x-farhop-model: " + active.request.model.encode() + b"\r\n"
-        return region + b"x-farhop-decision: " + context.decision_id.encode() + b"\r\n" + told
+        return region + b"x-farhop-decision: " + context.decision_id.encode() + b"\r\n" + extra
 
     def answer_tail(self, active: ActiveRequest) -> bytes:
         """How it went, behind a stream, for a client that asks and may know."""

@@ -49,17 +49,17 @@ class Figures(msgspec.Struct, frozen=True):
 
 def figures(region: Region) -> Iterator[tuple[str, Figures]]:
     """By model; of instances that tell different things the most. Those of older builds tell nothing."""
-    told: dict[str, Figures] = {}
+    summed: dict[str, Figures] = {}
     for instance in region.instances:
         for model, c in instance.models.items() if not instance.draining else ():
             if not c.replicas_max:
                 continue
-            k = told.get(model, Figures(0.0, 0, 0, 0, 0))
-            told[model] = Figures(
+            k = summed.get(model, Figures(0.0, 0, 0, 0, 0))
+            summed[model] = Figures(
                 max(k.load, c.load_replicas), max(k.needed, c.replicas_needed), k.ready + c.replicas_ready,
                 max(k.least, c.replicas_min), max(k.most, c.replicas_max),
             )  # fmt: skip
-    yield from told.items()
+    yield from summed.items()
 
 
 class Scaling:
@@ -105,44 +105,44 @@ class Scaling:
                     by_model.setdefault(model, {})[name] = of
         self._down_since = {
             (name, model): self._down_since.get((name, model), now)
-            for model, told in by_model.items() for name, f in told.items() if f.down
+            for model, regions in by_model.items() for name, f in regions.items() if f.down
         }  # fmt: skip
         why = self._why(by_model, on_map, now)
         self.desired.clear()
-        for model, told in by_model.items():
-            self._write(model, told, bool(why), now)
+        for model, regions in by_model.items():
+            self._write(model, regions, bool(why), now)
         return [name for name, pilot in self.pilots.items() if pilot.look(why, self._warmest(name), now)]
 
     def _why(self, by_model: Mapping[str, Mapping[str, Figures]], on_map: Collection[str], now: float) -> str:
         """Why pilot lights are needed; "" if they are not."""
         why = ""
         for model in self._served.keys() | by_model.keys():
-            told = {name: f for name, f in by_model.get(model, {}).items() if name not in self.pilots}
+            regions = {name: f for name, f in by_model.get(model, {}).items() if name not in self.pilots}
             served = self._served.setdefault(model, set())
-            served.update(told)
-            missing = sorted((served & set(on_map)) - told.keys() - self.pilots.keys())
+            served.update(regions)
+            missing = sorted((served & set(on_map)) - regions.keys() - self.pilots.keys())
             if missing:
                 return f"{missing[0]} cannot be used for {model}"
-            down = [name for name in sorted(told) if now - self._down_since.get((name, model), now) >= UNREADY_S]
+            down = [name for name in sorted(regions) if now - self._down_since.get((name, model), now) >= UNREADY_S]
             if down:
                 return f"{down[0]} has no replica ready for {model}"
-            needed, most = sum(f.needed for f in told.values()), sum(f.most for f in told.values())
-            if told and needed > most:
+            needed, most = sum(f.needed for f in regions.values()), sum(f.most for f in regions.values())
+            if regions and needed > most:
                 why = f"{model} needs {needed} replicas where there may be {most}"
         return why
 
-    def _write(self, model: str, told: Mapping[str, Figures], needed: bool, now: float) -> None:
-        active = {name: f for name, f in told.items() if name not in self.pilots}
-        pilots = [name for name in told if name in self.pilots]
+    def _write(self, model: str, regions: Mapping[str, Figures], needed: bool, now: float) -> None:
+        active = {name: f for name, f in regions.items() if name not in self.pilots}
+        pilots = [name for name in regions if name in self.pilots]
         shares = dict.fromkeys(active, 0.0) if pilots else share_of_the_lost({n: f.load for n, f in active.items()})
         for name, f in active.items():
             together = ceil(f.load + shares[name] - NOTHING)
             self.desired[name, model] = f.clamp(max(f.needed, together if f.load + shares[name] > NOTHING else 0))
-        total = self._held(model, sum(f.load for f in told.values()), now)
+        total = self._held(model, sum(f.load for f in regions.values()), now)
         there = (max(f.ready, min(f.needed, f.most)) for f in active.values() if not f.down)
         lacking = max(0.0, total - sum(there))
         for name in pilots:
-            f, awake = told[name], needed or not self.asleep(name)
+            f, awake = regions[name], needed or not self.asleep(name)
             wanted = f.clamp(max(f.needed, ceil(lacking / len(pilots) - NOTHING))) if awake else f.least
             self.desired[name, model] = wanted
             self._warm[name, model] = min(1.0, f.ready / wanted) if wanted else 1.0
@@ -163,10 +163,10 @@ class Scaling:
 
     def by_region(self) -> dict[str, dict[str, int]]:
         """How many replicas should be there."""
-        told: dict[str, dict[str, int]] = {}
+        desired: dict[str, dict[str, int]] = {}
         for (region, model), replicas in sorted(self.desired.items()):
-            told.setdefault(region, {})[model] = replicas
-        return told
+            desired.setdefault(region, {})[model] = replicas
+        return desired
 
     def status(self, region: str) -> dict[str, Any] | None:
         """Of a pilot light, for people: `why` it burns, "" asleep. None for who is none."""

@@ -107,12 +107,12 @@ class View(msgspec.Struct, frozen=True):
 
     def models(self, regions: frozenset[str]) -> dict[str, ModelFacts]:
         """The models on offer in these regions, sorted, and what holds of them wherever they are served."""
-        told: dict[str, list[ModelFacts]] = {}
+        facts: dict[str, list[ModelFacts]] = {}
         for name in regions & self.regions.keys():
             for instance in self.regions[name].instances:
                 for model, report in instance.models.items():
-                    told.setdefault(model, []).append(ModelFacts(report.max_model_len, report.root, report.parent))
-        return {model: together(told[model]) for model in sorted(told)}
+                    facts.setdefault(model, []).append(ModelFacts(report.max_model_len, report.root, report.parent))
+        return {model: together(facts[model]) for model in sorted(facts)}
 
     def put(self, name: str, known: Region | None) -> View:
         """The view with this region as it is known now; None: without it. Others are the very same: a pointer each,
@@ -157,7 +157,7 @@ class ChannelChanged(Event, frozen=True):
     known: Region | None = None
 
 
-class OutputsTold(Event, frozen=True):
+class OutputsReported(Event, frozen=True):
     """A region told how long answers are: (tenant, model, tokens) each. For who begins: it may know nothing yet."""
 
     outputs: tuple[tuple[str, str, float], ...]

@@ -61,8 +61,8 @@ class LatencyTable:
             self._due, self._left = now + 1.0, SAMPLES_PER_S_MAX
         if not self._left:
             return
-        told = exchange.client_rtt()
-        if told is None:
+        measured = exchange.client_rtt()
+        if measured is None:
             return
         self._left -= 1
         known = exchange.head.known
@@ -71,7 +71,7 @@ class LatencyTable:
         law = self.lawful()
         if law.verdict(caller.tenant, model, Scope.LOGGING, caller.narrow, caller.key).excluded:
             return
-        self.table.take(told[0], told[1], now)
+        self.table.take(measured[0], measured[1], now)
 
     def lawful(self) -> Law:
         """The law of now; what an earlier one let be recorded and this one does not is forgotten, with all else."""
@@ -87,8 +87,8 @@ class LatencyTable:
     def report(self) -> LatencyReport:
         """What is to be told now."""
         self.lawful()
-        told = self.table.read(self._clock(), self._config.networks_max, self._config.samples_min)
-        return LatencyReport(region=self._region, instance=self._instance, networks=told)
+        networks = self.table.read(self._clock(), self._config.networks_max, self._config.samples_min)
+        return LatencyReport(region=self._region, instance=self._instance, networks=networks)
 
     async def publish(self, store: Store) -> None:
         """Tell the store, until cancelled. It takes it back as it closes."""

@@ -30,7 +30,7 @@ from global_lb.fleet.distances import Distances, moved
 from global_lb.fleet.view import (
     ChannelChanged,
     Instance,
-    OutputsTold,
+    OutputsReported,
     Region,
     RegionKnown,
     RegionReported,
@@ -66,6 +66,10 @@ class Upstreams(Protocol):
 
     def quiet(self, address: Address) -> Sequence[QuietAttempt]:
         """Attempts there that are silent."""
+        ...
+
+    def in_use(self, address: Address, within_s: float) -> bool:
+        """Whether requests are there, or were within so many seconds."""
         ...
 
 
@@ -372,6 +376,11 @@ class Watcher:
         known = self._instances.get(name[0], {}).get(name[1])
         return self._upstreams.quiet(known.tier) if self._upstreams is not None and known is not None else ()
 
+    def in_use(self, name: tuple[str, str], within_s: float) -> bool:
+        """See LinkEvents; where nobody knows, it is."""
+        known = self._instances.get(name[0], {}).get(name[1])
+        return self._upstreams is None or known is None or self._upstreams.in_use(known.tier, within_s)
+
     def _channel_of(self, region: str) -> None:
         """A region's channel is up while that of any of its instances is."""
         up = any(self._up.get((region, instance), False) for instance in self._instances[region])
@@ -389,15 +398,15 @@ class Watcher:
             return
         self.on_report(report)
         if message.outputs:
-            self._told(message)
+            self._report_outputs(message)
 
-    def _told(self, message: region_pb2.Report) -> None:
+    def _report_outputs(self, message: region_pb2.Report) -> None:
         """How long answers are, as a region told who begins. What is no figure is looked at by who takes it."""
-        told = [(one.tenant, one.model, one.tokens) for one in message.outputs[:ENTRIES_MAX]]
-        if any(max(len(tenant), len(model)) > TEXT_LIMIT for tenant, model, _ in told):
+        outputs = [(one.tenant, one.model, one.tokens) for one in message.outputs[:ENTRIES_MAX]]
+        if any(max(len(tenant), len(model)) > TEXT_LIMIT for tenant, model, _ in outputs):
             self._refused("malformed")
         else:
-            self._react(OutputsTold(tuple(told)))
+            self._react(OutputsReported(tuple(outputs)))
 
     def caught_up(self) -> bool:
         """Whether all is here that those who are connected have told by now: their caches, and how far they are. One

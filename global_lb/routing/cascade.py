@@ -91,13 +91,10 @@ def fall_back(
 ) -> Request | None:
     """The request for another of the models that its name stands for, after so many attempts for this one, which
     `refused` says the end of: the first with room where it may go, and, unless there has to be `room`, while none has
-    any the first that is served there. None: there is none. Its chain is to be made anew: caches go by the model."""
+    any the first that is served there. None: there is none."""
     served: Request | None = None
     for model in request.fallbacks:
-        left = tuple(other for other in request.fallbacks if other != model)
-        why = f"{request.alias_why}; {request.model}: {refused}".removeprefix("; ")
-        name = request.alias or request.model
-        one = replace(request, model=model, alias=name, alias_why=why, fallbacks=left, attempted=attempts, chain=())
+        one = model_steps.fallback(request, model, refused, attempts)
         decision = consider(one)
         if decision.chosen is None:
             continue

@@ -25,7 +25,7 @@ from farhop.balance.ledger import Ledger, Reservation
 from farhop.balance.outcome import Source
 from farhop.service import model_steps
 from global_lb.fleet.regions import Regions, Spill
-from global_lb.fleet.view import ChannelChanged, OutputsTold, RegionForced, RegionKnown, RegionReported, ViewSwapped
+from global_lb.fleet.view import ChannelChanged, OutputsReported, RegionForced, RegionKnown, RegionReported, ViewSwapped
 from global_lb.routing import admission, cascade
 from global_lb.routing.pick import Decision, pick
 from global_lb.routing.policy import OverridesChanged
@@ -192,7 +192,7 @@ class GlobalFlow:
             RegionReported: self._region_reported,
             ChannelChanged: self._channel_changed,
             RegionForced: self._region_forced,
-            OutputsTold: self._outputs_reported,
+            OutputsReported: self._outputs_reported,
             RoutesChanged: self._overridden,
             OverridesChanged: self._overridden,
         }
@@ -300,8 +300,8 @@ class GlobalFlow:
         self._withdraw(state, attempt, counted=True)
         state.resumes += 1
         # Where it broke it is not asked again while there is another; what others said before it began is long past.
-        said = {**state.refusals, attempt.region: event.outcome}
-        state.refusals = {region: reason for region, reason in said.items() if region in state.broke}
+        refusals = {**state.refusals, attempt.region: event.outcome}
+        state.refusals = {region: reason for region, reason in refusals.items() if region in state.broke}
         state.waits_ms.clear()
         patience_s = max(RESUME_WAIT_S, self._patience_s(request.tenant))
         state.held_until = min(request.deadline, now + patience_s)
@@ -471,7 +471,7 @@ class GlobalFlow:
             return [again]
         return [again, machine.Move(state.request.id, state.attempts)]
 
-    def _outputs_reported(self, event: OutputsTold, now: float) -> list[Command]:
+    def _outputs_reported(self, event: OutputsReported, now: float) -> list[Command]:
         self.estimates.now = now
         self.estimates.adopt(Learned({}, {(tenant, model): tokens for tenant, model, tokens in event.outputs}))
         return []
@@ -546,7 +546,7 @@ class GlobalFlow:
         )
         if not request.alias:
             return decision
-        return msgspec.structs.replace(decision, notes=(model_steps.told(request), *decision.notes))
+        return msgspec.structs.replace(decision, notes=(model_steps.alias_note(request), *decision.notes))
 
     def resolve(
         self, request: Request, allowed: Sequence[str], now: float, *, tools: bool = False

@@ -30,14 +30,14 @@ ShareKey: TypeAlias = "tuple[str, bytes, bool, str, tuple[tuple[str, ...], ...],
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """An answer that is kept: the `lines` of its head, its `body` in pieces (of a stream up to its usage, the `told`
-    event with that, if it has one, and its `end`), and for which decision it was made, where, and when (the machine's
+    """An answer that is kept: the `lines` of its head, its `body` in pieces (of a stream up to its usage, the
+    `usage_event`, if it has one, and its `end`), and for which decision it was made, where, and when (the machine's
     seconds)."""
 
     stream: bool
     lines: bytes
     body: tuple[bytes, ...]
-    told: bytes
+    usage_event: bytes
     end: bytes
     region: str
     decision: str
@@ -159,7 +159,7 @@ class Repeats(Generic[H]):
         self.under(law)
         if made_under is not law:
             return False
-        size = sum(map(len, (*kept.body, kept.told, kept.end, kept.lines)))
+        size = sum(map(len, (*kept.body, kept.usage_event, kept.end, kept.lines)))
         return self.store.put(tenant, key, kept, size)
 
     def counted(self, outcome: str, why: str, saved: Usage | None = None) -> None:

@@ -49,6 +49,7 @@ from farhop.service.request_telemetry import RequestTelemetry
 from farhop.service.routing_keys import HeaderMatchReader, SessionReader
 from farhop.service.tasks import Tasks, all_of
 from farhop.service.tokenizer import Files, Tokenizers
+from farhop.store.grpc_options import FIXED_WINDOW
 from farhop.store.hubs import stores_of
 from farhop.store.sealed import inner
 from farhop.telemetry import logs
@@ -93,7 +94,7 @@ if TYPE_CHECKING:
     from regional_lb.scheduler.pick import Pick
     from topology.model import Topology
 
-_CONTROL = (
+CONTROL_OPTIONS = (
     # By default gRPC shares a port with whoever else listens there: two balancers would each get half of the pings.
     ("grpc.so_reuseport", 0),
     # Global balancers ping an idle channel, too: only so do they notice a path that swallows everything.
@@ -103,6 +104,7 @@ _CONTROL = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
+    *FIXED_WINDOW,
 )
 
 
@@ -422,6 +424,7 @@ class RegionalBalancer:
         self.authenticator.by_token = RedirectedCallers(redirect_tokens, self.flow, self.clock).caller
         self.client_ingress = ingress(self.authenticator, ready=self._ready)
         self.hop_ingress.relay = self.client_ingress.relay = self.relay
+        self.relay.begin_anew = self.client_ingress.begin_anew  # names stand for models at this port alone
         self.ingresses = [self.hop_ingress, self.client_ingress]
         self.tier_listener = Listener(
             "tier", self.hop_ingress, limits, self.budget, self._slots, self.requests, is_hop=True,
@@ -613,7 +616,7 @@ class RegionalBalancer:
             self.accounts.law_changed(self.laws)
         tier = await self.tier_listener.open(config.tier.host, config.tier.port)
         admin = await self.admin.open(config.admin.host, config.admin.port)
-        self.control = grpc.aio.server(options=(*_CONTROL, *_handshake_limit(config.control)))
+        self.control = grpc.aio.server(options=(*CONTROL_OPTIONS, *_handshake_limit(config.control)))
         control = _listen(self.control, config.control.host, config.control.port, self.control_certificates)
         advertised = config.advertise
         addresses = (f"{advertised}:{tier}", f"{advertised}:{control}", config.admin.reached_at(admin, advertised))

@@ -3,7 +3,7 @@
 They are followed in etcd where `farhop route` puts them (of its routes those with `models`), before what is configured.
 Invariants: a document that is absurd changes nothing and is counted; losing etcd changes nothing; a model that the law
 or the API key does not let the request use is never chosen, and neither is a name that the law keeps from here. Chosen
-once, when the request comes: a region's queue is for one model. Never sends, and reserves nothing.
+when the request comes; the flow falls back to another only instead of a refusal. Never sends, and reserves nothing.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class ModelNames:
 
     def resolved(self, request: Request, allowed: tuple[str, ...], canonical: bytes) -> Request | None:
         """The request for the model that it gets: the first with room here; while none has any, the first that is
-        served; where none is, the first that it may use. None where its name is that. Raises BodyError."""
+        served; where none is, the first that it may use. The others that it fits are its `fallbacks`. None where its
+        name is that and there is no other. Raises BodyError."""
         steps = model_steps.of(self.in_force, request.tenant, request.model)
         if not steps:
             return None
@@ -97,14 +98,16 @@ class ModelNames:
             raise BodyError(barred.outcome, barred.detail, "model")
         steps = tuple(model_steps.ordered(steps, model_steps.drawn(request, self._rng)))
         unfit = model_steps.unfit(steps, request, allowed, canonical.startswith(TOOLS), self._micro_usd)
+        fitting = tuple(model for model, why in unfit.items() if not why)
         passed: list[str] = []
         served: list[tuple[Request, int]] = []  # and how many were passed over before it
-        others: list[Request] = []
+        usable: list[Request] = []
         for step in steps:
-            one = replace(request, model=step.model, alias=name)
+            others = tuple(model for model in fitting if model != step.model)
+            one = replace(request, model=step.model, alias=name, fallbacks=others)
             why = unfit[step.model] or self._unlawful(one)
             if not why:
-                others.append(one)
+                usable.append(one)
                 if (has_room := self._has_room(one)) is None:
                     why = "not served"
                 elif has_room:
@@ -116,8 +119,8 @@ class ModelNames:
         if served:
             one, before = served[0]
             return self._named(one, [*passed[:before], "no other has room"])
-        if others:
-            return self._named(others[0], ["none is served"])
+        if usable:
+            return self._named(usable[0], ["none is served"])
         if any(why.endswith("unlawful") for why in passed):
             detail = f"region {region} may process this request for none of what `{name[:128]}` is"
             raise BodyError(outcome.UNLAWFUL_HERE, detail, "model")
@@ -125,7 +128,9 @@ class ModelNames:
         raise BodyError(outcome.KEY_SCOPE, detail, "model")
 
     def _named(self, one: Request, passed: Sequence[str]) -> Request | None:
-        return None if one.model == one.alias else replace(one, alias_why="; ".join(passed))
+        if one.model == one.alias:
+            return replace(one, alias="") if one.fallbacks else None
+        return replace(one, alias_why="; ".join(passed))
 
     def _unlawful(self, one: Request) -> str:
         return "" if admission.unlawful(one, self._flow.config.region, self._flow.law) is None else "unlawful"

@@ -51,9 +51,15 @@ class RefusalBook:
         """Those in force, for people."""
         now = self._clock()
         return [
-            {"model": model, "share": told.share, "why": told.why, "author": told.author, "left_s": told.until - now}
-            for model, told in self._documents.values()
-            if now < told.until
+            {
+                "model": model,
+                "share": refusal.share,
+                "why": refusal.why,
+                "author": refusal.author,
+                "left_s": refusal.until - now,
+            }
+            for model, refusal in self._documents.values()
+            if now < refusal.until
         ]
 
     def _read(self, key: str, value: bytes) -> tuple[str, Refusal]:

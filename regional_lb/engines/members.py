@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from farhop.balance.model_facts import UNTOLD, ModelFacts
+from farhop.balance.model_facts import UNKNOWN_FACTS, ModelFacts
 from farhop.store.documents.report import BASES_LIMIT, COUNT_LIMIT, GPU_TYPES_LIMIT, MODELS_LIMIT, TEXT_LIMIT
 from regional_lb.engines.config import MODELS_MAX
 from regional_lb.engines.signals.exposition import PageError
@@ -82,7 +82,7 @@ def read_listing(body: bytes) -> Listing:
     adapters = frozenset(model.id for model in models if model.parent and model.parent != model.id)
     ids = ids[:MODELS_MAX]
     by_id = {model.id: model for model in reversed(models)}
-    facts = {model: said for model in ids if (said := _facts(by_id[model])) != UNTOLD}
+    facts = {model: known for model in ids if (known := _facts(by_id[model])) != UNKNOWN_FACTS}
     engine = by_id[ids[0]].owned_by
     based = {model: bases[model] for model in ids}
     return Listing(ids, frozenset(names), based, adapters, facts, engine if isinstance(engine, str) else "")
@@ -202,14 +202,14 @@ class Members:
 
 
 def _replica(config: ReplicaConfig, listing: Listing | None, runs: tuple[bool, int] | None, draining: bool) -> Replica:
-    told = (listing.slots if listing is not None else None) or (runs[1] if runs is not None else None)
+    reported = (listing.slots if listing is not None else None) or (runs[1] if runs is not None else None)
     engine = config.engine or (listing.engine if listing is not None else "")
     return Replica(
         name=config.label,
         address=config.address,
         models=_models(config, listing),
         gpu=config.gpu,
-        slots=config.slots or told or SLOTS,
+        slots=config.slots or reported or SLOTS,
         kv_tokens=config.kv_tokens,
         prefill_tokens_max=config.prefill_tokens_max,
         prefill_ms_per_token=config.prefill_ms_per_token,
@@ -257,8 +257,8 @@ def _lineage(config: ReplicaConfig, listing: Listing | None) -> dict[str, Bases]
 
 def _served_as(config: ReplicaConfig, listing: Listing | None) -> tuple[object, ...]:
     known = listing if listing is not None else _UNLISTED
-    said = known.facts, known.slots, known.engine
-    return _models(config, listing), _missing(config, listing), _lineage(config, listing), *said
+    rest = known.facts, known.slots, known.engine
+    return _models(config, listing), _missing(config, listing), _lineage(config, listing), *rest
 
 
 def _missing(config: ReplicaConfig, listing: Listing | None) -> frozenset[str]:

@@ -270,7 +270,7 @@ class Watcher:
     async def _ask_models(self, replica: ReplicaConfig) -> None:
         """What it says that it serves: slowly, but at the pace of probes until it is known where only it can say, and
         until it answers at all. One that starts together with us is no other a minute later."""
-        unknown, unheard = not replica.models, True
+        unknown, unreached = not replica.models, True
         while self._current(replica):
             if replica.slots is None and replica.engine in slots.BY_MODEL:
                 await self._slots_by_model(replica)
@@ -281,13 +281,13 @@ class Watcher:
                 if self._current(replica) and self.members.listed(replica.label, listing):
                     self._compare(replica)
                     self._take_in()
-                unknown = unheard = False
+                unknown = unreached = False
             except (PageError, FetchError) as error:
-                unheard = unheard and error.reason == "unreachable"
+                unreached = unreached and error.reason == "unreachable"
                 if unknown:
                     self._refused(f"models_{error.reason}")
                     self._warn(replica.label, f"{replica.url}/v1/models cannot be read ({error}): give it `models`")
-            await self._pause(self._watch.probe_s if unknown or unheard else self._watch.models_s)
+            await self._pause(self._watch.probe_s if unknown or unreached else self._watch.models_s)
 
     def _take_in(self) -> None:
         """An engine said something new of itself."""
@@ -327,8 +327,8 @@ class Watcher:
                 )
             except FetchError:
                 return self.members.slots(replica.label)
-            if answer.status == 200 and (told := slots.read_slots(engine, answer.body)) is not None:
-                return told
+            if answer.status == 200 and (found := slots.read_slots(engine, answer.body)) is not None:
+                return found
         return None
 
     async def _slots_by_model(self, replica: ReplicaConfig) -> None:
@@ -336,7 +336,7 @@ class Watcher:
         assert self._pool is not None
         assert replica.engine is not None  # who calls this has looked
         (path,), _ = slots.PAGES[replica.engine]
-        told: list[int] = []
+        found: list[int] = []
         for model in sorted(replica.models):
             place = path.format(model=quote(model, safe=""))
             try:
@@ -345,9 +345,9 @@ class Watcher:
                 )
             except FetchError:
                 return
-            said = slots.read_slots(replica.engine, answer.body) if answer.status == 200 else None
-            told += [said] if said is not None else []
-        if told and self._current(replica) and self.members.runs(replica.label, min(told), by_metrics=False):
+            one = slots.read_slots(replica.engine, answer.body) if answer.status == 200 else None
+            found += [one] if one is not None else []
+        if found and self._current(replica) and self.members.runs(replica.label, min(found), by_metrics=False):
             self._take_in()
 
     async def _look_at_gpus(self, url: str) -> None:

@@ -415,24 +415,24 @@ class Fleet:
         now, step_s = self.now, self.whole.tpot_ms.item(self.whole.of.at[name]) / 1e3
         prompts = [held_share * (one.kv_tokens - one.answer_tokens) for one in held]
         expected = [float(one.answer_tokens) for one in held]
-        said = [0.0 if one.began_at is None else max(0.0, now - one.began_at) / step_s for one in held]
+        generated = [0.0 if one.began_at is None else max(0.0, now - one.began_at) / step_s for one in held]
         counts = [1.0] * len(held)
         others = load.in_flight - len(held)
         if others > 0:
             own = self.ledger.load(name)
             answers = (load.answer_tokens - own.answer_tokens) / others
             prompt = held_share * ((load.kv_tokens - own.kv_tokens) / others - answers)
-            said_s = (
+            decoding_s = (
                 max(0.0, now - load.began_s / load.decoding) * load.decoding / load.in_flight if load.decoding else 0.0
             )
             prompts += [prompt, prompt]
             expected += [answers, answers]
-            said += [0.5 * said_s / step_s, 1.5 * said_s / step_s]
+            generated += [0.5 * decoding_s / step_s, 1.5 * decoding_s / step_s]
             counts += [others / 2.0, others / 2.0]
         if not prompts:
             return 0.0
         # Column by column: an array of tuples takes three times as long to make.
-        columns = np.array(prompts), np.array(expected), np.array(said), np.array(counts)
+        columns = np.array(prompts), np.array(expected), np.array(generated), np.array(counts)
         return peak_tokens(*columns, self.answer_lengths.get(name) or AnswerLengths())
 
     def answer_ended(self, name: str, tokens: int, expected: float) -> None:

@@ -76,14 +76,14 @@ class AnswerLengths:
         return self._usual
 
 
-def peak_tokens(held: Tokens, expected: Tokens, said: Tokens, counts: Tokens, lengths: AnswerLengths) -> float:
+def peak_tokens(held: Tokens, expected: Tokens, generated: Tokens, counts: Tokens, lengths: AnswerLengths) -> float:
     """The most that sequences will have taken at any time from now on, but for a chance of CHANCE.
 
     Of each: the tokens its prompt holds, those expected of its answer (0: it has none), those it has been answered, and
     how many there are alike. At least one.
     """
     ahead = _AHEAD[: int(_AHEAD.searchsorted(_FAR * float(expected.max()))) + 2]
-    grown = np.add.outer(np.minimum(said, lengths.usual_share * expected), ahead)
+    grown = np.add.outer(np.minimum(generated, lengths.usual_share * expected), ahead)
     left = lengths.longer(grown[:, :-1] / np.maximum(expected, 1.0)[:, None])
     left /= left[:, :1].copy()
     grown[expected == 0.0] = 0.0

@@ -33,7 +33,7 @@ KV_SHARE_MAX = 0.95  # the rest is for prompts longer than thought: preemption c
 # are there at once, and how many does not matter yet.
 WHOLE_SHARE = 0.5
 
-_SURELY_SAID = 0.75  # of what those under way are thought to have been answered by now
+_SURELY_GENERATED = 0.75  # of what those under way are thought to have been answered by now
 
 # What an array's `sum`, `any` and `min` call in the end: half their time for few rows.
 TOTAL, ANY, LEAST = np.add.reduce, np.logical_or.reduce, np.minimum.reduce
@@ -260,10 +260,10 @@ class Table(Columns):
         if known is not None and sample.kv_usage is not None and sample.running and in_flight:
             load = known[1]
             prompts = (counted - load.answer_tokens) * min(1.0, sample.running / in_flight)
-            said_ms = (load.decoding * sample.at - load.began_s) * 1e3
-            said = min(_SURELY_SAID * said_ms / self.tpot_ms.item(row), float(load.answer_tokens))
+            decoding_ms = (load.decoding * sample.at - load.began_s) * 1e3
+            generated = min(_SURELY_GENERATED * decoding_ms / self.tpot_ms.item(row), float(load.answer_tokens))
             holds = sample.kv_usage * self.kv_tokens.item(row) + self.backlog_tokens.item(row)
-            unheld = max(0.0, prompts - holds + max(said, 0.0))
+            unheld = max(0.0, prompts - holds + max(generated, 0.0))
             unheld = min(unheld, prompts)
             if unheld:
                 self._unheld[row] = unheld / in_flight, in_flight

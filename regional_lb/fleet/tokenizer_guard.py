@@ -67,8 +67,8 @@ class TokenizerGuard:
             self._settle(shape, doubt)
 
     def cached(self, shape: Shape, expected: float, reported: int, held: float) -> None:
-        """An engine whose word is whole found `told` of a prompt's tokens cached, where it let us expect `expected`;
-        by its word now it holds `held` of them, as they are tokenized here.
+        """An engine that reports all found `reported` of a prompt's tokens cached, where it let us expect `expected`;
+        by its reports it now holds `held` of them, as they are tokenized here.
 
         If it found more than expected and its word has it by now, it was only late.
         """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from regional_lb.fleet.shares import Shares
     from regional_lb.scheduler.flow import RegionalFlow
 
-TELL_S = 0.02
+SEND_S = 0.02
 HEARTBEAT_S = 0.5
 SLICE_NODES = 2000
 SLICES = 4  # at a time, while one catches up: 400,000 nodes a second, for two seconds at most
@@ -91,7 +91,7 @@ class PeerFeed(peers_pb2_grpc.PeersServicer):
                     if update is None:
                         break
                     yield update
-                await asyncio.sleep(TELL_S)
+                await asyncio.sleep(SEND_S)
         finally:
             self.readers -= 1
             self._shares.watched = self.readers > 0

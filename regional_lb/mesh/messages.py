@@ -40,18 +40,23 @@ def event_of(update: peers_pb2.PeerUpdate, epoch: int, *, first: bool) -> PeerRe
     )
 
 
-def _learned(told: peers_pb2.Learned) -> Paces:
+def _learned(message: peers_pb2.Learned) -> Paces:
     """Each figure's domain is looked at by who takes it."""
-    if max(len(told.bytes_per_token), len(told.outputs)) > ENTRIES_MAX or len(told.paces) > LOADS_MAX:
+    if max(len(message.bytes_per_token), len(message.outputs)) > ENTRIES_MAX or len(message.paces) > LOADS_MAX:
         raise PeerUpdateError("peer_too_many")
-    outputs = {(one.tenant, one.model): one.tokens for one in told.outputs}
-    names = [*told.bytes_per_token, *(name for of in outputs for name in of), *(one.replica for one in told.paces)]
+    outputs = {(one.tenant, one.model): one.tokens for one in message.outputs}
+    names = [
+        *message.bytes_per_token,
+        *(name for of in outputs for name in of),
+        *(one.replica for one in message.paces),
+    ]
     if any(len(name) > TEXT_LIMIT for name in names):
         raise PeerUpdateError("peer_malformed")
     paces = {
-        one.replica: (one.address, Measured(*(getattr(one, name) for name in Measured._fields))) for one in told.paces
+        one.replica: (one.address, Measured(*(getattr(one, name) for name in Measured._fields)))
+        for one in message.paces
     }
-    return Paces(Learned(dict(told.bytes_per_token), outputs), paces)
+    return Paces(Learned(dict(message.bytes_per_token), outputs), paces)
 
 
 def learned_to_wire(learned: Paces) -> peers_pb2.Learned:

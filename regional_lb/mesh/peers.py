@@ -27,6 +27,7 @@ from farhop.store.contract import REGION_PREFIX, StoreError
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.report import TEXT_LIMIT, check_address, decode
 from farhop.store.follow import follow
+from farhop.store.grpc_options import FIXED_WINDOW
 from regional_lb.fleet.shares import PeersChanged, TurnTimerFired
 from regional_lb.mesh.config import PEERS_MAX
 from regional_lb.mesh.feed import PeerFeed
@@ -54,7 +55,7 @@ LIST_S = 1.0
 SILENT_S = 2.0  # a stream that says nothing for so long, four heartbeats, is given up
 LAW_AGAIN_S = 2.0
 FORGET_S = 60.0
-_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
+_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0), *FIXED_WINDOW)
 
 
 class _Instance:

@@ -25,6 +25,7 @@ from farhop.balance.health.suspects import BROKE_OFF, Suspects
 from farhop.balance.ledger import Reservation
 from farhop.balance.outcome import Source
 from farhop.balance.prefix import chain
+from farhop.service import model_steps
 from regional_lb.fleet.fleet import Fleet
 from regional_lb.fleet.kv_events import TOKEN_BYTES
 from regional_lb.fleet.shares import Shares
@@ -214,14 +215,17 @@ class RegionalFlow:
             return [machine.Answer(request.id, outcome.INVALID_FIELD, "a request with this id is under way")]
         refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
         if refusal is not None:
-            return [machine.Answer(request.id, refusal.outcome, refusal.detail)]
+            instead = self._fall_back(request, refusal.outcome, request.attempted, now)
+            return [instead or machine.Answer(request.id, refusal.outcome, refusal.detail)]
         if self.refusals.by_model and (why := self.refusals.of(request.model, now, self._rng)):
-            return [machine.Answer(request.id, outcome.REFUSED_BY_OPERATOR, why, RETRY_AFTER_S)]
+            instead = self._fall_back(request, outcome.REFUSED_BY_OPERATOR, request.attempted, now)
+            return [instead or machine.Answer(request.id, outcome.REFUSED_BY_OPERATOR, why, RETRY_AFTER_S)]
         state = self._requests[request.id] = RequestState(
             request,
             self.wait_estimate.need_of(request),
             request.model,
             request.entry_region not in ("", self.config.region),
+            request.attempted,
         )
         if self._suspects.against and (suspected := self._suspected(state, now)) is not None:
             return [suspected]
@@ -914,8 +918,29 @@ class RegionalFlow:
         detail = "this request was under way at two replicas when they ended; it is not sent to a third for a while"
         return machine.Answer(request.id, outcome.ENDS_PROCESSES, detail, max(RETRY_AFTER_S, quarantine.until - now))
 
-    def _refuse(self, state: RequestState, reason: Outcome, detail: str, now: float) -> Answer:
+    def _fall_back(self, request: Request, reason: Outcome, attempts: int, now: float) -> Command | None:
+        """Instead of a refusal: another model that its name stands for, if one is served here; of those the first with
+        room, else the first, where it may wait. Not where the law, path or request itself is what is refused."""
+        final = reason.source is Source.LAW or reason is outcome.PATH_UNSPOKEN or not reason.retryable
+        if not request.fallbacks or final or request.continues is not None or request.once:
+            return None
+        served: Request | None = None
+        for model in request.fallbacks:
+            one = model_steps.fallback(request, model, reason.reason, attempts)
+            if admission.refusal(one, self.config.region, self.law, self.view, now) is not None:
+                continue
+            choice = self.wait_estimate.consider(one, self.wait_estimate.need_of(one), now)
+            if choice is not None and choice.chosen is not None:
+                return machine.FallBack(request.id, one, choice)
+            served = served or one
+        return None if served is None else machine.FallBack(request.id, served)
+
+    def _refuse(self, state: RequestState, reason: Outcome, detail: str, now: float) -> Command:
         self._over(state)
+        if state.request.fallbacks and not state.resumes and state.carrier is None:
+            instead = self._fall_back(state.request, reason, state.attempts, now)
+            if instead is not None:
+                return instead
         if reason.source is Source.LAW:
             return machine.Answer(state.request.id, reason, detail)
         if reason in (outcome.NO_REPLICA, outcome.PATH_UNSPOKEN):

@@ -15,10 +15,11 @@ from farhop.store.contract import ChangeKind, Conflict, StoreError, StoreUnreach
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_settings import EtcdSettings
 from farhop.store.hubs import Hubs
+from tests.conftest import unhindered
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-PATIENCE_S = 8.0
+PATIENCE_S = 60.0
 TIMEOUT_S = 1.2
 
 
@@ -144,7 +145,7 @@ async def test_compare_and_set_lets_one_writer_win(world, root):
     assert await world.near.get(key) is None
 
 
-async def test_a_key_with_a_time_to_live_goes_by_itself_and_watchers_are_told(world, root):
+async def test_a_key_with_a_time_to_live_goes_by_itself_and_watchers_see_it(world, root):
     async with Watching(world.near, root) as watching:
         await watching.until(ends_with(ChangeKind.SNAPSHOT))
         await world.far.put(root + "drain", b"why", ttl_s=1.0)
@@ -202,7 +203,7 @@ async def test_publication_and_watch_survive(world, root, wipe):
         await eventually(lambda: asyncio.sleep(0, publication.trouble is None))
 
 
-async def test_an_outage_is_told_once_and_ends_in_a_snapshot_of_what_happened_meanwhile(world, root):
+async def test_an_outage_is_reported_once_and_ends_in_a_snapshot_of_what_happened_meanwhile(world, root):
     await world.far.put(root + "gone", b"1")
     async with Watching(world.near, root) as watching:
         await watching.until(ends_with(ChangeKind.SNAPSHOT))
@@ -259,8 +260,10 @@ async def test_a_publication_comes_back_after_an_outage_longer_than_its_lease(wo
         await watching.until(seen(root + "a", b"1"))
         await world.cut()
         await watching.until(seen(root + "a", None))
-        async with asyncio.timeout(2 * TIMEOUT_S + 1):
+        took_s = unhindered()
+        async with asyncio.timeout(PATIENCE_S):
             assert not await publication.update(b"2")
+        assert took_s() < 2 * TIMEOUT_S + 1
         assert publication.trouble
         await world.heal()
         await watching.until(seen(root + "a", b"2"))
@@ -280,8 +283,10 @@ async def test_a_publication_may_begin_in_an_outage(world, root):
 async def test_withdrawing_in_an_outage_returns_and_the_lease_does_the_rest(world, root):
     publication = await world.near.publish(root + "a", b"1", ttl_s=1.0)
     await world.cut()
-    async with asyncio.timeout(3 * TIMEOUT_S):
+    took_s = unhindered()
+    async with asyncio.timeout(PATIENCE_S):
         await publication.withdraw()
+    assert took_s() < 3 * TIMEOUT_S
     assert (await world.far.get(root + "a")) is not None
     async with Watching(world.far, root) as watching:
         await watching.until(seen(root + "a", None))
@@ -324,9 +329,9 @@ async def test_a_frozen_etcd_is_noticed_and_its_return_too(etcd, store, root):
         await watching.until(seen(root + "a", b"1"))
         etcd.pause()
         try:
-            paused_at = asyncio.get_running_loop().time()
+            took_s = unhindered()
             await watching.until(ends_with(ChangeKind.LOST))
-            assert asyncio.get_running_loop().time() - paused_at < 3 * TIMEOUT_S
+            assert took_s() < 3 * TIMEOUT_S
             with pytest.raises(StoreUnreachable):
                 await store.get(root + "a")
         finally:

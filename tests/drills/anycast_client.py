@@ -22,7 +22,7 @@ async def stream(n: int, url: str, key: str, body: bytes, of: str, hops: int = 0
     local = (of, 0) if of else None
     try:
         connecting = asyncio.open_connection(parts.hostname, parts.port, local_addr=local)
-        reader, writer = await asyncio.wait_for(connecting, 10.0)
+        reader, writer = await asyncio.wait_for(connecting, 60.0)
         target = parts.path + (f"?{parts.query}" if parts.query else "")
         head = f"POST {target} HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
         known = f"authorization: Bearer {key}\r\n" if hops == 0 else ""

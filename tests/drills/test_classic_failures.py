@@ -45,7 +45,7 @@ async def _hot_spot(naive: bool) -> int:
                 kind, tokens = ("long", 200) if n % 4 == 0 else ("short", 4)
                 group.create_task(load.ask(kind, 20, tokens))
                 # One that finds a connection open overtakes one that does not; and engines work on where we are late.
-                await until(lambda n=n: sum(gpu.asked for gpu in engines) + len(balancer.flow.queue) > n, 30.0)
+                await until(lambda n=n: sum(gpu.asked for gpu in engines) + len(balancer.flow.queue) > n)
                 await asyncio.sleep(max(0.0, began + 0.04 * (n + 1) - loop.time()))
     assert {one.status for one in load.asked} == {200}
     return max(Counter(one.replica for one in load.asked if one.kind == "long").values())
@@ -138,7 +138,7 @@ async def _partition(naive: bool) -> int:
             for _ in range(60):
                 asked.append(asyncio.create_task(load.ask("chat", 20, 8, within_s=60.0)))
                 await asyncio.sleep(0.02)
-            await until(lambda: sum(one.done() for one in asked) >= (40 if naive else 60), 20.0)
+            await until(lambda: sum(one.done() for one in asked) >= (40 if naive else 60))
             swallowed = [one for one in asked if not one.done()]
             for one in swallowed:
                 one.cancel()
@@ -167,7 +167,7 @@ async def _dead_green(naive: bool) -> int:
             for _ in range(30):
                 asked.append(asyncio.create_task(load.ask("chat", 20, 8, within_s=60.0)))
                 await asyncio.sleep(0.02)
-            await until(lambda: sum(one.done() for one in asked) >= (20 if naive else 30), 20.0)
+            await until(lambda: sum(one.done() for one in asked) >= (20 if naive else 30))
             swallowed = [one for one in asked if not one.done()]
             for one in swallowed:
                 one.cancel()
@@ -197,11 +197,11 @@ async def _herd(naive: bool) -> int:
         }
         async with region(engines, {"slots": 16}, up=3, **config) as (balancer, url), Load(url) as load:
             asked = [asyncio.create_task(load.ask("long", 5, 400, within_s=60.0)) for _ in range(24)]
-            await until(lambda: sum(load_of(balancer, n) for n in range(3)) == 24, 10.0)
+            await until(lambda: sum(load_of(balancer, n) for n in range(3)) == 24)
             engines[3].replica.faults.command(None)
-            await until(lambda: balancer.flow.health["gpu-3"].read(balancer.clock.now()).state == "up", 10.0)
+            await until(lambda: balancer.flow.health["gpu-3"].read(balancer.clock.now()).state == "up")
             asked += [asyncio.create_task(load.ask("next", 5, 400, within_s=60.0)) for _ in range(8)]
-            await until(lambda: sum(load_of(balancer, n) for n in range(4)) == 32, 10.0)
+            await until(lambda: sum(load_of(balancer, n) for n in range(4)) == 32)
             herd = load_of(balancer, 3)
             for one in asked:
                 one.cancel()

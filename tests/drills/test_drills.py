@@ -158,7 +158,7 @@ def test_who_loses_his_terminal_rolls_back_and_is_aborted(drilled: Drilled) -> N
     ).stdout  # fmt: skip
 
 
-def test_a_region_that_is_told_to_refuse_is_noticed_by_nobody_and_takes_its_own_again(drilled: Drilled) -> None:
+def test_a_region_under_a_refusal_is_noticed_by_nobody_and_takes_its_own_again(drilled: Drilled) -> None:
     """By overrides alone. Its global balancers learn of it by being refused."""
     code, told = drilled.run(drilled.thin("region-refuses"), "--set", "soak_s=1.5")
     measures = told["measures"]
@@ -171,7 +171,7 @@ def test_a_region_that_is_told_to_refuse_is_noticed_by_nobody_and_takes_its_own_
 
 
 @pytest.mark.chaos
-def test_chaos_toolkit_runs_what_is_exported_and_says_what_the_drill_said(drilled: Drilled) -> None:
+def test_chaos_toolkit_runs_what_is_exported_and_reaches_the_drills_verdict(drilled: Drilled) -> None:
     command, file = chaos(), drilled.folder / "experiment.json"
     assert command is not None
     assert drilled.farhop("check", drilled.thin("law-change"), "--keep").exit_code == 0

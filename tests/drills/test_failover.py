@@ -219,7 +219,7 @@ async def one(failing: RunningWorld, region: str, text: str, tenant: str) -> Any
     return await answer([failing.entry(region)], f"sk-farhop-{tenant}", body)
 
 
-def test_one_hub_down_is_told_of_and_harms_nobody(failing: RunningWorld) -> None:
+def test_one_hub_down_is_reported_and_harms_nobody(failing: RunningWorld) -> None:
     """And an operator's word said meanwhile reaches everybody by the other hub."""
     world = failing.world
 
@@ -277,7 +277,7 @@ def test_a_global_balancer_killed_leaves_others_that_know_the_caches(failing: Ru
         admins = [world.regions[name].global_admin for name in ("virginia", "frankfurt")]
         cold = await offer(admins[0], body, "hit_tokens")
         await bias(world, "frankfurt", KEEP_MS)
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             while not all([await offer(admin, body, "bias_ms") for admin in admins]):
                 await asyncio.sleep(0.02)
         async with asyncio.timeout(30.0):  # what came back of late is eased in, and may not take one so long at once
@@ -285,7 +285,7 @@ def test_a_global_balancer_killed_leaves_others_that_know_the_caches(failing: Ru
             while inside < 3:
                 inside = inside + 1 if await served(f"{inside} {talk}") == "frankfurt" else 0
         assert await served(talk) == "frankfurt"
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60.0):
             while (warm := await offer(admins[0], body, "hit_tokens")) <= cold:
                 await asyncio.sleep(0.02)
         assert frankfurt.global_ is not None

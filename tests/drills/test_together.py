@@ -176,7 +176,7 @@ async def test_many_at_once_and_some_who_leave() -> None:
         await world.at_rest()
 
 
-async def test_what_goes_wrong_for_the_request_itself_is_told() -> None:
+async def test_what_goes_wrong_for_the_request_itself_is_answered() -> None:
     async with _world() as world:
         async with world.post(_prompt("hugo", 40_000)) as answer:  # more than the engines' context
             assert answer.status == 400

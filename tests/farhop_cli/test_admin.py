@@ -26,7 +26,7 @@ async def test_what_it_does_not_know_is_none(world, http):
     assert await admin.get(http, world.file.regions["virginia"].global_admin, "/decisions/ffff") is None
 
 
-async def test_a_bad_question_is_told_apart(world, http):
+async def test_a_bad_question_is_an_error_of_its_own(world, http):
     with pytest.raises(QuestionError, match="a bad question"):
         await admin.explain(http, world.file.regions["virginia"].global_admin, {"body": {}})
 
@@ -72,7 +72,7 @@ async def test_nonsense_is_an_error_and_silence_has_an_end(monkeypatch, answer, 
         host, port = server.sockets[0].getsockname()
         with pytest.raises(AdminError, match=says):
             await admin.get(http, f"http://{host}:{port}", "/status")
-    await asyncio.wait_for(over.wait(), 10.0)
+    await asyncio.wait_for(over.wait(), 60.0)
 
 
 async def test_an_answer_without_end_is_cut(world, http, made, monkeypatch):

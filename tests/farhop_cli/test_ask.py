@@ -72,7 +72,7 @@ async def test_json_is_all_there_is(recorded, cli, made):
     assert len(told["piece_ms"]) == 3
 
 
-async def test_a_redirect_is_followed_with_the_key_and_said(recorded, cli):
+async def test_a_redirect_is_followed_with_the_key_and_shown(recorded, cli):
     recorded.redirects["virginia"] = recorded.file.regions["tokyo"].entry
     result = await cli.in_thread("ask", "hello", "--tenant", "japan-only")
     assert result.exit_code == 0

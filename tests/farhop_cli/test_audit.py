@@ -81,7 +81,7 @@ def test_an_auditor_gets_all_but_the_salt(cli: Any, log: Path, tmp_path: Path) -
         (["export", "{}", "--out", "/nowhere/x"], "--out"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line(cli: Any, log: Path, arguments: list[str], says: str) -> None:
+def test_what_is_wrong_is_shown_in_a_line(cli: Any, log: Path, arguments: list[str], says: str) -> None:
     result = cli.run("audit", *(one.format(log) for one in arguments))
     assert result.exit_code == 2
     assert says in result.stderr

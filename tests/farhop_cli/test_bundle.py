@@ -30,7 +30,7 @@ def trees(leaf, names):
     around=trees(st.integers() | st.just("told"), st.sampled_from(PLAIN)),
     place=st.sampled_from(PLACES),
 )
-def test_no_byte_of_a_secret_is_told(secret, inside, around, place):
+def test_no_byte_of_a_secret_is_shown(secret, inside, around, place):
     held = inside.draw(trees(st.just(secret), st.sampled_from((*PLAIN, *PLACES))))
     document = {"around": around, "part": {"deeper": [{place: held}]}}
     for text in (json.dumps(bundle.withheld(document)), yaml.safe_dump(bundle.withheld(document), allow_unicode=True)):
@@ -46,7 +46,7 @@ def test_a_secret_that_is_known_is_nowhere(secret, before, after):
     assert bundle.scrubbed(before, [b""]) == before
 
 
-def test_where_a_secret_stands_is_told_and_a_login_in_a_url_is_not():
+def test_where_a_secret_stands_is_shown_and_a_login_in_a_url_is_not():
     said = {
         "hop": {"keys": {"k1": "env:HOP"}, "active": "k1"}, "etcd": {"password": "file:/run/etcd"},
         "admin": {"tokens": {"ann": {"token": "hunter22", "may": "act"}}}, "tls": {"key_file": "a.key"},

@@ -19,7 +19,7 @@ tenants:
 """
 
 
-def test_a_shipped_world_is_fine_and_its_law_is_told(cli):
+def test_a_shipped_world_is_fine_and_its_law_is_shown(cli):
     result = cli.run("check", "three-regions")
     assert result.exit_code == 0
     assert not result.stderr
@@ -39,7 +39,7 @@ def test_json_names_the_lawful_regions_by_scope(cli):
     assert {region["region"] for region in told["regions"]} == {"virginia", "frankfurt", "tokyo"}
 
 
-def test_every_problem_is_told_at_once_with_path_and_remedy(cli, tmp_path):
+def test_every_problem_is_shown_at_once_with_path_and_remedy(cli, tmp_path):
     path = tmp_path / "broken.yaml"
     path.write_text(BROKEN)
     result = cli.run("check", str(path))
@@ -195,7 +195,7 @@ def test_what_does_not_go_together_names_file_and_field(cli, fleet, case):
     assert told["ok"] is False
 
 
-def test_one_name_twice_is_told(cli, fleet, tmp_path):
+def test_one_name_twice_is_shown(cli, fleet, tmp_path):
     paths = fleet()
     (tmp_path / "again.yaml").write_text((tmp_path / "below.yaml").read_text())
     result = cli.run("check", *paths, str(tmp_path / "again.yaml"))

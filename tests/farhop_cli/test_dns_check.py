@@ -83,7 +83,7 @@ def test_a_zone_that_is_not_served_there_and_a_network_that_the_law_forbids(serv
     assert "the law leaves this network no entry" in capsys.readouterr().out
 
 
-def test_a_server_beside_it_that_refuses_is_told_as_that_and_has_no_other_keys(server, other, capsys) -> None:
+def test_a_server_beside_it_that_refuses_is_shown_as_that_and_has_no_other_keys(server, other, capsys) -> None:
     for servers in ([server, other], [other, server]):
         assert run("entry.example", ["api.entry.example"], "", servers, "203.0.113.0/24", True) == 1
         found = {one["what"]: (one["good"], one["text"]) for one in json.loads(capsys.readouterr().out)}

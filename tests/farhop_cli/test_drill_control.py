@@ -42,7 +42,7 @@ async def test_only_what_this_fleet_can_have_is_offered(tmp_path: Path) -> None:
     assert offered["drain-and-return"]["parameters"] == {"region": "virginia", "soak_s": "8"}
 
 
-async def test_what_cannot_be_is_said_before_anything_is_touched(
+async def test_what_cannot_be_is_refused_before_anything_is_touched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def looked(*_: Any) -> list[Any]:
@@ -83,11 +83,11 @@ async def test_one_at_a_time_and_it_ends_with_the_console(tmp_path: Path, monkey
     async def looked(*_: Any) -> list[Any]:
         return []
 
-    async def carried_out(_drill: Any, _here: Any, _store: Any, asked: Asked, say: Any, begun: Any) -> Any:
+    async def carried_out(_drill: Any, _here: Any, _store: Any, asked: Asked, progress: Any, begun: Any) -> Any:
         outcome = SimpleNamespace(
             run="run-1", canaries=[], findings=[], verdict=SimpleNamespace(value="ABORTED"), why=""
         )
-        say(f"{asked.why} by {asked.by}, {asked.values}")
+        progress(f"{asked.why} by {asked.by}, {asked.values}")
         begun(
             SimpleNamespace(
                 outcome=outcome, stop=stop, live={}, run_=SimpleNamespace(phase=SimpleNamespace(value="soaking"))

@@ -82,7 +82,7 @@ async def test_the_next_entry_is_asked_where_one_is_silent(answering, cli, reque
     assert "no entry that may read it" in cli.failed(await cli.in_thread("explain", request_file), 2)
 
 
-async def test_a_bad_question_is_told_once(answering, cli, request_file):
+async def test_a_bad_question_is_shown_once(answering, cli, request_file):
     del answering.explained["virginia", "global_admin"]
     assert cli.failed(await cli.in_thread("explain", request_file), 2) == "farhop: a bad question\n"
 
@@ -137,13 +137,13 @@ async def test_an_unknown_decision_is_one_line_and_code_1(world, cli):
     assert "no balancer knows decision 0123456789abcdef" in said
 
 
-async def test_who_could_not_be_asked_is_said(world, cli):
+async def test_who_could_not_be_asked_is_shown(world, cli):
     world.silent.add(("tokyo", "global_admin"))
     said = cli.failed(await cli.in_thread("explain", "0123456789abcdef"), 3)
     assert "1 balancers could not be asked" in said
 
 
-async def test_whose_law_decided_is_told(answering, cli, request_file):
+async def test_whose_law_decided_is_shown(answering, cli, request_file):
     law = {"epoch": 4, "source": "etcd", "revision": 17, "author": "ann", "why": "audit"}
     answering.explained["virginia", "global_admin"]["law"] = law
     assert (

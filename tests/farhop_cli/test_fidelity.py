@@ -15,7 +15,7 @@ from tests.farhop_lab.studies.test_fidelity import TEXT
 
 
 @pytest.mark.parametrize(("ttft_ms", "code"), [(60.0, 0), (6000.0, 1)])
-def test_both_are_shown_and_too_far_apart_is_said(
+def test_both_are_shown_and_too_far_apart_is_flagged(
     ttft_ms: float, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async def live(*_args: Any) -> tuple[list[fidelity.Seen], int]:

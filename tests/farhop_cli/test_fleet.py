@@ -138,7 +138,7 @@ async def test_who_is_silent_is_left_out(world, made):
     assert len(await fleet.find(world.path, None, None).statuses()) == 2
 
 
-def test_a_region_unknown_is_told_its_neighbour(capsys):
+def test_for_an_unknown_region_the_nearest_name_is_offered(capsys):
     fleet.known("tokyo", ["tokyo"], "here")
     for region, remedy in (("Tokio", 'did you mean "tokyo"?'), ("zzz", "there is frankfurt, tokyo")):
         with pytest.raises(typer.Exit):

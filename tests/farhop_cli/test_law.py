@@ -57,7 +57,7 @@ def test_what_is_shown_can_be_set_and_says_whose_it_is(cli, stands, law, tmp_pat
     assert yaml.safe_load(shown) == policy.document_of(WORLD)
 
 
-def test_what_changes_is_told_and_what_was_is_kept(cli, stands, law):
+def test_what_changes_is_shown_and_what_was_is_kept(cli, stands, law):
     assert cli.run("law", "set", law(), "--why", "one").exit_code == 0
     newcomer = {"name": "acme", "residency": {"processing": {"allow": ["eu"]}}}
     tenants = [*policy.document_of(WORLD)["tenants"][:2], newcomer]
@@ -96,7 +96,7 @@ def test_kept_are_the_last(cli, stands, law, monkeypatch):
     assert kept(stands) == [3, 4]
 
 
-def test_every_fault_is_told_and_nothing_is_changed(cli, stands, law):
+def test_every_fault_is_shown_and_nothing_is_changed(cli, stands, law):
     wrong = [{"name": "a", "residency": {"processing": {"allow": ["atlantis"]}}}, {"name": "a"}]
     result = cli.run("law", "set", law(tenants=wrong, extra=1), "--why", "x")
     said = cli.failed(result, 1)
@@ -112,7 +112,7 @@ def test_who_looked_at_an_older_one_decides_again(cli, stands, law):
     assert cli.run("law", "set", law(), "--why", "x", "--after", "2").exit_code == 0
 
 
-def test_two_at_once_one_is_told(cli, stands, law, monkeypatch):
+def test_of_two_at_once_one_is_refused(cli, stands, law, monkeypatch):
     cli.run("law", "set", law(), "--why", "one")
     document = policy.encode(policy.document_of(WORLD), 9, "bob", "meanwhile", AT)
     trim = room._newest
@@ -134,7 +134,7 @@ def test_an_etcd_that_was_wiped_does_not_lead_back(cli, stands, law):
     assert "0 of 6 balancers follow it by now" in result.stderr
 
 
-def test_what_cannot_be_read_is_replaced_and_told(cli, stands, law):
+def test_what_cannot_be_read_is_replaced_and_shown(cli, stands, law):
     stands.put(LAW_KEY, b"nonsense")
     assert "cannot be read" in cli.failed(cli.run("law", "get"), 1)
     result = cli.run("law", "set", law(), "--why", "x")
@@ -156,7 +156,7 @@ def test_what_cannot_be_read_is_replaced_and_told(cli, stands, law):
         (b"\xff", "not UTF-8"),
     ],
 )
-def test_bad_files_are_told_in_lines(cli, stands, tmp_path, text, says):
+def test_bad_files_are_shown_in_lines(cli, stands, tmp_path, text, says):
     path = tmp_path / "bad.yaml"
     if text is not None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -214,7 +214,7 @@ def test_to_unset_it_is_to_set_the_topologys_own_under_a_new_epoch(cli, stands, 
     assert "no law of epoch 9 is kept" in cli.failed(cli.run("law", "diff", law(), "--epoch", "9"), 1)
 
 
-def test_with_a_key_what_is_set_is_signed_and_told_to_be(cli, stands, law, keys):
+def test_with_a_key_what_is_set_is_signed_and_shown_to_be(cli, stands, law, keys):
     ours = Keys({"ops": (public_key((keys / "ops.pub").read_text()), ["law"])})
     assert cli.run("law", "set", law(), "--why", "one").exit_code == 0
     assert ours.open(LAW_KEY, stands.do(lambda store: store.get(LAW_KEY)).value).key == "ops"

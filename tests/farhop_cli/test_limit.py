@@ -6,7 +6,7 @@ SET = ("limit", "set", "eu-only", "--why", "contract", "--by", "ann")
 KEY = "/farhop/v1/limit/eu-only"
 
 
-def test_what_is_left_out_stays_and_all_of_it_is_told(cli, stands):
+def test_what_is_left_out_stays_and_all_of_it_is_shown(cli, stands):
     result = cli.run(*SET, "--home", "virginia", "--requests-per-minute", "600")
     assert (result.exit_code, result.stdout.splitlines()[0]) == (
         0, "tenant eu-only: 600 requests per minute; lent out by virginia",
@@ -79,7 +79,7 @@ def test_a_pool_is_joined_and_left(cli, stands):
     assert [limit.pool for limit in limits.decode(stands.get(KEY)).limits] == [""]
 
 
-def test_a_budget_is_told_in_usd_and_held_in_whole_microdollars(cli, stands):
+def test_a_budget_is_given_in_usd_and_held_in_whole_microdollars(cli, stands):
     stands.prices = {"epoch": 1, "models": ["llama"], "more": False}
     result = cli.run(
         *SET, "--home", "virginia", "--model", "llama", "--usd-per-day", "50", "--usd-per-month", "1000.25"

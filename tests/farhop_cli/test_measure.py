@@ -41,8 +41,8 @@ def asked(monkeypatch):
     """What `bench relay` asks to be measured; it is told ROWS."""
     plans = []
 
-    async def measure(plan, only, say):
-        say("round 1")
+    async def measure(plan, only, progress):
+        progress("round 1")
         plans.append((plan, only))
         return Comparison(
             plan=plan,
@@ -108,7 +108,7 @@ def test_a_proxy_that_nobody_knows(cli):
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_soak(cli, monkeypatch, as_json):
-    async def measure(requests, say):
+    async def measure(requests, progress):
         marks = [
             MemorySample(0.0, 0, 2**27, 0.0),
             MemorySample(0.5, 500, 2**27, 50.0),
@@ -131,7 +131,7 @@ def test_hostile_bodies(cli, monkeypatch):
         [hostile.Row("plain prompt", 2.0, 200), hostile.Row("objects", 1.0, 400)], 1.0, 2.0, 3.0
     )
 
-    async def measure(*, quick, say):
+    async def measure(*, quick, progress):
         return told
 
     monkeypatch.setattr(hostile, "measure", measure)
@@ -142,8 +142,8 @@ def test_hostile_bodies(cli, monkeypatch):
     assert json.loads(result.stdout)["holds"] is False
 
 
-def test_what_cannot_be_measured_is_said_in_a_line(cli, monkeypatch):
-    async def measure(requests, say):
+def test_what_cannot_be_measured_is_shown_in_a_line(cli, monkeypatch):
+    async def measure(requests, progress):
         raise BenchError("no etcd binary: install one")
 
     monkeypatch.setattr(soak, "measure", measure)
@@ -167,9 +167,9 @@ def test_how_well_caches_are_known(cli, monkeypatch):
 def test_trie_says_what_is_measured_and_what_is_meant(cli, monkeypatch):
     asked = []
 
-    def measure(*, quick, say):
+    def measure(*, quick, progress):
         asked.append(quick)
-        say("repeat 1")
+        progress("repeat 1")
         return [Tried("match of 32 KB, warm", "µs", 6.25, 6.0, 7.5, 10.0), Tried("touch", "µs", 3.5, 3.0, 4.0)]
 
     monkeypatch.setattr(room.tries, "measure", measure)
@@ -186,9 +186,9 @@ def test_trie_says_what_is_measured_and_what_is_meant(cli, monkeypatch):
 def test_sim_says_what_the_simulator_carries(cli, monkeypatch):
     asked = []
 
-    def measure(sizes, say):
+    def measure(sizes, progress):
         asked.append(sizes)
-        say("3 regions")
+        progress("3 regions")
         return [Simulated("3 regions, 12 replicas", "farhop", 1500, 45.0, 0.75, len(asked) // 2)]
 
     monkeypatch.setattr(room.sims, "measure", measure)
@@ -203,7 +203,7 @@ def test_sim_says_what_the_simulator_carries(cli, monkeypatch):
 
 
 @pytest.mark.parametrize(("taken_us", "code"), [(20.0, 0), (40.0, 1)])
-def test_what_reports_cost_is_told_and_too_much_of_it_fails(cli, monkeypatch, taken_us, code):
+def test_what_reports_cost_is_shown_and_too_much_of_it_fails(cli, monkeypatch, taken_us, code):
     rows = [Taken("read", 10.0, 9.0, 11.0), Taken("taken in", taken_us, 9.0, 50.0), Taken("rows", 99.0, 9.0, 99.0)]
     monkeypatch.setattr(room.intakes, "measure", lambda: Intake(60, 4, rows))
     told = cli.run("bench", "intake")

@@ -92,7 +92,7 @@ def test_json_is_all_there_is_and_a_dry_run_writes_nothing(cli, stands, noun):
     assert gone["aware"] == gone["balancers"] > 0
 
 
-def test_what_is_replaced_is_told(cli, stands, noun):
+def test_what_is_replaced_is_shown(cli, stands, noun):
     arguments, _, shown, other, _ = NOUNS[noun]
     cli.run(noun, "set", *arguments, *SIGNED)
     assert f"this replaces: {shown}, by ann@ops" in cli.run(noun, "set", *other, "--why", "x", "--by", "bob").stdout
@@ -158,7 +158,7 @@ def test_two_operators_at_once_do_not_overwrite_each_other(cli, stands, noun, mo
     assert stands.get(ROOT + key) == document
 
 
-def test_balancers_that_do_not_follow_yet_are_told_of(cli, stands, noun, monkeypatch):
+def test_balancers_that_do_not_follow_yet_are_named(cli, stands, noun, monkeypatch):
     monkeypatch.setattr(setting, "KNOWN_WITHIN_S", 0.2)
     stands.knowing = 0
     result = cli.run(noun, "set", *NOUNS[noun][0], "--why", "x")
@@ -194,7 +194,7 @@ def test_what_is_at_fault_is_one_line_and_code_2(cli, stands, noun, more, said):
 
 
 @pytest.mark.parametrize("verb", ["get", "set", "unset", "history"])
-def test_a_region_that_is_none_is_told(cli, stands, noun, verb):
+def test_a_region_that_is_none_is_shown(cli, stands, noun, verb):
     if noun == "pin" and verb == "unset":
         return  # it names no region
     arguments = NOUNS[noun][0][1:] if verb == "set" else ()
@@ -205,7 +205,7 @@ def test_a_region_that_is_none_is_told(cli, stands, noun, verb):
 @pytest.mark.parametrize(
     ("text", "says"), [("{", "not YAML or JSON"), ("a: 1", "get --json"), (None, "no such file"), (b"\xff", "not YAML")]
 )
-def test_a_file_that_is_none_is_told(cli, stands, tmp_path, text, says):
+def test_a_file_that_is_none_is_shown(cli, stands, tmp_path, text, says):
     if text is not None:
         (tmp_path / "bad").write_bytes(text if isinstance(text, bytes) else text.encode())
     assert says in cli.failed(cli.run("split", "diff", str(tmp_path / "bad")), 2)
@@ -235,7 +235,7 @@ def test_an_etcd_alone_is_enough_to_look_and_to_unset(cli, stands, noun):
     assert cli.run(noun, "unset", *undo, *alone).exit_code == 0
 
 
-def test_whom_an_item_is_for_and_who_signed_it_in_words():
+def test_whom_an_item_is_for_and_who_signed_it_as_text():
     assert setting.title({"region": "tokyo", "model": ""}) == "tokyo, all other models"
     assert setting.title({"region": "tokyo", "tenant": "acme", "model": "m"}) == "tokyo, tenant acme, model m"
     assert setting.byline(Setting((Item({}, 1),))) == "written by hand; no author is named"

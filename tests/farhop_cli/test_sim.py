@@ -51,7 +51,7 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(arguments: list[str], words: 
     assert told.stderr.count("\n") == 1
 
 
-def test_every_problem_of_a_file_is_told(tmp_path: Path) -> None:
+def test_every_problem_of_a_file_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(TEXT.replace("l4", "l5").replace("duration_s: 4", "duration_s: 1"))
     told = CliRunner().invoke(app(), ["sim", str(path)])

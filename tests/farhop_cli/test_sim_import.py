@@ -51,7 +51,7 @@ def test_regions_that_are_recorded_are_kept(tmp_path: Path) -> None:
     assert (work.place, sorted(work.regions)) == ("recorded", ["tokyo", "virginia"])
 
 
-def test_lines_that_cannot_be_read_are_told_and_counted(tmp_path: Path) -> None:
+def test_lines_that_cannot_be_read_are_shown_and_counted(tmp_path: Path) -> None:
     log, out = written(tmp_path / "own", [*LINES, {"timestamp": 5, "usage": None}]), tmp_path / "mine.yaml"
     told = CliRunner().invoke(app(), ["sim", "import", log, "--out", str(out)])
     assert told.exit_code == 2

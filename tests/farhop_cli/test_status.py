@@ -152,7 +152,7 @@ async def test_what_balancers_tell_of_load_spill_and_prefixes(healthy, cli, made
     assert ["tokyo", "answers", "6", "5", "2", "700", "11", "45", "50", "-10", "%"] in rows
 
 
-async def test_routes_are_told_where_they_are_not_the_default(healthy, cli):
+async def test_routes_are_shown_where_they_are_not_the_default(healthy, cli):
     plain = {"tenant": "", "model": "", "policy": "predictive", "answer": "proxy", "usd_weight_ms": 0.0}
     assert "routes that" not in (await cli.in_thread("status", "--wide")).stdout
     for name in REGIONS:
@@ -169,7 +169,7 @@ async def test_routes_are_told_where_they_are_not_the_default(healthy, cli):
     assert ["tokyo", "acme", "any", "predictive", *figures, *said] in rows
 
 
-async def test_operators_words_are_told_once(healthy, cli):
+async def test_overrides_are_shown_once(healthy, cli):
     word = {"action": "drain", "why": "new racks", "author": "ann@ops", "until": "2026-05-01T12:30:00", "left_s": 90.0}
     for name in REGIONS[1:]:
         region = healthy.status[name, "global_admin"]["regions"][2]
@@ -182,7 +182,7 @@ async def test_operators_words_are_told_once(healthy, cli):
     assert result.stdout.count("draining (25 % left)") == 2
 
 
-async def test_biases_and_pins_are_told_once(healthy, cli):
+async def test_biases_and_pins_are_shown_once(healthy, cli):
     ends = {"why": "new link", "author": "ann@ops", "until": "2026-05-01T12:30:00", "left_s": 90.0}
     words = [
         {"action": "bias", "region": "tokyo", "ms": 50.0, **ends},
@@ -198,7 +198,7 @@ async def test_biases_and_pins_are_told_once(healthy, cli):
     assert rows.count(f"tokyo pin eu-only (strict) {end}") == 1
 
 
-async def test_a_region_that_is_hot_or_comes_back_is_told(healthy, cli):
+async def test_a_region_that_is_hot_or_comes_back_is_shown(healthy, cli):
     healthy.status["tokyo", "global_admin"]["regions"][2]["admitted_share"] = 0.4
     healthy.status["virginia", "global_admin"]["regions"][2]["admitted_share"] = 0.0
     healthy.status["frankfurt", "global_admin"]["regions"][2]["admitted_share"] = 1.0
@@ -233,7 +233,7 @@ async def test_the_law_of_each_balancer_is_a_row_with_what_is_wrong(healthy, cli
     assert said == "ops yes frozen, etcd is out of reach: refused; tokens name epoch 6, unknown here"
 
 
-def test_who_is_slow_is_said_beside_why_it_is_up(made):
+def test_who_is_slow_is_shown_beside_why_it_is_up(made):
     told = made.regional_status("gpu-0")
     told["replicas"][0]["slow"] = "slow: 68 ms against 12 of its peers, last sample 40 s ago"
     (row,) = status._replicas(status.Seen("virginia", "http://r", told))
@@ -246,7 +246,7 @@ def test_who_is_slow_is_said_beside_why_it_is_up(made):
     assert "cached tokens" not in row[-1]
 
 
-async def test_a_configuration_that_was_passed_over_and_what_awaits_a_restart_are_told(healthy, cli):
+async def test_a_configuration_that_was_passed_over_and_what_awaits_a_restart_are_shown(healthy, cli):
     configuration = {"generation": 4, "trouble": ["spill.at: too large"], "awaits_restart": ["listen.port"]}
     healthy.status["virginia", "global_admin"] |= {"configuration": configuration}
     said = " ".join((await cli.in_thread("status")).stdout.split())
@@ -318,7 +318,7 @@ async def test_on_a_terminal_it_is_drawn_in_place(healthy, cli, monkeypatch):
     assert text.count("balancers answered") == 2
 
 
-async def test_a_pilot_light_is_told(healthy, cli):
+async def test_a_pilot_light_is_shown(healthy, cli):
     stands = {"virginia": ("asleep", 0.0), "tokyo": ("waking", 0.25), "frankfurt": ("awake", 1.0)}
     for name, (state, share) in stands.items():
         region = healthy.status[name, "global_admin"]["regions"][2]

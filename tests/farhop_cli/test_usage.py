@@ -77,7 +77,7 @@ def test_priced_by_the_epoch_of_the_record(folder: Path) -> None:
         (["--tenant", "nobody"], 1, ""),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line(folder: Path, arguments: list[str], code: int, says: str) -> None:
+def test_what_is_wrong_is_shown_in_a_line(folder: Path, arguments: list[str], code: int, says: str) -> None:
     result = run(folder, *arguments)
     assert result.exit_code == code
     assert says in result.stderr

@@ -88,7 +88,7 @@ def test_without_a_client_subnet(found, said) -> None:
         ("1.2.3.4", "", "localhost", False, "is no URL"),
     ],
 )
-def test_what_cannot_be_told_is_one_line(config, capsys, client, tenant, admin, offline, said) -> None:
+def test_what_cannot_be_answered_is_one_line(config, capsys, client, tenant, admin, offline, said) -> None:
     with pytest.raises(typer.Exit) as ended:
         run(client, tenant, config, admin, "", offline, False)
     assert ended.value.exit_code == 2

@@ -53,7 +53,7 @@ def test_traffic_at_the_peak_moves_in_three_steps_with_a_soak_each() -> None:
     assert len({one.target for step in drill.steps for one in step.inject}) == 1
 
 
-def test_every_error_is_told_at_once() -> None:
+def test_every_error_is_reported_at_once() -> None:
     document = raw(
         kind="fault",
         blast_radius={"regions": ["atlantis"], "tenants": ["nobody"]},
@@ -93,7 +93,7 @@ def test_every_error_is_told_at_once() -> None:
         ({"title": "of {nothing}"}, "{nothing} is no parameter"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_with_its_place(changed: dict[str, object], said: str) -> None:
+def test_what_is_wrong_is_reported_with_its_place(changed: dict[str, object], said: str) -> None:
     assert any(said in one for one in problems(raw(**changed)))
 
 

@@ -30,7 +30,7 @@ HOP_KEY = "x" * 32
 PAGE = 'vllm:num_requests_waiting{engine="0"} 0\nvllm:num_requests_running{engine="0"} 0\n'
 
 
-async def until(true: Callable[[], Any], within_s: float = 10.0) -> None:
+async def until(true: Callable[[], Any], within_s: float = 60.0) -> None:
     """Poll a condition, with a bound."""
     async with asyncio.timeout(within_s):
         while not true():
@@ -226,7 +226,7 @@ class Answer(msgspec.Struct):
         return str(self.json["error"]["code"])
 
 
-async def send(port: int, *parts: bytes, close: bool = False, within_s: float = 10.0) -> Answer:
+async def send(port: int, *parts: bytes, close: bool = False, within_s: float = 60.0) -> Answer:
     """Send bytes and read one answer, to the end of the connection. `close`: we end our side at once after sending."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:

@@ -17,6 +17,7 @@ from worlds import MODEL, regional, replica
 from farhop.store.contract import report_key
 from farhop.store.documents.report import RegionReport, encode
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
+from farhop_lab.world.ports import free_ports
 from regional_lb.app.config import RegionalConfig
 from regional_lb.mesh.peers import Peers
 
@@ -30,7 +31,7 @@ class Other(peers_pb2_grpc.PeersServicer):
         self.more: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.region = "london"
         self.silent = False
-        self.port = 0
+        (self.port,) = free_ports(1)  # it may come back there
         self._server: grpc.aio.Server | None = None
 
     @property
@@ -42,7 +43,7 @@ class Other(peers_pb2_grpc.PeersServicer):
 
     async def start(self) -> None:
         self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self._server.add_insecure_port(self.address)
         peers_pb2_grpc.add_PeersServicer_to_server(self, self._server)
         await self._server.start()
 

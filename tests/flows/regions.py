@@ -16,6 +16,7 @@ from farhop.balance.machine import Event
 from farhop.store.contract import report_key
 from farhop.store.documents.report import ModelReport, RegionReport, encode, to_wire
 from farhop_lab.memory_store import MemoryStore
+from farhop_lab.world.ports import free_ports
 from global_lb.app.config import GlobalConfig
 from global_lb.fleet.view import ChannelChanged, RegionKnown, RegionReported, View
 from global_lb.links.watch import Watcher
@@ -126,8 +127,8 @@ class Region(region_pb2_grpc.RegionServicer):
     async def start(self) -> None:
         self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         region_pb2_grpc.add_RegionServicer_to_server(self, self._server)
-        port = self._server.add_insecure_port(self.address or "127.0.0.1:0")
-        self.address = f"127.0.0.1:{port}"
+        self.address = self.address or f"127.0.0.1:{free_ports(1)[0]}"  # it may come back there
+        self._server.add_insecure_port(self.address)
         await self._server.start()
 
     async def stop(self) -> None:

@@ -28,7 +28,7 @@ def live(flow: RegionalFlow) -> Reporter:
 
 
 class Watched(MemoryStore):
-    """Keeps what is written, and when."""
+    """Keeps what is written, and when; not what an outage swallowed."""
 
     def __init__(self) -> None:
         super().__init__(Random(1))
@@ -38,8 +38,9 @@ class Watched(MemoryStore):
 
     async def put_leased(self, key: str, value: bytes, lease: int) -> bool:
         await self.hangs.wait()
+        written = await super().put_leased(key, value, lease)
         self.written.append((asyncio.get_running_loop().time(), decode(value)))
-        return await super().put_leased(key, value, lease)
+        return written
 
     @property
     def seqs(self) -> list[int]:

@@ -99,7 +99,7 @@ async def test_the_second_of_two_alike_is_a_hit_with_the_same_bytes() -> None:
         assert (word(other), gpu.asked) == ("miss", 2)
 
 
-async def test_told_as_a_stream_or_whole_whichever_it_was_made_as() -> None:
+async def test_given_as_a_stream_or_whole_whichever_it_was_made_as() -> None:
     async with emulated() as (up, gpu):
         whole = await send(up.entry, chat(body=body("one")))
         for include in (False, True):

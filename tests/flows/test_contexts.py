@@ -113,7 +113,7 @@ async def _listed(endpoint: str, tls: dict[str, str]) -> None:
 
     store = EtcdStore(Etcd.model_validate({"endpoints": [endpoint], **tls}).settings(()), Random(9))
     await store.open()
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         while not await store.list(ENTRY_PREFIX):
             await asyncio.sleep(0.02)
     await store.close()

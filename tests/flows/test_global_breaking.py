@@ -225,7 +225,7 @@ def test_the_deadline_ends_what_is_under_way(play) -> None:
     assert flow.under_way == 0
 
 
-def test_what_is_said_of_an_earlier_attempt_is_no_news(play) -> None:
+def test_what_is_reported_of_an_earlier_attempt_is_ignored(play) -> None:
     flow = worldwide()
     (
         play(flow)

@@ -73,7 +73,7 @@ def test_two_equal_instances_share_what_comes_between_reports(play) -> None:
     assert asked == ["london-a.example", "london-b.example"] * 2
 
 
-def test_nothing_lawful_is_told_clause_by_clause(play) -> None:
+def test_nothing_lawful_is_answered_clause_by_clause(play) -> None:
     flow = worldwide(under=law(strict=Rule(allow=("eu",), deny=("DE",))))
 
     def clauses(detail: str) -> bool:
@@ -92,7 +92,7 @@ def test_nothing_lawful_is_told_clause_by_clause(play) -> None:
     assert flow.under_way == 1
 
 
-def test_lawful_but_not_serving_is_told_region_by_region(play) -> None:
+def test_lawful_but_not_serving_is_answered_region_by_region(play) -> None:
     flow = worldwide(view=seen(instance("tokyo"), instance("london", replicas_ready=0)))
     told = "london: no ready replica of this model"
     (

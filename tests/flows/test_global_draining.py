@@ -53,7 +53,7 @@ def test_who_may_go_nowhere_else_is_served_until_the_end(draining) -> None:
     assert taken(draining, 20.0, 50, tenant="german") == {"nowhere": 50}
 
 
-def test_said_again_it_gives_nothing_back(draining) -> None:
+def test_repeated_it_gives_nothing_back(draining) -> None:
     draining.handle(RegionForced("london", True, "still", over_s=10.0), 9.0)
     assert taken(draining, 9.0)["london"] < 80
     assert taken(draining, 10.0)["london"] == 0

@@ -81,7 +81,7 @@ def test_what_was_hot_is_returned_to_at_a_pace() -> None:
     assert taken(flow, 23.0) == {"london": 300}
 
 
-def test_what_share_goes_there_gladly_is_told() -> None:
+def test_what_share_goes_there_gladly_is_shown() -> None:
     flow = hot()
     assert (flow.admitted_share("london", 2.6), flow.admitted_share("tokyo", 2.6)) == (0.0, 1.0)
     flow.handle(at(3.0, london=0.1), 3.0)
@@ -136,7 +136,7 @@ def test_who_is_turned_away_everywhere_is_taken_by_the_best_without_a_promise(pl
     )  # fmt: skip
 
 
-def test_what_it_waited_in_one_region_is_told_to_the_next(play) -> None:
+def test_what_it_waited_in_one_region_is_sent_to_the_next(play) -> None:
     flow = worldwide()
     (
         play(flow)

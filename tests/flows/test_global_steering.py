@@ -65,7 +65,7 @@ def test_who_waits_for_a_quota_goes_by_the_route_that_has_none(play) -> None:
     )  # fmt: skip
 
 
-def test_a_quota_that_nobody_waits_for_is_told(play) -> None:
+def test_a_quota_that_nobody_waits_for_is_answered(play) -> None:
     flow = worldwide(view=seen(instance("frankfurt")), routes=Routes({("", ""): RouteConfig(foreign_quota=0)}))
     told = "frankfurt: the foreign quota of 0 is used up"
     play(flow).on(RequestArrived(request("a"))).expect(
@@ -90,7 +90,7 @@ def test_a_pin_narrows_within_the_law_and_falls_back(play) -> None:
     )  # fmt: skip
 
 
-def test_a_bias_moves_what_it_outweighs_and_is_told(play) -> None:
+def test_a_bias_moves_what_it_outweighs_and_is_shown(play) -> None:
     flow = worldwide()
     word = OverridesChanged(OperatorOverrides({"london": Bias("london", 15.0, "why", "ann", 100.0)}))
     (

@@ -55,7 +55,7 @@ def test_an_older_law_is_no_news(play) -> None:
     assert flow.law.epoch == 5
 
 
-def test_who_waits_is_told_at_once_when_nothing_is_lawful_any_more(play) -> None:
+def test_who_waits_is_answered_at_once_when_nothing_is_lawful_any_more(play) -> None:
     flow = worldwide(patience_s=30.0, view=seen(instance("london", replicas_ready=0)))
     (
         play(flow)
@@ -184,7 +184,7 @@ def test_a_region_refuses_by_the_law_it_knows_whatever_the_token_says(play) -> N
     assert outcome.UNLAWFUL_HERE.retryable
 
 
-def test_who_waits_in_a_queue_it_may_not_be_served_from_is_told_at_once(play) -> None:
+def test_who_waits_in_a_queue_it_may_not_be_served_from_is_answered_at_once(play) -> None:
     flow = regional(replica("r1", slots=1))
     (
         play(flow)

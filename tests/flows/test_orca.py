@@ -19,7 +19,7 @@ def long(word: str) -> dict[str, Any]:
     return {"model": MODEL, "messages": said, "max_tokens": 300, "stream": True}
 
 
-async def test_load_told_with_an_answer_goes_up_without_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_load_reported_with_an_answer_goes_up_without_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     seldom: dict[str, Any] = {"watch": {"probe_s": 0.05, "scrape_s": 60, "rise": 1, "orca": True}}
     settings = EngineSettings(ports=[0], model=MODEL, speedup=5, kv_blocks=64)  # room for one of the long ones
@@ -38,7 +38,7 @@ async def test_load_told_with_an_answer_goes_up_without_a_scrape(monkeypatch: py
                 return float(instance.models[MODEL].wait_ms)
 
             assert wait_ms() == 0.0
-            short = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 60}
+            short = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 600}
             asked = asyncio.create_task(send(up.client, chat(body=short)))
             await until(lambda: flow.under_way == 1)
             # Load that this balancer did not send, and knows nothing of.

@@ -21,6 +21,7 @@ from farhop_lab.world.child import Child
 from farhop_lab.world.etcd import EmbeddedEtcd
 from global_lb.app.main import GlobalBalancer
 from regional_lb.mesh import peers
+from tests.conftest import unhindered
 
 # Long beside what a busy machine makes of speeds: where it is cached is then the better place by far.
 LONG = "the same long beginning of a conversation " * 240
@@ -108,20 +109,20 @@ async def _overload(west: Region, requests: int, *, known: bool) -> tuple[float,
                 served["r1"] = 0
         for engine in west.engines:
             engine.waited = engine.served = 0
-        await until(lambda: sum(e.served for e in west.engines) >= requests, 30.0)
+        await until(lambda: sum(e.served for e in west.engines) >= requests)
         share = sum(e.waited for e in west.engines) / sum(e.served for e in west.engines)
         over.set()
     return share, served
 
 
 async def test_slots_are_not_booked_twice_and_freed_ones_go_to_both(etcd: str) -> None:
-    async with region(etcd, n_engines=2, service_s=0.1) as west:
+    async with region(etcd, n_engines=2, service_s=0.3) as west:
         await west.start("r1", **PATIENT)
         await west.start("r2", **PATIENT)
         await west.acquainted()
         shared, served = await _overload(west, 96, known=True)
         most = max(e.waiting_most for e in west.engines)
-    async with region(etcd, n_engines=2, service_s=0.1) as west:
+    async with region(etcd, n_engines=2, service_s=0.3) as west:
         await west.start("r1", MemoryStore(Random(1)), **PATIENT)
         await west.start("r2", MemoryStore(Random(2)), **PATIENT)  # they do not know each other
         alone, _ = await _overload(west, 40, known=False)
@@ -161,7 +162,7 @@ def _slots_seen(above: GlobalBalancer) -> list[int]:
 
 
 async def _stored(west: Region, n: int) -> None:
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         while sum((await west.stored()).values()) != n:
             await asyncio.sleep(0.02)
 
@@ -177,7 +178,7 @@ async def test_a_killed_one_is_inherited_at_once_and_a_frozen_one_until_it_is_ba
         child = Child("r9", ["regional", "--config", str(path)], tmp_path / "r9.log", {"SSL_CERT_FILE": os.devnull})
         await child.start()
         try:
-            await until(lambda: 0 < west.reported()["r1"] < 7, 40.0)  # a process starts
+            await until(lambda: 0 < west.reported()["r1"] < 7)  # a process starts
             mine = west.reported()["r1"]
             child.signal(signal.SIGSTOP)
             await until(lambda: west.reported()["r1"] == 7)  # it speaks to nobody any more
@@ -185,7 +186,9 @@ async def test_a_killed_one_is_inherited_at_once_and_a_frozen_one_until_it_is_ba
             child.signal(signal.SIGCONT)
             await until(lambda: west.reported()["r1"] == mine)
             child.signal(signal.SIGKILL)
-            await until(lambda: west.reported()["r1"] == 7, 0.9 * peers.GONE_S)  # sooner: nobody listens there any more
+            took_s = unhindered()
+            await until(lambda: west.reported()["r1"] == 7)
+            assert took_s() < 0.9 * peers.GONE_S  # sooner: nobody listens there any more
             status = here.tier_admin.status()
             assert [(p["instance"], p["connected"], p["takes_part"]) for p in status["peers"]] == [("r9", False, False)]
             assert all(replica["owned"] for replica in status["replicas"])

@@ -152,7 +152,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-async def test_a_bad_map_changes_nothing_and_is_told(engine, tmp_path, case):
+async def test_a_bad_map_changes_nothing_and_is_reported(engine, tmp_path, case):
     change, text, says = BAD[case]
     files = Files(tmp_path, engine)
     async with living(files) as both:

@@ -207,7 +207,7 @@ async def test_a_stream_is_accounted_once_whole_resumed_or_broken(tmp_path: Path
         assert balancer.accounts is not None
         files = balancer.accounts.usage
         assert files is not None
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             while files.written < 3:
                 await asyncio.sleep(0.01)
     told = sorted(Reading().events(line for _, line in segments.read(tmp_path)), key=lambda one: one.time)

@@ -129,7 +129,7 @@ def test_while_nobody_of_a_version_is_able_another_serves_or_nobody(play) -> Non
     book.on(RequestArrived(request("a"))).expect(nobody)
 
 
-def test_who_waits_for_a_version_that_goes_down_is_served_or_told(play) -> None:
+def test_who_waits_for_a_version_that_goes_down_is_served_or_answered(play) -> None:
     down = ReplicaProbed("g", False)
     busy = (RequestArrived(request("a")), RequestArrived(request("b")))
     book = play(split(weights={"v2": 1.0}))
@@ -343,7 +343,7 @@ async def test_what_a_cookie_says_is_kept_nowhere(up: Both, monkeypatch: pytest.
     assert [one.header_matches for one in asked] == [()]
 
 
-async def test_without_a_split_nothing_is_read_and_the_version_is_told(engines: tuple[Engine, Engine]) -> None:
+async def test_without_a_split_nothing_is_read_and_the_version_is_shown(engines: tuple[Engine, Engine]) -> None:
     async with both(engines[0], WORLD, regional=configured(engines)) as up:
         asked = []
         need_of = up.regional.flow.wait_estimate.need_of

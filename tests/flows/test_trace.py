@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def _spans(running: RunningWorld, trace_id: str, count: int) -> list[SpanRecord]:
-    return running.call(running.world.collector.wait_for(trace_id, spans=count, timeout_s=10.0))
+    return running.call(running.world.collector.wait_for(trace_id, spans=count, timeout_s=60.0))
 
 
 def _path(spans: list[SpanRecord], name: str) -> list[tuple[str, str]]:

@@ -80,7 +80,7 @@ def answers(provider: Provider) -> dict[str, tuple[bytes, int, str, str]]:
     }  # fmt: skip
 
 
-async def test_each_is_told_and_nothing_is_counted_wrongly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_is_answered_and_nothing_is_counted_wrongly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     monkeypatch.setenv("FARHOP_TEST_SALT", "salt-of-this-test")
     async with Provider().running() as provider, Engine().running() as engine:
@@ -138,7 +138,7 @@ async def test_a_key_revoked_during_its_stream_ends_with_it(tmp_path: Path, monk
         await until(lambda: engine.seen)
         await store.put(issued_key("k1"), issued(revoked=NOW))
         answer = await send(up.entry, chat(ISSUED, BODY))
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60.0):
             while answer.status == 200:
                 answer = await send(up.entry, chat(ISSUED, BODY))
         assert (answer.status, answer.code) == (401, "key_not_valid")

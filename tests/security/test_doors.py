@@ -116,7 +116,7 @@ async def _post(port: int, wire: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(wire)
     try:
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             return await reader.read(300)
     finally:
         writer.transport.abort()

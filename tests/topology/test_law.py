@@ -305,7 +305,7 @@ def test_clients_cannot_grow_the_memory(monkeypatch: pytest.MonkeyPatch) -> None
         {"key": "lost"},
     ],
 )
-def test_a_strangers_words_are_not_remembered(asked: dict[str, Any]) -> None:
+def test_a_strangers_wishes_are_not_remembered(asked: dict[str, Any]) -> None:
     law = _law(Residency(Rule((WORLD,))))
     law.verdict(**{"tenant": "acme", "model": "m", **asked})
     assert _remembered(law) == 0

@@ -79,7 +79,7 @@ def test_the_demo_tenants_live_under_the_law_their_names_say() -> None:
     assert law.verdict("japan-only", "m", Scope.ENTRY).lawful == {"tokyo"}
 
 
-def test_every_fault_is_told_at_once() -> None:
+def test_every_fault_is_reported_at_once() -> None:
     with pytest.raises(TopologyError) as caught:
         parse(MANY_FAULTS, "bad.yaml")
     assert {problem.path for problem in caught.value.problems} == {
@@ -251,7 +251,7 @@ def test_entries_are_the_public_addresses_of_global_balancers_and_may_share_them
         ({"port": 0}, "entries[0].port"),
     ],
 )
-def test_what_is_no_entry_is_told_by_its_field(fault: dict[str, Any], said: str) -> None:
+def test_what_is_no_entry_is_reported_by_its_field(fault: dict[str, Any], said: str) -> None:
     first, other = ENTRIES["entries"]
     with pytest.raises(TopologyError) as refused:
         parse(yaml.safe_dump({**document(TEXT), "entries": [{**first, **fault}, other]}), "w")

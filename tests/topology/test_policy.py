@@ -62,7 +62,7 @@ def test_keys_of_a_new_law_are_those_it_names():
     assert made.key(held.sha256) is None
 
 
-def test_every_fault_is_told_at_once_with_its_path():
+def test_every_fault_is_reported_at_once_with_its_path():
     twice = {"name": "k", "sha256": "b" * 64}
     told = faults(
         document(
@@ -112,7 +112,7 @@ def test_a_region_that_the_map_lacks_makes_the_law_unreadable():
         (b'{"tenants": 5, "models": []}', "tenants: "),
     ],
 )
-def test_what_is_no_law_is_told_in_lines(text, says):
+def test_what_is_no_law_is_refused_in_lines(text, says):
     told = faults(text)
     assert any(says in one for one in told), told
     assert not any("\n" in one for one in told)
@@ -140,7 +140,7 @@ def test_what_changed_between_two_laws():
 
 
 @pytest.mark.parametrize("name", shipped_names())
-def test_a_map_told_and_read_again_is_the_same_world(name):
+def test_a_map_written_and_read_again_is_the_same_world(name):
     world = load(shipped(name))
     told = json.loads(json.dumps({**policy.map_of(world), **policy.document_of(world)}))
     assert of(told, name) == world

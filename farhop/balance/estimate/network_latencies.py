@@ -72,7 +72,7 @@ class NetworkLatencies:
         """What is known, by network; of more than `most` those measured most often. Those of fewer connections than
         `samples_min` are left out: few clients are nobody's business, and say little."""
         window = int(now // WINDOW_S)
-        told: list[tuple[int, str, int]] = []
+        measured: list[tuple[int, str, int]] = []
         for key, one in self._kept.items():
             if one.window == window:
                 samples, least = one.samples + one.before_samples, one.least_us
@@ -83,11 +83,11 @@ class NetworkLatencies:
             else:
                 continue
             if samples >= samples_min:
-                told.append((samples, key, least))
-        told.sort(key=lambda one: (-one[0], one[1]))
+                measured.append((samples, key, least))
+        measured.sort(key=lambda one: (-one[0], one[1]))
         return {
             str(network_of(key)): Latency(round(least / 1e3, 1), 1 << (samples.bit_length() - 1))
-            for samples, key, least in told[:most]
+            for samples, key, least in measured[:most]
         }
 
 

@@ -270,7 +270,7 @@ class HealthMachine:
     def unquestioned(self, now: float) -> bool:
         """Whether it is UP or SUSPECT, steady, and under no override: it may be sent requests."""
         steady = self._probed_up is True and not self._unready and self._ejected_until is None
-        return steady and (self.forced.word is None or self.forced.read(now) is None)
+        return steady and (self.forced.health is None or self.forced.read(now) is None)
 
     @property
     def on_the_brink(self) -> bool:

@@ -309,11 +309,11 @@ _NONE = BodyEdit()
 def change(body: bytes, prompt: Prompt, salt: str) -> BodyEdit:
     """The usage of a stream asked for, and this `cache_salt`, whatever its own, if there is one; the model, where the
     body names none; that nothing be stored, where it does not say. `prompt` is what was read of the body."""
-    asks, lacks, unsaid = prompt.hide_usage, prompt.lacks_model, prompt.unsaid_store
-    if not (asks or salt or lacks or unsaid):
+    asks, lacks, lacks_store = prompt.hide_usage, prompt.lacks_model, prompt.lacks_store
+    if not (asks or salt or lacks or lacks_store):
         return _NONE
     there = (asks and prompt.has_options) or (salt and prompt.has_salt)
-    if there or (lacks and _may_name(body, b'"model"')) or (unsaid and _may_name(body, b'"store"')):
+    if there or (lacks and _may_name(body, b'"model"')) or (lacks_store and _may_name(body, b'"store"')):
         # The rare case: the member is there, if only as null. Every other value is kept as it was written.
         document = _raw.decode(body)
         if asks:
@@ -325,7 +325,7 @@ def change(body: bytes, prompt: Prompt, salt: str) -> BodyEdit:
             document["cache_salt"] = msgspec.Raw(msgspec.json.encode(salt))
         if lacks:
             document["model"] = msgspec.Raw(msgspec.json.encode(prompt.model))
-        if unsaid:
+        if lacks_store:
             document["store"] = msgspec.Raw(b"false")
         return BodyEdit(whole=msgspec.json.encode(document))
     added = b'"stream_options":{"include_usage":true},' if asks else b""
@@ -333,7 +333,7 @@ def change(body: bytes, prompt: Prompt, salt: str) -> BodyEdit:
         added += b'"cache_salt":"%b",' % salt.encode()
     if lacks:
         added += b'"model":%b,' % msgspec.json.encode(prompt.model)
-    if unsaid:
+    if lacks_store:
         added += b'"store":false,'
     return BodyEdit(body.index(b"{") + 1, added)
 
@@ -467,6 +467,6 @@ def usage_of(document: bytes | memoryview, before: Usage | None = None) -> Usage
     cached = details.cached_tokens if details is not None else read
     if cached is not None and not 0 <= cached <= prompt:
         cached = None
-    told = usage.completion_tokens_details or usage.output_tokens_details
-    thought = told.reasoning_tokens if told is not None else None
+    answer_details = usage.completion_tokens_details or usage.output_tokens_details
+    thought = answer_details.reasoning_tokens if answer_details is not None else None
     return Usage(prompt, output, cached, thought if thought is None or 0 <= thought <= output else None)

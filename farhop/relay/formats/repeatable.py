@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 KEY_HEADER = b"x-farhop-cache-key"
 BODY_BYTES_MAX = 256 * 1024  # reading a body again and writing it in order takes 2 ms at most
-RETOLD_BYTES_MAX = 256 * 1024  # some 1,500 events, at 4.5 us each to put together: 7 ms
+CONVERTED_BYTES_MAX = 256 * 1024  # some 1,500 events, at 4.5 us each to put together: 7 ms
 _KEY = re.compile(rb"[!-~]{1,256}")
 _AGE = re.compile(rb"max-age=([0-9]{1,10})")
 _ANY_END = re.compile(rb"\r?\n\r?\n")
 _SAMPLED = frozenset((Kind.CHAT, Kind.COMPLETION, Kind.MESSAGES))
 _COMPUTED = frozenset((Kind.EMBEDDINGS, Kind.RERANK, Kind.SCORE))  # the same every time
-_TOLD_EITHER_WAY = frozenset((Kind.CHAT, Kind.COMPLETION))
+_CONVERTIBLE = frozenset((Kind.CHAT, Kind.COMPLETION))
 # Members that name the client or what it files the request under: no engine's answer depends on them.
 _LEFT_OUT = ("user", "safety_identifier", "metadata")
 _OF_DIALECT = (b"anthropic-beta:", b"anthropic-version:")  # header lines by which engines answer otherwise
@@ -70,11 +70,11 @@ def asked(
         return "body"
     if named is None and kind in _SAMPLED and not _certain(document):
         return "sampled"
-    _canonical(document, drops_stream=kind in _TOLD_EITHER_WAY)
+    _canonical(document, drops_stream=kind in _CONVERTIBLE)
     parts = (
         kind.encode(), target, version.encode(), named or b"",
         b"\n".join(sorted(line for line in lines.split(b"\r\n") if line.startswith(_OF_DIALECT))),
-        b"" if kind in _TOLD_EITHER_WAY else b"%d" % stream,
+        b"" if kind in _CONVERTIBLE else b"%d" % stream,
         msgspec.json.encode(document, order="sorted"),
     )  # fmt: skip
     digest = sha256(b"".join(b"%d:%b" % (len(part), part) for part in parts)).digest()
@@ -87,14 +87,14 @@ def _controls(lines: bytes) -> frozenset[bytes]:
     if b"cache-control:" not in lines:
         return frozenset()
     values = [line.partition(b":")[2] for line in lines.split(b"\r\n") if line.startswith(b"cache-control:")]
-    return frozenset(word.strip().lower() for value in values for word in value.split(b","))
+    return frozenset(directive.strip().lower() for value in values for directive in value.split(b","))
 
 
 def _certain(document: Document) -> bool:
     """Whether an engine takes the likeliest token each time, of one answer."""
     temperature = document.get("temperature")
-    said = isinstance(temperature, int | float) and not isinstance(temperature, bool) and temperature == 0
-    return said and all(document.get(name) in (None, 1) for name in ("n", "best_of"))
+    greedy = isinstance(temperature, int | float) and not isinstance(temperature, bool) and temperature == 0
+    return greedy and all(document.get(name) in (None, 1) for name in ("n", "best_of"))
 
 
 def _canonical(document: Document, *, drops_stream: bool) -> None:
@@ -123,7 +123,7 @@ def events_of(data: bytes) -> Iterator[bytes]:
         yield data[start:]
 
 
-def tells_usage(event: bytes) -> bool:
+def has_usage(event: bytes) -> bool:
     """Whether this event of a chat or completion tells of the usage and nothing else."""
     if b'"usage"' not in event:
         return False
@@ -147,7 +147,7 @@ def complete(kind: Kind, body: bytes, *, stream: bool) -> bool:
         ends = b'"message_stop"' in body[-64:] if kind is Kind.MESSAGES else body.endswith(b"[DONE]")
     else:
         ends = _is_object(body)
-    return ends and not _tells_error(body, stream=stream) and _GIVEN_UP.search(body) is None
+    return ends and not _has_error(body, stream=stream) and _GIVEN_UP.search(body) is None
 
 
 def _is_object(body: bytes) -> bool:
@@ -159,13 +159,13 @@ def _is_object(body: bytes) -> bool:
     return True
 
 
-def _tells_error(body: bytes, *, stream: bool) -> bool:
+def _has_error(body: bytes, *, stream: bool) -> bool:
     """In a text it would be escaped, but a member of something else may be called so, too."""
     at = body.find(b'"error"')
     while at >= 0:
         begin, end = (body.rfind(b"\n\n", 0, at), body.find(b"\n\n", at)) if stream else (0, -1)
-        told = body[max(0, begin) : end if end >= 0 else len(body)].lstrip()
-        document = _chunk(told) if stream else _document(told)
+        candidate = body[max(0, begin) : end if end >= 0 else len(body)].lstrip()
+        document = _chunk(candidate) if stream else _document(candidate)
         if document is None or document.get("error") is not None:
             return True
         at = body.find(b'"error"', end) if end >= 0 else -1
@@ -173,7 +173,7 @@ def _tells_error(body: bytes, *, stream: bool) -> bool:
 
 
 def _document(text: bytes) -> Document | None:
-    if len(text) > RETOLD_BYTES_MAX:
+    if len(text) > CONVERTED_BYTES_MAX:
         return None
     try:
         document = msgspec.json.decode(text)
@@ -192,7 +192,7 @@ class _NotUnderstoodError(Exception):
 def whole(kind: Kind, stream: bytes) -> bytes | None:
     """The document that a whole stream of a chat or completion says, its usage with it; None where that cannot be told
     for sure."""
-    if kind not in _TOLD_EITHER_WAY or len(stream) > RETOLD_BYTES_MAX:
+    if kind not in _CONVERTIBLE or len(stream) > CONVERTED_BYTES_MAX:
         return None
     document: Document = {}
     choices: dict[int, Document] = {}
@@ -226,16 +226,16 @@ def _add(choice: Document, more: Document) -> None:
     for name, value in more.items():
         if name == "delta":
             message = choice.setdefault("message", {})
-            for part, said in value.items():
-                _join(message, part, said)
+            for part, piece in value.items():
+                _join(message, part, piece)
         elif name == "text":
             choice["text"] = choice.get("text", "") + value
         elif name == "logprobs" and value is not None:
             known = choice.get("logprobs") or {}
-            for part, said in value.items():
-                if not isinstance(said, list | None):
+            for part, piece in value.items():
+                if not isinstance(piece, list | None):
                     raise _NotUnderstoodError
-                known[part] = known[part] + said if known.get(part) and said else (said or known.get(part))
+                known[part] = known[part] + piece if known.get(part) and piece else (piece or known.get(part))
             choice["logprobs"] = known
         elif name != "index" and (value is not None or name not in choice):
             if isinstance(value, list | dict):
@@ -243,27 +243,27 @@ def _add(choice: Document, more: Document) -> None:
             choice[name] = value  # such as finish_reason: said once
 
 
-def _join(message: Document, part: str, said: Any) -> None:
+def _join(message: Document, part: str, piece: Any) -> None:
     known = message.get(part)
-    if part == "role" or known is None or said is None:
-        if part == "tool_calls" and said is not None:
+    if part == "role" or known is None or piece is None:
+        if part == "tool_calls" and piece is not None:
             message[part] = {}
-            _call(message[part], said)
-        elif isinstance(said, list | dict):
+            _call(message[part], piece)
+        elif isinstance(piece, list | dict):
             raise _NotUnderstoodError
-        elif said is not None or part not in message:
-            message[part] = said
+        elif piece is not None or part not in message:
+            message[part] = piece
     elif part == "tool_calls":
-        _call(known, said)
-    elif isinstance(known, str) and isinstance(said, str):
-        message[part] = known + said
+        _call(known, piece)
+    elif isinstance(known, str) and isinstance(piece, str):
+        message[part] = known + piece
     else:
         raise _NotUnderstoodError
 
 
-def _call(calls: dict[int, Document], said: list[Document]) -> None:
+def _call(calls: dict[int, Document], pieces: list[Document]) -> None:
     """Tools that are called come in pieces, by their number."""
-    for piece in said:
+    for piece in pieces:
         call = calls.setdefault(piece["index"], {})
         for name, value in piece.items():
             if name == "function":
@@ -289,19 +289,19 @@ def _closed(choice: Document, kind: Kind) -> Document:
 def stream(kind: Kind, document: bytes) -> tuple[bytes, bytes, bytes] | None:
     """A whole answer of a chat or completion as a stream: what comes before its usage, the event with that (b"" if it
     tells none), and the end. None where that cannot be told for sure."""
-    if kind not in _TOLD_EITHER_WAY or len(document) > RETOLD_BYTES_MAX:
+    if kind not in _CONVERTIBLE or len(document) > CONVERTED_BYTES_MAX:
         return None
     try:
         answer = msgspec.json.decode(document)
         usage, choices = answer.pop("usage", None), answer.pop("choices")
         if kind is Kind.CHAT:
             answer["object"] = "chat.completion.chunk"
-        said = [event for choice in choices for event in (_in_chat(choice) if kind is Kind.CHAT else [choice])]
-        before = b"".join(_event(answer | {"choices": [choice]}) for choice in said)
+        listed = [event for choice in choices for event in (_in_chat(choice) if kind is Kind.CHAT else [choice])]
+        before = b"".join(_event(answer | {"choices": [choice]}) for choice in listed)
     except (*UNREADABLE, KeyError, TypeError, AttributeError):
         return None
-    told = _event(answer | {"choices": [], "usage": usage}) if usage is not None else b""
-    return before, told, b"data: [DONE]\n\n"
+    usage_event = _event(answer | {"choices": [], "usage": usage}) if usage is not None else b""
+    return before, usage_event, b"data: [DONE]\n\n"
 
 
 def _in_chat(choice: Document) -> list[Document]:
@@ -312,8 +312,8 @@ def _in_chat(choice: Document) -> list[Document]:
         message["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
     delta = {name: value for name, value in message.items() if value is not None}
     opened = {"index": index, "delta": first, "logprobs": None, "finish_reason": None}
-    told = {"index": index, "delta": delta, "logprobs": choice.get("logprobs"), "finish_reason": None}
-    return [opened, told, {"index": index, "delta": {}, "logprobs": None, **rest}]
+    content = {"index": index, "delta": delta, "logprobs": choice.get("logprobs"), "finish_reason": None}
+    return [opened, content, {"index": index, "delta": {}, "logprobs": None, **rest}]
 
 
 def _event(chunk: Document) -> bytes:

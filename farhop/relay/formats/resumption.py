@@ -46,7 +46,7 @@ class _Named(msgspec.Struct):
 
 _named = msgspec.json.Decoder(_Named)
 _ENDS = re.compile(rb'"finish_reason"\s*:\s*"')
-_UNTOLD = re.compile(rb'"(?:tool_calls"\s*:\s*\[\s*\{|(?:reasoning|reasoning_content|refusal)"\s*:\s*"(?!"))')
+_NOT_CONTINUABLE = re.compile(rb'"(?:tool_calls"\s*:\s*\[\s*\{|(?:reasoning|reasoning_content|refusal)"\s*:\s*"(?!"))')
 _DONE = re.compile(rb"^data:\s*\[DONE\]", re.M)
 _USAGE = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _DATA = re.compile(rb"^data:(.*?)\r?$", re.M)  # other lines of an event name it, or are comments
@@ -96,12 +96,12 @@ class Plan(msgspec.Struct, frozen=True):
 def asking(body: bytes, plan: Plan, asks: bytes = ASKS) -> bytes:
     """A body that asks for ids beside, or for what `asks` says, and for no text to be held back."""
     if plan.stops and plan.hides_stop:
-        if any(word in body for word in stops.SHOWN_BY):  # it may say that it does not want what we want
+        if any(shape in body for shape in stops.SHOWN_BY):  # it may say that it does not want what we want
             document = _raw.decode(body)
             for name in stops.NAMES:
                 document.pop(name, None)
             body = msgspec.json.encode(document)
-        asks += b"".join(word + b":true," for word in stops.SHOWN_BY) if plan.text and asks != ASKS else stops.SHOWS
+        asks += b"".join(name + b":true," for name in stops.SHOWN_BY) if plan.text and asks != ASKS else stops.SHOWS
     at = body.index(b"{") + 1
     return body[:at] + asks + body[at:]
 
@@ -128,7 +128,7 @@ def plan(path: bytes, body: bytes, *, text: bool = False) -> Plan:
             raise Unresumable(_REASONS[name])
     if bytes(document.get("n", b"1")) not in (b"1", b"null"):
         raise Unresumable("answers")
-    if any(word in body for word in _MEDIA):
+    if any(medium in body for medium in _MEDIA):
         raise Unresumable("media")
     chat = path == CHAT
     if not chat and not _is_one(document.get("prompt")):
@@ -163,19 +163,19 @@ def _stops(document: dict[str, msgspec.Raw]) -> tuple[str, ...]:
 
 
 def _is_neutral(name: str, value: msgspec.Raw) -> bool:
-    said = bytes(value)
-    return said in _NOTHING or said in _NEUTRAL.get(name, ())
+    text = bytes(value)
+    return text in _NOTHING or text in _NEUTRAL.get(name, ())
 
 
 def _is_one(prompt: msgspec.Raw | None) -> bool:
     """One text, or one list of ids."""
-    said = bytes(prompt or b"").lstrip()
-    return said[:1] == b'"' or (said[:1] == b"[" and said[1:].lstrip()[:1].isdigit())
+    text = bytes(prompt or b"").lstrip()
+    return text[:1] == b'"' or (text[:1] == b"[" and text[1:].lstrip()[:1].isdigit())
 
 
 def _number(document: dict[str, msgspec.Raw], name: str) -> int | None:
-    said = bytes(document.get(name, b"null"))
-    return int(said) if said.isdigit() else None
+    text = bytes(document.get(name, b"null"))
+    return int(text) if text.isdigit() else None
 
 
 class Progress(ABC):
@@ -186,10 +186,10 @@ class Progress(ABC):
     """
 
     __slots__ = (
+        "_done_due",
         "_head",
         "_seam",
-        "_tells_done",
-        "_tells_usage",
+        "_usage_due",
         "counted_bytes",
         "finished",
         "plan",
@@ -205,7 +205,7 @@ class Progress(ABC):
         self.stops = Stops(plan.stops, hides=plan.hides_stop) if plan.stops else None
         self._head: dict[str, Any] = {}
         self.finished = False
-        self._tells_usage = self._tells_done = True  # at its end: what the client has not been told of it yet
+        self._usage_due = self._done_due = True  # at its end: what the client has not been told of it yet
         self.why_not = ""
         self.resumed = self.recomputed = 0
         self._seam = 0  # tokens before the last one
@@ -312,32 +312,32 @@ class Progress(ABC):
             head = _named.decode(memoryview(events)[at : events.find(b"\n", at)]) if at >= 0 else _Named()
         except UNREADABLE:
             head = _Named()
-        said = {"id": head.id, "created": head.created, "model": head.model}
-        self._head = {name: value for name, value in said.items() if value is not None}
+        fields = {"id": head.id, "created": head.created, "model": head.model}
+        self._head = {name: value for name, value in fields.items() if value is not None}
         if len(self._head) < 3:
             self.why_not = self.why_not or "unreadable"
 
     def _note(self, events: bytes) -> None:
         """What else whole events say of the stream: that it cannot go on, that it ends, what was told of its end."""
-        if not self.why_not and _UNTOLD.search(events) is not None:
+        if not self.why_not and _NOT_CONTINUABLE.search(events) is not None:
             self.why_not = "tools_or_reasoning"
         if _ENDS.search(events) is not None:
             self.finished = True
         if self.finished and not self.resumed:  # a continuation's end is written by `end`
-            self._tells_usage = self._tells_usage and _USAGE.search(events) is None
-            self._tells_done = self._tells_done and _DONE.search(events) is None
+            self._usage_due = self._usage_due and _USAGE.search(events) is None
+            self._done_due = self._done_due and _DONE.search(events) is None
 
-    def spelled(self, events: bytes, *, tells_usage: bool) -> bytes:
-        """Whole events of a continuation as those of the first stream. `tells_usage`: the client asked for it."""
-        pieces = [self._spelled(event, tells_usage) for event in each(events) if event.strip()]
+    def spelled(self, events: bytes, *, sends_usage: bool) -> bytes:
+        """Whole events of a continuation as those of the first stream. `sends_usage`: the client asked for it."""
+        pieces = [self._spelled(event, sends_usage) for event in each(events) if event.strip()]
         return self.visible(b"".join(pieces))
 
-    def _spelled(self, event: bytes, tells_usage: bool) -> bytes:
-        said = b"\n".join(_DATA.findall(event)).strip()
-        if said == b"[DONE]":
-            return self.end(tells_usage=tells_usage)
+    def _spelled(self, event: bytes, sends_usage: bool) -> bytes:
+        data = b"\n".join(_DATA.findall(event)).strip()
+        if data == b"[DONE]":
+            return self.end(sends_usage=sends_usage)
         try:
-            document = msgspec.json.decode(said, type=dict[str, Any])
+            document = msgspec.json.decode(data, type=dict[str, Any])
             choices = document["choices"]
         except (*UNREADABLE, KeyError):
             return event
@@ -345,38 +345,38 @@ class Progress(ABC):
 
     def _chunk(self, text: str, choice: dict[str, Any], usage: dict[str, Any] | None = None) -> bytes:
         ends = choice.get("finish_reason")
-        said: dict[str, Any] = {
+        made: dict[str, Any] = {
             "index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": ends,
         }  # fmt: skip
         if ends is not None:
-            said["stop_reason"] = choice.get("stop_reason")
-        said["token_ids"] = choice.get("token_ids")  # null but for a tier above
+            made["stop_reason"] = choice.get("stop_reason")
+        made["token_ids"] = choice.get("token_ids")  # null but for a tier above
         document = {
             "id": self._head["id"], "object": "chat.completion.chunk", "created": self._head["created"],
-            "model": self._head["model"], "choices": [said],
+            "model": self._head["model"], "choices": [made],
         }  # fmt: skip
         return event(document if usage is None else document | {"usage": usage})
 
     def _usage_so_far(self, document: dict[str, Any]) -> dict[str, Any] | None:
         """What a continuation's event tells of usage, as of the whole; None where the client wants none with each. What
         was said before the seam is part of a continuation's prompt."""
-        told = document.get("usage")
-        if not self._tells_each or not isinstance(told, dict):
+        usage = document.get("usage")
+        if not self._wants_usage_each or not isinstance(usage, dict):
             return None
-        prompt, answer = (told.get(name) for name in ("prompt_tokens", "completion_tokens"))
+        prompt, answer = (usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
         if not isinstance(prompt, int) or not isinstance(answer, int):
             return None
         prompt, answer = self._prompt_of(prompt), self._seam + answer
         return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
     @property
-    def _tells_each(self) -> bool:
+    def _wants_usage_each(self) -> bool:
         """Whether usage is told with each event of a continuation."""
         return self.plan.usage_each
 
-    def _prompt_of(self, told: int) -> int:
+    def _prompt_of(self, prompt_tokens: int) -> int:
         """The prompt's tokens, where a continuation's engine told so many: there the answer so far is part of it."""
-        return max(0, told - self._seam)
+        return max(0, prompt_tokens - self._seam)
 
     def at_limit(self) -> bytes:
         """The event that ends it where all tokens that were asked for are there."""
@@ -394,15 +394,15 @@ class Progress(ABC):
             "choices": [choice],
         })  # fmt: skip
 
-    def end(self, *, tells_usage: bool) -> bytes:
+    def end(self, *, sends_usage: bool) -> bytes:
         """What follows its last chunk, but for what was told: a connection may break behind that, too."""
-        if not self._tells_done:
+        if not self._done_due:
             return b""
-        self._tells_done = False
+        self._done_due = False
         usage, head = self.usage, self._head
-        if usage is None or not tells_usage or not self._tells_usage:
+        if usage is None or not sends_usage or not self._usage_due:
             return b"data: [DONE]\n\n"
-        told = event({
+        last = event({
             "id": head["id"], "object": "chat.completion.chunk" if self.plan.chat else "text_completion",
             "created": head["created"], "model": head["model"], "choices": [],
             "usage": {
@@ -410,7 +410,7 @@ class Progress(ABC):
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             },
         })  # fmt: skip
-        return told + b"data: [DONE]\n\n"
+        return last + b"data: [DONE]\n\n"
 
 
 def each(events: bytes) -> Iterator[bytes]:

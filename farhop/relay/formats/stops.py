@@ -17,7 +17,7 @@ NAMES = ("include_stop_str_in_output", "no_stop_trim")  # vLLM's word for it, an
 SHOWN_BY = tuple(b'"%b"' % name.encode() for name in NAMES)
 SHOWS = SHOWN_BY[0] + b":true,"  # goes into the body behind its first brace
 LONGEST_CHARS_MAX = 1024  # of one: what a stream keeps of its text for it
-_SAYS = re.compile(rb'"(?:content|text)"\s*:\s*("[^"\\]*+(?:\\.[^"\\]*+)*+")')
+_TEXT = re.compile(rb'"(?:content|text)"\s*:\s*("[^"\\]*+(?:\\.[^"\\]*+)*+")')
 _NAMES, _GOES_ON = (b'"content":"', b'"text":"'), b'"finish_reason":null'
 _MUTE = re.compile(rb'"delta"\s*:\s*\{\s*()\}')
 _ENDS = re.compile(rb'"finish_reason"\s*:\s*(null|"[^"]*")')
@@ -26,9 +26,9 @@ _text = msgspec.json.Decoder(str)
 _TEXTS = msgspec.json.Decoder(str | list[str] | None)
 
 
-def named(said: bytes) -> tuple[str, ...]:
+def named(value: bytes) -> tuple[str, ...]:
     """The texts of a body's `stop`, () for none. Raises msgspec.DecodeError, UnicodeDecodeError."""
-    texts = _TEXTS.decode(said)
+    texts = _TEXTS.decode(value)
     return (texts,) if isinstance(texts, str) and texts else tuple(texts or ())
 
 
@@ -63,15 +63,15 @@ class Stops:
         if found is None:
             return event
         piece = found[2]
-        said = self._ending + piece
+        pending = self._ending + piece
         if self.scan_chars and piece:
             since = len(self._ending)
             self.scan_chars = max(0, self.scan_chars - len(piece))
             for text in self._texts if may_stop else ():
-                at = said.find(text, max(0, since + 1 - len(text)))
+                at = pending.find(text, max(0, since + 1 - len(text)))
                 if at >= 0:
                     self.ended = True
-                    piece = said[since : at + len(text)]
+                    piece = pending[since : at + len(text)]
                     event = _with(event, found, piece)
                     event = _named(event, _ENDS, b"finish_reason", b'"stop"')
                     event = _named(event, _STOPPED_BY, b"stop_reason", msgspec.json.encode(text))
@@ -111,11 +111,11 @@ def _text_in(event: bytes) -> tuple[int, int, str] | None:
         start = event.find(name) + len(name)
         if start >= len(name):
             end = event.find(b'"', start)
-            said = event[start:end]
-            if b"\\" not in said:  # nearly always, and an expression would take ten times as long
-                return start - 1, end + 1, said.decode()
+            value = event[start:end]
+            if b"\\" not in value:  # nearly always, and an expression would take ten times as long
+                return start - 1, end + 1, value.decode()
             break
-    found = _SAYS.search(event)
+    found = _TEXT.search(event)
     return None if found is None else (found.start(1), found.end(1), _text.decode(found[1]))
 
 

@@ -146,8 +146,8 @@ class AttemptRun:
         self._status, self._onward = answer.status, answer.onward
         self.timing = known.get(b"server-timing", b"")
         if self.owner.upstream_is_tier:
-            if word := known.get(b"x-farhop-outcome"):
-                self._refusal = answers.read_hop_outcome(word)
+            if value := known.get(b"x-farhop-outcome"):
+                self._refusal = answers.read_hop_outcome(value)
                 return
             if version := known.get(b"x-farhop-version"):
                 self._onward += b"x-farhop-version: " + version + b"\r\n"
@@ -159,7 +159,7 @@ class AttemptRun:
         content_type = known.get(b"content-type", b"").lower()
         if answer.status in (404, 405, 501) and self._may_be_unspoken():
             self._tap = engine_faults.UnspokenTap()
-        elif answer.status in engine_faults.TELLS and not self.owner.upstream_is_tier:
+        elif answer.status in engine_faults.FAULT_STATUSES and not self.owner.upstream_is_tier:
             self._tap, self._length = engine_faults.FaultTap(), answer.length
         elif content_type.startswith(b"text/event-stream"):
             self._tap, self.streams = StreamTap(self.active.hide_usage, self._transcript, self.active.geo), True

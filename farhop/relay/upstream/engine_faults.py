@@ -30,7 +30,7 @@ _BROKEN = re.compile(
     rb"|EngineDeadError|EngineCore encountered an issue|Background loop (?:is not running|has errored)",
     re.IGNORECASE,
 )
-TELLS = frozenset((424, *range(500, 600)))
+FAULT_STATUSES = frozenset((424, *range(500, 600)))
 """HTTP statuses of answers whose body is an engine's account of a failure."""
 
 

@@ -312,6 +312,11 @@ class Pool:
         """How many connections are open, lent or at rest."""
         return len(self._all)
 
+    def in_use(self, address: Address, within_s: float) -> bool:
+        """Whether a connection to an address is lent, or was within so many seconds."""
+        idle, since = self._idle.get(address, ()), self._loop.time() - within_s
+        return self._at.get(address, 0) > len(idle) or any(one.idle_since > since for one in idle)
+
     def lend(self, address: Address, attempt: UpstreamHandler) -> None:
         """Lend a kept connection now, or a fresh one when it is there."""
         idle = self._idle.get(address)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from farhop.balance import outcome
-from farhop.relay.formats.repeatable import events_of, tells_usage
+from farhop.relay.formats.repeatable import events_of, has_usage
 from farhop.relay.http.exchange import Exchange
 
 if TYPE_CHECKING:
@@ -112,12 +112,12 @@ class ReaderOwner(Protocol):
 
 class Reader:
     """A client that reads a tape (exchange.ExchangeCallbacks). `shared` is where that is being recorded, None where it
-    is whole from the beginning; `told`: the usage is for this client, too. `context` is its owner's."""
+    is whole from the beginning; `wants_usage`: the usage is for this client, too. `context` is its owner's."""
 
-    __slots__ = ("_at", "begun", "context", "exchange", "owner", "paused", "shared", "tape", "told")
+    __slots__ = ("_at", "begun", "context", "exchange", "owner", "paused", "shared", "tape", "wants_usage")
 
-    def __init__(self, owner: ReaderOwner, exchange: Exchange, *, told: bool, context: object = None) -> None:
-        self.owner, self.exchange, self.told, self.context = owner, exchange, told, context
+    def __init__(self, owner: ReaderOwner, exchange: Exchange, *, wants_usage: bool, context: object = None) -> None:
+        self.owner, self.exchange, self.wants_usage, self.context = owner, exchange, wants_usage, context
         self.shared: SharedExchange | None = None
         self.tape: Tape | None = None
         self.begun = self.paused = False
@@ -154,7 +154,7 @@ class Reader:
         if self._at >= tape.end:
             return b""
         at, self._at = self._at, self._at + 1
-        return b"" if at == tape.usage_at and not self.told else tape.pieces[at - tape.first]
+        return b"" if at == tape.usage_at and not self.wants_usage else tape.pieces[at - tape.first]
 
     def _end(self) -> None:
         shared, self.shared, self.tape, self.exchange.callbacks = self.shared, None, None, None
@@ -392,7 +392,7 @@ class SharedExchange(Exchange):
         self._find_room(len(data))
         parts = events_of(data) if self._stream and b'"usage"' in data else (data,)
         for part in parts:
-            tape.add(part, usage=self._stream and tells_usage(part))
+            tape.add(part, usage=self._stream and has_usage(part))
 
     def _find_room(self, size: int) -> None:
         """Where there is none, what is held is let go: first what all have read, then those who are behind. What the

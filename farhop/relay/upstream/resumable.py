@@ -50,9 +50,9 @@ ResumeMode = Literal["off", "exact", "text"]
 MODES: tuple[ResumeMode, ...] = ("off", "exact", "text")
 
 
-def carrier(said: bytes | None) -> machine.Carrier | None:
+def carrier(value: bytes | None) -> machine.Carrier | None:
     """Of a tier's header, what the stream that the request continues goes on by; None: it continues none."""
-    return _CARRIERS.get(said) if said is not None else None
+    return _CARRIERS.get(value) if value is not None else None
 
 
 _CARRIERS: dict[bytes, machine.Carrier] = {_CONTINUES + name.encode(): name for name in get_args(machine.Carrier)}
@@ -100,7 +100,7 @@ class Resumption:
         which hides from its client what that is not to see of stop strings."""
         assert active.progress is not None  # it has a plan
         try:
-            made = TextProgress(active.progress.plan, active.body, tells_usage=not active.hide_usage)
+            made = TextProgress(active.progress.plan, active.body, sends_usage=not active.hide_usage)
         except Unresumable as reason:
             self.outcomes["not_resumable", str(reason)] += 1
             return None
@@ -281,25 +281,25 @@ class ResumableRun(AttemptRun):
         super().answered(answer)
         if not self._asked or answer.status != 200 or not isinstance(self._tap, StreamTap):
             return
-        active, told = self.active, b""  # what the tier above is to know, too
+        active, offered = self.active, b""  # what the tier above is to know, too
         if self.owner.upstream_is_tier:
             known = answer.known.get(RESUME, b"")
             if known != IDS and known != self._asked:
                 return  # it has nothing for us to go on by: its chunks pass as they are
             self._asked = known
         elif active.exchange.is_hop:
-            told = active.exchange.head.known.get(RESUME, b"")
+            offered = active.exchange.head.known.get(RESUME, b"")
         made: type[ResumableTap] = ExactTap
         if self._asked == TEXT:
-            made, progress = TextTap, self._resumption.by_text(active, for_hop=told == TEXT)
+            made, progress = TextTap, self._resumption.by_text(active, for_hop=offered == TEXT)
             if progress is None:
                 return
             active.progress = self._progress = progress
         elif not isinstance(self._progress, ExactProgress):  # who was asked before would have gone on by text
-            active.progress = self._progress = self._resumption.by_ids(self._progress.plan, for_hop=bool(told))
+            active.progress = self._progress = self._resumption.by_ids(self._progress.plan, for_hop=bool(offered))
         if self.owner.upstream_is_tier:
             self._progress.version = answer.known.get(VERSION, b"")
-        elif self._asked == told or (self._asked == IDS and told):
+        elif self._asked == offered or (self._asked == IDS and offered):
             self._onward += RESUME + b": " + self._asked + b"\r\n"
         self._tap = made(active.hide_usage, self._transcript, active.geo, self._progress, self._resumption)
 
@@ -360,7 +360,7 @@ class ResumableRun(AttemptRun):
     def _end_whole(self) -> None:
         if self._close():
             # Nothing, where all of its end was told: an empty chunk would end the answer, and its end be said twice.
-            if end := self._progress.end(tells_usage=not self.active.hide_usage):
+            if end := self._progress.end(sends_usage=not self.active.hide_usage):
                 self.active.exchange.write(end)
             request_id, usage = self.active.request.id, self._progress.usage
             self.owner.ended(self, machine.AttemptEnded(request_id, self.number, self._status, usage))
@@ -369,13 +369,13 @@ class ResumableRun(AttemptRun):
 class ContinuedRun(ResumableRun):
     """An attempt that continues a stream which the client has the beginning of."""
 
-    __slots__ = ("_tells_usage",)
+    __slots__ = ("_usage_due",)
 
     def __init__(
         self, owner: AttemptOwner, active: ActiveRequest, number: int, now: float, resumption: Resumption
     ) -> None:
         super().__init__(owner, active, number, now, resumption)
-        self._tells_usage = not active.hide_usage
+        self._usage_due = not active.hide_usage
         self._transcript = None  # the answer's beginning was heard by another
         self.streams = True
 
@@ -395,9 +395,9 @@ class ContinuedRun(ResumableRun):
     def answered(self, answer: AnswerHead) -> None:
         """See AttemptRun."""
         self._status = answer.status
-        word = answer.known.get(b"x-farhop-outcome") if self.owner.upstream_is_tier else None
-        if word:
-            self._refusal = answers.read_hop_outcome(word)
+        value = answer.known.get(b"x-farhop-outcome") if self.owner.upstream_is_tier else None
+        if value:
+            self._refusal = answers.read_hop_outcome(value)
             return
         if answer.status != 200 or not answer.known.get(b"content-type", b"").startswith(b"text/event-stream"):
             busy = answer.status in (429, 503)
@@ -438,7 +438,7 @@ class ContinuedRun(ResumableRun):
         if not self.began:
             self.began = True
             self.owner.resumed(self, self._status)
-        spelled = self._progress.spelled(events, tells_usage=self._tells_usage)
+        spelled = self._progress.spelled(events, sends_usage=self._usage_due)
         if spelled:
             self.active.exchange.write(spelled)
 

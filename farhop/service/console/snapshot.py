@@ -51,15 +51,15 @@ class LastSnapshot(msgspec.Struct, frozen=True):
 def plain(value: Any) -> Any:
     """As a picture holds it: no None, text of a bounded length, numbers finite and with three digits that matter."""
     if isinstance(value, Mapping):
-        return {str(key)[:TEXT_MAX]: plain(one) for key, one in value.items() if _tellable(one)}
+        return {str(key)[:TEXT_MAX]: plain(one) for key, one in value.items() if _is_shown(one)}
     if isinstance(value, list | tuple | frozenset | set):
-        return [plain(one) for one in value if _tellable(one)]
+        return [plain(one) for one in value if _is_shown(one)]
     if isinstance(value, float):
         return _rounded(value)
     return value[:TEXT_MAX] if isinstance(value, str) else value
 
 
-def _tellable(value: Any) -> bool:
+def _is_shown(value: Any) -> bool:
     return value is not None and not (isinstance(value, float) and not math.isfinite(value))
 
 
@@ -233,7 +233,7 @@ def wrong(picture: Mapping[str, Any]) -> list[dict[str, Any]]:
     the last snapshot came, where it is of a balancer that does not answer now."""
     found: list[tuple[int, dict[str, Any]]] = []
 
-    def say(rank: int, state: str, where: str, what: str, **more: Any) -> None:
+    def add(rank: int, state: str, where: str, what: str, **more: Any) -> None:
         found.append((rank, {"state": state, "where": where, "what": what, **more}))
 
     balancers, regions = _dict(picture.get("balancers")), _dict(picture.get("regions"))
@@ -242,7 +242,7 @@ def wrong(picture: Mapping[str, Any]) -> list[dict[str, Any]]:
             lost = one["fresh"] == "cut off"
             more = {"heard": one["heard"]} if "heard" in one else {}
             why = f": {one['error']}" if one.get("error") else ""
-            say(
+            add(
                 0 if lost else 3,
                 "cut off" if lost else "suspect",
                 name,
@@ -250,28 +250,28 @@ def wrong(picture: Mapping[str, Any]) -> list[dict[str, Any]]:
                 **more,
             )
         if one.get("trouble"):
-            say(2, "suspect", name, f"etcd: {one['trouble']}")
+            add(2, "suspect", name, f"etcd: {one['trouble']}")
         for text in _dict(one.get("law")).get("trouble") or ():
-            say(2, "suspect", name, f"law: {text}")
+            add(2, "suspect", name, f"law: {text}")
     for name, one in regions.items():
         state = one.get("state")
         if state in ("down", "suspect"):
             seen = list(_dict(one.get("seen")).values())
             agree = seen.count(state)
             some = f" (as {agree} of {len(seen)} global balancers see it)" if agree < len(seen) else ""
-            say(0 if state == "down" else 1, state, name, f"{state}: {one.get('why', '')}{some}")
+            add(0 if state == "down" else 1, state, name, f"{state}: {one.get('why', '')}{some}")
         elif state == "draining":
             drain = _dict(one.get("drain"))
             by = f", by {drain.get('author')}: {drain.get('why')}" if drain else ""
-            say(4, state, name, f"draining{by}")
+            add(4, state, name, f"draining{by}")
         if one.get("used", 0.0) > FULL_SHARE:
-            say(2, "suspect", name, f"{one['used']:.0%} of its slots are used, {one.get('queued', 0)} wait")
+            add(2, "suspect", name, f"{one['used']:.0%} of its slots are used, {one.get('queued', 0)} wait")
         up, of = one.get("replicas_up", 0), one.get("replicas_all", 0)
         if up < of and state != "down" and "cut_off" not in one:
-            say(2, "suspect", name, f"{up} of {of} replicas are up")
+            add(2, "suspect", name, f"{up} of {of} replicas are up")
     epochs = {one["epoch"] for one in balancers.values() if one["fresh"] != "cut off" and "epoch" in one}
     if len(epochs) > 1:
-        say(1, "suspect", "law", f"balancers go by different epochs: {', '.join(map(str, sorted(epochs)))}")
+        add(1, "suspect", "law", f"balancers go by different epochs: {', '.join(map(str, sorted(epochs)))}")
     return [one for _, one in sorted(found, key=lambda pair: pair[0])][:WRONG_MAX]
 
 

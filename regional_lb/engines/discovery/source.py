@@ -58,7 +58,7 @@ class EndpointError(ValueError):
 
 
 def replica_of(template: Template, described: Any, where: str, **more: Any) -> ReplicaConfig:
-    """The replica that `said` describes as `replicas` in a configuration do; what it leaves open is the template's.
+    """The replica that `described` stands for, read as `replicas` of a configuration; the rest is the template's.
 
     `more` are fields that its source alone may say. Raises EndpointError, with `where` at the head of each line.
     """

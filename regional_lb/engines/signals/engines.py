@@ -168,8 +168,8 @@ def read_page(
 
 def _slots(page: Page, dialect: Dialect, dropped: Callable[[str], None]) -> int | None:
     """How many requests it runs at once; None if it is not told, or absurd."""
-    told = sum(_first(page, dialect.slots, COUNT_MAX, dropped))
-    return int(told) if 1 <= told <= SLOTS_MAX else None
+    slots = sum(_first(page, dialect.slots, COUNT_MAX, dropped))
+    return int(slots) if 1 <= slots <= SLOTS_MAX else None
 
 
 def _lora(page: Page, name: bytes, dropped: Callable[[str], None]) -> Lora | None:

@@ -54,19 +54,19 @@ class Gpu(msgspec.Struct, frozen=True):
 def read_gpus(text: bytes) -> tuple[Gpu, ...]:
     """The GPUs on an exporter's page. Parts of one (MIG) count as one: the worst value of each. Raises PageError."""
     page = Page(text)
-    told: dict[tuple[str, str], dict[bytes, float]] = {}
+    found: dict[tuple[str, str], dict[bytes, float]] = {}
     for name, most in _MOST.items():
         for labels, number in page.series(name):
             known = labels_of(labels)
-            gpu = told.setdefault((_word(known, b"gpu"), _word(known, b"UUID")), {})
+            gpu = found.setdefault((_label(known, b"gpu"), _label(known, b"UUID")), {})
             value = _sound(number, most)
             if value is not None:
                 gpu[name] = _WORSE[name](value, gpu.get(name, value))
-    if not told:
+    if not found:
         raise PageError("missing", f"none of {', '.join(n.decode() for n in _MOST)} is on the page: is this DCGM's?")
     return tuple(
         Gpu(index, uuid, int(of[_XID]) if _XID in of else None, of.get(_TEMPERATURE), of.get(_FREE))
-        for (index, uuid), of in told.items()
+        for (index, uuid), of in found.items()
     )
 
 
@@ -90,7 +90,7 @@ def strain(gpus: Iterable[Gpu], mine: Collection[str], temperature_c_max: float,
     return ""
 
 
-def _word(labels: dict[bytes, bytes], name: bytes) -> str:
+def _label(labels: dict[bytes, bytes], name: bytes) -> str:
     return labels.get(name, b"").decode(errors="replace")[:64]
 
 

@@ -18,36 +18,36 @@ SLOTS_MAX = 1_000_000
 _BATCH_THEMSELVES = ("tensorrtllm", "vllm")
 
 
-def _vllm(said: Any) -> Any:
-    return said["vllm_config"]["scheduler_config"]["max_num_seqs"]
+def _vllm(page: Any) -> Any:
+    return page["vllm_config"]["scheduler_config"]["max_num_seqs"]
 
 
-def _sglang(said: Any) -> Any:
+def _sglang(page: Any) -> Any:
     """What its schedulers came to, one for each data-parallel rank; else what they were started with."""
-    states = said.get("internal_states") or []
+    states = page.get("internal_states") or []
     found = [
         state.get("effective_max_running_requests_per_dp") or state.get("max_running_requests") for state in states
     ]
-    return sum(found) if found and all(type(one) is int for one in found) else said.get("max_running_requests")
+    return sum(found) if found and all(type(one) is int for one in found) else page.get("max_running_requests")
 
 
-def _llama_cpp(said: Any) -> Any:
-    return said["total_slots"]
+def _llama_cpp(page: Any) -> Any:
+    return page["total_slots"]
 
 
-def _tgi(said: Any) -> Any:
+def _tgi(page: Any) -> Any:
     """Its largest batch; without one it takes `max_concurrent_requests`, and refuses beyond."""
-    return said.get("max_batch_size") or said["max_concurrent_requests"]
+    return page.get("max_batch_size") or page["max_concurrent_requests"]
 
 
-def _triton(said: Any) -> Any:
+def _triton(page: Any) -> Any:
     """What of a model runs at once: each of its instances (so many on each of their GPUs) takes one request, or a batch
     where Triton makes batches of several. Only backends that batch by themselves know how many they take."""
-    decoupled = (said.get("model_transaction_policy") or {}).get("decoupled")
-    if decoupled or said.get("backend") in _BATCH_THEMSELVES:
+    decoupled = (page.get("model_transaction_policy") or {}).get("decoupled")
+    if decoupled or page.get("backend") in _BATCH_THEMSELVES:
         return None
-    instances = sum(group["count"] * max(1, len(group.get("gpus") or ())) for group in said["instance_group"])
-    return instances * max(1, said["max_batch_size"] if "dynamic_batching" in said else 1)
+    instances = sum(group["count"] * max(1, len(group.get("gpus") or ())) for group in page["instance_group"])
+    return instances * max(1, page["max_batch_size"] if "dynamic_batching" in page else 1)
 
 
 # By the engine's name in configuration, or what it calls itself in /v1/models (`owned_by`).

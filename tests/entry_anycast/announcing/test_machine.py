@@ -193,7 +193,7 @@ def test_a_speaker_that_does_not_acknowledge_is_killed() -> None:
     assert play.wait(10.0) == [StartSpeaker()]
 
 
-def test_what_it_announces_is_compared_with_what_it_was_told() -> None:
+def test_what_it_announces_is_compared_with_what_is_wanted() -> None:
     play = announced()
     assert play.give(Observed(Phase.ANNOUNCED, 1)) == []
     assert play.machine.differs_since is None

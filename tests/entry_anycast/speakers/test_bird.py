@@ -80,7 +80,7 @@ async def test_it_says_observes_and_ends(tmp_path: Path) -> None:
     await asyncio.sleep(0.05)  # the connection's other end
 
 
-async def test_what_it_refuses_is_said(tmp_path: Path) -> None:
+async def test_what_it_refuses_is_reported(tmp_path: Path) -> None:
     fake = FakeBird(tmp_path)
     fake.refuses = True
     server = await fake.serve()

@@ -80,7 +80,7 @@ def test_where_the_law_leaves_nobody_it_is_servfail_with_a_reason_and_a_scope(re
         assert [int(one.code) for one in answer.options if isinstance(one, dns.edns.EDEOption)] == [18]
 
 
-def test_who_tells_no_subnet_is_told_none_and_is_answered_by_his_own_address() -> None:
+def test_who_sends_no_subnet_gets_none_and_is_answered_by_his_own_address() -> None:
     for by_resolver, known in ((False, unconfined()), (True, None)):
         responder = served(Responder(), known=known, by_resolver=by_resolver)
         answer = ask(responder)
@@ -92,7 +92,7 @@ def test_who_tells_no_subnet_is_told_none_and_is_answered_by_his_own_address() -
         assert addresses(dns.message.from_wire(responder.answer(query, "127.0.0.1"))), "nothing is known of him"
 
 
-def test_where_networks_are_confined_an_answer_for_all_clients_of_a_resolver_is_what_all_may_be_told(responder) -> None:
+def test_where_networks_are_confined_an_answer_for_all_clients_of_a_resolver_is_what_all_may_get(responder) -> None:
     for edns in (True, False):
         assert addresses(ask(responder, edns=edns)) == ["192.0.2.3"], "one network is confined to Japan"
     assert addresses(ask(responder, kind="AAAA")) == ["2001:db8::3"]
@@ -195,7 +195,7 @@ def cookie_alone(cookie: bytes, flags: bytes = b"\1\0") -> bytes:
     return b"\x12\x34" + flags + b"\0\0\0\0\0\0\0\1" + opt
 
 
-def test_a_cookie_is_told_to_who_asks_for_nothing_else() -> None:
+def test_a_cookie_is_given_to_who_asks_for_nothing_else() -> None:
     cookies = Cookies([bytes(16)])
     responder = served(Responder(cookies, rate=1))
     responder.tick(1.8e9)
@@ -219,7 +219,7 @@ def test_a_cookie_is_told_to_who_asks_for_nothing_else() -> None:
         assert dns.message.from_wire(without.answer(nothing, CLIENT)).rcode() == dns.rcode.FORMERR
 
 
-def test_what_is_not_implemented_or_not_ours_is_told_by_rfc_and_in_no_more_bytes_than_came(responder) -> None:
+def test_what_is_not_implemented_or_not_ours_is_refused_by_rfc_and_in_no_more_bytes_than_came(responder) -> None:
     query = dns.message.make_query("api.entry.example", "A", use_edns=0).to_wire()
     for opcode in range(1, 16):  # NOTIFY, UPDATE and all others; none is carried out
         told = responder.answer(query[:2] + bytes((opcode << 3,)) + query[3:], CLIENT)
@@ -246,7 +246,7 @@ def test_an_ipv4_address_written_as_one_of_ipv6_says_nothing_of_where_its_client
         assert (addresses(answer), told_scope(answer)) == (addresses(ask(responder)), 64)
 
 
-def test_nsid_is_told_to_who_asks() -> None:
+def test_nsid_is_given_to_who_asks() -> None:
     responder = served(Responder(nsid=b"tokyo-dns-1"))
     answer = ask(responder, options=[dns.edns.GenericOption(3, b"")])
     assert [bytes(one.nsid) for one in answer.options if one.otype == dns.edns.NSID] == [b"tokyo-dns-1"]
@@ -328,12 +328,12 @@ def test_a_dying_entry_is_kept_for_the_least_time() -> None:
         ("fd00::/8", 7, "192.0.2.1"),
     ],
 )
-def test_what_is_told_of_client_subnets(responder, subnet: str, scope: int, first: str) -> None:
+def test_what_is_answered_of_client_subnets(responder, subnet: str, scope: int, first: str) -> None:
     answer = ask(responder, subnet=subnet)
     assert (told_scope(answer), addresses(answer)[0]) == (scope, first)
 
 
-def test_answers_are_equal_within_every_scope_told(responder) -> None:
+def test_answers_are_equal_within_every_scope_given(responder) -> None:
     rng, seen = Random(3), {}
     for _ in range(3000):
         address = rng.choice((0xCB007100, 0xC6336400, 0xC6120000, 0, 0x0A000000)) + rng.getrandbits(
@@ -373,7 +373,7 @@ def of_networks(count: int) -> tuple[memoryview, frozenset[int]]:
     return memoryview(made), frozenset(first[:1000].tolist())
 
 
-def test_of_a_hundred_thousand_networks_answers_are_equal_within_every_scope_told() -> None:
+def test_of_a_hundred_thousand_networks_answers_are_equal_within_every_scope_given() -> None:
     data, firsts = of_networks(100_000)
     responder, rng = Responder(), Random(6)
     responder.adopt(*decode(data))

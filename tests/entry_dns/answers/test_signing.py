@@ -104,6 +104,6 @@ def test_a_name_too_long_for_a_next_one_is_its_own() -> None:
         (pem(ec.generate_private_key(ec.SECP384R1())), "not an ECDSA key on P-256"),
     ],
 )
-def test_a_key_that_cannot_sign_is_told(key: bytes, said: str) -> None:
+def test_a_key_that_cannot_sign_is_refused(key: bytes, said: str) -> None:
     with pytest.raises(KeyFileError, match=said):
         ZoneKey(key)

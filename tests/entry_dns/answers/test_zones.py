@@ -33,7 +33,7 @@ V4 = {name: Entry(name, name, ("192.0.2.1",)) for name in ("virginia", "frankfur
         ((NamePlan("a.entry.example", "eu-only"),), {"tokyo": V4["tokyo"]}, "no entry is lawful for tenant eu-only"),
     ],
 )
-def test_a_zone_that_could_not_be_answered_for_is_told_by_its_name(names, entries, said: str) -> None:
+def test_a_zone_that_could_not_be_answered_for_is_named(names, entries, said: str) -> None:
     with pytest.raises(ZoneError, match=said):
         check([replace(PLAN, names=names)], Law(world(**({} if entries is None else {"entries": entries}))))
 

@@ -27,7 +27,7 @@ def numbers(folder: Path) -> list[int]:
     return [int(line) for _, line in read(folder)]
 
 
-def until(true: Any, within_s: float = 5.0) -> None:
+def until(true: Any, within_s: float = 60.0) -> None:
     end = time.monotonic() + within_s
     while not true():
         assert time.monotonic() < end

@@ -262,7 +262,7 @@ def test_a_safe_share_of_slots_is_ones_own_once_others_leases_are_over() -> None
     assert mine.fits(2, LEASE_S + 1)
 
 
-def test_who_leaves_gives_all_back_at_once_and_who_waits_is_told_how_fast_others_end() -> None:
+def test_who_leaves_gives_all_back_at_once_and_who_waits_learns_how_fast_others_end() -> None:
     lender, one, other = root(Quota(4.0, 0.0)), slots(4.0), slots(4.0)
     one.holdings[B].waiting = 4
     exchange(one, lender, 0.0, "one")

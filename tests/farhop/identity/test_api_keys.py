@@ -61,7 +61,7 @@ def test_a_known_key_is_looked_up_once():
     assert book.asked == 1
 
 
-def test_a_missing_key_and_an_unknown_key_are_told_apart():
+def test_a_missing_key_and_an_unknown_key_are_distinguished():
     ring = Keyring(Book("sk-1"))
     assert ring.identify(None) is MISSING_KEY
     assert ring.identify(b"Basic c2s6MQ==") is MISSING_KEY

@@ -181,7 +181,7 @@ def test_each_confusion_is_refused(make: Any, says: str) -> None:
         ({"cnf": {"x5t#S256": "x"}}, "cnf"), ({"cnf": False}, "cnf"),
     ],
 )  # fmt: skip
-def test_each_claim_that_does_not_hold_is_told(claims: dict[str, Any], says: str) -> None:
+def test_each_claim_that_does_not_hold_is_named(claims: dict[str, Any], says: str) -> None:
     reason, detail = Asked().why(signed(**claims))
     assert reason is KEY_NOT_VALID
     assert says in detail

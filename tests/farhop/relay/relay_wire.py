@@ -12,7 +12,7 @@ from typing import Any
 
 from farhop.balance.machine import Address
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 async def until(condition: Callable[[], Any], within_s: float = PATIENCE_S) -> None:

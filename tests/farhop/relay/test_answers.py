@@ -13,7 +13,7 @@ ALL = outcome.catalogue()
 TOKEN = (outcome.HOP_MISSING, outcome.HOP_FORGED, outcome.HOP_EXPIRED, outcome.HOP_MISADDRESSED, outcome.HOP_USED)
 
 
-def test_every_outcome_can_be_said() -> None:
+def test_every_outcome_can_be_answered() -> None:
     for reason in ALL:
         reply = answers.refusal(reason, 'it "failed"', param="model")
         error = json.loads(reply.body)["error"]
@@ -34,7 +34,7 @@ def test_every_outcome_can_be_said() -> None:
         assert line.endswith(b"\r\n")
 
 
-def test_every_outcome_can_be_told_to_the_tier_above() -> None:
+def test_every_outcome_can_be_sent_to_the_tier_above() -> None:
     for reason in [r for r in ALL if r not in TOKEN]:
         header = answers.hop_outcome(reason, 12.9)
         name, value = header.removesuffix(b"\r\n").split(b": ", 1)
@@ -44,7 +44,7 @@ def test_every_outcome_can_be_told_to_the_tier_above() -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"nonsense", b"served\xff", b"; wait_ms=1"])
-def test_an_unknown_word_is_an_internal_error_there(value: bytes) -> None:
+def test_an_unknown_outcome_is_an_internal_error_there(value: bytes) -> None:
     known, _ = answers.read_hop_outcome(value)
     assert known is outcome.INTERNAL
     assert not known.retryable

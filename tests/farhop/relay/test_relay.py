@@ -16,7 +16,7 @@ from farhop.relay.upstream.attempt import AttemptRun
 USAGE = b'{"id":"c","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
 
 
-async def test_a_whole_answer_passes_and_its_edges_are_told(stage: Any) -> None:
+async def test_a_whole_answer_passes_and_its_edges_are_events(stage: Any) -> None:
     s = await stage()
     body = b'{"choices":[{}],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
     s.upstream.answer = lambda _m: plain(body)
@@ -266,7 +266,7 @@ async def test_a_client_that_leaves_before_the_connection_is_there_costs_nothing
     assert s.tier.attempts == [(1, "client_left"), (1, "served")]
 
 
-async def test_a_client_that_leaves_while_held_is_told_once(stage: Any) -> None:
+async def test_a_client_that_leaves_while_held_is_an_event_once(stage: Any) -> None:
     s = await stage()
     s.flow.arrive = lambda request, _now: [machine.Hold(request.id)]
     c = await s.client()

@@ -180,7 +180,7 @@ async def test_explain_says_what_the_law_excludes(up: Both, http: aiohttp.Client
         (b'{"tenant": "a", "body": ' + b"[" * 200_000, "nested too deeply"),
     ],
 )
-async def test_a_question_that_makes_no_sense_is_told_why(
+async def test_a_question_that_makes_no_sense_is_answered_why(
     up: Both, http: aiohttp.ClientSession, question: Any, message: str
 ) -> None:
     for url in _urls(up, "/explain"):
@@ -330,7 +330,7 @@ async def test_connections_and_what_is_slow_are_bounded(
         port = int(base.rpartition(":")[2])
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         for reader, _ in silent:  # the third at once, the others once they have said nothing for long enough
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(60.0):
                 assert await reader.read(1) == b""
         async with http.get(f"{base}/healthz") as answer:
             assert answer.status == 200
@@ -343,7 +343,7 @@ async def test_a_body_that_does_not_come_ends_its_request(monkeypatch: pytest.Mo
     async with desk(Operators()) as base:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(base.rpartition(":")[2]))
         writer.write(b"POST /explain HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{")
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             assert (await reader.readline()).split()[1] == b"408"
         writer.transport.abort()
 
@@ -358,7 +358,7 @@ async def test_the_last_decisions_are_listed_newest_first(up: Both, http: aiohtt
         assert answer.status == 400
 
 
-async def test_the_topology_told_is_the_one_gone_by(up: Both, http: aiohttp.ClientSession) -> None:
+async def test_the_topology_shown_is_the_one_in_force(up: Both, http: aiohttp.ClientSession) -> None:
     for url, flow in zip(_urls(up, "/topology"), (up.global_.flow, up.regional.flow), strict=True):
         async with http.get(url) as answer:
             assert load.of(await _json(answer), url) == flow.law.topology

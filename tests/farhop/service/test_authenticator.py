@@ -51,7 +51,7 @@ async def up() -> AsyncIterator[Both]:
         ("Bearer sk-farhop-anywhere2", "unknown_key"),
     ],
 )
-async def test_who_has_no_key_is_told_in_openais_shape(up: Both, authorization: str | None, code: str) -> None:
+async def test_who_has_no_key_is_refused_in_openais_shape(up: Both, authorization: str | None, code: str) -> None:
     for port in (up.entry, up.client):
         given = {} if authorization is None else {"authorization": authorization}
         answer = await send(port, chat(key=None, **given))
@@ -93,7 +93,7 @@ def test_the_nearest_lawful_entry_is_named() -> None:
     assert b"location: http://127.0.0.1:8100/x\r\n" in answer.extra
 
 
-async def test_where_no_entry_is_known_the_law_is_told(up: Both) -> None:
+async def test_where_no_entry_is_known_the_law_is_the_answer(up: Both) -> None:
     answer = await send(up.entry, chat(key="sk-farhop-nowhere-near"))
     assert (answer.status, answer.code) == (451, "entry_forbidden")
     assert "location" not in answer.headers

@@ -53,7 +53,7 @@ def files(folder: Path, is_server: bool = True, **names: str) -> Files:
     return Files(is_server, **{field: str(folder / name) for field, name in {**given, **names}.items()})
 
 
-def test_a_server_speaks_tls_1_2_at_least_and_asks_for_certificates_if_told_to(folder: Path) -> None:
+def test_a_server_speaks_tls_1_2_at_least_and_asks_for_certificates_if_configured(folder: Path) -> None:
     plain, mutual = (load(files(folder, **ca), now()) for ca in ({}, {"ca_file": "ca.pem"}))
     assert (plain.context.verify_mode, mutual.context.verify_mode) == (ssl.CERT_NONE, ssl.CERT_REQUIRED)
     assert plain.context.minimum_version is ssl.TLSVersion.TLSv1_2
@@ -192,13 +192,13 @@ async def test_the_files_are_looked_at_again_and_again(tmp_path: Path, monkeypat
     held.changed = renewed.set
     keeping = asyncio.create_task(manager.keep())
     authority.issue("server")
-    await asyncio.wait_for(renewed.wait(), 10.0)
+    await asyncio.wait_for(renewed.wait(), 60.0)
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
 
 
 async def test_a_process_without_certificates_looks_at_nothing() -> None:
-    await asyncio.wait_for(TlsManager(logs.get("t"), now).keep(), 10.0)
+    await asyncio.wait_for(TlsManager(logs.get("t"), now).keep(), 60.0)
 
 
 async def _presented(port: int, authority: Authority, pair: Pair | None) -> bytes:

@@ -94,7 +94,7 @@ def test_what_is_missing_is_named(tmp_path: Path, field: str) -> None:
         ({"keys": {"k1": "env:FARHOP_TEST_SHORT"}, "active": "k1"}, "has 5 bytes, at least 16"),
     ],
 )
-def test_a_hop_key_that_cannot_sign_is_told_here(
+def test_a_hop_key_that_cannot_sign_is_refused_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hop: dict[str, Any], message: str
 ) -> None:
     monkeypatch.setenv("FARHOP_TEST_SHORT", "abcde")
@@ -112,7 +112,7 @@ def test_a_hop_key_that_cannot_sign_is_told_here(
         ({"username": "root"}, "username, password: give both"),
     ],
 )
-def test_an_etcd_that_cannot_be_is_told_here(tmp_path: Path, etcd: dict[str, Any], message: str) -> None:
+def test_an_etcd_that_cannot_be_is_refused_here(tmp_path: Path, etcd: dict[str, Any], message: str) -> None:
     (problem,) = problems(tmp_path, document(etcd=etcd))
     assert problem.startswith("etcd: ")
     assert message in problem

@@ -114,7 +114,7 @@ async def test_the_regional_tier_listens_to_what_is_answered_and_the_global_one_
         (b"nonsense\r\n\r\n", 400, "malformed_http", "HTTP"),
     ],
 )
-async def test_what_does_not_pass_is_told_why(
+async def test_what_does_not_pass_is_answered_why(
     up: Both, engine: Engine, request_head: bytes, status: int, code: str, message: str
 ) -> None:
     for port in (up.entry, up.client):
@@ -268,7 +268,7 @@ async def test_a_pipelined_pair_is_answered_in_order(up: Both) -> None:
     first = chat(body={"model": "absent", "messages": [{"role": "user", "content": "x"}]})
     reader, writer = await asyncio.open_connection("127.0.0.1", up.entry)
     writer.write(first.replace(b"connection: close\r\n", b"") + chat())
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         wire = await reader.read()
     writer.close()
     assert wire.count(b"HTTP/1.1 ") == 2

@@ -48,7 +48,7 @@ def test_routes_that_cannot_stand_together_name_the_one_that_is_too_much() -> No
     assert names_of([route("b", "b", "a")]), "a model may stand for itself and a smaller one"
 
 
-def test_the_narrower_scope_counts_and_each_is_told_its_own() -> None:
+def test_the_narrower_scope_counts_and_each_gets_its_own() -> None:
     names = names_of([route("auto", "a", "b"), route("auto", "c", tenant="acme"), route("ours", "a", tenant="acme")])
     assert [step.model for step in model_steps.of(names, "acme", "auto")] == ["c"]
     assert [step.model for step in model_steps.of(names, "other", "auto")] == ["a", "b"]

@@ -17,7 +17,7 @@ from farhop.service.notify import Notifier
 def manager(tmp_path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(str(tmp_path / "notify"))
-        listening.settimeout(5.0)
+        listening.settimeout(60.0)
         yield listening
 
 
@@ -32,7 +32,7 @@ async def test_nobody_asked() -> None:
     notifier.close()
 
 
-async def test_ready_and_stopping_are_told(manager: socket.socket) -> None:
+async def test_ready_and_stopping_are_sent(manager: socket.socket) -> None:
     notifier = Notifier({"NOTIFY_SOCKET": manager.getsockname()})
     notifier.ready(asyncio.get_running_loop(), "region paris: clients on 0.0.0.0:443")
     assert told(manager) == "READY=1\nSTATUS=region paris: clients on 0.0.0.0:443"
@@ -87,6 +87,6 @@ async def test_a_manager_that_is_gone_or_full_ends_nothing(tmp_path: Path, manag
 async def test_an_abstract_socket() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(f"\0farhop-test-{os.getpid()}")
-        listening.settimeout(5.0)
+        listening.settimeout(60.0)
         Notifier({"NOTIFY_SOCKET": f"@farhop-test-{os.getpid()}"}).stopping()
         assert told(listening).startswith("STOPPING=1")

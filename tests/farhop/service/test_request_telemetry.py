@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,7 +55,7 @@ async def _trace(up: Both, collector: Collector, count: int, trace_id: str = TRA
     await up.global_.tracing.flush()
     await up.regional.tracing.flush()
     by_name: dict[str, list[SpanRecord]] = {}
-    for span in await collector.wait_for(trace_id, count, 5.0):
+    for span in await collector.wait_for(trace_id, count, 60.0):
         by_name.setdefault(span.name, []).append(span)
     return by_name
 
@@ -324,6 +325,20 @@ def test_the_times_of_a_stream_and_its_promise() -> None:
     assert float(_sample(text, "farhop_tpot_seconds_sum")) == pytest.approx(0.1, abs=0.006)
     late = next(line for line in text.splitlines() if "ttft_error_seconds_sum" in line and 'direction="late"' in line)
     assert float(late.split()[-1]) == pytest.approx(0.03)
+
+
+def test_a_record_has_the_name_that_stood_for_the_model() -> None:
+    decisions = Decisions()
+    watched = telemetry(TierMetrics("global", "virginia", "g1"), decisions)
+    for alias, asked_for in (("auto", "auto"), ("", MODEL)):
+        context = watched.begin()
+        context.decision_id = alias
+        passage = Passage(context, stream=False)
+        passage.request = msgspec.structs.replace(passage.request, alias=alias)
+        watched.concluded(passage, outcome.SERVED, 200, None)  # type: ignore[arg-type]
+        record = decisions.get(alias)
+        assert record is not None
+        assert (record["asked_for"], record["model"]) == (asked_for, MODEL)
 
 
 def test_a_record_keeps_little_of_a_large_request() -> None:

@@ -47,12 +47,12 @@ async def test_a_task_that_takes_its_cancellation_for_something_else_ends_all_th
 
     tasks.start(work(), "work")
     await asyncio.sleep(0)
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         await tasks.close()
     assert len(taken) == 2
 
 
-async def test_a_failure_is_told_at_once_and_leaves_the_others() -> None:
+async def test_a_failure_is_reported_at_once_and_leaves_the_others() -> None:
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
     tasks = Tasks()

@@ -81,7 +81,7 @@ async def test_a_member_with_less_history_than_was_read_is_a_gap(store, monkeypa
         return revision + (ahead.pop() if ahead else 0), entries
 
     monkeypatch.setattr(store, "_list", from_a_longer_history)
-    async with asyncio.timeout(10), contextlib.aclosing(store.watch("/")) as watch:
+    async with asyncio.timeout(60.0), contextlib.aclosing(store.watch("/")) as watch:
         assert [(await anext(watch)).kind for _ in range(2)] == [ChangeKind.SNAPSHOT, ChangeKind.SNAPSHOT]
         await store.put("/a", b"2")
         assert (await anext(watch)).value == b"2"

@@ -93,7 +93,7 @@ async def test_a_closed_store_says_so():
 
 async def connected(link):
     """Until the link has a client; its first call is made in the same step."""
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         while link._client is None:
             await asyncio.sleep(0)
 
@@ -230,7 +230,7 @@ async def test_login_outlives_a_restart_and_refusals_name_the_remedy():
         async with opened(etcd.endpoint, username="root", password="right") as store:
             publication = await store.publish("/a", b"1", ttl_s=5.0)
             await etcd.restart()  # it forgets every token it gave out
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60.0):
                 while not await publication.update(b"2"):
                     await asyncio.sleep(0.02)
             assert (await store.get("/a")).value == b"2"

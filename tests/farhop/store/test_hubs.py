@@ -56,7 +56,7 @@ async def test_one_hub_that_answers_is_enough_and_the_other_is_opened_when_it_do
     try:
         assert await store.put(KEY, b"1") > 0
         assert list(store.unreached) == ["a"]
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             while await store.put(KEY, b"2") and store.unreached:
                 await asyncio.sleep(0.01)
         assert await value(a) == b"2"
@@ -82,7 +82,7 @@ async def test_if_none_answers_all_of_them_are_named(kinds: str, raised: type[St
     assert type(caught.value) is raised
 
 
-async def test_what_is_published_stands_in_every_hub_and_one_that_is_away_has_the_last_word_when_it_returns(
+async def test_what_is_published_stands_in_every_hub_and_one_that_is_away_has_the_newest_when_it_returns(
     two: tuple[Hubs, MemoryStore, MemoryStore],
 ) -> None:
     store, a, b = two
@@ -94,7 +94,7 @@ async def test_what_is_published_stands_in_every_hub_and_one_that_is_away_has_th
         assert await publication.update(b"%d" % n)
     assert await value(b) == b"4"
     a.restore()
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         while publication.trouble is not None or await a.get(KEY) is None:
             await asyncio.sleep(0.01)
     assert await value(a) == b"4"
@@ -114,13 +114,13 @@ async def test_a_hub_that_hangs_holds_up_no_update(two: tuple[Hubs, MemoryStore,
         return await put_leased(key, value, lease)
 
     a.put_leased = hang  # type: ignore[method-assign]
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         for n in range(1, 50):
             assert await publication.update(b"%d" % n)
             assert await value(b) == b"%d" % n
     assert await value(a) == b"0"
     let_go.set()
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         while await value(a) != b"49":
             await asyncio.sleep(0.01)
 
@@ -140,13 +140,13 @@ async def test_a_hub_that_hangs_as_publishing_begins_has_the_newest_value_next(
     assert publication_status(publication, "") == {"a": "no answer yet", "b": None}
     assert await publication.update(b"2")
     let_go.set()
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         while publication.trouble is not None:
             await asyncio.sleep(0.01)
     assert await value(a) == b"2"
 
 
-async def test_a_word_counts_if_any_hub_holds_it_and_is_taken_back_in_all(
+async def test_an_entry_counts_if_any_hub_holds_it_and_is_taken_back_in_all(
     two: tuple[Hubs, MemoryStore, MemoryStore],
 ) -> None:
     store, a, b = two
@@ -180,7 +180,7 @@ async def test_a_write_tells_which_hub_it_did_not_reach(two: tuple[Hubs, MemoryS
     assert await value(store) == b"{}"  # what was not reached still stands, and counts
 
 
-async def test_a_hub_that_refuses_a_write_is_told_of_and_the_others_have_it(
+async def test_a_hub_that_refuses_a_write_is_named_and_the_others_have_it(
     two: tuple[Hubs, MemoryStore, MemoryStore],
 ) -> None:
     store, a, b = two

@@ -45,7 +45,7 @@ def test_the_first_snapshot_waits_for_every_hub_that_may_answer() -> None:
     assert told(merged.take("a", listing(k="1"))) == [(SNAPSHOT, {"k": "1"})]
 
 
-def test_what_two_hubs_say_is_told_once() -> None:
+def test_what_two_hubs_say_is_reported_once() -> None:
     merged = both()
     assert told(merged.take("b", put("k", "1"))) == [(PUT, ("k", "1"))]
     assert merged.take("a", put("k", "1")) == []
@@ -74,7 +74,7 @@ def test_what_is_deleted_elsewhere_does_not_stand_by_the_memory_of_a_lost_hub() 
     assert told(merged.take("b", listing())) == [(SNAPSHOT, {"k": "1"})]
 
 
-def test_lost_is_told_once_when_nobody_is_left_and_ends_with_a_snapshot() -> None:
+def test_lost_is_reported_once_when_nobody_is_left_and_ends_with_a_snapshot() -> None:
     merged = both(k="1")
     merged.take("a", Change(LOST, why="down"))
     (lost,) = merged.take("b", Change(LOST, why="frozen"))

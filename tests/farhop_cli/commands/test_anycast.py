@@ -74,13 +74,13 @@ def config(tmp_path, **more) -> str:
         ({"budget": {"hold_s": 10}}, "budget: hold_s: must be window_s or more"),
     ],
 )
-def test_what_cannot_be_is_said_in_a_line(cli, tmp_path, more, says):
+def test_what_cannot_be_is_shown_in_a_line(cli, tmp_path, more, says):
     result = cli.run("anycast", "run", "--config", config(tmp_path, **more))
     assert result.exit_code == 2
     assert says in result.stderr
 
 
-def test_a_speaker_that_is_not_there_is_said_in_a_line(cli, stands, tmp_path):
+def test_a_speaker_that_is_not_there_is_shown_in_a_line(cli, stands, tmp_path):
     from topology.load import shipped
 
     world = yaml.safe_load(shipped("three-regions").read_text())

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from farhop_cli.main import app
 
 
-def test_a_scenario_is_run_with_or_without_the_word() -> None:
+def test_a_scenario_is_run_with_or_without_the_verb() -> None:
     for arguments in (["sim", "nowhere"], ["sim", "run", "nowhere"], ["sim", "--seeds", "2", "nowhere"]):
         told = CliRunner().invoke(app(), arguments)
         assert told.exit_code == 2

@@ -5,7 +5,7 @@ import pytest
 from farhop_cli import plan, sim, up
 
 
-def test_lengths_of_time_are_told_in_units(cli, monkeypatch):
+def test_lengths_of_time_are_given_in_units(cli, monkeypatch):
     asked = []
     monkeypatch.setattr(sim, "run", lambda options: asked.append(options.for_s) or 0)
     monkeypatch.setattr(plan, "run", lambda options: asked.append((options.for_s, options.within_s)) or 0)

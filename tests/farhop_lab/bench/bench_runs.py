@@ -38,7 +38,7 @@ async def listening(protocol: Callable[[], asyncio.Protocol]) -> AsyncIterator[i
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             while open_:  # its clients have hung up, and it hears of that when it may
                 await asyncio.sleep(0.002)
 

@@ -34,7 +34,7 @@ async def test_each_region_reports_ready_replicas_and_where_it_takes_requests(tm
     try:
         assert await child.start() == "2 regions report"
         await store.open()
-        async with asyncio.timeout(10.0), aclosing(store.watch(REGION_PREFIX)) as changes:
+        async with asyncio.timeout(60.0), aclosing(store.watch(REGION_PREFIX)) as changes:
             first = await anext(changes)
     finally:
         await store.close()

@@ -24,7 +24,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     made.destroy(linger=0)
 
 
-async def _came(socket: zmq.Socket[bytes], within_s: float = 10.0) -> list[bytes]:
+async def _came(socket: zmq.Socket[bytes], within_s: float = 60.0) -> list[bytes]:
     deadline = time.monotonic() + within_s
     while not socket.poll(0):
         assert time.monotonic() < deadline, "nothing came"

@@ -38,7 +38,7 @@ async def _held(client: Any) -> float:
 
 
 async def _until_none_is_held(client: Any) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while await _held(client):
         assert time.monotonic() < deadline, "it is held for ever"
         await asyncio.sleep(0.01)
@@ -113,7 +113,7 @@ async def test_the_transfer_takes_its_time(replica: Start, monkeypatch: pytest.M
 async def test_a_client_that_leaves_leaves_nothing_held(replica: Start) -> None:
     client = await replica(speedup=1)  # 8,200 tokens: 5 s
     asking = asyncio.create_task(_prefilled(client, prompt=PROMPT * 20))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not await _held(client):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.005)

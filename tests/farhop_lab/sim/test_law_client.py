@@ -96,7 +96,7 @@ def test_while_etcd_is_silent_nobody_hears_and_all_do_once_it_speaks() -> None:
     made.start_global("paris")
     made.run(3.0)
     assert set(epochs(made).values()) == {1}
-    made.etcd_speaks()
+    made.etcd_up()
     made.run(4.0)
     assert set(epochs(made).values()) == {4}
     states = {

@@ -25,7 +25,7 @@ def lonely(reporting: Reporting | None = None, *, slots: int = 4, replicas: int 
 def told(world: World) -> list[tuple[float, RegionReport]]:
     """What the region reports from now on, and when."""
     heard: list[tuple[float, RegionReport]] = []
-    world.regions["paris"]._tell = lambda report: heard.append((world.now, report))
+    world.regions["paris"]._on_report = lambda report: heard.append((world.now, report))
     return heard
 
 

@@ -181,7 +181,7 @@ def test_out_of_memory_breaks_off_and_refuses_in_torchs_words(timeline: Timeline
     assert last.heard[-1][0] == "done"
 
 
-def test_an_xid_is_told_and_nothing_else_changes(timeline: Timeline, host: Host) -> None:
+def test_an_xid_is_reported_and_nothing_else_changes(timeline: Timeline, host: Host) -> None:
     host.command(Fault("xid", xid=79))
     (job,) = guests(timeline, host)
     timeline.run(2.0)

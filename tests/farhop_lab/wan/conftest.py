@@ -18,7 +18,7 @@ from farhop_lab.wan.link import Link
 from farhop_lab.wan.shaper import Shaper, Signal
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

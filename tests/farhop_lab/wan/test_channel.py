@@ -55,9 +55,9 @@ async def _crosses(steps: list[tuple[str, float]]) -> None:
         near = await asyncio.open_connection("127.0.0.1", link.port)
         near[1].write(f"CONNECT {target} HTTP/1.1\r\n\r\n".encode())
         assert (await near[0].readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
-        far = await asyncio.wait_for(accepted.get(), 10)
+        far = await asyncio.wait_for(accepted.get(), 60.0)
         sent = await _played(steps, link, {"near": near[1], "far": far[1]}, rng)
-        got = await asyncio.wait_for(asyncio.gather(near[0].read(), far[0].read()), 10)
+        got = await asyncio.wait_for(asyncio.gather(near[0].read(), far[0].read()), 60.0)
         for _, writer in (near, far):
             writer.close()
             await writer.wait_closed()

@@ -16,7 +16,7 @@ from farhop_lab.world.ports import free_ports
 
 # Nothing may come earlier than the wire allows, but for the alarm's slack on each way; later, when the machine is busy.
 EARLY_S = 0.0005
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ def alive(pid: int) -> bool:
     return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-async def gone(pid: int, within_s: float = 10.0) -> None:
+async def gone(pid: int, within_s: float = 60.0) -> None:
     async with asyncio.timeout(within_s):
         while alive(pid):
             await asyncio.sleep(0.01)
@@ -128,7 +128,7 @@ async def test_what_is_not_ready_in_time_is_killed(tmp_path: Path) -> None:
 async def test_what_closes_its_output_silently_is_killed(tmp_path: Path) -> None:
     program = script(tmp_path, "os.close(1)\ntime.sleep(60)")
     one = Child("a script", [], tmp_path / "log", {}, program)
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         with pytest.raises(ChildError, match="a script: did not start; it said: nothing"):
             await one.start()
     assert one.pid is None
@@ -187,7 +187,7 @@ async def test_one_that_talks_on_is_not_held_up(tmp_path: Path) -> None:
     program = script(tmp_path, 'print("up", flush=True)\nprint("x" * 1_000_000, flush=True)\nsys.exit(7)')
     one = Child("a script", [], tmp_path / "log", {}, program)
     assert await one.start() == "up"
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         while one.pid is not None:
             await asyncio.sleep(0.01)
     assert await one.stop() == 7

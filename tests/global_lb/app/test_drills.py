@@ -80,7 +80,7 @@ async def test_it_ends_with_its_balancer(monkeypatch: pytest.MonkeyPatch) -> Non
     assert said.texts == []
 
 
-async def test_one_that_ends_by_itself_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_ends_by_itself_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     made, said = schedule(monkeypatch, "import sys; sys.exit(3)")
     tasks = Tasks()
     made.open(tasks)

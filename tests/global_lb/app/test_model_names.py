@@ -45,7 +45,9 @@ def asking(model: str = "auto", **more: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_engine_is_asked_for_the_model_and_the_client_told_it(up: Both, engine: Engine, stream: bool) -> None:
+async def test_the_engine_is_asked_for_the_model_and_the_client_gets_its_name(
+    up: Both, engine: Engine, stream: bool
+) -> None:
     answer = await send(up.entry, chat("sk-farhop-curious", asking(stream=stream), x_farhop_explain="1"))
     assert answer.status == 200
     assert answer.headers["x-farhop-model"] == MODEL

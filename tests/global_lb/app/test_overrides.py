@@ -98,7 +98,7 @@ def test_absurd_routes_change_nothing_and_are_counted(document: bytes) -> None:
     assert stage.routes(put(NEAREST), Change(ChangeKind.DELETE, 3, KEY)) == [RoutesChanged({})]
 
 
-def test_routes_may_be_signed_and_who_did_is_told() -> None:
+def test_routes_may_be_signed_and_who_did_is_shown() -> None:
     stage = Stage()
     at = datetime(2026, 11, 21, tzinfo=UTC)
     document = routes_with_author(msgspec.json.decode(NEAREST), Authorship("ann", "trying", at))
@@ -113,7 +113,7 @@ def test_routes_may_be_signed_and_who_did_is_told() -> None:
     assert stage.overrides.author() is None
 
 
-def test_words_come_change_and_go() -> None:
+def test_overrides_come_change_and_go() -> None:
     stage = Stage()
     assert stage.biases_and_pins(snapshot({})) == []
     assert stage.biases_and_pins(put(overrides.encode(BIAS), BIAS.key)) == [OverridesChanged(BIASED)]
@@ -139,7 +139,7 @@ def test_words_come_change_and_go() -> None:
         ),
     ],
 )
-def test_words_that_are_not_believed_are_counted(change: Change, reason: str) -> None:
+def test_overrides_that_are_not_believed_are_counted(change: Change, reason: str) -> None:
     stage = Stage()
     stage.biases_and_pins(put(overrides.encode(BIAS), BIAS.key))
     assert stage.biases_and_pins(change) == []
@@ -147,7 +147,7 @@ def test_words_that_are_not_believed_are_counted(change: Change, reason: str) ->
     assert len(stage.overrides.status()) == 1
 
 
-def test_what_people_are_told() -> None:
+def test_what_people_are_shown() -> None:
     stage = Stage()
     stage.biases_and_pins(put(overrides.encode(BIAS), BIAS.key), put(overrides.encode(PIN), PIN.key))
     stage.now = 1015.0

@@ -151,7 +151,7 @@ def test_a_deadline_that_passed_is_zero_and_not_less() -> None:
     assert claims(tier().upstream_headers(passage)).deadline_ms == 0.0  # type: ignore[arg-type]
 
 
-def test_the_client_is_told_where_and_under_which_decision() -> None:
+def test_the_client_learns_where_and_under_which_decision() -> None:
     passage = Passage()
     assert tier().answer_headers(passage) == b"x-farhop-region: tokyo\r\nx-farhop-decision: dddddddddddddddd\r\n"  # type: ignore[arg-type]
     passage.forward = None
@@ -189,7 +189,7 @@ async def test_what_was_sent_is_acknowledged_under_our_own_name(up: Both) -> Non
     assert up.global_.flow._regions.load_of(instance).outstanding_bytes == 0.0
 
 
-async def test_the_status_names_every_region_heard_of(up: Both) -> None:
+async def test_the_status_names_every_known_region(up: Both) -> None:
     status = up.global_.tier_admin.status()
     assert status["store_trouble"] is None
     (region,) = status["regions"]

@@ -42,7 +42,7 @@ def test_each_offers_what_all_have_but_its_own_wait() -> None:
     assert known.capacity(OTHER, MODEL).slots_free == 0
 
 
-def test_whether_others_can_be_asked_is_told() -> None:
+def test_whether_others_can_be_asked_is_known() -> None:
     known, two = Instances(), instance("tokyo", models={OTHER_MODEL: capacity()})
     assert take(known, OWNER)
     assert not take(known, OWNER, OTHER)  # the same region for the same model

@@ -40,7 +40,7 @@ class Entry:
         return self.table.report().networks
 
 
-def test_a_network_is_told_after_some_connections_of_it() -> None:
+def test_a_network_is_reported_after_some_connections_of_it() -> None:
     entry = Entry()
     entry.came("8.8.8.8")
     assert entry.told() == {}

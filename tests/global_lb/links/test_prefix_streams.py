@@ -128,7 +128,7 @@ async def test_what_came_of_a_broken_snapshot_stays_and_the_next_begins_anew() -
     assert told.held == {1}
 
 
-async def test_however_many_snapshots_break_nothing_they_told_is_forgotten_until_one_is_whole() -> None:
+async def test_however_many_snapshots_break_nothing_they_brought_is_forgotten_until_one_is_whole() -> None:
     told = Told()
     for n in range(1, 30):
         stream = told.stream()
@@ -142,7 +142,7 @@ async def test_however_many_snapshots_break_nothing_they_told_is_forgotten_until
     assert told.held == {40}
 
 
-async def test_what_broken_snapshots_told_is_forgotten_with_their_instance() -> None:
+async def test_what_broken_snapshots_brought_is_forgotten_with_their_instance() -> None:
     told = Told()
     for n in range(1, 4):
         stream = told.stream()
@@ -284,7 +284,7 @@ async def test_the_longest_silence_counts_and_ends_when_it_speaks_again() -> Non
     assert told.prefixes.behind_s(TOKYO, 101.0) == 1.0  # it has told nothing that could be old
 
 
-async def test_what_is_being_told_again_is_not_forgotten_meanwhile() -> None:
+async def test_what_is_being_sent_again_is_not_forgotten_meanwhile() -> None:
     told = Told()
     (await whole(told, path(0, 1, 2))).ended(100.0)
     stream = told.stream()
@@ -492,7 +492,7 @@ async def test_under_a_law_that_only_widens_it_is_kept_and_asked_for_again() -> 
     assert told.stream().known_seq == 0
 
 
-async def test_what_is_being_told_meanwhile_is_told_to_nobody() -> None:
+async def test_what_is_being_received_meanwhile_is_shown_to_nobody() -> None:
     told = Told()
     paths = [path(0, *range(1000 * n + 1, 1000 * n + 100)) for n in range(40)]
     telling = asyncio.create_task(in_turns(told.stream().take(slice_(0, *paths, last=True))))

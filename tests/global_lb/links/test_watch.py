@@ -134,7 +134,7 @@ async def test_what_is_gone_and_silent_is_forgotten_and_the_view_says_so() -> No
         assert watcher._links == {}
 
 
-async def test_an_outage_of_the_store_keeps_the_view_and_its_trouble_is_told() -> None:
+async def test_an_outage_of_the_store_keeps_the_view_and_its_trouble_is_shown() -> None:
     clock = Clock()
     async with watching(clock=clock) as (watcher, store, heard):
         await put(store, told())
@@ -244,7 +244,7 @@ async def test_a_past_incarnation_is_never_believed_while_the_later_one_speaks()
         assert heard.view.regions["tokyo"].instances[0].incarnation == 2
 
 
-async def test_hubs_are_merged_and_each_is_told_of() -> None:
+async def test_hubs_are_merged_and_each_is_shown() -> None:
     """The newest report counts by whichever hub it came; one hub gone, wiped or late changes nothing."""
     clock = Clock()
     a, b = MemoryStore(Random(1)), MemoryStore(Random(2))

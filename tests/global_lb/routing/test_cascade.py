@@ -168,7 +168,7 @@ def test_the_law_of_the_name_and_of_the_model_both_hold() -> None:
     assert refused.outcome is outcome.NO_REGION
 
 
-def test_who_may_use_none_of_them_is_told_so_without_their_names() -> None:
+def test_who_may_use_none_of_them_is_refused_without_their_names() -> None:
     flow = worldwide(view=seen(serving("london", big=4)), routes=auto("big"))
     refused = asked(flow, allowed=("auto",))
     assert isinstance(refused, Unresolved)

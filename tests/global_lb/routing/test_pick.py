@@ -58,7 +58,7 @@ def test_the_doubt_of_a_moving_region_makes_ties() -> None:
     assert told == {"frankfurt": 0.0, "london": 30.0}
 
 
-def test_a_penalty_moves_what_others_can_take_and_is_told() -> None:
+def test_a_penalty_moves_what_others_can_take_and_is_shown() -> None:
     told = field(request("a"), london={}, frankfurt={}, tokyo=FAR)
     told.penalty_ms = np.array([300.0 if name == "london" else 0.0 for name in told.names])
     decision = choose(told)

@@ -108,7 +108,7 @@ def test_a_session_stays_while_that_costs_little() -> None:
     assert flow.routes.homes.of(5, "llama") == "london"
 
 
-def test_what_a_dollar_is_worth_is_told_and_the_sum_can_be_checked() -> None:
+def test_what_a_dollar_is_worth_is_shown_and_the_sum_can_be_checked() -> None:
     told = field(
         request("a", 4000), 100.0, "london", london={"usd_per_gpu_hour": 9.0}, frankfurt={"usd_per_gpu_hour": 1.0}
     )

@@ -132,6 +132,31 @@ async def test_the_first_with_room_and_else_the_first_that_is_served(
             await up.at_rest()
 
 
+async def test_what_broke_for_its_model_is_answered_by_another_instead_of_refused(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The replica breaks after it was chosen: the client hears of the model that answered, and of no failure."""
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    routes = [{"model": "large", "models": [{"model": "large"}, {"model": MODEL}]}]
+    async with Engine().running() as broken:
+        replicas = [
+            {"url": f"http://{broken.address}", "models": ["large"], "name": "two"},
+            {"url": f"http://{engine.address}", "models": [MODEL], "name": "one"},
+        ]
+        async with both(engine, WORLD, regional={"replicas": replicas, "routes": routes}) as up:
+            await until(lambda: {"large", MODEL} <= up.regional.flow.view.by_model.keys())
+            broken.behaviour = "vanish"
+            answer = await send(up.client, chat(body=asking("large")))
+            assert (answer.status, answer.headers["x-farhop-model"]) == (200, MODEL)
+            assert engine.seen[-1][1]["model"] == MODEL
+            record = up.regional.decisions.get(answer.headers["x-farhop-decision"])
+            assert record is not None
+            assert (record["asked_for"], record["model"], record["outcome"]) == ("large", MODEL, "served")
+            targets = [one["target"] for one in record["attempts"]]
+            assert (set(targets[:-1]), targets[-1]) == ({"two"}, "one")
+            await up.at_rest()
+
+
 async def test_who_was_sent_here_for_a_model_keeps_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its entry chose the model; the region's names are for those who come by themselves."""
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)

@@ -70,7 +70,7 @@ LOST = Change(ChangeKind.LOST, why="gone")
 
 
 @both_kinds
-def test_a_word_its_end_and_an_outage(kind: Kind) -> None:
+def test_an_override_its_end_and_an_outage(kind: Kind) -> None:
     stage, delete, word = Stage(kind), Change(ChangeKind.DELETE, 3, kind.key), kind.document
     assert stage.tell(snapshot(kind)) == []
     assert stage.tell(put(word, kind.key), LOST, snapshot(kind, tokyo=word)) == [kind.read]
@@ -80,7 +80,7 @@ def test_a_word_its_end_and_an_outage(kind: Kind) -> None:
 
 
 @both_kinds
-def test_another_regions_word_is_not_ours(kind: Kind) -> None:
+def test_another_regions_override_is_not_ours(kind: Kind) -> None:
     stage = Stage(kind)
     elsewhere = kind.key_of("tokyo2")
     assert stage.tell(snapshot(kind, tokyo2=kind.document), put(kind.document, elsewhere)) == []
@@ -89,7 +89,7 @@ def test_another_regions_word_is_not_ours(kind: Kind) -> None:
 
 
 @both_kinds
-def test_a_signed_word_says_the_same_and_who_it_was(kind: Kind) -> None:
+def test_a_signed_override_says_the_same_and_who_it_was(kind: Kind) -> None:
     stage, bare = Stage(kind), kind.document
     word = b'{"models": %b, "author": "ann", "why": "try", "at": "2026-11-21T00:00:00Z"}' % bare
     assert stage.overrides.status() is None

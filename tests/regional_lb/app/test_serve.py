@@ -226,7 +226,7 @@ async def test_a_replica_that_is_down_makes_it_unready(up: Both, engine: Engine)
     assert up.regional.tier_admin.status()["modes"] == {MODEL: "all_down"}
 
 
-async def test_out_of_memory_in_an_answer_takes_its_replica_out_and_is_told(engine: Engine) -> None:
+async def test_out_of_memory_in_an_answer_takes_its_replica_out_and_is_shown(engine: Engine) -> None:
     replicas = [{"url": f"http://{engine.address}", "models": [MODEL], "name": name} for name in ("one", "two")]
     async with both(engine, WORLD, regional={"replicas": replicas}) as up:
         await until(lambda: all(r["state"] == "up" for r in up.regional.tier_admin.status()["replicas"]))
@@ -346,7 +346,7 @@ def test_a_pick_says_what_its_scores_are_made_of_and_whether_it_explored() -> No
         assert sum(one["terms_ms"].values()) == pytest.approx(one["score"])
 
 
-async def test_an_operator_is_told_who_is_slow_and_since_when_nothing_was_heard(up: Both) -> None:
+async def test_the_status_shows_who_is_slow_and_since_when_nothing_came(up: Both) -> None:
     flow = up.regional.flow
     (name,) = flow.view.replicas
     (told,) = up.regional.tier_admin.status()["replicas"]
@@ -361,7 +361,7 @@ async def test_an_operator_is_told_who_is_slow_and_since_when_nothing_was_heard(
     assert told["slow"] == ""  # beside whom?
 
 
-def test_the_version_of_a_pick_is_said_with_why() -> None:
+def test_the_version_of_a_pick_is_shown_with_why() -> None:
     pick, reasons = seen(room=True), PickReasons()
     pick.chosen = pick.scored(0)
     assert not {"farhop.version", "farhop.split"} & set(reasons.attributes(pick))

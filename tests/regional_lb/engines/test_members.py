@@ -119,7 +119,7 @@ def test_what_an_engine_says_of_a_model_is_kept_as_far_as_it_makes_sense() -> No
     assert not members.listed("one", other)
 
 
-def test_an_adapter_is_based_on_its_parent_as_told_and_as_configured() -> None:
+def test_an_adapter_is_based_on_its_parent_as_listed_and_as_configured() -> None:
     listing = read_listing(
         b'{"data":[{"id":"base","root":"org/base-70b","parent":null},{"id":"sql","root":"/loras/sql","parent":"base"},'
         b'{"id":"mute","root":"/loras/mute"}]}'

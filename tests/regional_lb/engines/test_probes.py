@@ -106,14 +106,14 @@ async def test_the_port_may_be_another(pool: Pool, site: Site) -> None:
 async def test_who_accepts_connections_is_ready_and_nobody_and_a_black_hole_are_not(pool: Pool) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
         port = server.getsockname()[1]
-        look = looker(pool, replica(f"http://127.0.0.1:{port}", kind="tcp"), timeout_s=0.2).look
-        assert await look() == READY
+        there = replica(f"http://127.0.0.1:{port}", kind="tcp")
+        assert await looker(pool, there, timeout_s=20.0).look() == READY
         # Nobody accepts: once the backlog is full the kernel drops what comes, as a host that is gone does.
         stuffing = [socket.socket() for _ in range(4)]
         for one in stuffing:
             one.setblocking(False)
             one.connect_ex(("127.0.0.1", port))
-        assert await look() == FAILED
+        assert await looker(pool, there, timeout_s=0.2).look() == FAILED
         for one in stuffing:
             one.close()
     (port,) = free_ports(1)
@@ -139,9 +139,10 @@ async def serving(
 
 
 async def test_a_grpc_server_says_how_it_is_and_is_found_again(pool: Pool) -> None:
-    async with serving() as (servicer, port):
-        whole = looker(pool, replica(f"http://127.0.0.1:{port}", kind="grpc"), timeout_s=2.0)
-        model = looker(pool, replica(f"http://127.0.0.1:{port}", kind="grpc", service="llm"), timeout_s=2.0)
+    (port,) = free_ports(1)  # which it takes twice
+    async with serving(where=f"127.0.0.1:{port}") as (servicer, _):
+        whole = looker(pool, replica(f"http://127.0.0.1:{port}", kind="grpc"), timeout_s=20.0)
+        model = looker(pool, replica(f"http://127.0.0.1:{port}", kind="grpc", service="llm"), timeout_s=20.0)
         assert (await whole.look(), await model.look()) == (READY, FAILED)  # it knows no such service
         await servicer.set("llm", NOT_SERVING)
         assert await model.look() == UNREADY

@@ -97,7 +97,7 @@ def test_what_was_learned_long_ago_is_forgotten() -> None:
 
 @pytest.mark.parametrize("shape", ["alike", "log-normal", "exponential", "two kinds"])
 @pytest.mark.parametrize("ages", ["together", "staggered"])
-def test_the_cache_is_outgrown_no_more_often_than_is_said(shape: str, ages: str) -> None:
+def test_the_cache_is_outgrown_no_more_often_than_its_chance(shape: str, ages: str) -> None:
     """Batches are drawn as answers are, aged, and played to their end."""
     rng = Random(f"{shape} {ages}")
     draw = {

@@ -131,7 +131,7 @@ def test_the_sum_is_ours_and_what_each_live_peer_said_last(steps) -> None:
             assert here.whole.kv_taken_tokens[row] == own.kv_tokens + theirs >= 0
 
 
-def test_only_what_moved_is_told_and_what_left_is_told_once(here: Fleet) -> None:
+def test_only_what_moved_is_sent_and_what_left_is_sent_once(here: Fleet) -> None:
     shares = shares_of(here)
     shares.watched = True
     change, names = shares.moved(0)
@@ -147,7 +147,7 @@ def test_only_what_moved_is_told_and_what_left_is_told_once(here: Fleet) -> None
     assert shares.moved(change) == (change, [])
 
 
-def test_who_is_alone_keeps_no_books_and_is_told_whole_to_the_first_who_asks(here: Fleet) -> None:
+def test_who_is_alone_keeps_no_books_and_is_sent_whole_to_the_first_who_asks(here: Fleet) -> None:
     shares = shares_of(here)
     begun, _ = shares.moved(0)
     take(here, "g2", 2)

@@ -117,7 +117,7 @@ def test_a_slower_one_among_its_peers_is_known_to_be() -> None:
     assert known.slow("c", 4.0, now) == known.slow("c", 4.0, now)
 
 
-def test_a_slow_prefill_is_told_where_decoding_is_not_slow() -> None:
+def test_a_slow_prefill_is_seen_where_decoding_is_not_slow() -> None:
     known = speeds(replica("a"), replica("b"), replica("c"))
     for n in range(100):
         for name, ms in (("a", 0.1), ("b", 0.1), ("c", 0.5)):
@@ -175,7 +175,7 @@ TOLD = st.tuples(st.integers(0, 3), FIGURE, FIGURE, st.integers(-5, 10**6), st.f
 
 @given(st.lists(st.tuples(FIGURE, FIGURE), min_size=4, max_size=4), st.lists(TOLD, max_size=40))
 @RUN
-def test_every_figure_is_positive_and_finite_whatever_is_told_and_doubt_grows_with_age(
+def test_every_figure_is_positive_and_finite_whatever_is_measured_and_doubt_grows_with_age(
     guesses: list[tuple[float, float]], told: list[tuple[int, float, float, int, float, float]]
 ) -> None:
     gpus = ("L4", "L4", "L4", "A100")

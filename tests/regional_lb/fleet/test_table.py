@@ -45,7 +45,7 @@ def test_room(reserved, uncached: float, fits: bool) -> None:
     assert busy.room(uncached, OUTPUT_TOKENS, now=0.0).tolist() == [fits]
 
 
-def test_an_engine_that_queues_has_no_room_while_its_word_is_fresh() -> None:
+def test_an_engine_that_queues_has_no_room_while_its_sample_is_fresh() -> None:
     both = rows(replica("r", sample=sample(waiting=1, at=10.0)), replica("s", sample=sample(waiting=0, at=10.0)))
     assert both.room(0.0, 0.0, now=12.9).tolist() == [False, True]
     assert both.room(0.0, 0.0, now=13.0).tolist() == [True, True]

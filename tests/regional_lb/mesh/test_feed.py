@@ -40,7 +40,7 @@ def asking(**fields: Any) -> peers_pb2.FollowRequest:
 
 
 async def until_said(stream: Any, true: Any) -> peers_pb2.PeerUpdate:
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         while True:
             update = await stream.read()
             if true(update):
@@ -103,7 +103,7 @@ async def test_caches_go_on_from_where_the_reader_was() -> None:
             again.cancel()
 
 
-async def test_another_region_is_told_nothing() -> None:
+async def test_another_region_gets_nothing() -> None:
     async with feeding() as (_flow, feed, stub, met):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await anext(aiter(stub.Follow(asking(region="tokyo"))))

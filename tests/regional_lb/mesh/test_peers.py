@@ -38,7 +38,7 @@ async def test_nobody_there_and_nobody_answering_hold_up_no_start(monkeypatch: p
         port = swallowing.getsockname()[1]
         async with stage(opened=False, peers={"addresses": ["127.0.0.1:9", f"127.0.0.1:{port}"]}) as here:
             await here.reports("r4", "127.0.0.1:9")
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(60.0):
                 await here.peers.open("127.0.0.1:1")
             assert (here.peers.warm, here.owned) == (True, 3)
             assert not here.one("r4")["takes_part"]  # it reports, but told us nothing of what it serves
@@ -80,10 +80,10 @@ async def test_what_it_has_under_way_counts_while_it_speaks_and_it_owns_while_it
 
 async def test_where_nobody_listens_nobody_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     async with stage(other := Other()) as here:
-        monkeypatch.setattr(peers, "GONE_S", 60.0)  # by age alone it would live on
+        monkeypatch.setattr(peers, "GONE_S", 600.0)  # by age alone it would live on
         await until(lambda: here.owned < 3)
         await other.stop()
-        await until(lambda: here.owned == 3, 2.0)
+        await until(lambda: here.owned == 3)
         assert not here.one()["takes_part"]
         other.incarnation = 6
         await other.start()  # the same port: another process
@@ -234,7 +234,7 @@ async def test_ourselves_and_an_older_build_are_left_alone(monkeypatch: pytest.M
         await older.stop(None)
 
 
-async def test_a_namesake_is_told_of_and_not_followed() -> None:
+async def test_a_namesake_is_logged_and_not_followed() -> None:
     async with stage(peers={"addresses": ["127.0.0.1:1"]}) as here:
         async with _running(Other("r1", incarnation=8)) as other:
             here.peers._met("r3", other.address, proven=True)

@@ -35,6 +35,7 @@ from regional_lb.mesh import report
 from regional_lb.mesh.report import moved
 from regional_lb.scheduler.flow import ISSUERS_MAX
 from regional_lb.scheduler.split import RuleConfig, SplitConfig
+from tests.conftest import unhindered
 
 # -- what is said
 
@@ -107,7 +108,7 @@ async def test_a_region_without_a_ready_replica_still_reports() -> None:
     assert model.prefill_ms_per_token > 0
 
 
-async def test_what_is_slower_than_a_report_may_say_is_told_as_the_slowest_it_may() -> None:
+async def test_what_is_slower_than_a_report_may_say_is_reported_as_the_slowest_it_may() -> None:
     crowd = Sample(0.0, waiting=10**9, running=1, kv_usage=1.0)
     flow = regional(replica("a", tpot_ms=60_000.0, sample=crowd))
     for n in range(200):
@@ -335,7 +336,7 @@ async def test_a_store_that_hangs_does_not_hold_up_the_other_path(faster: None) 
         flow.accepted_bytes["g"] = 5.0
         stream = told.Reports(region_pb2.ReportsRequest(), None)
         seen = [await anext(stream)]
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             while len(seen) < 4:
                 seen.append(await anext(stream))
         assert seen[-1].accepted_bytes["g"] == 5.0
@@ -362,13 +363,13 @@ async def test_withdrawing_says_draining_first_and_then_takes_the_key_away() -> 
 
 
 async def test_withdrawing_from_a_store_that_hangs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "LAST_WORD_S", 0.1)
+    monkeypatch.setattr(report, "FINAL_REPORT_S", 0.1)
     store = Watched()
     await store.open()
     told = live(regional(replica("a")))
     await told.open(store)
     store.hangs.clear()
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         await told.withdraw()
     await store.close()
 
@@ -391,7 +392,7 @@ async def test_an_outage_ends_with_the_newest_report(faster: None) -> None:
 async def test_a_ping_is_answered_with_our_clock() -> None:
     told = reporter(regional(replica("a")), lambda: 12.5)
     async with calling(told) as stub:
-        answer = await stub.Ping(region_pb2.PingRequest(nonce=99, balancer="g"), timeout=10.0)
+        answer = await stub.Ping(region_pb2.PingRequest(nonce=99, balancer="g"), timeout=60.0)
     assert (answer.nonce, answer.clock_ms, answer.incarnation) == (99, 12_500.0, 7)
 
 
@@ -400,15 +401,15 @@ async def test_a_change_goes_out_within_100_ms() -> None:
     took: list[float] = []
     clock = asyncio.get_running_loop().time
     async with publishing(flow) as (told, _), calling(told) as stub:
-        stream = stub.Reports(region_pb2.ReportsRequest(balancer="g"), timeout=20.0)
+        stream = stub.Reports(region_pb2.ReportsRequest(balancer="g"), timeout=60.0)
         await stream.read()
         for n in range(1, 6):
             await asyncio.sleep(0.15)  # it waits for news by now
-            since = clock()
-            flow.handle(RequestArrived(replace(request(f"q{n}"), issuer="g")), since)
+            took_s = unhindered()
+            flow.handle(RequestArrived(replace(request(f"q{n}"), issuer="g")), clock())
             while (await stream.read()).accepted_bytes.get("g") != flow.accepted_bytes["g"]:
                 pass
-            took.append(clock() - since)
+            took.append(took_s())
         stream.cancel()
     assert sorted(took)[2] <= 0.1  # the machine may stall, but not most of the time
 
@@ -427,7 +428,7 @@ async def test_at_rest_nobody_looks_for_what_has_not_happened(monkeypatch: pytes
 async def test_two_readers_each_see_every_number_once_and_growing() -> None:
     flow = regional(replica("a"))
     async with publishing(flow) as (told, _), calling(told) as stub:
-        streams = [stub.Reports(region_pb2.ReportsRequest(balancer="g"), timeout=20.0) for _ in range(2)]
+        streams = [stub.Reports(region_pb2.ReportsRequest(balancer="g"), timeout=60.0) for _ in range(2)]
         for stream in streams:
             seqs = []
             for n in range(4):
@@ -456,20 +457,20 @@ async def test_a_slow_reader_gets_the_newest_and_not_what_it_missed(faster: None
 async def test_too_many_readers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "STREAMS_MAX", 1)
     async with publishing(regional(replica("a"))) as (told, _), calling(told) as stub:
-        held = stub.Reports(region_pb2.ReportsRequest(balancer="g"), timeout=20.0)
+        held = stub.Reports(region_pb2.ReportsRequest(balancer="g"), timeout=60.0)
         await held.read()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Reports(region_pb2.ReportsRequest(balancer="h"), timeout=10.0).read()
+            await stub.Reports(region_pb2.ReportsRequest(balancer="h"), timeout=60.0).read()
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         held.cancel()
         await until(lambda: told._streams == 0)
-        again = stub.Reports(region_pb2.ReportsRequest(balancer="h"), timeout=10.0)
+        again = stub.Reports(region_pb2.ReportsRequest(balancer="h"), timeout=60.0)
         assert (await again.read()).region == "london"
         again.cancel()
         await until(lambda: told._streams == 0)
 
 
-async def test_numbers_only_grow_and_are_not_spent_on_what_nobody_is_told(faster: None) -> None:
+async def test_numbers_only_grow_and_are_not_spent_on_what_is_not_published(faster: None) -> None:
     flow = regional(replica("a"))
     flow.handle(swapped(replica("a")), 0.0)
     async with publishing(flow) as (told, store):

@@ -367,7 +367,7 @@ async def test_a_connection_that_breaks_the_protocol_ends_and_its_calls_with_it(
     assert all(call.told_over for call in wire.calls)
 
 
-async def test_another_protocol_is_told_what_this_port_speaks() -> None:
+async def test_another_protocol_is_answered_what_this_port_speaks() -> None:
     wire = Wire()
     wire.told()
     wire.send(b"GET / HTTP/1.1\r\n\r\n")

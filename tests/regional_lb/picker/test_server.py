@@ -11,7 +11,7 @@ from regional_lb.picker.server import LIVENESS, READINESS, SERVICE
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-async def test_health_is_told_by_the_names_of_the_protocol() -> None:
+async def test_health_is_answered_by_the_names_of_the_protocol() -> None:
     async with stage(1) as one, grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
 

@@ -78,7 +78,7 @@ async def test_an_answer_of_known_length_ends_with_its_last_piece() -> None:
 @pytest.mark.parametrize(
     "modes", [(wire.BUFFERED, DUPLEX), (wire.STREAMED, NONE), (NONE, NONE), (DUPLEX, wire.BUFFERED)]
 )
-async def test_a_body_mode_that_cannot_be_served_is_told_in_a_line(modes: tuple[int, int]) -> None:
+async def test_a_body_mode_that_cannot_be_served_is_logged_in_a_line(modes: tuple[int, int]) -> None:
     async with stage(1) as one:
         stream = one.stream()
         stream.take(asked(modes=modes))

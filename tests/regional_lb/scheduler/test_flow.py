@@ -414,7 +414,9 @@ def test_a_prompt_that_was_not_found_cached_corrects_the_mirror_and_is_there_now
 
 
 @pytest.mark.parametrize(("status", "usage"), [(200, Usage(16 * 1024, 10, 0)), (200, None), (500, None)])
-def test_an_answer_told_once_and_whole_leaves_what_one_told_in_two_leaves(status: int, usage: Usage | None) -> None:
+def test_an_answer_reported_once_and_whole_leaves_what_one_reported_in_two_leaves(
+    status: int, usage: Usage | None
+) -> None:
     left = []
     for whole in (False, True):
         flow = regional(replica("r1", kv_tokens=1_000_000))

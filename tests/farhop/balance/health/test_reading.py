@@ -7,7 +7,7 @@ import pytest
 from farhop.balance.health.reading import ForcedState, Health, State
 
 
-def test_the_newest_word_stands_until_it_expires() -> None:
+def test_the_newest_forced_state_stands_until_it_expires() -> None:
     override = ForcedState()
     assert override.read(0.0) is None
     override.force(State.UP, "pinned", until=10.0)
@@ -20,7 +20,7 @@ def test_the_newest_word_stands_until_it_expires() -> None:
     assert override.read(0.0) is None
 
 
-def test_a_paced_drain_gives_its_share_away_and_a_word_repeated_gives_nothing_back() -> None:
+def test_a_paced_drain_gives_its_share_away_and_repeated_gives_nothing_back() -> None:
     override = ForcedState()
     override.force(State.DRAINING, "paced", now=0.0, over_s=10.0)
     for word in ("paced", "paced, again"):
@@ -31,7 +31,7 @@ def test_a_paced_drain_gives_its_share_away_and_a_word_repeated_gives_nothing_ba
     assert override.read(10.0) == Health(State.DRAINING, "paced, again", None, forced=True)
 
 
-def test_a_word_at_a_pace_fades_until_it_is_whole_or_lifted() -> None:
+def test_a_drain_at_a_pace_fades_until_it_is_whole_or_lifted() -> None:
     override = ForcedState()
     assert not override.fading(0.0)
     override.force(State.DRAINING, "why", now=0.0, over_s=10.0)

@@ -117,7 +117,7 @@ def chunk(text: str, ids: list[int], prompt: list[int] | None = None, ends: str 
     st.lists(st.integers(0, 2**31), min_size=1, max_size=20),
     st.integers(0, 40),
 )
-def test_no_character_is_lost_or_said_twice(tokens: list[tuple[str, int]], prompt: list[int], limit: int) -> None:
+def test_no_character_is_lost_or_sent_twice(tokens: list[tuple[str, int]], prompt: list[int], limit: int) -> None:
     progress = planned(max_tokens=limit)
     sent = b"".join(
         progress.take(chunk(text, [number], prompt if at == 0 else None)) for at, (text, number) in enumerate(tokens)
@@ -172,23 +172,23 @@ def test_a_continuation_reads_as_the_first_stream() -> None:
     progress.go_on(0)
     choice = {"index": 0, "text": " two", "logprobs": None, "finish_reason": None, "stop_reason": None}
     document = {"id": "cmpl-9", "object": "text_completion", "created": 99, "model": "m", "choices": [choice]}
-    spelled = progress.spelled(b"data: " + msgspec.json.encode(document) + b"\n\n", tells_usage=True)
+    spelled = progress.spelled(b"data: " + msgspec.json.encode(document) + b"\n\n", sends_usage=True)
     heard = msgspec.json.decode(spelled.removeprefix(b"data: "))
     assert (heard["id"], heard["created"], heard["object"]) == ("chatcmpl-1", 5, "chat.completion.chunk")
     assert heard["choices"][0]["delta"] == {"content": " two"}
-    end = progress.spelled(b'data: {"choices":[],"usage":{}}\n\ndata: [DONE]\n\n', tells_usage=True)
+    end = progress.spelled(b'data: {"choices":[],"usage":{}}\n\ndata: [DONE]\n\n', sends_usage=True)
     usage, done = end.split(b"\n\n")[:2]
     told = {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
     assert msgspec.json.decode(usage[6:])["usage"] == told
     assert done == b"data: [DONE]"
-    assert progress.end(tells_usage=True) == b""  # its connection broke right then: nothing is lacking
+    assert progress.end(sends_usage=True) == b""  # its connection broke right then: nothing is lacking
     quiet = planned()
     quiet.take(chunk("one", [1], [10, 11]))
     quiet.go_on(0)
-    assert quiet.spelled(b"data: [DONE]\n\n", tells_usage=False) == b"data: [DONE]\n\n"
+    assert quiet.spelled(b"data: [DONE]\n\n", sends_usage=False) == b"data: [DONE]\n\n"
 
 
-def test_an_end_that_was_told_is_not_told_again() -> None:
+def test_an_end_that_was_sent_is_not_sent_again() -> None:
     """A connection may break behind the usage, or behind the last word and before the end of its framing."""
     usage = b'data: {"id":"a","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}\n\n'
     done = b"data: [DONE]\n\n"
@@ -197,11 +197,11 @@ def test_an_end_that_was_told_is_not_told_again() -> None:
         progress.take(chunk('data: [DONE] "choices":[]', [1], [10]))
         progress.take(chunk("two", [2], ends="length"))
         assert progress.take(told) == told
-        end = progress.end(tells_usage=True)
+        end = progress.end(sends_usage=True)
         assert (b'"usage"' in end, b"[DONE]" in end) == (lacks_usage, lacks_done)
 
 
-def test_at_the_limit_it_ends_by_our_word() -> None:
+def test_at_the_limit_we_end_it() -> None:
     progress = planned(max_tokens=1)
     progress.take(chunk("one", [1], [10]))
     assert progress.left(0) == 0
@@ -266,7 +266,7 @@ def test_who_has_all_events_so_far_can_go_on_from_their_ids(
         sure -= 1
     below.go_on(0)
     rest = [text_at(at) for at in range(sure, len(tokens))]
-    events += [below.spelled(below.take(event), tells_usage=False) for event in rest]
+    events += [below.spelled(below.take(event), sends_usage=False) for event in rest]
     heard = [event + b"\n\n" for event in b"".join(events).split(b"\n\n") if event][: max(1, region_dies)]
     passed = [msgspec.json.decode(above.take(event)[6:])["choices"][0] for event in heard]
     known = msgspec.json.decode(above.go_on(0))["prompt"]

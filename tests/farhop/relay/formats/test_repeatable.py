@@ -136,12 +136,12 @@ def chats(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(chats())
-def test_a_chat_told_as_a_stream_and_whole_again_is_the_same(document: dict[str, Any]) -> None:
+def test_a_chat_as_a_stream_and_whole_again_is_the_same(document: dict[str, Any]) -> None:
     told = repeatable.stream(Kind.CHAT, msgspec.json.encode(document))
     assert told is not None
     before, usage, end = told
-    assert not any(map(repeatable.tells_usage, repeatable.events_of(before)))
-    assert repeatable.tells_usage(usage)
+    assert not any(map(repeatable.has_usage, repeatable.events_of(before)))
+    assert repeatable.has_usage(usage)
     again = repeatable.whole(Kind.CHAT, before + usage + end)
     assert again is not None
     assert msgspec.json.decode(again) == document
@@ -177,7 +177,7 @@ def delta(finish: str | None = None, **said: Any) -> dict[str, Any]:
 DONE = b"data: [DONE]\n\n"
 
 
-def test_what_an_engine_streams_is_told_whole() -> None:
+def test_what_an_engine_streams_is_made_whole() -> None:
     calls = [{"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}]
     stream = events(
         delta(role="assistant", content=""),
@@ -207,10 +207,10 @@ def test_what_an_engine_streams_is_told_whole() -> None:
         events(delta(content="x"), delta(content=["parts"])) + DONE,
         events(delta(audio={"id": "a"})) + DONE,
         b"data: {broken\n\n" + DONE,
-        events(delta(content="x" * repeatable.RETOLD_BYTES_MAX)) + DONE,
+        events(delta(content="x" * repeatable.CONVERTED_BYTES_MAX)) + DONE,
     ],
 )
-def test_what_is_not_understood_is_not_told(stream: bytes) -> None:
+def test_what_is_not_understood_is_not_converted(stream: bytes) -> None:
     assert repeatable.whole(Kind.CHAT, stream) is None
 
 

@@ -69,7 +69,7 @@ def test_what_cannot_be_routed_is_named(param: str, body: dict[str, Any]) -> Non
 def test_who_does_not_say_whether_it_is_stored_is_served_and_nothing_is(said: str, sent: str | None) -> None:
     body = said.encode()
     prompt = bodies.read(Kind.RESPONSES, body)
-    assert prompt == replace(read(), unsaid_store=prompt.unsaid_store)
+    assert prompt == replace(read(), lacks_store=prompt.lacks_store)
     onward = openai.change(body, prompt, "").of(body)
     assert sent is None or onward == sent.encode()
     told = json.loads(onward, object_pairs_hook=_once)

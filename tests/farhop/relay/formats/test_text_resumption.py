@@ -17,9 +17,9 @@ SAID: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
 ASKED: dict[str, Any] = {"model": "m", "prompt": "once", "stream": True}
 
 
-def known(path: bytes = CHAT, *, tells_usage: bool = False, **more: Any) -> TextProgress:
+def known(path: bytes = CHAT, *, sends_usage: bool = False, **more: Any) -> TextProgress:
     body = msgspec.json.encode({**(SAID if path == CHAT else ASKED), **more})
-    return TextProgress(plan(path, body, text=True), body, tells_usage=tells_usage)
+    return TextProgress(plan(path, body, text=True), body, sends_usage=sends_usage)
 
 
 def body_of(progress: TextProgress) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def test_what_cannot_go_on_any_more_is_not_kept() -> None:
 )
 def test_a_continuation_reads_as_the_first_stream_and_is_counted_as_one(begins: str, end: str) -> None:
     """Whatever of what server-sent events may be its engine makes them: sse-starlette ends lines with CR LF."""
-    progress = known(tells_usage=True)
+    progress = known(sends_usage=True)
     progress.take(OPENING + chunk("The") + chunk("") + chunk(" sea"))
     assert progress.tokens == 3  # one of them ended within a character
     progress.go_on(0)
@@ -168,7 +168,7 @@ def test_a_continuation_reads_as_the_first_stream_and_is_counted_as_one(begins: 
     for one in later[:-1]:
         progress.take(one)
     progress.set_usage(Usage(20, 2))
-    spelled = progress.spelled(b"".join(later), tells_usage=True)
+    spelled = progress.spelled(b"".join(later), sends_usage=True)
     documents = [msgspec.json.decode(one[6:]) for one in spelled.split(b"\n\n") if one and b"[DONE]" not in one]
     assert {(one["id"], one["created"]) for one in documents} == {("chat-1", 5)}
     assert [one["choices"][0]["delta"]["content"] for one in documents[:-1]] == [" is", " wide"]
@@ -230,7 +230,7 @@ def test_usage_is_that_of_an_unbroken_stream_wherever_it_breaks(
     limit = len(engine.pieces)
     body = msgspec.json.encode({**SAID, "max_tokens": limit})
     made = plan(CHAT, body, text=True)
-    above, region = (TextProgress(made, body, tells_usage=True) for _ in range(2))
+    above, region = (TextProgress(made, body, sends_usage=True) for _ in range(2))
     region.strips = False
     below: TextProgress | None = region
     coming, broken = engine.events(counting(body) if each else body), iter(breaks)
@@ -242,7 +242,7 @@ def test_usage_is_that_of_an_unbroken_stream_wherever_it_breaks(
             if below is not None:
                 below.set_usage(usage)
                 passed = below.take(event)
-                passed = below.spelled(passed, tells_usage=True) if below.resumed and passed else passed
+                passed = below.spelled(passed, sends_usage=True) if below.resumed and passed else passed
             if passed and not above.adds(passed):
                 above.take(passed)
         if above.finished:
@@ -262,7 +262,7 @@ def test_usage_is_that_of_an_unbroken_stream_wherever_it_breaks(
 
 def test_an_end_whose_usage_nobody_can_tell_is_none() -> None:
     for tells, at_end in ((False, True), (True, False)):
-        progress = known(tells_usage=tells)
+        progress = known(sends_usage=tells)
         progress.take(OPENING + chunk("The sea", "stop"))
         assert not progress.can_resume
         assert progress.can_end is at_end
@@ -296,14 +296,14 @@ def test_tokens_are_counted_by_usage_where_events_tell_it() -> None:
     assert progress.tokens == 11
 
 
-def test_a_client_that_wants_usage_with_each_event_is_told_of_the_whole_behind_a_seam() -> None:
+def test_a_client_that_wants_usage_with_each_event_gets_that_of_the_whole_behind_a_seam() -> None:
     each = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-    progress = known(tells_usage=True, **each)
+    progress = known(sends_usage=True, **each)
     first = told(OPENING, 0) + told(chunk("a"), 3)
     assert progress.take(first) == first
     progress.go_on(0)
     second = told(chunk(" b"), 2, 12).replace(b'"chat-1"', b'"chat-2"')
-    spelled = progress.spelled(progress.take(second), tells_usage=True)
+    spelled = progress.spelled(progress.take(second), sends_usage=True)
     document = msgspec.json.decode(spelled[6:])
     assert document["usage"] == {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}
 

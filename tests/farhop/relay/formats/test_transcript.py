@@ -14,7 +14,7 @@ from farhop.balance.prefix.chain import chain
 from farhop.relay.formats import bodies
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import Prompt
-from farhop.relay.formats.transcript import SAID_BYTES_MAX, Continuation, Transcript, continuation
+from farhop.relay.formats.transcript import TEXT_BYTES_MAX, Continuation, Transcript, continuation
 from farhop.relay.upstream import tap
 from farhop.relay.upstream.tap import BodyTap, StreamTap
 
@@ -108,26 +108,26 @@ def test_a_pair_of_surrogates_may_come_in_two_events() -> None:
 
 
 @pytest.mark.parametrize("text", ["\\ud83d", "\\ude00 \\ud83d", "\\x", "\\u12"])
-def test_what_is_no_text_is_not_told(text: str) -> None:
+def test_what_is_no_text_is_not_read(text: str) -> None:
     stream = b'data: {"choices":[{"delta":{"content":"good"}}]}\n\n'
     stream += b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % text.encode()
     assert heard(stream, [], going_on(chat())) == ((), 0)
 
 
-def test_beyond_its_bound_nothing_is_told_and_nothing_kept() -> None:
+def test_beyond_its_bound_nothing_is_read_and_nothing_kept() -> None:
     made = Transcript(going_on(chat()))
     through = StreamTap(False, made)
     chunk = b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % (b"word" * 256)
-    for _ in range(SAID_BYTES_MAX // 1024):
+    for _ in range(TEXT_BYTES_MAX // 1024):
         through.feed(chunk)
-    assert made.result()[1] == SAID_BYTES_MAX
+    assert made.result()[1] == TEXT_BYTES_MAX
     through.feed(chunk)
     assert made.result() == ((), 0)
     through.feed(chunk)
     assert (made._pieces, made.result()) == (b"", ((), 0))
 
 
-def test_of_an_event_too_long_to_hold_nothing_is_told() -> None:
+def test_of_an_event_too_long_to_hold_nothing_is_read() -> None:
     made = Transcript(going_on(chat()))
     through = StreamTap(False, made)
     through.feed(b'data: {"choices":[{"delta":{"content":"before"}}]}\n\n')
@@ -166,13 +166,13 @@ def test_a_body_is_read(kind: Kind, said: str, plain: bool) -> None:
         b'{"choices":[{"message":{"content":[{"type":"text","text":"x"}]}}]}',
         b'{"choices":[{"message":{"content":"a"}},{"message":{"content":"b"}}]}',
         b'{"choices":[{"message":{"content":"\\ud800"}}]}',
-        b'{"choices":[{"message":{"content":"' + b"x" * (SAID_BYTES_MAX + 1) + b'"}}]}',
+        b'{"choices":[{"message":{"content":"' + b"x" * (TEXT_BYTES_MAX + 1) + b'"}}]}',
         b'{"choices":[{"message":{"content":"x"}}],"more":"' + b"x" * tap.BODY_BYTES_MAX + b'"}',
         b'{"choices":[{"mess',
         b"[]",
     ],
 )
-def test_of_other_bodies_nothing_is_told(document: bytes) -> None:
+def test_of_other_bodies_nothing_is_read(document: bytes) -> None:
     assert _body_told(document, chat()) == ((), 0)
 
 

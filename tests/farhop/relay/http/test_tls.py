@@ -258,7 +258,7 @@ async def test_a_renewed_certificate_is_shown_to_new_connections_while_an_old_st
     shown = [c.writer.get_extra_info("ssl_object").getpeercert()["serialNumber"] for c in (old, new)]
     assert len(set(shown)) == 2
     go.set()
-    assert b"data: 2" in await asyncio.wait_for(old.reader.readuntil(b"0\r\n\r\n"), 10.0)
+    assert b"data: 2" in await asyncio.wait_for(old.reader.readuntil(b"0\r\n\r\n"), 60.0)
 
 
 def _shaken(port: int, context: ssl.SSLContext) -> None:

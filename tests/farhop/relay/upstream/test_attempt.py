@@ -61,7 +61,7 @@ PROMPT = b"p" * 1000
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("listens", [True, False])
-async def test_where_it_is_listened_to_the_machine_is_told_prompt_and_answer(
+async def test_where_it_is_listened_to_the_machine_gets_prompt_and_answer(
     stage: Any, stream: bool, listens: bool
 ) -> None:
     s = await stage()

@@ -37,7 +37,7 @@ WORDS: list[tuple[bytes, Outcome | None]] = [
 
 
 @pytest.mark.parametrize(("text", "told"), WORDS)
-def test_words_of_engines(text: bytes, told: Outcome | None) -> None:
+def test_error_texts_of_engines(text: bytes, told: Outcome | None) -> None:
     assert in_text(text) is told
     made = FaultTap()
     assert b"".join(made.feed(text[at : at + 7]) for at in range(0, len(text), 7)) == text
@@ -102,7 +102,7 @@ def test_no_bytes_break_it(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("split", [False, True])
-async def test_an_error_that_ends_a_stream_is_told_to_the_machine(stage: Any, split: bool) -> None:
+async def test_an_error_that_ends_a_stream_is_reported_to_the_machine(stage: Any, split: bool) -> None:
     s = await stage()
     error = b'data: {"error":{"message":"CUDA out of memory","code":500}}\n\n'
 

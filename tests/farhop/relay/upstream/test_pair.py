@@ -55,7 +55,7 @@ async def _paired(stage: Any, whole_next: bool = True, **settings: Any) -> Any:
     return s
 
 
-async def test_one_engine_computes_and_the_other_is_told_where(stage: Any) -> None:
+async def test_one_engine_computes_and_the_other_learns_where(stage: Any) -> None:
     s = await _paired(stage)
     answer = await s.ask(
         post(msgspec.json.encode(BODY), headers=b"X-Request-Id: 7\r\nContent-Type: application/json\r\n")
@@ -110,7 +110,7 @@ async def test_a_request_without_a_name_gets_one_for_both(stage: Any) -> None:
         (plain(b"{}", status="400 Bad"), "engine_error", 502),  # the scripted machine does not retry this
     ],
 )
-async def test_a_prefill_that_fails_is_told_and_asked_elsewhere(
+async def test_a_prefill_that_fails_is_reported_and_asked_elsewhere(
     stage: Any, said: bytes, reason: str, status: int
 ) -> None:
     s = await _paired(stage)
@@ -205,7 +205,7 @@ async def test_a_machine_that_breaks_between_the_halves_has_no_second_one(stage:
     assert len(s.upstream.asked) == len(s.tier.faults) == 1
 
 
-async def test_a_kept_connection_that_died_is_told_in_either_half(stage: Any) -> None:
+async def test_a_kept_connection_that_died_is_reported_in_either_half(stage: Any) -> None:
     s = await _paired(stage)
 
     async def script(line: Line) -> None:  # one answer, then it hangs up without a word

@@ -64,6 +64,23 @@ async def test_connections_are_kept_and_used_again(stage: Any) -> None:
     assert s.pool.connections == 1
 
 
+async def test_an_upstream_is_in_use_while_it_answers_and_a_while_after(stage: Any) -> None:
+    s = await stage()
+    seen = []
+
+    def answer(_: object) -> bytes:
+        seen.append(s.pool.in_use(s.upstream.address, 0.0))
+        return plain(b"{}")
+
+    s.upstream.answer = answer
+    assert not s.pool.in_use(s.upstream.address, 60.0)
+    for _ in range(2):
+        assert (await s.ask(post())).status == 200
+        assert s.pool.in_use(s.upstream.address, 60.0)
+    assert not s.pool.in_use(s.upstream.address, 0.0)
+    assert seen == [True, True]
+
+
 async def test_a_chunked_answer_keeps_its_connection_too(stage: Any) -> None:
     s = await stage()
     s.upstream.answer = lambda _m: SSE + chunk(b"data: 1\n\n") + b"0\r\nx-trailer: 1\r\n\r\n"
@@ -130,7 +147,7 @@ def dying_when_used_again(s: Any, after_s: float = 0.0) -> Callable[[Line], Awai
     return script
 
 
-async def test_a_kept_connection_that_is_dead_is_told_and_asking_again_is_the_machines(stage: Any) -> None:
+async def test_a_kept_connection_that_is_dead_is_reported_and_asking_again_is_the_machines(stage: Any) -> None:
     """A POST is not sent again behind the machine's back: it counts, as any other retry does."""
     s = await stage()
     s.upstream.script = dying_when_used_again(s)

@@ -102,11 +102,11 @@ class Upstream(Owner):
         self.cancelled = True
 
 
-def reader(owner: Owner, *, told: bool = False) -> tuple[Reader, Wire]:
+def reader(owner: Owner, *, wants_usage: bool = False) -> tuple[Reader, Wire]:
     wire = Wire()
     exchange = Exchange(wire, ASKED)
     wire.answering = exchange
-    return Reader(owner, exchange, told=told), wire
+    return Reader(owner, exchange, wants_usage=wants_usage), wire
 
 
 def shared(room: KeptAnswers[Any] | None = None, keeps: int = 1 << 16) -> tuple[SharedExchange, Owner, Upstream, Wire]:
@@ -129,7 +129,7 @@ def test_all_get_all_of_it_and_the_usage_who_asked_for_it() -> None:
     one, owner, _, first = shared()
     kept: list[Tape] = []
     one.recorded = lambda: kept.append(one.tape)
-    second, wire = reader(owner, told=True)
+    second, wire = reader(owner, wants_usage=True)
     one.begin(200, LINES, None, event(1))
     one.join(second)
     one.write(event(2) + USAGE + DONE)
@@ -182,7 +182,7 @@ def test_what_is_no_good_answer_is_the_leaders_alone(begins: str) -> None:
     assert owner.ended == [(other, outcome.CLIENT_LEFT)]
 
 
-def test_nobody_is_left_to_be_told_of_an_error() -> None:
+def test_nobody_is_left_to_get_an_error() -> None:
     one, owner, upstream, _ = shared()
     other, _ = reader(owner)
     one.join(other)

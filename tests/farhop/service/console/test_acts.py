@@ -86,7 +86,7 @@ async def test_what_may_not_be_done_says_why(store: MemoryStore, more: dict[str,
     assert await store.list("/") == ()
 
 
-async def test_the_last_region_of_a_tenant_is_drained_only_if_that_is_said(store: MemoryStore) -> None:
+async def test_the_last_region_of_a_tenant_is_drained_only_by_force(store: MemoryStore) -> None:
     acts, frankfurt = desk(store, ALL), {"do": "drain", "target": "frankfurt", "why": "patching"}
     assert (await acts.perform(Act(**frankfurt), "ann"))["strands"] == ["eu-only (m)"]
     sure: dict[str, Any] = {**frankfurt, "dry_run": False, "revision": 0, "confirm": "frankfurt"}
@@ -183,7 +183,7 @@ async def test_a_drill_is_shown_first_confirmed_by_name_and_begun_as_shown(store
     assert await acts.drill_report("move-1") == b"whole"
 
 
-async def test_where_no_drill_can_be_begun_it_is_said(store: MemoryStore) -> None:
+async def test_where_no_drill_can_be_begun_it_is_shown(store: MemoryStore) -> None:
     acts = desk(store, ALL)
     with pytest.raises(ActError, match="`farhop console`"):
         await acts.perform(Act("start-drill", "move", "rehearse"), "ann")

@@ -41,7 +41,7 @@ HEARD = st.dictionaries(
 
 @settings(max_examples=100)
 @given(HEARD)
-def test_the_worst_that_is_heard_is_shown_and_nothing_that_is_not(told: dict[str, Any]) -> None:
+def test_the_worst_that_is_reported_is_shown_and_nothing_that_is_not(told: dict[str, Any]) -> None:
     heard = {name: LastSnapshot(upper(at, states), NOW - age) for name, (at, states, age) in told.items()}
     made = snapshots.picture(heard, LAW, NOW)
     assert set(made["regions"]) == set(REGIONS)
@@ -54,7 +54,7 @@ def test_the_worst_that_is_heard_is_shown_and_nothing_that_is_not(told: dict[str
     assert apply({}, diff({}, msgspec.json.decode(msgspec.json.encode(made)))) == made  # it is JSON, and has no null
 
 
-def test_who_is_cut_off_keeps_its_last_word_with_its_time_and_has_no_load() -> None:
+def test_who_is_cut_off_keeps_its_last_snapshot_with_its_time_and_has_no_load() -> None:
     heard = {
         "global virginia": LastSnapshot(upper("virginia", {"tokyo": "down"}, arcs={"tokyo": {"ok": 2.0}}), NOW),
         "regional tokyo": LastSnapshot(lower("tokyo", 5), NOW - CUT_OFF_MS - 1, "refused"),
@@ -79,7 +79,7 @@ def test_who_is_cut_off_keeps_its_last_word_with_its_time_and_has_no_load() -> N
     assert ("regional tokyo", "cut off: refused") in said[:4]
 
 
-def test_what_is_wrong_is_told_worst_first_and_where_balancers_differ_how_many() -> None:
+def test_what_is_wrong_is_shown_worst_first_and_where_balancers_differ_how_many() -> None:
     drained = upper("paris", {"tokyo": "suspect", "frankfurt": "draining"})
     drained["regions"]["frankfurt"]["drain"] = {"author": "ann", "why": "racks"}
     heard = {
@@ -101,7 +101,7 @@ def test_who_refuses_is_late_at_once() -> None:
     assert snapshots.freshness(LastSnapshot(snapshot, NOW - 10), NOW) == "fresh"
 
 
-def test_a_decision_is_told_once_by_who_knows_where_it_came_in() -> None:
+def test_a_decision_is_shown_once_by_who_knows_where_it_came_in() -> None:
     one = {"at": 5, "tenant": "t", "to": "tokyo"}
     heard = {
         "regional tokyo": LastSnapshot(
@@ -126,13 +126,13 @@ def of_status(status: dict[str, Any], decisions: list[dict[str, Any]]) -> tuple[
             return end.value, turns
 
 
-def test_a_word_of_many_replicas_is_made_a_few_at_a_time() -> None:
+def test_a_snapshot_of_many_replicas_is_made_a_few_at_a_time() -> None:
     rows = [{"replica": f"r{n}", "state": "up"} for n in range(2 * snapshots.ROWS_AT_ONCE + 1)]
     snapshot, turns = of_status({"tier": "regional", "region": "tokyo", "replicas": [*rows, "no row"]}, [])
     assert (len(snapshot["replicas"]), turns) == (len(rows), 2)
 
 
-def test_a_word_of_a_status_has_no_prompt_no_null_and_bounded_text() -> None:
+def test_a_snapshot_of_a_status_has_no_prompt_no_null_and_bounded_text() -> None:
     decision = {
         "decision": "d",
         "tenant": "x" * 5000,

@@ -146,7 +146,7 @@ def test_every_policy_takes_its_options() -> None:
         assert (one.policy, one.tenant, one.model) == (policy, "a", "")
 
 
-def test_routes_that_cannot_stand_together_are_told_with_the_remedy() -> None:
+def test_routes_that_cannot_stand_together_are_refused_with_the_remedy() -> None:
     with pytest.raises(ValueError, match=r"routes\.1: a second one for tenant 'a', model ''; keep one"):
         routes_of([RouteConfig(tenant="a"), RouteConfig(tenant="a")], {"london", "tokyo"})
     with pytest.raises(ValueError, match=r"routes\.0: no region 'mars' in the topology; known are london, tokyo"):
@@ -167,7 +167,7 @@ def test_routes_that_cannot_stand_together_are_told_with_the_remedy() -> None:
         ({"model": "auto", "models": [{"model": "a", "weight": 0}]}, "weight"),
     ],
 )
-def test_what_a_name_cannot_stand_for_is_told_with_the_remedy(route: dict[str, Any], said: str) -> None:
+def test_what_a_name_cannot_stand_for_is_refused_with_the_remedy(route: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         RouteConfig(**route)
 

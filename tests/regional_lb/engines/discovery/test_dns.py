@@ -16,6 +16,7 @@ import pytest
 from inprocess import until
 from sources import following
 
+from farhop_lab.world.ports import free_ports
 from regional_lb.engines.config import DnsSource
 from regional_lb.engines.discovery.dns import DnsNames
 
@@ -74,8 +75,8 @@ class Server(asyncio.DatagramProtocol):
 async def serving() -> AsyncIterator[tuple[Server, str]]:
     """A server, and where it is: one port for both."""
     server, loop = Server(), asyncio.get_running_loop()
-    tcp = await asyncio.start_server(server.stream, "127.0.0.1", 0)
-    port = tcp.sockets[0].getsockname()[1]
+    (port,) = free_ports(1)  # one that the system lends for TCP may be another's for UDP
+    tcp = await asyncio.start_server(server.stream, "127.0.0.1", port)
     udp, _ = await loop.create_datagram_endpoint(lambda: server, local_addr=("127.0.0.1", port))
     try:
         yield server, f"127.0.0.1:{port}"

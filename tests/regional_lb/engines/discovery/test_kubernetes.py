@@ -200,7 +200,7 @@ def test_a_port_goes_by_name_or_number(port: str | int | None, there: Any, numbe
         ({"terminating": False, "ready": None, "serving": None}, False),
     ],
 )  # fmt: skip
-def test_conditions_that_are_not_told_are_read_as_the_api_says(told: dict[str, Any], draining: bool | None) -> None:
+def test_conditions_that_are_missing_are_read_as_the_api_says(told: dict[str, Any], draining: bool | None) -> None:
     thing = {"metadata": {"name": "s"}, "endpoints": [{"addresses": ["10.0.0.1"], "conditions": told}], "ports": HTTP}
     step = _Book("k", EndpointSlices(None), Template(models=["m"])).take(Listed([thing]))
     assert [one.draining for one in step.replicas] == ([] if draining is None else [draining])  # type: ignore[union-attr]

@@ -21,7 +21,7 @@ def labels(roster: Roster) -> list[str]:
     return [one.label for one in roster.merged()[0]]
 
 
-def test_a_source_that_fails_is_believed_what_it_said_last_and_an_empty_word_is_one() -> None:
+def test_of_a_source_that_fails_the_last_list_stands_and_an_empty_list_is_one() -> None:
     roster = Roster([replica("fixed", "f")], ["a", "b"])
     assert roster.status()[0]["trouble"] == "has not answered yet"
     assert roster.take(Found("a", (replica("one", "1"),)))

@@ -52,7 +52,7 @@ def test_a_page_as_each_engine_writes_it(name: str, engine: str, sample: Sample)
 
 
 @pytest.mark.parametrize(("said", "slots"), [("64.0", 64), ("0", None), ("-1", None), ("NaN", None), ("1e9", None)])
-def test_how_many_run_at_once_is_told_or_unknown(said: str, slots: int | None) -> None:
+def test_how_many_run_at_once_is_reported_or_unknown(said: str, slots: int | None) -> None:
     text = f"trtllm_num_requests_waiting 0\ntrtllm_num_requests_running 0\ntrtllm_max_num_active_requests {said}\n"
     assert read(text).slots == slots
 
@@ -109,7 +109,7 @@ def test_labels_may_hold_anything(name: str) -> None:
     ("blocks", "size"),
     [("None", "16"), ("0", "16"), ("-5", "16"), ("1e4", "16"), ("9" * 40, "16"), ("999999999", "999999999"), ("", "")],
 )
-def test_a_cache_that_is_not_told_is_unknown(blocks: str, size: str) -> None:
+def test_a_cache_that_is_not_reported_is_unknown(blocks: str, size: str) -> None:
     line = f'vllm:cache_config_info{{num_gpu_blocks="{blocks}",block_size="{size}"}} 1\n'
     assert read(page(more=line)).kv_tokens is None
     assert read(page(more="vllm:cache_config_info 1\n")).kv_tokens is None

@@ -28,7 +28,7 @@ def test_lines_that_were_not_asked_for_are_never_read() -> None:
 
 
 @pytest.mark.parametrize("line", [b"a:b{", b'a:b{x="1} 2', b"a:b ", b'a:b{x="1"}2', b'a:b{x="1\n"} 2'])
-def test_a_line_that_is_none_is_said(line: bytes) -> None:
+def test_a_line_that_is_none_is_an_error(line: bytes) -> None:
     with pytest.raises(PageError, match="a:b: not a line of metrics") as caught:
         series(line + b"\n")
     assert caught.value.reason == "line"
@@ -108,7 +108,7 @@ def test_labels_are_read_once_and_not_kept_for_ever() -> None:
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.lists(st.lists(st.tuples(st.sampled_from([b"a:b", b"a:bc", b"z"]), st.integers(0, 10**6)), max_size=30)))
-def test_with_places_no_line_is_told_that_is_not_there(pages: list[list[tuple[bytes, int]]]) -> None:
+def test_with_places_no_line_is_found_that_is_not_there(pages: list[list[tuple[bytes, int]]]) -> None:
     places = Places()
     for lines in pages:
         text = b"".join(b'%b{of="what was asked for"} %d\n' % line for line in lines)
