@@ -252,6 +252,8 @@ class Ingress:
         try:
             head = exchange.head
             version = head.known.get(VERSION_HEADER)
+            if exchange.body[:1] == bodies.BOM[:1]:
+                exchange.body = bodies.without_bom(kind, exchange.body)
             prompt = bodies.read(
                 kind, exchange.body, head.path, head.onward, self._guard, lambda: self._only_model(caller)
             )

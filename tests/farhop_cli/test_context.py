@@ -26,6 +26,23 @@ def stands():
     return yaml.safe_load(context.path().read_text())
 
 
+def test_a_dry_run_leaves_the_file_as_it_is(cli):
+    first = ("context", "set", "prod", "--etcd", "127.0.0.1:2379")
+    assert cli.run(*first, "--dry-run").stdout == "dry run, nothing is written: prod is the current context\n"
+    assert not context.path().parent.exists()
+    cli.run(*first)
+    cli.run("context", "set", "lab", "--admin", "http://127.0.0.1:8082")
+    before = context.path().read_bytes()
+    for words in (
+        ("use", "lab"), ("unset", "prod"), ("set", "more", "--admin", "http://127.0.0.1:1"),
+        ("set", "lab", "--etcd", "127.0.0.1:1", "--use"),
+    ):  # fmt: skip
+        result = cli.run("context", *words, "--dry-run")
+        assert (result.exit_code, result.stdout.startswith("dry run, nothing is written: ")) == (0, True)
+        assert context.path().read_bytes() == before
+    assert "there is lab, prod" in cli.failed(cli.run("context", "unset", "nobody", "--dry-run"), 1)
+
+
 def test_the_first_one_made_is_current_and_the_file_its_owners_alone(cli):
     assert "no contexts" in cli.run("context", "list").stdout
     made = cli.run(

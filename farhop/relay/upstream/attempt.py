@@ -273,7 +273,7 @@ class AttemptRun:
 
     def start(self, address: Address) -> None:
         """Get a connection."""
-        self.owner.pool.lend(address, self)
+        self.owner.pool.lend(address, self, len(self.active.body))
 
     def abort(self) -> None:
         """Stop the work upstream at once; tells nobody."""

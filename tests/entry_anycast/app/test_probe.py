@@ -18,7 +18,7 @@ from farhop_lab.world.ports import free_ports
 
 
 async def test_it_tells_fit_leaving_and_dead() -> None:
-    answers = iter([200, 503, 307])
+    answers = iter([200, 204, 503, 307])
 
     async def ready(_request: web.Request) -> web.Response:
         return web.Response(status=next(answers))
@@ -34,7 +34,7 @@ async def test_it_tells_fit_leaving_and_dead() -> None:
 
     def tell(one: Probed) -> None:
         told.append(one)
-        if len(told) == 3:
+        if len(told) == 4:
             asyncio.get_running_loop().create_task(runner.cleanup())
         if one.fitness is Fitness.DEAD:
             enough.set()
@@ -46,8 +46,8 @@ async def test_it_tells_fit_leaving_and_dead() -> None:
     probing.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await probing
-    assert [one.fitness for one in told[:3]] == [Fitness.FIT, Fitness.LEAVING, Fitness.LEAVING]
-    assert told[1].why == "it answers 503"
+    assert [one.fitness for one in told[:4]] == [Fitness.FIT, Fitness.FIT, Fitness.LEAVING, Fitness.LEAVING]
+    assert told[2].why == "it answers 503"
     assert told[-1].fitness is Fitness.DEAD
     assert told[-1].why
 

@@ -40,6 +40,8 @@ async def told(config: Probe, entry: Entry) -> tuple[str, bool, str]:
     ("line", "good", "why"),
     [
         (b"HTTP/1.1 200 OK\r\n\r\n", True, ""),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", True, ""),
+        (b"HTTP/1.1 307 Elsewhere\r\n\r\n", False, ": 307"),
         (b"HTTP/1.1 503 Not now\r\n\r\n", False, ": 503"),
         (b"SSH-2.0-x\r\n", False, ": no HTTP"),
     ],

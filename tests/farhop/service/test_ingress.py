@@ -146,8 +146,8 @@ async def test_what_does_not_pass_is_answered_why(
         ({"model": MODEL, "messages": [{"content": "x"}]}, "invalid_field", "messages[0].role"),
         ({"model": MODEL, "messages": [{"role": "u", "content": 5}]}, "invalid_field", "messages[0].content"),
         ({**streaming(), "max_tokens": "many"}, "invalid_field", "max_tokens"),
-        ({**streaming(), "max_tokens": 0}, "invalid_field", "max_tokens"),
-        ({**streaming(), "stream": "yes"}, "invalid_field", "stream"),
+        ({**streaming(), "max_tokens": -2}, "invalid_field", "max_tokens"),
+        ({**streaming(), "stream": "maybe"}, "invalid_field", "stream"),
     ],
 )
 async def test_a_body_that_cannot_be_routed_names_the_field(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 
 import pytest
 import yaml
 
+from entry_anycast.announcing.machine import Phase
+from entry_anycast.speakers import bird
 from farhop.store.contract import announce_key
 from farhop.store.documents.announce import AnnounceReport, encode
 from farhop_cli import fleet, show, status
@@ -100,3 +103,22 @@ def test_without_an_exabgp_nothing_is_left_to_withdraw(cli, tmp_path):
     assert cli.run("anycast", "withdraw", "--config", config(tmp_path)).exit_code == 0
     bird = {"bird": {"socket": str(tmp_path / "none.ctl"), "file": str(tmp_path / "farhop.conf")}}
     assert "none.ctl" in cli.failed(cli.run("anycast", "withdraw", "--config", config(tmp_path, speaker=bird)), 1)
+
+
+def test_a_dry_run_says_which_routes_would_go_and_leaves_them(cli, tmp_path):
+    said = cli.run("anycast", "withdraw", "--config", config(tmp_path), "--dry-run").stdout
+    assert said.startswith("dry run, nothing is written: nothing is left to withdraw")
+    file, control = tmp_path / "farhop.conf", tmp_path / "bird.ctl"
+    path = config(tmp_path, speaker={"bird": {"socket": str(control), "file": str(file)}})
+    assert "bird.ctl" in cli.failed(cli.run("anycast", "withdraw", "--config", path, "--dry-run"), 1)
+    assert not file.exists()
+    with socket.socket(socket.AF_UNIX) as listens:
+        listens.bind(str(control))
+        listens.listen()
+        assert f"{file} announces nothing" in cli.run("anycast", "withdraw", "--config", path, "--dry-run").stdout
+        written = bird.written(["192.0.2.1/32"], Phase.ANNOUNCED, bird.BirdConfig(str(control), str(file)))
+        file.write_text(written)
+        result = cli.run("anycast", "withdraw", "--config", path, "--dry-run")
+        assert (result.exit_code, file.read_text()) == (0, written)
+        assert "would be emptied" in result.stdout
+        assert "route 192.0.2.1/32" in result.stdout

@@ -8,7 +8,7 @@ from farhop_cli.commands import bench
 OPTIONS = {
     "decide": set(), "relay": {"quick", "only", "repeats", "streams", "tls"}, "soak": {"requests"},
     "ttft": {"quick", "rounds", "engine", "model", "tokenizer"}, "dns": {"seconds", "networks"},
-    "picker": {"quick"}, "anycast": {"repeats"}, "hostile": {"quick"},
+    "picker": {"quick"}, "anycast": {"repeats"}, "upload": {"repeats"}, "hostile": {"quick"},
     "scrape": set(), "intake": set(), "hits": set(), "trie": {"quick"}, "sim": {"quick"},
     "routing": {"quick", "only", "seeds", "out", "markdown"}, "fidelity": {"scenario", "speedup", "quick"},
     "chaos": {"seeds", "seed", "workers", "out", "replay", "live", "length"}, "law": {"worlds", "first", "workers"},

@@ -76,10 +76,10 @@ async def site() -> AsyncIterator[Site]:
 async def test_an_engine_that_loads_is_alive_and_then_ready(pool: Pool, site: Site) -> None:
     look = looker(pool, replica(site.url)).look
     told = []
-    for status in (503, 200, 500, 404, 302, 200):
+    for status in (503, 200, 500, 404, 302, 204, 206, 200):
         site.status["/health"] = status
         told.append(await look())
-    assert told == [UNREADY, READY, FAILED, FAILED, FAILED, READY]
+    assert told == [UNREADY, READY, FAILED, FAILED, FAILED, READY, READY, READY]
     site.hangs = True
     assert await looker(pool, replica(site.url), timeout_s=0.05).look() == FAILED
 
@@ -87,6 +87,8 @@ async def test_an_engine_that_loads_is_alive_and_then_ready(pool: Pool, site: Si
 async def test_the_path_is_the_replicas_own_and_another_may_say_that_it_lives(pool: Pool, site: Site) -> None:
     look = looker(pool, replica(site.url, path="/ready", live_path="/live")).look
     site.status = {"/ready": 400, "/live": 200}  # Triton's way
+    assert await look() == UNREADY
+    site.status = {"/ready": 400, "/live": 204}
     assert await look() == UNREADY
     site.status = {"/ready": 503, "/live": 503}
     assert await look() == FAILED

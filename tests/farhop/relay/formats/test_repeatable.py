@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farhop.relay.formats import repeatable
+from farhop.relay.formats.event_stream import each
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import BodyError
 from farhop.relay.formats.repeatable import Asked
@@ -140,7 +141,7 @@ def test_a_chat_as_a_stream_and_whole_again_is_the_same(document: dict[str, Any]
     told = repeatable.stream(Kind.CHAT, msgspec.json.encode(document))
     assert told is not None
     before, usage, end = told
-    assert not any(map(repeatable.has_usage, repeatable.events_of(before)))
+    assert not any(map(repeatable.has_usage, each(before)))
     assert repeatable.has_usage(usage)
     again = repeatable.whole(Kind.CHAT, before + usage + end)
     assert again is not None

@@ -64,6 +64,36 @@ async def test_connections_are_kept_and_used_again(stage: Any) -> None:
     assert s.pool.connections == 1
 
 
+async def test_a_large_body_goes_on_the_connection_that_carried_as_large_a_one_last(stage: Any) -> None:
+    s = await stage()
+    lent = list[pool.UpstreamConnection]()
+
+    class Holder:
+        """Holds what it is lent until it gives it back."""
+
+        def connected(self, connection: pool.UpstreamConnection) -> None:
+            lent.append(connection)
+
+    async def hold(*sizes: int) -> list[pool.UpstreamConnection]:
+        lent.clear()
+        for place, size in enumerate(sizes):
+            s.pool.lend(s.upstream.address, Holder(), size)
+            await until(lambda place=place: len(lent) > place)
+        held = list(lent)
+        for connection in held:
+            connection.attempt = None
+            s.pool.give_back(connection)
+        return held
+
+    middling, large, small = await hold(40_000, 200_000, 10)
+    assert len({id(middling), id(large), id(small)}) == 3
+    assert await hold(14_600) == [small]  # fits into the first window of any: the one used last
+    assert await hold(30_000) == [large]  # carried as much, and was used after the other that did
+    assert await hold(200_001) == [large]
+    assert await hold(50_000, 40_001) == [large, middling]  # nobody carried as much: who carried the most
+    assert await hold(20_000, 30_000, 40_000) == [middling, large, small]
+
+
 async def test_an_upstream_is_in_use_while_it_answers_and_a_while_after(stage: Any) -> None:
     s = await stage()
     seen = []
