@@ -223,7 +223,9 @@ def litellm(targets: Targets) -> str:
         }
         for host, port in targets
     ]
-    return msgspec.json.encode({"model_list": entries, "litellm_settings": {"num_retries": 0}}).decode()
+    keyless = {"dangerously_permit_weak_or_unset_master_key": True}  # else it does not start
+    settings = {"litellm_settings": {"num_retries": 0}, "general_settings": keyless}
+    return msgspec.json.encode({"model_list": entries, **settings}).decode()
 
 
 def _type(name: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farhop_lab.bench import bare, configs
-from farhop_lab.bench.place import HOST, Place, Running, module, started
+from farhop_lab.bench.place import HOST, READY_S, Place, Running, module, started
 from farhop_lab.world.child import Child
 from farhop_lab.world.ports import free_ports
 
@@ -32,6 +32,7 @@ class Proxy:
     command: Callable[[str, Place, int], Command]
     tls: bool = False
     environment: tuple[tuple[str, str], ...] = ()
+    ready_s: float = READY_S
 
     def missing(self) -> str | None:
         """Why it cannot be run here, if so."""
@@ -45,7 +46,7 @@ class Proxy:
         (port,) = free_ports(1)
         program, arguments = self.command(binary, place, port)
         child = Child(self.name, arguments, place.folder / "proxy.log", dict(self.environment), program)
-        async with started(child, HOST, port, tls=place.pair is not None) as running:
+        async with started(child, HOST, port, tls=place.pair is not None, ready_s=self.ready_s) as running:
             yield running
 
 
@@ -146,6 +147,7 @@ PROXIES = (
         lambda: on_path("litellm"),
         _litellm,
         environment=(("LITELLM_LOCAL_MODEL_COST_MAP", "True"), ("LITELLM_LOG", "ERROR")),  # else it fetches its prices
+        ready_s=90.0,
     ),
     Proxy("plain aiohttp proxy", "", lambda: sys.executable, _ours("plain")),
 )
