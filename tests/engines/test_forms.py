@@ -16,10 +16,23 @@ from farhop.relay.formats.prompt import BodyError, Prompt
 
 pytestmark = pytest.mark.engines
 
-# What some engine takes and Farhop refuses, by the reason.
-TWICE = "of two readers one may take the first and one the last"
-NO_JSON = "no JSON (RFC 8259): another engine, and whoever reads it on the way, would not"
-REFUSED: dict[str, str] = {}
+# What some engine takes and Farhop refuses, and why.
+TWICE = "of two readers one takes the first and one the last: what is decided by one another would answer"
+NO_JSON = "JSON is Unicode in UTF-8 (RFC 8259, section 8): other engines, and who reads it on the way, refuse it"
+UNNAMED = "several models are served here, and the law may differ by model"
+IDS = "token ids are not built, their digits are the chain: they have one form"
+NOTHING = "a mapping is no list of parts: it says nothing that could be read"
+REFUSED = {
+    "max_tokens twice": TWICE,
+    "a key twice in a message": TWICE,
+    "UTF-16": NO_JSON,
+    "half a pair in what nobody reads": NO_JSON,
+    "content {}": NOTHING,
+    "model null": UNNAMED,
+    'model ""': UNNAMED,
+    "no model": UNNAMED,
+    "prompt [1.0]": IDS,
+}
 
 
 class Seen(NamedTuple):
@@ -67,8 +80,9 @@ async def differences(both: Both, engine: RealEngine) -> dict[str, Any]:
         wrong = there != here
         if there.taken and prompt is not None:
             most = prompt.max_tokens
-            wrong |= prompt.stream != there.streams or (not there.streams and prompt.answers != there.texts)
-            wrong |= most is not None and there.tokens > most * prompt.answers
+            wrong |= prompt.stream != there.streams or there.texts > prompt.answers
+            # Of no tokens vLLM computes one all the same, and says so.
+            wrong |= most is not None and there.tokens > max(1, most) * prompt.answers
         if wrong:
             found[name] = (direct.status, through.status, there, here, direct.body[:160], through.body[:160])
     return found
@@ -82,4 +96,4 @@ async def test_forms_are_read_as_the_engine_reads_them(kind: str, request: pytes
     for name, what in found.items():
         print(name, *what, sep="\n    ")
     assert {name: what for name, what in found.items() if name not in REFUSED} == {}
-    assert all(what[1] == 400 for what in found.values())
+    assert all(what[1] == 400 for what in found.values())  # with the field's name, and nothing half understood
