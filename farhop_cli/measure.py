@@ -559,13 +559,13 @@ def law(worlds: int, first: int, workers: int, as_json: bool) -> int:
     from farhop_lab.studies import law_worlds
 
     with show.progress("playing worlds") as progress:
-        played, seen, sins = law_worlds.prove(first, worlds, workers, progress)
+        played, seen, violations = law_worlds.prove(first, worlds, workers, progress)
     if as_json:
-        show.json({"bench": "law", "first": first, "worlds": played, "seen": dict(seen), "broken": sins})
-        return 1 if sins else 0
+        show.json({"bench": "law", "first": first, "worlds": played, "seen": dict(seen), "broken": violations})
+        return 1 if violations else 0
     rows = [[what, show.number(count)] for what, count in sorted(seen.items())]
     show.table(f"law: what happened in {played:,} worlds, from number {first:,}", ("what", ">times"), rows)
-    for sin in sins:
-        show.line(sin, "red")
-    show.line(f"{played:,} worlds; the law was {'broken' if sins else 'kept in each'}", "bold")
-    return 1 if sins else 0
+    for violation in violations:
+        show.line(violation, "red")
+    show.line(f"{played:,} worlds; the law was {'broken' if violations else 'kept in each'}", "bold")
+    return 1 if violations else 0

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
-from farhop.identity.api_keys import PRIORITY_MAX, Keyring, Nobody, Principal
+from farhop.identity.api_keys import PRIORITY_MAX, Keyring, NotIdentified, Principal
 from farhop.identity.redirect_token import HEADER as PASS
 from farhop.identity.tenant_certificates import HEADER as CERTIFICATE
 from farhop.relay import answers
@@ -167,8 +167,8 @@ class KeyAuthenticator:
             self._callers[principal] = caller
         return caller
 
-    def _nobody(self, why: Nobody | Outcome) -> Reply:
-        if isinstance(why, Nobody):
+    def _nobody(self, why: NotIdentified | Outcome) -> Reply:
+        if isinstance(why, NotIdentified):
             return answers.refusal(why.outcome, why.detail)
         return answers.refusal(why, self._details[why])
 
@@ -183,7 +183,7 @@ class KeyAuthenticator:
             return answers.refusal(outcome.KEY_SCOPE, detail)
         return None
 
-    def _identified(self, head: Head) -> Principal | Nobody | Outcome:
+    def _identified(self, head: Head) -> Principal | NotIdentified | Outcome:
         """By its key or token; by its certificate where it brings neither."""
         known = head.known
         authorization, x_api_key = known.get(b"authorization"), known.get(b"x-api-key")

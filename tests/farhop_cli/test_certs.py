@@ -50,8 +50,8 @@ def test_an_authority_and_a_certificate_that_names_its_balancer(cli: Any, tmp_pa
     assert 29.9 < (until - datetime.now(UTC).timestamp()) / 86_400 <= 30
     certificate = x509.load_pem_x509_certificate((folder / "regional-paris.pem").read_bytes())
     certificate.verify_directly_issued_by(x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes()))
-    said = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert said.get_values_for_type(x509.DNSName) == [certificate_names.host("farhop.internal", "regional", "paris")]
+    found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert found.get_values_for_type(x509.DNSName) == [certificate_names.host("farhop.internal", "regional", "paris")]
     der = certificate.public_bytes(Encoding.DER)
     callers = PeerAuthenticator("farhop.internal", mutual=True)
     assert (callers.admits("regional", der), callers.admits("global", der)) == (True, False)
@@ -79,8 +79,8 @@ def test_what_cannot_be_meant_is_refused(cli: Any, tmp_path: Path, words: list[s
 def test_an_authority_issues_in_its_own_trust_domain(cli: Any, tmp_path: Path) -> None:
     ours = ("--dir", str(tmp_path), "--trust-domain", "farhop.example")
     assert cli.run("certs", "init", *ours).exit_code == 0
-    said = cli.failed(cli.run("certs", "issue", "global", "paris", "--dir", str(tmp_path)), 2)
-    assert "give --trust-domain farhop.example" in said
+    text = cli.failed(cli.run("certs", "issue", "global", "paris", "--dir", str(tmp_path)), 2)
+    assert "give --trust-domain farhop.example" in text
     assert cli.run("certs", "issue", "global", "paris", *ours).exit_code == 0
 
 

@@ -48,9 +48,9 @@ def test_seeds_that_fail_are_shown_shrunk_and_kept(cli, fails, tmp_path) -> None
 def test_json_and_all_well(cli, fails) -> None:
     calm = next(n for n in range(99) if "pause" not in {fault.what for fault in schedule.drawn(n).faults})
     code, out = told(cli.run("bench", "chaos", "--seeds", "1", "--seed", str(calm), "--json"))
-    said = json.loads(out)
+    document = json.loads(out)
     assert code == 0
-    assert (said["bench"], said["seeds"], said["failed"]) == ("chaos", 1, 0)
+    assert (document["bench"], document["seeds"], document["failed"]) == ("chaos", 1, 0)
 
 
 def test_a_file_that_cannot_be_played_is_shown_in_a_line(cli, tmp_path) -> None:

@@ -220,3 +220,10 @@ print("IMPORTED", *(name for name in {HEAVY} if name in sys.modules))"""
     assert "Traceback" not in done.stderr
     imported = done.stdout.splitlines()[-1].split()[1:]
     assert set(imported) <= set(used)
+
+
+def test_a_commands_tree_is_built_once_a_process():
+    first, second = (typer.main.get_command(main.app()) for _ in range(2))
+    assert first is not second
+    assert all(first.get_command(None, name) is second.get_command(None, name) for name in main.COMMANDS)
+    assert first.get_command(None, "drian") is None

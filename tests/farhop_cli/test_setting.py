@@ -76,13 +76,13 @@ def test_what_is_set_is_shown_with_who_and_why_until_it_is_unset(cli, stands, no
 
 def test_json_is_all_there_is_and_a_dry_run_writes_nothing(cli, stands, noun):
     arguments, key, _, other, undo = NOUNS[noun]
-    told = json.loads(cli.run(noun, "set", *arguments, *SIGNED, "--dry-run", "--json").stdout)
-    assert (told["noun"], told["dry_run"], told["was"], told["balancers"]) == (noun, True, [], 0)
+    printed = json.loads(cli.run(noun, "set", *arguments, *SIGNED, "--dry-run", "--json").stdout)
+    assert (printed["noun"], printed["dry_run"], printed["was"], printed["balancers"]) == (noun, True, [], 0)
     assert stands.get(ROOT + key) is None
-    said = cli.run(noun, "set", *arguments, *SIGNED, "--dry-run").stdout
-    assert said.startswith("dry run, nothing is written: ")
+    output = cli.run(noun, "set", *arguments, *SIGNED, "--dry-run").stdout
+    assert output.startswith("dry run, nothing is written: ")
     first = json.loads(cli.run(noun, "set", *arguments, *SIGNED, "--json").stdout)
-    assert first["set"][0]["value"] == told["set"][0]["value"]
+    assert first["set"][0]["value"] == printed["set"][0]["value"]
     assert first["aware"] == first["balancers"] == (3 if noun in ("drain", "bias", "pin") else 1)
     second = json.loads(cli.run(noun, "set", *other, "--why", "more", "--by", "bob", "--json").stdout)
     assert (second["set"][0]["author"], second["was"][0]["author"]) == ("bob", "ann@ops")
@@ -187,23 +187,23 @@ def test_what_was_is_looked_back_on(cli, stands, noun):
     cli.run(noun, "set", *arguments, *SIGNED)
     more = () if noun in ("drain", "bias", "pin") else ("--why", "done", "--by", "bob")
     cli.run(noun, "unset", *undo, *more)
-    told = json.loads(cli.run(noun, "history", "--json").stdout)
-    assert told["since_revision"] >= 1
-    last, first = told[noun][:2]
+    printed = json.loads(cli.run(noun, "history", "--json").stdout)
+    assert printed["since_revision"] >= 1
+    last, first = printed[noun][:2]
     assert (first["author"], first["why"], len(first["items"])) == ("ann@ops", "kernel update", 1)
     assert (last["author"], last["why"], last["items"]) == (("bob", "done", []) if more else (None, None, []))
     assert last["revision"] > first["revision"]
-    said = " ".join(cli.run(noun, "history", "virginia").stdout.split())
-    assert "kernel update" in said
-    assert "etcd remembers what was written since its revision" in said
+    output = " ".join(cli.run(noun, "history", "virginia").stdout.split())
+    assert "kernel update" in output
+    assert "etcd remembers what was written since its revision" in output
     assert "kernel update" not in cli.run(noun, "history", "tokyo").stdout
 
 
 def test_the_author_is_whoever_is_at_the_keyboard(cli, stands, noun, monkeypatch):
     monkeypatch.setattr(setting.getpass, "getuser", lambda: "bob")
     monkeypatch.setattr(setting.socket, "gethostname", lambda: "desk")
-    told = json.loads(cli.run(noun, "set", *NOUNS[noun][0], "--why", "x", "--json").stdout)
-    assert told["set"][0]["author"] == "bob@desk"
+    output = json.loads(cli.run(noun, "set", *NOUNS[noun][0], "--why", "x", "--json").stdout)
+    assert output["set"][0]["author"] == "bob@desk"
 
 
 def test_two_operators_at_once_do_not_overwrite_each_other(cli, stands, noun, monkeypatch):
@@ -240,7 +240,7 @@ def test_what_cannot_be_read_is_warned_of_and_unset(cli, stands, noun):
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (("--why", " "), "--why"),
         (("--why", "x", "--by", "a\tb"), "--by: must be"),
@@ -249,11 +249,11 @@ def test_what_cannot_be_read_is_warned_of_and_unset(cli, stands, noun):
         (("--why", "x", "--config", "absent.yaml"), "--config"),
     ],
 )
-def test_what_is_at_fault_is_one_line_and_code_2(cli, stands, noun, more, said):
+def test_what_is_at_fault_is_one_line_and_code_2(cli, stands, noun, more, message):
     arguments, key, _, _, _ = NOUNS[noun]
-    told = cli.failed(cli.run(noun, "set", *arguments, *more), 2)
-    assert said in told
-    assert told.count("\n") == 1
+    output = cli.failed(cli.run(noun, "set", *arguments, *more), 2)
+    assert message in output
+    assert output.count("\n") == 1
     assert stands.get(ROOT + key) is None
 
 
@@ -283,10 +283,10 @@ def test_a_configuration_is_a_file_of_what_is_overridden(cli, stands, tmp_path):
     assert cli.run("policy", "diff", str(tmp_path / "regional")).exit_code == 0
     cli.run("policy", "set", "virginia", "least-load", "--model", "llama", "--why", "x")
     cli.run("route", "set", "virginia", "{policy: waterfall}", "--tenant", "anywhere", "--why", "x")
-    told = cli.run("policy", "diff", str(tmp_path / "regional"))
-    assert (told.exit_code, told.stdout) == (1, "~ virginia, model llama: least-load -> prefix\n")
-    told = cli.run("route", "diff", str(tmp_path / "global"))
-    assert told.stdout == '~ virginia, tenant anywhere: {"policy":"waterfall"} -> {"policy":"nearest"}\n'
+    text = cli.run("policy", "diff", str(tmp_path / "regional"))
+    assert (text.exit_code, text.stdout) == (1, "~ virginia, model llama: least-load -> prefix\n")
+    text = cli.run("route", "diff", str(tmp_path / "global"))
+    assert text.stdout == '~ virginia, tenant anywhere: {"policy":"waterfall"} -> {"policy":"nearest"}\n'
 
 
 def test_an_etcd_alone_is_enough_to_look_and_to_unset(cli, stands, noun):

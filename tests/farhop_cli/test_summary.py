@@ -37,8 +37,8 @@ def test_an_entry_that_is_not_announced_is_wrong_and_says_why():
         announcer("paris", wanted="withdrawn", actual="withdrawn", why="drained: new kernel (by ann)"),
         announcer("oslo", wanted="withdrawn", differs=True),
     ]
-    said = [line for line in told([], announcers=known) if line.startswith("wrong")]
-    assert said == [
+    found = [line for line in told([], announcers=known) if line.startswith("wrong")]
+    assert found == [
         "wrong: bgp-1 has entry paris-1 withdrawn: drained: new kernel (by ann)",
         "wrong: bgp-1 announces entry oslo-1 as announced, and should as withdrawn",
     ]

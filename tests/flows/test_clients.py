@@ -156,9 +156,9 @@ async def test_an_entry_that_leads_nowhere_lawful_is_not_ready() -> None:
 async def test_the_version_is_shown_to_who_may_ask() -> None:
     async with Engine().running() as engine, both(engine, topology()) as up:
         assert (await send(up.entry, head("GET", "/version"))).status == 401
-        told = await send(up.entry, head("GET", "/version", authorization="Bearer sk-farhop-anywhere"))
-        assert told.status == 200
-        assert told.json["version"]
+        found = await send(up.entry, head("GET", "/version", authorization="Bearer sk-farhop-anywhere"))
+        assert found.status == 200
+        assert found.json["version"]
 
 
 @pytest.mark.parametrize(

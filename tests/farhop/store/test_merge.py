@@ -131,9 +131,9 @@ def test_whoever_follows_the_one_watch_knows_what_the_rule_says_of_all(steps: li
     merged = Merged("abc")
     model: dict[str, dict[str, Entry]] = {hub: {} for hub in "abc"}
     lost: set[str] = set()
-    begun, known, revision, heard = False, dict[str, bytes](), 0, set[str]()
+    begun, known, revision, found = False, dict[str, bytes](), 0, set[str]()
     for hub, change in [(hub, listing()) for hub in "abc"] + steps:
-        heard.add(hub)
+        found.add(hub)
         if hub in lost and change.kind not in (LOST, SNAPSHOT):
             continue  # a watch goes on with a snapshot
         out = merged.take(hub, change)
@@ -157,7 +157,7 @@ def test_whoever_follows_the_one_watch_knows_what_the_rule_says_of_all(steps: li
                 known[step.key] = step.value
             else:
                 del known[step.key]
-        assert begun == (len(heard) == 3)
+        assert begun == (len(found) == 3)
         copies = {key: [(h, listed[key]) for h, listed in model.items() if key in listed] for key in "xyz"}
         standing = {key: [entry.value for _, entry in held] for key, held in copies.items() if held}
         if begun:

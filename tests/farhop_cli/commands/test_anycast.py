@@ -46,14 +46,17 @@ def test_it_tells_what_is_wanted_what_is_and_why(cli, stands):
 def test_the_fleet_s_status_shows_them_where_etcd_tells_of_the_fleet(cli, stands):
     why = "the entry is not fit: it answers 503"
     stand(stands, report(), report(region="paris", entry="paris-1", wanted="withdrawn", healthy=False, why=why))
-    told = fleet.find(None, etcd=stands.endpoint)
-    assert [(one.entry, one.wanted) for one in told.announcers] == [("paris-1", "withdrawn"), ("tokyo-1", "announced")]
+    result = fleet.find(None, etcd=stands.endpoint)
+    assert [(one.entry, one.wanted) for one in result.announcers] == [
+        ("paris-1", "withdrawn"),
+        ("tokyo-1", "announced"),
+    ]
     with show.captured() as captured:
-        status._draw(told, status.Asked(regions=True), [], [], [])
-    said = re.sub(r"\s+", " ", captured())
-    assert f"wrong: a has entry paris-1 withdrawn: {why}" in said
-    assert "announcers of entries" in said
-    assert "tokyo-1 a 192.0.2.1/32 exabgp announced 2026-11-23T" in said
+        status._draw(result, status.Asked(regions=True), [], [], [])
+    found = re.sub(r"\s+", " ", captured())
+    assert f"wrong: a has entry paris-1 withdrawn: {why}" in found
+    assert "announcers of entries" in found
+    assert "tokyo-1 a 192.0.2.1/32 exabgp announced 2026-11-23T" in found
 
 
 def config(tmp_path, **more) -> str:

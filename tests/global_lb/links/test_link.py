@@ -73,22 +73,22 @@ def test_addresses() -> None:
 
 async def test_a_broken_stream_has_the_channel_asked_at_once(region: Region) -> None:
     """Pings are 20 s apart here: what has it asked is that the stream of reports ended."""
-    async with watching(ping_s=20.0) as (watcher, store, heard):
+    async with watching(ping_s=20.0) as (watcher, store, found):
         upstreams = watcher._upstreams = Upstreams()
         await put(store, told(control_address=region.address))
-        await until(lambda: ("tokyo", True) in heard.channels and region.readers > 0)
+        await until(lambda: ("tokyo", True) in found.channels and region.readers > 0)
         took_s = unhindered()
         await region.stop()
-        await until(lambda: heard.channels[-1] == ("tokyo", False))
+        await until(lambda: found.channels[-1] == ("tokyo", False))
         assert took_s() < 8.0  # SILENCE alone would take 8 s at least
         # Where requests go, not where pings go.
         assert upstreams.told == [(Address("10.0.0.1", 80), True), (Address("10.0.0.1", 80), False)]
 
 
 async def test_a_silent_channel_is_asked_before_its_next_ping_is_due(region: Region) -> None:
-    async with watching(ping_s=1.0) as (_, store, heard):
+    async with watching(ping_s=1.0) as (_, store, found):
         await put(store, told(control_address=region.address))
-        await until(lambda: ("tokyo", True) in heard.channels)
+        await until(lambda: ("tokyo", True) in found.channels)
 
         async def four() -> float:
             began, asked = time.monotonic(), len(region.pinged)

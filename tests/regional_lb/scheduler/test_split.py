@@ -179,9 +179,9 @@ def test_only_what_is_in_force_is_asked_for() -> None:
 @pytest.mark.parametrize("served", [SERVED, set()])
 def test_what_people_are_shown(served: set[str]) -> None:
     splits = Splits({MODEL: said(rules=[{"tenant": "acme", "version": "v1"}], weights={"v2": 3})})
-    told = splits.status(served)[MODEL]
-    assert (told["rules"], told["weights"], told["sticky"]) == (["tenant acme: v1"], {"v2": 3.0}, "session")
-    assert told["unserved"] == ([] if served else ["v1", "v2"])
+    found = splits.status(served)[MODEL]
+    assert (found["rules"], found["weights"], found["sticky"]) == (["tenant acme: v1"], {"v2": 3.0}, "session")
+    assert found["unserved"] == ([] if served else ["v1", "v2"])
 
 
 # -- as they are written

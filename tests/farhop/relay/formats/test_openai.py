@@ -422,8 +422,8 @@ def test_a_chats_next_turn_begins_with_what_was_said(
         assert goes_on
         return
     if goes_on:
-        said = [{**messages[-1], "content": messages[-1]["content"] + answer}]
-        turn = [*messages[:-1], *said, *more]
+        found = [{**messages[-1], "content": messages[-1]["content"] + answer}]
+        turn = [*messages[:-1], *found, *more]
     else:
         calls = data.draw(st.sampled_from([{}, {"tool_calls": [{"id": "1"}]}, {"name": "n"}]))
         turn = [*messages, {"role": "assistant", "content": answer, **calls}, *more]
@@ -441,8 +441,8 @@ def test_a_completions_next_turn_begins_with_what_was_said(prompt: str, answer: 
 
 def test_whose_answer_is_not_listened_to() -> None:
     parts = {"role": "assistant", "content": [{"type": "text", "text": "a"}]}
-    for heard in (chat([user("a")]), chat([user("a")], n=1), chat([parts]), completion("a")):
-        assert heard.answer is not None
+    for one in (chat([user("a")]), chat([user("a")], n=1), chat([parts]), completion("a")):
+        assert one.answer is not None
     for unheard in (
         chat([user("a")], n=2),
         chat([user("a")], prompt_logprobs=1),

@@ -431,7 +431,7 @@ async def test_who_breaks_a_stream_off_is_known_to_live_and_who_died_is_not(stag
     above.flow.addresses.pop(0)
     above.upstream.script = once(above, SSE, chunk(b"data: 1\n\n"), then="abort")
     await above.ask(post())
-    failed = [event for event in above.flow.heard if isinstance(event, machine.AttemptFailed)]
+    failed = [event for event in above.flow.events if isinstance(event, machine.AttemptFailed)]
     assert [event.outcome for event in failed] == [outcome.DIED_MID_STREAM] * 2
     assert [event.target_lives for event in failed] == [True, False]
 
@@ -530,13 +530,13 @@ async def test_an_empty_answer_has_a_length(stage: Any) -> None:
 
 async def test_a_pool_closes_while_it_connects(stage: Any) -> None:
     s = await stage()
-    heard: list[str] = []
+    seen: list[str] = []
 
     class Waiting:
         def lost(self, reason: outcome.Outcome) -> None:
-            heard.append(reason.reason)
+            seen.append(reason.reason)
 
     s.pool.lend(Address("127.0.0.1", s.port), Waiting())
     await s.pool.close()
     assert s.pool.connections == 0
-    assert heard == []
+    assert seen == []
