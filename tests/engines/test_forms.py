@@ -35,7 +35,7 @@ REFUSED = {
     "model 5": NAMES,
     "cache_salt 5": NAMES,
     'prompt ""': "nothing is said that could be routed by; vLLM refuses it",
-    'prompt ["a",5]': "one text of texts and ids: vLLM refuses it, and its beginning could not be compared with others'",
+    'prompt ["a",5]': "a text of texts and ids has no beginning that others share; vLLM refuses it",
     "max_tokens twice": TWICE,
     "a key twice in a message": TWICE,
     "UTF-16": NO_JSON,
