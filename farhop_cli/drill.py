@@ -122,7 +122,7 @@ def check(asked: Asked, keep: bool, where: Where) -> int:
             show.line("it may run now" if not blocked else "it must not run now", "bold")
         return NEGATIVE if blocked else 0
 
-    return setting.with_store(here.fleet, work)
+    return setting.with_store(here.fleet, work, writes=keep and not where.dry_run)
 
 
 async def looked(drill: Drill, here: Here, store: Store) -> list[checks.Finding]:
@@ -156,7 +156,7 @@ def run(asked: Asked, where: Where) -> int:
         )
         return await reported(outcome, store, asked, where)
 
-    return setting.with_store(here.fleet, work)
+    return setting.with_store(here.fleet, work, writes=True)
 
 
 def progress_to(where: Where) -> Callable[[str], None]:
@@ -345,18 +345,21 @@ def stop(run_id: str, all_: bool, release_: bool, why: str, by: str | None, wher
         fail("--all, --release: give one of them")
     here = where.fleet()
     order = Order(author=by or setting.author_here(), why=why, at_s=time.time())
+    dry = show.DRY if where.dry_run else ""
 
     async def work(store: Store) -> int:
         records = Records(store)
         if release_:
-            was = where.dry_run or await records.disengage()
-            show.line("the lever is disengaged: drills may begin" if was else "the lever was not engaged")
+            was = await records.lever() is not None if where.dry_run else await records.disengage()
+            show.line(f"{dry}the lever is disengaged: drills may begin" if was else "the lever was not engaged")
             return 0 if was else NEGATIVE
         holder = await records.holder()
         if all_:
             if not where.dry_run:
                 await records.engage(order)
-            show.line("the lever is engaged: what runs is stopped, and none begins until `farhop drill stop --release`")
+            show.line(
+                f"{dry}the lever is engaged: what runs is stopped, and none begins until `farhop drill stop --release`"
+            )
         wanted = run_id or (holder.run if holder is not None else "")
         if holder is None or holder.run != wanted:
             show.line(f"no drill {'of that name ' if run_id else ''}runs")
@@ -364,10 +367,10 @@ def stop(run_id: str, all_: bool, release_: bool, why: str, by: str | None, wher
         if not where.dry_run:
             await records.stop(wanted, order)
             await _gone(records, wanted)
-        show.line(f"{wanted} was told to stop, and restores")
+        show.line(f"{dry}{wanted} was told to stop, and restores")
         return 0
 
-    return setting.with_store(here, work)
+    return setting.with_store(here, work, writes=not where.dry_run)
 
 
 async def _gone(records: Records, run_id: str) -> None:

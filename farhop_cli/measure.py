@@ -124,6 +124,38 @@ def anycast(repeats: int, as_json: bool) -> int:
     return 0
 
 
+def upload(repeats: int, as_json: bool) -> int:
+    """Measure how many round trips a large prompt takes over an ocean; the exit code, 1 beyond the bound."""
+    from farhop_lab.bench import upload as oceans
+
+    why = oceans.missing()
+    if why:
+        show.line(f"upload: nothing is measured: {why}")
+        return 0
+    with show.progress("measuring upload") as progress:
+        rows = _done(oceans.measure(repeats, progress=progress))
+    charged = oceans.charged_trips(oceans.BODY_BYTES)
+    if as_json:
+        show.json({"bench": "upload", "unit": "round trips", "charged": charged, "rows": rows})
+    else:
+        kernel = ("congestion control", "slow start after idle")
+        listed = [
+            [
+                row.congestion,
+                "yes" if row.slow_start_after_idle else "no",
+                *(f"{row.trips[k]:.2f}" for k in oceans.KINDS),
+            ]
+            for row in rows
+        ]
+        title = (
+            f"upload: round trips of {oceans.RTT_MS:g} ms that {oceans.BODY_BYTES:,} bytes take, medians of {repeats}"
+        )
+        show.table(title, (*kernel, *(f">{kind}" for kind in oceans.KINDS)), listed)
+        show.line("a connection new, after small requests alone, used just before, the same while a small request used")
+        show.line(f"another last, and after {oceans.REST_S:g} s of rest; the cost model charges {charged:g}")
+    return 0 if all(oceans.is_warm(row) for row in rows) else 1
+
+
 def relay(*, quick: bool, only: str, repeats: int | None, streams: int | None, tls: bool, as_json: bool) -> int:
     """Measure what a relayed request costs, here and in other proxies; the exit code, 1 if a row is in trouble."""
     plan = results.planned(quick=quick, repeats=repeats, idle_streams=streams, tls=tls)
@@ -527,13 +559,13 @@ def law(worlds: int, first: int, workers: int, as_json: bool) -> int:
     from farhop_lab.studies import law_worlds
 
     with show.progress("playing worlds") as progress:
-        played, seen, sins = law_worlds.prove(first, worlds, workers, progress)
+        played, seen, violations = law_worlds.prove(first, worlds, workers, progress)
     if as_json:
-        show.json({"bench": "law", "first": first, "worlds": played, "seen": dict(seen), "broken": sins})
-        return 1 if sins else 0
+        show.json({"bench": "law", "first": first, "worlds": played, "seen": dict(seen), "broken": violations})
+        return 1 if violations else 0
     rows = [[what, show.number(count)] for what, count in sorted(seen.items())]
     show.table(f"law: what happened in {played:,} worlds, from number {first:,}", ("what", ">times"), rows)
-    for sin in sins:
-        show.line(sin, "red")
-    show.line(f"{played:,} worlds; the law was {'broken' if sins else 'kept in each'}", "bold")
-    return 1 if sins else 0
+    for violation in violations:
+        show.line(violation, "red")
+    show.line(f"{played:,} worlds; the law was {'broken' if violations else 'kept in each'}", "bold")
+    return 1 if violations else 0

@@ -85,7 +85,7 @@ class Probes:
             writer.write(f"GET {config.path} HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n".encode())
             line = (await reader.readline())[:64].split()
             status = line[1].decode("latin-1") if len(line) > 1 and line[0].startswith(b"HTTP/1.") else "no HTTP"
-            return "" if status == "200" else f"{at}: {status}"
+            return "" if len(status) == 3 and status[0] == "2" else f"{at}: {status}"
         finally:
             writer.close()
             with contextlib.suppress(OSError, ssl.SSLError):

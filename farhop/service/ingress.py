@@ -252,6 +252,8 @@ class Ingress:
         try:
             head = exchange.head
             version = head.known.get(VERSION_HEADER)
+            if exchange.body[:1] == bodies.BOM[:1]:
+                exchange.body = bodies.without_bom(kind, exchange.body)
             prompt = bodies.read(
                 kind, exchange.body, head.path, head.onward, self._guard, lambda: self._only_model(caller)
             )
@@ -547,6 +549,7 @@ class Ingress:
             body_hash=xxh3_64_intdigest(body),
             chain=chain.chain(prompt.canonical, _seed(caller, prompt)),
             deadline=arrived_at + caller.deadline_s,
+            first_token_by=None if caller.ttft_s is None else arrived_at + caller.ttft_s,
             max_tokens=prompt.max_tokens,
             answers=prompt.answers,
             stream=prompt.stream,

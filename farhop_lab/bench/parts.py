@@ -184,8 +184,8 @@ class Counted:
             async with asyncio.timeout(_PATIENCE_S):
                 while not file.exists():
                     await asyncio.sleep(_LOOK_S)
-            for name, said in msgspec.json.decode(file.read_bytes(), type=dict[str, dict[str, int]]).items():
-                counts[name] += Counter({f"{pid} {one}": count for one, count in said.items()})
+            for name, by_name in msgspec.json.decode(file.read_bytes(), type=dict[str, dict[str, int]]).items():
+                counts[name] += Counter({f"{pid} {one}": count for one, count in by_name.items()})
         return counts
 
     async def _syscalls(self, sent: Callable[[], Awaitable[None]], times: int) -> dict[str, int] | None:
@@ -193,7 +193,7 @@ class Counted:
         strace = shutil.which("strace")
         if strace is None:
             return None
-        told: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         watching = []
         for pid in self._proxy.pids:
             process = await asyncio.create_subprocess_exec(
@@ -207,12 +207,12 @@ class Counted:
         await sent()
         for process in watching:
             process.send_signal(signal.SIGINT)
-            _, said = await process.communicate()
-            for line in said.decode().splitlines():
-                words = line.split()
-                if len(words) >= 5 and words[3].isdigit() and words[-1] != "total":
-                    told[words[-1]] += round(int(words[3]) / times)
-        return dict(+told)
+            _, errors = await process.communicate()
+            for line in errors.decode().splitlines():
+                columns = line.split()
+                if len(columns) >= 5 and columns[3].isdigit() and columns[-1] != "total":
+                    counts[columns[-1]] += round(int(columns[3]) / times)
+        return dict(+counts)
 
     async def _send(self, made: list[bytes], times: int, pause_s: float = _PAUSE_S) -> None:
         """One after another on one connection."""

@@ -25,7 +25,7 @@ from farhop.service.tasks import Tasks
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_settings import EtcdSettings
 from farhop_lab.bench.bodies import MODEL
-from regional_lb.app.main import CONTROL_OPTIONS
+from regional_lb.app.control_port import CONTROL_OPTIONS
 from regional_lb.fleet.view import Replica, ReplicaProbed, ReplicaSampled, Sample, ViewSwapped, view_of
 from regional_lb.mesh.report import Reporter
 from regional_lb.scheduler.flow import FlowConfig, RegionalFlow

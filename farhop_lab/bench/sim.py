@@ -107,8 +107,8 @@ def _large(what: str, size: Size) -> Row:
 
 def _ask(world: World, entry: str, rng: Random) -> None:
     """A prompt of 300 tokens, one of 50 of its region, and a short answer, so that a second of warm-up is enough."""
-    says = f"{entry} {rng.randrange(PROMPTS)}"
-    world.arrive(entry, "t", 1_200, says=says, max_tokens=64, answer_tokens=24)
+    prefix = f"{entry} {rng.randrange(PROMPTS)}"
+    world.arrive(entry, "t", 1_200, prefix=prefix, max_tokens=64, answer_tokens=24)
 
 
 def _timed(what: str, router: str, world: World, since: float, until: float) -> Row:

@@ -201,23 +201,25 @@ class World:
         tenant: str,
         prompt_bytes: int = 1024,
         *,
-        says: str = "",
+        prefix: str = "",
         max_tokens: int | None = 256,
         answer_tokens: int | None = None,
         deadline_s: float = DEADLINE_S,
         direct: bool = False,
         text: bytes | None = None,
         session: int = 0,
+        ttft_s: float | None = None,
         on_done: Callable[[RequestRecord, bytes], None] | None = None,
     ) -> str:
         """A streaming request arrives at a global balancer of its region (they take turns), or `direct`ly at the
-        region's own. `text` is its prompt; without, `prompt_bytes` are made up, and `says` names them: equal names
-        share their prefix, "" shares with nobody. `on_done` is given its record and the answer, maybe before this
-        returns. Returns its id."""
+        region's own. `text` is its prompt; without, `prompt_bytes` are made up, and `prefix` names them: equal names
+        share their prefix, "" shares with nobody. `ttft_s`: within how long its client says it wants its first token.
+        `on_done` is given its record and the answer, maybe before this returns. Returns its id."""
         balancer = None if direct else self._next_balancer(entry)
         known = self._tenants(entry, balancer).get(tenant)
-        who = Caller(tenant, deadline_s, "", True, known.priority if known is not None else 0, entry_region=entry)
-        text = text or self._text(says, prompt_bytes)
+        priority = known.priority if known is not None else 0
+        who = Caller(tenant, deadline_s, "", True, priority, entry_region=entry, ttft_s=ttft_s)
+        text = text or self._text(prefix, prompt_bytes)
         return self._enter(entry, balancer, who, Prompt(text, answer_tokens), max_tokens, session, on_done)
 
     def ask(
@@ -227,7 +229,7 @@ class World:
         prompt_bytes: int = 1024,
         *,
         allow: str = "",
-        says: str = "",
+        prefix: str = "",
         answer_tokens: int | None = None,
         direct: bool = False,
     ) -> str | Reply:
@@ -238,7 +240,9 @@ class World:
             law_client = (self.regions[entry] if balancer is None else balancer).law_client
             caller = law_client.caller(key, allow)
             if isinstance(caller, Caller):
-                return self._enter(entry, balancer, caller, Prompt(self._text(says, prompt_bytes), answer_tokens), 256)
+                return self._enter(
+                    entry, balancer, caller, Prompt(self._text(prefix, prompt_bytes), answer_tokens), 256
+                )
             origin = elsewhere(caller)
             named = [r.name for r in self._context.topology.regions.values() if origin in r.entry]
             if not named or redirects == REDIRECTS_MAX:
@@ -268,6 +272,7 @@ class World:
             body_bytes=len(text) + 200,
             chain=chain.chain(text, prompt.seed),
             deadline=relay.clock() + who.deadline_s,
+            first_token_by=None if who.ttft_s is None else relay.clock() + who.ttft_s,
             priority=who.priority,
             max_tokens=max_tokens,
             stream=True,
@@ -302,8 +307,8 @@ class World:
             return process.law_client.law.topology.tenants
         return self._context.topology.tenants
 
-    def _text(self, says: str, n_bytes: int) -> bytes:
-        return _text(says or f"r{self._arrivals + 1}", n_bytes)
+    def _text(self, prefix: str, n_bytes: int) -> bytes:
+        return _text(prefix or f"r{self._arrivals + 1}", n_bytes)
 
     def _scope(self, tenant: str) -> int:
         """The seed of a tenant's chains."""

@@ -94,8 +94,8 @@ AIMS: tuple[Aim, ...] = (
 def judged(results: Sequence[Result]) -> list[AimResult]:
     """Every aim whose cells were run."""
     rows = tables.rows(results)
-    told = [_judged(aim, rows) for aim in AIMS]
-    return [result for result in told if result is not None]
+    found = [_judged(aim, rows) for aim in AIMS]
+    return [result for result in found if result is not None]
 
 
 def _judged(aim: Aim, rows: Mapping[Row, list[Result]]) -> AimResult | None:
@@ -134,9 +134,9 @@ def verdict(aim: Aim, ratio: Interval | None) -> str:
     def holds(value: float) -> bool:
         return (aim.least is None or value >= aim.least) and (aim.most is None or value <= aim.most)
 
-    word = "met" if holds(ratio.mean) else "missed"
+    outcome = "met" if holds(ratio.mean) else "missed"
     sure = holds(ratio.low) == holds(ratio.high) == holds(ratio.mean)
-    return word if sure else f"open, {word}"
+    return outcome if sure else f"open, {outcome}"
 
 
 # -- a region's loss

@@ -299,7 +299,7 @@ class World:
         self.keys = KEYS if self.signed else NO_KEYS
         self.judged: dict[bytes, Any] = {}
         self.seen: Counter[str] = Counter()
-        self.sins: list[str] = []
+        self.violations: list[str] = []
         self.documents = [a_law(rng, 3)]
         self.sound: dict[bytes, Document] = {}
         self.held: dict[str, Document] = {}
@@ -356,7 +356,7 @@ class World:
         self.seen[what] += 1
         for document in (came_under, self.known_to(process)) if process.tier == "global" else (self.known_to(process),):
             if region not in lawful(document, scope, tenant, key, wish, asked.model, self.bases_known_to(process)):
-                self.sins.append(
+                self.violations.append(
                     f"{process.name}: {what} in {region}, {(tenant, key, wish, asked.model)}, epoch {document['epoch']}"
                 )
 
@@ -385,13 +385,13 @@ class World:
                 await self.exchange()
             for process in self.processes:
                 if process.book.law.epoch < (must := self.known_to(process)["epoch"]):
-                    self.sins.append(f"{process.name} goes by epoch {process.book.law.epoch} after {must}")
-            if self.sins:
-                return self.sins
+                    self.violations.append(f"{process.name} goes by epoch {process.book.law.epoch} after {must}")
+            if self.violations:
+                return self.violations
         for region in self.sites:
             self.share_prefixes(region)
         self.kept()
-        return self.sins
+        return self.violations
 
     def set_law(self) -> None:
         """An operator sets a law, in the hubs that can be reached."""
@@ -585,7 +585,7 @@ class World:
         for node in nodes:
             self.seen[what] += 1
             if not self.may_know(node, region, process):
-                self.sins.append(f"{process.name}: {what} for {region} by {self.owners.get(node)}")
+                self.violations.append(f"{process.name}: {what} for {region} by {self.owners.get(node)}")
                 return
 
     def kept(self) -> None:
@@ -596,7 +596,7 @@ class World:
                 if above.flow.trie.match((node,)):
                     self.seen["kept"] += 1
                     if not self.may_know(node, above.region, above):
-                        self.sins.append(f"{above.name}: keeps a node of {self.owners[node]}")
+                        self.violations.append(f"{above.name}: keeps a node of {self.owners[node]}")
                         return
 
 
@@ -604,10 +604,10 @@ async def _play(numbers: Iterable[int]) -> tuple[Counter[str], list[str]]:
     seen: Counter[str] = Counter()
     for number in numbers:
         world = World(number)
-        sins = await world.play()
+        violations = await world.play()
         seen += world.seen
-        if sins:
-            return seen, [f"world {number}: {sin}" for sin in sins]
+        if violations:
+            return seen, [f"world {number}: {violation}" for violation in violations]
     return seen, []
 
 
@@ -630,10 +630,10 @@ def prove(
         while running:
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for one in done:
-                numbers, (happened, sins) = running.pop(one), one.result()
+                numbers, (happened, violations) = running.pop(one), one.result()
                 played, seen = played + len(numbers), seen + happened
-                if sins:
-                    return played, seen, sins
+                if violations:
+                    return played, seen, violations
                 if (more := next(ahead, None)) is not None:
                     running[pool.submit(play, more)] = more
             progress(f"{played:,} of {worlds:,} worlds")

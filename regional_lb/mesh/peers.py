@@ -195,7 +195,7 @@ class Peers:
         elif address not in self._links:
             self.refused("peer_unproven_address")
         if address in self._links:
-            self._links[address].hurry()
+            self._links[address].retry_soon()
 
     def _link(self, address: str) -> None:
         if address in self._links:
@@ -399,7 +399,7 @@ class PeerLink:
         """Follow no more."""
         await self._tasks.close()
 
-    def hurry(self) -> None:
+    def retry_soon(self) -> None:
         """There is reason to believe that it can be reached now."""
         self._soon.set()
 

@@ -242,7 +242,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         """Wait for some, so long at most: at rest there is none to look for."""
         loop = asyncio.get_running_loop()
         news = loop.create_future()
-        wake = partial(_tell, news)
+        wake = partial(_set_result, news)
         self._flow.wake = wake
         timer = loop.call_later(seconds, wake)
         try:
@@ -394,7 +394,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         ]
 
 
-def _tell(news: asyncio.Future[None]) -> None:
+def _set_result(news: asyncio.Future[None]) -> None:
     if not news.done():
         news.set_result(None)
 

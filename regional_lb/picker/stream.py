@@ -147,7 +147,7 @@ class GatewayRun(AttemptRun):
         self._tap = None
         self._begin(b"")
 
-    def _may_be_unspoken(self) -> bool:
+    def _may_be_unsupported(self) -> bool:
         """It could not be sent elsewhere."""
         return False
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from inprocess import chat, head
-from real import RealEngine, send, status, tiers, told
+from real import RealEngine, send, settled, status, tiers
 
 pytestmark = pytest.mark.engines
 
@@ -33,6 +33,10 @@ async def test_an_answer_is_the_same_by_way_of_both_tiers(llama: RealEngine, nam
     assert through.status == direct.status
     if name == "stream":  # it cuts its streams where it likes
         assert _texts(through.body) == _texts(direct.body)
+        # With the last chunk it says how long it took, and of usage nothing where nobody asked for that.
+        for answer in (through, direct):
+            assert b'"usage"' not in answer.body
+            assert answer.body.split(b"\n\n")[-3].count(b'"timings":{"cache_n":') == 1
     else:
         assert _OWN.sub(b"", through.body) == _OWN.sub(b"", direct.body)
 
@@ -49,7 +53,7 @@ async def test_its_page_is_read_and_its_cache_is_learned_of(llama: RealEngine) -
         for _ in range(2):
             answer = await send(both.entry, chat(body=body, content_type="application/json"))
         assert answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
-        await told(both)
+        await settled(both)
         assert both.regional.flow.actual_tokens > 100
         models = await send(both.entry, head("GET", "/v1/models", authorization="Bearer sk-farhop-anywhere"))
         assert [model["id"] for model in models.json["data"]] == ["tiny"]

@@ -106,8 +106,8 @@ class FakeWorld:
 
     async def _law(self, request: web.Request) -> web.Response:
         region, role = self._who(request)
-        told = self.laws.get(region) if role == "global_admin" else None
-        return json(told) if told is not None else json({"error": "no law here"}, 404)
+        answer = self.laws.get(region) if role == "global_admin" else None
+        return json(answer) if answer is not None else json({"error": "no law here"}, 404)
 
     async def _decision(self, request: web.Request) -> web.Response:
         record = self.records.get(self._who(request))
@@ -117,8 +117,8 @@ class FakeWorld:
     async def _explain(self, request: web.Request) -> web.Response:
         who = self._who(request)
         self.questions.append((*who, await request.json()))
-        said = self.explained.get(who, {"error": "a bad question"})
-        return json(said, 400 if "error" in said else 200)
+        explained = self.explained.get(who, {"error": "a bad question"})
+        return json(explained, 400 if "error" in explained else 200)
 
     async def _trace(self, request: web.Request) -> web.Response:
         assert self._who(request) == ("", "collector")
@@ -335,7 +335,7 @@ class SettingsWorld:
         drains = {key.rpartition("/")[2]: one for key, one in stands.items() if key.startswith(OVERRIDE_PREFIX)}
         words = [msgspec.json.decode(one) for key, one in stands.items() if key.startswith(STEER_PREFIX)]
         regions = [
-            {"region": r, "state": s, "in_flight": 2, "instances": [instance], "override": _said(drains.get(r))}
+            {"region": r, "state": s, "in_flight": 2, "instances": [instance], "override": _value(drains.get(r))}
             for r, s in self.states.items()
         ]
         route = stands.get(f"{ROOT}route/{own}")
@@ -346,7 +346,7 @@ class SettingsWorld:
         }  # fmt: skip
 
     def _epoch(self, stands: dict[str, bytes]) -> int:
-        law = _said(stands.get(LAW_KEY)) or {}
+        law = _value(stands.get(LAW_KEY)) or {}
         return law.get("epoch", self.epoch)
 
     async def status_of(self, _fleet: Fleet, region: str) -> dict[str, Any]:
@@ -354,15 +354,15 @@ class SettingsWorld:
         knows = 3 + REGIONS.index(region) < self.knowing
         entries = await self._with_store(lambda store: store.list(ROOT)) if knows else ()
         stands = {one.key: bare(one.value) for one in entries}
-        said = {
+        fields = {
             what: stands.get(f"{ROOT}{kind}/{region}") for what, kind in (("policies", "pick"), ("splits", "split"))
         }
-        overrides = {what: value and _authorship(authored.parted(value)[1]) for what, value in said.items()}
+        overrides = {what: value and _authorship(authored.parted(value)[1]) for what, value in fields.items()}
         splits = {"llama": {"unserved": self.unserved}}
         return {"overrides": overrides, "splits": splits, "law_epoch": self._epoch(stands)}
 
 
-def _said(document: bytes | None) -> Any:
+def _value(document: bytes | None) -> Any:
     """As JSON; what cannot be read is told as nothing anybody wrote."""
     try:
         return document and msgspec.json.decode(document)

@@ -45,15 +45,15 @@ def test_it_holds_until_somebody_changes_it(cli: Any, log: Path, tmp_path: Path)
 
 
 def test_a_decision_is_proven_to_another_implementation(cli: Any, log: Path) -> None:
-    told = json.loads(cli.run("audit", "prove", "d000123", str(log), "--json").stdout)
-    (found,) = told["found"]
+    output = json.loads(cli.run("audit", "prove", "d000123", str(log), "--json").stdout)
+    (found,) = output["found"]
     assert found["entry"]["epoch"] == 7
     other = InmemoryTree(algorithm="sha256")
     files = audit.Files(log, "farhop.internal/test", KEY.public_key())
-    for entry in files.entries(told["size"]):
+    for entry in files.entries(output["size"]):
         other.append_entry(entry)
-    root, leaf = base64.b64decode(told["checkpoint"].split("\n")[2]), base64.b64decode(found["leaf_hash"])
-    theirs = other.prove_inclusion(found["index"] + 1, told["size"])
+    root, leaf = base64.b64decode(output["checkpoint"].split("\n")[2]), base64.b64decode(found["leaf_hash"])
+    theirs = other.prove_inclusion(found["index"] + 1, output["size"])
     verify_inclusion(leaf, root, theirs)
     assert theirs.path == [leaf, *map(base64.b64decode, found["inclusion_proof"])]
     shown = cli.run("audit", "prove", "d000123", str(log), "--name", "acme")

@@ -35,9 +35,9 @@ def ended(capsys, *arguments) -> str:
     with pytest.raises(typer.Exit) as exit_:
         fleet.find(*arguments)
     assert exit_.value.exit_code == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    return said
+    content = capsys.readouterr().err
+    assert content.count("\n") == 1
+    return content
 
 
 async def test_a_world(world):

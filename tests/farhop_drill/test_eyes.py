@@ -31,9 +31,9 @@ def test_the_worst_state_and_the_fullest_share_count() -> None:
 
 def test_a_pilot_light_is_awake_once_nobody_sees_it_asleep() -> None:
     def piloted(state: str) -> dict[str, Any]:
-        told = status("up", 0.0, 1)
-        told["regions"][0] |= {"pilot_light": {"state": state}, "admitted_share": 0.0 if state == "asleep" else 1.0}
-        return told
+        found = status("up", 0.0, 1)
+        found["regions"][0] |= {"pilot_light": {"state": state}, "admitted_share": 0.0 if state == "asleep" else 1.0}
+        return found
 
     for states, awake in ((("asleep", "waking"), False), (("waking", "awake"), True)):
         look = seen([*map(piloted, states), status("up", 0.2, 1)], 0.0)
@@ -47,10 +47,10 @@ async def test_who_does_not_answer_delays_nobody_and_is_forgotten() -> None:
     async def silent() -> None:
         await asyncio.Event().wait()
 
-    async def told() -> dict[str, Any]:
+    async def read_status() -> dict[str, Any]:
         return status("up", 0.2, 1)
 
-    eyes = Eyes([silent, told], lambda: now[0])
+    eyes = Eyes([silent, read_status], lambda: now[0])
     eyes.begin()
     while (look := eyes.look(0.0)) is None:
         await asyncio.sleep(0)

@@ -68,8 +68,8 @@ def test_an_abort_condition_must_hold_for_its_time_and_then_restores_in_the_same
 
 def test_a_steady_state_that_is_none_is_not_run_but_who_is_stopped_is_aborted() -> None:
     broken, _ = play((Started(), 0.0), (Checked(), 0.1), (Ticked(BAD), 0.0), (Ticked(BAD), 1.0))
-    told, _ = play((Started(), 0.0), (Checked(), 0.1), (StopAsked("SIGINT"), 0.5))
-    assert (broken.verdict, told.verdict) == (DrillVerdict.NOT_RUN, DrillVerdict.ABORTED)
+    found, _ = play((Started(), 0.0), (Checked(), 0.1), (StopAsked("SIGINT"), 0.5))
+    assert (broken.verdict, found.verdict) == (DrillVerdict.NOT_RUN, DrillVerdict.ABORTED)
 
 
 def test_it_is_bounded() -> None:

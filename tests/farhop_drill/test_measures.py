@@ -18,9 +18,9 @@ MARKS = Marks(0.0, T0, RESTORE, RESTORED, END)
 
 
 def canary(began_s: float, region: str = "virginia", **changed: Any) -> Canary:
-    said = {"entry": "virginia", "tenant": "t", "model": "m", "began_s": began_s, "first_s": began_s + 0.05,
+    fields = {"entry": "virginia", "tenant": "t", "model": "m", "began_s": began_s, "first_s": began_s + 0.05,
             "ended_s": began_s + 0.1, "region": region}  # fmt: skip
-    return Canary(**(said | changed))
+    return Canary(**(fields | changed))
 
 
 def failed(began_s: float) -> Canary:

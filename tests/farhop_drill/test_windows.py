@@ -30,8 +30,8 @@ def test_what_is_no_window_is_refused(text: str) -> None:
 
 
 def planned(**changed: object) -> Planned:
-    said = {"drill": "d", "windows": ("tue 10:00-12:00",), "every_s": 7.0 * DAY_S, "since_s": float(MONDAY)}
-    return Planned(**(said | changed))  # type: ignore[arg-type]
+    fields = {"drill": "d", "windows": ("tue 10:00-12:00",), "every_s": 7.0 * DAY_S, "since_s": float(MONDAY)}
+    return Planned(**(fields | changed))  # type: ignore[arg-type]
 
 
 def test_a_run_is_due_in_its_window_once() -> None:

@@ -76,9 +76,9 @@ def test_the_residency_asked_for_is_kept_and_named_again(client: anthropic.Anthr
     assert raw.headers["x-farhop-region"] == "frankfurt"
     assert raw.parse().usage.inference_geo == "eu"
     with client.messages.stream(**_asked("Where?", inference_geo="eu")) as stream:
-        said = stream.get_final_message()
-    assert said.usage.inference_geo == "eu"
-    assert said.usage.output_tokens > 0
+        found = stream.get_final_message()
+    assert found.usage.inference_geo == "eu"
+    assert found.usage.output_tokens > 0
 
 
 def test_a_residency_that_nobody_knows_is_refused(client: anthropic.Anthropic) -> None:

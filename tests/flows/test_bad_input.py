@@ -186,8 +186,8 @@ async def test_two_balancers_cannot_share_a_port(tmp_path: Path, etcd: str) -> N
     first = written(tmp_path, document("regional", etcd, control={"port": number}))
     async with started("regional", first) as one:
         assert b"region virginia" in await one.out.readline()
-        (told,) = await refused("regional", first)
-    assert told.startswith(f"regional: control: cannot listen on 127.0.0.1:{number}")
+        (found,) = await refused("regional", first)
+    assert found.startswith(f"regional: control: cannot listen on 127.0.0.1:{number}")
 
 
 @pytest.mark.parametrize(("tier", "number"), [("global", signal.SIGINT), ("regional", signal.SIGTERM)])
@@ -249,6 +249,6 @@ async def test_a_wrong_otel_variable_does_not_keep_a_balancer_down(tmp_path: Pat
         one.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(60.0):
             assert await one.process.wait() == 0
-        said = one.err()
-    assert "OTEL_EXPORTER_OTLP_ENDPOINT=nonsense" in said
-    assert len(said.splitlines()) == 1
+        found = one.err()
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT=nonsense" in found
+    assert len(found.splitlines()) == 1

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 from playbook import sent
-from worlds import REGIONS, heard, request, worldwide
+from worlds import REGIONS, report_in, request, worldwide
 
 from farhop.balance import outcome
 from farhop.balance.machine import Answer, AttemptEnded, AttemptFailed, RequestArrived
@@ -18,7 +18,7 @@ from global_lb.routing.flow import GlobalFlow
 
 def taken(flow: GlobalFlow, now: float, count: int = 400, **fields: object) -> Counter[str]:
     """Where so many requests go, one after the other."""
-    heard(flow, REGIONS, now)
+    report_in(flow, REGIONS, now)
     where: Counter[str] = Counter()
     for i in range(count):
         name = f"{now}-{i}"
@@ -106,7 +106,7 @@ def test_a_session_leaves_once_and_comes_back_once(draining) -> None:
     sessions = [rng.getrandbits(64) for _ in range(60)]
 
     def at(now: float, turn: str) -> list[bool]:
-        heard(draining, REGIONS, now)
+        report_in(draining, REGIONS, now)
         here = []
         for n, session in enumerate(sessions):
             name = f"{turn}-{n}"

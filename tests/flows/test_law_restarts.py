@@ -36,8 +36,8 @@ SIGNING = {"keys": {"ops": {"public": OPS.public, "may": ["law"]}}}
 
 
 def law(epoch: int, *tenants: dict[str, Any]) -> bytes:
-    said = {"tenants": list(tenants or (tenant("anywhere"),))}
-    return policy.encode(said, epoch, "ann", "drill", "2026-05-01T12:00:00Z")
+    fields = {"tenants": list(tenants or (tenant("anywhere"),))}
+    return policy.encode(fields, epoch, "ann", "drill", "2026-05-01T12:00:00Z")
 
 
 @pytest.fixture(autouse=True)

@@ -404,8 +404,8 @@ def _bases(lineage: Lineage, model: str, seen: tuple[str, ...] = ()) -> set[str 
     """The model and all it is based on; None among them where nobody knows."""
     if model in seen:
         return set()
-    told = lineage.get(model, frozenset())
-    more = [{None}] if told is None else [_bases(lineage, base, (*seen, model)) for base in told]
+    answer = lineage.get(model, frozenset())
+    more = [{None}] if answer is None else [_bases(lineage, base, (*seen, model)) for base in answer]
     return {model}.union(*more)
 
 

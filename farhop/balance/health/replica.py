@@ -273,7 +273,7 @@ class HealthMachine:
         return steady and (self.forced.health is None or self.forced.read(now) is None)
 
     @property
-    def on_the_brink(self) -> bool:
+    def one_failure_from_ejection(self) -> bool:
         """Whether one more failed request would eject it, if it may be."""
         return self._request_fails + 1 >= self._config.streak
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from farhop.balance.machine import Usage
-from farhop.relay.formats.resumption import TARGET, TOKENS_MAX, Progress, each, event
+from farhop.relay.formats.event_stream import each
+from farhop.relay.formats.resumption import TARGET, TOKENS_MAX, Progress, event
 
 if TYPE_CHECKING:
     from farhop.balance import machine

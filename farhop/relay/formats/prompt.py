@@ -5,6 +5,7 @@ A reader turns a body into a Prompt or raises a BodyError that names the field. 
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any, Protocol
 
 import msgspec
@@ -12,6 +13,7 @@ import xxhash
 
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
+from farhop.relay.formats.lenient import count
 
 # Bytes that UTF-8 never uses (RFC 3629 §1), so that no text can imitate them and no two prompts collide.
 ITEM, FIELD, PART, MEDIA, TOOLS, TOKENS, PAIR = (bytes((0xFF - i,)) for i in range(7))
@@ -109,15 +111,13 @@ def output_limit(limit: int | None, param: str) -> int | None:
 
 def how_many(*values: Any) -> int:
     """How many answers a body asks for by fields of which the most counts: what no engine takes for a number is none.
-    Engines read as loosely as this (`"3"`, 3.0), and refuse the rest themselves."""
+    Engines read as loosely as this (`"3"`, 3.0, and llama.cpp 3.5 for 3), and refuse the rest themselves."""
     most = 1
     for value in values:
         if value is None or value == 1:
             continue
-        try:
-            most = max(most, min(int(value), OUTPUT_TOKENS_MAX))
-        except (TypeError, ValueError, OverflowError):
-            continue
+        known = int(value) if isinstance(value, float) and isfinite(value) else count(value)
+        most = max(most, min(known or 1, OUTPUT_TOKENS_MAX))
     return most
 
 

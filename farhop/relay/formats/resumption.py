@@ -18,12 +18,11 @@ import msgspec
 
 from farhop.balance.machine import Usage
 from farhop.relay.formats import stops
+from farhop.relay.formats.event_stream import each
 from farhop.relay.formats.openai import UNREADABLE
 from farhop.relay.formats.stops import Stops
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from farhop.balance import machine
 
 PROMPT_BYTES_MAX = 256 * 1024  # the engine repeats its tokens in the stream's first event
@@ -50,7 +49,6 @@ _NOT_CONTINUABLE = re.compile(rb'"(?:tool_calls"\s*:\s*\[\s*\{|(?:reasoning|reas
 _DONE = re.compile(rb"^data:\s*\[DONE\]", re.M)
 _USAGE = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _DATA = re.compile(rb"^data:(.*?)\r?$", re.M)  # other lines of an event name it, or are comments
-_ANY_END = re.compile(rb"\r?\n\r?\n")
 _MEDIA = (b'"image_url"', b'"input_audio"', b'"audio_url"', b'"video_url"', b'"image_embeds"', b'"prompt_embeds"')
 _NOTHING = (b"null", b"false", b"[]", b"{}", b'""', b"0", b"0.0")
 # Of a body, what a completion takes as the first stream had it.
@@ -126,8 +124,10 @@ def plan(path: bytes, body: bytes, *, text: bool = False) -> Plan:
     for name in document.keys() & _REASONS.keys():
         if not _is_neutral(name, document[name]):
             raise Unresumable(_REASONS[name])
-    if bytes(document.get("n", b"1")) not in (b"1", b"null"):
+    if any(bytes(document.get(name, b"1")) not in (b"1", b"null") for name in ("n", "n_cmpl")):
         raise Unresumable("answers")
+    if "n_predict" in document:  # llama.cpp's own, which goes before `max_tokens`
+        raise Unresumable("unreadable")
     if any(medium in body for medium in _MEDIA):
         raise Unresumable("media")
     chat = path == CHAT
@@ -139,7 +139,7 @@ def plan(path: bytes, body: bytes, *, text: bool = False) -> Plan:
     if not chat and "max_tokens" not in document:
         limit = 16  # the API's default for a completion; null is no limit
     texts = _stops(document)
-    hides = all(bytes(document.get(name, b"false")) != b"true" for name in stops.NAMES)
+    hides = not any(_truth(document, name) for name in stops.NAMES)
     each = _wants_each(document)
     return Plan(chat, kept, limit, _number(document, "min_tokens") or 0, texts, hides, text, each)
 
@@ -149,7 +149,7 @@ def _wants_each(document: dict[str, msgspec.Raw]) -> bool:
         options = _maybe_raw.decode(document.get("stream_options", b"null")) or {}
     except UNREADABLE:
         raise Unresumable("unreadable") from None
-    return bytes(options.get("continuous_usage_stats", b"false")) == b"true"
+    return _truth(options, "continuous_usage_stats")
 
 
 def _stops(document: dict[str, msgspec.Raw]) -> tuple[str, ...]:
@@ -174,8 +174,19 @@ def _is_one(prompt: msgspec.Raw | None) -> bool:
 
 
 def _number(document: dict[str, msgspec.Raw], name: str) -> int | None:
+    """None where there is none. What engines may read as a number all the same (`"6"`, 6.0, -1) is not counted on."""
     text = bytes(document.get(name, b"null"))
-    return int(text) if text.isdigit() else None
+    if text != b"null" and not text.isdigit():
+        raise Unresumable("unreadable")
+    return int(text) if text != b"null" else None
+
+
+def _truth(document: dict[str, msgspec.Raw], name: str) -> bool:
+    """The same of a truth."""
+    text = bytes(document.get(name, b"false"))
+    if text not in (b"true", b"false", b"null"):
+        raise Unresumable("unreadable")
+    return text == b"true"
 
 
 class Progress(ABC):
@@ -411,19 +422,6 @@ class Progress(ABC):
             },
         })  # fmt: skip
         return last + b"data: [DONE]\n\n"
-
-
-def each(events: bytes) -> Iterator[bytes]:
-    """Whole events, one by one."""
-    if events.find(b"\n\n") == len(events) - 2:  # nearly always
-        yield events
-        return
-    start = 0
-    for end in _ANY_END.finditer(events):
-        yield events[start : end.end()]
-        start = end.end()
-    if start < len(events):
-        yield events[start:]
 
 
 def event(document: dict[str, Any]) -> bytes:

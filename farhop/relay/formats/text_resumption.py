@@ -18,6 +18,7 @@ import msgspec
 
 from farhop.balance.machine import Usage
 from farhop.relay.formats import resumption, stops
+from farhop.relay.formats.event_stream import each
 from farhop.relay.formats.openai import UNREADABLE
 from farhop.relay.formats.resumption import CHAT, TARGET, TOKENS_MAX, Progress, Unresumable
 
@@ -148,7 +149,7 @@ class TextProgress(Progress):
     def take(self, events: bytes) -> bytes:
         """See Progress."""
         stripped = list[bytes]()
-        for event in resumption.each(events):
+        for event in each(events):
             if not self.adds(event):
                 self._search(event)
                 if self._counts_usage and self.strips and _INDEX.search(event) is not None:

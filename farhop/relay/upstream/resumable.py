@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Literal, get_args
 from farhop.balance import machine, outcome
 from farhop.relay import answers
 from farhop.relay.formats import resumption, text_resumption
+from farhop.relay.formats.event_stream import each
 from farhop.relay.formats.exact_resumption import ExactProgress, HopProgress
 from farhop.relay.formats.resumption import Progress, Unresumable
 from farhop.relay.formats.text_resumption import TextProgress
 from farhop.relay.http.head import RESUME
 from farhop.relay.upstream import engine_faults
 from farhop.relay.upstream.attempt import AttemptRun
-from farhop.relay.upstream.tap import ANY_END, END, ERROR, StreamTap, has_usage
+from farhop.relay.upstream.tap import END, ERROR, FINISHES, FINISHES_SPACED, StreamTap, has_usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,7 +157,12 @@ class ResumableTap(StreamTap):
     def feed(self, data: bytes) -> bytes:
         """See StreamTap."""
         # As StreamTap.feed, without a frame more for each chunk.
-        if self._tail or not data.endswith(END) or (b'"usage"' in data and has_usage(data)):
+        if (
+            self._tail
+            or not data.endswith(END)
+            or (b'"usage"' in data and has_usage(data))
+            or (self._hide and (self._finish or FINISHES in data or FINISHES_SPACED in data))
+        ):
             events = self._slow(data)
         else:
             self._keep(events := data)
@@ -167,12 +173,12 @@ class ResumableTap(StreamTap):
     def _unbroken(self, events: bytes) -> bytes:
         """What comes before an event that says the engine is broken; the rest is withheld."""
         start = 0
-        for end in ANY_END.finditer(events):
-            self.broke = engine_faults.in_event(events[start : end.end()])
+        for event in each(events):
+            self.broke = engine_faults.in_event(event)
             if self.broke in _GOES_ON_ELSEWHERE:
                 self.withheld = events[start:]
                 return events[:start]
-            start = end.end()
+            start += len(event)
         self.broke = None
         return events
 
@@ -221,7 +227,7 @@ class TextTap(ResumableTap):
     def feed(self, data: bytes) -> bytes:
         """See StreamTap."""
         progress = self.progress
-        if self._tail or not progress.adds(data):
+        if self._tail or self._finish or not progress.adds(data):
             passed = super().feed(data)
             progress.set_usage(self.usage)  # which the client may not be told: then nothing passed
             return passed

@@ -205,7 +205,7 @@ class Acts:
 
     def _stranded(self, act: Act, statuses: Statuses) -> list[str]:
         law = self._law()
-        return effect.bereft(law.topology, statuses, act.target) if act.do == "drain" and law is not None else []
+        return effect.stranded_by(law.topology, statuses, act.target) if act.do == "drain" and law is not None else []
 
     def _effects(self, act: Act, statuses: Statuses) -> list[str]:
         law = self._law()

@@ -194,7 +194,7 @@ def freshness(latest: LastSnapshot, now_ms: int) -> str:
 
 
 def picture(latest: Mapping[str, LastSnapshot], law: Law | None, now_ms: int) -> dict[str, Any]:
-    """The world, as those balancers tell it. Keys of `heard` name balancers."""
+    """The world, as those balancers tell it. Keys of `latest` name balancers."""
     fresh = {name: freshness(one, now_ms) for name, one in latest.items()}
     snapshots = {name: one.snapshot for name, one in latest.items() if one.snapshot is not None}
     upper = {name: snapshot for name, snapshot in snapshots.items() if snapshot.get("tier") == "global"}
@@ -229,7 +229,7 @@ def picture(latest: Mapping[str, LastSnapshot], law: Law | None, now_ms: int) ->
 
 
 def wrong(picture: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What is wrong in a picture, worst first, a line each: `state` as a sign for it, `where`, `what`; `heard` is when
+    """What is wrong in a picture, worst first, `state` as a sign for it, `where`, `what`; `seen_at` is when
     the last snapshot came, where it is of a balancer that does not answer now."""
     found: list[tuple[int, dict[str, Any]]] = []
 
@@ -240,7 +240,7 @@ def wrong(picture: Mapping[str, Any]) -> list[dict[str, Any]]:
     for name, one in balancers.items():
         if one["fresh"] != "fresh":
             lost = one["fresh"] == "cut off"
-            more = {"heard": one["heard"]} if "heard" in one else {}
+            more = {"seen_at": one["seen_at"]} if "seen_at" in one else {}
             why = f": {one['error']}" if one.get("error") else ""
             add(
                 0 if lost else 3,
@@ -283,7 +283,7 @@ def _balancer(latest: LastSnapshot, fresh: str) -> dict[str, Any]:
         "region": snapshot.get("region") or latest.region,
         **{name: snapshot.get(name) for name in named},
         "fresh": fresh,
-        "heard": latest.at_ms or None,
+        "seen_at": latest.at_ms or None,
         "error": latest.error or None,
     }
 
@@ -311,10 +311,10 @@ def _merged(
         "seen": {key: one.get("state") for key, one in seen.items()},
         "of": len(upper),
         "cut_off": sorted(key for key in known if fresh[key] == "cut off") or None,
-        "heard": max((latest[key].at_ms for key in (*views, *known)), default=0) or None,
+        "seen_at": max((latest[key].at_ms for key in (*views, *known)), default=0) or None,
     }
     if not worst:
-        row["why"] = "no global balancer that is heard tells of it"
+        row["why"] = "no global balancer that answers reports it"
     if own:
         # Balancers of one region share its replicas: each tells of all, and how much of the load is not its own.
         replicas = {

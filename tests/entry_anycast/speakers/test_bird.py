@@ -45,7 +45,7 @@ class FakeBird:
     async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"0001 BIRD 2.0.12 ready.\n")
         while line := (await reader.readline()).decode():
-            said = self.file.read_text() if self.file.exists() else ""
+            content = self.file.read_text() if self.file.exists() else ""
             if line.startswith("configure"):
                 answer = (
                     "0002-Reading\n8002 line 3: syntax error\n" if self.refuses else "0002-Reading\n0003 Reconfigured\n"
@@ -53,8 +53,8 @@ class FakeBird:
             elif line.startswith("show protocols"):
                 answer = PROTOCOLS
             else:
-                more = DRAINS if "community" in said else ""
-                answer = ROUTES.format(more=more) if "route" in said else "0000 \n"
+                more = DRAINS if "community" in content else ""
+                answer = ROUTES.format(more=more) if "route" in content else "0000 \n"
             writer.write(answer.encode())
         writer.close()
         await writer.wait_closed()

@@ -26,10 +26,10 @@ class Zone:
 
 class Log:
     def __init__(self) -> None:
-        self.said = []
+        self.lines = []
 
     def error(self, _event: str, problem: str) -> None:
-        self.said.append(problem)
+        self.lines.append(problem)
 
 
 def made(**standings):
@@ -58,7 +58,7 @@ async def test_what_could_not_be_written_is_logged_once_and_tried_again(zone) ->
     zone.fault = "127.0.0.1:53 answers REFUSED"
     assert not await publisher(*made())
     assert not await publisher(*made())
-    assert log.said == [zone.fault]
+    assert log.lines == [zone.fault]
     zone.fault = ""
     assert await publisher(*made())
     assert publisher.trouble == ""

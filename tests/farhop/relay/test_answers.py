@@ -55,10 +55,10 @@ def test_an_absurd_wait_is_none(wait: bytes) -> None:
     assert answers.read_hop_outcome(b"queue_full; wait_ms=" + wait) == (outcome.QUEUE_FULL, None)
 
 
-@pytest.mark.parametrize(("given", "said"), [(0.0, b"1"), (0.2, b"1"), (1.2, b"2"), (30.0, b"30")])
-def test_retry_after_is_whole_seconds_and_never_none(given: float, said: bytes) -> None:
+@pytest.mark.parametrize(("given", "value"), [(0.0, b"1"), (0.2, b"1"), (1.2, b"2"), (30.0, b"30")])
+def test_retry_after_is_whole_seconds_and_never_none(given: float, value: bytes) -> None:
     reply = answers.refusal(outcome.QUEUE_FULL, "full", retry_after_s=given, extra=b"x-a: b\r\n")
-    assert reply.extra == b"x-a: b\r\nretry-after: " + said + b"\r\n"
+    assert reply.extra == b"x-a: b\r\nretry-after: " + value + b"\r\n"
 
 
 def test_a_redirect_says_where_to() -> None:
@@ -81,7 +81,7 @@ def test_an_unknown_status_has_a_line_too() -> None:
 
 @pytest.mark.parametrize("reason", ["hop_token_missing", "hop_token_forged", "hop_token_expired"])
 def test_a_region_that_rejects_our_token_is_no_fault_of_the_client(reason: str) -> None:
-    told, _ = answers.read_hop_outcome(reason.encode())
-    assert told is outcome.HOP_REJECTED
-    assert told.retryable
-    assert answers.status_of(told) == 502
+    content, _ = answers.read_hop_outcome(reason.encode())
+    assert content is outcome.HOP_REJECTED
+    assert content.retryable
+    assert answers.status_of(content) == 502

@@ -25,7 +25,7 @@ def route(name: str, *models: str, tenant: str = "") -> NameRoute:
 
 
 @pytest.mark.parametrize(
-    ("said", "problem"),
+    ("expected", "problem"),
     [
         ({"model": "auto", "models": []}, "models: Tuple should have at least 1"),
         ({"model": "auto", "models": [{"model": "a"}, {"model": "a"}]}, "stands twice; name each once"),
@@ -34,9 +34,9 @@ def route(name: str, *models: str, tenant: str = "") -> NameRoute:
         ({"models": [{"model": "a"}]}, "model: "),
     ],
 )
-def test_what_makes_no_sense_is_refused(said: dict[str, Any], problem: str) -> None:
+def test_what_makes_no_sense_is_refused(expected: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        NameRoute.model_validate(said)
+        NameRoute.model_validate(expected)
     assert any(problem in line for line in problems_of(caught.value)), problems_of(caught.value)
 
 

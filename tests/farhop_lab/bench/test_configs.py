@@ -22,6 +22,14 @@ def test_every_target_is_named(tmp_path: Path) -> None:
         assert "127.0.0.1:8000" in text
 
 
+def test_litellm_asks_the_engines_for_their_model() -> None:
+    entries = json.loads(configs.litellm(TARGETS))["model_list"]
+    assert [entry["litellm_params"]["api_base"] for entry in entries] == [
+        f"http://{host}:{at}/v1" for host, at in TARGETS
+    ]
+    assert {(entry["model_name"], entry["litellm_params"]["model"]) for entry in entries} == {("bench", "openai/bench")}
+
+
 def test_envoy_s_is_json() -> None:
     read = json.loads(configs.envoy(8000, TARGETS))["static_resources"]
     (group,) = read["clusters"][0]["load_assignment"]["endpoints"]
@@ -47,8 +55,8 @@ def test_nginx_takes_it(tmp_path: Path, kind: str) -> None:
         file.write_text(configs.nginx_proxy(tmp_path, 8000, TARGETS, 1024, pair))
     binary = on_path("nginx")
     assert binary is not None
-    told = subprocess.run([binary, "-t", "-c", file, "-p", tmp_path], capture_output=True, text=True, timeout=10)
-    assert told.returncode == 0, told.stderr
+    text = subprocess.run([binary, "-t", "-c", file, "-p", tmp_path], capture_output=True, text=True, timeout=10)
+    assert text.returncode == 0, text.stderr
 
 
 @pytest.mark.skipif(on_path("haproxy") is None, reason="HAProxy is not installed")
@@ -57,5 +65,5 @@ def test_haproxy_takes_it(tmp_path: Path) -> None:
     file.write_text(configs.haproxy(8000, TARGETS, 1024))
     binary = on_path("haproxy")
     assert binary is not None
-    told = subprocess.run([binary, "-c", "-f", file], capture_output=True, text=True, timeout=10)
-    assert told.returncode == 0, told.stdout + told.stderr
+    text = subprocess.run([binary, "-c", "-f", file], capture_output=True, text=True, timeout=10)
+    assert text.returncode == 0, text.stdout + text.stderr

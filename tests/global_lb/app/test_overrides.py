@@ -41,23 +41,23 @@ class Stage:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.told: list[Event] = []
+        self.events: list[Event] = []
         self.refused: list[str] = []
         self.overrides = RoutingOverrides(
-            MemoryStore(Random(1)), "london", REGIONS, self.told.append, self.refused.append, lambda: self.now
+            MemoryStore(Random(1)), "london", REGIONS, self.events.append, self.refused.append, lambda: self.now
         )
 
     def routes(self, *changes: Change) -> list[Event]:
-        return self._tell(self.overrides.routes_changed, changes)
+        return self._apply(self.overrides.routes_changed, changes)
 
     def biases_and_pins(self, *changes: Change) -> list[Event]:
-        return self._tell(self.overrides.overrides_changed, changes)
+        return self._apply(self.overrides.overrides_changed, changes)
 
-    def _tell(self, take: Any, changes: tuple[Change, ...]) -> list[Event]:
-        self.told.clear()
+    def _apply(self, take: Any, changes: tuple[Change, ...]) -> list[Event]:
+        self.events.clear()
         for change in changes:
             take(change)
-        return list(self.told)
+        return list(self.events)
 
 
 def put(value: bytes, key: str = KEY) -> Change:

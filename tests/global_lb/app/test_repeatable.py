@@ -75,8 +75,8 @@ async def test_streams_are_ended_too(up: Both, engine: Engine) -> None:
 
 async def test_who_asks_for_a_receipt_has_an_answer_of_its_own(up: Both, engine: Engine) -> None:
     for _ in range(2):
-        told = await send(up.entry, chat(body=BODY, x_farhop_explain="1"))
-        assert (told.headers["x-farhop-cache"], "x-farhop-receipt" in told.headers) == ("bypass", True)
+        explained = await send(up.entry, chat(body=BODY, x_farhop_explain="1"))
+        assert (explained.headers["x-farhop-cache"], "x-farhop-receipt" in explained.headers) == ("bypass", True)
     assert len(engine.seen) == 2
 
 

@@ -113,14 +113,17 @@ def claims(written: bytes, audience: str = "tokyo", clock_ms: float = 993_000.0)
 def test_the_token_says_all_that_the_region_needs() -> None:
     written = tier().upstream_headers(Passage())  # type: ignore[arg-type]
     assert written.endswith(b"traceparent: x\r\n")
-    said = claims(written)
-    assert (said.audience, said.entry_region, said.issuer) == ("tokyo", "virginia", "virginia/g1")
-    assert (said.tenant, said.lawful, said.epoch, said.priority) == ("anywhere", ("tokyo", "virginia"), 1, 3)
-    assert (said.deadline_ms, said.decision_id, said.narrow) == (12_000.0, "d" * 16, (("jp", "us"),))
-    assert (said.promised_ttft_ms, said.waited_ms) == (42.0, 0.0)
+    found = claims(written)
+    assert (found.audience, found.entry_region, found.issuer) == ("tokyo", "virginia", "virginia/g1")
+    assert (found.tenant, found.lawful, found.epoch, found.priority) == ("anywhere", ("tokyo", "virginia"), 1, 3)
+    assert (found.deadline_ms, found.decision_id, found.narrow) == (12_000.0, "d" * 16, (("jp", "us"),))
+    assert (found.promised_ttft_ms, found.waited_ms) == (42.0, 0.0)
     assert claims(tier().upstream_headers(Passage(waited_s=1.5))).waited_ms == 1500.0  # type: ignore[arg-type]
+    assert found.ttft_ms is None
+    for by_s, left_ms in ((1000.25, 250.0), (999.0, 0.0)):  # it is 1000.0 here
+        assert claims(tier().upstream_headers(Passage(first_token_by=by_s))).ttft_ms == left_ms  # type: ignore[arg-type]
     # Stamped in the clock of instance b, whose clock is 7 s behind ours; it lives for 10 s.
-    assert said.expires_ms == 1_000_000.0 - 7_000.0 + 10_000.0
+    assert found.expires_ms == 1_000_000.0 - 7_000.0 + 10_000.0
 
 
 def test_a_version_asked_for_goes_on_to_the_region() -> None:
@@ -137,8 +140,8 @@ def test_each_instance_gets_an_expiry_in_its_own_clock() -> None:
 
 def test_a_promise_beyond_all_bounds_does_not_make_the_token_a_forgery() -> None:
     """A region whose wait is at its limit would else answer 401, and the client be told that it was forged."""
-    said = claims(tier().upstream_headers(Passage(promised_ttft_ms=BUDGET_MAX_MS * 2)))  # type: ignore[arg-type]
-    assert said.promised_ttft_ms == BUDGET_MAX_MS
+    found = claims(tier().upstream_headers(Passage(promised_ttft_ms=BUDGET_MAX_MS * 2)))  # type: ignore[arg-type]
+    assert found.promised_ttft_ms == BUDGET_MAX_MS
     assert claims(tier().upstream_headers(Passage(promised_ttft_ms=None))).promised_ttft_ms is None  # type: ignore[arg-type]
 
 

@@ -199,15 +199,15 @@ def test_it_never_leads_to_what_may_not_be_used(
     ]
     under = ruled(**{name: Rule(allow=(where,)) for name, where in rules.items()})
     view = seen(*(serving(region, **models) for region, models in slots.items()))
-    told = [
+    results = [
         asked(
             worldwide(view=view, under=under, routes=auto(*cascade), seed=seed),
             allowed=tuple(allowed), prompt_bytes=prompt_bytes,
         )
         for _ in range(2)
     ]  # fmt: skip
-    found = told[0]
-    assert found == told[1]
+    found = results[0]
+    assert found == results[1]
     if isinstance(found, Unresolved):
         return
     assert found is not None

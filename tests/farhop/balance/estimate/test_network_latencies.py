@@ -44,9 +44,9 @@ def test_it_is_bounded_public_and_true(samples, most: int, at_least: int) -> Non
         table.take(host, rtt_us, now)
         assert len(table) <= most
     now = samples[-1][2] if samples else 0.0
-    told = table.read(now, most // 2 + 1, at_least)
-    assert len(told) <= most // 2 + 1
-    for text, one in told.items():
+    content = table.read(now, most // 2 + 1, at_least)
+    assert len(content) <= most // 2 + 1
+    for text, one in content.items():
         network = parse(text)
         assert network.prefixlen == LENGTHS[network.version]
         assert network.is_global

@@ -24,9 +24,9 @@ def test_a_paced_drain_gives_its_share_away_and_repeated_gives_nothing_back() ->
     override = ForcedState()
     override.force(State.DRAINING, "paced", now=0.0, over_s=10.0)
     for word in ("paced", "paced, again"):
-        told = override.read(4.0)
-        assert told is not None
-        assert (told.why, told.share) == (word, pytest.approx(0.6))
+        content = override.read(4.0)
+        assert content is not None
+        assert (content.why, content.share) == (word, pytest.approx(0.6))
         override.force(State.DRAINING, "paced, again", now=4.0, over_s=10.0)
     assert override.read(10.0) == Health(State.DRAINING, "paced, again", None, forced=True)
 
@@ -50,6 +50,6 @@ def test_a_drain_that_keeps_a_share_stops_there_and_stays() -> None:
     assert shares == [pytest.approx(0.9), 0.75, 0.75]
     assert override.fading(100.0)  # requests are drawn for as long as it stands
     override.force(State.DRAINING, "all", now=100.0)
-    told = override.read(100.0)
-    assert told is not None
-    assert (told.share, override.fading(100.0)) == (0.0, False)
+    content = override.read(100.0)
+    assert content is not None
+    assert (content.share, override.fading(100.0)) == (0.0, False)

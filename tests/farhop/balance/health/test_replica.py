@@ -450,8 +450,8 @@ def test_what_is_strained_is_suspect_and_gets_half() -> None:
 
 
 def test_panic_has_a_name_and_a_share() -> None:
-    told = [panic(ready, 4, 0.5) for ready in range(5)]
-    assert told == [Mode.ALL_DOWN, Mode.PANIC, Mode.NORMAL, Mode.NORMAL, Mode.NORMAL]
+    found = [panic(ready, 4, 0.5) for ready in range(5)]
+    assert found == [Mode.ALL_DOWN, Mode.PANIC, Mode.NORMAL, Mode.NORMAL, Mode.NORMAL]
     assert panic(1, 100, 0.0) is Mode.NORMAL
 
 

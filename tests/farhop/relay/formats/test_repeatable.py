@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farhop.relay.formats import repeatable
+from farhop.relay.formats.event_stream import each
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import BodyError
 from farhop.relay.formats.repeatable import Asked
@@ -137,10 +138,10 @@ def chats(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(chats())
 def test_a_chat_as_a_stream_and_whole_again_is_the_same(document: dict[str, Any]) -> None:
-    told = repeatable.stream(Kind.CHAT, msgspec.json.encode(document))
-    assert told is not None
-    before, usage, end = told
-    assert not any(map(repeatable.has_usage, repeatable.events_of(before)))
+    found = repeatable.stream(Kind.CHAT, msgspec.json.encode(document))
+    assert found is not None
+    before, usage, end = found
+    assert not any(map(repeatable.has_usage, each(before)))
     assert repeatable.has_usage(usage)
     again = repeatable.whole(Kind.CHAT, before + usage + end)
     assert again is not None
@@ -158,9 +159,9 @@ def test_and_so_is_a_completion(text: str, logprobs: Any) -> None:
         "choices": [choice],
         "usage": USAGE,
     }
-    told = repeatable.stream(Kind.COMPLETION, msgspec.json.encode(document))
-    assert told is not None
-    again = repeatable.whole(Kind.COMPLETION, b"".join(told))
+    found = repeatable.stream(Kind.COMPLETION, msgspec.json.encode(document))
+    assert found is not None
+    again = repeatable.whole(Kind.COMPLETION, b"".join(found))
     assert again is not None
     assert msgspec.json.decode(again) == document
 
@@ -170,8 +171,8 @@ def events(*chunks: Any) -> bytes:
     return b"".join(b"data: " + msgspec.json.encode(named | one) + b"\n\n" for one in chunks)
 
 
-def delta(finish: str | None = None, **said: Any) -> dict[str, Any]:
-    return {"choices": [{"index": 0, "delta": said, "logprobs": None, "finish_reason": finish}]}
+def delta(finish: str | None = None, **value: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": value, "logprobs": None, "finish_reason": finish}]}
 
 
 DONE = b"data: [DONE]\n\n"

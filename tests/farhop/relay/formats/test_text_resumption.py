@@ -44,28 +44,28 @@ def test_the_text_so_far_is_what_the_client_has(texts: list[str], together: int,
     for at in range(0, len(events), together):
         data = b"".join(events[at : at + together])
         assert progress.adds(data) or progress.take(data) == data
-    said = "".join(texts)
-    assert progress.can_resume is not said.endswith("\ufffd")
+    line = "".join(texts)
+    assert progress.can_resume is not line.endswith("\ufffd")
     tokens = max((at + 1 for at, text in enumerate(texts) if text), default=0)
     assert progress.tokens == tokens
     assert progress.left(0) == max(0, limit - tokens)
-    assert progress.carried_by == ("solid" if said == said.strip() else "text")
+    assert progress.carried_by == ("solid" if line == line.strip() else "text")
     body = body_of(progress)
     assert body["max_tokens"] == max(0, limit - tokens)
-    if said:
-        assert body["messages"] == [*SAID["messages"], {"role": "assistant", "content": said}]
+    if line:
+        assert body["messages"] == [*SAID["messages"], {"role": "assistant", "content": line}]
         assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
     else:
-        assert body["messages"] == SAID["messages"]  # nothing was said: it is asked as it was
+        assert body["messages"] == SAID["messages"]  # no text came: it is asked as it was
 
 
 @given(st.text(min_size=1, max_size=20))
-def test_a_completion_goes_on_behind_its_prompt(said: str) -> None:
+def test_a_completion_goes_on_behind_its_prompt(answer: str) -> None:
     progress = known(TARGET, min_tokens=4, max_tokens=20, seed=3)
-    document = {"id": "c", "created": 1, "model": "m", "choices": [{"index": 0, "text": said, "finish_reason": None}]}
+    document = {"id": "c", "created": 1, "model": "m", "choices": [{"index": 0, "text": answer, "finish_reason": None}]}
     progress.take(b"data: " + msgspec.json.encode(document) + b"\n\n")
     body = body_of(progress)
-    assert (body["prompt"], body["max_tokens"], body["min_tokens"], body["seed"]) == ("once" + said, 19, 3, 3)
+    assert (body["prompt"], body["max_tokens"], body["min_tokens"], body["seed"]) == ("once" + answer, 19, 3, 3)
     assert progress.carried_by == "solid"  # no template looks at it
     assert progress.target == TARGET
 
@@ -185,8 +185,8 @@ class Engine:
     character has its text with the next one's. What it reads back it takes for `reads_more` tokens more."""
 
     def __init__(self, text: str, size: int, reads_more: int) -> None:
-        said = text.encode()
-        self.pieces = [said[at : at + size] for at in range(0, len(said), size)]
+        line = text.encode()
+        self.pieces = [line[at : at + size] for at in range(0, len(line), size)]
         self._reads_more = reads_more
 
     def events(self, body: bytes) -> list[tuple[bytes, Usage]]:
@@ -207,7 +207,7 @@ class Engine:
                 shown = ""
             ends = "length" if done + n == len(self.pieces) else None
             made.append((chunk(shown, ends), Usage(prompt_tokens, n)))
-        return [(told(e, u.completion_tokens, prompt_tokens) if each else e, u) for e, u in made]
+        return [(with_usage(e, u.completion_tokens, prompt_tokens) if each else e, u) for e, u in made]
 
 
 PROMPT_TOKENS = 7
@@ -276,33 +276,33 @@ def test_stop_strings_are_asked_for_in_both_words() -> None:
     assert (body["include_stop_str_in_output"], body["no_stop_trim"], body["stop"]) == (True, True, ["end"])
 
 
-def told(event: bytes, completion_tokens: int, prompt_tokens: int = 9) -> bytes:
+def with_usage(event: bytes, completion_tokens: int, prompt_tokens: int = 9) -> bytes:
     """An event as an engine writes it that is asked for usage with each."""
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens + completion_tokens}
-    said = msgspec.json.encode({**usage, "completion_tokens": completion_tokens, "prompt_tokens_details": {"n": 1}})
-    return event[:-3] + b',"usage":' + said + b"}\n\n"
+    found = msgspec.json.encode({**usage, "completion_tokens": completion_tokens, "prompt_tokens_details": {"n": 1}})
+    return event[:-3] + b',"usage":' + found + b"}\n\n"
 
 
 def test_tokens_are_counted_by_usage_where_events_tell_it() -> None:
     """Of an engine that puts several into one (speculative decoding). Its client sees none of that."""
     progress = known(max_tokens=20)
     events = [OPENING, chunk('a "usage":{"completion_tokens":99}'), chunk(" b"), chunk("")]
-    passed = b"".join(map(progress.take, map(told, events, (0, 3, 7, 8))))
+    passed = b"".join(map(progress.take, map(with_usage, events, (0, 3, 7, 8))))
     assert passed == b"".join(events)
     assert (progress.tokens, progress.left(0)) == (7, 13)  # the eighth has no text yet, and is computed again
     assert body_of(progress)["max_tokens"] == 13
     assert progress.recomputed == 1
-    progress.take(told(chunk(" c"), 4, 16))
+    progress.take(with_usage(chunk(" c"), 4, 16))
     assert progress.tokens == 11
 
 
 def test_a_client_that_wants_usage_with_each_event_gets_that_of_the_whole_behind_a_seam() -> None:
     each = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     progress = known(sends_usage=True, **each)
-    first = told(OPENING, 0) + told(chunk("a"), 3)
+    first = with_usage(OPENING, 0) + with_usage(chunk("a"), 3)
     assert progress.take(first) == first
     progress.go_on(0)
-    second = told(chunk(" b"), 2, 12).replace(b'"chat-1"', b'"chat-2"')
+    second = with_usage(chunk(" b"), 2, 12).replace(b'"chat-1"', b'"chat-2"')
     spelled = progress.spelled(progress.take(second), sends_usage=True)
     document = msgspec.json.decode(spelled[6:])
     assert document["usage"] == {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}

@@ -64,6 +64,36 @@ async def test_connections_are_kept_and_used_again(stage: Any) -> None:
     assert s.pool.connections == 1
 
 
+async def test_a_large_body_goes_on_the_connection_that_carried_as_large_a_one_last(stage: Any) -> None:
+    s = await stage()
+    lent = list[pool.UpstreamConnection]()
+
+    class Holder:
+        """Holds what it is lent until it gives it back."""
+
+        def connected(self, connection: pool.UpstreamConnection) -> None:
+            lent.append(connection)
+
+    async def hold(*sizes: int) -> list[pool.UpstreamConnection]:
+        lent.clear()
+        for place, size in enumerate(sizes):
+            s.pool.lend(s.upstream.address, Holder(), size)
+            await until(lambda place=place: len(lent) > place)
+        held = list(lent)
+        for connection in held:
+            connection.attempt = None
+            s.pool.give_back(connection)
+        return held
+
+    middling, large, small = await hold(40_000, 200_000, 10)
+    assert len({id(middling), id(large), id(small)}) == 3
+    assert await hold(14_600) == [small]  # fits into the first window of any: the one used last
+    assert await hold(30_000) == [large]  # carried as much, and was used after the other that did
+    assert await hold(200_001) == [large]
+    assert await hold(50_000, 40_001) == [large, middling]  # nobody carried as much: who carried the most
+    assert await hold(20_000, 30_000, 40_000) == [middling, large, small]
+
+
 async def test_an_upstream_is_in_use_while_it_answers_and_a_while_after(stage: Any) -> None:
     s = await stage()
     seen = []
@@ -157,6 +187,40 @@ async def test_a_kept_connection_that_is_dead_is_reported_and_asking_again_is_th
     assert (await s.ask(post())).status == 200
     assert s.tier.attempts == [(1, "served"), (1, "kept_connection_closed"), (1, "served")]
     assert len(s.upstream.lines) == 2
+
+
+async def test_asked_again_it_meets_no_second_connection_that_was_kept(stage: Any) -> None:
+    """llama.cpp's server closes kept connections while others wait for it: else one request would meet several."""
+    s = await stage()
+    s.flow.addresses.append(s.upstream.address)
+    first, second, dies = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def script(line: Line) -> None:
+        number = len(s.upstream.lines)
+        await s.upstream.request(line)
+        if number <= 2:
+            await (first if number == 1 else second).wait()
+        await line.send(s.upstream.answer(None))
+        if number == 1:
+            await s.upstream.request(line)
+            await dies.wait()
+        else:
+            await s.upstream.request(line)
+            await line.send(s.upstream.answer(None))
+
+    s.upstream.script = script
+    one, other = (asyncio.create_task(s.ask(post())) for _ in range(2))
+    await until(lambda: len(s.upstream.asked) == 2)
+    first.set()
+    await asyncio.wait((one, other), return_when=asyncio.FIRST_COMPLETED)
+    again = asyncio.create_task(s.ask(post()))
+    await until(lambda: len(s.upstream.asked) == 3)
+    second.set()
+    assert [(await asked).status for asked in (one, other)] == [200, 200]  # now it is kept, and has not rested long
+    dies.set()
+    assert (await again).status == 200
+    assert s.tier.attempts[2:] == [(1, "kept_connection_closed"), (2, "served")]
+    assert len(s.upstream.lines) == 3
 
 
 async def test_asked_again_it_gets_a_connection_that_did_not_rest_as_long(stage: Any) -> None:
@@ -401,7 +465,7 @@ async def test_who_breaks_a_stream_off_is_known_to_live_and_who_died_is_not(stag
     above.flow.addresses.pop(0)
     above.upstream.script = once(above, SSE, chunk(b"data: 1\n\n"), then="abort")
     await above.ask(post())
-    failed = [event for event in above.flow.heard if isinstance(event, machine.AttemptFailed)]
+    failed = [event for event in above.flow.events if isinstance(event, machine.AttemptFailed)]
     assert [event.outcome for event in failed] == [outcome.DIED_MID_STREAM] * 2
     assert [event.target_lives for event in failed] == [True, False]
 
@@ -500,13 +564,13 @@ async def test_an_empty_answer_has_a_length(stage: Any) -> None:
 
 async def test_a_pool_closes_while_it_connects(stage: Any) -> None:
     s = await stage()
-    heard: list[str] = []
+    seen: list[str] = []
 
     class Waiting:
         def lost(self, reason: outcome.Outcome) -> None:
-            heard.append(reason.reason)
+            seen.append(reason.reason)
 
     s.pool.lend(Address("127.0.0.1", s.port), Waiting())
     await s.pool.close()
     assert s.pool.connections == 0
-    assert heard == []
+    assert seen == []

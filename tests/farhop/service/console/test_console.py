@@ -228,8 +228,8 @@ async def test_viewers_are_bounded_and_who_is_slow_is_let_go(
 async def test_questions_and_decisions(http: aiohttp.ClientSession) -> None:
     async with port(OPEN, _Source()) as (_, base):
         async with http.get(f"{base}/console/of/decision/known?drained=tokyo") as answer:
-            told = await answer.json()
-        assert told["what_if"]["global tokyo"]["moved"]
+            document = await answer.json()
+        assert document["what_if"]["global tokyo"]["moved"]
         async with http.get(f"{base}/console/of/decision/unknown") as answer:
             assert answer.status == 404
         async with http.post(f"{base}/console/of/explain", json={"question": {"a": 1}}, headers=GUARD) as answer:

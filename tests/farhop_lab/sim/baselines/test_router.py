@@ -43,18 +43,18 @@ def arrive(made: Router, name: str, now: float = 0.0, deadline: float = 100.0) -
 
 
 def words(commands: list[Command]) -> list[str]:
-    said = []
+    seen = []
     for command in commands:
         if isinstance(command, Forward):
-            said.append(f"{command.id} > {command.target} #{command.attempt}")
+            seen.append(f"{command.id} > {command.target} #{command.attempt}")
         elif isinstance(command, Answer):
-            said.append(f"{command.id} {command.outcome.reason}")
+            seen.append(f"{command.id} {command.outcome.reason}")
         elif isinstance(command, SetTimer):
-            said.append(f"{command.id} at {command.at:g}")
+            seen.append(f"{command.id} at {command.at:g}")
         else:
             assert isinstance(command, Hold)
-            said.append(f"{command.id} holds")
-    return said
+            seen.append(f"{command.id} holds")
+    return seen
 
 
 def waits(made: Router, first: int, second: int, now: float = 0.0) -> list[str]:

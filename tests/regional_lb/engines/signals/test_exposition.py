@@ -47,9 +47,9 @@ def test_what_prometheus_writes_is_read(labels: dict[str, str], value: float) ->
     registry = CollectorRegistry()
     gauge = Gauge("wanted", "with\nlines", list(labels), registry=registry)
     (gauge.labels(**labels) if labels else gauge).set(value)
-    ((told, number),) = series(generate_latest(registry), b"wanted")
+    ((found, number),) = series(generate_latest(registry), b"wanted")
     escaped = {k: v.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"") for k, v in labels.items()}
-    assert labels_of(told) == {k.encode(): v.encode() for k, v in escaped.items()}
+    assert labels_of(found) == {k.encode(): v.encode() for k, v in escaped.items()}
     assert float(number) == value
 
 
@@ -112,7 +112,9 @@ def test_with_places_no_line_is_found_that_is_not_there(pages: list[list[tuple[b
     places = Places()
     for lines in pages:
         text = b"".join(b'%b{of="what was asked for"} %d\n' % line for line in lines)
-        expected, told = series(text), list(Page(text, places).series(b"a:b"))
+        expected, found = series(text), list(Page(text, places).series(b"a:b"))
         # Unseen for a while is only a line that took the place of another one, as long.
-        assert told == expected or (len(told) < len(expected) and [line for line in expected if line in told] >= told)
+        assert found == expected or (
+            len(found) < len(expected) and [line for line in expected if line in found] >= found
+        )
         assert list(Page(text, Places()).series(b"a:b")) == expected
