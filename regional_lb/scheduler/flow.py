@@ -32,7 +32,7 @@ from regional_lb.fleet.shares import Shares
 from regional_lb.fleet.table import ANY
 from regional_lb.fleet.view import ViewSwapped, model_of
 from regional_lb.scheduler import admission
-from regional_lb.scheduler.doubts import Doubts
+from regional_lb.scheduler.doubts import Doubts, LookDue
 from regional_lb.scheduler.pairs import Pairs
 from regional_lb.scheduler.policy import Policies, PoliciesChanged
 from regional_lb.scheduler.queue import LATE_SHARE, SLOWDOWN_MAX, QueueConfig, RequestQueue, work
@@ -159,6 +159,7 @@ class RegionalFlow:
             PoliciesChanged: self._policies_changed,
             SplitsChanged: self._splits_changed,
             RefusalsChanged: self._refusals_changed,
+            LookDue: self._look_due,
             **dict.fromkeys(self._fleet.event_types, self._fleet_changed),
         }
 
@@ -548,6 +549,16 @@ class RegionalFlow:
         if now >= self._doubts.due:
             commands += self._overdue(now)
         return commands + (self._fill(replica, now) if replica is not None else self._fill_all(now))
+
+    def _look_due(self, event: LookDue, now: float) -> list[Command]:  # noqa: ARG002
+        commands = self._overdue(now) if now >= self._doubts.due else []
+        self.news -= not commands
+        return commands
+
+    @property
+    def look_due(self) -> float:
+        """When to bring LookDue, infinite while nobody waits for an answer to begin."""
+        return self._doubts.due
 
     def _given_up(self, now: float) -> list[Command]:
         """What probes gave up has swallowed what it was sent and never began: others are asked, if there are any."""
