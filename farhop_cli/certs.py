@@ -7,13 +7,14 @@ half written. Never sends anything anywhere.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import re
 import secrets
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 from cryptography import x509
@@ -22,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from farhop.identity import certificate_names, hop_keys
+from farhop_cli import show
 from farhop_cli.exits import fail
 
 if TYPE_CHECKING:
@@ -37,9 +39,13 @@ CLOCKS_APART = timedelta(minutes=5)  # a certificate begins before now: its read
 _REGION = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")  # as topologies name them
 
 
-def init(folder: Path, trust_domain: str) -> int:
+def init(folder: Path, trust_domain: str, *, dry_run: bool = False) -> int:
     """Make an authority: `ca.pem`, which everybody is given, and `ca.key`, which nobody is; the exit code."""
     _domain(trust_domain)
+    if dry_run:
+        _would_write(folder, "ca")
+        typer.echo(f"{show.DRY}authority of {trust_domain}: {folder / 'ca.pem'}, good for {AUTHORITY_DAYS} days")
+        return 0
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _subject(f"farhop {trust_domain}")
     certificate = (
@@ -54,7 +60,9 @@ def init(folder: Path, trust_domain: str) -> int:
     return 0
 
 
-def issue(folder: Path, tier: str, region: str, hosts: Sequence[str], days: int, trust_domain: str) -> int:
+def issue(
+    folder: Path, tier: str, region: str, hosts: Sequence[str], days: int, trust_domain: str, *, dry_run: bool = False
+) -> int:
     """Issue `<tier>-<region>.pem` and its key, by the authority in `folder`; the exit code."""
     _domain(trust_domain)
     if tier not in (*certificate_names.TIERS, OPERATOR):
@@ -65,6 +73,12 @@ def issue(folder: Path, tier: str, region: str, hosts: Sequence[str], days: int,
     authority, signing = _authority(folder)
     _same_domain(authority, trust_domain)
     names = [*_names(trust_domain, tier, region), *map(_host, hosts)]
+    stem = f"{tier}-{region}"
+    made = f"{folder / stem}.pem, good for {days} days: {', '.join(str(one.value) for one in names)}"
+    if dry_run:
+        _would_write(folder, stem)
+        typer.echo(f"{show.DRY}{made}")
+        return 0
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = (
         _builder(_subject(f"{tier} {region}"), authority.subject, key, days)
@@ -77,9 +91,8 @@ def issue(folder: Path, tier: str, region: str, hosts: Sequence[str], days: int,
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False)
         .sign(signing, hashes.SHA256())
     )
-    stem = f"{tier}-{region}"
     _write(folder, stem, _pem(certificate), _private(key))
-    typer.echo(f"{folder / stem}.pem, good for {days} days: {names[0].value}")
+    typer.echo(made)
     return 0
 
 
@@ -210,10 +223,24 @@ def _write(folder: Path, stem: str, certificate: bytes, key: bytes) -> None:
                 file.write(data)
     except FileExistsError as error:
         _unmake(made)
-        fail(f"{error.filename} is there already, and is not written over; move it away, or give another --dir")
+        _there_already(error.filename)
     except OSError as error:
         _unmake(made)
         fail(f"{error.filename or folder}: {error.strerror}")
+
+
+def _would_write(folder: Path, stem: str) -> None:
+    """End the command where `_write` would: what is there is not written over, nor is a folder that may not be."""
+    for path in (folder / f"{stem}.key", folder / f"{stem}.pem"):
+        if path.exists():
+            _there_already(path)
+    there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        fail(f"{there}: {os.strerror(errno.EACCES if there.is_dir() else errno.ENOTDIR)}")
+
+
+def _there_already(path: Path | str) -> NoReturn:
+    fail(f"{path} is there already, and is not written over; move it away, or give another --dir")
 
 
 def _unmake(made: list[Path]) -> None:

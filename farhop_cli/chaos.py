@@ -99,8 +99,8 @@ def live(seed: int, for_s: float, as_json: bool) -> int:
     """Break a world of real processes for a time; the exit code."""
     folder = Path(tempfile.mkdtemp(prefix="farhop-chaos-"))
     try:
-        with show.progress("live chaos") as say:
-            result = asyncio.run(lives.run(folder, seed, for_s, say))
+        with show.progress("live chaos") as progress:
+            result = asyncio.run(lives.run(folder, seed, for_s, progress))
     except (WorldError, lives.LiveError) as error:
         fail(f"chaos: {error}; logs are in {folder}")
     shutil.rmtree(folder, ignore_errors=True)

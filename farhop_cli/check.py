@@ -238,13 +238,13 @@ def _meet(above_path: Path, above: GlobalConfig, below_path: Path, below: Region
     elif not _one_secret(above, below):
         problem = f"hop.keys.{active}: not the secret that {below_path} has by this id; give both the same key"
         problems.append(f"{above_path}: {problem}")
-    speaks = above.certified_name(below.region) is not None
-    if speaks and below.tier.tls is None:
+    certified = above.certified_name(below.region) is not None
+    if certified and below.tier.tls is None:
         problem = (
             f"is given, and {below_path} has no tier.tls; give it, or name the region in tier_tls.plaintext_regions"
         )
         problems.append(f"{above_path}: tier_tls: {problem}")
-    elif not speaks and below.tier.tls is not None:
+    elif not certified and below.tier.tls is not None:
         problems.append(
             f"{above_path}: tier_tls: is not given for {below.region}, and {below_path} has tier.tls; give it"
         )

@@ -93,8 +93,12 @@ def read() -> File:
 
 
 @contextlib.contextmanager
-def changing() -> Iterator[File]:
-    """The file, for a change: nobody else changes it meanwhile, and it is written if nothing went wrong."""
+def changing(*, dry_run: bool = False) -> Iterator[File]:
+    """The file, for a change: nobody else changes it meanwhile, and it is written if nothing went wrong. In a dry run
+    nothing is, not even the folder."""
+    if dry_run:
+        yield read()
+        return
     where = path()
     try:
         where.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -216,31 +220,31 @@ def _without_secrets(document: Any) -> Any:
     }
 
 
-def use(name: str) -> int:
+def use(name: str, *, dry_run: bool = False) -> int:
     """Make a context the current one; the exit code."""
-    with changing() as file:
+    with changing(dry_run=dry_run) as file:
         file.checked(name)
         file.current = name
-    show.line(f"{name} is the current context")
+    show.line(f"{_dry(dry_run)}{name} is the current context")
     return 0
 
 
-def unset(name: str) -> int:
+def unset(name: str, *, dry_run: bool = False) -> int:
     """Take a context away; the exit code: 1 if there is none."""
-    with changing() as file:
+    with changing(dry_run=dry_run) as file:
         if name not in file.contexts:
             known = ", ".join(sorted(file.contexts)) or "none"
             fail(f"no context {quoted(name)}; there is {known}; nothing was changed", NEGATIVE)
         del file.contexts[name]
         was = file.current == name
         file.current = "" if was else file.current
-    show.line(f"{name} is no context any more" + ("; no context is current now" if was else ""))
+    show.line(f"{_dry(dry_run)}{name} is no context any more" + ("; no context is current now" if was else ""))
     return 0
 
 
-def put(name: str, changed: dict[str, Any], make_current: bool) -> int:
+def put(name: str, changed: dict[str, Any], make_current: bool, *, dry_run: bool = False) -> int:
     """Change what a context says, and leave the rest of it; the exit code. Where none is current it becomes that."""
-    with changing() as file:
+    with changing(dry_run=dry_run) as file:
         document = file.contexts.get(name)
         file.contexts[name] = _merged(document if isinstance(document, dict) else {}, changed)
         _named(name)
@@ -249,8 +253,12 @@ def put(name: str, changed: dict[str, Any], make_current: bool) -> int:
             file.current = name
         current = file.current
     what = "is the current context" if current == name else f"stands; the current context is {current}"
-    show.line(f"{name} {what}")
+    show.line(f"{_dry(dry_run)}{name} {what}")
     return 0
+
+
+def _dry(dry_run: bool) -> str:
+    return show.DRY if dry_run else ""
 
 
 def _named(name: str) -> None:

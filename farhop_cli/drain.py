@@ -124,7 +124,7 @@ def _not_the_last(world: Topology | None, statuses: list[Status], region: str) -
         _refuse(f"etcd alone cannot tell whether {region} is the last region of a tenant; give --config")
     if not statuses:
         _refuse(f"no global balancer answers, so nobody can tell whether {region} is the last region of a tenant")
-    left = effect.bereft(world, statuses, region)
+    left = effect.stranded_by(world, statuses, region)
     if left:
         more = f" and {len(left) - 5} more" if len(left) > 5 else ""
         _refuse(f"{region} is the last region serving {', '.join(left[:5])}{more}")

@@ -122,7 +122,7 @@ def check(asked: Asked, keep: bool, where: Where) -> int:
             show.line("it may run now" if not blocked else "it must not run now", "bold")
         return NEGATIVE if blocked else 0
 
-    return setting.with_store(here.fleet, work)
+    return setting.with_store(here.fleet, work, writes=keep and not where.dry_run)
 
 
 async def looked(drill: Drill, here: Here, store: Store) -> list[checks.Finding]:
@@ -151,21 +151,23 @@ def run(asked: Asked, where: Where) -> int:
 
     async def work(store: Store) -> int:
         found = find(asked, await Records(store).documents())
-        outcome = await carried_out(read_here(found, here, asked), here, store, asked, saying(where), stop_on_signals)
+        outcome = await carried_out(
+            read_here(found, here, asked), here, store, asked, progress_to(where), stop_on_signals
+        )
         return await reported(outcome, store, asked, where)
 
-    return setting.with_store(here.fleet, work)
+    return setting.with_store(here.fleet, work, writes=True)
 
 
-def saying(where: Where) -> Callable[[str], None]:
+def progress_to(where: Where) -> Callable[[str], None]:
     """What prints a run's phases as they come; nothing where JSON was asked for."""
     began = time.monotonic()
 
-    def say(text: str) -> None:
+    def progress(text: str) -> None:
         sys.stderr.write(f"{time.monotonic() - began:7.1f} s  {show.printable(text)}\n")
         sys.stderr.flush()
 
-    return (lambda _text: None) if where.as_json else say
+    return (lambda _text: None) if where.as_json else progress
 
 
 async def carried_out(
@@ -173,7 +175,7 @@ async def carried_out(
     here: Here,
     store: Store,
     asked: Asked,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
     begun: Callable[[Runner], None],
 ) -> Outcome:
     """Run it from the checks to the verdict. `say` hears each phase; `begun` is given the runner, by which it can be
@@ -183,7 +185,7 @@ async def carried_out(
     held = Held(run=f"{drill.drill}-{began:%Y%m%dT%H%M%S}", drill=drill.drill, author=author, since_s=began.timestamp())
     why = f"drill {held.run}" + (f": {asked.why}" if asked.why else "")
     faults = _faults(here, held.run, drill.duration_max_s + 60.0)
-    say(f"{drill.title} ({held.run})")
+    progress(f"{drill.title} ({held.run})")
     outcome = Outcome(
         run=held.run, drill=drill.drill, title=drill.title, author=author, fleet=here.fleet.name,
         epoch_s=began.timestamp(), verdict=DrillVerdict.NOT_RUN, why="", document=drill.model_dump(mode="json"),
@@ -222,7 +224,7 @@ async def carried_out(
         oracle = await oracle_of(here, store)
         eyes.begin()
         stack.push_async_callback(eyes.close)
-        runner = Runner(drill, held, records, injector, look, eyes, probe, oracle, egress, clock, say, outcome)
+        runner = Runner(drill, held, records, injector, look, eyes, probe, oracle, egress, clock, progress, outcome)
         begun(runner)
         return await runner.run()
 
@@ -343,18 +345,21 @@ def stop(run_id: str, all_: bool, release_: bool, why: str, by: str | None, wher
         fail("--all, --release: give one of them")
     here = where.fleet()
     order = Order(author=by or setting.author_here(), why=why, at_s=time.time())
+    dry = show.DRY if where.dry_run else ""
 
     async def work(store: Store) -> int:
         records = Records(store)
         if release_:
-            was = where.dry_run or await records.disengage()
-            show.line("the lever is disengaged: drills may begin" if was else "the lever was not engaged")
+            was = await records.lever() is not None if where.dry_run else await records.disengage()
+            show.line(f"{dry}the lever is disengaged: drills may begin" if was else "the lever was not engaged")
             return 0 if was else NEGATIVE
         holder = await records.holder()
         if all_:
             if not where.dry_run:
                 await records.engage(order)
-            show.line("the lever is engaged: what runs is stopped, and none begins until `farhop drill stop --release`")
+            show.line(
+                f"{dry}the lever is engaged: what runs is stopped, and none begins until `farhop drill stop --release`"
+            )
         wanted = run_id or (holder.run if holder is not None else "")
         if holder is None or holder.run != wanted:
             show.line(f"no drill {'of that name ' if run_id else ''}runs")
@@ -362,10 +367,10 @@ def stop(run_id: str, all_: bool, release_: bool, why: str, by: str | None, wher
         if not where.dry_run:
             await records.stop(wanted, order)
             await _gone(records, wanted)
-        show.line(f"{wanted} was told to stop, and restores")
+        show.line(f"{dry}{wanted} was told to stop, and restores")
         return 0
 
-    return setting.with_store(here, work)
+    return setting.with_store(here, work, writes=not where.dry_run)
 
 
 async def _gone(records: Records, run_id: str) -> None:

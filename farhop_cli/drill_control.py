@@ -57,7 +57,7 @@ class _Going:
         self.blocked: list[str] = []
         self.past_kept = False
 
-    def say(self, text: str) -> None:
+    def progress(self, text: str) -> None:
         self.lines.append((round(time.monotonic() - self._clock, 1), text[:300]))
         del self.lines[:-LINES_MAX]
 
@@ -131,7 +131,7 @@ class DrillControl:
 
     async def _run(self, going: _Going, asked: Asked) -> None:
         try:
-            outcome = await drills.carried_out(going.drill, self._here, self._store, asked, going.say, going.has)
+            outcome = await drills.carried_out(going.drill, self._here, self._store, asked, going.progress, going.has)
             await drills.kept(outcome, self._store, asked.out)
             _ended(going, outcome)
         except Exception as error:  # noqa: BLE001 - whatever ends it, its page says so, and the console goes on
@@ -164,7 +164,7 @@ class DrillControl:
         try:
             await asyncio.to_thread(lambda: path.write_bytes(zlib.compress(past(int(going.began_s * 1e3)))))
         except OSError as error:
-            going.say(f"its pictures could not be kept: {(error.strerror or 'cannot be written').lower()}")
+            going.progress(f"its pictures could not be kept: {(error.strerror or 'cannot be written').lower()}")
 
     async def past(self, run: str) -> bytes | None:
         """See Drills."""

@@ -44,19 +44,22 @@ def schedule(asked: Asked, given: Sequence[str], every: str, remove: bool, watch
     if watch:
         return _watch(asked, where)
     here = Here(asked, where) if asked.name and not remove else None
+    dry = show.DRY if where.dry_run else ""
+    writes = bool(asked.name) and not where.dry_run
 
     async def work(store: Store) -> int:
         records = Records(store)
         if remove:
-            was = where.dry_run or await records.unplan(asked.name)
-            show.line(f"{asked.name} is off the schedule" if was else f"{asked.name} was not on the schedule")
+            planned = any(one.drill == asked.name for one in await records.schedules())
+            was = planned if where.dry_run else await records.unplan(asked.name)
+            show.line(f"{dry}{asked.name} is off the schedule" if was else f"{asked.name} was not on the schedule")
             return 0 if was else NEGATIVE
         if here is not None:
             await _plan(records, here, asked, given, every, where)
         await _show_schedule(records, where)
         return 0
 
-    return setting.with_store(here.fleet if here is not None else where.fleet(), work)
+    return setting.with_store(here.fleet if here is not None else where.fleet(), work, writes=writes)
 
 
 async def _plan(records: Records, here: Here, asked: Asked, given: Sequence[str], every: str, where: Where) -> None:
@@ -74,7 +77,8 @@ async def _plan(records: Records, here: Here, asked: Asked, given: Sequence[str]
     )  # fmt: skip
     if not where.dry_run:
         await records.plan(planned)
-    show.line(f"{found.drill} is on the schedule; `farhop drill schedule --watch` runs what is due")
+    dry = show.DRY if where.dry_run else ""
+    show.line(f"{dry}{found.drill} is on the schedule; `farhop drill schedule --watch` runs what is due")
 
 
 async def _show_schedule(records: Records, where: Where) -> None:
@@ -126,7 +130,7 @@ def _watch(asked: Asked, where: Where) -> int:
             except TimeoutError:
                 continue
 
-    return setting.with_store(here.fleet, work)
+    return setting.with_store(here.fleet, work, writes=True)
 
 
 def _end_with_stdin() -> None:
@@ -168,7 +172,7 @@ async def _run_due(store: Store, here: Here, asked: Asked, where: Where, stoppin
                 _not_run(planned, time.time(), "it cannot be read any more: see `farhop drill check`")
             )
             continue
-        outcome = await drill.carried_out(due_now, here, store, one, drill.saying(where), begun)
+        outcome = await drill.carried_out(due_now, here, store, one, drill.progress_to(where), begun)
         if not _lost_the_race(outcome):
             await drill.reported(outcome, store, one, where)
 

@@ -20,10 +20,10 @@ def run(name: str, speedup: float, quick: bool, as_json: bool) -> int:
     scenario = shortened(found(name), QUICK_S if quick else None)
     seed, doc = SEED, scenario.doc
     try:
-        with show.progress("fidelity") as say, tempfile.TemporaryDirectory(prefix="farhop-") as folder:
-            say(f"live, {doc.duration_s / speedup:.0f} s")
+        with show.progress("fidelity") as progress, tempfile.TemporaryDirectory(prefix="farhop-") as folder:
+            progress(f"live, {doc.duration_s / speedup:.0f} s")
             seen, failed = asyncio.run(fidelity.live(scenario, speedup, seed, Path(folder)))
-            say("simulated")
+            progress("simulated")
             (job,) = pool.jobs(scenario, [routers.FARHOP], [seed])
             simulated = cell.run(job.document, Path(job.folder), job.key, job.recipe)
         rows, promised = fidelity.compared(seen, failed, simulated), fidelity.promised(seen)

@@ -11,7 +11,7 @@ import asyncio
 import difflib
 import os
 import ssl
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -94,7 +94,7 @@ class Fleet:
 
     `topology` is None where nobody tells it. `keys` are whose signatures count, as far as that is known here; `region`
     is where the balancer stands whose configuration was given. `name` is for people; `trouble` says what of etcd could
-    not be read when balancers were looked for."""
+    not be read when balancers were looked for. `asked` fills as the command asks: what each balancer said last."""
 
     hubs: Mapping[str, EtcdSettings]
     topology: Topology | None
@@ -105,6 +105,7 @@ class Fleet:
     name: str = "this fleet"
     trouble: tuple[str, ...] = ()
     announcers: tuple[AnnounceReport, ...] = ()  # what announces an entry by BGP, where balancers were found in etcd
+    asked: dict[Balancer, Seen] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def admins(self) -> tuple[str, ...]:
@@ -126,7 +127,9 @@ class Fleet:
 
         asked = [one for one in self.balancers if tier in ("", one.tier) and region in ("", one.region)]
         async with admin.session(self.access) as http:
-            return list(await asyncio.gather(*(look(http, one) for one in asked)))
+            found = list(await asyncio.gather(*(look(http, one) for one in asked)))
+        self.asked.update(zip(asked, found, strict=True))
+        return found
 
     async def statuses(self) -> list[Status]:
         """What each global balancer that answers says of the regions."""
@@ -134,7 +137,16 @@ class Fleet:
 
     async def status_of(self, region: str) -> Status | None:
         """What a region's balancer says of itself; None if none is known here, or all are silent."""
-        return next((one.status for one in await self.seen("regional", region) if one.status is not None), None)
+        seen = await self.seen("regional", region)
+        if not seen:
+            nobody = Balancer("regional", region, why="no balancer of this region is known here")
+            self.asked[nobody] = Seen(nobody, None, f"{nobody}: {nobody.why}")
+        return next((one.status for one in seen if one.status is not None), None)
+
+    @property
+    def unanswered(self) -> tuple[str, ...]:
+        """Of what this command asked, who did not answer and how that failed."""
+        return tuple(dict.fromkeys((*self.trouble, *(one.error for one in self.asked.values() if one.status is None))))
 
 
 async def look(http: admin.Session, one: Balancer) -> Seen:
@@ -460,11 +472,18 @@ def unreachable(fleet: Fleet, seen: Sequence[Seen]) -> None:
 def partial(fleet: Fleet, seen: Sequence[Seen]) -> str:
     """Which part of the fleet did not answer, and how it failed; "" if all did."""
     silent = [one for one in seen if one.status is None]
-    why = [*fleet.trouble, *(one.error for one in silent)]
+    return in_part(seen, [*fleet.trouble, *(one.error for one in silent)])
+
+
+def in_part(seen: Sequence[Seen], why: Sequence[str]) -> str:
+    """That an answer is true only as far as it goes, for people: how many of these answered, and why others, or what
+    of etcd, did not; "" if there is no `why`."""
     if not why:
         return ""
+    answered = sum(one.status is not None for one in seen)
     more = f"; and {len(why) - 8} more" if len(why) > 8 else ""
-    return f"{len(seen) - len(silent)} of {len(seen)} balancers answered: {'; '.join(why[:8])}{more}"
+    head = f"{answered} of {len(seen)} balancers answered" if seen else "not all of it could be asked"
+    return f"{head}: {'; '.join(why[:8])}{more}"
 
 
 def known(region: str, names: Iterable[str], of: str, kind: str = "region") -> None:

@@ -30,8 +30,9 @@ def run(url: str | None, config: Path, ready: bool) -> int:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         warn(f"{url} cannot be reached: {reason}; is the process up, and is this its port?")
         return NEGATIVE
-    typer.echo(body.strip() if status == http.client.OK else f"{url}: status {status}: {body.strip()}")
-    return 0 if status == http.client.OK else NEGATIVE
+    well = status // 100 == 2
+    typer.echo(body.strip() if well else f"{url}: status {status}: {body.strip()}")
+    return 0 if well else NEGATIVE
 
 
 def admin_url(config: Path, path: str) -> str:

@@ -64,7 +64,7 @@ def create(
             await store.put(one.key, document, expect_revision=0)
         return await _reported(here, where, [one], key)
 
-    return setting.with_store(here, work)
+    return setting.with_store(here, work, writes=not where.dry_run)
 
 
 def rotate(id_: str, grace: str, length: str | None, why: str, by: str | None, where: Where) -> int:
@@ -98,7 +98,7 @@ def rotate(id_: str, grace: str, length: str | None, why: str, by: str | None, w
                 raise
         return await _reported(here, where, [new, old], key)
 
-    return setting.with_store(here, work)
+    return setting.with_store(here, work, writes=not where.dry_run)
 
 
 def revoke(id_: str, why: str, by: str | None, where: Where) -> int:
@@ -113,7 +113,7 @@ def revoke(id_: str, why: str, by: str | None, where: Where) -> int:
             await store.put(one.key, document, expect_revision=entry.revision)
         return await _reported(here, where, [one], None)
 
-    return setting.with_store(here, work)
+    return setting.with_store(here, work, writes=not where.dry_run)
 
 
 def listed(tenant: str, where: Where) -> int:
@@ -194,7 +194,7 @@ async def _reported(here: Fleet, where: Where, changed: Sequence[IssuedKey], key
         balancers = {"dry_run": where.dry_run, "balancers": of, "aware": aware}
         show.json({"keys": [_row(one) for one in changed], **made, **balancers})
         return 0
-    dry = "dry run, nothing is written: " if where.dry_run else ""
+    dry = show.DRY if where.dry_run else ""
     for one in changed:
         show.line(f"{dry}{one.id}, of {one.tenant}: {_state(one)}, for {_scope(one)}, until {_until(one)}", "bold")
     setting.print_aware(aware, of)

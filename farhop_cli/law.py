@@ -24,8 +24,8 @@ from farhop.store.envelope import EnvelopeError, Keys, bare, is_sealed, key_name
 from farhop.store.hubs import stores_of
 from farhop.store.sealed import inner
 from farhop_cli import show
-from farhop_cli.exits import NEGATIVE, fail, warn
-from farhop_cli.setting import author_here, print_aware, settled, signing_key, with_store
+from farhop_cli.exits import NEGATIVE, PARTIAL, fail, warn
+from farhop_cli.setting import author_here, print_aware, settled, signing_key, unanswered, with_store
 from topology import policy
 from topology.document import TEXT_CHARS_MAX, read
 from topology.problems import TopologyError, quoted
@@ -165,7 +165,9 @@ def put(file: str, why: str, by: str | None, after: int | None, where: Where) ->
     def document(epoch: int) -> bytes:
         return sealed if sealed is not None else _written(law, epoch, why, by)
 
-    return with_store(here, lambda store: _set(store, here, world, document, file, after, where))
+    return with_store(
+        here, lambda store: _set(store, here, world, document, file, after, where), writes=not where.dry_run
+    )
 
 
 def unset(why: str, by: str | None, after: int | None, where: Where) -> int:
@@ -176,7 +178,9 @@ def unset(why: str, by: str | None, after: int | None, where: Where) -> int:
     def document(epoch: int) -> bytes:
         return _written(law, epoch, why, by)
 
-    return with_store(here, lambda store: _set(store, here, world, document, "the topology", after, where))
+    return with_store(
+        here, lambda store: _set(store, here, world, document, "the topology", after, where), writes=not where.dry_run
+    )
 
 
 def _known(where: Where) -> tuple[Fleet, Topology]:
@@ -252,10 +256,12 @@ async def _set(
     difference = policy.changed(held, read.over(world))
     effects = effect.of_law(held, read.over(world), statuses)
     if where.as_json:
-        written = {"epoch": read.epoch, "revision": revision, "dry_run": where.dry_run}
+        written: dict[str, Any] = {"epoch": read.epoch, "revision": revision, "dry_run": where.dry_run}
+        if where.dry_run:
+            written["unreachable"] = list(unanswered(here, store))
         show.json({**written, **difference, "effects": effects, "balancers": asked, "aware": aware})
         return 0
-    dry = "dry run, nothing is written: " if where.dry_run else ""
+    dry = show.DRY if where.dry_run else ""
     show.line(f"{dry}law of epoch {read.epoch} stands, by {read.author}: {read.why}", "bold")
     _print_difference(difference, effects)
     print_aware(aware, asked)
@@ -380,7 +386,7 @@ def diff(file: str, epoch: int | None, where: Where) -> int:
         difference = policy.changed(held, made)
         effects = effect.of_law(held, made, await _statuses(here))
         if where.as_json:
-            show.json({**difference, "effects": effects})
+            show.json({**difference, "effects": effects, "unreachable": list(unanswered(here, store))})
         else:
             _print_difference(difference, effects)
         return NEGATIVE if any(difference.values()) else 0
@@ -412,15 +418,16 @@ def verify(file: str, public: Sequence[str], where: Where) -> int:
     here = where.fleet()
 
     async def work(store: Store) -> int:
-        copies = []
+        copies, missed = [], False
         for name, hub in stores_of(store, "etcd").items():
             try:
                 entry = await inner(hub).get(LAW_KEY)
             except StoreError as error:
                 warn(f"hub {name} was not reached ({error})")
+                missed = True
                 continue
             copies.append((f"hub {name}", entry.value if entry is not None else None))
-        return _print_verified(copies, keys, where.as_json)
+        return _print_verified(copies, keys, where.as_json) or (PARTIAL if missed else 0)
 
     return with_store(here, work)
 

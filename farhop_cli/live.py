@@ -163,8 +163,8 @@ def _cells(row: Row) -> list[str]:
 class Lines:
     """The same without a terminal: a line where a region's state changes, and now and then one of the traffic."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, show_line: Callable[[str], None]) -> None:
+        self._show_line = show_line
         self._states: dict[str, str] = {}
         self._samples = 0
 
@@ -173,11 +173,11 @@ class Lines:
         for row in rows:
             if self._states.get(row.region) != row.state:
                 self._states[row.region] = row.state
-                self._say(f"{row.region}: {row.state}: {row.why}")
+                self._show_line(f"{row.region}: {row.state}: {row.why}")
         self._samples += 1
         if self._samples % PLAIN_EVERY == 0 and any(row.served_per_s for row in rows):
             served = ", ".join(f"{row.region} {number(row.served_per_s)}" for row in rows)
-            self._say(f"requests served a second: {served}")
+            self._show_line(f"requests served a second: {served}")
 
 
 async def follow(world: WorldFile, stop: asyncio.Event) -> None:
@@ -191,10 +191,12 @@ async def follow(world: WorldFile, stop: asyncio.Event) -> None:
             await _each(sampler, http, stop, lambda rows: live.update(picture(rows), refresh=True))
 
 
-async def _each(sampler: Sampler, http: admin.Session, stop: asyncio.Event, tell: Callable[[list[Row]], None]) -> None:
+async def _each(
+    sampler: Sampler, http: admin.Session, stop: asyncio.Event, on_rows: Callable[[list[Row]], None]
+) -> None:
     clock = asyncio.get_running_loop().time
     while not stop.is_set():
-        tell(await sampler.sample(http, clock()))
+        on_rows(await sampler.sample(http, clock()))
         try:
             async with asyncio.timeout(EVERY_S):
                 await stop.wait()

@@ -19,18 +19,19 @@ LEVELS = ("debug", "info", "warning", "error", "critical")  # farhop.telemetry.l
 
 
 def run(level: str, region: str, where: Where) -> int:
-    """Set it; the exit code."""
+    """Set it, or tell at whom it would be set; the exit code."""
     if level not in LEVELS:
         fail(f"LEVEL: {quoted(level)} is unknown; give one of {', '.join(LEVELS)}")
     here = where.fleet(region)
     asked = [one for one in here.balancers if region in ("", one.region)]
-    done = asyncio.run(_set(here, asked, level))
+    done = asyncio.run(here.seen(region=region) if where.dry_run else _set(here, asked, level))
     fleet.unreachable(here, done)
     named = [str(one.balancer) for one in done if one.status is not None]
     if where.as_json:
-        show.json({"level": level, "set": named, "unreachable": [one.error for one in done if one.error]})
+        unreachable = [one.error for one in done if one.error]
+        show.json({"level": level, "set": named, "dry_run": where.dry_run, "unreachable": unreachable})
     else:
-        show.line(f"{', '.join(named)}: {level} until the next start")
+        show.line(f"{show.DRY if where.dry_run else ''}{', '.join(named)}: {level} until the next start")
     partial = fleet.partial(here, done)
     if partial:
         warn(partial)

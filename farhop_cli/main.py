@@ -2,13 +2,14 @@
 
 Exit codes, of every command: 0 it went well; 1 the answer is negative (refused, down, a check that failed, a difference
 found, nothing there to unset); 2 usage, configuration or surroundings are at fault, in one line on stderr; 3 not all
-balancers could be asked, and what is told is of the others; 130 Ctrl-C.
+balancers could be asked, and what is shown is of the others; 130 Ctrl-C.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -86,11 +87,7 @@ def app() -> Typer:
 
         def get_command(self, _ctx: Any, cmd_name: str) -> Any:
             wired = COMMANDS.get(cmd_name)
-            if wired is None:
-                return None
-            if cmd_name not in self.commands:
-                self.commands[cmd_name] = _command(cmd_name, wired)
-            return self.commands[cmd_name]
+            return _command(cmd_name, wired) if wired is not None else None
 
         def format_commands(self, _ctx: Any, formatter: Any) -> None:
             with formatter.section("Commands"):
@@ -116,7 +113,9 @@ def app() -> Typer:
     return made
 
 
+@cache
 def _command(name: str, wired: Wired) -> Any:
+    """Built once a process: what a run leaves behind stands in its context, not in the command."""
     import typer
 
     found = getattr(importlib.import_module(f"farhop_cli.commands.{wired.module}"), wired.app)

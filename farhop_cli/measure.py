@@ -103,9 +103,9 @@ def anycast(repeats: int, as_json: bool) -> int:
     if why:
         show.line(f"anycast: nothing is measured: {why}")
         return 0
-    with show.progress("measuring anycast") as say:
+    with show.progress("measuring anycast") as progress:
         try:
-            rows = sites.measure(repeats, say)
+            rows = sites.measure(repeats, progress)
         except BenchError as error:
             fail(f"bench: {error}")
     if as_json:
@@ -124,12 +124,44 @@ def anycast(repeats: int, as_json: bool) -> int:
     return 0
 
 
+def upload(repeats: int, as_json: bool) -> int:
+    """Measure how many round trips a large prompt takes over an ocean; the exit code, 1 beyond the bound."""
+    from farhop_lab.bench import upload as oceans
+
+    why = oceans.missing()
+    if why:
+        show.line(f"upload: nothing is measured: {why}")
+        return 0
+    with show.progress("measuring upload") as progress:
+        rows = _done(oceans.measure(repeats, progress=progress))
+    charged = oceans.charged_trips(oceans.BODY_BYTES)
+    if as_json:
+        show.json({"bench": "upload", "unit": "round trips", "charged": charged, "rows": rows})
+    else:
+        kernel = ("congestion control", "slow start after idle")
+        listed = [
+            [
+                row.congestion,
+                "yes" if row.slow_start_after_idle else "no",
+                *(f"{row.trips[k]:.2f}" for k in oceans.KINDS),
+            ]
+            for row in rows
+        ]
+        title = (
+            f"upload: round trips of {oceans.RTT_MS:g} ms that {oceans.BODY_BYTES:,} bytes take, medians of {repeats}"
+        )
+        show.table(title, (*kernel, *(f">{kind}" for kind in oceans.KINDS)), listed)
+        show.line("a connection new, after small requests alone, used just before, the same while a small request used")
+        show.line(f"another last, and after {oceans.REST_S:g} s of rest; the cost model charges {charged:g}")
+    return 0 if all(oceans.is_warm(row) for row in rows) else 1
+
+
 def relay(*, quick: bool, only: str, repeats: int | None, streams: int | None, tls: bool, as_json: bool) -> int:
     """Measure what a relayed request costs, here and in other proxies; the exit code, 1 if a row is in trouble."""
     plan = results.planned(quick=quick, repeats=repeats, idle_streams=streams, tls=tls)
     names = [name.strip() for name in only.split(",") if name.strip()]
-    with show.progress("measuring relay") as say:
-        found = _done(relays.measure(plan, names, say))
+    with show.progress("measuring relay") as progress:
+        found = _done(relays.measure(plan, names, progress))
     if as_json:
         show.json({"bench": "relay", "unit": "CPU µs of the proxy's processes", **results.document(found)})
     else:
@@ -214,8 +246,8 @@ def _second(row: results.Row) -> list[str]:
 
 def soak(requests: int, as_json: bool) -> int:
     """Watch the regional tier's memory over many requests; the exit code, 1 if any was answered wrongly."""
-    with show.progress("soaking") as say:
-        found = _done(soaks.measure(requests, say))
+    with show.progress("soaking") as progress:
+        found = _done(soaks.measure(requests, progress))
     if as_json:
         show.json({"bench": "soak", "per_request_bytes": found.per_request_bytes, **msgspec.to_builtins(found)})
         return 1 if found.errors else 0
@@ -238,8 +270,8 @@ def soak(requests: int, as_json: bool) -> int:
 
 def hostile(quick: bool, as_json: bool) -> int:
     """Measure what hostile bodies cost beside a plain one; the exit code, 1 if that is too much."""
-    with show.progress("measuring hostile bodies") as say:
-        found = _done(attacks.measure(quick=quick, say=say))
+    with show.progress("measuring hostile bodies") as progress:
+        found = _done(attacks.measure(quick=quick, progress=progress))
     if as_json:
         show.json({"bench": "hostile", "holds": found.holds, **msgspec.to_builtins(found)})
         return 0 if found.holds else 1
@@ -255,8 +287,8 @@ def hostile(quick: bool, as_json: bool) -> int:
         f"event loops were late by {found.huge_lag_ms:.1f} ms at most beside bodies of {attacks.HUGE_BYTES >> 20} MiB, "
         f"{found.quiet_lag_ms:.1f} ms beside small ones"
     )
-    word = "hold" if found.holds else "BROKEN"
-    show.line(f"bounds: {attacks.COST_MAX:g} x the cost, {attacks.DELAY_MAX:g} x the delay: {word}")
+    verdict = "hold" if found.holds else "BROKEN"
+    show.line(f"bounds: {attacks.COST_MAX:g} x the cost, {attacks.DELAY_MAX:g} x the delay: {verdict}")
     return 0 if found.holds else 1
 
 
@@ -266,8 +298,8 @@ def picker(quick: bool, as_json: bool) -> int:
     if why is not None:
         show.line(f"picker: nothing is measured: Envoy is {why}")
         return 0
-    with show.progress("measuring picker") as say:
-        found = _done(pickers.measure(2 if quick else 5, 2.0 if quick else 5.0, say))
+    with show.progress("measuring picker") as progress:
+        found = _done(pickers.measure(2 if quick else 5, 2.0 if quick else 5.0, progress))
     if as_json:
         show.json({"bench": "picker", "unit": "CPU ms of the picker per request", **msgspec.to_builtins(found)})
     else:
@@ -335,9 +367,9 @@ def intake(as_json: bool) -> int:
 
 def hits(as_json: bool) -> int:
     """Measure how well cached prefixes are known; the exit code."""
-    with show.progress("measuring hits") as say:
+    with show.progress("measuring hits") as progress:
         try:
-            rows = cached.measure(say)
+            rows = cached.measure(progress)
         except BenchError as error:
             fail(f"bench: {error}")
     if as_json:
@@ -364,8 +396,8 @@ def hits(as_json: bool) -> int:
 
 def trie(quick: bool, as_json: bool) -> int:
     """Measure what the prefix trie costs, in memory, CPU time and pauses; the exit code."""
-    with show.progress("measuring trie") as say:
-        rows = tries.measure(quick=quick, say=say)
+    with show.progress("measuring trie") as progress:
+        rows = tries.measure(quick=quick, progress=progress)
     if as_json:
         show.json({"bench": "trie", "rows": rows})
         return 0
@@ -378,11 +410,11 @@ def trie(quick: bool, as_json: bool) -> int:
 
 def console(seconds: float, as_json: bool) -> int:
     """Measure what the console costs its server and a browser; the exit code, 1 where a bound is missed."""
-    with show.progress("measuring the console") as say:
-        say("the server and its viewers")
+    with show.progress("measuring the console") as progress:
+        progress("the server and its viewers")
         rows = _done(consoles.costs(seconds))
         if consoles.has_browser():
-            say("the page in headless Chromium")
+            progress("the page in headless Chromium")
             rows += _done(consoles.frames(seconds))
         else:
             warn("frames are not measured: that needs selenium, chromium and chromedriver")
@@ -398,8 +430,8 @@ def console(seconds: float, as_json: bool) -> int:
 def ttft(rounds: int, engine: ttfts.Engine | None, as_json: bool) -> int:
     """Measure what each tier adds to the time to the first token; the exit code."""
     others = os.getloadavg()[0]
-    with show.progress("measuring ttft") as say:
-        rows = _done(ttfts.measure(rounds, engine, say=say))
+    with show.progress("measuring ttft") as progress:
+        rows = _done(ttfts.measure(rounds, engine, progress=progress))
     if as_json:
         show.json({"bench": "ttft", "unit": "ms", "rounds": rounds, "load_average": others, "rows": rows})
         return 0
@@ -427,8 +459,8 @@ def ttft(rounds: int, engine: ttfts.Engine | None, as_json: bool) -> int:
 
 def sim(quick: bool, as_json: bool) -> int:
     """Measure how many requests a second of CPU the simulator carries; the exit code, 1 if a world broke its rules."""
-    with show.progress("measuring sim") as say:
-        rows = sims.measure(sims.QUICK if quick else sims.SIZES, say)
+    with show.progress("measuring sim") as progress:
+        rows = sims.measure(sims.QUICK if quick else sims.SIZES, progress)
     broken = any(row.violations for row in rows)
     if as_json:
         show.json({"bench": "sim", "unit": "requests per second of CPU", "rows": [row.as_dict() for row in rows]})
@@ -465,9 +497,9 @@ def resume_kills(kills: int, text: bool, as_json: bool) -> int:
     from farhop_lab.bench import resume as resumes
     from farhop_lab.world.world import WorldError
 
-    with show.progress("killing a region") as say:
+    with show.progress("killing a region") as progress:
         try:
-            found = asyncio.run(resumes.regions_killed(kills, say=say, by_text=text))
+            found = asyncio.run(resumes.regions_killed(kills, progress=progress, by_text=text))
         except WorldError as error:
             fail(f"resume: {error}")
     wrong = found.whole_share < WHOLE_SHARE or found.altered > 0
@@ -497,9 +529,9 @@ def resume(interruptions: int, seed: int, text: bool, as_json: bool) -> int:
     from farhop_lab.bench import resume as resumes
     from farhop_lab.world.world import WorldError
 
-    with show.progress("interrupting streams") as say:
+    with show.progress("interrupting streams") as progress:
         try:
-            found = asyncio.run(resumes.measure(interruptions, seed, say, by_text=text))
+            found = asyncio.run(resumes.measure(interruptions, seed, progress, by_text=text))
         except WorldError as error:
             fail(f"resume: {error}")
     if as_json:
@@ -526,14 +558,14 @@ def law(worlds: int, first: int, workers: int, as_json: bool) -> int:
     """Play random worlds of laws; the exit code, 1 if the law was broken in one."""
     from farhop_lab.studies import law_worlds
 
-    with show.progress("playing worlds") as say:
-        played, seen, sins = law_worlds.prove(first, worlds, workers, say)
+    with show.progress("playing worlds") as progress:
+        played, seen, violations = law_worlds.prove(first, worlds, workers, progress)
     if as_json:
-        show.json({"bench": "law", "first": first, "worlds": played, "seen": dict(seen), "broken": sins})
-        return 1 if sins else 0
+        show.json({"bench": "law", "first": first, "worlds": played, "seen": dict(seen), "broken": violations})
+        return 1 if violations else 0
     rows = [[what, show.number(count)] for what, count in sorted(seen.items())]
     show.table(f"law: what happened in {played:,} worlds, from number {first:,}", ("what", ">times"), rows)
-    for sin in sins:
-        show.line(sin, "red")
-    show.line(f"{played:,} worlds; the law was {'broken' if sins else 'kept in each'}", "bold")
-    return 1 if sins else 0
+    for violation in violations:
+        show.line(violation, "red")
+    show.line(f"{played:,} worlds; the law was {'broken' if violations else 'kept in each'}", "bold")
+    return 1 if violations else 0

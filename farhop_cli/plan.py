@@ -50,8 +50,8 @@ def run(options: Options) -> int:
     prices = {name: scenario.topology.regions[name].usd_per_gpu_hour for name in scenario.doc.sites}
     try:
         folder = pool.opened(options.out) if options.out is not None else None
-        with show.progress(f"plan {scenario.doc.name}") as say:
-            ask = _Asking(scenario, options.seeds, folder, say)
+        with show.progress(f"plan {scenario.doc.name}") as progress:
+            ask = _Asking(scenario, options.seeds, folder, progress)
             search = Search(
                 prices, scenario.doc.objective.good, ask, most=options.most, over=lambda: time.monotonic() > until
             )
@@ -80,14 +80,14 @@ def _aimed(scenario: Scenario, options: Options) -> Scenario:
 class _Asking:
     """Runs trials, all cells of one round side by side."""
 
-    def __init__(self, scenario: Scenario, seeds: int, out: Path | None, say: Callable[[str], None]) -> None:
-        self._scenario, self._seeds, self._out, self._say = scenario, seeds, out, say
+    def __init__(self, scenario: Scenario, seeds: int, out: Path | None, progress: Callable[[str], None]) -> None:
+        self._scenario, self._seeds, self._out, self._progress = scenario, seeds, out, progress
         self._ran = 0
 
     def __call__(self, trials: Sequence[Trial]) -> list[Outcome]:
         self._ran += len(trials)
         fleets = "; ".join(_summary(trial) for trial in trials[:1])
-        self._say(f"{self._ran} fleets tried, now {fleets}")
+        self._progress(f"{self._ran} fleets tried, now {fleets}")
         jobs = [job for trial in trials for job in self._jobs(trial)]
         results = iter(pool.run(jobs, out=self._out))
         return [_outcome([next(results) for _ in range(self._seeds)]) for _ in trials]
@@ -137,8 +137,8 @@ def print_plan(scenario: Scenario, planned: Planned) -> None:
     together, alone = planned.together, planned.alone
     if together.replicas is not None and alone.replicas is not None:
         saved = 1.0 - together.usd_per_hour / alone.usd_per_hour if alone.usd_per_hour else 0.0
-        words = f"{saved:.0%} less to pay" if saved >= 0.005 else "no less to pay"
-        show.line(f"routing between regions needs {together.total} of {alone.total} replicas: {words}")
+        text = f"{saved:.0%} less to pay" if saved >= 0.005 else "no less to pay"
+        show.line(f"routing between regions needs {together.total} of {alone.total} replicas: {text}")
 
 
 def _row(regions: Iterable[str], need: Need, good: float) -> list[str]:

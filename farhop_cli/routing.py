@@ -100,7 +100,9 @@ def built(results: Sequence[Result]) -> list[Table]:
 
 
 def _verdicts(results: Sequence[Result]) -> Table:
-    lines = [[v.scenario, f"{v.load:g}", v.asked, v.against, shown(v.ratio, 3), v.said] for v in aims.judged(results)]
+    lines = [
+        [v.scenario, f"{v.load:g}", v.asked, v.against, shown(v.ratio, 3), v.verdict] for v in aims.judged(results)
+    ]
     return "Goals", ["scenario", ">load", "goal", "against", ">ratio", "verdict"], lines
 
 

@@ -1,7 +1,8 @@
 """What operators have made stand in etcd, whatever its noun: read, written, taken back, compared and looked back on.
 
 Never touches a balancer: all of them follow etcd. Every write is a compare-and-set, so that two operators at once
-cannot overwrite each other unseen; with `--dry-run` everything is checked and nothing is written.
+cannot overwrite each other unseen; with `--dry-run` everything is checked and nothing is written. What is only read or
+tried says so, and is partial (exit code 3), where a balancer or a hub that was asked did not answer.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import msgspec
 from farhop.store.contract import ChangeKind, Conflict, StoreError
 from farhop.store.envelope import KEY_TEXT_MAX, NO_KEYS, EnvelopeError, Signer, bare
 from farhop.store.sealed import Sealed
-from farhop_cli import show
-from farhop_cli.exits import NEGATIVE, fail, warn
+from farhop_cli import fleet, show
+from farhop_cli.exits import NEGATIVE, PARTIAL, fail, warn
 from topology.problems import quoted
 
 if TYPE_CHECKING:
@@ -187,13 +188,15 @@ def change(noun: Noun, here: Fleet, asked: SettingChange, where: Where) -> int:
                 await store.put(asked.key, document, expect_revision=revision, ttl_s=asked.ttl_s)
             aware = await settled(lambda: noun.followed(here, asked.region, before, after), of)
         effects = await asked.effects(store) if asked.effects is not None and where.dry_run else ()
-        _print(noun, asked, before, after, where, (aware, of), effects)
+        if here.asked and all(one.status is None for one in here.asked.values()):
+            effects = ()  # of nobody's traffic, and so of nothing that is so
+        _print(noun, asked, before, after, where, (aware, of), effects, unanswered(here, store))
         if asked.warnings is not None and not where.dry_run:
             for text in await asked.warnings():
                 warn(text)
         return 0
 
-    return with_store(here, work)
+    return with_store(here, work, writes=not where.dry_run)
 
 
 def _print(
@@ -204,6 +207,7 @@ def _print(
     where: Where,
     known: tuple[int, int],
     effects: Sequence[str],
+    silent: Sequence[str],
 ) -> None:
     now = [item for item in after.items if item.whom == asked.whom] if after is not None else []
     left = [item.whom for item in after.items if not now] if after is not None else []
@@ -214,10 +218,11 @@ def _print(
             "set": [after.row(item) for item in now] if after is not None else [],
             "was": [before.row(item) for item in was] if before is not None else [],
         }
-        dry_run = {"dry_run": where.dry_run, **({"effects": list(effects)} if where.dry_run else {})}
+        tried = {"effects": list(effects), "unreachable": list(silent)} if where.dry_run else {}
+        dry_run = {"dry_run": where.dry_run, **tried}
         show.json({"noun": noun.name, **rows, **dry_run, "balancers": known[1], "aware": known[0]})
         return
-    dry = "dry run, nothing is written: " if where.dry_run else ""
+    dry = show.DRY if where.dry_run else ""
     for item in now:
         show.line(f"{dry}{title(item.whom)}: {noun.line(item.value)}", "bold")
         show.line(f"  {byline(after)}", "dim")
@@ -427,10 +432,19 @@ def _with_etcd(here: Fleet) -> None:
         fail(f"{here.name} names no etcd, where this stands; give --etcd, or a context that has `etcd.endpoints`")
 
 
-def with_store(here: Fleet, work: Callable[[Store], Awaitable[int]]) -> int:
+def unanswered(here: Fleet, store: Store) -> tuple[str, ...]:
+    """Which hubs and balancers that this command asked did not answer, and how that failed."""
+    from farhop.store.hubs import unreached
+
+    hubs = (f"etcd: hub {hub}: {why}" for hub, why in unreached(store).items())
+    return tuple(dict.fromkeys((*hubs, *here.unanswered)))
+
+
+def with_store(here: Fleet, work: Callable[[Store], Awaitable[int]], *, writes: bool = False) -> int:
     """Do this with all of the fleet's hubs; the exit code. Ends the command, in one line, if none of them answers or
-    another operator is in the way; tells which one was not reached. What is written is signed with the key that the
-    environment names, if it does; what would not count by the fleet's keys, where they are known, is not written."""
+    another operator is in the way. Where it `writes`, it tells which hub was not reached; where it does not, who did
+    not answer, as then what it told is partial. What is written is signed with the key that the environment names, if
+    it does; what would not count by the fleet's keys, where they are known, is not written."""
 
     from farhop.store.hubs import store_of, unreached
 
@@ -442,8 +456,12 @@ def with_store(here: Fleet, work: Callable[[Store], Awaitable[int]]) -> int:
         try:
             await store.open()
             code = await work(store)
-            for hub, why in unreached(store).items():
-                warn(f"hub {hub} was not reached, so what stands there stands until it ends by itself ({why})")
+            if writes:
+                for hub, why in unreached(store).items():
+                    warn(f"hub {hub} was not reached, so what stands there stands until it ends by itself ({why})")
+            elif missing := fleet.in_part(list(here.asked.values()), unanswered(here, store)):
+                warn(missing)
+                code = code or PARTIAL
         except Conflict:
             fail("somebody else changed it just now; look with `farhop status`, then decide again", NEGATIVE)
         except EnvelopeError as error:

@@ -18,6 +18,7 @@ from rich.table import Table
 
 PIPED_COLUMNS = 200  # a file or a pager has no width of its own; nothing is cut there
 NONE = "–"
+DRY = "dry run, nothing is written: "
 
 
 _captured: list[Console] = []  # the innermost is where everything goes for now

@@ -187,7 +187,7 @@ def print_results(scenario: Scenario, results: Sequence[Result]) -> None:
         show.line(f"± is the 95 % interval of the mean over {seeds} seeds (Student's t)")
     for result in results:
         if result.score.violations:
-            show.line(f"{result.key.slug}: {result.score.violations} violations, first: {result.said[0]}")
+            show.line(f"{result.key.slug}: {result.score.violations} violations, first: {result.first_violations[0]}")
 
 
 def document(scenario: Scenario, results: Sequence[Result]) -> dict[str, Any]:

@@ -34,10 +34,10 @@ EVERY_S = 1.0
 _SIGNS = {"up": "●", "suspect": "◐", "draining": "▽", "down": "✕", "cut off": "✕", "late": "◐", "fresh": "●"}
 _COLOURS = {"up": "green", "fresh": "green", "suspect": "yellow", "late": "yellow", "draining": "cyan"}
 _TABLES = {
-    "regions": ("region", "state", "used", "busy", "queue", "wait ms", "in/s", "heard", "why"),
+    "regions": ("region", "state", "used", "busy", "queue", "wait ms", "in/s", "last seen", "why"),
     "replicas": ("region", "replica", "state", "busy", "slots", "running", "waiting", "KV", "share", "why"),
     "decisions": ("at", "decision", "tenant", "from", "to", "outcome", "first token ms"),
-    "law": ("balancer", "heard", "epoch", "source", "by", "why"),
+    "law": ("balancer", "last seen", "epoch", "source", "by", "why"),
 }
 
 
@@ -69,10 +69,10 @@ def rows(picture: dict[str, Any]) -> dict[str, dict[str, list[Text]]]:
         into[to] = into.get(to, 0.0) + sum(n for how, n in flows.items() if how != "spilled")
     regions = {
         name: [
-            text(name), sign(one["state"], " (not heard)" if one.get("cut_off") else ""),
+            text(name), sign(one["state"], " (silent)" if one.get("cut_off") else ""),
             text(_percent(one.get("used"))),
             text(f"{one['busy']}/{one['slots']}" if "busy" in one else "-"), text(number(one.get("queued"))),
-            text(number(one.get("wait_ms"))), text(number(into.get(name))), text(age(picture, one.get("heard"))),
+            text(number(one.get("wait_ms"))), text(number(into.get(name))), text(age(picture, one.get("seen_at"))),
             text(one.get("why", "")),
         ]
         for name, one in picture["regions"].items()
@@ -97,7 +97,7 @@ def rows(picture: dict[str, Any]) -> dict[str, dict[str, list[Text]]]:
     }  # fmt: skip
     law = {
         name: [
-            text(name), sign(one["fresh"], f", {age(picture, one.get('heard'))}"), text(one.get("epoch", "-")),
+            text(name), sign(one["fresh"], f", {age(picture, one.get('seen_at'))}"), text(one.get("epoch", "-")),
             *(text(one.get("law", {}).get(field, "-")) for field in ("source", "author", "why")),
         ]
         for name, one in balancers.items()
@@ -202,13 +202,13 @@ class Top(App[None]):
         self.set_interval(EVERY_S, self.look)
 
     async def look(self) -> None:
-        """Show the world as it is told now."""
+        """Show the world as it stands now."""
         if self._paused:
             return
         taken = await self._source.snapshots()
         self.picture = picture = snapshots.picture(taken, self._source.law(), int(wall().timestamp() * 1e3))
         wrong = [f"{_SIGNS.get(one['state'], '?')} {one['where']}: {one['what']}" for one in picture["wrong"]]
-        fine = f"● nothing is wrong: {len(picture['regions'])} regions, {len(taken)} balancers heard"
+        fine = f"● nothing is wrong: {len(picture['regions'])} regions, {len(taken)} balancers seen"
         with contextlib.suppress(LookupError):
             self.screen_stack[0].query_one("#wrong", Static).update(text("\n".join(wrong) or fine))
             for name, wanted in rows(picture).items():

@@ -48,8 +48,8 @@ def run(
                 world = drawn.drawn(number, seed, window_s, found)
 
                 def ran(jobs: Sequence[pool.Job], before: int, done: int = done) -> list[Result]:
-                    tell: Callable[[float], None] = lambda share: moved(done + (before + share) / cells)  # noqa: E731
-                    return pool.run(jobs, out=folder, workers=workers, moved=tell)
+                    on_share: Callable[[float], None] = lambda share: moved(done + (before + share) / cells)  # noqa: E731
+                    return pool.run(jobs, out=folder, workers=workers, moved=on_share)
 
                 first = ran(drawn.jobs(world, names, [1]), 0)
                 finalists = drawn.best(first, names, FINALISTS)

@@ -141,15 +141,15 @@ def _last_site(drill: Drill, facts: Facts) -> Finding:
     """A region that is lost whole must not be the last one of anybody."""
     gone = {name for name in drill.lost() if drill.share_lost(name) >= 1.0}
     law = Law(facts.topology)
-    bereft = []
+    stranded_by = []
     for model, serving in sorted(_serving(facts).items()):
         for tenant in facts.topology.tenants.values():
             for key in ("", *(one.name for one in tenant.keys if one.within)):
                 here = law.verdict(tenant.name, model, key=key).lawful & serving
                 if here & gone and not here - gone:
-                    bereft.append(f"{tenant.name} ({model}{f', key {key}' if key else ''})")
+                    stranded_by.append(f"{tenant.name} ({model}{f', key {key}' if key else ''})")
     lost = ", ".join(sorted(gone))
-    return _clear("last-site", (bereft and f"{lost} is the last lawful region of {_few(bereft)}") or "",
+    return _clear("last-site", (stranded_by and f"{lost} is the last lawful region of {_few(stranded_by)}") or "",
                   "everybody has another lawful region")  # fmt: skip
 
 
@@ -163,13 +163,13 @@ def _last_entry(drill: Drill, facts: Facts) -> Finding:
         if one.do in _ENTRY_TAKEN
     }
     law, there = Law(facts.topology), frozenset(facts.topology.regions)
-    bereft = []
+    stranded_by = []
     for name in facts.topology.tenants:
         lawful = law.verdict(name, "", Scope.ENTRY).lawful & there
         if lawful & gone and not lawful - gone:
-            bereft.append(name)
+            stranded_by.append(name)
     lost = ", ".join(sorted(gone))
-    return _clear("last-entry", (bereft and f"{lost} has the last lawful entry of {_few(bereft)}") or "",
+    return _clear("last-entry", (stranded_by and f"{lost} has the last lawful entry of {_few(stranded_by)}") or "",
                   "everybody has another lawful entry")  # fmt: skip
 
 

@@ -143,7 +143,7 @@ class Hypothesis(_Part):
     name: str = ""
 
     def __str__(self) -> str:
-        bounds = (f"{word} {value:g}" for word, value in (("<=", self.at_most), (">=", self.at_least))
+        bounds = (f"{sign} {value:g}" for sign, value in (("<=", self.at_most), (">=", self.at_least))
                   if value is not None)  # fmt: skip
         return self.name or f"{self.measure} {' and '.join(bounds)}"
 

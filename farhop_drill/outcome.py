@@ -41,7 +41,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
     took_s: float
     ok: bool
-    said: str = ""
+    output: str = ""
 
 
 class Outcome(msgspec.Struct, kw_only=True):

@@ -51,7 +51,7 @@ def page(outcome: Outcome) -> str:
         _plots(outcome),
         _table(("at", "what", "took", ""), [
             (f"{one.at_s:.2f} s", escape(one.what), f"{one.took_s:.2f} s",
-             escape(one.said or ("" if one.ok else "failed")))
+             escape(one.output or ("" if one.ok else "failed")))
             for one in outcome.done
         ]),
         "<h2>Measured</h2>",

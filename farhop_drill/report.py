@@ -80,7 +80,7 @@ def _canary(one: Any) -> dict[str, Any]:
 def _activity(outcome: Outcome, one: Done, kind: str) -> dict[str, Any]:
     made: dict[str, Any] = {
         "activity": {"type": kind, "name": one.what, "provider": {"type": "process", "path": "farhop"}},
-        "output": one.said or None,
+        "output": one.output or None,
         "status": "succeeded" if one.ok else "failed",
         "start": _at(outcome, one.at_s),
         "end": _at(outcome, one.at_s + one.took_s),
@@ -89,7 +89,7 @@ def _activity(outcome: Outcome, one: Done, kind: str) -> dict[str, Any]:
     if kind == "probe":
         made["tolerance_met"] = one.ok
     if not one.ok:
-        made["exception"] = [one.said]
+        made["exception"] = [one.output]
     return made
 
 

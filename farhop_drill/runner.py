@@ -54,7 +54,7 @@ class Runner:
         oracle: Oracle,
         egress: Mapping[str, float],
         clock: Callable[[], float],
-        say: Callable[[str], None],
+        progress: Callable[[str], None],
         outcome: Outcome,
     ) -> None:
         self.run_ = Run(drill)
@@ -62,7 +62,7 @@ class Runner:
         self.live: Mapping[str, float] = {}  # the measures of the last moment
         self._drill, self._held, self._records, self._injector = drill, held, records, injector
         self._facts, self._eyes, self._oracle, self._egress = facts, eyes, oracle, egress
-        self._clock, self._say = clock, say
+        self._clock, self._progress = clock, progress
         self._probe = probe(self._received)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._began = self._live_at = clock()
@@ -105,13 +105,13 @@ class Runner:
         run, phase = self.run_, self.run_.phase
         if phase is Phase.INJECTING:
             step = self._drill.steps[run.step]
-            self._say(f"step {run.step + 1} of {len(self._drill.steps)}: {step.name}")
+            self._progress(f"step {run.step + 1} of {len(self._drill.steps)}: {step.name}")
         elif phase is Phase.STEADY:
-            self._say(f"the steady state is measured for {self._drill.before_s:g} s")
+            self._progress(f"the steady state is measured for {self._drill.before_s:g} s")
         elif phase is Phase.RESTORING:
-            self._say("restoring" + (f": {run.ended}" if run.ended else ""))
+            self._progress("restoring" + (f": {run.ended}" if run.ended else ""))
         elif phase is Phase.AFTER:
-            self._say("restored; until all is as it was")
+            self._progress("restored; until all is as it was")
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -195,8 +195,8 @@ class Runner:
             self._note("restore", "restore", at_s, True, "")
             self._events.put_nowait(machine.Restored())
 
-    def _note(self, what: str, kind: str, at_s: float, ok: bool, said: str) -> None:
-        done = Done(what=what, kind=kind, at_s=at_s, took_s=self._now_s() - at_s, ok=ok, said=said)
+    def _note(self, what: str, kind: str, at_s: float, ok: bool, output: str) -> None:
+        done = Done(what=what, kind=kind, at_s=at_s, took_s=self._now_s() - at_s, ok=ok, output=output)
         self.outcome.done.append(done)
 
     # -- meanwhile

@@ -40,7 +40,7 @@ class Prober:
         try:
             name = self._config.server_name or None
             async with http.get(self._config.url, allow_redirects=False, server_hostname=name) as answer:
-                if answer.status == 200:
+                if answer.status // 100 == 2:
                     return Probed(Fitness.FIT)
                 return Probed(Fitness.LEAVING, f"it answers {answer.status}")
         except TimeoutError:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from entry_dns.fleet.latencies import LearningConfig
     from topology.model import Topology
 
-TOLD_MAX = 10_000
+FINDINGS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def corrected(
     learned: Mapping[IPv4Network | IPv6Network, Measured],
     config: LearningConfig,
 ) -> tuple[Atlas, list[Finding]]:
-    """The atlas by geography and measurement, and what was found of each network (at most TOLD_MAX)."""
+    """The atlas by geography and measurement, and what was found of each network (at most FINDINGS_MAX)."""
     region_of = [topology.entries[name].region for name in known.entries]
     rows: list[npt.NDArray[np.float64]] = []
     allowed: list[npt.NDArray[np.bool_]] = []
@@ -77,7 +77,7 @@ def corrected(
             key = (int(values[at]), int(owner[at]))
             if key not in made:
                 finding, costs = _laid(known, key[0], region_of, networks[key[1]], learned, topology, config)
-                if len(findings) < TOLD_MAX:
+                if len(findings) < FINDINGS_MAX:
                     findings.append(finding)
                 made[key] = key[0]
                 if costs is not None:

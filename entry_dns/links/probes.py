@@ -67,13 +67,13 @@ class Probes:
         at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             async with asyncio.timeout(self._config.timeout_s):
-                return await self._speak(entry, host, port, at)
+                return await self._request(entry, host, port, at)
         except TimeoutError:
             return f"{at}: no answer within {self._config.timeout_s:g} s"
         except (OSError, ssl.SSLError) as error:
             return f"{at}: {error.strerror or error}"
 
-    async def _speak(self, entry: Entry, host: str, port: int, at: str) -> str:
+    async def _request(self, entry: Entry, host: str, port: int, at: str) -> str:
         config = self._config
         name = config.server_name or entry.host or host
         reader, writer = await asyncio.open_connection(
@@ -85,7 +85,7 @@ class Probes:
             writer.write(f"GET {config.path} HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n".encode())
             line = (await reader.readline())[:64].split()
             status = line[1].decode("latin-1") if len(line) > 1 and line[0].startswith(b"HTTP/1.") else "no HTTP"
-            return "" if status == "200" else f"{at}: {status}"
+            return "" if len(status) == 3 and status[0] == "2" else f"{at}: {status}"
         finally:
             writer.close()
             with contextlib.suppress(OSError, ssl.SSLError):

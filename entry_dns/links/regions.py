@@ -45,7 +45,7 @@ class RegionLinks:
         self._config, self._certificates, self._reported = config, certificates, reported
         self._refused, self._jitter = refused, jitter
         self._links: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
-        self._speaks: set[tuple[str, str]] = set()
+        self._connected: set[tuple[str, str]] = set()
         self._unlisted: set[tuple[str, str]] = set()  # taken from etcd while they speak: until their streams end
         self._tasks = Tasks()
         if certificates is not None:
@@ -54,7 +54,7 @@ class RegionLinks:
     @property
     def speaking(self) -> int:
         """How many balancers a stream is open to that has brought a report."""
-        return len(self._speaks)
+        return len(self._connected)
 
     def named(self, report: RegionReport) -> None:
         """A report names where its sender may be found."""
@@ -74,7 +74,7 @@ class RegionLinks:
     def gone(self, region: str, instance: str) -> None:
         """A balancer withdrew its key; one whose stream stands goes on until its stream ends."""
         name = (region, instance)
-        if name in self._speaks:
+        if name in self._connected:
             self._unlisted.add(name)
         elif name in self._links:
             self._links.pop(name)[1].cancel()
@@ -101,7 +101,7 @@ class RegionLinks:
                     if error.code() not in _GONE:
                         self._refused(f"reports_{error.code().name.lower()}")
                 finally:
-                    self._speaks.discard(name)
+                    self._connected.discard(name)
                 if name in self._unlisted:
                     self._unlisted.discard(name)
                     self._links.pop(name, None)
@@ -117,5 +117,5 @@ class RegionLinks:
         if (report.region, report.instance) != name:
             self._refused("report_misplaced")
             return
-        self._speaks.add(name)
+        self._connected.add(name)
         self._reported(report)

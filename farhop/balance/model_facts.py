@@ -22,14 +22,14 @@ class ModelFacts(msgspec.Struct, frozen=True):
     parent: str = ""
 
 
-UNTOLD = ModelFacts()
+UNKNOWN_FACTS = ModelFacts()
 
 
 def together(reported: Iterable[ModelFacts]) -> ModelFacts:
     """What holds wherever the model is served: the shortest length, and a name if all who say one say the same."""
-    known = [facts for facts in reported if facts is not UNTOLD]
+    known = [facts for facts in reported if facts is not UNKNOWN_FACTS]
     if not known:
-        return UNTOLD
+        return UNKNOWN_FACTS
     roots, parents = {f.root for f in known if f.root}, {f.parent for f in known if f.parent}
     return ModelFacts(
         min((f.max_model_len for f in known if f.max_model_len), default=0),

@@ -53,17 +53,17 @@ class Principal(msgspec.Struct, frozen=True):
     priority_max: int = PRIORITY_MAX
 
 
-class Nobody(msgspec.Struct, frozen=True):
+class NotIdentified(msgspec.Struct, frozen=True):
     """Why a token or a certificate is nobody's: the ending, and what the client is told, in words of ours alone."""
 
     outcome: Outcome
     detail: str
 
 
-TWO_CALLERS = Nobody(
+TWO_CALLERS = NotIdentified(
     INVALID_FIELD, "`authorization` and `x-api-key` hold keys of two different callers: send one of them"
 )
-TOO_LONG = Nobody(UNKNOWN_KEY, f"this is no API key: none has more than {KEY_BYTES_MAX} characters")
+TOO_LONG = NotIdentified(UNKNOWN_KEY, f"this is no API key: none has more than {KEY_BYTES_MAX} characters")
 
 
 class Tokens(Protocol):
@@ -72,7 +72,7 @@ class Tokens(Protocol):
     def known(self, credential: bytes) -> Principal | None:
         """Whose a token is that was verified before, by its header's SHA-256."""
 
-    def identify(self, authorization: bytes, credential: bytes) -> Principal | Nobody | None:
+    def identify(self, authorization: bytes, credential: bytes) -> Principal | NotIdentified | None:
         """Whose the token in an `Authorization` header is, or why it is nobody's; None: there is no token in it."""
 
 
@@ -89,7 +89,7 @@ class Issued(msgspec.Struct, frozen=True):
         return not self.revoked and self.not_before_s <= now_s < self.expires_s
 
 
-def nobodys(_sha256: str) -> Issued | None:
+def no_issued_key(_sha256: str) -> Issued | None:
     """The look-up of a process to which no keys are issued."""
     return None
 
@@ -142,7 +142,7 @@ class Keyring:
     def __init__(
         self,
         lookup: Lookup,
-        issued: Callable[[str], Issued | None] = nobodys,
+        issued: Callable[[str], Issued | None] = no_issued_key,
         wall_s: Callable[[], float] = lambda: 0.0,
         tokens: Tokens | None = None,
     ) -> None:
@@ -150,7 +150,9 @@ class Keyring:
         self._tokens = tokens
         self._memo: dict[bytes, Principal] = {}  # by the header's SHA-256: no key stands in memory in the clear
 
-    def identify(self, authorization: bytes | None, x_api_key: bytes | None = None) -> Principal | Nobody | Outcome:
+    def identify(
+        self, authorization: bytes | None, x_api_key: bytes | None = None
+    ) -> Principal | NotIdentified | Outcome:
         """The principal of an `Authorization` header, or of an `x-api-key` where there is none, or why it is nobody's.
         Never raises on what came in."""
         if authorization is not None:
@@ -162,7 +164,7 @@ class Keyring:
             return found
         return MISSING_KEY if x_api_key is None else self._identify(b"Bearer " + x_api_key)
 
-    def _identify(self, authorization: bytes) -> Principal | Nobody | Outcome:
+    def _identify(self, authorization: bytes) -> Principal | NotIdentified | Outcome:
         credential = hashlib.sha256(authorization).digest()
         known = self._memo.get(credential)
         return known if known is not None else self._learn(authorization, credential)
@@ -176,7 +178,7 @@ class Keyring:
         """What is issued has changed."""
         self._memo = {}
 
-    def _learn(self, authorization: bytes, credential: bytes) -> Principal | Nobody | Outcome:
+    def _learn(self, authorization: bytes, credential: bytes) -> Principal | NotIdentified | Outcome:
         tokens = self._tokens
         if tokens is None:
             return self._by_key(authorization, credential)
@@ -188,7 +190,7 @@ class Keyring:
             return tokens.identify(authorization, credential) or found
         return found
 
-    def _by_key(self, authorization: bytes, credential: bytes) -> Principal | Nobody | Outcome:
+    def _by_key(self, authorization: bytes, credential: bytes) -> Principal | NotIdentified | Outcome:
         key = bearer(authorization)
         if key is None:
             return TOO_LONG if len(authorization) > KEY_BYTES_MAX else MISSING_KEY

@@ -26,7 +26,7 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm, get_default_
 from jwt.exceptions import PyJWTError
 
 from farhop.balance.outcome import KEY_NOT_VALID, MISSING_KEY, UNKNOWN_KEY
-from farhop.identity.api_keys import PRIORITY_MAX, Nobody, Principal
+from farhop.identity.api_keys import PRIORITY_MAX, NotIdentified, Principal
 
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
@@ -58,23 +58,29 @@ _BY_CURVE = {
 }
 _ALGORITHMS = get_default_algorithms()
 
-_TOO_LONG = Nobody(MISSING_KEY, f"this token is too long: at most {TOKEN_BYTES_MAX} bytes are read")
-_MALFORMED = Nobody(UNKNOWN_KEY, "this token is no JSON Web Token that can be read: ask your identity provider for one")
-_CRITICAL = Nobody(UNKNOWN_KEY, "this token demands extensions (`crit`) that are not understood here")
-_KIND = Nobody(UNKNOWN_KEY, "this is a token of another kind (`typ`), and no access token")
-_BOUND = Nobody(KEY_NOT_VALID, "this token is bound to a key of its client's (`cnf`): ask for one without")
-_ISSUER = Nobody(UNKNOWN_KEY, "this token's issuer (`iss`) is not known here")
-_ALGORITHM = Nobody(UNKNOWN_KEY, "this token's algorithm (`alg`) is not one that its issuer signs with")
-_NO_KEYS = Nobody(KEY_NOT_VALID, "the keys of this token's issuer could not be fetched: ask again later")
-_KEY = Nobody(UNKNOWN_KEY, "this token's key (`kid`) is not one that its issuer publishes: if it is new, ask again")
-_FORGED = Nobody(UNKNOWN_KEY, "this token is not genuine: its signature does not hold")
-_AUDIENCE = Nobody(KEY_NOT_VALID, "this token is not for this service (`aud`): ask for one that is")
-_INCOMPLETE = Nobody(KEY_NOT_VALID, "this token lacks one of `exp`, `iat` and `sub`, or it is of the wrong type")
-_EXPIRED = Nobody(KEY_NOT_VALID, "this token has expired: ask for another")
-_EARLY = Nobody(KEY_NOT_VALID, "this token is not valid yet (`nbf`, `iat`)")
-_LIVES_LONG = Nobody(KEY_NOT_VALID, "this token lives longer than is allowed here: ask for a shorter one")
-_TENANT = Nobody(UNKNOWN_KEY, "this token does not name a tenant that its issuer may speak for")
-_CLAIMS = Nobody(KEY_NOT_VALID, "this token lacks a claim that its issuer was to set, or it is of the wrong type")
+_TOO_LONG = NotIdentified(MISSING_KEY, f"this token is too long: at most {TOKEN_BYTES_MAX} bytes are read")
+_MALFORMED = NotIdentified(
+    UNKNOWN_KEY, "this token is no JSON Web Token that can be read: ask your identity provider for one"
+)
+_CRITICAL = NotIdentified(UNKNOWN_KEY, "this token demands extensions (`crit`) that are not understood here")
+_KIND = NotIdentified(UNKNOWN_KEY, "this is a token of another kind (`typ`), and no access token")
+_BOUND = NotIdentified(KEY_NOT_VALID, "this token is bound to a key of its client's (`cnf`): ask for one without")
+_ISSUER = NotIdentified(UNKNOWN_KEY, "this token's issuer (`iss`) is not known here")
+_ALGORITHM = NotIdentified(UNKNOWN_KEY, "this token's algorithm (`alg`) is not one that its issuer signs with")
+_NO_KEYS = NotIdentified(KEY_NOT_VALID, "the keys of this token's issuer could not be fetched: ask again later")
+_KEY = NotIdentified(
+    UNKNOWN_KEY, "this token's key (`kid`) is not one that its issuer publishes: if it is new, ask again"
+)
+_FORGED = NotIdentified(UNKNOWN_KEY, "this token is not genuine: its signature does not hold")
+_AUDIENCE = NotIdentified(KEY_NOT_VALID, "this token is not for this service (`aud`): ask for one that is")
+_INCOMPLETE = NotIdentified(KEY_NOT_VALID, "this token lacks one of `exp`, `iat` and `sub`, or it is of the wrong type")
+_EXPIRED = NotIdentified(KEY_NOT_VALID, "this token has expired: ask for another")
+_EARLY = NotIdentified(KEY_NOT_VALID, "this token is not valid yet (`nbf`, `iat`)")
+_LIVES_LONG = NotIdentified(KEY_NOT_VALID, "this token lives longer than is allowed here: ask for a shorter one")
+_TENANT = NotIdentified(UNKNOWN_KEY, "this token does not name a tenant that its issuer may speak for")
+_CLAIMS = NotIdentified(
+    KEY_NOT_VALID, "this token lacks a claim that its issuer was to set, or it is of the wrong type"
+)
 
 
 class Issuer(msgspec.Struct, frozen=True):
@@ -214,7 +220,7 @@ class TokenVerifier:
         del self._memo[credential]
         return None
 
-    def identify(self, authorization: bytes, credential: bytes) -> Principal | Nobody | None:
+    def identify(self, authorization: bytes, credential: bytes) -> Principal | NotIdentified | None:
         """Whose the token in an `Authorization` header is, or why it is nobody's; None: there is no token in it."""
         if len(authorization) > TOKEN_BYTES_MAX:
             return _TOO_LONG if b"." in authorization else None
@@ -222,7 +228,7 @@ class TokenVerifier:
         if parts is None:
             return None
         found = self._verified(parts)
-        if isinstance(found, Nobody):
+        if isinstance(found, NotIdentified):
             return found
         if len(self._memo) >= MEMO_MAX:
             del self._memo[next(iter(self._memo))]
@@ -234,7 +240,7 @@ class TokenVerifier:
         self._latest_s = now_s = max(self._latest_s, self._wall_s())
         return now_s
 
-    def _verified(self, parts: re.Match[bytes]) -> tuple[Principal, float, str] | Nobody:
+    def _verified(self, parts: re.Match[bytes]) -> tuple[Principal, float, str] | NotIdentified:
         decoded = [_decoded(part) for part in parts.groups()[1:]]
         head, body, signature = decoded
         if head is None or body is None or signature is None:
@@ -271,7 +277,7 @@ class TokenVerifier:
             return _FORGED
         return self._read(issuer, claims)
 
-    def _read(self, issuer: Issuer, claims: dict[str, Any]) -> tuple[Principal, float, str] | Nobody:
+    def _read(self, issuer: Issuer, claims: dict[str, Any]) -> tuple[Principal, float, str] | NotIdentified:
         """What a genuine token says."""
         audience = claims.get("aud")
         audiences = audience if isinstance(audience, list) else [audience]
@@ -291,11 +297,11 @@ class TokenVerifier:
         if "cnf" in claims:  # RFC 7800: without the proof it would be good for whoever found it
             return _BOUND
         principal = self._principal(issuer, claims)
-        if isinstance(principal, Nobody):
+        if isinstance(principal, NotIdentified):
             return principal
         return principal, min(ends + issuer.leeway_s, now_s + MEMO_S), issuer.name
 
-    def _principal(self, issuer: Issuer, claims: dict[str, Any]) -> Principal | Nobody:
+    def _principal(self, issuer: Issuer, claims: dict[str, Any]) -> Principal | NotIdentified:
         if issuer.tenant_claim:
             tenant = claims.get(issuer.tenant_claim)
             if not isinstance(tenant, str) or len(tenant) > _CLAIM_CHARS_MAX or tenant == ANY_TENANT:

@@ -24,7 +24,7 @@ LIFE_MS = 30_000.0  # it is used at once; this covers a slow connect and the err
 _LIFE_MAX_MS = 60_000.0
 USES_MAX = 65_536  # some 10 MB; 1,000 redirects a second, each remembered for a minute, do not fill it
 
-_WORDS = {
+_OUTCOMES = {
     outcome.HOP_FORGED: outcome.PASS_FORGED,
     outcome.HOP_MISSING: outcome.PASS_FORGED,
     outcome.HOP_EXPIRED: outcome.PASS_OVER,
@@ -73,7 +73,7 @@ class RedirectTokenVerifier(HopVerifier):
         """The claims of a genuine, timely token for this process at its first use, or why not."""
         claims = self.verify(token, clock_ms, request)
         if isinstance(claims, Outcome):
-            return _WORDS[claims]
+            return _OUTCOMES[claims]
         assert isinstance(claims, RedirectToken)  # DECODE makes no other
         if claims.holder != self._holder:
             return outcome.PASS_MISADDRESSED

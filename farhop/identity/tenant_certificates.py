@@ -14,13 +14,17 @@ from cryptography import x509
 
 from farhop.balance.outcome import KEY_NOT_VALID, UNKNOWN_KEY
 from farhop.identity import certificate_names
-from farhop.identity.api_keys import Nobody, Principal
+from farhop.identity.api_keys import NotIdentified, Principal
 
 MEMO_MAX = 16_384
 HEADER = b":certificate"  # under which a head carries it: no client can send a header of such a name
 
-_UNKNOWN = Nobody(UNKNOWN_KEY, "this certificate is no tenant's: exactly one URI in it must be one that is known here")
-_ENDED = Nobody(KEY_NOT_VALID, "this certificate has expired since this connection was made: connect anew with another")
+_UNKNOWN = NotIdentified(
+    UNKNOWN_KEY, "this certificate is no tenant's: exactly one URI in it must be one that is known here"
+)
+_ENDED = NotIdentified(
+    KEY_NOT_VALID, "this certificate has expired since this connection was made: connect anew with another"
+)
 
 
 class TenantCertificates:
@@ -30,7 +34,7 @@ class TenantCertificates:
         self._by_uri, self._wall_s, self._latest_s = dict(by_uri), wall_s, 0.0
         self._memo: dict[bytes, tuple[Principal, float]] = {}  # by the certificate's SHA-256; until when
 
-    def identify(self, certificate: bytes) -> Principal | Nobody:
+    def identify(self, certificate: bytes) -> Principal | NotIdentified:
         """Whose a verified certificate (DER) is, or why it is nobody's."""
         digest = hashlib.sha256(certificate).digest()
         known = self._memo.get(digest)

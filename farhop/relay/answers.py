@@ -247,9 +247,9 @@ def read_hop_outcome(value: bytes) -> tuple[Outcome, float | None]:
 
     A region that rejects our token says nothing about the client's credentials: to us it is a refusal like others.
     """
-    word, _, rest = value.partition(b";")
+    name, _, rest = value.partition(b";")
     wait = rest.strip().removeprefix(b"wait_ms=")
-    known = outcome.by_reason(word.strip().decode("latin-1")) or outcome.INTERNAL
+    known = outcome.by_reason(name.strip().decode("latin-1")) or outcome.INTERNAL
     if known in _TOKEN_REFUSALS:
         known = outcome.HOP_REJECTED
     return known, float(wait) if wait.isdigit() else None

@@ -205,7 +205,7 @@ class Relay:
             self.react(machine.ClientLeft(active.request.id))
             self._conclude(active, outcome.INTERNAL)
 
-    def _tell(self, active: ActiveRequest, hook: Callable[..., None], *arguments: Any) -> None:
+    def _notify(self, active: ActiveRequest, hook: Callable[..., None], *arguments: Any) -> None:
         """What the tier notes down must not decide whether a request is served."""
         try:
             hook(active, *arguments)
@@ -281,7 +281,7 @@ class Relay:
             self._forget(active)
             # What was whole from its beginning has a length, and nothing may follow it.
             if attempt.streams and not attempt.whole and not active.exchange.is_hop:
-                self._tell(active, self._add_tail)
+                self._notify(active, self._add_tail)
             active.exchange.finish()
             self._end_attempt(active, reason)
             if self._news:
@@ -366,7 +366,7 @@ class Relay:
         active.attempt = attempt
         try:
             self._tier.forwarded(active)
-        except Exception as error:  # noqa: BLE001 - as in _tell, which each request would call
+        except Exception as error:  # noqa: BLE001 - as in _notify, which each request would call
             self._tier.fault(active, error)
         attempt.start(address)
 
@@ -384,14 +384,14 @@ class Relay:
         attempt = active.attempt = ContinuedRun(self, active, command.attempt, now, owner)
         if active.paused:
             attempt.pause()  # its client is told only once that it is behind: whoever comes later has to know
-        self._tell(active, self._tier.forwarded)
+        self._notify(active, self._tier.forwarded)
         attempt.start(command.address)
 
     def _end_at_limit(self, active: ActiveRequest, command: machine.Resume) -> None:
         """All that was asked for is there: it lacks no more than its end."""
         progress = active.progress
         assert progress is not None  # _resume looked
-        active.exchange.write(progress.at_limit() + progress.end(tells_usage=not active.hide_usage))
+        active.exchange.write(progress.at_limit() + progress.end(sends_usage=not active.hide_usage))
         active.usage = progress.usage
         self._forget(active)
         active.exchange.finish()
@@ -409,10 +409,10 @@ class Relay:
         self._forget(active)
         if active.exchange.started:
             # A stream to a client ends with an error event; towards the tier above it breaks, which then says so.
-            speaks = active.streams and not active.exchange.is_hop
+            ends_with_event = active.streams and not active.exchange.is_hop
             active.exchange.break_off(
                 answers.event_of(command.outcome, command.detail, answers.dialect(active.exchange.head.path))
-                if speaks
+                if ends_with_event
                 else None
             )
         else:
@@ -504,6 +504,10 @@ class Relay:
         quiet = [run for run in self._quiet.get(address, ()) if run.active.attempt is run and run.is_quiet(now)]
         return heapq.nsmallest(ASKED_MAX, quiet, key=_last_activity_at)
 
+    def in_use(self, address: Address, within_s: float) -> bool:
+        """Whether requests are at this upstream, or were within so many seconds."""
+        return self.pool.in_use(address, within_s)
+
     # -- endings
 
     def _end_attempt(self, active: ActiveRequest, reason: Outcome) -> None:
@@ -514,7 +518,7 @@ class Relay:
             active.usage = attempt.usage
             try:
                 self._tier.attempt_over(active, attempt, reason)
-            except Exception as error:  # noqa: BLE001 - as in _tell, which each request would call
+            except Exception as error:  # noqa: BLE001 - as in _notify, which each request would call
                 self._tier.fault(active, error)
 
     def _forget(self, active: ActiveRequest) -> bool:
@@ -530,7 +534,7 @@ class Relay:
             self.resumption.over(active.progress, reason)
         try:
             self._tier.concluded(active, reason, active.status, active.usage)
-        except Exception as error:  # noqa: BLE001 - as in _tell, which each request would call
+        except Exception as error:  # noqa: BLE001 - as in _notify, which each request would call
             self._tier.fault(active, error)
 
     # -- upkeep

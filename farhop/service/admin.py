@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from topology.law import Law
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
-DECISIONS_TOLD = 200  # of the last, at most
+DECISIONS_LISTED_MAX = 200  # of the last, at most
 EXPLAIN_BYTES_MAX = 16 * 1024 * 1024
 EXPLAINS_MAX = 4  # at a time, one of which is worked on
 CONNECTIONS_MAX = 256
@@ -164,7 +164,7 @@ class AdminServer:
     async def open(self, host: str, port: int) -> int:
         """Listen; returns the port. Raises PortTakenError."""
         bounded = _Bounded(self._count)
-        app = web.Application(client_max_size=EXPLAIN_BYTES_MAX, middlewares=[bounded.hear])
+        app = web.Application(client_max_size=EXPLAIN_BYTES_MAX, middlewares=[bounded.respond])
         app.router.add_get("/healthz", self._show_alive)
         app.router.add_get("/readyz", self._show_ready)
         routes: tuple[tuple[str, str, Handler, Right], ...] = (
@@ -324,7 +324,7 @@ class AdminServer:
 
     async def _list_decisions(self, request: web.Request) -> web.Response:
         try:
-            most = min(int(request.query.get("most", DECISIONS_TOLD)), DECISIONS_TOLD)
+            most = min(int(request.query.get("most", DECISIONS_LISTED_MAX)), DECISIONS_LISTED_MAX)
         except ValueError:
             return _json({"error": "most: give a whole number"}, 400)
         return _json({"decisions": self._decisions.last(max(0, most))})
@@ -418,7 +418,7 @@ class _Bounded:
         return protocol
 
     @web.middleware
-    async def hear(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def respond(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """A request's head is there."""
         self._silent.discard(request.protocol)
         return await handler(request)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
-from farhop.identity.api_keys import PRIORITY_MAX, Keyring, Nobody, Principal
+from farhop.identity.api_keys import PRIORITY_MAX, Keyring, NotIdentified, Principal
 from farhop.identity.redirect_token import HEADER as PASS
 from farhop.identity.tenant_certificates import HEADER as CERTIFICATE
 from farhop.relay import answers
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 NARROW_PLACES_MAX = 32
 NARROW_BYTES_MAX = 1024
 _PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SAYS = {
+_DETAILS = {
     outcome.MISSING_KEY: "an API key is required: send `Authorization: Bearer KEY`, or `x-api-key: KEY`",
     outcome.UNKNOWN_KEY: "this API key is not known",
     outcome.KEY_NOT_VALID: "this API key was revoked, has expired, or is not valid yet: ask for another",
@@ -110,7 +110,7 @@ class KeyAuthenticator:
     `offered` gives, for a set of regions, the models on offer there.
     """
 
-    _says = _SAYS
+    _details = _DETAILS
     raises = False
 
     def __init__(
@@ -167,10 +167,10 @@ class KeyAuthenticator:
             self._callers[principal] = caller
         return caller
 
-    def _nobody(self, why: Nobody | Outcome) -> Reply:
-        if isinstance(why, Nobody):
+    def _nobody(self, why: NotIdentified | Outcome) -> Reply:
+        if isinstance(why, NotIdentified):
             return answers.refusal(why.outcome, why.detail)
-        return answers.refusal(why, self._says[why])
+        return answers.refusal(why, self._details[why])
 
     def _key_refusal(self, principal: Principal, head: Head) -> Reply | None:
         """Why an issued key is of no use here; None if it is."""
@@ -183,7 +183,7 @@ class KeyAuthenticator:
             return answers.refusal(outcome.KEY_SCOPE, detail)
         return None
 
-    def _identified(self, head: Head) -> Principal | Nobody | Outcome:
+    def _identified(self, head: Head) -> Principal | NotIdentified | Outcome:
         """By its key or token; by its certificate where it brings neither."""
         known = head.known
         authorization, x_api_key = known.get(b"authorization"), known.get(b"x-api-key")
@@ -285,8 +285,8 @@ class KeyAuthenticator:
             caller = replace(caller, priority=priority) if priority != caller.priority else caller
         if objective and (tenant is None or objective not in tenant.tiers):
             caller = self._by_objective(caller, objective)
-        for field, word in wishes.residency:
-            if law.within(word) is None:
+        for field, place in wishes.residency:
+            if law.within(place) is None:
                 known = law.residencies()
                 more = ", ..." if len(known) > _SHOWN_MAX else ""
                 detail = f"`{field}`: no place here has this name; there is {', '.join(known[:_SHOWN_MAX])}{more}"
@@ -337,7 +337,7 @@ class GatewayAuthenticator(KeyAuthenticator):
     ) -> None:
         super().__init__(region, law, offered, request_s)
         self._header = header.encode()
-        self._says = {
+        self._details = {
             outcome.MISSING_KEY: f"the gateway must name the tenant, once, in the header `{header}`",
             outcome.UNKNOWN_KEY: f"the tenant that the gateway names in the header `{header}` is not known",
         }
@@ -363,7 +363,7 @@ def as_issued(caller: Caller, by: Principal | RedirectToken) -> Caller:
 def narrowed(law: Law, caller: Caller, wishes: Wishes) -> Caller:
     """The caller within the residency that its request's body names, by this law's map: a place that is not on it holds
     nothing. What is said already is not said twice, since a hop token brings it, too."""
-    lists = [within if (within := law.within(word)) is not None else (word,) for _, word in wishes.residency]
+    lists = [within if (within := law.within(place)) is not None else (place,) for _, place in wishes.residency]
     more = tuple(within for within in dict.fromkeys(lists) if within and within not in caller.narrow)
     return replace(caller, narrow=(*caller.narrow, *more)) if more else caller
 

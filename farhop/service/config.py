@@ -350,10 +350,10 @@ class IssuerConfig(Part):
 
     def made(self, name: str) -> Issuer:
         """For farhop.identity."""
-        says = self.claims
+        claims = self.claims
         return Issuer(
             name, self.issuer, frozenset(self.audience), frozenset(self.algorithms), frozenset(self.tenants),
-            says.tenant, says.user, says.priority, says.places, self.leeway_s, self.lifetime_s_max,
+            claims.tenant, claims.user, claims.priority, claims.places, self.leeway_s, self.lifetime_s_max,
         )  # fmt: skip
 
 

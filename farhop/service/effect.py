@@ -99,7 +99,7 @@ def of_law(before: Topology, after: Topology, statuses: Iterable[Mapping[str, An
 
 def drained(topology: Topology, statuses: Sequence[Mapping[str, Any]], region: str) -> list[str]:
     """What a drain of a region would come to, in lines for people."""
-    lines = [f"strands: {one}" for one in bereft(topology, statuses, region)]
+    lines = [f"strands: {one}" for one in stranded_by(topology, statuses, region)]
     law, there = Law(topology), 0
     moves: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for model, regions in _served(statuses).items():
@@ -225,7 +225,7 @@ def _short(lines: list[str]) -> list[str]:
 # -- the last region of a tenant
 
 
-def bereft(topology: Topology, statuses: Iterable[Mapping[str, Any]], region: str) -> list[str]:
+def stranded_by(topology: Topology, statuses: Iterable[Mapping[str, Any]], region: str) -> list[str]:
     """Whose requests for what no other region could serve, in the eyes of any of these balancers; sorted."""
     law = Law(topology)
     left: set[str] = set()

@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 
 from farhop.balance import outcome
 from farhop.balance.machine import PromptTokenized, Request
-from farhop.balance.model_facts import UNTOLD
+from farhop.balance.model_facts import UNKNOWN_FACTS
 from farhop.balance.prefix import chain
 from farhop.identity import redirect_token
 from farhop.identity.tenant_certificates import HEADER as CERTIFICATE
@@ -252,6 +252,8 @@ class Ingress:
         try:
             head = exchange.head
             version = head.known.get(VERSION_HEADER)
+            if exchange.body[:1] == bodies.BOM[:1]:
+                exchange.body = bodies.without_bom(kind, exchange.body)
             prompt = bodies.read(
                 kind, exchange.body, head.path, head.onward, self._guard, lambda: self._only_model(caller)
             )
@@ -402,7 +404,7 @@ class Ingress:
         for name, others in self.names.listed(caller.tenant).items() if self.names is not None else ():
             mine = not caller.models or name in caller.models
             if mine and any(other in offered for other in others):
-                models.setdefault(name, UNTOLD)  # they may differ in all that is said of them
+                models.setdefault(name, UNKNOWN_FACTS)  # they may differ in all that is said of them
         return dict(sorted(models.items()))
 
     def _go_on(
@@ -458,7 +460,7 @@ class Ingress:
         assert context.kind is not None
         if self.anycast and exchange.local_host in self.anycast and redirect_token.HEADER not in exchange.head.known:
             request = replace(request, by_anycast=True)
-        if prompt.hide_usage and not exchange.hears:
+        if prompt.hide_usage and not exchange.sees_answer:
             prompt, onward = replace(prompt, hide_usage=False), None  # the client would see what it did not ask for
         if onward is None:
             salt = openai.salt_of(context.kind, prompt, context.caller.hint_scope) if self._to_engines else ""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ISSUED_MAX = 100_000
 BEGIN_S = 5.0
-PROBLEMS_TOLD_MAX = 20
+PROBLEMS_SHOWN_MAX = 20
 
 
 class KeyBook:
@@ -82,7 +82,7 @@ class KeyBook:
         return {
             "issued": len(self._by_sha256),
             "last": None if last is None else last.isoformat(),
-            "problems": dict(sorted(self._documents.problems.items())[:PROBLEMS_TOLD_MAX]),
+            "problems": dict(sorted(self._documents.problems.items())[:PROBLEMS_SHOWN_MAX]),
         }
 
     def _read(self, key: str, document: bytes) -> IssuedKey:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from topology.policy import Policy
 
 INLINE_BYTES_MAX = 16 * 1024  # read at once, in some 20 ms; a larger one beside the loop, which goes on meanwhile
-PROBLEMS_TOLD_MAX = 20
+PROBLEMS_SHOWN_MAX = 20
 BEGIN_S = 5.0
 MEND_S = 0.2  # somebody else may be mending the hub just now: up to so long, at random
 MEND_AGAIN_S = 5.0
@@ -130,7 +130,7 @@ class LawBook:
         self._floor, self._trouble = epoch, self._shortened(problems)
         self.law = Law(replace(self._world, epoch=epoch, tenants={}, models={}))
         self._source = "nowhere: nothing is lawful until the law that was in force is here again, or a later one"
-        self._say("law withheld", problems)
+        self._log_problems("law withheld", problems)
         self._adopt(self.law)
 
     async def begun(self) -> None:
@@ -321,7 +321,7 @@ class LawBook:
             self._unkept = written
             self._trouble = (f"a restart may fall back to an earlier law: {error}",)
             self._refused("law_not_kept")
-            self._say("law not kept", list(self._trouble))
+            self._log_problems("law not kept", list(self._trouble))
 
     async def _mend(self) -> None:
         """Give our law to hubs that lack it, and to the disk, for as long as this process lives."""
@@ -350,9 +350,9 @@ class LawBook:
         try:
             await self._stores[name].put(LAW_KEY, written, expect_revision=hub.revision)
         except StoreError as error:  # somebody was faster, which the watch will see; or it cannot be, until it can
-            self._say("law not put", [f"hub {name}: {error}"])
+            self._log_problems("law not put", [f"hub {name}: {error}"])
         else:
-            self._say("law put", [f"hub {name} was given the law of epoch {self.law.epoch}"])
+            self._log_problems("law put", [f"hub {name} was given the law of epoch {self.law.epoch}"])
 
     # -- balancers
 
@@ -378,13 +378,15 @@ class LawBook:
         """A balancer gives us its law; whether it is in force now."""
         if not self.may_believe(proven=proven):
             self._refused("law_unproven")
-            self._say("law passed over", [f"{who} offered one: no key is configured to know it by, and no mutual TLS"])
+            self._log_problems(
+                "law passed over", [f"{who} offered one: no key is configured to know it by, and no mutual TLS"]
+            )
             return False
         async with self._taking:
             judged = await self._judged(written)
             if not isinstance(judged, _Read):
                 self._refused("law_offered_malformed")
-                self._say("law passed over", [f"{who} offered one: {one}" for one in _problems(judged)])
+                self._log_problems("law passed over", [f"{who} offered one: {one}" for one in _problems(judged)])
             elif self._is_news(judged):
                 self._take_in(judged, who)
                 return True
@@ -417,14 +419,14 @@ class LawBook:
         if self._log is not None:
             self._log.error("law passed over", reason, reason=reason, in_force=self.law.epoch, problems=hub.trouble)
 
-    def _say(self, event: str, problems: list[str]) -> None:
+    def _log_problems(self, event: str, problems: list[str]) -> None:
         if self._log is not None:
             shown = self._shortened(problems)
             self._log.warning(event, event, in_force=self.law.epoch, problems=shown)
 
     def _shortened(self, problems: list[str]) -> tuple[str, ...]:
-        more = len(problems) - PROBLEMS_TOLD_MAX
-        return (*problems[:PROBLEMS_TOLD_MAX], *((f"and {more} more",) if more > 0 else ()))
+        more = len(problems) - PROBLEMS_SHOWN_MAX
+        return (*problems[:PROBLEMS_SHOWN_MAX], *((f"and {more} more",) if more > 0 else ()))
 
     def status(self) -> dict[str, Any]:
         """The law in force, where it came from, and what is wrong with what stands in etcd, for people."""

@@ -36,16 +36,16 @@ def refusal(
     """429. `retry_s` None: it would never fit. Where money is `used_up`, clients should not come again by themselves;
     where it was not lent in time, they may."""
     money = kind == MONEY
-    size_told, n_told, uses = (usd(size), usd(n), "cost") if money else (str(size), str(n), "use")
-    limit = f"{size_told} {_UNITS[kind]} {_PERIODS[period]}"
+    size_text, n_text, uses = (usd(size), usd(n), "cost") if money else (str(size), str(n), "use")
+    limit = f"{size_text} {_UNITS[kind]} {_PERIODS[period]}"
     type_, code = (_NO_MONEY, _NO_MONEY) if money else (HEADER_NAMES[kind], "")
     matched.headers_at = -inf  # it is to say what it is refused for
     extra = headers(matched, now)
     if retry_s is None:
-        detail = f"request too large: it may {uses} {n_told} {_UNITS[kind]}, and the limit is {limit}; ask for less"
+        detail = f"request too large: it may {uses} {n_text} {_UNITS[kind]}, and the limit is {limit}; ask for less"
         extra += b"x-should-retry: false\r\n"
         return answers.refusal(outcome.RATE_LIMITED, detail, extra=extra, kind=type_, code=code)
-    needs = f", and this request may {uses} {n_told}" if period else ""
+    needs = f", and this request may {uses} {n_text}" if period else ""
     what = ("budget used up" if used_up else "budget not lent in time") if money else "rate limit reached"
     detail = f"{what}: {limit}{needs}; try again in {_span(retry_s)}"
     extra += b"retry-after-ms: %d\r\nx-should-retry: %b\r\n" % (

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 TENANTS_MAX = 10_000
 BEGIN_S = 5.0
-PROBLEMS_TOLD_MAX, TENANTS_TOLD_MAX = 20, 1000
+PROBLEMS_SHOWN_MAX, TENANTS_SHOWN_MAX = 20, 1000
 
 
 def bucket_of(tenant: str, limit: Limit, name: str) -> str:
@@ -89,8 +89,8 @@ class LimitBook:
 
     def status(self) -> dict[str, Any]:
         """For people."""
-        newest = sorted(self._documents.values(), key=lambda one: one.at, reverse=True)[:TENANTS_TOLD_MAX]
-        problems = dict(sorted(self._documents.problems.items())[:PROBLEMS_TOLD_MAX])
+        newest = sorted(self._documents.values(), key=lambda one: one.at, reverse=True)[:TENANTS_SHOWN_MAX]
+        problems = dict(sorted(self._documents.problems.items())[:PROBLEMS_SHOWN_MAX])
         return {
             "limited": len(self.tenants()),
             "tenants": {one.tenant: one.at.isoformat() for one in newest},

@@ -59,7 +59,7 @@ GAP_S = 0.01  # at least
 ASK_S = 1.0  # for an answer
 WAIT_S = 1.0  # of a request, for units to be lent
 AGAIN_S = 2.0  # what a client is told where it is not known when there is room
-PRICED_TOLD_MAX = 1000
+PRICED_SHOWN_MAX = 1000
 _GIVEN_UP = (outcome.CLIENT_LEFT, outcome.DEADLINE)  # by the client: how long it waits is for it to say
 
 
@@ -428,12 +428,12 @@ class Limiter:
 
     async def _leave(self, lender: Lender) -> None:
         if self._clock() - lender.silent_at >= REFRESH_S:
-            await self._tell(lender, lender.holder.leaves(self._clock()))
+            await self._send_ask(lender, lender.holder.leaves(self._clock()))
 
     async def _exchange(self, lender: Lender) -> None:
-        await self._tell(lender, lender.holder.asked(self._clock()))
+        await self._send_ask(lender, lender.holder.asked(self._clock()))
 
-    async def _tell(self, lender: Lender, ask: Ask) -> None:
+    async def _send_ask(self, lender: Lender, ask: Ask) -> None:
         claim = self._root(lender.region)
         if not ask.wants or claim is None:
             return
@@ -466,7 +466,7 @@ class Limiter:
         if epoch is None:
             return None
         names = sorted(epoch.models)  # `*` comes before all letters
-        return {"epoch": epoch.epoch, "models": names[:PRICED_TOLD_MAX], "more": len(names) > PRICED_TOLD_MAX}
+        return {"epoch": epoch.epoch, "models": names[:PRICED_SHOWN_MAX], "more": len(names) > PRICED_SHOWN_MAX}
 
 
 def ask_of(request: region_pb2.BorrowRequest) -> Ask:

@@ -29,13 +29,13 @@ class Notifier:
 
     def ready(self, loop: asyncio.AbstractEventLoop, status: str) -> None:
         """It serves; `status` is a line for `systemctl status`. From now on the watchdog is fed, if there is one."""
-        self._tell(f"READY=1\nSTATUS={status}")
+        self._send(f"READY=1\nSTATUS={status}")
         if self._address and self._interval_s > 0.0:
             self._feed(loop)
 
     def stopping(self) -> None:
         """It drains. The watchdog is fed on: a drain may take long, and a loop that stands still meanwhile is found."""
-        self._tell("STOPPING=1\nSTATUS=draining")
+        self._send("STOPPING=1\nSTATUS=draining")
 
     def close(self) -> None:
         """Tell no more."""
@@ -43,10 +43,10 @@ class Notifier:
             self._timer.cancel()
 
     def _feed(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._tell("WATCHDOG=1")
+        self._send("WATCHDOG=1")
         self._timer = loop.call_later(self._interval_s, self._feed, loop)
 
-    def _tell(self, message: str) -> None:
+    def _send(self, message: str) -> None:
         if not self._address:
             return
         address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address  # @: abstract

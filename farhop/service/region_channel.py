@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from farhop.balance.machine import Address
+from farhop.store.grpc_options import FIXED_WINDOW
 
 if TYPE_CHECKING:
     from farhop.service.certificates import Certificates
@@ -20,6 +21,7 @@ _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1000),
     # Else channels to one address share a connection, and a new link is handed the dead one of the link before.
     ("grpc.use_local_subchannel_pool", 1),
+    *FIXED_WINDOW,
 )
 
 

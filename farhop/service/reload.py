@@ -174,14 +174,14 @@ class Reloader(Generic[C]):
                 await self._laws.remap(world, swap)
             else:
                 swap(self._laws.law)
-            self._say("configuration in force", generation=self.generation, fields=_shortened(taken),
+            self._log_event("configuration in force", generation=self.generation, fields=_shortened(taken),
                       topology=_changed(another))  # fmt: skip
         if waiting and tuple(waiting) != self.awaiting:
-            self._say("restart to change this", fields=_shortened(waiting))
+            self._log_event("restart to change this", fields=_shortened(waiting))
         self.awaiting = tuple(waiting)
         return "taken" if taken or another else "unchanged"
 
-    def _say(self, event: str, **fields: object) -> None:
+    def _log_event(self, event: str, **fields: object) -> None:
         if self.log is not None:
             self.log.warning(event, **fields)
 

@@ -93,10 +93,10 @@ def keep(config: Member, tier: str, rng: Random, log: Throttled) -> Callable[[st
     """For `store_of`: what each hub told is on disk, too, where the configuration has a place for it."""
     where = state(config, tier)
 
-    def say(problem: str) -> None:
+    def warn(problem: str) -> None:
         log.error("kept state", problem, problem=problem)
 
-    return lambda hub, one: one if where is None else KeptStore(one, hub, where, rng, say)
+    return lambda hub, one: one if where is None else KeptStore(one, hub, where, rng, warn)
 
 
 def sealed(

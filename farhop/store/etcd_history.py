@@ -24,7 +24,7 @@ CHANGES_LIMIT = 10_000
 PROGRESS_S = 0.1  # between two questions whether the watch has caught up
 # etcd before 3.5.8 says so of a watch that it has not served yet; it serves the old ones every 0.1 s.
 SERVED_WITHIN_S = 0.5
-TOLD_WITHIN_S = 15.0  # all of it
+HISTORY_S_MAX = 15.0  # all of it
 _MOD, _DESCENDING = aetcd.rpc.RangeRequest.SortTarget.MOD, aetcd.rpc.RangeRequest.SortOrder.DESCEND
 
 
@@ -46,13 +46,13 @@ async def history(settings: EtcdSettings, prefix: str) -> History:
         last = max((int(pair.mod_revision) for pair in now.kvs), default=0)
         since = 1
         while True:
-            async with asyncio.timeout(TOLD_WITHIN_S):
+            async with asyncio.timeout(HISTORY_S_MAX):
                 found = await _since(link, start, end, since, last)
             if isinstance(found, tuple):
                 return History(since, found)
             since = found  # compacted up to there; and perhaps further by the time it is asked again
     except TimeoutError:
-        raise StoreUnreachable(f"etcd did not tell its history within {TOLD_WITHIN_S:g} s") from None
+        raise StoreUnreachable(f"etcd did not tell its history within {HISTORY_S_MAX:g} s") from None
     finally:
         await link.close()
 

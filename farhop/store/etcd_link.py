@@ -17,6 +17,7 @@ import grpc.aio
 
 from farhop.store.contract import ROOT, StoreError, StoreUnreachable
 from farhop.store.etcd_settings import ENDPOINT
+from farhop.store.grpc_options import FIXED_WINDOW
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -35,6 +36,7 @@ CHANNEL_OPTIONS = {
     "grpc.keepalive_time_ms": 6000,
     "grpc.keepalive_timeout_ms": 2000,
     "grpc.http2.max_pings_without_data": 0,
+    **dict(FIXED_WINDOW),
 }
 # A member cut off from its leader must say so instead of serving silence.
 REQUIRE_LEADER = (("hasleader", "true"),)
@@ -232,7 +234,7 @@ class EtcdLink:
 
     def _translate(self, error: grpc.aio.AioRpcError, client: EtcdClient | None) -> StoreError:
         detail = " ".join((error.details() or error.code().name).split())
-        if any(words in detail for words in _STALE_LOGIN):
+        if any(text in detail for text in _STALE_LOGIN):
             if client is not None:
                 self.retire(client)
             return _StaleLogin(f"etcd at {self._where()}: {detail}; log in again")

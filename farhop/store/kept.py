@@ -57,8 +57,8 @@ class KeptStore(Store):
     `say` is told what an operator should know.
     """
 
-    def __init__(self, inner: Store, hub: str, state: StateDir, rng: Random, say: Callable[[str], None]) -> None:
-        self.inner, self._hub, self._state, self._rng, self._say = inner, hub, state, rng, say
+    def __init__(self, inner: Store, hub: str, state: StateDir, rng: Random, warn: Callable[[str], None]) -> None:
+        self.inner, self._hub, self._state, self._rng, self._warn = inner, hub, state, rng, warn
         self.silent: str | None = None
         self.trouble: str | None = None
         self.written_at: float | None = None  # of the law that a start without etcd rests on
@@ -84,7 +84,7 @@ class KeptStore(Store):
                 where = self._state.path(self._name(LAW_KEY))
                 raise StoreUnreachable(f"{error}; nor was anything kept yet in {where.parent}") from None
             self.silent, self.written_at = str(error), law.written_at
-            self._say(f"hub {self._hub}: started from what was kept on disk, as etcd is silent: {error}")
+            self._warn(f"hub {self._hub}: started from what was kept on disk, as etcd is silent: {error}")
             self._start(self._reopen(), f"open hub {self._hub}")
         self._start(self._save(), f"keep hub {self._hub}")
 
@@ -103,7 +103,7 @@ class KeptStore(Store):
                 self.silent = str(error)
                 continue  # its watches and publications say so, each where it is shown
             self.silent = None
-            self._say(f"hub {self._hub}: etcd speaks again")
+            self._warn(f"hub {self._hub}: etcd speaks again")
 
     async def close(self) -> None:
         """See the contract. What is not on disk yet goes there first."""
@@ -189,7 +189,7 @@ class KeptStore(Store):
 
     def _troubled(self, why: str) -> None:
         self.trouble = why
-        self._say(f"hub {self._hub}: {why}")
+        self._warn(f"hub {self._hub}: {why}")
 
     def _name(self, prefix: str) -> str:
         """Of the document. Two prefixes of ours never have the same: they differ in letters."""

@@ -60,7 +60,7 @@ STANDARD = frozenset({
 })  # fmt: skip
 
 OWN_PREFIX = "farhop."
-CONTENT_WORDS = frozenset({
+CONTENT_NAMES = frozenset({
     "answer", "authorization", "body", "completion", "content", "input", "key", "messages", "output", "prompt",
     "response", "secret", "text", "token", "tools",
 })  # fmt: skip
@@ -70,9 +70,9 @@ ITEMS_MAX = 64
 NAME_CHARS_MAX = 64
 
 
-def speaks_of_content(name: str) -> bool:
+def names_content(name: str) -> bool:
     """Whether the last word of a dotted name says that its value is what a client or an engine wrote, or a secret."""
-    return name.rpartition(".")[2].lower() in CONTENT_WORDS
+    return name.rpartition(".")[2].lower() in CONTENT_NAMES
 
 
 def admit(attributes: Mapping[str, Value]) -> tuple[dict[str, Value], int]:
@@ -80,7 +80,7 @@ def admit(attributes: Mapping[str, Value]) -> tuple[dict[str, Value], int]:
     admitted: dict[str, Value] = {}
     for name, value in attributes.items():
         if name in STANDARD or (
-            name.startswith(OWN_PREFIX) and len(name) <= NAME_CHARS_MAX and not speaks_of_content(name)
+            name.startswith(OWN_PREFIX) and len(name) <= NAME_CHARS_MAX and not names_content(name)
         ):
             kept = _bounded(value)
             if kept is not None:

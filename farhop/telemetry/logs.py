@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import msgspec
 import structlog
 
-from farhop.telemetry.attributes import speaks_of_content
+from farhop.telemetry.attributes import names_content
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger, Processor
@@ -85,7 +85,7 @@ def get(name: str) -> FilteringBoundLogger:
 
 def guarded(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
     """A structlog processor: withholds what is named for content or a credential, cuts texts to 2,048 characters."""
-    return {name: WITHHELD if speaks_of_content(name) else _short(value) for name, value in event.items()}
+    return {name: WITHHELD if names_content(name) else _short(value) for name, value in event.items()}
 
 
 def _short(value: object) -> object:
@@ -138,22 +138,22 @@ class Throttled:
 
     def warning(self, event: str, key: str = "", **fields: object) -> None:
         """Log the fault, or count it."""
-        self._say("warning", event, key, fields)
+        self._throttle("warning", event, key, fields)
 
     def error(self, event: str, key: str = "", **fields: object) -> None:
         """As `warning`, one level up."""
-        self._say("error", event, key, fields)
+        self._throttle("error", event, key, fields)
 
     def flush(self) -> None:
         """Say the counts whose period is over, and forget the faults that have stopped."""
         now = self._clock()
         for at, fault in list(self._faults.items()):
-            if now - fault.said_at >= self._every_s:
+            if now - fault.logged_at >= self._every_s:
                 del self._faults[at]
-                if fault.unsaid:
+                if fault.suppressed:
                     self._emit(fault, at[0])
 
-    def _say(self, level: str, event: str, key: str, fields: dict[str, object]) -> None:
+    def _throttle(self, level: str, event: str, key: str, fields: dict[str, object]) -> None:
         now = self._clock()
         at = (event, key)
         fault = self._faults.pop(at, None)
@@ -161,24 +161,24 @@ class Throttled:
             if len(self._faults) >= FAULTS_MAX:
                 quietest = next(iter(self._faults))
                 forgotten = self._faults.pop(quietest)
-                if forgotten.unsaid:
+                if forgotten.suppressed:
                     self._emit(forgotten, quietest[0])
             fault = _Fault(level, now - self._every_s, 0, fields)
-        fault.unsaid += 1
+        fault.suppressed += 1
         fault.fields = fields
         self._faults[at] = fault  # last in the dict: the first is the one quiet for longest
-        if now - fault.said_at >= self._every_s:
+        if now - fault.logged_at >= self._every_s:
             self._emit(fault, event)
-            fault.said_at = now
+            fault.logged_at = now
 
     def _emit(self, fault: _Fault, event: str) -> None:
-        times = {"times": fault.unsaid} if fault.unsaid > 1 else {}
-        fault.unsaid = 0
+        times = {"times": fault.suppressed} if fault.suppressed > 1 else {}
+        fault.suppressed = 0
         getattr(self._log, fault.level)(event, **fault.fields, **times)
 
 
 class _Fault(msgspec.Struct):
     level: str
-    said_at: float
-    unsaid: int
+    logged_at: float
+    suppressed: int
     fields: dict[str, object]

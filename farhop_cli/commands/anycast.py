@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from farhop_cli.commands.wiring import verb
-from farhop_cli.options import PLAIN, Where
+from farhop_cli.options import PLAIN, DryRun, Where
 
 if TYPE_CHECKING:
+    from entry_anycast.app.config import Bird
     from farhop.store.contract import Store
     from farhop.store.documents.announce import AnnounceReport
 
@@ -35,7 +37,7 @@ def run(config: Config = CONFIG) -> None:
 
 
 @app.command("withdraw", epilog="Example:  farhop anycast withdraw --config tokyo-anycast.yaml")
-def withdraw(config: Config = CONFIG) -> None:
+def withdraw(config: Config = CONFIG, dry_run: DryRun = False) -> None:
     """Withdraw what a dead announcer left.
 
     Empties what BIRD includes, and has it read: for a service manager, when all of an announcer is dead. An ExaBGP of
@@ -44,16 +46,34 @@ def withdraw(config: Config = CONFIG) -> None:
     from entry_anycast.app.config import AnycastConfig
     from entry_anycast.speakers.watchdog import withdraw_bird
     from farhop.config import ConfigError, load
+    from farhop_cli import show
     from farhop_cli.exits import NEGATIVE, fail
 
     try:
         bird = load(AnycastConfig, config).speaker.bird
-        if bird is not None and withdraw_bird(bird.socket, bird.file) != 0:
+        if dry_run:
+            show.line(f"{show.DRY}{_would_withdraw(bird)}")
+        elif bird is not None and withdraw_bird(bird.socket, bird.file) != 0:
             fail("bird did not take its configuration; `birdc configure check` says why", NEGATIVE)
     except ConfigError as error:
         fail(str(error))
     except OSError as error:
         fail(f"{bird.socket if bird is not None else ''}: {error.strerror or error}", NEGATIVE)
+
+
+def _would_withdraw(bird: Bird | None) -> str:
+    """Raises OSError where BIRD does not listen, or its file is there and cannot be read."""
+    if bird is None:
+        return "nothing is left to withdraw: its speaker is no BIRD, and ends with its announcer"
+    with socket.socket(socket.AF_UNIX) as way:
+        way.settimeout(1.0)
+        way.connect(bird.socket)
+    file = Path(bird.file)
+    holds = file.read_text() if file.exists() else ""
+    routes = [line.strip() for line in holds.splitlines() if line.strip().startswith("route ")]
+    if not routes:
+        return f"{file} announces nothing; BIRD at {bird.socket} would read it again"
+    return f"{file} would be emptied, and BIRD at {bird.socket} read it: {' '.join(routes)}"
 
 
 @verb(app, "status", "farhop anycast status")

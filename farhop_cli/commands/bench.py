@@ -79,6 +79,21 @@ def anycast(
     raise typer.Exit(measure.anycast(repeats, as_json))
 
 
+@app.command("upload", epilog="Example:  farhop bench upload --repeats 5")
+def upload(
+    repeats: Annotated[int, typer.Option("--repeats", min=1, max=50, help="Of each, by each setting of TCP.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Round trips of a large prompt over an ocean.
+
+    By what its connection did before, and by what the kernel does after a rest. A repeat takes 20 seconds. Needs root;
+    exit code 0, with a line, where that is not there, and 1 where a warm connection takes more than 1.3 round trips.
+    """
+    from farhop_cli import measure
+
+    raise typer.Exit(measure.upload(repeats, as_json))
+
+
 @app.command("relay", epilog="Example:  farhop bench relay --quick --only regional,envoy")
 def relay(
     quick: Quick = False,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from farhop_cli.options import PLAIN, Json
+from farhop_cli.options import PLAIN, DryRun, Json
 
 context_app = typer.Typer(
     help="Which fleet the commands are for, by name.", epilog="Example:  farhop context use production", **PLAIN
@@ -24,11 +24,11 @@ def context_list(as_json: Json = False) -> None:
 
 
 @context_app.command("use", epilog="Example:  farhop context use production")
-def context_use(name: ContextName) -> None:
+def context_use(name: ContextName, dry_run: DryRun = False) -> None:
     """Make a context the current one."""
     from farhop_cli import context
 
-    raise typer.Exit(context.use(name))
+    raise typer.Exit(context.use(name, dry_run=dry_run))
 
 
 @context_app.command("show", epilog="Example:  farhop context show")
@@ -43,11 +43,11 @@ def context_show(
 
 
 @context_app.command("unset", epilog="Example:  farhop context unset staging")
-def context_unset(name: ContextName) -> None:
+def context_unset(name: ContextName, dry_run: DryRun = False) -> None:
     """Take a context away. Exit code 1 if there is none of that name."""
     from farhop_cli import context
 
-    raise typer.Exit(context.unset(name))
+    raise typer.Exit(context.unset(name, dry_run=dry_run))
 
 
 @context_app.command(
@@ -98,6 +98,7 @@ def context_set(
         typer.Option("--file", metavar="FILE", help="As this file says, such as deploy/compose/context.yaml."),
     ] = None,
     make_current: Annotated[bool, typer.Option("--use", help="Make it the current one, too.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Make a context, or change what is given of one.
 
@@ -110,4 +111,4 @@ def context_set(
         admin=admin, files=(ca, cert, key), token=token, server_name=server_name, topology=topology,
         public=public or [], insecure=insecure, file=file,
     )  # fmt: skip
-    raise typer.Exit(put(name, settings, make_current))
+    raise typer.Exit(put(name, settings, make_current, dry_run=dry_run))

@@ -132,7 +132,7 @@ def schedule_drill(
     *,
     where: Where,
 ) -> int:
-    """Run drills by a schedule, in windows; missed runs are told.
+    """Run drills by a schedule, in windows; missed runs are reported.
 
     Any number of processes may watch: one run at a time, by whoever takes the lock.
     """

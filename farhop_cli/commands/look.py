@@ -145,7 +145,7 @@ def record(
     return run(out, duration_s("--for", length, 1.0, 86_400.0), region, where)
 
 
-@verb(log_level_app, "log-level", "farhop log-level debug --region tokyo")
+@verb(log_level_app, "log-level", "farhop log-level debug --region tokyo", writes=True)
 def log_level(
     level: Annotated[str, typer.Argument(help="debug, info, warning, error or critical.")],
     region: OneRegion = "",

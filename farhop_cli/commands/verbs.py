@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farhop_cli.options import PLAIN, WORLD_FILE, Allow, Context, From, Json, World, duration_s
+from farhop_cli.options import PLAIN, WORLD_FILE, Allow, Context, DryRun, From, Json, World, duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -282,11 +282,11 @@ CERTS_FOLDER, TRUST_DOMAIN = Path("certs"), "farhop.internal"
 
 
 @certs_app.command("init", epilog="Example:  farhop certs init --dir certs")
-def certs_init(folder: Folder = CERTS_FOLDER, trust_domain: Domain = TRUST_DOMAIN) -> None:
+def certs_init(folder: Folder = CERTS_FOLDER, trust_domain: Domain = TRUST_DOMAIN, dry_run: DryRun = False) -> None:
     """Make an authority for the fleet: ca.pem and ca.key. Nothing is written over."""
     from farhop_cli.certs import init
 
-    raise typer.Exit(init(folder, trust_domain))
+    raise typer.Exit(init(folder, trust_domain, dry_run=dry_run))
 
 
 @certs_app.command("issue", epilog="Example:  farhop certs issue regional paris --host 10.1.0.7")
@@ -300,6 +300,7 @@ def certs_issue(
     days: Annotated[int, typer.Option("--days", min=1, max=825, help="How long it is good for.")] = 90,
     folder: Folder = CERTS_FOLDER,
     trust_domain: Domain = TRUST_DOMAIN,
+    dry_run: DryRun = False,
 ) -> None:
     """Issue a balancer's or an operator's certificate and its key.
 
@@ -307,7 +308,7 @@ def certs_issue(
     """
     from farhop_cli.certs import issue
 
-    raise typer.Exit(issue(folder, tier, region, host or [], days, trust_domain))
+    raise typer.Exit(issue(folder, tier, region, host or [], days, trust_domain, dry_run=dry_run))
 
 
 @certs_app.command("hop-key", epilog="Example:  farhop certs hop-key --root hop.root --to paris > paris-hop.key")

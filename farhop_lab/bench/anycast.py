@@ -159,7 +159,7 @@ def _drained(sites: Sites, site: str) -> float:
     """From the announcer's word: a command's own start says nothing of anycast."""
     sites.cli("drain", "set", "--entry", f"site-{site}", "--why", "bench", "--by", "bench")
     sites.until(site, wanted="withdrawn")
-    return sites.said_at(site, "draining")
+    return sites.phase_at(site, "draining")
 
 
 def _undrained(sites: Sites, site: str) -> None:
@@ -186,11 +186,11 @@ EVENTS = (
         "balancer stopped", _signalled(signal.SIGSTOP, _balancer),
         lambda sites, site: sites.balancers[site].send_signal(signal.SIGCONT),
     ),
-    Event("host silent", _silenced, lambda sites, site: sites.net.heard(site)),
+    Event("host silent", _silenced, lambda sites, site: sites.net.undo_silence(site)),
 )  # fmt: skip
 
 
-def measure(repeats: int, say: Callable[[str], None], events: tuple[Event, ...] = EVENTS) -> list[Row]:
+def measure(repeats: int, progress: Callable[[str], None], events: tuple[Event, ...] = EVENTS) -> list[Row]:
     """A row for each event at each site. Raises BenchError."""
     why = missing()
     if why:
@@ -198,22 +198,22 @@ def measure(repeats: int, say: Callable[[str], None], events: tuple[Event, ...] 
     with tempfile.TemporaryDirectory(prefix="farhop-bench-") as folder:
         sites = Sites(Path(folder), ANNOUNCING)
         try:
-            say("starting two sites")
+            progress("starting two sites")
             sites.open()
             sites.net.until_ways(*SPEAKERS)
             clients = Clients(sites)
             return [
-                row(event.name, site, [_once(sites, clients, event, site, say) for _ in range(repeats)])
+                row(event.name, site, [_once(sites, clients, event, site, progress) for _ in range(repeats)])
                 for event in events for site in SPEAKERS
             ]  # fmt: skip
         except NetError as error:
-            raise BenchError(f"anycast: {error}; announcers: {sites.told()}") from None
+            raise BenchError(f"anycast: {error}; announcers: {sites.describe()}") from None
         finally:
             sites.close()
 
 
-def _once(sites: Sites, clients: Clients, event: Event, site: str, say: Callable[[str], None]) -> Sample:
-    say(f"{event.name}, {SPEAKERS[site]}")
+def _once(sites: Sites, clients: Clients, event: Event, site: str, progress: Callable[[str], None]) -> Sample:
+    progress(f"{event.name}, {SPEAKERS[site]}")
     (other,) = SPEAKERS.keys() - {site}
     sites.net.until_ways(*SPEAKERS, within_s=WITHIN_S)
     clients.until_calm(set(REGIONS.values()))

@@ -44,8 +44,8 @@ class BarePicker:
             elif what == "response_headers":
                 await context.write(messages.answered(b""))
             elif what == "response_body":
-                said = message.response_body
-                await context.write(messages.piece(said.body, of_request=False, last=said.end_of_stream))
+                chunk = message.response_body
+                await context.write(messages.piece(chunk.body, of_request=False, last=chunk.end_of_stream))
 
 
 async def serve(job: Job) -> None:

@@ -300,5 +300,5 @@ async def _idle(load: Load) -> Report:
 
 
 if __name__ == "__main__":
-    told = uvloop.run(run(msgspec.json.decode(sys.argv[1], type=Job)))
-    sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+    report = uvloop.run(run(msgspec.json.decode(sys.argv[1], type=Job)))
+    sys.stdout.write(msgspec.json.encode(report).decode() + "\n")

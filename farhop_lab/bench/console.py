@@ -282,8 +282,8 @@ def _frames(url: str, seconds: float) -> list[float]:
         view, drawn, arcs = driver.execute_script(_DRAWN)
         if view != url.split("#")[1].split("/")[0] or not drawn or (view == "world" and arcs < MANY[0] * OTHERS):
             raise BenchError(f"{url}: the page shows {view} with {drawn} characters and {arcs} arcs")
-        said = [msgspec.json.decode(one["message"])["message"] for one in driver.get_log("performance")]
-    return of_trace([one["params"] for one in said if one["method"] == "Tracing.dataCollected"], SETTLE_S)
+        messages = [msgspec.json.decode(one["message"])["message"] for one in driver.get_log("performance")]
+    return of_trace([one["params"] for one in messages if one["method"] == "Tracing.dataCollected"], SETTLE_S)
 
 
 def of_trace(events: Sequence[Mapping[str, Any]], settle_s: float) -> list[float]:

@@ -90,8 +90,8 @@ def _row(what: str, make: Callable[[], Flow]) -> Row:
             now = 100.0 + i * 0.001  # reports of a second ago at the most, as in use
             flow.handle(machine.RequestArrived(request), now)
             flow.handle(machine.AttemptBegan(request.id, 1, 200), now + 0.0001)
-            heard = ((*request.chain, i + 1), 400) if isinstance(flow, regional_flow.RegionalFlow) else ((), 0)
-            flow.handle(machine.AttemptEnded(request.id, 1, 200, Usage(8192, 100, 4096), None, *heard), now + 0.0002)
+            prefix = ((*request.chain, i + 1), 400) if isinstance(flow, regional_flow.RegionalFlow) else ((), 0)
+            flow.handle(machine.AttemptEnded(request.id, 1, 200, Usage(8192, 100, 4096), None, *prefix), now + 0.0002)
         samples.append((time.process_time() - began) / REQUESTS * 1e6)
     return Row(what, statistics.median(samples), min(samples), max(samples))
 

@@ -78,12 +78,12 @@ VARIANTS = (
 
 
 def measure(
-    say: Callable[[str], None], requests: int = REQUESTS, variants: tuple[_Variant, ...] = VARIANTS
+    progress: Callable[[str], None], requests: int = REQUESTS, variants: tuple[_Variant, ...] = VARIANTS
 ) -> list[Row]:
     """A row for each variant. Raises BenchError."""
     rows = []
     for variant in variants:
-        say(variant.name)
+        progress(variant.name)
         try:
             rows.append(asyncio.run(_row(variant, requests)))
         except (ChildError, EtcdLabError, TokenizerError, TimeoutError) as error:
@@ -115,9 +115,9 @@ async def _set_up(variant: _Variant) -> AsyncIterator[_Setup]:
                 kv_replay_port=replay, tokenizer=folder / TOKENIZER,
             )  # fmt: skip
             engines += await stack.enter_async_context(host(settings))
-            told = {"kv_events": f"tcp://{HOST}:{events}", "kv_replay": f"tcp://{HOST}:{replay}"}
+            addresses = {"kv_events": f"tcp://{HOST}:{events}", "kv_replay": f"tcp://{HOST}:{replay}"}
             known = {"url": f"http://{engines[-1]}", "name": f"gpu-{index}", "models": [MODEL]}
-            replicas.append(known | (told if variant.events else {}))
+            replicas.append(known | (addresses if variant.events else {}))
         client, admin = free_ports(2)
         files = {"file": str(folder / TOKENIZER), "template": str(folder / TEMPLATE)}
         around = await stack.enter_async_context(Surroundings(Place(folder, (), 0)))
@@ -175,12 +175,12 @@ class _Load:
     def __init__(self, setup: _Setup, requests: int) -> None:
         self._setup, self._requests = setup, requests
         self._rng = Random(1)
-        self._systems = [self._words(SYSTEM_TOKENS) for _ in range(SYSTEM_PROMPTS)]
+        self._systems = [self._prompt(SYSTEM_TOKENS) for _ in range(SYSTEM_PROMPTS)]
         self._talks = [self._new(n) for n in range(CONVERSATIONS)]
         self._sent = 0
         self._resets = [int(share * requests) for share in RESETS]
 
-    def _words(self, tokens: int) -> str:
+    def _prompt(self, tokens: int) -> str:
         return "".join(self._rng.choice(VOCABULARY).decode() for _ in range(tokens))
 
     def _new(self, n: int) -> list[dict[str, str]]:
@@ -210,7 +210,7 @@ class _Load:
         talk = self._talks[n]
         if len(talk) > 2 * TURNS_MAX:
             talk = self._talks[n] = self._new(n)
-        talk.append({"role": "user", "content": self._words(TURN_TOKENS)})
+        talk.append({"role": "user", "content": self._prompt(TURN_TOKENS)})
         body = {"model": MODEL, "messages": talk, "max_tokens": 16, "ignore_eos": True, "stream": True,
                 "stream_options": {"include_usage": True}}  # fmt: skip
         result = await answer([self._setup.entry], KEY, body, session=self._setup.session, request_s=60.0)
@@ -220,7 +220,7 @@ class _Load:
     async def _other(self) -> None:
         """Somebody who does not come through the balancer."""
         engine = self._setup.engines[self._rng.randrange(ENGINES)]
-        body = {"model": MODEL, "prompt": self._words(4 * SYSTEM_TOKENS), "max_tokens": 1}
+        body = {"model": MODEL, "prompt": self._prompt(4 * SYSTEM_TOKENS), "max_tokens": 1}
         async with self._setup.session.post(f"http://{engine}/v1/completions", json=body) as response:
             await response.read()
 

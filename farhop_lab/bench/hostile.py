@@ -198,7 +198,7 @@ async def _running() -> AsyncIterator[Running]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def measure(*, quick: bool = False, say: Callable[[str], None] = lambda _text: None) -> HostileReport:
+async def measure(*, quick: bool = False, progress: Callable[[str], None] = lambda _text: None) -> HostileReport:
     """All of it. Raises BenchError where it cannot run."""
     why = tiers.Tiers("both", tiers.both).missing()
     if why is not None:
@@ -215,7 +215,7 @@ async def measure(*, quick: bool = False, say: Callable[[str], None] = lambda _t
         rows: list[Row] = []
         for what, wire in wires.items():
             rows.append(await _cost(proxy, what, wire, rounds))
-            say(f"{what}: {rows[-1].cpu_ms:.1f} ms, {rows[-1].status}")
+            progress(f"{what}: {rows[-1].cpu_ms:.1f} ms, {rows[-1].status}")
         worst = max(rows[1:], key=lambda row: row.cpu_ms)
         alone_ms, plain_ms, worst_ms = [await _p99(proxy, seconds, wire) for wire in (None, plain, wires[worst.what])]
         await asyncio.sleep(_REMEMBERED_S)
@@ -227,7 +227,9 @@ async def measure(*, quick: bool = False, say: Callable[[str], None] = lambda _t
             for _ in range(rounds):
                 await _ask(proxy, wire)
             huge_lag_ms = max(huge_lag_ms, await _lag_ms(proxy))
-        say(f"loops late by {quiet_lag_ms:.1f} ms at most beside small requests, {huge_lag_ms:.1f} beside the largest")
+        progress(
+            f"loops late by {quiet_lag_ms:.1f} ms at most beside small requests, {huge_lag_ms:.1f} beside the largest"
+        )
     return HostileReport(rows, alone_ms, plain_ms, worst_ms, quiet_lag_ms, huge_lag_ms)
 
 

@@ -11,7 +11,7 @@ _MODEL = 'model_name="meta-llama/Llama-3.1-8B-Instruct"'
 _BLOCKS = "nv_trt_llm_kv_cache_block_metrics"
 _GPU = 'UUID="GPU-5f0c1d2e",device="nvidia0",modelName="NVIDIA H100 80GB HBM3",Hostname="node-a"'
 
-WORDS: dict[str, tuple[str, ...]] = {
+LINES: dict[str, tuple[str, ...]] = {
     "vllm": (
         f'vllm:num_requests_running{{engine="0",{_MODEL}}} 7.0',
         f'vllm:num_requests_waiting{{engine="0",{_MODEL}}} 3.0',
@@ -61,7 +61,7 @@ _STEMS = {"tgi": "tgi_", "trtllm": "trtllm_", "triton": "nv_", "dcgm": "DCGM_FI_
 def page(engine: str, size: int = PAGE_BYTES) -> bytes:
     """A page of about `size` bytes: its words stand between the halves of what nobody asks for."""
     stem = _STEMS.get(engine, f"{engine}:")
-    words = "\n".join(WORDS[engine]) + "\n"
+    words = "\n".join(LINES[engine]) + "\n"
     half = (size - len(words)) // 2
     return (_histograms(f"{stem}request_a", half) + words + _histograms(f"{stem}request_b", half)).encode()
 

@@ -184,8 +184,8 @@ class Counted:
             async with asyncio.timeout(_PATIENCE_S):
                 while not file.exists():
                     await asyncio.sleep(_LOOK_S)
-            for name, said in msgspec.json.decode(file.read_bytes(), type=dict[str, dict[str, int]]).items():
-                counts[name] += Counter({f"{pid} {one}": count for one, count in said.items()})
+            for name, by_name in msgspec.json.decode(file.read_bytes(), type=dict[str, dict[str, int]]).items():
+                counts[name] += Counter({f"{pid} {one}": count for one, count in by_name.items()})
         return counts
 
     async def _syscalls(self, sent: Callable[[], Awaitable[None]], times: int) -> dict[str, int] | None:
@@ -207,11 +207,11 @@ class Counted:
         await sent()
         for process in watching:
             process.send_signal(signal.SIGINT)
-            _, said = await process.communicate()
-            for line in said.decode().splitlines():
-                words = line.split()
-                if len(words) >= 5 and words[3].isdigit() and words[-1] != "total":
-                    told[words[-1]] += round(int(words[3]) / times)
+            _, errors = await process.communicate()
+            for line in errors.decode().splitlines():
+                columns = line.split()
+                if len(columns) >= 5 and columns[3].isdigit() and columns[-1] != "total":
+                    told[columns[-1]] += round(int(columns[3]) / times)
         return dict(+told)
 
     async def _send(self, made: list[bytes], times: int, pause_s: float = _PAUSE_S) -> None:

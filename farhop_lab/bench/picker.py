@@ -54,7 +54,7 @@ def missing() -> str | None:
     return ENVOY.missing()
 
 
-async def measure(rounds: int, window_s: float, say: Callable[[str], None]) -> Found:
+async def measure(rounds: int, window_s: float, progress: Callable[[str], None]) -> Found:
     """Raises BenchError."""
     why = missing()
     if why is not None:
@@ -64,7 +64,7 @@ async def measure(rounds: int, window_s: float, say: Callable[[str], None]) -> F
     rest: dict[str, list[float]] = {OURS: [], BARE: []}
     for turn in range(rounds):
         for name, run in ((OURS, _ours), (BARE, _bare)):
-            say(f"round {turn + 1} of {rounds}, {name}")
+            progress(f"round {turn + 1} of {rounds}, {name}")
             with tempfile.TemporaryDirectory(prefix="farhop-bench-") as folder:
                 async with engines(Path(folder), tools.files, None) as place, run(place) as running:
                     await asyncio.sleep(_SETTLE_S)

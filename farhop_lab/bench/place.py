@@ -115,12 +115,12 @@ async def started(
     child: Child, host: str, port: int, *, model: str = bodies.MODEL, tls: bool = False
 ) -> AsyncIterator[Running]:
     """The child until the end of the block, from when it answers inference requests well. Raises BenchError."""
-    told = 0
+    steady = 0
 
     async def ready() -> bool:
-        nonlocal told
-        told = told + 1 if await answers(host, port, model=model, tls=tls) else 0
-        return told >= _STEADY
+        nonlocal steady
+        steady = steady + 1 if await answers(host, port, model=model, tls=tls) else 0
+        return steady >= _STEADY
 
     try:
         await child.start_until(ready, _READY_S)
@@ -168,7 +168,7 @@ async def output(program: Sequence[str], timeout_s: float) -> str:
     )
     try:
         async with asyncio.timeout(timeout_s):
-            said, complained = await process.communicate()
+            output, complained = await process.communicate()
     except TimeoutError:
         raise BenchError(f"{program[0]} did not end within {timeout_s:g} s; is the machine too busy?") from None
     finally:
@@ -178,4 +178,4 @@ async def output(program: Sequence[str], timeout_s: float) -> str:
     if process.returncode:
         last = complained.decode(errors="replace").strip().splitlines()[-1:]
         raise BenchError(f"{' '.join(program[:3])} failed: {''.join(last)[:300] or process.returncode}")
-    return said.decode(errors="replace")
+    return output.decode(errors="replace")

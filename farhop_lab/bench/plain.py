@@ -30,10 +30,10 @@ def application(targets: list[tuple[str, int]], session: aiohttp.ClientSession) 
         body = await request.read()
         url = f"http://{host}:{port}{request.path_qs}"
         async with session.request(request.method, url, headers=headers, data=body) as answer:
-            told = [(name, value) for name, value in answer.headers.items() if name.lower() not in _DROPPED]
+            passed_on = [(name, value) for name, value in answer.headers.items() if name.lower() not in _DROPPED]
             if answer.content_length is not None:
-                return web.Response(status=answer.status, headers=dict(told), body=await answer.read())
-            passed = web.StreamResponse(status=answer.status, headers=dict(told))
+                return web.Response(status=answer.status, headers=dict(passed_on), body=await answer.read())
+            passed = web.StreamResponse(status=answer.status, headers=dict(passed_on))
             await passed.prepare(request)
             async for piece in answer.content.iter_any():
                 await passed.write(piece)

@@ -25,6 +25,7 @@ from farhop.service.tasks import Tasks
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_settings import EtcdSettings
 from farhop_lab.bench.bodies import MODEL
+from regional_lb.app.control_port import CONTROL_OPTIONS
 from regional_lb.fleet.view import Replica, ReplicaProbed, ReplicaSampled, Sample, ViewSwapped, view_of
 from regional_lb.mesh.report import Reporter
 from regional_lb.scheduler.flow import FlowConfig, RegionalFlow
@@ -35,12 +36,6 @@ if TYPE_CHECKING:
     from topology.model import Topology
 
 _TICK_S = 0.5
-# As the shipped regional balancer sets them: global balancers ping idle channels.
-_CONTROL = (
-    ("grpc.so_reuseport", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
-    ("grpc.keepalive_permit_without_calls", 1),
-)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +71,7 @@ class Regions:
             self._flows[region] = flow
         self._look()
         for region, (host, port) in self._tiers.items():
-            server = grpc.aio.server(options=_CONTROL)
+            server = grpc.aio.server(options=CONTROL_OPTIONS)
             control = server.add_insecure_port("127.0.0.1:0")
             addresses = (f"{host}:{port}", f"127.0.0.1:{control}", "")
             reporter = Reporter(

@@ -55,10 +55,10 @@ class Tools(msgspec.Struct, frozen=True):
 def chosen(only: Sequence[str]) -> list[Subject]:
     """The proxies whose names hold one of these words; all, for none. Raises BenchError for a word that none holds."""
     found: list[Subject] = []
-    for word in only:
-        matching = [s for s in SUBJECTS if word.lower() in s.name.lower()]
+    for name in only:
+        matching = [s for s in SUBJECTS if name.lower() in s.name.lower()]
         if not matching:
-            raise BenchError(f"--only: no proxy is called {word!r}; there is {', '.join(s.name for s in SUBJECTS)}")
+            raise BenchError(f"--only: no proxy is called {name!r}; there is {', '.join(s.name for s in SUBJECTS)}")
         found += [s for s in matching if s not in found]
     return sorted(found, key=SUBJECTS.index) if found else list(SUBJECTS)
 
@@ -73,7 +73,9 @@ def check_files(plan: Plan, files: int) -> None:
         )
 
 
-async def measure(plan: Plan, only: Sequence[str] = (), say: Callable[[str], None] = lambda _text: None) -> Comparison:
+async def measure(
+    plan: Plan, only: Sequence[str] = (), progress: Callable[[str], None] = lambda _text: None
+) -> Comparison:
     """Measure them all, round by round, within `plan.limit_s`. `say` hears what is going on."""
     subjects, tools = [s for s in chosen(only) if s.tls or not plan.tls], Tools.found()
     check_files(plan, tools.files)
@@ -87,7 +89,7 @@ async def measure(plan: Plan, only: Sequence[str] = (), say: Callable[[str], Non
         if at - began + longest_s > plan.limit_s:
             break
         if not so_far.trouble:
-            say(f"round {turn // len(taken) + 1} of {plan.repeats}, {subject.name}")
+            progress(f"round {turn // len(taken) + 1} of {plan.repeats}, {subject.name}")
             await _round(subject, plan, tools, so_far)
         longest_s, done = max(longest_s, time.monotonic() - at), turn + 1
     for so_far in list(taken.values())[done:]:
@@ -167,13 +169,13 @@ async def busy(tools: Tools, place: Place, proxy: Running, size: int, seconds: f
     command = wrk.command(tools.wrk, str(script), url, CONNECTIONS, seconds)
     pids = usage.tree(proxy.pids)
     before = usage.cpu_s(pids)
-    said = await output(command, seconds + _SLACK_S)
+    printed = await output(command, seconds + _SLACK_S)
     cpu_s = usage.cpu_s(pids) - before
     try:
-        told = wrk.read(said)
+        report = wrk.read(printed)
     except wrk.WrkError as error:
         raise BenchError(str(error)) from None
-    return Window(told.seconds, cpu_s, told.requests, 0, told.errors, usage.rss_bytes(pids), 0)
+    return Window(report.seconds, cpu_s, report.requests, 0, report.errors, usage.rss_bytes(pids), 0)
 
 
 async def _latency(plan: Plan, place: Place, proxy: Running, rate: float) -> Latency:
@@ -231,5 +233,5 @@ async def asked(job: Job) -> Report:
     """What our client process measured. Raises BenchError."""
     program, arguments = module("client", job)
     limit_s = job.ramp_s + job.windows * job.window_s + job.timeout_s + _SLACK_S
-    said = await output([*program, *arguments], limit_s)
-    return msgspec.json.decode(said.strip().splitlines()[-1], type=Report)
+    printed = await output([*program, *arguments], limit_s)
+    return msgspec.json.decode(printed.strip().splitlines()[-1], type=Report)

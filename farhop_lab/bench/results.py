@@ -166,15 +166,15 @@ def ratio(figure: Figure | None, first: Figure | None) -> float | None:
     return figure.median / first.median
 
 
-def document(told: Comparison) -> dict[str, object]:
+def document(comparison: Comparison) -> dict[str, object]:
     """The run as JSON's own types, with each figure's ratio to the first row's beside it."""
-    first = told.rows[0] if told.rows else Row(name="")
-    made: dict[str, object] = msgspec.to_builtins(told, str_keys=True)
+    first = comparison.rows[0] if comparison.rows else Row(name="")
+    made: dict[str, object] = msgspec.to_builtins(comparison, str_keys=True)
     made["ratios"] = {
         row.name: {
             "request_us": {str(size): ratio(f, first.request_us.get(size)) for size, f in row.request_us.items()},
             "chunk_us": {str(count): ratio(f, first.chunk_us.get(count)) for count, f in row.chunk_us.items()},
         }
-        for row in told.rows
+        for row in comparison.rows
     }
     return made

@@ -38,7 +38,7 @@ KILL_EVERY = 40  # interruptions by a pipe to one SIGKILL
 CUT_SHARE, CUT_AGAIN_SHARE = 0.9, 0.05  # of first attempts, and of continuations
 EVENT_BYTES = 220  # about what a token takes on the wire
 TOKENS = 32
-UNSAID = "never said"  # a stop string; the run adds another to it, which the engine would say
+NO_STOP = "never said"  # a stop string; the run adds another to it, which the engine would say
 STOP_CHARS_MAX = 24
 REGIONS = frozenset(("virginia", "frankfurt", "tokyo"))
 KEY = "sk-farhop-anywhere"
@@ -95,12 +95,12 @@ def shapes(model: str, number: int) -> dict[str, tuple[str, dict[str, Any], bool
         "completion, default length": (t, text | usage, True),
         "completion, cut inside a character": (t, {"prompt": f"{number}: das Meer überspült"} | most | usage, True),
         "completion, one token": (t, text | usage | {"max_tokens": 1}, True),
-        "chat, stop": (c, chat | most | usage | {"stop": [UNSAID]}, True),
-        "chat, stop, shown": (c, chat | most | usage | {"stop": [UNSAID], "include_stop_str_in_output": True}, True),
-        "chat, stop, hidden": (c, wide | most | {"stop": [UNSAID], "include_stop_str_in_output": False}, True),
-        "chat, stop, min_tokens": (c, chat | most | usage | {"stop": [UNSAID], "min_tokens": 20}, True),
-        "completion, stop": (t, text | most | usage | {"stop": UNSAID}, True),
-        "completion, stop, to its own end": (t, text | usage | {"stop": [UNSAID], "max_tokens": 400}, True),
+        "chat, stop": (c, chat | most | usage | {"stop": [NO_STOP]}, True),
+        "chat, stop, shown": (c, chat | most | usage | {"stop": [NO_STOP], "include_stop_str_in_output": True}, True),
+        "chat, stop, hidden": (c, wide | most | {"stop": [NO_STOP], "include_stop_str_in_output": False}, True),
+        "chat, stop, min_tokens": (c, chat | most | usage | {"stop": [NO_STOP], "min_tokens": 20}, True),
+        "completion, stop": (t, text | most | usage | {"stop": NO_STOP}, True),
+        "completion, stop, to its own end": (t, text | usage | {"stop": [NO_STOP], "max_tokens": 400}, True),
         "n": (c, chat | most | usage | {"n": 2}, False),
         "tools": (c, chat | most | {"tools": [tool]}, False),
         "JSON": (c, chat | most | {"response_format": {"type": "json_object"}}, False),
@@ -281,14 +281,14 @@ class Run:
         for pipe in self._pipes:
             await pipe.close()
 
-    async def until(self, interruptions: int, say: Callable[[str], None]) -> None:
+    async def until(self, interruptions: int, progress: Callable[[str], None]) -> None:
         """Ask, and break, until so many streams were interrupted."""
-        await asyncio.gather(*(self._client(interruptions, say) for _ in range(STREAMS)))
+        await asyncio.gather(*(self._client(interruptions, progress) for _ in range(STREAMS)))
         if self._mending is not None:
             await self._mending  # who is being started again has something to tell, too
         await self.count()
 
-    async def _client(self, interruptions: int, say: Callable[[str], None]) -> None:
+    async def _client(self, interruptions: int, progress: Callable[[str], None]) -> None:
         report = self.report
         while report.interruptions < interruptions and len(report.wrong) < 20:
             self._number += 1
@@ -301,8 +301,8 @@ class Run:
             if "stop" in body:
                 unstopped = read(await self._stream(self._spared, path, body)).texts.get(0, "")
                 at, longest = self._rng.randrange(len(unstopped) + 1), self._rng.randrange(1, STOP_CHARS_MAX)
-                stop = unstopped[at : at + longest] or UNSAID
-                body["stop"] = stop if isinstance(body["stop"], str) else [UNSAID, stop]
+                stop = unstopped[at : at + longest] or NO_STOP
+                body["stop"] = stop if isinstance(body["stop"], str) else [NO_STOP, stop]
             expected = read(await self._stream(self._spared, path, body))
             entry = self._rng.choice(sorted(REGIONS))
             if report.cuts > KILL_EVERY * (report.kills + 1) and self._mending is None:
@@ -312,7 +312,7 @@ class Run:
             report.shapes[name] += 1
             compare(received, expected, report, name)
             if number % 100 == 0:
-                say(f"{report.interruptions:,} of {interruptions:,} interruptions, {len(report.wrong)} wrong")
+                progress(f"{report.interruptions:,} of {interruptions:,} interruptions, {len(report.wrong)} wrong")
 
     async def _stream(self, url: str, path: str, body: dict[str, Any]) -> bytes:
         headers = {"authorization": f"Bearer {KEY}"}
@@ -348,11 +348,11 @@ class Run:
 
     async def count(self) -> None:
         """Read what balancers that live have counted."""
-        told = Counter(self._dead)
+        total = Counter(self._dead)
         for run in self._world.regions.values():
             for tier, admin in (("region", run.regional_admin), ("global", run.global_admin)):
-                told += await self._counted(tier, admin)
-        self.report.counted = told
+                total += await self._counted(tier, admin)
+        self.report.counted = total
 
     async def _counted(self, tier: str, admin: str) -> Counter[str]:
         counted: Counter[str] = Counter()
@@ -383,12 +383,12 @@ async def running(seed: int = 1, speedup: float = 40.0, *, by_text: bool = False
 
 
 async def measure(
-    interruptions: int, seed: int = 1, say: Callable[[str], None] = lambda _text: None, *, by_text: bool = False
+    interruptions: int, seed: int = 1, progress: Callable[[str], None] = lambda _text: None, *, by_text: bool = False
 ) -> ResumeReport:
     """So many interruptions. Raises WorldError where the world cannot be run."""
     try:
         async with running(seed, by_text=by_text) as run:
-            await run.until(interruptions, say)
+            await run.until(interruptions, progress)
             return run.report
     except TimeoutError:
         raise WorldError("an answer did not end within a minute; look whether the machine is overloaded") from None
@@ -434,7 +434,11 @@ class _Timing:
 
 
 async def regions_killed(
-    kills: int, streams: int = KILLED_STREAMS, say: Callable[[str], None] = lambda _text: None, *, by_text: bool = False
+    kills: int,
+    streams: int = KILLED_STREAMS,
+    progress: Callable[[str], None] = lambda _text: None,
+    *,
+    by_text: bool = False,
 ) -> KillReport:
     """Kill a region's engines and its balancer under so many streams that it serves, so many times. Raises WorldError
     where the world cannot be run."""
@@ -450,7 +454,7 @@ async def regions_killed(
             await world.wait_until_serving(REGIONS)
             for number in range(kills):
                 await _killed(world, number, streams, report)
-                say(f"{number + 1} of {kills} kills: {report.whole} of {report.broken} streams whole")
+                progress(f"{number + 1} of {kills} kills: {report.whole} of {report.broken} streams whole")
     return report
 
 

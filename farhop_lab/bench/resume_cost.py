@@ -48,7 +48,7 @@ def _tap(kind: str) -> StreamTap:
     owner = Resumption(lambda _target, _model: 0)
     if kind == "text":
         body = msgspec.json.encode(_BODY)
-        return TextTap(True, None, "", TextProgress(plan(CHAT, body, text=True), body, tells_usage=False), owner)
+        return TextTap(True, None, "", TextProgress(plan(CHAT, body, text=True), body, sends_usage=False), owner)
     body = msgspec.json.encode(_BODY if kind != "exact, stop strings" else {**_BODY, "stop": ["\n\n", "Observation:"]})
     made = HopProgress if kind == "exact, for the tier above" else ExactProgress
     return ExactTap(True, None, "", made(plan(CHAT, body)), owner)
@@ -60,13 +60,13 @@ KINDS = ("off", "text", "exact", "exact, for the tier above", "exact, stop strin
 
 def measure(chunks: int = CHUNKS, rounds: int = ROUNDS) -> dict[str, ChunkCost]:
     """By kind."""
-    plain, told = ([chunk(n, ids=ids) for n in range(chunks)] for ids in (False, True))
+    plain, with_ids = ([chunk(n, ids=ids) for n in range(chunks)] for ids in (False, True))
     spent: dict[str, list[float]] = {kind: [] for kind in KINDS}
     gc.disable()
     try:
         for _ in range(rounds + 1):
             for kind in KINDS:
-                feed, events = _tap(kind).feed, plain if kind in _WITHOUT_IDS else told
+                feed, events = _tap(kind).feed, plain if kind in _WITHOUT_IDS else with_ids
                 began = time.process_time_ns()
                 for event in events:
                     feed(event)

@@ -70,14 +70,14 @@ class Row(msgspec.Struct, frozen=True):
         return msgspec.structs.asdict(self) | {"requests_per_cpu_s": self.per_s}
 
 
-def measure(sizes: Sequence[Size] = SIZES, say: Callable[[str], None] = lambda _: None) -> list[Row]:
+def measure(sizes: Sequence[Size] = SIZES, progress: Callable[[str], None] = lambda _: None) -> list[Row]:
     """All rows, one after the other."""
     rows = []
     for size in sizes:
         what = f"3 regions, {size.replicas} replicas"
         if not size.replicas:
             what = f"{REGIONS} regions x {REPLICAS_EACH} replicas, {BALANCERS} global balancers"
-        say(f"{what}, {size.router}")
+        progress(f"{what}, {size.router}")
         rows.append(_large(what, size) if not size.replicas else _small(what, size))
     return rows
 
@@ -107,8 +107,8 @@ def _large(what: str, size: Size) -> Row:
 
 def _ask(world: World, entry: str, rng: Random) -> None:
     """A prompt of 300 tokens, one of 50 of its region, and a short answer, so that a second of warm-up is enough."""
-    says = f"{entry} {rng.randrange(PROMPTS)}"
-    world.arrive(entry, "t", 1_200, says=says, max_tokens=64, answer_tokens=24)
+    prefix = f"{entry} {rng.randrange(PROMPTS)}"
+    world.arrive(entry, "t", 1_200, prefix=prefix, max_tokens=64, answer_tokens=24)
 
 
 def _timed(what: str, router: str, world: World, since: float, until: float) -> Row:

@@ -47,7 +47,7 @@ class SoakReport(msgspec.Struct, frozen=True):
         return (last.rss_bytes - before.rss_bytes) / max(1, last.requests - before.requests)
 
 
-async def measure(requests: int, say: Callable[[str], None] = lambda _text: None) -> SoakReport:
+async def measure(requests: int, progress: Callable[[str], None] = lambda _text: None) -> SoakReport:
     """Soak it. Raises BenchError where it cannot run."""
     why = SOAKED.missing()
     if why is not None:
@@ -66,7 +66,7 @@ async def measure(requests: int, say: Callable[[str], None] = lambda _text: None
                 raise BenchError("the regional balancer answers no more")
             rate = window.requests / window.seconds
             done, errors, spent_s = done + window.requests, errors + window.errors, spent_s + window.cpu_s
-            say(f"{done:,} of {requests:,} requests, {window.rss_bytes / 2**20:,.0f} MiB")
+            progress(f"{done:,} of {requests:,} requests, {window.rss_bytes / 2**20:,.0f} MiB")
             over = done >= requests or time.monotonic() >= limit
             if over or done >= SHARES[len(marks)] * requests:
                 cpu_us = spent_s * 1e6 / (done - marks[-1].requests)

@@ -158,22 +158,22 @@ class Reader:
 
     model: str = MODEL
     tokenizer: Path | None = None
-    told: bool = False
+    kv_events: bool = False
 
 
 async def _regional(
     around: Surroundings, place: Place, kv_tokens: int = KV_TOKENS, reader: Reader = Reader()
 ) -> tuple[int, int]:
     """A regional balancer over the place's replicas: its client port and process id."""
-    client, admin, *kv_ports = free_ports(2 + (len(place.targets) if reader.told else 0))
+    client, admin, *kv_ports = free_ports(2 + (len(place.targets) if reader.kv_events else 0))
     around.admins.append(admin)
     config = regional_config(place, kv_tokens, reader, kv_ports)
     config |= {"admin": {"port": admin}, "client": _listen(client, place)}
     if reader.tokenizer is not None:
         config["tokenizers"] = {reader.model: {"file": str(reader.tokenizer)}}
     pid = await around.tier("regional", config)
-    if reader.told:
-        await _tell(around, admin, kv_ports)
+    if reader.kv_events:
+        await _announce_kv(around, admin, kv_ports)
     return client, pid
 
 
@@ -199,19 +199,19 @@ def regional_config(
     return {"tier": {"port": 0}, "control": {"port": 0}, "replicas": replicas}
 
 
-async def _tell(around: Surroundings, admin: int, ports: list[int]) -> None:
+async def _announce_kv(around: Surroundings, admin: int, ports: list[int]) -> None:
     """Say of each replica's cache that it is empty, again and again until the region heard of all of them."""
     publishers = [KvPublisher(HOST, port, None, "map") for port in ports]
     for publisher in publishers:
         around.stack.callback(publisher.close)
     async with aiohttp.ClientSession() as session:
-        heard = False
-        while not heard:
+        exact = False
+        while not exact:
             for publisher in publishers:
                 publisher.publish(batch([{"type": "AllBlocksCleared"}], 0.0, "map"))
             await asyncio.sleep(0.1)
             async with session.get(f"http://{HOST}:{admin}/status") as answer:
-                heard = all(one["kv_events"] == "exact" for one in (await answer.json())["replicas"])
+                exact = all(one["kv_events"] == "exact" for one in (await answer.json())["replicas"])
 
 
 def _listen(port: int, place: Place) -> dict[str, Any]:

@@ -52,13 +52,13 @@ class Row(msgspec.Struct, frozen=True):
     limit: float | None = None
 
 
-def measure(*, quick: bool = False, say: Callable[[str], None] = lambda _: None) -> list[Row]:
+def measure(*, quick: bool = False, progress: Callable[[str], None] = lambda _: None) -> list[Row]:
     """All rows. Each repeat has a process of its own, one after the other, so that memory is that of one fill."""
     nodes = NODES_QUICK if quick else NODES
     taken: list[dict[str, float]] = []
     context = multiprocessing.get_context("spawn")
     for turn in range(REPEATS):
-        say(f"repeat {turn + 1} of {REPEATS}, {nodes:,} nodes")
+        progress(f"repeat {turn + 1} of {REPEATS}, {nodes:,} nodes")
         with context.Pool(1) as pool:
             taken.append(pool.apply(repeat, (nodes, turn)))
     return [_row(what, unit, [one[what] for one in taken], limit) for what, unit, limit in _ROWS]
@@ -99,7 +99,7 @@ def repeat(nodes: int, seed: int) -> dict[str, float]:
     found["clear a location"] = _took(partial(trie.clear, fullest)) * 1e3
     del trie, paths
     found |= asyncio.run(_streamed(max(nodes // 4, MESSAGE_NODES), rng))
-    found |= _told(min(nodes, SNAPSHOT_NODES), rng)
+    found |= _snapshots(min(nodes, SNAPSHOT_NODES), rng)
     return found
 
 
@@ -258,7 +258,7 @@ def _deltas(nodes: int, rng: random.Random) -> Iterator[bytes]:
         seq, before = seq + 1, ends
 
 
-def _told(nodes: int, rng: random.Random) -> dict[str, float]:
+def _snapshots(nodes: int, rng: random.Random) -> dict[str, float]:
     """A snapshot as a region makes it: the longest step from one slice to the next."""
     trie = PrefixTrie()
     trie.add("r0", 1 << 40)

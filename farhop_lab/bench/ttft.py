@@ -66,10 +66,10 @@ class Mode:
 
     name: str
     reads: bool = False
-    told: bool = False  # engines tell of their KV cache, so that a decision waits for tokens
+    kv_events: bool = False  # engines tell of their KV cache, so that a decision waits for tokens
 
 
-MODES = (Mode("off"), Mode("on", reads=True), Mode("on, KV events", reads=True, told=True))
+MODES = (Mode("off"), Mode("on", reads=True), Mode("on, KV events", reads=True, kv_events=True))
 
 
 @dataclass(frozen=True)
@@ -113,24 +113,24 @@ async def measure(
     rounds: int = ROUNDS,
     engine: Engine | None = None,
     modes: Sequence[Mode] = MODES,
-    say: Callable[[str], None] = lambda _text: None,
+    progress: Callable[[str], None] = lambda _text: None,
 ) -> list[Row]:
     """Measure all ways. `say` hears what is going on. Raises BenchError."""
     if not usage.available():
         raise BenchError("bench reads other processes' CPU time from /proc: it needs Linux")
     found: list[Row] = []
     for mode in modes:
-        if engine is not None and mode.reads and (mode.told or engine.tokenizer is None):
+        if engine is not None and mode.reads and (mode.kv_events or engine.tokenizer is None):
             continue  # there is no tokenizer, or nobody who tells what a real engine here caches
-        say(f"starting both tiers, tokenizer {mode.name}")
+        progress(f"starting both tiers, tokenizer {mode.name}")
         async with _ways(mode, engine) as (ways, model):
             for prompt, size in SIZES.items():
-                say(f"tokenizer {mode.name}, {prompt} prompts")
+                progress(f"tokenizer {mode.name}, {prompt} prompts")
                 (body,) = bodies.streamed(size, _TOKENS, 1.0, 1, model, _DELAY_MS)
                 job = Job(ways, body.decode(), rounds)
                 program, arguments = module("ttft_client", job)
-                said = await output([*program, *arguments], _CLIENT_S)
-                found += rows_of(mode.name, prompt, msgspec.json.decode(said, type=list[list[Sample]]))
+                printed = await output([*program, *arguments], _CLIENT_S)
+                found += rows_of(mode.name, prompt, msgspec.json.decode(printed, type=list[list[Sample]]))
     return found
 
 
@@ -163,7 +163,7 @@ async def _over(place: Place, model: str, mode: Mode, tokenizer: Path | None) ->
     (port,) = free_ports(1)
     program, arguments = module("bare", bare.Job(port, list(place.targets)))
     relay = Child("the bare relay", arguments, place.folder / "bare.log", {}, program)
-    reader = tiers.Reader(model, tokenizer if mode.reads else None, told=mode.told)
+    reader = tiers.Reader(model, tokenizer if mode.reads else None, kv_events=mode.kv_events)
     async with (
         started(relay, HOST, port, model=model) as bare_one,
         tiers.side_by_side(place, reader) as (regional, both),

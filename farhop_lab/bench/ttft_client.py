@@ -66,15 +66,15 @@ class Connection:
         cpu_s = usage.cpu_s(self._way.pids)
         began = time.perf_counter()
         wire.sendall(request)
-        said, first_at = b"", 0.0
-        while not said.endswith(b"0\r\n\r\n"):
+        received, first_at = b"", 0.0
+        while not received.endswith(b"0\r\n\r\n"):
             piece = wire.recv(_READ_BYTES)
             now = time.perf_counter()
-            said += piece
-            if not first_at and b"data: " in said:
+            received += piece
+            if not first_at and b"data: " in received:
                 first_at = now
-            if not piece or (not first_at and not said.startswith(b"HTTP/1.1 200")):
-                raise ClientError(f"{self._way.name}: instead of a stream came {said[-300:]!r}")
+            if not piece or (not first_at and not received.startswith(b"HTTP/1.1 200")):
+                raise ClientError(f"{self._way.name}: instead of a stream came {received[-300:]!r}")
         time.sleep(pause_s)
         return Sample(self._way.name, (first_at - began) * 1e3, (usage.cpu_s(self._way.pids) - cpu_s) * 1e3)
 
@@ -105,7 +105,7 @@ def run(job: Job) -> list[list[Sample]]:
 
 if __name__ == "__main__":
     try:
-        told = run(msgspec.json.decode(sys.argv[1], type=Job))
+        samples = run(msgspec.json.decode(sys.argv[1], type=Job))
     except (ClientError, OSError) as error:
         sys.exit(f"{error}")
-    sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+    sys.stdout.write(msgspec.json.encode(samples).decode() + "\n")

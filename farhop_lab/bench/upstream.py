@@ -77,8 +77,8 @@ def _chunk(data: bytes) -> bytes:
 _PIECE = _event('"choices":[{"index":0,"delta":{"content":" word"}}]')  # about 150 bytes
 # The same where tokens are asked for, as vLLM tells them.
 _ASKED = b'"return_token_ids":true'
-_TOLD = '"choices":[{"index":0,"delta":{"content":" word"},"finish_reason":null,"token_ids":[1234]}]'
-_TOLD_PIECE = _event(_TOLD)
+_CHOICES = '"choices":[{"index":0,"delta":{"content":" word"},"finish_reason":null,"token_ids":[1234]}]'
+_PIECE_WITH_ID = _event(_CHOICES)
 _DONE = _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
@@ -152,7 +152,7 @@ class Connection(asyncio.Protocol):
         first = piece = _PIECE
         if _ASKED in body:
             prompt = ",".join(["1234"] * tokens)
-            first, piece = _event(f'{_TOLD},"prompt_token_ids":[{prompt}]'), _TOLD_PIECE
+            first, piece = _event(f'{_CHOICES},"prompt_token_ids":[{prompt}]'), _PIECE_WITH_ID
         self._write(_STREAM_HEAD + first)
         self._timer = self._loop.call_later(pace_s, self._next, chunks - 1, pace_s, tokens, piece)
 

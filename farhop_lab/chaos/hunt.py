@@ -62,7 +62,7 @@ def hunt(
             if done is not None:
                 done(len(outcomes))
         shortest = [shortest_of(one) for one in _to_shrink(outcomes, shrinks_max)]
-        return _told(outcomes, shortest)
+        return _summed(outcomes, shortest)
     context = multiprocessing.get_context("spawn")
     count = min(workers or os.cpu_count() or 1, len(batches))
     bound = bound_to_parent()
@@ -76,7 +76,7 @@ def hunt(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return _told(outcomes, shortest)
+    return _summed(outcomes, shortest)
 
 
 def _undisturbed(bound: Callable[[], None] | None) -> None:
@@ -109,7 +109,7 @@ def shortest_of(outcome: Outcome) -> Outcome:
     return trial.run(short)
 
 
-def _told(outcomes: list[Outcome], shortest: list[Outcome]) -> Hunted:
+def _summed(outcomes: list[Outcome], shortest: list[Outcome]) -> Hunted:
     failures = tuple(one for one in outcomes if one.failed)
     by_property = Counter(name for one in failures for name in one.failures)
     of_all = Counter(what for one in outcomes for what in {fault.what for fault in one.schedule.faults})
@@ -151,4 +151,4 @@ def kept(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
 def replayed(schedule: Schedule) -> Hunted:
     """One schedule, as it is."""
     outcome = trial.run(schedule)
-    return _told([outcome], [])
+    return _summed([outcome], [])

@@ -100,11 +100,11 @@ class _LiveInjector:
         self._world, self._session = world, session
         self.findings: list[Finding] = []
 
-    async def play(self, fault: Fault, say: Callable[[str], None]) -> None:
+    async def play(self, fault: Fault, progress: Callable[[str], None]) -> None:
         """One fault, from its beginning to its end."""
         await asyncio.sleep(fault.at_s)
         where = fault.replica or " ".join(filter(None, (fault.region, fault.to)))
-        say(f"{fault.what} {where} for {fault.for_s:g} s")
+        progress(f"{fault.what} {where} for {fault.for_s:g} s")
         await self._break(fault)
         await asyncio.sleep(fault.for_s)
         await self._mend(fault)
@@ -331,16 +331,16 @@ def at_rest(
 # -- the run
 
 
-async def run(folder: Path, seed: int, for_s: float, say: Callable[[str], None]) -> LiveResult:
+async def run(folder: Path, seed: int, for_s: float, progress: Callable[[str], None]) -> LiveResult:
     """Start a world, break it for `for_s`, leave it alone, and judge. LiveError, WorldError."""
-    say("starting etcd, engines and balancers")
+    progress("starting etcd, engines and balancers")
     settings = WorldSettings(replicas=REPLICAS, speedup=1.0)
     async with World(settings, folder) as world, aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0)
     ) as session:  # fmt: skip
         clients, injector = _LiveClients(world, session, seed), _LiveInjector(world, session)
         try:
-            return await _broken_and_judged(world, session, clients, injector, seed, for_s, say)
+            return await _broken_and_judged(world, session, clients, injector, seed, for_s, progress)
         finally:
             left = (*clients.clients, *clients.under_way)
             for task in left:
@@ -356,19 +356,19 @@ async def _broken_and_judged(
     injector: _LiveInjector,
     seed: int,
     for_s: float,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> LiveResult:
     clock = asyncio.get_running_loop().time
     faults = drawn(seed, for_s, list(world.regions))
     async with asyncio.TaskGroup() as group:
         for fault in faults:
-            group.create_task(injector.play(fault, say))
-    say(f"quiet for {QUIET_S:g} s")
+            group.create_task(injector.play(fault, progress))
+    progress(f"quiet for {QUIET_S:g} s")
     await asyncio.sleep(QUIET_S)
     since = clock()
     before = sum(one.ended != "served" for one in clients.answers)
     served = await _served(world, session)
-    say(f"judging for {WINDOW_S:g} s")
+    progress(f"judging for {WINDOW_S:g} s")
     await asyncio.sleep(WINDOW_S)
     regional, global_ = await _statuses(world, session)
     window = [one for one in clients.answers if one.at >= since]
@@ -403,8 +403,8 @@ async def _statuses(
 
     async def ask(url: str) -> dict[str, Any]:
         try:
-            async with session.get(f"{url}/status", timeout=aiohttp.ClientTimeout(10.0)) as told:
-                status: dict[str, Any] = await told.json()
+            async with session.get(f"{url}/status", timeout=aiohttp.ClientTimeout(10.0)) as response:
+                status: dict[str, Any] = await response.json()
                 return status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise LiveError(f"{url}/status does not answer: {error}") from None

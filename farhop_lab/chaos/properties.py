@@ -256,8 +256,8 @@ def law(world: World, epoch: int) -> Iterator[Finding]:
 
 def sound(world: World) -> Iterator[Finding]:
     """No machine broke its invariants."""
-    for said in world.journal.first_violations[:3]:
-        yield Finding("sound", "world", said)
+    for violation in world.journal.first_violations[:3]:
+        yield Finding("sound", "world", violation)
 
 
 def _globals(world: World) -> Iterator[tuple[BalancerProcess, GlobalFlow]]:

@@ -31,8 +31,8 @@ class Check(msgspec.Struct, frozen=True):
 class Checker:
     """A running world, and the checks made on it so far."""
 
-    def __init__(self, world: World, say: Callable[[str], None]) -> None:
-        self.world, self.say = world, say
+    def __init__(self, world: World, progress: Callable[[str], None]) -> None:
+        self.world, self.progress = world, progress
         self.checks: list[Check] = []
         self.names = list(world.regions)
 
@@ -40,7 +40,7 @@ class Checker:
         """One line."""
         self.checks.append(Check(part, what, expected, seen, held))
         mark = "ok  " if held else "FAIL"
-        self.say(f"{mark} ({part}) {what:<56} expected: {expected:<34} seen: {seen}")
+        self.progress(f"{mark} ({part}) {what:<56} expected: {expected:<34} seen: {seen}")
 
     async def ask(self, region: str, tenant: str, text: str, **options: Any) -> Result:
         """One chat request, and its end."""
@@ -90,8 +90,8 @@ class Checker:
     async def why(self, entry: str, result: Result) -> None:
         """What an entry's balancer says of the decision by which a request went where it was not expected."""
         asked = result.headers.get("x-farhop-decision", "unknown")
-        told = await self.page(f"{self.world.regions[entry].global_admin}/decisions/{asked}")
-        self.say(f"     {code_of(result)}; why, by {entry}'s global balancer: {told}")
+        decision = await self.page(f"{self.world.regions[entry].global_admin}/decisions/{asked}")
+        self.progress(f"     {code_of(result)}; why, by {entry}'s global balancer: {decision}")
 
     async def page(self, url: str) -> str:
         """What stands there."""

@@ -107,7 +107,7 @@ async def store_stopped(checker: Checker) -> None:
     """(e) etcd stopped for 5 s: service goes on."""
     etcd = checker.world.etcd
     if etcd is None:
-        checker.say("     (e) left out: this etcd is not ours to stop")
+        checker.progress("     (e) left out: this etcd is not ours to stop")
         return
     await etcd.kill()
     end = time.monotonic() + ETCD_STOPPED_S
@@ -130,7 +130,7 @@ async def one_trace(checker: Checker) -> None:
     spans = await checker.world.collector.wait_for(trace_id, spans=7, timeout_s=PATIENCE_S)
     services = sorted({span.service for span in spans})
     for line in tree(spans):
-        checker.say(f"       {line}")
+        checker.progress(f"       {line}")
     want = ["engine", "farhop-global", "farhop-regional"]
     checker.check("f", "one trace, from both tiers and the engine", " ".join(want), " ".join(services),
                 services == want)  # fmt: skip
@@ -244,9 +244,9 @@ async def region_killed(checker: Checker) -> None:
     seen = f"{lost} lost of {len(results)} ({started} had started)"
     checker.check("j", "tokyo killed, all of it: requests not started", "0 lost", seen, lost == 0)
     if checker.world.dns is not None:
-        told = await near(checker.world, "tokyo", without="tokyo")
-        checker.check("j", "DNS: a network near tokyo is led elsewhere", "not tokyo", ", ".join(told),
-                    bool(told) and "tokyo" not in told)  # fmt: skip
+        led = await near(checker.world, "tokyo", without="tokyo")
+        checker.check("j", "DNS: a network near tokyo is led elsewhere", "not tokyo", ", ".join(led),
+                    bool(led) and "tokyo" not in led)  # fmt: skip
     shares: list[float] = []
     await _until_down(checker, "tokyo", "frankfurt")  # who is only missed for a moment comes back at once
     watching = asyncio.create_task(_watch_return(checker, "tokyo", "frankfurt", shares))
@@ -274,7 +274,7 @@ async def streams_go_on(checker: Checker) -> None:
     children = [*frankfurt.engines, frankfurt.regional]
     await asyncio.gather(*(child.kill() for child in children if child is not None))
     results = await asyncio.gather(*talks)
-    alike = sum(result.ok and result.text == told.text for (_, result), (_, told) in zip(results, whole, strict=True))
+    alike = sum(result.ok and result.text == one.text for (_, result), (_, one) in zip(results, whole, strict=True))
     seen = f"{alike} whole, {await _resumed(checker, 'frankfurt')} went on elsewhere"
     checker.check(
         "n", f"frankfurt killed, but its entry, under {carried} streams", f"{STREAMS} say what whole ones say", seen,
@@ -378,23 +378,23 @@ async def drilled(checker: Checker) -> None:
     described = folder / "world.json"
     world = checker.world.describe(os.getpid(), (control.url, control.token))
     await asyncio.to_thread(world_file.write, described, world)
-    words = ["drill", "run", "lose-a-region", "--set", "region=virginia", "--set", "soak_s=3", "--json"]
-    words += ["--world", str(described), "--out", str(folder / "drills")]
+    command = ["drill", "run", "lose-a-region", "--set", "region=virginia", "--set", "soak_s=3", "--json"]
+    command += ["--world", str(described), "--out", str(folder / "drills")]
     runner = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "farhop_cli", *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        sys.executable, "-m", "farhop_cli", *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
     try:
         async with asyncio.timeout(DRILL_S):
-            said, _ = await runner.communicate()
+            output, _ = await runner.communicate()
     finally:
         if runner.returncode is None:
             runner.terminate()  # it rolls back
             await runner.wait()
         await control.close()
-    told = msgspec.json.decode(said, type=dict[str, Any]) if said else {}
-    measures = told.get("measures", {})
-    verdict = f"{told.get('verdict', 'nothing')}{', ' if told.get('why') else ''}{told.get('why', '')}"
-    checker.check("o", "farhop drill run lose-a-region", "PASS", verdict, told.get("verdict") == "PASS")
+    report = msgspec.json.decode(output, type=dict[str, Any]) if output else {}
+    measures = report.get("measures", {})
+    verdict = f"{report.get('verdict', 'nothing')}{', ' if report.get('why') else ''}{report.get('why', '')}"
+    checker.check("o", "farhop drill run lose-a-region", "PASS", verdict, report.get("verdict") == "PASS")
     rto_s = measures.get("rto_s")
     seen = "not measured" if rto_s is None else f"{rto_s:.2f} s"
     checker.check("o", "virginia lost: until new requests are served again", "at most 1 s", seen,
@@ -402,6 +402,6 @@ async def drilled(checker: Checker) -> None:
     violations, canaries = measures.get("residency_violations"), measures.get("canaries", 0.0)
     seen = "not measured" if violations is None else f"{violations:.0f} of {canaries:.0f}"
     checker.check("o", "answers from where the law does not allow it", "0", seen, violations == 0.0 and canaries > 0)
-    report_s = told.get("report_s")
+    report_s = report.get("report_s")
     seen = "none" if report_s is None else f"after {report_s:.2f} s"
     checker.check("o", "its report", "within 2 s", seen, report_s is not None and report_s <= 2.0)

@@ -36,7 +36,7 @@ PARTS: tuple[Callable[[Checker], Coroutine[Any, Any, None]], ...] = (
 )
 
 
-async def run(say: Callable[[str], None] = print) -> bool:
+async def run(progress: Callable[[str], None] = print) -> bool:
     """Boot, play every part, stop; True if every check held."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="farhop-demo-") as folder:
@@ -45,14 +45,16 @@ async def run(say: Callable[[str], None] = print) -> bool:
                 regions = ", ".join(world.regions)
                 engines = f"{world.settings.replicas} {world.settings.profile} engines each"
                 up_s = time.monotonic() - began
-                say(f"world: {regions}; {engines}; wire and engines {world.settings.speedup:g} x; up in {up_s:.1f} s")
-                checker = Checker(world, say)
+                progress(
+                    f"world: {regions}; {engines}; wire and engines {world.settings.speedup:g} x; up in {up_s:.1f} s"
+                )
+                checker = Checker(world, progress)
                 for part in PARTS:
                     await part(checker)
         except WorldError as error:
-            say(f"demo: the world did not come up: {error}")
+            progress(f"demo: the world did not come up: {error}")
             return False
     passed = sum(check.held for check in checker.checks)
-    say(f"demo: took {time.monotonic() - began:.0f} s")
-    say(f"demo: passed {passed} of {len(checker.checks)}")
+    progress(f"demo: took {time.monotonic() - began:.0f} s")
+    progress(f"demo: passed {passed} of {len(checker.checks)}")
     return passed == len(checker.checks)

@@ -39,11 +39,11 @@ async def entries(world: World, name: str, client: str) -> list[str]:
         f"{name}.{ZONE}", "A", use_edns=0, options=[dns.edns.ECSOption(network, int(length))]
     )
     try:
-        told = await dns.asyncquery.udp(query, "127.0.0.1", timeout=_ASK_S, port=world.dns_port)
+        response = await dns.asyncquery.udp(query, "127.0.0.1", timeout=_ASK_S, port=world.dns_port)
     except (dns.exception.DNSException, OSError):
         return []
     by_host = {run.entry_host: run.name for run in world.regions.values()}
-    return [by_host[rdata.address] for rrset in told.answer for rdata in rrset]
+    return [by_host[rdata.address] for rrset in response.answer for rdata in rrset]
 
 
 async def near(world: World, region: str, without: str = "") -> list[str]:
@@ -51,24 +51,24 @@ async def near(world: World, region: str, without: str = "") -> list[str]:
     if world.dns is None:
         return []
     network = client_network(list(world.regions).index(region))
-    return await _until(world, network, lambda told: bool(told) and without not in told)
+    return await _until(world, network, lambda answer: bool(answer) and without not in answer)
 
 
 async def led_by_dns(checker: Checker) -> None:
     """(l) DNS sends a Tokyo network to Tokyo, and an EU-only name to Frankfurt only."""
     world, names = checker.world, checker.names
     if world.dns is None:
-        checker.say("     (l) left out: this machine has no further loopback addresses for entries")
+        checker.progress("     (l) left out: this machine has no further loopback addresses for entries")
         return
     tokyo = client_network(names.index("tokyo"))
-    told = await _until_first(world, tokyo, "tokyo")
-    checker.check("l", "DNS: api, asked for a network near tokyo", "tokyo first, 3 entries", ", ".join(told),
-                  told[:1] == ["tokyo"] and len(told) == len(names))  # fmt: skip
+    answer = await _until_first(world, tokyo, "tokyo")
+    checker.check("l", "DNS: api, asked for a network near tokyo", "tokyo first, 3 entries", ", ".join(answer),
+                  answer[:1] == ["tokyo"] and len(answer) == len(names))  # fmt: skip
     eu = [await entries(world, "eu", client_network(at)) for at in range(len(names))]
     seen = "; ".join(sorted({", ".join(one) or "none" for one in eu}))
     checker.check("l", "DNS: an EU-only name, from every network", "frankfurt", seen, seen == "frankfurt")
     # The answer's addresses are where the client connects: an entry of them serves it.
-    region = world.regions[told[0]] if told else world.regions["virginia"]
+    region = world.regions[answer[0]] if answer else world.regions["virginia"]
     result = await checker.ask(region.name, "japan-only", "Who is nearest?")
     checker.check("l", "a client that goes where DNS led it is served", "tokyo",
                   result.headers.get("x-farhop-region", str(result.status)),
@@ -79,7 +79,7 @@ async def entry_drained(checker: Checker) -> None:
     """(m) An entry drained: answers change, streams that it carries go on."""
     world = checker.world
     if world.dns is None or world.etcd is None:
-        checker.say("     (m) left out: there is no DNS server, or this etcd is not ours to write to")
+        checker.progress("     (m) left out: there is no DNS server, or this etcd is not ours to write to")
         return
     network = client_network(checker.names.index("tokyo"))
     await _until_first(world, network, "tokyo")
@@ -98,10 +98,10 @@ async def entry_drained(checker: Checker) -> None:
     try:
         under_way, began = sum(not stream.done() for stream in streams), time.monotonic()
         await store.put(drain.key, encode(drain))
-        told = await _until_last(world, network, "tokyo")
+        answer = await _until_last(world, network, "tokyo")
         took_s = time.monotonic() - began
         checker.check("m", "tokyo's entry drained: DNS answers a network near it", "others first",
-                      f"{', '.join(told)}, after {took_s:.1f} s", bool(told) and told[0] != "tokyo")  # fmt: skip
+                      f"{', '.join(answer)}, after {took_s:.1f} s", bool(answer) and answer[0] != "tokyo")  # fmt: skip
         results = await asyncio.gather(*streams)
         whole = sum(result.ok for _, result in results)
         checker.check("m", f"streams on it meanwhile ({under_way} under way then)", f"{STREAMS} whole",
@@ -116,18 +116,18 @@ async def entry_drained(checker: Checker) -> None:
 
 
 async def _until_first(world: World, network: str, entry: str) -> list[str]:
-    return await _until(world, network, lambda told: told[:1] == [entry])
+    return await _until(world, network, lambda answer: answer[:1] == [entry])
 
 
 async def _until_last(world: World, network: str, entry: str) -> list[str]:
-    return await _until(world, network, lambda told: told[:1] not in ([], [entry]))
+    return await _until(world, network, lambda answer: answer[:1] not in ([], [entry]))
 
 
 async def _until(world: World, network: str, true: Callable[[list[str]], bool]) -> list[str]:
     """The answer that is so, or the last one before patience ends."""
     end = time.monotonic() + PATIENCE_S
     while True:
-        told = await entries(world, "api", network)
-        if true(told) or time.monotonic() > end:
-            return told
+        answer = await entries(world, "api", network)
+        if true(answer) or time.monotonic() > end:
+            return answer
         await asyncio.sleep(0.05)

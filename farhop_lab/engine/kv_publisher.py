@@ -52,7 +52,7 @@ class KvPublisher:
         except zmq.ZMQError as error:
             raise OSError(error.errno, f"KV events: {os.strerror(error.errno or 0)}", f"{host}:{port}") from None
 
-    def tell(self, log: KvLog) -> None:
+    def publish_new(self, log: KvLog) -> None:
         """Publish what is new in the log, if anything is."""
         events = log.take()
         if events:

@@ -86,7 +86,7 @@ class Replica:
         self.driver = Driver(self.core, asyncio.get_running_loop(), clock, self.faults.stretch)
         self._publisher, self._tokenizer = publisher, tokenizer
         if publisher is not None:
-            self.driver.scheduled = self._tell
+            self.driver.scheduled = self._publish
         self._clock = clock
         self.profile = profile
         self.text_model = text_model
@@ -124,13 +124,13 @@ class Replica:
         if self._publisher is not None:
             self._publisher.close()
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         if self._publisher is not None and self.core.log is not None:
-            self._publisher.tell(self.core.log)
+            self._publisher.publish_new(self.core.log)
 
     async def _reset(self, _: web.Request) -> web.Response:
         self.core.kv.reset()  # not while sequences run; vLLM answers 200 either way
-        self._tell()
+        self._publish()
         return web.Response()
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
@@ -207,14 +207,14 @@ class Replica:
     def _load(self, request: web.Request) -> dict[str, str]:
         """ORCA's header, as vLLM writes it into answers of one piece where a client asks for it."""
         form, core = request.headers.get("Endpoint-Load-Metrics-Format", "").upper(), self.core
-        told = {"kv_cache_usage_perc": core.kv.usage, "num_requests_waiting": core.waiting}
+        metrics = {"kv_cache_usage_perc": core.kv.usage, "num_requests_waiting": core.waiting}
         if form == "TEXT":
-            said = ", ".join(f"named_metrics.{name}={value}" for name, value in told.items())
+            line = ", ".join(f"named_metrics.{name}={value}" for name, value in metrics.items())
         elif form == "JSON":
-            said = msgspec.json.encode({"named_metrics": told}).decode()
+            line = msgspec.json.encode({"named_metrics": metrics}).decode()
         else:
             return {}
-        return {"endpoint-load-metrics": f"{form} {said}"}
+        return {"endpoint-load-metrics": f"{form} {line}"}
 
     async def _fetched(self, call: Call, sequence: Sequence) -> None:
         """Have here what another engine computed of the prompt. RefusedError."""
@@ -301,7 +301,7 @@ class Replica:
             raise ConnectionResetError("the client left before its answer began")
         usage = call.include_usage
         return [
-            StreamTicket(wait, rendering, transport, include_usage=usage, told=call.token_ids or call.usage_each)
+            StreamTicket(wait, rendering, transport, include_usage=usage, with_ids=call.token_ids or call.usage_each)
             for wait, rendering in zip(waits, renderings, strict=True)
         ], response
 

@@ -144,14 +144,14 @@ class Tasks:
             form = await request.post()
         except ValueError as error:
             raise RefusedError(f"The request body is not valid multipart/form-data: {error}") from None
-        heard, fields = form.get("file"), {name: str(form.get(name, "")) for name in ("stream", "response_format")}
-        if not isinstance(heard, web.FileField):
+        recording, fields = form.get("file"), {name: str(form.get(name, "")) for name in ("stream", "response_format")}
+        if not isinstance(recording, web.FileField):
             raise refusal("file", "it is missing; give the sound as a file of the form")
         if fields["stream"].lower() in ("true", "1"):
             raise refusal("stream", "this engine does not stream transcriptions; leave it out")
         if fields["response_format"] not in ("", "json", "text"):
             raise refusal("response_format", "this engine writes json and text")
-        data = heard.file.read()
+        data = recording.file.read()
         if not data:
             raise refusal("file", "it is empty")
         request_id = self._host.request_id(request, "trsc-")

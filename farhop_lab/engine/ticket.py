@@ -101,7 +101,7 @@ class StreamTicket(Ticket):
     cost more than all the rest of the engine. The response must be prepared, chunked and not compressed.
     """
 
-    __slots__ = ("_answer", "_include_usage", "_told", "_transport")
+    __slots__ = ("_answer", "_include_usage", "_transport", "_with_ids")
 
     def __init__(
         self,
@@ -110,12 +110,12 @@ class StreamTicket(Ticket):
         transport: asyncio.Transport,
         *,
         include_usage: bool,
-        told: bool = False,
+        with_ids: bool = False,
     ) -> None:
         """`told`: each token's chunk says more than its text."""
         super().__init__(wait)
         self._answer = answer
-        self._told = answer if told and isinstance(answer, Answer) else None
+        self._with_ids = answer if with_ids and isinstance(answer, Answer) else None
         self._transport = transport
         self._include_usage = include_usage
 
@@ -125,8 +125,8 @@ class StreamTicket(Ticket):
             return
         if last:
             event = self._answer.closing(text, self.sequence, include_usage=self._include_usage)
-        elif self._told is not None:
-            event = self._told.token_told(text, self.sequence)
+        elif self._with_ids is not None:
+            event = self._with_ids.token_with_ids(text, self.sequence)
         else:
             event = self._answer.token(text)
         transport.write(self._answer.opening(self.sequence) + event if first else event)

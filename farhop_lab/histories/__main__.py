@@ -49,9 +49,9 @@ def _keep(name: str, paths: list[Path]) -> int:
     """Those that replay (a test may do to its machine what no driver does) as one file."""
     kept = []
     for path in paths:
-        for history, said in zip(read(path), replay(path), strict=True):
-            if said.diverging or said.entries > ENTRIES_MAX:
-                print(f"left out: {said.history}: {said.diverging} of {said.entries} entries diverge")
+        for history, result in zip(read(path), replay(path), strict=True):
+            if result.diverging or result.entries > ENTRIES_MAX:
+                print(f"left out: {result.history}: {result.diverging} of {result.entries} entries diverge")
                 continue
             kept.append(history)
     path = shipped.KEPT / f"{name}{shipped.SUFFIX}"

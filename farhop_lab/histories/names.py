@@ -82,11 +82,11 @@ def reasons_of(reasons: Any) -> tuple[Any, ...] | None:
 
 def _delta_parts(delta: Any) -> tuple[Any, ...]:
     slice_ = delta.slice if delta.HasField("slice") else None
-    told = None
+    slice_parts = None
     if slice_ is not None:
         paths = tuple((path.parent, tuple(path.nodes)) for path in slice_.paths)
-        told = slice_.snapshot_id, slice_.slice, slice_.last, paths
-    return delta.instance, delta.incarnation, delta.seq, delta.after, told, tuple(map(_change, delta.changes))
+        slice_parts = slice_.snapshot_id, slice_.slice, slice_.last, paths
+    return delta.instance, delta.incarnation, delta.seq, delta.after, slice_parts, tuple(map(_change, delta.changes))
 
 
 def _change(change: Any) -> tuple[Any, ...]:
@@ -97,12 +97,14 @@ def _change(change: Any) -> tuple[Any, ...]:
 
 
 def _delta(
-    instance: str, incarnation: int, seq: int, after: int, told: tuple[Any, ...] | None, changes: tuple[Any, ...]
+    instance: str, incarnation: int, seq: int, after: int, slice_parts: tuple[Any, ...] | None, changes: tuple[Any, ...]
 ) -> Any:
     delta = region_pb2.PrefixDelta(instance=instance, incarnation=incarnation, seq=seq, after=after)
-    if told is not None:
-        paths = [region_pb2.PrefixPath(parent=parent, nodes=nodes) for parent, nodes in told[3]]
-        slice_ = region_pb2.PrefixSlice(snapshot_id=told[0], slice=told[1], last=told[2], paths=paths)
+    if slice_parts is not None:
+        paths = [region_pb2.PrefixPath(parent=parent, nodes=nodes) for parent, nodes in slice_parts[3]]
+        slice_ = region_pb2.PrefixSlice(
+            snapshot_id=slice_parts[0], slice=slice_parts[1], last=slice_parts[2], paths=paths
+        )
         delta.slice.CopyFrom(slice_)
     for what, *of in changes:
         one = delta.changes.add()
@@ -119,13 +121,13 @@ def _delta(
 QUEUE = ("requests_max", "tokens_max", "wait_s", "stands_s", "standing_wait_s", "starvation_s")
 
 
-def _said(config: split.SplitConfig) -> dict[str, Any]:
+def _given(config: split.SplitConfig) -> dict[str, Any]:
     """Of one model's split, the fields that are said."""
     return {name: getattr(config, name) for name in config.model_fields_set}
 
 
-def _splits(said: Any) -> dict[str, split.SplitConfig]:
-    return {model: split.SplitConfig(**fields) for model, fields in said.items()}
+def _splits(given: Any) -> dict[str, split.SplitConfig]:
+    return {model: split.SplitConfig(**fields) for model, fields in given.items()}
 
 
 def _rule(version: str, mark: machine.HeaderMatch | None, tenant: str) -> split.RuleConfig:
@@ -262,7 +264,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
         split.SplitsChanged,
         Tag(
             ("splits",),
-            lambda it: ({model: _said(config) for model, config in it.splits.items()},),
+            lambda it: ({model: _given(config) for model, config in it.splits.items()},),
             lambda splits: split.SplitsChanged(_splits(splits)),
         ),
     ),
@@ -379,7 +381,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
         regional_flow.Reconfigured,
         Tag(
             ("law", "config", "policies", "splits"),
-            lambda it: (it.law, it.config, it.policies, {model: _said(config) for model, config in it.splits.items()}),
+            lambda it: (it.law, it.config, it.policies, {model: _given(config) for model, config in it.splits.items()}),
             lambda law, config, policies, splits: regional_flow.Reconfigured(law, config, policies, _splits(splits)),
         ),
     ),
@@ -450,10 +452,10 @@ def as_it_began(
         for_all = float(of_tenant(""))
     except (AttributeError, NameError):
         for_all = None
-    told = dict(chosen._configured) if chosen is not None else {}
+    configured = dict(chosen._configured) if chosen is not None else {}
     if is_global(flow):
-        return GLOBAL, config, law, seed, told, dict(more or {}), for_all
-    return REGIONAL, config, law, seed, told, dict(more._configured) if more is not None else {}, for_all
+        return GLOBAL, config, law, seed, configured, dict(more or {}), for_all
+    return REGIONAL, config, law, seed, configured, dict(more._configured) if more is not None else {}, for_all
 
 
 # What is done to a machine, by the numbers that files hold.
@@ -520,7 +522,7 @@ class Rig:
 
     def _report(self, due: bool) -> Any:
         report = self._reporter.build()
-        return told(report) if due else None
+        return reported(report) if due else None
 
     def _consider(self, of: tuple[Any, ...]) -> Any:
         assert isinstance(self.flow, GlobalFlow)
@@ -544,7 +546,7 @@ def is_global(flow: Any) -> bool:
     return isinstance(flow, GlobalFlow)
 
 
-def told(report: RegionReport) -> Any:
+def reported(report: RegionReport) -> Any:
     """What a report tells of a region."""
     return report.models, report.accepted_bytes, report.law_epoch
 
@@ -592,8 +594,8 @@ def every_route(regions: list[str]) -> list[Callable[[float], Any]]:
         {},
     ]
 
-    def routed(said: dict[str, Any]) -> Callable[[float], Any]:
-        route = RouteConfig.model_construct(**said)
+    def routed(fields: dict[str, Any]) -> Callable[[float], Any]:
+        route = RouteConfig.model_construct(**fields)
         return lambda _now: RoutesChanged({("", ""): route})
 
     def pinned(now: float) -> Any:

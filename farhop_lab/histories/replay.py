@@ -55,8 +55,8 @@ class _Made(NamedTuple):
 
     def __repr__(self) -> str:
         fields = names.TAGS[self.tag].fields
-        told = ", ".join(f"{name}={part!r}" for name, part in zip(fields, self.parts, strict=False))
-        return f"{names.NAMES[self.tag]}({told})"
+        shown = ", ".join(f"{name}={part!r}" for name, part in zip(fields, self.parts, strict=False))
+        return f"{names.NAMES[self.tag]}({shown})"
 
 
 def _plain_tags() -> Mapping[int, Tag]:

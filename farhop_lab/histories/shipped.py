@@ -140,13 +140,13 @@ def _steered(world: World) -> None:
     for n, choices in enumerate(names.every_choice()):
         for region in world.regions.values():
             world.at(n * STEERED_EVERY_S, region.relay.react, choices)
-    for n, told in enumerate(names.every_route(sorted(world.regions))):
+    for n, event_of in enumerate(names.every_route(sorted(world.regions))):
         for first, *_ in world.balancers.values():
-            world.at(n * STEERED_EVERY_S, _tell, first, told)
+            world.at(n * STEERED_EVERY_S, _react, first, event_of)
 
 
-def _tell(process: Any, told: Callable[[float], Any]) -> None:
-    process.relay.react(told(process.relay.clock()))
+def _react(process: Any, event_of: Callable[[float], Any]) -> None:
+    process.relay.react(event_of(process.relay.clock()))
 
 
 def catalogue() -> dict[str, Callable[[], list[Tape]]]:

@@ -181,7 +181,7 @@ class Room:
             self._reported[id(reporter)] = now if due else last
             tape.call(names.REPORT, now, due)
             report = build(reporter)
-            tape.came(names.REPORT, names.told(report) if due else None)
+            tape.came(names.REPORT, names.reported(report) if due else None)
             return report
 
         return [

@@ -59,28 +59,28 @@ _KINDS: dict[str, type[Any]] = {"trees": trees.Tree, "agents": agents.Agent, "re
 def figures_of(work: WorkDoc) -> Figures:
     """The figures of a piece: its kind's, with what the file says otherwise. WorkloadError in one line. A chat is
     `like` arena (or wildchat); `kind` of ServeGen's clients is left to `schedule`."""
-    said = dict(work.figures)
+    given = dict(work.figures)
     if work.kind == "chat":
-        like = said.pop("like", "arena")
+        like = given.pop("like", "arena")
         known = chat.CHATS.get(like) if isinstance(like, str) else None
         if known is None:
             raise WorkloadError(f"like: {like!r} is none of {', '.join(chat.CHATS)}")
-        told: Figures = _with(known, said)
-        return told
+        traced: Figures = _with(known, given)
+        return traced
     if work.kind == "servegen":
-        said.pop("clients", None)
-    figures: Figures = _with(_KINDS.get(work.kind, traces.Limits)(), said)
+        given.pop("clients", None)
+    figures: Figures = _with(_KINDS.get(work.kind, traces.Limits)(), given)
     return figures
 
 
-def _with(base: Figures, said: Mapping[str, Any]) -> Any:
+def _with(base: Figures, given: Mapping[str, Any]) -> Any:
     kind = type(base)
     known = [name for name in kind.__struct_fields__ if name not in ("name", "tenant")]
-    for name in said:
+    for name in given:
         if name not in known:
             raise WorkloadError(f"{name}: no figure of this kind; known here: {', '.join(known)}")
     try:
-        return msgspec.convert({**msgspec.structs.asdict(base), **said}, kind)
+        return msgspec.convert({**msgspec.structs.asdict(base), **given}, kind)
     except msgspec.ValidationError as error:
         raise WorkloadError(str(error)) from None
 

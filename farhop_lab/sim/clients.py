@@ -112,13 +112,13 @@ class ProgramRun:
         if clients.timeline.now >= clients.until:
             self._on_answer(at, None)
         else:
-            PendingRequest(clients, self._region, ask, lambda said: self._on_answer(at, said))
+            PendingRequest(clients, self._region, ask, lambda answer: self._on_answer(at, answer))
 
-    def _on_answer(self, at: int, said: bytes | None) -> None:
-        if said is None:
+    def _on_answer(self, at: int, answer: bytes | None) -> None:
+        if answer is None:
             self._failed = True
         else:
-            self._answers[at] = said
+            self._answers[at] = answer
         self._waits -= 1
         if self._waits:
             return
@@ -164,11 +164,11 @@ class PendingRequest:
         self._clients.counts.timeouts += 1
         self._clients.service.leave(self._id)
 
-    def _over(self, record: RequestRecord, said: bytes) -> None:
+    def _over(self, record: RequestRecord, answer: bytes) -> None:
         self._is_over = True
         if self._patience is not None:
             self._patience.cancel()
-        self._on_answer(said if record.served else None)
+        self._on_answer(answer if record.served else None)
 
 
 class ClientPool:

@@ -106,7 +106,7 @@ class FaultInjector:
             "freeze": lambda: world.heal(region, fault.to),
             "cut": lambda: world.heal(region, fault.to),
             "blackhole": lambda: world.heal(region, fault.to),
-            "etcd": world.etcd_speaks,
+            "etcd": world.etcd_up,
             "law": lambda: self._publish(list(world.regions)),
         }
         acts[fault.what]()

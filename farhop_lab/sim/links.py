@@ -120,8 +120,8 @@ class RegionLinks:
             # Its clock as it will be when the ping gets there.
             clock_ms = (there.relay.clock() + rtt_s / 2.0) * 1e3
             asked = [hop for hop in self._hops(region) if hop.quiet][:ASKED_MAX]
-            told = there.reporter.quiet_ms(self._balancer, [hop.id for hop in asked])
-            inquiry = (asked, told, context.timeline.now, rtt_s)
+            quiet_ms = there.reporter.quiet_ms(self._balancer, [hop.id for hop in asked])
+            inquiry = (asked, quiet_ms, context.timeline.now, rtt_s)
             context.timeline.after(rtt_s, self._pong, region, there.incarnation, clock_ms, sent_at, inquiry)
         else:
             context.timeline.after(rtt_s, self._no_pong, region)

@@ -108,21 +108,21 @@ class PrefixCall:
         region.calls[self] = None
         self._publisher = region.reporter.prefixes
         self._steps = self._publisher.subscribe(request)
-        self._tell()
+        self._send()
 
-    def _tell(self) -> None:
+    def _send(self) -> None:
         context, region, subscription = self._context, self._region.name, self._subscription
         assert self._steps is not None
         assert self._publisher is not None
         self._publisher.wakes.pop(self._wake, None)
         if context.wire.frozen_since(region, subscription.here) is not None:
-            self._due = context.timeline.after(LOOK_S, self._tell)  # nothing is read there: what was written is enough
+            self._due = context.timeline.after(LOOK_S, self._send)  # nothing is read there: what was written is enough
             return
         for step in self._steps:
             if not isinstance(step, Pause):
                 self._back(self._receive, step)
             elif step.seconds > 0.0:
-                self._due = context.timeline.after(step.seconds, self._tell)
+                self._due = context.timeline.after(step.seconds, self._send)
                 if step.wakes:
                     self._publisher.wakes[self._wake] = None
                 return
@@ -131,7 +131,7 @@ class PrefixCall:
     def _wake(self) -> None:
         """There is something to tell: in a moment, since the machine is not done with what it does."""
         self._rest()
-        self._due = self._context.timeline.after(0.0, self._tell)
+        self._due = self._context.timeline.after(0.0, self._send)
 
     def _rest(self) -> None:
         if self._due is not None:

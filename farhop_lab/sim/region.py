@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from farhop.balance import outcome
 from farhop.balance.machine import LawChanged
 from farhop.balance.prefix.chain import go_on, tail
-from farhop.relay.upstream import engine_faults as words
+from farhop.relay.upstream import engine_faults
 from farhop.store.documents import report as reports
 from farhop.store.documents.document import DocumentError
 from farhop_lab.engine.core.text import token_count
@@ -70,8 +70,8 @@ class EngineAttempt:
         "_host",
         "_place",
         "_relay",
+        "_sends_ids",
         "_sent_at",
-        "_tells",
         "_watch",
         "answer_tokens",
         "id",
@@ -86,7 +86,7 @@ class EngineAttempt:
         came, asked = token_count(active.generated), active.prompt.answer_tokens
         self.prompt, self.answer_tokens = active.prompt.text + active.generated, None if asked is None else asked - came
         self.max_tokens = None if active.request.max_tokens is None else active.request.max_tokens - came
-        self._tells = region.flow.view.replicas[forward.target].token_ids
+        self._sends_ids = region.flow.view.replicas[forward.target].token_ids
         self._relay, self._active, self._context = region.relay, active, region.context
         self._host, self._away_s = region.hosts[forward.target], region.away_s
         self._place = region.name, forward.target
@@ -109,7 +109,7 @@ class EngineAttempt:
         self._began_at = self._context.timeline.now
         self._watch.cancel()
         self._watch = self._context.timeline.after(self._context.watching.engine_between_bytes_s, self._quiet)
-        self._tell(self._relay.began, 200)
+        self._act(self._relay.began, 200)
 
     def done(self, usage: Usage) -> None:
         """See engines.Job. What it said goes on from the prompt, as the relay would read it."""
@@ -124,14 +124,14 @@ class EngineAttempt:
         context = self._context
         if context.timed is not None:
             context.timed(*self._place, Timing(self._sent_at, self._began_at, context.timeline.now, usage))
-        self._tell(self._relay.ended, 200, usage, chain, len(generated))
+        self._act(self._relay.ended, 200, usage, chain, len(generated))
 
     def refused(self, text: str) -> None:
         """See replicas.HostedJob. What an engine says of itself is read as the relay reads it."""
         self._watch.cancel()
         status = 500 if text else 503
-        self._tell(self._relay.began, status)
-        self._tell(self._relay.ended, status, None, (), 0, words.in_text(text.encode()))
+        self._act(self._relay.began, status)
+        self._act(self._relay.ended, status, None, (), 0, engine_faults.in_text(text.encode()))
 
     def broke(self, text: str) -> None:
         """See engines.Job. An answer that had begun ends with an error event."""
@@ -139,7 +139,7 @@ class EngineAttempt:
             self._lost(outcome.DIED_MID_STREAM if self._began_at > -inf else outcome.DIED_BEFORE_START)
         elif self._began_at > -inf:
             self._watch.cancel()
-            self._tell(self._relay.ended, 200, None, (), 0, words.in_text(text.encode()) or outcome.ENGINE_ERROR)
+            self._act(self._relay.ended, 200, None, (), 0, engine_faults.in_text(text.encode()) or outcome.ENGINE_ERROR)
         else:
             self.refused(text)
 
@@ -158,14 +158,14 @@ class EngineAttempt:
 
     def _lost(self, reason: Outcome) -> None:
         self._watch.cancel()
-        self._tell(self._relay.failed, reason)
+        self._act(self._relay.failed, reason)
 
-    def _tell(self, act: Callable[..., None], *args: object) -> None:
+    def _act(self, act: Callable[..., None], *args: object) -> None:
         self._context.timeline.after(self._away_s, act, self._active, self, *args)
 
     def so_far(self) -> bytes | None:
         """See relay.Attempt."""
-        if not self._tells or not self._active.request.stream:
+        if not self._sends_ids or not self._active.request.stream:
             return None
         generated = self._host.generated(self.id)
         left = self.max_tokens if self.answer_tokens is None else self.answer_tokens
@@ -186,7 +186,7 @@ class RegionProcess:
         name: str,
         site: Site,
         make: Callable[[str, Random], RegionalFlow],
-        tell: Callable[[RegionReport], None],
+        on_report: Callable[[RegionReport], None],
     ) -> None:
         self.context, self.name, self.region, self.site = context, name, name, site
         self.instance = "a"
@@ -195,7 +195,7 @@ class RegionProcess:
         self.alive = False
         self.hosts: dict[str, Host] = {}
         self._hung: set[str] = set()  # replicas whose probe has not come back
-        self._make, self._tell = make, tell
+        self._make, self._on_report = make, on_report
         self.incarnation = 0
         self._samples = 0
         self._seen: list[tuple[int, int, float]] = []
@@ -318,8 +318,8 @@ class RegionProcess:
     def _look_at_gpus(self, life: int) -> None:
         if not self._lives(life):
             return
-        told = {name: gpus.fault((gpus.Gpu("0", "", host.xid),), ()) for name, host in self.hosts.items()}
-        self._gpu_faults = {name: fault for name, fault in told.items() if fault}
+        faults = {name: gpus.fault((gpus.Gpu("0", "", host.xid),), ()) for name, host in self.hosts.items()}
+        self._gpu_faults = {name: fault for name, fault in faults.items() if fault}
         self.context.timeline.after(self.context.watching.gpus_s, self._look_at_gpus, life)
 
     # -- reporting
@@ -346,7 +346,7 @@ class RegionProcess:
         except DocumentError as error:
             self.context.journal.violated(f"the report of {self.name} would be refused: {error}")
             return
-        self._tell(report)
+        self._on_report(report)
 
     def _measure(self) -> None:
         now, most = 0, self.relay.most_under_way()

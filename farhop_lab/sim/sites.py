@@ -86,7 +86,7 @@ def station(
     first_s: float = 0.02,
     answer_tokens: int = 100,
     replicas: int = 1,
-    told_slots: int | None = None,
+    reported_slots: int | None = None,
 ) -> Site:
     """A site of fixed service with `slots` in all, a multiple of `replicas`; the balancer's guesses of speed are right.
 
@@ -96,13 +96,13 @@ def station(
     """
     if slots % replicas:
         raise ValueError(f"slots: {slots} cannot be shared evenly by {replicas} replicas; give a multiple")
-    told = slots if told_slots is None else told_slots
+    reported = slots if reported_slots is None else reported_slots
     replica = Replica(
         name="",
         address=Address("sim", 8000),
         models=frozenset((MODEL,)),
         gpu="station",
-        slots=told // replicas,
+        slots=reported // replicas,
         kv_tokens=1_000_000_000,
         prefill_tokens_max=1_000_000,
         prefill_ms_per_token=first_s * 1e3 / 256,

@@ -201,7 +201,7 @@ class World:
         tenant: str,
         prompt_bytes: int = 1024,
         *,
-        says: str = "",
+        prefix: str = "",
         max_tokens: int | None = 256,
         answer_tokens: int | None = None,
         deadline_s: float = DEADLINE_S,
@@ -211,13 +211,13 @@ class World:
         on_done: Callable[[RequestRecord, bytes], None] | None = None,
     ) -> str:
         """A streaming request arrives at a global balancer of its region (they take turns), or `direct`ly at the
-        region's own. `text` is its prompt; without, `prompt_bytes` are made up, and `says` names them: equal names
+        region's own. `text` is its prompt; without, `prompt_bytes` are made up, and `prefix` names them: equal names
         share their prefix, "" shares with nobody. `on_done` is given its record and the answer, maybe before this
         returns. Returns its id."""
         balancer = None if direct else self._next_balancer(entry)
         known = self._tenants(entry, balancer).get(tenant)
         who = Caller(tenant, deadline_s, "", True, known.priority if known is not None else 0, entry_region=entry)
-        text = text or self._text(says, prompt_bytes)
+        text = text or self._text(prefix, prompt_bytes)
         return self._enter(entry, balancer, who, Prompt(text, answer_tokens), max_tokens, session, on_done)
 
     def ask(
@@ -227,7 +227,7 @@ class World:
         prompt_bytes: int = 1024,
         *,
         allow: str = "",
-        says: str = "",
+        prefix: str = "",
         answer_tokens: int | None = None,
         direct: bool = False,
     ) -> str | Reply:
@@ -238,7 +238,9 @@ class World:
             law_client = (self.regions[entry] if balancer is None else balancer).law_client
             caller = law_client.caller(key, allow)
             if isinstance(caller, Caller):
-                return self._enter(entry, balancer, caller, Prompt(self._text(says, prompt_bytes), answer_tokens), 256)
+                return self._enter(
+                    entry, balancer, caller, Prompt(self._text(prefix, prompt_bytes), answer_tokens), 256
+                )
             origin = elsewhere(caller)
             named = [r.name for r in self._context.topology.regions.values() if origin in r.entry]
             if not named or redirects == REDIRECTS_MAX:
@@ -277,10 +279,10 @@ class World:
             session=session,
         )
 
-        def over(record: RequestRecord, said: bytes) -> None:
+        def over(record: RequestRecord, answer: bytes) -> None:
             self._entered.pop(request_id, None)  # its prompt may be large
             if on_done is not None:
-                on_done(record, said)
+                on_done(record, answer)
 
         self._context.observer("read", entry, entry if balancer is None else balancer.name, request)
         arrival = Arrival(self._context, request, prompt, entry, relay, over, direct=balancer is None)
@@ -302,8 +304,8 @@ class World:
             return process.law_client.law.topology.tenants
         return self._context.topology.tenants
 
-    def _text(self, says: str, n_bytes: int) -> bytes:
-        return _text(says or f"r{self._arrivals + 1}", n_bytes)
+    def _text(self, prefix: str, n_bytes: int) -> bytes:
+        return _text(prefix or f"r{self._arrivals + 1}", n_bytes)
 
     def _scope(self, tenant: str) -> int:
         """The seed of a tenant's chains."""
@@ -405,7 +407,7 @@ class World:
         Reports come by the fast path alone, and go on."""
         self._etcd_silent = True
 
-    def etcd_speaks(self) -> None:
+    def etcd_up(self) -> None:
         """Everybody lists it anew. Harmless while it does."""
         if self._etcd_silent:
             self._etcd_silent = False

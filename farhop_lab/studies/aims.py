@@ -41,7 +41,7 @@ class Aim(msgspec.Struct, frozen=True):
     load: float = 1.0
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """For people."""
         bound = f">= {self.least:g}" if self.least is not None else f"<= {self.most:g}"
         return f"{self.figure} {bound} x {self.against}"
@@ -55,7 +55,7 @@ class AimResult(msgspec.Struct, frozen=True):
     asked: str
     against: str
     ratio: Interval | None
-    said: str
+    verdict: str
 
 
 def _never_worse(*scenarios: str) -> list[Aim]:
@@ -94,8 +94,8 @@ AIMS: tuple[Aim, ...] = (
 def judged(results: Sequence[Result]) -> list[AimResult]:
     """Every aim whose cells were run."""
     rows = tables.rows(results)
-    told = [_judged(aim, rows) for aim in AIMS]
-    return [result for result in told if result is not None]
+    found = [_judged(aim, rows) for aim in AIMS]
+    return [result for result in found if result is not None]
 
 
 def _judged(aim: Aim, rows: Mapping[Row, list[Result]]) -> AimResult | None:
@@ -105,7 +105,7 @@ def _judged(aim: Aim, rows: Mapping[Row, list[Result]]) -> AimResult | None:
     if ours is None or against is None:
         return None
     ratio = tables.ratio(ours, rows[aim.scenario, against, aim.load], aim.figure)
-    return AimResult(aim.scenario, aim.load, aim.words, against, ratio, said(aim, ratio))
+    return AimResult(aim.scenario, aim.load, aim.text, against, ratio, verdict(aim, ratio))
 
 
 def _rival(aim: Aim, names: Sequence[str], rows: Mapping[Row, list[Result]]) -> str | None:
@@ -126,7 +126,7 @@ def published(name: str) -> bool:
     return name != ORACLE and not name.startswith(routers.FARHOP)
 
 
-def said(aim: Aim, ratio: Interval | None) -> str:
+def verdict(aim: Aim, ratio: Interval | None) -> str:
     """One word, or two where the interval leaves it open."""
     if ratio is None:
         return "nothing to compare"
@@ -134,9 +134,9 @@ def said(aim: Aim, ratio: Interval | None) -> str:
     def holds(value: float) -> bool:
         return (aim.least is None or value >= aim.least) and (aim.most is None or value <= aim.most)
 
-    word = "met" if holds(ratio.mean) else "missed"
+    outcome = "met" if holds(ratio.mean) else "missed"
     sure = holds(ratio.low) == holds(ratio.high) == holds(ratio.mean)
-    return word if sure else f"open, {word}"
+    return outcome if sure else f"open, {outcome}"
 
 
 # -- a region's loss

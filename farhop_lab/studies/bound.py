@@ -63,9 +63,9 @@ def demands(scenario: Scenario, seed: int, load: float) -> list[Demand]:
             for start in schedule:
                 if start.at >= doc.duration_s:
                     break
-                for ask, said in _asked(start, doc.duration_s, _token_s(scenario)):
+                for ask, answer in _asked(start, doc.duration_s, _token_s(scenario)):
                     asks.append(ask)
-                    answers.append(said)
+                    answers.append(answer)
     return _uncached(asks, answers)
 
 
@@ -79,14 +79,16 @@ def _asked(start: Start, until: float, token_s: float) -> Iterator[tuple[Ask, by
     program, at = start.make(), start.at
     batch = next(program, None)
     while batch is not None:
-        said = tuple(prose(f"answer {xxhash.xxh3_64_hexdigest(ask.prompt)}", ask.answer_tokens or 0) for ask in batch)
-        yield from ((ask, text) for ask, text in zip(batch, said, strict=True) if at + ask.think_s < until)
+        answers = tuple(
+            prose(f"answer {xxhash.xxh3_64_hexdigest(ask.prompt)}", ask.answer_tokens or 0) for ask in batch
+        )
+        yield from ((ask, text) for ask, text in zip(batch, answers, strict=True) if at + ask.think_s < until)
         at += max(ask.think_s + token_s * ((ask.answer_tokens or 1) - 1) for ask in batch)
         if at >= until:
             program.close()
             return
         try:
-            batch = program.send(said)
+            batch = program.send(answers)
         except StopIteration:
             return
 
@@ -96,9 +98,9 @@ def _uncached(asks: Sequence[Ask], answers: Sequence[bytes]) -> list[Demand]:
     whatever order, at least the sum of theirs is computed."""
     known: set[int] = set()
     found = []
-    for ask, said in zip(asks, answers, strict=True):
+    for ask, answer in zip(asks, answers, strict=True):
         hit, chain, fresh = 0, xxhash.xxh3_64(), False
-        text, size = ask.prompt + said, _BLOCK_TOKENS * TOKEN_BYTES
+        text, size = ask.prompt + answer, _BLOCK_TOKENS * TOKEN_BYTES
         for at in range(0, len(text) - size + 1, size):
             chain.update(text[at : at + size])
             digest = chain.intdigest()

@@ -73,7 +73,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     curve_s: float
     good: list[int]
     program_counts: ProgramCounts
-    said: list[str]
+    first_violations: list[str]
     wall_s: float
 
     def figures(self) -> dict[str, float]:
@@ -82,7 +82,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(
-    document: dict[str, Any], folder: Path, key: Key, recipe: str, tell: Callable[[float], None] | None = None
+    document: dict[str, Any], folder: Path, key: Key, recipe: str, progress: Callable[[float], None] | None = None
 ) -> Result:
     """Run the cell of a scenario's document. `tell` hears from time to time what share of it is done."""
     scenario = built(document, folder)
@@ -90,9 +90,9 @@ def run(
     began = time.perf_counter()
     world, clients = prepared(scenario, key)
     world.journal.hush()
-    if tell is not None:
+    if progress is not None:
         for part in range(1, PARTS + 1):
-            world.at(doc.duration_s * part / PARTS, tell, part / PARTS)
+            world.at(doc.duration_s * part / PARTS, progress, part / PARTS)
     window = Window(doc.warm_up_s, doc.duration_s)
     aims = Objective(ttft_ms=doc.objective.ttft_ms, tpot_ms=doc.objective.tpot_ms, patience_ms=doc.timeout_s * 1e3)
     with seldom_tidied():
@@ -113,7 +113,7 @@ def run(
         curve_s=curve_s,
         good=_good(measures.records, aims, window.until),
         program_counts=clients.counts,
-        said=measures.journal.first_violations[:20],
+        first_violations=measures.journal.first_violations[:20],
         wall_s=round(time.perf_counter() - began, 3),
     )
 

@@ -137,14 +137,14 @@ class _LiveClients:
             try:
                 batch = next(program)
                 while True:
-                    said = await asyncio.gather(*(self._ask(region, ask) for ask in batch))
+                    texts = await asyncio.gather(*(self._ask(region, ask) for ask in batch))
                     if self._now() >= self._doc.duration_s:
                         return
-                    if any(text is None for text in said):
+                    if any(text is None for text in texts):
                         program.close()
                         await asyncio.sleep(PAUSE_S / self._speedup)
                         break
-                    batch = program.send(tuple(text or b"" for text in said))
+                    batch = program.send(tuple(text or b"" for text in texts))
             except StopIteration:
                 continue  # well done: the next one
 
@@ -222,11 +222,16 @@ def promised(seen: list[Seen]) -> list[Promised]:
     for tier in ("global", "regional"):
         pairs = [one.promises[tier] for one in seen if tier in one.promises]
         if pairs:
-            off = sorted(abs(said_ms - seen_ms) / seen_ms for said_ms, seen_ms in pairs)
-            said, came = sorted(said_ms for said_ms, _ in pairs), sorted(seen_ms for _, seen_ms in pairs)
+            off = sorted(abs(expected_ms - seen_ms) / seen_ms for expected_ms, seen_ms in pairs)
+            expected, came = sorted(expected_ms for expected_ms, _ in pairs), sorted(seen_ms for _, seen_ms in pairs)
             rows.append(
                 Promised(
-                    tier, len(pairs), quantile(said, 0.5), quantile(came, 0.5), quantile(off, 0.5), quantile(off, 0.9)
+                    tier,
+                    len(pairs),
+                    quantile(expected, 0.5),
+                    quantile(came, 0.5),
+                    quantile(off, 0.5),
+                    quantile(off, 0.9),
                 )
             )
     return rows

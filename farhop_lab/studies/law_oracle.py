@@ -11,7 +11,7 @@ from typing import Any
 from topology.model import Place, Region, Topology
 
 Document = dict[str, Any]
-Told = Mapping[str, Collection[str] | None]
+KnownBases = Mapping[str, Collection[str] | None]
 """What each model is based on, as it was told; None: it is an adapter, of nobody knows what."""
 
 # The map, twice: as the shipped code has it, and as plain sets.
@@ -54,11 +54,11 @@ def allows(rule: Document) -> set[str]:
     return union(rule["allow"]) - union(rule.get("deny", ()))
 
 
-def bases(model: str, told: Told) -> set[str] | None:
+def bases(model: str, known: KnownBases) -> set[str] | None:
     """The model and all that it is based on; None where that ends in something nobody knows."""
     found, ahead = {model}, [model]
     for one in ahead:
-        more = told.get(one, ())
+        more = known.get(one, ())
         if more is None:
             return None
         ahead += [base for base in more if base not in found]
@@ -66,7 +66,9 @@ def bases(model: str, told: Told) -> set[str] | None:
     return found
 
 
-def lawful(document: Document, scope: str, tenant: str, key: str, asked: str, model: str, told: Told) -> set[str]:
+def lawful(
+    document: Document, scope: str, tenant: str, key: str, asked: str, model: str, known: KnownBases
+) -> set[str]:
     """The regions where a document lets this be done with a request of the tenant, with that key, that `asked`.
 
     With key "" whichever key it was.
@@ -82,7 +84,7 @@ def lawful(document: Document, scope: str, tenant: str, key: str, asked: str, mo
         return allows(residency["entry"]) if "entry" in residency else set(INSIDE["world"])
     regions = allows(residency.get(scope, residency["processing"]))
     rules = [who.get("models", {}), document.get("models", {})]
-    bound = bases(model, told)
+    bound = bases(model, known)
     if bound is None:
         return set() if any(rules) else _narrowed(regions, held, asked)
     for name in bound:

@@ -47,7 +47,7 @@ from farhop.store.contract import LAW_KEY, Change, ChangeKind, Conflict, Entry, 
 from farhop.store.documents.report import COUNT_LIMIT, ModelReport
 from farhop.store.envelope import NO_KEYS, Keys, Signer, public_key
 from farhop.store.state import Kept
-from farhop_lab.studies.law_oracle import INSIDE, MAP, REGIONS, Document, Told, allows, lawful
+from farhop_lab.studies.law_oracle import INSIDE, MAP, REGIONS, Document, KnownBases, allows, lawful
 from global_lb.fleet import view as global_view
 from global_lb.routing import flow as global_flow
 from regional_lb.fleet import view as regional_view
@@ -216,7 +216,7 @@ class Process:
         else:
             self.flow = RegionalFlow(FlowConfig(self.region, "lb"), law, rng, lambda _tenant: 1.0)
         self.read: dict[str, int] = {}  # by asker's region: how far the journal was told
-        self.told: dict[str, dict[str, frozenset[str] | None]] = {}  # by region: what its models are based on
+        self.bases: dict[str, dict[str, frozenset[str] | None]] = {}  # by region: what its models are based on
         self.book = Book(
             dict(world.hubs), law, self._adopt, lambda reason: world.seen.update((reason,)),  # type: ignore[arg-type]
             keys=world.keys, state=self.disk,  # type: ignore[arg-type]
@@ -238,7 +238,7 @@ class Process:
                 self.world.forwarded(self, command)
         return commands
 
-    def hear(self, hub: str) -> None:
+    def read_hub(self, hub: str) -> None:
         """What stands in a hub now, or that it is lost."""
         etcd = self.world.hubs[hub]
         if etcd.up:
@@ -247,14 +247,14 @@ class Process:
         else:
             self.book.changed(Change(ChangeKind.LOST, why="down"), hub)
 
-    def learn(self, region: str, told: dict[str, frozenset[str] | None]) -> None:
+    def learn(self, region: str, bases: dict[str, frozenset[str] | None]) -> None:
         """What the models of a region are based on. For a global balancer a report of it, else its engines' listing."""
-        self.told[region] = told
+        self.bases[region] = bases
         if isinstance(self.flow, RegionalFlow):
             replicas = [
                 regional_view.Replica(
-                    name=name, address=Address(name, 80), models=frozenset(told), gpu="", slots=64, kv_tokens=1 << 30,
-                    prefill_tokens_max=1 << 20, prefill_ms_per_token=0.01, tpot_ms=10.0, lineage=dict(told),
+                    name=name, address=Address(name, 80), models=frozenset(bases), gpu="", slots=64, kv_tokens=1 << 30,
+                    prefill_tokens_max=1 << 20, prefill_ms_per_token=0.01, tpot_ms=10.0, lineage=dict(bases),
                     token_ids=True,
                 )
                 for name in ("gpu-0", "gpu-1")
@@ -263,19 +263,28 @@ class Process:
             for one in replicas:
                 self.handle(regional_view.ReplicaProbed(one.name, True))
             return
-        regions = {name: self._reported(name, said) for name, said in self.told.items()}
+        regions = {name: self._reported(name, listed) for name, listed in self.bases.items()}
         self.handle(global_view.RegionReported(region))
         self.handle(global_view.ChannelChanged(region, True))
         self.handle(global_view.ViewSwapped(global_view.View(regions)))
 
-    def _reported(self, region: str, told: dict[str, frozenset[str] | None]) -> global_view.Region:
+    def _reported(self, region: str, bases: dict[str, frozenset[str] | None]) -> global_view.Region:
         offer = ModelReport(
             "", replicas_ready=1, replicas_total=1, slots_total=64, slots_free=64, kv_tokens_total=0, kv_tokens_free=0,
             wait_ms=1.0, prefill_ms_per_token=0.01, tpot_ms=10.0, bytes_per_token=4.0,
             headroom_foreign_tokens=COUNT_LIMIT,
         )  # fmt: skip
         instance = global_view.Instance(
-            "lb", region, Address(region, 80), 1, _NOW, 0.0, False, 0.0, dict.fromkeys(told, offer), lineage=dict(told)
+            "lb",
+            region,
+            Address(region, 80),
+            1,
+            _NOW,
+            0.0,
+            False,
+            0.0,
+            dict.fromkeys(bases, offer),
+            lineage=dict(bases),
         )
         return global_view.Region(region, MAP.rtt_ms(self.region, region), (instance,))
 
@@ -290,7 +299,7 @@ class World:
         self.keys = KEYS if self.signed else NO_KEYS
         self.judged: dict[bytes, Any] = {}
         self.seen: Counter[str] = Counter()
-        self.sins: list[str] = []
+        self.violations: list[str] = []
         self.documents = [a_law(rng, 3)]
         self.sound: dict[bytes, Document] = {}
         self.held: dict[str, Document] = {}
@@ -309,7 +318,7 @@ class World:
 
     def _introduce(self, one: Process) -> None:
         for hub in self.hubs:
-            one.hear(hub)
+            one.read_hub(hub)
         for region in self.sites if one.tier == "global" else [one.region]:
             one.learn(region, self.engines[region])
 
@@ -332,30 +341,30 @@ class World:
         if document is not None and document["epoch"] > self.known_to(process)["epoch"]:
             self.held[process.name] = document
 
-    def told_to(self, process: Process) -> Told:
+    def bases_known_to(self, process: Process) -> KnownBases:
         """What it was told of models' bases: all that anybody names; unknown where that is said and none is named."""
-        told: dict[str, set[str] | None] = {}
+        bases: dict[str, set[str] | None] = {}
         for model in MODELS:
-            said = [one[model] for one in process.told.values()]
-            named = set[str]().union(*(one for one in said if one))
-            told[model] = named or (None if None in said else set())
-        return told
+            named_by = [one[model] for one in process.bases.values()]
+            named = set[str]().union(*(one for one in named_by if one))
+            bases[model] = named or (None if None in named_by else set())
+        return bases
 
     def judge(self, what: str, scope: str, region: str, process: Process, request: str) -> None:
         """A prompt comes to a region, by a process that goes by what it was brought, and was brought at its arrival."""
         asked, came_under, (tenant, key, wish) = self.asked[request]
         self.seen[what] += 1
         for document in (came_under, self.known_to(process)) if process.tier == "global" else (self.known_to(process),):
-            if region not in lawful(document, scope, tenant, key, wish, asked.model, self.told_to(process)):
-                self.sins.append(
+            if region not in lawful(document, scope, tenant, key, wish, asked.model, self.bases_known_to(process)):
+                self.violations.append(
                     f"{process.name}: {what} in {region}, {(tenant, key, wish, asked.model)}, epoch {document['epoch']}"
                 )
 
     def may_know(self, node: int, region: str, process: Process) -> bool:
         """Whether any of those whose prompts brought a node lets it be known in a region."""
-        document, told = self.known_to(process), self.told_to(process)
+        document, bases = self.known_to(process), self.bases_known_to(process)
         return any(
-            region in lawful(document, "hints", tenant, key, wish, model, told)
+            region in lawful(document, "hints", tenant, key, wish, model, bases)
             for tenant, key, wish, model in self.owners.get(node, ())
         )
 
@@ -365,7 +374,7 @@ class World:
         """All its steps; what went against the law."""
         steps: list[tuple[Callable[[], object], int]] = [
             (self.ask, 14), (self.set_law, 4), (self.forge, 2), (self.hub_fault, 3), (self.spread, 7),
-            (self.restart, 2), (self.relearn, 2), (self.tell, 4),
+            (self.restart, 2), (self.relearn, 2), (self.share_prefixes, 4),
         ]  # fmt: skip
         does, weights = [step for step, _ in steps], [weight for _, weight in steps]
         for step in self.rng.choices(does, weights, k=STEPS):
@@ -376,13 +385,13 @@ class World:
                 await self.exchange()
             for process in self.processes:
                 if process.book.law.epoch < (must := self.known_to(process)["epoch"]):
-                    self.sins.append(f"{process.name} goes by epoch {process.book.law.epoch} after {must}")
-            if self.sins:
-                return self.sins
+                    self.violations.append(f"{process.name} goes by epoch {process.book.law.epoch} after {must}")
+            if self.violations:
+                return self.violations
         for region in self.sites:
-            self.tell(region)
+            self.share_prefixes(region)
         self.kept()
-        return self.sins
+        return self.violations
 
     def set_law(self) -> None:
         """An operator sets a law, in the hubs that can be reached."""
@@ -439,7 +448,7 @@ class World:
         for process in self.processes:
             for hub in self.hubs:
                 if self.rng.random() < 0.4:
-                    process.hear(hub)
+                    process.read_hub(hub)
 
     def restart(self) -> None:
         """A balancer starts anew, with its disk, and hears what hubs there are."""
@@ -549,7 +558,7 @@ class World:
         for node in request.chain:
             self.owners.setdefault(node, set()).add((tenant, key, wish, request.model))
 
-    def tell(self, region: str = "") -> None:
+    def share_prefixes(self, region: str = "") -> None:
         """A region tells a global balancer what it caches, and a peer what it lately cached."""
         below = self.below[region or self.rng.choice(self.sites)]
         flow = below.flow
@@ -566,17 +575,17 @@ class World:
             at, changes, _ = flow.journal.read(at, above.region, 1 << 20)
             nodes += [node for change in changes if isinstance(change, Stored) for node in change.nodes]
             below.read[above.region] = at
-            self._check_told(nodes, above.region, below, "told")
+            self._check_shared(nodes, above.region, below, "told")
         assert flow.shares is not None
         for entry in flow.shares.recent.read(0, 0, 1 << 20)[1]:
             for name in REGIONS if entry.audience is None else entry.audience:
-                self._check_told(entry.chain, name, below, "told to a peer")
+                self._check_shared(entry.chain, name, below, "told to a peer")
 
-    def _check_told(self, nodes: Iterable[int], region: str, process: Process, what: str) -> None:
+    def _check_shared(self, nodes: Iterable[int], region: str, process: Process, what: str) -> None:
         for node in nodes:
             self.seen[what] += 1
             if not self.may_know(node, region, process):
-                self.sins.append(f"{process.name}: {what} for {region} by {self.owners.get(node)}")
+                self.violations.append(f"{process.name}: {what} for {region} by {self.owners.get(node)}")
                 return
 
     def kept(self) -> None:
@@ -587,7 +596,7 @@ class World:
                 if above.flow.trie.match((node,)):
                     self.seen["kept"] += 1
                     if not self.may_know(node, above.region, above):
-                        self.sins.append(f"{above.name}: keeps a node of {self.owners[node]}")
+                        self.violations.append(f"{above.name}: keeps a node of {self.owners[node]}")
                         return
 
 
@@ -595,10 +604,10 @@ async def _play(numbers: Iterable[int]) -> tuple[Counter[str], list[str]]:
     seen: Counter[str] = Counter()
     for number in numbers:
         world = World(number)
-        sins = await world.play()
+        violations = await world.play()
         seen += world.seen
-        if sins:
-            return seen, [f"world {number}: {sin}" for sin in sins]
+        if violations:
+            return seen, [f"world {number}: {violation}" for violation in violations]
     return seen, []
 
 
@@ -608,7 +617,7 @@ def play(numbers: Iterable[int]) -> tuple[Counter[str], list[str]]:
 
 
 def prove(
-    first: int, worlds: int, workers: int, say: Callable[[str], None] = lambda _now: None
+    first: int, worlds: int, workers: int, progress: Callable[[str], None] = lambda _now: None
 ) -> tuple[int, Counter[str], list[str]]:
     """Play so many worlds from this number on, in so many processes: how many were, what happened, and how the law was
     broken in the first one in which it was, if any."""
@@ -621,11 +630,11 @@ def prove(
         while running:
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for one in done:
-                numbers, (happened, sins) = running.pop(one), one.result()
+                numbers, (happened, violations) = running.pop(one), one.result()
                 played, seen = played + len(numbers), seen + happened
-                if sins:
-                    return played, seen, sins
+                if violations:
+                    return played, seen, violations
                 if (more := next(ahead, None)) is not None:
                     running[pool.submit(play, more)] = more
-            say(f"{played:,} of {worlds:,} worlds")
+            progress(f"{played:,} of {worlds:,} worlds")
     return played, seen, []

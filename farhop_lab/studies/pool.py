@@ -169,7 +169,7 @@ class _Crew:
                 self._begin(queue.pop())
             for ready in connection.wait(list(self._busy)):
                 assert isinstance(ready, connection.Connection)
-                self._hear(ready, finished)
+                self._receive(ready, finished)
             moved(sum(self._shares.values()))
 
     def _begin(self, job: Job) -> None:
@@ -179,7 +179,7 @@ class _Crew:
         there.close()
         self._busy[here] = (job, process)
 
-    def _hear(self, here: connection.Connection, finished: Callable[[Result], None]) -> None:
+    def _receive(self, here: connection.Connection, finished: Callable[[Result], None]) -> None:
         job, process = self._busy[here]
         try:
             kind, content = here.recv()

@@ -43,18 +43,18 @@ class End(asyncio.Protocol):
     `hear` takes what the peer sends. `ended`: the peer sent FIN. `told_end`: we did.
     """
 
-    __slots__ = ("_ends", "ended", "hear", "inward", "reading", "told_end", "transport")
+    __slots__ = ("_ends", "end_sent", "ended", "inward", "on_data", "reading", "transport")
 
-    def __init__(self, ends: Ends, hear: Callable[[bytes], None], inward: Channel) -> None:
-        self._ends, self.hear, self.inward = ends, hear, inward
+    def __init__(self, ends: Ends, on_data: Callable[[bytes], None], inward: Channel) -> None:
+        self._ends, self.on_data, self.inward = ends, on_data, inward
         self.transport: asyncio.Transport | None = None
-        self.ended = self.told_end = False
+        self.ended = self.end_sent = False
         self.reading = True
 
     @property
     def clean(self) -> bool:
         """Both ways are at their end: closing now takes nothing from anybody."""
-        return self.ended and self.told_end
+        return self.ended and self.end_sent
 
     def write(self, data: bytes) -> None:
         """Send bytes to the peer, if it is there."""
@@ -63,9 +63,9 @@ class End(asyncio.Protocol):
 
     def write_end(self) -> None:
         """Send FIN; close if the peer has done so too."""
-        if self.transport is None or self.told_end:
+        if self.transport is None or self.end_sent:
             return
-        self.told_end = True
+        self.end_sent = True
         if self.ended:
             self.transport.close()
         elif self.transport.can_write_eof():
@@ -99,13 +99,13 @@ class End(asyncio.Protocol):
         self._ends.made(self)
 
     def data_received(self, data: bytes) -> None:
-        self.hear(data)
+        self.on_data(data)
 
     def eof_received(self) -> bool:
         self.ended = True
         self._ends.ended(self)
         # Kept open for what still comes the other way, unless that has ended too.
-        return not self.told_end
+        return not self.end_sent
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - an end that is not clean is a broken one
         self.transport = None

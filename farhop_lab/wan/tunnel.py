@@ -70,7 +70,7 @@ class Tunnel:
         self._path = path
         self.out = self._channel(path.out, self._at_far)
         self.back = self._channel(path.back, self._at_near)
-        self.near = End(self, self._hear_head, self.back)
+        self.near = End(self, self._read_head, self.back)
         self.back.sink = self.out.source = self.near
         self.far: End | None = None
         self._head = b""
@@ -88,7 +88,7 @@ class Tunnel:
 
     # -- the client's head
 
-    def _hear_head(self, data: bytes) -> None:
+    def _read_head(self, data: bytes) -> None:
         path = self._path
         self._head += data
         if len(path.tunnels) > path.limits.connections_max:
@@ -108,7 +108,7 @@ class Tunnel:
     def _refuse(self, error: RefusedError) -> None:
         """Ours to answer, at once; the client then has `head_s` to leave."""
         self._path.refused += 1
-        self.near.hear = _ignore
+        self.near.on_data = _ignore
         self.near.write(reply(error.status, str(error)))
         self.near.write_end()
 
@@ -117,7 +117,7 @@ class Tunnel:
         if self._path.is_cut:
             self._fail(502, f"{self._target}: no route: the link is cut")
             return
-        self.near.hear = self.out.put
+        self.near.on_data = self.out.put
         self.out.put(Signal.OPEN)
         if rest:
             self.out.put(rest)
@@ -155,7 +155,7 @@ class Tunnel:
         if end is self.near:
             if len(self._path.tunnels) > self._path.limits.connections_max + _TURNED_AWAY_MAX:
                 end.reset()
-        elif self.near.transport is None or self.near.hear is _ignore:
+        elif self.near.transport is None or self.near.on_data is _ignore:
             end.reset()  # too late: the client left, or was told that the link is cut
         else:
             self.far = self.out.sink = self.back.source = end
@@ -165,7 +165,7 @@ class Tunnel:
     def _fail(self, status: int, text: str) -> None:
         self._path.failed += 1
         self._reply = reply(status, text)
-        self.near.hear = _ignore
+        self.near.on_data = _ignore
         self.out.clear()
         self.near.set_reading(True)  # its leaving must be noticed
         self.back.put(Signal.ANSWER)
@@ -195,8 +195,8 @@ class Tunnel:
     def ended(self, end: End) -> None:
         """An end sent FIN."""
         if self._target is None:
-            end.told_end = True  # nothing was asked: closed without a word, as eof_received then does
-        elif end.hear is not _ignore:
+            end.end_sent = True  # nothing was asked: closed without a word, as eof_received then does
+        elif end.on_data is not _ignore:
             (self.out if end is self.near else self.back).put(Signal.END)
 
     def lost(self, end: End) -> None:
@@ -218,13 +218,13 @@ class Tunnel:
         """The link broke: an open connection breaks at both ends, one not yet answered hears 502 after the delay."""
         if self._is_up:
             self.break_off()
-        elif self._target is not None and self.near.hear is not _ignore:
+        elif self._target is not None and self.near.on_data is not _ignore:
             far, self.far = self.far, None
             self.back.clear()
             if self._connecting is not None:
                 self._connecting.cancel()
             if far is not None:
-                far.hear = _ignore
+                far.on_data = _ignore
                 far.reset()
             self._fail(502, f"{self._target}: no route: the link was cut")
 

@@ -52,7 +52,7 @@ def agent(figures: Agent, name: str, rng: Random, *, tenant: str = "t") -> Progr
     for call in count(1):
         answer_tokens = max(1, min(figures.max_tokens, round(rng.expovariate(1.0 / figures.answer_tokens))))
         tool_s = rng.expovariate(1.0 / figures.tool_s) if figures.tool_s > 0.0 else 0.0
-        (said,) = yield (
+        (answer,) = yield (
             Ask(
                 prompt=prompt,
                 max_tokens=figures.max_tokens,
@@ -62,7 +62,7 @@ def agent(figures: Agent, name: str, rng: Random, *, tenant: str = "t") -> Progr
                 think_s=tool_s if call > 1 else 0.0,
             ),
         )
-        prompt += said
+        prompt += answer
         held = len(prompt) // TOKEN_BYTES
         # At least a block of news, where answers alone already make up for the growth.
         prompt += prose(f"{name} tool {call}", max(16, round(held / figures.reuse) - held))

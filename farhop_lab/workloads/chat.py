@@ -91,7 +91,7 @@ def conversation(chat: Chat, name: str, rng: Random, *, tenant: str = "t") -> Pr
         prompt += question
         if turn and len(prompt) // 4 + answer_tokens > chat.context_tokens:
             return
-        (said,) = yield (
+        (answer,) = yield (
             Ask(
                 prompt=prompt,
                 max_tokens=chat.max_tokens,
@@ -101,7 +101,7 @@ def conversation(chat: Chat, name: str, rng: Random, *, tenant: str = "t") -> Pr
                 think_s=think_s if turn else 0.0,
             ),
         )
-        prompt += said
+        prompt += answer
 
 
 def chats(chat: Chat, client: str, seed: int, *, tenant: str = "t") -> Programs:

@@ -271,8 +271,8 @@ class _Talk:
                 if number:
                     return
                 prompt = prompt[: prompt_tokens * TOKEN_BYTES]
-            (said,) = yield (_ask(prompt, answer_tokens, row.session, limits, turn.pause_s if number else 0.0),)
-            prompt += said
+            (reply,) = yield (_ask(prompt, answer_tokens, row.session, limits, turn.pause_s if number else 0.0),)
+            prompt += reply
 
 
 def servegen(

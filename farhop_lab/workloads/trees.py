@@ -68,11 +68,11 @@ def tree(figures: Tree, name: str, rng: Random, *, tenant: str = "t") -> Program
             )
             for prompt in level
         )
-        said = yield asked
+        thoughts = yield asked
         if depth + 1 < figures.levels:
             level = [
                 ask.prompt + thought + prose(f"branch {branch}", figures.instruction_tokens)
-                for ask, thought in zip(asked, said, strict=True)
+                for ask, thought in zip(asked, thoughts, strict=True)
                 for branch in range(figures.branch)
             ]
 

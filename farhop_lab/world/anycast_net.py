@@ -134,7 +134,7 @@ class Net:
         )
         self.ip(site, "neigh", "replace", gateway, "lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
 
-    def heard(self, site: str) -> None:
+    def undo_silence(self, site: str) -> None:
         """What leaves the site arrives again."""
         self.ip(site, "neigh", "del", f"10.77.{1 + SITES.index(site)}.1", "dev", "eth0")
 

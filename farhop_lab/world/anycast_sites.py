@@ -156,16 +156,16 @@ class Sites:
         )
         return said
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """What each announcer says of itself, in a line: for who asks why routes are not as they should be."""
-        said = []
+        lines = []
         for site in self.announcers:
             try:
                 status = self.status(site)
-                said.append(f"{site}: wanted {status['wanted']!r}, actual {status['actual']!r}, why {status['why']!r}")
+                lines.append(f"{site}: wanted {status['wanted']!r}, actual {status['actual']!r}, why {status['why']!r}")
             except (NetError, subprocess.TimeoutExpired, json.JSONDecodeError):
-                said.append(f"{site}: no answer")
-        return "; ".join(said)
+                lines.append(f"{site}: no answer")
+        return "; ".join(lines)
 
     def until(self, site: str, within_s: float = 20.0, **wanted: object) -> dict[str, object]:
         """Wait until its announcer tells this."""
@@ -178,7 +178,7 @@ class Sites:
                 raise NetError(f"{wanted} within {within_s:g} s; it is {status}")
             time.sleep(0.05)
 
-    def said_at(self, site: str, phase: str) -> float:
+    def phase_at(self, site: str, phase: str) -> float:
         """When its announcer last changed to this phase, by the wall clock, as its log tells."""
         log = (self.folder / f"{site}-anycast.log").read_text()
         said = [json.loads(line) for line in log.splitlines() if '"announcement"' in line]

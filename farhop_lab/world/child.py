@@ -29,7 +29,7 @@ _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 LINE_BYTES_MAX = 64 * 1024
 PROGRAM = "FARHOP_LAB_PROGRAM"  # another module to run as the `farhop` command (farhop_lab.histories.live)
 _LOOK_S = 0.05
-_LAST_WORDS_BYTES = 4096
+_END_OF_LOG_BYTES = 4096
 
 
 class ChildError(Exception):
@@ -76,13 +76,13 @@ class Child:
                 line = await stdout.readline()
         except TimeoutError:
             await self.kill()
-            raise ChildError(f"{self.name}: not ready within {timeout_s:g} s; it said: {self._last_words()}") from None
+            raise ChildError(f"{self.name}: not ready within {timeout_s:g} s; it said: {self._end_of_log()}") from None
         except BaseException:  # whoever waited was cancelled, or the line has no end: nobody will stop it but us
             await self.kill()
             raise
         if not line:
             await self.kill()  # it may have closed its stdout and live on
-            raise ChildError(f"{self.name}: did not start; it said: {self._last_words()}")
+            raise ChildError(f"{self.name}: did not start; it said: {self._end_of_log()}")
         self._drain = asyncio.create_task(self._swallow(stdout))
         return line.decode(errors="replace").strip()
 
@@ -95,12 +95,12 @@ class Child:
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError:
             await self.kill()
-            raise ChildError(f"{self.name}: not ready within {timeout_s:g} s; it said: {self._last_words()}") from None
+            raise ChildError(f"{self.name}: not ready within {timeout_s:g} s; it said: {self._end_of_log()}") from None
         except BaseException:
             await self.kill()
             raise
         if process.returncode is not None:
-            raise ChildError(f"{self.name}: did not start; it said: {self._last_words()}")
+            raise ChildError(f"{self.name}: did not start; it said: {self._end_of_log()}")
 
     async def _launch(self, *, piped: bool) -> Process:
         environment = {**os.environ, **self._environment}
@@ -156,9 +156,9 @@ class Child:
         if self._drain is not None:
             await asyncio.gather(self._drain, return_exceptions=True)
 
-    def _last_words(self) -> str:
+    def _end_of_log(self) -> str:
         with contextlib.suppress(OSError), self.log.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_WORDS_BYTES))
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _END_OF_LOG_BYTES))
             lines = log.read().decode(errors="replace").strip().splitlines()
             if lines:
                 return lines[-1][:500]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FAULTS_FILE = Path(".farhop/faults.json")
 COMMAND_S = 60.0
-SAID_CHARS_MAX = 300
+OUTPUT_CHARS_MAX = 300
 # What each kind ends, by role. Pods have no pause, and links between regions are none of a container's.
 KILLS = {
     "kill-region": ("engine", "regional", "global"),
@@ -43,21 +43,21 @@ class FaultsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token: str
 
 
-def describe(path: Path, told: FaultsFile) -> None:
+def describe(path: Path, faults: FaultsFile) -> None:
     """Write it, for its owner alone. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(told))
+        file.write(msgspec.json.encode(faults))
 
 
 def described(path: Path, fleet: str) -> FaultsFile | None:
     """The process that makes faults in this fleet, if one runs."""
     try:
-        told = msgspec.json.decode(path.read_bytes(), type=FaultsFile)
+        faults = msgspec.json.decode(path.read_bytes(), type=FaultsFile)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return told if told.fleet == fleet and runs(told.pid) else None
+    return faults if faults.fleet == fleet and runs(faults.pid) else None
 
 
 class Command(Protocol):
@@ -76,14 +76,14 @@ async def command(*words: str) -> str:
         raise FaultError(f"{words[0]}: {error.strerror or 'cannot be run'}") from None
     try:
         async with asyncio.timeout(COMMAND_S):
-            said, wrong = await process.communicate()
+            printed, wrong = await process.communicate()
     except TimeoutError:
         process.kill()
         await process.wait()
         raise FaultError(f"{' '.join(words[:3])}: did not end within {COMMAND_S:g} s") from None
     if process.returncode:
-        raise FaultError(f"{' '.join(words[:3])}: {wrong.decode(errors='replace').strip()[:SAID_CHARS_MAX]}")
-    return said.decode(errors="replace")
+        raise FaultError(f"{' '.join(words[:3])}: {wrong.decode(errors='replace').strip()[:OUTPUT_CHARS_MAX]}")
+    return printed.decode(errors="replace")
 
 
 class Containers:
@@ -96,8 +96,8 @@ class Containers:
     async def known(self, wanted: Wanted) -> None:
         """See Breakable."""
         _offered(wanted, {*KILLS, *PAUSES}, "containers")
-        told = await self._run("docker", "ps", "--filter", self._label(), "--format", '{{.Label "farhop.region"}}')
-        regions = sorted({line.strip() for line in told.splitlines()} - {""})
+        output = await self._run("docker", "ps", "--filter", self._label(), "--format", '{{.Label "farhop.region"}}')
+        regions = sorted({line.strip() for line in output.splitlines()} - {""})
         for name in (wanted.region, wanted.hub):
             if name and name not in regions:
                 raise FaultError(
@@ -178,11 +178,11 @@ class Pods:
     async def _which(self, wanted: Wanted) -> dict[str, int]:
         """The deployments and stateful sets that it is about, and how many pods each is to have."""
         form = 'jsonpath={range .items[*]}{.kind}/{.metadata.name} {.spec.replicas}{"\\n"}{end}'
-        told = await self._run(
+        output = await self._run(
             *self._kubectl, "get", "deployments,statefulsets", "--selector", self._selector(wanted), "--output", form
         )
         found: dict[str, int] = {}
-        for line in told.splitlines():
+        for line in output.splitlines():
             name, _, replicas = line.strip().partition(" ")
             if name and replicas.isdigit() and int(replicas):
                 found[name.lower()] = int(replicas)

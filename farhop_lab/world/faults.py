@@ -82,8 +82,8 @@ class Breakable(Protocol):
 class Faults:
     """The faults in one place. `say` is told what is broken and mended."""
 
-    def __init__(self, where: Breakable, say: Callable[[str], None] = lambda _text: None) -> None:
-        self._in, self._say = where, say
+    def __init__(self, where: Breakable, progress: Callable[[str], None] = lambda _text: None) -> None:
+        self._in, self._progress = where, progress
         self._stands: dict[str, _Stands] = {}
         self._clock = asyncio.get_running_loop().time
 
@@ -105,7 +105,7 @@ class Faults:
         stands = self._stands[name] = _Stands(wanted, self._clock())
         stands.watch = asyncio.create_task(self._expire(name, stands))
         async with stands.lock:
-            self._say(f"fault: {_told(wanted)}")
+            self._progress(f"fault: {_described(wanted)}")
             try:
                 await self._in.break_(wanted)
             except (FaultError, LinkError, EtcdLabError, OSError) as error:
@@ -143,7 +143,7 @@ class Faults:
     async def _expire(self, name: str, stands: _Stands) -> None:
         while (left := stands.until - self._clock()) > 0.0:
             await asyncio.sleep(left)
-        self._say(f"fault: {_told(stands.wanted)}: nobody renewed it")
+        self._progress(f"fault: {_described(stands.wanted)}: nobody renewed it")
         stands.watch = None
         with contextlib.suppress(FaultError):
             await self.mend(name)
@@ -154,13 +154,13 @@ class Faults:
                 await self._in.mend(stands.wanted)
                 break
             except (FaultError, ChildError, LinkError, EtcdLabError, OSError) as error:
-                self._say(f"mending {_told(stands.wanted)}: {error}")
+                self._progress(f"mending {_described(stands.wanted)}: {error}")
                 if not left:
                     raise FaultError(str(error)) from None
         self._stands.pop(name, None)
         if stands.watch is not None:
             stands.watch.cancel()
-        self._say(f"mended: {_told(stands.wanted)}")
+        self._progress(f"mended: {_described(stands.wanted)}")
 
 
 class WorldHere:
@@ -199,7 +199,7 @@ class WorldHere:
             for engine in world.regions[wanted.region].engines:
                 engine.signal(signal.SIGSTOP)
         elif do == "slow-engines":
-            await self._tell_engines(wanted, {"kind": "slow", "factor": wanted.factor})
+            await self._set_engine_faults(wanted, {"kind": "slow", "factor": wanted.factor})
         else:
             for cluster in self._hubs(wanted):
                 cluster.pause()
@@ -225,7 +225,7 @@ class WorldHere:
             for engine in world.regions[region].engines:
                 engine.signal(signal.SIGCONT)
         elif do == "slow-engines":
-            await self._tell_engines(wanted, None)
+            await self._set_engine_faults(wanted, None)
         else:
             for cluster in self._hubs(wanted):
                 cluster.resume()
@@ -233,7 +233,7 @@ class WorldHere:
     def _hubs(self, wanted: Wanted) -> Iterable[Any]:
         return [cluster for name, cluster in self._world.hubs.items() if wanted.hub in ("", name)]
 
-    async def _tell_engines(self, wanted: Wanted, fault: dict[str, Any] | None) -> None:
+    async def _set_engine_faults(self, wanted: Wanted, fault: dict[str, Any] | None) -> None:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ENGINE_S)) as session:
             for url in self._world.regions[wanted.region].engine_urls:
                 with contextlib.suppress(aiohttp.ClientError, TimeoutError):
@@ -250,7 +250,7 @@ def _children(run: RegionRun, kinds: Iterable[str]) -> list[Child]:
     return found
 
 
-def _told(wanted: Wanted) -> str:
+def _described(wanted: Wanted) -> str:
     return " ".join(part for part in (wanted.do, wanted.region, wanted.to, wanted.hub) if part)
 
 
@@ -295,8 +295,8 @@ class Control:
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        said = request.headers.get("authorization", "").encode()
-        if not secrets.compare_digest(said, f"Bearer {self.token}".encode()):
+        authorization = request.headers.get("authorization", "").encode()
+        if not secrets.compare_digest(authorization, f"Bearer {self.token}".encode()):
             return web.json_response({"error": "give the token that stands in the world's file"}, status=401)
         try:
             await handler(request)

@@ -74,7 +74,7 @@ class Process:
         self._pidfd, self._ends = pidfd, ends
         self._over = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(ends.fileno(), self._told)
+        self._loop.add_reader(ends.fileno(), self._on_end)
 
     @property
     def returncode(self) -> int | None:
@@ -97,12 +97,12 @@ class Process:
         while any(state not in "TtXZ" for state in _states(self.pid)):
             time.sleep(_STOP_LOOK_S)
 
-    def _told(self) -> None:
+    def _on_end(self) -> None:
         """It ended; or its server did, which took it along."""
-        said = b""
+        received = b""
         with contextlib.suppress(ConnectionError):
-            said = self._ends.recv(256)
-        self.ended = Ended(*json.loads(said)) if said else Ended(-signal.SIGKILL, 0.0, 0.0)
+            received = self._ends.recv(256)
+        self.ended = Ended(*json.loads(received)) if received else Ended(-signal.SIGKILL, 0.0, 0.0)
         self._loop.remove_reader(self._ends.fileno())
         self._ends.close()
         os.close(self._pidfd)
@@ -183,14 +183,14 @@ async def _asked(
             await ready.wait()
         finally:
             loop.remove_reader(ours.fileno())
-        said, passed, _, _ = socket.recv_fds(ours, 64, 1)
+        received, passed, _, _ = socket.recv_fds(ours, 64, 1)
     except BaseException:
         ours.close()  # which ends what was started
         raise
     if not passed:
         ours.close()
         raise ForkError("the server that starts processes has ended")
-    return int(said), passed[0], ours
+    return int(received), passed[0], ours
 
 
 def _server(environment: Mapping[str, str]) -> _Server:
@@ -256,7 +256,7 @@ class _Fork(NamedTuple):
 
     pid: int
     pidfd: int
-    told: socket.socket
+    report: socket.socket
 
 
 class _Forks:
@@ -283,25 +283,25 @@ class _Forks:
                     self._end(fork)
                 else:  # who had it started is gone
                     signal.pidfd_send_signal(fork.pidfd, signal.SIGKILL)
-                    self._selector.unregister(fork.told)
+                    self._selector.unregister(fork.report)
 
-    def _forked(self, told: int, out: int, err: int) -> bool:
+    def _forked(self, report_fd: int, out: int, err: int) -> bool:
         """Whether this is still the server."""
-        server, tell = os.getpid(), socket.socket(fileno=told)
+        server, report = os.getpid(), socket.socket(fileno=report_fd)
         pid = os.fork()
         if pid == 0:
-            tell.close()
+            report.close()
             self._leave()
             _stand_alone(server, out, err)
             return False
         os.close(out)
         os.close(err)
-        fork = _Fork(pid, os.pidfd_open(pid), tell)
-        for descriptor in (fork.pidfd, tell.fileno()):
+        fork = _Fork(pid, os.pidfd_open(pid), report)
+        for descriptor in (fork.pidfd, report.fileno()):
             self._live[descriptor] = fork
             self._selector.register(descriptor, selectors.EVENT_READ)
         with contextlib.suppress(OSError):
-            socket.send_fds(tell, [str(pid).encode()], [fork.pidfd])
+            socket.send_fds(report, [str(pid).encode()], [fork.pidfd])
         return True
 
     def _leave(self) -> None:
@@ -309,7 +309,7 @@ class _Forks:
         self._selector.close()
         self._control.close()
         for fork in {one.pid: one for one in self._live.values()}.values():
-            fork.told.close()
+            fork.report.close()
             os.close(fork.pidfd)
 
     def _end(self, fork: _Fork) -> None:
@@ -319,13 +319,13 @@ class _Forks:
         _, status, usage = os.wait4(fork.pid, 0)
         end = Ended(os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, waited_s)
         with contextlib.suppress(OSError):
-            fork.told.send(json.dumps(end).encode())
-        for descriptor in (fork.pidfd, fork.told.fileno()):
+            fork.report.send(json.dumps(end).encode())
+        for descriptor in (fork.pidfd, fork.report.fileno()):
             del self._live[descriptor]
             with contextlib.suppress(KeyError):
                 self._selector.unregister(descriptor)
         os.close(fork.pidfd)
-        fork.told.close()
+        fork.report.close()
 
 
 def kept_waiting_s(pid: int) -> float:

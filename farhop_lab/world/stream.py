@@ -35,15 +35,15 @@ class Piece(msgspec.Struct, frozen=True):
     usage: Usage | None = None
 
 
-class _Said(msgspec.Struct):
+class _Message(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
 
 
 class _Choice(msgspec.Struct):
     text: str | None = None
-    delta: _Said | None = None
-    message: _Said | None = None
+    delta: _Message | None = None
+    message: _Message | None = None
 
 
 class _Details(msgspec.Struct):
@@ -119,8 +119,8 @@ def read_answer(document: bytes) -> Piece | Failure:
         return Failure(f"the answer cannot be read: {error}", "bad_answer")
     if read.error is not None:
         return _failure(read.error)
-    said = (choice.delta or choice.message or _Said(choice.text) for choice in read.choices)
-    text = "".join((one.reasoning_content or "") + (one.content or "") for one in said)
+    messages = (choice.delta or choice.message or _Message(choice.text) for choice in read.choices)
+    text = "".join((one.reasoning_content or "") + (one.content or "") for one in messages)
     return Piece(text, _usage(read.usage) if read.usage is not None else None)
 
 

@@ -171,7 +171,7 @@ class World:
     async def start_regional(self, region: str) -> None:
         """The region's regional balancer."""
         run, profile = self.regions[region], PROFILES[self.settings.profile].scaled(self.settings.speedup)
-        told = {} if self.settings.engine is None else {"engine": self.settings.engine}
+        options = {} if self.settings.engine is None else {"engine": self.settings.engine}
         replicas = [
             {
                 "url": url,
@@ -182,7 +182,7 @@ class World:
                 "prefill_tokens_max": profile.prefill_tokens_per_step,
                 "prefill_ms_per_token": profile.prefill_ms_per_token,
                 "tpot_ms": profile.step_ms(0, 1),
-                **told,
+                **options,
             }
             for index, url in enumerate(run.engine_urls)
         ]

@@ -65,19 +65,19 @@ class DrillSchedule:
         """Arguments and what is added to the environment: keys never stand on a command line."""
         config = self._config
         fleet = ["--context", config.context] if config.context else ["--config", str(self._path)]
-        words = ["-m", "farhop_cli", "drill", "schedule", "--watch", *fleet, "--out", config.out]
+        arguments = ["-m", "farhop_cli", "drill", "schedule", "--watch", *fleet, "--out", config.out]
         added = {ENDS_WITH_STDIN: "1"}
         for number, (tenant, key) in enumerate(sorted(config.keys.items())):
-            words += ["--key", f"{tenant}=env:{_KEY}{number}"]
+            arguments += ["--key", f"{tenant}=env:{_KEY}{number}"]
             added[f"{_KEY}{number}"] = key.get_secret_value()
-        return words, added
+        return arguments, added
 
     async def _keep(self) -> None:
         while not self._ending:
-            words, added = self.command()
+            arguments, added = self.command()
             try:
                 process = self._process = await asyncio.create_subprocess_exec(
-                    sys.executable, *words, stdin=asyncio.subprocess.PIPE, env={**os.environ, **added}
+                    sys.executable, *arguments, stdin=asyncio.subprocess.PIPE, env={**os.environ, **added}
                 )
                 code = await process.wait()
                 why = f"it ended with exit code {code}"

@@ -477,7 +477,7 @@ class GlobalBalancer:
         self.tls.open()
         self._tasks.start(self.reloader.keep(), "look at the configuration")
         self.lag.open()
-        self._tasks.start(self._say_where(admin), "say in etcd where the admin port is")
+        self._tasks.start(self._publish_entry(admin), "say in etcd where the admin port is")
         if self.latencies is not None:
             self._tasks.start(self.latencies.publish(self.store), "publish how far clients' networks are")
         if self.drills is not None:
@@ -494,7 +494,7 @@ class GlobalBalancer:
                     return  # of whom there is not, there is nothing to know either
                 await asyncio.sleep(0.01)
 
-    async def _say_where(self, admin_port: int) -> None:
+    async def _publish_entry(self, admin_port: int) -> None:
         """For operators alone: that we are there, and where to ask us. The store takes it back as it closes."""
         config = self.config
         report = EntryReport(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _OWN = "own"
-_SAYS = {
+_DETAILS = {
     outcome.PASS_FORGED: "the token in the URL is not genuine, or of a process before this one",
     outcome.PASS_OVER: "the token in the URL has expired, or was used already: ask the entry that gave it again",
     outcome.PASS_MISADDRESSED: "the token in the URL is for another balancer",
@@ -66,7 +66,7 @@ class OwnTokens:
             detail = "too many redirected requests at once: ask the entry again"
             return answers.refusal(outcome.NO_BUFFER, detail, retry_after_s=1.0)
         if isinstance(claims, Outcome):
-            return answers.refusal(claims, _SAYS[claims])
+            return answers.refusal(claims, _DETAILS[claims])
         return self._authenticator.vouched(claims)
 
 

@@ -225,9 +225,9 @@ class Repeatable:
         """Ask upstream, and record what it says."""
         active, repeats = client.active, self.repeats
         request, exchange = active.request, active.exchange
-        word, why = ("bypass", "no_cache") if asked.renew else ("miss", "")
-        active.context.given = GivenAgain(word, why)
-        repeats.counted(word, why)
+        outcome, why = ("bypass", "no_cache") if asked.renew else ("miss", "")
+        active.context.given = GivenAgain(outcome, why)
+        repeats.counted(outcome, why)
         client.leads, exchange.body = True, b""
         shared = SharedExchange(self._reader(client), repeats.store, repeats.store.largest, stream=request.stream)
         if plan.keeps:

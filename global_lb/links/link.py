@@ -1,7 +1,8 @@
 """The channel to one regional balancer: streams of reports and prefixes, and pings that tell whether it lives.
 
 Invariants: a channel counts as broken only after PINGS_LOST pings in a row without any message in between; a broken
-stream or a silence has it asked at once, and not only when the next ping is due. Never judges what comes.
+stream or a silence has it asked at once, and not only when the next ping is due. A region that nothing is sent to is
+asked less often. Never judges what comes.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ PINGS_LOST = 2  # in a row, before a channel counts as broken: one may be lost b
 HURRY = 0.25  # of the time between pings, while the wire time moves, or the channel is broken
 AGAIN = 0.1  # of that time, after a lost one
 SILENCE = 0.5  # of that time without a message on the channel, and it is asked: reports come once a second, too
+# The same of a region that nothing was sent to for IDLE_S: its reports say that it lives, so only a missing one is
+# asked about, and nobody waits for what is found out half a second later.
+IDLE_S, IDLE, IDLE_SILENCE = 10.0, 2.0, 1.25
 LAW_AGAIN_S = 2.0  # between two attempts to go by one law
 LAW_TIMEOUT_S = 10.0
 GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -78,6 +82,10 @@ class LinkEvents(Protocol):
 
     def quiet(self, name: tuple[str, str]) -> Sequence[QuietAttempt]:
         """Attempts at it that are silent: to ask about."""
+        ...
+
+    def in_use(self, name: tuple[str, str], within_s: float) -> bool:
+        """Whether requests are there, or were within so many seconds."""
         ...
 
     def on_tls_failure(self, address: str, why: str) -> None:
@@ -144,15 +152,19 @@ class BalancerLink:
 
     async def _rest(self, lost: int) -> None:
         """Until the next ping is due; sooner if a stream breaks, or a channel that was fine falls silent."""
-        pause_s, now = self._config.watch.ping_s * self._watcher.jitter(), _loop_time()
-        end = now + pause_s * (HURRY if self._watcher.distances.moving(self._name[0]) else 1.0)
+        watcher, ping_s, now = self._watcher, self._config.watch.ping_s, _loop_time()
+        pause_s = ping_s * watcher.jitter()
+        end, silence_s = now + pause_s, SILENCE * pause_s
         if lost:
             end = now + (AGAIN if lost < PINGS_LOST else HURRY) * pause_s
+        elif watcher.distances.moving(self._name[0]):
+            end = now + HURRY * pause_s
+        elif not watcher.in_use(self._name, IDLE_S):
+            end, silence_s = now + IDLE * pause_s, IDLE_SILENCE * ping_s
         least = now + AGAIN * pause_s
 
         def due() -> float:
-            silent_at = self._alive_at + SILENCE * pause_s
-            return end if lost else max(least, min(end, silent_at))
+            return end if lost else max(least, min(end, self._alive_at + silence_s))
 
         # asyncio.timeout does more, at several times the cost; and uvloop's timers may fire a millisecond early.
         loop, broke = asyncio.get_running_loop(), False

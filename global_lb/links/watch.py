@@ -68,6 +68,10 @@ class Upstreams(Protocol):
         """Attempts there that are silent."""
         ...
 
+    def in_use(self, address: Address, within_s: float) -> bool:
+        """Whether requests are there, or were within so many seconds."""
+        ...
+
 
 class Watcher:
     """Keeps the view. `react` takes events; `refused` counts reports not believed, by reason.
@@ -371,6 +375,11 @@ class Watcher:
         """See LinkEvents."""
         known = self._instances.get(name[0], {}).get(name[1])
         return self._upstreams.quiet(known.tier) if self._upstreams is not None and known is not None else ()
+
+    def in_use(self, name: tuple[str, str], within_s: float) -> bool:
+        """See LinkEvents; where nobody knows, it is."""
+        known = self._instances.get(name[0], {}).get(name[1])
+        return self._upstreams is None or known is None or self._upstreams.in_use(known.tier, within_s)
 
     def _channel_of(self, region: str) -> None:
         """A region's channel is up while that of any of its instances is."""

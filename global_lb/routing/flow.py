@@ -136,7 +136,7 @@ class RequestState:
         return all(self.refusals.get(region) in _UNLAWFUL_THERE for region in lawful)
 
     @property
-    def unspoken(self) -> bool:
+    def unsupported(self) -> bool:
         """Whether all who were asked have no engine with its path."""
         return bool(self.refusals) and all(reason is outcome.PATH_UNSPOKEN for reason in self.refusals.values())
 
@@ -582,11 +582,11 @@ class GlobalFlow:
         enough of them."""
         decision = self.consider(state.request, now, state.lawful, frozenset(state.refusals), verdict)
         if not state.refusals:
-            state.last_resort = state.last_resort or decision.unwelcome(now)
+            state.last_resort = state.last_resort or decision.is_last_resort(now)
             return decision
         away = [region for region, reason in state.refusals.items() if admission.turned_away(reason)]
         if not away or state.last_resort:
-            state.last_resort |= not away and decision.unwelcome(now)
+            state.last_resort |= not away and decision.is_last_resort(now)
             return decision
         others = frozenset(state.refusals.keys() - set(away))
         again = self.consider(state.request, now, state.lawful, others)
@@ -654,7 +654,7 @@ class GlobalFlow:
         crowded = not held and len(self._held) >= self.config.held_max
         if state.refusals and (instead := self._fall_back(state, now)) is not None:
             return [instead]
-        if crowded or now >= state.held_until or state.law_refused(lawful) or state.unspoken:
+        if crowded or now >= state.held_until or state.law_refused(lawful) or state.unsupported:
             return [self._exhausted(state, decision.verdict, now)]
         due = min(state.held_until, now + ASK_AGAIN_S) if state.refusals else state.held_until
         if held and now < state.due:
@@ -770,7 +770,7 @@ class GlobalFlow:
         if state.law_refused(lawful):
             why = state.summary() if lawful else admission.summary(verdict, state.lawful)
             return self._answer(state, outcome.UNLAWFUL, why)
-        if state.unspoken:
+        if state.unsupported:
             return self._answer(state, outcome.PATH_UNSPOKEN, _UNSPOKEN)
         return self._answer(
             state, outcome.NO_REGION, state.summary(), self._regions.opens_in_s(lawful, state.waits_ms, now)

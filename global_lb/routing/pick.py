@@ -77,7 +77,7 @@ class Decision(msgspec.Struct, frozen=True):
     foreign: bool = False
     lawful_here: bool = True
 
-    def unwelcome(self, now: float) -> bool:
+    def is_last_resort(self, now: float) -> bool:
         """Whether there is one alone who may be asked, or nobody who takes foreign requests, by reports of just now: a
         promise would only be a reason to refuse, one ocean after the other."""
         asked = self.asked

@@ -7,7 +7,6 @@ is told. Of stopping: peers and the world are told, no new connections, requests
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from functools import partial
 from pathlib import Path
@@ -15,15 +14,13 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from farhop_wire import peers_pb2_grpc, region_pb2_grpc
 
-from farhop.balance.health.replica import Mode
 from farhop.balance.limits import ByteBudget, SlotLimit
 from farhop.balance.machine import LawChanged
 from farhop.config import ConfigError, load
 from farhop.identity.hop_token import HopVerifier
 from farhop.identity.redirect_token import RedirectTokenVerifier, holder
-from farhop.relay.http.listener import Listener, PortTakenError
+from farhop.relay.http.listener import Listener
 from farhop.relay.relay import Relay
 from farhop.relay.upstream.resumable import MODES, ResumeMode, Resumption
 from farhop.service import dataplane, stores
@@ -54,8 +51,9 @@ from farhop.store.sealed import inner
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
-from regional_lb.app import overrides
+from regional_lb.app import gauges, overrides
 from regional_lb.app.config import RegionalConfig
+from regional_lb.app.control_port import ControlPort
 from regional_lb.app.model_names import ModelNames
 from regional_lb.app.redirect_token import RedirectedCallers
 from regional_lb.app.refusals import RefusalBook
@@ -82,7 +80,6 @@ if TYPE_CHECKING:
     from farhop.relay.http.connection import ClientLimits
     from farhop.service.authenticator import Authenticator
     from farhop.service.certificates import Certificates
-    from farhop.service.endpoints import Listen
     from farhop.store.contract import Store
     from farhop.store.documents.limits import RootClaim
     from farhop.store.etcd_settings import EtcdSettings
@@ -92,19 +89,6 @@ if TYPE_CHECKING:
     from regional_lb.picker.server import PickerServer
     from regional_lb.scheduler.pick import Pick
     from topology.model import Topology
-
-_CONTROL = (
-    # By default gRPC shares a port with whoever else listens there: two balancers would each get half of the pings.
-    ("grpc.so_reuseport", 0),
-    # Global balancers ping an idle channel, too: only so do they notice a path that swallows everything.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # And a global balancer behind such a path must not hold its stream here for hours.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
-)
-
 
 # What may change while it lives. What refers to the replicas of the file goes with them.
 LIVE = LIVE_OF_BOTH | {
@@ -134,14 +118,18 @@ class RegionalBalancer:
         self.flow = RegionalFlow(_flow_config(config), Law(topology), rng, self._weight, policies, splits)
         engines = self._data_plane()
         self._listeners(rng)
-        self._watch_and_follow(rng, engines, store)
+        self._watch_replicas(rng, engines)
+        self._follow_store(rng, store)
+        self._limit_tenants()
+        self._discover(rng)
+        self._tasks = Tasks()
+        self._meet_peers(rng)
         self.reloader = Reloader(
             path, config, topology, LIVE, self.laws, self._prepared, _clusters if store is None else None
         )
         self.reloader.log = logs.get("regional")
         self._accounting()
         self._administration()
-        self.control: grpc.aio.Server | None = None
         self.reporter: Reporter | None = None
         self._gauges()
 
@@ -275,8 +263,8 @@ class RegionalBalancer:
         self.admin.more = (("GET", "/record", self.telemetry.recorder.stream, "read"),)
         self.admin.show(lambda: self.flow.law, self.store)
 
-    def _watch_and_follow(self, rng: Random, engines: Certificates | None, store: Store | None) -> None:
-        """What looks at replicas, at the store and at the region's other balancers, and tells the machine."""
+    def _watch_replicas(self, rng: Random, engines: Certificates | None) -> None:
+        """What looks at replicas and tells the machine. Which there are is found by `_discover`."""
         config = self.config
         self.watcher = Watcher(
             config,
@@ -293,6 +281,10 @@ class RegionalBalancer:
             watched=self._listen_to_kv_events,
         )
         self.kv_listener: KvListener | None = None
+
+    def _follow_store(self, rng: Random, store: Store | None) -> None:
+        """What stands in etcd and binds us: the law, overrides, names of models, keys."""
+        config = self.config
         hubs = store if store is not None else stores.home_hubs(config, self.topology, config.remote_hub)
         keep = stores.keep(config, "regional", rng, self._log)
         self.store = stores.sealed(hubs, config.signing.made(), self.metrics.report_refused, rng, keep)
@@ -308,6 +300,10 @@ class RegionalBalancer:
         self.keys = KeyBook(self.store, self.metrics.report_refused)
         self.identities = Identities(config.identity, self.keys, self.tls, self.clock, self._log)
         self.identities.let_in(self.authenticator, self.client_ingress)
+
+    def _limit_tenants(self) -> None:
+        """What tenants may use: their limits, the root that lends, and what is borrowed of it here."""
+        config = self.config
         own = self.topology.regions[config.region].hub
         hub = inner(stores_of(self.store, own)[own])
         self.limits = LimitBook(self.store, self.metrics.report_refused)
@@ -318,13 +314,19 @@ class RegionalBalancer:
         )  # fmt: skip
         self.limiter.observe(self.metrics)
         self.limit_root.observe(self.metrics)
+
+    def _discover(self, rng: Random) -> None:
+        """Which replicas there are."""
         self.discovery = Discovery(
-            config, self.store, self.watcher.announce, self.metrics.report_refused, self._warn, rng
+            self.config, self.store, self.watcher.announce, self.metrics.report_refused, self._warn, rng
         )
         self.authenticator.objective = self.discovery.objective
         if isinstance(self.picker_authenticator, KeyAuthenticator):
             self.picker_authenticator.objective = self.discovery.objective
-        self._tasks = Tasks()
+
+    def _meet_peers(self, rng: Random) -> None:
+        """The region's other balancers, and what a restart is to know without them."""
+        config = self.config
         assert self.flow.shares is not None  # it has a name
         self.peer_authenticator = peer_authenticator_of(config.control, config.trust_domain)
         self.peers = Peers(
@@ -432,7 +434,7 @@ class RegionalBalancer:
             "client", self.client_ingress, limits, self.budget, self._slots, self.requests,
             tls=self.tls.listener("client", config.client),
         )  # fmt: skip
-        self.control_certificates = self.tls.listened("control", config.control)
+        self.control = ControlPort(config.control, self.tls.listened("control", config.control))
         self.picker: PickerServer | None = None
         self.picker_authenticator: Authenticator | None = None
         if config.picker is not None:
@@ -506,59 +508,19 @@ class RegionalBalancer:
         return {model: view.facts(model) for model in view.by_model} if self.config.region in regions else {}
 
     def _gauges(self) -> None:
-        flow, gauge, counter = self.flow, self.metrics.gauge, self.metrics.counter
-        gauge("queued_requests", "Requests that wait here.", lambda: float(len(flow.queue)))
-        gauge("queued_tokens", "Prompt tokens that wait here.", lambda: flow.queue.tokens)
-        gauge("prefix_trie_nodes", "Nodes of the prefix trie.", lambda: float(flow.trie.nodes))
-        gauge("peers_connected", "Other balancers of the region whose stream is open.", lambda: float(self.peers.up))
-        gauge("peer_age_seconds", "Since the last message of each peer.", self.peers.ages_s, "peer")
-        gauge("kv_blocks", "Blocks of KV cache that replicas reported.", lambda: float(len(flow.blocks)))
-        gauge("kv_exact_replicas", "Replicas whose cache is known wholly.", lambda: float(flow.blocks.exact))
-        counter("kv_blocks_ignored", "Reported blocks that made no sense.", lambda: flow.blocks.ignored, "reason")
-        if (tokenizers := self.tokenizers) is not None:
-            counter("tokenized_prompts", "Prompts read as tokens.", lambda: float(tokenizers.prompts))
-            counter(
-                "untokenized_prompts", "Prompts that could not be read as tokens.", lambda: tokenizers.unread, "reason"
-            )
-            counter(
-                "miscounted_prompts", "Prompts of which an engine counts other tokens.", lambda: flow.guard.miscounts
-            )
-            counter(
-                "mispredicted_prompts",
-                "Prompts of which an engine found other tokens cached than by its own word it held.",
-                lambda: flow.guard.mispredictions,
-            )
-        if (picker := self.picker) is not None:
-            gauge("picker_streams", "Requests that gateways have open here.", lambda: float(picker.streams))
-            counter(
-                "picker_moved", "Requests that a gateway sent to a later endpoint of their list.", lambda: picker.moved
-            )
-            counter(
-                "picker_misled", "Requests of gateways that cannot be served.", lambda: dict(picker.misled_by), "reason"
-            )
-            gauge(
-                "picker_fails_open",
-                "1 if a gateway is said to send requests past a picker that does not answer.",
-                lambda: float(picker.fails_open(self.discovery.failing_open())),
-            )
-        gauge("replica_in_flight", "Requests at each replica.", self._in_flight, "replica")
-        gauge(
-            "replica_kv_cache_usage_ratio",
-            "Share of its KV cache in use, by its own metrics.",
-            self._kv_shares,
-            "replica",
-        )
-        gauge("replica_usable_ratio", "Of its slots, what each replica may use; 0: none.", self._shares, "replica")
-        gauge("replicas", "Replicas by state.", lambda: flow.standing.states(self.clock.now()), "state")
-        counter("replica_ejections", "Ejections of replicas.", flow.standing.ejections.copy, "reason")
-        gauge("ready_replicas", "Replicas that can take work, by model.", self._present, "model")
-        gauge("desired_replicas", "Replicas that should be there.", self._desired, "model")
-        gauge("models_by_mode", "Models by how their replicas may be used.", self._modes, "mode")
-        self.laws.observe(self.metrics)
-        self.identities.observe(self.metrics)
-        self.reloader.observe(self.metrics)
+        metrics, peers = self.metrics, self.peers
+        gauges.observe_flow(metrics, self.flow, self.clock.now)
+        metrics.gauge("peers_connected", "Other balancers of the region whose stream is open.", lambda: float(peers.up))
+        metrics.gauge("peer_age_seconds", "Since the last message of each peer.", peers.ages_s, "peer")
+        if self.tokenizers is not None:
+            gauges.observe_tokenizers(metrics, self.flow, self.tokenizers)
+        if self.picker is not None:
+            gauges.observe_picker(metrics, self.picker, self.discovery.failing_open)
+        self.laws.observe(metrics)
+        self.identities.observe(metrics)
+        self.reloader.observe(metrics)
         dataplane.observe(
-            self.metrics,
+            metrics,
             self.budget,
             self.requests,
             self.relay.pool,
@@ -569,32 +531,25 @@ class RegionalBalancer:
             self.client_listener,
         )
 
-    def _in_flight(self) -> dict[str, float]:
-        return {name: float(self.flow.ledger.load(name).in_flight) for name in self.flow.view.replicas}
-
-    def _kv_shares(self) -> dict[str, float]:
-        samples = ((name, replica.sample) for name, replica in self.flow.view.replicas.items())
-        return {name: sample.kv_usage for name, sample in samples if sample is not None and sample.kv_usage is not None}
-
-    def _shares(self) -> dict[str, float]:
-        now, standing = self.clock.now(), self.flow.standing
-        return {name: standing.offered(name, now) for name in standing.health}
-
-    def _desired(self) -> dict[str, float]:
-        return {model: float(replicas) for model, replicas in self.flow.scaling.desired().items()}
-
-    def _present(self) -> dict[str, float]:
-        flow, now = self.flow, self.clock.now()
-        return {model: float(len(flow.wait_estimate.able(model, now))) for model in flow.view.by_model}
-
-    def _modes(self) -> dict[str, float]:
-        now = self.clock.now()
-        modes = [self.flow.wait_estimate.mode(model, now) for model in self.flow.view.by_model]
-        return {mode: float(modes.count(mode)) for mode in (Mode.NORMAL, Mode.PANIC, Mode.ALL_DOWN)}
-
     async def open(self) -> str:
         """See farhop.service.process.Balancer."""
         config = self.config
+        await self._open_store()
+        tier = await self.tier_listener.open(config.tier.host, config.tier.port)
+        admin = await self.admin.open(config.admin.host, config.admin.port)
+        self.reporter = reporter = await self._open_control(tier, admin)
+        entries = await self._open_entries()
+        await reporter.open(self.store)
+        self.tls.open()
+        self._tasks.start(self.reloader.keep(), "look at the configuration")
+        self.lag.open()
+        dataplane.check_descriptors(config.limits, self._slots, self._log)
+        return (
+            f"region {config.region}: tier on {config.tier.host}:{tier}{entries}, admin on {config.admin.host}:{admin}"
+        )
+
+    async def _open_store(self) -> None:
+        """Replicas are watched, and what stands in etcd is known: the law, overrides, keys, limits."""
         if self.accounts is not None:
             await self.accounts.open()
         self.laws.remember()
@@ -612,13 +567,14 @@ class RegionalBalancer:
         await self.limits.begun()
         if self.accounts is not None:
             self.accounts.law_changed(self.laws)
-        tier = await self.tier_listener.open(config.tier.host, config.tier.port)
-        admin = await self.admin.open(config.admin.host, config.admin.port)
-        self.control = grpc.aio.server(options=(*_CONTROL, *_handshake_limit(config.control)))
-        control = _listen(self.control, config.control.host, config.control.port, self.control_certificates)
-        advertised = config.advertise
-        addresses = (f"{advertised}:{tier}", f"{advertised}:{control}", config.admin.reached_at(admin, advertised))
-        self.reporter = Reporter(
+
+    async def _open_control(self, tier: int, admin: int) -> Reporter:
+        """Global balancers and peers are answered, and the peers have told what they know. `tier` and `admin` are the
+        ports where this process is reached."""
+        config = self.config
+        advertised, port = config.advertise, self.control.listen()
+        addresses = (f"{advertised}:{tier}", f"{advertised}:{port}", config.admin.reached_at(admin, advertised))
+        reporter = Reporter(
             self.flow,
             region=config.region,
             instance=config.instance,
@@ -633,30 +589,25 @@ class RegionalBalancer:
             signer=config.report_signer,
             admin_tls=config.admin.tls is not None,
         )
-        self.reporter.limit_root = self.limit_root
-        region_pb2_grpc.add_RegionServicer_to_server(self.reporter, self.control)
-        self.reporter.hold()
-        peers_pb2_grpc.add_PeersServicer_to_server(self.peers.feed, self.control)
-        await self.control.start()
+        reporter.limit_root = self.limit_root
+        reporter.hold()
+        await self.control.start(reporter, self.peers.feed)
         self.limit_root.open(addresses[1])
         await self.remembered.recall()  # before the peers, who know it better
         await self.peers.open(addresses[1])
         self._tasks.start(self.remembered.keep(), "write down what a restart is to know")
-        client = ""
+        return reporter
+
+    async def _open_entries(self) -> str:
+        """Clients and gateways are let in, where the configuration has ports for them; which ports, for people."""
+        config, where = self.config, ""
         if self.picker is not None and config.picker is not None:
             at = config.picker
-            client = f", gateways on {at.host}:{await self.picker.open(at.host, at.port)}"
+            where = f", gateways on {at.host}:{await self.picker.open(at.host, at.port)}"
         if config.client is not None:
             port = await dataplane.open_entry(self.client_listener, config.client, self.tier_admin.ready)
-            client = f", clients on {config.client.host}:{port}{client}"
-        await self.reporter.open(self.store)
-        self.tls.open()
-        self._tasks.start(self.reloader.keep(), "look at the configuration")
-        self.lag.open()
-        dataplane.check_descriptors(config.limits, self._slots, self._log)
-        return (
-            f"region {config.region}: tier on {config.tier.host}:{tier}{client}, admin on {config.admin.host}:{admin}"
-        )
+            where = f", clients on {config.client.host}:{port}{where}"
+        return where
 
     async def close(self) -> None:
         """See farhop.service.process.Balancer."""
@@ -674,7 +625,7 @@ class RegionalBalancer:
             self._tasks.close,
             self.relay.close,
             self._close_accounts,
-            self._close_control,
+            self.control.close,
             self.store.close,
             self.admin.close,
             self.tls.close,
@@ -713,10 +664,6 @@ class RegionalBalancer:
         picked = () if self.picker is None else (self.picker.close(drain_s),)
         await asyncio.gather(self.tier_listener.close(drain_s), self.client_listener.close(drain_s), *picked)
 
-    async def _close_control(self) -> None:
-        if self.control is not None:
-            await self.control.stop(0.5)
-
 
 def _flow_config(config: RegionalConfig) -> FlowConfig:
     health = config.health.thresholds(config.watch.rise, config.watch.fall)
@@ -746,23 +693,6 @@ def _descriptors(config: RegionalConfig) -> int:
     """What it takes beside the relay: a probe, a scrape, a token of each replica, and its sockets of KV events."""
     expected = len(config.replicas) + (FOUND_EXPECTED if config.discovery else 0)
     return 3 * expected + 6 * sum(len(replica.kv_sources) for replica in config.replicas)
-
-
-def _handshake_limit(control: Listen) -> tuple[tuple[str, int], ...]:
-    return () if control.tls is None else (("grpc.server_handshake_timeout_ms", int(1e3 * control.tls.handshake_s)),)
-
-
-def _listen(server: grpc.aio.Server, host: str, port: int, certificates: Certificates | None) -> int:
-    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
-            pass  # gRPC would say why it cannot, too, but in lines of its own on stderr and not to us
-        if certificates is not None:
-            return server.add_secure_port(where, certificates.server_credentials())
-        return server.add_insecure_port(where)
-    except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or "it is taken"
-        raise PortTakenError(f"control: cannot listen on {where}: {reason}; choose another port") from None
 
 
 def run(path: Path, *, picks: bool = False) -> None:

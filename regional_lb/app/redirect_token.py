@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from topology.law import Law
 
 RETRY_AFTER_S = 1.0
-_SAYS = {
+_DETAILS = {
     outcome.PASS_FORGED: "the token in the URL is not genuine",
     outcome.PASS_OVER: "the token in the URL has expired, or was used already: ask the balancer that gave it again",
     outcome.PASS_MISADDRESSED: "the token in the URL is for another region or balancer",
@@ -80,7 +80,7 @@ class RedirectedCallers:
             detail = "too many redirected requests at once: ask the balancer that sent you again"
             return answers.refusal(outcome.NO_BUFFER, detail, retry_after_s=RETRY_AFTER_S)
         if isinstance(claims, Outcome):
-            return answers.refusal(claims, _SAYS[claims])
+            return answers.refusal(claims, _DETAILS[claims])
         law, region = self._flow.law, self._flow.config.region
         why = law.verdict(claims.tenant, "", Scope.ENTRY).why_not(region)
         if why is not None:

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from regional_lb.scheduler.flow import RegionalFlow
     from regional_lb.scheduler.pick import Pick
 
-QUEUES_TOLD = 64  # lines of band and tenant, the longest first
-_HOP_SAYS = {
+QUEUES_SHOWN_MAX = 64  # lines of band and tenant, the longest first
+_HOP_DETAILS = {
     outcome.HOP_MISSING: "this listener is for the global tier: a hop token is required",
     outcome.HOP_FORGED: "the hop token is not genuine",
     outcome.HOP_EXPIRED: "the hop token has expired",
@@ -78,12 +78,12 @@ class HopAuthenticator:
         claims = self._verifier.use(token, self._clock.now() * 1e3, request)
         if isinstance(claims, Outcome):
             retry_after_s = RETRY_AFTER_S if claims is outcome.NO_BUFFER else None
-            return answers.refusal(claims, _HOP_SAYS[claims], retry_after_s=retry_after_s)
+            return answers.refusal(claims, _HOP_DETAILS[claims], retry_after_s=retry_after_s)
         issuer = claims.issuer
         if len(issuer) > TEXT_LIMIT or not issuer.isprintable() or not issuer.startswith(f"{claims.entry_region}/"):
             # It will stand in our reports: one that cannot be read would silence the region, and nobody acknowledges
             # what another region's balancer sent.
-            return answers.refusal(outcome.HOP_FORGED, _HOP_SAYS[outcome.HOP_FORGED])
+            return answers.refusal(outcome.HOP_FORGED, _HOP_DETAILS[outcome.HOP_FORGED])
         if self._names_body and not claims.body:
             return answers.refusal(outcome.HOP_FORGED, _UNBOUND)
         region, law = self._flow.config.region, self._flow.law
@@ -299,7 +299,7 @@ class RegionalAdmin:
             "queued_tokens": flow.queue.tokens,
             "queue": [
                 {"priority": band, "tenant": tenant, "requests": n}
-                for (band, tenant), n in flow.queue.by_tenant().most_common(QUEUES_TOLD)
+                for (band, tenant), n in flow.queue.by_tenant().most_common(QUEUES_SHOWN_MAX)
             ],
             "trie_nodes": flow.trie.nodes,
             "predicted_hit_tokens": flow.predicted_tokens,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from farhop.balance.model_facts import UNTOLD, ModelFacts
+from farhop.balance.model_facts import UNKNOWN_FACTS, ModelFacts
 from farhop.store.documents.report import BASES_LIMIT, COUNT_LIMIT, GPU_TYPES_LIMIT, MODELS_LIMIT, TEXT_LIMIT
 from regional_lb.engines.config import MODELS_MAX
 from regional_lb.engines.signals.exposition import PageError
@@ -82,7 +82,7 @@ def read_listing(body: bytes) -> Listing:
     adapters = frozenset(model.id for model in models if model.parent and model.parent != model.id)
     ids = ids[:MODELS_MAX]
     by_id = {model.id: model for model in reversed(models)}
-    facts = {model: known for model in ids if (known := _facts(by_id[model])) != UNTOLD}
+    facts = {model: known for model in ids if (known := _facts(by_id[model])) != UNKNOWN_FACTS}
     engine = by_id[ids[0]].owned_by
     based = {model: bases[model] for model in ids}
     return Listing(ids, frozenset(names), based, adapters, facts, engine if isinstance(engine, str) else "")

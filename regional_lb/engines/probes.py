@@ -75,13 +75,14 @@ class _Http:
         self._timeout_s = timeout_s
 
     async def look(self) -> ProbeResult:
-        """200: ready. Else the page for liveness decides, where there is one, and without one 503 alone is alive."""
+        """2xx: ready (engines say 200, servers put before them 204, too). Else the page for liveness decides, where
+        there is one, and without one 503 alone is alive."""
         status = await self._status(self._path)
-        if status == 200:
+        if status // 100 == 2:
             return READY
         if not self._live_path:
             return UNREADY if status == 503 else FAILED
-        return UNREADY if await self._status(self._live_path) == 200 else FAILED
+        return UNREADY if await self._status(self._live_path) // 100 == 2 else FAILED
 
     async def _status(self, path: str) -> int:
         try:
@@ -162,4 +163,4 @@ async def generates(pool: Pool, replica: ReplicaConfig, key: str | None, timeout
         return False
     if 400 <= answer.status < 500:
         return None
-    return answer.status == 200
+    return answer.status // 100 == 2

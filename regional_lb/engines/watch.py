@@ -270,7 +270,7 @@ class Watcher:
     async def _ask_models(self, replica: ReplicaConfig) -> None:
         """What it says that it serves: slowly, but at the pace of probes until it is known where only it can say, and
         until it answers at all. One that starts together with us is no other a minute later."""
-        unknown, unheard = not replica.models, True
+        unknown, unreached = not replica.models, True
         while self._current(replica):
             if replica.slots is None and replica.engine in slots.BY_MODEL:
                 await self._slots_by_model(replica)
@@ -281,13 +281,13 @@ class Watcher:
                 if self._current(replica) and self.members.listed(replica.label, listing):
                     self._compare(replica)
                     self._take_in()
-                unknown = unheard = False
+                unknown = unreached = False
             except (PageError, FetchError) as error:
-                unheard = unheard and error.reason == "unreachable"
+                unreached = unreached and error.reason == "unreachable"
                 if unknown:
                     self._refused(f"models_{error.reason}")
                     self._warn(replica.label, f"{replica.url}/v1/models cannot be read ({error}): give it `models`")
-            await self._pause(self._watch.probe_s if unknown or unheard else self._watch.models_s)
+            await self._pause(self._watch.probe_s if unknown or unreached else self._watch.models_s)
 
     def _take_in(self) -> None:
         """An engine said something new of itself."""

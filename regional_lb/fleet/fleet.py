@@ -67,7 +67,7 @@ class Fleet:
         self._able_until = inf
         self.silent: list[str] = []  # whom probes have just given up: for the flow to take note of, and to clear
         self.still = False  # the last event said nothing that was not known
-        self.stirring = ""  # who showed a sign of life with the last event: more than that its server answers
+        self.alive = ""  # who showed a sign of life with the last event: more than that its server answers
         self._eased: dict[str, Eased] = {}  # those that are: hardly ever anybody
         self._handlers: dict[type[Event], Callable[[Any, float], str | None]] = {
             ReplicaProbed: self._probed,
@@ -88,7 +88,7 @@ class Fleet:
 
     def handle(self, event: Event, now: float) -> str | None:
         """Take what the world said of replicas. The one replica whose room it may have changed, None: any, "": none."""
-        self.stirring, self.still, self.now = "", False, now
+        self.alive, self.still, self.now = "", False, now
         return self._handlers[type(event)](event, now)
 
     def adopt(self, view: View) -> View:
@@ -142,7 +142,7 @@ class Fleet:
             return name
         before = known.sample
         if before is None or sample.moved(before):
-            self.stirring = name
+            self.alive = name
         # What we sent and it has not begun is on its way, is bounded by tokens (Table.room), and is over within a step,
         # long before the next scrape: held against the engine it would idle until then.
         queued = max(0, sample.waiting - self.ledger.load(name).prefills)
@@ -184,7 +184,7 @@ class Fleet:
 
     def _blocks_changed(self, event: BlocksChanged, now: float) -> str | None:  # noqa: ARG002
         if event.target in self.view.replicas:
-            self.stirring = event.target
+            self.alive = event.target
             self.mirror.changed(event)
         return ""
 
@@ -216,27 +216,27 @@ class Fleet:
             if self.shares.serves(event.peer, entry.replica):
                 self.journal.insert(entry.replica, entry.chain, entry.audience)
                 self.shares.recent.add(entry)
-        return self._rewrite_burdens(self.view.replicas if changed is None else changed)
+        return self._rewrite_loads(self.view.replicas if changed is None else changed)
 
     def _peers_changed(self, event: PeersChanged, now: float) -> str | None:  # noqa: ARG002
         assert self.shares is not None
         self.shares.changed(event)
-        return self._rewrite_burdens(self.view.replicas)
+        return self._rewrite_loads(self.view.replicas)
 
     def _turn_timer_fired(self, event: TurnTimerFired, now: float) -> str | None:  # noqa: ARG002
         shares, at = self.shares, self.whole.of.at
         assert shares is not None
         in_flight = self.whole.in_flight.tolist()
         replicas = self.view.replicas
-        return self._rewrite_burdens(
+        return self._rewrite_loads(
             [n for n in replicas if shares.overdue(n, in_flight[at[n]] < replicas[n].slots, now)]
         )
 
-    def _rewrite_burdens(self, names: Iterable[str]) -> str | None:
-        """Write the burden of these anew. The one of them, "" if there is none, None if there are more."""
+    def _rewrite_loads(self, names: Iterable[str]) -> str | None:
+        """Write the write_load of these anew. The one of them, "" if there is none, None if there are more."""
         written = [name for name in names if name in self.view.replicas]
         for name in written:
-            self._burden(self.whole.of.at[name], self.view.replicas[name], self.ledger.load(name))
+            self._write_load(self.whole.of.at[name], self.view.replicas[name], self.ledger.load(name))
         return None if len(written) > 1 else written[0] if written else ""
 
     def owned(self, some: Subset) -> Subset:
@@ -297,12 +297,12 @@ class Fleet:
     def answered(self, name: str, status: int, now: float, sent_at: float = inf) -> None:
         """An answer to a request sent at `sent_at` began. A 5xx is the replica's fault but for 501, a 4xx is not."""
         if self.standing.answered(name, status not in outcome.ENGINES_FAULTS, now, sent_at):
-            self._stirred(name, now)
+            self._recheck_able(name, now)
 
     def broke(self, name: str, reason: Outcome, now: float, *, began_well: bool, sent_at: float = inf) -> None:
         """An answer said that something is broken there; `began_well` if it had begun as none that failed."""
         if self.standing.broke(name, reason, now, began_well=began_well, sent_at=sent_at):
-            self._stirred(name, now)
+            self._recheck_able(name, now)
 
     def lingers(self, held: Reservation | None, since: float, now: float, reason: Outcome | None = None) -> None:
         """What a request sent at `since` held at its replica when it failed; `reason` where no answer came to its end.
@@ -318,7 +318,7 @@ class Fleet:
         """An attempt that was sent at `sent_at` broke."""
         if reason is outcome.CONNECT_FAILED:
             if self.standing.refused(name, now):
-                self._stirred(name, now)
+                self._recheck_able(name, now)
                 self._forget(name)  # nobody at home: whoever comes back comes back with an empty cache
         elif outcome.blames_target(reason):
             self.answered(name, 500, now, sent_at)
@@ -362,7 +362,7 @@ class Fleet:
         if self.speeds.began(name, elapsed_ms, tokens, now):
             step_ms = self.whole.tpot_ms.item(self.whole.of.at[name])
             if self.standing.began(name, elapsed_ms, tokens, step_ms, now, sure=sure):
-                self._stirred(name, now)
+                self._recheck_able(name, now)
 
     def promised(self, model: str, predicted_ms: float, elapsed_ms: float) -> None:
         """A stream's first token came so long after it was sent to a replica; see Residual.seen."""
@@ -393,18 +393,18 @@ class Fleet:
         if replica is None:
             return
         if self.shares is not None and not self.shares.alone:
-            self._burden(self.whole.of.at[name], replica, load)
+            self._write_load(self.whole.of.at[name], replica, load)
         else:
-            self.whole.burden(self.whole.of.at[name], replica, load, self._eased.get(name) if self._eased else None)
+            self.whole.write_load(self.whole.of.at[name], replica, load, self._eased.get(name) if self._eased else None)
 
-    def _burden(self, row: int, replica: Replica, load: Load) -> None:
+    def _write_load(self, row: int, replica: Replica, load: Load) -> None:
         """What all balancers have under way there; `load` is ours. What is another's to take is no room of ours."""
         shares, name = self.shares, replica.name
         eased = self._eased.get(name) if self._eased else None
         if shares is None or shares.alone:
-            self.whole.burden(row, replica, load, eased)
+            self.whole.write_load(row, replica, load, eased)
             return
-        self.whole.burden(row, replica, shares.with_others(name, load), eased)
+        self.whole.write_load(row, replica, shares.with_others(name, load), eased)
         if shares.gives_way(name):
             self.whole.kv_room_tokens[row] = -inf
 
@@ -447,9 +447,9 @@ class Fleet:
         """The part of a replica's row that says what it has room for."""
         row, replica, eased = self.whole.of.at[name], self.view.replicas[name], self._eased.get(name)
         self.whole.allow(row, replica.slots if eased is None else eased.slots)
-        self._burden(row, replica, self.ledger.load(name))
+        self._write_load(row, replica, self.ledger.load(name))
 
-    def _stirred(self, name: str, now: float) -> None:
+    def _recheck_able(self, name: str, now: float) -> None:
         """Who is able must be found out anew, and what this one may use."""
         self._able.clear()
         self._ease(now, name)

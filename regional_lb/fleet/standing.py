@@ -173,7 +173,7 @@ class Standing:
                 self._touched.add(name)
             return not steady
         steady = health.steady
-        health.failed(now, may_eject=health.on_the_brink and self._may_eject(name, now))
+        health.failed(now, may_eject=health.one_failure_from_ejection and self._may_eject(name, now))
         self._touched.add(name)
         if steady and not health.steady:
             self._ejected(name, "streak")

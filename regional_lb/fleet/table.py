@@ -287,7 +287,7 @@ class Table(Columns):
         """How many requests a replica may have under way: 1 or more."""
         self.slots[row] = slots
 
-    def burden(self, row: int, replica: Replica, load: Load, eased: Eased | None = None) -> None:
+    def write_load(self, row: int, replica: Replica, load: Load, eased: Eased | None = None) -> None:
         """What is under way at a replica, and so what it has room for."""
         in_flight, backlog, taken = load.in_flight, load.prefill_tokens, float(load.kv_tokens)
         slots = replica.slots

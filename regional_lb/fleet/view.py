@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from farhop.balance.machine import Address, Carrier, Event
-from farhop.balance.model_facts import UNTOLD, ModelFacts, together
+from farhop.balance.model_facts import UNKNOWN_FACTS, ModelFacts, together
 from regional_lb.fleet.kv_events import KvEvent
 from topology.lineage import Bases
 
@@ -133,7 +133,7 @@ class View(msgspec.Struct, frozen=True):
 
     def facts(self, model: str) -> ModelFacts:
         """What holds of a model at all that serve it."""
-        return together(self.replicas[name].facts.get(model, UNTOLD) for name in self.by_model[model])
+        return together(self.replicas[name].facts.get(model, UNKNOWN_FACTS) for name in self.by_model[model])
 
     def alike(self, replica: Replica) -> list[tuple[str, ...]]:
         """Who does the same work as this one, itself among them, for each of its models."""

@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from regional_lb.fleet.shares import Shares
     from regional_lb.scheduler.flow import RegionalFlow
 
-TELL_S = 0.02
+SEND_S = 0.02
 HEARTBEAT_S = 0.5
 SLICE_NODES = 2000
 SLICES = 4  # at a time, while one catches up: 400,000 nodes a second, for two seconds at most
 
 
-class Met(Protocol):
+class OnAsked(Protocol):
     """Who is told the instance and the control address of whoever asks; `proven`: TLS says that it is a peer."""
 
     def __call__(self, instance: str, address: str, /, *, proven: bool) -> None: ...
 
 
 class PeerFeed(peers_pb2_grpc.PeersServicer):
-    """The streams of one balancer. `met` is told of whoever asks, `peer_authenticator` knows who that is."""
+    """The streams of one balancer. `on_asked` is told of whoever asks, `peer_authenticator` knows who that is."""
 
     def __init__(
         self,
@@ -46,10 +46,10 @@ class PeerFeed(peers_pb2_grpc.PeersServicer):
         shares: Shares,
         incarnation: int,
         clock: Callable[[], float],
-        met: Met,
+        on_asked: OnAsked,
         peer_authenticator: PeerAuthenticator = ANY_PEER,
     ) -> None:
-        self._flow, self._shares, self._clock, self._met = flow, shares, clock, met
+        self._flow, self._shares, self._clock, self._on_asked = flow, shares, clock, on_asked
         self._peer_authenticator = peer_authenticator
         self.incarnation = incarnation
         self.draining = False
@@ -80,7 +80,7 @@ class PeerFeed(peers_pb2_grpc.PeersServicer):
         if request.region != self._flow.config.region:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "region: peers are balancers of one region")
         peer = await self._peer_authenticator.proven(context, "regional", request.region)
-        self._met(request.instance, request.control_address, proven=peer is not None)
+        self._on_asked(request.instance, request.control_address, proven=peer is not None)
         self.readers += 1
         self._shares.watched = True
         try:
@@ -91,7 +91,7 @@ class PeerFeed(peers_pb2_grpc.PeersServicer):
                     if update is None:
                         break
                     yield update
-                await asyncio.sleep(TELL_S)
+                await asyncio.sleep(SEND_S)
         finally:
             self.readers -= 1
             self._shares.watched = self.readers > 0

@@ -27,6 +27,7 @@ from farhop.store.contract import REGION_PREFIX, StoreError
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.report import TEXT_LIMIT, check_address, decode
 from farhop.store.follow import follow
+from farhop.store.grpc_options import FIXED_WINDOW
 from regional_lb.fleet.shares import PeersChanged, TurnTimerFired
 from regional_lb.mesh.config import PEERS_MAX
 from regional_lb.mesh.feed import PeerFeed
@@ -54,7 +55,7 @@ LIST_S = 1.0
 SILENT_S = 2.0  # a stream that says nothing for so long, four heartbeats, is given up
 LAW_AGAIN_S = 2.0
 FORGET_S = 60.0
-_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
+_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0), *FIXED_WINDOW)
 
 
 class _Instance:
@@ -194,7 +195,7 @@ class Peers:
         elif address not in self._links:
             self.refused("peer_unproven_address")
         if address in self._links:
-            self._links[address].hurry()
+            self._links[address].retry_soon()
 
     def _link(self, address: str) -> None:
         if address in self._links:
@@ -398,7 +399,7 @@ class PeerLink:
         """Follow no more."""
         await self._tasks.close()
 
-    def hurry(self) -> None:
+    def retry_soon(self) -> None:
         """There is reason to believe that it can be reached now."""
         self._soon.set()
 

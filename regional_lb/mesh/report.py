@@ -60,7 +60,7 @@ REST_S = 0.5  # what goes by time alone is looked at as often
 CHANGE = 0.05
 UNKNOWN = -1  # in place of a time, as region.proto has it
 QUIET_LIMIT_S = 86_400.0
-LAST_WORD_S = 1.0  # how long a store may take to hear that we are going
+FINAL_REPORT_S = 1.0  # how long a store may take to hear that we are going
 STREAMS_MAX = 256
 
 
@@ -242,7 +242,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         """Wait for some, so long at most: at rest there is none to look for."""
         loop = asyncio.get_running_loop()
         news = loop.create_future()
-        wake = partial(_tell, news)
+        wake = partial(_set_result, news)
         self._flow.wake = wake
         timer = loop.call_later(seconds, wake)
         try:
@@ -279,7 +279,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         await self._publish(self.build())
         if self._publication is not None:
             with contextlib.suppress(TimeoutError, StoreError):  # then its lease ends it
-                async with asyncio.timeout(LAST_WORD_S):
+                async with asyncio.timeout(FINAL_REPORT_S):
                     await self._publication.update(self._document(self._latest))
             await self._publication.withdraw()
 
@@ -394,7 +394,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         ]
 
 
-def _tell(news: asyncio.Future[None]) -> None:
+def _set_result(news: asyncio.Future[None]) -> None:
     if not news.done():
         news.set_result(None)
 

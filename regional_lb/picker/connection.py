@@ -447,7 +447,7 @@ class GatewayConnection(asyncio.Protocol):
             due, self._due = self._due, {}
             for stream in due.values():
                 if stream.ended_at is None:
-                    self._say(stream)
+                    self._send_due(stream)
         if self._taken > _WINDOW_BYTES // 2:
             self._put(http2.window_update(0, self._taken))
             self._room, self._taken = self._room + self._taken, 0
@@ -455,7 +455,7 @@ class GatewayConnection(asyncio.Protocol):
         if self._leaves and not self._streams:
             self._end(http2.NO_ERROR, "")
 
-    def _say(self, stream: _Stream) -> None:
+    def _send_due(self, stream: _Stream) -> None:
         call = stream.call
         if call.outbox:
             for message in call.outbox:

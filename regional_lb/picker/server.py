@@ -349,11 +349,11 @@ class _Health:
         if not self._watches and self._picker.healthy(self._asked) is None:
             self.status = (NOT_FOUND, f"there is no service {self._asked[:64]!r} here")
             return
-        self._tell()
+        self._send_status()
         if not self._watches:
             self.status = _SERVED
 
-    def _tell(self) -> None:
+    def _send_status(self) -> None:
         assert self._asked is not None
         healthy = self._picker.healthy(self._asked)
         status = _HEALTH.SERVICE_UNKNOWN if healthy is None else _HEALTH.SERVING if healthy else _HEALTH.NOT_SERVING
@@ -373,4 +373,4 @@ class _Health:
     def check(self, now: float) -> None:  # noqa: ARG002
         """See Call."""
         if self._watches and self._asked is not None and self.status is None:
-            self._tell()
+            self._send_status()

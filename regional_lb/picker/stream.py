@@ -100,7 +100,7 @@ class GatewayExchange(Exchange):
 
     def break_off(self, event: bytes | None) -> None:
         """The answer cannot be completed: the gateway breaks it. Its last message goes first."""
-        if event is not None and self.hears:
+        if event is not None and self.sees_answer:
             self.stream.chunk(event)
         self.stream.abort("the answer cannot be completed")
 
@@ -147,7 +147,7 @@ class GatewayRun(AttemptRun):
         self._tap = None
         self._begin(b"")
 
-    def _may_be_unspoken(self) -> bool:
+    def _may_be_unsupported(self) -> bool:
         """It could not be sent elsewhere."""
         return False
 
@@ -236,7 +236,7 @@ class GatewayStream:
             return
         self.among = messages.subset(message)
         exchange = self.exchange = self.answering = GatewayExchange(self, request_head)
-        exchange.hears = self._sees_answers
+        exchange.sees_answer = self._sees_answers
         early = picker.handler.head(exchange)
         if early is not None:
             exchange.reply(early)

@@ -541,8 +541,8 @@ class RegionalFlow:
     def _fleet_changed(self, event: Event, now: float) -> list[Command]:
         replica = self._fleet.handle(event, now)
         self.news -= self._fleet.still
-        if self._fleet.stirring:
-            self._doubts.alive(self._fleet.stirring, now)
+        if self._fleet.alive:
+            self._doubts.alive(self._fleet.alive, now)
         commands = self._given_up(now) if self._fleet.silent else []
         if now >= self._doubts.due:
             commands += self._overdue(now)

@@ -145,7 +145,7 @@ async def test_compare_and_set_lets_one_writer_win(world, root):
     assert await world.near.get(key) is None
 
 
-async def test_a_key_with_a_time_to_live_goes_by_itself_and_watchers_are_told(world, root):
+async def test_a_key_with_a_time_to_live_goes_by_itself_and_watchers_see_it(world, root):
     async with Watching(world.near, root) as watching:
         await watching.until(ends_with(ChangeKind.SNAPSHOT))
         await world.far.put(root + "drain", b"why", ttl_s=1.0)
@@ -203,7 +203,7 @@ async def test_publication_and_watch_survive(world, root, wipe):
         await eventually(lambda: asyncio.sleep(0, publication.trouble is None))
 
 
-async def test_an_outage_is_told_once_and_ends_in_a_snapshot_of_what_happened_meanwhile(world, root):
+async def test_an_outage_is_reported_once_and_ends_in_a_snapshot_of_what_happened_meanwhile(world, root):
     await world.far.put(root + "gone", b"1")
     async with Watching(world.near, root) as watching:
         await watching.until(ends_with(ChangeKind.SNAPSHOT))

@@ -59,10 +59,10 @@ def workloads(documents: Sequence[Document]) -> list[Document]:
 
 def listeners(config: Document) -> dict[str, int]:
     """Of a configuration: its ports, by their names in the pod."""
-    told = {name: config[field]["port"] for field, name in LISTENERS.items() if field in config}
+    fields = {name: config[field]["port"] for field, name in LISTENERS.items() if field in config}
     if "zones" in config:
-        told["dns"] = told["dns-tcp"] = told.pop("clients")
-    return told
+        fields["dns"] = fields["dns-tcp"] = fields.pop("clients")
+    return fields
 
 
 def configurations(documents: Sequence[Document]) -> dict[str, Document]:
@@ -184,9 +184,9 @@ def _pods(documents: Sequence[Document]) -> Iterator[str]:
         if any(container[f"{p}Probe"]["httpGet"]["scheme"] != ("HTTPS" if secure else "HTTP") for p in paths):
             yield f"{at}: probes do not speak as the admin port does"
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-        told = listeners(config)
-        if ports != told:
-            yield f"{at}: the pod's ports are {ports}, the configuration's {told}"
+        found = listeners(config)
+        if ports != found:
+            yield f"{at}: the pod's ports are {ports}, the configuration's {found}"
         if [each["args"][0] for each in (*spec["initContainers"], container)] != ["check", container["name"]]:
             yield f"{at}: is not checked before it starts"
         yield from _mounted(at, config, container)

@@ -136,8 +136,8 @@ def test_the_units_start_serve_are_watched_and_stop(host: Host) -> None:
         shown = host.shown(unit)
         assert (shown["ActiveState"], shown["NRestarts"]) == ("active", "0"), shown
         assert shown["StatusText"].startswith("region paris: ")
-        told = host("cat", f"/proc/{shown['MainPID']}/status").splitlines()
-        status = {key: value.split() for key, _, value in (line.partition(":") for line in told)}
+        document = host("cat", f"/proc/{shown['MainPID']}/status").splitlines()
+        status = {key: value.split() for key, _, value in (line.partition(":") for line in document)}
         assert status["NoNewPrivs"] == ["1"]
         assert status["Seccomp"] == ["2"]
         assert status["Uid"][0] == host("id", "--user", "farhop")
@@ -145,9 +145,9 @@ def test_the_units_start_serve_are_watched_and_stop(host: Host) -> None:
     host.until(lambda: host("python3", "-c", ASK, check=False) == "200 paris")
     # What it says is in the journal, and nothing there is a complaint of systemd's about the unit.
     journal = host("journalctl", "--no-pager", "--output=json", "--unit=farhop-global@paris")
-    said = [json.loads(line)["MESSAGE"] for line in journal.splitlines()]
-    assert any("paris-global.yaml: fine" in line for line in said), said
-    assert not [line for line in said if "already exists" in line or "Failed" in line], said
+    found = [json.loads(line)["MESSAGE"] for line in journal.splitlines()]
+    assert any("paris-global.yaml: fine" in line for line in found), found
+    assert not [line for line in found if "already exists" in line or "Failed" in line], found
     # A loop that stands still is ended and begun anew.
     stopped = host.shown("farhop-global@paris")["MainPID"]
     host("sh", "-c", f"kill -STOP {stopped}")

@@ -187,11 +187,13 @@ def test_an_operator_finds_it(compose: Compose, tmp_path: Path) -> None:
     status = machine.run(*farhop, "status", "--context", "compose", "--json", environment=own, check=False)
     # 3: regional balancers publish no port, and say that they are reached by their containers' names.
     assert status.returncode == 3, status.stdout + status.stderr
-    told = json.loads(status.stdout)
-    assert sorted(one["region"] for one in told["global"] if one.get("status")) == ["paris", "virginia"], told["global"]
-    assert told["down"] == []
-    assert len(told["unreachable"]) == len(REGIONALS)
-    assert all(any(name in line for line in told["unreachable"]) for name in REGIONALS), told["unreachable"]
+    output = json.loads(status.stdout)
+    assert sorted(one["region"] for one in output["global"] if one.get("status")) == ["paris", "virginia"], output[
+        "global"
+    ]
+    assert output["down"] == []
+    assert len(output["unreachable"]) == len(REGIONALS)
+    assert all(any(name in line for line in output["unreachable"]) for name in REGIONALS), output["unreachable"]
 
 
 def test_the_observers_prometheus_knows_every_balancer_and_its_rules(prometheus_image: str) -> None:
@@ -244,19 +246,19 @@ def test_dns_leads_each_network_to_its_entry_and_names_the_other_behind_it(compo
                 "+short",
                 "+tries=5",
             )
-            told = machine.run("dig", *asked).stdout.split()
-            assert told == [f"192.0.2.{last}" for last in entries], (port, network)
+            output = machine.run("dig", *asked).stdout.split()
+            assert output == [f"192.0.2.{last}" for last in entries], (port, network)
 
 
 def test_every_container_is_hardened_and_published_on_loopback_alone(compose: Compose) -> None:
     for identity in compose("ps", "-q").split():
-        (told,) = json.loads(machine.docker("inspect", identity).stdout)
-        for bound in (told["NetworkSettings"]["Ports"] or {}).values():
+        (output,) = json.loads(machine.docker("inspect", identity).stdout)
+        for bound in (output["NetworkSettings"]["Ports"] or {}).values():
             assert {each["HostIp"] for each in bound or ()} <= {"127.0.0.1"}
-        if "etcd" not in told["Name"]:
-            assert told["HostConfig"]["ReadonlyRootfs"], told["Name"]
-            assert told["HostConfig"]["CapDrop"] == ["ALL"], told["Name"]
-            assert told["Config"]["User"] == "65532:65532"
+        if "etcd" not in output["Name"]:
+            assert output["HostConfig"]["ReadonlyRootfs"], output["Name"]
+            assert output["HostConfig"]["CapDrop"] == ["ALL"], output["Name"]
+            assert output["Config"]["User"] == "65532:65532"
 
 
 def test_a_rolling_restart_of_every_balancer_cuts_no_stream(compose: Compose) -> None:

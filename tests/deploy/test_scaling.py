@@ -65,9 +65,9 @@ def test_live_balancers_answer_in_both_forms(running: RunningWorld) -> None:
             model = world.settings.model
             for admin in (run.regional_admin, run.global_admin):
                 async with asyncio.timeout(15.0):  # twice a second it is looked at
-                    while not (told := (await got("/scaling", admin))[1]["desired_replicas"].get("tokyo")):
+                    while not (found := (await got("/scaling", admin))[1]["desired_replicas"].get("tokyo")):
                         await asyncio.sleep(0.1)
-                wanted = told[model]
+                wanted = found[model]
                 assert wanted >= 1
                 assert (await got(f"/scaling/tokyo?model={model}", admin)) == (200, {"value": wanted})
                 assert (await got("/scaling/tokyo?model=x", admin))[0] == 404

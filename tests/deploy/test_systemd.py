@@ -36,8 +36,8 @@ def test_a_unit_is_sound_and_hardened(unit: Path, tmp_path: Path) -> None:
     made = instance(unit, tmp_path)
     verified = machine.run("systemd-analyze", "verify", "--man=no", str(made), check=False)
     assert unit.stem.rstrip("@") not in verified.stdout + verified.stderr
-    told = machine.run("systemd-analyze", "security", "--offline=true", "--no-pager", str(made)).stdout
-    found = re.search(r"Overall exposure level.*: ([0-9.]+)", told)
+    output = machine.run("systemd-analyze", "security", "--offline=true", "--no-pager", str(made)).stdout
+    found = re.search(r"Overall exposure level.*: ([0-9.]+)", output)
     assert found is not None
     assert float(found[1]) <= EXPOSURE_MAX
 
@@ -77,15 +77,15 @@ def test_a_balancer_says_when_it_is_ready_that_it_lives_and_when_it_stops(tmp_pa
             }  # fmt: skip
             child = Child("global", ["global", "--config", str(path)], tmp_path / "log", environment)
             line = await child.start()
-            said: list[str] = []
+            seen: list[str] = []
             end = time.monotonic() + 20.0
-            while said.count("WATCHDOG=1") < 3 and time.monotonic() < end:
-                said.append(manager.recv(4096).decode())
+            while seen.count("WATCHDOG=1") < 3 and time.monotonic() < end:
+                seen.append(manager.recv(4096).decode())
             assert await child.stop() == 0
             manager.setblocking(False)
-            while "STOPPING=1\nSTATUS=draining" not in said:
-                said.append(manager.recv(4096).decode())
-            return [line, *said]
+            while "STOPPING=1\nSTATUS=draining" not in seen:
+                seen.append(manager.recv(4096).decode())
+            return [line, *seen]
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(notify))

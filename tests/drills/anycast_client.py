@@ -27,11 +27,13 @@ async def stream(n: int, url: str, key: str, body: bytes, of: str, hops: int = 0
         head = f"POST {target} HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
         known = f"authorization: Bearer {key}\r\n" if hops == 0 else ""
         writer.write(f"{head}{known}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
-        said = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        status = int(said.split()[1])
-        headers = dict(line.lower().split(": ", 1) for line in said.split("\r\n")[1:] if ": " in line)
+        found = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        status = int(found.split()[1])
+        headers = dict(line.lower().split(": ", 1) for line in found.split("\r\n")[1:] if ": " in line)
         if status == 307 and hops < 3:
-            where = next(line.split(": ", 1)[1] for line in said.split("\r\n") if line.lower().startswith("location: "))
+            where = next(
+                line.split(": ", 1)[1] for line in found.split("\r\n") if line.lower().startswith("location: ")
+            )
             tell(n=n, event="redirected", to=urlsplit(where).netloc)
             return await stream(n, where, key, body, of, hops + 1)
         site = headers.get("x-farhop-region", "")

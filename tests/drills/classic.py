@@ -90,7 +90,7 @@ class Gpu:
                 writer.write(data)
                 await writer.drain()
         except (ConnectionError, asyncio.CancelledError):
-            pass  # the other side says so, too; or the test is over
+            pass  # the other side prefix so, too; or the test is over
         finally:
             writer.close()
 
@@ -109,7 +109,7 @@ async def region(
 ) -> AsyncIterator[tuple[RegionalBalancer, str]]:
     """A balancer over engines, and its clients' URL. `replica` is said of each; so many are `up`, else all."""
     physics = l4()
-    told = {"prefill_ms_per_token": physics.prefill_ms_per_token, "tpot_ms": physics.decode_floor_ms}
+    fields = {"prefill_ms_per_token": physics.prefill_ms_per_token, "tpot_ms": physics.decode_floor_ms}
     document = {
         **common("virginia", "r1"),
         "tier": {"port": 0},
@@ -117,7 +117,7 @@ async def region(
         "client": {"port": 0},
         "watch": {"probe_s": 0.1, "scrape_s": 0.05, "timeout_s": 0.3},
         "replicas": [
-            {"url": f"http://127.0.0.1:{gpu.port}", "models": [MODEL], "name": f"gpu-{at}", **told, **(replica or {})}
+            {"url": f"http://127.0.0.1:{gpu.port}", "models": [MODEL], "name": f"gpu-{at}", **fields, **(replica or {})}
             for at, gpu in enumerate(engines)
         ],
         **config,
@@ -167,12 +167,12 @@ class Load:
         assert self._session is not None
         await self._session.close()
 
-    async def ask(self, kind: str, words: int, tokens: int, within_s: float = 60.0, says: str = "") -> Asked:
-        """One request of about so many words, which nobody else asks unless it `says` them, answered in exactly so
+    async def ask(self, kind: str, words: int, tokens: int, within_s: float = 60.0, prefix: str = "") -> Asked:
+        """One request of about so many words, which nobody else asks unless it `prefix` them, answered in exactly so
         many tokens."""
         self._serial += 1
-        says = says or f"{self._serial}"
-        text = f"{kind} {says} " + " ".join(f"{says}x{n}" for n in range(words))
+        prefix = prefix or f"{self._serial}"
+        text = f"{kind} {prefix} " + " ".join(f"{prefix}x{n}" for n in range(words))
         body = {
             "model": MODEL,
             "messages": [{"role": "user", "content": text}],

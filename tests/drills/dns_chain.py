@@ -61,11 +61,11 @@ class Client:
         """Entries, best first, and for how many seconds the answer holds still."""
         query = dns.message.make_query(f"api.{ZONE}", "A")
         try:
-            told = await dns.asyncquery.udp(query, RESOLVER, timeout=5.0)
+            found = await dns.asyncquery.udp(query, RESOLVER, timeout=5.0)
         except (dns.exception.DNSException, OSError):
             return [], 0
-        hosts = [rdata.address for rrset in told.answer for rdata in rrset]
-        return [self.by_host[host].name for host in hosts], min((rrset.ttl for rrset in told.answer), default=0)
+        hosts = [rdata.address for rrset in found.answer for rdata in rrset]
+        return [self.by_host[host].name for host in hosts], min((rrset.ttl for rrset in found.answer), default=0)
 
     async def until(self, first: str) -> None:
         end = time.monotonic() + PATIENCE_S
@@ -111,10 +111,10 @@ async def measured(world: World) -> dict[str, Any]:
 async def _until(world: World, network: str, first: str) -> list[str]:
     """The answer to a network, once it leads there first."""
     end = time.monotonic() + PATIENCE_S
-    while (told := await entries(world, "api", network))[:1] != [first]:
-        assert time.monotonic() < end, f"never led to {first}: {told}"
+    while (found := await entries(world, "api", network))[:1] != [first]:
+        assert time.monotonic() < end, f"never led to {first}: {found}"
         await asyncio.sleep(0.05)
-    return told
+    return found
 
 
 async def chain(folder: Path) -> dict[str, Any]:

@@ -256,5 +256,5 @@ class Stalls:
 
 def figure(drill: str, **seconds: float | None) -> None:
     """Print one line of figures: seconds after the fault, or after it was mended."""
-    told = ", ".join(f"{n.replace('_', ' ')} {'-' if s is None else f'{s:.2f} s'}" for n, s in seconds.items())
-    print(f"\nfailover: {drill}: {told}")
+    text = ", ".join(f"{n.replace('_', ' ')} {'-' if s is None else f'{s:.2f} s'}" for n, s in seconds.items())
+    print(f"\nfailover: {drill}: {text}")

@@ -105,10 +105,10 @@ async def test_killed_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         kept |= {name for _, _, name in again}
         await balancer.end(signal.SIGTERM)
     checkpoint, beside = log.verify([seen])
-    told = [json.loads(one) for one in log.entries(checkpoint.size)]
+    found = [json.loads(one) for one in log.entries(checkpoint.size)]
     assert beside == []
-    assert [one["clean"] for one in told if one["kind"] == "start"] == [True, False]
-    decided = {one["id"]: one for one in told if one["kind"] == "decision"}
+    assert [one["clean"] for one in found if one["kind"] == "start"] == [True, False]
+    decided = {one["id"]: one for one in found if one["kind"] == "decision"}
     reading = Reading()
     used = {one.id.rpartition("-")[0]: one for one in reading.events(line for _, line in segments.read(tmp_path))}
     assert kept <= decided.keys()
@@ -147,8 +147,8 @@ async def test_a_full_disk(on_full: str, tmp_path: Path, monkeypatch: pytest.Mon
             while not all(await troubles()):
                 await ask()  # what it has to write down is what finds it out
                 await asyncio.sleep(0.05)
-        told = [await ask() for _ in range(5)]
-        assert told == [(503, "accounts_not_writable") if on_full == "refuse" else (200, "")] * 5
+        found = [await ask() for _ in range(5)]
+        assert found == [(503, "accounts_not_writable") if on_full == "refuse" else (200, "")] * 5
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
         async with asyncio.timeout(30.0):
             while any(await troubles()):

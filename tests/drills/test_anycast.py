@@ -61,12 +61,12 @@ class Fleet(Sites):
 
     def word_ms(self, site: str, phase: str) -> float:
         """From the announcer's last word of this phase to the first change of the route after it."""
-        return self.watch.first_after(self.said_at(site, phase) - 0.002)
+        return self.watch.first_after(self.phase_at(site, phase) - 0.002)
 
 
 def _events(client: subprocess.Popen[str]) -> list[dict[str, object]]:
-    said, _ = client.communicate(timeout=60.0)
-    return [json.loads(line) for line in said.splitlines()]
+    output, _ = client.communicate(timeout=60.0)
+    return [json.loads(line) for line in output.splitlines()]
 
 
 @pytest.fixture
@@ -85,8 +85,8 @@ def test_two_sites_one_address(fleet: Fleet) -> None:
     took["announce (ExaBGP)"] = fleet.word_ms("a", "announced")
     took["announce (BIRD)"] = fleet.word_ms("b", "announced")
     assert set(fleet.asked(24)) == {"frankfurt", "tokyo"}
-    told = fleet.until("a", wanted="announced", actual="announced", differs=False, others_healthy=1)
-    assert told["since"] == pytest.approx(fleet.said_at("a", "announced"), abs=1.0)
+    found = fleet.until("a", wanted="announced", actual="announced", differs=False, others_healthy=1)
+    assert found["since"] == pytest.approx(fleet.phase_at("a", "announced"), abs=1.0)
 
     # A drain: new connections move, streams on a site's own address go on, those on the shared one are counted: who
     # broke can but ask again, and who still gets through is served to the end, after the withdrawal, too.

@@ -37,8 +37,8 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 async def _hot_spot(naive: bool) -> int:
     """Every fourth answer is long, and turns by rote give all of those to one replica: how many the busiest got."""
     async with gpus(*[l4(8.0, kv_blocks=200) for _ in range(4)]) as engines:
-        said, config = (blind(engines), NAIVE | PATIENT) if naive else ({}, PATIENT)
-        async with region(engines, said, **config) as (balancer, url), Load(url) as load, asyncio.TaskGroup() as group:
+        found, config = (blind(engines), NAIVE | PATIENT) if naive else ({}, PATIENT)
+        async with region(engines, found, **config) as (balancer, url), Load(url) as load, asyncio.TaskGroup() as group:
             loop = asyncio.get_running_loop()
             began = loop.time()
             for n in range(48):
@@ -108,13 +108,13 @@ async def test_engines_that_die_are_not_stormed_with_retries() -> None:
 async def _thrash(naive: bool) -> float:
     """Nine conversations, of which each of three caches holds five: the share of prompt tokens that were cached."""
     async with gpus(*[l4(8.0, kv_blocks=260) for _ in range(3)]) as engines:
-        said, config = (blind(engines), NAIVE | PATIENT) if naive else ({}, PATIENT)
-        async with region(engines, said, **config) as (_, url), Load(url) as load:
+        found, config = (blind(engines), NAIVE | PATIENT) if naive else ({}, PATIENT)
+        async with region(engines, found, **config) as (_, url), Load(url) as load:
             order = Random(1)
             for turn in range(6):
                 talks = order.sample(range(9), 9)
                 for talk in talks:
-                    assert (await load.ask("chat", 200 + 10 * turn, 4, says=f"talk{talk}")).status == 200
+                    assert (await load.ask("chat", 200 + 10 * turn, 4, prefix=f"talk{talk}")).status == 200
         counters = [gpu.replica.core.counters for gpu in engines]
         return sum(c.prefix_hits for c in counters) / sum(c.prefix_queries for c in counters)
 
@@ -131,8 +131,8 @@ async def test_conversations_do_not_drive_each_other_out_of_the_caches() -> None
 async def _partition(naive: bool) -> int:
     """One of three replicas cannot be reached while 60 requests come: how many are swallowed."""
     async with gpus(*[l4() for _ in range(3)]) as engines:
-        said, config = (blind(engines), NAIVE | QUIET) if naive else ({}, STEADY)
-        async with region(engines, said, **config) as (_, url), Load(url) as load:
+        found, config = (blind(engines), NAIVE | QUIET) if naive else ({}, STEADY)
+        async with region(engines, found, **config) as (_, url), Load(url) as load:
             engines[1].frozen.set()
             asked = []
             for _ in range(60):
@@ -160,8 +160,8 @@ async def _dead_green(naive: bool) -> int:
     """One of three engines takes what it is sent and answers nothing, while its health page says 200: how many of 30
     requests are swallowed."""
     async with gpus(*[l4() for _ in range(3)]) as engines:
-        said, config = (blind(engines), NAIVE | QUIET) if naive else ({"probe": {"generate_s": 1.0}}, STEADY)
-        async with region(engines, said, **config) as (_, url), Load(url) as load:
+        found, config = (blind(engines), NAIVE | QUIET) if naive else ({"probe": {"generate_s": 1.0}}, STEADY)
+        async with region(engines, found, **config) as (_, url), Load(url) as load:
             engines[1].replica.faults.command(Fault("dead-green"))
             asked = []
             for _ in range(30):

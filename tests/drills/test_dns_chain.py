@@ -39,19 +39,19 @@ def test_who_is_led_to_a_region_that_dies_is_served_elsewhere(inside) -> None:
     binary = shutil.which("unbound")
     if binary is None or shutil.which("ip") is None:
         pytest.skip("unbound or ip is not installed")
-    told = json.loads(inside(sys.executable, str(SCRIPT), binary))
+    document = json.loads(inside(sys.executable, str(SCRIPT), binary))
     # Who was near to Frankfurt is known by its entry alone; of a tenant whose records stay in the EU nothing is told.
-    assert told["before"][0] == "virginia"
-    assert told["after"][0] == "frankfurt"
-    assert told["hidden"] == [{}, {}, {}]
-    assert [(one["network"], one["before"], one["now"]) for one in told["findings"]] == [
+    assert document["before"][0] == "virginia"
+    assert document["after"][0] == "frankfurt"
+    assert document["hidden"] == [{}, {}, {}]
+    assert [(one["network"], one["before"], one["now"]) for one in document["findings"]] == [
         ("8.8.8.0/24", "", "frankfurt")
     ]
-    assert told["first"] == "tokyo"
-    assert told["listed"] == ["tokyo", "frankfurt", "virginia"]
+    assert document["first"] == "tokyo"
+    assert document["listed"] == ["tokyo", "frankfurt", "virginia"]
     # By the list that the answer was, at once; by asking anew, when the answer has run out and no later than a second.
-    assert (told["retried"], told["retried_by"]) == (200, "frankfurt")
-    assert told["retried_s"] < told["ttl_most"], "without waiting for another answer"
-    assert told["ttl"] <= told["ttl_most"] == 5
-    assert told["next_by"] != "tokyo"
-    assert told["next_s"] <= told["ttl_most"] + 1.0
+    assert (document["retried"], document["retried_by"]) == (200, "frankfurt")
+    assert document["retried_s"] < document["ttl_most"], "without waiting for another answer"
+    assert document["ttl"] <= document["ttl_most"] == 5
+    assert document["next_by"] != "tokyo"
+    assert document["next_s"] <= document["ttl_most"] + 1.0

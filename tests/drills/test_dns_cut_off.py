@@ -65,14 +65,14 @@ class Server:
     async def answers(self, name: str = "api", client: str = "198.18.3.0") -> list[str]:
         """The entries in the answer for a client's network, best first; [] for a SERVFAIL."""
         query = dns.message.make_query(f"{name}.entry.example", "A", use_edns=0, options=[dns.edns.ECSOption(client)])
-        told = await dns.asyncquery.udp(query, "127.0.0.1", timeout=PATIENCE_S, port=self.port)
+        found = await dns.asyncquery.udp(query, "127.0.0.1", timeout=PATIENCE_S, port=self.port)
         by_host = {host: entry for entry, host in HOSTS.items()}
-        return [by_host[rdata.address] for rrset in told.answer for rdata in rrset]
+        return [by_host[rdata.address] for rrset in found.answer for rdata in rrset]
 
     async def status(self) -> dict[str, Any]:
         async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{self.admin}/status") as answer:
-            told: dict[str, Any] = await answer.json()
-            return told
+            body: dict[str, Any] = await answer.json()
+            return body
 
     async def entry(self, name: str) -> dict[str, Any]:
         return next(one for one in (await self.status())["entries"] if one["entry"] == name)

@@ -92,19 +92,19 @@ def drilled(running: RunningWorld, tmp_path: Path) -> Iterator[Drilled]:
 
 
 def test_a_region_is_lost_and_nobody_is_served_where_the_law_forbids_it(drilled: Drilled) -> None:
-    code, told = drilled.run(drilled.thin("lose-a-region"), "--set", "soak_s=2")
-    measures = told["measures"]
+    code, output = drilled.run(drilled.thin("lose-a-region"), "--set", "soak_s=2")
+    measures = output["measures"]
     assert isinstance(measures, dict)
     # How soon is this machine's affair; that it was measured, and judged by what was measured, is not.
-    assert told["verdict"] in ("PASS", "FAIL"), told
-    assert code == (0 if told["verdict"] == "PASS" else 1)
+    assert output["verdict"] in ("PASS", "FAIL"), output
+    assert code == (0 if output["verdict"] == "PASS" else 1)
     assert measures["residency_violations"] == 0
     assert {"rto_s", "decide_s", "failback_s", "canaries"} <= set(measures)
-    folder = Path(str(told["folder"]))
+    folder = Path(str(output["folder"]))
     assert {path.name for path in folder.iterdir()} == {"journal.json", "report.html", "junit.xml"}
     assert json.loads((folder / "journal.json").read_text())["status"] == "completed"
     drilled.whole()
-    assert str(told["run"]) in drilled.farhop("report", "--json").stdout
+    assert str(output["run"]) in drilled.farhop("report", "--json").stdout
     assert "lose-a-region" in drilled.farhop("history", "lose-a-region").stdout
 
 
@@ -116,26 +116,26 @@ def test_a_runner_that_is_killed_ends_its_drill_and_the_lever_lets_none_begin(dr
     try:
         until(lambda: drilled.running.world.regions["virginia"].global_.pid is None)  # type: ignore[union-attr]
         assert drilled.faults.standing
-        code, told = drilled.run("drain-and-return")
-        assert (code, told["verdict"]) == (1, "NOT_RUN")
-        assert "another drill runs" in str(told["why"])
+        code, output = drilled.run("drain-and-return")
+        assert (code, output["verdict"]) == (1, "NOT_RUN")
+        assert "another drill runs" in str(output["why"])
     finally:
         runner.send_signal(signal.SIGKILL)
         runner.wait()
     drilled.whole()
     assert drilled.farhop("stop", "--all", "--why", "incident").exit_code == 0
-    code, told = drilled.run("drain-and-return")
-    assert (code, told["verdict"]) == (1, "NOT_RUN")
-    assert "lever: engaged" in str(told["why"])
+    code, output = drilled.run("drain-and-return")
+    assert (code, output["verdict"]) == (1, "NOT_RUN")
+    assert "lever: engaged" in str(output["why"])
     assert drilled.farhop("stop", "--release").exit_code == 0
     assert drilled.farhop("stop", "--release").exit_code == 1
 
 
 def test_who_loses_his_terminal_rolls_back_and_is_aborted(drilled: Drilled) -> None:
     """By overrides alone; and the last lawful region of anybody is never taken."""
-    code, told = drilled.run("drain-and-return", "--set", "region=tokyo")
-    assert (code, told["verdict"]) == (1, "NOT_RUN")
-    assert "tokyo is the last lawful region of japan-only" in str(told["why"])
+    code, result = drilled.run("drain-and-return", "--set", "region=tokyo")
+    assert (code, result["verdict"]) == (1, "NOT_RUN")
+    assert "tokyo is the last lawful region of japan-only" in str(result["why"])
 
     words = ["drill", "run", drilled.thin("drain-and-return"), "--set", "soak_s=60", "--world", str(drilled.path)]
     runner = subprocess.Popen(
@@ -147,31 +147,31 @@ def test_who_loses_his_terminal_rolls_back_and_is_aborted(drilled: Drilled) -> N
             app(), ["drain", "get", "--world", str(drilled.path)]
         ).stdout, COMMAND_EVERY_S)  # fmt: skip
         runner.send_signal(signal.SIGHUP)
-        said, _ = runner.communicate(timeout=PATIENCE_S)
+        output, _ = runner.communicate(timeout=PATIENCE_S)
     finally:
         runner.kill()
         runner.wait()
-    aborted = json.loads(said)
+    aborted = json.loads(output)
     assert (runner.returncode, aborted["verdict"], aborted["why"]) == (1, "ABORTED", "interrupted by SIGHUP")
     assert "no region and no entry is drained" in CliRunner().invoke(
         app(), ["drain", "get", "--world", str(drilled.path)]
     ).stdout  # fmt: skip
 
 
-def test_a_region_that_is_told_to_refuse_is_noticed_by_nobody_and_takes_its_own_again(drilled: Drilled) -> None:
+def test_a_region_under_a_refusal_is_noticed_by_nobody_and_takes_its_own_again(drilled: Drilled) -> None:
     """By overrides alone. Its global balancers learn of it by being refused."""
-    code, told = drilled.run(drilled.thin("region-refuses"), "--set", "soak_s=1.5")
-    measures = told["measures"]
+    code, output = drilled.run(drilled.thin("region-refuses"), "--set", "soak_s=1.5")
+    measures = output["measures"]
     assert isinstance(measures, dict)
-    assert told["verdict"] in ("PASS", "FAIL"), told
-    assert code == (0 if told["verdict"] == "PASS" else 1)
+    assert output["verdict"] in ("PASS", "FAIL"), output
+    assert code == (0 if output["verdict"] == "PASS" else 1)
     assert (measures["residency_violations"], measures["requests_failed"], measures["streams_lost"]) == (0, 0, 0)
     assert measures["elsewhere_share"] > 0.0
     assert drilled.running.ask("virginia", "anywhere", "home?").headers.get("x-farhop-region") == "virginia"
 
 
 @pytest.mark.chaos
-def test_chaos_toolkit_runs_what_is_exported_and_says_what_the_drill_said(drilled: Drilled) -> None:
+def test_chaos_toolkit_runs_what_is_exported_and_reaches_the_drills_verdict(drilled: Drilled) -> None:
     command, file = chaos(), drilled.folder / "experiment.json"
     assert command is not None
     assert drilled.farhop("check", drilled.thin("law-change"), "--keep").exit_code == 0
@@ -181,14 +181,14 @@ def test_chaos_toolkit_runs_what_is_exported_and_says_what_the_drill_said(drille
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # it looks for `farhop` there
     asked = [command, "--no-version-check", "--no-log-file", "run", "--journal-path", str(journal), str(file)]
     subprocess.run(asked, cwd=drilled.folder, timeout=PATIENCE_S, check=False, env={**os.environ, "PATH": path})
-    told = json.loads(journal.read_text())
+    document = json.loads(journal.read_text())
     passed = drilled.farhop("report", "--of", "law-change", "--within", "1h", "--verdict").stdout.strip() == "PASS"
-    assert told["status"] == "completed"
-    assert told["deviated"] is not passed
-    (ran,) = told["run"]
+    assert document["status"] == "completed"
+    assert document["deviated"] is not passed
+    (ran,) = document["run"]
     assert ran["status"] == "succeeded"
     assert ran["output"]["status"] == (0 if passed else 1), ran
-    assert [one["activity"]["name"] for one in told["rollbacks"]] == ["stop law-change"]
+    assert [one["activity"]["name"] for one in document["rollbacks"]] == ["stop law-change"]
 
 
 def test_of_two_that_watch_the_schedule_one_runs_what_is_due_and_both_end_with_who_started_them(
@@ -207,8 +207,8 @@ def test_of_two_that_watch_the_schedule_one_runs_what_is_due_and_both_end_with_w
     ]  # fmt: skip
 
     def runs() -> list[dict[str, Any]]:
-        told = json.loads(drilled.farhop("history", name, "--json").stdout)
-        return [one for one in told["runs"] if one["began_s"] >= began]
+        output = json.loads(drilled.farhop("history", name, "--json").stdout)
+        return [one for one in output["runs"] if one["began_s"] >= began]
 
     try:
         until(runs, COMMAND_EVERY_S)

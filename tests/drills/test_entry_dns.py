@@ -131,12 +131,12 @@ class Space:
         end = time.monotonic() + DEADLINE_S
         while True:  # until the resolver is there
             try:
-                told = self.run(sys.executable, "-c", _ASK, client, at, query.to_wire().hex())
+                output = self.run(sys.executable, "-c", _ASK, client, at, query.to_wire().hex())
                 break
             except subprocess.CalledProcessError:
                 assert time.monotonic() < end, "nobody answers"
                 time.sleep(0.2)
-        answer = dns.message.from_wire(bytes.fromhex(told.strip()))
+        answer = dns.message.from_wire(bytes.fromhex(output.strip()))
         return dns.rcode.to_text(answer.rcode()), [rdata.to_text() for one in answer.answer for rdata in one]
 
     def recursor(self, binary: str, folder: Path, servers: str, told_subnets: str, *settings: str) -> None:
@@ -192,8 +192,8 @@ def lawful(space: Space, *, isolated: bool) -> None:
     for kind in ("A", "AAAA"):
         assert space.ask(NOBODY, kind) == ("SERVFAIL", [])
     for (client, kind), entries in reversed(OWN.items()):  # now from the cache, beside what was denied
-        told = space.ask(client, kind)
-        assert told == ("NOERROR", entries) or (not isolated and told == ("SERVFAIL", []))
+        answer = space.ask(client, kind)
+        assert answer == ("NOERROR", entries) or (not isolated and answer == ("SERVFAIL", []))
     for kind in ("A", "AAAA"):
         assert space.ask(NOBODY, kind) == ("SERVFAIL", [])
 
@@ -250,9 +250,9 @@ def test_a_name_server_beside_ours_that_answers_nothing_leads_nobody_astray(
         space.recursor(binary, tmp_path, f"{SERVER};{NEIGHBOUR}", f"{SERVER},{NEIGHBOUR}", *APART)
     for _ in range(2):
         for (client, kind), entries in OWN.items():
-            told = space.ask(client, kind)
+            answer = space.ask(client, kind)
             # Its own; or what all of them may be told, which is nothing where one may be told nothing.
             shared = ("SERVFAIL", []) if barred else ("NOERROR", OWN[TOKYO, kind])
-            assert told in (("NOERROR", entries), shared), (client, kind)
+            assert answer in (("NOERROR", entries), shared), (client, kind)
         if barred:
             assert space.ask(NOBODY) == ("SERVFAIL", [])

@@ -188,9 +188,9 @@ async def first_choice(world: Any, asked: Asked) -> str | None:
         return None
     decision = asked.result.headers["x-farhop-decision"]
     async with aiohttp.ClientSession() as session, session.get(f"{home.global_admin}/decisions/{decision}") as page:
-        told = await page.json()
-    first = str(told["attempts"][0]["target"])
-    return None if first == home.name else f"{first}: {told}"
+        document = await page.json()
+    first = str(document["attempts"][0]["target"])
+    return None if first == home.name else f"{first}: {document}"
 
 
 async def at_home(failing: RunningWorld) -> None:
@@ -220,7 +220,7 @@ async def one(failing: RunningWorld, region: str, text: str, tenant: str) -> Any
     return await answer([failing.entry(region)], f"sk-farhop-{tenant}", body)
 
 
-def test_one_hub_down_is_told_of_and_harms_nobody(failing: RunningWorld) -> None:
+def test_one_hub_down_is_reported_and_harms_nobody(failing: RunningWorld) -> None:
     """And an operator's word said meanwhile reaches everybody by the other hub."""
     world = failing.world
 
@@ -235,9 +235,9 @@ def test_one_hub_down_is_told_of_and_harms_nobody(failing: RunningWorld) -> None
                         status = await page.json()
                     async with session.get(f"{world.regions['tokyo'].regional_admin}/status") as page:
                         own = await page.json()
-                said = time.time()
+                found = time.time()
                 await drawn(failing, load)
-                took = time.time() - said
+                took = time.time() - found
             finally:
                 world.hubs["pacific"].resume()
             await in_contact(world)
@@ -256,9 +256,9 @@ async def offer(admin: str, body: dict[str, Any], what: str) -> float:
     """What a global balancer would say of Frankfurt, were this asked of it now."""
     question = {"tenant": "anywhere", "body": body}
     async with aiohttp.ClientSession() as session, session.post(f"{admin}/explain", json=question) as page:
-        said = await page.json()
-    assert page.status == 200, said
-    return float(next(c[what] for c in said["reasons"]["candidates"] if c["region"] == "frankfurt"))
+        document = await page.json()
+    assert page.status == 200, document
+    return float(next(c[what] for c in document["reasons"]["candidates"] if c["region"] == "frankfurt"))
 
 
 def test_a_global_balancer_killed_leaves_others_that_know_the_caches(failing: RunningWorld) -> None:
@@ -345,9 +345,9 @@ async def etcdctl(member: Any, *arguments: str) -> str:
         str(find_binary().parent / "etcdctl"), *arguments, stdout=PIPE, stderr=PIPE,
         env={"ETCDCTL_API": "3", "ETCDCTL_ENDPOINTS": member.endpoint},
     )  # fmt: skip
-    said, wrong = await ran.communicate()
+    output, wrong = await ran.communicate()
     assert ran.returncode == 0, wrong.decode()
-    return said.decode()
+    return output.decode()
 
 
 def test_an_etcd_restored_from_a_backup_undoes_no_law(failing: RunningWorld, tmp_path: Path) -> None:

@@ -377,8 +377,8 @@ def test_what_a_black_hole_swallowed_is_asked_again_and_a_dead_stream_ends(runni
         return await stream, await asyncio.gather(*swallowed), healed
 
     stream, swallowed, healed = running.call(drill())
-    told = [f"{at - healed:.2f}" for _, at in (stream, *swallowed)]
-    print(f"\nfailover: cut for {CUT_S:g} s: the stream ended, the others were answered, after the return: {told} s")
+    found = [f"{at - healed:.2f}" for _, at in (stream, *swallowed)]
+    print(f"\nfailover: cut for {CUT_S:g} s: the stream ended, the others were answered, after the return: {found} s")
     assert [(result.ok, result.headers.get("x-farhop-region")) for result, _ in swallowed] == [(True, "frankfurt")] * 2
     assert all(at - healed < 8.0 for _, at in swallowed)
     assert "upstream_stalled" in str(stream[0].error)  # a clean error event, and no end that looks like one

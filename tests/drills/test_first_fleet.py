@@ -50,11 +50,11 @@ def elsewhere(text: str) -> str:
 def script(engine: str) -> tuple[str, list[list[str]]]:
     """What the shell is given, with a mark after each block; and what each says."""
     texts = blocks(engine)
-    said = [[line.removeprefix(SAYS) for line in text.splitlines() if line.startswith(SAYS)] for text in texts]
+    found = [[line.removeprefix(SAYS) for line in text.splitlines() if line.startswith(SAYS)] for text in texts]
     marked = "".join(f"{text}\necho '<<end {n}>>'\n" for n, text in enumerate(texts))
     activated = ". .venv/bin/activate "
     assert marked.count(activated) == 1
-    return elsewhere(marked.replace(activated, ": ")), said
+    return elsewhere(marked.replace(activated, ": ")), found
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,8 @@ class World:
                 document = msgspec.json.decode(body)
                 return answer.headers, {"text": document["choices"][0]["text"], "usage": document["usage"]}
         events = [msgspec.json.decode(line[6:]) for line in body.split(b"\n\n") if line.startswith(b"data: {")]
-        said = {"text": "".join(choice["text"] for event in events for choice in event["choices"])}
-        return answer.headers, said | {"usage": events[-1].get("usage")}
+        found = {"text": "".join(choice["text"] for event in events for choice in event["choices"])}
+        return answer.headers, found | {"usage": events[-1].get("usage")}
 
     async def at_rest(self) -> None:
         """Until nothing runs and nothing is held anywhere, which must come to be."""
@@ -86,10 +86,10 @@ async def _world(speedup: float = SPEEDUP, probe_timeout_s: float = 5.0) -> Asyn
         engines = [await alive.enter_async_context(Gpu(profile, 0).running()), *others]
         for gpu in engines:  # one model that says the same, as real replicas have
             gpu.replica.text_model = TextModel(MODEL, 0, 50.0)
-        told = {"prefill_ms_per_token": profile.prefill_ms_per_token, "tpot_ms": profile.decode_floor_ms}
+        fields = {"prefill_ms_per_token": profile.prefill_ms_per_token, "tpot_ms": profile.decode_floor_ms}
         roles = (("p", "prefill"), ("d0", "decode"), ("d1", "mixed"))
         replicas = [
-            {"url": f"http://127.0.0.1:{gpu.port}", "models": [MODEL], "name": name, "role": role, **told}
+            {"url": f"http://127.0.0.1:{gpu.port}", "models": [MODEL], "name": name, "role": role, **fields}
             for gpu, (name, role) in zip(engines, roles, strict=True)
         ]
         watch = {"probe_s": 0.05, "scrape_s": 0.05, "timeout_s": probe_timeout_s, "rise": 1, "fall": 2}
@@ -110,11 +110,11 @@ async def test_a_pair_says_what_one_engine_says_and_says_who_they_were() -> None
         for n, stream in enumerate((False, True, True, False)):
             prompt = _prompt(f"alice{n}")
             options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-            headers, said = await world.ask(prompt, **options)
-            assert said["text"] == _expected(prompt)
+            headers, answer = await world.ask(prompt, **options)
+            assert answer["text"] == _expected(prompt)
             assert headers["x-farhop-prefill-replica"] == "p"
             assert headers["x-farhop-replica"] in ("d0", "d1")
-            usage = said["usage"]
+            usage = answer["usage"]
             assert (usage["prompt_tokens"], usage["completion_tokens"]) == (600, TOKENS)
             assert usage["prompt_tokens_details"]["cached_tokens"] == 592  # 37 full blocks of 38
         decision = world.balancer.decisions.get(headers["x-farhop-decision"])
@@ -128,17 +128,17 @@ async def test_a_pair_says_what_one_engine_says_and_says_who_they_were() -> None
 
 async def test_both_engines_know_it_by_one_name_and_one_trace() -> None:
     async with _world() as world:
-        heard: list[dict[str, str]] = []
+        seen: list[dict[str, str]] = []
         for gpu in (world.p, *world.d):
             serve = gpu.replica.serve
 
             async def listen(request: web.Request, *rest: Any, serve: Any = serve) -> Any:
-                heard.append({name.lower(): value for name, value in request.headers.items()})
+                seen.append({name.lower(): value for name, value in request.headers.items()})
                 return await serve(request, *rest)
 
             gpu.replica.serve = listen  # type: ignore[method-assign]
         await world.ask(_prompt("zoe"))
-        first, second = heard
+        first, second = seen
         assert first["x-request-id"] == second["x-request-id"]
         assert first["traceparent"] == second["traceparent"]
 
@@ -147,8 +147,8 @@ async def test_a_conversation_stays_with_its_decode_engine_and_short_prompts_are
     """On engines 4 times as fast as real ones: what a prefill costs must stand out of what a busy machine adds."""
     async with _world(4.0) as world:
         prompt = _prompt("bob")
-        headers, said = await world.ask(prompt)
-        again, _ = await world.ask(prompt + said["text"] + " and then?")
+        headers, answer = await world.ask(prompt)
+        again, _ = await world.ask(prompt + answer["text"] + " and then?")
         assert "x-farhop-prefill-replica" not in again
         assert again["x-farhop-replica"] == headers["x-farhop-replica"]
         short, _ = await world.ask("hello")
@@ -161,8 +161,8 @@ async def test_a_conversation_stays_with_its_decode_engine_and_short_prompts_are
 async def test_the_prefill_engine_breaks_or_is_gone_and_everybody_is_served() -> None:
     async with _world() as world:
         world.p.replica.faults.command(Fault("fast-500"))  # green to probes
-        headers, said = await world.ask(_prompt("dave"), stream=True)
-        assert said["text"] == _expected(_prompt("dave"))
+        headers, answer = await world.ask(_prompt("dave"), stream=True)
+        assert answer["text"] == _expected(_prompt("dave"))
         assert "x-farhop-prefill-replica" not in headers
         world.p.replica.faults.command(None)
 
@@ -178,17 +178,17 @@ async def test_the_prefill_engine_dies_between_the_halves() -> None:
                 await fetch(source, sequence)
 
             gpu.replica.transfers.pull = pull  # type: ignore[method-assign]
-        headers, said = await world.ask(_prompt("erin"), stream=True, stream_options={"include_usage": True})
+        headers, answer = await world.ask(_prompt("erin"), stream=True, stream_options={"include_usage": True})
         assert headers["x-farhop-prefill-replica"] == "p"
-        assert said["text"] == _expected(_prompt("erin"))
-        assert said["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert answer["text"] == _expected(_prompt("erin"))
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
 async def test_a_frozen_prefill_engine_is_given_up_and_its_requests_are_served() -> None:
     async with _world(probe_timeout_s=1.0) as world:
         world.p.frozen.set()
-        headers, said = await world.ask(_prompt("frank"), stream=True)
-        assert said["text"] == _expected(_prompt("frank"))
+        headers, answer = await world.ask(_prompt("frank"), stream=True)
+        assert answer["text"] == _expected(_prompt("frank"))
         assert "x-farhop-prefill-replica" not in headers
 
 
@@ -222,9 +222,9 @@ async def test_a_client_does_not_say_where_kv_is_fetched_from() -> None:
 async def test_many_at_once_are_all_served_as_one_engine_would() -> None:
     async with _world() as world:
         prompts = [_prompt(f"crowd{n}", 300 + 20 * n) for n in range(24)]
-        said = await asyncio.gather(*(world.ask(prompt, stream=bool(n % 2)) for n, prompt in enumerate(prompts)))
-        for prompt, (_, one) in zip(prompts, said, strict=True):
+        answer = await asyncio.gather(*(world.ask(prompt, stream=bool(n % 2)) for n, prompt in enumerate(prompts)))
+        for prompt, (_, one) in zip(prompts, answer, strict=True):
             assert one["text"] == _expected(prompt)
-        paired = sum("x-farhop-prefill-replica" in headers for headers, _ in said)
+        paired = sum("x-farhop-prefill-replica" in headers for headers, _ in answer)
         assert paired > 0
         await world.at_rest()

@@ -79,9 +79,9 @@ def test_a_pilot_light_wakes_for_a_lost_neighbour(piloted: RunningWorld) -> None
     assert "tokyo" not in went("anywhere", 4, "tokyo")
     assert went("japan-only", 2, "tokyo") == {"tokyo"}  # whom nobody else may serve
     body = {"model": MODEL, "messages": [{"role": "user", "content": "where?"}]}
-    said = piloted.call(told(piloted, "tokyo", "/explain", tenant="anywhere", body=body))
-    assert said["reasons"]["not_serving"]["tokyo"] == "pilot-light: asleep"
-    assert said["pilot_lights"]["tokyo"]["state"] == "asleep"
+    explained = piloted.call(told(piloted, "tokyo", "/explain", tenant="anywhere", body=body))
+    assert explained["reasons"]["not_serving"]["tokyo"] == "pilot-light: asleep"
+    assert explained["pilot_lights"]["tokyo"]["state"] == "asleep"
 
     # A neighbour is lost: it wakes, and is admitted what is there of what is wanted.
     piloted.call(lose())

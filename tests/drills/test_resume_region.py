@@ -66,7 +66,7 @@ async def whole_again(world: World) -> None:
 
 
 async def stream(
-    world: RunningWorld, number: int, heard: list[int], tenant: str, entry: str, tokens: int = TOKENS
+    world: RunningWorld, number: int, value: list[int], tenant: str, entry: str, tokens: int = TOKENS
 ) -> Result:
     """One answer to its end; `heard` is told each piece of text."""
     body: dict[str, Any] = {
@@ -80,7 +80,7 @@ async def stream(
     }
     async for event in ask([world.entry(entry)], f"sk-farhop-{tenant}", body):
         if isinstance(event, Delta):
-            heard[number] += 1
+            value[number] += 1
         elif isinstance(event, Result):
             result = event
     return result
@@ -88,12 +88,12 @@ async def stream(
 
 async def broken(world: RunningWorld, tenant: str, entry: str, *, engines: bool) -> tuple[list[Result], set[str]]:
     """How streams end under which the regional balancers that serve them are killed, and the regions where."""
-    heard = [0] * STREAMS
-    tasks = [asyncio.create_task(stream(world, n, heard, tenant, entry)) for n in range(STREAMS)]
+    seen = [0] * STREAMS
+    tasks = [asyncio.create_task(stream(world, n, seen, tenant, entry)) for n in range(STREAMS)]
     async with asyncio.timeout(30.0):
-        while min(heard) < 5:
+        while min(seen) < 5:
             await asyncio.sleep(0.01)
-    assert max(heard) < TOKENS - 20, heard
+    assert max(seen) < TOKENS - 20, seen
     run = world.world.regions[entry]
     assert run.regional is not None
     await asyncio.gather(*(child.kill() for child in (run.regional, *(run.engines if engines else ()))))
@@ -109,8 +109,8 @@ def usage_of(result: Result) -> tuple[int, int]:
 @pytest.mark.parametrize("engines", [False, True], ids=["its balancer", "all of it"])
 def test_streams_go_on_from_another_region(world: RunningWorld, engines: bool) -> None:
     async def whole() -> list[Result]:
-        heard = [0] * STREAMS
-        return list(await asyncio.gather(*(stream(world, n, heard, "anywhere", FROM) for n in range(STREAMS))))
+        seen = [0] * STREAMS
+        return list(await asyncio.gather(*(stream(world, n, seen, "anywhere", FROM) for n in range(STREAMS))))
 
     expected = world.call(whole())
     results, served = world.call(broken(world, "anywhere", FROM, engines=engines))
@@ -136,10 +136,10 @@ LONG, PACE_S = 900, 2.0  # tokens, 6 ms each: such a stream takes far longer tha
 async def drained(world: RunningWorld) -> tuple[list[Result], float, int]:
     """Streams under which their region is drained of streams: how they end, when the last has left (s), how many had
     not ended by then."""
-    heard = [0] * STREAMS
-    tasks = [asyncio.create_task(stream(world, n, heard, "anywhere", FROM, LONG)) for n in range(STREAMS)]
+    seen = [0] * STREAMS
+    tasks = [asyncio.create_task(stream(world, n, seen, "anywhere", FROM, LONG)) for n in range(STREAMS)]
     async with asyncio.timeout(30.0):
-        while min(heard) < 5:
+        while min(seen) < 5:
             await asyncio.sleep(0.01)
     made, etcd = world.world, world.world.etcd
     assert etcd is not None
@@ -167,8 +167,8 @@ async def drained(world: RunningWorld) -> tuple[list[Result], float, int]:
 
 def test_streams_leave_a_drained_region_within_seconds_and_say_what_whole_ones_say(world: RunningWorld) -> None:
     async def whole() -> list[Result]:
-        heard = [0] * STREAMS
-        return list(await asyncio.gather(*(stream(world, n, heard, "anywhere", FROM, LONG) for n in range(STREAMS))))
+        seen = [0] * STREAMS
+        return list(await asyncio.gather(*(stream(world, n, seen, "anywhere", FROM, LONG) for n in range(STREAMS))))
 
     expected = world.call(whole())
     results, took_s, left = world.call(drained(world))

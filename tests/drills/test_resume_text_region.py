@@ -45,14 +45,14 @@ async def resumed(world: RunningWorld, admin: str) -> float:
 
 async def streams(world: RunningWorld, killed: str = "") -> list[Result]:
     """How they end, under which an engine of their region is killed, or all else of it."""
-    heard = [0] * STREAMS
-    tasks = [asyncio.create_task(stream(world, n, heard, "anywhere", FROM)) for n in range(STREAMS)]
+    seen = [0] * STREAMS
+    tasks = [asyncio.create_task(stream(world, n, seen, "anywhere", FROM)) for n in range(STREAMS)]
     run = world.world.regions[FROM]
     assert run.regional is not None
     async with asyncio.timeout(30.0):
-        while killed and min(heard) < 5:
+        while killed and min(seen) < 5:
             await asyncio.sleep(0.01)
-    assert not killed or max(heard) < TOKENS - 20, heard
+    assert not killed or max(seen) < TOKENS - 20, seen
     victims = {"": (), "an engine": run.engines[:1], "the rest of it": (run.regional, *run.engines[1:])}[killed]
     await asyncio.gather(*(one.kill() for one in victims))
     return list(await asyncio.gather(*tasks))

@@ -86,12 +86,12 @@ async def _world(probe_timeout_s: float = 5.0) -> AsyncIterator[World]:
         AsyncExitStack() as alive,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session,
     ):
-        told = {"prefill_ms_per_token": l4().prefill_ms_per_token, "tpot_ms": l4().decode_floor_ms}
+        fields = {"prefill_ms_per_token": l4().prefill_ms_per_token, "tpot_ms": l4().decode_floor_ms}
         engines, replicas = [], []
         for name, mode in modes:
             gpu, port = await alive.enter_async_context(_engine(mode))
             engines.append(gpu)
-            one = {"url": f"http://127.0.0.1:{gpu.port}", "models": [MODEL], "name": name, "role": mode, **told}
+            one = {"url": f"http://127.0.0.1:{gpu.port}", "models": [MODEL], "name": name, "role": mode, **fields}
             replicas.append(one | {"disaggregation": "sglang"} | ({"bootstrap_port": port} if port else {}))
         watch = {"probe_s": 0.05, "scrape_s": 0.05, "timeout_s": probe_timeout_s, "rise": 1, "fall": 2}
         async with region(engines, replicas=replicas, watch=watch) as (balancer, url):
@@ -142,8 +142,8 @@ async def test_a_broken_prefill_engine_costs_nobody_anything() -> None:
 async def test_a_frozen_one_is_given_up_and_its_requests_are_served(half: str) -> None:
     async with _world(1.0) as world:
         (world.p if half == "prefill" else world.d)[0].frozen.set()
-        said = await asyncio.gather(*(world.ask(_prompt(f"frank{n}")) for n in range(6)))
-        for n, (headers, text, _) in enumerate(said):
+        answer = await asyncio.gather(*(world.ask(_prompt(f"frank{n}")) for n in range(6)))
+        for n, (headers, text, _) in enumerate(answer):
             assert text == _expected(_prompt(f"frank{n}"))
             frozen = ("x-farhop-prefill-replica", "p0") if half == "prefill" else ("x-farhop-replica", "d0")
             assert headers[frozen[0]] != frozen[1]
@@ -167,16 +167,16 @@ async def test_many_at_once_and_some_who_leave() -> None:
         await asyncio.sleep(0.05)
         for task in asking[::5]:
             task.cancel()
-        said = await asyncio.gather(*asking, return_exceptions=True)
+        answer = await asyncio.gather(*asking, return_exceptions=True)
         served = [
-            (prompt, one) for prompt, one in zip(prompts, said, strict=True) if not isinstance(one, BaseException)
+            (prompt, one) for prompt, one in zip(prompts, answer, strict=True) if not isinstance(one, BaseException)
         ]
         assert len(served) >= 19
         assert all(one[1] == _expected(prompt) for prompt, one in served)
         await world.at_rest()
 
 
-async def test_what_goes_wrong_for_the_request_itself_is_told() -> None:
+async def test_what_goes_wrong_for_the_request_itself_is_answered() -> None:
     async with _world() as world:
         async with world.post(_prompt("hugo", 40_000)) as answer:  # more than the engines' context
             assert answer.status == 400

@@ -122,12 +122,12 @@ def ask(engine: real.RealEngine, path: str, body: Any) -> dict[str, Any]:
     connection.request("GET" if body is None else "POST", path, data, {"content-type": "application/json"})
     answer = connection.getresponse()
     headers = {name.lower(): value for name, value in answer.getheaders() if name.lower() in HEADERS}
-    told = answer.read().decode()
+    document = answer.read().decode()
     connection.close()
     asked = body.decode() if isinstance(body, bytes) else body
     if len(json.dumps(asked)) > 4096:
         asked = "too long to be kept"
-    return {"path": path, "asked": asked, "status": answer.status, "headers": headers, "body": told}
+    return {"path": path, "asked": asked, "status": answer.status, "headers": headers, "body": document}
 
 
 def write(folder: Path, name: str, page: Any) -> None:
@@ -147,10 +147,10 @@ def emptied(name: str) -> Path:
 
 def frames(socket: zmq.Socket[bytes], within_s: float = 3.0) -> list[list[str]]:
     """All messages that come until none does for a while, each frame as base64."""
-    heard = []
+    seen = []
     while socket.poll(int(within_s * 1000)):
-        heard.append([base64.b64encode(frame).decode() for frame in socket.recv_multipart()])
-    return heard
+        seen.append([base64.b64encode(frame).decode() for frame in socket.recv_multipart()])
+    return seen
 
 
 def kv_events(engine: real.RealEngine) -> dict[str, Any]:
@@ -199,8 +199,8 @@ def vllm(logs: Path) -> None:
 
 def llama(logs: Path) -> None:
     """Of llama.cpp."""
-    told = subprocess.run([real.LLAMA, "--version"], capture_output=True, text=True, check=True)
-    version = (told.stdout + told.stderr).partition("version: ")[2].split()[0]
+    text = subprocess.run([real.LLAMA, "--version"], capture_output=True, text=True, check=True)
+    version = (text.stdout + text.stderr).partition("version: ")[2].split()[0]
     engine = real.llama(logs)
     try:
         engine.ready()

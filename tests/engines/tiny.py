@@ -81,11 +81,11 @@ def lora(folder: Path, base: Path) -> None:
             weights[f"{at}.lora_A.weight"] = torch.randn(8, HIDDEN, dtype=torch.bfloat16)
             weights[f"{at}.lora_B.weight"] = torch.randn(size, 8, dtype=torch.bfloat16)
     save_file(weights, str(folder / "adapter_model.safetensors"))
-    told = {
+    fields = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(base), "r": 8, "lora_alpha": 16,
         "lora_dropout": 0.0, "bias": "none", "target_modules": sorted(sizes), "inference_mode": True,
     }  # fmt: skip
-    (folder / "adapter_config.json").write_text(json.dumps(told))
+    (folder / "adapter_config.json").write_text(json.dumps(fields))
 
 
 def gguf(file: Path, base: Path) -> None:
@@ -104,15 +104,15 @@ def gguf(file: Path, base: Path) -> None:
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(VOCABULARY)
-    told = json.loads((base / "tokenizer.json").read_text())
-    words = sorted(told["model"]["vocab"].items(), key=lambda item: item[1])
+    document = json.loads((base / "tokenizer.json").read_text())
+    words = sorted(document["model"]["vocab"].items(), key=lambda item: item[1])
     tokens = [word for word, _ in words] + [f"<|unused_{n}|>" for n in range(len(words), VOCABULARY)]
     kinds = [TokenType.CONTROL if word in SPECIAL else TokenType.NORMAL for word in tokens]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
-    writer.add_token_merges([" ".join(pair) for pair in told["model"]["merges"]])
+    writer.add_token_merges([" ".join(pair) for pair in document["model"]["merges"]])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_add_bos_token(False)

@@ -82,7 +82,7 @@ def test_a_secret_from_a_file_or_a_variable_is_stripped(tmp_path: Path, monkeypa
     assert SECRET not in repr(config)
 
 
-def test_a_secret_that_cannot_be_had_is_told_by_where_it_should_be(
+def test_a_secret_that_cannot_be_had_is_named_by_where_it_should_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FARHOP_TEST_EMPTY", " ")

@@ -106,8 +106,8 @@ class FakeWorld:
 
     async def _law(self, request: web.Request) -> web.Response:
         region, role = self._who(request)
-        told = self.laws.get(region) if role == "global_admin" else None
-        return json(told) if told is not None else json({"error": "no law here"}, 404)
+        answer = self.laws.get(region) if role == "global_admin" else None
+        return json(answer) if answer is not None else json({"error": "no law here"}, 404)
 
     async def _decision(self, request: web.Request) -> web.Response:
         record = self.records.get(self._who(request))
@@ -117,8 +117,8 @@ class FakeWorld:
     async def _explain(self, request: web.Request) -> web.Response:
         who = self._who(request)
         self.questions.append((*who, await request.json()))
-        said = self.explained.get(who, {"error": "a bad question"})
-        return json(said, 400 if "error" in said else 200)
+        explained = self.explained.get(who, {"error": "a bad question"})
+        return json(explained, 400 if "error" in explained else 200)
 
     async def _trace(self, request: web.Request) -> web.Response:
         assert self._who(request) == ("", "collector")
@@ -354,10 +354,10 @@ class SettingsWorld:
         knows = 3 + REGIONS.index(region) < self.knowing
         entries = await self._with_store(lambda store: store.list(ROOT)) if knows else ()
         stands = {one.key: bare(one.value) for one in entries}
-        said = {
+        fields = {
             what: stands.get(f"{ROOT}{kind}/{region}") for what, kind in (("policies", "pick"), ("splits", "split"))
         }
-        overrides = {what: value and _authorship(authored.parted(value)[1]) for what, value in said.items()}
+        overrides = {what: value and _authorship(authored.parted(value)[1]) for what, value in fields.items()}
         splits = {"llama": {"unserved": self.unserved}}
         return {"overrides": overrides, "splits": splits, "law_epoch": self._epoch(stands)}
 

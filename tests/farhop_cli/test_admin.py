@@ -18,15 +18,15 @@ async def http():
 
 async def test_what_a_balancer_says(world, http, made):
     world.status["virginia", "global_admin"] = made.global_status(tokyo="up")
-    told = await admin.get(http, world.file.regions["virginia"].global_admin + "/", "/status")
-    assert told["regions"][0]["region"] == "tokyo"
+    status = await admin.get(http, world.file.regions["virginia"].global_admin + "/", "/status")
+    assert status["regions"][0]["region"] == "tokyo"
 
 
 async def test_what_it_does_not_know_is_none(world, http):
     assert await admin.get(http, world.file.regions["virginia"].global_admin, "/decisions/ffff") is None
 
 
-async def test_a_bad_question_is_told_apart(world, http):
+async def test_a_bad_question_is_an_error_of_its_own(world, http):
     with pytest.raises(QuestionError, match="a bad question"):
         await admin.explain(http, world.file.regions["virginia"].global_admin, {"body": {}})
 

@@ -62,17 +62,17 @@ async def test_a_completion_read_from_standard_input(recorded, cli):
 
 async def test_json_is_all_there_is(recorded, cli, made):
     result = await cli.in_thread("ask", "hello", "--json", "-w")
-    told = json.loads(result.stdout)
-    assert (told["text"], told["status"], told["error"]) == ("the far hop", 200, None)
-    assert (told["region"], told["decision"], told["tenant"]) == ("virginia", made.decision, "anywhere")
-    assert told["usage"] == {"prompt_tokens": 9, "completion_tokens": 3, "cached_tokens": 4}
-    assert told["global"]["record"]["reasons"]["chosen"] == "virginia"
-    assert told["regional"]["record"]["reasons"]["chosen"] == "v-1"
-    assert len(told["trace"]["spans"]) == 3
-    assert len(told["piece_ms"]) == 3
+    output = json.loads(result.stdout)
+    assert (output["text"], output["status"], output["error"]) == ("the far hop", 200, None)
+    assert (output["region"], output["decision"], output["tenant"]) == ("virginia", made.decision, "anywhere")
+    assert output["usage"] == {"prompt_tokens": 9, "completion_tokens": 3, "cached_tokens": 4}
+    assert output["global"]["record"]["reasons"]["chosen"] == "virginia"
+    assert output["regional"]["record"]["reasons"]["chosen"] == "v-1"
+    assert len(output["trace"]["spans"]) == 3
+    assert len(output["piece_ms"]) == 3
 
 
-async def test_a_redirect_is_followed_with_the_key_and_said(recorded, cli):
+async def test_a_redirect_is_followed_with_the_key_and_shown(recorded, cli):
     recorded.redirects["virginia"] = recorded.file.regions["tokyo"].entry
     result = await cli.in_thread("ask", "hello", "--tenant", "japan-only")
     assert result.exit_code == 0
@@ -84,8 +84,8 @@ async def test_a_redirect_is_followed_with_the_key_and_said(recorded, cli):
 
 async def test_a_redirect_out_of_the_world_is_refused(recorded, cli, unused_tcp_port):
     recorded.redirects["virginia"] = f"http://127.0.0.1:{unused_tcp_port}"
-    said = cli.failed(await cli.in_thread("ask", "hello"), 1)
-    assert "not trusted with the key" in said
+    answer = cli.failed(await cli.in_thread("ask", "hello"), 1)
+    assert "not trusted with the key" in answer
 
 
 async def test_an_entry_that_is_gone_is_passed_over(recorded, cli):
@@ -116,9 +116,9 @@ async def test_where_the_law_forbids_a_record_it_is_the_answer(recorded, cli, ma
 
 
 async def test_a_record_kept_against_the_law_would_be_seen(recorded, cli):
-    told = json.loads((await cli.in_thread("ask", "hello", "--tenant", "eu-only", "--json")).stdout)
-    assert told["global"]["barred"] is True
-    assert told["global"]["record"] is not None
+    output = json.loads((await cli.in_thread("ask", "hello", "--tenant", "eu-only", "--json")).stdout)
+    assert output["global"]["barred"] is True
+    assert output["global"]["record"] is not None
 
 
 async def test_a_refusal_shows_its_code_and_the_reasons_kept(recorded, cli, made):
@@ -179,9 +179,9 @@ async def test_an_entry_named_in_a_running_world(recorded, cli):
     (("hi", "--tenant", "not-us", "--key", "sk-farhop-eu-only"), "--key"),
 ])  # fmt: skip
 async def test_bad_options_are_one_line_and_send_nothing(world, cli, arguments, says):
-    said = cli.failed(await cli.in_thread("ask", *arguments), 2)
-    assert says in said
-    assert said.count("\n") == 1
+    answer = cli.failed(await cli.in_thread("ask", *arguments), 2)
+    assert says in answer
+    assert answer.count("\n") == 1
     assert not world.requests
 
 

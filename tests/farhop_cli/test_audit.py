@@ -45,15 +45,15 @@ def test_it_holds_until_somebody_changes_it(cli: Any, log: Path, tmp_path: Path)
 
 
 def test_a_decision_is_proven_to_another_implementation(cli: Any, log: Path) -> None:
-    told = json.loads(cli.run("audit", "prove", "d000123", str(log), "--json").stdout)
-    (found,) = told["found"]
+    output = json.loads(cli.run("audit", "prove", "d000123", str(log), "--json").stdout)
+    (found,) = output["found"]
     assert found["entry"]["epoch"] == 7
     other = InmemoryTree(algorithm="sha256")
     files = audit.Files(log, "farhop.internal/test", KEY.public_key())
-    for entry in files.entries(told["size"]):
+    for entry in files.entries(output["size"]):
         other.append_entry(entry)
-    root, leaf = base64.b64decode(told["checkpoint"].split("\n")[2]), base64.b64decode(found["leaf_hash"])
-    theirs = other.prove_inclusion(found["index"] + 1, told["size"])
+    root, leaf = base64.b64decode(output["checkpoint"].split("\n")[2]), base64.b64decode(found["leaf_hash"])
+    theirs = other.prove_inclusion(found["index"] + 1, output["size"])
     verify_inclusion(leaf, root, theirs)
     assert theirs.path == [leaf, *map(base64.b64decode, found["inclusion_proof"])]
     shown = cli.run("audit", "prove", "d000123", str(log), "--name", "acme")
@@ -81,7 +81,7 @@ def test_an_auditor_gets_all_but_the_salt(cli: Any, log: Path, tmp_path: Path) -
         (["export", "{}", "--out", "/nowhere/x"], "--out"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line(cli: Any, log: Path, arguments: list[str], says: str) -> None:
+def test_what_is_wrong_is_shown_in_a_line(cli: Any, log: Path, arguments: list[str], says: str) -> None:
     result = cli.run("audit", *(one.format(log) for one in arguments))
     assert result.exit_code == 2
     assert says in result.stderr

@@ -27,8 +27,8 @@ def test_a_pin_is_for_a_tenant_or_a_model(cli, stands):
     assert (result.exit_code, result.stderr) == (0, "")
     assert "tenant eu-only: to frankfurt, while it serves" in result.stdout
     assert "farhop pin unset --tenant eu-only" in result.stdout
-    told = json.loads(cli.run("pin", "set", "tokyo", "--model", "a/b", "--strict", "--why", "x", "--json").stdout)
-    assert (told["set"][0]["model"], told["set"][0]["value"]) == ("a/b", {"region": "tokyo", "strict": True})
+    output = json.loads(cli.run("pin", "set", "tokyo", "--model", "a/b", "--strict", "--why", "x", "--json").stdout)
+    assert (output["set"][0]["model"], output["set"][0]["value"]) == ("a/b", {"region": "tokyo", "strict": True})
     assert {(one.tenant, one.model, one.strict) for one in said(stands).values()} == {
         ("eu-only", "", False), ("", "a/b", True),
     }  # fmt: skip
@@ -59,7 +59,7 @@ def test_a_pin_that_the_law_passes_over_is_refused(cli, stands):
     ],
 )
 def test_what_is_at_fault_is_one_line_and_code_2(cli, stands, arguments, text):
-    told = cli.failed(cli.run(*arguments), 2)
-    assert told.count("\n") == 1
-    assert text in told
+    output = cli.failed(cli.run(*arguments), 2)
+    assert output.count("\n") == 1
+    assert text in output
     assert said(stands) == {}

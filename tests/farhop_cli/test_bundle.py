@@ -30,7 +30,7 @@ def trees(leaf, names):
     around=trees(st.integers() | st.just("told"), st.sampled_from(PLAIN)),
     place=st.sampled_from(PLACES),
 )
-def test_no_byte_of_a_secret_is_told(secret, inside, around, place):
+def test_no_byte_of_a_secret_is_shown(secret, inside, around, place):
     held = inside.draw(trees(st.just(secret), st.sampled_from((*PLAIN, *PLACES))))
     document = {"around": around, "part": {"deeper": [{place: held}]}}
     for text in (json.dumps(bundle.withheld(document)), yaml.safe_dump(bundle.withheld(document), allow_unicode=True)):
@@ -41,24 +41,24 @@ def test_no_byte_of_a_secret_is_told(secret, inside, around, place):
 @given(secret=SECRET.map(str.encode), before=st.binary(max_size=50), after=st.binary(max_size=50))
 def test_a_secret_that_is_known_is_nowhere(secret, before, after):
     assume(secret not in bundle.WITHHELD.encode())
-    told = bundle.scrubbed(before + secret + after + secret, [secret, b"x"])
-    assert secret not in told.replace(bundle.WITHHELD.encode(), b"")
+    found = bundle.scrubbed(before + secret + after + secret, [secret, b"x"])
+    assert secret not in found.replace(bundle.WITHHELD.encode(), b"")
     assert bundle.scrubbed(before, [b""]) == before
 
 
-def test_where_a_secret_stands_is_told_and_a_login_in_a_url_is_not():
-    said = {
+def test_where_a_secret_stands_is_shown_and_a_login_in_a_url_is_not():
+    fields = {
         "hop": {"keys": {"k1": "env:HOP"}, "active": "k1"}, "etcd": {"password": "file:/run/etcd"},
         "admin": {"tokens": {"ann": {"token": "hunter22", "may": "act"}}}, "tls": {"key_file": "a.key"},
         "proxies": {"tokyo": "http://user:hunter22@proxy:3128"}, "tokens_total": 5, "prefill_ms_per_token": 0.1,
     }  # fmt: skip
-    told = bundle.withheld(said)
-    assert "hunter22" not in str(told)
-    assert told["hop"]["keys"]["k1"] == "env:HOP"
-    assert told["etcd"]["password"] == "file:/run/etcd"
-    assert told["tls"]["key_file"] == "a.key"
-    assert told["proxies"]["tokyo"] == "http://(withheld)@proxy:3128"
-    assert (told["tokens_total"], told["prefill_ms_per_token"]) == (5, 0.1)
+    found = bundle.withheld(fields)
+    assert "hunter22" not in str(found)
+    assert found["hop"]["keys"]["k1"] == "env:HOP"
+    assert found["etcd"]["password"] == "file:/run/etcd"
+    assert found["tls"]["key_file"] == "a.key"
+    assert found["proxies"]["tokyo"] == "http://(withheld)@proxy:3128"
+    assert (found["tokens_total"], found["prefill_ms_per_token"]) == (5, 0.1)
     assert bundle.withheld({"password": 12345678, "hop": {"keys": {"k": 5}}}) == {
         "password": bundle.WITHHELD, "hop": {"keys": {"k": bundle.WITHHELD}},
     }  # fmt: skip

@@ -40,7 +40,7 @@ def test_without_a_model_all_goes_even_what_cannot_be_read(cli, stands):
     assert stands.authored("split")[0] == {}
 
 
-def test_who_was_overtaken_between_reading_and_writing_is_told(cli, stands, monkeypatch):
+def test_who_was_overtaken_between_reading_and_writing_is_refused(cli, stands, monkeypatch):
     get = EtcdStore.get
     stands.put(SPLIT_KEY, b'{"llama": {"weights": {"v1": 1}}}')
 
@@ -80,7 +80,7 @@ def test_weights_change_and_the_rest_of_the_split_stays(cli, stands):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("policy", "set", "virginia", "fastest"), "POLICY: no policy 'fastest'; known are predictive"),
         (("policy", "set", "virginia", "p2c", "--model", "a b"), "--model"),
@@ -96,10 +96,10 @@ def test_weights_change_and_the_rest_of_the_split_stays(cli, stands):
         (("split", "set", "virginia", "--model", "m", "--weights", "v1=nan"), "--weights: weights.v1"),
     ],
 )
-def test_what_a_balancer_would_refuse_is_refused(cli, stands, arguments, said):
-    told = cli.failed(cli.run(*arguments, "--why", "x"), 2)
-    assert told.count("\n") == 1
-    assert said in told
+def test_what_a_balancer_would_refuse_is_refused(cli, stands, arguments, message):
+    output = cli.failed(cli.run(*arguments, "--why", "x"), 2)
+    assert output.count("\n") == 1
+    assert message in output
     assert (stands.authored("pick"), stands.authored("split")) == (None, None)
 
 
@@ -116,7 +116,7 @@ def test_a_dry_run_of_a_split_says_what_would_move(cli, stands, monkeypatch):
         return cli.run(*whom, "--why", "x", "--dry-run").stdout
 
     monkeypatch.setattr(Fleet, "status_of", status)
-    told = said("m", "v2=1,v3=1")
-    assert "strands: v3: no replica there has it" in told
-    assert "moves: all of v1 elsewhere" in told
+    found = said("m", "v2=1,v3=1")
+    assert "strands: v3: no replica there has it" in found
+    assert "moves: all of v1 elsewhere" in found
     assert "moves nothing: no replica there serves n" in said("n", "v2=1")

@@ -17,6 +17,26 @@ from farhop.service.certificates import Files, load
 from farhop.service.peer_authenticator import PeerAuthenticator
 
 
+def test_a_dry_run_says_what_would_be_made_and_makes_nothing(cli: Any, tmp_path: Path) -> None:
+    folder, dry = tmp_path / "new" / "certs", ("--dir", str(tmp_path / "new" / "certs"), "--dry-run")
+    made = cli.run("certs", "init", *dry)
+    assert made.exit_code == 0
+    assert made.stdout.startswith(f"dry run, nothing is written: authority of farhop.internal: {folder}/ca.pem")
+    assert not folder.parent.exists()
+    assert "make an authority" in cli.failed(cli.run("certs", "issue", "regional", "paris", *dry), 2)
+    assert cli.run("certs", "init", "--dir", str(folder)).exit_code == 0
+    assert "is there already" in cli.failed(cli.run("certs", "init", *dry), 2)
+    before = sorted(folder.iterdir())
+    issued = cli.run("certs", "issue", "regional", "paris", "--host", "10.1.0.7", "--days", "30", *dry)
+    assert "regional-paris.pem, good for 30 days: spiffe://farhop.internal/farhop/regional/paris, " in issued.stdout
+    assert issued.stdout.rstrip().endswith("10.1.0.7")
+    assert sorted(folder.iterdir()) == before
+    assert "--host" in cli.failed(cli.run("certs", "issue", "regional", "paris", "--host", "a b", *dry), 2)
+    (tmp_path / "file").write_text("")
+    said = cli.failed(cli.run("certs", "init", "--dir", str(tmp_path / "file" / "certs"), "--dry-run"), 2)
+    assert "Not a directory" in said
+
+
 def test_an_authority_and_a_certificate_that_names_its_balancer(cli: Any, tmp_path: Path) -> None:
     folder = tmp_path / "certs"
     assert cli.run("certs", "init", "--dir", str(folder)).exit_code == 0
@@ -30,8 +50,8 @@ def test_an_authority_and_a_certificate_that_names_its_balancer(cli: Any, tmp_pa
     assert 29.9 < (until - datetime.now(UTC).timestamp()) / 86_400 <= 30
     certificate = x509.load_pem_x509_certificate((folder / "regional-paris.pem").read_bytes())
     certificate.verify_directly_issued_by(x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes()))
-    said = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert said.get_values_for_type(x509.DNSName) == [certificate_names.host("farhop.internal", "regional", "paris")]
+    found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert found.get_values_for_type(x509.DNSName) == [certificate_names.host("farhop.internal", "regional", "paris")]
     der = certificate.public_bytes(Encoding.DER)
     callers = PeerAuthenticator("farhop.internal", mutual=True)
     assert (callers.admits("regional", der), callers.admits("global", der)) == (True, False)
@@ -52,15 +72,15 @@ def test_an_authority_and_a_certificate_that_names_its_balancer(cli: Any, tmp_pa
         (["init", "--trust-domain", "Not A Domain"], "--trust-domain"),
     ],
 )
-def test_what_cannot_be_meant_is_said(cli: Any, tmp_path: Path, words: list[str], says: str) -> None:
+def test_what_cannot_be_meant_is_refused(cli: Any, tmp_path: Path, words: list[str], says: str) -> None:
     assert says in cli.failed(cli.run("certs", *words, "--dir", str(tmp_path / "none")), 2)
 
 
 def test_an_authority_issues_in_its_own_trust_domain(cli: Any, tmp_path: Path) -> None:
     ours = ("--dir", str(tmp_path), "--trust-domain", "farhop.example")
     assert cli.run("certs", "init", *ours).exit_code == 0
-    said = cli.failed(cli.run("certs", "issue", "global", "paris", "--dir", str(tmp_path)), 2)
-    assert "give --trust-domain farhop.example" in said
+    text = cli.failed(cli.run("certs", "issue", "global", "paris", "--dir", str(tmp_path)), 2)
+    assert "give --trust-domain farhop.example" in text
     assert cli.run("certs", "issue", "global", "paris", *ours).exit_code == 0
 
 

@@ -32,7 +32,7 @@ def fails(monkeypatch):
     monkeypatch.setattr(trial, "run", run)
 
 
-def test_seeds_that_fail_are_told_shrunk_and_kept(cli, fails, tmp_path) -> None:
+def test_seeds_that_fail_are_shown_shrunk_and_kept(cli, fails, tmp_path) -> None:
     seeds = [seed for seed in range(60) if "pause" in {fault.what for fault in schedule.drawn(seed).faults}]
     code, out = told(cli.run("bench", "chaos", "--seeds", "60", "--workers", "1", "--out", str(tmp_path)))
     assert code == 1
@@ -48,12 +48,12 @@ def test_seeds_that_fail_are_told_shrunk_and_kept(cli, fails, tmp_path) -> None:
 def test_json_and_all_well(cli, fails) -> None:
     calm = next(n for n in range(99) if "pause" not in {fault.what for fault in schedule.drawn(n).faults})
     code, out = told(cli.run("bench", "chaos", "--seeds", "1", "--seed", str(calm), "--json"))
-    said = json.loads(out)
+    document = json.loads(out)
     assert code == 0
-    assert (said["bench"], said["seeds"], said["failed"]) == ("chaos", 1, 0)
+    assert (document["bench"], document["seeds"], document["failed"]) == ("chaos", 1, 0)
 
 
-def test_a_file_that_cannot_be_played_is_told_in_a_line(cli, tmp_path) -> None:
+def test_a_file_that_cannot_be_played_is_shown_in_a_line(cli, tmp_path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("seed: 1\nregions: 77\n")
     for asked, says in ((path, "regions: give 2 to 4"), (tmp_path / "none.yaml", "cannot be read")):
@@ -66,8 +66,8 @@ def test_a_file_that_cannot_be_played_is_told_in_a_line(cli, tmp_path) -> None:
 def test_a_live_run_ends_with_a_verdict(cli, monkeypatch, findings) -> None:
     asked = []
 
-    async def run(folder, seed, for_s, say):
-        say("pause virginia-0")
+    async def run(folder, seed, for_s, progress):
+        progress("pause virginia-0")
         asked.append((seed, for_s))
         return LiveResult(seed, 1, 500, 3, (FAULT,), {"virginia/virginia-0": (20, 20.5)}, findings)
 

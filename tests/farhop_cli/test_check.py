@@ -19,7 +19,7 @@ tenants:
 """
 
 
-def test_a_shipped_world_is_fine_and_its_law_is_told(cli):
+def test_a_shipped_world_is_fine_and_its_law_is_shown(cli):
     result = cli.run("check", "three-regions")
     assert result.exit_code == 0
     assert not result.stderr
@@ -30,16 +30,16 @@ def test_a_shipped_world_is_fine_and_its_law_is_told(cli):
 
 
 def test_json_names_the_lawful_regions_by_scope(cli):
-    told = json.loads(cli.run("check", "three-regions", "--json").stdout)
-    assert told["ok"] is True
-    tenants = {tenant["tenant"]: tenant for tenant in told["tenants"]}
+    output = json.loads(cli.run("check", "three-regions", "--json").stdout)
+    assert output["ok"] is True
+    tenants = {tenant["tenant"]: tenant for tenant in output["tenants"]}
     assert tenants["eu-only"]["lawful"]["processing"] == ["frankfurt"]
     assert tenants["japan-only"]["lawful"]["entry"] == ["tokyo"]
     assert sorted(tenants["anywhere"]["lawful"]) == ["entry", "hints", "logging", "processing"]
-    assert {region["region"] for region in told["regions"]} == {"virginia", "frankfurt", "tokyo"}
+    assert {region["region"] for region in output["regions"]} == {"virginia", "frankfurt", "tokyo"}
 
 
-def test_every_problem_is_told_at_once_with_path_and_remedy(cli, tmp_path):
+def test_every_problem_is_shown_at_once_with_path_and_remedy(cli, tmp_path):
     path = tmp_path / "broken.yaml"
     path.write_text(BROKEN)
     result = cli.run("check", str(path))
@@ -56,9 +56,9 @@ def test_problems_as_json(cli, tmp_path):
     path.write_text(BROKEN)
     result = cli.run("check", str(path), "--json")
     assert result.exit_code == 1
-    told = json.loads(result.stdout)
-    assert told["ok"] is False
-    assert all(one["path"] and one["message"] and one["remedy"] for one in told["problems"])
+    output = json.loads(result.stdout)
+    assert output["ok"] is False
+    assert all(one["path"] and one["message"] and one["remedy"] for one in output["problems"])
 
 
 @pytest.mark.parametrize(("name", "says"), [
@@ -107,8 +107,8 @@ def test_a_balancers_configuration_is_checked_as_at_its_start(cli, tmp_path, mon
     assert (result.exit_code, result.stderr) == (0, "")
     expected = f"fine ({tier}, region virginia, instance {tier}-7c9f, topology three-regions, hubs main)"
     assert expected in " ".join(result.stdout.split())
-    told = json.loads(cli.run("check", str(path), "--json").stdout)
-    assert told == {
+    output = json.loads(cli.run("check", str(path), "--json").stdout)
+    assert output == {
         "ok": True, "source": str(path), "tier": tier, "region": "virginia", "instance": f"{tier}-7c9f",
         "hubs": ["main"],
     }  # fmt: skip
@@ -166,9 +166,9 @@ def fleet(tmp_path, monkeypatch):
 def test_a_whole_fleets_files_are_fine_together(cli, fleet):
     result = cli.run("check", *fleet())
     assert (result.exit_code, result.stderr) == (0, "")
-    said = " ".join(result.stdout.split())
-    assert "law.yaml: fine (a law for 1 tenants)" in said
-    assert said.endswith("together: fine")
+    output = " ".join(result.stdout.split())
+    assert "law.yaml: fine (a law for 1 tenants)" in output
+    assert output.endswith("together: fine")
 
 
 TOGETHER = {
@@ -191,11 +191,11 @@ def test_what_does_not_go_together_names_file_and_field(cli, fleet, case):
     assert result.exit_code == 1
     assert says in " ".join(result.stderr.split())
     assert "x" * 8 not in result.stderr + result.stdout
-    told = json.loads(cli.run("check", *fleet(**changes), "--json").stdout)
-    assert told["ok"] is False
+    output = json.loads(cli.run("check", *fleet(**changes), "--json").stdout)
+    assert output["ok"] is False
 
 
-def test_one_name_twice_is_told(cli, fleet, tmp_path):
+def test_one_name_twice_is_shown(cli, fleet, tmp_path):
     paths = fleet()
     (tmp_path / "again.yaml").write_text((tmp_path / "below.yaml").read_text())
     result = cli.run("check", *paths, str(tmp_path / "again.yaml"))
@@ -213,9 +213,9 @@ def test_without_secrets_what_is_not_here_is_named_and_the_rest_checked(cli, fle
     assert cli.run("check", *paths).exit_code == 1
     result = cli.run("check", *paths, "--no-secrets")
     assert (result.exit_code, result.stderr) == (0, "")
-    said = " ".join(result.stdout.split())
-    assert "not checked, as it is not here: environment variable HOP_KEY is not set" in said
-    assert "/nowhere/a.crt: No such file or directory" in said
+    output = " ".join(result.stdout.split())
+    assert "not checked, as it is not here: environment variable HOP_KEY is not set" in output
+    assert "/nowhere/a.crt: No such file or directory" in output
     wrong = cli.run("check", *fleet(above={"listen": {"port": 70000}}), "--no-secrets")
     assert wrong.exit_code == 1
     assert "listen.port" in wrong.stderr
@@ -224,10 +224,10 @@ def test_without_secrets_what_is_not_here_is_named_and_the_rest_checked(cli, fle
 def test_what_names_nobody_is_a_note(cli, fleet):
     more = {"routes": [{"tenant": "nobody"}], "region_hosts": {"rome": ["10.0.0.0/8"]}}
     result = cli.run("check", *fleet(above=more))
-    said = " ".join(result.stdout.split())
+    output = " ".join(result.stdout.split())
     assert result.exit_code == 0
-    assert "routes[0].tenant: the law knows no tenant nobody" in said
-    assert "region_hosts: rome is no region of two" in said
+    assert "routes[0].tenant: the law knows no tenant nobody" in output
+    assert "region_hosts: rome is no region of two" in output
 
 
 DNS = """

@@ -209,7 +209,7 @@ def test_every_view_of_a_live_world(browser: Browser, live: Live) -> None:
     browser.go(live.url)
     assert "#" not in browser.js("return location.href").replace("#world", "")  # the token is not left in the address
     until(lambda: browser.js("return document.querySelectorAll('#places .place').length") == 3)
-    until(lambda: "Nothing is wrong: 3 regions up, 6 balancers heard" in browser.text("#wrong"))
+    until(lambda: "Nothing is wrong: 3 regions up, 6 balancers seen" in browser.text("#wrong"))
     until(
         lambda: (
             decision
@@ -254,8 +254,8 @@ def test_an_act_shows_first_and_asks_by_name(browser: Browser, live: Live) -> No
     browser.click("#region-acts button")
     browser.type("#act-why", "patching")
     browser.js(SUBMIT)
-    until(lambda: "Dry run" in browser.text("#act-told") or "DRY RUN" in browser.text("#act-told"))
-    assert "strands: eu-only (llama-3.1-8b)" in browser.text("#act-told")
+    until(lambda: "Dry run" in browser.text("#act-effects") or "DRY RUN" in browser.text("#act-effects"))
+    assert "strands: eu-only (llama-3.1-8b)" in browser.text("#act-effects")
     browser.confirm("frankfurter")
     until(lambda: "confirm: give the name" in browser.text("#act .error"))
     browser.type("#act-confirm", "frankfurt")
@@ -282,15 +282,15 @@ def test_a_drill_is_begun_watched_and_read_by_keys_alone(browser: Browser, live:
     assert "lose-a-region" not in browser.text("#begin-drill")  # a fault: this world takes none
     browser.js("document.getElementById('begin-drill').focus()")
     browser.keys("quick")
-    until(lambda: "A region is drained for a moment" in browser.text("#begin-told"))
+    until(lambda: "A region is drained for a moment" in browser.text("#begin-about"))
     # One that must not run says why, and offers nothing.
     browser.keys(TAB)
     browser.type("#begin-values input", "frankfurt")
     browser.keys(ENTER)
     until(lambda: browser.js("return document.getElementById('act').open"))
     browser.keys("a rehearsal", ENTER)
-    until(lambda: "It must not run now" in browser.text("#act-told"))
-    assert "last-site" in browser.text("#act-told")
+    until(lambda: "It must not run now" in browser.text("#act-effects"))
+    assert "last-site" in browser.text("#act-effects")
     assert not browser.js("return document.getElementById('act-confirm')")
     assert browser.js("return document.getElementById('act-go').disabled")
     browser.keys(ESCAPE)
@@ -299,7 +299,7 @@ def test_a_drill_is_begun_watched_and_read_by_keys_alone(browser: Browser, live:
     # One that may: the plan, the checks, its name, each phase, the verdict, the report.
     browser.type("#begin-values input", "virginia")
     browser.keys(ENTER, "a rehearsal", ENTER)
-    until(lambda: "1. virginia is drained: drain virginia, for 1 s" in browser.text("#act-told"))
+    until(lambda: "1. virginia is drained: drain virginia, for 1 s" in browser.text("#act-effects"))
     browser.keys("quick", ENTER)
     until(lambda: "by ann: a rehearsal" in browser.text("#going-state"))
     until(lambda: "runs since" in browser.text("#running"))
@@ -436,12 +436,12 @@ def test_no_motion_where_none_is_wanted(browser: Browser, live: Live) -> None:
 def test_who_may_only_read_is_offered_nothing_and_refused(browser: Browser, live: Live) -> None:
     browser.go(live.reading)
     browser.view("region/frankfurt")
-    until(lambda: "heard" in browser.text("#region-facts"))
+    until(lambda: "last seen" in browser.text("#region-facts"))
     assert browser.text("#region-acts") == ""
     browser.view("drills")
     until(
         lambda: (
-            "To begin one needs" in browser.text("#begin-told") or "no drill is begun" in browser.text("#begin-told")
+            "To begin one needs" in browser.text("#begin-about") or "no drill is begun" in browser.text("#begin-about")
         )
     )
     assert browser.js("return document.getElementById('begin').hidden")
@@ -474,7 +474,7 @@ def test_a_region_that_is_killed_is_seen_and_looked_back_on(browser: Browser, li
     assert time.monotonic() - began - late_s < 2.0
     until(lambda: "down" in browser.text("#regions tr[data-key=tokyo]"))
     # Who is cut off is shown as that, with the time of its last snapshot, and not as idle.
-    until(lambda: "cut off: " in browser.text("#wrong") and "last heard" in browser.text("#wrong"))
+    until(lambda: "cut off: " in browser.text("#wrong") and "last seen" in browser.text("#wrong"))
     assert "⌁" in browser.text("#regions tr[data-key=tokyo]")
     assert "–" in browser.text("#regions tr[data-key=tokyo] td:nth-child(7)")
     browser.js(
@@ -634,11 +634,11 @@ def test_names_are_never_markup(browser: Browser, tmp_path: Path) -> None:
             until(lambda name=name: "onerror" in browser.text("body") or name == "drills")
             assert browser.js("return document.querySelectorAll('img[src=x], main script').length") == 0
         assert "1337" not in browser.js("return document.title")
-        said = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+        text = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
         script = (
             "const done = arguments[0]; fetch('/console').then((a) => done(a.headers.get('content-security-policy')))"
         )
-        assert browser.driver.execute_async_script(script) == said
+        assert browser.driver.execute_async_script(script) == text
         assert not [one for one in browser.faults() if "Content Security Policy" in one]
     finally:
         stage.close()

@@ -26,6 +26,23 @@ def stands():
     return yaml.safe_load(context.path().read_text())
 
 
+def test_a_dry_run_leaves_the_file_as_it_is(cli):
+    first = ("context", "set", "prod", "--etcd", "127.0.0.1:2379")
+    assert cli.run(*first, "--dry-run").stdout == "dry run, nothing is written: prod is the current context\n"
+    assert not context.path().parent.exists()
+    cli.run(*first)
+    cli.run("context", "set", "lab", "--admin", "http://127.0.0.1:8082")
+    before = context.path().read_bytes()
+    for words in (
+        ("use", "lab"), ("unset", "prod"), ("set", "more", "--admin", "http://127.0.0.1:1"),
+        ("set", "lab", "--etcd", "127.0.0.1:1", "--use"),
+    ):  # fmt: skip
+        result = cli.run("context", *words, "--dry-run")
+        assert (result.exit_code, result.stdout.startswith("dry run, nothing is written: ")) == (0, True)
+        assert context.path().read_bytes() == before
+    assert "there is lab, prod" in cli.failed(cli.run("context", "unset", "nobody", "--dry-run"), 1)
+
+
 def test_the_first_one_made_is_current_and_the_file_its_owners_alone(cli):
     assert "no contexts" in cli.run("context", "list").stdout
     made = cli.run(
@@ -90,10 +107,10 @@ def test_hubs_and_files_are_kept_as_they_are_found_from_anywhere(cli, home, monk
     ],
 )
 def test_what_is_wrong_is_one_line_and_changes_nothing(cli, words, says):
-    said = cli.failed(cli.run("context", *words), 2)
-    assert says in said
-    assert said.count("\n") == 1
-    assert "hunter2" not in said
+    text = cli.failed(cli.run("context", *words), 2)
+    assert says in text
+    assert text.count("\n") == 1
+    assert "hunter2" not in text
     assert not context.path().exists() or stands()["contexts"] == {}
 
 
@@ -103,8 +120,8 @@ def test_what_is_wrong_is_one_line_and_changes_nothing(cli, words, says):
 def test_a_file_that_is_none_is_named(cli, text):
     context.path().parent.mkdir(parents=True)
     context.path().write_text(text)
-    said = cli.failed(cli.run("context", "list"), 2)
-    assert str(context.path()) in said
+    line = cli.failed(cli.run("context", "list"), 2)
+    assert str(context.path()) in line
     assert context.path().read_text() == text
 
 
@@ -114,9 +131,9 @@ def test_one_that_is_broken_is_in_nobody_elses_way(cli):
         "contexts: {bad: {etcd: 5, admin: {token: hunter2}}, good: {etcd: {endpoints: ['[::1]:1']}}}"
     )
     assert cli.run("context", "use", "good").exit_code == 0
-    said = cli.failed(cli.run("context", "use", "bad"), 2)
-    assert "etcd" in said
-    assert "hunter2" not in said
+    text = cli.failed(cli.run("context", "use", "bad"), 2)
+    assert "etcd" in text
+    assert "hunter2" not in text
     shown = cli.run("context", "show", "bad")
     assert "hunter2" not in shown.stdout
     assert "(withheld)" in shown.stdout
@@ -125,12 +142,12 @@ def test_one_that_is_broken_is_in_nobody_elses_way(cli):
 @given(secret=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=8, max_size=40))
 def test_a_secret_in_the_clear_is_never_shown(secret):
     secret = f"zq{secret}qz"
-    said = {
+    fields = {
         "etcd": {"password": secret},
         "hubs": {"a": {"password": secret}},
         "admin": {"token": secret, "urls": ["u"]},
     }
-    assert secret not in json.dumps(context._without_secrets(said))
+    assert secret not in json.dumps(context._without_secrets(fields))
 
 
 def test_a_world_has_its_own_context_while_it_runs(cli, world, monkeypatch):

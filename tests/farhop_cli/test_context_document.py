@@ -10,15 +10,15 @@ ETCD = {"endpoints": ["127.0.0.1:2379"]}
 
 
 @pytest.mark.parametrize(
-    "said", [{"etcd": ETCD}, {"hubs": {"a": ETCD}}, {"world": "w.json"}, {"admin": {"urls": ["http://[::1]:8082/"]}}]
+    "message", [{"etcd": ETCD}, {"hubs": {"a": ETCD}}, {"world": "w.json"}, {"admin": {"urls": ["http://[::1]:8082/"]}}]
 )
-def test_one_place_to_begin_at_is_enough(said):
-    made = Context.model_validate(said)
+def test_one_place_to_begin_at_is_enough(message):
+    made = Context.model_validate(message)
     assert all(not url.endswith("/") for url in made.admin.urls)
 
 
 @pytest.mark.parametrize(
-    ("said", "problem"),
+    ("message", "problem"),
     [
         ({}, "etcd.endpoints: are not given"),
         ({"etcd": ETCD, "hubs": {"a": ETCD}}, "they are one cluster, and `hubs` are several"),
@@ -29,7 +29,7 @@ def test_one_place_to_begin_at_is_enough(said):
         ({"etcd": ETCD, "tenant": "acme"}, "correct its name"),
     ],
 )
-def test_what_makes_no_sense_is_named(said, problem):
+def test_what_makes_no_sense_is_named(message, problem):
     with pytest.raises(ValidationError) as caught:
-        Context.model_validate(said)
+        Context.model_validate(message)
     assert any(problem in line for line in problems_of(caught.value))

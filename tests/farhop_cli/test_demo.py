@@ -12,8 +12,8 @@ from farhop_lab.world.etcd import EtcdLabError
 
 @pytest.mark.parametrize(("held", "code"), [(True, 0), (False, 1)])
 def test_the_verdict_is_the_exit_code(cli, monkeypatch, held, code):
-    async def run(say):
-        say("demo: passed")
+    async def run(progress):
+        progress("demo: passed")
         return held
 
     monkeypatch.setattr(demo.demo, "run", run)
@@ -23,7 +23,7 @@ def test_the_verdict_is_the_exit_code(cli, monkeypatch, held, code):
 
 @pytest.mark.parametrize("error", [EtcdLabError("no etcd binary"), OSError("no space left")])
 def test_where_no_world_can_run_it_is_one_line(cli, monkeypatch, error):
-    async def run(say):
+    async def run(progress):
         raise error
 
     monkeypatch.setattr(demo.demo, "run", run)
@@ -31,10 +31,10 @@ def test_where_no_world_can_run_it_is_one_line(cli, monkeypatch, error):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_told_to_stop_it_unwinds_its_world_first(cli, monkeypatch, number):
+def test_stopped_by_a_signal_it_unwinds_its_world_first(cli, monkeypatch, number):
     unwound = []
 
-    async def run(say):
+    async def run(progress):
         os.kill(os.getpid(), number)
         try:
             await asyncio.sleep(60.0)

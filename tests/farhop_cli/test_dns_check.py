@@ -52,8 +52,8 @@ def serving(responder):
                 data = one.recv(4096)
                 if not data:
                     return
-                told = responder.answer(data[2:], asker[0], udp=False) or b""
-                one.sendall(len(told).to_bytes(2, "big") + told)
+                answer = responder.answer(data[2:], asker[0], udp=False) or b""
+                one.sendall(len(answer).to_bytes(2, "big") + answer)
 
     threads = [threading.Thread(target=work) for work in (by_udp, by_tcp)]
     for one in threads:
@@ -83,21 +83,21 @@ def test_a_zone_that_is_not_served_there_and_a_network_that_the_law_forbids(serv
     assert "the law leaves this network no entry" in capsys.readouterr().out
 
 
-def test_a_server_beside_it_that_refuses_is_told_as_that_and_has_no_other_keys(server, other, capsys) -> None:
+def test_a_server_beside_it_that_refuses_is_shown_as_that_and_has_no_other_keys(server, other, capsys) -> None:
     for servers in ([server, other], [other, server]):
         assert run("entry.example", ["api.entry.example"], "", servers, "203.0.113.0/24", True) == 1
         found = {one["what"]: (one["good"], one["text"]) for one in json.loads(capsys.readouterr().out)}
-        good, told = found[f"{other} api.entry.example. A"]
+        good, text = found[f"{other} api.entry.example. A"]
         assert not good
-        assert told.startswith("REFUSED, no record, scope 0; it does not serve the zone, and some resolvers then ask")
+        assert text.startswith("REFUSED, no record, scope 0; it does not serve the zone, and some resolvers then ask")
         assert found[f"{server} api.entry.example. A"][0]
         assert found["DNSSEC entry.example."][1].startswith("its parent needs DS")
 
 
 @pytest.mark.parametrize(
-    ("servers", "client", "said"), [(["nowhere"], "", "is no server"), ([], "x", "--client: 'x' is no network")]
+    ("servers", "client", "message"), [(["nowhere"], "", "is no server"), ([], "x", "--client: 'x' is no network")]
 )
-def test_bad_questions(capsys, servers, client, said) -> None:
+def test_bad_questions(capsys, servers, client, message) -> None:
     with pytest.raises(typer.Exit):
         run("entry.example", [], "", servers, client, False)
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

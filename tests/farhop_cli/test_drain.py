@@ -29,8 +29,8 @@ def test_a_drain_stands_under_a_lease_of_its_length(cli, stands):
     assert (one.region, one.why, one.author) == ("virginia", "kernel update", "ann@ops")
     assert (one.for_s, one.over_s) == (1800.0, 10.0)
     assert before <= one.at <= datetime.now(UTC)
-    for said in ("drained, over 10s", ", until 20", "farhop drain unset virginia", "3 of 3 balancers"):
-        assert said in result.stdout
+    for text in ("drained, over 10s", ", until 20", "farhop drain unset virginia", "3 of 3 balancers"):
+        assert text in result.stdout
 
 
 def test_it_goes_with_its_lease(cli, stands):
@@ -45,7 +45,7 @@ def test_it_goes_with_its_lease(cli, stands):
     stands.do(gone)
 
 
-def test_streams_are_told_to_leave_only_where_that_is_said(cli, stands):
+def test_streams_are_moved_only_where_that_is_asked_for(cli, stands):
     assert cli.run("drain", "set", "virginia", "--why", "x").exit_code == 0
     assert not drained(stands).move_streams
     result = cli.run("drain", "set", "virginia", "--why", "a rollout", "--move-streams")
@@ -69,9 +69,9 @@ def test_undrain_is_short_for_drain_unset(cli, stands):
 
 def test_the_last_region_of_a_tenant_is_kept_unless_forced(cli, stands):
     for more in ((), ("--dry-run",)):
-        said = cli.failed(cli.run("drain", "set", "tokyo", "--why", "x", *more), 1)
-        assert "last region serving japan-only (m)" in said
-        assert "--force" in said
+        output = cli.failed(cli.run("drain", "set", "tokyo", "--why", "x", *more), 1)
+        assert "last region serving japan-only (m)" in output
+        assert "--force" in output
     assert drained(stands, "tokyo") is None
     assert cli.run("drain", "set", "tokyo", "--why", "x", "--force").exit_code == 0
     assert drained(stands, "tokyo") is not None
@@ -103,7 +103,7 @@ def test_an_etcd_alone_cannot_tell_the_last_nor_a_region_that_does_not_report(cl
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--for", "8d"), "--for: give 1s to 7d"),
         (("--for", "0s"), "--for"),
@@ -111,17 +111,17 @@ def test_an_etcd_alone_cannot_tell_the_last_nor_a_region_that_does_not_report(cl
         (("--over", "2h"), "--over: give 0s to 1h"),
     ],
 )
-def test_lengths_have_bounds(cli, stands, arguments, said):
-    assert said in cli.failed(cli.run("drain", "set", "virginia", "--why", "x", *arguments), 2)
+def test_lengths_have_bounds(cli, stands, arguments, message):
+    assert message in cli.failed(cli.run("drain", "set", "virginia", "--why", "x", *arguments), 2)
     assert drained(stands) is None
 
 
 def test_a_dry_run_says_what_would_move_and_whom_it_would_strand(cli, stands):
     result = cli.run("drain", "set", "virginia", "--why", "x", "--dry-run")
-    said = " ".join(result.stdout.split())
-    assert "moves: m of not-us" not in said
-    assert "moves: m of anywhere: to frankfurt, tokyo" in said
-    assert "in flight there now, and finishing there: 6" in said
+    output = " ".join(result.stdout.split())
+    assert "moves: m of not-us" not in output
+    assert "moves: m of anywhere: to frankfurt, tokyo" in output
+    assert "in flight there now, and finishing there: 6" in output
     assert drained(stands) is None
     forced = json.loads(cli.run("drain", "set", "tokyo", "--why", "x", "--dry-run", "--force", "--json").stdout)
     assert forced["effects"][0] == "strands: japan-only (m)"
@@ -156,7 +156,7 @@ def test_a_drain_is_of_a_region_or_of_an_entry(cli, which):
 
 
 def test_the_map_says_which_entries_there_are(cli, stands):
-    said = cli.failed(cli.run("drain", "set", "--entry", "tokyo-1", "--why", "x"), 2)
-    assert '"tokyo-1" is no entry of topology' in said
+    output = cli.failed(cli.run("drain", "set", "--entry", "tokyo-1", "--why", "x"), 2)
+    assert '"tokyo-1" is no entry of topology' in output
     bare = cli.run("drain", "set", "--entry", "tokyo-1", "--why", "x", "--etcd", stands.endpoint)
     assert "--entry" in cli.failed(bare, 2)

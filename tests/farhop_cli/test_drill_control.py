@@ -42,7 +42,7 @@ async def test_only_what_this_fleet_can_have_is_offered(tmp_path: Path) -> None:
     assert offered["drain-and-return"]["parameters"] == {"region": "virginia", "soak_s": "8"}
 
 
-async def test_what_cannot_be_is_said_before_anything_is_touched(
+async def test_what_cannot_be_is_refused_before_anything_is_touched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def looked(*_: Any) -> list[Any]:
@@ -51,7 +51,7 @@ async def test_what_cannot_be_is_said_before_anything_is_touched(
     monkeypatch.setattr(drills, "looked", looked)
     store = MemoryStore(Random(1))
     source = _source(tmp_path, store=store)
-    for name, values, said in (
+    for name, values, text in (
         ("none", {}, "no drill 'none' is known"),
         (NAME, {"region": "mars"}, "mars"),
         (NAME, {"regoin": "tokyo"}, "regoin: no such parameter"),
@@ -59,17 +59,17 @@ async def test_what_cannot_be_is_said_before_anything_is_touched(
         (NAME, {"region": "x" * 300}, "at most 256 characters"),
         ("lose-a-region", {}, "a fault drill needs a world"),
     ):
-        with pytest.raises(ActError, match=said.replace("[", r"\[")):
+        with pytest.raises(ActError, match=text.replace("[", r"\[")):
             await source.plan(name, values)
-    told = await source.plan(NAME, VALUES)
-    assert "1. tokyo is drained: drain tokyo, for 1 s" in told["plan"]
-    for revision, values in ((told["revision"] + 1, VALUES), (told["revision"], {"region": "virginia"})):
+    found = await source.plan(NAME, VALUES)
+    assert "1. tokyo is drained: drain tokyo, for 1 s" in found["plan"]
+    for revision, values in ((found["revision"] + 1, VALUES), (found["revision"], {"region": "virginia"})):
         with pytest.raises(ActError, match="changed this drill"):
             await source.begin(NAME, values, revision, "x", "ann")
     # The document that stands in etcd by this name has changed since it was shown.
     await Records(store).keep(NAME, shipped()[NAME].text.replace(b"before_s: 5", b"before_s: 6"))
     with pytest.raises(ActError, match="changed this drill"):
-        await source.begin(NAME, VALUES, told["revision"], "x", "ann")
+        await source.begin(NAME, VALUES, found["revision"], "x", "ann")
     assert source.going() is None
 
 
@@ -83,11 +83,11 @@ async def test_one_at_a_time_and_it_ends_with_the_console(tmp_path: Path, monkey
     async def looked(*_: Any) -> list[Any]:
         return []
 
-    async def carried_out(_drill: Any, _here: Any, _store: Any, asked: Asked, say: Any, begun: Any) -> Any:
+    async def carried_out(_drill: Any, _here: Any, _store: Any, asked: Asked, progress: Any, begun: Any) -> Any:
         outcome = SimpleNamespace(
             run="run-1", canaries=[], findings=[], verdict=SimpleNamespace(value="ABORTED"), why=""
         )
-        say(f"{asked.why} by {asked.by}, {asked.values}")
+        progress(f"{asked.why} by {asked.by}, {asked.values}")
         begun(
             SimpleNamespace(
                 outcome=outcome, stop=stop, live={}, run_=SimpleNamespace(phase=SimpleNamespace(value="soaking"))

@@ -26,8 +26,8 @@ DAY_S = 86_400.0
 
 
 def planned(drill: str, window: str, **more: Any) -> Planned:
-    said = {"every_s": DAY_S, "since_s": time.time() - 2 * DAY_S, "values": {}, "author": "ann", **more}
-    return Planned(drill=drill, windows=(window,), **said)
+    fields = {"every_s": DAY_S, "since_s": time.time() - 2 * DAY_S, "values": {}, "author": "ann", **more}
+    return Planned(drill=drill, windows=(window,), **fields)
 
 
 def closed() -> str:

@@ -7,18 +7,18 @@ import pytest
 from farhop_cli import engine
 
 
-def test_every_wrong_option_is_told_on_a_line_of_its_own(cli):
+def test_every_wrong_option_is_shown_on_a_line_of_its_own(cli):
     arguments = ("--profile", "foo", "--speedup", "0", "--port", "99999", "--kv-blocks", "0", "--seed", "-1")
-    said = cli.failed(cli.run("engine", *arguments), 2).splitlines()
-    assert len(said) == 5
+    output = cli.failed(cli.run("engine", *arguments), 2).splitlines()
+    assert len(output) == 5
     for option in ("--profile", "--speedup", "--port", "--kv-block", "--seed"):
-        assert any(f"engine: {option}" in line for line in said)
-    assert any("l4, a100, h100" in line for line in said)
+        assert any(f"engine: {option}" in line for line in output)
+    assert any("l4, a100, h100" in line for line in output)
 
 
-def test_faults_between_options_are_told_too(cli):
-    said = cli.failed(cli.run("engine", "--port", "1", "--port", "2", "--replicas", "3"), 2)
-    assert "replicas: 3 do not match 2 ports" in said
+def test_faults_between_options_are_shown_too(cli):
+    output = cli.failed(cli.run("engine", "--port", "1", "--port", "2", "--replicas", "3"), 2)
+    assert "replicas: 3 do not match 2 ports" in output
 
 
 def test_options_reach_the_settings_and_the_rest_keeps_its_defaults(cli, monkeypatch):
@@ -31,7 +31,7 @@ def test_options_reach_the_settings_and_the_rest_keeps_its_defaults(cli, monkeyp
 
 
 @pytest.mark.parametrize("arguments", [(), ("--profile", "h100")])
-def test_port_8001_unless_told(cli, monkeypatch, arguments):
+def test_port_8001_unless_given(cli, monkeypatch, arguments):
     ran = []
     monkeypatch.setattr(engine, "run_engine", ran.append)
     assert cli.run("engine", *arguments).exit_code == 0
@@ -44,6 +44,6 @@ def test_a_port_taken_ends_in_one_line(capfd, cli):
         held.listen()
         result = cli.run("engine", "--port", str(held.getsockname()[1]))
     assert result.exit_code == 2
-    said = result.stderr + capfd.readouterr().err
-    assert "cannot listen" in said
-    assert "Traceback" not in said
+    output = result.stderr + capfd.readouterr().err
+    assert "cannot listen" in output
+    assert "Traceback" not in output

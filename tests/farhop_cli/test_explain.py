@@ -19,8 +19,8 @@ def answering(world, made):
     for name in ("virginia", "frankfurt", "tokyo"):
         reasons = made.regions("tokyo", [made.candidate("tokyo")])
         world.explained[name, "global_admin"] = {"reasons": reasons}
-        told = {"region": name, "unlawful": None, "reasons": made.replicas(f"{name}-1")}
-        world.explained[name, "regional_admin"] = told
+        fields = {"region": name, "unlawful": None, "reasons": made.replicas(f"{name}-1")}
+        world.explained[name, "regional_admin"] = fields
     return world
 
 
@@ -46,9 +46,9 @@ async def test_an_entry_that_may_not_read_it_is_not_shown_it(answering, cli, req
 
 async def test_a_completion_from_standard_input_as_json(answering, cli):
     result = await cli.in_thread("explain", "-", "--json", stdin='{"model":"m","prompt":"hello"}')
-    told = json.loads(result.stdout)
-    assert (told["entry_region"], told["chosen"]) == ("virginia", "tokyo")
-    assert told["regional"]["reasons"]["chosen"] == "tokyo-1"
+    output = json.loads(result.stdout)
+    assert (output["entry_region"], output["chosen"]) == ("virginia", "tokyo")
+    assert output["regional"]["reasons"]["chosen"] == "tokyo-1"
     assert answering.questions[0][2]["path"] == "/v1/completions"
 
 
@@ -61,13 +61,13 @@ async def test_a_refusal_is_code_1_with_its_reasons(answering, cli, made, reques
     assert "would be refused" in result.stdout
 
 
-@pytest.mark.parametrize(("told", "says", "code"), [
+@pytest.mark.parametrize(("message", "says", "code"), [
     ({"unlawful": "a clause", "reasons": None}, "would refuse it: a clause", 0),
     ({"unlawful": None, "reasons": None}, "no replica for this model", 0),
     ({"error": "gone"}, "did not say", 3),
 ])  # fmt: skip
-async def test_a_region_that_would_not_take_it(answering, cli, request_file, told, says, code):
-    answering.explained["tokyo", "regional_admin"] = told
+async def test_a_region_that_would_not_take_it(answering, cli, request_file, message, says, code):
+    answering.explained["tokyo", "regional_admin"] = message
     result = await cli.in_thread("explain", request_file)
     assert result.exit_code == code
     assert says in result.stdout
@@ -82,7 +82,7 @@ async def test_the_next_entry_is_asked_where_one_is_silent(answering, cli, reque
     assert "no entry that may read it" in cli.failed(await cli.in_thread("explain", request_file), 2)
 
 
-async def test_a_bad_question_is_told_once(answering, cli, request_file):
+async def test_a_bad_question_is_shown_once(answering, cli, request_file):
     del answering.explained["virginia", "global_admin"]
     assert cli.failed(await cli.in_thread("explain", request_file), 2) == "farhop: a bad question\n"
 
@@ -127,23 +127,23 @@ async def test_a_record_kept_by_one_tier_alone(world, cli, made):
     result = await cli.in_thread("explain", made.decision)
     assert result.exit_code == 0
     assert "no global balancer kept a record" in result.stdout
-    told = json.loads((await cli.in_thread("explain", made.decision, "--json")).stdout)
-    assert (told["global"], list(told["regional"])) == ({}, ["frankfurt"])
+    output = json.loads((await cli.in_thread("explain", made.decision, "--json")).stdout)
+    assert (output["global"], list(output["regional"])) == ({}, ["frankfurt"])
 
 
 async def test_an_unknown_decision_is_one_line_and_code_1(world, cli):
-    said = cli.failed(await cli.in_thread("explain", "0123456789abcdef"), 1)
-    assert said.count("\n") == 1
-    assert "no balancer knows decision 0123456789abcdef" in said
+    explained = cli.failed(await cli.in_thread("explain", "0123456789abcdef"), 1)
+    assert explained.count("\n") == 1
+    assert "no balancer knows decision 0123456789abcdef" in explained
 
 
-async def test_who_could_not_be_asked_is_said(world, cli):
+async def test_who_could_not_be_asked_is_shown(world, cli):
     world.silent.add(("tokyo", "global_admin"))
-    said = cli.failed(await cli.in_thread("explain", "0123456789abcdef"), 3)
-    assert "1 balancers could not be asked" in said
+    explained = cli.failed(await cli.in_thread("explain", "0123456789abcdef"), 3)
+    assert "1 balancers could not be asked" in explained
 
 
-async def test_whose_law_decided_is_told(answering, cli, request_file):
+async def test_whose_law_decided_is_shown(answering, cli, request_file):
     law = {"epoch": 4, "source": "etcd", "revision": 17, "author": "ann", "why": "audit"}
     answering.explained["virginia", "global_admin"]["law"] = law
     assert (
@@ -165,6 +165,6 @@ async def test_the_law_in_force_decides_who_is_shown_the_request(answering, cli,
 
 async def test_the_region_is_asked_for_the_model_that_the_name_stands_for(answering, cli):
     answering.explained["virginia", "global_admin"]["model"] = "small"
-    told = await cli.in_thread("explain", "-", stdin='{"model":"auto","prompt":"hello"}')
-    assert told.exit_code == 0
+    explained = await cli.in_thread("explain", "-", stdin='{"model":"auto","prompt":"hello"}')
+    assert explained.exit_code == 0
     assert [question["body"]["model"] for _, _, question in answering.questions] == ["auto", "small"]

@@ -15,7 +15,7 @@ from tests.farhop_lab.studies.test_fidelity import TEXT
 
 
 @pytest.mark.parametrize(("ttft_ms", "code"), [(60.0, 0), (6000.0, 1)])
-def test_both_are_shown_and_too_far_apart_is_said(
+def test_both_are_shown_and_too_far_apart_is_flagged(
     ttft_ms: float, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async def live(*_args: Any) -> tuple[list[fidelity.Seen], int]:
@@ -25,16 +25,16 @@ def test_both_are_shown_and_too_far_apart_is_said(
     monkeypatch.setattr(fidelity, "WITHIN", 1.0 if code == 0 else 0.15)
     path = tmp_path / "live.yaml"
     path.write_text(TEXT)
-    told = CliRunner().invoke(app(), ["bench", "fidelity", str(path)])
-    assert told.exit_code == code, told.output
-    assert "ttft_p90_ms" in told.stdout
-    assert "2 failed" in " ".join(told.stdout.split())
+    text = CliRunner().invoke(app(), ["bench", "fidelity", str(path)])
+    assert text.exit_code == code, text.output
+    assert "ttft_p90_ms" in text.stdout
+    assert "2 failed" in " ".join(text.stdout.split())
     document = json.loads(CliRunner().invoke(app(), ["bench", "fidelity", str(path), "--json"]).stdout)
     assert document["rows"][0]["live"] == ttft_ms
 
 
 def test_what_cannot_be_run_live_is_one_line() -> None:
-    told = CliRunner().invoke(app(), ["bench", "fidelity", "arena"])
-    assert told.exit_code == 2
-    assert "same replicas in every region" in told.stderr
-    assert told.stderr.count("\n") == 1
+    output = CliRunner().invoke(app(), ["bench", "fidelity", "arena"])
+    assert output.exit_code == 2
+    assert "same replicas in every region" in output.stderr
+    assert output.stderr.count("\n") == 1

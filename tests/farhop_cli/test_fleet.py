@@ -35,9 +35,9 @@ def ended(capsys, *arguments) -> str:
     with pytest.raises(typer.Exit) as exit_:
         fleet.find(*arguments)
     assert exit_.value.exit_code == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    return said
+    content = capsys.readouterr().err
+    assert content.count("\n") == 1
+    return content
 
 
 async def test_a_world(world):
@@ -138,7 +138,7 @@ async def test_who_is_silent_is_left_out(world, made):
     assert len(await fleet.find(world.path, None, None).statuses()) == 2
 
 
-def test_a_region_unknown_is_told_its_neighbour(capsys):
+def test_for_an_unknown_region_the_nearest_name_is_offered(capsys):
     fleet.known("tokyo", ["tokyo"], "here")
     for region, remedy in (("Tokio", 'did you mean "tokyo"?'), ("zzz", "there is frankfurt, tokyo")):
         with pytest.raises(typer.Exit):

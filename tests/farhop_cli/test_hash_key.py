@@ -33,15 +33,15 @@ def test_a_generated_key_is_strong_new_and_usable(cli):
 
 
 def test_json(cli):
-    told = json.loads(cli.run("hash-key", "--generate", "--json").stdout)
-    assert digest(told["key"]) == told["sha256"]
+    output = json.loads(cli.run("hash-key", "--generate", "--json").stdout)
+    assert digest(output["key"]) == output["sha256"]
     assert json.loads(cli.run("hash-key", KEY, "--json").stdout) == {"sha256": HASH}
 
 
 @pytest.mark.parametrize("key", ["two words", "schlüssel", "x" * 513, ""])
 def test_what_no_header_can_carry_is_refused_unseen(cli, key):
-    said = cli.failed(cli.run("hash-key", stdin=key), 2)
-    assert not key or key not in said
+    output = cli.failed(cli.run("hash-key", stdin=key), 2)
+    assert not key or key not in output
 
 
 def test_an_argument_that_is_no_text(cli):

@@ -52,14 +52,14 @@ def test_a_key_from_its_making_to_its_end(cli, stands):
 
 
 def test_a_dry_run_makes_nothing(cli, stands):
-    said = cli.run("key", "create", "eu-only", "--dry-run", *WHY).stdout
-    assert "nothing is written" in said
-    assert "fh_" not in said
+    output = cli.run("key", "create", "eu-only", "--dry-run", *WHY).stdout
+    assert "nothing is written" in output
+    assert "fh_" not in output
     assert kept(stands) == {}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (("create", "nobody"), 2, "TENANT: 'nobody' is no tenant"),
         (("create", "eu-only", "--within", "mars"), 2, "--within: 'mars' is no place here"),
@@ -70,6 +70,6 @@ def test_a_dry_run_makes_nothing(cli, stands):
         (("rotate", "a/b"), 2, "no key's id"),
     ],
 )
-def test_what_is_at_fault_is_one_line(cli, stands, arguments, code, said):
-    assert said.replace("'", '"') in cli.failed(cli.run("key", *arguments, *WHY), code).replace("'", '"')
+def test_what_is_at_fault_is_one_line(cli, stands, arguments, code, message):
+    assert message.replace("'", '"') in cli.failed(cli.run("key", *arguments, *WHY), code).replace("'", '"')
     assert kept(stands) == {}

@@ -31,10 +31,10 @@ def kept(stands):
 @pytest.fixture
 def law(tmp_path):
     def write(*drop: str, **changes) -> str:
-        said = policy.document_of(WORLD)
-        said["tenants"] = [one for one in said["tenants"] if one["name"] not in drop]
+        found = policy.document_of(WORLD)
+        found["tenants"] = [one for one in found["tenants"] if one["name"] not in drop]
         path = tmp_path / "law.yaml"
-        path.write_text(yaml.safe_dump({**said, **changes}))
+        path.write_text(yaml.safe_dump({**found, **changes}))
         return str(path)
 
     return write
@@ -57,14 +57,14 @@ def test_what_is_shown_can_be_set_and_says_whose_it_is(cli, stands, law, tmp_pat
     assert yaml.safe_load(shown) == policy.document_of(WORLD)
 
 
-def test_what_changes_is_told_and_what_was_is_kept(cli, stands, law):
+def test_what_changes_is_shown_and_what_was_is_kept(cli, stands, law):
     assert cli.run("law", "set", law(), "--why", "one").exit_code == 0
     newcomer = {"name": "acme", "residency": {"processing": {"allow": ["eu"]}}}
     tenants = [*policy.document_of(WORLD)["tenants"][:2], newcomer]
     result = cli.run("law", "set", law(tenants=tenants, models={}), "--why", "two", "--json")
-    told = json.loads(result.stdout)
-    assert (told["epoch"], told["added"], told["removed"]) == (3, ["acme"], ["japan-only", "not-us"])
-    assert (told["models"], told["balancers"], told["aware"]) == (["export-controlled-70b"], 6, 6)
+    output = json.loads(result.stdout)
+    assert (output["epoch"], output["added"], output["removed"]) == (3, ["acme"], ["japan-only", "not-us"])
+    assert (output["models"], output["balancers"], output["aware"]) == (["export-controlled-70b"], 6, 6)
     assert kept(stands) == [2]
     old = json.loads(cli.run("law", "get", "--epoch", "2", "--json").stdout)
     assert (old["epoch"], old["why"], len(old["tenants"])) == (2, "one", 4)
@@ -82,9 +82,9 @@ def test_it_says_whom_it_would_strand_and_what_would_move(cli, stands, law):
     tenants[0]["residency"] = {"processing": {"allow": ["eu"]}}
     file = law(tenants=tenants)
     for command in (("law", "set", file, "--why", "x", "--dry-run"), ("law", "diff", file)):
-        said = " ".join(cli.run(*command).stdout.split())
-        assert "strands: anywhere (m), served in tokyo, virginia" in said
-        assert "moves: anywhere: processing, logging, hints loses tokyo, virginia" in said
+        output = " ".join(cli.run(*command).stdout.split())
+        assert "strands: anywhere (m), served in tokyo, virginia" in output
+        assert "moves: anywhere: processing, logging, hints loses tokyo, virginia" in output
     assert json.loads(cli.run("law", "diff", file, "--json").stdout)["effects"]
     assert law_of(stands) is None
 
@@ -96,13 +96,13 @@ def test_kept_are_the_last(cli, stands, law, monkeypatch):
     assert kept(stands) == [3, 4]
 
 
-def test_every_fault_is_told_and_nothing_is_changed(cli, stands, law):
+def test_every_fault_is_shown_and_nothing_is_changed(cli, stands, law):
     wrong = [{"name": "a", "residency": {"processing": {"allow": ["atlantis"]}}}, {"name": "a"}]
     result = cli.run("law", "set", law(tenants=wrong, extra=1), "--why", "x")
-    said = cli.failed(result, 1)
+    output = cli.failed(result, 1)
     for one in ('unknown place "atlantis"', "tenants[1].residency: missing", 'unknown field "extra"', "already"):
-        assert one in said
-    assert "4 problems; nothing was changed" in said
+        assert one in output
+    assert "4 problems; nothing was changed" in output
     assert law_of(stands) is None
 
 
@@ -112,7 +112,7 @@ def test_who_looked_at_an_older_one_decides_again(cli, stands, law):
     assert cli.run("law", "set", law(), "--why", "x", "--after", "2").exit_code == 0
 
 
-def test_two_at_once_one_is_told(cli, stands, law, monkeypatch):
+def test_of_two_at_once_one_is_refused(cli, stands, law, monkeypatch):
     cli.run("law", "set", law(), "--why", "one")
     document = policy.encode(policy.document_of(WORLD), 9, "bob", "meanwhile", AT)
     trim = room._newest
@@ -134,7 +134,7 @@ def test_an_etcd_that_was_wiped_does_not_lead_back(cli, stands, law):
     assert "0 of 6 balancers follow it by now" in result.stderr
 
 
-def test_what_cannot_be_read_is_replaced_and_told(cli, stands, law):
+def test_what_cannot_be_read_is_replaced_and_shown(cli, stands, law):
     stands.put(LAW_KEY, b"nonsense")
     assert "cannot be read" in cli.failed(cli.run("law", "get"), 1)
     result = cli.run("law", "set", law(), "--why", "x")
@@ -156,7 +156,7 @@ def test_what_cannot_be_read_is_replaced_and_told(cli, stands, law):
         (b"\xff", "not UTF-8"),
     ],
 )
-def test_bad_files_are_told_in_lines(cli, stands, tmp_path, text, says):
+def test_bad_files_are_shown_in_lines(cli, stands, tmp_path, text, says):
     path = tmp_path / "bad.yaml"
     if text is not None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -167,8 +167,8 @@ def test_bad_files_are_told_in_lines(cli, stands, tmp_path, text, says):
 
 
 def test_etcd_alone_knows_no_places(cli, stands, law):
-    said = cli.failed(cli.run("law", "set", law(), "--why", "x", "--etcd", stands.endpoint), 2)
-    assert "give --config" in said
+    output = cli.failed(cli.run("law", "set", law(), "--why", "x", "--etcd", stands.endpoint), 2)
+    assert "give --config" in output
     assert "no law stands" in cli.failed(cli.run("law", "get", "--etcd", stands.endpoint), 1)
     assert "no law was ever set" in cli.run("law", "history", "--etcd", stands.endpoint).stdout
     assert "--why" in cli.run("law", "set", law()).stderr
@@ -214,7 +214,7 @@ def test_to_unset_it_is_to_set_the_topologys_own_under_a_new_epoch(cli, stands, 
     assert "no law of epoch 9 is kept" in cli.failed(cli.run("law", "diff", law(), "--epoch", "9"), 1)
 
 
-def test_with_a_key_what_is_set_is_signed_and_told_to_be(cli, stands, law, keys):
+def test_with_a_key_what_is_set_is_signed_and_shown_to_be(cli, stands, law, keys):
     ours = Keys({"ops": (public_key((keys / "ops.pub").read_text()), ["law"])})
     assert cli.run("law", "set", law(), "--why", "one").exit_code == 0
     assert ours.open(LAW_KEY, stands.do(lambda store: store.get(LAW_KEY)).value).key == "ops"
@@ -224,8 +224,8 @@ def test_with_a_key_what_is_set_is_signed_and_told_to_be(cli, stands, law, keys)
     assert (good.exit_code, "epoch 3, signed by ops: the signature is good" in good.stdout) == (0, True)
     stands.put(LAW_KEY, policy.encode(policy.document_of(WORLD), 9, "eve", "mine", AT))
     bad = cli.run("law", "verify", "--public", str(keys / "ops.pub"), "--json")
-    [told] = json.loads(bad.stdout)["law"]
-    assert (bad.exit_code, told["good"], told["why"]) == (1, False, "it is not signed, and a law must be")
+    [output] = json.loads(bad.stdout)["law"]
+    assert (bad.exit_code, output["good"], output["why"]) == (1, False, "it is not signed, and a law must be")
 
 
 def test_who_has_the_key_signs_and_who_reaches_etcd_sets(cli, stands, law, keys, monkeypatch):
@@ -253,9 +253,9 @@ def test_what_balancers_would_not_heed_is_not_written(cli, stands, law, keys, tm
     monkeypatch.setenv("FARHOP_SIGNING_KEY", f"boss={tmp_path / 'ops.pem'}")
     assert "key 'boss', which is not configured" in cli.failed(cli.run(*put), 2)
     monkeypatch.delenv("FARHOP_SIGNING_KEY")
-    said = cli.failed(cli.run(*put), 2)
-    assert said.startswith("farhop: FARHOP_SIGNING_KEY: ")
-    assert "it is not signed, and a law must be" in said
+    output = cli.failed(cli.run(*put), 2)
+    assert output.startswith("farhop: FARHOP_SIGNING_KEY: ")
+    assert "it is not signed, and a law must be" in output
     assert law_of(stands) is None
     monkeypatch.setenv("FARHOP_SIGNING_KEY", str(tmp_path / "ops.pem"))
     assert (cli.run(*put).exit_code, law_of(stands).epoch) == (0, 2)

@@ -6,7 +6,7 @@ SET = ("limit", "set", "eu-only", "--why", "contract", "--by", "ann")
 KEY = "/farhop/v1/limit/eu-only"
 
 
-def test_what_is_left_out_stays_and_all_of_it_is_told(cli, stands):
+def test_what_is_left_out_stays_and_all_of_it_is_shown(cli, stands):
     result = cli.run(*SET, "--home", "virginia", "--requests-per-minute", "600")
     assert (result.exit_code, result.stdout.splitlines()[0]) == (
         0, "tenant eu-only: 600 requests per minute; lent out by virginia",
@@ -58,8 +58,8 @@ def test_a_dry_run_writes_nothing(cli, stands):
 
 def test_a_limit_of_each_user_stands_beside_that_of_all(cli, stands):
     cli.run(*SET, "--home", "virginia", "--requests-per-minute", "600")
-    said = cli.run(*SET, "--each-user", "--requests-per-minute", "20").stdout
-    assert said.splitlines()[0] == "tenant eu-only, user each: 20 requests per minute; lent out by virginia"
+    output = cli.run(*SET, "--each-user", "--requests-per-minute", "20").stdout
+    assert output.splitlines()[0] == "tenant eu-only, user each: 20 requests per minute; lent out by virginia"
     assert [(limit.each_user, limit.requests_per_minute) for limit in limits.decode(stands.get(KEY)).limits] == [
         (False, 600), (True, 20)
     ]  # fmt: skip
@@ -69,9 +69,9 @@ def test_a_limit_of_each_user_stands_beside_that_of_all(cli, stands):
 
 def test_a_pool_is_joined_and_left(cli, stands):
     cli.run(*SET, "--home", "virginia", "--requests-per-minute", "600")
-    said = cli.run(*SET, "--pool", "gold").stdout
-    told = "tenant eu-only: 600 requests per minute, with what idles in pool gold; lent out by virginia"
-    assert said.splitlines()[0] == told
+    output = cli.run(*SET, "--pool", "gold").stdout
+    found = "tenant eu-only: 600 requests per minute, with what idles in pool gold; lent out by virginia"
+    assert output.splitlines()[0] == found
     cli.run(*SET, "--requests-per-day", "9000")
     assert [limit.pool for limit in limits.decode(stands.get(KEY)).limits] == ["gold"]
     assert "lend nothing" in cli.failed(cli.run(*SET, "--each-user", "--requests-per-day", "9", "--pool", "gold"), 1)
@@ -79,7 +79,7 @@ def test_a_pool_is_joined_and_left(cli, stands):
     assert [limit.pool for limit in limits.decode(stands.get(KEY)).limits] == [""]
 
 
-def test_a_budget_is_told_in_usd_and_held_in_whole_microdollars(cli, stands):
+def test_a_budget_is_given_in_usd_and_held_in_whole_microdollars(cli, stands):
     stands.prices = {"epoch": 1, "models": ["llama"], "more": False}
     result = cli.run(
         *SET, "--home", "virginia", "--model", "llama", "--usd-per-day", "50", "--usd-per-month", "1000.25"
@@ -91,7 +91,7 @@ def test_a_budget_is_told_in_usd_and_held_in_whole_microdollars(cli, stands):
     assert one.sizes() == {"micro_usd_per_day": 50_000_000, "micro_usd_per_month": 1_000_250_000}
     assert "50 USD per day" in cli.run("limit", "get").stdout
     assert "50 USD per day" in cli.run("limit", "history").stdout
-    said = cli.run(*SET, "--usd-per-day", "0.1")
-    assert said.exit_code == 0
-    assert "requests for m will be refused: no price" in said.stderr, "m is served"
+    output = cli.run(*SET, "--usd-per-day", "0.1")
+    assert output.exit_code == 0
+    assert "requests for m will be refused: no price" in output.stderr, "m is served"
     assert "contradicts" in cli.failed(cli.run(*SET, "--model", "llama", "--usd-per-month", "3"), 1)

@@ -32,10 +32,10 @@ def record(n, at_s, key="k", region="tokyo", user=""):
 def test_a_dry_run_says_what_limits_of_each_user_would_have_refused(cli, stands, tmp_path):
     made = [record(n, NOON + n / 1e3, user=user) for n, user in enumerate("aabaacaba")]  # 6, 2 and 1, of 9 ms each
     (tmp_path / "1.jsonl").write_bytes(b"".join(lines(made, "farhop/fleet", None)))
-    said = refused(tmp_path, "eu-only", "", "", {"requests_per_minute": 4}, each_user=True)
-    assert said == "would have refused 2 of the 9 requests of the last day: 2 by requests per minute; of 1 of 3 users"
-    said = refused(tmp_path, "eu-only", "", "", {"concurrency": 1}, each_user=True)
-    assert said == "would have refused 6 of the 9 requests of the last day: 6 by requests at once; of 2 of 3 users"
+    found = refused(tmp_path, "eu-only", "", "", {"requests_per_minute": 4}, each_user=True)
+    assert found == "would have refused 2 of the 9 requests of the last day: 2 by requests per minute; of 1 of 3 users"
+    found = refused(tmp_path, "eu-only", "", "", {"concurrency": 1}, each_user=True)
+    assert found == "would have refused 6 of the 9 requests of the last day: 6 by requests at once; of 2 of 3 users"
     dry = (*SET, "--home", "virginia", "--requests-per-minute", "4", "--each-user", "--dry-run", "--usage", tmp_path)
     assert "of 1 of 3 users" in cli.run(*map(str, dry)).stdout
     (tmp_path / "1.jsonl").write_bytes(b"".join(lines([record(n, NOON) for n in range(3)], "farhop/fleet", None)))
@@ -48,13 +48,13 @@ def test_a_dry_run_says_what_it_would_have_refused_of_the_last_day(cli, stands, 
     assert refused(tmp_path, "eu-only", "k", "", {"requests_per_minute": 10}) == (
         "would have refused 7 of the 20 requests of the last day: 7 by requests per minute"
     ), "10 at once, and one more every 6 s"
-    said = refused(tmp_path, "eu-only", "", "llama", {"requests_per_day": 100, "input_tokens_per_day": 900})
-    assert said == "would have refused 11 of the 21 requests of the last day: 11 by input tokens per day"
+    found = refused(tmp_path, "eu-only", "", "llama", {"requests_per_day": 100, "input_tokens_per_day": 900})
+    assert found == "would have refused 11 of the 21 requests of the last day: 11 by input tokens per day"
     slow = [record(n, NOON + n / 1e3) for n in range(6)]  # each takes 9 ms
     (tmp_path / "slow").mkdir()
     (tmp_path / "slow" / "1.jsonl").write_bytes(b"".join(lines([*slow, record(6, NOON + 1)], "farhop/fleet", None)))
-    said = refused(tmp_path / "slow", "eu-only", "", "", {"concurrency": 4})
-    assert said == "would have refused 2 of the 7 requests of the last day: 2 by requests at once"
+    found = refused(tmp_path / "slow", "eu-only", "", "", {"concurrency": 4})
+    assert found == "would have refused 2 of the 7 requests of the last day: 2 by requests at once"
     assert "would have refused 0 of the 21" in refused(tmp_path, "eu-only", "", "", {"tokens_per_day": 10_000})
     assert "holds no usage" in refused(tmp_path, "nobody", "", "", {"tokens_per_day": 1})
     dry = (*SET, "--home", "virginia", "--requests-per-minute", "10", "--key", "k", "--dry-run", "--usage", tmp_path)
@@ -78,8 +78,8 @@ def test_money_is_not_limited_where_nobody_can_count_it(cli, stands, book):
     assert "cannot be read" in cli.failed(cli.run(*asked, "--prices", "/nowhere"), 2)
     assert "--usd-per-day: 1.5e-06" in cli.failed(cli.run(*SET, "--usd-per-day", "0.0000015"), 2)
     for bad in ("nan", "0", "2000000", "fifty"):
-        said = cli.run(*SET, "--usd-per-day", bad)
-        assert (said.exit_code, "--usd-per-day" in said.stderr) == (2, True)
+        output = cli.run(*SET, "--usd-per-day", bad)
+        assert (output.exit_code, "--usd-per-day" in output.stderr) == (2, True)
 
 
 def test_a_dry_run_says_what_a_budget_would_have_refused(cli, stands, tmp_path, book):
@@ -94,5 +94,5 @@ def test_a_dry_run_says_what_a_budget_would_have_refused(cli, stands, tmp_path, 
     assert "10 by USD per day" in cli.run(*asked, "--prices", str(book)).stdout
     assert "give --prices" in cli.failed(cli.run(*asked), 2)
     book.write_text(BOOK.replace("llama", "other"))
-    said = refused(tmp_path, "eu-only", "", "", {"micro_usd_per_day": 1300}, prices=price_book(book))
-    assert said == "would have refused 20 of the 20 requests of the last day: 20 for want of a price"
+    found = refused(tmp_path, "eu-only", "", "", {"micro_usd_per_day": 1300}, prices=price_book(book))
+    assert found == "would have refused 20 of the 20 requests of the last day: 20 for want of a price"

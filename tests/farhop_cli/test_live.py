@@ -46,7 +46,7 @@ async def test_a_row_a_region_and_rates_between_two_samples(busy):
     assert (second[2].entered_per_s, second[2].served_per_s) == (4.0, 2.0)
 
 
-async def test_the_worst_that_anybody_sees_is_told(busy, made):
+async def test_the_worst_that_anybody_sees_is_shown(busy, made):
     busy.status["tokyo", "global_admin"] = made.global_status(virginia="suspect", frankfurt="down", tokyo="draining")
     ((*rows,),) = await samples(busy, 1.0)
     assert [row.state for row in rows] == ["suspect", "down", "draining"]
@@ -78,25 +78,25 @@ def test_nonsense_in_metrics_counts_for_nothing():
     assert live.finished("farhop_requests_total{} many\nfarhop_requests_total 2\nfarhop_requests_totally 1 x") == 2.0
 
 
-def test_without_a_terminal_only_news_are_told():
-    said = []
-    lines = Lines(said.append)
+def test_without_a_terminal_only_news_are_shown():
+    seen = []
+    lines = Lines(seen.append)
     up, down = Row("tokyo", "up", "well"), Row("tokyo", "down", "no recent report")
     for row in (up, up, down, down, up):
         lines.update([row])
-    assert said == ["tokyo: up: well", "tokyo: down: no recent report", "tokyo: up: well"]
+    assert seen == ["tokyo: up: well", "tokyo: down: no recent report", "tokyo: up: well"]
     for _ in range(live.PLAIN_EVERY):
         lines.update([Row("tokyo", "up", served_per_s=2.5)])
-    assert said[3:] == ["requests served a second: tokyo 2.5"]
+    assert seen[3:] == ["requests served a second: tokyo 2.5"]
 
 
-async def test_it_follows_until_told_to_stop(busy, capsys):
+async def test_it_follows_until_it_is_stopped(busy, capsys):
     stop = asyncio.Event()
     following = asyncio.create_task(live.follow(busy.file, stop))
-    said = ""
+    found = ""
     async with asyncio.timeout(60.0):
-        while "tokyo: up" not in said:
-            said += capsys.readouterr().out
+        while "tokyo: up" not in found:
+            found += capsys.readouterr().out
             await asyncio.sleep(0.01)
     stop.set()
     async with asyncio.timeout(60.0):
@@ -108,8 +108,8 @@ def test_a_picture_for_a_terminal_of_80_columns():
     rows.append(Row("london", "up", "all is well"))
     console = Console(width=80, file=io.StringIO())
     console.print(live.picture(rows))
-    said = console.file.getvalue()
-    assert max(map(len, said.splitlines())) <= 80
+    found = console.file.getvalue()
+    assert max(map(len, found.splitlines())) <= 80
     for word in ("frankfurt", "draining", "12,345.6", "1,234.5", "served/s", " frankfurt: new racks!"):
-        assert word in said
-    assert "all is well" not in said
+        assert word in found
+    assert "all is well" not in found

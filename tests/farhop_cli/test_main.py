@@ -62,6 +62,36 @@ def test_the_line_of_a_command_is_the_first_of_its_own_help():
         assert wired.help == " ".join(first.split()), name
 
 
+# What has no --dry-run, and why. All else that is not named here has one.
+READS = frozenset((
+    "ask", "explain", "status", "top", "usage", "check", "healthcheck", "where", "plan", "context list", "context show",
+    "law get", "law diff", "law history", "law verify", "key list", "audit verify", "audit prove", "drill list",
+    "drill report", "drill history", "dns check", "dns latencies", "anycast status",
+    *(f"{noun} {verb}" for noun in ("route", "split", "policy", "bias", "pin", "drain", "limit")
+      for verb in ("get", "diff", "history")),
+))  # fmt: skip
+RUNS = frozenset(("up", "demo", "console", "global", "regional", "picker", "engine", "anycast run", "drill faults"))
+WRITES_A_NEW_FILE = frozenset(("bundle", "record", "audit export", "drill export", "sim run", "sim import"))
+PRINTS = frozenset(("law sign", "hash-key", "certs hop-key"))  # what it makes stands nowhere but on the screen
+
+
+def leaves(command, words=()):
+    """Every command that can be given, by its words."""
+    if not hasattr(command, "list_commands"):
+        yield " ".join(words), command
+        return
+    for name in command.list_commands(None):
+        yield from leaves(command.get_command(None, name), (*words, name))
+
+
+def test_a_dry_run_is_wherever_something_is_set():
+    found = dict(leaves(typer.main.get_command(main.app())))
+    dry = {words for words, command in found.items() if any("--dry-run" in one.opts for one in command.params)}
+    measures = {words for words in found if words.startswith("bench ")}  # in worlds of its own
+    assert found.keys() - dry == READS | RUNS | WRITES_A_NEW_FILE | PRINTS | measures
+    assert {"log-level", "anycast withdraw", "certs init", "certs issue", "dns publish", "context use"} <= dry
+
+
 def documented():
     """Each line of a code block in the documents that calls `farhop`, with its file."""
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))):
@@ -190,3 +220,10 @@ print("IMPORTED", *(name for name in {HEAVY} if name in sys.modules))"""
     assert "Traceback" not in done.stderr
     imported = done.stdout.splitlines()[-1].split()[1:]
     assert set(imported) <= set(used)
+
+
+def test_a_commands_tree_is_built_once_a_process():
+    first, second = (typer.main.get_command(main.app()) for _ in range(2))
+    assert first is not second
+    assert all(first.get_command(None, name) is second.get_command(None, name) for name in main.COMMANDS)
+    assert first.get_command(None, "drian") is None

@@ -41,8 +41,8 @@ def asked(monkeypatch):
     """What `bench relay` asks to be measured; it is told ROWS."""
     plans = []
 
-    async def measure(plan, only, say):
-        say("round 1")
+    async def measure(plan, only, progress):
+        progress("round 1")
         plans.append((plan, only))
         return Comparison(
             plan=plan,
@@ -68,23 +68,23 @@ def test_a_table(cli):
 
 
 def test_json_is_all_there_is(cli):
-    told = json.loads(cli.run("bench", "decide", "--json").stdout)
-    assert told["rows"] == [{"what": "global, 3 regions", "median_us": 51.25, "least_us": 49.0, "most_us": 60.5}]
+    output = json.loads(cli.run("bench", "decide", "--json").stdout)
+    assert output["rows"] == [{"what": "global, 3 regions", "median_us": 51.25, "least_us": 49.0, "most_us": 60.5}]
 
 
 def test_relay_shows_costs_ratios_and_what_went_wrong(cli, asked):
     result = cli.run("bench", "relay", "--repeats", "3", "--only", "regional, envoy")
     assert result.exit_code == 1  # a row is in trouble
-    said = result.stdout
-    assert "60.0 (1.50)" in said
-    assert "3 errors" in said  # and no cost beside it
-    assert "6.0" not in said.replace("60.0", "")
-    assert "HAProxy: did not start" in said
-    assert "SGLang router: left out, not installed" in said
-    assert "2 of 3 rounds" in said
-    assert "load average 3.0, 2 CPUs" in said
+    output = result.stdout
+    assert "60.0 (1.50)" in output
+    assert "3 errors" in output  # and no cost beside it
+    assert "6.0" not in output.replace("60.0", "")
+    assert "HAProxy: did not start" in output
+    assert "SGLang router: left out, not installed" in output
+    assert "2 of 3 rounds" in output
+    assert "load average 3.0, 2 CPUs" in output
     (held,) = [
-        line.split() for line in said.splitlines() if line.strip().startswith("farhop regional") and "9,876" in line
+        line.split() for line in output.splitlines() if line.strip().startswith("farhop regional") and "9,876" in line
     ]
     assert held[-6:] == ["12.3", "9,876", "4,000", "1.00", "2.50", "20.0"]
     ((plan, only),) = asked
@@ -92,9 +92,9 @@ def test_relay_shows_costs_ratios_and_what_went_wrong(cli, asked):
 
 
 def test_relay_as_json_and_quick(cli, asked):
-    told = json.loads(cli.run("bench", "relay", "--json", "--quick", "--streams", "10").stdout)
-    assert told["ratios"]["Envoy"]["request_us"] == {"1024": 1.5}
-    assert told["ratios"]["Envoy"]["chunk_us"] == {"32": None}
+    output = json.loads(cli.run("bench", "relay", "--json", "--quick", "--streams", "10").stdout)
+    assert output["ratios"]["Envoy"]["request_us"] == {"1024": 1.5}
+    assert output["ratios"]["Envoy"]["chunk_us"] == {"32": None}
     ((plan, _),) = asked
     assert plan.limit_s < Plan().limit_s
     assert plan.idle_streams == 10
@@ -108,7 +108,7 @@ def test_a_proxy_that_nobody_knows(cli):
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_soak(cli, monkeypatch, as_json):
-    async def measure(requests, say):
+    async def measure(requests, progress):
         marks = [
             MemorySample(0.0, 0, 2**27, 0.0),
             MemorySample(0.5, 500, 2**27, 50.0),
@@ -127,23 +127,23 @@ def test_soak(cli, monkeypatch, as_json):
 
 
 def test_hostile_bodies(cli, monkeypatch):
-    told = hostile.HostileReport(
+    found = hostile.HostileReport(
         [hostile.Row("plain prompt", 2.0, 200), hostile.Row("objects", 1.0, 400)], 1.0, 2.0, 3.0
     )
 
-    async def measure(*, quick, say):
-        return told
+    async def measure(*, quick, progress):
+        return found
 
     monkeypatch.setattr(hostile, "measure", measure)
     assert "bounds: 3 x the cost, 2 x the delay: hold" in " ".join(cli.run("bench", "hostile").stdout.split())
-    told = hostile.HostileReport([*told.rows, hostile.Row("dear", 6.1, 200)], 1.0, 2.0, 3.0)
+    found = hostile.HostileReport([*found.rows, hostile.Row("dear", 6.1, 200)], 1.0, 2.0, 3.0)
     result = cli.run("bench", "hostile", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["holds"] is False
 
 
-def test_what_cannot_be_measured_is_said_in_a_line(cli, monkeypatch):
-    async def measure(requests, say):
+def test_what_cannot_be_measured_is_shown_in_a_line(cli, monkeypatch):
+    async def measure(requests, progress):
         raise BenchError("no etcd binary: install one")
 
     monkeypatch.setattr(soak, "measure", measure)
@@ -153,8 +153,8 @@ def test_what_cannot_be_measured_is_said_in_a_line(cli, monkeypatch):
 def test_how_well_caches_are_known(cli, monkeypatch):
     row = room.cached.Row("KV events", 300, 1273.0, 855.0, 877.0, 12.5, 0.5, 17.0, 58.6)
     monkeypatch.setattr(room.cached, "measure", lambda _say: [row])
-    told = cli.run("bench", "hits").stdout
-    assert all(word in told for word in ("300 requests", "KV events", "1,273", "855", "12.5", "50%", "58.6"))
+    output = cli.run("bench", "hits").stdout
+    assert all(word in output for word in ("300 requests", "KV events", "1,273", "855", "12.5", "50%", "58.6"))
     assert json.loads(cli.run("bench", "hits", "--json").stdout)["rows"][0]["error_tokens"] == 12.5
 
     def fails(_say):
@@ -167,17 +167,17 @@ def test_how_well_caches_are_known(cli, monkeypatch):
 def test_trie_says_what_is_measured_and_what_is_meant(cli, monkeypatch):
     asked = []
 
-    def measure(*, quick, say):
+    def measure(*, quick, progress):
         asked.append(quick)
-        say("repeat 1")
+        progress("repeat 1")
         return [Tried("match of 32 KB, warm", "µs", 6.25, 6.0, 7.5, 10.0), Tried("touch", "µs", 3.5, 3.0, 4.0)]
 
     monkeypatch.setattr(room.tries, "measure", measure)
-    said = cli.run("bench", "trie", "--quick").stdout
-    (row,) = [line.split() for line in said.splitlines() if "32 KB" in line]
+    output = cli.run("bench", "trie", "--quick").stdout
+    (row,) = [line.split() for line in output.splitlines() if "32 KB" in line]
     assert row[-5:] == ["6.2", "6.0", "7.5", "µs", "10.0"]
-    told = json.loads(cli.run("bench", "trie", "--json").stdout)
-    assert told["rows"][1] == {
+    printed = json.loads(cli.run("bench", "trie", "--json").stdout)
+    assert printed["rows"][1] == {
         "what": "touch", "unit": "µs", "median": 3.5, "least": 3.0, "most": 4.0, "limit": None,
     }  # fmt: skip
     assert asked == [True, False]
@@ -186,30 +186,30 @@ def test_trie_says_what_is_measured_and_what_is_meant(cli, monkeypatch):
 def test_sim_says_what_the_simulator_carries(cli, monkeypatch):
     asked = []
 
-    def measure(sizes, say):
+    def measure(sizes, progress):
         asked.append(sizes)
-        say("3 regions")
+        progress("3 regions")
         return [Simulated("3 regions, 12 replicas", "farhop", 1500, 45.0, 0.75, len(asked) // 2)]
 
     monkeypatch.setattr(room.sims, "measure", measure)
-    said = cli.run("bench", "sim", "--quick").stdout
-    (row,) = [line.split() for line in said.splitlines() if "12 replicas" in line]
+    output = cli.run("bench", "sim", "--quick").stdout
+    (row,) = [line.split() for line in output.splitlines() if "12 replicas" in line]
     assert row[-6:] == ["farhop", "2,000.0", "500.0", "1,500", "45.0", "0.8"]
     broken = cli.run("bench", "sim", "--json")
     assert broken.exit_code == 1  # a world broke its rules
-    told = json.loads(broken.stdout)
-    assert told["rows"][0]["requests_per_cpu_s"] == 2000.0
+    printed = json.loads(broken.stdout)
+    assert printed["rows"][0]["requests_per_cpu_s"] == 2000.0
     assert asked == [room.sims.QUICK, room.sims.SIZES]
 
 
 @pytest.mark.parametrize(("taken_us", "code"), [(20.0, 0), (40.0, 1)])
-def test_what_reports_cost_is_told_and_too_much_of_it_fails(cli, monkeypatch, taken_us, code):
+def test_what_reports_cost_is_shown_and_too_much_of_it_fails(cli, monkeypatch, taken_us, code):
     rows = [Taken("read", 10.0, 9.0, 11.0), Taken("taken in", taken_us, 9.0, 50.0), Taken("rows", 99.0, 9.0, 99.0)]
     monkeypatch.setattr(room.intakes, "measure", lambda: Intake(60, 4, rows))
-    told = cli.run("bench", "intake")
-    assert told.exit_code == code
+    output = cli.run("bench", "intake")
+    assert output.exit_code == code
     share = 60 * 20 * (10.0 + taken_us) / 1e6
-    assert f"{share:.1%} of a core; at most 5% is meant" in told.output
+    assert f"{share:.1%} of a core; at most 5% is meant" in output.output
     document = json.loads(cli.run("bench", "intake", "--json").stdout)
     assert (document["core_share"], document["core_share_max"]) == (pytest.approx(share), 0.05)
 

@@ -31,9 +31,9 @@ def test_a_plan_is_a_table_and_json(tmp_path: Path) -> None:
     path, out = tmp_path / "small.yaml", tmp_path / "out"
     path.write_text(TEXT)
     arguments = ["plan", str(path), "--most", "2", "--out", str(out)]
-    told = CliRunner().invoke(app(), [*arguments, "--json"])
-    assert told.exit_code == 0, told.output
-    found = json.loads(told.stdout)["plan"]
+    output = CliRunner().invoke(app(), [*arguments, "--json"])
+    assert output.exit_code == 0, output.output
+    found = json.loads(output.stdout)["plan"]
     alone, together = found["alone"]["replicas"], found["together"]["replicas"]
     assert 1 <= alone["tokyo"] <= alone["virginia"] <= 2
     assert sum(together.values()) <= sum(alone.values())
@@ -63,6 +63,6 @@ def test_a_fleet_that_misses_is_not_shown_as_enough(capsys: pytest.CaptureFixtur
 
 
 def test_an_unknown_scenario_is_one_line() -> None:
-    told = CliRunner().invoke(app(), ["plan", "nowhere"])
-    assert told.exit_code == 2
-    assert told.stderr.count("\n") == 1
+    output = CliRunner().invoke(app(), ["plan", "nowhere"])
+    assert output.exit_code == 2
+    assert output.stderr.count("\n") == 1

@@ -27,12 +27,12 @@ def test_what_is_served_is_recorded_and_played(running: RunningWorld, tmp_path: 
     thread.start()
     try:
         admins = [f"--admin={run.global_admin}" for run in running.world.regions.values()]
-        told = CliRunner().invoke(app(), ["record", "--for", "3s", "--out", str(out), *admins, "--json"])
+        text = CliRunner().invoke(app(), ["record", "--for", "3s", "--out", str(out), *admins, "--json"])
     finally:
         stop.set()
         thread.join(60.0)
-    assert told.exit_code == 0, told.output
-    facts, rows = json.loads(told.stdout), [json.loads(line) for line in out.read_text().splitlines()]
+    assert text.exit_code == 0, text.output
+    facts, rows = json.loads(text.stdout), [json.loads(line) for line in out.read_text().splitlines()]
     assert 2 <= facts["requests"] == len(rows) <= len(asked)
     assert (facts["balancers"], facts["lost"], facts["unmeasured"]) == (len(admins), 0, 0)
     assert {row["region"] for row in rows} == {"tokyo", "frankfurt"}

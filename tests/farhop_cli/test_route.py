@@ -16,9 +16,9 @@ def test_routes_are_set_changed_and_taken_back_one_by_one(cli, stands):
     cli.run("route", "set", "virginia", "{}", "--tenant", "eu-only", "--why", "as all", "--by", "ann")
     assert stands.authored("route")[0] == [{"policy": "nearest", "model": "m"}, {"tenant": "eu-only"}]
     assert 'virginia, model m: {"policy":"nearest"}' in cli.run("route", "get", "virginia").stdout
-    told = cli.run("route", "unset", "virginia", "--model", "m", "--why", "done")
-    assert "virginia, model m: as configured" in told.stdout
-    assert "tenant" not in told.stdout
+    output = cli.run("route", "unset", "virginia", "--model", "m", "--why", "done")
+    assert "virginia, model m: as configured" in output.stdout
+    assert "tenant" not in output.stdout
     assert stands.authored("route")[0] == [{"tenant": "eu-only"}]
     assert cli.run("route", "unset", "virginia", "--why", "all done", "--by", "eve").exit_code == 0
     routes, authorship = stands.authored("route")
@@ -42,7 +42,7 @@ def test_what_cannot_be_read_is_left_alone(cli, stands):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (("set", "virginia", "{policy: fastest}"), 2, "no policy 'fastest'"),
         (("set", "virginia", "{answer: resume}"), 2, "ROUTE: answer"),
@@ -59,23 +59,23 @@ def test_what_cannot_be_read_is_left_alone(cli, stands):
         (("unset", "virginia", "--tenant", "acme"), 1, "nothing was changed"),
     ],
 )
-def test_what_is_at_fault_is_one_line(cli, stands, arguments, code, said):
-    assert said in cli.failed(cli.run("route", *arguments, "--why", "x"), code)
+def test_what_is_at_fault_is_one_line(cli, stands, arguments, code, message):
+    assert message in cli.failed(cli.run("route", *arguments, "--why", "x"), code)
     assert stands.authored("route") is None
 
 
 def test_a_dry_run_says_what_it_decides(cli, stands):
     route = "{policy: failover, regions: [tokyo, virginia]}"
-    said = cli.run("route", "set", "virginia", route, "--tenant", "anywhere", "--why", "x", "--dry-run").stdout
-    assert "decides: m of anywhere: to tokyo" in said
+    output = cli.run("route", "set", "virginia", route, "--tenant", "anywhere", "--why", "x", "--dry-run").stdout
+    assert "decides: m of anywhere: to tokyo" in output
     assert stands.authored("route") is None
 
 
 def test_a_name_stands_for_models_and_none_for_a_name_that_does(cli, stands):
     auto = ("route", "set", "virginia", "{models: [{model: m}, {model: huge}]}", "--model", "auto", "--why", "x")
-    said = cli.run(*auto, "--dry-run").stdout
-    assert "stands for: m, served in" in said
-    assert "unknown: huge is served nowhere now" in said
+    output = cli.run(*auto, "--dry-run").stdout
+    assert "stands for: m, served in" in output
+    assert "unknown: huge is served nowhere now" in output
     assert stands.authored("route") is None
     assert cli.run(*auto).exit_code == 0
     assert stands.authored("route")[0] == [{"models": [{"model": "m"}, {"model": "huge"}], "model": "auto"}]

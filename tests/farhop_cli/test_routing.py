@@ -25,9 +25,9 @@ def test_tables_markdown_and_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(routing, "jobs", jobs)
     file, out = tmp_path / "r.md", tmp_path / "out"
     arguments = ["bench", "routing", "--quick", "--only", "push", "--out", str(out), "--markdown", str(file)]
-    told = CliRunner().invoke(app(), arguments)
-    assert told.exit_code == 0, told.output
-    assert "push, load 1" in told.stdout
+    output = CliRunner().invoke(app(), arguments)
+    assert output.exit_code == 0, output.output
+    assert "push, load 1" in output.stdout
     page = (out / "routing.html").read_text()
     assert "push, load 1" in page
     assert 'alt="push-goodput"' in page
@@ -41,9 +41,9 @@ def test_tables_markdown_and_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_an_unknown_scenario_is_one_line() -> None:
-    told = CliRunner().invoke(app(), ["bench", "routing", "--only", "areena"])
-    assert told.exit_code == 2
-    assert "areena" in told.stderr
+    output = CliRunner().invoke(app(), ["bench", "routing", "--only", "areena"])
+    assert output.exit_code == 2
+    assert "areena" in output.stderr
 
 
 def test_markdown_aligns_numbers() -> None:

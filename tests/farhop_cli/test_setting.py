@@ -5,11 +5,13 @@ from datetime import UTC, datetime
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from farhop.store.contract import ROOT, Conflict
 from farhop.store.etcd import EtcdStore
 from farhop_cli import setting
 from farhop_cli.setting import Item, Setting
+from farhop_lab.world import world_file
 
 # By noun: what is set, under which key, what is shown of it, what another one says, and what unsets it.
 NOUNS = {
@@ -38,6 +40,7 @@ NOUNS = {
         "virginia, model llama: v1=95,v2=5", ("virginia", "--model", "llama", "--weights", "v2=1"), ("virginia",),
     ),
 }  # fmt: skip
+REGIONS = ("virginia", "frankfurt", "tokyo")
 SIGNED = ("--why", "kernel update", "--by", "ann@ops")
 
 
@@ -73,13 +76,13 @@ def test_what_is_set_is_shown_with_who_and_why_until_it_is_unset(cli, stands, no
 
 def test_json_is_all_there_is_and_a_dry_run_writes_nothing(cli, stands, noun):
     arguments, key, _, other, undo = NOUNS[noun]
-    told = json.loads(cli.run(noun, "set", *arguments, *SIGNED, "--dry-run", "--json").stdout)
-    assert (told["noun"], told["dry_run"], told["was"], told["balancers"]) == (noun, True, [], 0)
+    printed = json.loads(cli.run(noun, "set", *arguments, *SIGNED, "--dry-run", "--json").stdout)
+    assert (printed["noun"], printed["dry_run"], printed["was"], printed["balancers"]) == (noun, True, [], 0)
     assert stands.get(ROOT + key) is None
-    said = cli.run(noun, "set", *arguments, *SIGNED, "--dry-run").stdout
-    assert said.startswith("dry run, nothing is written: ")
+    output = cli.run(noun, "set", *arguments, *SIGNED, "--dry-run").stdout
+    assert output.startswith("dry run, nothing is written: ")
     first = json.loads(cli.run(noun, "set", *arguments, *SIGNED, "--json").stdout)
-    assert first["set"][0]["value"] == told["set"][0]["value"]
+    assert first["set"][0]["value"] == printed["set"][0]["value"]
     assert first["aware"] == first["balancers"] == (3 if noun in ("drain", "bias", "pin") else 1)
     second = json.loads(cli.run(noun, "set", *other, "--why", "more", "--by", "bob", "--json").stdout)
     assert (second["set"][0]["author"], second["was"][0]["author"]) == ("bob", "ann@ops")
@@ -92,7 +95,68 @@ def test_json_is_all_there_is_and_a_dry_run_writes_nothing(cli, stands, noun):
     assert gone["aware"] == gone["balancers"] > 0
 
 
-def test_what_is_replaced_is_told(cli, stands, noun):
+# How many balancers a dry run of each asks: the global ones, or the one of the region.
+ASKED = {"drain": 3, "bias": 3, "pin": 3, "route": 3, "policy": 1, "split": 1}
+
+
+@pytest.fixture
+async def seen(world, made, embedded_etcd):
+    """A world over a real etcd whose admin ports answer."""
+    world_file.write(world.path, replace(world.file, etcd=embedded_etcd.endpoint))
+    for region in REGIONS:
+        world.status[region, "global_admin"] = made.global_status(**dict.fromkeys(REGIONS, "up"))
+        world.status[region, "regional_admin"] = made.regional_status("one")
+    return world
+
+
+async def test_a_dry_run_that_not_all_answer_is_partial_and_says_so(cli, seen, noun):
+    words = (noun, "set", *NOUNS[noun][0], *SIGNED, "--dry-run")
+    whole = await cli.in_thread(*words)
+    assert (whole.exit_code, whole.stderr) == (0, "")
+    assert json.loads((await cli.in_thread(*words, "--json")).stdout)["unreachable"] == []
+    who = ("virginia", "global_admin" if ASKED[noun] == 3 else "regional_admin")
+    seen.silent.add(who)
+    told = await cli.in_thread(*words)
+    assert told.exit_code == 3
+    assert f"{ASKED[noun] - 1} of {ASKED[noun]} balancers answered: http://127.0.0.1:" in told.stderr
+    assert told.stdout.startswith("dry run, nothing is written: ")
+    [why] = json.loads((await cli.in_thread(*words, "--json")).stdout)["unreachable"]
+    assert "cannot be reached" in why
+
+
+async def test_nobody_answers_what_would_move_and_nothing_is_made_up(cli, seen, noun):
+    seen.silent |= {(name, role) for name in REGIONS for role in ("global_admin", "regional_admin")}
+    force = ("--force",) if noun == "drain" else ()
+    told = await cli.in_thread(noun, "set", *NOUNS[noun][0], *SIGNED, *force, "--dry-run", "--json")
+    assert told.exit_code == 3
+    said = json.loads(told.stdout)
+    assert (said["effects"], len(said["unreachable"])) == ([], ASKED[noun])
+
+
+async def test_a_law_tried_without_all_of_them_is_partial_too(cli, seen, tmp_path):
+    (tmp_path / "law.yaml").write_text((await cli.in_thread("law", "get")).stdout)
+    words = ("law", "set", str(tmp_path / "law.yaml"), "--why", "x", "--dry-run")
+    assert (await cli.in_thread(*words)).exit_code == 0
+    seen.silent.add(("tokyo", "regional_admin"))
+    told = await cli.in_thread(*words)
+    assert (told.exit_code, "5 of 6 balancers answered" in told.stderr) == (3, True)
+    [_] = json.loads((await cli.in_thread(*words, "--json")).stdout)["unreachable"]
+    assert (await cli.in_thread("law", "diff", str(tmp_path / "law.yaml"))).exit_code == 3
+
+
+async def test_what_one_of_two_hubs_tells_is_partial_and_what_is_written_there_is_not(cli, seen, noun):
+    hubs = {"here": json.loads(seen.path.read_text())["etcd"], "gone": "127.0.0.1:1"}
+    world_file.write(seen.path, replace(world_file.read(seen.path), hubs=hubs))
+    for words in ((noun, "get"), (noun, "set", *NOUNS[noun][0], *SIGNED, "--dry-run")):
+        told = await cli.in_thread(*words)
+        assert (told.exit_code, "etcd: hub gone: " in told.stderr) == (3, True)
+    told = await cli.in_thread(noun, "set", *NOUNS[noun][0], *SIGNED)
+    assert told.exit_code == 0
+    assert "hub gone was not reached, so what stands there stands" in told.stderr
+    assert (await cli.in_thread(noun, "unset", *NOUNS[noun][4])).exit_code == 0
+
+
+def test_what_is_replaced_is_shown(cli, stands, noun):
     arguments, _, shown, other, _ = NOUNS[noun]
     cli.run(noun, "set", *arguments, *SIGNED)
     assert f"this replaces: {shown}, by ann@ops" in cli.run(noun, "set", *other, "--why", "x", "--by", "bob").stdout
@@ -123,23 +187,23 @@ def test_what_was_is_looked_back_on(cli, stands, noun):
     cli.run(noun, "set", *arguments, *SIGNED)
     more = () if noun in ("drain", "bias", "pin") else ("--why", "done", "--by", "bob")
     cli.run(noun, "unset", *undo, *more)
-    told = json.loads(cli.run(noun, "history", "--json").stdout)
-    assert told["since_revision"] >= 1
-    last, first = told[noun][:2]
+    printed = json.loads(cli.run(noun, "history", "--json").stdout)
+    assert printed["since_revision"] >= 1
+    last, first = printed[noun][:2]
     assert (first["author"], first["why"], len(first["items"])) == ("ann@ops", "kernel update", 1)
     assert (last["author"], last["why"], last["items"]) == (("bob", "done", []) if more else (None, None, []))
     assert last["revision"] > first["revision"]
-    said = " ".join(cli.run(noun, "history", "virginia").stdout.split())
-    assert "kernel update" in said
-    assert "etcd remembers what was written since its revision" in said
+    output = " ".join(cli.run(noun, "history", "virginia").stdout.split())
+    assert "kernel update" in output
+    assert "etcd remembers what was written since its revision" in output
     assert "kernel update" not in cli.run(noun, "history", "tokyo").stdout
 
 
 def test_the_author_is_whoever_is_at_the_keyboard(cli, stands, noun, monkeypatch):
     monkeypatch.setattr(setting.getpass, "getuser", lambda: "bob")
     monkeypatch.setattr(setting.socket, "gethostname", lambda: "desk")
-    told = json.loads(cli.run(noun, "set", *NOUNS[noun][0], "--why", "x", "--json").stdout)
-    assert told["set"][0]["author"] == "bob@desk"
+    output = json.loads(cli.run(noun, "set", *NOUNS[noun][0], "--why", "x", "--json").stdout)
+    assert output["set"][0]["author"] == "bob@desk"
 
 
 def test_two_operators_at_once_do_not_overwrite_each_other(cli, stands, noun, monkeypatch):
@@ -158,7 +222,7 @@ def test_two_operators_at_once_do_not_overwrite_each_other(cli, stands, noun, mo
     assert stands.get(ROOT + key) == document
 
 
-def test_balancers_that_do_not_follow_yet_are_told_of(cli, stands, noun, monkeypatch):
+def test_balancers_that_do_not_follow_yet_are_named(cli, stands, noun, monkeypatch):
     monkeypatch.setattr(setting, "KNOWN_WITHIN_S", 0.2)
     stands.knowing = 0
     result = cli.run(noun, "set", *NOUNS[noun][0], "--why", "x")
@@ -176,7 +240,7 @@ def test_what_cannot_be_read_is_warned_of_and_unset(cli, stands, noun):
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (("--why", " "), "--why"),
         (("--why", "x", "--by", "a\tb"), "--by: must be"),
@@ -185,16 +249,16 @@ def test_what_cannot_be_read_is_warned_of_and_unset(cli, stands, noun):
         (("--why", "x", "--config", "absent.yaml"), "--config"),
     ],
 )
-def test_what_is_at_fault_is_one_line_and_code_2(cli, stands, noun, more, said):
+def test_what_is_at_fault_is_one_line_and_code_2(cli, stands, noun, more, message):
     arguments, key, _, _, _ = NOUNS[noun]
-    told = cli.failed(cli.run(noun, "set", *arguments, *more), 2)
-    assert said in told
-    assert told.count("\n") == 1
+    output = cli.failed(cli.run(noun, "set", *arguments, *more), 2)
+    assert message in output
+    assert output.count("\n") == 1
     assert stands.get(ROOT + key) is None
 
 
 @pytest.mark.parametrize("verb", ["get", "set", "unset", "history"])
-def test_a_region_that_is_none_is_told(cli, stands, noun, verb):
+def test_a_region_that_is_none_is_shown(cli, stands, noun, verb):
     if noun == "pin" and verb == "unset":
         return  # it names no region
     arguments = NOUNS[noun][0][1:] if verb == "set" else ()
@@ -205,7 +269,7 @@ def test_a_region_that_is_none_is_told(cli, stands, noun, verb):
 @pytest.mark.parametrize(
     ("text", "says"), [("{", "not YAML or JSON"), ("a: 1", "get --json"), (None, "no such file"), (b"\xff", "not YAML")]
 )
-def test_a_file_that_is_none_is_told(cli, stands, tmp_path, text, says):
+def test_a_file_that_is_none_is_shown(cli, stands, tmp_path, text, says):
     if text is not None:
         (tmp_path / "bad").write_bytes(text if isinstance(text, bytes) else text.encode())
     assert says in cli.failed(cli.run("split", "diff", str(tmp_path / "bad")), 2)
@@ -219,10 +283,10 @@ def test_a_configuration_is_a_file_of_what_is_overridden(cli, stands, tmp_path):
     assert cli.run("policy", "diff", str(tmp_path / "regional")).exit_code == 0
     cli.run("policy", "set", "virginia", "least-load", "--model", "llama", "--why", "x")
     cli.run("route", "set", "virginia", "{policy: waterfall}", "--tenant", "anywhere", "--why", "x")
-    told = cli.run("policy", "diff", str(tmp_path / "regional"))
-    assert (told.exit_code, told.stdout) == (1, "~ virginia, model llama: least-load -> prefix\n")
-    told = cli.run("route", "diff", str(tmp_path / "global"))
-    assert told.stdout == '~ virginia, tenant anywhere: {"policy":"waterfall"} -> {"policy":"nearest"}\n'
+    text = cli.run("policy", "diff", str(tmp_path / "regional"))
+    assert (text.exit_code, text.stdout) == (1, "~ virginia, model llama: least-load -> prefix\n")
+    text = cli.run("route", "diff", str(tmp_path / "global"))
+    assert text.stdout == '~ virginia, tenant anywhere: {"policy":"waterfall"} -> {"policy":"nearest"}\n'
 
 
 def test_an_etcd_alone_is_enough_to_look_and_to_unset(cli, stands, noun):
@@ -235,7 +299,7 @@ def test_an_etcd_alone_is_enough_to_look_and_to_unset(cli, stands, noun):
     assert cli.run(noun, "unset", *undo, *alone).exit_code == 0
 
 
-def test_whom_an_item_is_for_and_who_signed_it_in_words():
+def test_whom_an_item_is_for_and_who_signed_it_as_text():
     assert setting.title({"region": "tokyo", "model": ""}) == "tokyo, all other models"
     assert setting.title({"region": "tokyo", "tenant": "acme", "model": "m"}) == "tokyo, tenant acme, model m"
     assert setting.byline(Setting((Item({}, 1),))) == "written by hand; no author is named"

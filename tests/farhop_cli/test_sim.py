@@ -21,12 +21,12 @@ def scenario(tmp_path: Path) -> str:
 
 def test_routers_side_by_side_and_kept(scenario: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    told = CliRunner().invoke(
+    text = CliRunner().invoke(
         app(), ["sim", scenario, "--policy", "farhop,region-local", "--seeds", "2", "--out", str(out)]
     )
-    assert told.exit_code == 0, told.output
-    assert "region-local" in told.stdout
-    assert "±" in told.stdout
+    assert text.exit_code == 0, text.output
+    assert "region-local" in text.stdout
+    assert "±" in text.stdout
     assert len(list(out.glob("*.json"))) == 4
     asked = ["sim", scenario, "--policy", "farhop,region-local", "--seeds", "2", "--out", str(out), "--no-plots"]
     again = CliRunner().invoke(app(), [*asked, "--json"])
@@ -45,16 +45,16 @@ def test_routers_side_by_side_and_kept(scenario: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_one_line_and_exit_code_2(arguments: list[str], words: str) -> None:
-    told = CliRunner().invoke(app(), ["sim", *arguments])
-    assert told.exit_code == 2
-    assert words in told.stderr
-    assert told.stderr.count("\n") == 1
+    output = CliRunner().invoke(app(), ["sim", *arguments])
+    assert output.exit_code == 2
+    assert words in output.stderr
+    assert output.stderr.count("\n") == 1
 
 
-def test_every_problem_of_a_file_is_told(tmp_path: Path) -> None:
+def test_every_problem_of_a_file_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(TEXT.replace("l4", "l5").replace("duration_s: 4", "duration_s: 1"))
-    told = CliRunner().invoke(app(), ["sim", str(path)])
-    assert told.exit_code == 2
-    assert "unknown GPU" in told.stderr
-    assert "warm_up_s" in told.stderr
+    text = CliRunner().invoke(app(), ["sim", str(path)])
+    assert text.exit_code == 2
+    assert "unknown GPU" in text.stderr
+    assert "warm_up_s" in text.stderr

@@ -28,9 +28,9 @@ def written(path: Path, lines: list[dict[str, object]], array: bool = False) -> 
 @pytest.mark.parametrize("array", [False, True])
 def test_a_log_becomes_a_scenario_that_runs(tmp_path: Path, array: bool) -> None:
     log, out = written(tmp_path / "own.json", LINES, array), tmp_path / "mine.yaml"
-    told = CliRunner().invoke(app(), ["sim", "import", log, "--out", str(out), "--regions", "tokyo", "--json"])
-    assert told.exit_code == 0, told.output
-    facts = json.loads(told.stdout)
+    text = CliRunner().invoke(app(), ["sim", "import", log, "--out", str(out), "--regions", "tokyo", "--json"])
+    assert text.exit_code == 0, text.output
+    facts = json.loads(text.stdout)
     assert (facts["requests"], facts["sessions"], facts["span_s"], facts["left_out"]) == (3, 2, 11.0, 0)
     rows = [json.loads(line) for line in (tmp_path / "mine.jsonl").read_text().splitlines()]
     assert [row["at_s"] for row in rows] == [0.0, 2.0, 11.0]
@@ -45,22 +45,22 @@ def test_a_log_becomes_a_scenario_that_runs(tmp_path: Path, array: bool) -> None
 def test_regions_that_are_recorded_are_kept(tmp_path: Path) -> None:
     lines = [{**line, "region": region} for line, region in zip(LINES, ("tokyo", "virginia", "tokyo"), strict=True)]
     out = tmp_path / "mine.yaml"
-    told = CliRunner().invoke(app(), ["sim", "import", written(tmp_path / "own", lines), "--out", str(out)])
-    assert told.exit_code == 0, told.output
+    text = CliRunner().invoke(app(), ["sim", "import", written(tmp_path / "own", lines), "--out", str(out)])
+    assert text.exit_code == 0, text.output
     (work,) = load.find(str(out), routers.names()).doc.work
     assert (work.place, sorted(work.regions)) == ("recorded", ["tokyo", "virginia"])
 
 
-def test_lines_that_cannot_be_read_are_told_and_counted(tmp_path: Path) -> None:
+def test_lines_that_cannot_be_read_are_shown_and_counted(tmp_path: Path) -> None:
     log, out = written(tmp_path / "own", [*LINES, {"timestamp": 5, "usage": None}]), tmp_path / "mine.yaml"
-    told = CliRunner().invoke(app(), ["sim", "import", log, "--out", str(out)])
-    assert told.exit_code == 2
-    assert "line 4: no input_tokens" in told.stderr
+    text = CliRunner().invoke(app(), ["sim", "import", log, "--out", str(out)])
+    assert text.exit_code == 2
+    assert "line 4: no input_tokens" in text.stderr
     assert not out.exists()
-    told = CliRunner().invoke(app(), ["sim", "import", log, "--out", str(out), "--skip", "--json"])
-    assert told.exit_code == 0
-    assert json.loads(told.stdout)["left_out"] == 1
-    assert "left out: " in told.stderr
+    text = CliRunner().invoke(app(), ["sim", "import", log, "--out", str(out), "--skip", "--json"])
+    assert text.exit_code == 0
+    assert json.loads(text.stdout)["left_out"] == 1
+    assert "left out: " in text.stderr
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, arguments: list[str], words: 
     there.touch()
     given = [one.format(there=there) for one in arguments]
     out = [] if "--out" in given else ["--out", str(tmp_path / "mine.yaml")]
-    told = CliRunner().invoke(app(), ["sim", "import", written(tmp_path / "own", LINES), *out, *given])
-    assert told.exit_code == 2
-    assert words in told.stderr
-    assert told.stderr.count("\n") == 1
+    output = CliRunner().invoke(app(), ["sim", "import", written(tmp_path / "own", LINES), *out, *given])
+    assert output.exit_code == 2
+    assert words in output.stderr
+    assert output.stderr.count("\n") == 1
     assert not (tmp_path / "mine.jsonl").exists()

@@ -47,9 +47,9 @@ async def test_a_suspect_or_draining_region_is_not_down(healthy, cli, made):
 async def test_a_silent_balancer_is_a_row(healthy, cli, role):
     healthy.silent.add(("tokyo", role))
     result = await cli.in_thread("status", "--wide")
-    said = cli.failed(result, 3)
-    assert said.startswith("farhop: 5 of 6 balancers answered: http://127.0.0.1:")
-    assert "cannot be reached" in said
+    output = cli.failed(result, 3)
+    assert output.startswith("farhop: 5 of 6 balancers answered: http://127.0.0.1:")
+    assert "cannot be reached" in output
     row = next(line for line in result.stdout.splitlines() if "unreachable" in line)
     assert row.split()[0] == "tokyo"
     assert "virginia-0" in result.stdout
@@ -58,15 +58,15 @@ async def test_a_silent_balancer_is_a_row(healthy, cli, role):
 async def test_json_is_all_there_is(healthy, cli):
     healthy.silent.add(("tokyo", "regional_admin"))
     result = await cli.in_thread("status", "--json")
-    told = json.loads(result.stdout)
+    output = json.loads(result.stdout)
     assert result.exit_code == 3
-    assert told["down"] == []
-    assert "cannot be reached" in told["unreachable"][0]
-    assert told["summary"]["answered"] == 5
-    assert [one["region"] for one in told["global"]] == list(REGIONS)
-    assert told["regional"][2]["status"] is None
-    assert told["regional"][2]["error"]
-    assert told["regional"][0]["error"] == ""
+    assert output["down"] == []
+    assert "cannot be reached" in output["unreachable"][0]
+    assert output["summary"]["answered"] == 5
+    assert [one["region"] for one in output["global"]] == list(REGIONS)
+    assert output["regional"][2]["status"] is None
+    assert output["regional"][2]["error"]
+    assert output["regional"][0]["error"] == ""
 
 
 async def test_what_another_version_leaves_out_is_a_dash(healthy, cli):
@@ -116,21 +116,21 @@ async def test_of_a_fleet_at_work_one_global_balancer_tells(healthy, cli, tmp_pa
     assert (result.exit_code, result.stdout.count("why up")) == (0, 3)
     assert "regional balancers" not in result.stdout
     healthy.silent.add(("tokyo", "global_admin"))
-    said = cli.failed(await cli.in_thread("status", "--config", str(tmp_path / "global.yaml")), 2)
-    assert f"http://127.0.0.1:{port} cannot be reached" in said
+    text = cli.failed(await cli.in_thread("status", "--config", str(tmp_path / "global.yaml")), 2)
+    assert f"http://127.0.0.1:{port} cannot be reached" in text
 
 
 def test_no_world(cli, tmp_path):
-    said = cli.failed(cli.run("status", "--world", str(tmp_path / "none.json")), 2)
-    assert "farhop up" in said
-    assert said.count("\n") == 1
+    text = cli.failed(cli.run("status", "--world", str(tmp_path / "none.json")), 2)
+    assert "farhop up" in text
+    assert text.count("\n") == 1
 
 
 async def test_what_balancers_tell_of_load_spill_and_prefixes(healthy, cli, made):
     for name in REGIONS:
-        told = healthy.status[name, "global_admin"]
-        told |= {"trie_nodes": 1234, "law_epoch": 7}
-        for region in told["regions"]:
+        found = healthy.status[name, "global_admin"]
+        found |= {"trie_nodes": 1234, "law_epoch": 7}
+        for region in found["regions"]:
             believed = {"prefix_nodes": 77, "predicted_hit_tokens": 110.0, "actual_hit_tokens": 100.0}
             region |= {"used_share": 0.5, "headroom_foreign_tokens": 40, "prefix_stream": "connected", **believed}
         figures = {"predicted_hit_tokens": 45.0, "actual_hit_tokens": 50.0, "law_epoch": 6}
@@ -152,7 +152,7 @@ async def test_what_balancers_tell_of_load_spill_and_prefixes(healthy, cli, made
     assert ["tokyo", "answers", "6", "5", "2", "700", "11", "45", "50", "-10", "%"] in rows
 
 
-async def test_routes_are_told_where_they_are_not_the_default(healthy, cli):
+async def test_routes_are_shown_where_they_are_not_the_default(healthy, cli):
     plain = {"tenant": "", "model": "", "policy": "predictive", "answer": "proxy", "usd_weight_ms": 0.0}
     assert "routes that" not in (await cli.in_thread("status", "--wide")).stdout
     for name in REGIONS:
@@ -164,12 +164,12 @@ async def test_routes_are_told_where_they_are_not_the_default(healthy, cli):
         "routes_author": {"author": "ann", "why": "streams"},
     }
     rows = [line.split() for line in (await cli.in_thread("status", "--wide")).stdout.splitlines()]
-    said = ["ann:", "streams"]
+    found = ["ann:", "streams"]
     figures = ["redirect", "from", "4,096", "B", "2", "500,000", "25", "%"]
-    assert ["tokyo", "acme", "any", "predictive", *figures, *said] in rows
+    assert ["tokyo", "acme", "any", "predictive", *figures, *found] in rows
 
 
-async def test_operators_words_are_told_once(healthy, cli):
+async def test_overrides_are_shown_once(healthy, cli):
     word = {"action": "drain", "why": "new racks", "author": "ann@ops", "until": "2026-05-01T12:30:00", "left_s": 90.0}
     for name in REGIONS[1:]:
         region = healthy.status[name, "global_admin"]["regions"][2]
@@ -177,12 +177,12 @@ async def test_operators_words_are_told_once(healthy, cli):
     result = await cli.in_thread("status", "--wide")
     assert result.exit_code == 0
     rows = [line.split() for line in result.stdout.splitlines()]
-    said = ["tokyo", "drain", "ann@ops", "2026-05-01T12:30:00", "1.5", "new", "racks"]
-    assert rows.count(said) == 1
+    found = ["tokyo", "drain", "ann@ops", "2026-05-01T12:30:00", "1.5", "new", "racks"]
+    assert rows.count(found) == 1
     assert result.stdout.count("draining (25 % left)") == 2
 
 
-async def test_biases_and_pins_are_told_once(healthy, cli):
+async def test_biases_and_pins_are_shown_once(healthy, cli):
     ends = {"why": "new link", "author": "ann@ops", "until": "2026-05-01T12:30:00", "left_s": 90.0}
     words = [
         {"action": "bias", "region": "tokyo", "ms": 50.0, **ends},
@@ -198,7 +198,7 @@ async def test_biases_and_pins_are_told_once(healthy, cli):
     assert rows.count(f"tokyo pin eu-only (strict) {end}") == 1
 
 
-async def test_a_region_that_is_hot_or_comes_back_is_told(healthy, cli):
+async def test_a_region_that_is_hot_or_comes_back_is_shown(healthy, cli):
     healthy.status["tokyo", "global_admin"]["regions"][2]["admitted_share"] = 0.4
     healthy.status["virginia", "global_admin"]["regions"][2]["admitted_share"] = 0.0
     healthy.status["frankfurt", "global_admin"]["regions"][2]["admitted_share"] = 1.0
@@ -229,28 +229,28 @@ async def test_the_law_of_each_balancer_is_a_row_with_what_is_wrong(healthy, cli
     rows = [line.split() for line in (await cli.in_thread("status", "--wide")).stdout.splitlines() if " audit " in line]
     assert rows[0] == ["tokyo", "global", "4", "etcd", "17", "ann", "audit", "unsigned", "no", "not", "JSON:", "x"]
     assert rows[1][:7] == ["tokyo", "regional", "4", "etcd", "17", "ann", "audit"]
-    said = " ".join(rows[1][7:])
-    assert said == "ops yes frozen, etcd is out of reach: refused; tokens name epoch 6, unknown here"
+    text = " ".join(rows[1][7:])
+    assert text == "ops yes frozen, etcd is out of reach: refused; tokens name epoch 6, unknown here"
 
 
-def test_who_is_slow_is_said_beside_why_it_is_up(made):
-    told = made.regional_status("gpu-0")
-    told["replicas"][0]["slow"] = "slow: 68 ms against 12 of its peers, last sample 40 s ago"
-    (row,) = status._replicas(status.Seen("virginia", "http://r", told))
+def test_who_is_slow_is_shown_beside_why_it_is_up(made):
+    found = made.regional_status("gpu-0")
+    found["replicas"][0]["slow"] = "slow: 68 ms against 12 of its peers, last sample 40 s ago"
+    (row,) = status._replicas(status.Seen("virginia", "http://r", found))
     assert row[-1] == "proven; slow: 68 ms against 12 of its peers, last sample 40 s ago"
-    told["replicas"][0]["reports_cached_tokens"] = False
-    (row,) = status._replicas(status.Seen("virginia", "http://r", told))
+    found["replicas"][0]["reports_cached_tokens"] = False
+    (row,) = status._replicas(status.Seen("virginia", "http://r", found))
     assert row[-1].endswith("; its answers do not tell cached tokens")
-    told["replicas"][0]["reports_cached_tokens"] = None  # it gave none yet
-    (row,) = status._replicas(status.Seen("virginia", "http://r", told))
+    found["replicas"][0]["reports_cached_tokens"] = None  # it gave none yet
+    (row,) = status._replicas(status.Seen("virginia", "http://r", found))
     assert "cached tokens" not in row[-1]
 
 
-async def test_a_configuration_that_was_passed_over_and_what_awaits_a_restart_are_told(healthy, cli):
+async def test_a_configuration_that_was_passed_over_and_what_awaits_a_restart_are_shown(healthy, cli):
     configuration = {"generation": 4, "trouble": ["spill.at: too large"], "awaits_restart": ["listen.port"]}
     healthy.status["virginia", "global_admin"] |= {"configuration": configuration}
-    said = " ".join((await cli.in_thread("status")).stdout.split())
-    assert "configuration passed over (generation 4 stands): spill.at: too large" in said
+    output = " ".join((await cli.in_thread("status")).stdout.split())
+    assert "configuration passed over (generation 4 stands): spill.at: too large" in output
     builds = (await cli.in_thread("status", "--wide")).stdout.partition("builds")[2]
     assert "listen.port" in builds
     assert "spill.at: too large" in builds
@@ -318,11 +318,11 @@ async def test_on_a_terminal_it_is_drawn_in_place(healthy, cli, monkeypatch):
     assert text.count("balancers answered") == 2
 
 
-async def test_a_pilot_light_is_told(healthy, cli):
+async def test_a_pilot_light_is_shown(healthy, cli):
     stands = {"virginia": ("asleep", 0.0), "tokyo": ("waking", 0.25), "frankfurt": ("awake", 1.0)}
     for name, (state, share) in stands.items():
         region = healthy.status[name, "global_admin"]["regions"][2]
         region |= {"pilot_light": {"state": state, "why": "", "warm_share": share}, "admitted_share": share}
     shown = " ".join((await cli.in_thread("status", "--wide")).stdout.split())
-    for told in ("asleep", "waking, 25 % back", "awake"):
-        assert f"up (pilot-light: {told})" in shown
+    for one in ("asleep", "waking, 25 % back", "awake"):
+        assert f"up (pilot-light: {one})" in shown

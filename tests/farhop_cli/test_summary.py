@@ -37,8 +37,8 @@ def test_an_entry_that_is_not_announced_is_wrong_and_says_why():
         announcer("paris", wanted="withdrawn", actual="withdrawn", why="drained: new kernel (by ann)"),
         announcer("oslo", wanted="withdrawn", differs=True),
     ]
-    said = [line for line in told([], announcers=known) if line.startswith("wrong")]
-    assert said == [
+    found = [line for line in told([], announcers=known) if line.startswith("wrong")]
+    assert found == [
         "wrong: bgp-1 has entry paris-1 withdrawn: drained: new kernel (by ann)",
         "wrong: bgp-1 announces entry oslo-1 as announced, and should as withdrawn",
     ]
@@ -101,7 +101,7 @@ ODD = st.recursive(
 
 
 @given(statuses=st.lists(st.none() | st.dictionaries(st.sampled_from(FIELDS), ODD, max_size=8), max_size=6))
-def test_ten_lines_and_no_fault_whatever_is_told(statuses):
+def test_ten_lines_and_no_fault_whatever_the_statuses(statuses):
     those = [SimpleNamespace(region="tokyo", name="tokyo", status=status) for status in statuses]
     lines = told(those[::2], those[1::2], ["a", "b", "c", "d", "e"])
     assert 4 <= len(lines) <= summary.LINES_MAX

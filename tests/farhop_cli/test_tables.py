@@ -42,14 +42,14 @@ def test_a_regional_decision(capsys, made):
     assert "attempts" not in out  # it went where it was served, at once
 
 
-def test_a_version_is_told_with_why_where_there_is_one(capsys, made):
+def test_a_version_is_shown_with_why_where_there_is_one(capsys, made):
     tables.replicas({**made.replicas("r1"), "version": "v2", "split": "rule 1: v2"}, "which replica")
     assert "score in ms, version v2 (split: rule 1: v2)" in capsys.readouterr().out
     tables.replicas({**made.replicas("r1"), "version": "", "split": ""}, "which replica")
     assert "version" not in capsys.readouterr().out
 
 
-def test_attempts_are_told_where_there_is_something_to_tell(capsys, made):
+def test_attempts_are_shown_where_there_is_something_to_show(capsys, made):
     attempts = [{"target": "tokyo", "outcome": "connect_failed"}, {"target": "virginia", "outcome": "served"}]
     tables.global_record(made.record(made.regions(None, []), attempts=attempts), "virginia")
     assert "attempts: tokyo connect_failed, then virginia served" in capsys.readouterr().out
@@ -116,7 +116,7 @@ def test_a_running_world(capsys, collector):
         assert text in out
 
 
-def test_pilot_lights_are_told_with_what_woke_them():
+def test_pilot_lights_are_shown_with_what_woke_them():
     shown = {
         "tokyo": {"state": "waking", "why": "paris cannot be used for llama"},
         "rome": {"state": "asleep", "why": ""},

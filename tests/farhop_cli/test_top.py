@@ -66,7 +66,7 @@ def _cells(app: Top, name: str) -> list[list[str]]:
     return [[str(cell) for cell in table.get_row(key)] for key in table.rows]
 
 
-async def test_it_shows_what_is_heard_and_drains_by_name() -> None:
+async def test_it_shows_what_is_reported_and_drains_by_name() -> None:
     source = Source()
     app = Top(source, "ann")
     async with app.run_test(size=(140, 40)) as pilot:

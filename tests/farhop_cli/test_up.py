@@ -49,7 +49,7 @@ def arguments(tmp_path, *more: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (("--profile", "b300"), "use one of"),
         (("--topology", "atlantis"), "--topology"),
@@ -67,10 +67,10 @@ def arguments(tmp_path, *more: str) -> tuple[str, ...]:
         (("--port", "65534"), "leaves no port for tokyo"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_leaves_nothing(cli, tmp_path, folder, never, more, said):
-    told = cli.failed(cli.run(*arguments(tmp_path, *more)), 2)
-    assert said in told
-    assert told.count("\n") == 1
+def test_what_is_wrong_is_one_line_and_leaves_nothing(cli, tmp_path, folder, never, more, message):
+    output = cli.failed(cli.run(*arguments(tmp_path, *more)), 2)
+    assert message in output
+    assert output.count("\n") == 1
     assert list(folder.iterdir()) == []
     assert not (tmp_path / "world.json").exists()
 
@@ -80,14 +80,14 @@ def test_a_port_taken(cli, tmp_path, folder, never):
         held.bind(("127.0.0.1", 0))
         held.listen()
         port = held.getsockname()[1]
-        told = cli.failed(cli.run(*arguments(tmp_path), "--port", str(port)), 2)
-    assert f"--port: {port}, for virginia" in told
+        text = cli.failed(cli.run(*arguments(tmp_path), "--port", str(port)), 2)
+    assert f"--port: {port}, for virginia" in text
     assert list(folder.iterdir()) == []
 
 
 async def test_a_world_that_runs_already(cli, world, folder, never):
-    told = cli.failed(await cli.in_thread("up", "--port", "0", "--world", str(world.path)), 2)
-    assert f"process {os.getpid()}" in told
+    text = cli.failed(await cli.in_thread("up", "--port", "0", "--world", str(world.path)), 2)
+    assert f"process {os.getpid()}" in text
     assert world.path.exists()
 
 
@@ -129,7 +129,7 @@ class Terminal:
         self.world, self.folder = tmp_path / "world.json", tmp_path / "tmp"
         self.folder.mkdir()
         self.children: set[int] = set()
-        self.said, self.stopping = b"", False
+        self.output, self.stopping = b"", False
         self._leader, follower = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "farhop_cli", "up", "--port", "0", "--replicas", "1"],
@@ -143,14 +143,14 @@ class Terminal:
     def _read(self) -> None:
         with contextlib.suppress(OSError):  # how a terminal says that its other side is gone
             while chunk := os.read(self._leader, 65536):
-                self.said += chunk
+                self.output += chunk
 
     def until(self, true: Callable[[], object], within_s: float = 60.0) -> None:
         """Poll a condition, with a bound, and keep an eye on the children."""
         end = time.monotonic() + within_s
         while not true():
-            assert time.monotonic() < end, self.said.decode()
-            assert self.stopping or self.process.poll() is None, self.said.decode()
+            assert time.monotonic() < end, self.output.decode()
+            assert self.stopping or self.process.poll() is None, self.output.decode()
             self.children |= descendants(self.process.pid)
             time.sleep(0.02)
 
@@ -214,24 +214,24 @@ def test_a_world_is_drained_and_undrained_live_and_leaves_nothing_behind(termina
         if region["region"] == "virginia"
     }
     assert json.loads(word).items() >= {"author": "ann", "why": "new racks"}.items()
-    terminal.until(lambda: b"new racks" in terminal.said)
+    terminal.until(lambda: b"new racks" in terminal.output)
     lifted = cli.run("undrain", "virginia")
     assert (lifted.exit_code, lifted.stderr) == (0, "")
     assert "by ann at" in lifted.stdout
     assert "last region" in cli.run("drain", "set", "frankfurt", "--why", "x").stderr
-    assert b"served/s" in terminal.said
+    assert b"served/s" in terminal.output
     assert len(terminal.children) >= 1 + 3 * 3
-    assert terminal.interrupted() == 0, terminal.said.decode()
-    assert b"Traceback" not in terminal.said
+    assert terminal.interrupted() == 0, terminal.output.decode()
+    assert b"Traceback" not in terminal.output
     terminal.nothing_left()
 
 
 @LINUX
 def test_ctrl_c_while_it_starts_leaves_nothing_behind(terminal):
     terminal.until(lambda: len(terminal.children) >= 3)
-    assert terminal.interrupted() == 0, terminal.said.decode()
-    assert b"stopped before it was up" in terminal.said
-    assert b"Traceback" not in terminal.said
+    assert terminal.interrupted() == 0, terminal.output.decode()
+    assert b"stopped before it was up" in terminal.output
+    assert b"Traceback" not in terminal.output
     terminal.nothing_left()
 
 
@@ -242,8 +242,8 @@ def test_the_users_telemetry_stays_as_it_is():
     ours = telemetry({}, "http://c:1")
     assert ours["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://c:1"
     theirs = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://mine:4318", "OTEL_TRACES_SAMPLER": "always_off"}
-    told = telemetry(theirs, "http://c:1")
-    assert not told.keys() & {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_TRACES_SAMPLER"}
+    found = telemetry(theirs, "http://c:1")
+    assert not found.keys() & {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_TRACES_SAMPLER"}
     assert exports_elsewhere(theirs) == "http://mine:4318"
     assert exports_elsewhere({"OTEL_TRACES_SAMPLER": "always_on"}) == ""
 

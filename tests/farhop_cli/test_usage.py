@@ -42,12 +42,12 @@ def run(*arguments: Any) -> Any:
 
 
 def test_json_by_day(folder: Path) -> None:
-    told = json.loads(run(folder, "--tenant", "acme", "--by", "model,day", "--json").stdout)
-    assert [(row["model"], row["day"], row["input_tokens"]) for row in told["rows"]] == [
+    output = json.loads(run(folder, "--tenant", "acme", "--by", "model,day", "--json").stdout)
+    assert [(row["model"], row["day"], row["input_tokens"]) for row in output["rows"]] == [
         ("llama", "2026-01-15", 100), ("qwen", "2026-01-16", 200),
     ]  # fmt: skip
-    assert (told["total"]["requests"], told["doubles"]) == (2, 1)
-    assert "cost_usd" not in told["total"]
+    assert (output["total"]["requests"], output["doubles"]) == (2, 1)
+    assert "cost_usd" not in output["total"]
 
 
 def test_csv_is_no_formula_and_the_table_has_a_total(folder: Path) -> None:
@@ -63,8 +63,8 @@ def test_csv_is_no_formula_and_the_table_has_a_total(folder: Path) -> None:
 
 def test_priced_by_the_epoch_of_the_record(folder: Path) -> None:
     """These were made without a book, under epoch 0: nothing is made up for them."""
-    told = json.loads(run(folder, "--prices", folder / "prices.yaml", "--json").stdout)
-    assert (told["total"]["cost_usd"], told["total"]["unpriced"]) == (0.0, 3)
+    output = json.loads(run(folder, "--prices", folder / "prices.yaml", "--json").stdout)
+    assert (output["total"]["cost_usd"], output["total"]["unpriced"]) == (0.0, 3)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_priced_by_the_epoch_of_the_record(folder: Path) -> None:
         (["--tenant", "nobody"], 1, ""),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line(folder: Path, arguments: list[str], code: int, says: str) -> None:
+def test_what_is_wrong_is_shown_in_a_line(folder: Path, arguments: list[str], code: int, says: str) -> None:
     result = run(folder, *arguments)
     assert result.exit_code == code
     assert says in result.stderr

@@ -40,13 +40,13 @@ def config(tmp_path):
 
 def test_by_the_file_alone(config, capsys) -> None:
     assert run("203.0.113.7", "", config, "", "", True, True) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["network"] == "203.0.113.0/24"
-    assert [one["entry"] for one in told["entries"] if one["place"]] == ["tokyo"]
+    body = json.loads(capsys.readouterr().out)
+    assert body["network"] == "203.0.113.0/24"
+    assert [one["entry"] for one in body["entries"] if one["place"]] == ["tokyo"]
     assert run("203.0.113.7", "", config, "", "", True, False) == 0
-    said = capsys.readouterr().out
-    assert "the answer holds for 203.0.113.0/24" in said
-    assert said.splitlines()[-3:] == [
+    content = capsys.readouterr().out
+    assert "the answer holds for 203.0.113.0/24" in content
+    assert content.splitlines()[-3:] == [
         "without a client subnet: tokyo; what is lawful for every network, as a resolver gives it to all of its clients"
         " (networks.without_subnet: shared)",
         "  not frankfurt: 203.0.113.0/24 is confined to other places",
@@ -58,7 +58,7 @@ def test_by_the_file_alone(config, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "message"),
     [
         ({"by": "all", "entries": ["a", "b"], "kept_back": {}}, ["without a client subnet: a, b, as everybody"]),
         (
@@ -75,12 +75,12 @@ def test_by_the_file_alone(config, capsys) -> None:
         ),
     ],
 )
-def test_without_a_client_subnet(found, said) -> None:
-    assert without_subnet(found) == said
+def test_without_a_client_subnet(found, message) -> None:
+    assert without_subnet(found) == message
 
 
 @pytest.mark.parametrize(
-    ("client", "tenant", "admin", "offline", "said"),
+    ("client", "tenant", "admin", "offline", "message"),
     [
         ("nonsense", "", "", True, "is no address"),
         ("1.2.3.4", "nobody", "", True, "is not in the law"),
@@ -88,13 +88,13 @@ def test_without_a_client_subnet(found, said) -> None:
         ("1.2.3.4", "", "localhost", False, "is no URL"),
     ],
 )
-def test_what_cannot_be_told_is_one_line(config, capsys, client, tenant, admin, offline, said) -> None:
+def test_what_cannot_be_answered_is_one_line(config, capsys, client, tenant, admin, offline, message) -> None:
     with pytest.raises(typer.Exit) as ended:
         run(client, tenant, config, admin, "", offline, False)
     assert ended.value.exit_code == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert told.count("\n") == 1
+    content = capsys.readouterr().err
+    assert message in content
+    assert content.count("\n") == 1
 
 
 FOUND = [
@@ -133,11 +133,11 @@ def admin() -> Iterator[str]:
 
 def test_where_geography_and_measurement_disagree(config, admin, capsys) -> None:
     assert latencies(config, admin, "", 20.0, as_json=False) == 0
-    told = capsys.readouterr().out
-    assert "4 networks measured, 3 not as geography says (by 20 ms), 2 led elsewhere" in told
-    assert "tokyo -> virginia" in told
-    assert "? -> tokyo" in told
-    assert "one region alone" in told
-    assert "2600::" not in told
+    content = capsys.readouterr().out
+    assert "4 networks measured, 3 not as geography says (by 20 ms), 2 led elsewhere" in content
+    assert "tokyo -> virginia" in content
+    assert "? -> tokyo" in content
+    assert "one region alone" in content
+    assert "2600::" not in content
     assert latencies(config, admin, "", 300.0, as_json=True) == 0
     assert [one["network"] for one in json.loads(capsys.readouterr().out)] == ["8.8.8.0/24", "1.1.1.0/24"]

@@ -27,7 +27,7 @@ def outcome(verdict: DrillVerdict | None = None, why: str = "", rto_s: float = 0
         marks=Marks(0.0, 2.0, 4.0, 4.5, 6.0, 0, [("a part", 2.0), ("all", 3.0)]), measures=measures, judged=judged,
         findings=[Finding("n-1", True, "0.2"), Finding("lever", False, EVIL)],
         done=[Done(what="safety checks", kind="check", at_s=0.0, took_s=0.1, ok=True),
-              Done(what=EVIL, kind="inject", at_s=2.0, took_s=0.1, ok=False, said="no"),
+              Done(what=EVIL, kind="inject", at_s=2.0, took_s=0.1, ok=False, output="no"),
               Done(what="restore", kind="restore", at_s=4.0, took_s=0.5, ok=True)],
         canaries=canaries,
         looks=[Look(at_s=n / 2, states={"virginia": "up"}, used={"virginia": 0.5}) for n in range(12)],

@@ -145,10 +145,10 @@ def test_what_measures_a_pilot_light_does_not_begin_without_one_that_sleeps() ->
     drill = made(hypotheses=[{"measure": "pilot_light_s", "at_most": 5}])
 
     def piloted(state: str, region: str = "tokyo") -> dict[str, Any]:
-        told = status()
-        for one in told["regions"]:
+        found = status()
+        for one in found["regions"]:
             one["pilot_light"] = {"state": state} if one["region"] == region else None
-        return told
+        return found
 
     assert failing(drill, statuses=[piloted("asleep"), piloted("asleep")]) == {}
     assert "tokyo is awake" in failing(drill, statuses=[piloted("asleep"), piloted("waking")])["pilot light"]

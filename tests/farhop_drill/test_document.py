@@ -36,8 +36,8 @@ def test_a_refusal_stays_within_the_blast_radius() -> None:
     drill = made(blast_radius=radius, steps=[{"name": "x", "soak_s": 1, "inject": [refuse]}])
     assert (drill.share_lost("virginia"), drill.lost()) == (0.5, frozenset({"virginia"}))
     wrong = [{**refuse, "share": 0.75}, {**refuse, "region": "tokyo"}, {"do": "refuse"}, {**refuse, "ms": 5}]
-    told = problems(raw(blast_radius=radius, steps=[{"name": "x", "soak_s": 1, "inject": wrong}]))
-    assert told == [
+    found = problems(raw(blast_radius=radius, steps=[{"name": "x", "soak_s": 1, "inject": wrong}]))
+    assert found == [
         "steps[0].inject[0].share: 0.75 is more than blast_radius.share 0.5",
         "steps[0].inject[1].region: 'tokyo' is outside blast_radius.regions",
         "steps[0].inject[2].region: missing; refuse needs it",
@@ -53,7 +53,7 @@ def test_traffic_at_the_peak_moves_in_three_steps_with_a_soak_each() -> None:
     assert len({one.target for step in drill.steps for one in step.inject}) == 1
 
 
-def test_every_error_is_told_at_once() -> None:
+def test_every_error_is_reported_at_once() -> None:
     document = raw(
         kind="fault",
         blast_radius={"regions": ["atlantis"], "tenants": ["nobody"]},
@@ -74,7 +74,7 @@ def test_every_error_is_told_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"duration_max_s": 2}, "less than its phases take"),
         ({"duration_max_s": 1e6}, "duration_max_s"),
@@ -93,8 +93,8 @@ def test_every_error_is_told_at_once() -> None:
         ({"title": "of {nothing}"}, "{nothing} is no parameter"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_with_its_place(changed: dict[str, object], said: str) -> None:
-    assert any(said in one for one in problems(raw(**changed)))
+def test_what_is_wrong_is_reported_with_its_place(changed: dict[str, object], message: str) -> None:
+    assert any(message in one for one in problems(raw(**changed)))
 
 
 def test_parameters_are_filled_in_and_keep_their_kind() -> None:

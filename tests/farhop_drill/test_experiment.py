@@ -18,16 +18,16 @@ from tests.conftest import chaos
 
 
 def test_it_has_what_the_format_demands_and_avoids_its_pitfalls() -> None:
-    said = experiment(made().model_dump(mode="json"), {"region": "tokyo"}, "--context prod")
-    assert {"title", "description", "method"} <= set(said)
-    (action,) = said["method"]
+    text = experiment(made().model_dump(mode="json"), {"region": "tokyo"}, "--context prod")
+    assert {"title", "description", "method"} <= set(text)
+    (action,) = text["method"]
     assert action["provider"]["arguments"] == "drill run a-drill --set region=tokyo --context prod"
     assert action["provider"]["timeout"] > made().duration_max_s
-    (probe,) = said["steady-state-hypothesis"]["probes"]
-    for asked in (probe, *said["rollbacks"]):
+    (probe,) = text["steady-state-hypothesis"]["probes"]
+    for asked in (probe, *text["rollbacks"]):
         assert asked["provider"]["arguments"].endswith(" --context prod"), "the same fleet is asked for its verdict"
     # Met or not beforehand, the method runs; and whatever happens, what runs is stopped.
-    assert said["runtime"] == {
+    assert text["runtime"] == {
         "rollbacks": {"strategy": "always"}, "hypothesis": {"strategy": "after-method-only"}
     }  # fmt: skip
 

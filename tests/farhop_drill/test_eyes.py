@@ -31,9 +31,9 @@ def test_the_worst_state_and_the_fullest_share_count() -> None:
 
 def test_a_pilot_light_is_awake_once_nobody_sees_it_asleep() -> None:
     def piloted(state: str) -> dict[str, Any]:
-        told = status("up", 0.0, 1)
-        told["regions"][0] |= {"pilot_light": {"state": state}, "admitted_share": 0.0 if state == "asleep" else 1.0}
-        return told
+        found = status("up", 0.0, 1)
+        found["regions"][0] |= {"pilot_light": {"state": state}, "admitted_share": 0.0 if state == "asleep" else 1.0}
+        return found
 
     for states, awake in ((("asleep", "waking"), False), (("waking", "awake"), True)):
         look = seen([*map(piloted, states), status("up", 0.2, 1)], 0.0)

@@ -100,7 +100,7 @@ async def test_every_kind_of_override_is_one_that_balancers_read(store: MemorySt
     assert [*await store.list(STEER_PREFIX), *await store.list(REFUSE_PREFIX)] == []
 
 
-async def test_a_store_that_is_gone_is_told(store: MemoryStore) -> None:
+async def test_a_store_that_is_gone_is_reported(store: MemoryStore) -> None:
     made_ = injector(store)
     await made_.inject(made().steps[0])
     store.outage()
@@ -111,7 +111,7 @@ async def test_a_store_that_is_gone_is_told(store: MemoryStore) -> None:
     assert await kept(store) is None
 
 
-async def test_a_control_port_that_is_gone_is_told_and_what_may_stand_is_taken_back_later() -> None:
+async def test_a_control_port_that_is_gone_is_reported_and_what_may_stand_is_taken_back_later() -> None:
     made_ = FaultInjector("http://127.0.0.1:9", "token", "r1", 10.0)
     steps = made(kind="fault", steps=[{"name": "x", "soak_s": 1, "inject": [{"do": "stop-etcd"}]}]).steps
     with pytest.raises(InjectError, match="control port"):

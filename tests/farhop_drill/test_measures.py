@@ -18,9 +18,9 @@ MARKS = Marks(0.0, T0, RESTORE, RESTORED, END)
 
 
 def canary(began_s: float, region: str = "virginia", **changed: Any) -> Canary:
-    said = {"entry": "virginia", "tenant": "t", "model": "m", "began_s": began_s, "first_s": began_s + 0.05,
+    fields = {"entry": "virginia", "tenant": "t", "model": "m", "began_s": began_s, "first_s": began_s + 0.05,
             "ended_s": began_s + 0.1, "region": region}  # fmt: skip
-    return Canary(**(said | changed))
+    return Canary(**(fields | changed))
 
 
 def failed(began_s: float) -> Canary:
@@ -71,7 +71,7 @@ def test_streams_lost_bytes_lost_and_doubled_are_counted_against_what_came_befor
     assert found["stream_bytes_doubled"] == len("wo three")
 
 
-def test_engines_that_do_not_repeat_themselves_have_nothing_told_of_bytes() -> None:
+def test_engines_that_do_not_repeat_themselves_have_no_bytes_compared() -> None:
     answers = (canary(1.0, prompt="p", text="a"), canary(2.0, prompt="p", text="b"), canary(11.0, prompt="p", text="c"))
     assert "stream_bytes_lost" not in figures(*answers)
 
@@ -101,7 +101,7 @@ def test_a_pilot_light_that_was_asleep_is_timed_until_all_have_woken_it() -> Non
     assert "pilot_light_s" not in figures(*BEFORE)
 
 
-def test_violations_cost_utilisation_and_the_laws_way_are_told() -> None:
+def test_violations_cost_utilisation_and_the_laws_way_are_measured() -> None:
     looks = (
         Look(at_s=11.0, states={}, used={"virginia": 1.0, "frankfurt": 0.4}, epochs=(1, 2)),
         Look(at_s=12.0, states={}, used={"frankfurt": 0.6}, epochs=(2, 2)),

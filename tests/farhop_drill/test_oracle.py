@@ -26,5 +26,5 @@ def test_what_it_does_not_know_is_allowed_nothing() -> None:
 
 
 def test_a_denial_wins() -> None:
-    said = {"name": "t", "residency": {"processing": {"allow": ["world"], "deny": ["eea"]}}}
-    assert Oracle(PLACES, {"tenants": [said]}).lawful("t", "m") == {"virginia", "tokyo"}
+    fields = {"name": "t", "residency": {"processing": {"allow": ["world"], "deny": ["eea"]}}}
+    assert Oracle(PLACES, {"tenants": [fields]}).lawful("t", "m") == {"virginia", "tokyo"}

@@ -27,7 +27,7 @@ class Read(HTMLParser):
 
 
 @pytest.mark.parametrize("verdict", [None, *DrillVerdict])
-def test_it_is_self_contained_and_escapes_what_it_was_told(verdict: DrillVerdict | None) -> None:
+def test_it_is_self_contained_and_escapes_what_it_was_given(verdict: DrillVerdict | None) -> None:
     read = Read()
     read.feed(page(outcome(verdict, EVIL)))
     assert "script" not in read.tags
@@ -38,12 +38,12 @@ def test_it_is_self_contained_and_escapes_what_it_was_told(verdict: DrillVerdict
 
 
 def test_however_many_canaries_there_were_the_points_are_bounded() -> None:
-    told = outcome()
-    told.canaries = told.canaries * 400
-    assert page(told).count("<circle") <= POINTS_MAX
+    found = outcome()
+    found.canaries = found.canaries * 400
+    assert page(found).count("<circle") <= POINTS_MAX
 
 
 def test_a_run_that_touched_nothing_has_a_page_too() -> None:
-    told = outcome(DrillVerdict.NOT_RUN, "blocked")
-    told.canaries, told.looks, told.done = [], [], []
-    assert "no canary was sent" in page(told)
+    found = outcome(DrillVerdict.NOT_RUN, "blocked")
+    found.canaries, found.looks, found.done = [], [], []
+    assert "no canary was sent" in page(found)

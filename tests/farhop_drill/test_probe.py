@@ -20,7 +20,7 @@ class World:
     """Answers at once, or never."""
 
     def __init__(self, *, answers: bool = True, code: str = "") -> None:
-        self.answers, self.code, self.bodies, self.heard = answers, code, list[dict[str, Any]](), list[Canary]()
+        self.answers, self.code, self.bodies, self.requests = answers, code, list[dict[str, Any]](), list[Canary]()
 
     async def ask(self, entries: Sequence[str], key: str, body: dict[str, Any], request_s: float) -> Answer:
         self.bodies.append(body)
@@ -32,19 +32,19 @@ class World:
     def probe(self, rate_per_s: float, **options: Any) -> Probe:
         wanted = Canaries(rate_per_s=rate_per_s)
         clock = asyncio.get_running_loop().time
-        return Probe(wanted, CLIENTS, "m", self.ask, clock, self.heard.append, "salt", **options)
+        return Probe(wanted, CLIENTS, "m", self.ask, clock, self.requests.append, "salt", **options)
 
 
 async def test_clients_take_turns_and_a_quarter_of_each_ones_requests_is_long_and_repeats() -> None:
     world = World()
     probe = world.probe(50.0)
     probe.begin(asyncio.get_running_loop().time())
-    while len(world.heard) < 40:
+    while len(world.requests) < 40:
         await asyncio.sleep(0.01)
     await probe.stop(1.0)
-    counts = Counter((one.entry, one.tenant) for one in world.heard[:40])
+    counts = Counter((one.entry, one.tenant) for one in world.requests[:40])
     assert set(counts.values()) == {10}
-    long = [one.prompt for one in world.heard[:40] if one.prompt]
+    long = [one.prompt for one in world.requests[:40] if one.prompt]
     assert len(long) in range(8, 13)
     assert len(set(long)) < len(long)
     texts = [body["messages"][0]["content"] for body in world.bodies]
@@ -68,7 +68,7 @@ async def test_a_failure_is_noted_as_it_was() -> None:
     world = World(code="connect_failed")
     probe = world.probe(50.0)
     probe.begin(asyncio.get_running_loop().time())
-    while not world.heard:
+    while not world.requests:
         await asyncio.sleep(0.01)
     await probe.stop(1.0)
-    assert (world.heard[0].code, world.heard[0].first_s) == ("connect_failed", None)
+    assert (world.requests[0].code, world.requests[0].first_s) == ("connect_failed", None)

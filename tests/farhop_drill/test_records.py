@@ -54,7 +54,7 @@ async def test_what_a_lost_etcd_let_go_is_taken_again(store: MemoryStore) -> Non
     assert await records.holder() == ME
 
 
-async def test_a_run_is_told_to_stop_by_name_or_by_the_lever(store: MemoryStore) -> None:
+async def test_a_run_is_stopped_by_name_or_by_the_lever(store: MemoryStore) -> None:
     records = Records(store)
     assert await records.stop_reason("r1") == ""
     await records.stop("r2", ORDER)

@@ -22,17 +22,17 @@ FIELDS = {"chaoslib-version", "platform", "node", "experiment", "start", "end", 
      (DrillVerdict.NOT_RUN, "failed", True)],
 )  # fmt: skip
 def test_a_journal_says_what_became_of_it(verdict: DrillVerdict | None, status: str, deviated: bool) -> None:
-    told = outcome(verdict, "because", 9.0 if verdict is DrillVerdict.FAIL else 0.4)
-    said = msgspec.json.decode(msgspec.json.encode(journal(told, "0.1", "host")))
-    assert set(said) >= FIELDS
-    assert (said["status"], said["deviated"]) == (status, deviated)
-    assert said["steady_states"]["after"]["steady_state_met"] is not deviated
-    for item in (*said["run"], *said["rollbacks"], *said["steady_states"]["before"]["probes"]):
+    found = outcome(verdict, "because", 9.0 if verdict is DrillVerdict.FAIL else 0.4)
+    document = msgspec.json.decode(msgspec.json.encode(journal(found, "0.1", "host")))
+    assert set(document) >= FIELDS
+    assert (document["status"], document["deviated"]) == (status, deviated)
+    assert document["steady_states"]["after"]["steady_state_met"] is not deviated
+    for item in (*document["run"], *document["rollbacks"], *document["steady_states"]["before"]["probes"]):
         assert set(item) >= {"activity", "status", "start", "end", "duration", "output"}
         assert datetime.fromisoformat(item["start"]) <= datetime.fromisoformat(item["end"])
         assert ("exception" in item) == (item["status"] == "failed")
-    assert all("tolerance_met" in one for one in said["steady_states"]["after"]["probes"])
-    assert len(said["farhop"]["canaries"]) == len(told.canaries)
+    assert all("tolerance_met" in one for one in document["steady_states"]["after"]["probes"])
+    assert len(document["farhop"]["canaries"]) == len(found.canaries)
 
 
 def test_junit_has_a_case_for_each_hypothesis_and_nothing_green_that_did_not_pass() -> None:

@@ -67,9 +67,9 @@ class Bench:
     def runner(self, drill: Drill, tenant: str = "anywhere") -> Runner:
         clock = asyncio.get_running_loop().time
 
-        def probe(heard: Callable[[Canary], None]) -> Probe:
+        def probe(value: Callable[[Canary], None]) -> Probe:
             client = Client("virginia", tenant, "k", ("http://v",))
-            return Probe(drill.canaries, [client], "m", self.ask, clock, heard, "s")
+            return Probe(drill.canaries, [client], "m", self.ask, clock, value, "s")
 
         outcome = Outcome(
             run="r1", drill=drill.drill, title=drill.title, author="me", fleet="here", epoch_s=1.0,

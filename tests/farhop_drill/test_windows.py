@@ -24,14 +24,14 @@ def test_a_window_is_open_on_its_days_from_its_beginning_until_its_end() -> None
 @pytest.mark.parametrize(
     "text", ["", "someday", "mon 9:00-10:00", "mon 10:00-09:00", "mon 10:60-11:00", "xyz 10:00-11:00"]
 )
-def test_what_is_no_window_is_told(text: str) -> None:
+def test_what_is_no_window_is_refused(text: str) -> None:
     with pytest.raises(WindowError):
         window_of(text)
 
 
 def planned(**changed: object) -> Planned:
-    said = {"drill": "d", "windows": ("tue 10:00-12:00",), "every_s": 7.0 * DAY_S, "since_s": float(MONDAY)}
-    return Planned(**(said | changed))  # type: ignore[arg-type]
+    fields = {"drill": "d", "windows": ("tue 10:00-12:00",), "every_s": 7.0 * DAY_S, "since_s": float(MONDAY)}
+    return Planned(**(fields | changed))  # type: ignore[arg-type]
 
 
 def test_a_run_is_due_in_its_window_once() -> None:
@@ -42,7 +42,7 @@ def test_a_run_is_due_in_its_window_once() -> None:
     assert due(planned(), float(tuesday), tuesday + 7 * DAY_S).now
 
 
-def test_a_window_that_closed_without_its_run_is_missed_and_told() -> None:
+def test_a_window_that_closed_without_its_run_is_missed_and_reported() -> None:
     tuesday = MONDAY + DAY_S + 10 * HOUR_S
     later = due(planned(), None, tuesday + 2 * 7 * DAY_S - DAY_S)
     assert later.missed == (tuesday, tuesday + 7 * DAY_S)
@@ -51,7 +51,7 @@ def test_a_window_that_closed_without_its_run_is_missed_and_told() -> None:
 
 
 @given(st.floats(0, 40 * DAY_S), st.none() | st.floats(0, 40 * DAY_S), st.floats(HOUR_S, 20 * DAY_S))
-def test_whoever_remembers_what_was_missed_is_never_told_again(now: float, last: float | None, every_s: float) -> None:
+def test_what_was_reported_as_missed_is_never_reported_again(now: float, last: float | None, every_s: float) -> None:
     one = planned(every_s=every_s, since_s=0.0)
     found = due(one, last, now)
     assert list(found.missed) == sorted(set(found.missed))

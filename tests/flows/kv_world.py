@@ -48,15 +48,15 @@ class World:
         body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 4, **more}
         answer = await send(self.client, chat(body=body))
         assert answer.status == 200, answer.body
-        await self.heard()
+        await self.settled()
         return answer
 
-    async def heard(self) -> None:
+    async def settled(self) -> None:
         """Until the balancer is done with the request, and has heard all that the engines said of it."""
         await until(lambda: self.flow.under_way == 0)
         if (listener := self.balancer.kv_listener) is not None:
             followed = list(zip(listener.streams, self._publishers, strict=True))
-            await until(lambda: all(stream._follower.applied == said._seq - 1 for stream, said in followed))
+            await until(lambda: all(stream._follower.applied == text._seq - 1 for stream, text in followed))
 
     def hits(self) -> dict[str, list[float]]:
         return self.balancer.metrics._prefixes

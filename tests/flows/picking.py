@@ -132,16 +132,16 @@ def said(text: bytes, *, last: bool = True) -> wire.ProcessingRequest:
 
 def sent(stream: GatewayStream) -> list[wire.ProcessingResponse]:
     """What the stream has for its gateway since it was asked last."""
-    told = [wire.ProcessingResponse.FromString(one) for one in stream.outbox]
+    found = [wire.ProcessingResponse.FromString(one) for one in stream.outbox]
     stream.outbox.clear()
     stream.sent()
-    return told
+    return found
 
 
-def text_of(told: list[wire.ProcessingResponse], *, of_request: bool) -> tuple[bytes, int]:
+def text_of(value: list[wire.ProcessingResponse], *, of_request: bool) -> tuple[bytes, int]:
     """The body in these, and how often it ends."""
     found, ends = b"", 0
-    for one in told:
+    for one in value:
         if one.WhichOneof("response") == ("request_body" if of_request else "response_body"):
             part = (one.request_body if of_request else one.response_body).response.body_mutation.streamed_response
             assert len(part.body) <= 62_000

@@ -32,9 +32,9 @@ class Provider:
         self.keys[f"k{len(self.keys)}-{self.asked}"] = ec.generate_private_key(ec.SECP256R1())
 
     def token(self, now_s: float = NOW_S, **claims: Any) -> str:
-        said = {"iss": "https://idp.example/", "aud": AUD, "sub": "ann", "iat": now_s, "exp": now_s + 300, **claims}
+        fields = {"iss": "https://idp.example/", "aud": AUD, "sub": "ann", "iat": now_s, "exp": now_s + 300, **claims}
         kid = list(self.keys)[-1]
-        return jwt.encode(said, self.keys[kid], "ES256", headers={"kid": kid})
+        return jwt.encode(fields, self.keys[kid], "ES256", headers={"kid": kid})
 
     def document(self) -> dict[str, Any]:
         made = jwt.algorithms.ECAlgorithm.to_jwk

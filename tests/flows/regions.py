@@ -38,13 +38,13 @@ def told(region: str = "tokyo", instance: str = "r1", **fields: Any) -> RegionRe
     )  # fmt: skip
 
 
-class Heard:
+class Recorded:
     """What the flow would be told."""
 
     def __init__(self) -> None:
         self.view = View({})
         self.views = 0
-        self.heard: list[str] = []
+        self.reported: list[str] = []
         self.channels: list[tuple[str, bool]] = []
         self.refused: list[str] = []
 
@@ -54,7 +54,7 @@ class Heard:
             if event.known is not None or isinstance(event, RegionKnown):
                 self.view = self.view.put(event.region, event.known)
         if isinstance(event, RegionReported):
-            self.heard.append(event.region)
+            self.reported.append(event.region)
         elif isinstance(event, ChannelChanged):
             self.channels.append((event.region, event.up))
 
@@ -84,23 +84,23 @@ async def watching(
     clock: Callable[[], float] | None = None,
     react: Callable[[Event], None] | None = None,
     **more: Any,
-) -> AsyncIterator[tuple[Watcher, MemoryStore, Heard]]:
+) -> AsyncIterator[tuple[Watcher, MemoryStore, Recorded]]:
     given_store = store or MemoryStore(Random(1))
     await given_store.open()
-    heard = Heard()
+    found = Recorded()
 
     def both(event: Event) -> None:
-        heard.react(event)
+        found.react(event)
         if react is not None:
             react(event)
 
     watcher = Watcher(
-        config(**more), WORLD, given_store, react=both, refused=heard.refused.append,
+        config(**more), WORLD, given_store, react=both, refused=found.refused.append,
         clock=clock or asyncio.get_running_loop().time, rng=Random(2),
     )  # fmt: skip
     await watcher.open()
     try:
-        yield watcher, given_store, heard
+        yield watcher, given_store, found
     finally:
         await watcher.close()
         ours = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith(OURS)]

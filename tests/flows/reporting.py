@@ -44,7 +44,7 @@ class Watched(MemoryStore):
 
     @property
     def seqs(self) -> list[int]:
-        return [told.seq for _, told in self.written]
+        return [one.seq for _, one in self.written]
 
     @property
     def gaps_s(self) -> list[float]:
@@ -52,25 +52,25 @@ class Watched(MemoryStore):
 
 
 @asynccontextmanager
-async def publishing(flow: RegionalFlow, told: Reporter | None = None) -> AsyncIterator[tuple[Reporter, Watched]]:
+async def publishing(flow: RegionalFlow, value: Reporter | None = None) -> AsyncIterator[tuple[Reporter, Watched]]:
     """`told`: another reporter of it than one by the loop's clock."""
     store = Watched()
     await store.open()
-    told = told or live(flow)
-    await told.open(store)
+    value = value or live(flow)
+    await value.open(store)
     try:
-        yield told, store
+        yield value, store
     finally:
         store.hangs.set()
-        await told.withdraw()
+        await value.withdraw()
         await store.close()
 
 
 @asynccontextmanager
-async def calling(told: Reporter) -> AsyncIterator[region_pb2_grpc.RegionStub]:
+async def calling(value: Reporter) -> AsyncIterator[region_pb2_grpc.RegionStub]:
     server = grpc.aio.server()
     port = server.add_insecure_port("127.0.0.1:0")
-    region_pb2_grpc.add_RegionServicer_to_server(told, server)
+    region_pb2_grpc.add_RegionServicer_to_server(value, server)
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -57,8 +57,8 @@ async def fleet(
     async with AsyncExitStack() as stack:
         made = [Cutter(l4(100.0), 7) for _ in range(count)]
         engines = [await stack.enter_async_context(one.running()) for one in made]
-        told = {"engine": engine, "kv_tokens": 100_000}
-        balancer, url = await stack.enter_async_context(region(engines, told, **config))
+        fields = {"engine": engine, "kv_tokens": 100_000}
+        balancer, url = await stack.enter_async_context(region(engines, fields, **config))
         yield balancer, url, made
 
 
@@ -88,8 +88,8 @@ async def ask(url: str, asked: tuple[str, dict[str, Any]]) -> list[dict[str, Any
         assert answer.status == 200, await answer.text()
         for event in (await answer.read()).split(b"\n\n"):
             if event.strip() and not event.startswith(b":"):
-                said = event.removeprefix(b"data: ")
-                events.append({} if said == b"[DONE]" else msgspec.json.decode(said))
+                found = event.removeprefix(b"data: ")
+                events.append({} if found == b"[DONE]" else msgspec.json.decode(found))
     return events
 
 
@@ -102,14 +102,14 @@ def sound(events: list[dict[str, Any]], expected: list[dict[str, Any]], *, chats
     """As if it had never broken: one name, one role, one end, the same text."""
     assert text_of(events) == text_of(expected)
     assert events[-1] == {}, events[-1]
-    said = [event for event in events if event.get("choices")]
+    found = [event for event in events if event.get("choices")]
     assert len({(event["id"], event["created"], event["model"], event["object"]) for event in events[:-1]}) == 1
-    ends = [event["choices"][0]["finish_reason"] for event in said if event["choices"][0]["finish_reason"]]
+    ends = [event["choices"][0]["finish_reason"] for event in found if event["choices"][0]["finish_reason"]]
     assert ends == [e["choices"][0]["finish_reason"] for e in expected if e.get("choices")][-1:]
     if chats:
-        assert [event["choices"][0]["delta"].get("role") for event in said].count("assistant") == 1
+        assert [event["choices"][0]["delta"].get("role") for event in found].count("assistant") == 1
     assert not any("error" in event for event in events)
-    assert all(event["choices"][0].get("token_ids") is None for event in said)
+    assert all(event["choices"][0].get("token_ids") is None for event in found)
     assert all(event.get("prompt_token_ids") is None for event in events)
 
 

@@ -91,35 +91,35 @@ async def test_the_second_of_two_alike_is_a_hit_with_the_same_bytes() -> None:
         assert again.headers["x-farhop-decision"] != first.headers["x-farhop-decision"]
         record = up.global_.decisions.get(again.headers["x-farhop-decision"])
         assert record is not None
-        told = record["answer_cache"]
-        assert (told["outcome"], told["region"], told["decision"]) == (
+        found = record["answer_cache"]
+        assert (found["outcome"], found["region"], found["decision"]) == (
             "hit", "virginia", first.headers["x-farhop-decision"],
         )  # fmt: skip
         other = await send(up.entry, chat(body=body("how?")))
         assert (word(other), gpu.asked) == ("miss", 2)
 
 
-async def test_told_as_a_stream_or_whole_whichever_it_was_made_as() -> None:
+async def test_given_as_a_stream_or_whole_whichever_it_was_made_as() -> None:
     async with emulated() as (up, gpu):
         whole = await send(up.entry, chat(body=body("one")))
         for include in (False, True):
             options = {"stream_options": {"include_usage": True}} if include else {}
-            told = await send(up.entry, chat(body=stream("one", **options)))
-            assert (word(told), told.headers["content-type"].split(";")[0]) == ("hit", "text/event-stream")
-            assert said(told) == said(whole)
-            usages = [chunk["usage"] for chunk in chunks(told) if chunk.get("usage")]
+            found = await send(up.entry, chat(body=stream("one", **options)))
+            assert (word(found), found.headers["content-type"].split(";")[0]) == ("hit", "text/event-stream")
+            assert said(found) == said(whole)
+            usages = [chunk["usage"] for chunk in chunks(found) if chunk.get("usage")]
             assert usages == ([whole.json["usage"]] if include else [])
-            assert {chunk["id"] for chunk in chunks(told)} == {whole.json["id"]}
+            assert {chunk["id"] for chunk in chunks(found)} == {whole.json["id"]}
         streamed = await send(up.entry, chat(body=stream("two")))
-        told = await send(up.entry, chat(body=body("two")))
-        assert (word(streamed), word(told)) == ("miss", "hit")
-        assert said(told) == said(streamed)
-        assert told.json["usage"]["completion_tokens"] > 0
+        found = await send(up.entry, chat(body=body("two")))
+        assert (word(streamed), word(found)) == ("miss", "hit")
+        assert said(found) == said(streamed)
+        assert found.json["usage"]["completion_tokens"] > 0
         assert not any(chunk.get("usage") for chunk in chunks(streamed))  # it did not ask for it
         again = await send(up.entry, chat(body=stream("two")))
         assert again.body == streamed.body
         with_usage = await send(up.entry, chat(body=stream("two", stream_options={"include_usage": True})))
-        assert chunks(with_usage)[-1]["usage"] == told.json["usage"]
+        assert chunks(with_usage)[-1]["usage"] == found.json["usage"]
         assert gpu.asked == 2
 
 
@@ -129,14 +129,14 @@ async def test_the_sdk_reads_what_is_given_again_in_either_form() -> None:
         async with sdk:
             asked: Any = {"model": MODEL, "messages": body()["messages"], "max_tokens": TOKENS, "temperature": 0}
             whole = await sdk.chat.completions.create(**asked)
-            told, usage = "", None
+            found, usage = "", None
             async for chunk in await sdk.chat.completions.create(
                 **asked, stream=True, stream_options={"include_usage": True}
             ):
-                told += "".join(choice.delta.content or "" for choice in chunk.choices)
+                found += "".join(choice.delta.content or "" for choice in chunk.choices)
                 usage = chunk.usage or usage
             again = await sdk.chat.completions.with_raw_response.create(**asked)
-        assert told == whole.choices[0].message.content
+        assert found == whole.choices[0].message.content
         assert usage == whole.usage
         assert (again.headers["x-farhop-cache"], again.parse()) == ("hit", whole)
         assert gpu.asked == 1
@@ -319,10 +319,10 @@ async def test_requests_under_way_share_one_stream_and_the_leaders_client_may_le
         ids = [answer.headers["x-farhop-decision"] for answer in answers]
         assert len(set(ids)) == 2
         await until(lambda: all(up.global_.decisions.get(name) for name in ids))
-        told = up.global_.decisions.get(ids[0])
-        assert told is not None
-        assert (told["answer_cache"]["outcome"], told["answer_cache"]["saved"]["completion_tokens"]) == ("shared", 3)
-        assert told["usage"] is None
+        reply = up.global_.decisions.get(ids[0])
+        assert reply is not None
+        assert (reply["answer_cache"]["outcome"], reply["answer_cache"]["saved"]["completion_tokens"]) == ("shared", 3)
+        assert reply["usage"] is None
         assert outcomes(up) == {("miss", ""): 1, ("shared", ""): 3}
         # Nothing was to be kept.
         assert word(await send(up.entry, chat(body=stream()))) == "miss"
@@ -406,9 +406,9 @@ async def test_a_stream_that_breaks_breaks_for_all_and_is_not_kept() -> None:
         for answer in answers:
             assert b'"upstream_died_mid_stream"' in answer.body.split(b"\n\n")[-2]
         await up.at_rest()
-        told = up.global_.decisions.get(answers[1].headers["x-farhop-decision"])
-        assert told is not None
-        assert told["outcome"] == "upstream_died_mid_stream"
+        reply = up.global_.decisions.get(answers[1].headers["x-farhop-decision"])
+        assert reply is not None
+        assert reply["outcome"] == "upstream_died_mid_stream"
         assert len(up.global_.repeatable.repeats.store) == 0
 
 

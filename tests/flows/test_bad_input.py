@@ -161,7 +161,7 @@ async def test_surroundings_that_do_not_fit_are_one_line(
     assert "hunter2" not in line
 
 
-async def test_a_bad_topology_is_told_with_all_its_problems(tmp_path: Path) -> None:
+async def test_a_bad_topology_is_reported_with_all_its_problems(tmp_path: Path) -> None:
     (tmp_path / "world.yaml").write_text("name: x\nepoch: -1\nregions: []\n")
     path = written(tmp_path, document("global", NOBODY, topology=str(tmp_path / "world.yaml")))
     lines = await refused("global", path)
@@ -186,12 +186,14 @@ async def test_two_balancers_cannot_share_a_port(tmp_path: Path, etcd: str) -> N
     first = written(tmp_path, document("regional", etcd, control={"port": number}))
     async with started("regional", first) as one:
         assert b"region virginia" in await one.out.readline()
-        (told,) = await refused("regional", first)
-    assert told.startswith(f"regional: control: cannot listen on 127.0.0.1:{number}")
+        (found,) = await refused("regional", first)
+    assert found.startswith(f"regional: control: cannot listen on 127.0.0.1:{number}")
 
 
 @pytest.mark.parametrize(("tier", "number"), [("global", signal.SIGINT), ("regional", signal.SIGTERM)])
-async def test_told_to_stop_it_stops_in_order(tier: str, number: signal.Signals, tmp_path: Path, etcd: str) -> None:
+async def test_stopped_by_a_signal_it_stops_in_order(
+    tier: str, number: signal.Signals, tmp_path: Path, etcd: str
+) -> None:
     """At rest at once, and with a client that stays when the drain of 1 s is over."""
     path = written(tmp_path, document(tier, etcd))
     for stays in (False, True):
@@ -221,7 +223,7 @@ async def _stopped(tier: str, path: Path, number: signal.Signals, *, stays: bool
         return took_s, ended.kept_waiting_s - waited_s
 
 
-async def test_told_to_stop_before_it_was_up_it_stops(tmp_path: Path) -> None:
+async def test_stopped_before_it_was_up_it_stops(tmp_path: Path) -> None:
     """An etcd that takes connections and says nothing holds the start up for 2 s: it does not hold up the stop."""
     with taken_port() as silent:
         path = written(tmp_path, document("regional", f"127.0.0.1:{silent}"))
@@ -247,6 +249,6 @@ async def test_a_wrong_otel_variable_does_not_keep_a_balancer_down(tmp_path: Pat
         one.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(60.0):
             assert await one.process.wait() == 0
-        said = one.err()
-    assert "OTEL_EXPORTER_OTLP_ENDPOINT=nonsense" in said
-    assert len(said.splitlines()) == 1
+        found = one.err()
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT=nonsense" in found
+    assert len(found.splitlines()) == 1

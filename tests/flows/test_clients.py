@@ -26,7 +26,7 @@ async def asked(port: int, path: str, body: Any, key: str = "sk-farhop-anywhere"
     return await send(port, chat(key, body, path, **headers))
 
 
-async def test_a_path_that_no_engine_has_is_said_to_be_so() -> None:
+async def test_a_path_that_no_engine_has_is_answered_so() -> None:
     async with Engine().running() as engine, both(engine, topology()) as up:
         answer = await asked(up.entry, MESSAGES, message())
         assert answer.status == 501
@@ -153,12 +153,12 @@ async def test_an_entry_that_leads_nowhere_lawful_is_not_ready() -> None:
         assert (await send(up.entry, head("GET", "/health"))).status == 200
 
 
-async def test_the_version_is_told_to_who_may_ask() -> None:
+async def test_the_version_is_shown_to_who_may_ask() -> None:
     async with Engine().running() as engine, both(engine, topology()) as up:
         assert (await send(up.entry, head("GET", "/version"))).status == 401
-        told = await send(up.entry, head("GET", "/version", authorization="Bearer sk-farhop-anywhere"))
-        assert told.status == 200
-        assert told.json["version"]
+        found = await send(up.entry, head("GET", "/version", authorization="Bearer sk-farhop-anywhere"))
+        assert found.status == 200
+        assert found.json["version"]
 
 
 @pytest.mark.parametrize(

@@ -120,20 +120,20 @@ async def _listed(endpoint: str, tls: dict[str, str]) -> None:
 
 
 async def test_every_command_works_from_a_laptop(fleet: Fleet) -> None:
-    told = json.loads((await fleet.cli("status", "--json")).stdout)
-    assert (told["summary"]["answered"], told["summary"]["balancers"], told["unreachable"]) == (2, 2, [])
-    assert told["summary"]["epochs"] == {str(fleet.running.global_.flow.law.epoch): ["virginia", "virginia"]}
+    printed = json.loads((await fleet.cli("status", "--json")).stdout)
+    assert (printed["summary"]["answered"], printed["summary"]["balancers"], printed["unreachable"]) == (2, 2, [])
+    assert printed["summary"]["epochs"] == {str(fleet.running.global_.flow.law.epoch): ["virginia", "virginia"]}
     text = (await fleet.cli("status", "--wide")).stdout
     assert "context prod" in text
     assert "one" in text  # the replica
     # Set, seen by those who follow it, explained, looked back on, and taken back.
-    said = await fleet.cli("drain", "set", "virginia", "--why", "test", "--by", "ann", "--over", "0s", "--force")
-    assert "1 of 1 balancers follow it" in said.stdout
+    output = await fleet.cli("drain", "set", "virginia", "--why", "test", "--by", "ann", "--over", "0s", "--force")
+    assert "1 of 1 balancers follow it" in output.stdout
     assert "virginia is drained by ann: test" in (await fleet.cli("status")).stdout
     assert "ann" in (await fleet.cli("drain", "history")).stdout
     await fleet.cli("undrain", "virginia")
-    said = await fleet.cli("policy", "set", "virginia", "least-load", "--why", "test", "--by", "ann")
-    assert "1 of 1 balancers follow it" in said.stdout
+    output = await fleet.cli("policy", "set", "virginia", "least-load", "--why", "test", "--by", "ann")
+    assert "1 of 1 balancers follow it" in output.stdout
     await fleet.cli("law", "get")
     (fleet.folder / "request.json").write_text(
         json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]})
@@ -148,8 +148,8 @@ async def test_every_command_works_from_a_laptop(fleet: Fleet) -> None:
 
 
 async def test_reading_and_acting_are_two_rights(fleet: Fleet) -> None:
-    said = await fleet.cli("log-level", "info", code=2)
-    assert "may read here, and this needs the right to act" in said.stderr
+    output = await fleet.cli("log-level", "info", code=2)
+    assert "may read here, and this needs the right to act" in output.stderr
     await fleet.cli("context", "set", "prod", "--token", "env:FARHOP_ACTS")
     assert "global virginia/g1" in (await fleet.cli("log-level", "info")).stdout
     await fleet.cli("context", "set", "wrong", "--admin", _url(fleet, "global"), "--ca", fleet.authority.ca_file,
@@ -166,27 +166,29 @@ def _url(fleet: Fleet, tier: str) -> str:
 
 async def test_what_is_not_reached_is_named_and_how_it_failed(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     await fleet.running.regional.admin.close()  # one of two
-    said = await fleet.cli("status", code=3)
-    assert f"1 of 2 balancers answered: {_url(fleet, 'regional')} cannot be reached: connection refused" in said.stderr
-    assert "wrong: not reached" in said.stdout
+    output = await fleet.cli("status", code=3)
+    assert (
+        f"1 of 2 balancers answered: {_url(fleet, 'regional')} cannot be reached: connection refused" in output.stderr
+    )
+    assert "wrong: not reached" in output.stdout
     assert "could not be asked" in (await fleet.cli("explain", "0" * 16, code=3)).stderr
     await fleet.running.global_.admin.close()
-    said = await fleet.cli("status", code=2)
-    assert _url(fleet, "global") in said.stderr
+    output = await fleet.cli("status", code=2)
+    assert _url(fleet, "global") in output.stderr
     await fleet.etcd.stop()
-    said = await fleet.cli("status", code=2)
-    assert f"context prod cannot be reached: etcd: etcd at {fleet.etcd.endpoint}" in said.stderr
-    assert said.stderr.count("\n") == 1
+    output = await fleet.cli("status", code=2)
+    assert f"context prod cannot be reached: etcd: etcd at {fleet.etcd.endpoint}" in output.stderr
+    assert output.stderr.count("\n") == 1
 
 
 async def test_who_poses_as_a_balancer_in_etcd_gets_no_token(fleet: Fleet) -> None:
     """A certificate of the right authority with another name, and, without an authority to go by, anybody."""
     await fleet.cli("context", "set", "prod", "--server-name", "{region}.{tier}.elsewhere")
-    said = await fleet.cli("status", code=2)
-    assert "is not believed" in said.stderr
+    output = await fleet.cli("status", code=2)
+    assert "is not believed" in output.stderr
     await fleet.cli("context", "set", "blind", *_etcd_words(fleet), "--token", "env:FARHOP_READS")
-    said = await fleet.cli("status", "--context", "blind", code=2)
-    assert "was not asked: etcd told of it and nothing proves it" in said.stderr
+    output = await fleet.cli("status", "--context", "blind", code=2)
+    assert "was not asked: etcd told of it and nothing proves it" in output.stderr
 
 
 def _etcd_words(fleet: Fleet) -> list[str]:
@@ -212,11 +214,11 @@ async def test_a_bundle_holds_what_a_report_needs_and_no_secret(fleet: Fleet) ->
         "about.json", "summary.txt", "added/1-own.yaml.yaml",
         *(f"{folder}/{kind}" for folder in folders for kind in kinds),
     }  # fmt: skip
-    told = b"".join(files.values())
+    text = b"".join(files.values())
     secrets = (READS, ACTS, HOP_KEY, "plain-hop-key", "hunter2", "and-a-comment", "xyzzy", "sk-farhop-acme")
     hashes = [key.sha256 for one in WORLD.tenants.values() for key in one.keys]
     for secret in (*secrets, *hashes):
-        assert secret.encode() not in told, secret
+        assert secret.encode() not in text, secret
     assert b'"tenant": "acme"' in files["b/global-virginia-g1/decisions.json"]
     assert json.loads(files["b/about.json"])["balancers"][0]["version"]
     assert json.loads(files["b/global-virginia-g1/config.json"])["region"] == "virginia"
@@ -254,8 +256,8 @@ async def test_drills_run_from_a_laptop_on_a_fleet_with_certificates_and_tokens(
     (port,) = free_ports(1)
     async with fleet_of(of_virginia(port), tmp_path, monkeypatch, port) as fleet:
         assert name in (await fleet.cli("drill", "list")).stdout
-        told = await fleet.cli("drill", "check", f"{name}.yaml", "--keep", *key)
-        assert "it may run now" in told.stdout
+        text = await fleet.cli("drill", "check", f"{name}.yaml", "--keep", *key)
+        assert "it may run now" in text.stdout
         ran = json.loads(await process("drill", "run", name, *key, "--json"))
         assert (ran["verdict"], ran["measures"]["requests_failed"]) == ("PASS", 0)
         assert ran["measures"]["canaries"] > 5
@@ -273,6 +275,6 @@ async def test_drills_run_from_a_laptop_on_a_fleet_with_certificates_and_tokens(
         assert ran["verdict"] == "ABORTED"
         assert "stop" in ran["why"]
         await fleet.cli("drill", "stop", "--all", "--why", "test")
-        told = await fleet.cli("drill", "check", name, *key, code=1)
-        assert "engaged" in told.stdout
+        text = await fleet.cli("drill", "check", name, *key, code=1)
+        assert "engaged" in text.stdout
         await fleet.cli("drill", "stop", "--release")

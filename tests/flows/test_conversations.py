@@ -29,7 +29,7 @@ async def _said(here: World, body: dict[str, Any], path: str) -> tuple[str, str,
     body = {"model": MODEL, "max_tokens": ANSWER, "ignore_eos": True, **body}
     answer = await send(here.client, chat(body=body, path=path))
     assert answer.status == 200, answer.body
-    await here.heard()
+    await here.settled()
     replica = answer.headers["x-farhop-replica"]
     if not body["stream"]:
         document = answer.json

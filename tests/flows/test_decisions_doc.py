@@ -19,15 +19,15 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "understand" / "decisions.md"
 BYTES_PER_TOKEN = 4.0
 
 
-def _region(said: dict[str, Any], prompt_bytes: int) -> dict[str, Any]:
-    told = {"rtt_ms": 1.0, "wait_ms": 0.0, "prefill_ms_per_token": 0.0938, "tpot_ms": 25.0, "slots_free": 100, **said}
-    told["bytes_per_token"] = BYTES_PER_TOKEN
-    told["unacknowledged_bytes"] = told.pop("unacknowledged_tokens", 0) * BYTES_PER_TOKEN
-    told.pop("penalty_ms", None)
-    if "hit" in told:
+def _region(text: dict[str, Any], prompt_bytes: int) -> dict[str, Any]:
+    fields = {"rtt_ms": 1.0, "wait_ms": 0.0, "prefill_ms_per_token": 0.0938, "tpot_ms": 25.0, "slots_free": 100, **text}
+    fields["bytes_per_token"] = BYTES_PER_TOKEN
+    fields["unacknowledged_bytes"] = fields.pop("unacknowledged_tokens", 0) * BYTES_PER_TOKEN
+    fields.pop("penalty_ms", None)
+    if "hit" in fields:
         # Rounded up to a whole block: a hit of all of the prompt is all of it.
-        told["depth"] = chain.depth_at(int(told.pop("hit") * prompt_bytes) + chain.BLOCK_BYTES[-1] - 1)
-    return told
+        fields["depth"] = chain.depth_at(int(fields.pop("hit") * prompt_bytes) + chain.BLOCK_BYTES[-1] - 1)
+    return fields
 
 
 def decide(
@@ -41,12 +41,14 @@ def decide(
     """Regions and their scores in whole milliseconds, best first."""
     prompt_bytes = int(prompt_tokens * BYTES_PER_TOKEN)
     asked = request("a", prompt_bytes=prompt_bytes, body_bytes=prompt_bytes)
-    said = {"virginia": virginia, "tokyo": tokyo}
-    told = field(asked, output_tokens, "virginia", **{name: _region(one, prompt_bytes) for name, one in said.items()})
-    penalty_ms = np.array([said[name].get("penalty_ms", 0.0) for name in told.names])
-    told.penalty_ms = penalty_ms if penalty_ms.any() else None
+    fields = {"virginia": virginia, "tokyo": tokyo}
+    found = field(
+        asked, output_tokens, "virginia", **{name: _region(one, prompt_bytes) for name, one in fields.items()}
+    )
+    penalty_ms = np.array([fields[name].get("penalty_ms", 0.0) for name in found.names])
+    found.penalty_ms = penalty_ms if penalty_ms.any() else None
     decision = pick(
-        told, admission.processing(asked, law()), Route(RouteConfig(**(route or {}))), Random(1), 0.0, "virginia"
+        found, admission.processing(asked, law()), Route(RouteConfig(**(route or {}))), Random(1), 0.0, "virginia"
     )
     return [(s.region, round(s.score)) for s in decision.field]
 

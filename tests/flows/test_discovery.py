@@ -147,7 +147,7 @@ async def test_a_list_that_breaks_at_work_changes_nothing_and_says_so(tmp_path: 
         whole.write_text("- {url: nowhere}")
         whole.replace(listing.path)  # at once: a look at half of it would find other trouble
         await until(lambda: region.regional.tier_admin.status()["discovery"][0]["trouble"])
-        (told,) = region.regional.tier_admin.status()["discovery"]
-        assert "[0].url: must look like" in told["trouble"]
-        assert "[0].models" not in told["trouble"]  # asked of the engine where nobody says
+        (found,) = region.regional.tier_admin.status()["discovery"]
+        assert "[0].url: must look like" in found["trouble"]
+        assert "[0].models" not in found["trouble"]  # asked of the engine where nobody says
         assert (await send(region.entry, chat())).status == 200

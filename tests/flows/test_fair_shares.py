@@ -58,13 +58,13 @@ def _without_ejections(region: str, law: Law, rng: Random) -> RegionalFlow:
 class Shop:
     """One region of like GPUs, with the default figures of configuration, and clients who ask again when answered."""
 
-    def __init__(self, replicas: int, *, gpu: str = "h100", seed: int = 3, **told: object) -> None:
+    def __init__(self, replicas: int, *, gpu: str = "h100", seed: int = 3, **value: object) -> None:
         site = gpus(gpu, replicas, seed=seed, answer_tokens_mean=150.0)
-        said = {"prefill_ms_per_token": 0.1, "tpot_ms": 25.0, **told}
+        fields = {"prefill_ms_per_token": 0.1, "tpot_ms": 25.0, **value}
         make = partial(
             Throttled, profile=site.engine.keywords["profile"], text_model=site.engine.keywords["text_model"]
         )
-        site = Site(replica=msgspec.structs.replace(site.replica, **said), engine=make, replicas=replicas)
+        site = Site(replica=msgspec.structs.replace(site.replica, **fields), engine=make, replicas=replicas)
         self.world = World(seed, flat([HERE]), {HERE: site}, balancers={}, make_regional=_without_ejections)
         self.world.journal.hush()
         self.sent: list[tuple[float, str]] = []

@@ -113,14 +113,14 @@ def test_a_region_that_tells_of_its_replicas_failure_is_not_asked_again(play) ->
 
 def test_all_refused(play) -> None:
     flow = worldwide()
-    told = "frankfurt: no_replica_serving; london: queue_full; tokyo: queue_timeout"
+    found = "frankfurt: no_replica_serving; london: queue_full; tokyo: queue_timeout"
     (
         play(flow)
         .on(RequestArrived(request("a"))).expect(sent("a", "london"))
         .on(AttemptRefused("a", 1, outcome.QUEUE_FULL)).expect(sent("a", "frankfurt"))
         .on(AttemptRefused("a", 2, outcome.NO_REPLICA)).expect(sent("a", "tokyo"))
         .on(AttemptRefused("a", 3, outcome.QUEUE_TIMEOUT)).expect(
-            answered("a", outcome.NO_REGION, detail=lambda d: told in d, retry_after_s=2.0))
+            answered("a", outcome.NO_REGION, detail=lambda d: found in d, retry_after_s=2.0))
     )  # fmt: skip
 
 
@@ -225,7 +225,7 @@ def test_the_deadline_ends_what_is_under_way(play) -> None:
     assert flow.under_way == 0
 
 
-def test_what_is_said_of_an_earlier_attempt_is_no_news(play) -> None:
+def test_what_is_reported_of_an_earlier_attempt_is_ignored(play) -> None:
     flow = worldwide()
     (
         play(flow)

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import pytest
 from playbook import Expected, answered, held, sent, timer
-from worlds import MODEL, OTHER_MODEL, SEED, capacity, everywhere, heard, instance, law, request, seen, text, worldwide
+from worlds import (
+    MODEL,
+    OTHER_MODEL,
+    SEED,
+    capacity,
+    everywhere,
+    instance,
+    law,
+    report_in,
+    request,
+    seen,
+    text,
+    worldwide,
+)
 
 from farhop.balance import machine, outcome
 from farhop.balance.machine import (
@@ -73,7 +86,7 @@ def test_two_equal_instances_share_what_comes_between_reports(play) -> None:
     assert asked == ["london-a.example", "london-b.example"] * 2
 
 
-def test_nothing_lawful_is_told_clause_by_clause(play) -> None:
+def test_nothing_lawful_is_answered_clause_by_clause(play) -> None:
     flow = worldwide(under=law(strict=Rule(allow=("eu",), deny=("DE",))))
 
     def clauses(detail: str) -> bool:
@@ -92,13 +105,13 @@ def test_nothing_lawful_is_told_clause_by_clause(play) -> None:
     assert flow.under_way == 1
 
 
-def test_lawful_but_not_serving_is_told_region_by_region(play) -> None:
+def test_lawful_but_not_serving_is_answered_region_by_region(play) -> None:
     flow = worldwide(view=seen(instance("tokyo"), instance("london", replicas_ready=0)))
-    told = "london: no ready replica of this model"
+    found = "london: no ready replica of this model"
     (
         play(flow)
         .on(RequestArrived(request("a", tenant="european"))).expect(
-            answered("a", outcome.NO_REGION, retry_after_s=2.0, detail=lambda d: told in d and "frankfurt: down" in d,
+            answered("a", outcome.NO_REGION, retry_after_s=2.0, detail=lambda d: found in d and "frankfurt: down" in d,
                      reasons=lambda decision: decision.chosen is None))
         .on(RequestArrived(request("b"))).expect(sent("b", "tokyo"))
     )  # fmt: skip
@@ -141,7 +154,7 @@ def test_what_was_answered_is_not_reckoned_with(play) -> None:
 
 def test_a_warm_region_is_worth_a_hop_as_far_as_it_proves_warm(play) -> None:
     flow = worldwide(view=seen(instance("london", wait_ms=900.0), instance("frankfurt")))
-    long = {"prompt_bytes": 16_384, "says": "alice"}
+    long = {"prompt_bytes": 16_384, "prefix": "alice"}
     book = play(flow).on(RequestArrived(request("a", **long))).expect(sent("a", "frankfurt"))
     serve(book, "a", 0.5)
     book.on(seen(instance("london"), instance("frankfurt", accepted=16_384.0))).expect()
@@ -281,7 +294,7 @@ def test_who_waits_after_refusals_asks_again_but_not_at_once(play) -> None:
         .at(0.1).on(again).expect()
         .at(1.0).on(seen(instance("london"), instance("tokyo"))).expect()
     )  # fmt: skip
-    heard(flow, ["london"], 1.9)
+    report_in(flow, ["london"], 1.9)
     book = play(flow).at(2.0).on(TimerFired("a")).expect(sent("a", "london", attempt=2))
     book.on(AttemptRefused("a", 2, outcome.QUEUE_FULL)).expect(held("a", until=2.0 + ASK_AGAIN_S))
     commands = []

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 from playbook import sent
-from worlds import REGIONS, heard, request, worldwide
+from worlds import REGIONS, report_in, request, worldwide
 
 from farhop.balance import outcome
 from farhop.balance.machine import Answer, AttemptEnded, AttemptFailed, RequestArrived
@@ -18,7 +18,7 @@ from global_lb.routing.flow import GlobalFlow
 
 def taken(flow: GlobalFlow, now: float, count: int = 400, **fields: object) -> Counter[str]:
     """Where so many requests go, one after the other."""
-    heard(flow, REGIONS, now)
+    report_in(flow, REGIONS, now)
     where: Counter[str] = Counter()
     for i in range(count):
         name = f"{now}-{i}"
@@ -53,7 +53,7 @@ def test_who_may_go_nowhere_else_is_served_until_the_end(draining) -> None:
     assert taken(draining, 20.0, 50, tenant="german") == {"nowhere": 50}
 
 
-def test_said_again_it_gives_nothing_back(draining) -> None:
+def test_repeated_it_gives_nothing_back(draining) -> None:
     draining.handle(RegionForced("london", True, "still", over_s=10.0), 9.0)
     assert taken(draining, 9.0)["london"] < 80
     assert taken(draining, 10.0)["london"] == 0
@@ -106,7 +106,7 @@ def test_a_session_leaves_once_and_comes_back_once(draining) -> None:
     sessions = [rng.getrandbits(64) for _ in range(60)]
 
     def at(now: float, turn: str) -> list[bool]:
-        heard(draining, REGIONS, now)
+        report_in(draining, REGIONS, now)
         here = []
         for n, session in enumerate(sessions):
             name = f"{turn}-{n}"

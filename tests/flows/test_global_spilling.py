@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from playbook import answered, sent
-from worlds import REGIONS, heard, instance, request, seen, worldwide
+from worlds import REGIONS, instance, report_in, request, seen, worldwide
 
 from farhop.balance import outcome
 from farhop.balance.machine import AttemptEnded, AttemptFailed, AttemptRefused, RequestArrived
@@ -20,8 +20,8 @@ FAR = ("frankfurt", "tokyo")
 
 def at(now: float, **used: float) -> ViewSwapped:
     """Reports of all regions, received now, with these shares of 16 slots used."""
-    told = {"received_at": now, "slots_total": 16}
-    return seen(*(instance(region, used_share=used.get(region, 0.1), **told) for region in REGIONS))
+    fields = {"received_at": now, "slots_total": 16}
+    return seen(*(instance(region, used_share=used.get(region, 0.1), **fields) for region in REGIONS))
 
 
 def taken(flow: GlobalFlow, now: float, count: int = 300, **fields: object) -> Counter[str]:
@@ -39,7 +39,7 @@ def hot() -> GlobalFlow:
     flow = worldwide(view=at(0.0))
     for now in (0.5, 1.5, 2.6):
         flow.handle(at(now, london=0.95), now)
-        heard(flow, REGIONS, now)
+        report_in(flow, REGIONS, now)
     return flow
 
 
@@ -75,13 +75,13 @@ def test_what_was_hot_is_returned_to_at_a_pace() -> None:
     shares = []
     for now in (3.0, 12.0, 23.0):
         flow.handle(at(now, london=0.5), now)
-        heard(flow, REGIONS, now)
+        report_in(flow, REGIONS, now)
         shares += [taken(flow, now)["london"] / 300] if now < 23.0 else []
     assert shares == [pytest.approx(0.05, abs=0.04), pytest.approx(0.5, abs=0.08)]
     assert taken(flow, 23.0) == {"london": 300}
 
 
-def test_what_share_goes_there_gladly_is_told() -> None:
+def test_what_share_goes_there_gladly_is_shown() -> None:
     flow = hot()
     assert (flow.admitted_share("london", 2.6), flow.admitted_share("tokyo", 2.6)) == (0.0, 1.0)
     flow.handle(at(3.0, london=0.1), 3.0)
@@ -92,11 +92,11 @@ def test_what_share_goes_there_gladly_is_told() -> None:
 def test_a_region_that_was_down_or_drained_is_returned_to_at_a_pace() -> None:
     flow = worldwide(view=at(0.0))
     flow.handle(ChannelChanged("london", False), 1.0)
-    heard(flow, ["frankfurt", "tokyo"], 4.0)  # London has said nothing for three seconds
+    report_in(flow, ["frankfurt", "tokyo"], 4.0)  # London has said nothing for three seconds
     assert taken(flow, 4.0) == {"frankfurt": 300}
-    heard(flow, ["london"], 5.0)
+    report_in(flow, ["london"], 5.0)
     assert taken(flow, 5.0)["london"] < 40
-    heard(flow, REGIONS, 30.0)
+    report_in(flow, REGIONS, 30.0)
     assert taken(flow, 30.0) == {"london": 300}
     flow.handle(RegionForced("london", True, "racks"), 30.0)
     flow.handle(RegionForced("london", False), 31.0)
@@ -114,7 +114,7 @@ def test_regions_that_come_back_together_keep_their_order() -> None:
     flow = worldwide(view=at(0.0))
     for region in REGIONS:
         flow.handle(ChannelChanged(region, False), 1.0)
-    heard(flow, REGIONS, 10.0)  # this process was stopped for a while: all were silent
+    report_in(flow, REGIONS, 10.0)  # this process was stopped for a while: all were silent
     assert taken(flow, 15.0 - 3.0) == {"london": 300}
 
 
@@ -136,7 +136,7 @@ def test_who_is_turned_away_everywhere_is_taken_by_the_best_without_a_promise(pl
     )  # fmt: skip
 
 
-def test_what_it_waited_in_one_region_is_told_to_the_next(play) -> None:
+def test_what_it_waited_in_one_region_is_sent_to_the_next(play) -> None:
     flow = worldwide()
     (
         play(flow)
@@ -159,10 +159,10 @@ def test_where_nobody_takes_guests_none_is_asked_only_to_refuse(
     play, full: tuple[str, ...], age_s: float, promised: bool
 ) -> None:
     # London itself serves nobody: whoever is asked is abroad. What a report said two seconds ago may be over.
-    told = [instance(name, headroom_foreign_tokens=0 if name in full else 10**6, received_at=1.0) for name in FAR]
-    flow = worldwide(view=seen(*told))
-    flow.handle(seen(*told), 1.0)
-    heard(flow, FAR, 1.0 + age_s)
+    found = [instance(name, headroom_foreign_tokens=0 if name in full else 10**6, received_at=1.0) for name in FAR]
+    flow = worldwide(view=seen(*found))
+    flow.handle(seen(*found), 1.0)
+    report_in(flow, FAR, 1.0 + age_s)
     *_, forward = flow.handle(RequestArrived(request("a")), 1.0 + age_s)
     assert (forward.promised_ttft_ms is not None) == promised
 
@@ -198,9 +198,9 @@ def test_a_region_full_for_guests_is_asked_last_until_it_reports(play) -> None:
 def moving(flow: GlobalFlow, **slots_free: int) -> None:
     """Waits that swing by 100 ms a second, the last report a second ago."""
     for i, wait_ms in enumerate((5.0, 105.0, 5.0)):
-        told = {"wait_ms": wait_ms, "received_at": float(i), "slots_total": 16, "used_share": 0.7}
-        flow.handle(seen(*(instance(r, slots_free=slots_free.get(r, 5), **told) for r in REGIONS)), float(i))
-        heard(flow, REGIONS, float(i))
+        fields = {"wait_ms": wait_ms, "received_at": float(i), "slots_total": 16, "used_share": 0.7}
+        flow.handle(seen(*(instance(r, slots_free=slots_free.get(r, 5), **fields) for r in REGIONS)), float(i))
+        report_in(flow, REGIONS, float(i))
 
 
 def test_within_the_doubt_about_waits_headroom_decides() -> None:
@@ -215,7 +215,7 @@ def test_nobody_is_drawn_away_from_an_idle_local_region() -> None:
     flow = worldwide()
     moving(flow, frankfurt=15)
     flow.handle(at(3.0), 3.0)
-    heard(flow, REGIONS, 3.0)
+    report_in(flow, REGIONS, 3.0)
     assert taken(flow, 4.0) == {"london": 300}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from playbook import answered, held, sent
-from worlds import everywhere, heard, instance, request, seen, worldwide
+from worlds import everywhere, instance, report_in, request, seen, worldwide
 
 from farhop.balance import outcome
 from farhop.balance.machine import AttemptBegan, AttemptEnded, AttemptFailed, AttemptRefused, Forward, RequestArrived
@@ -65,11 +65,11 @@ def test_who_waits_for_a_quota_goes_by_the_route_that_has_none(play) -> None:
     )  # fmt: skip
 
 
-def test_a_quota_that_nobody_waits_for_is_told(play) -> None:
+def test_a_quota_that_nobody_waits_for_is_answered(play) -> None:
     flow = worldwide(view=seen(instance("frankfurt")), routes=Routes({("", ""): RouteConfig(foreign_quota=0)}))
-    told = "frankfurt: the foreign quota of 0 is used up"
+    found = "frankfurt: the foreign quota of 0 is used up"
     play(flow).on(RequestArrived(request("a"))).expect(
-        answered("a", outcome.NO_REGION, detail=lambda detail: told in detail)
+        answered("a", outcome.NO_REGION, detail=lambda detail: found in detail)
     )
 
 
@@ -90,7 +90,7 @@ def test_a_pin_narrows_within_the_law_and_falls_back(play) -> None:
     )  # fmt: skip
 
 
-def test_a_bias_moves_what_it_outweighs_and_is_told(play) -> None:
+def test_a_bias_moves_what_it_outweighs_and_is_shown(play) -> None:
     flow = worldwide()
     word = OverridesChanged(OperatorOverrides({"london": Bias("london", 15.0, "why", "ann", 100.0)}))
     (
@@ -109,8 +109,8 @@ def test_failover_takes_the_active_one_again_at_a_pace() -> None:
 
     def shares(now: float, count: int = 300) -> Counter[str]:
         went: Counter[str] = Counter()
-        heard(flow, [] if now == 1.0 else ["tokyo"], now)
-        heard(flow, ["london", "frankfurt"], now)
+        report_in(flow, [] if now == 1.0 else ["tokyo"], now)
+        report_in(flow, ["london", "frankfurt"], now)
         for n in range(count):
             forward = flow.handle(RequestArrived(request(f"{now}-{n}", 0)), now)[-1]
             assert isinstance(forward, Forward)
@@ -122,7 +122,7 @@ def test_failover_takes_the_active_one_again_at_a_pace() -> None:
     assert shares(0.5) == {"tokyo": 300}
     flow.handle(ChannelChanged("tokyo", False), 0.6)
     flow.handle(everywhere(received_at=4.0), 4.0)
-    heard(flow, ["london", "frankfurt"], 4.0)
+    report_in(flow, ["london", "frankfurt"], 4.0)
     flow.handle(RegionReported("london"), 4.0)
     went = [flow.handle(RequestArrived(request(f"x{n}", 0)), 4.0)[-1].target for n in range(20)]
     assert set(went) == {"frankfurt"}  # silent and cut

@@ -29,10 +29,10 @@ def test_believed_and_found_agree_in_every_region(running: RunningWorld) -> None
     before = {name: _figures(running, name) for name in running.world.regions}
     for name in running.world.regions:
         for talk in range(TALKS):
-            said = ""
+            result = ""
             for turn in range(TURNS):
-                said += f"{name} {talk} {turn} " + f"word{talk}{turn} " * (TURN_BYTES // 8)
-                assert running.ask(name, "anywhere", said, max_tokens=4).ok
+                result += f"{name} {talk} {turn} " + f"word{talk}{turn} " * (TURN_BYTES // 8)
+                assert running.ask(name, "anywhere", result, max_tokens=4).ok
     after = {name: _figures(running, name) for name in running.world.regions}
     sums = {
         region: [sum(after[entry][region][n] - before[entry][region][n] for entry in after) for n in (0, 1)]
@@ -48,7 +48,7 @@ def test_believed_and_found_agree_in_every_region(running: RunningWorld) -> None
         page = urllib.request.urlopen(f"{running.world.regions[entry].global_admin}/metrics").read().decode()
         for n, metric in enumerate(("predicted", "actual")):
             found = re.findall(rf'farhop_region_prefix_{metric}_tokens_total{{[^}}]*target="(\w+)"[^}}]*}} (\S+)', page)
-            assert {region: float(told) for region, told in found} == {
+            assert {region: float(one) for region, one in found} == {
                 region: figures[n] for region, figures in regions.items() if region in dict(found)
             }
             assert entry in dict(found)

@@ -183,7 +183,7 @@ def test_the_usage_of_an_answer_too_long_to_keep_is_read_from_its_end(
         (f"/v2/models/{MODEL}/generate", {"text_input": 5}, "text_input"),
     ],
 )
-def test_a_wrong_body_is_told_its_field(client: openai.OpenAI, path: str, body: Any, param: str) -> None:
+def test_a_wrong_body_is_answered_with_its_field(client: openai.OpenAI, path: str, body: Any, param: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         _post(client, path, body)
     assert (caught.value.code, caught.value.param) == ("invalid_field", param)

@@ -35,8 +35,8 @@ def a_key(name: str) -> str:
 
 
 def document(name: str, **more: Any) -> bytes:
-    said: dict[str, Any] = {"tenant": "acme", "author": "ann", "why": "test", "at": NOW, **more}
-    return issued_keys.encode(IssuedKey(id=name, sha256=digest(a_key(name)), **said))
+    fields: dict[str, Any] = {"tenant": "acme", "author": "ann", "why": "test", "at": NOW, **more}
+    return issued_keys.encode(IssuedKey(id=name, sha256=digest(a_key(name)), **fields))
 
 
 @pytest.fixture
@@ -82,11 +82,11 @@ async def test_a_key_for_some_models_must_be_for_a_name_and_for_what_it_stands_f
         answer = await send(up.entry, chat(key=a_key(name), body=body))
         assert answer.status == status
         assert status == 200 or (answer.code, answer.json["error"]["param"]) == ("key_scope", "model")
-        told = await send(up.entry, head("GET", "/v1/models", authorization=f"Bearer {a_key(name)}"))
-        assert [model["id"] for model in told.json["data"]] == listed[name]
+        text = await send(up.entry, head("GET", "/v1/models", authorization=f"Bearer {a_key(name)}"))
+        assert [model["id"] for model in text.json["data"]] == listed[name]
 
 
-async def test_each_end_of_a_key_is_told(up: Both) -> None:
+async def test_each_end_of_a_key_is_answered(up: Both) -> None:
     ends = {
         "revoked": ("key_not_valid", {"revoked": NOW}), "expired": ("key_not_valid", {"expires": NOW - HOUR}),
         "early": ("key_not_valid", {"not_before": NOW + HOUR}), "stray": ("unknown_key", {"tenant": "nobody"}),

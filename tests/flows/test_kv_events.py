@@ -25,7 +25,7 @@ def _cached(answer: Answer) -> int:
 
 
 @pytest.mark.parametrize("schema", ["map", "array"])
-async def test_the_engines_own_word_is_exact_to_the_token(tmp_path: Path, schema: str) -> None:
+async def test_the_engines_own_events_are_exact_to_the_token(tmp_path: Path, schema: str) -> None:
     async with world(tmp_path, schema=schema, replicas=1) as here:
         text = words(1, 400)
         await here.ask(text)
@@ -38,7 +38,7 @@ async def test_the_engines_own_word_is_exact_to_the_token(tmp_path: Path, schema
         assert (here.balancer.tokenizers.prompts, here.flow.guard.miscounts) == (2, 0)
 
 
-async def test_after_a_reset_the_mirror_would_be_wrong_and_the_engines_word_is_right(tmp_path: Path) -> None:
+async def test_after_a_reset_the_mirror_would_be_wrong_and_the_engines_events_are_right(tmp_path: Path) -> None:
     text = words(3, 400)
     async with world(tmp_path, tokenizer=False, events=False, replicas=1) as guessing:
         await guessing.ask(text)
@@ -46,16 +46,16 @@ async def test_after_a_reset_the_mirror_would_be_wrong_and_the_engines_word_is_r
         assert _cached(await guessing.ask(text)) == 0
         predicted, actual, _ = guessing.hits()["trie"]
         assert predicted > 100 > actual  # it believed in what was gone
-    async with world(tmp_path, replicas=1) as told:
-        await told.ask(text)
-        await told.reset(0)
-        await until(lambda: len(told.flow.blocks) == 0)
-        assert _cached(await told.ask(text)) == 0
-        assert told.hits()["exact"] == [0.0, 0.0, 0.0]
-        assert _cached(await told.ask(text)) == told.hits()["exact"][0] > 100  # and it knows what came back
+    async with world(tmp_path, replicas=1) as found:
+        await found.ask(text)
+        await found.reset(0)
+        await until(lambda: len(found.flow.blocks) == 0)
+        assert _cached(await found.ask(text)) == 0
+        assert found.hits()["exact"] == [0.0, 0.0, 0.0]
+        assert _cached(await found.ask(text)) == found.hits()["exact"][0] > 100  # and it knows what came back
 
 
-async def test_under_pressure_the_engines_word_stays_right(tmp_path: Path) -> None:
+async def test_under_pressure_the_engines_events_stay_right(tmp_path: Path) -> None:
     async with world(tmp_path, replicas=1, kv_blocks=64) as here:
         for round_ in range(3):
             for seed in range(4):
@@ -72,19 +72,19 @@ async def test_a_wiped_replica_is_not_preferred(tmp_path: Path) -> None:
         assert (await here.ask(shared)).headers["x-farhop-replica"] == name
         body = {"model": MODEL, "messages": [{"role": "user", "content": shared}]}
         asked = Question(msgspec.Raw(msgspec.json.encode(body)), "anywhere")
-        told = {
+        fields = {
             c["replica"]: c
             for c in here.balancer.tier_admin.explain(here.balancer.tier_admin.compose(asked))["reasons"]["candidates"]
         }
-        assert told[name]["hit_tokens"] > 500
+        assert fields[name]["hit_tokens"] > 500
         await here.reset(int(name[1]))
         await until(lambda: here.flow.blocks.held_tokens(name) == 0.0)
-        told = {
+        fields = {
             c["replica"]: c
             for c in here.balancer.tier_admin.explain(here.balancer.tier_admin.compose(asked))["reasons"]["candidates"]
         }
-        assert {(c["hit_tokens"], c["hit_exact"]) for c in told.values()} == {(0.0, True)}
-        assert len(told) == 2
+        assert {(c["hit_tokens"], c["hit_exact"]) for c in fields.values()} == {(0.0, True)}
+        assert len(fields) == 2
         assert here.flow.trie.bytes_held(name) == 0
 
 
@@ -109,7 +109,7 @@ async def test_salts_and_token_ids_and_streams(tmp_path: Path) -> None:
         for _ in range(2):
             body = {"model": MODEL, "prompt": ids, "max_tokens": 1}
             assert (await send(here.client, chat(body=body, path="/v1/completions"))).status == 200
-            await here.heard()
+            await here.settled()
         predicted, actual, off = here.hits()["exact"]
         assert (predicted, off) == (actual, 0.0)
         assert actual > 300
@@ -158,7 +158,7 @@ async def test_it_is_read_before_only_where_its_beginning_does_not_tell(tmp_path
         assert (here.flow.guard.miscounts, here.flow.guard.mispredictions) == (0, 0)
 
 
-async def test_the_time_a_long_prompt_takes_to_read_is_told(tmp_path: Path) -> None:
+async def test_the_time_a_long_prompt_takes_to_read_is_shown(tmp_path: Path) -> None:
     async with world(tmp_path, replicas=1) as here:
         answer = await here.ask(words(11, 10_000))
         assert float(answer.headers["server-timing"].partition("dur=")[2].partition(",")[0]) > 1.0
@@ -173,7 +173,7 @@ async def test_a_prompt_that_cannot_be_read_goes_on_by_its_bytes(tmp_path: Path)
             content: Any = [{"type": "text", "text": words(7, 300)}, picture]
             body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 2}
             assert (await send(here.client, chat(body=body))).status == 200
-            await here.heard()
+            await here.settled()
         assert here.balancer.tokenizers is not None
         assert here.balancer.tokenizers.unread == {"media": 2}
         assert here.hits()["trie"][0] > 0

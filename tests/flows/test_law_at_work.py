@@ -168,8 +168,8 @@ async def test_the_token_names_the_epoch_and_explain_says_whose_law_it_is(up: Bo
     question = json.dumps({"tenant": "anywhere", "body": {"model": "llama-3.1-8b", "prompt": "x"},
                            "path": "/v1/completions"}).encode()  # fmt: skip
     for port in (up.global_admin, up.regional_admin):
-        told = (await send(port, head("POST", "/explain", content_length=str(len(question))) + question)).json
-        assert (told["law"]["epoch"], told["law"]["author"], told["law"]["source"]) == (5, "ann", "etcd")
+        found = (await send(port, head("POST", "/explain", content_length=str(len(question))) + question)).json
+        assert (found["law"]["epoch"], found["law"]["author"], found["law"]["source"]) == (5, "ann", "etcd")
     law = await admin(up.global_admin, "/law")
     assert [one["name"] for one in law["tenants"]] == ["anywhere"]
 
@@ -191,8 +191,8 @@ async def test_a_tenants_patience_is_what_its_law_says(up: Both, engine: Engine)
     assert (refused.status, refused.headers["retry-after"]) == (503, "2")
     assert not held.done()
     await Etcd(up).law(3, tenant("patient", residency={"processing": {"allow": ["de"]}}))
-    told = await held  # nothing is lawful both by the law it came under and by that of now
-    assert (told.status, told.code) == (451, "no_lawful_region")
+    found = await held  # nothing is lawful both by the law it came under and by that of now
+    assert (found.status, found.code) == (451, "no_lawful_region")
     assert engine.seen == []
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from playbook import answered, held, sent
-from worlds import heard, instance, law, regional, replica, request, seen, worldwide
+from worlds import instance, law, regional, replica, report_in, request, seen, worldwide
 
 from farhop.balance import outcome
 from farhop.balance.machine import (
@@ -55,14 +55,14 @@ def test_an_older_law_is_no_news(play) -> None:
     assert flow.law.epoch == 5
 
 
-def test_who_waits_is_told_at_once_when_nothing_is_lawful_any_more(play) -> None:
+def test_who_waits_is_answered_at_once_when_nothing_is_lawful_any_more(play) -> None:
     flow = worldwide(patience_s=30.0, view=seen(instance("london", replicas_ready=0)))
     (
         play(flow)
         .on(RequestArrived(request("a"))).expect(held("a"))
         .on(RequestArrived(request("b", tenant="other"))).expect(held("b"))
         .on(to(2, anyone=Rule(allow=("atlantis",)))).expect(answered("a", outcome.UNLAWFUL,
-            detail=lambda said: "allows only atlantis" in said))
+            detail=lambda value: "allows only atlantis" in value))
     )  # fmt: skip
 
 
@@ -159,7 +159,7 @@ def test_retry_after_a_drain_is_its_end(play, left_s: float, says_s: float) -> N
 
 def test_who_is_silent_may_be_back_any_time(play) -> None:
     flow = worldwide(patience_s=3.0, view=seen(instance("london")))
-    heard(flow, ["london"], 0.0)
+    report_in(flow, ["london"], 0.0)
     (
         play(flow)
         .on(RequestArrived(request("a", tenant="german"))).expect(held("a", until=3.0))
@@ -178,13 +178,13 @@ def test_a_region_refuses_by_the_law_it_knows_whatever_the_token_says(play) -> N
         .on(RequestArrived(request("a", **token))).expect(sent("a", "r1"))
         .on(to(2, anyone=JP)).expect()
         .on(RequestArrived(request("b", **token))).expect(
-            answered("b", outcome.UNLAWFUL_HERE, detail=lambda said: "allows only JP" in said))
+            answered("b", outcome.UNLAWFUL_HERE, detail=lambda value: "allows only JP" in value))
         .on(AttemptFailed("a", 1, outcome.CONNECT_FAILED)).expect(answered("a", outcome.UNLAWFUL_HERE))
     )  # fmt: skip
     assert outcome.UNLAWFUL_HERE.retryable
 
 
-def test_who_waits_in_a_queue_it_may_not_be_served_from_is_told_at_once(play) -> None:
+def test_who_waits_in_a_queue_it_may_not_be_served_from_is_answered_at_once(play) -> None:
     flow = regional(replica("r1", slots=1))
     (
         play(flow)
@@ -212,15 +212,15 @@ def test_a_tenant_without_a_policy_is_never_served(play, tenant: str) -> None:
     why = f"tenant {tenant} {'has no residency policy' if tenant == 'stateless' else 'is not in the topology'}"
     lawful = frozenset({"london"})
     play(worldwide(patience_s=9.0)).on(RequestArrived(request("a", tenant=tenant))).expect(
-        answered("a", outcome.UNLAWFUL, detail=lambda said: why in said)
+        answered("a", outcome.UNLAWFUL, detail=lambda message: why in message)
     )
     play(regional(replica("r1"))).on(RequestArrived(request("a", tenant=tenant, lawful=lawful))).expect(
-        answered("a", outcome.UNLAWFUL_HERE, detail=lambda said: why in said)
+        answered("a", outcome.UNLAWFUL_HERE, detail=lambda message: why in message)
     )
 
 
 def test_a_keys_own_places_bind_the_region_too(play) -> None:
     flow = regional(replica("r1"), under=law())
     play(flow).on(RequestArrived(request("a", key="gone"))).expect(
-        answered("a", outcome.UNLAWFUL_HERE, detail=lambda said: "has no key gone" in said)
+        answered("a", outcome.UNLAWFUL_HERE, detail=lambda value: "has no key gone" in value)
     )

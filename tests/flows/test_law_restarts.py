@@ -36,8 +36,8 @@ SIGNING = {"keys": {"ops": {"public": OPS.public, "may": ["law"]}}}
 
 
 def law(epoch: int, *tenants: dict[str, Any]) -> bytes:
-    said = {"tenants": list(tenants or (tenant("anywhere"),))}
-    return policy.encode(said, epoch, "ann", "drill", "2026-05-01T12:00:00Z")
+    fields = {"tenants": list(tenants or (tenant("anywhere"),))}
+    return policy.encode(fields, epoch, "ann", "drill", "2026-05-01T12:00:00Z")
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +153,7 @@ async def test_a_signed_law_comes_over_grpc_to_who_has_lost_etcd_in_either_direc
         await up.at_rest()
 
 
-async def test_without_a_key_and_without_proof_a_later_law_is_but_told_of(engine: Engine) -> None:
+async def test_without_a_key_and_without_proof_a_later_law_is_but_reported(engine: Engine) -> None:
     async with both(engine, WORLD) as up:
         above = inner(up.global_.store)
         assert isinstance(above, MemoryStore)

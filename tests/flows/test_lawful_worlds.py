@@ -45,7 +45,7 @@ class Oracle:
         self.came: dict[str, tuple[Document, tuple[str, str, str]]] = {}
         self.gone: set[tuple[str, str]] = set()
         self.owners: dict[int, set[tuple[str, str, str]]] = {}  # by node: whose prompts it is of
-        self.sins: list[str] = []
+        self.violations: list[str] = []
         self.seen: Counter[str] = Counter()
 
     def known_to(self, process: str) -> Document:
@@ -74,7 +74,7 @@ class Oracle:
     def _judge(self, scope: str, region: str, process: str, request_id: str, document: Document) -> None:
         whose = self.came[request_id][1]
         if region not in lawful(document, scope, *whose, MODEL, {}):
-            self.sins.append(f"{process}: {request_id} of {whose} in {region} against epoch {document['epoch']}")
+            self.violations.append(f"{process}: {request_id} of {whose} in {region} against epoch {document['epoch']}")
 
 
 # -- random worlds
@@ -131,12 +131,12 @@ class Play:
         if direct and entry in self.killed:
             return
         self.oracle.asking = (tenant, key, asked)
-        says = f"{tenant} {rng.randint(0, 2)}"
-        told = world.ask(entry, f"sk-{tenant}-{key}", allow=asked, says=says, direct=direct)
-        if isinstance(told, str):
+        prefix = f"{tenant} {rng.randint(0, 2)}"
+        answer = world.ask(entry, f"sk-{tenant}-{key}", allow=asked, prefix=prefix, direct=direct)
+        if isinstance(answer, str):
             self.oracle.seen["redirected"] += world.last_entry != entry
         else:
-            self.refusals[told.outcome.reason] += 1
+            self.refusals[answer.outcome.reason] += 1
 
     def enact(self) -> None:
         rng, world = self.rng, self.world
@@ -185,7 +185,7 @@ class Play:
 
     def run(self) -> None:
         measures = self.world.run(UNTIL)
-        assert self.oracle.sins == []
+        assert self.oracle.violations == []
         assert measures.journal.first_violations == []
         self.hints()
 

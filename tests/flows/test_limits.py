@@ -158,7 +158,7 @@ async def test_what_idles_in_a_pool_of_two_tenants_is_lent_and_whoever_comes_has
     assert sum(served.values()) <= 2 * 120 + (10 + time.monotonic() - began) * 2 * 2
 
 
-async def test_tokens_are_settled_by_what_the_engine_counts_and_what_never_fits_is_told(up: Regions) -> None:
+async def test_tokens_are_settled_by_what_the_engine_counts_and_what_never_fits_is_refused(up: Regions) -> None:
     await up.limit(home="frankfurt", tokens_per_minute=500)
     entry = up.both[0].entry
     body = {"model": "llama-3.1-8b", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 400}
@@ -175,7 +175,7 @@ async def test_tokens_are_settled_by_what_the_engine_counts_and_what_never_fits_
     assert "retry-after" not in large.headers
 
 
-async def test_the_sdk_comes_again_when_it_is_told_to(up: Regions) -> None:
+async def test_the_sdk_comes_again_after_retry_after(up: Regions) -> None:
     await up.limit(requests_per_minute=60)
     both = up.both[0]
     sdk = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{both.entry}/v1", api_key="sk-farhop-acme", max_retries=2)

@@ -75,16 +75,16 @@ async def test_the_union_within_the_law(entries: dict[str, int]) -> None:
 async def test_what_engines_say_of_a_model_goes_up_and_out(entries: dict[str, int]) -> None:
     asked = head("GET", "/v1/models", authorization="Bearer sk-farhop-anywhere")
     for entry in ("virginia", "global"):
-        told: dict[str, Any] = {}
+        text: dict[str, Any] = {}
 
-        async def known(port: int = entries[entry], told: dict[str, Any] = told) -> bool:
-            told |= {model["id"]: model for model in (await send(port, asked)).json["data"]}
-            return "max_model_len" in told["llama"]
+        async def known(port: int = entries[entry], text: dict[str, Any] = text) -> bool:
+            text |= {model["id"]: model for model in (await send(port, asked)).json["data"]}
+            return "max_model_len" in text["llama"]
 
         async with asyncio.timeout(20):
             while not await known():
                 await asyncio.sleep(0.05)
-        assert (told["llama"]["max_model_len"], told["llama"]["root"]) == (4096, "/weights/llama")
-        assert told["llama"]["owned_by"] == "farhop"
-        assert "parent" not in told["llama"]
-        assert told["whisper"]["parent"] == "llama"
+        assert (text["llama"]["max_model_len"], text["llama"]["root"]) == (4096, "/weights/llama")
+        assert text["llama"]["owned_by"] == "farhop"
+        assert "parent" not in text["llama"]
+        assert text["whisper"]["parent"] == "llama"

@@ -137,14 +137,14 @@ def test_a_tenant_is_served_where_its_law_says(running: RunningWorld) -> None:
 
 
 def test_a_response_is_had_as_the_sdk_asks_for_it_and_is_not_stored(client: openai.OpenAI) -> None:
-    said = client.responses.create(model=MODEL, input="Hello", max_output_tokens=8)
-    assert said.output_text
+    found = client.responses.create(model=MODEL, input="Hello", max_output_tokens=8)
+    assert found.output_text
     *_, last = client.responses.create(model=MODEL, input="Hello", max_output_tokens=8, stream=True)
     assert last.type == "response.completed"
-    assert last.response.output_text == said.output_text
-    turns: Any = [{"role": "user", "content": "Hello"}, *said.output, {"role": "user", "content": "Go on."}]
+    assert last.response.output_text == found.output_text
+    turns: Any = [{"role": "user", "content": "Hello"}, *found.output, {"role": "user", "content": "Go on."}]
     assert client.responses.create(model=MODEL, input=turns, max_output_tokens=8).output_text
-    for more in ({"store": True}, {"previous_response_id": said.id}):
+    for more in ({"store": True}, {"previous_response_id": found.id}):
         with pytest.raises(openai.BadRequestError, match="stored here") as caught:
             client.responses.create(model=MODEL, input="Go on.", **more)  # type: ignore[call-overload]
         assert caught.value.param == next(iter(more))

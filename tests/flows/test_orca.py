@@ -15,11 +15,11 @@ from farhop_lab.engine.settings import EngineSettings
 
 def long(word: str) -> dict[str, Any]:
     """One that shares nothing with others."""
-    said = [{"role": "user", "content": word * 400}]
-    return {"model": MODEL, "messages": said, "max_tokens": 300, "stream": True}
+    found = [{"role": "user", "content": word * 400}]
+    return {"model": MODEL, "messages": found, "max_tokens": 300, "stream": True}
 
 
-async def test_load_told_with_an_answer_goes_up_without_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_load_reported_with_an_answer_goes_up_without_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     seldom: dict[str, Any] = {"watch": {"probe_s": 0.05, "scrape_s": 60, "rise": 1, "orca": True}}
     settings = EngineSettings(ports=[0], model=MODEL, speedup=5, kv_blocks=64)  # room for one of the long ones
@@ -49,10 +49,10 @@ async def test_load_told_with_an_answer_goes_up_without_a_scrape(monkeypatch: py
             answer = await asked
             assert answer.status == 200
             assert "endpoint-load-metrics" not in answer.headers  # asked for by us alone
-            told = flow.view.replicas["one"].sample
-            assert told.at > scraped.at
-            assert told.waiting >= 2
-            assert told.kv_usage > 0.1
+            found = flow.view.replicas["one"].sample
+            assert found.at > scraped.at
+            assert found.waiting >= 2
+            assert found.kv_usage > 0.1
             await until(lambda: wait_ms() > 0.0)  # it goes on to the global tier with the next report
             for response in await asyncio.gather(*others):
                 response.close()

@@ -47,7 +47,7 @@ def served(answer: Any) -> str:
     return str(answer.headers["x-farhop-replica"])
 
 
-async def test_a_gateway_follows_where_it_is_told_and_tells_who_served(tmp_path: Path) -> None:
+async def test_a_gateway_goes_where_it_is_sent_and_reports_who_served(tmp_path: Path) -> None:
     async with stage(3) as one, envoy(tmp_path, one.port, addresses(one), narrow_by_header) as port:
         a, b, c = addresses(one)
         # One endpoint, two, all ports of an address (the ranks of one pod), and one that nobody has.
@@ -61,8 +61,8 @@ async def test_a_gateway_follows_where_it_is_told_and_tells_who_served(tmp_path:
             assert set(got) <= names, (hint, got)
         none = await send(port, chat(**{SUBSET_HEADER: "10.0.0.9:80"}))
         assert (none.status, none.code) == (503, "no_replica_serving")
-        told = sum(len(engine.seen) for engine in one.engines)
-        assert told == 24
+        found = sum(len(engine.seen) for engine in one.engines)
+        assert found == 24
         # What engines see is what the relay would have sent, and of the answer nothing is lost.
         whole = await send(port, chat(body=STREAM, x_request_id="theirs"))
         assert whole.body.count(b"data: ") == 4
@@ -258,13 +258,13 @@ async def test_a_global_balancer_reaches_a_region_by_its_gateway(tmp_path: Path)
         plain = await send(entry, chat(body={**STREAM, "stream": False}))
         assert (plain.status, plain.json["choices"][0]["message"]["content"]) == (200, "hello")
         # Nobody else: neither a client's key nor a token of somebody's own making.
-        told = len(one.engines[0].seen)
+        found = len(one.engines[0].seen)
         for more in ({}, {"x_farhop_hop": "v1.k1.made.up"}):
             reader, writer = await asyncio.open_connection("127.0.0.2", tier)
             writer.write(chat(body=STREAM, **more))
             assert (await reader.readline()).split()[1] in (b"401", b"403"), more
             writer.close()
-        assert len(one.engines[0].seen) == told
+        assert len(one.engines[0].seen) == found
         await one.at_rest()
 
 
@@ -285,10 +285,10 @@ async def test_a_gateway_is_known_by_its_certificate(tmp_path: Path) -> None:
             while (answer := await send(known, chat(key=None, body=STREAM, x_farhop_tenant="anywhere"))).status != 200:
                 await asyncio.sleep(0.05)
         assert answer.body.endswith(b"data: [DONE]\n\n")
-        told = len(one.engines[0].seen)
+        found = len(one.engines[0].seen)
         for port in (stranger, plaintext):
             assert (await send(port, chat(key=None, body=STREAM, x_farhop_tenant="anywhere"))).status in (500, 503)
-        assert len(one.engines[0].seen) == told
+        assert len(one.engines[0].seen) == found
         assert one.picker.status([])["misled"] == {}
         await one.at_rest()
 
@@ -353,10 +353,10 @@ async def test_a_picker_that_is_killed_under_load_lets_nothing_past_and_comes_ba
         # What was asked after its end was refused, and no engine heard of it.
         late = {status for before, status, _ in answers if before}
         assert late <= {500, 503}, late
-        told = len(guarded.seen)
+        found = len(guarded.seen)
         refused = await send(closed, chat(body=STREAM))
         assert refused.status in (500, 503)
-        assert len(guarded.seen) == told
+        assert len(guarded.seen) == found
         await serves(opened, key=None)  # past law and keys, once its health check has noticed
         await started("again")
         await serves(closed)

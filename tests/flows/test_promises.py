@@ -86,8 +86,8 @@ def promises(site: Site) -> Promises:
     rng = Random(5)
 
     def come(entry: str) -> None:
-        says = f"prompt {rng.randrange(10)}" if rng.random() < 0.5 else ""
-        world.arrive(entry, "t", int(10 ** rng.uniform(2.0, 4.0)), says=says, answer_tokens=rng.randint(10, 60))
+        prefix = f"prompt {rng.randrange(10)}" if rng.random() < 0.5 else ""
+        world.arrive(entry, "t", int(10 ** rng.uniform(2.0, 4.0)), prefix=prefix, answer_tokens=rng.randint(10, 60))
 
     for entry in ("a", "b"):
         world.stream(PER_S, lambda entry=entry: come(entry), until=UNTIL)  # type: ignore[misc]
@@ -98,10 +98,10 @@ def promises(site: Site) -> Promises:
 @pytest.mark.parametrize("share", [1.0, 0.6])
 def test_a_promise_is_near_what_comes_however_fast_engines_are_said_to_be(share: float) -> None:
     site = gpus("a100", 2)
-    told = msgspec.structs.replace(
+    result = msgspec.structs.replace(
         site.replica, prefill_ms_per_token=site.replica.prefill_ms_per_token * share,
         tpot_ms=site.replica.tpot_ms * share,
     )  # fmt: skip
-    found = promises(msgspec.structs.replace(site, replica=told))
+    found = promises(msgspec.structs.replace(site, replica=result))
     for tier in ("global", "regional"):
         assert found.off(tier) <= WITHIN, tier

@@ -183,7 +183,7 @@ def test_an_engine_that_speaks_like_a_tier_did_not_answer(play) -> None:
     play(flow).on(AttemptRefused("a", 1, outcome.QUEUE_FULL)).expect(sent("a", elsewhere(first)))
 
 
-def test_what_is_said_of_an_earlier_attempt_is_no_news(play) -> None:
+def test_what_is_reported_of_an_earlier_attempt_is_ignored(play) -> None:
     flow = regional(replica("r1", slots=1), replica("r2", slots=1))
     first = arrive(flow, "a")
     other = elsewhere(first)
@@ -200,7 +200,7 @@ def test_what_is_said_of_an_earlier_attempt_is_no_news(play) -> None:
     assert (flow.under_way, flow.ledger.load(other).in_flight) == (1, 1)
 
 
-def test_a_request_in_the_queue_heeds_no_late_word_of_its_attempt(play) -> None:
+def test_a_request_in_the_queue_ignores_late_events_of_its_attempt(play) -> None:
     flow = regional(replica("r1", slots=1), replica("r2", slots=1))
     arrive(flow, "a")
     arrive(flow, "b")
@@ -376,7 +376,7 @@ def test_everything_that_reached_the_region_is_counted_for_its_sender(play) -> N
     assert flow.accepted_bytes == {"global-1": 1600.0, "global-2": 50.0}
 
 
-def test_the_wait_told_grows_with_what_waits(play) -> None:
+def test_the_wait_answered_grows_with_what_waits(play) -> None:
     flow = regional(replica("r1", slots=1), replica("r2", slots=1))
     assert flow.wait_estimate.wait_ms(MODEL, 0.0) == 0.0
     arrive(flow, "a")

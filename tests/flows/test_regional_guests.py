@@ -84,12 +84,12 @@ def test_a_guest_waits_where_its_promise_can_be_kept(play) -> None:
 def test_a_promise_that_would_be_broken_badly_is_not_taken(play) -> None:
     flow = regional(replica("r1", **ROOMY, prefill_ms_per_token=1.0))
     long = {**GUEST, "promised_ttft_ms": 200.0}  # up to 900 ms
-    told = "ms, and 200 ms were promised"
+    found = "ms, and 200 ms were promised"
     (
         play(flow)
         .on(RequestArrived(request("a", 3200, **long))).expect(sent("a", "r1"))  # 800 tokens
         .on(RequestArrived(request("b", 3200, **long))).expect(
-            answered("b", outcome.BROKEN_PROMISE, detail=lambda d: told in d, wait_ms=pytest.approx(800.0)))
+            answered("b", outcome.BROKEN_PROMISE, detail=lambda d: found in d, wait_ms=pytest.approx(800.0)))
         .on(RequestArrived(request("c", 3200, **OWN))).expect(sent("c", "r1"))
     )  # fmt: skip
 

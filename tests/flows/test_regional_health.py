@@ -23,7 +23,7 @@ MODEL = "llama"
 
 def go(flow: RegionalFlow, name: str, now: float) -> str | None:
     """Where a new request goes at once, None if it waits."""
-    commands = flow.handle(RequestArrived(request(name, says=name, deadline=now + 600.0)), now)
+    commands = flow.handle(RequestArrived(request(name, prefix=name, deadline=now + 600.0)), now)
     return commands[-1].target if isinstance(commands[-1], Forward) else None
 
 
@@ -125,7 +125,7 @@ def drawn(policy: str, guarded: bool, waits: bool) -> Counter[str]:
         if n % 100 == 0:
             for one in replicas:
                 carry(flow.handle(ReplicaProbed(one.name, True), now), now)
-        carry(flow.handle(RequestArrived(request(f"q{n}", says=f"q{n}", deadline=now + 600.0)), now), now)
+        carry(flow.handle(RequestArrived(request(f"q{n}", prefix=f"q{n}", deadline=now + 600.0)), now), now)
     return went
 
 

@@ -92,12 +92,12 @@ def test_what_is_short_or_of_another_kind_or_model_is_not_divided(play: Play, fi
 
 def test_the_next_turn_goes_straight_to_where_the_first_one_is_cached(play: Play) -> None:
     flow = _flow("p1", decode=("d1", "d2"))
-    book = play(flow).on(_ask(says="alice")).expect(_pair("q", lambda name: name in ("d1", "d2"), "p1"))
+    book = play(flow).on(_ask(prefix="alice")).expect(_pair("q", lambda name: name in ("d1", "d2"), "p1"))
     there = next(name for name in ("d1", "d2") if flow.ledger.load(name).in_flight)
     book.at(0.1).on(PrefillEnded("q", 1)).expect()
     book.at(0.1).on(AttemptBegan("q", 1, 200)).expect()
     book.at(0.2).on(AttemptEnded("q", 1, 200, None)).expect()
-    book.at(1.0).on(_ask("next", BYTES + 400, says="alice")).expect(_alone("next", there))
+    book.at(1.0).on(_ask("next", BYTES + 400, prefix="alice")).expect(_alone("next", there))
 
 
 def test_nobody_able_to_prefill_then_it_goes_whole(play: Play) -> None:
@@ -204,7 +204,7 @@ def test_a_prefiller_that_leaves_the_view_ends_what_it_has(play: Play) -> None:
     book.on(swapped(replica("d1", role="decode"))).expect()
     book.at(0.1).on(PrefillEnded("q", 1)).expect()
     assert len(flow.ledger) == 1
-    book.at(0.2).on(_ask("r", says="bob")).expect(_alone("r", "d1"))
+    book.at(0.2).on(_ask("r", prefix="bob")).expect(_alone("r", "d1"))
 
 
 def test_who_waits_for_a_decode_replica_takes_a_pair_in_its_turn(play: Play) -> None:

@@ -309,25 +309,25 @@ def test_a_client_may_leave_the_queue_or_a_replica(play) -> None:
 def test_the_warm_replica_is_chosen_and_load_moves_it_elsewhere(play) -> None:
     flow = regional(replica("r1", slots=9, prefill_tokens_max=99_999), replica("r2", slots=9), seed=3)
     big = 16 * 1024
-    warm = flow.handle(RequestArrived(request("a", big, says="alice")), 0.0)[-1].target
+    warm = flow.handle(RequestArrived(request("a", big, prefix="alice")), 0.0)[-1].target
     cold = "r2" if warm == "r1" else "r1"
     book = play(flow)
     book.at(0.5).on(AttemptBegan("a", 1, 200)).expect()
     book.at(1.0).on(ended("a")).expect()
     hit = sent("b", warm, reasons=lambda choice: choice.chosen.hit_tokens == pytest.approx(4096.0))
-    book.on(RequestArrived(request("b", big, says="alice"))).expect(hit)
+    book.on(RequestArrived(request("b", big, prefix="alice"))).expect(hit)
     # 64 KiB of somebody else's prompt ahead of it there: 1.6 s of backlog outweigh 0.4 s of prefill.
     flow.ledger.reserve("x", Reservation(warm, 16_384, 16_384))
-    book.on(RequestArrived(request("c", big, says="alice"))).expect(sent("c", cold))
+    book.on(RequestArrived(request("c", big, prefix="alice"))).expect(sent("c", cold))
 
 
 def test_who_waits_goes_where_its_prefix_is(play) -> None:
     flow = regional(replica("r1", slots=1))
     (
         play(flow)
-        .on(RequestArrived(request("a", 4096, says="alice"))).expect(sent("a", "r1"))
-        .on(RequestArrived(request("b", 4096, says="bob", tenant="other"))).expect(held("b"))
-        .on(RequestArrived(request("c", 4096, says="alice"))).expect(held("c"))
+        .on(RequestArrived(request("a", 4096, prefix="alice"))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b", 4096, prefix="bob", tenant="other"))).expect(held("b"))
+        .on(RequestArrived(request("c", 4096, prefix="alice"))).expect(held("c"))
         .at(0.5).on(AttemptBegan("a", 1, 200)).expect()
         .at(1.0).on(ended("a")).expect(sent("c", "r1"))
     )  # fmt: skip
@@ -336,16 +336,16 @@ def test_who_waits_goes_where_its_prefix_is(play) -> None:
 def test_a_freed_slot_goes_to_the_best_match_at_that_replica(play) -> None:
     """Bob's prompt is cached at r2, which has no room: of those who wait, what r1 holds most of goes to r1."""
     flow = regional(replica("r1", slots=1), replica("r2", slots=1))
-    flow.trie.insert("r1", request("a", 4096, says="alice").chain)
-    flow.trie.insert("r1", request("c", 2400, says="carol").chain)
-    flow.trie.insert("r2", request("b", 4096, says="bob").chain)
+    flow.trie.insert("r1", request("a", 4096, prefix="alice").chain)
+    flow.trie.insert("r1", request("c", 2400, prefix="carol").chain)
+    flow.trie.insert("r2", request("b", 4096, prefix="bob").chain)
     (
         play(flow)
-        .on(RequestArrived(request("a", 4096, says="alice"))).expect(sent("a", "r1"))
-        .on(RequestArrived(request("b", 4096, says="bob"))).expect(sent("b", "r2"))
-        .on(RequestArrived(request("b2", 4096, says="bob"))).expect(held("b2"))
-        .on(RequestArrived(request("c", 4096, says="carol"))).expect(held("c"))
-        .on(RequestArrived(request("a2", 4096, says="alice"))).expect(held("a2"))
+        .on(RequestArrived(request("a", 4096, prefix="alice"))).expect(sent("a", "r1"))
+        .on(RequestArrived(request("b", 4096, prefix="bob"))).expect(sent("b", "r2"))
+        .on(RequestArrived(request("b2", 4096, prefix="bob"))).expect(held("b2"))
+        .on(RequestArrived(request("c", 4096, prefix="carol"))).expect(held("c"))
+        .on(RequestArrived(request("a2", 4096, prefix="alice"))).expect(held("a2"))
         .on(ended("a")).expect(sent("a2", "r1"))
         .on(ended("a2")).expect(sent("c", "r1"))
         .on(ended("b")).expect(sent("b2", "r2"))

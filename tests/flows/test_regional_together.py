@@ -99,7 +99,7 @@ def test_a_short_prompt_is_divided_too_for_its_decode_engine_takes_nothing_else(
     play(flow).on(_ask(size=100)).expect(_pair("q", "d1", "p1"))
 
 
-def test_what_cannot_be_divided_goes_to_a_mixed_one_or_is_told_why(play: Play) -> None:
+def test_what_cannot_be_divided_goes_to_a_mixed_one_or_is_answered_why(play: Play) -> None:
     flow = regional(_p("p1"), _d("d1"), replica("m1"))
     play(flow).on(_ask(divisible=False)).expect(sent("q", "m1", prefill=None))
     why = "no replica of this model takes one with several prompts or answers, or that asks what its prompt was"

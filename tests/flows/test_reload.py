@@ -22,7 +22,7 @@ from inprocess import (
     until,
 )
 from playbook import answered, sent, timer
-from worlds import heard, law, request, worldwide
+from worlds import law, report_in, request, worldwide
 
 from farhop.balance import outcome
 from farhop.balance.machine import AttemptBegan, AttemptRefused, RequestArrived, TimerFired
@@ -152,7 +152,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-async def test_a_bad_map_changes_nothing_and_is_told(engine, tmp_path, case):
+async def test_a_bad_map_changes_nothing_and_is_reported(engine, tmp_path, case):
     change, text, says = BAD[case]
     files = Files(tmp_path, engine)
     async with living(files) as both:
@@ -278,7 +278,7 @@ def test_who_is_under_way_in_a_region_that_left_the_map_is_not_given_up_because_
     book.on(to(smaller)).expect()
     book.on(ChannelChanged("london", False, None)).expect(timer("a"))
     book.on(RegionKnown("london", None)).expect()
-    heard(flow, ("tokyo", "frankfurt"), 5.0)
+    report_in(flow, ("tokyo", "frankfurt"), 5.0)
     book.at(6.0).on(TimerFired("a")).expect(timer("a"))
     book.at(7.0).on(AttemptBegan("a", 1, 200)).expect()
     book.on(RequestArrived(request("b"))).expect(sent("b", "frankfurt"))

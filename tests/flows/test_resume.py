@@ -44,9 +44,9 @@ async def test_streams_cut_anywhere_say_what_whole_ones_say() -> None:
                 assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (
                     whole["prompt_tokens"], whole["completion_tokens"], whole["total_tokens"],
                 )  # fmt: skip
-        told = outcomes(balancer)
-        assert told["resumed", ""] > 5
-        assert not [one for one in told if one[0] == "broken"], told
+        found = outcomes(balancer)
+        assert found["resumed", ""] > 5
+        assert not [one for one in found if one[0] == "broken"], found
         assert balancer.relay.resumption is not None
         assert balancer.relay.resumption.kept_bytes == 0
         assert balancer.flow.under_way == 0
@@ -82,11 +82,11 @@ async def test_a_stop_string_is_found_over_the_seam_and_never_shown() -> None:
             one.replica.text_model = msgspec.structs.replace(one.replica.text_model, wide=True)
         for number in range(36):
             make = (chat, completion)[number % 2]
-            prompt, told = f"{number} erzähl vom Meer", {"stream_options": {"include_usage": True}}
-            whole = text_of(await ask(url, make(prompt, **told)))
+            prompt, results = f"{number} erzähl vom Meer", {"stream_options": {"include_usage": True}}
+            whole = text_of(await ask(url, make(prompt, **results)))
             at = rng.randrange(len(whole) // 2, len(whole) - 12)
             shows = {"include_stop_str_in_output": True} if number % 5 == 0 else {}
-            asked = make(prompt, **told, stop=["unsaid", whole[at : at + 12]], **shows)
+            asked = make(prompt, **results, stop=["unsaid", whole[at : at + 12]], **shows)
             expected = await ask(url, asked)
             assert len(text_of(expected)) < len(whole)
             size = sum(len(msgspec.json.encode(event)) + 60 for event in expected[:-2])
@@ -211,8 +211,8 @@ async def test_a_stream_is_accounted_once_whole_resumed_or_broken(tmp_path: Path
         async with asyncio.timeout(60.0):
             while files.written < 3:
                 await asyncio.sleep(0.01)
-    told = sorted(Reading().events(line for _, line in segments.read(tmp_path)), key=lambda one: one.time)
-    whole, resumed, broken = (one.data for one in told)
+    found = sorted(Reading().events(line for _, line in segments.read(tmp_path)), key=lambda one: one.time)
+    whole, resumed, broken = (one.data for one in found)
     assert (whole.output_tokens, whole.regenerated_tokens, whole.measured) == (TOKENS, 0, "engine")
     assert (resumed.output_tokens, resumed.input_tokens) == (TOKENS, whole.input_tokens)
     assert resumed.regenerated_tokens > (resumed.input_tokens or 0)

@@ -47,9 +47,9 @@ async def test_streams_cut_anywhere_say_what_whole_ones_say() -> None:
             sound(events, expected, chats=make is chat)
             if tells:
                 assert used(events) == used(expected)
-        told = outcomes(balancer)
-        assert told["resumed", ""] > 20
-        assert set(told) <= {("resumed", ""), ("broken", "usage")}, told
+        found = outcomes(balancer)
+        assert found["resumed", ""] > 20
+        assert set(found) <= {("resumed", ""), ("broken", "usage")}, found
         assert balancer.relay.resumption is not None
         assert balancer.relay.resumption.kept_bytes == 0
         assert balancer.flow.under_way == 0
@@ -63,11 +63,11 @@ async def test_characters_that_tokens_cut_in_two_and_stop_strings_over_the_seam(
         for number in range(36):
             make = (chat, completion)[number % 2]
             prompt = f"{number} erzähl vom Meer"
-            told = {"stream_options": {"include_usage": True}} if number % 2 else {}
+            fields = {"stream_options": {"include_usage": True}} if number % 2 else {}
             whole = text_of(await ask(url, make(prompt)))
             at = rng.randrange(len(whole) // 2, len(whole) - 12)
             shows = ({"include_stop_str_in_output": True}, {"no_stop_trim": True}, {}, {}, {})[number % 5]
-            asked = make(prompt, stop=["unsaid", whole[at : at + 12]], **shows, **told)
+            asked = make(prompt, stop=["unsaid", whole[at : at + 12]], **shows, **fields)
             expected = await ask(url, asked)
             assert len(text_of(expected)) < len(whole)
             size = sum(len(msgspec.json.encode(event)) + 20 for event in expected[:-2])
@@ -77,7 +77,7 @@ async def test_characters_that_tokens_cut_in_two_and_stop_strings_over_the_seam(
                 assert outcomes(balancer)["broken", "usage"] == 1
                 continue
             sound(events, expected, chats=make is chat)
-            if told:  # of the prompt an engine that reads the text anew counts other tokens
+            if fields:  # of the prompt an engine that reads the text anew counts other tokens
                 assert used(events)[1] == used(expected)[1]
         assert outcomes(balancer)["resumed", ""] >= 15
         assert set(outcomes(balancer)) <= {("resumed", ""), ("broken", "usage")}

@@ -100,9 +100,9 @@ def pilot_world(seed: int, sleep_after_s: float = 20.0) -> tuple[World, Autoscal
         for region in ("paris", "rome"):
             balancer = world.balancers[region][0]
             if balancer.alive:
-                told = balancer.relay.flow.scaling.desired.get(("rome", MODEL))
-                if told is not None:
-                    return told
+                answer = balancer.relay.flow.scaling.desired.get(("rome", MODEL))
+                if answer is not None:
+                    return answer
         return None
 
     return world, Autoscaler(world, "rome", wanted, first=1, warm_up_s=WARM_UP_S)

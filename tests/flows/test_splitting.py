@@ -129,7 +129,7 @@ def test_while_nobody_of_a_version_is_able_another_serves_or_nobody(play) -> Non
     book.on(RequestArrived(request("a"))).expect(nobody)
 
 
-def test_who_waits_for_a_version_that_goes_down_is_served_or_told(play) -> None:
+def test_who_waits_for_a_version_that_goes_down_is_served_or_answered(play) -> None:
     down = ReplicaProbed("g", False)
     busy = (RequestArrived(request("a")), RequestArrived(request("b")))
     book = play(split(weights={"v2": 1.0}))
@@ -156,7 +156,7 @@ def test_after_a_failure_another_version_is_better_than_the_same_replica_again(p
 
 def turn(name: str, n_bytes: int, **fields: Any) -> Any:
     """A turn of alice's conversation: each begins with all that was said before."""
-    return request(name, n_bytes, says="alice", **fields)
+    return request(name, n_bytes, prefix="alice", **fields)
 
 
 def served(flow: RegionalFlow, one: Any) -> Pick:
@@ -269,8 +269,8 @@ def configured(engines: tuple[Engine, Engine], **split: Any) -> dict[str, Any]:
 
 @pytest.fixture
 async def up(engines: tuple[Engine, Engine]) -> AsyncIterator[Both]:
-    told = configured(engines, rules=RULES, weights={"v1": 1, "v2": 0}, pinning=True)
-    async with both(engines[0], WORLD, regional=told) as running:
+    found = configured(engines, rules=RULES, weights={"v1": 1, "v2": 0}, pinning=True)
+    async with both(engines[0], WORLD, regional=found) as running:
         flow = running.regional.flow
         await until(lambda: all(h.read(running.regional.clock.now()).state == "up" for h in flow.health.values()))
         yield running
@@ -315,10 +315,10 @@ async def test_records_metrics_spans_and_status_tell_the_version_and_why(up: Bot
         f'farhop_version_ttft_seconds_count{{{labels},tier="regional",version="v2"}} 1.0',
     ):
         assert line in page
-    told = up.regional.tier_admin.status()
-    assert told["splits"][SERVED]["weights"] == {"v1": 1.0, "v2": 0.0}
-    assert told["splits"][SERVED]["unserved"] == []
-    assert [one["version"] for one in told["replicas"]] == ["v1", "v2"]
+    status = up.regional.tier_admin.status()
+    assert status["splits"][SERVED]["weights"] == {"v1": 1.0, "v2": 0.0}
+    assert status["splits"][SERVED]["unserved"] == []
+    assert [one["version"] for one in status["replicas"]] == ["v1", "v2"]
 
 
 async def test_explain_tells_the_version_and_takes_no_version_for_a_model(up: Both) -> None:
@@ -343,7 +343,7 @@ async def test_what_a_cookie_says_is_kept_nowhere(up: Both, monkeypatch: pytest.
     assert [one.header_matches for one in asked] == [()]
 
 
-async def test_without_a_split_nothing_is_read_and_the_version_is_told(engines: tuple[Engine, Engine]) -> None:
+async def test_without_a_split_nothing_is_read_and_the_version_is_shown(engines: tuple[Engine, Engine]) -> None:
     async with both(engines[0], WORLD, regional=configured(engines)) as up:
         asked = []
         need_of = up.regional.flow.wait_estimate.need_of
@@ -357,8 +357,8 @@ async def test_a_live_etcd_flips_a_region(monkeypatch: pytest.MonkeyPatch, engin
     """By the command, the balancer's own client and a real etcd: flipped, nonsense ignored, given back."""
     async with AsyncExitStack() as stack:
         etcd = await stack.enter_async_context(EmbeddedEtcd())
-        told = configured(engines, weights={"v1": 1})
-        up = await stack.enter_async_context(both(engines[0], WORLD, regional=told))
+        found = configured(engines, weights={"v1": 1})
+        up = await stack.enter_async_context(both(engines[0], WORLD, regional=found))
         store = EtcdStore(EtcdSettings((etcd.endpoint,)), Random(1))
         stack.push_async_callback(store.close)
         await store.open()

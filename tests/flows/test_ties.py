@@ -21,7 +21,7 @@ def _cached_share(seed: int) -> tuple[float, list[int]]:
     for turn in range(ROUNDS):
         for talk in range(TALKS):
             size = 10_000 + 200 * turn  # 2,500 tokens of the 10,000, and growing
-            asked = request(f"q{turn}-{talk}", size, says=f"talk{talk}", deadline=now + 100)
+            asked = request(f"q{turn}-{talk}", size, prefix=f"talk{talk}", deadline=now + 100)
             (sent,) = (c for c in flow.handle(RequestArrived(asked), now) if isinstance(c, Forward))
             found = sent.reasons.chosen
             if turn:

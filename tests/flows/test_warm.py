@@ -82,9 +82,9 @@ class Stage:
         """The next turn of all conversations: by what share of what was found the belief was wrong, over all."""
         wrong = found = 0.0
         for talk in range(TALKS):
-            said = "".join(f"talk {talk} turn {n} " + f"{talk}w{n} " * (TURN_BYTES // 5) for n in range(number + 1))
+            text = "".join(f"talk {talk} turn {n} " + f"{talk}w{n} " * (TURN_BYTES // 5) for n in range(number + 1))
             before = believed()
-            body = {"model": MODEL, "messages": [{"role": "user", "content": said}], "max_tokens": ANSWER_TOKENS}
+            body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": ANSWER_TOKENS}
             answer = await send(self.ports[through], chat(body=body), within_s=60.0)
             assert answer.status == 200, answer.body
             await until(lambda before=before: believed() != before or number == 0)

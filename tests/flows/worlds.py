@@ -70,12 +70,12 @@ def fleet(*replicas: regional_view.Replica, reserved: Iterable[Reservation] = ()
 
 def text(name: str, n_bytes: int) -> bytes:
     """A prompt of this size that shares nothing with another name's."""
-    line = f"{name} says hello. ".encode()
+    line = f"{name} prefix hello. ".encode()
     return (line * (n_bytes // len(line) + 1))[:n_bytes]
 
 
-def request(request_id: str, prompt_bytes: int = 1024, *, says: str = "", **fields: Any) -> Request:
-    """A streaming request of `anyone` with a minute to live; `says` names its text, its id by default."""
+def request(request_id: str, prompt_bytes: int = 1024, *, prefix: str = "", **fields: Any) -> Request:
+    """A streaming request of `anyone` with a minute to live; `prefix` names its text, its id by default."""
     return Request(
         id=request_id,
         **{
@@ -83,7 +83,7 @@ def request(request_id: str, prompt_bytes: int = 1024, *, says: str = "", **fiel
             "model": MODEL,
             "prompt_bytes": prompt_bytes,
             "body_bytes": prompt_bytes + 200,
-            "chain": chain(text(says or request_id, prompt_bytes), SEED),
+            "chain": chain(text(prefix or request_id, prompt_bytes), SEED),
             "deadline": 60.0,
             "max_tokens": 100,
             "stream": True,
@@ -205,32 +205,32 @@ def field(asked: Request, output_tokens: float = 100.0, here: str = "london", /,
     }
     table = Table(tuple(sorted(regions)), here)
     prices = {
-        name: Price(said.get("usd_per_gpu_hour", 0.0), said.get("egress_usd_per_gb", 0.0))
-        for name, said in regions.items()
+        name: Price(one.get("usd_per_gpu_hour", 0.0), one.get("egress_usd_per_gb", 0.0))
+        for name, one in regions.items()
     }
     rows = []
-    for name, said in regions.items():
+    for name, one in regions.items():
         reckoning = UnacknowledgedLoad()
-        if "unacknowledged_bytes" in said:
-            reckoning.sent(said["unacknowledged_bytes"])
+        if "unacknowledged_bytes" in one:
+            reckoning.sent(one["unacknowledged_bytes"])
         row = row_of(
-            capacity(**{key: value for key, value in said.items() if key not in about}),
+            capacity(**{key: value for key, value in one.items() if key not in about}),
             reckoning,
-            rtt_ms=said.get("rtt_ms", RTT_MS.get(name, 50.0)),
-            cache_hit_calibration=said.get("cache_hit_calibration", 1.0),
-            rates=said.get("rates", (0.0, 0.0, 0.0)),
+            rtt_ms=one.get("rtt_ms", RTT_MS.get(name, 50.0)),
+            cache_hit_calibration=one.get("cache_hit_calibration", 1.0),
+            rates=one.get("rates", (0.0, 0.0, 0.0)),
             price=prices[name],
             price_here=None if name == here else prices.get(here, Price()),
         )
         rows.append((name, row))
     table.write(rows)
     made = Field(asked, output_tokens, table.names, table.at, table.block, table.here, table.token_least_ms)
-    made.hits({name: said["depth"] for name, said in regions.items() if said.get("depth")})
+    made.hits({name: one["depth"] for name, one in regions.items() if one.get("depth")})
     made.moving, made.spill_ms = bool(table.moving), 300.0
     return made
 
 
-def heard(flow: global_flow.GlobalFlow, regions: Iterable[str], now: float) -> None:
+def report_in(flow: global_flow.GlobalFlow, regions: Iterable[str], now: float) -> None:
     """These regions report and have their channel."""
     for region in regions:
         flow.handle(global_view.ChannelChanged(region, True), now)
@@ -251,7 +251,7 @@ def worldwide(
     flow = global_flow.GlobalFlow(settings, under or law(), Random(seed), lambda _tenant: patience_s, routes)
     event = view or everywhere()
     flow.handle(event, 0.0)
-    heard(flow, event.view.regions, 0.0)
+    report_in(flow, event.view.regions, 0.0)
     return flow
 
 

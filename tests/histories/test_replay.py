@@ -16,8 +16,8 @@ HISTORIES = sorted(Path(__file__).parent.glob("*.history"))
 
 @pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)
 def test_the_same_is_decided(path: Path) -> None:
-    told = [str(divergence) for one in replay(path) for divergence in one.first]
-    assert not told, "\n".join(["", *told[:3]])
+    found = [str(divergence) for one in replay(path) for divergence in one.first]
+    assert not found, "\n".join(["", *found[:3]])
 
 
 def test_there_are_histories_and_they_are_small() -> None:

@@ -92,9 +92,9 @@ def _read_at_the_scrape() -> Iterator[Metric]:
                     yield Metric(name, kind, label, tier, str(given[1]))
 
 
-def _labels(said: ast.expr) -> str:
+def _labels(value: ast.expr) -> str:
     """One, or a tuple of them."""
-    each = said.elts if isinstance(said, ast.Tuple) else [said]
+    each = value.elts if isinstance(value, ast.Tuple) else [value]
     return ", ".join(f"`{one.value}`" for one in each if isinstance(one, ast.Constant))
 
 
@@ -114,8 +114,8 @@ def commands() -> list[tuple[str, str]]:
 def _below(command: Any, name: str) -> Iterator[tuple[str, str]]:
     names = command.list_commands(None) if hasattr(command, "list_commands") else []
     if not names:
-        said = " ".join((command.help or command.short_help or "").split())
-        yield name, re.split(r"(?<=[.?])\s", said.partition("Example:")[0].strip())[0]
+        text = " ".join((command.help or command.short_help or "").split())
+        yield name, re.split(r"(?<=[.?])\s", text.partition("Example:")[0].strip())[0]
     for one in names:
         yield from _below(command.get_command(None, one), f"{name} {one}")
 
@@ -159,11 +159,11 @@ def tables_of_a_topology() -> str:
     """As Markdown, a heading and a table for each class."""
     parts = []
     for where, kind in PLACES_OF_A_TOPOLOGY.items():
-        said = " ".join((kind.__doc__ or "").split())
+        text = " ".join((kind.__doc__ or "").split())
         lines = [
             f"### {where}",
             "",
-            said,
+            text,
             "",
             "| field | default | what it is | what to write |",
             "| --- | --- | --- | --- |",

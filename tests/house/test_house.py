@@ -258,5 +258,5 @@ def test_files_that_the_documents_name_exist() -> None:
     _none(gone, "name files that are there")
 
 
-def test_a_contributor_is_told_how() -> None:
+def test_contributing_says_how() -> None:
     assert (ROOT / "CONTRIBUTING.md").exists()

@@ -56,13 +56,13 @@ def run(rounds: int, seed: int) -> dict[str, int]:
     for number in range(rounds):
         data = mutated(rng.choice(good), rng)
         try:
-            told = responder.answer(data, f"192.0.2.{number & 3}", number % 7 != 0)
+            answer = responder.answer(data, f"192.0.2.{number & 3}", number % 7 != 0)
         except Exception as error:
             raise AssertionError(f"{data.hex()}: {error!r}") from error
-        if told is not None:
-            assert told[:2] == data[:2], data.hex()
-            assert told[2] & 0x80, data.hex()
-            assert len(told) <= len(data) or told[3] & 15 not in MALFORMED, data.hex()
+        if answer is not None:
+            assert answer[:2] == data[:2], data.hex()
+            assert answer[2] & 0x80, data.hex()
+            assert len(answer) <= len(data) or answer[3] & 15 not in MALFORMED, data.hex()
     return dict(zip(COUNTERS, responder.counts, strict=True))
 
 

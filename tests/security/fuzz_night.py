@@ -36,19 +36,19 @@ class FindingError(Exception):
 
 
 async def _rounds(seed: int, first: int, count: int) -> Counter[str]:
-    told: Counter[str] = Counter()
+    found: Counter[str] = Counter()
     for number in range(first, first + count):
         rng = Random(seed << 32 | number)
         try:
-            told["requests passed"] += heads.check(rng)
-            told["bodies passed"] += bodies.check(rng)
+            found["requests passed"] += heads.check(rng)
+            found["bodies passed"] += bodies.check(rng)
             bodies.answered(rng)
         except Exception:  # noqa: BLE001 - whatever it is, it is a finding
             again = f"--seed {seed} --first {number} --rounds 1"
             raise FindingError(f"{traceback.format_exc()}\nsee it again by {again}") from None
-        told["rounds"] += 1
+        found["rounds"] += 1
         await asyncio.sleep(0)
-    return told
+    return found
 
 
 def rounds(seed: int, first: int, count: int) -> Counter[str]:
@@ -74,11 +74,11 @@ def main(arguments: list[str] | None = None) -> int:
     end, began, all_told = given.first + given.rounds, time.monotonic(), Counter[str]()
     jobs = [(given.seed, at, min(_SLICE, end - at)) for at in range(given.first, end, _SLICE)]
     with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
-        for told in pool.imap_unordered(_told, jobs):
-            if isinstance(told, str):
-                print(told)
+        for one in pool.imap_unordered(_told, jobs):
+            if isinstance(one, str):
+                print(one)
                 return 1
-            all_told += told
+            all_told += one
     took = time.monotonic() - began
     figures = ", ".join(f"{count} {what}" for what, count in all_told.items())
     print(f"seed {given.seed}: {figures}; nothing found in {took:.0f} s")

@@ -135,10 +135,10 @@ def _two_ways() -> list[Case]:
         first = b"%x\r\n" % len(_HIDDEN)
         shorter = first + _HIDDEN + b"\r\n0\r\n\r\n"
         for name, length, body in (("CL.TE", len(longer), longer), ("TE.CL", len(first), shorter)):
-            said = b"Content-Length: %d\r\n" % length
+            result = b"Content-Length: %d\r\n" % length
             found += (
-                Case(f"{name} {coding!r}", _head(said + coding + b"\r\n") + body),
-                Case(f"{name} {coding!r} first", _head(coding + b"\r\n" + said) + body),
+                Case(f"{name} {coding!r}", _head(result + coding + b"\r\n") + body),
+                Case(f"{name} {coding!r} first", _head(coding + b"\r\n" + result) + body),
             )
         if coding not in (*_CODINGS[:2], b"Transfer-Encoding:\tchunked", _CODINGS[-1]):  # those are chunked
             found.append(Case(f"TE.TE {coding!r}", _head(coding + b"\r\n") + longer))
@@ -149,10 +149,10 @@ def _two_ways() -> list[Case]:
 
 def _lengths() -> list[Case]:
     body, found = _body(OUTER), list[Case]()
-    for said in _LENGTHS:
-        count = said.count(b"%d") + said.count(b"%x")
-        whole, none = (_head(said % ((size,) * count) + b"\r\n") for size in (len(body), 0))
-        found += (Case(f"length {said!r}", whole + body + _HIDDEN), Case(f"length {said!r} of 0", none + _HIDDEN))
+    for text in _LENGTHS:
+        count = text.count(b"%d") + text.count(b"%x")
+        whole, none = (_head(text % ((size,) * count) + b"\r\n") for size in (len(body), 0))
+        found += (Case(f"length {text!r}", whole + body + _HIDDEN), Case(f"length {text!r} of 0", none + _HIDDEN))
     return found
 
 
@@ -160,9 +160,9 @@ def _chunks() -> list[Case]:
     body, head = _body(OUTER), _head(b"Transfer-Encoding: chunked\r\n")
     size, end = b"%x\r\n" % len(body), b"0\r\n\r\n"
     found = []
-    for said in _SIZES:
-        line = said % ((len(body),) if b"%x" in said else ())
-        found.append(Case(f"chunk size {said!r}", head + line + b"\r\n" + body + b"\r\n" + end + _HIDDEN))
+    for text in _SIZES:
+        line = text % ((len(body),) if b"%x" in text else ())
+        found.append(Case(f"chunk size {text!r}", head + line + b"\r\n" + body + b"\r\n" + end + _HIDDEN))
     odd = {
         "LF behind a size": size.replace(b"\r", b"") + body + b"\r\n" + end,
         "CR behind a size": size.replace(b"\n", b"") + body + b"\r\n" + end,
@@ -202,8 +202,8 @@ def _heads() -> list[Case]:
         wire = _post(OUTER, line=b"POST " + target + b" HTTP/1.1")
         found.append(Case(f"target {target!r}", wire))
     found += [Case(f"host {host!r}", _post(OUTER, host=host) + _HIDDEN) for host in _HOSTS]
-    found += [Case(f"header {said!r}", _post(OUTER, said), (OUTER,)) for said in _HEADERS]
-    found += [Case(f"token {said!r}", _post(OUTER, said), (OUTER,), surely=False) for said in _TOKENS]
+    found += [Case(f"header {text!r}", _post(OUTER, text), (OUTER,)) for text in _HEADERS]
+    found += [Case(f"token {text!r}", _post(OUTER, text), (OUTER,), surely=False) for text in _TOKENS]
     whole = _post(OUTER)
     found += [
         Case("bare LF", whole.replace(b"\r\n", b"\n") + _HIDDEN),

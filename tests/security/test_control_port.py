@@ -40,8 +40,8 @@ def private_key() -> bytes:
 
 def pair(authority: Authority, tier: Any, region: str) -> Pair:
     domain = "farhop.internal"
-    said = (certificate_names.host(domain, tier, region), certificate_names.uri(domain, tier, region), "127.0.0.1")
-    return authority.issue(f"{tier}-{region}", said)
+    found = (certificate_names.host(domain, tier, region), certificate_names.uri(domain, tier, region), "127.0.0.1")
+    return authority.issue(f"{tier}-{region}", found)
 
 
 @contextlib.asynccontextmanager
@@ -168,11 +168,11 @@ async def test_an_address_where_no_balancer_of_the_region_may_be_is_refused() ->
         "a.tokyo.example.evil": False, ".tokyo.example": False, "10.evil": False,
     }.items():  # fmt: skip
         assert told_where.allows("tokyo", host) is allowed, host
-    async with watching() as (watcher, _, heard):
+    async with watching() as (watcher, _, found):
         watcher._config = global_config(region_hosts=hosts)
         assert watcher.on_report(told(tier_address="6.6.6.6:80")) == "address_not_allowed"
         assert watcher.on_report(told(control_address="6.6.6.6:80")) == "address_not_allowed"
         assert watcher.on_report(told(client_url="https://evil.example")) == "address_not_allowed"
-        assert heard.names() == []
+        assert found.names() == []
         assert watcher.on_report(told()) is None
-        assert heard.names() == ["r1"]
+        assert found.names() == ["r1"]

@@ -8,10 +8,10 @@ import pytest
 
 
 def test_whatever_is_said_is_an_outcome() -> None:
-    told = fuzz_night.rounds(seed=2, first=0, count=2500)
-    assert told["rounds"] == 2500
-    assert told["bodies passed"] > 300  # most of it must not be mere garbage
-    assert told["requests passed"] > 600
+    found = fuzz_night.rounds(seed=2, first=0, count=2500)
+    assert found["rounds"] == 2500
+    assert found["bodies passed"] > 300  # most of it must not be mere garbage
+    assert found["requests passed"] > 600
 
 
 def test_a_finding_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,12 +40,12 @@ async def up(engine: Engine) -> AsyncIterator[Both]:
 
 def claims(up: Both | None = None, **changed: Any) -> HopClaims:
     now_ms = up.regional.clock.now() * 1e3 if up is not None else 0.0
-    told = {
+    fields = {
         "audience": "virginia", "entry_region": "tokyo", "issuer": "tokyo/g1", "tenant": "anywhere",
         "lawful": ("virginia", "tokyo"), "epoch": 1, "priority": 0, "deadline_ms": 10_000.0,
         "expires_ms": now_ms + 5_000.0, "decision_id": "d" * 16, "body": hashlib.sha256(BODY).digest(), **changed,
     }  # fmt: skip
-    return HopClaims(**told)
+    return HopClaims(**fields)
 
 
 def token(up: Both) -> str:

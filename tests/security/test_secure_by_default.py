@@ -56,7 +56,7 @@ def test_etcd_off_loopback_and_never_a_password_in_plaintext() -> None:
     global_config(etcd={"endpoints": ["127.0.0.1:2379", "[::1]:2379"], **login})
 
 
-def test_each_tier_is_told_at_once_of_keys_that_are_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_tier_refuses_at_once_keys_that_are_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     root = HOP_KEY.encode()
     monkeypatch.setenv("FARHOP_TEST_HOP", key_to(root, "virginia"))
     regional_config(ENGINE)

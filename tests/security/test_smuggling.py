@@ -68,17 +68,17 @@ async def tiers(proxy: Proxy | None, folder: Path) -> AsyncIterator[tuple[Record
 async def _say(port: int, wire: bytes, patient: bool) -> list[int]:
     """Say it all and hear what comes until the end, or until nothing does. The statuses of the answers."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    heard = b""
+    found = b""
     try:
         writer.write(wire)
         async with asyncio.timeout(10.0 if patient else _QUIET_S):
             while data := await reader.read(65536):
-                heard += data
+                found += data
     except (TimeoutError, ConnectionError):
         pass
     finally:
         writer.transport.abort()
-    return [int(status) for status in re.findall(rb"HTTP/1\.1 ([0-9]{3}) ", heard)]
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 ([0-9]{3}) ", found)]
 
 
 async def attack(port: int) -> list[list[int]]:
@@ -108,12 +108,12 @@ def arrived(engine: Recorder) -> dict[int, list[str]]:
 @pytest.mark.parametrize("name", ["entry", "client", "tier"])
 async def test_of_each_connection_arrives_what_a_strict_reader_finds(name: str, tmp_path: Path) -> None:
     async with tiers(None, tmp_path) as (engine, running):
-        said = await attack(getattr(running, name))
+        answer = await attack(getattr(running, name))
         await running.at_rest()
         found = arrived(engine)
         assert EVIL not in repr([(message.line, message.headers) for message in engine.asked_for()]).encode()
     wrong = {
-        case.name: (found[number], said[number])
+        case.name: (found[number], answer[number])
         for number, case in enumerate(CASES)
         if not _as_read(case, found[number], nobody=name == "tier")
     }

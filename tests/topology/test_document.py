@@ -34,7 +34,7 @@ def test_plain_data_comes_back() -> None:
         ("? [a]\n: 1\n", "1:3"),
     ],
 )
-def test_what_is_not_yaml_is_told_with_line_and_column(text: str, where: str) -> None:
+def test_what_is_not_yaml_is_reported_with_line_and_column(text: str, where: str) -> None:
     problem = _only(text)
     assert problem.path == where
     assert problem.message.startswith("not YAML: ")
@@ -52,7 +52,7 @@ def test_only_a_mapping_is_a_topology(text: str, held: str) -> None:
     assert f"this holds {held}" in _only(text).message
 
 
-def test_a_key_given_twice_is_told_with_path_and_lines() -> None:
+def test_a_key_given_twice_is_reported_with_path_and_lines() -> None:
     problem = _only("x:\n  - a: 1\n    b: 2\n    a: 3\n")
     assert problem == Problem("x[0].a", '"a" is given twice, in lines 2 and 4', "keep one")
 
@@ -95,10 +95,10 @@ def test_length_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.text(alphabet="abc: -[]{}&*!|>'\"\n\t#?,%@<0.~=\x00é", max_size=40))
 def test_no_text_raises_anything_else(text: str) -> None:
-    told: tuple[Problem, ...] = ()
+    found: tuple[Problem, ...] = ()
     data = None
     try:
         data = document(text)
     except TopologyError as error:
-        told = error.problems
-    assert isinstance(data, dict) or told
+        found = error.problems
+    assert isinstance(data, dict) or found

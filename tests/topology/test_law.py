@@ -305,7 +305,7 @@ def test_clients_cannot_grow_the_memory(monkeypatch: pytest.MonkeyPatch) -> None
         {"key": "lost"},
     ],
 )
-def test_a_strangers_words_are_not_remembered(asked: dict[str, Any]) -> None:
+def test_a_strangers_wishes_are_not_remembered(asked: dict[str, Any]) -> None:
     law = _law(Residency(Rule((WORLD,))))
     law.verdict(**{"tenant": "acme", "model": "m", **asked})
     assert _remembered(law) == 0
@@ -404,8 +404,8 @@ def _bases(lineage: Lineage, model: str, seen: tuple[str, ...] = ()) -> set[str 
     """The model and all it is based on; None among them where nobody knows."""
     if model in seen:
         return set()
-    told = lineage.get(model, frozenset())
-    more = [{None}] if told is None else [_bases(lineage, base, (*seen, model)) for base in told]
+    answer = lineage.get(model, frozenset())
+    more = [{None}] if answer is None else [_bases(lineage, base, (*seen, model)) for base in answer]
     return {model}.union(*more)
 
 

@@ -79,7 +79,7 @@ def test_the_demo_tenants_live_under_the_law_their_names_say() -> None:
     assert law.verdict("japan-only", "m", Scope.ENTRY).lawful == {"tokyo"}
 
 
-def test_every_fault_is_told_at_once() -> None:
+def test_every_fault_is_reported_at_once() -> None:
     with pytest.raises(TopologyError) as caught:
         parse(MANY_FAULTS, "bad.yaml")
     assert {problem.path for problem in caught.value.problems} == {
@@ -206,15 +206,15 @@ def test_no_spoilt_document_raises_anything_else(data: st.DataObject) -> None:
             holder[key] = data.draw(st.sampled_from(_ODD))
         else:
             del holder[key]
-    told: tuple[Problem, ...] = ()
+    found: tuple[Problem, ...] = ()
     served = False
     try:
         world = parse(yaml.safe_dump(raw, sort_keys=False), "spoilt")
         served = all(Law(world).verdict(name, "").lawful for name in world.tenants)
     except TopologyError as error:
-        told = error.problems
-    assert served or told
-    assert all("\n" not in str(problem) for problem in told)
+        found = error.problems
+    assert served or found
+    assert all("\n" not in str(problem) for problem in found)
 
 
 ENTRIES = {
@@ -239,7 +239,7 @@ def test_entries_are_the_public_addresses_of_global_balancers_and_may_share_them
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         ({"ipv4": ["2001:db8::1"]}, "entries[0].ipv4[0]: not an IPv4 address"),
         ({"ipv6": ["fe80::1%eth0"]}, "entries[0].ipv6[0]: not an IPv6 address"),
@@ -251,9 +251,9 @@ def test_entries_are_the_public_addresses_of_global_balancers_and_may_share_them
         ({"port": 0}, "entries[0].port"),
     ],
 )
-def test_what_is_no_entry_is_told_by_its_field(fault: dict[str, Any], said: str) -> None:
+def test_what_is_no_entry_is_reported_by_its_field(fault: dict[str, Any], message: str) -> None:
     first, other = ENTRIES["entries"]
     with pytest.raises(TopologyError) as refused:
         parse(yaml.safe_dump({**document(TEXT), "entries": [{**first, **fault}, other]}), "w")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert len(refused.value.problems) == 1

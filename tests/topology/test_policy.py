@@ -13,8 +13,8 @@ WORLD = load(shipped("three-regions"))
 
 
 def document(**changes):
-    said = {"epoch": 7, "author": "ann", "why": "audit", "at": "2026-05-01T12:00:00+00:00"}
-    return json.dumps({**said, **policy.document_of(WORLD), **changes}).encode()
+    fields = {"epoch": 7, "author": "ann", "why": "audit", "at": "2026-05-01T12:00:00+00:00"}
+    return json.dumps({**fields, **policy.document_of(WORLD), **changes}).encode()
 
 
 def tenant(**residency):
@@ -62,9 +62,9 @@ def test_keys_of_a_new_law_are_those_it_names():
     assert made.key(held.sha256) is None
 
 
-def test_every_fault_is_told_at_once_with_its_path():
+def test_every_fault_is_reported_at_once_with_its_path():
     twice = {"name": "k", "sha256": "b" * 64}
-    told = faults(
+    found = faults(
         document(
             epoch=0, author=" ", at="yesterday", extra=1,
             tenants=[
@@ -82,7 +82,7 @@ def test_every_fault_is_told_at_once_with_its_path():
         "tenants[1].keys[0].sha256: the same key", "tenants[2].residency: missing", "models.m.deny[0]: unknown place",
         "tenants[3].residency.processing: no region is lawful",
     ):  # fmt: skip
-        assert any(one.startswith(path) for one in told), (path, told)
+        assert any(one.startswith(path) for one in found), (path, found)
 
 
 def test_a_region_that_the_map_lacks_makes_the_law_unreadable():
@@ -112,10 +112,10 @@ def test_a_region_that_the_map_lacks_makes_the_law_unreadable():
         (b'{"tenants": 5, "models": []}', "tenants: "),
     ],
 )
-def test_what_is_no_law_is_told_in_lines(text, says):
-    told = faults(text)
-    assert any(says in one for one in told), told
-    assert not any("\n" in one for one in told)
+def test_what_is_no_law_is_refused_in_lines(text, says):
+    line = faults(text)
+    assert any(says in one for one in line), line
+    assert not any("\n" in one for one in line)
 
 
 def test_problems_are_bounded():
@@ -124,9 +124,9 @@ def test_problems_are_bounded():
 
 
 def test_no_secret_is_quoted():
-    told = faults(document(tenants=[tenant() | {"keys": [{"name": "k", "key": "sk-secret", "sha256": "sk-secret"}]}]))
-    assert told
-    assert not any("sk-secret" in one for one in told)
+    found = faults(document(tenants=[tenant() | {"keys": [{"name": "k", "key": "sk-secret", "sha256": "sk-secret"}]}]))
+    assert found
+    assert not any("sk-secret" in one for one in found)
 
 
 def test_what_changed_between_two_laws():
@@ -140,7 +140,7 @@ def test_what_changed_between_two_laws():
 
 
 @pytest.mark.parametrize("name", shipped_names())
-def test_a_map_told_and_read_again_is_the_same_world(name):
+def test_a_map_written_and_read_again_is_the_same_world(name):
     world = load(shipped(name))
-    told = json.loads(json.dumps({**policy.map_of(world), **policy.document_of(world)}))
-    assert of(told, name) == world
+    body = json.loads(json.dumps({**policy.map_of(world), **policy.document_of(world)}))
+    assert of(body, name) == world

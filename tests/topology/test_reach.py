@@ -42,7 +42,7 @@ def test_a_key_outside_its_tenant(faults: Any) -> None:
     assert problem.message == 'no region is lawful for key "demo" of tenant "eu-only"'
 
 
-def test_it_is_told_beside_unrelated_faults_and_not_beside_its_cause(faults: Any) -> None:
+def test_it_is_reported_beside_unrelated_faults_and_not_beside_its_cause(faults: Any) -> None:
     def unrelated(raw: dict[str, Any]) -> None:
         raw["tenants"][0]["residency"]["processing"] = {"allow": ["cn"]}
         raw["regions"][0]["latitude"] = 100

@@ -100,7 +100,7 @@ def test_the_remedy_says_what_belongs_there(faults: Any) -> None:
         (("models", "export-controlled-70b", "zzz"), "models.export-controlled-70b.zzz", "known here: allow, deny"),
     ],
 )
-def test_an_unknown_field_is_told_with_the_nearest_known_there(
+def test_an_unknown_field_is_reported_with_the_nearest_known_there(
     faults: Any, at: tuple[Any, ...], path: str, remedy: str
 ) -> None:
     [problem] = faults(lambda raw: _put(raw, at, 1))

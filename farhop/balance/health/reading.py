@@ -36,10 +36,10 @@ class Health(msgspec.Struct, frozen=True):
 class ForcedState:
     """An operator's word about one target: a state, why, and until when (None: until lifted)."""
 
-    __slots__ = ("_faded_at", "_keep_share", "_over_s", "word")
+    __slots__ = ("_faded_at", "_keep_share", "_over_s", "health")
 
     def __init__(self) -> None:
-        self.word: Health | None = None
+        self.health: Health | None = None
         self._over_s = self._keep_share = 0.0
         self._faded_at = -inf
 
@@ -60,21 +60,21 @@ class ForcedState:
         """
         before = self.read(now)
         share = 1.0 if before is None else before.share
-        self.word = Health(state, why, until, forced=True)
+        self.health = Health(state, why, until, forced=True)
         self._over_s, self._keep_share = over_s, keep_share
         self._faded_at = now + share * over_s if over_s > 0.0 else -inf
 
     def lift(self) -> None:
         """Take the word back. Idempotent."""
-        self.word = None
+        self.health = None
 
     def fading(self, now: float) -> bool:
         """Whether requests are drawn: what it leaves of new work is still shrinking, or is a share and stays one."""
-        return self.word is not None and (now < self._faded_at or self._keep_share > 0.0)
+        return self.health is not None and (now < self._faded_at or self._keep_share > 0.0)
 
     def read(self, now: float) -> Health | None:
         """The word if it is in force at `now`."""
-        health = self.word
+        health = self.health
         if health is None or (health.until is not None and now >= health.until):
             return None
         share = min(1.0, (self._faded_at - now) / self._over_s) if now < self._faded_at else 0.0

@@ -88,7 +88,7 @@ class Liveness:
 
     def read(self, now: float) -> Health:
         """The liveness at `now`, with the signals against the region as `why`. Changes nothing."""
-        forced = self.forced.read(now) if self.forced.word is not None else None
+        forced = self.forced.read(now) if self.forced.health is not None else None
         if forced is None:
             fine = self._fine
             return fine if fine is not None and now < (fine.until or -inf) else self._signalled(now)

@@ -270,10 +270,10 @@ class HealthMachine:
     def unquestioned(self, now: float) -> bool:
         """Whether it is UP or SUSPECT, steady, and under no override: it may be sent requests."""
         steady = self._probed_up is True and not self._unready and self._ejected_until is None
-        return steady and (self.forced.word is None or self.forced.read(now) is None)
+        return steady and (self.forced.health is None or self.forced.read(now) is None)
 
     @property
-    def on_the_brink(self) -> bool:
+    def one_failure_from_ejection(self) -> bool:
         """Whether one more failed request would eject it, if it may be."""
         return self._request_fails + 1 >= self._config.streak
 

@@ -43,7 +43,16 @@ class PrefixTrie:
     """
 
     __slots__ = (
-        "_all", "_cleared", "_graves", "_groups", "_hidden", "_mirrors", "_names", "_slots", "_slots_free", "version",
+        "_all",
+        "_cleared",
+        "_groups",
+        "_hidden",
+        "_mirrors",
+        "_names",
+        "_slots",
+        "_slots_free",
+        "_tombstones",
+        "version",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -55,7 +64,7 @@ class PrefixTrie:
         self._slots_free: list[int] = []  # of dropped locations: reused, so that masks stay as short as can be
         self._cleared: list[Mirror] = []  # what is still to be swept
         self._hidden = 0  # their bits
-        self._graves: list[dict[int, int]] = []  # what a reset left, given back part by part
+        self._tombstones: list[dict[int, int]] = []  # what a reset left, given back part by part
         self.version = 0  # of the slots: one more whenever a location gets or loses one
 
     @property
@@ -126,8 +135,8 @@ class PrefixTrie:
                 self._all.observer.hidden()
 
     def _reset(self) -> None:
-        self._graves += self._all.forest.shards
-        self._graves += self._all.forest.extra
+        self._tombstones += self._all.forest.shards
+        self._tombstones += self._all.forest.extra
         self._all = Mirrors(self._all.observer)
         for mirror in self._mirrors.values():
             self._all.stand(mirror)
@@ -135,12 +144,12 @@ class PrefixTrie:
     @property
     def sweeping(self) -> bool:
         """Whether something is left for `sweep` to do."""
-        return bool(self._cleared or self._graves)
+        return bool(self._cleared or self._tombstones)
 
     def sweep(self, nodes_max: int = TURN_NODES) -> None:
         """Give back some of what cleared locations held. Every insert does a little of it."""
-        if self._graves:
-            self._graves.pop()
+        if self._tombstones:
+            self._tombstones.pop()
         while self._cleared and nodes_max > 0:
             mirror = self._cleared[-1]
             part = min(mirror.nodes, nodes_max)
@@ -194,7 +203,7 @@ class PrefixTrie:
         Of a path longer than the whole room only the beginning is added: what can never fit pushes nothing out.
         """
         mirror = self._mirrors[location]
-        if self._cleared or self._graves:
+        if self._cleared or self._tombstones:
             self.sweep(_SWEEP_NODES + len(chain))
         self._all.insert(mirror, 0, chain)
 
@@ -210,7 +219,7 @@ class PrefixTrie:
         row = self._all.place(mirror, parent)
         if not row:
             return False
-        if self._cleared or self._graves:
+        if self._cleared or self._tombstones:
             self.sweep(_SWEEP_NODES + len(nodes))
         self._all.insert(mirror, row, nodes)
         return True

@@ -38,5 +38,5 @@ def read(body: bytes, _path: bytes, headers: bytes, guard: Guard) -> Prompt:
         b"",
         stream=(asked.text("stream") or "").strip().lower() in _YES,
         unspelled_bytes=round(size / FILE_BYTES_PER_TOKEN * BYTES_PER_TOKEN),
-        wishes=wishes.read({name: word for name, word in given.items() if word is not None}),
+        wishes=wishes.read({name: value for name, value in given.items() if value is not None}),
     )

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from farhop.balance import outcome
-from farhop.relay.formats import audio, kserve, messages, openai, ranking, responses, shape, wishes
+from farhop.relay.formats import audio, kserve, lenient, messages, openai, ranking, responses, shape, wishes
 from farhop.relay.formats.field_guard import DEFAULT
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import NO_WISHES, BodyError, invalid
@@ -62,6 +62,17 @@ _JSON: dict[Kind, str] = {
 }
 
 
+# Whose engines read bodies so (farhop.relay.formats.lenient). Triton's server does not.
+_BY_PYDANTIC = frozenset(_JSON) - {Kind.GENERATE, Kind.GENERATE_STREAM}
+BOM = b"\xef\xbb\xbf"
+
+
+def without_bom(kind: Kind, body: bytes) -> bytes:
+    """The body without the mark that some editors put before UTF-8: JSON has none, and its readers may pass over it
+    (RFC 8259 §8.1), as Python's and llama.cpp's do."""
+    return body[len(BOM) :] if kind in _JSON and body.startswith(BOM) else body
+
+
 def renames(kind: Kind) -> bool:
     """Whether the model stands in such a body, as JSON, so that another can be put there."""
     return kind in _JSON
@@ -96,6 +107,8 @@ def read(
             prompt = replace(prompt, wishes=wished)
         return prompt if prompt.model else _of(prompt, default_model())
     except msgspec.ValidationError as error:
+        if kind in _BY_PYDANTIC and (as_read := lenient.as_read(body)) is not None:
+            return read(kind, as_read, path, headers, guard, default_model)
         raise _invalid_field(str(error)) from None
     except (msgspec.DecodeError, UnicodeError) as error:
         raise BodyError(outcome.INVALID_JSON, f"the body is not valid JSON: {error}") from None

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from farhop.balance.machine import Usage
-from farhop.relay.formats.resumption import TARGET, TOKENS_MAX, Progress, each, event
+from farhop.relay.formats.event_stream import each
+from farhop.relay.formats.resumption import TARGET, TOKENS_MAX, Progress, event
 
 if TYPE_CHECKING:
     from farhop.balance import machine
@@ -129,10 +130,10 @@ class ExactProgress(Progress):
                 self._tokens_left -= 1
                 self.ids.append(int(digits))
                 begins = self._begins
-                says = events.find(begins)
-                if says >= 0 and events[says + len(begins)] != _QUOTE:
+                text_at = events.find(begins)
+                if text_at >= 0 and events[text_at + len(begins)] != _QUOTE:
                     self._sure = len(self.ids)
-                    self._form = _form(events, says + len(begins), at + _ID_BYTES, end)
+                    self._form = _form(events, text_at + len(begins), at + _ID_BYTES, end)
                 return events[: at + _ID_BYTES - 1] + b"null" + events[end + 1 :]
         return self._take(events)
 
@@ -273,12 +274,12 @@ class HopProgress(ExactProgress):
         return event[: at + len(_NO_IDS) - 4] + ids + event[at + len(_NO_IDS) :]
 
 
-def _form(events: bytes, says: int, id_at: int, end: int) -> _Form | None:
+def _form(events: bytes, text_at: int, id_at: int, end: int) -> _Form | None:
     """That of an event whose text begins and whose id begins and ends there; None where that cannot be said."""
-    quote = events.find(b'"', says)
-    if not says < quote < id_at or b"\\" in events[says:quote] or events.find(b"\n\n") != len(events) - 2:
+    quote = events.find(b'"', text_at)
+    if not text_at < quote < id_at or b"\\" in events[text_at:quote] or events.find(b"\n\n") != len(events) - 2:
         return None
-    return _Form(events[:says], events[quote:id_at], events[end:], b"null" + events[end + 1 :])
+    return _Form(events[:text_at], events[quote:id_at], events[end:], b"null" + events[end + 1 :])
 
 
 def _listed(ids: array[int]) -> bytes:

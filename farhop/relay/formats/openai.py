@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from farhop.balance.machine import Usage
 from farhop.relay.formats.field_guard import json_reader
+from farhop.relay.formats.lenient import count, truth
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import (
     ASSISTANT_TURN,
@@ -45,6 +46,7 @@ _SALTED = frozenset(
     (Kind.CHAT, Kind.CHAT_BATCH, Kind.COMPLETION, Kind.EMBEDDINGS, Kind.RESPONSES, Kind.GENERATIVE_SCORE, Kind.MESSAGES)
 )
 _SALT_DIGITS = 32  # 128 bits: nobody finds two that are alike
+_UNLIMITED = -1  # llama.cpp's, and of clients made for it
 _USAGE_TOKENS_MAX = 1 << 31  # an engine that says more is not believed
 
 
@@ -70,6 +72,8 @@ class _Body(msgspec.Struct, kw_only=True):
     cache_salt: str | msgspec.UnsetType | None = msgspec.UNSET
     n: Any = None  # the engine's to judge
     best_of: Any = None  # of older engines: so many are generated, and `n` of them told
+    n_predict: Any = None  # llama.cpp's own names, which go before `max_tokens` and `n` there
+    n_cmpl: Any = None
     prompt_logprobs: Any = None  # vLLM: said by whoever computes the prompt, and so is what is echoed
 
 
@@ -121,8 +125,10 @@ def _read_chat(body: _Chat, guard: Guard) -> Prompt:
     if limit is None:
         limit, param = body.max_tokens, "max_tokens"
     # vLLM answers an echo in a chat with the prompt's log probabilities.
-    answer = _answer_text(body) if body.continue_final_message else _ANSWER_IN_CHAT
-    return _prompt(body, canonical, limit, param, media_bytes, answer, recomputed=bool(body.echo))
+    goes_on = body.continue_final_message is not None and truth(body.continue_final_message)
+    answer = _answer_text(body) if goes_on else _ANSWER_IN_CHAT
+    echo = body.echo is not None and truth(body.echo) is True
+    return _prompt(body, canonical, limit, param, media_bytes, answer, recomputed=echo)
 
 
 def _read_batch(body: _Batch, guard: Guard) -> Prompt:
@@ -200,12 +206,13 @@ def _content_part(part: dict[str, Any]) -> tuple[bytes, int]:
 
 def _read_completion(body: _Completion, _guard: Guard) -> Prompt:
     prompt = texts(body.prompt, "prompt")
-    if body.max_tokens == NO_OUTPUT and body.echo:  # what the prompt itself scores
+    echo = body.echo is not None and truth(body.echo) is True
+    if body.max_tokens == NO_OUTPUT and echo:  # what the prompt itself scores
         unspelled_bytes = -prompt.surplus_bytes
         scored = _prompt(body, prompt.canonical, None, "max_tokens", unspelled_bytes, None, divisible=False)
         return replace(scored, max_tokens=NO_OUTPUT)
     answer = _ANSWER_IN_COMPLETION if prompt.is_text else None  # not of token ids
-    divisible = prompt.items == 1 and not body.echo
+    divisible = prompt.items == 1 and not echo
     surplus = -prompt.surplus_bytes
     return _prompt(
         body,
@@ -215,7 +222,7 @@ def _read_completion(body: _Completion, _guard: Guard) -> Prompt:
         surplus,
         answer,
         divisible=divisible,
-        recomputed=bool(body.echo) and body.logprobs is not None,
+        recomputed=echo and body.logprobs is not None,
         prompts=prompt.items,
     )
 
@@ -233,19 +240,26 @@ def _prompt(
     prompts: int = 1,
 ) -> Prompt:
     options = body.stream_options
-    divisible = divisible and body.n in (None, 1) and body.prompt_logprobs is None
-    alone = body.n is None and body.best_of is None
-    return generated(
+    divisible = divisible and body.n in (None, 1) and body.n_cmpl is None and body.prompt_logprobs is None
+    alone = body.n is None and body.best_of is None and body.n_cmpl is None
+    if body.n_predict is not None and limit is not None:  # whoever of the two is asked: as many as either may say
+        most = count(body.n_predict)
+        limit = None if most is None or most < 0 else max(limit, most)
+    if limit == _UNLIMITED:  # engines that do not take it say so, as of 0
+        limit = None
+    computes_only = limit == NO_OUTPUT
+    made = generated(
         body,
         (canonical, unspelled_bytes),
-        (limit, param),
+        (None if computes_only else limit, param),
         answer if divisible else None,
         hide_usage=bool(body.stream) and not (options and options.include_usage),
         has_options=options is not msgspec.UNSET,
         divisible=divisible,
         recomputed=recomputed or body.prompt_logprobs is not None,
-        answers=prompts if alone else prompts * how_many(body.n, body.best_of),
+        answers=prompts if alone else prompts * how_many(body.n, body.best_of, body.n_cmpl),
     )
+    return replace(made, max_tokens=NO_OUTPUT) if computes_only else made
 
 
 def _read_embeddings(body: _Embeddings, guard: Guard) -> Prompt:
@@ -309,11 +323,11 @@ _NONE = BodyEdit()
 def change(body: bytes, prompt: Prompt, salt: str) -> BodyEdit:
     """The usage of a stream asked for, and this `cache_salt`, whatever its own, if there is one; the model, where the
     body names none; that nothing be stored, where it does not say. `prompt` is what was read of the body."""
-    asks, lacks, unsaid = prompt.hide_usage, prompt.lacks_model, prompt.unsaid_store
-    if not (asks or salt or lacks or unsaid):
+    asks, lacks, lacks_store = prompt.hide_usage, prompt.lacks_model, prompt.lacks_store
+    if not (asks or salt or lacks or lacks_store):
         return _NONE
     there = (asks and prompt.has_options) or (salt and prompt.has_salt)
-    if there or (lacks and _may_name(body, b'"model"')) or (unsaid and _may_name(body, b'"store"')):
+    if there or (lacks and _may_name(body, b'"model"')) or (lacks_store and _may_name(body, b'"store"')):
         # The rare case: the member is there, if only as null. Every other value is kept as it was written.
         document = _raw.decode(body)
         if asks:
@@ -325,7 +339,7 @@ def change(body: bytes, prompt: Prompt, salt: str) -> BodyEdit:
             document["cache_salt"] = msgspec.Raw(msgspec.json.encode(salt))
         if lacks:
             document["model"] = msgspec.Raw(msgspec.json.encode(prompt.model))
-        if unsaid:
+        if lacks_store:
             document["store"] = msgspec.Raw(b"false")
         return BodyEdit(whole=msgspec.json.encode(document))
     added = b'"stream_options":{"include_usage":true},' if asks else b""
@@ -333,7 +347,7 @@ def change(body: bytes, prompt: Prompt, salt: str) -> BodyEdit:
         added += b'"cache_salt":"%b",' % salt.encode()
     if lacks:
         added += b'"model":%b,' % msgspec.json.encode(prompt.model)
-    if unsaid:
+    if lacks_store:
         added += b'"store":false,'
     return BodyEdit(body.index(b"{") + 1, added)
 

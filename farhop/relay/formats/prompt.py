@@ -5,6 +5,7 @@ A reader turns a body into a Prompt or raises a BodyError that names the field. 
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any, Protocol
 
 import msgspec
@@ -12,6 +13,7 @@ import xxhash
 
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
+from farhop.relay.formats.lenient import count
 
 # Bytes that UTF-8 never uses (RFC 3629 §1), so that no text can imitate them and no two prompts collide.
 ITEM, FIELD, PART, MEDIA, TOOLS, TOKENS, PAIR = (bytes((0xFF - i,)) for i in range(7))
@@ -68,7 +70,7 @@ class Prompt(msgspec.Struct, frozen=True):
     one answer that tells nothing of the prompt, so that one engine may prefill and another decode. `answer` is None
     where it cannot be told how the next turn's text will go on from this one.
     `has_options` and `has_salt`: the body may have a member `stream_options`, `cache_salt`. `lacks_model`: it names no
-    model, and `model` is the one that it gets. `unsaid_store`: it leaves to the engine whether its answer is kept
+    model, and `model` is the one that it gets. `lacks_store`: it leaves to the engine whether its answer is kept
     there, which it shall not be. `wishes` is what it says beside its prompt. `recomputed`: it asks what its prompt's
     tokens were worth, so that an engine takes none of them from its cache. `answers` is how many it asks for, each of
     up to `max_tokens`.
@@ -86,7 +88,7 @@ class Prompt(msgspec.Struct, frozen=True):
     has_options: bool = True
     has_salt: bool = True
     lacks_model: bool = False
-    unsaid_store: bool = False
+    lacks_store: bool = False
     wishes: Wishes = NO_WISHES
     recomputed: bool = False
     answers: int = 1
@@ -109,15 +111,13 @@ def output_limit(limit: int | None, param: str) -> int | None:
 
 def how_many(*values: Any) -> int:
     """How many answers a body asks for by fields of which the most counts: what no engine takes for a number is none.
-    Engines read as loosely as this (`"3"`, 3.0), and refuse the rest themselves."""
+    Engines read as loosely as this (`"3"`, 3.0, and llama.cpp 3.5 for 3), and refuse the rest themselves."""
     most = 1
     for value in values:
         if value is None or value == 1:
             continue
-        try:
-            most = max(most, min(int(value), OUTPUT_TOKENS_MAX))
-        except (TypeError, ValueError, OverflowError):
-            continue
+        known = int(value) if isinstance(value, float) and isfinite(value) else count(value)
+        most = max(most, min(known or 1, OUTPUT_TOKENS_MAX))
     return most
 
 

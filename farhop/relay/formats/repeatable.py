@@ -10,26 +10,23 @@ from __future__ import annotations
 
 import re
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from farhop.relay.formats.event_stream import each
 from farhop.relay.formats.openai import UNREADABLE
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import invalid
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 KEY_HEADER = b"x-farhop-cache-key"
 BODY_BYTES_MAX = 256 * 1024  # reading a body again and writing it in order takes 2 ms at most
-RETOLD_BYTES_MAX = 256 * 1024  # some 1,500 events, at 4.5 us each to put together: 7 ms
+CONVERTED_BYTES_MAX = 256 * 1024  # some 1,500 events, at 4.5 us each to put together: 7 ms
 _KEY = re.compile(rb"[!-~]{1,256}")
 _AGE = re.compile(rb"max-age=([0-9]{1,10})")
-_ANY_END = re.compile(rb"\r?\n\r?\n")
 _SAMPLED = frozenset((Kind.CHAT, Kind.COMPLETION, Kind.MESSAGES))
 _COMPUTED = frozenset((Kind.EMBEDDINGS, Kind.RERANK, Kind.SCORE))  # the same every time
-_TOLD_EITHER_WAY = frozenset((Kind.CHAT, Kind.COMPLETION))
+_CONVERTIBLE = frozenset((Kind.CHAT, Kind.COMPLETION))
 # Members that name the client or what it files the request under: no engine's answer depends on them.
 _LEFT_OUT = ("user", "safety_identifier", "metadata")
 _OF_DIALECT = (b"anthropic-beta:", b"anthropic-version:")  # header lines by which engines answer otherwise
@@ -70,11 +67,11 @@ def asked(
         return "body"
     if named is None and kind in _SAMPLED and not _certain(document):
         return "sampled"
-    _canonical(document, drops_stream=kind in _TOLD_EITHER_WAY)
+    _canonical(document, drops_stream=kind in _CONVERTIBLE)
     parts = (
         kind.encode(), target, version.encode(), named or b"",
         b"\n".join(sorted(line for line in lines.split(b"\r\n") if line.startswith(_OF_DIALECT))),
-        b"" if kind in _TOLD_EITHER_WAY else b"%d" % stream,
+        b"" if kind in _CONVERTIBLE else b"%d" % stream,
         msgspec.json.encode(document, order="sorted"),
     )  # fmt: skip
     digest = sha256(b"".join(b"%d:%b" % (len(part), part) for part in parts)).digest()
@@ -87,14 +84,14 @@ def _controls(lines: bytes) -> frozenset[bytes]:
     if b"cache-control:" not in lines:
         return frozenset()
     values = [line.partition(b":")[2] for line in lines.split(b"\r\n") if line.startswith(b"cache-control:")]
-    return frozenset(word.strip().lower() for value in values for word in value.split(b","))
+    return frozenset(directive.strip().lower() for value in values for directive in value.split(b","))
 
 
 def _certain(document: Document) -> bool:
     """Whether an engine takes the likeliest token each time, of one answer."""
     temperature = document.get("temperature")
     greedy = isinstance(temperature, int | float) and not isinstance(temperature, bool) and temperature == 0
-    return greedy and all(document.get(name) in (None, 1) for name in ("n", "best_of"))
+    return greedy and all(document.get(name) in (None, 1) for name in ("n", "best_of", "n_cmpl"))
 
 
 def _canonical(document: Document, *, drops_stream: bool) -> None:
@@ -113,17 +110,7 @@ def _canonical(document: Document, *, drops_stream: bool) -> None:
 # -- a stream's events
 
 
-def events_of(data: bytes) -> Iterator[bytes]:
-    """The events of a part of a stream, each with its end; what has none comes last."""
-    start = 0
-    for end in _ANY_END.finditer(data):
-        yield data[start : end.end()]
-        start = end.end()
-    if start < len(data):
-        yield data[start:]
-
-
-def tells_usage(event: bytes) -> bool:
+def has_usage(event: bytes) -> bool:
     """Whether this event of a chat or completion tells of the usage and nothing else."""
     if b'"usage"' not in event:
         return False
@@ -173,7 +160,7 @@ def _has_error(body: bytes, *, stream: bool) -> bool:
 
 
 def _document(text: bytes) -> Document | None:
-    if len(text) > RETOLD_BYTES_MAX:
+    if len(text) > CONVERTED_BYTES_MAX:
         return None
     try:
         document = msgspec.json.decode(text)
@@ -192,13 +179,13 @@ class _NotUnderstoodError(Exception):
 def whole(kind: Kind, stream: bytes) -> bytes | None:
     """The document that a whole stream of a chat or completion says, its usage with it; None where that cannot be told
     for sure."""
-    if kind not in _TOLD_EITHER_WAY or len(stream) > RETOLD_BYTES_MAX:
+    if kind not in _CONVERTIBLE or len(stream) > CONVERTED_BYTES_MAX:
         return None
     document: Document = {}
     choices: dict[int, Document] = {}
     named: Document = {}
     ended = False
-    for event in events_of(stream):
+    for event in each(stream):
         ended = ended or event.startswith((b"data: [DONE]", b"data:[DONE]"))
         if not event.startswith(b"data:") or b"{" not in event:
             continue
@@ -289,7 +276,7 @@ def _closed(choice: Document, kind: Kind) -> Document:
 def stream(kind: Kind, document: bytes) -> tuple[bytes, bytes, bytes] | None:
     """A whole answer of a chat or completion as a stream: what comes before its usage, the event with that (b"" if it
     tells none), and the end. None where that cannot be told for sure."""
-    if kind not in _TOLD_EITHER_WAY or len(document) > RETOLD_BYTES_MAX:
+    if kind not in _CONVERTIBLE or len(document) > CONVERTED_BYTES_MAX:
         return None
     try:
         answer = msgspec.json.decode(document)

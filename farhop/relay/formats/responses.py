@@ -58,7 +58,7 @@ def _read(body: _Response, guard: Guard) -> Prompt:
     for message in messages:
         guard.media(message.content, "input")
     made = generated(body, spell(messages, body.tools), (body.max_output_tokens, "max_output_tokens"), _ANSWER)
-    return made if body.store is False else replace(made, unsaid_store=True)
+    return made if body.store is False else replace(made, lacks_store=True)
 
 
 def _chat(body: _Response) -> list[Message]:

@@ -18,12 +18,11 @@ import msgspec
 
 from farhop.balance.machine import Usage
 from farhop.relay.formats import stops
+from farhop.relay.formats.event_stream import each
 from farhop.relay.formats.openai import UNREADABLE
 from farhop.relay.formats.stops import Stops
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from farhop.balance import machine
 
 PROMPT_BYTES_MAX = 256 * 1024  # the engine repeats its tokens in the stream's first event
@@ -46,11 +45,10 @@ class _Named(msgspec.Struct):
 
 _named = msgspec.json.Decoder(_Named)
 _ENDS = re.compile(rb'"finish_reason"\s*:\s*"')
-_UNTOLD = re.compile(rb'"(?:tool_calls"\s*:\s*\[\s*\{|(?:reasoning|reasoning_content|refusal)"\s*:\s*"(?!"))')
+_NOT_CONTINUABLE = re.compile(rb'"(?:tool_calls"\s*:\s*\[\s*\{|(?:reasoning|reasoning_content|refusal)"\s*:\s*"(?!"))')
 _DONE = re.compile(rb"^data:\s*\[DONE\]", re.M)
 _USAGE = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _DATA = re.compile(rb"^data:(.*?)\r?$", re.M)  # other lines of an event name it, or are comments
-_ANY_END = re.compile(rb"\r?\n\r?\n")
 _MEDIA = (b'"image_url"', b'"input_audio"', b'"audio_url"', b'"video_url"', b'"image_embeds"', b'"prompt_embeds"')
 _NOTHING = (b"null", b"false", b"[]", b"{}", b'""', b"0", b"0.0")
 # Of a body, what a completion takes as the first stream had it.
@@ -96,12 +94,12 @@ class Plan(msgspec.Struct, frozen=True):
 def asking(body: bytes, plan: Plan, asks: bytes = ASKS) -> bytes:
     """A body that asks for ids beside, or for what `asks` says, and for no text to be held back."""
     if plan.stops and plan.hides_stop:
-        if any(word in body for word in stops.SHOWN_BY):  # it may say that it does not want what we want
+        if any(shape in body for shape in stops.SHOWN_BY):  # it may say that it does not want what we want
             document = _raw.decode(body)
             for name in stops.NAMES:
                 document.pop(name, None)
             body = msgspec.json.encode(document)
-        asks += b"".join(word + b":true," for word in stops.SHOWN_BY) if plan.text and asks != ASKS else stops.SHOWS
+        asks += b"".join(name + b":true," for name in stops.SHOWN_BY) if plan.text and asks != ASKS else stops.SHOWS
     at = body.index(b"{") + 1
     return body[:at] + asks + body[at:]
 
@@ -126,9 +124,11 @@ def plan(path: bytes, body: bytes, *, text: bool = False) -> Plan:
     for name in document.keys() & _REASONS.keys():
         if not _is_neutral(name, document[name]):
             raise Unresumable(_REASONS[name])
-    if bytes(document.get("n", b"1")) not in (b"1", b"null"):
+    if any(bytes(document.get(name, b"1")) not in (b"1", b"null") for name in ("n", "n_cmpl")):
         raise Unresumable("answers")
-    if any(word in body for word in _MEDIA):
+    if "n_predict" in document:  # llama.cpp's own, which goes before `max_tokens`
+        raise Unresumable("unreadable")
+    if any(medium in body for medium in _MEDIA):
         raise Unresumable("media")
     chat = path == CHAT
     if not chat and not _is_one(document.get("prompt")):
@@ -139,7 +139,7 @@ def plan(path: bytes, body: bytes, *, text: bool = False) -> Plan:
     if not chat and "max_tokens" not in document:
         limit = 16  # the API's default for a completion; null is no limit
     texts = _stops(document)
-    hides = all(bytes(document.get(name, b"false")) != b"true" for name in stops.NAMES)
+    hides = not any(_truth(document, name) for name in stops.NAMES)
     each = _wants_each(document)
     return Plan(chat, kept, limit, _number(document, "min_tokens") or 0, texts, hides, text, each)
 
@@ -149,7 +149,7 @@ def _wants_each(document: dict[str, msgspec.Raw]) -> bool:
         options = _maybe_raw.decode(document.get("stream_options", b"null")) or {}
     except UNREADABLE:
         raise Unresumable("unreadable") from None
-    return bytes(options.get("continuous_usage_stats", b"false")) == b"true"
+    return _truth(options, "continuous_usage_stats")
 
 
 def _stops(document: dict[str, msgspec.Raw]) -> tuple[str, ...]:
@@ -174,8 +174,19 @@ def _is_one(prompt: msgspec.Raw | None) -> bool:
 
 
 def _number(document: dict[str, msgspec.Raw], name: str) -> int | None:
+    """None where there is none. What engines may read as a number all the same (`"6"`, 6.0, -1) is not counted on."""
     text = bytes(document.get(name, b"null"))
-    return int(text) if text.isdigit() else None
+    if text != b"null" and not text.isdigit():
+        raise Unresumable("unreadable")
+    return int(text) if text != b"null" else None
+
+
+def _truth(document: dict[str, msgspec.Raw], name: str) -> bool:
+    """The same of a truth."""
+    text = bytes(document.get(name, b"false"))
+    if text not in (b"true", b"false", b"null"):
+        raise Unresumable("unreadable")
+    return text == b"true"
 
 
 class Progress(ABC):
@@ -186,10 +197,10 @@ class Progress(ABC):
     """
 
     __slots__ = (
+        "_done_due",
         "_head",
         "_seam",
-        "_tells_done",
-        "_tells_usage",
+        "_usage_due",
         "counted_bytes",
         "finished",
         "plan",
@@ -205,7 +216,7 @@ class Progress(ABC):
         self.stops = Stops(plan.stops, hides=plan.hides_stop) if plan.stops else None
         self._head: dict[str, Any] = {}
         self.finished = False
-        self._tells_usage = self._tells_done = True  # at its end: what the client has not been told of it yet
+        self._usage_due = self._done_due = True  # at its end: what the client has not been told of it yet
         self.why_not = ""
         self.resumed = self.recomputed = 0
         self._seam = 0  # tokens before the last one
@@ -319,23 +330,23 @@ class Progress(ABC):
 
     def _note(self, events: bytes) -> None:
         """What else whole events say of the stream: that it cannot go on, that it ends, what was told of its end."""
-        if not self.why_not and _UNTOLD.search(events) is not None:
+        if not self.why_not and _NOT_CONTINUABLE.search(events) is not None:
             self.why_not = "tools_or_reasoning"
         if _ENDS.search(events) is not None:
             self.finished = True
         if self.finished and not self.resumed:  # a continuation's end is written by `end`
-            self._tells_usage = self._tells_usage and _USAGE.search(events) is None
-            self._tells_done = self._tells_done and _DONE.search(events) is None
+            self._usage_due = self._usage_due and _USAGE.search(events) is None
+            self._done_due = self._done_due and _DONE.search(events) is None
 
-    def spelled(self, events: bytes, *, tells_usage: bool) -> bytes:
-        """Whole events of a continuation as those of the first stream. `tells_usage`: the client asked for it."""
-        pieces = [self._spelled(event, tells_usage) for event in each(events) if event.strip()]
+    def spelled(self, events: bytes, *, sends_usage: bool) -> bytes:
+        """Whole events of a continuation as those of the first stream. `sends_usage`: the client asked for it."""
+        pieces = [self._spelled(event, sends_usage) for event in each(events) if event.strip()]
         return self.visible(b"".join(pieces))
 
-    def _spelled(self, event: bytes, tells_usage: bool) -> bytes:
+    def _spelled(self, event: bytes, sends_usage: bool) -> bytes:
         data = b"\n".join(_DATA.findall(event)).strip()
         if data == b"[DONE]":
-            return self.end(tells_usage=tells_usage)
+            return self.end(sends_usage=sends_usage)
         try:
             document = msgspec.json.decode(data, type=dict[str, Any])
             choices = document["choices"]
@@ -361,7 +372,7 @@ class Progress(ABC):
         """What a continuation's event tells of usage, as of the whole; None where the client wants none with each. What
         was said before the seam is part of a continuation's prompt."""
         usage = document.get("usage")
-        if not self._tells_each or not isinstance(usage, dict):
+        if not self._wants_usage_each or not isinstance(usage, dict):
             return None
         prompt, answer = (usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
         if not isinstance(prompt, int) or not isinstance(answer, int):
@@ -370,7 +381,7 @@ class Progress(ABC):
         return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
     @property
-    def _tells_each(self) -> bool:
+    def _wants_usage_each(self) -> bool:
         """Whether usage is told with each event of a continuation."""
         return self.plan.usage_each
 
@@ -394,13 +405,13 @@ class Progress(ABC):
             "choices": [choice],
         })  # fmt: skip
 
-    def end(self, *, tells_usage: bool) -> bytes:
+    def end(self, *, sends_usage: bool) -> bytes:
         """What follows its last chunk, but for what was told: a connection may break behind that, too."""
-        if not self._tells_done:
+        if not self._done_due:
             return b""
-        self._tells_done = False
+        self._done_due = False
         usage, head = self.usage, self._head
-        if usage is None or not tells_usage or not self._tells_usage:
+        if usage is None or not sends_usage or not self._usage_due:
             return b"data: [DONE]\n\n"
         last = event({
             "id": head["id"], "object": "chat.completion.chunk" if self.plan.chat else "text_completion",
@@ -411,19 +422,6 @@ class Progress(ABC):
             },
         })  # fmt: skip
         return last + b"data: [DONE]\n\n"
-
-
-def each(events: bytes) -> Iterator[bytes]:
-    """Whole events, one by one."""
-    if events.find(b"\n\n") == len(events) - 2:  # nearly always
-        yield events
-        return
-    start = 0
-    for end in _ANY_END.finditer(events):
-        yield events[start : end.end()]
-        start = end.end()
-    if start < len(events):
-        yield events[start:]
 
 
 def event(document: dict[str, Any]) -> bytes:

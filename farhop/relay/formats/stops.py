@@ -17,7 +17,7 @@ NAMES = ("include_stop_str_in_output", "no_stop_trim")  # vLLM's word for it, an
 SHOWN_BY = tuple(b'"%b"' % name.encode() for name in NAMES)
 SHOWS = SHOWN_BY[0] + b":true,"  # goes into the body behind its first brace
 LONGEST_CHARS_MAX = 1024  # of one: what a stream keeps of its text for it
-_SAYS = re.compile(rb'"(?:content|text)"\s*:\s*("[^"\\]*+(?:\\.[^"\\]*+)*+")')
+_TEXT = re.compile(rb'"(?:content|text)"\s*:\s*("[^"\\]*+(?:\\.[^"\\]*+)*+")')
 _NAMES, _GOES_ON = (b'"content":"', b'"text":"'), b'"finish_reason":null'
 _MUTE = re.compile(rb'"delta"\s*:\s*\{\s*()\}')
 _ENDS = re.compile(rb'"finish_reason"\s*:\s*(null|"[^"]*")')
@@ -115,7 +115,7 @@ def _text_in(event: bytes) -> tuple[int, int, str] | None:
             if b"\\" not in value:  # nearly always, and an expression would take ten times as long
                 return start - 1, end + 1, value.decode()
             break
-    found = _SAYS.search(event)
+    found = _TEXT.search(event)
     return None if found is None else (found.start(1), found.end(1), _text.decode(found[1]))
 
 

@@ -18,6 +18,7 @@ import msgspec
 
 from farhop.balance.machine import Usage
 from farhop.relay.formats import resumption, stops
+from farhop.relay.formats.event_stream import each
 from farhop.relay.formats.openai import UNREADABLE
 from farhop.relay.formats.resumption import CHAT, TARGET, TOKENS_MAX, Progress, Unresumable
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 TEXT_BYTES_MAX = 1024 * 1024  # kept of one answer, as JSON spells it
 ASKS = b""  # nothing but that no text is held back
-_SAYS = re.compile(rb'"(?:content|text)"\s*:\s*"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
+_TEXT_FIELD = re.compile(rb'"(?:content|text)"\s*:\s*"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
 _USES = re.compile(rb'"usage"\s*:\s*\{')
 _COUNTED = re.compile(rb'"completion_tokens"\s*:\s*([0-9]{1,9})[,}\s]')
 _PROMPT = re.compile(rb'"prompt_tokens"\s*:\s*([0-9]{1,9})[,}\s]')
@@ -47,15 +48,24 @@ class TextProgress(Progress):
     """What is known of such a stream: what was asked, and the text that the client has, or is to have."""
 
     __slots__ = (
-        "_body", "_counts_usage", "_form_begins", "_form_ends", "_mute", "_prompt_tokens", "_text", "_tokens",
-        "strips", "tells_usage", "usage_received",
+        "_body",
+        "_counts_usage",
+        "_form_begins",
+        "_form_ends",
+        "_mute",
+        "_prompt_tokens",
+        "_text",
+        "_tokens",
+        "sends_usage",
+        "strips",
+        "usage_received",
     )  # fmt: skip
 
-    def __init__(self, plan: Plan, body: bytes, *, tells_usage: bool) -> None:
-        """`body`: as engines get it; `tells_usage`: its client wants to be told. Raises Unresumable."""
+    def __init__(self, plan: Plan, body: bytes, *, sends_usage: bool) -> None:
+        """`body`: as engines get it; `sends_usage`: its client wants to be told. Raises Unresumable."""
         super().__init__(plan)
         _check(plan, body)
-        self._body, self.tells_usage = body, tells_usage
+        self._body, self.sends_usage = body, sends_usage
         self._text = bytearray()
         self._form_begins = self._form_ends = b""  # what all events have in common that bring no more than text
         self._tokens = self._mute = 0  # of the answer; those since the last text, whose text is still to come
@@ -100,8 +110,8 @@ class TextProgress(Progress):
             return "unreadable"
         if text.endswith(_UNKNOWN):
             return "character"
-        untold = self.tells_usage and self._tells_usage and self.usage is None
-        return "usage" if untold and (self.finished or not self.left(0)) else ""
+        usage_due = self.sends_usage and self._usage_due and self.usage is None
+        return "usage" if usage_due and (self.finished or not self.left(0)) else ""
 
     @property
     def can_resume(self) -> bool:
@@ -111,7 +121,7 @@ class TextProgress(Progress):
     @property
     def can_end(self) -> bool:
         """See Progress."""
-        return super().can_end and not (self.tells_usage and self._tells_usage and self.usage is None)
+        return super().can_end and not (self.sends_usage and self._usage_due and self.usage is None)
 
     def bounded(self, context_tokens: int) -> bool:  # noqa: ARG002
         """See Progress. Where the client set no limit the engine's own room is one."""
@@ -139,7 +149,7 @@ class TextProgress(Progress):
     def take(self, events: bytes) -> bytes:
         """See Progress."""
         stripped = list[bytes]()
-        for event in resumption.each(events):
+        for event in each(events):
             if not self.adds(event):
                 self._search(event)
                 if self._counts_usage and self.strips and _INDEX.search(event) is not None:
@@ -157,8 +167,8 @@ class TextProgress(Progress):
             self._begin(event)
         self._note(event)
         goes_on = not self.finished and _INDEX.search(event) is not None
-        found = _SAYS.search(event)
-        if self._counted(event, says=found is not None and bool(found[1])):
+        found = _TEXT_FIELD.search(event)
+        if self._counted(event, has_text=found is not None and bool(found[1])):
             self._text += found[1] if found is not None else b""
             return
         if found is None or not found[1]:
@@ -170,7 +180,7 @@ class TextProgress(Progress):
         if goes_on and self.stops is None and _USES.search(event) is None and b"\r" not in event:
             self._form_begins, self._form_ends = event[: found.start(1)], event[found.end(1) :]
 
-    def _counted(self, event: bytes, *, says: bool) -> bool:
+    def _counted(self, event: bytes, *, has_text: bool) -> bool:
         """Whether it tells how many tokens there are by now; those without text are still to come."""
         if _USES.search(event) is None or _INDEX.search(event) is None:
             return False
@@ -181,7 +191,7 @@ class TextProgress(Progress):
             self._prompt_tokens = int(prompt[1])
         known = self._seam + int(counted[1])
         self._mute = max(0, known - self._tokens)
-        if says:
+        if has_text:
             self._tokens, self._mute = max(known, self._tokens), 0
         return True
 
@@ -228,7 +238,7 @@ class TextProgress(Progress):
         return Usage(self._prompt_of(usage.prompt_tokens), self._tokens if ended else seam + usage.completion_tokens)
 
     @property
-    def _tells_each(self) -> bool:
+    def _wants_usage_each(self) -> bool:
         return not self.strips
 
     def _prompt_of(self, prompt_tokens: int) -> int:
@@ -241,8 +251,8 @@ class TextProgress(Progress):
         self.usage_received = usage
 
     def _tokens_by(self, event: bytes, tokens: int) -> int:
-        says = _SAYS.search(event)
-        if _INDEX.search(event) is None or (_ROLE.search(event) is not None and (says is None or not says[1])):
+        text = _TEXT_FIELD.search(event)
+        if _INDEX.search(event) is None or (_ROLE.search(event) is not None and (text is None or not text[1])):
             return tokens
         counted = _COUNTED.search(event) if _USES.search(event) is not None else None
         return tokens + 1 if counted is None else self._seam + int(counted[1])

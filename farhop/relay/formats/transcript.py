@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from farhop.balance.prefix.chain import Tail
     from farhop.relay.formats.prompt import Prompt
 
-SAID_BYTES_MAX = 64 * 1024  # as JSON writes them
+TEXT_BYTES_MAX = 64 * 1024  # as JSON writes them
 
 # A string is found without decoding its event. In a string the key's quotes would be escaped; as a list or an object
 # (`"content":[` in logprobs) and as null it is not what is looked for.
@@ -66,13 +66,13 @@ class Transcript:
         """Whole events of a stream."""
         pieces = self._pieces
         pieces += b"".join(self._find(events))
-        if len(pieces) > SAID_BYTES_MAX:
+        if len(pieces) > TEXT_BYTES_MAX:
             self.miss()
 
     def read(self, document: bytes) -> None:
         """An answer in one piece."""
         text = openai.answer_text(document)
-        self._text = text if len(text) <= SAID_BYTES_MAX else b""
+        self._text = text if len(text) <= TEXT_BYTES_MAX else b""
 
     def miss(self) -> None:
         """Something passed unread: neither what was read nor what follows is of use."""

@@ -151,7 +151,7 @@ class ClientConnection(asyncio.Protocol):
         "_reading",
         "_reads_no_more",
         "_request_since",
-        "_rtt_told",
+        "_rtt_taken",
         "_since",
         "_transport",
         "_unsent",
@@ -172,7 +172,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.client, self.tenant = "", _ANYBODY
         self.is_hop = listener.is_hop  # whether that is for the tier above
-        self._rtt_told = False
+        self._rtt_taken = False
         self._certificate: bytes | None = None  # b"": there is none; None: nobody asked
         self._since = self._loop.time()  # the last sign of life
         # Reading.
@@ -204,9 +204,9 @@ class ClientConnection(asyncio.Protocol):
 
     def client_rtt(self) -> tuple[str, int] | None:
         """See exchange.AnsweringConnection."""
-        if self._rtt_told or self._transport is None:
+        if self._rtt_taken or self._transport is None:
             return None
-        self._rtt_told = True
+        self._rtt_taken = True
         peer, sock = self._transport.get_extra_info("peername"), self._transport.get_extra_info("socket")
         if not isinstance(peer, tuple) or sock is None:
             return None

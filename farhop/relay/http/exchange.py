@@ -123,11 +123,11 @@ class Exchange:
         "counted",
         "early",
         "head",
-        "hears",
         "held_bytes",
         "is_hop",
         "on_abandoned",
         "parts",
+        "sees_answer",
         "started",
         "tenant",
         "waits",
@@ -147,7 +147,7 @@ class Exchange:
         self.callbacks: ExchangeCallbacks | None = None
         self.on_abandoned: Callable[[Outcome, int], None] | None = None
         self.started = False
-        self.hears = True
+        self.sees_answer = True
         self._chunked = False
 
     @property

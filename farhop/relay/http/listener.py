@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SWEEP_S = 0.25
 # Connections beyond the limit get an answer, as long as there are no more of them than this.
 _TURNED_AWAY_MAX = 256
-_LAST_WORD_S = 1.0  # for clients to take their last word and close
+_CLOSING_S = 1.0  # for clients to take their last word and close
 _BREAK_S = 1.0  # what breaking the connections that are left may take
 _HOP_REST_S = 0.5  # for the first request of the tier above on a connection that it has just made
 _ACCEPT_REST_S = 1.0  # what accepting those that have connected may take, once we stop
@@ -212,7 +212,7 @@ class Listener:
             await self._handshakes.close()
         for connection in tuple(self._connections):
             connection.expel()
-        await self._emptied(_LAST_WORD_S)
+        await self._emptied(_CLOSING_S)
         for connection in (*self._connections, *self._turned_away):
             connection.abort()
         await self._emptied(_BREAK_S)

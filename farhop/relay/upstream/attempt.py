@@ -106,7 +106,7 @@ class AttemptRun:
         self._status = 0
         self._onward = b""
         self._length: int | None = None
-        self._tap: StreamTap | BodyTap | engine_faults.FaultTap | engine_faults.UnspokenTap | None = None
+        self._tap: StreamTap | BodyTap | engine_faults.FaultTap | engine_faults.UnsupportedTap | None = None
         self._transcript = Transcript(active.continuation) if active.continuation is not None else None
         self._refusal: tuple[Outcome, float | None] | None = None
         self._over = self._paused = False
@@ -146,8 +146,8 @@ class AttemptRun:
         self._status, self._onward = answer.status, answer.onward
         self.timing = known.get(b"server-timing", b"")
         if self.owner.upstream_is_tier:
-            if word := known.get(b"x-farhop-outcome"):
-                self._refusal = answers.read_hop_outcome(word)
+            if value := known.get(b"x-farhop-outcome"):
+                self._refusal = answers.read_hop_outcome(value)
                 return
             if version := known.get(b"x-farhop-version"):
                 self._onward += b"x-farhop-version: " + version + b"\r\n"
@@ -157,9 +157,9 @@ class AttemptRun:
             if orca.ASK not in self.active.exchange.head.onward:  # what we asked for alone is for us alone
                 self._onward = without(self._onward, orca.HEADER)
         content_type = known.get(b"content-type", b"").lower()
-        if answer.status in (404, 405, 501) and self._may_be_unspoken():
-            self._tap = engine_faults.UnspokenTap()
-        elif answer.status in engine_faults.TELLS and not self.owner.upstream_is_tier:
+        if answer.status in (404, 405, 501) and self._may_be_unsupported():
+            self._tap = engine_faults.UnsupportedTap()
+        elif answer.status in engine_faults.FAULT_STATUSES and not self.owner.upstream_is_tier:
             self._tap, self._length = engine_faults.FaultTap(), answer.length
         elif content_type.startswith(b"text/event-stream"):
             self._tap, self.streams = StreamTap(self.active.hide_usage, self._transcript, self.active.geo), True
@@ -170,7 +170,7 @@ class AttemptRun:
         else:
             self._length = answer.length
 
-    def _may_be_unspoken(self) -> bool:
+    def _may_be_unsupported(self) -> bool:
         """Whether the path is one that not every engine has."""
         return not self.owner.upstream_is_tier and paths.optional(self.active.exchange.head.path)
 
@@ -182,7 +182,7 @@ class AttemptRun:
         if self._tap is not None:
             data = self._tap.feed(data)
         if not self.began:
-            if data or not isinstance(self._tap, engine_faults.UnspokenTap):
+            if data or not isinstance(self._tap, engine_faults.UnsupportedTap):
                 self._begin(data)
         elif data:
             self.active.exchange.write(data)
@@ -194,7 +194,7 @@ class AttemptRun:
             return
         self._over = True
         rest = self._tap.rest() if self._tap is not None else b""
-        if isinstance(self._tap, engine_faults.UnspokenTap) and self._tap.unspoken:
+        if isinstance(self._tap, engine_faults.UnsupportedTap) and self._tap.unsupported:
             self.owner.failed(self, outcome.PATH_UNSPOKEN)
             return
         if not self.began:
@@ -273,7 +273,7 @@ class AttemptRun:
 
     def start(self, address: Address) -> None:
         """Get a connection."""
-        self.owner.pool.lend(address, self)
+        self.owner.pool.lend(address, self, len(self.active.body))
 
     def abort(self) -> None:
         """Stop the work upstream at once; tells nobody."""

@@ -30,7 +30,7 @@ _BROKEN = re.compile(
     rb"|EngineDeadError|EngineCore encountered an issue|Background loop (?:is not running|has errored)",
     re.IGNORECASE,
 )
-TELLS = frozenset((424, *range(500, 600)))
+FAULT_STATUSES = frozenset((424, *range(500, 600)))
 """HTTP statuses of answers whose body is an engine's account of a failure."""
 
 
@@ -66,16 +66,16 @@ _NOWHERE = (
 )  # fmt: skip
 
 
-class UnspokenTap:
+class UnsupportedTap:
     """For the body of a 404, 405 or 501 to a path that not every engine has: held until it shows whether that is meant.
-    `unspoken`: it is. What is longer than such a body passes as it is."""
+    `unsupported`: it is. What is longer than such a body passes as it is."""
 
-    __slots__ = ("_kept", "_passes", "unspoken")
+    __slots__ = ("_kept", "_passes", "unsupported")
 
     usage = fault = None
 
     def __init__(self) -> None:
-        self._kept, self._passes, self.unspoken = b"", False, False
+        self._kept, self._passes, self.unsupported = b"", False, False
 
     @property
     def held_bytes(self) -> int:
@@ -101,11 +101,11 @@ class UnspokenTap:
             body: Any = msgspec.json.decode(kept) if kept else {}
         except (msgspec.DecodeError, UnicodeDecodeError):
             body = kept.strip() in (b"Not Found", b"404 page not found", b"File Not Found", b"404: Not Found")
-        self.unspoken = body is True or body == {} or body in _NOWHERE
+        self.unsupported = body is True or body == {} or body in _NOWHERE
         if isinstance(body, dict) and isinstance(error := body.get("error"), dict):  # llama.cpp's, and vLLM's own
             nowhere = error.get("message") in ("Not Found", "File Not Found")
-            self.unspoken = nowhere or error.get("type") == "not_supported_error"
-        return b"" if self.unspoken else kept
+            self.unsupported = nowhere or error.get("type") == "not_supported_error"
+        return b"" if self.unsupported else kept
 
 
 class FaultTap:

@@ -86,8 +86,8 @@ class Collector:
 
     def lost(self, reason: Outcome) -> None:
         """The upstream is gone, or never came."""
-        unheard = reason in (outcome.CONNECT_FAILED, outcome.CONNECT_TIMEOUT)
-        self._finish(FetchError("unreachable" if unheard else "cut", reason))
+        unreached = reason in (outcome.CONNECT_FAILED, outcome.CONNECT_TIMEOUT)
+        self._finish(FetchError("unreachable" if unreached else "cut", reason))
 
     def broke(self, _error: Exception) -> None:
         """See pool.UpstreamHandler."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import msgspec
 
 from farhop.balance import outcome
+from farhop.balance.estimate.cost import INIT_WINDOW_BYTES
 from farhop.relay.http import head, tls
 from farhop.relay.http.body import ChunkedBody, EndlessBody, FramingError, LengthBody
 from farhop.relay.http.cork import Cork
@@ -94,6 +95,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_received",
         "address",
         "attempt",
+        "carried_bytes",
         "host",
         "idle_since",
         "lent_at",
@@ -107,6 +109,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.attempt: UpstreamHandler | None = None
         self.reused = self._ended = False
+        self.carried_bytes = 0  # of the largest body sent on it: so far its congestion window was opened
         self.idle_since = self.lent_at = 0.0
         self._partial = b""  # of a head that is not complete
         self._head: AnswerHead | None = None
@@ -312,24 +315,33 @@ class Pool:
         """How many connections are open, lent or at rest."""
         return len(self._all)
 
-    def lend(self, address: Address, attempt: UpstreamHandler) -> None:
-        """Lend a kept connection now, or a fresh one when it is there."""
+    def in_use(self, address: Address, within_s: float) -> bool:
+        """Whether a connection to an address is lent, or was within so many seconds."""
+        idle, since = self._idle.get(address, ()), self._loop.time() - within_s
+        return self._at.get(address, 0) > len(idle) or any(one.idle_since > since for one in idle)
+
+    def lend(self, address: Address, attempt: UpstreamHandler, body_bytes: int = 0) -> None:
+        """Lend a kept connection now, or a fresh one when it is there: the one that was used last, or for a large body
+        the one that carried as large a one last. Another would begin it at TCP's first window."""
         idle = self._idle.get(address)
         while idle:
-            connection = idle.pop()
+            any_of_them = body_bytes <= INIT_WINDOW_BYTES or len(idle) == 1
+            connection = idle.pop() if any_of_them else idle.pop(_warmest(idle, body_bytes))
             if connection.transport is not None and not connection.transport.is_closing():
                 connection.reused, connection.lent_at, connection.attempt = True, self._loop.time(), attempt
+                if body_bytes > connection.carried_bytes:
+                    connection.carried_bytes = body_bytes
                 attempt.connected(connection)
                 return
-        self.lend_fresh(address, attempt)
+        self.lend_fresh(address, attempt, body_bytes)
 
-    def lend_fresh(self, address: Address, attempt: UpstreamHandler) -> None:
+    def lend_fresh(self, address: Address, attempt: UpstreamHandler, body_bytes: int = 0) -> None:
         """Connect, then lend."""
         if self._at[address] >= self.limits.streams_max:
             self._loop.call_soon(attempt.lost, outcome.UPSTREAM_FULL)  # not now: whoever asks is not done asking
             return
         self._at[address] += 1
-        task = self._loop.create_task(self._connect(address, attempt))
+        task = self._loop.create_task(self._connect(address, attempt, body_bytes))
         self._tasks.add(task)
         task.add_done_callback(partial(self._tried, address))
 
@@ -338,7 +350,7 @@ class Pool:
         self._tasks.discard(task)
         self._left(address)
 
-    async def _connect(self, address: Address, attempt: UpstreamHandler) -> None:
+    async def _connect(self, address: Address, attempt: UpstreamHandler, body_bytes: int) -> None:
         try:
             async with asyncio.timeout(self.limits.connect_s):
                 connection = await self._open(address)
@@ -350,6 +362,7 @@ class Pool:
             attempt.lost(outcome.UPSTREAM_FULL if error.errno in _OURS else outcome.CONNECT_FAILED)
         else:
             if connection.usable:
+                connection.carried_bytes = body_bytes
                 connection.lend(attempt)
             else:
                 attempt.lost(outcome.DIED_BEFORE_START)  # accepted, and closed at once
@@ -438,3 +451,15 @@ class Pool:
         end = self._loop.time() + _CLOSE_S
         while self._all and self._loop.time() < end:
             await asyncio.sleep(0.01)
+
+
+def _warmest(idle: list[UpstreamConnection], body_bytes: int) -> int:
+    """Which of them carried so much, the last used first; none: which carried the most."""
+    most = place = 0
+    for at in range(len(idle) - 1, -1, -1):
+        carried_bytes = idle[at].carried_bytes
+        if carried_bytes >= body_bytes:
+            return at
+        if carried_bytes > most:
+            most, place = carried_bytes, at
+    return place if most else len(idle) - 1

@@ -14,7 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from farhop.balance import outcome
-from farhop.relay.formats.repeatable import events_of, tells_usage
+from farhop.relay.formats.event_stream import each
+from farhop.relay.formats.repeatable import has_usage
 from farhop.relay.http.exchange import Exchange
 
 if TYPE_CHECKING:
@@ -390,9 +391,9 @@ class SharedExchange(Exchange):
         if self._keeps and tape.held_bytes + len(data) > self.keeps_max:
             self._keeps = False
         self._find_room(len(data))
-        parts = events_of(data) if self._stream and b'"usage"' in data else (data,)
+        parts = each(data) if self._stream and b'"usage"' in data else (data,)
         for part in parts:
-            tape.add(part, usage=self._stream and tells_usage(part))
+            tape.add(part, usage=self._stream and has_usage(part))
 
     def _find_room(self, size: int) -> None:
         """Where there is none, what is held is let go: first what all have read, then those who are behind. What the

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Literal, get_args
 from farhop.balance import machine, outcome
 from farhop.relay import answers
 from farhop.relay.formats import resumption, text_resumption
+from farhop.relay.formats.event_stream import each
 from farhop.relay.formats.exact_resumption import ExactProgress, HopProgress
 from farhop.relay.formats.resumption import Progress, Unresumable
 from farhop.relay.formats.text_resumption import TextProgress
 from farhop.relay.http.head import RESUME
 from farhop.relay.upstream import engine_faults
 from farhop.relay.upstream.attempt import AttemptRun
-from farhop.relay.upstream.tap import ANY_END, END, ERROR, StreamTap, has_usage
+from farhop.relay.upstream.tap import END, ERROR, FINISHES, FINISHES_SPACED, StreamTap, has_usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +101,7 @@ class Resumption:
         which hides from its client what that is not to see of stop strings."""
         assert active.progress is not None  # it has a plan
         try:
-            made = TextProgress(active.progress.plan, active.body, tells_usage=not active.hide_usage)
+            made = TextProgress(active.progress.plan, active.body, sends_usage=not active.hide_usage)
         except Unresumable as reason:
             self.outcomes["not_resumable", str(reason)] += 1
             return None
@@ -156,7 +157,12 @@ class ResumableTap(StreamTap):
     def feed(self, data: bytes) -> bytes:
         """See StreamTap."""
         # As StreamTap.feed, without a frame more for each chunk.
-        if self._tail or not data.endswith(END) or (b'"usage"' in data and has_usage(data)):
+        if (
+            self._tail
+            or not data.endswith(END)
+            or (b'"usage"' in data and has_usage(data))
+            or (self._hide and (self._finish or FINISHES in data or FINISHES_SPACED in data))
+        ):
             events = self._slow(data)
         else:
             self._keep(events := data)
@@ -167,12 +173,12 @@ class ResumableTap(StreamTap):
     def _unbroken(self, events: bytes) -> bytes:
         """What comes before an event that says the engine is broken; the rest is withheld."""
         start = 0
-        for end in ANY_END.finditer(events):
-            self.broke = engine_faults.in_event(events[start : end.end()])
+        for event in each(events):
+            self.broke = engine_faults.in_event(event)
             if self.broke in _GOES_ON_ELSEWHERE:
                 self.withheld = events[start:]
                 return events[:start]
-            start = end.end()
+            start += len(event)
         self.broke = None
         return events
 
@@ -221,7 +227,7 @@ class TextTap(ResumableTap):
     def feed(self, data: bytes) -> bytes:
         """See StreamTap."""
         progress = self.progress
-        if self._tail or not progress.adds(data):
+        if self._tail or self._finish or not progress.adds(data):
             passed = super().feed(data)
             progress.set_usage(self.usage)  # which the client may not be told: then nothing passed
             return passed
@@ -360,7 +366,7 @@ class ResumableRun(AttemptRun):
     def _end_whole(self) -> None:
         if self._close():
             # Nothing, where all of its end was told: an empty chunk would end the answer, and its end be said twice.
-            if end := self._progress.end(tells_usage=not self.active.hide_usage):
+            if end := self._progress.end(sends_usage=not self.active.hide_usage):
                 self.active.exchange.write(end)
             request_id, usage = self.active.request.id, self._progress.usage
             self.owner.ended(self, machine.AttemptEnded(request_id, self.number, self._status, usage))
@@ -369,13 +375,13 @@ class ResumableRun(AttemptRun):
 class ContinuedRun(ResumableRun):
     """An attempt that continues a stream which the client has the beginning of."""
 
-    __slots__ = ("_tells_usage",)
+    __slots__ = ("_usage_due",)
 
     def __init__(
         self, owner: AttemptOwner, active: ActiveRequest, number: int, now: float, resumption: Resumption
     ) -> None:
         super().__init__(owner, active, number, now, resumption)
-        self._tells_usage = not active.hide_usage
+        self._usage_due = not active.hide_usage
         self._transcript = None  # the answer's beginning was heard by another
         self.streams = True
 
@@ -395,9 +401,9 @@ class ContinuedRun(ResumableRun):
     def answered(self, answer: AnswerHead) -> None:
         """See AttemptRun."""
         self._status = answer.status
-        word = answer.known.get(b"x-farhop-outcome") if self.owner.upstream_is_tier else None
-        if word:
-            self._refusal = answers.read_hop_outcome(word)
+        value = answer.known.get(b"x-farhop-outcome") if self.owner.upstream_is_tier else None
+        if value:
+            self._refusal = answers.read_hop_outcome(value)
             return
         if answer.status != 200 or not answer.known.get(b"content-type", b"").startswith(b"text/event-stream"):
             busy = answer.status in (429, 503)
@@ -438,7 +444,7 @@ class ContinuedRun(ResumableRun):
         if not self.began:
             self.began = True
             self.owner.resumed(self, self._status)
-        spelled = self._progress.spelled(events, tells_usage=self._tells_usage)
+        spelled = self._progress.spelled(events, sends_usage=self._usage_due)
         if spelled:
             self.active.exchange.write(spelled)
 

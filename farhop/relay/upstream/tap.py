@@ -1,9 +1,11 @@
 """Listening to an answer as it passes: whole events, the engine's usage, and whether it ends in an engine's error.
 
 Payload passes as received, but for the residency that a client named by Anthropic's `inference_geo`: its usage says it
-again. Two things are held: an event not yet complete (so that a broken stream ends between events), and the usage chunk
-that only we asked for. A transcript, where there is one, gets whole events or the body. Never keeps an answer beyond
-what finding its usage needs.
+again. Held are an event not yet complete (so that a broken stream ends between events), and the usage chunk that only
+we asked for. What engines tell with that chunk beside the usage (llama.cpp its `timings`, vLLM its fingerprint) they
+would have told with the chunk before, which says the answer's end: so that waits for the next one, and gets it. A
+transcript, where there is one, gets whole events or the body. Never keeps an answer beyond what finding its usage
+needs.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farhop.relay.formats.openai import usage_of
+from farhop.relay.formats.event_stream import ANY_END, END_BYTES_MAX
+from farhop.relay.formats.openai import UNREADABLE, usage_of
 from farhop.relay.upstream import engine_faults
 
 if TYPE_CHECKING:
@@ -25,11 +28,11 @@ EVENT_BYTES_MAX = 256 * 1024  # an event longer than this passes in pieces: it i
 BODY_BYTES_MAX = 256 * 1024  # of a longer body only the end is kept: where usage is the last member, it is found there
 TAIL_BYTES = 4 * 1024
 KEPT_BYTES_MAX = 16 * 1024  # of a segment's events, for the error that may be in it
-_END_BYTES_MAX = 4
 END = b"\n\n"
-ANY_END = re.compile(rb"\r?\n\r?\n")  # LF, CRLF, or a mixture: a blank line ends an event
 ERROR = b'"error"'
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
+# An answer says its end once, and in a text these quotes would be escaped.
+FINISHES, FINISHES_SPACED = b'"finish_reason":"', b'"finish_reason": "'
 _FIRST = b'"message_start"'  # of Anthropic's events: the usage in it is that of the whole answer
 
 
@@ -42,7 +45,9 @@ class StreamTap:
     for `[DONE]`, so of the last two segments those that name one are kept, and looked at then.
     """
 
-    __slots__ = ("_before", "_geo", "_hide", "_last", "_searched", "_tail", "_transcript", "fault", "usage")
+    __slots__ = (
+        "_before", "_finish", "_geo", "_hide", "_last", "_searched", "_tail", "_transcript", "fault", "usage",
+    )  # fmt: skip
 
     events_bytes_max = EVENT_BYTES_MAX
 
@@ -51,21 +56,27 @@ class StreamTap:
         self._tail = bytearray()
         self._searched = 0  # of it: no event ends before here
         self._before = self._last = b""
+        self._finish = b""  # the event that says the end, until the next is here
         self.usage: Usage | None = None
         self.fault: Outcome | None = None
 
     @property
     def held_bytes(self) -> int:
         """What is kept of the answer now."""
-        return len(self._tail) + len(self._before) + len(self._last)
+        return len(self._tail) + len(self._finish) + len(self._before) + len(self._last)
 
     def feed(self, data: bytes) -> bytes:
         """Bytes in, bytes to pass on (maybe none)."""
-        # Nearly always a segment is a whole number of events without usage: two comparisons, no copy.
-        if not self._tail and data.endswith(END) and (b'"usage"' not in data or not has_usage(data)):
-            self._keep(data)
-            return data
-        return self._slow(data)
+        # Nearly always a segment is a whole number of events without usage: a few comparisons, no copy.
+        if (
+            self._tail
+            or not data.endswith(END)
+            or (b'"usage"' in data and has_usage(data))
+            or (self._hide and (self._finish or FINISHES in data or FINISHES_SPACED in data))
+        ):
+            return self._slow(data)
+        self._keep(data)
+        return data
 
     def _keep(self, events: bytes) -> None:
         if self._transcript is not None:
@@ -78,7 +89,7 @@ class StreamTap:
         tail = self._tail
         tail += data
         events, start = [], 0
-        for end in ANY_END.finditer(tail, max(0, self._searched - _END_BYTES_MAX + 1)):
+        for end in ANY_END.finditer(tail, max(0, self._searched - END_BYTES_MAX + 1)):
             events.append(bytes(tail[start : end.end()]))
             start = end.end()
         del tail[:start]
@@ -86,16 +97,31 @@ class StreamTap:
         if events:
             self._keep(b"".join(events))
         if len(tail) > self.events_bytes_max:
-            events.append(self._drain())
+            events.append(self._drain_tail())
             if self._transcript is not None:
                 self._transcript.miss()
-        passed = [event for event in events if not self._is_ours(event)]
+        passed = self._passed(events)
         return b"".join(passed if not self._geo else map(self._echoed, passed))
+
+    def _passed(self, events: list[bytes]) -> list[bytes]:
+        """Those of them that the client is to see now."""
+        if self._finish and events:
+            events.insert(0, self._finish)
+            self._finish = b""
+        passed: list[bytes] = []
+        for event in events:
+            if not self._is_ours(event):
+                passed.append(event)
+            elif passed and _finishes(passed[-1]):
+                passed[-1] = _with_rest_of(passed[-1], event)
+        if self._hide and events and events[-1] in passed[-1:] and _finishes(events[-1]):
+            self._finish = passed.pop()
+        return passed
 
     def _echoed(self, event: bytes) -> bytes:
         return _with_geo(event, self._geo, _USAGE.search(event)) if _FIRST in event else event
 
-    def _drain(self) -> bytes:
+    def _drain_tail(self) -> bytes:
         tail, self._tail, self._searched = bytes(self._tail), bytearray(), 0
         return tail
 
@@ -111,13 +137,35 @@ class StreamTap:
 
     def rest(self) -> bytes:
         """What is left when the upstream ended as it should: an event without its end, passed on as it is."""
-        tail = self._drain()
+        tail = self._drain_tail()
         for segment in (self._before, self._last, tail):
             if ERROR in segment:
                 for event in ANY_END.split(segment):
                     self.fault = engine_faults.in_event(event) or self.fault
         self._before = self._last = b""
-        return b"" if self._is_ours(tail) else tail
+        passed = self._passed([tail] if tail else [])
+        finish, self._finish = self._finish, b""
+        return b"".join(passed) + finish
+
+
+def _finishes(event: bytes) -> bool:
+    return FINISHES in event or FINISHES_SPACED in event
+
+
+def _with_rest_of(event: bytes, hidden: bytes) -> bytes:
+    """An event that goes before another which the client does not see: what that one tells beside the usage it would
+    have told itself, had it been the last."""
+    try:
+        known, told = (_members(one[one.index(b"{") :].rstrip()) for one in (event, hidden))
+    except (*UNREADABLE, ValueError):
+        return event
+    more = [(name, value) for name, value in told.items() if name not in known and name != "usage"]
+    at = event.rindex(b"}")
+    added = b"".join(b",%b:%b" % (msgspec.json.encode(name), value) for name, value in more)
+    return event[:at] + added + event[at:]
+
+
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def has_usage(data: bytes) -> bool:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 STOP_S = 3600.0  # an order to stop a drill is forgotten after that
 DRILL_WHY_LIMIT = 128  # overrides say the run beside it
-HISTORY_TOLD = 40
-LAWS_MAX, MOVES_TOLD = 12, 24
+HISTORY_SHOWN_MAX = 40
+LAWS_MAX, MOVES_SHOWN_MAX = 12, 24
 _LOCK, _LEVER, _STOP = f"{DRILL_PREFIX}lock", f"{DRILL_PREFIX}lever", f"{DRILL_PREFIX}stop/"
 _HISTORY, _SCHEDULES = f"{DRILL_PREFIX}history/", f"{DRILL_PREFIX}schedule/"
 
@@ -205,14 +205,14 @@ class Acts:
 
     def _stranded(self, act: Act, statuses: Statuses) -> list[str]:
         law = self._law()
-        return effect.bereft(law.topology, statuses, act.target) if act.do == "drain" and law is not None else []
+        return effect.stranded_by(law.topology, statuses, act.target) if act.do == "drain" and law is not None else []
 
     def _effects(self, act: Act, statuses: Statuses) -> list[str]:
         law = self._law()
         if law is None or act.do not in ("drain", "bias"):
             return []
-        tell = effect.drained if act.do == "drain" else effect.biased
-        return tell(law.topology, statuses, act.target)
+        effects = effect.drained if act.do == "drain" else effect.biased
+        return effects(law.topology, statuses, act.target)
 
     def _checked(self, act: Act, entry: Entry | None, statuses: Statuses, stranded: Sequence[str]) -> None:
         _confirmed(act)
@@ -242,8 +242,8 @@ class Acts:
             after = await asyncio.to_thread(_over, document, law.topology) if law is not None else None
             if before is not None and after is not None:
                 moves = await asyncio.to_thread(effect.moved, before, after)
-                one["moved"] = [str(move) for move in moves[:MOVES_TOLD]]
-                one["more"] = max(0, len(moves) - MOVES_TOLD)
+                one["moved"] = [str(move) for move in moves[:MOVES_SHOWN_MAX]]
+                one["more"] = max(0, len(moves) - MOVES_SHOWN_MAX)
             before = after
             laws.append(one)
         return {"laws": laws[::-1][:LAWS_MAX]}
@@ -263,7 +263,7 @@ class Acts:
             "running": _decoded(lock.value) if lock is not None else None,
             "lever": _decoded(lever.value) if lever is not None else None,
             "planned": [one for one in planned if one is not None],
-            "history": runs[:HISTORY_TOLD],
+            "history": runs[:HISTORY_SHOWN_MAX],
             **({"going": here.going(), "reports": await here.reported()} if here is not None else {}),
         }
 

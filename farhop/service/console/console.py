@@ -120,7 +120,7 @@ class BalancerSource:
         store: Store,
         explain: Callable[[bytes], Awaitable[dict[str, Any]]],
     ) -> None:
-        self._tell, self._metrics, self._decisions, self._store = status, metrics, decisions, store
+        self._read_status, self._metrics, self._decisions, self._store = status, metrics, decisions, store
         self.law, self._explain = law, explain
         self._briefs: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._counted: deque[tuple[int, dict[str, dict[str, int]]]] = deque(maxlen=SPAN + 1)
@@ -136,7 +136,7 @@ class BalancerSource:
     async def snapshot(self, now_ms: int) -> Snapshot:
         """What this balancer says of the world now, made in many turns of the loop: requests are not kept waiting for
         it. Rates are since it was last asked."""
-        self._status = status = self._tell()
+        self._status = status = self._read_status()
         names = self._decisions.newest(snapshots.DECISIONS_MAX)
         for name in reversed(names):  # each is spelled out once: that is what costs
             if name not in self._briefs and (record := self._decisions.get(name)) is not None:

@@ -51,15 +51,15 @@ class LastSnapshot(msgspec.Struct, frozen=True):
 def plain(value: Any) -> Any:
     """As a picture holds it: no None, text of a bounded length, numbers finite and with three digits that matter."""
     if isinstance(value, Mapping):
-        return {str(key)[:TEXT_MAX]: plain(one) for key, one in value.items() if _tellable(one)}
+        return {str(key)[:TEXT_MAX]: plain(one) for key, one in value.items() if _is_shown(one)}
     if isinstance(value, list | tuple | frozenset | set):
-        return [plain(one) for one in value if _tellable(one)]
+        return [plain(one) for one in value if _is_shown(one)]
     if isinstance(value, float):
         return _rounded(value)
     return value[:TEXT_MAX] if isinstance(value, str) else value
 
 
-def _tellable(value: Any) -> bool:
+def _is_shown(value: Any) -> bool:
     return value is not None and not (isinstance(value, float) and not math.isfinite(value))
 
 
@@ -194,7 +194,7 @@ def freshness(latest: LastSnapshot, now_ms: int) -> str:
 
 
 def picture(latest: Mapping[str, LastSnapshot], law: Law | None, now_ms: int) -> dict[str, Any]:
-    """The world, as those balancers tell it. Keys of `heard` name balancers."""
+    """The world, as those balancers tell it. Keys of `latest` name balancers."""
     fresh = {name: freshness(one, now_ms) for name, one in latest.items()}
     snapshots = {name: one.snapshot for name, one in latest.items() if one.snapshot is not None}
     upper = {name: snapshot for name, snapshot in snapshots.items() if snapshot.get("tier") == "global"}
@@ -229,20 +229,20 @@ def picture(latest: Mapping[str, LastSnapshot], law: Law | None, now_ms: int) ->
 
 
 def wrong(picture: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What is wrong in a picture, worst first, a line each: `state` as a sign for it, `where`, `what`; `heard` is when
+    """What is wrong in a picture, worst first, `state` as a sign for it, `where`, `what`; `seen_at` is when
     the last snapshot came, where it is of a balancer that does not answer now."""
     found: list[tuple[int, dict[str, Any]]] = []
 
-    def say(rank: int, state: str, where: str, what: str, **more: Any) -> None:
+    def add(rank: int, state: str, where: str, what: str, **more: Any) -> None:
         found.append((rank, {"state": state, "where": where, "what": what, **more}))
 
     balancers, regions = _dict(picture.get("balancers")), _dict(picture.get("regions"))
     for name, one in balancers.items():
         if one["fresh"] != "fresh":
             lost = one["fresh"] == "cut off"
-            more = {"heard": one["heard"]} if "heard" in one else {}
+            more = {"seen_at": one["seen_at"]} if "seen_at" in one else {}
             why = f": {one['error']}" if one.get("error") else ""
-            say(
+            add(
                 0 if lost else 3,
                 "cut off" if lost else "suspect",
                 name,
@@ -250,28 +250,28 @@ def wrong(picture: Mapping[str, Any]) -> list[dict[str, Any]]:
                 **more,
             )
         if one.get("trouble"):
-            say(2, "suspect", name, f"etcd: {one['trouble']}")
+            add(2, "suspect", name, f"etcd: {one['trouble']}")
         for text in _dict(one.get("law")).get("trouble") or ():
-            say(2, "suspect", name, f"law: {text}")
+            add(2, "suspect", name, f"law: {text}")
     for name, one in regions.items():
         state = one.get("state")
         if state in ("down", "suspect"):
             seen = list(_dict(one.get("seen")).values())
             agree = seen.count(state)
             some = f" (as {agree} of {len(seen)} global balancers see it)" if agree < len(seen) else ""
-            say(0 if state == "down" else 1, state, name, f"{state}: {one.get('why', '')}{some}")
+            add(0 if state == "down" else 1, state, name, f"{state}: {one.get('why', '')}{some}")
         elif state == "draining":
             drain = _dict(one.get("drain"))
             by = f", by {drain.get('author')}: {drain.get('why')}" if drain else ""
-            say(4, state, name, f"draining{by}")
+            add(4, state, name, f"draining{by}")
         if one.get("used", 0.0) > FULL_SHARE:
-            say(2, "suspect", name, f"{one['used']:.0%} of its slots are used, {one.get('queued', 0)} wait")
+            add(2, "suspect", name, f"{one['used']:.0%} of its slots are used, {one.get('queued', 0)} wait")
         up, of = one.get("replicas_up", 0), one.get("replicas_all", 0)
         if up < of and state != "down" and "cut_off" not in one:
-            say(2, "suspect", name, f"{up} of {of} replicas are up")
+            add(2, "suspect", name, f"{up} of {of} replicas are up")
     epochs = {one["epoch"] for one in balancers.values() if one["fresh"] != "cut off" and "epoch" in one}
     if len(epochs) > 1:
-        say(1, "suspect", "law", f"balancers go by different epochs: {', '.join(map(str, sorted(epochs)))}")
+        add(1, "suspect", "law", f"balancers go by different epochs: {', '.join(map(str, sorted(epochs)))}")
     return [one for _, one in sorted(found, key=lambda pair: pair[0])][:WRONG_MAX]
 
 
@@ -283,7 +283,7 @@ def _balancer(latest: LastSnapshot, fresh: str) -> dict[str, Any]:
         "region": snapshot.get("region") or latest.region,
         **{name: snapshot.get(name) for name in named},
         "fresh": fresh,
-        "heard": latest.at_ms or None,
+        "seen_at": latest.at_ms or None,
         "error": latest.error or None,
     }
 
@@ -311,10 +311,10 @@ def _merged(
         "seen": {key: one.get("state") for key, one in seen.items()},
         "of": len(upper),
         "cut_off": sorted(key for key in known if fresh[key] == "cut off") or None,
-        "heard": max((latest[key].at_ms for key in (*views, *known)), default=0) or None,
+        "seen_at": max((latest[key].at_ms for key in (*views, *known)), default=0) or None,
     }
     if not worst:
-        row["why"] = "no global balancer that is heard tells of it"
+        row["why"] = "no global balancer that answers reports it"
     if own:
         # Balancers of one region share its replicas: each tells of all, and how much of the load is not its own.
         replicas = {

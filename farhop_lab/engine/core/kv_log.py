@@ -84,7 +84,7 @@ class KvLog:
 def batch(events: list[dict[str, Any]], at: float, schema: str) -> bytes:
     """A message's payload. `at` is epoch seconds, `schema` one of SCHEMAS."""
     if schema == "array":
-        worded: list[Any] = [[event["type"], *(event[field] for field in _ORDER[event["type"]])] for event in events]
+        encoded: list[Any] = [[event["type"], *(event[field] for field in _ORDER[event["type"]])] for event in events]
     else:
-        worded = list(events)
-    return msgspec.msgpack.encode([at, worded, 0])
+        encoded = list(events)
+    return msgspec.msgpack.encode([at, encoded, 0])

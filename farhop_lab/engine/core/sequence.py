@@ -30,7 +30,7 @@ class Wanted(msgspec.Struct, frozen=True):
     (embeddings, rankings), and no token comes of it. `ids`: the prompt's tokens, TOKEN_BYTES each, where a tokenizer
     says what they are; then `piece_ids` are those of the pieces that answers are made of. Without, a token is up to
     TOKEN_BYTES bytes of the text itself. `keeps`: another engine will fetch the
-    prompt's KV when it ends. `tells_stop`: the stop string that ended the answer stands at its end, and no text is held
+    prompt's KV when it ends. `shows_stop`: the stop string that ended the answer stands at its end, and no text is held
     back for it (vLLM's `include_stop_str_in_output`).
     """
 
@@ -45,7 +45,7 @@ class Wanted(msgspec.Struct, frozen=True):
     ids: bytes = b""
     piece_ids: Mapping[bytes, bytes] = {}
     keeps: bool = False
-    tells_stop: bool = False
+    shows_stop: bool = False
 
 
 class TextModel(msgspec.Struct, frozen=True):
@@ -67,9 +67,9 @@ class Sequence:
         "_held",
         "_hold",
         "_piece_ids",
-        "_said",
+        "_shown_end",
+        "_shows_stop",
         "_stop",
-        "_tells_stop",
         "_undecoded",
         "_wide",
         "_writer",
@@ -123,10 +123,10 @@ class Sequence:
         self._wide, self._undecoded = text_model.wide, b""  # bytes of a character that is not complete
         self.last_piece = b""  # of the answer
         self._ahead: deque[bytes] = deque()  # pieces written before their time; b"" ends the answer
-        self._stop, self._tells_stop = wanted.stop, wanted.tells_stop
-        self._hold = 0 if wanted.tells_stop else max(map(len, wanted.stop), default=1) - 1
+        self._stop, self._shows_stop = wanted.stop, wanted.shows_stop
+        self._hold = 0 if wanted.shows_stop else max(map(len, wanted.stop), default=1) - 1
         self._held = ""  # of what was said last, what is not shown yet
-        self._said = ""  # last, as much as a stop string may begin in
+        self._shown_end = ""  # last, as much as a stop string may begin in
 
     def block_names(self, blocks: int, *, since: int = 0) -> list[int]:
         """Names of the first `blocks` blocks but for `since`; fewer where the text is shorter. A name covers all text
@@ -205,15 +205,15 @@ class Sequence:
     def _show(self, piece: str) -> str:
         """Hold back as much as could begin a stop string: a match can only lie in what was said last plus the new
         piece. Which of several it is, their order says, as in vLLM's check_stop_strings."""
-        text = self._said + piece
-        shown = len(self._said) - len(self._held)
+        text = self._shown_end + piece
+        shown = len(self._shown_end) - len(self._held)
         if piece and self.output_tokens > self.min_tokens:
             for stop in self._stop:
-                if (at := text.find(stop, max(0, len(self._said) + 1 - len(stop)))) >= 0:
+                if (at := text.find(stop, max(0, len(self._shown_end) + 1 - len(stop)))) >= 0:
                     self.finished, self.stop_reason, self._held = "stop", stop, ""
-                    return text[shown : at + len(stop) if self._tells_stop else at]
+                    return text[shown : at + len(stop) if self._shows_stop else at]
         cut = max(shown, len(text) - self._hold)
-        self._held, self._said = text[cut:], text[max(0, len(text) - max(map(len, self._stop)) + 1) :]
+        self._held, self._shown_end = text[cut:], text[max(0, len(text) - max(map(len, self._stop)) + 1) :]
         return text[shown:cut]
 
 

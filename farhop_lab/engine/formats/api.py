@@ -288,7 +288,7 @@ def call_of(body: _Body, prompt: bytes, max_tokens: int | None, role: str | None
         stop=tuple(stop),
         cache_salt=body.cache_salt or "",
         keeps=transfer.do_remote_decode,
-        tells_stop=body.include_stop_str_in_output or body.no_stop_trim,
+        shows_stop=body.include_stop_str_in_output or body.no_stop_trim,
     )
     options = body.stream_options or StreamOptions()
     usage, each = bool(options.include_usage), bool(options.include_usage and options.continuous_usage_stats)

@@ -141,8 +141,8 @@ def _of_turn(turn: Turn) -> list[Message]:
         elif kind == "image":
             parts.append(Part("image_url", image_url={"url": block.get("source")}))
         elif kind == "tool_use":
-            said = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
-            calls.append({"id": block.get("id"), "type": "function", "function": said})
+            function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result":
             results.append(Message("tool", _result(block.get("content"))))
         elif kind not in ("text", "thinking", "redacted_thinking"):
@@ -182,8 +182,8 @@ class MessageAnswer:
 
     def opening(self, sequence: Sequence) -> bytes:
         """The message begins, and its only block."""
-        told = {"input_tokens": sequence.prompt_tokens, "output_tokens": 0}
-        message = {**self._message([], None, None), "usage": told}
+        started_usage = {"input_tokens": sequence.prompt_tokens, "output_tokens": 0}
+        message = {**self._message([], None, None), "usage": started_usage}
         block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
         return frame(_event({"type": "message_start", "message": message})) + frame(_event(block))
 
@@ -220,5 +220,5 @@ class MessageAnswer:
         }
 
 
-def _event(said: dict[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (str(said["type"]).encode(), _encode(said))
+def _event(fields: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (str(fields["type"]).encode(), _encode(fields))

@@ -141,15 +141,15 @@ class Answer:
             return frame(self._event([choice]))
         return frame(self._event([choice], prompt_token_ids=self._token_ids.of_prompt(sequence)))
 
-    def token_told(self, text: str, sequence: Sequence) -> bytes:
+    def token_with_ids(self, text: str, sequence: Sequence) -> bytes:
         """The chunk of one token, with its id, if ids are told (a completion's first has the prompt's, too), and the
         usage so far, if that is."""
-        return frame(self._event([self._told(self._choice(text, None, None), sequence)], self._used(sequence)))
+        return frame(self._event([self._with_ids(self._choice(text, None, None), sequence)], self._used(sequence)))
 
     def _used(self, sequence: Sequence) -> dict[str, Any] | None:
         return usage(sequence) if self._usage_each else None
 
-    def _told(self, choice: dict[str, Any], sequence: Sequence) -> dict[str, Any]:
+    def _with_ids(self, choice: dict[str, Any], sequence: Sequence) -> dict[str, Any]:
         if self._token_ids is None:
             return choice
         if self._role is None:
@@ -166,7 +166,7 @@ class Answer:
     def closing(self, text: str, sequence: Sequence, *, include_usage: bool) -> bytes:
         """The chunk of the last token, with the reason for the end; of the last answer also what ends the stream: the
         usage if asked for, then [DONE]."""
-        choice = self._told(self._choice(text, sequence.finished, sequence.stop_reason), sequence)
+        choice = self._with_ids(self._choice(text, sequence.finished, sequence.stop_reason), sequence)
         out = frame(self._event([choice], self._used(sequence)))
         self._ended.append(sequence)
         if len(self._ended) < self._open[0]:
@@ -183,7 +183,7 @@ class Answer:
             "object": "chat.completion" if chat else "text_completion",
             "created": self._created,
             "model": self._model,
-            "choices": [self._said(at, text, sequence) for at, (text, sequence) in enumerate(answers)],
+            "choices": [self._whole_choice(at, text, sequence) for at, (text, sequence) in enumerate(answers)],
             "service_tier": None,
             "system_fingerprint": None,
             "usage": usage(*(sequence for _, sequence in answers)),
@@ -191,7 +191,7 @@ class Answer:
         }
         return _encode(document)
 
-    def _said(self, index: int, text: str, sequence: Sequence) -> dict[str, Any]:
+    def _whole_choice(self, index: int, text: str, sequence: Sequence) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index}
         if self._role is not None:
             message: dict[str, Any] = {"role": self._role, "content": text, "refusal": None, "tool_calls": []}

@@ -141,8 +141,8 @@ class ResponseAnswer:
             "usage": usage(sequence) if sequence is not None else None,
         }
 
-    def _event(self, name: str, said: dict[str, Any]) -> bytes:
-        event = {"type": name, "sequence_number": self._number, **said}
+    def _event(self, name: str, fields: dict[str, Any]) -> bytes:
+        event = {"type": name, "sequence_number": self._number, **fields}
         self._number += 1
         return frame(b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(event)))
 

@@ -101,7 +101,7 @@ class RouterState:
         self.queued_tokens: Counter[str] = Counter(dict.fromkeys(self.targets, 0))
         self.running_tokens: Counter[str] = Counter(dict.fromkeys(self.targets, 0))
         self.seen: dict[str, tuple[Sample, float]] = {}
-        self.said: dict[str, BalancerSeen] = {}
+        self.balancers: dict[str, BalancerSeen] = {}
         self.gone: set[str] = set()
         self.queued = 0
         self._sent: dict[str, tuple[str, int, bool]] = {}
@@ -119,7 +119,7 @@ class RouterState:
 
     def on_balancer(self, event: BalancerSeen) -> None:
         """Take in a probe's answer."""
-        self.said[event.target] = event
+        self.balancers[event.target] = event
         if event.up:
             self.gone.discard(event.target)
         else:

@@ -41,8 +41,8 @@ class SelectivePushing:
         return [name for name in state.serving(state.peers) if self._free(name, state)]
 
     def _free(self, peer: str, state: RouterState) -> bool:
-        said = state.said.get(peer)
-        return said is not None and said.available and said.queued <= min(REMOTE_QUEUE_MAX, state.queued)
+        known = state.balancers.get(peer)
+        return known is not None and known.available and known.queued <= min(REMOTE_QUEUE_MAX, state.queued)
 
 
 class LongestPrefix:

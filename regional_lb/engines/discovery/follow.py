@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 GAP_S = 0.1  # between two announcements: a thousand pods that come together are one change or a few
 _REST = 9.0  # times what an announcement took: thousands that come one by one leave most of the process to requests
-LEFT_OUT_TOLD = 32
+LEFT_OUT_SHOWN_MAX = 32
 
 
 def source_of(config: SourceConfig, region: str, store: Store, rng: Random) -> Source:
@@ -55,10 +55,10 @@ class Discovery:
         store: Store,
         announce: Callable[[Sequence[ReplicaConfig]], None],
         refused: Callable[[str], None],
-        say: Callable[[str, str], None],
+        warn: Callable[[str, str], None],
         rng: Random,
     ) -> None:
-        self._announce, self._refused, self._say = announce, refused, say
+        self._announce, self._refused, self._warn = announce, refused, warn
         self._sources = [source_of(source, config.region, store, rng) for source in config.discovery]
         self._roster = Roster(config.replicas, [source.label for source in self._sources])
         self._changed = asyncio.Event()
@@ -90,13 +90,13 @@ class Discovery:
             self._changed.set()
         if isinstance(step, Failed):
             self._refused("discovery_failed")
-            self._say(step.source, f"{step.why}; what it said last stands")
+            self._warn(step.source, f"{step.why}; what it said last stands")
             return
         before = self._problems.get(step.source, ())
         for problem in step.problems:
             if problem not in before:
                 self._refused("discovery_malformed")
-                self._say(step.source, problem)
+                self._warn(step.source, problem)
         self._problems[step.source] = step.problems
 
     async def _announcing(self) -> None:
@@ -110,7 +110,7 @@ class Discovery:
             for one in left_out:
                 if one not in known:
                     self._refused(f"discovery_{one.reason}")
-                    self._say(one.source, f"{one.replica} is left out: {one.why}")
+                    self._warn(one.source, f"{one.replica} is left out: {one.why}")
             self._left_out = tuple(left_out)
             self._announce(replicas)
             await asyncio.sleep(max(GAP_S, _REST * (loop.time() - began_s)))
@@ -134,7 +134,9 @@ class Discovery:
         """For /status; nothing where nothing is discovered."""
         if not self._sources:
             return {}
-        left_out = [{"source": o.source, "replica": o.replica, "why": o.why} for o in self._left_out[:LEFT_OUT_TOLD]]
+        left_out = [
+            {"source": o.source, "replica": o.replica, "why": o.why} for o in self._left_out[:LEFT_OUT_SHOWN_MAX]
+        ]
         shown = {"discovery": self._roster.status(), "discovery_left_out": left_out}
         pools = [source for source in self._sources if isinstance(source, Kubernetes) and source.failure_mode]
         if pools:

@@ -31,7 +31,7 @@ ANSWER_BYTES_MAX = 64 * 1024 * 1024
 EVENT_BYTES_MAX = 4 * 1024 * 1024  # etcd, below that API, holds no object larger than 1.5 MiB
 SECRET_BYTES_MAX = 64 * 1024
 _GOOD_S = 1.0  # a watch that lasted so long needs no pause before the next
-_SAYS = {
+_DETAILS = {
     401: "the API server does not know our token; check token_file",
     403: "we may not read it; grant our service account get, list and watch",
     404: "there is no such thing; check the name and the namespace, and that the resource's CRD is installed",
@@ -243,7 +243,7 @@ def _check(path: str, status: int) -> None:
     if status == 410:
         raise _GoneError
     if status != 200:
-        raise KubeError(f"{path}: status {status}: {_SAYS.get(status, 'the API server cannot answer now')}")
+        raise KubeError(f"{path}: status {status}: {_DETAILS.get(status, 'the API server cannot answer now')}")
 
 
 def _read_event(path: str, line: bytes) -> _Event:

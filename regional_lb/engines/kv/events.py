@@ -104,7 +104,7 @@ class _Stream:
         self._react, self._refused, self._clock = react, refused, clock
         self._follower = Follower()
         self._replayed_at = -REPLAY_EVERY_S
-        self._ears: _Ears | None = None
+        self._waiter: _ReadWaiter | None = None
         self._applied_blocks = 0  # since others had the loop
 
     async def follow(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
@@ -123,9 +123,9 @@ class _Stream:
             try:
                 sub.subscribe(b"")
                 sub.connect(self._events)
-                with _Ears(sub, monitor) as self._ears:
+                with _ReadWaiter(sub, monitor) as self._waiter:
                     while True:
-                        await self._ears.something()
+                        await self._waiter.something()
                         # What it said comes before what became of the link.
                         while (frames := _received(sub)) is not None:
                             await self._came(context, frames)
@@ -162,8 +162,8 @@ class _Stream:
 
     async def _replay(self, context: zmq.Context[zmq.Socket[bytes]]) -> bool:
         """Have it say again what we did not hear. False if it does not answer."""
-        assert self._ears is not None
-        with self._ears.closed():
+        assert self._waiter is not None
+        with self._waiter.closed():
             try:
                 async with asyncio.timeout(REPLAY_S):
                     for _ in range(ROUNDS_MAX):
@@ -177,14 +177,14 @@ class _Stream:
 
     async def _round(self, context: zmq.Context[zmq.Socket[bytes]]) -> bool:
         """One question; whether to ask again. Raises TimeoutError."""
-        with _socket(context, zmq.SocketType.DEALER) as dealer, _Ears(dealer) as ears:
+        with _socket(context, zmq.SocketType.DEALER) as dealer, _ReadWaiter(dealer) as waiter:
             dealer.connect(self._replay_at)
             dealer.send_multipart([b"", self._follower.ask().to_bytes(8, "big")])
             while True:
                 frames = _received(dealer)
                 if frames is None:
                     async with asyncio.timeout(SILENCE_S):
-                        await ears.something()
+                        await waiter.something()
                     continue
                 if len(frames) >= 2 and frames[-2] == _END:
                     await self._do(self._follower.replay_ended())
@@ -266,7 +266,7 @@ def _received(socket: zmq.Socket[bytes]) -> list[bytes] | None:
         return None
 
 
-class _Ears:
+class _ReadWaiter:
     """Waits until something may have come to one of some sockets.
 
     ZeroMQ's descriptors say so until all that came is received: then ask again, not before.
@@ -277,7 +277,7 @@ class _Ears:
         self._loop = asyncio.get_running_loop()
         self._came = asyncio.Event()
 
-    def __enter__(self) -> _Ears:
+    def __enter__(self) -> _ReadWaiter:
         for place in self._places:
             self._loop.add_reader(place, self._came.set)
         self._came.set()  # it may have come before

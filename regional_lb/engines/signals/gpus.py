@@ -58,7 +58,7 @@ def read_gpus(text: bytes) -> tuple[Gpu, ...]:
     for name, most in _MOST.items():
         for labels, number in page.series(name):
             known = labels_of(labels)
-            gpu = found.setdefault((_word(known, b"gpu"), _word(known, b"UUID")), {})
+            gpu = found.setdefault((_label(known, b"gpu"), _label(known, b"UUID")), {})
             value = _sound(number, most)
             if value is not None:
                 gpu[name] = _WORSE[name](value, gpu.get(name, value))
@@ -90,7 +90,7 @@ def strain(gpus: Iterable[Gpu], mine: Collection[str], temperature_c_max: float,
     return ""
 
 
-def _word(labels: dict[bytes, bytes], name: bytes) -> str:
+def _label(labels: dict[bytes, bytes], name: bytes) -> str:
     return labels.get(name, b"").decode(errors="replace")[:64]
 
 

@@ -28,18 +28,18 @@ STARTS_S = 300.0
 def session(asked: dict[str, object]) -> None:
     """Whole, streamed, with tools, asynchronously."""
     whole = litellm.completion(messages=TALK, **asked)
-    said = whole.choices[0].message.content
-    assert said and 0 < whole.usage.completion_tokens <= 8, whole
+    found = whole.choices[0].message.content
+    assert found and 0 < whole.usage.completion_tokens <= 8, whole
     chunks = list(litellm.completion(messages=TALK, stream=True, stream_options={"include_usage": True}, **asked))
     built = litellm.stream_chunk_builder(chunks, messages=TALK)
-    assert built.choices[0].message.content == said, (built, whole)
+    assert built.choices[0].message.content == found, (built, whole)
     assert built.usage.completion_tokens == whole.usage.completion_tokens
     assert litellm.completion(messages=TALK, tools=[LOOK], **asked).choices
 
     async def many() -> list[object]:
         return await asyncio.gather(*(litellm.acompletion(messages=TALK, **asked) for _ in range(4)))
 
-    assert [answer.choices[0].message.content for answer in asyncio.run(many())] == [said] * 4
+    assert [answer.choices[0].message.content for answer in asyncio.run(many())] == [found] * 4
 
 
 def refused(asked: dict[str, object], error: type[Exception]) -> None:
@@ -76,8 +76,8 @@ def by_proxy() -> None:
         {"model_name": name, "litellm_params": {"model": model, "api_base": base, "api_key": KEY}}
         for name, (model, base) in by.items()
     ]
-    told = {"model_list": models, "general_settings": {"master_key": "sk-proxy"}}
-    Path("proxy.yaml").write_text(json.dumps(told))
+    fields = {"model_list": models, "general_settings": {"master_key": "sk-proxy"}}
+    Path("proxy.yaml").write_text(json.dumps(fields))
     program = Path(sys.executable).with_name("litellm")
     proxy = subprocess.Popen([program, "--config", "proxy.yaml", "--host", "127.0.0.1", "--port", PORT])
     try:
@@ -87,8 +87,8 @@ def by_proxy() -> None:
             time.sleep(0.5)
         for model in ("by-openai", "by-anthropic"):
             body = {"model": model, "messages": TALK, "max_tokens": 8, "temperature": 0.0}
-            said = json.loads(ask("/v1/chat/completions", body))["choices"][0]["message"]["content"]
-            assert said
+            document = json.loads(ask("/v1/chat/completions", body))["choices"][0]["message"]["content"]
+            assert document
             assert b"[DONE]" in ask("/v1/chat/completions", {**body, "stream": True})
             body["messages"] = TALK[1:]
             assert json.loads(ask("/v1/messages", body))["content"][0]["text"]

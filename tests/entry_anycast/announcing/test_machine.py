@@ -46,7 +46,7 @@ class Play:
     willing: bool = True
     now: float = 1000.0
     machine: Announcer = field(init=False)
-    said: list[tuple[float, Phase]] = field(default_factory=list)
+    phases_at: list[tuple[float, Phase]] = field(default_factory=list)
     log: list[tuple[float, Command]] = field(default_factory=list)
     timer: float = inf
 
@@ -66,7 +66,7 @@ class Play:
                     continue
                 found.append(one)
                 if isinstance(one, SendUpdate):
-                    self.said.append((self.now, one.phase))
+                    self.phases_at.append((self.now, one.phase))
             for one in commands:
                 if isinstance(one, StartSpeaker):
                     found += self.give(SpeakerStarted())
@@ -86,7 +86,7 @@ class Play:
         return found
 
     def phases(self) -> list[Phase]:
-        return [phase for _, phase in self.said]
+        return [phase for _, phase in self.phases_at]
 
 
 def announced(config: MachineConfig = CONFIG, others: int | None = 2) -> Play:
@@ -193,7 +193,7 @@ def test_a_speaker_that_does_not_acknowledge_is_killed() -> None:
     assert play.wait(10.0) == [StartSpeaker()]
 
 
-def test_what_it_announces_is_compared_with_what_it_was_told() -> None:
+def test_what_it_announces_is_compared_with_what_is_wanted() -> None:
     play = announced()
     assert play.give(Observed(Phase.ANNOUNCED, 1)) == []
     assert play.machine.differs_since is None
@@ -228,15 +228,15 @@ def test_budget_guard_and_fitness_hold_for_any_order(steps, policy, willing) -> 
     play = Play(MachineConfig(rise=1, fall=1, last_site=policy))
     play.willing = willing
     for event, wait_s in steps:
-        before = len(play.said)
+        before = len(play.phases_at)
         play.give(event)
         _holds(play, before)
-        before = len(play.said)
+        before = len(play.phases_at)
         play.wait(wait_s)
         _holds(play, before)
     window_s = play.config.budget.window_s
-    for start, _ in play.said:
-        within = [phase for at, phase in play.said if start <= at < start + window_s]
+    for start, _ in play.phases_at:
+        within = [phase for at, phase in play.phases_at if start <= at < start + window_s]
         gone = within.count(Phase.WITHDRAWN)
         assert gone <= (1 if policy == "withdraw" else 2)
         assert len(within) <= 2 * gone + 4

@@ -39,9 +39,9 @@ def test_what_each_node_has_its_own_of_comes_from_its_environment(monkeypatch: p
     peer = {**PEER, "local_address": "env:HOST_IP"}
     speaker = {"exabgp": {"local_as": 65001, "router_id": "env:HOST_IP", "peers": [peer]}}
     monkeypatch.setenv("HOST_IP", "10.20.0.7")
-    told = made(speaker=speaker).exabgp_made()
-    assert told is not None
-    assert (told.router_id, told.peers[0].local_address) == ("10.20.0.7", "10.20.0.7")
+    found = made(speaker=speaker).exabgp_made()
+    assert found is not None
+    assert (found.router_id, found.peers[0].local_address) == ("10.20.0.7", "10.20.0.7")
     monkeypatch.delenv("HOST_IP")
     with pytest.raises(ValidationError, match="HOST_IP is not set"):
         made(speaker=speaker)

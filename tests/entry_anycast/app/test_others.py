@@ -18,12 +18,12 @@ LOST = Change(ChangeKind.LOST, why="gone")
 
 class Stage:
     def __init__(self) -> None:
-        self.told: list[Event] = []
+        self.events: list[Event] = []
         self.refused: list[str] = []
         self.later: list[tuple[float, Callable[[], None]]] = []
         later = lambda delay_s, work: self.later.append((delay_s, work))  # noqa: E731
         self.others = Others(
-            None, "tokyo", "t1", ("192.0.2.1/32",), self.told.append, self.refused.append, later  # type: ignore[arg-type]
+            None, "tokyo", "t1", ("192.0.2.1/32",), self.events.append, self.refused.append, later  # type: ignore[arg-type]
         )  # fmt: skip
 
 
@@ -38,15 +38,15 @@ def put(key: str, value: bytes, revision: int = 2) -> Change:
 def test_a_drain_comes_and_goes_with_its_key_or_its_time() -> None:
     stage, key = Stage(), entry_drain_key("tokyo", "t1")
     stage.others.drains_changed(put(key, drain()))
-    assert stage.told == [DrainChanged("new kernel (by ann)")]
+    assert stage.events == [DrainChanged("new kernel (by ann)")]
     stage.others.drains_changed(Change(ChangeKind.DELETE, 3, key))
     stage.others.drains_changed(put(key, drain(why="again"), 4))
-    assert stage.told[1:] == [DrainChanged(None), DrainChanged("again (by ann)")]
+    assert stage.events[1:] == [DrainChanged(None), DrainChanged("again (by ann)")]
     (_, first), (for_s, second) = stage.later
     first()  # of the drain before: it ends nothing any more
-    assert (len(stage.told), for_s) == (3, 60.0)
+    assert (len(stage.events), for_s) == (3, 60.0)
     second()
-    assert stage.told[3:] == [DrainChanged(None)]
+    assert stage.events[3:] == [DrainChanged(None)]
 
 
 def test_a_drain_that_is_none_or_anothers_changes_nothing() -> None:
@@ -54,7 +54,7 @@ def test_a_drain_that_is_none_or_anothers_changes_nothing() -> None:
     stage.others.drains_changed(put(entry_drain_key("tokyo", "t1") + "0", drain("t10")))
     stage.others.drains_changed(put(entry_drain_key("tokyo", "t1"), b"{}"))
     stage.others.drains_changed(LOST)
-    assert stage.told == []
+    assert stage.events == []
     assert stage.refused == ["override_malformed"]
 
 
@@ -78,5 +78,5 @@ def test_other_entries_count_that_announce_the_same_and_are_healthy() -> None:
     stage.others.others_changed(Change(ChangeKind.SNAPSHOT, 1, entries=entries))
     stage.others.others_changed(LOST)
     stage.others.others_changed(put(announce_key("tokyo", "z"), says("t9").value))
-    assert stage.told == [OthersChanged(1), OthersChanged(None), OthersChanged(1)]
+    assert stage.events == [OthersChanged(1), OthersChanged(None), OthersChanged(1)]
     assert stage.refused == ["announce_misplaced"]

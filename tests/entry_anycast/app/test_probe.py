@@ -18,7 +18,7 @@ from farhop_lab.world.ports import free_ports
 
 
 async def test_it_tells_fit_leaving_and_dead() -> None:
-    answers = iter([200, 503, 307])
+    answers = iter([200, 204, 503, 307])
 
     async def ready(_request: web.Request) -> web.Response:
         return web.Response(status=next(answers))
@@ -29,12 +29,12 @@ async def test_it_tells_fit_leaving_and_dead() -> None:
     await runner.setup()
     (port,) = free_ports(1)
     await web.TCPSite(runner, "127.0.0.1", port).start()
-    told: list[Probed] = []
+    seen: list[Probed] = []
     enough = asyncio.Event()
 
     def tell(one: Probed) -> None:
-        told.append(one)
-        if len(told) == 3:
+        seen.append(one)
+        if len(seen) == 4:
             asyncio.get_running_loop().create_task(runner.cleanup())
         if one.fitness is Fitness.DEAD:
             enough.set()
@@ -46,19 +46,19 @@ async def test_it_tells_fit_leaving_and_dead() -> None:
     probing.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await probing
-    assert [one.fitness for one in told[:3]] == [Fitness.FIT, Fitness.LEAVING, Fitness.LEAVING]
-    assert told[1].why == "it answers 503"
-    assert told[-1].fitness is Fitness.DEAD
-    assert told[-1].why
+    assert [one.fitness for one in seen[:4]] == [Fitness.FIT, Fitness.FIT, Fitness.LEAVING, Fitness.LEAVING]
+    assert seen[2].why == "it answers 503"
+    assert seen[-1].fitness is Fitness.DEAD
+    assert seen[-1].why
 
 
 async def test_who_takes_a_connection_and_says_nothing_is_silent() -> None:
-    told: asyncio.Future[Probed] = asyncio.get_running_loop().create_future()
+    done: asyncio.Future[Probed] = asyncio.get_running_loop().create_future()
     with socket.create_server(("127.0.0.1", 0)) as hung:
         config = Probe(url=f"http://127.0.0.1:{hung.getsockname()[1]}/readyz", timeout_s=0.05)
-        probing = asyncio.create_task(Prober(config, told.set_result).run())
+        probing = asyncio.create_task(Prober(config, done.set_result).run())
         async with asyncio.timeout(20.0):
-            one = await told
+            one = await done
         probing.cancel()
         await asyncio.gather(probing, return_exceptions=True)
     assert (one.fitness, one.silent) == (Fitness.DEAD, True)
@@ -82,11 +82,11 @@ async def test_a_private_authority_is_believed_where_it_is_named_and_the_name_is
     ca_file = str(tmp_path / "ca.pem")
 
     async def found(host: str, **more: str) -> Fitness:
-        told: asyncio.Future[Probed] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[Probed] = asyncio.get_running_loop().create_future()
         config = Probe(url=f"https://{host}:{port}/readyz", every_s=0.02, timeout_s=10.0, **more)
-        probing = asyncio.create_task(Prober(config, lambda one: told.done() or told.set_result(one)).run())
+        probing = asyncio.create_task(Prober(config, lambda one: done.done() or done.set_result(one)).run())
         try:
-            return (await told).fitness
+            return (await done).fitness
         finally:
             probing.cancel()
 

@@ -48,7 +48,7 @@ class FakeBird:
         self.met += 1
         writer.write(b"0001 BIRD 2.0.12 ready.\n")
         while line := (await reader.readline()).decode():
-            said = self.file.read_text() if self.file.exists() else ""
+            content = self.file.read_text() if self.file.exists() else ""
             if line.startswith("configure"):
                 answer = (
                     "0002-Reading\n8002 line 3: syntax error\n" if self.refuses else "0002-Reading\n0003 Reconfigured\n"
@@ -56,8 +56,8 @@ class FakeBird:
             elif line.startswith("show protocols"):
                 answer = PROTOCOLS
             else:
-                more = DRAINS if "community" in said else ""
-                answer = ROUTES.format(more=more) if "route" in said else "0000 \n"
+                more = DRAINS if "community" in content else ""
+                answer = ROUTES.format(more=more) if "route" in content else "0000 \n"
             writer.write(answer.encode())
         writer.close()
         await writer.wait_closed()
@@ -87,7 +87,7 @@ async def test_it_says_observes_and_ends(tmp_path: Path) -> None:
     await fake.close(server)
 
 
-async def test_what_it_refuses_is_said(tmp_path: Path) -> None:
+async def test_what_it_refuses_is_reported(tmp_path: Path) -> None:
     fake = FakeBird(tmp_path)
     fake.refuses = True
     server = await fake.serve()

@@ -15,14 +15,14 @@ from entry_anycast.speakers import watchdog
 
 def start(silence_s: float, folder: Path) -> tuple[subprocess.Popen[bytes], int]:
     """It, and the process that it watches over."""
-    told = folder / "pid"
-    child = f"echo $$ > {told}.new; mv {told}.new {told}; exec sleep 60"
+    found = folder / "pid"
+    child = f"echo $$ > {found}.new; mv {found}.new {found}; exec sleep 60"
     process = subprocess.Popen(
         [sys.executable, "-I", watchdog.__file__, str(silence_s), "exec", "sh", "-c", child],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
-    until(told.exists)
-    return process, int(told.read_text())
+    until(found.exists)
+    return process, int(found.read_text())
 
 
 def until(true) -> None:

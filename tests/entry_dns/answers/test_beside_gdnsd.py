@@ -85,9 +85,9 @@ def said(answer: dns.message.Message) -> tuple[str, int]:
 
 
 def asked(responder: Responder, query: dns.message.Message, host: str = "192.0.2.200") -> dns.message.Message:
-    told = responder.answer(query.to_wire(), host)
-    assert told is not None
-    return dns.message.from_wire(told)
+    answer = responder.answer(query.to_wire(), host)
+    assert answer is not None
+    return dns.message.from_wire(answer)
 
 
 class Gdnsd:
@@ -205,9 +205,9 @@ def test_weights_draw_who_is_first_and_leave_nobody_out() -> None:
     atlas = prepare.atlas(world(), spaces([(ip_network("0.0.0.0/0"), 2)]), places)
     standings = [standing("virginia", share=0.25), standing("frankfurt"), standing("tokyo")]
     responder = served(Responder(), world(), standings, atlas)
-    told = [asked(responder, question(f"{a}.{b}.0.0/16")) for a in (20, 60, 100, 140) for b in range(256)]
-    first = [said(one)[0] for one in told]
+    found = [asked(responder, question(f"{a}.{b}.0.0/16")) for a in (20, 60, 100, 140) for b in range(256)]
+    first = [said(one)[0] for one in found]
     assert 0.2 <= first.count("192.0.2.1") / len(first) <= 0.3
-    assert {tuple(sorted(rdata.address for rdata in one.answer[0])) for one in told} == {
+    assert {tuple(sorted(rdata.address for rdata in one.answer[0])) for one in found} == {
         ("192.0.2.1", "192.0.2.2", "192.0.2.3")
     }

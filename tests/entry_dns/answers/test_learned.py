@@ -65,7 +65,7 @@ PLACES = [NOWHERE, NOWHERE, *(Place(lat, lon) for lat, lon in ((35, 139), (50, 8
     st.lists(GIVEN, max_size=12),
     st.dictionaries(NETWORK, st.dictionaries(st.sampled_from(NAMES), st.floats(1, 300), min_size=1), max_size=8),
 )
-def test_every_address_of_a_block_is_answered_as_it_is_told(given_, learned) -> None:
+def test_every_address_of_a_block_is_answered_as_the_scope_says(given_, learned) -> None:
     topology = world()
     known = prepare.atlas(topology, spaces(given_), PLACES)
     laid, found = corrected(known, topology, learned, CONFIG)

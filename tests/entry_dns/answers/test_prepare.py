@@ -143,7 +143,7 @@ def test_who_is_known_to_be_down_is_never_answered_while_a_lawful_one_is_not(how
         table = prepare.table(known, standings, frozenset(lawful), most)
         everybody = [(network, lawful) for network in (TOKYO, FRANKFURT, "8.8.8.0/24")]
         for network, may in (*everybody, (CONFINED, lawful & {"tokyo"})):
-            told = listed(table, network)
-            assert set(told) <= may
-            assert bool(told) == bool(may)
-            assert not down.intersection(told) or may <= down
+            found = listed(table, network)
+            assert set(found) <= may
+            assert bool(found) == bool(may)
+            assert not down.intersection(found) or may <= down

@@ -29,7 +29,7 @@ def test_who_is_down_goes_and_a_name_is_never_widened() -> None:
     assert records[EU, 1].rdatas == (packed("192.0.2.2"),), "all that may are down: within the law, still"
 
 
-def test_where_networks_are_confined_only_what_each_may_be_told_is_there() -> None:
+def test_where_networks_are_confined_only_what_each_may_get_is_published() -> None:
     records = wanted(atlas(world()))  # one network may be led to Tokyo alone
     assert records[API, 1].rdatas == (packed("192.0.2.3"),)
     assert records[EU, 1] is None, "the name is for Frankfurt, and that network is not"

@@ -46,9 +46,9 @@ def ask(responder: Responder, name: str = "api.entry.example", kind: str = "A", 
     udp = fields.pop("udp", True)
     edns = fields.pop("edns", True)
     query = dns.message.make_query(name, kind, use_edns=0 if edns else False, options=options or None, **fields)
-    told = responder.answer(query.to_wire(), CLIENT, udp=udp)
-    assert told is not None
-    answer = dns.message.from_wire(told)
+    reply = responder.answer(query.to_wire(), CLIENT, udp=udp)
+    assert reply is not None
+    answer = dns.message.from_wire(reply)
     assert query.is_response(answer)
     return answer
 
@@ -80,7 +80,7 @@ def test_where_the_law_leaves_nobody_it_is_servfail_with_a_reason_and_a_scope(re
         assert [int(one.code) for one in answer.options if isinstance(one, dns.edns.EDEOption)] == [18]
 
 
-def test_who_tells_no_subnet_is_told_none_and_is_answered_by_his_own_address() -> None:
+def test_who_sends_no_subnet_gets_none_and_is_answered_by_his_own_address() -> None:
     for by_resolver, known in ((False, unconfined()), (True, None)):
         responder = served(Responder(), known=known, by_resolver=by_resolver)
         answer = ask(responder)
@@ -92,7 +92,7 @@ def test_who_tells_no_subnet_is_told_none_and_is_answered_by_his_own_address() -
         assert addresses(dns.message.from_wire(responder.answer(query, "127.0.0.1"))), "nothing is known of him"
 
 
-def test_where_networks_are_confined_an_answer_for_all_clients_of_a_resolver_is_what_all_may_be_told(responder) -> None:
+def test_where_networks_are_confined_an_answer_for_all_clients_of_a_resolver_is_what_all_may_get(responder) -> None:
     for edns in (True, False):
         assert addresses(ask(responder, edns=edns)) == ["192.0.2.3"], "one network is confined to Japan"
     assert addresses(ask(responder, kind="AAAA")) == ["2001:db8::3"]
@@ -175,10 +175,10 @@ def test_any_is_minimal(responder) -> None:
 
 
 def test_the_question_comes_back_as_it_was_spelled(responder) -> None:
-    told = responder.answer(dns.message.make_query("aPi.EnTRy.eXample", "A").to_wire(), CLIENT)
-    assert told is not None
-    assert b"\x03aPi\x05EnTRy\x07eXample" in told
-    assert dns.message.from_wire(told).answer
+    answer = responder.answer(dns.message.make_query("aPi.EnTRy.eXample", "A").to_wire(), CLIENT)
+    assert answer is not None
+    assert b"\x03aPi\x05EnTRy\x07eXample" in answer
+    assert dns.message.from_wire(answer).answer
 
 
 def test_badvers_and_without_edns(responder) -> None:
@@ -195,12 +195,12 @@ def cookie_alone(cookie: bytes, flags: bytes = b"\1\0") -> bytes:
     return b"\x12\x34" + flags + b"\0\0\0\0\0\0\0\1" + opt
 
 
-def test_a_cookie_is_told_to_who_asks_for_nothing_else() -> None:
+def test_a_cookie_is_given_to_who_asks_for_nothing_else() -> None:
     cookies = Cookies([bytes(16)])
     responder = served(Responder(cookies, rate=1))
     responder.tick(1.8e9)
-    told = responder.answer(cookie_alone(b"clientco"), CLIENT)
-    answer = dns.message.from_wire(told)
+    reply = responder.answer(cookie_alone(b"clientco"), CLIENT)
+    answer = dns.message.from_wire(reply)
     assert (answer.id, answer.rcode(), answer.question, answer.answer) == (0x1234, dns.rcode.NOERROR, [], [])
     assert answer.flags & (dns.flags.QR | dns.flags.RD) == dns.flags.QR | dns.flags.RD
     (cookie,) = answer.options
@@ -208,7 +208,7 @@ def test_a_cookie_is_told_to_who_asks_for_nothing_else() -> None:
     assert cookies.taken(whole, bytes((192, 0, 2, 200)), int(responder.now)) == (whole, True)
     assert responder.answer(cookie_alone(b"clientco"), CLIENT) is None, "who proves nothing counts"
     for _ in range(3):
-        assert responder.answer(cookie_alone(whole), CLIENT) == told, "who proves his address does not"
+        assert responder.answer(cookie_alone(whole), CLIENT) == reply, "who proves his address does not"
     assert responder.answer(cookie_alone(b"clientco"), CLIENT, udp=False) is not None
     responder.tick(responder.now + 1.0)
     stale = dns.message.from_wire(responder.answer(cookie_alone(whole[:-1] + b"x"), CLIENT))
@@ -219,18 +219,18 @@ def test_a_cookie_is_told_to_who_asks_for_nothing_else() -> None:
         assert dns.message.from_wire(without.answer(nothing, CLIENT)).rcode() == dns.rcode.FORMERR
 
 
-def test_what_is_not_implemented_or_not_ours_is_told_by_rfc_and_in_no_more_bytes_than_came(responder) -> None:
+def test_what_is_not_implemented_or_not_ours_is_refused_by_rfc_and_in_no_more_bytes_than_came(responder) -> None:
     query = dns.message.make_query("api.entry.example", "A", use_edns=0).to_wire()
     for opcode in range(1, 16):  # NOTIFY, UPDATE and all others; none is carried out
-        told = responder.answer(query[:2] + bytes((opcode << 3,)) + query[3:], CLIENT)
-        assert (told[2] >> 3 & 15, told[3] & 15, len(told)) == (opcode, dns.rcode.NOTIMP, 12)
+        reply = responder.answer(query[:2] + bytes((opcode << 3,)) + query[3:], CLIENT)
+        assert (reply[2] >> 3 & 15, reply[3] & 15, len(reply)) == (opcode, dns.rcode.NOTIMP, 12)
     for kind in ("AXFR", "IXFR"):
         for udp in (True, False):
             answer = ask(responder, "entry.example", kind, udp=udp)
             assert (answer.rcode(), answer.answer, answer.authority) == (dns.rcode.REFUSED, [], [])
     for class_ in ("CH", "HS", "NONE", "ANY"):
-        told = responder.answer(dns.message.make_query("api.entry.example", "A", class_).to_wire(), CLIENT)
-        answer = dns.message.from_wire(told)
+        reply = responder.answer(dns.message.make_query("api.entry.example", "A", class_).to_wire(), CLIENT)
+        answer = dns.message.from_wire(reply)
         assert (answer.rcode(), answer.answer) == (dns.rcode.REFUSED, [])
     for version in (1, 255):
         for cookie in (b"", b"\0\x0a\0\x08clientco"):
@@ -246,7 +246,7 @@ def test_an_ipv4_address_written_as_one_of_ipv6_says_nothing_of_where_its_client
         assert (addresses(answer), told_scope(answer)) == (addresses(ask(responder)), 64)
 
 
-def test_nsid_is_told_to_who_asks() -> None:
+def test_nsid_is_given_to_who_asks() -> None:
     responder = served(Responder(nsid=b"tokyo-dns-1"))
     answer = ask(responder, options=[dns.edns.GenericOption(3, b"")])
     assert [bytes(one.nsid) for one in answer.options if one.otype == dns.edns.NSID] == [b"tokyo-dns-1"]
@@ -260,12 +260,12 @@ def test_cookies_and_what_they_are_good_for() -> None:
     whole = bytes(cookie.client) + bytes(cookie.server)
     assert len(whole) == 24
     plain = dns.message.make_query("api.entry.example", "A").to_wire()
-    told = [responder.answer(plain, CLIENT) for _ in range(10)]
-    assert sum(one is not None and len(one) > len(plain) for one in told) == 2
-    slipped = [dns.message.from_wire(one) for one in told if one is not None and len(one) <= len(plain)]
+    found = [responder.answer(plain, CLIENT) for _ in range(10)]
+    assert sum(one is not None and len(one) > len(plain) for one in found) == 2
+    slipped = [dns.message.from_wire(one) for one in found if one is not None and len(one) <= len(plain)]
     assert slipped
     assert all(one.flags & dns.flags.TC and not one.answer for one in slipped)
-    assert any(one is None for one in told)
+    assert any(one is None for one in found)
     proven = ask(responder, options=[dns.edns.GenericOption(10, whole)])
     assert addresses(proven), "who proves his address is not limited"
     assert addresses(ask(responder, udp=False)), "nor who comes by TCP"
@@ -328,12 +328,12 @@ def test_a_dying_entry_is_kept_for_the_least_time() -> None:
         ("fd00::/8", 7, "192.0.2.1"),
     ],
 )
-def test_what_is_told_of_client_subnets(responder, subnet: str, scope: int, first: str) -> None:
+def test_what_is_answered_of_client_subnets(responder, subnet: str, scope: int, first: str) -> None:
     answer = ask(responder, subnet=subnet)
     assert (told_scope(answer), addresses(answer)[0]) == (scope, first)
 
 
-def test_answers_are_equal_within_every_scope_told(responder) -> None:
+def test_answers_are_equal_within_every_scope_given(responder) -> None:
     rng, seen = Random(3), {}
     for _ in range(3000):
         address = rng.choice((0xCB007100, 0xC6336400, 0xC6120000, 0, 0x0A000000)) + rng.getrandbits(
@@ -344,8 +344,8 @@ def test_answers_are_equal_within_every_scope_told(responder) -> None:
         scope = told_scope(answer)
         assert scope is not None
         key = address & 1, scope, address >> (32 - scope)
-        said = answer.rcode(), tuple(addresses(answer))
-        assert seen.setdefault(key, said) == said
+        found = answer.rcode(), tuple(addresses(answer))
+        assert seen.setdefault(key, found) == found
     for which, scope, block in seen:
         for shorter in range(scope):
             assert (which, shorter, block >> (scope - shorter)) not in seen, "scopes do not overlap"
@@ -373,7 +373,7 @@ def of_networks(count: int) -> tuple[memoryview, frozenset[int]]:
     return memoryview(made), frozenset(first[:1000].tolist())
 
 
-def test_of_a_hundred_thousand_networks_answers_are_equal_within_every_scope_told() -> None:
+def test_of_a_hundred_thousand_networks_answers_are_equal_within_every_scope_given() -> None:
     data, firsts = of_networks(100_000)
     responder, rng = Responder(), Random(6)
     responder.adopt(*decode(data))
@@ -388,15 +388,15 @@ def test_of_a_hundred_thousand_networks_answers_are_equal_within_every_scope_tol
 
     for first in sorted(firsts):
         address = min(first + rng.choice((0, 0, 1, 200, 5000, -1)), (1 << 32) - 1)
-        scope, said = answered(address)
+        scope, found = answered(address)
         block = address >> (32 - scope) << (32 - scope)
         for other in (
             block,
             block + (1 << (32 - scope)) - 1,
             block + rng.getrandbits(32 - scope) if scope < 32 else block,
         ):
-            assert answered(other) == (scope, said), f"{address:x}/{scope} {other:x}"
-        told_of[scope, block >> (32 - scope)] = said
+            assert answered(other) == (scope, found), f"{address:x}/{scope} {other:x}"
+        told_of[scope, block >> (32 - scope)] = found
     assert len(told_of) > 800
     assert len(set(told_of.values())) > 5
     for scope, block in told_of:
@@ -433,10 +433,10 @@ def test_what_is_malformed_gets_no_more_than_it_sent(data: st.DataObject) -> Non
     for _ in range(data.draw(st.integers(0, 6))):
         mutated[data.draw(st.integers(0, len(mutated) - 1))] = data.draw(st.integers(0, 255))
     mutated = mutated[: data.draw(st.integers(0, len(mutated)))] + data.draw(st.binary(max_size=8))
-    told = RESPONDER.answer(bytes(mutated), CLIENT)
-    if told is not None and told[3] & 15 in (dns.rcode.FORMERR, dns.rcode.NOTIMP):
-        assert len(told) <= len(mutated)
-        assert told[:2] == mutated[:2]
+    answer = RESPONDER.answer(bytes(mutated), CLIENT)
+    if answer is not None and answer[3] & 15 in (dns.rcode.FORMERR, dns.rcode.NOTIMP):
+        assert len(answer) <= len(mutated)
+        assert answer[:2] == mutated[:2]
 
 
 RESPONDER = served(Responder(Cookies([bytes(16)]), nsid=b"x"))
@@ -500,8 +500,8 @@ def test_bits_beyond_the_prefix_are_refused_however_well_known_the_rest(responde
         query = dns.message.make_query("api.entry.example", "A", use_edns=0, options=[ecs(subnet)]).to_wire()
         for _ in range(2):
             assert dns.message.from_wire(responder.answer(query, CLIENT)).answer
-        told = responder.answer(query[:-1] + bytes((query[-1] | 1,)), CLIENT)
-        assert dns.message.from_wire(told).rcode() == dns.rcode.FORMERR
+        answer = responder.answer(query[:-1] + bytes((query[-1] | 1,)), CLIENT)
+        assert dns.message.from_wire(answer).rcode() == dns.rcode.FORMERR
 
 
 def test_who_proves_his_address_is_not_counted_and_goes_the_short_way_however_much_he_asks() -> None:
@@ -523,8 +523,8 @@ def test_a_cookie_of_another_address_proves_nothing() -> None:
     whole = dns.edns.GenericOption(10, bytes(cookie.client) + bytes(cookie.server))
     assert ask(responder, options=[whole])
     query = dns.message.make_query("api.entry.example", "A", use_edns=0, options=[whole]).to_wire()
-    told = [responder.answer(query, "198.51.100.9") for _ in range(9)]
-    assert sum(one is not None for one in told) == 3, "he is limited as anybody who proves nothing"
+    found = [responder.answer(query, "198.51.100.9") for _ in range(9)]
+    assert sum(one is not None for one in found) == 3, "he is limited as anybody who proves nothing"
 
 
 def test_what_is_kept_of_a_flood_is_bounded() -> None:

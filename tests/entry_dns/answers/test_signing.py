@@ -30,9 +30,9 @@ ZONE = dns.name.from_text("entry.example")
 
 def ask(responder: Responder, name: str, kind: str) -> dns.message.Message:
     query = dns.message.make_query(name, kind, want_dnssec=True)
-    told = responder.answer(query.to_wire(), "192.0.2.200")
-    assert told is not None
-    return dns.message.from_wire(told)
+    answer = responder.answer(query.to_wire(), "192.0.2.200")
+    assert answer is not None
+    return dns.message.from_wire(answer)
 
 
 @pytest.fixture
@@ -62,8 +62,8 @@ def checked(responder: Responder, sets: list[dns.rrset.RRset]) -> list[str]:
 def test_every_answer_is_signed_for_who_asks(signed, name: str, kind: str) -> None:
     assert checked(signed, ask(signed, name, kind).answer) == [kind]
     plain = dns.message.make_query(name, kind)
-    told = dns.message.from_wire(signed.answer(plain.to_wire(), "192.0.2.200"))
-    assert [one.rdtype for one in told.answer] == [dns.rdatatype.from_text(kind)]
+    answer = dns.message.from_wire(signed.answer(plain.to_wire(), "192.0.2.200"))
+    assert [one.rdtype for one in answer.answer] == [dns.rdatatype.from_text(kind)]
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,13 @@ def test_a_name_too_long_for_a_next_one_is_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "said"),
+    ("key", "message"),
     [
         (lambda: b"nonsense", "no private key in PEM"),
         (lambda: pem(rsa.generate_private_key(65537, 2048)), "not an ECDSA key on P-256"),
         (lambda: pem(ec.generate_private_key(ec.SECP384R1())), "not an ECDSA key on P-256"),
     ],
 )
-def test_a_key_that_cannot_sign_is_told(key: Callable[[], bytes], said: str) -> None:
-    with pytest.raises(KeyFileError, match=said):
+def test_a_key_that_cannot_sign_is_refused(key: Callable[[], bytes], message: str) -> None:
+    with pytest.raises(KeyFileError, match=message):
         ZoneKey(key())

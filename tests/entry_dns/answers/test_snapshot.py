@@ -13,8 +13,13 @@ def test_a_view_comes_back_as_it_was() -> None:
     zone = Zone(b"\x07example\0", b"soa", 30)
     name = Name(b"\x03api\x07example\0", 0, {1: 0, 28: 1}, {16: Records(60, (b"\x01x",))}, {65: 0})
     head = Head((zone,), (name,), tuple(Led(one, (bytes(4),), (), 30) for one in NAMES))
-    told, lookups = decode(memoryview(encode(head, tables)))
-    assert (told.zones, told.names, told.entries, told.ready) == (head.zones, head.names, head.entries, True)
+    document, lookups = decode(memoryview(encode(head, tables)))
+    assert (document.zones, document.names, document.entries, document.ready) == (
+        head.zones,
+        head.names,
+        head.entries,
+        True,
+    )
     for table, lookup in zip(tables, lookups, strict=True):
         for family in (4, 6):
             assert list(lookup.starts[family]) == table.spaces[family].starts.tolist()

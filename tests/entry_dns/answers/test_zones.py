@@ -23,7 +23,7 @@ V4 = {name: Entry(name, name, ("192.0.2.1",)) for name in ("virginia", "frankfur
 
 
 @pytest.mark.parametrize(
-    ("names", "entries", "said"),
+    ("names", "entries", "message"),
     [
         ((NamePlan("www.elsewhere.example"),), None, "www.elsewhere.example is outside of zone entry.example"),
         ((NamePlan("a.entry.example"), NamePlan("A.entry.example")), None, "is given twice"),
@@ -33,8 +33,8 @@ V4 = {name: Entry(name, name, ("192.0.2.1",)) for name in ("virginia", "frankfur
         ((NamePlan("a.entry.example", "eu-only"),), {"tokyo": V4["tokyo"]}, "no entry is lawful for tenant eu-only"),
     ],
 )
-def test_a_zone_that_could_not_be_answered_for_is_told_by_its_name(names, entries, said: str) -> None:
-    with pytest.raises(ZoneError, match=said):
+def test_a_zone_that_could_not_be_answered_for_is_named(names, entries, message: str) -> None:
+    with pytest.raises(ZoneError, match=message):
         check([replace(PLAN, names=names)], Law(world(**({} if entries is None else {"entries": entries}))))
 
 

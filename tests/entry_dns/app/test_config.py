@@ -28,7 +28,7 @@ def test_a_small_file_is_enough(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"zones": []}, "zones: "),
         ({"zones": [{**GOOD["zones"][0], "names": []}]}, "zones[0].names: List should have at least 1 item"),
@@ -53,10 +53,10 @@ def test_a_small_file_is_enough(tmp_path) -> None:
         ({"zones": [{**GOOD["zones"][0], "names": [{"name": "a" * 64 + ".example"}]}]}, "is no name"),
     ],
 )
-def test_what_is_wrong_is_told_by_its_field(tmp_path, changes, said: str) -> None:
+def test_what_is_wrong_is_reported_by_its_field(tmp_path, changes, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read(tmp_path, **changes)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_zone_s_key_that_cannot_be_read(tmp_path) -> None:

@@ -110,8 +110,8 @@ async def until(server: DnsServer, name: str, kind: str, wanted: set[str], *, tc
     async with asyncio.timeout(DEADLINE_S):
         while True:
             answer = await ask(server, name, kind, tcp=tcp)
-            told = {rdata.to_text() for one in answer.answer[:1] for rdata in one}
-            if told == wanted:
+            fields = {rdata.to_text() for one in answer.answer[:1] for rdata in one}
+            if fields == wanted:
                 return
             await asyncio.sleep(0.1)
 

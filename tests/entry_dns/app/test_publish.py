@@ -26,10 +26,10 @@ class Zone:
 
 class Log:
     def __init__(self) -> None:
-        self.said = []
+        self.lines = []
 
     def error(self, _event: str, problem: str) -> None:
-        self.said.append(problem)
+        self.lines.append(problem)
 
 
 def made(**standings):
@@ -52,13 +52,13 @@ async def test_what_is_written_once_is_written_again_only_when_it_changes(zone) 
     assert zone.holds == records_of(*made(tokyo=standing("tokyo", State.DOWN)))
 
 
-async def test_what_could_not_be_written_is_said_once_and_tried_again(zone) -> None:
+async def test_what_could_not_be_written_is_logged_once_and_tried_again(zone) -> None:
     log = Log()
     publisher = Publisher(zone, log)
     zone.fault = "127.0.0.1:53 answers REFUSED"
     assert not await publisher(*made())
     assert not await publisher(*made())
-    assert log.said == [zone.fault]
+    assert log.lines == [zone.fault]
     zone.fault = ""
     assert await publisher(*made())
     assert publisher.trouble == ""

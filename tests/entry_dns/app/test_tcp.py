@@ -89,11 +89,11 @@ async def test_a_transfer_is_refused_and_the_connection_goes_on() -> None:
         writer.close()
 
 
-@pytest.mark.parametrize("said", [b"\0\0", b"\0\4abcd", (MESSAGE_BYTES_MAX + 1).to_bytes(2, "big")])
-async def test_who_says_nothing_sensible_is_left(said: bytes) -> None:
+@pytest.mark.parametrize("value", [b"\0\0", b"\0\4abcd", (MESSAGE_BYTES_MAX + 1).to_bytes(2, "big")])
+async def test_who_says_nothing_sensible_is_left(value: bytes) -> None:
     async with serving(9) as (_, port):
         reader, writer = await connect(port)
-        writer.write(said)
+        writer.write(value)
         assert await ended(reader)
         writer.close()
 

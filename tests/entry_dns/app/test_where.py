@@ -15,18 +15,18 @@ def ask(client: str, tenant: str = "", known=None, **how):
 
 
 def test_who_and_why_and_for_which_network() -> None:
-    told = ask("203.0.113.7")
-    assert (told["network"], told["scope"]) == ("203.0.113.0/24", 24)
-    assert [one["entry"] for one in told["entries"]] == ["tokyo", "frankfurt", "virginia"]
-    assert [one["place"] for one in told["entries"]] == [1, 2, 3]
+    found = ask("203.0.113.7")
+    assert (found["network"], found["scope"]) == ("203.0.113.0/24", 24)
+    assert [one["entry"] for one in found["entries"]] == ["tokyo", "frankfurt", "virginia"]
+    assert [one["place"] for one in found["entries"]] == [1, 2, 3]
     assert ask("2001:db8:aaaa::1")["network"] == "2001:db8:aaaa::/48"
 
 
 def test_what_the_law_keeps_out_says_so() -> None:
-    told = {one["entry"]: one for one in ask("203.0.113.7", "eu-only")["entries"]}
-    assert told["frankfurt"]["place"] == 1
-    assert told["tokyo"]["place"] is None
-    assert told["tokyo"]["why"] == "tenant eu-only: entry allows only eu"
+    fields = {one["entry"]: one for one in ask("203.0.113.7", "eu-only")["entries"]}
+    assert fields["frankfurt"]["place"] == 1
+    assert fields["tokyo"]["place"] is None
+    assert fields["tokyo"]["why"] == "tenant eu-only: entry allows only eu"
     confined = {one["entry"]: one for one in ask("198.18.0.1")["entries"]}
     assert confined["frankfurt"]["why"] == "the client's network is confined to other places"
 
@@ -36,9 +36,11 @@ def test_what_is_known_of_the_address() -> None:
     assert "private" in ask("10.0.0.1")["known"]
 
 
-@pytest.mark.parametrize(("client", "tenant", "said"), [("x", "", "is no address"), ("1.2.3.4", "x", "not in the law")])
-def test_bad_questions(client: str, tenant: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+@pytest.mark.parametrize(
+    ("client", "tenant", "message"), [("x", "", "is no address"), ("1.2.3.4", "x", "not in the law")]
+)
+def test_bad_questions(client: str, tenant: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         ask(client, tenant)
 
 
@@ -66,8 +68,8 @@ def test_what_it_says_of_that_is_what_the_server_answers(responder) -> None:
         query = dns.message.make_query(name, "A", use_edns=0)
         answer = dns.message.from_wire(responder.answer(query.to_wire(), "192.0.2.200"))
         at = {entry: one.ipv4[0] for entry, one in world().entries.items()}
-        told = [one.address for rrset in answer.answer for one in rrset]
-        assert told == [at[entry] for entry in ask("8.8.8.8", tenant)["without_subnet"]["entries"]]
+        found = [one.address for rrset in answer.answer for one in rrset]
+        assert found == [at[entry] for entry in ask("8.8.8.8", tenant)["without_subnet"]["entries"]]
 
 
 def test_a_confined_network_of_ipv6_is_named() -> None:

@@ -49,9 +49,9 @@ def test_it_answers_by_the_view_in_force_and_counts(tmp_path) -> None:
                 query = dns.message.make_query("api.entry.example", "A", use_edns=0)
                 me.sendto(query.to_wire(), at)
                 while True:
-                    told = dns.message.from_wire(me.recvfrom(4096)[0])
-                    if told.id == query.id:
-                        return told.answer[0][0].address if told.answer else ""
+                    found = dns.message.from_wire(me.recvfrom(4096)[0])
+                    if found.id == query.id:
+                        return found.answer[0][0].address if found.answer else ""
 
             def until(wanted: str) -> None:
                 end = time.monotonic() + DEADLINE_S
@@ -95,6 +95,6 @@ else:
 go_first()
 print(gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 1000)
 """
-    for how, said in (("refused", ""), ("allowed", f"0 {NICE}\n")):
+    for how, text in (("refused", ""), ("allowed", f"0 {NICE}\n")):
         done = subprocess.run([sys.executable, "-c", script, how], capture_output=True, text=True, check=True)
-        assert done.stdout == f"{said}True True\n"
+        assert done.stdout == f"{text}True True\n"

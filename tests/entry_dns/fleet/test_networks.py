@@ -33,7 +33,7 @@ def test_what_is_not_in_a_hole_is_deaggregated_as_rfc_7871_has_it() -> None:
     assert told(space, "1.2.3.9") == "1.2.3.0/24"
 
 
-def test_a_private_address_is_told_the_private_block() -> None:
+def test_a_private_address_gets_the_private_block() -> None:
     space = spaces([(ip_network("11.0.0.0/8"), 7)])[4]
     assert told(space, "10.9.8.7") == "10.0.0.0/8"
     assert told(space, "192.168.1.1") == "192.168.0.0/16"

@@ -59,7 +59,7 @@ def test_a_file_of_networks(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"database": "missing.mmdb"}, r"networks.database: missing.mmdb: .*; give the path of a readable database"),
         ({"lists": [{"cidrs": ["10.0.0.1/8"]}]}, r"networks.lists\[0\].cidrs: .* has host bits set; write such as"),
@@ -89,8 +89,8 @@ def test_a_file_of_networks(tmp_path) -> None:
         ({"lists": [{"file": "nowhere"}]}, r"nowhere: No such file or directory; give a readable file"),
     ],
 )
-def test_what_cannot_be_read_is_one_line(config, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_read_is_one_line(config, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         read(NetworksConfig(**config), world())
 
 

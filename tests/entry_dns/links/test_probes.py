@@ -40,6 +40,8 @@ async def told(config: Probe, entry: Entry) -> tuple[str, bool, str]:
     ("line", "good", "why"),
     [
         (b"HTTP/1.1 200 OK\r\n\r\n", True, ""),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", True, ""),
+        (b"HTTP/1.1 307 Elsewhere\r\n\r\n", False, ": 307"),
         (b"HTTP/1.1 503 Not now\r\n\r\n", False, ": 503"),
         (b"SSH-2.0-x\r\n", False, ": no HTTP"),
     ],
@@ -47,10 +49,10 @@ async def told(config: Probe, entry: Entry) -> tuple[str, bool, str]:
 async def test_an_entry_is_asked_as_a_client_would_come(line: bytes, good: bool, why: str) -> None:
     server = await answering(line)
     port = server.sockets[0].getsockname()[1]
-    name, was, said = await told(Probe(scheme="http"), Entry("a", "tokyo", ("127.0.0.1",), port=port))
+    name, was, found = await told(Probe(scheme="http"), Entry("a", "tokyo", ("127.0.0.1",), port=port))
     server.close()
     assert (name, was) == ("a", good)
-    assert said == (f"127.0.0.1:{port}{why}" if why else "")
+    assert found == (f"127.0.0.1:{port}{why}" if why else "")
 
 
 async def test_who_is_not_there() -> None:

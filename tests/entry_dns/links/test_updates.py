@@ -37,13 +37,13 @@ async def write(server_secret: bytes, rcode: int = 0, changes=CHANGES) -> dns.me
             answer = dns.message.make_response(dns.message.from_wire(data, keyring=False))
             answer.set_rcode(dns.rcode.NOTAUTH)
             answer.use_tsig(key, tsig_error=dns.rcode.BADSIG)
-            told = answer.to_wire()
+            found = answer.to_wire()
         else:
             came.append(update)
             answer = dns.message.make_response(update)
             answer.set_rcode(rcode)
-            told = answer.to_wire()
-        writer.write(len(told).to_bytes(2, "big") + told)
+            found = answer.to_wire()
+        writer.write(len(found).to_bytes(2, "big") + found)
         await writer.drain()
         writer.close()
 
@@ -69,13 +69,13 @@ async def test_another_secret_is_one_line() -> None:
         await write(b"another one")
 
 
-async def test_who_may_not_update_is_told() -> None:
+async def test_who_may_not_update_is_refused() -> None:
     with pytest.raises(UpdateError, match=r"answers REFUSED; let key 'farhop.' update zone example.com"):
         await write(b"secret of the tests", dns.rcode.REFUSED)
 
 
 @pytest.mark.parametrize(
-    ("rcode", "said"),
+    ("rcode", "message"),
     [
         (dns.rcode.SERVFAIL, r"answers SERVFAIL; it could not write zone example.com, or forward"),
         (dns.rcode.NOTAUTH, r"answers NOTAUTH; it is not the primary of zone example.com, or knows no key 'farhop.'"),
@@ -83,8 +83,8 @@ async def test_who_may_not_update_is_told() -> None:
         (dns.rcode.NOTZONE, r"answers NOTZONE; its log says why"),
     ],
 )
-async def test_each_refusal_has_its_own_remedy(rcode: dns.rcode.Rcode, said: str) -> None:
-    with pytest.raises(UpdateError, match=said):
+async def test_each_refusal_has_its_own_remedy(rcode: dns.rcode.Rcode, message: str) -> None:
+    with pytest.raises(UpdateError, match=message):
         await write(b"secret of the tests", rcode)
 
 
@@ -95,9 +95,9 @@ async def test_a_name_outside_and_a_server_that_is_not_there() -> None:
         await Updates(Publish(**GOOD, port=1)).write(CHANGES)
 
 
-@pytest.mark.parametrize(("fault", "said"), [({"server": "ns1.example"}, "server: is no address")])
-def test_what_is_no_place_to_publish(fault, said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+@pytest.mark.parametrize(("fault", "message"), [({"server": "ns1.example"}, "server: is no address")])
+def test_what_is_no_place_to_publish(fault, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         Publish(**{**GOOD, **fault})
 
 

@@ -85,15 +85,15 @@ def test_what_is_absurd_changes_nothing_and_is_counted() -> None:
 def test_what_entries_measured_is_learned_and_ends_with_its_key() -> None:
     one = Watched()
     key = latency_key("tokyo", "g1")
-    told = LatencyReport(region="tokyo", instance="g1", networks={"8.8.8.0/24": Latency(5.0, 8)})
+    found = LatencyReport(region="tokyo", instance="g1", networks={"8.8.8.0/24": Latency(5.0, 8)})
 
     def step(kind: ChangeKind, key: str = "", value: bytes = b"") -> None:
         one.watcher.latencies_changed(Change(kind, 1, key, value))
 
-    step(ChangeKind.PUT, key, encode_latencies(told))
+    step(ChangeKind.PUT, key, encode_latencies(found))
     assert one.learned.read(one.now)
     step(ChangeKind.LOST)
-    step(ChangeKind.PUT, latency_key("osaka", "g1"), encode_latencies(told))
+    step(ChangeKind.PUT, latency_key("osaka", "g1"), encode_latencies(found))
     step(ChangeKind.PUT, key, b"{")
     assert one.learned.read(one.now)
     assert one.refused == ["latencies_misplaced", "latencies_malformed"]

@@ -66,9 +66,9 @@ def test_what_was_decided_is_there_and_proven(tmp_path: Path) -> None:
     checkpoint, beside = files.verify()
     assert (checkpoint.size, beside) == (654, [])
     ((index, entry),) = files.find("d000123", checkpoint.size)
-    told = json.loads(entry)
-    assert (told["epoch"], told["served"], told["lawful"]) == (7, "tokyo", ["tokyo"])
-    assert told["tenant"] == salted((tmp_path / "salt").read_bytes(), "acme")
+    document = json.loads(entry)
+    assert (document["epoch"], document["served"], document["lawful"]) == (7, "tokyo", ["tokyo"])
+    assert document["tenant"] == salted((tmp_path / "salt").read_bytes(), "acme")
     proof = files.proof(index, entry, checkpoint)
     assert tlog.root_of(tlog.leaf_hash(entry), index, checkpoint.size, proof) == checkpoint.root
     assert kinds(tmp_path).count("start") == 2
@@ -136,9 +136,9 @@ def test_who_may_not_be_recorded_is_not(tmp_path: Path) -> None:
     log.open()
     log.put(decided(1, tenant=""))
     log.close()
-    told = json.loads(list(files_at(tmp_path).entries(3))[1])
-    assert {"tenant", "model", "key"}.isdisjoint(told)
-    assert told["id"] == "d000001"
+    document = json.loads(list(files_at(tmp_path).entries(3))[1])
+    assert {"tenant", "model", "key"}.isdisjoint(document)
+    assert document["id"] == "d000001"
 
 
 def test_every_changed_byte_is_found(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_tiles_whose_checkpoint_could_not_be_written_do_not_stay(
     assert (checkpoint.size, beside) == (4, [])
 
 
-def test_a_full_disk_is_said_and_what_it_cost_is_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_what_it_cost_is_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "WAITING_MAX", 20)
     real, full = os.write, [False]
 
@@ -315,8 +315,8 @@ def test_a_full_disk_is_said_and_what_it_cost_is_an_entry(tmp_path: Path, monkey
         time.sleep(0.002)
     log.put(decided(99))
     log.close()
-    told = [json.loads(one) for one in files_at(tmp_path).entries(files_at(tmp_path).verify()[0].size)]
-    assert [one["entries"] for one in told if one["kind"] == "lost"] == [30]
+    found = [json.loads(one) for one in files_at(tmp_path).entries(files_at(tmp_path).verify()[0].size)]
+    assert [one["entries"] for one in found if one["kind"] == "lost"] == [30]
 
 
 def test_a_log_that_does_not_hold_is_not_added_to(tmp_path: Path) -> None:

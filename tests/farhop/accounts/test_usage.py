@@ -49,13 +49,13 @@ def record(name: str = "d1-1", at_s: float = JANUARY, **more: Any) -> Record:
 
 def test_a_record_is_a_cloud_event(prices: Prices) -> None:
     (line,) = lines([record()], "farhop/fleet", prices)
-    told = msgspec.json.decode(line)
-    assert {name: told[name] for name in ("specversion", "id", "source", "type", "subject", "time")} == {
+    document = msgspec.json.decode(line)
+    assert {name: document[name] for name in ("specversion", "id", "source", "type", "subject", "time")} == {
         "specversion": "1.0", "id": "d1-1", "source": "farhop/fleet", "type": "farhop.request", "subject": "acme",
         "time": "2026-01-15T00:00:00.000Z",
     }  # fmt: skip
-    assert told["data"]["price_epoch"] == 1
-    assert "farhopstays" not in told
+    assert document["data"]["price_epoch"] == 1
+    assert "farhopstays" not in document
     event = read(line)
     assert event is not None
     assert event.data.input_tokens == 1000

@@ -13,12 +13,12 @@ WORDS = [
 ]
 
 
-def test_there_are_words() -> None:
+def test_there_are_events_and_commands() -> None:
     assert {"RequestArrived", "Forward", "Cancel"} <= {word.__name__ for word in WORDS}
 
 
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: word.__name__)
-def test_every_word_is_frozen_and_names_its_request(word: type[msgspec.Struct]) -> None:
+def test_every_event_and_command_is_frozen_and_names_its_request(word: type[msgspec.Struct]) -> None:
     assert word.__struct_config__.frozen
     names = word.__struct_fields__
     assert "id" in names or "request" in names or word is LawChanged

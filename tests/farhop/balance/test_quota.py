@@ -57,8 +57,8 @@ def test_a_bucket_leaks_at_its_rate_and_never_by_a_clock_that_steps_back() -> No
 def test_nothing_is_lent_before_it_is_written_down() -> None:
     lender, one = root(), holder()
     one.holdings[B].waiting = 5
-    told: Any = lender.exchange("h", one.asked(0.0), 0.0)
-    assert (told.grants[0].granted, told.grants[0].soon, lender.runs_out) == (0, True, True)
+    found: Any = lender.exchange("h", one.asked(0.0), 0.0)
+    assert (found.grants[0].granted, found.grants[0].soon, lender.runs_out) == (0, True, True)
     exchange(one, lender, 0.0)
     assert one.holdings[B].available >= 5
 
@@ -118,9 +118,9 @@ def test_an_answer_under_a_lease_that_was_given_up_is_nothing() -> None:
     one.holdings[B].waiting = 5
     exchange(one, lender, 0.0)
     assert one.holdings[B].take(5)
-    said = one.asked(LEASE_S - 0.1)
+    found = one.asked(LEASE_S - 0.1)
     assert not one.alive(LEASE_S + 0.1)
-    one.on_reply(lender.exchange("h", said, LEASE_S), said, LEASE_S + 0.2)
+    one.on_reply(lender.exchange("h", found, LEASE_S), found, LEASE_S + 0.2)
     assert one.holdings[B].available == 0
 
 
@@ -129,8 +129,8 @@ def test_totals_may_come_twice_or_late() -> None:
     first = lender.exchange("h", ask(Want(B, wanted=50, least=50)), 0.0)
     later = Want(B, spent=30, returned=10, wanted=0)
     for number, want in ((3, later), (3, later), (2, Want(B, spent=5)), (4, later)):
-        told = lender.exchange("h", ask(want, lease=first.lease, number=number), 0.0)
-    assert isinstance(told, LeaseReply)
+        found = lender.exchange("h", ask(want, lease=first.lease, number=number), 0.0)
+    assert isinstance(found, LeaseReply)
     assert lender.levels(0.0)[B] == {"depth": 100.0, "used": 30.0, "lent": 10}
 
 
@@ -163,8 +163,8 @@ def test_what_requests_wait_for_is_lent_in_few_writings_and_no_more_is_written_d
 
 def test_nothing_is_given_back_of_what_may_be_unspent_elsewhere() -> None:
     lender = root(Quota(60.0, 1.0), {B: 60})
-    told = lender.exchange("h", ask(Want(B)), 0.0)
-    lender.exchange("h", ask(Want(B, refunded=50), lease=told.lease), 0.0)
+    found = lender.exchange("h", ask(Want(B)), 0.0)
+    lender.exchange("h", ask(Want(B, refunded=50), lease=found.lease), 0.0)
     assert lender.levels(0.0)[B]["used"] == 60, "its predecessor may have lent that to others"
 
 
@@ -237,9 +237,9 @@ def test_a_new_root_learns_from_the_holders_what_is_under_way() -> None:
 def test_an_ask_that_comes_late_or_twice_is_nothing() -> None:
     lender = written(root(Quota(10.0, 0.0)))
     lender.exchange("h", ask(Want(B, wanted=5, least=5)), 0.0)
-    said = ask(Want(B, spent=2, held=2), number=3)
+    found = ask(Want(B, spent=2, held=2), number=3)
     for number in (3, 2, 3):
-        lender.exchange("h", ask(*said.wants, number=number), 0.0)
+        lender.exchange("h", ask(*found.wants, number=number), 0.0)
         lender.exchange("h", ask(Want(B, wanted=5, least=5), number=2), 0.0)
     assert lender.levels(0.0)[B] == {"depth": 10.0, "used": 2.0, "lent": 0}
     lender.exchange("h", ask(number=4), 0.0)
@@ -262,7 +262,7 @@ def test_a_safe_share_of_slots_is_ones_own_once_others_leases_are_over() -> None
     assert mine.fits(2, LEASE_S + 1)
 
 
-def test_who_leaves_gives_all_back_at_once_and_who_waits_is_told_how_fast_others_end() -> None:
+def test_who_leaves_gives_all_back_at_once_and_who_waits_learns_how_fast_others_end() -> None:
     lender, one, other = root(Quota(4.0, 0.0)), slots(4.0), slots(4.0)
     one.holdings[B].waiting = 4
     exchange(one, lender, 0.0, "one")
@@ -291,8 +291,8 @@ def test_buckets_of_users_are_made_when_asked_for_and_the_least_recently_used_is
     assert lender.exchange("h", ask(Want(limit, wanted=5, least=5)), 0.0).grants == ()
 
     def lend(user: str, number: int) -> int:
-        told = lender.exchange("h", ask(Want(limit + user, wanted=7, least=7), number=number), 0.0)
-        return told.grants[0].granted
+        found = lender.exchange("h", ask(Want(limit + user, wanted=7, least=7), number=number), 0.0)
+        return found.grants[0].granted
 
     assert [lend("ann", 1), lend("bob", 2), lend("ann", 3), lend("ann", 4)] == [7, 7, 3, 0]
     assert lender.levels(0.0).keys() == {f"{limit}ann", f"{limit}bob"}
@@ -490,24 +490,24 @@ class World:
                     self.level = max(0.0, self.level - (before - safe.level))
 
     def ask(self, n: int, *, well: bool = False) -> None:
-        said = self.holders[n].asked(self.clock(n))
+        found = self.holders[n].asked(self.clock(n))
         for _ in range(1 + (self.rng.random() < self.lossy[n] / 5)):
             if self.rng.random() >= self.lossy[n]:
                 late_s = self.rng.choice((0.0, 0.0, 0.0, 0.05, 0.9)) if self.rng.random() < 0.95 else 30.0
                 late_s = 0.0 if well else late_s
-                self.asks.append((self.now + late_s, n, self.life[n], said))
+                self.asks.append((self.now + late_s, n, self.life[n], found))
 
     def deliver(self) -> None:
         for one in [one for one in self.asks if one[0] <= self.now]:
             self.asks.remove(one)
-            _, n, life, said = one
+            _, n, life, found = one
             now = self.clock(("root", self.terms))
             if self.root is None or now > self.root_until:
                 continue
-            told = self.root.exchange(f"h{n}.{life}", said, now)
-            in_time = self.clock(n) <= said.at + 1.0 or self.rng.random() < 0.2
+            text = self.root.exchange(f"h{n}.{life}", found, now)
+            in_time = self.clock(n) <= found.at + 1.0 or self.rng.random() < 0.2
             if life == self.life[n] and in_time and self.rng.random() >= self.lossy[n]:
-                self.holders[n].on_reply(told, said, self.clock(n))
+                self.holders[n].on_reply(text, found, self.clock(n))
                 self.heard(n)
 
     def heard(self, n: int) -> None:

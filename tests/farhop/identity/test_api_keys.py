@@ -61,7 +61,7 @@ def test_a_known_key_is_looked_up_once():
     assert book.asked == 1
 
 
-def test_a_missing_key_and_an_unknown_key_are_told_apart():
+def test_a_missing_key_and_an_unknown_key_are_distinguished():
     ring = Keyring(Book("sk-1"))
     assert ring.identify(None) is MISSING_KEY
     assert ring.identify(b"Basic c2s6MQ==") is MISSING_KEY
@@ -72,9 +72,9 @@ def test_two_keys_must_be_of_one_caller_and_a_placeholder_is_none():
     ring = Keyring(Book("sk-1", "sk-2"))
     first = ring.identify(b"Bearer sk-1")
     assert ring.identify(b"Bearer sk-1", b"sk-1") == first
-    assert ring.identify(b"Bearer sk-1", b"nobodys") == first
+    assert ring.identify(b"Bearer sk-1", b"no_issued_key") == first
     assert ring.identify(b"Bearer sk-1", b"sk-2") is TWO_CALLERS
-    assert ring.identify(b"Bearer nobodys", b"sk-2") is UNKNOWN_KEY
+    assert ring.identify(b"Bearer no_issued_key", b"sk-2") is UNKNOWN_KEY
     assert ring.identify(b"Bearer " + b"a" * 7000) is TOO_LONG
 
 

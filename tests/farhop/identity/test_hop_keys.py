@@ -39,7 +39,7 @@ def test_what_only_begins_as_a_derived_key_is_refused_and_not_shown(text: str) -
     assert text not in str(refused.value)
 
 
-def test_a_derived_key_can_be_told_from_a_root_and_shows_nothing() -> None:
+def test_a_derived_key_can_be_distinguished_from_a_root_and_shows_nothing() -> None:
     assert is_derived(key_to(ROOT, "paris"))
     assert is_derived(key_from(ROOT, "paris", ["tokyo"]))
     assert not is_derived("r" * 32)

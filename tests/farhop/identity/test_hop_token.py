@@ -134,8 +134,8 @@ def test_a_genuine_mac_over_garbage_is_forged_and_never_raises(payload):
 @pytest.mark.parametrize("other", [{"entry_region": "tokyo"}, {"audience": "tokyo"}])
 def test_claims_that_say_other_regions_than_the_key_is_for_are_forged(other):
     """Who holds the key of one pair speaks for no other entry, and for no other region."""
-    told = msgspec.msgpack.encode(msgspec.structs.replace(CLAIMS, **other))
-    assert verifier().verify(forged_with_the_key(told), NOW_MS) is HOP_FORGED
+    found = msgspec.msgpack.encode(msgspec.structs.replace(CLAIMS, **other))
+    assert verifier().verify(forged_with_the_key(found), NOW_MS) is HOP_FORGED
 
 
 @pytest.mark.parametrize("token", [None, b""])

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from farhop.balance.outcome import KEY_NOT_VALID, MISSING_KEY, UNKNOWN_KEY
 from farhop.identity import jwt_tokens
-from farhop.identity.api_keys import TOO_LONG, Keyring, Nobody, Principal
+from farhop.identity.api_keys import TOO_LONG, Keyring, NotIdentified, Principal
 from farhop.identity.jwt_tokens import Issuer, KeysError, TokenVerifier, read_keys
 
 ISS, AUD, NOW_S = "https://idp.example/", "farhop", 1_800_000_000.0
@@ -45,15 +45,15 @@ def document(*keys: Any) -> bytes:
 
 
 def signed(kind: str = "ES256", headers: dict[str, Any] | None = None, **claims: Any) -> str:
-    said = {"iss": ISS, "aud": AUD, "sub": "ann", "iat": NOW_S, "exp": NOW_S + 300, "tenant": "acme", **claims}
-    said = {name: value for name, value in said.items() if value is not None}
-    return jwt.encode(said, private(kind), kind, headers={"kid": kind, **(headers or {})})
+    fields = {"iss": ISS, "aud": AUD, "sub": "ann", "iat": NOW_S, "exp": NOW_S + 300, "tenant": "acme", **claims}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    return jwt.encode(fields, private(kind), kind, headers={"kid": kind, **(headers or {})})
 
 
 def issuer(**more: Any) -> Issuer:
-    said = {"algorithms": frozenset(("RS256", "ES256", "EdDSA")), "tenants": frozenset(("acme", "globex")),
+    fields = {"algorithms": frozenset(("RS256", "ES256", "EdDSA")), "tenants": frozenset(("acme", "globex")),
             "tenant_claim": "tenant", **more}  # fmt: skip
-    return Issuer("corp", ISS, frozenset((AUD,)), **said)
+    return Issuer("corp", ISS, frozenset((AUD,)), **fields)
 
 
 class Asked:
@@ -71,7 +71,7 @@ class Asked:
 
     def why(self, token: str) -> tuple[Any, str]:
         found = self(token)
-        assert isinstance(found, Nobody)
+        assert isinstance(found, NotIdentified)
         assert token[:20] not in found.detail
         return found.outcome, found.detail
 
@@ -88,18 +88,18 @@ def test_a_genuine_token_is_its_tenants(kind: str) -> None:
 
 def test_what_claims_say_is_read_by_their_configured_names() -> None:
     asked = Asked(b"salt" * 4, user_claim="email", priority_claim="prio", places_claim="where")
-    said = {"email": "ann@example", "prio": 3, "where": ["eu", "jp"]}
-    found = asked(signed(**said))
+    fields = {"email": "ann@example", "prio": 3, "where": ["eu", "jp"]}
+    found = asked(signed(**fields))
     assert (found.within, found.priority_max, len(found.user)) == (("eu", "jp"), 3, 32)
     assert "ann" not in found.user
-    assert asked(signed(**{**said, "where": "eu jp"})) == found
-    assert asked(signed(**{**said, "email": "bob@example"})).user != found.user
+    assert asked(signed(**{**fields, "where": "eu jp"})) == found
+    assert asked(signed(**{**fields, "email": "bob@example"})).user != found.user
     for name, value in (
         ("email", ""), ("email", None), ("email", 7), ("prio", True), ("prio", 10), ("prio", -1), ("prio", "3"),
         ("prio", None), ("where", None), ("where", []), ("where", ["eu", 3]), ("where", ["e u"]), ("where", {}),
         ("where", ["eu"] * 33),
     ):  # fmt: skip
-        assert asked.why(signed(**{**said, name: value}))[0] is KEY_NOT_VALID, (name, value)
+        assert asked.why(signed(**{**fields, name: value}))[0] is KEY_NOT_VALID, (name, value)
 
 
 def test_an_issuer_speaks_for_its_own_tenants_alone() -> None:
@@ -181,7 +181,7 @@ def test_each_confusion_is_refused(make: Any, says: str) -> None:
         ({"cnf": {"x5t#S256": "x"}}, "cnf"), ({"cnf": False}, "cnf"),
     ],
 )  # fmt: skip
-def test_each_claim_that_does_not_hold_is_told(claims: dict[str, Any], says: str) -> None:
+def test_each_claim_that_does_not_hold_is_named(claims: dict[str, Any], says: str) -> None:
     reason, detail = Asked().why(signed(**claims))
     assert reason is KEY_NOT_VALID
     assert says in detail
@@ -203,10 +203,10 @@ P256 = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551  # the
 
 def resigned(change: Callable[[int, int], tuple[int, int]]) -> str:
     """An ES256 token whose signature is another pair of numbers."""
-    said, _, signature = signed().rpartition(".")
+    found, _, signature = signed().rpartition(".")
     pair = urlsafe_b64decode(signature + "==")
     r, s = change(int.from_bytes(pair[:32], "big"), int.from_bytes(pair[32:], "big"))
-    return f"{said}.{b64(r.to_bytes(32, 'big') + s.to_bytes(32, 'big'))}"
+    return f"{found}.{b64(r.to_bytes(32, 'big') + s.to_bytes(32, 'big'))}"
 
 
 @pytest.mark.parametrize(

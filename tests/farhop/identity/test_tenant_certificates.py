@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from farhop.balance.outcome import KEY_NOT_VALID, UNKNOWN_KEY
 from farhop.identity import tenant_certificates
-from farhop.identity.api_keys import Nobody, Principal
+from farhop.identity.api_keys import NotIdentified, Principal
 from farhop.identity.tenant_certificates import TenantCertificates
 from farhop_lab.world.certs import Authority
 
@@ -42,9 +42,9 @@ def test_one_uri_alone_says_whose_it_is(authority: Authority) -> None:
     assert tenants.identify(der(certificate(authority, URI, "host.example"))) == ACME
     for names in ((f"{URI}/x",), (URI.upper(),), (URI, "spiffe://corp.example/other"), ("corp.example",)):
         found = tenants.identify(der(certificate(authority, *names)))
-        assert isinstance(found, Nobody)
+        assert isinstance(found, NotIdentified)
         assert found.outcome is UNKNOWN_KEY
-    assert isinstance(tenants.identify(b"no certificate"), Nobody)
+    assert isinstance(tenants.identify(b"no certificate"), NotIdentified)
 
 
 def test_one_that_ends_on_its_connection_is_nobodys_from_then_on(authority: Authority) -> None:
@@ -54,10 +54,10 @@ def test_one_that_ends_on_its_connection_is_nobodys_from_then_on(authority: Auth
     assert tenants.identify(der(one)) == ACME
     clock.now_s = ends_s
     found = tenants.identify(der(one))
-    assert isinstance(found, Nobody)
+    assert isinstance(found, NotIdentified)
     assert found.outcome is KEY_NOT_VALID
     clock.now_s = ends_s - 1  # set back
-    assert isinstance(tenants.identify(der(one)), Nobody)
+    assert isinstance(tenants.identify(der(one)), NotIdentified)
 
 
 def test_what_is_remembered_is_bounded(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:

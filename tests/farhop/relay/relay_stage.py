@@ -39,17 +39,17 @@ class ScriptedFlow:
 
     def __init__(self, addresses: list[Address]) -> None:
         self.addresses = addresses
-        self.heard: list[Event] = []
+        self.events: list[Event] = []
         self.live: dict[str, int] = {}
         self.started: set[str] = set()
         self.arrive: Callable[[Request, float], list[Command]] | None = None
         self.raise_on: type[Event] | None = None
 
     def event_names(self) -> list[str]:
-        return [type(event).__name__ for event in self.heard]
+        return [type(event).__name__ for event in self.events]
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        self.heard.append(event)
+        self.events.append(event)
         if self.raise_on is type(event):
             raise RuntimeError("the machine broke")
         match event:
@@ -185,21 +185,21 @@ class Stage:
 
     async def __aenter__(self) -> Stage:
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: self.errors.append(context))
-        said = self.settings
-        await self.upstream.open(said.get("upstream_tls"))
+        found = self.settings
+        await self.upstream.open(found.get("upstream_tls"))
         self.flow = ScriptedFlow([self.upstream.address])
         self.troubles: list[str] = []
-        believing = said.get("believing", no_tls)
+        believing = found.get("believing", no_tls)
         self.pool = Pool(
-            said.get("upstream_limits", UpstreamLimits()), believing, lambda _where, why: self.troubles.append(why)
+            found.get("upstream_limits", UpstreamLimits()), believing, lambda _where, why: self.troubles.append(why)
         )
         self.relay = Relay(
-            b"tier", self.flow, self.tier, self.pool, time.monotonic, upstream_is_tier=said.get("over_tier", False)
+            b"tier", self.flow, self.tier, self.pool, time.monotonic, upstream_is_tier=found.get("over_tier", False)
         )
         self.handler.relay = self.relay
         self.listener = Listener(
-            "test", self.handler, said.get("client_limits", ClientLimits()), self.budget, said.get("slots"),
-            is_hop=said.get("is_hop", False), tls=said.get("tls"),
+            "test", self.handler, found.get("client_limits", ClientLimits()), self.budget, found.get("slots"),
+            is_hop=found.get("is_hop", False), tls=found.get("tls"),
         )  # fmt: skip
         self.port = await self.listener.open("127.0.0.1", 0)
         return self

@@ -13,7 +13,7 @@ ALL = outcome.catalogue()
 TOKEN = (outcome.HOP_MISSING, outcome.HOP_FORGED, outcome.HOP_EXPIRED, outcome.HOP_MISADDRESSED, outcome.HOP_USED)
 
 
-def test_every_outcome_can_be_said() -> None:
+def test_every_outcome_can_be_answered() -> None:
     for reason in ALL:
         reply = answers.refusal(reason, 'it "failed"', param="model")
         error = json.loads(reply.body)["error"]
@@ -34,7 +34,7 @@ def test_every_outcome_can_be_said() -> None:
         assert line.endswith(b"\r\n")
 
 
-def test_every_outcome_can_be_told_to_the_tier_above() -> None:
+def test_every_outcome_can_be_sent_to_the_tier_above() -> None:
     for reason in [r for r in ALL if r not in TOKEN]:
         header = answers.hop_outcome(reason, 12.9)
         name, value = header.removesuffix(b"\r\n").split(b": ", 1)
@@ -44,7 +44,7 @@ def test_every_outcome_can_be_told_to_the_tier_above() -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"nonsense", b"served\xff", b"; wait_ms=1"])
-def test_an_unknown_word_is_an_internal_error_there(value: bytes) -> None:
+def test_an_unknown_outcome_is_an_internal_error_there(value: bytes) -> None:
     known, _ = answers.read_hop_outcome(value)
     assert known is outcome.INTERNAL
     assert not known.retryable
@@ -55,10 +55,10 @@ def test_an_absurd_wait_is_none(wait: bytes) -> None:
     assert answers.read_hop_outcome(b"queue_full; wait_ms=" + wait) == (outcome.QUEUE_FULL, None)
 
 
-@pytest.mark.parametrize(("given", "said"), [(0.0, b"1"), (0.2, b"1"), (1.2, b"2"), (30.0, b"30")])
-def test_retry_after_is_whole_seconds_and_never_none(given: float, said: bytes) -> None:
+@pytest.mark.parametrize(("given", "value"), [(0.0, b"1"), (0.2, b"1"), (1.2, b"2"), (30.0, b"30")])
+def test_retry_after_is_whole_seconds_and_never_none(given: float, value: bytes) -> None:
     reply = answers.refusal(outcome.QUEUE_FULL, "full", retry_after_s=given, extra=b"x-a: b\r\n")
-    assert reply.extra == b"x-a: b\r\nretry-after: " + said + b"\r\n"
+    assert reply.extra == b"x-a: b\r\nretry-after: " + value + b"\r\n"
 
 
 def test_a_redirect_says_where_to() -> None:
@@ -81,7 +81,7 @@ def test_an_unknown_status_has_a_line_too() -> None:
 
 @pytest.mark.parametrize("reason", ["hop_token_missing", "hop_token_forged", "hop_token_expired"])
 def test_a_region_that_rejects_our_token_is_no_fault_of_the_client(reason: str) -> None:
-    told, _ = answers.read_hop_outcome(reason.encode())
-    assert told is outcome.HOP_REJECTED
-    assert told.retryable
-    assert answers.status_of(told) == 502
+    content, _ = answers.read_hop_outcome(reason.encode())
+    assert content is outcome.HOP_REJECTED
+    assert content.retryable
+    assert answers.status_of(content) == 502

@@ -105,6 +105,6 @@ async def test_what_waits_behind_an_answer_is_bounded_in_bytes(stage: Any) -> No
         most = max(most, s.budget.used_bytes)
     assert 27_000 <= most < 30_000
     go.set()
-    said = [await c.read() for _ in range(3)]
-    assert [(a.status, a.get("connection")) for a in said] == [(200, None), (200, None), (200, "close")]
+    found = [await c.read() for _ in range(3)]
+    assert [(a.status, a.get("connection")) for a in found] == [(200, None), (200, None), (200, "close")]
     assert await c.ended() == b""

@@ -16,7 +16,7 @@ from farhop.relay.upstream.attempt import AttemptRun
 USAGE = b'{"id":"c","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
 
 
-async def test_a_whole_answer_passes_and_its_edges_are_told(stage: Any) -> None:
+async def test_a_whole_answer_passes_and_its_edges_are_events(stage: Any) -> None:
     s = await stage()
     body = b'{"choices":[{}],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
     s.upstream.answer = lambda _m: plain(body)
@@ -27,7 +27,7 @@ async def test_a_whole_answer_passes_and_its_edges_are_told(stage: Any) -> None:
     assert (answer.get("server-timing") or "").startswith("tier;dur=")
     assert s.upstream.asked[0].body == b'{"a":1}'
     assert s.flow.event_names() == ["RequestArrived", "AttemptEnded"], "whole at its first byte: one edge"
-    assert s.flow.heard[1] == machine.AttemptEnded("r1", 1, 200, Usage(7, 3, None), whole=True)
+    assert s.flow.events[1] == machine.AttemptEnded("r1", 1, 200, Usage(7, 3, None), whole=True)
     assert s.tier.concluded_with == [("served", 200, Usage(7, 3, None))]
     assert s.tier.attempts == [(1, "served")]
 
@@ -86,15 +86,15 @@ async def test_a_refusal_before_the_first_byte_goes_to_the_next(stage: Any) -> N
     s.upstream.answer = lambda _m: answers.pop(0)
     answer = await s.ask(post())
     assert (answer.status, answer.body) == (200, b'{"ok":2}')
-    assert s.flow.heard[1] == machine.AttemptRefused("r1", 1, outcome.QUEUE_FULL, 1200.0)
+    assert s.flow.events[1] == machine.AttemptRefused("r1", 1, outcome.QUEUE_FULL, 1200.0)
     assert s.tier.attempts == [(1, "queue_full"), (2, "served")]
     assert len(s.upstream.lines) == 1, "a refusal is a whole answer: its connection is kept"
 
 
 async def test_an_outcome_header_of_an_engine_means_nothing(stage: Any) -> None:
     s = await stage(over_tier=False)
-    said = b"content-type: application/json\r\nretry-after: 7\r\nx-farhop-outcome: queue_full\r\nx-farhop-a: b\r\n"
-    s.upstream.answer = lambda _m: plain(b'{"error":{}}', "429 Too Many Requests", said)
+    found = b"content-type: application/json\r\nretry-after: 7\r\nx-farhop-outcome: queue_full\r\nx-farhop-a: b\r\n"
+    s.upstream.answer = lambda _m: plain(b'{"error":{}}', "429 Too Many Requests", found)
     answer = await s.ask(post())
     assert (answer.status, answer.body, answer.get("retry-after")) == (429, b'{"error":{}}', "7")
     assert [name for name, _ in answer.headers if name.startswith("x-farhop-")] == ["x-farhop-decision"]
@@ -266,7 +266,7 @@ async def test_a_client_that_leaves_before_the_connection_is_there_costs_nothing
     assert s.tier.attempts == [(1, "client_left"), (1, "served")]
 
 
-async def test_a_client_that_leaves_while_held_is_told_once(stage: Any) -> None:
+async def test_a_client_that_leaves_while_held_is_an_event_once(stage: Any) -> None:
     s = await stage()
     s.flow.arrive = lambda request, _now: [machine.Hold(request.id)]
     c = await s.client()

@@ -64,9 +64,9 @@ async def test_each_request_once_by_the_one_its_client_came_to(engine: Engine, t
     by_decision = {one.id.rpartition("-")[0]: one for one in found}
     assert len(found) == len(by_decision) == 5
     for answer in (whole, stream, below):
-        told = by_decision[answer.headers["x-farhop-decision"]]
-        assert told.subject == told.data.tenant == "noted-here"
-        data = told.data
+        result = by_decision[answer.headers["x-farhop-decision"]]
+        assert result.subject == result.data.tenant == "noted-here"
+        data = result.data
         assert (data.input_tokens, data.cached_tokens, data.output_tokens, data.measured) == (11, 0, 3, "engine")
         assert (data.region, data.entry_region, data.status, data.model) == ("virginia", "virginia", 200, MODEL)
         assert data.gpu_ms is not None
@@ -93,9 +93,9 @@ async def test_where_the_entry_may_not_write_the_region_does(engine: Engine, tmp
         regional.hop_authenticator.caller = from_tokyo  # type: ignore[method-assign]
         answer = await send(running.entry, chat("sk-farhop-noted-here", streaming()))
         await running.at_rest()
-    (told,) = events(tmp_path)
-    assert told.id == f"{answer.headers['x-farhop-decision']}-1"
-    assert (told.data.region, told.data.entry_region, told.data.output_tokens) == ("virginia", "tokyo", 3)
+    (found,) = events(tmp_path)
+    assert found.id == f"{answer.headers['x-farhop-decision']}-1"
+    assert (found.data.region, found.data.entry_region, found.data.output_tokens) == ("virginia", "tokyo", 3)
     assert {path.parent.name for path, _ in segments.read(tmp_path)} == {"r1"}
 
 
@@ -110,8 +110,8 @@ async def test_while_nothing_can_be_written(engine: Engine, tmp_path: Path, on_f
         await until(lambda: files.trouble)
         answer = await send(running.entry, chat("sk-farhop-noted-here"))
         text = running.global_.metrics.render().decode()
-        told = running.global_.tier_admin.status()["accounts"]["usage"]
-        assert "bytes_max" in told["trouble"]
+        found = running.global_.tier_admin.status()["accounts"]["usage"]
+        assert "bytes_max" in found["trouble"]
         assert 'farhop_usage_trouble{part="files",region="virginia",tier="global"} 1.0' in text
         files._bounds.bytes_max = 1 << 20
         await until(lambda: not files.trouble)
@@ -174,8 +174,8 @@ async def test_decisions_are_in_the_audit_log_of_each_tier(
             patch.setattr(log, "_take", full)
             await until(lambda: log.trouble)
             assert (await send(running.entry, chat())).code == "accounts_not_writable"
-            told = running.global_.tier_admin.status()["accounts"]["audit"]
-            assert "No space left" in told["trouble"]
+            result = running.global_.tier_admin.status()["accounts"]["audit"]
+            assert "No space left" in result["trouble"]
         await until(lambda: not log.trouble)
     found = dict[str, dict[str, Any]]()
     for tier in ("g1", "r1"):

@@ -126,11 +126,11 @@ def _question(**more: Any) -> dict[str, Any]:
 
 async def test_explain_says_where_a_request_would_go(up: Both, http: aiohttp.ClientSession, engine: Engine) -> None:
     above, below = _urls(up, "/explain")
-    status, told = await _explain(http, above, _question())
-    assert (status, told["reasons"]["chosen"]) == (200, "virginia")
-    assert "frankfurt" in told["reasons"]["not_serving"]
-    status, told = await _explain(http, below, _question())
-    assert (status, told["reasons"]["chosen"], told["unlawful"]) == (200, "one", None)
+    status, explained = await _explain(http, above, _question())
+    assert (status, explained["reasons"]["chosen"]) == (200, "virginia")
+    assert "frankfurt" in explained["reasons"]["not_serving"]
+    status, explained = await _explain(http, below, _question())
+    assert (status, explained["reasons"]["chosen"], explained["unlawful"]) == (200, "one", None)
     assert engine.seen == []  # asking sends nothing and reserves nothing
     assert up.global_.flow.under_way == up.regional.flow.under_way == 0
     assert up.regional.flow.ledger.load("one").in_flight == 0
@@ -146,19 +146,19 @@ async def test_explain_says_where_a_request_would_go(up: Both, http: aiohttp.Cli
 )
 async def test_explain_knows_the_other_paths(up: Both, http: aiohttp.ClientSession, path: str, body: Any) -> None:
     for url, chosen in zip(_urls(up, "/explain"), ("virginia", "one"), strict=True):
-        status, told = await _explain(http, url, _question(path=path, body=body))
-        assert (status, told["reasons"]["chosen"]) == (200, chosen)
+        status, explained = await _explain(http, url, _question(path=path, body=body))
+        assert (status, explained["reasons"]["chosen"]) == (200, chosen)
 
 
 async def test_explain_says_what_the_law_excludes(up: Both, http: aiohttp.ClientSession) -> None:
     above, below = _urls(up, "/explain")
-    _, told = await _explain(http, above, _question(tenant="eu-only"))
-    assert told["reasons"]["chosen"] is None
-    assert "allows only eu" in told["reasons"]["unlawful"]["virginia"]
-    _, told = await _explain(http, above, _question(allow=["jp"]))
-    assert "asked to stay within jp" in told["reasons"]["unlawful"]["virginia"]
-    _, told = await _explain(http, below, _question(tenant="nobody"))
-    assert "not in the topology" in told["unlawful"]
+    _, explained = await _explain(http, above, _question(tenant="eu-only"))
+    assert explained["reasons"]["chosen"] is None
+    assert "allows only eu" in explained["reasons"]["unlawful"]["virginia"]
+    _, explained = await _explain(http, above, _question(allow=["jp"]))
+    assert "asked to stay within jp" in explained["reasons"]["unlawful"]["virginia"]
+    _, explained = await _explain(http, below, _question(tenant="nobody"))
+    assert "not in the topology" in explained["unlawful"]
 
 
 @pytest.mark.parametrize(
@@ -180,14 +180,14 @@ async def test_explain_says_what_the_law_excludes(up: Both, http: aiohttp.Client
         (b'{"tenant": "a", "body": ' + b"[" * 200_000, "nested too deeply"),
     ],
 )
-async def test_a_question_that_makes_no_sense_is_told_why(
+async def test_a_question_that_makes_no_sense_is_answered_why(
     up: Both, http: aiohttp.ClientSession, question: Any, message: str
 ) -> None:
     for url in _urls(up, "/explain"):
-        status, told = await _explain(http, url, question)
+        status, explained = await _explain(http, url, question)
         assert status == 400
-        assert message in told["error"]
-        assert "xyzzy" not in told["error"]
+        assert message in explained["error"]
+        assert "xyzzy" not in explained["error"]
 
 
 async def test_what_is_not_offered_is_not_there(up: Both, http: aiohttp.ClientSession) -> None:
@@ -352,13 +352,13 @@ async def test_the_last_decisions_are_listed_newest_first(up: Both, http: aiohtt
     sent = [(await send(up.entry, chat())).headers["x-farhop-decision"] for _ in range(3)]
     for url in _urls(up, "/decisions?most=2"):
         async with http.get(url) as answer:
-            told = await _json(answer)
-        assert [one["decision"] for one in told["decisions"]] == sent[:0:-1]
+            found = await _json(answer)
+        assert [one["decision"] for one in found["decisions"]] == sent[:0:-1]
     async with http.get(_urls(up, "/decisions?most=x")[0]) as answer:
         assert answer.status == 400
 
 
-async def test_the_topology_told_is_the_one_gone_by(up: Both, http: aiohttp.ClientSession) -> None:
+async def test_the_topology_shown_is_the_one_in_force(up: Both, http: aiohttp.ClientSession) -> None:
     for url, flow in zip(_urls(up, "/topology"), (up.global_.flow, up.regional.flow), strict=True):
         async with http.get(url) as answer:
             assert load.of(await _json(answer), url) == flow.law.topology

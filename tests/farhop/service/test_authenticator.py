@@ -51,7 +51,7 @@ async def up() -> AsyncIterator[Both]:
         ("Bearer sk-farhop-anywhere2", "unknown_key"),
     ],
 )
-async def test_who_has_no_key_is_told_in_openais_shape(up: Both, authorization: str | None, code: str) -> None:
+async def test_who_has_no_key_is_refused_in_openais_shape(up: Both, authorization: str | None, code: str) -> None:
     for port in (up.entry, up.client):
         given = {} if authorization is None else {"authorization": authorization}
         answer = await send(port, chat(key=None, **given))
@@ -93,7 +93,7 @@ def test_the_nearest_lawful_entry_is_named() -> None:
     assert b"location: http://127.0.0.1:8100/x\r\n" in answer.extra
 
 
-async def test_where_no_entry_is_known_the_law_is_told(up: Both) -> None:
+async def test_where_no_entry_is_known_the_law_is_the_answer(up: Both) -> None:
     answer = await send(up.entry, chat(key="sk-farhop-nowhere-near"))
     assert (answer.status, answer.code) == (451, "entry_forbidden")
     assert "location" not in answer.headers
@@ -165,16 +165,16 @@ async def test_a_model_that_may_not_be_recorded_here_is_not(up: Both) -> None:
     assert len(up.global_.decisions) == 1
 
 
-@pytest.mark.parametrize("told", ["0", "-5", "1e3", "1.5", "soon", "", "9" * 13])
-async def test_a_timeout_that_is_none_is_refused(up: Both, told: str) -> None:
-    answer = await send(up.entry, chat(x_farhop_timeout_ms=told))
+@pytest.mark.parametrize("message", ["0", "-5", "1e3", "1.5", "soon", "", "9" * 13])
+async def test_a_timeout_that_is_none_is_refused(up: Both, message: str) -> None:
+    answer = await send(up.entry, chat(x_farhop_timeout_ms=message))
     assert (answer.status, answer.code) == (400, "invalid_field")
     assert answer.json["error"]["param"] == "x-farhop-timeout-ms"
 
 
 def test_a_timeout_only_shortens_the_deadline() -> None:
     authenticator = KeyAuthenticator("tokyo", lambda: Law(world()), lambda _regions: {}, 60.0)
-    assert [authenticator._patience_s(told) for told in (None, b"2500", b"999999999999")] == [60.0, 2.5, 60.0]
+    assert [authenticator._patience_s(one) for one in (None, b"2500", b"999999999999")] == [60.0, 2.5, 60.0]
 
 
 async def test_a_deadline_of_the_clients_holds_in_the_region(up: Both) -> None:
@@ -248,11 +248,11 @@ def test_a_gateway_says_for_whom_it_asks_once_and_of_those_who_are_known() -> No
 
 def test_an_objective_lowers_whoever_names_it_and_raises_where_a_gateway_does() -> None:
     law = Law(topology(tenant("mid", priority=4, tiers={"flex": 1})))
-    told = {"chat": 99, "batch": -3, "flex": 8, "low": 2}
+    fields = {"chat": 99, "batch": -3, "flex": 8, "low": 2}
     keys = KeyAuthenticator("virginia", lambda: law, lambda _: [], 60.0)
     gateway = GatewayAuthenticator("virginia", lambda: law, lambda _: [], 60.0, "x-farhop-tenant")
     for asks, raised in ((keys, 4), (gateway, 9)):
-        asks.objective = told.get
+        asks.objective = fields.get
 
         def priority(name: str, header: str = "x-gateway-inference-objective", by: KeyAuthenticator = asks) -> int:
             caller = by.trusted("mid", ())

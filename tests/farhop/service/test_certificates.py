@@ -53,7 +53,7 @@ def files(folder: Path, is_server: bool = True, **names: str) -> Files:
     return Files(is_server, **{field: str(folder / name) for field, name in {**given, **names}.items()})
 
 
-def test_a_server_speaks_tls_1_2_at_least_and_asks_for_certificates_if_told_to(folder: Path) -> None:
+def test_a_server_speaks_tls_1_2_at_least_and_asks_for_certificates_if_configured(folder: Path) -> None:
     plain, mutual = (load(files(folder, **ca), now()) for ca in ({}, {"ca_file": "ca.pem"}))
     assert (plain.context.verify_mode, mutual.context.verify_mode) == (ssl.CERT_NONE, ssl.CERT_REQUIRED)
     assert plain.context.minimum_version is ssl.TLSVersion.TLSv1_2
@@ -79,7 +79,7 @@ def test_a_client_always_verifies(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "message"),
     [
         ({"cert_file": "none.crt"}, "cert_file: .*none.crt: No such file or directory; check the path"),
         ({"key_file": "none.key"}, "key_file: .*none.key: No such file"),
@@ -97,8 +97,8 @@ def test_a_client_always_verifies(folder: Path) -> None:
         ({"cert_file": "a\0b"}, "cert_file: a path holds no NUL"),
     ],
 )
-def test_files_that_cannot_be_used_are_named(folder: Path, names: dict[str, str], told: str) -> None:
-    with pytest.raises(TlsError, match=told) as caught:
+def test_files_that_cannot_be_used_are_named(folder: Path, names: dict[str, str], message: str) -> None:
+    with pytest.raises(TlsError, match=message) as caught:
         load(files(folder, **names), now())
     assert "\n" not in str(caught.value)
     assert "PRIVATE" not in str(caught.value)
@@ -162,8 +162,8 @@ async def test_the_log_tells_once_of_each_change_and_the_gauges_of_the_state(tmp
     authority, pair, _ = _held(tmp_path)
     manager = TlsManager(logs.get("t"), now)
     held = manager.add("tier.tls", Files(True, pair.cert_file, pair.key_file, authority.ca_file))
-    told: list[Any] = []
-    held.changed = lambda: told.append(held.material)
+    seen: list[Any] = []
+    held.changed = lambda: seen.append(held.material)
     assert manager.not_after() == {"tier.tls": held.material.not_after}
     assert manager.stale() == {"tier.tls": 0.0}
     await manager.look()
@@ -178,7 +178,7 @@ async def test_the_log_tells_once_of_each_change_and_the_gauges_of_the_state(tmp
     authority.issue("server")
     await manager.look()
     assert json.loads(out.getvalue().splitlines()[-1])["event"] == "certificate renewed"
-    assert told == [held.material]
+    assert seen == [held.material]
     assert manager.stale() == {"tier.tls": 0.0}
 
 

@@ -33,21 +33,21 @@ def test_tools_are_written_anew_whatever_order_they_came_in() -> None:
 
 
 def test_developer_is_system_where_the_template_does_not_know_it() -> None:
-    said = [{"role": "system", "content": "a"}, {"role": "developer", "content": "b"}, user("c")]
-    assert FORM.messages(said) == [{"role": "system", "content": "a\n\nb"}, user("c")]
-    assert FORM.messages(said[1:]) == [{"role": "system", "content": "b"}, user("c")]
-    assert IN_PARTS.messages(said)[0] == {"role": "system", "content": "a\n\nb"}
+    found = [{"role": "system", "content": "a"}, {"role": "developer", "content": "b"}, user("c")]
+    assert FORM.messages(found) == [{"role": "system", "content": "a\n\nb"}, user("c")]
+    assert FORM.messages(found[1:]) == [{"role": "system", "content": "b"}, user("c")]
+    assert IN_PARTS.messages(found)[0] == {"role": "system", "content": "a\n\nb"}
     late = [user("a"), {"role": "developer", "content": "b"}]
     assert FORM.messages(late) == [{"role": "system", "content": "b"}, user("a")]
     knows = ChatForm("{% if message.role == 'developer' %}", in_parts=False)
-    assert [message["role"] for message in knows.messages(said)] == ["system", "developer", "user"]
+    assert [message["role"] for message in knows.messages(found)] == ["system", "developer", "user"]
     twice = [{"role": "system", "content": "a"}, {"role": "system", "content": "b"}]
     assert FORM.messages(twice) == twice  # only where a developer spoke
 
 
 def test_messages_have_a_few_named_fields() -> None:
-    said = user("a", name="n", task="t", cache_control={}, tool_call_id="x")
-    assert FORM.messages([said]) == [user("a", name="n", task="t")]
+    found = user("a", name="n", task="t", cache_control={}, tool_call_id="x")
+    assert FORM.messages([found]) == [user("a", name="n", task="t")]
     answer = {"role": "assistant", "content": None, "reasoning_content": "r", "refusal": None, "tool_calls": []}
     made = {"role": "assistant", "content": "", "reasoning": "r", "reasoning_content": "r"}
     assert FORM.messages([answer]) == [made]

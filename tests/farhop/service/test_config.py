@@ -60,7 +60,7 @@ def test_a_shared_port_is_the_same_in_every_instance() -> None:
 
 
 def test_every_error_at_once_with_its_path(tmp_path: Path) -> None:
-    told = problems(
+    text = problems(
         tmp_path,
         document(
             instance="no spaces",
@@ -71,7 +71,7 @@ def test_every_error_at_once_with_its_path(tmp_path: Path) -> None:
             extra=1,
         ),
     )
-    paths = [line.split(":")[0] for line in told]
+    paths = [line.split(":")[0] for line in text]
     assert sorted(paths) == sorted([
         "instance", "admin.port", "admin.hots", "limits.body_bytes_max", "limits.request_s", "limits.connect_s",
         "log_level", "etcd.endpoints", "extra",
@@ -94,7 +94,7 @@ def test_what_is_missing_is_named(tmp_path: Path, field: str) -> None:
         ({"keys": {"k1": "env:FARHOP_TEST_SHORT"}, "active": "k1"}, "has 5 bytes, at least 16"),
     ],
 )
-def test_a_hop_key_that_cannot_sign_is_told_here(
+def test_a_hop_key_that_cannot_sign_is_refused_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hop: dict[str, Any], message: str
 ) -> None:
     monkeypatch.setenv("FARHOP_TEST_SHORT", "abcde")
@@ -112,7 +112,7 @@ def test_a_hop_key_that_cannot_sign_is_told_here(
         ({"username": "root"}, "username, password: give both"),
     ],
 )
-def test_an_etcd_that_cannot_be_is_told_here(tmp_path: Path, etcd: dict[str, Any], message: str) -> None:
+def test_an_etcd_that_cannot_be_is_refused_here(tmp_path: Path, etcd: dict[str, Any], message: str) -> None:
     (problem,) = problems(tmp_path, document(etcd=etcd))
     assert problem.startswith("etcd: ")
     assert message in problem
@@ -216,9 +216,9 @@ def test_where_operators_reach_it(admin: Any, fields: dict[str, Any], host: str,
 
 
 def test_what_streams_may_go_on_by_as_yaml_has_it() -> None:
-    said = config.ResumeConfig.model_validate(yaml.safe_load("{mode: off, modes: {m: text, o: off}}"))
-    assert [said.of(model) for model in ("m", "o", "another")] == ["text", "off", "off"]
-    assert said.on
+    text = config.ResumeConfig.model_validate(yaml.safe_load("{mode: off, modes: {m: text, o: off}}"))
+    assert [text.of(model) for model in ("m", "o", "another")] == ["text", "off", "off"]
+    assert text.on
     assert not config.ResumeConfig.model_validate({"mode": "off"}).on
     for wrong in ({"mode": "perhaps"}, {"mode": True}, {"modes": {"": "off"}}):
         with pytest.raises(ValidationError):

@@ -35,11 +35,11 @@ def test_a_limit_reaches_what_it_bounds() -> None:
 
 def test_clients_leave_descriptors_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _which: (10_256, 20_000))
-    told: list[str] = []
-    log = SimpleNamespace(warning=lambda _event, problem: told.append(problem))
+    seen: list[str] = []
+    log = SimpleNamespace(warning=lambda _event, problem: seen.append(problem))
     slots = dataplane.slots(aside=2000)
     assert slots.capacity == 4000
     for connections_max in (4000, 4001):
         dataplane.check_descriptors(Limits(connections_max=connections_max), slots, log)  # type: ignore[arg-type]
-    (problem,) = told
+    (problem,) = seen
     assert problem.startswith("limits.connections_max 4001 does not fit: with 10256 file descriptors at most 4000")

@@ -23,7 +23,7 @@ def test_the_oldest_goes_first() -> None:
     assert decisions.newest(2) == ["d", "c"]
 
 
-def test_one_decision_told_twice_is_one_record() -> None:
+def test_one_decision_reported_twice_is_one_record() -> None:
     decisions = Decisions(most=2)
     for n in range(5):
         decisions.put("a", lambda n=n: {"n": n})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from farhop.service import effect
-from farhop.service.effect import bereft, serving
+from farhop.service.effect import serving, stranded_by
 from topology.model import Key, Region, Residency, Rule, Tenant, Topology
 
 REGIONS = {
@@ -41,29 +41,29 @@ UP = {"paris": "up", "milan": "up", "osaka": "up"}
 
 
 def test_tenants_and_keys_that_have_no_other_region():
-    assert bereft(topology(), [status(**UP)], "osaka") == ["jp (small)", "keyed (small, key home)"]
-    assert bereft(topology(), [status(**UP)], "milan") == []
-    assert bereft(topology(), [status("big", **UP)], "milan") == ["picky (big)"]
+    assert stranded_by(topology(), [status(**UP)], "osaka") == ["jp (small)", "keyed (small, key home)"]
+    assert stranded_by(topology(), [status(**UP)], "milan") == []
+    assert stranded_by(topology(), [status("big", **UP)], "milan") == ["picky (big)"]
 
 
 def test_a_region_that_does_not_surely_serve_is_nobodys_refuge():
     for state in ("suspect", "down", "draining"):
-        assert bereft(topology(), [status(**{**UP, "paris": state})], "milan") == ["eu (small)"]
+        assert stranded_by(topology(), [status(**{**UP, "paris": state})], "milan") == ["eu (small)"]
 
 
 def test_one_balancers_fear_is_enough():
     fearful = status(**{**UP, "paris": "down"})
-    assert bereft(topology(), [status(**UP), fearful], "milan") == ["eu (small)"]
+    assert stranded_by(topology(), [status(**UP), fearful], "milan") == ["eu (small)"]
 
 
 def test_a_region_that_serves_nobody_can_be_drained():
     for dead in (status(**{**UP, "osaka": "down"}), status(ready=0, **UP), status(draining=True, **UP)):
-        assert bereft(topology(), [dead], "osaka") == []
-    assert bereft(topology(), [], "osaka") == []
+        assert stranded_by(topology(), [dead], "osaka") == []
+    assert stranded_by(topology(), [], "osaka") == []
 
 
 def test_a_suspect_one_still_serves_somebody():
-    assert bereft(topology(), [status(**{**UP, "osaka": "suspect"})], "osaka")
+    assert stranded_by(topology(), [status(**{**UP, "osaka": "suspect"})], "osaka")
 
 
 def test_nonsense_serves_nothing():
@@ -144,7 +144,7 @@ def test_a_route_leads_to_the_first_lawful_region_that_serves_and_a_quota_may_st
     assert effect.routed(topology(), [], "paris", "", "", {})[0].startswith("moves nothing")
 
 
-def test_what_a_name_stands_for_is_told_model_by_model():
+def test_what_a_name_stands_for_is_shown_model_by_model():
     stands = {"models": [{"model": "small"}, {"model": "huge"}]}
     assert effect.routed(topology(), [status(paris="up")], "paris", "jp", "auto", stands) == [
         "stands for: small, served in paris; the law keeps it from jp",

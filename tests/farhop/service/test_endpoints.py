@@ -32,7 +32,7 @@ def test_keys_that_sign_are_read_from_the_file_or_beside_it(tmp_path: Path) -> N
         ({"public": OPS, "may": []}, "at least 1"),
     ],
 )
-def test_a_key_that_cannot_be_one_is_told_with_its_path(key: dict[str, Any], message: str) -> None:
+def test_a_key_that_cannot_be_one_is_named_with_its_path(key: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as caught:
         Signing.model_validate({"keys": {"ops": key}})
     [line] = problems_of(caught.value)

@@ -34,8 +34,8 @@ def test_the_list_of_those_that_match() -> None:
      ("model=org_qwen", ["2"]), ("model=org/qwen", ["2"])],
 )  # fmt: skip
 def test_selectors(selector: str, values: list[str]) -> None:
-    told = external.values(TOLD, external.selector(selector), AT)
-    assert [item["value"] for item in told["items"]] == values
+    found = external.values(TOLD, external.selector(selector), AT)
+    assert [item["value"] for item in found["items"]] == values
 
 
 @pytest.mark.parametrize("selector", ["region!=paris", "zone=a", "model in (a,b)", "model", "=", "a" * 2000])

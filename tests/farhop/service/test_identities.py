@@ -103,10 +103,10 @@ async def test_a_token_is_its_tenants_at_both_tiers_and_its_user_is_written_down
         assert balancer.tier_admin.status()["keys"]["issuers"]["corp"]["stale"] is False
         assert b'farhop_issuer_keys_age_seconds{issuer="corp"' in balancer.metrics.render()
         await balancer._close_accounts()
-    told = [one.data for one in Reading().events(line for _, line in segments.read(tmp_path))]
+    found = [one.data for one in Reading().events(line for _, line in segments.read(tmp_path))]
     user = hmac.digest(SALT.encode(), b"https://idp.example/\nann", "sha256")[:16].hex()
     bob = hmac.digest(SALT.encode(), b"acme\nbob", "sha256")[:16].hex()
-    users = {(data.key, data.user) for data in told if data.status == 200}
+    users = {(data.key, data.user) for data in found if data.status == 200}
     assert users == {("jwt:corp", user), ("demo", ""), ("demo", bob)}
     everything = out.getvalue() + "".join(line.decode() for _, line in segments.read(tmp_path))
     assert not any(part in everything for one in (good, *bad) for part in (one, one.rpartition(".")[2]) if part)
@@ -193,9 +193,9 @@ async def test_tokens_of_an_openid_provider_that_others_wrote(tmp_path: Path) ->
             await up.at_rest()
             for balancer in (up.global_, up.regional):
                 await balancer._close_accounts()
-    told = [one.data for one in Reading().events(line for _, line in segments.read(tmp_path))]
+    results = [one.data for one in Reading().events(line for _, line in segments.read(tmp_path))]
     user = hmac.digest(SALT.encode(), f"{at}\nann".encode(), "sha256")[:16].hex()
-    assert {(data.tenant, data.key, data.user) for data in told} == {("acme", "jwt:corp", user)}
+    assert {(data.tenant, data.key, data.user) for data in results} == {("acme", "jwt:corp", user)}
 
 
 async def test_who_is_known_by_a_certificate(tmp_path: Path) -> None:
@@ -223,8 +223,8 @@ async def test_who_is_known_by_a_certificate(tmp_path: Path) -> None:
             answers = set[tuple[int, str]]()
             for _ in range(2):  # on one connection
                 async with http.post(url, json=body, headers=headers, ssl=context) as answer:
-                    said = await answer.json()
-                    answers.add((answer.status, said.get("error", {}).get("code", "")))
+                    document = await answer.json()
+                    answers.add((answer.status, document.get("error", {}).get("code", "")))
         (one,) = answers
         return one
 

@@ -23,14 +23,14 @@ class Following:
     """One that follows a provider, by clocks that are set by hand."""
 
     def __init__(self, provider: Provider, **more: Any) -> None:
-        self.wall_s, self.now_s, self.told = NOW_S, 1000.0, list[str]()
+        self.wall_s, self.now_s, self.problems = NOW_S, 1000.0, list[str]()
         config = IssuerConfig.model_validate(provider.config(**more))
         self.tokens = TokenVerifier({"corp": config.made("corp")}, b"", lambda: self.wall_s)
-        log: Any = SimpleNamespace(warning=self._told, error=self._told)
+        log: Any = SimpleNamespace(warning=self._warned, error=self._warned)
         self.keys = IssuerKeys(self.tokens, {"corp": (config, system_context)}, lambda: self.now_s, log)
 
-    def _told(self, _event: str, _key: str, **fields: Any) -> None:
-        self.told.append(fields["problem"])
+    def _warned(self, _event: str, _key: str, **fields: Any) -> None:
+        self.problems.append(fields["problem"])
 
     def knows(self, token: str) -> bool:
         header = b"Bearer " + token.encode()
@@ -99,9 +99,9 @@ async def test_what_cannot_be_used_replaces_nothing(
     await one.keys.begun()
     provider.answer = answer
     one.now_s += 300
-    await until(lambda: one.told)
-    assert says in one.told[0]
-    assert (one.knows(provider.token()), one.status["stale"], one.status["trouble"]) == (True, False, one.told[0])
+    await until(lambda: one.problems)
+    assert says in one.problems[0]
+    assert (one.knows(provider.token()), one.status["stale"], one.status["trouble"]) == (True, False, one.problems[0])
     provider.answer = "keys"
     one.now_s += 1
     await until(lambda: one.status["trouble"] is None)
@@ -113,7 +113,7 @@ async def test_keys_that_grew_too_old_count_no_more_until_they_are_fetched(provi
     await one.keys.begun()
     provider.answer = "500"
     one.now_s += 599
-    await until(lambda: one.told)
+    await until(lambda: one.problems)
     assert one.knows(provider.token())
     one.now_s += 1
     await until(lambda: one.status["stale"])
@@ -129,8 +129,8 @@ async def test_who_is_not_there_holds_nobody_up_for_long(tasks: Tasks) -> None:
     one = Following(provider)
     tasks.start(one.keys.keep(), "test")
     await one.keys.begun()
-    await until(lambda: one.told)
+    await until(lambda: one.problems)
     assert not one.knows(provider.token())
-    assert one.status == {"keys": [], "age_s": None, "stale": True, "trouble": one.told[0]}
+    assert one.status == {"keys": [], "age_s": None, "stale": True, "trouble": one.problems[0]}
     one.now_s += 2
     assert one.keys.ages_s() == {"corp": 2}

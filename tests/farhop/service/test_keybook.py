@@ -17,22 +17,22 @@ HASH = sha256(b"one").hexdigest()
 
 
 def document(id_: str = "k1", of: str = HASH, **more: Any) -> bytes:
-    said: dict[str, Any] = {"tenant": "acme", "author": "ann", "why": "test", "at": NOW, **more}
-    return issued_keys.encode(IssuedKey(id=id_, sha256=of, **said))
+    fields: dict[str, Any] = {"tenant": "acme", "author": "ann", "why": "test", "at": NOW, **more}
+    return issued_keys.encode(IssuedKey(id=id_, sha256=of, **fields))
 
 
-class Told:
+class Followed:
     """A book, and what it counted and told."""
 
     def __init__(self) -> None:
         self.refused: list[str] = []
-        self.told = 0
+        self.changes = 0
         self.book = KeyBook(None, self.refused.append)  # type: ignore[arg-type]
         self.book.changes.append(self._changed)
         self.revision = 0
 
     def _changed(self) -> None:
-        self.told += 1
+        self.changes += 1
 
     def put(self, value: bytes, id_: str = "k1") -> None:
         self.revision += 1
@@ -49,19 +49,19 @@ class Told:
 
 
 def test_a_snapshot_that_lacks_a_key_ends_it_and_a_loss_changes_nothing() -> None:
-    one = Told()
+    one = Followed()
     one.snapshot(document())
     assert one.book.get(HASH) is not None
     one.book.changed(Change(ChangeKind.LOST, why="gone"))
-    assert (one.book.get(HASH) is not None, one.told) == (True, 1)
+    assert (one.book.get(HASH) is not None, one.changes) == (True, 1)
     one.snapshot(document())
-    assert one.told == 1  # the same: nobody forgets anything
+    assert one.changes == 1  # the same: nobody forgets anything
     one.snapshot()
-    assert (one.book.get(HASH), one.told) == (None, 2)
+    assert (one.book.get(HASH), one.changes) == (None, 2)
 
 
 def test_what_cannot_be_read_ends_what_stood_until_it_can() -> None:
-    one = Told()
+    one = Followed()
     one.put(document())
     one.put(document(seq=2).replace(b'"tenant"', b'"narrower":1,"tenant"'))
     assert (one.book.get(HASH), one.refused) == (None, ["key_malformed"])
@@ -72,7 +72,7 @@ def test_what_cannot_be_read_ends_what_stood_until_it_can() -> None:
 
 
 def test_two_documents_of_one_hash_let_nobody_in() -> None:
-    one = Told()
+    one = Followed()
     one.put(document())
     one.put(document("k2", tenant="other"), "k2")
     assert (one.book.get(HASH), one.refused) == (None, ["key_twice"])
@@ -86,7 +86,7 @@ Steps = st.lists(st.one_of(st.integers(1, 6), st.none()), max_size=12)
 @given(Steps)
 def test_a_revoked_key_never_comes_back(steps: list[int | None]) -> None:
     """Documents of every age arrive in any order, deletions between them; from the fourth on it is revoked."""
-    one, newest = Told(), 0
+    one, newest = Followed(), 0
     for seq in steps:
         if seq is None:
             one.delete()

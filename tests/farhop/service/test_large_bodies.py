@@ -63,20 +63,20 @@ def test_over_the_wire_comes_what_is_read_here(wire: socket.socket, what: str) -
     path, body = crafted(40_000)[what]
     for scope in (None, "acme"):
         wanted = job(KINDS[path], scope=scope, hashed=True, signed=True, session_field="user")
-        told = asked(wire, wanted, body)
-        assert told == read(wanted, body)
-        if told.prompt is None:
-            refused = told.refusal()
+        found = asked(wire, wanted, body)
+        assert found == read(wanted, body)
+        if found.prompt is None:
+            refused = found.refusal()
             with pytest.raises(BodyError) as caught:
                 bodies.read(KINDS[path], body)
             error = caught.value
             assert (refused.outcome, refused.detail, refused.param) == (error.outcome, error.detail, error.param)
             continue
         prompt = bodies.read(KINDS[path], body)
-        assert told.prompt == prompt
+        assert found.prompt == prompt
         salt = openai.salt_of(KINDS[path], prompt, scope)
-        assert told.change.of(body) == openai.change(body, prompt, salt).of(body)
-        assert told.onward_sha256 == hashlib.sha256(told.change.of(body)).digest()
+        assert found.change.of(body) == openai.change(body, prompt, salt).of(body)
+        assert found.onward_sha256 == hashlib.sha256(found.change.of(body)).digest()
 
 
 @pytest.mark.parametrize(
@@ -96,22 +96,22 @@ def test_no_value_of_a_body_is_too_large_for_the_wire(wire: socket.socket, body:
 
 @given(st.binary(max_size=80), st.sampled_from(Kind))
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_whatever_a_body_holds_something_is_told(body: bytes, kind: Kind) -> None:
+def test_whatever_a_body_holds_something_is_answered(body: bytes, kind: Kind) -> None:
     if kind not in (Kind.MODELS, Kind.VERSION):
-        told = read(job(kind), body)
-        assert told.prompt is not None or told.refusal().detail
+        found = read(job(kind), body)
+        assert found.prompt is not None or found.refusal().detail
 
 
 def test_a_prompt_that_no_chain_covers_is_cut_and_counted_whole() -> None:
     body = msgspec.json.encode(text(5 << 20, user="u1", stream=True, stream_options={}, extra_thing=1))
-    told, whole = read(job(session_field="user"), body), bodies.read(Kind.CHAT, body)
-    prompt = told.prompt
+    found, whole = read(job(session_field="user"), body), bodies.read(Kind.CHAT, body)
+    prompt = found.prompt
     assert prompt is not None
     assert len(prompt.canonical) == chain.bytes_at(chain.DEPTH_MAX)
     assert chain.chain(prompt.canonical, 1) == chain.chain(whole.canonical, 1)
     assert len(prompt.canonical) + prompt.unspelled_bytes == len(whole.canonical) + whole.unspelled_bytes
-    assert (told.session, told.unknown) == (b"u1", ["extra_thing"])
-    assert msgspec.json.decode(told.change.whole)["stream_options"] == {"include_usage": True}
+    assert (found.session, found.unknown) == (b"u1", ["extra_thing"])
+    assert msgspec.json.decode(found.change.whole)["stream_options"] == {"include_usage": True}
 
 
 @pytest.fixture

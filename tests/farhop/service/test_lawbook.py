@@ -53,10 +53,10 @@ LOST = Change(ChangeKind.LOST, why="connection refused")
 
 class Log:
     def __init__(self) -> None:
-        self.said: list[tuple[str, dict]] = []
+        self.lines: list[tuple[str, dict]] = []
 
     def warning(self, event, key="", **fields):
-        self.said.append((event, fields))
+        self.lines.append((event, fields))
 
     error = warning
 
@@ -69,7 +69,7 @@ class Stage:
         law = law or Law(WORLD)
         self.book = LawBook(stores or {}, law, self.adopted.append, self.refused.append, self.log, **more)
 
-    def tell(self, *changes) -> list[int]:
+    def apply(self, *changes) -> list[int]:
         """The epochs adopted at these steps."""
         self.adopted.clear()
         for change in changes:
@@ -86,7 +86,7 @@ def stage() -> Stage:
 
 
 def test_without_one_in_etcd_the_topologys_law_is_in_force(stage):
-    assert stage.tell(snapshot()) == []
+    assert stage.apply(snapshot()) == []
     assert stage.lawful("japan-only") == {"tokyo"}
     assert stage.book.status() == {
         "epoch": 1, "source": "topology three-regions", "revision": None, "trouble": [], "etcd_out_of_reach": None,
@@ -96,20 +96,20 @@ def test_without_one_in_etcd_the_topologys_law_is_in_force(stage):
 
 
 def test_a_later_epoch_takes_its_place_and_says_whose_it_is(stage):
-    assert stage.tell(snapshot(document(3), 9)) == [3]
+    assert stage.apply(snapshot(document(3), 9)) == [3]
     assert stage.lawful() == {"frankfurt"}
     assert stage.lawful("japan-only") == set()
-    told = stage.book.status()
-    assert (told["source"], told["revision"], told["author"], told["why"]) == ("etcd", 9, "ann", "no 3")
-    assert stage.log.said == [("law in force", {"epoch": 3, "author": "ann", "why": "no 3"})]
-    assert stage.tell(put(document(4, "us"))) == [4]
+    status = stage.book.status()
+    assert (status["source"], status["revision"], status["author"], status["why"]) == ("etcd", 9, "ann", "no 3")
+    assert stage.log.lines == [("law in force", {"epoch": 3, "author": "ann", "why": "no 3"})]
+    assert stage.apply(put(document(4, "us"))) == [4]
     assert stage.lawful() == {"virginia"}
 
 
 @pytest.mark.parametrize("older", [2, 1])
 def test_an_older_one_never_undoes_it_even_after_a_wipe_and_a_restore(stage, older):
-    stage.tell(snapshot(document(3)))
-    assert stage.tell(LOST, snapshot(), snapshot(document(older, "us"), 2)) == []
+    stage.apply(snapshot(document(3)))
+    assert stage.apply(LOST, snapshot(), snapshot(document(older, "us"), 2)) == []
     assert stage.lawful() == {"frankfurt"}
     assert stage.refused == ["law_gone", "law_older"]
     [trouble] = stage.book.status()["trouble"]
@@ -119,28 +119,28 @@ def test_an_older_one_never_undoes_it_even_after_a_wipe_and_a_restore(stage, old
 
 def test_a_process_whose_file_is_newer_goes_by_its_file():
     stage = Stage(law=Law(policy.read(document(8, "us"), WORLD, "x").over(WORLD)))
-    assert stage.tell(snapshot(document(3))) == []
+    assert stage.apply(snapshot(document(3))) == []
     assert stage.lawful() == {"virginia"}
     assert stage.refused == ["law_older"]
 
 
 def test_authors_clocks_an_hour_apart_are_shown_and_not_compared(stage):
     ahead, behind = document(3, at="2026-05-01T13:00:00Z"), document(4, at="2026-05-01T12:00:00Z")
-    assert stage.tell(snapshot(ahead), put(behind)) == [3, 4]
+    assert stage.apply(snapshot(ahead), put(behind)) == [3, 4]
     assert stage.book.status()["at"] == "2026-05-01T12:00:00Z"
-    assert stage.tell(put(document(2, at="2027-01-01T00:00:00Z"))) == []
+    assert stage.apply(put(document(2, at="2027-01-01T00:00:00Z"))) == []
 
 
-def test_another_of_the_same_epoch_changes_nothing_and_is_told(stage):
-    stage.tell(snapshot(document(3)))
-    assert stage.tell(put(document(3, "us"))) == []
+def test_another_of_the_same_epoch_changes_nothing_and_is_logged(stage):
+    stage.apply(snapshot(document(3)))
+    assert stage.apply(put(document(3, "us"))) == []
     assert stage.lawful() == {"frankfurt"}
     assert stage.refused == ["law_differs"]
 
 
 def test_the_files_own_law_in_etcd_says_who_set_it(stage):
     law = policy.encode(policy.document_of(WORLD), 1, "ann", "as ever", "2026-05-01T12:00:00Z")
-    assert stage.tell(snapshot(law)) == [1]
+    assert stage.apply(snapshot(law)) == [1]
     assert (stage.book.status()["source"], stage.refused) == ("etcd", [])
 
 
@@ -155,33 +155,33 @@ def test_the_files_own_law_in_etcd_says_who_set_it(stage):
     ],
 )  # fmt: skip
 def test_the_last_good_one_stands_loudly(stage, value, says):
-    stage.tell(snapshot(document(3)))
-    assert stage.tell(put(value)) == []
+    stage.apply(snapshot(document(3)))
+    assert stage.apply(put(value)) == []
     assert stage.lawful() == {"frankfurt"}
     assert stage.refused == ["law_malformed"]
     assert any(says in one for one in stage.book.status()["trouble"])
-    event, said = stage.log.said[-1]
-    assert (event, said["in_force"]) == ("law passed over", 3)
-    assert stage.tell(put(document(5, "us"))) == [5]
+    event, found = stage.log.lines[-1]
+    assert (event, found["in_force"]) == ("law passed over", 3)
+    assert stage.apply(put(document(5, "us"))) == [5]
     assert stage.book.status()["trouble"] == []
 
 
-def test_many_faults_are_told_in_few_lines(stage):
+def test_many_faults_are_logged_in_few_lines(stage):
     tenants = [{"name": f"t{n}"} for n in range(50)]
-    stage.tell(snapshot(document(3, tenants=tenants)))
-    assert len(stage.book.trouble) == lawbook.PROBLEMS_TOLD_MAX + 1
+    stage.apply(snapshot(document(3, tenants=tenants)))
+    assert len(stage.book.trouble) == lawbook.PROBLEMS_SHOWN_MAX + 1
     assert stage.book.trouble[-1] == "and 30 more"
 
 
 def test_listed_anew_it_is_no_news_and_back_again_no_trouble(stage):
-    stage.tell(snapshot(document(3)))
-    assert stage.tell(LOST) == []
+    stage.apply(snapshot(document(3)))
+    assert stage.apply(LOST) == []
     assert stage.book.status()["etcd_out_of_reach"] == "connection refused"
-    assert stage.tell(snapshot(document(3), 11)) == []
+    assert stage.apply(snapshot(document(3), 11)) == []
     assert (stage.book.status()["etcd_out_of_reach"], stage.book.status()["revision"]) == (None, 11)
-    stage.tell(DELETE)
+    stage.apply(DELETE)
     assert "holds no law any more" in stage.book.status()["trouble"][0]
-    stage.tell(put(document(3), 12))
+    stage.apply(put(document(3), 12))
     assert (stage.book.status()["trouble"], stage.book.status()["revision"]) == ([], 12)
     assert stage.refused == ["law_gone"]
 
@@ -225,23 +225,23 @@ def remap(stage, other) -> list[str]:
 
 
 def test_a_map_is_taken_under_the_law_in_force(stage):
-    stage.tell(snapshot(document(3)))
+    stage.apply(snapshot(document(3)))
     assert remap(stage, world(paris={"country": "fr"}, virginia=None)) == []
     assert stage.lawful() == {"frankfurt", "paris"}
     assert set(stage.book.law.topology.regions) == {"frankfurt", "tokyo", "paris"}
     assert stage.book.status()["epoch"] == 3
-    assert stage.tell(put(document(4, "fr"), 6)) == [4]
+    assert stage.apply(put(document(4, "fr"), 6)) == [4]
     assert stage.lawful() == {"paris"}
 
 
 def test_a_map_that_the_law_does_not_fit_changes_nothing(stage):
-    stage.tell(snapshot(document(3, "world", models={"m": {"deny": ["virginia"]}})))
+    stage.apply(snapshot(document(3, "world", models={"m": {"deny": ["virginia"]}})))
     [problem] = remap(stage, world(virginia=None))
     assert problem.startswith('models.m.deny[0]: unknown place "virginia"')
 
 
 def test_a_map_that_would_widen_changes_nothing_until_a_later_law_says_so(stage):
-    stage.tell(snapshot(document(3)))
+    stage.apply(snapshot(document(3)))
     [problem] = remap(stage, world(virginia={"country": "de"}))
     assert problem.startswith('regions.virginia: lies in "de" now and did not')
     assert remap(stage, world(virginia=None)) == []
@@ -282,36 +282,36 @@ def test_a_files_own_law_changes_under_a_later_epoch_alone(stage):
     assert remap(stage, world(tenants=tenants, epoch=2)) == []
     assert stage.lawful() == {"tokyo"}
     assert remap(stage, world(tenants=tenants, epoch=1))[0].startswith("epoch: was 2 and is 1")
-    stage.tell(snapshot(document(3)))
+    stage.apply(snapshot(document(3)))
     assert remap(stage, world(tenants=tenants, epoch=3))[0].startswith("epoch: another law of this epoch is in force")
     assert stage.lawful() == {"frankfurt"}
 
 
 def test_what_did_not_fit_the_map_before_is_looked_at_again(stage):
-    assert stage.tell(snapshot(document(3, "paris"))) == []
+    assert stage.apply(snapshot(document(3, "paris"))) == []
     assert remap(stage, world(paris={"country": "fr"})) == []
     assert stage.book.law.epoch == 3
     assert stage.lawful() == {"paris"}
 
 
 def test_other_keys_are_none_of_it(stage):
-    assert stage.tell(Change(ChangeKind.PUT, 4, f"{LAW_KEY}yer", document(9))) == []
+    assert stage.apply(Change(ChangeKind.PUT, 4, f"{LAW_KEY}yer", document(9))) == []
     other = Entry(f"{LAW_KEY}s", document(9), 3)
-    assert stage.tell(Change(ChangeKind.SNAPSHOT, 4, entries=(other,))) == []
+    assert stage.apply(Change(ChangeKind.SNAPSHOT, 4, entries=(other,))) == []
     assert stage.refused == []
 
 
 def test_it_can_be_read_whole(stage):
-    stage.tell(snapshot(document(3)))
-    told = stage.book.document()
-    assert told["epoch"] == 3
-    assert told["tenants"] == [{"name": "acme", "residency": {"processing": {"allow": ["eu"]}}}]
+    stage.apply(snapshot(document(3)))
+    found = stage.book.document()
+    assert found["epoch"] == 3
+    assert found["tenants"] == [{"name": "acme", "residency": {"processing": {"allow": ["eu"]}}}]
 
 
 def test_metrics_show_the_epoch_and_that_something_is_wrong(stage):
     metrics = TierMetrics("global", "tokyo", "g1")
     stage.book.observe(metrics)
-    stage.tell(snapshot(document(3)), put(b"{"))
+    stage.apply(snapshot(document(3)), put(b"{"))
     lines = metrics.render().decode().splitlines()
     values = {line.split("{")[0]: line.split()[-1] for line in lines if line.startswith("farhop_law_")}
     assert values == {"farhop_law_epoch": "3.0", "farhop_law_rejected": "1.0"}
@@ -364,30 +364,30 @@ def sealed(epoch, *allow, by=OPS, place=LAW_KEY) -> bytes:
 
 def test_where_a_key_is_configured_only_its_signature_counts():
     stage = Stage(keys=KEYS)
-    assert stage.tell(snapshot(document(50, "us"))) == []
-    assert stage.tell(put(sealed(51, by=INTERN)), put(sealed(52, by=signer("stranger")))) == []
-    assert stage.tell(put(sealed(53, place=f"{LAW_KEY}-of-elsewhere"))) == []
+    assert stage.apply(snapshot(document(50, "us"))) == []
+    assert stage.apply(put(sealed(51, by=INTERN)), put(sealed(52, by=signer("stranger")))) == []
+    assert stage.apply(put(sealed(53, place=f"{LAW_KEY}-of-elsewhere"))) == []
     assert (
-        stage.tell(put(sealed(54).replace(b'"epoch":54', b'"epoch": 5').replace(b'"epoch": 54', b'"epoch": 99'))) == []
+        stage.apply(put(sealed(54).replace(b'"epoch":54', b'"epoch": 5').replace(b'"epoch": 54', b'"epoch": 99'))) == []
     )
     assert stage.refused == [
         "law_unsigned", "law_not_allowed", "law_unknown_key", "law_bad_signature", "law_bad_signature",
     ]  # fmt: skip
     assert "sign it with `farhop law sign`" in stage.book.status()["trouble"][0]
-    assert stage.tell(put(sealed(3))) == [3]
+    assert stage.apply(put(sealed(3))) == [3]
     assert (stage.book.status()["signed_by"], stage.book.status()["must_be_signed"]) == ("ops", True)
     assert stage.book.status()["trouble"] == []
 
 
-def test_where_none_is_a_signed_one_is_read_and_said_to_be_nobodys(stage):
-    assert stage.tell(snapshot(sealed(3)), put(document(4))) == [3, 4]
+def test_where_none_is_a_signed_one_is_read_and_shown_as_unverified(stage):
+    assert stage.apply(snapshot(sealed(3)), put(document(4))) == [3, 4]
     assert (stage.book.status()["signed_by"], stage.book.status()["must_be_signed"]) == (None, False)
 
 
 def test_of_one_law_signed_and_not_the_signed_one_is_held():
     keyless = Stage()
-    keyless.tell(snapshot(document(3)))
-    assert keyless.tell(put(sealed(3))) == []
+    keyless.apply(snapshot(document(3)))
+    assert keyless.apply(put(sealed(3))) == []
     assert keyless.refused == []
 
 
@@ -399,13 +399,13 @@ def kept(tmp_path, owner="global.tokyo.g1", fleet="f1") -> StateDir:
 
 
 def test_a_start_never_goes_below_the_newest_law_seen(tmp_path):
-    Stage(state=kept(tmp_path)).tell(snapshot(document(5, "us")))
+    Stage(state=kept(tmp_path)).apply(snapshot(document(5, "us")))
     again = Stage(state=kept(tmp_path))
     again.book.remember()
     assert [law.epoch for law in again.adopted] == [5]
     assert again.lawful() == {"virginia"}
     assert (again.book.status()["source"], again.book.status()["kept_on_disk"]) == ("its own disk", True)
-    assert again.tell(snapshot(document(4, "eu"))) == []
+    assert again.apply(snapshot(document(4, "eu"))) == []
     assert again.refused == ["law_older"]
     fresh = Stage(state=kept(tmp_path, fleet="f2"))  # a law of another fleet says nothing of this one's
     fresh.book.remember()
@@ -413,7 +413,7 @@ def test_a_start_never_goes_below_the_newest_law_seen(tmp_path):
 
 
 def test_a_newer_topology_file_goes_before_what_is_on_disk(tmp_path):
-    Stage(state=kept(tmp_path)).tell(snapshot(document(5, "us")))
+    Stage(state=kept(tmp_path)).apply(snapshot(document(5, "us")))
     newer = Stage(law=Law(policy.read(document(8), WORLD, "x").over(WORLD)), state=kept(tmp_path))
     newer.book.remember()
     assert (newer.adopted, newer.book.law.epoch) == ([], 8)
@@ -422,7 +422,7 @@ def test_a_newer_topology_file_goes_before_what_is_on_disk(tmp_path):
 @pytest.mark.parametrize("broken", ["key", "file"])
 def test_where_the_newest_law_cannot_be_had_nothing_is_lawful_until_it_is(tmp_path, broken):
     state, keys = kept(tmp_path), Keys({})
-    Stage(state=state).tell(snapshot(document(5, "us")))
+    Stage(state=state).apply(snapshot(document(5, "us")))
     if broken == "file":
         path = state.path("law")
         path.write_bytes(path.read_bytes()[:-1])
@@ -434,8 +434,8 @@ def test_where_the_newest_law_cannot_be_had_nothing_is_lawful_until_it_is(tmp_pa
     assert again.book.status()["trouble"]
     assert not again.book.status()["kept_on_disk"]
     if broken == "key":
-        assert again.tell(snapshot(sealed(4))) == []
-    assert again.tell(put(sealed(5, "us"))) == [5]
+        assert again.apply(snapshot(sealed(4))) == []
+    assert again.apply(put(sealed(5, "us"))) == [5]
     assert again.lawful() == {"virginia"}
     assert again.book.status()["trouble"] == []
 
@@ -443,7 +443,7 @@ def test_where_the_newest_law_cannot_be_had_nothing_is_lawful_until_it_is(tmp_pa
 def test_a_disk_that_is_full_stops_no_law_and_says_so(tmp_path):
     (tmp_path / "f1").write_text("in the way")
     stage = Stage(state=kept(tmp_path))
-    assert stage.tell(snapshot(document(3))) == [3]
+    assert stage.apply(snapshot(document(3))) == [3]
     assert stage.refused == ["law_not_kept"]
     assert "a restart may fall back" in stage.book.status()["trouble"][0]
 
@@ -451,7 +451,7 @@ def test_a_disk_that_is_full_stops_no_law_and_says_so(tmp_path):
 async def test_what_a_full_disk_did_not_take_is_kept_once_it_can_be(tmp_path):
     (tmp_path / "f1").write_text("in the way")
     stage = Stage(state=kept(tmp_path))
-    assert stage.tell(snapshot(document(3, "us"))) == [3]
+    assert stage.apply(snapshot(document(3, "us"))) == [3]
     await stage.book.mend()
     assert not stage.book.status()["kept_on_disk"]
     (tmp_path / "f1").unlink()
@@ -465,9 +465,9 @@ async def test_what_a_full_disk_did_not_take_is_kept_once_it_can_be(tmp_path):
 async def test_who_lost_its_law_is_given_it_by_one_that_goes_by_that_very_epoch(tmp_path):
     """It keeps the place of an epoch, and does not have it: what it names is the one before."""
     other = Stage()
-    other.tell(snapshot(document(2, "us")))
+    other.apply(snapshot(document(2, "us")))
     state = kept(tmp_path)
-    Stage(state=state).tell(snapshot(document(2, "us")))
+    Stage(state=state).apply(snapshot(document(2, "us")))
     path = state.path("law")
     path.write_bytes(path.read_bytes()[:-1])
     lost = Stage(state=state)
@@ -594,7 +594,7 @@ async def test_a_later_law_of_a_balancer_counts_by_its_signature_or_by_who_prove
 
 async def test_in_an_exchange_whoever_is_behind_is_given_the_others():
     ahead, behind = Stage(keys=KEYS), Stage(keys=KEYS)
-    ahead.tell(snapshot(sealed(4)))
+    ahead.apply(snapshot(sealed(4)))
     assert await ahead.book.exchanged(1, b"", "g1", proven=False) == (4, sealed(4))
     assert await behind.book.exchanged(4, sealed(4), "g1", proven=False) == (4, b"")
     assert behind.book.law.epoch == 4

@@ -36,7 +36,7 @@ def test_a_buckets_name_tells_what_it_counts_and_whose_it_is() -> None:
         ("output_tokens", "key"): (Limit(key="k", model="m"), "output_tokens_per_day"),
         ("concurrency", "user"): (Limit(key="k", each_user=True), "concurrency"),
     }
-    buckets = {bucket_of('ac"me', *one): told for told, one in named.items()}
+    buckets = {bucket_of('ac"me', *one): each for each, one in named.items()}
     assert len(buckets) == len(named)
-    assert all(kind_and_whose(bucket) == told for bucket, told in buckets.items())
+    assert all(kind_and_whose(bucket) == each for bucket, each in buckets.items())
     assert kind_and_whose(bucket_of("acme", *named["concurrency", "user"]) + "4f2a") == ("concurrency", "user")

@@ -81,11 +81,11 @@ class Stage:
     async def admit(self, one: Request | None = None, key_id: str = "", sub: str = "", user: str = "") -> Any:
         """The context of a request that is let in, or the reply."""
         context = SimpleNamespace(caller=SimpleNamespace(key_id=key_id, user=sub), reserved=None)
-        said = self.limiter.admit(context, one or request(), user)
-        while isinstance(said, asyncio.Future):
-            await said
-            said = self.limiter.admit(context, one or request(), user, waits=False)
-        return context if said is None else said
+        text = self.limiter.admit(context, one or request(), user)
+        while isinstance(text, asyncio.Future):
+            await text
+            text = self.limiter.admit(context, one or request(), user, waits=False)
+        return context if text is None else text
 
     def used(self) -> list[int]:
         assert self.root is not None
@@ -230,7 +230,7 @@ async def test_each_of_several_answers_is_taken_for_and_learned_from() -> None:
         await stage.limiter.close()
 
 
-async def test_who_leaves_before_the_count_is_told_owes_what_others_get_in_as_long_a_time() -> None:
+async def test_who_leaves_before_the_count_comes_owes_what_others_get_in_as_long_a_time() -> None:
     stage, free = Stage(Limit(tokens_per_minute=20_000)), request(tokens=None, stream=True)
     try:
         first = await stage.admit(free)
@@ -254,8 +254,8 @@ async def test_an_answers_headers_tell_the_tightest_limit_of_each_kind() -> None
         Limit(model="m", requests_per_minute=10),
     )
     try:
-        told = (await stage.admit()).reserved.headers()
-        assert told == (
+        found = (await stage.admit()).reserved.headers()
+        assert found == (
             b"x-ratelimit-limit-tokens: 50\r\nx-ratelimit-remaining-tokens: %d\r\nx-ratelimit-reset-tokens: %b\r\n"
             b"x-ratelimit-limit-requests: 10\r\nx-ratelimit-remaining-requests: 9\r\nx-ratelimit-reset-requests: 6s\r\n"
             b'ratelimit-policy: "tokens";q=50;w=60, "requests";q=10;w=60\r\n'
@@ -392,10 +392,11 @@ async def test_what_is_refused_is_counted_by_what_and_whose_and_so_are_roots_tha
         await stage.admit(user="ann")
         for one, user in ((request(), "ann"), (request(tokens=20), "bob"), (request(tokens=99), "bob")):
             assert isinstance(await stage.admit(one, user=user), Reply)
-        told = metrics.render().decode()
+        document = metrics.render().decode()
         for kind, whose, n in (("concurrency", "user", 1.0), ("output_tokens", "key", 2.0)):
             assert (
-                f'farhop_limits_refused_total{{kind="{kind}",region="tokyo",tier="global",whose="{whose}"}} {n}' in told
+                f'farhop_limits_refused_total{{kind="{kind}",region="tokyo",tier="global",whose="{whose}"}} {n}'
+                in document
             )
         stage.root = None
         await stage.settled()
@@ -434,12 +435,12 @@ async def test_a_hundred_tenants_are_each_held_to_their_own_limit_while_one_asks
         asked = Request("1", tenant, "m", 40, 100, (), 9e9, 10)
         context = SimpleNamespace(caller=SimpleNamespace(key_id="", user=f"u{nth % 2}"), reserved=None)
         limiter = entries[nth % len(entries)]
-        said = limiter.admit(context, asked)
+        text = limiter.admit(context, asked)
         for more in range(9, -1, -1):  # as an ingress does, for a second
-            if isinstance(said, asyncio.Future):
-                await said
-                said = limiter.admit(context, asked, waits=more > 0)
-        if said is not None:
+            if isinstance(text, asyncio.Future):
+                await text
+                text = limiter.admit(context, asked, waits=more > 0)
+        if text is not None:
             return
         served[tenant] += 1
         under_way[tenant] += 1

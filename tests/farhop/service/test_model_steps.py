@@ -25,7 +25,7 @@ def route(name: str, *models: str, tenant: str = "") -> NameRoute:
 
 
 @pytest.mark.parametrize(
-    ("said", "problem"),
+    ("expected", "problem"),
     [
         ({"model": "auto", "models": []}, "models: Tuple should have at least 1"),
         ({"model": "auto", "models": [{"model": "a"}, {"model": "a"}]}, "stands twice; name each once"),
@@ -34,9 +34,9 @@ def route(name: str, *models: str, tenant: str = "") -> NameRoute:
         ({"models": [{"model": "a"}]}, "model: "),
     ],
 )
-def test_what_makes_no_sense_is_refused(said: dict[str, Any], problem: str) -> None:
+def test_what_makes_no_sense_is_refused(expected: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        NameRoute.model_validate(said)
+        NameRoute.model_validate(expected)
     assert any(problem in line for line in problems_of(caught.value)), problems_of(caught.value)
 
 
@@ -48,7 +48,7 @@ def test_routes_that_cannot_stand_together_name_the_one_that_is_too_much() -> No
     assert names_of([route("b", "b", "a")]), "a model may stand for itself and a smaller one"
 
 
-def test_the_narrower_scope_counts_and_each_is_told_its_own() -> None:
+def test_the_narrower_scope_counts_and_each_gets_its_own() -> None:
     names = names_of([route("auto", "a", "b"), route("auto", "c", tenant="acme"), route("ours", "a", tenant="acme")])
     assert [step.model for step in model_steps.of(names, "acme", "auto")] == ["c"]
     assert [step.model for step in model_steps.of(names, "other", "auto")] == ["a", "b"]

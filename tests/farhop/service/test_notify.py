@@ -32,7 +32,7 @@ async def test_nobody_asked() -> None:
     notifier.close()
 
 
-async def test_ready_and_stopping_are_told(manager: socket.socket) -> None:
+async def test_ready_and_stopping_are_sent(manager: socket.socket) -> None:
     notifier = Notifier({"NOTIFY_SOCKET": manager.getsockname()})
     notifier.ready(asyncio.get_running_loop(), "region paris: clients on 0.0.0.0:443")
     assert told(manager) == "READY=1\nSTATUS=region paris: clients on 0.0.0.0:443"
@@ -46,14 +46,14 @@ async def test_the_watchdog_is_fed_from_the_loop_until_the_end(manager: socket.s
     notifier = Notifier(environment)
     notifier.ready(asyncio.get_running_loop(), "here")
     manager.setblocking(False)
-    heard = [told(manager), told(manager)]
-    while len(heard) < 5:
+    found = [told(manager), told(manager)]
+    while len(found) < 5:
         await asyncio.sleep(0.01)
         try:
-            heard.append(told(manager))
+            found.append(told(manager))
         except BlockingIOError:
             continue
-    assert heard == ["READY=1\nSTATUS=here", *["WATCHDOG=1"] * 4]
+    assert found == ["READY=1\nSTATUS=here", *["WATCHDOG=1"] * 4]
     notifier.close()
     await asyncio.sleep(0.05)
     with pytest.raises(BlockingIOError):

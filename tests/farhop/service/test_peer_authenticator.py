@@ -18,12 +18,15 @@ class AbortedError(Exception):
     pass
 
 
-def context(*said: str, common_name: str = "") -> Any:
+def context(*text: str, common_name: str = "") -> Any:
     async def abort(code: grpc.StatusCode, why: str) -> None:
         raise AbortedError(code, why)
 
-    told = {"x509_subject_alternative_name": [one.encode() for one in said], "x509_common_name": [common_name.encode()]}
-    return SimpleNamespace(auth_context=lambda: told, abort=abort)
+    fields = {
+        "x509_subject_alternative_name": [one.encode() for one in text],
+        "x509_common_name": [common_name.encode()],
+    }
+    return SimpleNamespace(auth_context=lambda: fields, abort=abort)
 
 
 async def test_where_nobody_need_prove_it_nobody_is_proven() -> None:

@@ -134,7 +134,7 @@ async def test_who_leaves_is_not_kept() -> None:
         ("for_s=1&salt=short", 400, "salt: give 16 to 64 letters"),
     ],
 )
-async def test_what_is_wrong_is_said(query: str, status: int, says: str) -> None:
+async def test_what_is_wrong_is_reported(query: str, status: int, says: str) -> None:
     async with await served(Recorder("tokyo")) as client:
         response = await client.get(f"/record?{query}")
         assert response.status == status

@@ -61,7 +61,7 @@ def test_a_secret_that_changes_is_taken_and_never_shown(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("kind", "live"), [(GlobalConfig, GLOBAL), (RegionalConfig, REGIONAL)])
-def test_what_is_said_to_be_live_are_fields(kind: type[Any], live: dict[str, tuple[str, ...]]) -> None:
+def test_what_is_listed_as_live_are_fields(kind: type[Any], live: dict[str, tuple[str, ...]]) -> None:
     for name, beside in live.items():
         part, _, field = name.partition(".")
         assert all(one in kind.model_fields for one in (part, *beside))

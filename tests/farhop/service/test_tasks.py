@@ -52,9 +52,9 @@ async def test_a_task_that_takes_its_cancellation_for_something_else_ends_all_th
     assert len(taken) == 2
 
 
-async def test_a_failure_is_told_at_once_and_leaves_the_others() -> None:
-    told: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
+async def test_a_failure_is_reported_at_once_and_leaves_the_others() -> None:
+    seen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: seen.append(context))
     tasks = Tasks()
 
     async def fail() -> None:
@@ -63,11 +63,11 @@ async def test_a_failure_is_told_at_once_and_leaves_the_others() -> None:
     other = tasks.start(asyncio.Event().wait(), "other")  # type: ignore[arg-type]
     await asyncio.wait({tasks.start(fail(), "the watcher")})
     await asyncio.sleep(0)
-    assert [type(context["exception"]) for context in told] == [ZeroDivisionError]
-    assert "the watcher" in told[0]["message"]
+    assert [type(context["exception"]) for context in seen] == [ZeroDivisionError]
+    assert "the watcher" in seen[0]["message"]
     assert not other.done()
     await tasks.close()
-    assert len(told) == 1
+    assert len(seen) == 1
 
 
 async def test_settling_waits_and_cancels_nothing() -> None:
@@ -105,17 +105,17 @@ async def test_being_cancelled_is_no_error_of_a_step() -> None:
 
 
 async def test_others_run_where_long_work_stops() -> None:
-    said: list[str] = []
+    seen: list[str] = []
 
     def long() -> Iterator[None]:
         for n in range(3):
-            said.append(f"long {n}")
+            seen.append(f"long {n}")
             yield
 
     async def other() -> None:
         for n in range(3):
-            said.append(f"other {n}")
+            seen.append(f"other {n}")
             await asyncio.sleep(0)
 
     await asyncio.gather(in_turns(long()), other())
-    assert said == ["long 0", "other 0", "long 1", "other 1", "long 2", "other 2"]
+    assert seen == ["long 0", "other 0", "long 1", "other 1", "long 2", "other 2"]

@@ -49,6 +49,6 @@ async def test_all_that_was_put_and_deleted_until_it_is_compacted():
             await store.close()
 
 
-async def test_an_etcd_that_is_not_there_is_said():
+async def test_an_etcd_that_is_not_there_is_reported():
     with pytest.raises(StoreError):
         await history(EtcdSettings(("127.0.0.1:1",), timeout_s=0.3), "/a/")

@@ -32,7 +32,7 @@ def delete(key: str) -> Change:
     return Change(ChangeKind.DELETE, 3, key)
 
 
-def test_what_changed_is_told_and_what_is_doubted_leaves_what_stood() -> None:
+def test_what_changed_is_reported_and_what_is_doubted_leaves_what_stood() -> None:
     refused: Counter[str] = Counter()
     documents = Documents(read, lambda reason: refused.update((reason,)), "number")
     assert documents.take(snapshot(b=b"2", a=b"1")) == {"b": 2, "a": 1}
@@ -71,21 +71,21 @@ _steps = st.lists(
 
 @given(_steps)
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_whatever_is_told_the_changes_add_up_to_what_stands(steps: list[Change]) -> None:
-    documents, told, there = Documents(read, lambda _reason: None, "number"), dict[str, int](), dict[str, bytes]()
+def test_whatever_is_reported_the_changes_add_up_to_what_stands(steps: list[Change]) -> None:
+    documents, found, there = Documents(read, lambda _reason: None, "number"), dict[str, int](), dict[str, bytes]()
     for step in steps:
         for key in step.ended(list(there)):
             del there[key]
         there.update((entry.key, entry.value) for entry in step.written)
         for key, document in documents.take(step).items():
             if document is None:
-                del told[key]
+                del found[key]
             else:
-                told[key] = document
-        assert {key: documents.get(key) for key in documents} == told
-        assert told.keys() <= there.keys()
+                found[key] = document
+        assert {key: documents.get(key) for key in documents} == found
+        assert found.keys() <= there.keys()
         assert documents.problems.keys() == {key for key, value in there.items() if value in (b"7", b"x")}
-        assert all(told[key] == int(value) for key, value in there.items() if value in (b"1", b"2"))
+        assert all(found[key] == int(value) for key, value in there.items() if value in (b"1", b"2"))
 
 
 async def test_a_watch_is_followed_until_the_store_closes() -> None:

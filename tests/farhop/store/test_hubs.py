@@ -82,7 +82,7 @@ async def test_if_none_answers_all_of_them_are_named(kinds: str, raised: type[St
     assert type(caught.value) is raised
 
 
-async def test_what_is_published_stands_in_every_hub_and_one_that_is_away_has_the_last_word_when_it_returns(
+async def test_what_is_published_stands_in_every_hub_and_one_that_is_away_has_the_newest_when_it_returns(
     two: tuple[Hubs, MemoryStore, MemoryStore],
 ) -> None:
     store, a, b = two
@@ -146,7 +146,7 @@ async def test_a_hub_that_hangs_as_publishing_begins_has_the_newest_value_next(
     assert await value(a) == b"2"
 
 
-async def test_a_word_counts_if_any_hub_holds_it_and_is_taken_back_in_all(
+async def test_an_entry_counts_if_any_hub_holds_it_and_is_taken_back_in_all(
     two: tuple[Hubs, MemoryStore, MemoryStore],
 ) -> None:
     store, a, b = two
@@ -180,7 +180,7 @@ async def test_a_write_tells_which_hub_it_did_not_reach(two: tuple[Hubs, MemoryS
     assert await value(store) == b"{}"  # what was not reached still stands, and counts
 
 
-async def test_a_hub_that_refuses_a_write_is_told_of_and_the_others_have_it(
+async def test_a_hub_that_refuses_a_write_is_named_and_the_others_have_it(
     two: tuple[Hubs, MemoryStore, MemoryStore],
 ) -> None:
     store, a, b = two

@@ -46,15 +46,15 @@ class Process:
     """One start of a process that keeps its state here."""
 
     def __init__(self, folder: Path, cluster: MemoryCluster) -> None:
-        self.state, self.said = StateDir(folder, "fleet", "a"), list[str]()
+        self.state, self.warnings = StateDir(folder, "fleet", "a"), list[str]()
         self.etcd = Etcd(Random(1), cluster)
-        self.store = KeptStore(self.etcd, "hub-1", self.state, Random(2), self.said.append)
-        self.told: dict[str, list[Change]] = {}
+        self.store = KeptStore(self.etcd, "hub-1", self.state, Random(2), self.warnings.append)
+        self.changes: dict[str, list[Change]] = {}
 
     async def follow(self, prefix: str) -> None:
-        told = self.told.setdefault(prefix, [])
+        found = self.changes.setdefault(prefix, [])
         async for change in self.store.watch(prefix):
-            told.append(change)
+            found.append(change)
 
     def held(self, prefix: str) -> dict[str, bytes]:
         """What the disk has of it."""
@@ -66,7 +66,7 @@ class Process:
 async def running(process: Process, *prefixes: str) -> AsyncIterator[Process]:
     await process.store.open()
     tasks = [asyncio.create_task(process.follow(prefix)) for prefix in prefixes]
-    await until(lambda: all(process.told.get(prefix) for prefix in prefixes))
+    await until(lambda: all(process.changes.get(prefix) for prefix in prefixes))
     try:
         yield process
     finally:
@@ -79,7 +79,7 @@ async def running(process: Process, *prefixes: str) -> AsyncIterator[Process]:
 ALL = (LAW_KEY, REGION_PREFIX, STEER_PREFIX)
 
 
-async def test_a_start_while_etcd_is_silent_is_told_what_stood_there_last(tmp_path: Path) -> None:
+async def test_a_start_while_etcd_is_silent_gets_what_stood_there_last(tmp_path: Path) -> None:
     cluster = MemoryCluster()
     async with running(Process(tmp_path, cluster), *ALL) as before:
         for key, value in ((LAW_KEY, b"law 7"), (REPORT, b"report"), (WORD, b"word")):
@@ -89,20 +89,20 @@ async def test_a_start_while_etcd_is_silent_is_told_what_stood_there_last(tmp_pa
     after = Process(tmp_path, cluster)
     after.etcd.outage()
     async with running(after, *ALL):
-        await until(lambda: all(len(after.told.get(prefix, ())) == 2 for prefix in ALL))
+        await until(lambda: all(len(after.changes.get(prefix, ())) == 2 for prefix in ALL))
         for prefix, key, value in ((LAW_KEY, LAW_KEY, b"law 7"), (REGION_PREFIX, REPORT, b"report")):
-            first, second = after.told[prefix]
+            first, second = after.changes[prefix]
             assert (first.kind, first.kept, second.kind) == (ChangeKind.SNAPSHOT, True, ChangeKind.LOST)
             assert {entry.key: entry.value for entry in first.entries} == {key: value}
-        told = kept_status([after.store])
-        assert told[0]["from_disk"]
-        assert told[0]["written_at"] is not None
-        assert "started from what was kept on disk" in notice(told)
-        assert len(after.said) == 1
+        found = kept_status([after.store])
+        assert found[0]["from_disk"]
+        assert found[0]["written_at"] is not None
+        assert "started from what was kept on disk" in notice(found)
+        assert len(after.warnings) == 1
         cluster.put(WORD, b"newer")
         after.etcd.restore()
-        await until(lambda: not after.store.status()["from_disk"] and len(after.told[STEER_PREFIX]) == 3)
-        last = after.told[STEER_PREFIX][-1]
+        await until(lambda: not after.store.status()["from_disk"] and len(after.changes[STEER_PREFIX]) == 3)
+        last = after.changes[STEER_PREFIX][-1]
         assert (last.kind, last.kept, last.entries[0].value) == (ChangeKind.SNAPSHOT, False, b"newer")
         await until(lambda: after.held(STEER_PREFIX) == {WORD: b"newer"})
         assert notice(kept_status([after.store])) == ""
@@ -123,7 +123,7 @@ async def test_without_a_law_read_before_there_is_no_start(tmp_path: Path) -> No
         await until(lambda: before.state.load(before.store._name(LAW_KEY)) is not None)
         assert before.held(LAW_KEY) == {}  # that none was set is known, too
     async with running(first, LAW_KEY):
-        await until(lambda: len(first.told.get(LAW_KEY, ())) == 2)
+        await until(lambda: len(first.changes.get(LAW_KEY, ())) == 2)
 
 
 async def test_a_law_on_disk_that_is_not_what_was_written_is_no_law(tmp_path: Path) -> None:
@@ -138,10 +138,10 @@ async def test_a_law_on_disk_that_is_not_what_was_written_is_no_law(tmp_path: Pa
     word, law = (after.state.path(name) for name in names)
     word.write_bytes(word.read_bytes()[:-1])
     async with running(after, STEER_PREFIX, LAW_KEY):
-        await until(lambda: len(after.told.get(LAW_KEY, ())) == 2 and after.told.get(STEER_PREFIX))
-        assert [change.kind for change in after.told[STEER_PREFIX]] == [ChangeKind.LOST]  # nothing rather than that
+        await until(lambda: len(after.changes.get(LAW_KEY, ())) == 2 and after.changes.get(STEER_PREFIX))
+        assert [change.kind for change in after.changes[STEER_PREFIX]] == [ChangeKind.LOST]  # nothing rather than that
         assert "checksum" in str(after.store.trouble)
-        assert len(after.said) == 2
+        assert len(after.warnings) == 2
     law.write_bytes(law.read_bytes().replace(b"law 7", b"law 8"))
     with pytest.raises(StoreUnreachable, match="checksum"):
         await after.store.open()
@@ -166,7 +166,7 @@ async def test_values_that_always_change_are_not_always_written(
         await process.store.put(REPORT + "b", b"another balancer")
         await until(lambda: len(process.held(REGION_PREFIX)) == 2)
         await process.store.put(REPORT, b"the last")
-        await until(lambda: process.told[REGION_PREFIX][-1].value == b"the last")
+        await until(lambda: process.changes[REGION_PREFIX][-1].value == b"the last")
         assert process.held(REGION_PREFIX)[REPORT] == b"report 19"
     assert process.held(REGION_PREFIX)[REPORT] == b"the last"  # an orderly end leaves the latest
 
@@ -184,13 +184,13 @@ async def test_what_a_full_disk_did_not_take_is_written_once_it_can_be(
     monkeypatch.setattr(process.state, "save", full)
     async with running(process, LAW_KEY):
         await process.store.put(LAW_KEY, b"law 7")
-        await until(lambda: process.store.trouble is not None and len(process.told[LAW_KEY]) == 2)
+        await until(lambda: process.store.trouble is not None and len(process.changes[LAW_KEY]) == 2)
         monkeypatch.setattr(process.state, "save", save)
         await until(lambda: process.held(LAW_KEY) == {LAW_KEY: b"law 7"})
         await until(lambda: process.store.trouble is None)
 
 
-async def test_a_disk_that_is_full_is_said_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_is_full_is_logged_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_name: str, _data: bytes) -> None:
         raise StateError("disk: cannot be written: No space left on device")
 
@@ -200,9 +200,9 @@ async def test_a_disk_that_is_full_is_said_and_stops_nothing(tmp_path: Path, mon
         async with running(process, STEER_PREFIX):
             await process.store.put(WORD, b"word")
             await until(lambda: process.store.trouble is not None)
-            await until(lambda: process.told[STEER_PREFIX][-1].value == b"word")
+            await until(lambda: process.changes[STEER_PREFIX][-1].value == b"word")
     assert "No space left" in str(process.store.status()["trouble"])
-    assert all("No space left" in line for line in process.said)
+    assert all("No space left" in line for line in process.warnings)
 
 
 @pytest.mark.parametrize("rounds", range(12))
@@ -212,7 +212,7 @@ async def test_a_change_at_the_moment_of_its_end_is_kept_and_does_not_hold_it_up
         await process.etcd.put(REPORT, b"1")
         await until(lambda: process.held(REGION_PREFIX))
         await process.etcd.put(REPORT, b"2")  # which is kept after a while
-        await until(lambda: len(process.told[REGION_PREFIX]) == 3)
+        await until(lambda: len(process.changes[REGION_PREFIX]) == 3)
         for _ in range(20):  # and is waited for
             await asyncio.sleep(0.002)
         await process.etcd.put(LAW_KEY, b"law")
@@ -221,4 +221,4 @@ async def test_a_change_at_the_moment_of_its_end_is_kept_and_does_not_hold_it_up
         async with asyncio.timeout(60.0):
             await process.store.close()
     assert process.held(REGION_PREFIX) == {REPORT: b"2"}
-    assert process.held(LAW_KEY) == ({LAW_KEY: b"law"} if process.told[LAW_KEY][1:] else {})
+    assert process.held(LAW_KEY) == ({LAW_KEY: b"law"} if process.changes[LAW_KEY][1:] else {})

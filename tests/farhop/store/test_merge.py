@@ -45,7 +45,7 @@ def test_the_first_snapshot_waits_for_every_hub_that_may_answer() -> None:
     assert told(merged.take("a", listing(k="1"))) == [(SNAPSHOT, {"k": "1"})]
 
 
-def test_what_two_hubs_say_is_told_once() -> None:
+def test_what_two_hubs_say_is_reported_once() -> None:
     merged = both()
     assert told(merged.take("b", put("k", "1"))) == [(PUT, ("k", "1"))]
     assert merged.take("a", put("k", "1")) == []
@@ -74,7 +74,7 @@ def test_what_is_deleted_elsewhere_does_not_stand_by_the_memory_of_a_lost_hub() 
     assert told(merged.take("b", listing())) == [(SNAPSHOT, {"k": "1"})]
 
 
-def test_lost_is_told_once_when_nobody_is_left_and_ends_with_a_snapshot() -> None:
+def test_lost_is_reported_once_when_nobody_is_left_and_ends_with_a_snapshot() -> None:
     merged = both(k="1")
     merged.take("a", Change(LOST, why="down"))
     (lost,) = merged.take("b", Change(LOST, why="frozen"))
@@ -131,9 +131,9 @@ def test_whoever_follows_the_one_watch_knows_what_the_rule_says_of_all(steps: li
     merged = Merged("abc")
     model: dict[str, dict[str, Entry]] = {hub: {} for hub in "abc"}
     lost: set[str] = set()
-    begun, known, revision, heard = False, dict[str, bytes](), 0, set[str]()
+    begun, known, revision, found = False, dict[str, bytes](), 0, set[str]()
     for hub, change in [(hub, listing()) for hub in "abc"] + steps:
-        heard.add(hub)
+        found.add(hub)
         if hub in lost and change.kind not in (LOST, SNAPSHOT):
             continue  # a watch goes on with a snapshot
         out = merged.take(hub, change)
@@ -157,7 +157,7 @@ def test_whoever_follows_the_one_watch_knows_what_the_rule_says_of_all(steps: li
                 known[step.key] = step.value
             else:
                 del known[step.key]
-        assert begun == (len(heard) == 3)
+        assert begun == (len(found) == 3)
         copies = {key: [(h, listed[key]) for h, listed in model.items() if key in listed] for key in "xyz"}
         standing = {key: [entry.value for _, entry in held] for key, held in copies.items() if held}
         if begun:

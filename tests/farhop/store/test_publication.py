@@ -15,7 +15,7 @@ class Script:
     """Leases that record every word, and fail for the words listed in `broken`."""
 
     def __init__(self):
-        self.said = []
+        self.calls = []
         self.broken = set()
         self.leases = set()
         self.values = {}
@@ -23,31 +23,31 @@ class Script:
         self.gate.set()
         self.ended = []
 
-    async def _say(self, word):
-        self.said.append(word)
+    async def _called(self, word):
+        self.calls.append(word)
         await self.gate.wait()
         if word in self.broken:
             raise StoreUnreachable(f"scripted: {word}")
 
     async def grant(self, ttl_s):
-        await self._say("grant")
-        lease = self.said.count("grant")
+        await self._called("grant")
+        lease = self.calls.count("grant")
         self.leases.add(lease)
         return lease
 
     async def keep_alive(self, lease):
-        await self._say("keep_alive")
+        await self._called("keep_alive")
         return lease in self.leases
 
     async def put_leased(self, key, value, lease):
-        await self._say("put")
+        await self._called("put")
         if lease not in self.leases:
             return False
         self.values[key] = (value, lease)
         return True
 
     async def revoke(self, lease):
-        await self._say("revoke")
+        await self._called("revoke")
         self.leases.discard(lease)
 
     async def until(self, condition):
@@ -65,9 +65,9 @@ async def test_the_first_value_goes_out_under_a_lease_and_is_refreshed():
     made = publication(script)
     assert await made.start()
     assert script.values == {"/k": (b"1", 1)}
-    await script.until(lambda: script.said.count("keep_alive") >= 3)
-    assert script.said[:2] == ["grant", "put"]
-    assert set(script.said[2:]) == {"keep_alive"}
+    await script.until(lambda: script.calls.count("keep_alive") >= 3)
+    assert script.calls[:2] == ["grant", "put"]
+    assert set(script.calls[2:]) == {"keep_alive"}
     await made.withdraw()
     assert script.leases == set()
     assert script.ended == [made]
@@ -97,7 +97,7 @@ async def test_a_lease_lost_between_refreshes_is_noticed_by_the_write():
 
 
 @pytest.mark.parametrize("word", ["grant", "put", "keep_alive"])
-async def test_any_word_may_fail_and_the_newest_value_comes_through(word):
+async def test_any_call_may_fail_and_the_newest_value_comes_through(word):
     script = Script()
     made = publication(script)
     if word == "keep_alive":
@@ -114,7 +114,7 @@ async def test_any_word_may_fail_and_the_newest_value_comes_through(word):
     await script.until(lambda: script.values.get("/k", (b"", 0))[0] == b"99" and made.trouble is None)
     assert await made.update(b"done")
     # A hundred updates in an outage are one write after it.
-    assert script.said.count("put") < 30
+    assert script.calls.count("put") < 30
     await made.withdraw()
 
 
@@ -124,7 +124,7 @@ async def test_an_update_during_a_write_is_written_after_it():
     await made.start()
     script.gate.clear()
     first = asyncio.create_task(made.update(b"2"))
-    await script.until(lambda: script.said[-1] == "put")
+    await script.until(lambda: script.calls[-1] == "put")
     second = asyncio.create_task(made.update(b"3"))
     await asyncio.sleep(0)
     assert not first.done()
@@ -142,7 +142,7 @@ async def test_withdrawing_during_a_write_answers_the_writer():
     await made.start()
     script.gate.clear()
     writer = asyncio.create_task(made.update(b"2"))
-    await script.until(lambda: script.said[-1] == "put")
+    await script.until(lambda: script.calls[-1] == "put")
     leaving = asyncio.create_task(made.withdraw())
     assert not await writer
     script.gate.set()
@@ -150,7 +150,7 @@ async def test_withdrawing_during_a_write_answers_the_writer():
     assert script.leases == set()
 
 
-async def test_a_withdrawal_that_cannot_be_told_leaves_a_word():
+async def test_a_withdrawal_that_cannot_be_written_leaves_a_log_line():
     script = Script()
     made = publication(script)
     await made.start()

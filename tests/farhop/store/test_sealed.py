@@ -39,12 +39,12 @@ def sealed(cluster: MemoryCluster, refused: list[str], signer: Signer | None = N
 
 async def changes(store: Store, *steps: object) -> list[Change]:
     """What a watch of drains tells of the steps, each taken when the one before was told or passed over."""
-    told: list[Change] = []
+    seen: list[Change] = []
 
     async def watch() -> None:
         async with aclosing(store.watch(OVERRIDE_PREFIX)) as told_changes:
             async for change in told_changes:
-                told.append(change)
+                seen.append(change)
 
     await store.open()
     task = asyncio.create_task(watch())
@@ -61,7 +61,7 @@ async def changes(store: Store, *steps: object) -> list[Change]:
     await settled()
     await store.close()
     await task
-    return told
+    return seen
 
 
 async def test_who_has_a_key_signs_and_who_reads_sees_the_document(cluster: MemoryCluster) -> None:
@@ -92,14 +92,14 @@ async def test_what_does_not_count_changes_nothing_until_its_key_goes(cluster: M
     refused: list[str] = []
     cluster.put(PARIS, b"nobody signed")
     cluster.put(TOKYO, OPS.seal(TOKYO, b"1"))
-    told = await changes(
+    found = await changes(
         sealed(cluster, refused),
         lambda: cluster.put(TOKYO, b"nobody signed"),
         lambda: cluster.put(TOKYO, OPS.seal(TOKYO, b"2")),
         lambda: cluster.delete(TOKYO),
     )
-    assert [(one.kind, one.value) for one in told[1:]] == [(ChangeKind.PUT, b"2"), (ChangeKind.DELETE, b"")]
-    assert [entry.value for entry in told[0].entries] == [b"1"]
+    assert [(one.kind, one.value) for one in found[1:]] == [(ChangeKind.PUT, b"2"), (ChangeKind.DELETE, b"")]
+    assert [entry.value for entry in found[0].entries] == [b"1"]
     assert refused == ["drain_unsigned", "drain_unsigned"]
 
 
@@ -113,11 +113,11 @@ async def test_listed_anew_with_what_does_not_count_what_did_stands(cluster: Mem
         cluster.compact()
         store.restore()
 
-    told = await changes(Sealed(store, KEYS), lose_and_find)
-    snapshots = [[entry.value for entry in one.entries] for one in told if one.kind is ChangeKind.SNAPSHOT]
+    found = await changes(Sealed(store, KEYS), lose_and_find)
+    snapshots = [[entry.value for entry in one.entries] for one in found if one.kind is ChangeKind.SNAPSHOT]
     assert snapshots
     assert all(snapshot == [b"1"] for snapshot in snapshots)
-    assert not [one for one in told if one.kind is ChangeKind.PUT]
+    assert not [one for one in found if one.kind is ChangeKind.PUT]
 
 
 async def test_what_nobody_signed_in_one_hub_hides_nothing_in_another() -> None:

@@ -141,7 +141,7 @@ def test_what_a_dead_process_left_half_written_is_written_over(kept: StateDir) -
     assert [path.name for path in kept.path("law").parent.iterdir()] == ["law"]
 
 
-def test_two_threads_do_not_write_at_once_and_the_later_word_stands(
+def test_two_threads_do_not_write_at_once_and_the_later_value_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, write = StateDir(tmp_path, "fleet", "a"), state._write

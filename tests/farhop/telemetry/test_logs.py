@@ -114,7 +114,7 @@ def test_a_repeating_fault_logs_at_once_and_then_once_a_period_with_a_count(out,
     assert [(line["attempt"], line.get("times")) for line in lines(out)] == [(0, None), (10, 10), (20, 10)]
 
 
-def test_faults_are_told_apart_by_event_and_key(out, throttled):
+def test_faults_are_distinguished_by_event_and_key(out, throttled):
     for _ in range(3):
         throttled.warning("replica down", key="a", replica="a")
         throttled.warning("replica down", key="b", replica="b")
@@ -139,7 +139,7 @@ def test_a_flush_says_what_was_counted_and_forgets(out, clock, throttled):
     assert len(lines(out)) == 3
 
 
-def test_faults_remembered_are_bounded_and_none_is_lost_unsaid(out, throttled, monkeypatch):
+def test_faults_remembered_are_bounded_and_none_is_lost_unlogged(out, throttled, monkeypatch):
     monkeypatch.setattr(logs, "FAULTS_MAX", 2)
     for key in ("a", "a", "a", "b", "c", "d"):
         throttled.warning("fault", key=key, which=key)

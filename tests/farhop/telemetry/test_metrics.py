@@ -235,7 +235,7 @@ def test_what_only_grows_is_read_as_a_counter(metrics):
         metrics.gauge("ejections", "Again.", float)
 
 
-def test_models_are_told_apart_once_an_engine_answered_for_them(metrics, monkeypatch):
+def test_models_are_labelled_apart_once_an_engine_answered_for_them(metrics, monkeypatch):
     monkeypatch.setattr(module, "MODELS_MAX", 3)
     serve(metrics, status=404, model="made-up")
     for model in ("a", "a", "b", "c", "d"):

@@ -223,7 +223,7 @@ def test_a_process_without_an_exporter_does_not_load_the_sdk():
         ("OTEL_BSP_MAX_QUEUE_SIZE", "1", "http/protobuf", "max_export_batch_size"),
     ],
 )
-async def test_problems_are_told_and_cost_only_the_spans(monkeypatch, name, value, protocol, says):
+async def test_problems_are_logged_and_cost_only_the_spans(monkeypatch, name, value, protocol, says):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     monkeypatch.setenv(name, value)

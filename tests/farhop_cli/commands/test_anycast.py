@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 
 import pytest
 import yaml
 
+from entry_anycast.announcing.machine import Phase
+from entry_anycast.speakers import bird
 from farhop.store.contract import announce_key
 from farhop.store.documents.announce import AnnounceReport, encode
 from farhop_cli import fleet, show, status
@@ -43,14 +46,17 @@ def test_it_tells_what_is_wanted_what_is_and_why(cli, stands):
 def test_the_fleet_s_status_shows_them_where_etcd_tells_of_the_fleet(cli, stands):
     why = "the entry is not fit: it answers 503"
     stand(stands, report(), report(region="paris", entry="paris-1", wanted="withdrawn", healthy=False, why=why))
-    told = fleet.find(None, etcd=stands.endpoint)
-    assert [(one.entry, one.wanted) for one in told.announcers] == [("paris-1", "withdrawn"), ("tokyo-1", "announced")]
+    result = fleet.find(None, etcd=stands.endpoint)
+    assert [(one.entry, one.wanted) for one in result.announcers] == [
+        ("paris-1", "withdrawn"),
+        ("tokyo-1", "announced"),
+    ]
     with show.captured() as captured:
-        status._draw(told, status.Asked(regions=True), [], [], [])
-    said = re.sub(r"\s+", " ", captured())
-    assert f"wrong: a has entry paris-1 withdrawn: {why}" in said
-    assert "announcers of entries" in said
-    assert "tokyo-1 a 192.0.2.1/32 exabgp announced 2026-11-23T" in said
+        status._draw(result, status.Asked(regions=True), [], [], [])
+    found = re.sub(r"\s+", " ", captured())
+    assert f"wrong: a has entry paris-1 withdrawn: {why}" in found
+    assert "announcers of entries" in found
+    assert "tokyo-1 a 192.0.2.1/32 exabgp announced 2026-11-23T" in found
 
 
 def config(tmp_path, **more) -> str:
@@ -74,13 +80,13 @@ def config(tmp_path, **more) -> str:
         ({"budget": {"hold_s": 10}}, "budget: hold_s: must be window_s or more"),
     ],
 )
-def test_what_cannot_be_is_said_in_a_line(cli, tmp_path, more, says):
+def test_what_cannot_be_is_shown_in_a_line(cli, tmp_path, more, says):
     result = cli.run("anycast", "run", "--config", config(tmp_path, **more))
     assert result.exit_code == 2
     assert says in result.stderr
 
 
-def test_a_speaker_that_is_not_there_is_said_in_a_line(cli, stands, tmp_path):
+def test_a_speaker_that_is_not_there_is_shown_in_a_line(cli, stands, tmp_path):
     from topology.load import shipped
 
     world = yaml.safe_load(shipped("three-regions").read_text())
@@ -100,3 +106,22 @@ def test_without_an_exabgp_nothing_is_left_to_withdraw(cli, tmp_path):
     assert cli.run("anycast", "withdraw", "--config", config(tmp_path)).exit_code == 0
     bird = {"bird": {"socket": str(tmp_path / "none.ctl"), "file": str(tmp_path / "farhop.conf")}}
     assert "none.ctl" in cli.failed(cli.run("anycast", "withdraw", "--config", config(tmp_path, speaker=bird)), 1)
+
+
+def test_a_dry_run_says_which_routes_would_go_and_leaves_them(cli, tmp_path):
+    said = cli.run("anycast", "withdraw", "--config", config(tmp_path), "--dry-run").stdout
+    assert said.startswith("dry run, nothing is written: nothing is left to withdraw")
+    file, control = tmp_path / "farhop.conf", tmp_path / "bird.ctl"
+    path = config(tmp_path, speaker={"bird": {"socket": str(control), "file": str(file)}})
+    assert "bird.ctl" in cli.failed(cli.run("anycast", "withdraw", "--config", path, "--dry-run"), 1)
+    assert not file.exists()
+    with socket.socket(socket.AF_UNIX) as listens:
+        listens.bind(str(control))
+        listens.listen()
+        assert f"{file} announces nothing" in cli.run("anycast", "withdraw", "--config", path, "--dry-run").stdout
+        written = bird.written(["192.0.2.1/32"], Phase.ANNOUNCED, bird.BirdConfig(str(control), str(file)))
+        file.write_text(written)
+        result = cli.run("anycast", "withdraw", "--config", path, "--dry-run")
+        assert (result.exit_code, file.read_text()) == (0, written)
+        assert "would be emptied" in result.stdout
+        assert "route 192.0.2.1/32" in result.stdout

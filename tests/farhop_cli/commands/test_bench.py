@@ -8,7 +8,7 @@ from farhop_cli.commands import bench
 OPTIONS = {
     "decide": set(), "relay": {"quick", "only", "repeats", "streams", "tls"}, "soak": {"requests"},
     "ttft": {"quick", "rounds", "engine", "model", "tokenizer"}, "dns": {"seconds", "networks"},
-    "picker": {"quick"}, "anycast": {"repeats"}, "hostile": {"quick"},
+    "picker": {"quick"}, "anycast": {"repeats"}, "upload": {"repeats"}, "hostile": {"quick"},
     "scrape": set(), "intake": set(), "hits": set(), "trie": {"quick"}, "sim": {"quick"},
     "routing": {"quick", "only", "seeds", "out", "markdown"}, "fidelity": {"scenario", "speedup", "quick"},
     "chaos": {"seeds", "seed", "workers", "out", "replay", "live", "length"}, "law": {"worlds", "first", "workers"},
@@ -24,7 +24,7 @@ def test_each_has_its_own_options():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--live", "--seeds", "3"), "--seeds: it means nothing for --live"),
         (("--live", "--workers", "3"), "--workers: it means nothing for --live"),
@@ -34,8 +34,8 @@ def test_each_has_its_own_options():
         (("--live", "--for", "10s"), "--for: give 30s to 1d"),
     ],
 )
-def test_no_option_of_chaos_is_ignored(cli, arguments, said):
-    assert said in cli.failed(cli.run("bench", "chaos", *arguments), 2)
+def test_no_option_of_chaos_is_ignored(cli, arguments, message):
+    assert message in cli.failed(cli.run("bench", "chaos", *arguments), 2)
 
 
 @pytest.mark.parametrize("arguments", [("nonsense",), ("decide", "--quick"), ("law", "--seeds", "3")])

@@ -8,10 +8,10 @@ from farhop_cli.commands.entry import dns_app, where_app
 
 @pytest.mark.parametrize("more", [[], ["publish"]])
 def test_a_file_that_is_not_there_is_one_line(more) -> None:
-    told = CliRunner().invoke(dns_app, ["--config", "missing.yaml", *more])
-    assert told.exit_code == 2
-    assert "missing.yaml: cannot be read" in told.output
-    assert told.output.count("\n") == 1
+    output = CliRunner().invoke(dns_app, ["--config", "missing.yaml", *more])
+    assert output.exit_code == 2
+    assert "missing.yaml: cannot be read" in output.output
+    assert output.output.count("\n") == 1
 
 
 def test_every_command_says_what_it_is_for() -> None:

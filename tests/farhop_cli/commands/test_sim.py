@@ -7,14 +7,14 @@ from typer.testing import CliRunner
 from farhop_cli.main import app
 
 
-def test_a_scenario_is_run_with_or_without_the_word() -> None:
+def test_a_scenario_is_run_with_or_without_the_verb() -> None:
     for arguments in (["sim", "nowhere"], ["sim", "run", "nowhere"], ["sim", "--seeds", "2", "nowhere"]):
-        told = CliRunner().invoke(app(), arguments)
-        assert told.exit_code == 2
-        assert "no ready-made scenario of that name" in told.stderr
+        output = CliRunner().invoke(app(), arguments)
+        assert output.exit_code == 2
+        assert "no ready-made scenario of that name" in output.stderr
 
 
 def test_help_shows_both() -> None:
-    told = CliRunner().invoke(app(), ["sim", "--help"])
-    assert "import" in told.stdout
-    assert "farhop sim arena" in told.stdout
+    output = CliRunner().invoke(app(), ["sim", "--help"])
+    assert "import" in output.stdout
+    assert "farhop sim arena" in output.stdout

@@ -5,7 +5,7 @@ import pytest
 from farhop_cli import plan, sim, up
 
 
-def test_lengths_of_time_are_told_in_units(cli, monkeypatch):
+def test_lengths_of_time_are_given_in_units(cli, monkeypatch):
     asked = []
     monkeypatch.setattr(sim, "run", lambda options: asked.append(options.for_s) or 0)
     monkeypatch.setattr(plan, "run", lambda options: asked.append((options.for_s, options.within_s)) or 0)
@@ -17,15 +17,15 @@ def test_lengths_of_time_are_told_in_units(cli, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("sim", "arena", "--for", "180"), "--for: '180' is no duration"),
         (("sim", "arena", "--for", "8d"), "--for: give 1s to 7d"),
         (("plan", "wildchat", "--within", "0s"), "--within: give"),
     ],
 )
-def test_a_length_without_a_unit_is_refused(cli, arguments, said):
-    assert said in cli.failed(cli.run(*arguments), 2)
+def test_a_length_without_a_unit_is_refused(cli, arguments, message):
+    assert message in cli.failed(cli.run(*arguments), 2)
 
 
 def test_engines_are_named_as_often_as_there_are_some(cli, monkeypatch):

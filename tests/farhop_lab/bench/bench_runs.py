@@ -11,7 +11,7 @@ from farhop_lab.bench import client
 from farhop_lab.bench.client import Job, Report
 
 
-class _Heard(asyncio.Protocol):
+class _Recorded(asyncio.Protocol):
     """A protocol whose connection is among the `open` ones while it is."""
 
     def __init__(self, of: asyncio.Protocol, open_: set[asyncio.BaseTransport]) -> None:
@@ -33,7 +33,7 @@ class _Heard(asyncio.Protocol):
 async def listening(protocol: Callable[[], asyncio.Protocol]) -> AsyncIterator[int]:
     """A server of this protocol on a port of the system's choice."""
     open_: set[asyncio.BaseTransport] = set()
-    server = await asyncio.get_running_loop().create_server(lambda: _Heard(protocol(), open_), "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(lambda: _Recorded(protocol(), open_), "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

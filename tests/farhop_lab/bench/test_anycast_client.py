@@ -35,8 +35,8 @@ async def test_a_connection_is_reported_with_its_beginning(answer, site) -> None
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         job = Job("127.0.0.1", server.sockets[0].getsockname()[1], "sk-1", "m", 1.0)
         before = time.time()
-        told = await ask(job, request_of(job))
-    assert (told.site, before <= told.at <= time.time()) == (site, True)
+        reply = await ask(job, request_of(job))
+    assert (reply.site, before <= reply.at <= time.time()) == (site, True)
     assert b"authorization: Bearer sk-1" in took[0]
 
 

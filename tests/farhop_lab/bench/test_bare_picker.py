@@ -11,13 +11,13 @@ class Gateway:
     """Says these in turn, and keeps what it is told."""
 
     def __init__(self, *messages: wire.ProcessingRequest) -> None:
-        self._messages, self.told = list(messages), list[wire.ProcessingResponse]()
+        self._messages, self.received = list(messages), list[wire.ProcessingResponse]()
 
     async def read(self) -> object:
         return self._messages.pop(0) if self._messages else None
 
     async def write(self, message: bytes) -> None:
-        self.told.append(wire.ProcessingResponse.FromString(message))
+        self.received.append(wire.ProcessingResponse.FromString(message))
 
 
 async def test_it_names_the_next_and_gives_back_what_it_got() -> None:
@@ -25,7 +25,7 @@ async def test_it_names_the_next_and_gives_back_what_it_got() -> None:
     for host in ("127.0.0.2", "127.0.0.3", "127.0.0.2"):
         gateway = Gateway(asked(), body(b"a" * 70_000, last=False), body(b"b"), answered(), said(b"one"))
         await picker.process(None, gateway)
-        lb = gateway.told[0].dynamic_metadata.fields["envoy.lb"].struct_value
+        lb = gateway.received[0].dynamic_metadata.fields["envoy.lb"].struct_value
         assert lb.fields["x-gateway-destination-endpoint"].string_value == f"{host}:1"
-        assert text_of(gateway.told, of_request=True) == (b"a" * 70_000 + b"b", 1)
-        assert text_of(gateway.told, of_request=False) == (b"one", 1)
+        assert text_of(gateway.received, of_request=True) == (b"a" * 70_000 + b"b", 1)
+        assert text_of(gateway.received, of_request=False) == (b"one", 1)

@@ -20,9 +20,9 @@ class HangsUp(Refuses):
 
 
 async def test_windows_follow_each_other(engines: int) -> None:
-    told = await sent(engines, windows=2)
-    assert len(told.windows) == 2
-    for window in told.windows:
+    found = await sent(engines, windows=2)
+    assert len(found.windows) == 2
+    for window in found.windows:
         assert window.seconds > 0.19
         assert window.requests > 10
         assert 0.0 < window.cpu_s < 10.0 * window.seconds
@@ -31,8 +31,8 @@ async def test_windows_follow_each_other(engines: int) -> None:
 
 
 async def test_chunks_of_streams_are_counted(engines: int) -> None:
-    told = await sent(engines, connections=8, chunks=1000, pace_ms=10.0, window_s=0.3)
-    (window,) = told.windows
+    found = await sent(engines, connections=8, chunks=1000, pace_ms=10.0, window_s=0.3)
+    (window,) = found.windows
     assert window.streams == 8
     assert window.requests == 0  # none has ended
     assert 8 <= window.chunks < 8 * 1000
@@ -46,24 +46,24 @@ async def test_idle_streams_are_open_and_silent(engines: int) -> None:
 
 async def test_an_open_loop_keeps_its_rate(engines: int) -> None:
     began = time.monotonic()
-    told = await sent(engines, mode="open", rate_per_s=300.0, window_s=0.3)
-    assert 0.0 < told.p50_ms <= told.p99_ms
-    (window,) = told.windows
+    found = await sent(engines, mode="open", rate_per_s=300.0, window_s=0.3)
+    assert 0.0 < found.p50_ms <= found.p99_ms
+    (window,) = found.windows
     assert 0 < window.requests <= 300.0 * (time.monotonic() - began) + 1  # what the ramp missed is made good
 
 
 async def test_an_open_loop_counts_what_is_never_answered() -> None:
     async with listening(asyncio.Protocol) as port:
-        told = await sent(port, mode="open", rate_per_s=200.0, connections=2, window_s=0.3)
-    assert told.windows[0].requests == 0
-    assert told.p99_ms > 50.0
+        found = await sent(port, mode="open", rate_per_s=200.0, connections=2, window_s=0.3)
+    assert found.windows[0].requests == 0
+    assert found.p99_ms > 50.0
 
 
 @pytest.mark.parametrize("server", [Refuses, HangsUp])
 async def test_wrong_answers_are_errors(server: type[asyncio.Protocol]) -> None:
     async with listening(server) as port:
-        told = await sent(port, connections=1, ramp_s=0.0)
-    assert told.windows[0].errors > 0
+        found = await sent(port, connections=1, ramp_s=0.0)
+    assert found.windows[0].errors > 0
 
 
 async def test_nobody_there() -> None:

@@ -47,8 +47,8 @@ def test_nginx_takes_it(tmp_path: Path, kind: str) -> None:
         file.write_text(configs.nginx_proxy(tmp_path, 8000, TARGETS, 1024, pair))
     binary = on_path("nginx")
     assert binary is not None
-    told = subprocess.run([binary, "-t", "-c", file, "-p", tmp_path], capture_output=True, text=True, timeout=10)
-    assert told.returncode == 0, told.stderr
+    text = subprocess.run([binary, "-t", "-c", file, "-p", tmp_path], capture_output=True, text=True, timeout=10)
+    assert text.returncode == 0, text.stderr
 
 
 @pytest.mark.skipif(on_path("haproxy") is None, reason="HAProxy is not installed")
@@ -57,5 +57,5 @@ def test_haproxy_takes_it(tmp_path: Path) -> None:
     file.write_text(configs.haproxy(8000, TARGETS, 1024))
     binary = on_path("haproxy")
     assert binary is not None
-    told = subprocess.run([binary, "-c", "-f", file], capture_output=True, text=True, timeout=10)
-    assert told.returncode == 0, told.stdout + told.stderr
+    text = subprocess.run([binary, "-c", "-f", file], capture_output=True, text=True, timeout=10)
+    assert text.returncode == 0, text.stdout + text.stderr

@@ -31,8 +31,8 @@ async def test_the_server_is_within_its_bounds() -> None:
 
 
 def _event(name: str, ts: float, dur: float, tdur: float | None = None, tid: int = 1) -> dict[str, Any]:
-    told = {"ph": "X", "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": tid}
-    return told if tdur is None else {**told, "tdur": tdur}
+    fields = {"ph": "X", "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": tid}
+    return fields if tdur is None else {**fields, "tdur": tdur}
 
 
 def test_a_trace_is_frames_of_the_pages_thread() -> None:

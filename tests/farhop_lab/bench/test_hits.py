@@ -13,9 +13,9 @@ def test_the_engines_own_figure_is_measured(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(hits, "ENGINES", 2)
     monkeypatch.setattr(hits, "CONVERSATIONS", 6)
     monkeypatch.setattr(hits, "SPEEDUP", 500.0)
-    said: list[str] = []
-    (row,) = measure(said.append, 24, (VARIANTS[2],))
-    assert said == [row.what] == ["KV events and tokenizer"]
+    seen: list[str] = []
+    (row,) = measure(seen.append, 24, (VARIANTS[2],))
+    assert seen == [row.what] == ["KV events and tokenizer"]
     assert row.requests == 24
     assert row.exact_share == 1.0
     assert row.prompt_tokens > 400

@@ -51,7 +51,7 @@ async def test_a_report_costs_the_same_among_many_regions_and_with_many_on_hold(
 def test_every_row_is_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, few in {"REPEATS": 2, "ROUNDS": 3, "HELD": 5, "UNDER_WAY": 5}.items():
         monkeypatch.setattr(bench, name, few)
-    told = bench.measure(regions=3, models=2)
-    assert [row.what.split()[0] for row in told.rows] == ["read", "taken", "rows"]
-    assert all(0.0 <= row.least_us <= row.median_us <= row.most_us for row in told.rows)
-    assert told.core_share == pytest.approx(sum(row.median_us for row in told.rows[:2]) * 3 * 20 / 1e6)
+    found = bench.measure(regions=3, models=2)
+    assert [row.what.split()[0] for row in found.rows] == ["read", "taken", "rows"]
+    assert all(0.0 <= row.least_us <= row.median_us <= row.most_us for row in found.rows)
+    assert found.core_share == pytest.approx(sum(row.median_us for row in found.rows[:2]) * 3 * 20 / 1e6)

@@ -9,12 +9,12 @@ from farhop_lab.bench import pages
 from regional_lb.engines.signals.engines import ENGINES, read_page
 
 
-@pytest.mark.parametrize("engine", sorted(pages.WORDS))
+@pytest.mark.parametrize("engine", sorted(pages.LINES))
 def test_a_page_is_one_and_as_large_as_was_asked(engine: str) -> None:
     page = pages.page(engine, 20_000)
     assert 20_000 <= len(page) < 28_000
     names = {sample.name for family in text_string_to_metric_families(page.decode()) for sample in family.samples}
-    assert {word.partition("{")[0].partition(" ")[0] for word in pages.WORDS[engine]} <= names
+    assert {line.partition("{")[0].partition(" ")[0] for line in pages.LINES[engine]} <= names
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINES))

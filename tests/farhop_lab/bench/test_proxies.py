@@ -24,9 +24,9 @@ def test_what_is_not_installed_is_reported_with_its_remedy() -> None:
 @pytest.mark.parametrize("proxy", PROXIES, ids=lambda proxy: proxy.name)
 def test_every_proxy_is_given_its_port_and_targets(proxy: Proxy, tmp_path: Path) -> None:
     program, arguments = proxy.command("/usr/bin/binary", place(tmp_path), 8123)
-    told = " ".join([*program, *arguments]) + "".join(f.read_text() for f in tmp_path.rglob("*.*") if f.is_file())
+    content = " ".join([*program, *arguments]) + "".join(f.read_text() for f in tmp_path.rglob("*.*") if f.is_file())
     for part in ("8123", "127.0.0.2", "127.0.0.3"):
-        assert part in told
+        assert part in content
 
 
 def test_binaries_are_found_on_path_and_in_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,8 +40,8 @@ async def test_each_region_reports_ready_replicas_and_where_it_takes_requests(tm
         await store.close()
         await child.stop()
         await etcd.stop()
-    told = {report.region: report for report in (decode(entry.value) for entry in first.entries)}
-    assert set(told) == set(where)
-    for report in told.values():
+    fields = {report.region: report for report in (decode(entry.value) for entry in first.entries)}
+    assert set(fields) == set(where)
+    for report in fields.values():
         assert report.tier_address == "127.0.0.2:9000"
         assert [(m.model, m.replicas_ready, m.slots_free) for m in report.models] == [("bench", 3, 24)]

@@ -31,30 +31,30 @@ def test_more_streams_than_files() -> None:
 async def test_ours_as_shipped(monkeypatch: pytest.MonkeyPatch, tls: bool) -> None:
     monkeypatch.setattr(wrk, "find", lambda: None)  # its runs last a second at least
     monkeypatch.setattr(relay, "_SETTLE_S", 0.1)
-    told = await relay.measure(msgspec.structs.replace(TINY, tls=tls), ["regional"])
-    (row,) = told.rows
+    found = await relay.measure(msgspec.structs.replace(TINY, tls=tls), ["regional"])
+    (row,) = found.rows
     assert row.trouble == ""
     assert row.request_us[1024].errors == row.chunk_us[4].errors == 0
     assert 10.0 < row.request_us[1024].median < 100_000.0
     assert row.chunk_us[4].most != 0.0  # measured; below 0 where the rest that is taken off was busier
     assert row.peak_per_s > 1.0
-    assert told.load.startswith("farhop's own client")
+    assert found.load.startswith("farhop's own client")
 
 
 async def test_who_is_not_here_is_named_and_who_breaks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = Proxy("Absent", "pip install absent", lambda: None, relay.PROXIES[0].command)
     broken = Proxy("Broken", "", lambda: "/bin/false", lambda _binary, _place, _port: (["/bin/false"], []))
     monkeypatch.setattr(relay, "SUBJECTS", (absent, broken))
-    said: list[str] = []
-    told = await relay.measure(TINY, [], said.append)
-    assert told.absent == {"Absent": "not installed: pip install absent"}
-    assert [(row.name, row.request_us) for row in told.rows] == [("Broken", {})]
-    assert "Broken: did not start" in told.rows[0].trouble
-    assert said == ["round 1 of 1, Broken"]
+    seen: list[str] = []
+    found = await relay.measure(TINY, [], seen.append)
+    assert found.absent == {"Absent": "not installed: pip install absent"}
+    assert [(row.name, row.request_us) for row in found.rows] == [("Broken", {})]
+    assert "Broken: did not start" in found.rows[0].trouble
+    assert seen == ["round 1 of 1, Broken"]
 
 
 async def test_no_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "SUBJECTS", relay.PROXIES[:1])
-    told = await relay.measure(msgspec.structs.replace(TINY, limit_s=-1.0))
-    assert told.rounds == 0
-    assert "measure fewer at once with --only" in told.rows[0].trouble
+    found = await relay.measure(msgspec.structs.replace(TINY, limit_s=-1.0))
+    assert found.rounds == 0
+    assert "measure fewer at once with --only" in found.rows[0].trouble

@@ -59,12 +59,12 @@ def test_no_ratio_to_or_of_what_is_not_to_be_used() -> None:
 
 def test_the_document_holds_ratios_beside_figures() -> None:
     rows = [Row(name=name, request_us={1024: Figure(us, us, us)}) for name, us in (("a", 10.0), ("b", 25.0))]
-    told = Comparison(plan=Plan(), rounds=3, load="wrk", upstream="nginx", rows=rows, absent={"c": "not installed"})
-    made = json.loads(msgspec.json.encode(document(told)))
+    found = Comparison(plan=Plan(), rounds=3, load="wrk", upstream="nginx", rows=rows, absent={"c": "not installed"})
+    made = json.loads(msgspec.json.encode(document(found)))
     assert made["ratios"]["b"]["request_us"] == {"1024": 2.5}
     assert made["rows"][1]["request_us"]["1024"]["median"] == 25.0
     assert made["absent"] == {"c": "not installed"}
-    assert document(msgspec.structs.replace(told, rows=[]))["ratios"] == {}
+    assert document(msgspec.structs.replace(found, rows=[]))["ratios"] == {}
 
 
 def test_the_plan_asked_for() -> None:

@@ -22,10 +22,10 @@ def test_the_shipped_watcher_takes_pages_in(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(bench, "REPLICAS", 20)
     monkeypatch.setattr(bench, "SECONDS", 1.0)
     monkeypatch.setattr(bench, "_WARM_S", 0.5)
-    told = bench.watch()
-    assert told.replicas == 20
-    assert told.page_bytes > 50_000
-    assert told.pages_per_s > 5.0
-    assert told.cpu_us > 0.0
-    assert told.core_share == pytest.approx(told.cpu_us / 1000.0)
-    assert told.refused == {}
+    found = bench.watch()
+    assert found.replicas == 20
+    assert found.page_bytes > 50_000
+    assert found.pages_per_s > 5.0
+    assert found.cpu_us > 0.0
+    assert found.core_share == pytest.approx(found.cpu_us / 1000.0)
+    assert found.refused == {}

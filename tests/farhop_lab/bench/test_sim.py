@@ -20,15 +20,15 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_world_is_measured_after_its_warm_up() -> None:
-    said: list[str] = []
+    seen: list[str] = []
     sizes = [bench.Size(bench.FARHOP, 3), bench.Size(bench.CHEAP, 3), bench.Size(bench.FARHOP)]
-    rows = bench.measure(sizes, said.append)
+    rows = bench.measure(sizes, seen.append)
     assert [(row.what, row.router, row.simulated_s) for row in rows] == [
         ("3 regions, 3 replicas", "farhop", 6.0),
         ("3 regions, 3 replicas", "spill-least-load", 6.0),
         ("4 regions x 2 replicas, 2 global balancers", "farhop", 2.0),
     ]
-    assert len(said) == 3
+    assert len(seen) == 3
     for row in rows:
         assert row.violations == 0
         assert row.requests > 0

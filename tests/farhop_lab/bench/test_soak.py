@@ -24,12 +24,12 @@ async def test_marks_are_set_along_the_way(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(soak, "_SLICE_S", (0.1, 0.2))
     monkeypatch.setattr(soak, "_WARM_S", 0.1)
     monkeypatch.setattr(relay, "_SETTLE_S", 0.0)
-    told = await soak.measure(1000)
-    assert told.errors == 0
-    assert told.requests >= told.asked == 1000
-    assert [mark.requests for mark in told.marks] == sorted({mark.requests for mark in told.marks})
-    assert told.marks[-1].requests == told.requests
-    assert all(mark.rss_bytes > 1_000_000 for mark in told.marks)
+    found = await soak.measure(1000)
+    assert found.errors == 0
+    assert found.requests >= found.asked == 1000
+    assert [mark.requests for mark in found.marks] == sorted({mark.requests for mark in found.marks})
+    assert found.marks[-1].requests == found.requests
+    assert all(mark.rss_bytes > 1_000_000 for mark in found.marks)
 
 
 async def test_what_is_missing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

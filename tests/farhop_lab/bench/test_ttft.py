@@ -38,8 +38,8 @@ def test_additions_are_paired_within_a_round_so_that_a_slow_round_shifts_nothing
 
 
 async def test_a_short_run_over_both_tiers() -> None:
-    said: list[str] = []
-    rows = await ttft.measure(1, modes=ttft.MODES[2:], say=said.append)
+    lines: list[str] = []
+    rows = await ttft.measure(1, modes=ttft.MODES[2:], progress=lines.append)
     assert [(row.tokenizer, row.prompt, row.way) for row in rows] == [
         ("on, KV events", prompt, way)
         for prompt in ("short", "long")
@@ -47,7 +47,7 @@ async def test_a_short_run_over_both_tiers() -> None:
     ]
     assert all(0.0 < row.p50_ms <= row.p90_ms for row in rows)
     assert all((row.cpu_ms > 0.0) == (row.way != ttft.DIRECT) for row in rows)
-    assert said[-1] == "tokenizer on, KV events, long prompts"
+    assert lines[-1] == "tokenizer on, KV events, long prompts"
 
 
 @pytest.mark.parametrize(

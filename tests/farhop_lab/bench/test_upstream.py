@@ -42,9 +42,9 @@ async def test_a_stream_is_paced_and_ends_with_usage(engines: int) -> None:
 
 
 async def test_it_serves_many_requests_of_one_connection(engines: int) -> None:
-    told = await sent(engines, connections=1)
-    assert told.windows[0].requests > 10
-    assert told.windows[0].errors == 0
+    found = await sent(engines, connections=1)
+    assert found.windows[0].requests > 10
+    assert found.windows[0].errors == 0
 
 
 def test_a_whole_answer_is_json() -> None:

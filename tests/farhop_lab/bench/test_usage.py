@@ -48,5 +48,5 @@ def test_who_has_ended_has_used_nothing() -> None:
 def test_cpu_time_is_this_process_s_own() -> None:
     before, ours = usage.cpu_s([os.getpid()]), time.process_time()
     sum(range(300_000))
-    spent, told = time.process_time() - ours, usage.cpu_s([os.getpid()]) - before
-    assert spent <= told < spent + 0.05
+    spent, found = time.process_time() - ours, usage.cpu_s([os.getpid()]) - before
+    assert spent <= found < spent + 0.05

@@ -18,9 +18,9 @@ farhop-bench 14982 1007158 3 2 1998 5120
 
 
 def test_what_wrk_says() -> None:
-    told = wrk.read(OUTPUT)
-    assert told == wrk.WrkOutput(14982, 1.007158, 3, 2, 1.998, 5.12)
-    assert told.errors == 5
+    content = wrk.read(OUTPUT)
+    assert content == wrk.WrkOutput(14982, 1.007158, 3, 2, 1.998, 5.12)
+    assert content.errors == 5
 
 
 @pytest.mark.parametrize("output", ["", "unable to connect to 127.0.0.1:9: Connection refused", "farhop-bench 1 2"])
@@ -43,6 +43,6 @@ async def test_the_script_runs(engines: int, tmp_path: Path) -> None:
     assert binary is not None
     command = wrk.command(binary, str(script), f"http://127.0.0.1:{engines}", 4, 1.0)
     ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True, timeout=20)
-    told = wrk.read(ran.stdout)
-    assert told.requests > 100
-    assert told.errors == 0
+    output = wrk.read(ran.stdout)
+    assert output.requests > 100
+    assert output.errors == 0

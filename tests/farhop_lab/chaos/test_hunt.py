@@ -30,27 +30,27 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[Schedule]:
 
 def test_failures_are_counted_by_property_and_by_fault_and_shrunk() -> None:
     progress: list[int] = []
-    told = hunt.hunt(range(40), workers=1, done=progress.append)
+    found = hunt.hunt(range(40), workers=1, done=progress.append)
     drawn = [schedule.drawn(seed) for seed in range(40)]
     kinds = [{fault.what for fault in one.faults} for one in drawn]
-    assert told.seeds == 40
-    assert told.answers == 400
-    assert told.cpu_s == 20.0
-    assert told.failed == len(told.failures) == sum(bool(those & {"slow", "kill"}) for those in kinds)
-    assert told.by_property == {
+    assert found.seeds == 40
+    assert found.answers == 400
+    assert found.cpu_s == 20.0
+    assert found.failed == len(found.failures) == sum(bool(those & {"slow", "kill"}) for those in kinds)
+    assert found.by_property == {
         "shares": sum("slow" in those for those in kinds), "open": sum("kill" in those for those in kinds)
     }  # fmt: skip
-    assert told.by_kind["slow"][0] == told.by_kind["slow"][1] == sum("slow" in those for those in kinds)
+    assert found.by_kind["slow"][0] == found.by_kind["slow"][1] == sum("slow" in those for those in kinds)
     assert progress[-1] == 40
     assert progress == sorted(progress)
-    shapes = {tuple(fault.what for fault in one.schedule.faults) for one in told.shortest}
+    shapes = {tuple(fault.what for fault in one.schedule.faults) for one in found.shortest}
     assert shapes == {("slow",), ("kill",)}, "one of each kind of failure, with its one cause"
-    assert [fault.for_s for one in told.shortest for fault in one.schedule.faults] == [0.5, 0.5]
+    assert [fault.for_s for one in found.shortest for fault in one.schedule.faults] == [0.5, 0.5]
 
 
 def test_what_is_kept_is_replayed(tmp_path: Path) -> None:
-    told = hunt.hunt(range(40), workers=1)
-    paths = hunt.kept(told.shortest, tmp_path / "seeds")
+    found = hunt.hunt(range(40), workers=1)
+    paths = hunt.kept(found.shortest, tmp_path / "seeds")
     assert len(paths) == 2
     for path in paths:
         again = hunt.replayed(schedule.decode(path.read_text()))
@@ -61,6 +61,6 @@ def test_what_is_kept_is_replayed(tmp_path: Path) -> None:
 
 def test_no_failures_no_shrinking(played: list[Schedule]) -> None:
     calm = next(seed for seed in range(99) if not {"slow", "kill"} & {f.what for f in schedule.drawn(seed).faults})
-    told = hunt.hunt([calm])
-    assert (told.failed, told.by_property, told.shortest) == (0, {}, ())
+    found = hunt.hunt([calm])
+    assert (found.failed, found.by_property, found.shortest) == (0, {}, ())
     assert len(played) == 1

@@ -29,31 +29,31 @@ def test_what_is_drawn_begins_within_its_time_and_is_the_same_again() -> None:
             assert fault.replica in {f"{fault.region}-0", f"{fault.region}-1"}
 
 
-def replica(name: str, **said: Any) -> dict[str, Any]:
-    told = {"replica": name, "state": "up", "why": "proven", "prefill_ms_per_token": 0.08, "tpot_ms": 28.0}
-    return told | {"in_flight": 0, "prefill_tokens": 0, "kv_tokens": 0} | said
+def replica(name: str, **value: Any) -> dict[str, Any]:
+    fields = {"replica": name, "state": "up", "why": "proven", "prefill_ms_per_token": 0.08, "tpot_ms": 28.0}
+    return fields | {"in_flight": 0, "prefill_tokens": 0, "kv_tokens": 0} | value
 
 
-def regional(name: str, **said: Any) -> dict[str, Any]:
-    first = replica(f"{name}-0", **said)
+def regional(name: str, **value: Any) -> dict[str, Any]:
+    first = replica(f"{name}-0", **value)
     books = {"under_way": 0, "queued_requests": 0, "queued_tokens": 0, "modes": {"m": "normal"}}
     return {"replicas": [first, replica(f"{name}-1")]} | books
 
 
-def global_(**said: Any) -> dict[str, Any]:
+def global_(**value: Any) -> dict[str, Any]:
     def one(name: str) -> dict[str, Any]:
         return {"region": name, "state": "up", "why": "", "admitted_share": 1.0, "in_flight": 0, "rtt_ms": 100.0}
 
-    return {"regions": [one("virginia") | said, one("tokyo")]}
+    return {"regions": [one("virginia") | value, one("tokyo")]}
 
 
 def verdict(**changes: Any) -> list[str]:
-    said = {"regional": {n: regional(n) for n in REGIONS}, "global_": {n: global_() for n in REGIONS}}
+    fields = {"regional": {n: regional(n) for n in REGIONS}, "global_": {n: global_() for n in REGIONS}}
     counts = {name: {f"{name}-0": 50, f"{name}-1": 50} for name in REGIONS}
-    said |= {"counts": counts, "answers": [Answered(0.0, name, "served") for name in REGIONS] * 100} | changes
-    shares, findings = live.judged(**said)  # type: ignore[arg-type]
+    fields |= {"counts": counts, "answers": [Answered(0.0, name, "served") for name in REGIONS] * 100} | changes
+    shares, findings = live.judged(**fields)  # type: ignore[arg-type]
     assert set(shares) == {f"{name}/{name}-{n}" for name in REGIONS for n in (0, 1)}
-    rest = live.at_rest(said["regional"], said["global_"], lambda _a, _b: 100.0)
+    rest = live.at_rest(fields["regional"], fields["global_"], lambda _a, _b: 100.0)
     return [f"{one.property}: {one.where}" for one in (*findings, *rest)]
 
 
@@ -62,7 +62,7 @@ def test_a_world_that_is_well_gives_no_findings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "finding"),
+    ("expected", "finding"),
     [
         ({"state": "down", "why": "slower than its peers"}, "standing: tokyo/tokyo-0"),
         ({"tpot_ms": 90.0}, "estimates: tokyo/tokyo-0"),
@@ -70,12 +70,12 @@ def test_a_world_that_is_well_gives_no_findings() -> None:
         ({"in_flight": 1, "kv_tokens": 90}, "ledgers: tokyo"),
     ],
 )
-def test_what_a_region_says_of_a_replica_is_judged(said: dict[str, Any], finding: str) -> None:
-    assert finding in verdict(regional={"virginia": regional("virginia"), "tokyo": regional("tokyo", **said)})
+def test_what_a_region_says_of_a_replica_is_judged(expected: dict[str, Any], finding: str) -> None:
+    assert finding in verdict(regional={"virginia": regional("virginia"), "tokyo": regional("tokyo", **expected)})
 
 
 @pytest.mark.parametrize(
-    ("said", "finding"),
+    ("expected", "finding"),
     [
         ({"state": "suspect", "why": "channel broken"}, "standing: tokyo of virginia"),
         ({"admitted_share": 0.5}, "standing: tokyo of virginia"),
@@ -84,8 +84,8 @@ def test_what_a_region_says_of_a_replica_is_judged(said: dict[str, Any], finding
         ({"rtt_ms": None}, "estimates: tokyo of virginia"),
     ],
 )
-def test_what_a_balancer_says_of_a_region_is_judged(said: dict[str, Any], finding: str) -> None:
-    assert verdict(global_={"virginia": global_(), "tokyo": global_(**said)}) == [finding]
+def test_what_a_balancer_says_of_a_region_is_judged(expected: dict[str, Any], finding: str) -> None:
+    assert verdict(global_={"virginia": global_(), "tokyo": global_(**expected)}) == [finding]
 
 
 def test_shares_and_failures_are_judged() -> None:

@@ -114,9 +114,9 @@ def test_an_estimate_that_is_not_the_truth_is_found(
     world, truth = played
     slower = [t._replace(ended_at=t.began_at + 1.5 * (t.ended_at - t.began_at)) for t in truth.by["ash", "gpu-0"]]
     truth.by["ash", "gpu-0"] = slower
-    said = list(properties.estimates(world, truth))
-    assert {("ash/gpu-0", "tpot")} <= {(f.where, f.what.split()[0]) for f in said}
-    assert {f.where for f in said} == {"ash/gpu-0"}
+    results = list(properties.estimates(world, truth))
+    assert {("ash/gpu-0", "tpot")} <= {(f.where, f.what.split()[0]) for f in results}
+    assert {f.where for f in results} == {"ash/gpu-0"}
     truth.by.clear()
     assert list(properties.estimates(world, truth)) == [], "of nothing that was measured nothing is said"
     monkeypatch.setattr(workload, "prefill_ms_per_token", lambda: 0.2)

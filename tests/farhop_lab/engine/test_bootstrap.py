@@ -77,32 +77,32 @@ async def test_streams_meet_as_well(pair: Callable[..., Awaitable[Pair]]) -> Non
     first, second = await asyncio.gather(
         two.prefill.events(COMPLETION, **two.asked()), two.decode.events(COMPLETION, **two.asked())
     )
-    said = [sum(bool(choice["text"]) for event in events for choice in event["choices"]) for events in (first, second)]
-    assert said == [1, 20]
+    found = [sum(bool(choice["text"]) for event in events for choice in event["choices"]) for events in (first, second)]
+    assert found == [1, 20]
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_without_a_room_it_takes_nothing(pair: Callable[..., Awaitable[Pair]], role: str) -> None:
     client = getattr(await pair(), role)
-    async with client.post(COMPLETION, prompt="hi") as said:
-        assert said.status == 400
-        assert "without bootstrap room id" in (await said.json())["error"]["message"]
-    async with client.post("/v1/embeddings", input="hi") as said:
-        assert said.status == 400
+    async with client.post(COMPLETION, prompt="hi") as found:
+        assert found.status == 400
+        assert "without bootstrap room id" in (await found.json())["error"]["message"]
+    async with client.post("/v1/embeddings", input="hi") as found:
+        assert found.status == 400
 
 
 async def test_several_answers_have_no_one_room(pair: Callable[..., Awaitable[Pair]]) -> None:
     two = await pair()
-    async with two.prefill.post(COMPLETION, **two.asked(n=2)) as said:
-        assert (said.status, (await said.json())["error"]["param"]) == (400, "n")
+    async with two.prefill.post(COMPLETION, **two.asked(n=2)) as found:
+        assert (found.status, (await found.json())["error"]["param"]) == (400, "n")
 
 
 async def test_a_room_has_one_prefill_at_a_time(pair: Callable[..., Awaitable[Pair]]) -> None:
     two = await pair()
     asking = asyncio.create_task(two.prefill.ask(COMPLETION, **two.asked()))
     await two.prefills("waiting")
-    async with two.prefill.post(COMPLETION, **two.asked()) as said:
-        assert (said.status, (await said.json())["error"]["param"]) == (400, "bootstrap_room")
+    async with two.prefill.post(COMPLETION, **two.asked()) as found:
+        assert (found.status, (await found.json())["error"]["param"]) == (400, "bootstrap_room")
     await two.decode.ask(COMPLETION, **two.asked())
     await asking
     await asyncio.gather(  # and another one after it
@@ -113,9 +113,9 @@ async def test_a_room_has_one_prefill_at_a_time(pair: Callable[..., Awaitable[Pa
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_who_waits_in_vain_fails(pair: Callable[..., Awaitable[Pair]], role: str) -> None:
     two = await pair(kv_wait_s=10.0)  # 0.1 s at this speed
-    async with getattr(two, role).post(COMPLETION, **two.asked()) as said:
-        assert said.status == 500
-        assert "KVTransferError" in (await said.json())["error"]["message"]
+    async with getattr(two, role).post(COMPLETION, **two.asked()) as found:
+        assert found.status == 500
+        assert "KVTransferError" in (await found.json())["error"]["message"]
     await two.at_rest()
 
 
@@ -142,5 +142,5 @@ async def test_a_decode_that_is_given_up_leaves_the_room_to_another(pair: Callab
 
 async def test_nobody_at_the_bootstrap_port(pair: Callable[..., Awaitable[Pair]]) -> None:
     two = await pair()
-    async with two.decode.post(COMPLETION, **two.asked(bootstrap_port=1)) as said:
-        assert said.status == 500
+    async with two.decode.post(COMPLETION, **two.asked(bootstrap_port=1)) as found:
+        assert found.status == 500

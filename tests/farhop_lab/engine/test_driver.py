@@ -57,12 +57,12 @@ class HandLoop:
             call(*args)
 
 
-class Ear:
+class Sink:
     def __init__(self) -> None:
-        self.heard: list[tuple[float, str | None]] = []
+        self.events: list[tuple[float, str | None]] = []
 
     def token(self, text: str, finished: str | None, now: float) -> None:
-        self.heard.append((round(now - 100, 6), finished))
+        self.events.append((round(now - 100, 6), finished))
 
 
 def _driver() -> tuple[Driver, HandLoop, EngineCore]:
@@ -76,12 +76,12 @@ def _sequence(name: str, tokens: int = 3) -> Sequence:
 
 def test_late_wake_ups_do_not_add_up() -> None:
     driver, loop, core = _driver()
-    ear = Ear()
+    ear = Sink()
     driver.submit(_sequence("a"), ear)
     loop.turn()
     for _ in range(3):
         loop.turn(late_s=0.004)
-    assert ear.heard == [(0.014, None), (0.024, None), (0.034, "length")]
+    assert ear.events == [(0.014, None), (0.024, None), (0.034, "length")]
     assert loop.pending is None
     assert driver.lag_s == 0
     assert not core.has_work
@@ -89,49 +89,49 @@ def test_late_wake_ups_do_not_add_up() -> None:
 
 def test_a_host_far_behind_gives_the_time_up() -> None:
     driver, loop, _ = _driver()
-    ear = Ear()
+    ear = Sink()
     driver.submit(_sequence("a"), ear)
     loop.turn()
     loop.turn(late_s=LAG_MAX_S * 4)
     loop.turn()
-    assert [at for at, _ in ear.heard] == [0.21, 0.22]
+    assert [at for at, _ in ear.events] == [0.21, 0.22]
     assert driver.lag_s == pytest.approx(0.2)
 
 
 def test_it_rests_without_work_and_begins_again() -> None:
     driver, loop, _ = _driver()
     for name in "ab":
-        ear = Ear()
+        ear = Sink()
         driver.submit(_sequence(name, 1), ear)
         loop.turn()
         loop.turn()
-        assert len(ear.heard) == 1
+        assert len(ear.events) == 1
         assert loop.pending is None
         loop.now += 5
 
 
 def test_those_of_one_moment_share_the_first_pass() -> None:
     driver, loop, core = _driver()
-    ears = [Ear(), Ear()]
+    ears = [Sink(), Sink()]
     driver.submit(_sequence("a"), ears[0])
     driver.submit(_sequence("b"), ears[1])
     loop.turn()
     loop.turn()
-    assert ears[0].heard == ears[1].heard == [(0.01, None)]
+    assert ears[0].events == ears[1].events == [(0.01, None)]
     assert core.counters.steps == 2
 
 
 def test_after_abort_or_close_nothing_is_emitted() -> None:
     driver, loop, core = _driver()
-    left, stays = Ear(), Ear()
+    left, stays = Sink(), Sink()
     driver.submit(_sequence("left"), left)
     driver.submit(_sequence("stays"), stays)
     loop.turn()
     driver.abort("left")
     driver.abort("left")
     loop.turn()
-    assert (left.heard, len(stays.heard)) == ([], 1)
+    assert (left.events, len(stays.events)) == ([], 1)
     assert core.counters.finished["abort"] == 1
     driver.close()
     loop.turn()
-    assert len(stays.heard) == 1
+    assert len(stays.events) == 1

@@ -63,11 +63,11 @@ async def test_several_answers_to_one_prompt(replica: Start, path: str) -> None:
     events = await client.events(
         path, **asked, max_tokens=12, n=3, ignore_eos=True, stream_options={"include_usage": True}
     )
-    said = ["", "", ""]
+    found = ["", "", ""]
     for event in events:
         for choice in event["choices"]:
-            said[choice["index"]] += choice["delta"].get("content", "") if path == CHAT else choice["text"]
-    assert said == texts
+            found[choice["index"]] += choice["delta"].get("content", "") if path == CHAT else choice["text"]
+    assert found == texts
     assert [event["usage"]["completion_tokens"] for event in events if event.get("usage")] == [36]
     assert events[-1]["choices"] == []
 
@@ -98,8 +98,8 @@ async def test_usage_is_reported_with_each_token_where_that_is_asked_for(replica
     client = await replica()
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = await client.events(CHAT, messages=HELLO, max_tokens=3, ignore_eos=True, stream_options=options)
-    told = [event["usage"]["completion_tokens"] for event in events if event.get("usage")]
-    assert told == [1, 2, 3, 3]
+    found = [event["usage"]["completion_tokens"] for event in events if event.get("usage")]
+    assert found == [1, 2, 3, 3]
 
 
 async def test_a_stop_string_ends_it(replica: Start) -> None:

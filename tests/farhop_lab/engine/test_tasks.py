@@ -63,19 +63,19 @@ async def test_the_tokenizer(replica: Start) -> None:
 
 async def test_sound(replica: Start) -> None:
     client = await replica()
-    said: set[str] = set()
+    found: set[str] = set()
     for path in ("/v1/audio/transcriptions", "/v1/audio/translations"):
         async with client.session.post(client.url + path, data=_form(model=MODEL, file=MP3)) as response:
             answer = await response.json()
         assert answer["usage"] == {"type": "duration", "seconds": 40}
         assert len(answer["text"].split()) == 100
-        said.add(answer["text"])
+        found.add(answer["text"])
         async with client.session.post(
             client.url + path, data=_form(model=MODEL, file=MP3, response_format="text")
         ) as response:
             assert response.content_type == "text/plain"
-            said.add(await response.text())
-    assert len(said) == 1
+            found.add(await response.text())
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize(

@@ -46,12 +46,12 @@ _content = st.text(st.characters(codec="utf-8"), max_size=30)
     )
 )
 @settings(max_examples=40, deadline=None, derandomize=True)
-def test_a_balancer_renders_what_the_engine_does(model: ModelTokenizer, said) -> None:
+def test_a_balancer_renders_what_the_engine_does(model: ModelTokenizer, turns) -> None:
     messages = [
-        Message(role, [Part("text", text), Part("text", "more")] if parts else text) for role, text, parts in said
+        Message(role, [Part("text", text), Part("text", "more")] if parts else text) for role, text, parts in turns
     ]
     more = {"type": "text", "text": "more"}
-    asked = [{"role": r, "content": [{"type": "text", "text": text}, more] if p else text} for r, text, p in said]
+    asked = [{"role": r, "content": [{"type": "text", "text": text}, more] if p else text} for r, text, p in turns]
     assert model._chat({"messages": asked}).encode() == render_chat(ChatBody(messages=messages))
 
 

@@ -30,10 +30,10 @@ def test_what_it_says_is_the_same_and_its_tokens_are_the_tokenizers(tokenizer: P
     plain = Wanted(text, max_tokens=30, ignore_eos=True)
     sequence = Sequence("1", made.tokenized(plain), TextModel("m", 7), PROFILES["l4"])
     assert sequence.prompt_tokens == 40
-    said = "".join(sequence.write_token() for _ in range(30))
-    assert said.encode() == write_all(text, 7, 1e9, 30)
+    line = "".join(sequence.write_token() for _ in range(30))
+    assert line.encode() == write_all(text, 7, 1e9, 30)
     # Its answer, sent back as a prompt, is the same tokens: so the next turn finds it cached.
-    again = made.tokenized(Wanted(text + said.encode()))
+    again = made.tokenized(Wanted(text + line.encode()))
     assert bytes(sequence.text) == again.ids
     assert sequence.total_tokens == 70
 

@@ -129,15 +129,17 @@ async def test_a_stream_is_offered_to_nobody(replica: Start) -> None:
 
 async def test_several_answers_have_no_one_place(replica: Start) -> None:
     client = await replica()
-    async with client.post(CHAT, messages=[{"role": "user", "content": "hi"}], n=2, kv_transfer_params=PREFILL) as said:
-        assert said.status == 400
-        assert (await said.json())["error"]["param"] == "n"
+    async with client.post(
+        CHAT, messages=[{"role": "user", "content": "hi"}], n=2, kv_transfer_params=PREFILL
+    ) as found:
+        assert found.status == 400
+        assert (await found.json())["error"]["param"] == "n"
 
 
 async def test_the_channel_knows_its_own_words_only(replica: Start) -> None:
     client = await replica()
-    async with client.post("/lab/kv/fetch", request_id=1) as said:
-        assert said.status == 400
+    async with client.post("/lab/kv/fetch", request_id=1) as found:
+        assert found.status == 400
 
 
 async def test_a_cache_that_is_full_of_what_is_held_takes_work_again_in_the_end(replica: Start) -> None:

@@ -39,11 +39,11 @@ def test_another_decision_is_reported_with_its_event(tmp_path: Path, monkeypatch
     monkeypatch.setattr(admission, "refusal", lambda *_: refused)
     (one,) = replay(path)
     assert one.diverging == 1
-    (told,) = one.first
-    assert (told.history, told.position) == ("a: one", 0)
-    assert "RequestArrived" in told.done
-    assert "model_not_in_region" in told.expected
-    assert "queue_full" in told.given
+    (found,) = one.first
+    assert (found.history, found.position) == ("a: one", 0)
+    assert "RequestArrived" in found.done
+    assert "model_not_in_region" in found.expected
+    assert "queue_full" in found.given
 
 
 def test_a_machine_that_raises_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,10 +95,10 @@ def test_a_stream_that_dies_with_its_region_goes_on_in_another_that_is_lawful(bo
     wires = {("here", "there"): 20.0, ("here", "yonder"): 90.0, ("there", "yonder"): 90.0}
     sites = dict.fromkeys(("there", "yonder"), gpus("a100", 1, token_ids=True))
     world = World(5, flat(["here", "there", "yonder"], wires, tenants), sites, balancers={"here": 1})
-    heard: list[tuple[str, str, int, int | None, bytes]] = []
+    seen: list[tuple[str, str, int, int | None, bytes]] = []
 
-    def done(record: RequestRecord, said: bytes) -> None:
-        heard.append((record.outcome, record.region, record.answer_tokens, record.prompt_tokens, said))
+    def done(record: RequestRecord, value: bytes) -> None:
+        seen.append((record.outcome, record.region, record.answer_tokens, record.prompt_tokens, value))
 
     world.at(5.0, lambda: world.arrive(
         "here", "t", text=b"tell me", answer_tokens=400, max_tokens=400, on_done=done
@@ -106,12 +106,12 @@ def test_a_stream_that_dies_with_its_region_goes_on_in_another_that_is_lawful(bo
     world.at(8.0, world.kill, "there")
     world.run(60.0)
     assert world.measures.violations == 0, world.journal.first_violations
-    ((outcome_, region, tokens, prompt_tokens, said),) = heard
+    ((outcome_, region, tokens, prompt_tokens, value),) = seen
     if bound:
         assert outcome_ == "upstream_died_mid_stream"
     else:
         assert (outcome_, region, tokens, prompt_tokens) == ("served", "yonder", 400, 2)
-        assert said == write_all(b"tell me", 0, 200.0, 400)
+        assert value == write_all(b"tell me", 0, 200.0, 400)
 
 
 def test_a_frozen_link_is_given_up_in_time_and_heals_without_a_command_too_much() -> None:
@@ -180,9 +180,9 @@ def test_a_black_hole_takes_what_was_sent_into_it_and_the_answers_of_before() ->
     assert only(world).relay.under_way == 1, "and nobody here hears of it"
     world.at(8.0, world.arrive, "here", "t")
     world.run(12.0)
-    told = {record.arrived_at: record.outcome for record in measures.records}
-    assert told[8.0] == "served", "new connections are well"
-    assert told[5.0] == "upstream_stalled", "and the region was asked, and knows nothing of the other one any more"
+    fields = {record.arrived_at: record.outcome for record in measures.records}
+    assert fields[8.0] == "served", "new connections are well"
+    assert fields[5.0] == "upstream_stalled", "and the region was asked, and knows nothing of the other one any more"
 
 
 def test_a_cut_breaks_connections_at_both_ends_and_none_comes_about() -> None:

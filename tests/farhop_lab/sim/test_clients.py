@@ -97,8 +97,8 @@ def test_between_an_answer_and_what_follows_lies_the_client_s_own_round_trip() -
 
 def test_a_tree_waits_for_its_whole_batch() -> None:
     def tree() -> Program:
-        said = yield asks(b"quick", b"slow")
-        yield asks(*said)
+        found = yield asks(b"quick", b"slow")
+        yield asks(*found)
 
     service = FakeService({b"slow": 7.0})
     service.clients().closed("a", iter([tree()]))
@@ -212,9 +212,9 @@ def test_in_a_real_world_the_second_turn_finds_the_first_in_the_cache() -> None:
         prompt = b" tell me all of it." * 100
         for _ in range(3):
             prompts.append(prompt)
-            (said,) = yield (Ask(prompt=prompt, answer_tokens=64),)
-            assert len(said) == 4 * 64
-            prompt += said + b" and then?"
+            (found,) = yield (Ask(prompt=prompt, answer_tokens=64),)
+            assert len(found) == 4 * 64
+            prompt += found + b" and then?"
 
     clients = ClientPool(world, until=100.0)
     clients.closed("a", iter([chat()]), since=2.0)  # regions have reported

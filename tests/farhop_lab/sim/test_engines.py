@@ -17,27 +17,27 @@ from farhop_lab.sim.timeline import Timeline
 
 
 @dataclass
-class Said:
-    """A job that notes when it heard what."""
+class Recorded:
+    """A job that notes what it gets, and when."""
 
     timeline: Timeline
     id: str
     prompt: bytes = b"x" * 400
     max_tokens: int | None = 50
     answer_tokens: int | None = None
-    heard: list[tuple[str, float]] = field(default_factory=list)
+    events: list[tuple[str, float]] = field(default_factory=list)
     usage: Usage | None = None
 
     def first(self) -> None:
-        self.heard.append(("first", round(self.timeline.now, 6)))
+        self.events.append(("first", round(self.timeline.now, 6)))
 
     def done(self, usage: Usage) -> None:
-        self.heard.append(("done", round(self.timeline.now, 6)))
+        self.events.append(("done", round(self.timeline.now, 6)))
         self.usage = usage
 
 
-def jobs(timeline: Timeline, engine: Engine, count: int, **fields: object) -> list[Said]:
-    made = [Said(timeline, f"j{i}", **fields) for i in range(count)]  # type: ignore[arg-type]
+def jobs(timeline: Timeline, engine: Engine, count: int, **fields: object) -> list[Recorded]:
+    made = [Recorded(timeline, f"j{i}", **fields) for i in range(count)]  # type: ignore[arg-type]
     assert all(engine.submit(job) for job in made)
     return made
 
@@ -48,8 +48,8 @@ def test_a_station_serves_as_many_as_it_has_slots_and_the_others_after() -> None
     first, second, third = jobs(timeline, station, 3)
     assert station.metrics() == (1, 2, 1.0)
     timeline.run(20.0)
-    assert first.heard == second.heard == [("first", 1.0), ("done", 4.0)]
-    assert third.heard == [("first", 5.0), ("done", 8.0)]
+    assert first.events == second.events == [("first", 1.0), ("done", 4.0)]
+    assert third.events == [("first", 5.0), ("done", 8.0)]
     assert third.usage == Usage(100, 7)
     assert station.metrics() == (0, 0, 0.0)
 
@@ -63,9 +63,9 @@ def test_what_leaves_a_station_makes_room_at_once_and_hears_nothing_more() -> No
     station.abort(running.id)
     station.abort("unheard of")
     timeline.run(20.0)
-    assert running.heard == [("first", 1.0)]
-    assert waiting.heard == []
-    assert last.heard == [("first", 3.0), ("done", 6.0)]
+    assert running.events == [("first", 1.0)]
+    assert waiting.events == []
+    assert last.events == [("first", 3.0), ("done", 6.0)]
 
 
 def test_a_station_refuses_past_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_a_station_refuses_past_its_line(monkeypatch: pytest.MonkeyPatch) -> Non
     timeline = Timeline()
     station = Station(timeline, slots=1, service_s=1.0, first_s=0.0, answer_tokens=1)
     jobs(timeline, station, 2)
-    assert not station.submit(Said(timeline, "one too many"))
+    assert not station.submit(Recorded(timeline, "one too many"))
 
 
 def test_a_station_that_cannot_be() -> None:
@@ -89,11 +89,11 @@ def test_a_gpu_takes_the_time_its_profile_says_and_remembers_prefixes() -> None:
     assert engine.metrics()[:2] == (0, 1)
     timeline.run(60.0)
     tokens = 600
-    assert job.heard[0] == ("first", pytest.approx(profile.step_ms(profile.prefill_ms(tokens), 0) / 1e3, abs=1e-6))
+    assert job.events[0] == ("first", pytest.approx(profile.step_ms(profile.prefill_ms(tokens), 0) / 1e3, abs=1e-6))
     decode_s = sum(profile.step_ms(0, 1, tokens + written) for written in range(1, 10)) / 1e3
-    assert job.heard[1] == ("done", pytest.approx(job.heard[0][1] + decode_s))
+    assert job.events[1] == ("done", pytest.approx(job.events[0][1] + decode_s))
     assert job.usage == UsageWithText(tokens, 10, 0, text=write_all(job.prompt, 0, 200.0, 10))
-    again = Said(timeline, "again", prompt=job.prompt, answer_tokens=10)
+    again = Recorded(timeline, "again", prompt=job.prompt, answer_tokens=10)
     engine.submit(again)
     timeline.run(120.0)
     assert again.usage is not None
@@ -108,9 +108,9 @@ def test_a_gpu_forgets_what_is_aborted_and_refuses_what_can_never_fit() -> None:
     timeline.run(1.0)
     engine.abort(job.id)
     timeline.run(30.0)
-    assert [what for what, _ in job.heard] == ["first"]
+    assert [what for what, _ in job.events] == ["first"]
     assert engine.metrics() == (0, 0, 0.0)
-    assert not engine.submit(Said(timeline, "huge", prompt=b"x" * 4_000_000))
+    assert not engine.submit(Recorded(timeline, "huge", prompt=b"x" * 4_000_000))
 
 
 asked = st.tuples(
@@ -135,15 +135,15 @@ def _life(asks: list[tuple], looks: list[int], kv_blocks: int, how: str) -> list
     with pytest.MonkeyPatch.context() as patch:
         if how != "leaps":
             patch.setattr(engines, "STEPS_MAX", 0)
-        if how == "steps":  # as the live engine does it, where each token is heard
+        if how == "steps":  # as the live engine does it, where each token is events
             patch.setattr(engines, "EngineCore", lambda *args, **how: EngineCore(*args, **(how | {"each_token": True})))
         timeline = Timeline()
         profile = replace(PROFILES["l4"], kv_blocks=kv_blocks, sequences_max=4)
         gpu = Gpu(timeline, profile, TextModel("m", 1, 40.0))
-        said = []
+        events = []
         for number, (at_ms, text, size, answer, leaves_ms) in enumerate(asks):
-            job = Said(timeline, f"j{number}", (f"text {text} " * 100).encode()[:size], 150, answer)
-            said.append(job)
+            job = Recorded(timeline, f"j{number}", (f"text {text} " * 100).encode()[:size], 150, answer)
+            events.append(job)
             # Off the beat of the steps: what comes at the very moment that a step ends may be told before or after it.
             timeline.at(at_ms / 1e3 + 1e-5, gpu.submit, job)
             if leaves_ms is not None:
@@ -155,4 +155,4 @@ def _life(asks: list[tuple], looks: list[int], kv_blocks: int, how: str) -> list
         core = gpu._core
         core.kv.check()
         counters = {name: getattr(core.counters, name) for name in core.counters.__struct_fields__}
-        return [[(job.heard, job.usage) for job in said], sorted(seen, key=str), counters, list(core.kv._cached)]
+        return [[(job.events, job.usage) for job in events], sorted(seen, key=str), counters, list(core.kv._cached)]

@@ -75,10 +75,10 @@ def test_a_region_that_knows_more_refuses_and_another_serves() -> None:
 
 def test_an_entry_without_a_key_says_so() -> None:
     made = world()
-    told = made.ask("paris", "sk-nobody")
-    assert not isinstance(told, str)
-    assert told.outcome.reason == "unknown_key"
-    assert elsewhere(told) is None
+    answer = made.ask("paris", "sk-nobody")
+    assert not isinstance(answer, str)
+    assert answer.outcome.reason == "unknown_key"
+    assert elsewhere(answer) is None
     assert not isinstance(made.regions["paris"].law_client.caller("sk-nobody", "eu"), Caller)
 
 
@@ -96,7 +96,7 @@ def test_while_etcd_is_silent_nobody_hears_and_all_do_once_it_speaks() -> None:
     made.start_global("paris")
     made.run(3.0)
     assert set(epochs(made).values()) == {1}
-    made.etcd_speaks()
+    made.etcd_up()
     made.run(4.0)
     assert set(epochs(made).values()) == {4}
     states = {

@@ -66,13 +66,13 @@ def test_reports_that_are_lost_leave_a_region_suspect_not_down() -> None:
 
 def test_reports_may_be_old_when_they_set_out() -> None:
     world = apart(reporting=Reporting(every_s=1.0, delay_s=3.0))
-    heard: list[tuple[float, RegionReport]] = []
+    seen: list[tuple[float, RegionReport]] = []
     listen = only(world).links.on_report
-    only(world).links.on_report = lambda r: (heard.append((world.now, r)), listen(r))[1]  # type: ignore[method-assign]
+    only(world).links.on_report = lambda r: (seen.append((world.now, r)), listen(r))[1]  # type: ignore[method-assign]
     world.run(5.5)
-    assert [round(at, 6) for at, _ in heard] == [3.05, 4.05, 5.05]
+    assert [round(at, 6) for at, _ in seen] == [3.05, 4.05, 5.05]
     clock_ms = world.regions["there"].relay.clock() * 1e3
-    assert heard[0][1].clock_ms == pytest.approx(clock_ms - 5500.0)
+    assert seen[0][1].clock_ms == pytest.approx(clock_ms - 5500.0)
 
 
 def test_one_lost_ping_is_no_broken_channel_two_are() -> None:

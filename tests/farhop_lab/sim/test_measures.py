@@ -133,8 +133,8 @@ def test_who_is_not_over_yet_is_known() -> None:
 
 
 def test_a_fate_knows_its_pace() -> None:
-    told = record("r1", answer_tokens=11, ttft_ms=300.0)  # 1 s in all: 700 ms for ten tokens more
-    assert told.tpot_ms == pytest.approx(70.0)
+    found = record("r1", answer_tokens=11, ttft_ms=300.0)  # 1 s in all: 700 ms for ten tokens more
+    assert found.tpot_ms == pytest.approx(70.0)
     assert record("r1", answer_tokens=1).tpot_ms is None
     assert record("r1", answer_tokens=11, outcome="died_mid_stream").tpot_ms is None
 

@@ -53,9 +53,9 @@ def held(made: World, region: str) -> set[int]:
 
 
 def state(made: World, here: str, of: str) -> str:
-    told = balancer(made, here).prefixes
-    assert told is not None
-    return told.state(of)
+    found = balancer(made, here).prefixes
+    assert found is not None
+    return found.state(of)
 
 
 def test_what_one_balancer_sent_the_others_know_half_a_round_trip_later() -> None:
@@ -160,7 +160,7 @@ def test_without_a_trie_no_prefix_is_seen_by_anybody() -> None:
     assert makers.make_regional is not None
     topology = flat(REGIONS, 200.0)
     made = world(make_global=makers.make_global(topology), make_regional=makers.make_regional(topology))
-    made.stream(5.0, lambda: made.arrive("paris", "t", says="the same"), since=2.0, until=20.0)
+    made.stream(5.0, lambda: made.arrive("paris", "t", prefix="the same"), since=2.0, until=20.0)
     made.run(30.0)
     assert all(record.served for record in made.measures.records)
     assert state(made, "tokyo", "paris") == "connected"

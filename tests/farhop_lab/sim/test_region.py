@@ -24,9 +24,9 @@ def lonely(reporting: Reporting | None = None, *, slots: int = 4, replicas: int 
 
 def told(world: World) -> list[tuple[float, RegionReport]]:
     """What the region reports from now on, and when."""
-    heard: list[tuple[float, RegionReport]] = []
-    world.regions["paris"]._tell = lambda report: heard.append((world.now, report))
-    return heard
+    seen: list[tuple[float, RegionReport]] = []
+    world.regions["paris"]._on_report = lambda report: seen.append((world.now, report))
+    return seen
 
 
 def ask(world: World, count: int, **fields: int) -> None:
@@ -64,11 +64,11 @@ def test_it_hears_what_its_engines_answer_and_expects_it_to_be_found_by_the_next
     world = World(5, flat(["paris"]), {"paris": gpus("a100", 1)}, balancers={})
     talk, turns = b"who are you? " * 100, list[RequestRecord]()
 
-    def heard(record: RequestRecord, said: bytes) -> None:
+    def heard(record: RequestRecord, data: bytes) -> None:
         nonlocal talk
         turns.append(record)
-        assert said
-        talk += said + b"and then? " * 10
+        assert data
+        talk += data + b"and then? " * 10
         if len(turns) < 3:
             say()
 
@@ -86,25 +86,25 @@ def test_it_hears_what_its_engines_answer_and_expects_it_to_be_found_by_the_next
 
 def test_it_reports_in_step_however_it_lived() -> None:
     world = lonely(Reporting(every_s=2.0))
-    heard = told(world)
+    found = told(world)
     world.at(3.1, world.kill, "paris")
     world.at(6.5, world.revive, "paris")
     world.run(9.0)
-    assert [(round(at, 6), r.incarnation) for at, r in heard] == [(2.0, 1), (6.5, 2), (8.0, 2)]
-    assert heard[1][1].seq < heard[2][1].seq
+    assert [(round(at, 6), r.incarnation) for at, r in found] == [(2.0, 1), (6.5, 2), (8.0, 2)]
+    assert found[1][1].seq < found[2][1].seq
 
 
 def test_it_reports_on_change_and_every_second_as_it_does_live() -> None:
     world = lonely()
-    heard = told(world)
+    found = told(world)
     world.at(3.0, ask, world, 3)
     world.run(2.95)
-    quiet = len(heard)
+    quiet = len(found)
     assert 3 <= quiet <= 4
     world.run(3.2)
-    assert len(heard) > quiet, "three of four slots are taken: that is told within 100 ms"
-    assert heard[-1][1].models[0].slots_free == 1
-    gaps_s = [later - at for (at, _), (later, _) in pairwise(heard)]
+    assert len(found) > quiet, "three of four slots are taken: that is told within 100 ms"
+    assert found[-1][1].models[0].slots_free == 1
+    gaps_s = [later - at for (at, _), (later, _) in pairwise(found)]
     assert max(gaps_s) <= 1.0001
 
 

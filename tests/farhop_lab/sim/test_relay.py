@@ -18,41 +18,41 @@ class Script:
     """A machine that says what it is told to."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[str, float]] = []
+        self.events: list[tuple[str, float]] = []
         self.last: Event | None = None
         self.says: dict[str, list[Command]] = {}
 
     def handle(self, event: Event, now: float) -> list[Command]:
         kind = type(event).__name__
-        self.heard.append((kind, round(now, 3)))
+        self.events.append((kind, round(now, 3)))
         self.last = event
         return self.says.pop(kind, [])
 
 
 class Someone:
     def __init__(self) -> None:
-        self.heard: list[Any] = []
+        self.events: list[Any] = []
 
     def began(self, status: int) -> None:
-        self.heard.append(("began", status))
+        self.events.append(("began", status))
 
     def ended(self, status: int, usage: machine.Usage | None) -> None:
-        self.heard.append(("ended", status))
+        self.events.append(("ended", status))
 
     def refused(self, answer: Answer) -> None:
-        self.heard.append(("refused", answer.outcome))
+        self.events.append(("refused", answer.outcome))
 
     def broke(self, outcome: outcome.Outcome) -> None:
-        self.heard.append(("broke", outcome))
+        self.events.append(("broke", outcome))
 
 
 class Try:
     def __init__(self, number: int) -> None:
         self.number, self.aborted = number, False
-        self.said: bytes | None = None
+        self.text: bytes | None = None
 
     def so_far(self) -> bytes | None:
-        return self.said
+        return self.text
 
     def abort(self) -> None:
         self.aborted = True
@@ -98,11 +98,11 @@ def test_a_request_served(stand: Stand) -> None:
     stand.relay.began(stand.active, attempt, 200)
     stand.relay.ended(stand.active, attempt, 200, None, (1, 2), 300)
     assert stand.flow.last == machine.AttemptEnded(stand.active.request.id, 1, 200, None, None, (1, 2), 300)
-    assert stand.flow.heard == [("RequestArrived", 1000.0), ("AttemptBegan", 1001.0), ("AttemptEnded", 1001.0)]
-    assert stand.someone.heard == [("began", 200), ("ended", 200)]
+    assert stand.flow.events == [("RequestArrived", 1000.0), ("AttemptBegan", 1001.0), ("AttemptEnded", 1001.0)]
+    assert stand.someone.events == [("began", 200), ("ended", 200)]
     assert stand.relay.under_way == 0
     stand.timeline.run(100.0)
-    assert len(stand.flow.heard) == 3, "its timer went with it"
+    assert len(stand.flow.events) == 3, "its timer went with it"
     assert stand.journal.violations == 0
 
 
@@ -110,11 +110,11 @@ def test_timers_are_of_the_process_clock_and_never_early(stand: Stand) -> None:
     stand.start(Hold("r"), timer(AHEAD_S + 7.3))
     stand.flow.says["TimerFired"] = [timer(AHEAD_S + 9.0)]
     stand.timeline.run(7.2)
-    assert len(stand.flow.heard) == 1
+    assert len(stand.flow.events) == 1
     stand.timeline.run(8.0)
-    assert stand.flow.heard[1:] == [("TimerFired", 1007.3)]
+    assert stand.flow.events[1:] == [("TimerFired", 1007.3)]
     stand.timeline.run(9.5)
-    assert stand.flow.heard[2:] == [("TimerFired", 1009.0)]
+    assert stand.flow.events[2:] == [("TimerFired", 1009.0)]
 
 
 def test_the_next_attempt_and_what_the_first_still_says(stand: Stand) -> None:
@@ -123,7 +123,7 @@ def test_the_next_attempt_and_what_the_first_still_says(stand: Stand) -> None:
     stand.relay.refused(stand.active, stand.tries[0], outcome.QUEUE_FULL, 20.0)
     stand.relay.began(stand.active, stand.tries[0], 200)
     stand.relay.failed(stand.active, stand.tries[0], outcome.CONNECT_FAILED)
-    assert [kind for kind, _ in stand.flow.heard] == ["RequestArrived", "AttemptRefused"]
+    assert [kind for kind, _ in stand.flow.events] == ["RequestArrived", "AttemptRefused"]
     assert (stand.active.attempts, stand.active.target) == (2, "there")
     assert stand.journal.violations == 0
 
@@ -136,7 +136,7 @@ def test_an_answer_stops_the_attempt_and_tells_the_client(stand: Stand, started:
     stand.flow.says["TimerFired"] = [Answer("r", outcome.DEADLINE, "")]
     stand.timeline.run(61.0)
     assert stand.tries[0].aborted
-    assert stand.someone.heard[-1] == (word, outcome.DEADLINE)
+    assert stand.someone.events[-1] == (word, outcome.DEADLINE)
     assert stand.relay.under_way == 0
 
 
@@ -144,9 +144,9 @@ def test_a_client_that_leaves_takes_its_attempt_along(stand: Stand) -> None:
     stand.start(timer(), forward())
     assert stand.relay.client_left("r")
     assert stand.tries[0].aborted
-    assert stand.flow.heard[-1][0] == "ClientLeft"
+    assert stand.flow.events[-1][0] == "ClientLeft"
     assert not stand.relay.client_left("r")
-    assert stand.someone.heard == []
+    assert stand.someone.events == []
 
 
 def test_a_process_that_dies_says_nothing_and_leaves_its_requests(stand: Stand) -> None:
@@ -154,7 +154,7 @@ def test_a_process_that_dies_says_nothing_and_leaves_its_requests(stand: Stand) 
     assert stand.relay.die() == [stand.active]
     stand.relay.began(stand.active, stand.tries[0], 200)
     stand.timeline.run(100.0)
-    assert len(stand.flow.heard) == 1
+    assert len(stand.flow.events) == 1
     assert stand.tries[0].aborted
 
 
@@ -212,7 +212,7 @@ def resume(number: int) -> machine.Resume:
 def test_a_stream_that_breaks_goes_on_and_its_client_hears_nothing_of_it(stand: Stand) -> None:
     stand.start(timer(), forward())
     stand.relay.began(stand.active, stand.tries[0], 200)
-    stand.tries[0].said = b"the sea"
+    stand.tries[0].text = b"the sea"
     stand.flow.says["AttemptFailed"] = [timer(), resume(2)]
     stand.relay.failed(stand.active, stand.tries[0], outcome.DIED_MID_STREAM)
     failed = stand.flow.last
@@ -221,20 +221,20 @@ def test_a_stream_that_breaks_goes_on_and_its_client_hears_nothing_of_it(stand: 
     assert stand.active.generated == b"the sea"
     stand.relay.began(stand.active, stand.tries[1], 200)
     stand.relay.ended(stand.active, stand.tries[1], 200, None)
-    assert stand.someone.heard == [("began", 200), ("ended", 200)]
+    assert stand.someone.events == [("began", 200), ("ended", 200)]
     assert stand.journal.violations == 0
 
 
-@pytest.mark.parametrize("said", [b"the sea", None])
-def test_a_stream_is_moved_if_it_can_go_on_and_else_left_alone(stand: Stand, said: bytes | None) -> None:
+@pytest.mark.parametrize("value", [b"the sea", None])
+def test_a_stream_is_moved_if_it_can_go_on_and_else_left_alone(stand: Stand, value: bytes | None) -> None:
     stand.start(timer(AHEAD_S + 5.0), forward())
     stand.relay.began(stand.active, stand.tries[0], 200)
-    stand.tries[0].said = said
+    stand.tries[0].text = value
     stand.flow.says["TimerFired"] = [timer(AHEAD_S + 50.0), machine.Move("r", 1)]
     stand.flow.says["AttemptFailed"] = [timer(AHEAD_S + 50.0), resume(2)]
     stand.timeline.run(6.0)
-    assert stand.tries[0].aborted is (said is not None)
-    assert len(stand.tries) == (2 if said else 1)
+    assert stand.tries[0].aborted is (value is not None)
+    assert len(stand.tries) == (2 if value else 1)
     assert stand.journal.violations == 0
 
 

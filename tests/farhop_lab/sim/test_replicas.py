@@ -26,10 +26,10 @@ class HostedJob:
     def __init__(self, timeline: Timeline, name: str = "g") -> None:
         self.timeline, self.id = timeline, name
         self.prompt, self.max_tokens, self.answer_tokens = name.encode().ljust(400, b"x"), 20, 20
-        self.heard: list[tuple[str, float]] = []
+        self.events: list[tuple[str, float]] = []
 
     def _note(self, what: str) -> None:
-        self.heard.append((what, round(self.timeline.now, 3)))
+        self.events.append((what, round(self.timeline.now, 3)))
 
     def first(self) -> None:
         self._note("first")
@@ -64,8 +64,8 @@ def guests(timeline: Timeline, host: Host, count: int = 1) -> list[HostedJob]:
 def test_a_host_left_alone_serves(timeline: Timeline, host: Host) -> None:
     (job,) = guests(timeline, host)
     timeline.run(2.0)
-    assert [what for what, _ in job.heard] == ["first", "done"]
-    assert job.heard[1][1] == pytest.approx(WHOLE_S, abs=2e-3)
+    assert [what for what, _ in job.events] == ["first", "done"]
+    assert job.events[1][1] == pytest.approx(WHOLE_S, abs=2e-3)
     assert (host.listens, host.answers, host.healthy, host.xid, host.quiet_since) == (True, True, True, 0, None)
 
 
@@ -79,13 +79,13 @@ def test_a_pause_takes_its_time_and_loses_nothing(timeline: Timeline, host: Host
     assert host.listens
     assert not host.answers
     assert host.quiet_since == at
-    assert "done" not in [what for what, _ in job.heard]
-    assert late.heard == []
+    assert "done" not in [what for what, _ in job.events]
+    assert late.events == []
     host.resume()
     timeline.run(10.0)
-    assert job.heard[-1][0] == "done"
-    assert 5.0 <= job.heard[-1][1] < 5.0 + WHOLE_S + 0.1
-    assert [what for what, _ in late.heard] == ["first", "done"]
+    assert job.events[-1][0] == "done"
+    assert 5.0 <= job.events[-1][1] < 5.0 + WHOLE_S + 0.1
+    assert [what for what, _ in late.events] == ["first", "done"]
     assert host.quiet_since is None
 
 
@@ -100,8 +100,8 @@ def test_who_leaves_a_paused_host_is_forgotten_once_it_goes_on(timeline: Timelin
     assert host.engine.metrics()[1] == 1, "it does nothing yet"
     host.resume()
     timeline.run(3.0)
-    assert late.heard == []
-    assert [what for what, _ in here.heard] == ["first"]
+    assert late.events == []
+    assert [what for what, _ in here.events] == ["first"]
     assert host.engine.metrics() == (0, 0, 0.0)
 
 
@@ -111,7 +111,7 @@ def test_one_that_is_stopped_breaks_what_it_had_and_returns_empty(timeline: Time
     before = host.engine
     host.stop()
     host.stop()
-    assert [one.heard[-1][0] for one in (first, second)] == ["broke ", "broke "]
+    assert [one.events[-1][0] for one in (first, second)] == ["broke ", "broke "]
     assert not host.listens
     assert not host.answers
     host.start()
@@ -119,8 +119,8 @@ def test_one_that_is_stopped_breaks_what_it_had_and_returns_empty(timeline: Time
     assert host.engine is not before
     (again,) = guests(timeline, host)
     timeline.run(2.0)
-    assert again.heard[-1][0] == "done"
-    assert len(first.heard) == 2
+    assert again.events[-1][0] == "done"
+    assert len(first.events) == 2
 
 
 def test_one_that_refuses_goes_on_with_what_it_has(timeline: Timeline, host: Host) -> None:
@@ -129,7 +129,7 @@ def test_one_that_refuses_goes_on_with_what_it_has(timeline: Timeline, host: Hos
     assert not host.listens
     assert not host.answers
     timeline.run(2.0)
-    assert job.heard[-1][0] == "done"
+    assert job.events[-1][0] == "done"
     host.refuse(refusing=False)
     assert host.answers
 
@@ -138,7 +138,7 @@ def test_slow_takes_so_many_times_as_long(timeline: Timeline, host: Host) -> Non
     host.command(Fault("slow", factor=5.0))
     (job,) = guests(timeline, host)
     timeline.run(9.0)
-    assert job.heard == [("first", 5 * FIRST_S), ("done", pytest.approx(5 * WHOLE_S, abs=0.01))]
+    assert job.events == [("first", 5 * FIRST_S), ("done", pytest.approx(5 * WHOLE_S, abs=0.01))]
 
 
 def test_slow_in_the_middle_of_a_leap_begins_with_the_next_step(timeline: Timeline, host: Host) -> None:
@@ -146,7 +146,7 @@ def test_slow_in_the_middle_of_a_leap_begins_with_the_next_step(timeline: Timeli
     timeline.at(0.1, host.command, Fault("slow", factor=10.0))
     timeline.at(1.1, host.command, None)
     timeline.run(9.0)
-    (_, ended) = job.heard[-1]
+    (_, ended) = job.events[-1]
     # A second of 10 times slower steps, to the end of the last: eight of the 19, in place of a tenth of the second.
     assert ended == pytest.approx(WHOLE_S + 8 * 9 * STEP_S, abs=0.03)
 
@@ -156,13 +156,13 @@ def test_stuck_makes_nothing_until_it_is_mended(timeline: Timeline, host: Host, 
     (job,) = guests(timeline, host)
     timeline.at(0.2, host.command, Fault(kind))  # type: ignore[arg-type]
     timeline.run(4.0)
-    assert [what for what, _ in job.heard] == ["first"]
+    assert [what for what, _ in job.events] == ["first"]
     assert host.answers
     assert host.healthy is healthy
     assert host.quiet_since == 0.2
     host.command(None)
     timeline.run(6.0)
-    assert job.heard[-1][0] == "done"
+    assert job.events[-1][0] == "done"
     assert host.quiet_since is None
 
 
@@ -171,22 +171,22 @@ def test_out_of_memory_breaks_off_and_refuses_in_torchs_words(timeline: Timeline
     timeline.run(0.1)
     host.command(Fault("oom"))
     (other,) = guests(timeline, host)
-    assert job.heard[-1][0] == f"broke {OOM_TEXT[:18]}"
-    assert other.heard[0][0] == f"refused {OOM_TEXT[:18]}"
+    assert job.events[-1][0] == f"broke {OOM_TEXT[:18]}"
+    assert other.events[0][0] == f"refused {OOM_TEXT[:18]}"
     assert host.healthy
     assert host.engine.metrics() == (0, 0, 0.0)
     host.command(None)
     (last,) = guests(timeline, host)
     timeline.run(3.0)
-    assert last.heard[-1][0] == "done"
+    assert last.events[-1][0] == "done"
 
 
-def test_an_xid_is_told_and_nothing_else_changes(timeline: Timeline, host: Host) -> None:
+def test_an_xid_is_reported_and_nothing_else_changes(timeline: Timeline, host: Host) -> None:
     host.command(Fault("xid", xid=79))
     (job,) = guests(timeline, host)
     timeline.run(2.0)
     assert host.xid == 79
-    assert job.heard[-1][0] == "done"
+    assert job.events[-1][0] == "done"
 
 
 def test_a_station_cannot_break(timeline: Timeline) -> None:
@@ -198,4 +198,4 @@ def test_a_station_cannot_break(timeline: Timeline) -> None:
     for job in full:
         host.take(job)
     timeline.run(9.0)
-    assert all(job.heard[-1][0] == "done" for job in full)
+    assert all(job.events[-1][0] == "done" for job in full)

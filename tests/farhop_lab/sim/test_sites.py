@@ -20,7 +20,7 @@ def test_a_station_shares_its_slots_among_its_replicas() -> None:
 
 
 def test_a_balancer_may_be_configured_with_other_bounds_than_there_are() -> None:
-    assert station(10, 1.0, told_slots=1000).slots == 1000
+    assert station(10, 1.0, reported_slots=1000).slots == 1000
 
 
 def test_slots_that_cannot_be_shared_evenly() -> None:

@@ -124,7 +124,7 @@ def test_who_never_hears_the_end_is_counted_and_so_is_who_waits_in_an_engine() -
     assert score.waiting == pytest.approx((49 + 48) / 50, abs=0.05)
 
 
-def test_regions_and_tenants_are_told_apart_and_fairness_is_theirs() -> None:
+def test_regions_and_tenants_are_distinguished_and_fairness_is_theirs() -> None:
     topology = priced(tenants={"t": Rule(("world",)), "lost": Rule(("atlantis",))})
     sites = {"a": station(40, 1.0, first_s=0.1), "b": station(40, 1.0, first_s=0.1)}
     world = World(1, topology, sites)

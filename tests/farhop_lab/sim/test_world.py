@@ -39,7 +39,7 @@ def busy(seed: int) -> World:
     made = world(seed)
     for entry in REGIONS:
         made.stream(3.0, lambda entry=entry: made.arrive(entry, "t"), until=20.0)
-    made.stream(2.0, lambda: made.arrive("tokyo", "bound", says="shared"), until=20.0)
+    made.stream(2.0, lambda: made.arrive("tokyo", "bound", prefix="shared"), until=20.0)
     made.stream(0.5, lambda: made.leave(made.arrive("austin", "t")), until=20.0)
     made.at(4.0, made.kill, "paris")
     made.at(7.0, made.revive, "paris")
@@ -151,7 +151,7 @@ def test_streams_have_dice_of_their_own() -> None:
 def test_equal_names_share_their_prefix_and_engines_of_live_physics_remember_it() -> None:
     made = World(2, flat(["paris"], {}), {"paris": gpus("a100", 1)})
     for at in (2.0, 10.0, 18.0):
-        made.at(at, lambda: made.arrive("paris", "t", 8192, says="the same", answer_tokens=20))
+        made.at(at, lambda: made.arrive("paris", "t", 8192, prefix="the same", answer_tokens=20))
     made.at(26.0, lambda: made.arrive("paris", "t", 8192, answer_tokens=20))
     made.run(60.0)
     records = sorted(made.measures.records, key=lambda record: record.arrived_at)
@@ -200,7 +200,7 @@ def test_what_the_topology_lacks_is_named() -> None:
 
 def test_who_asks_hears_its_fate_and_the_text_and_is_forgotten_then() -> None:
     made = World(1, flat(REGIONS, 100.0), {"paris": gpus("a100", 1)})
-    heard: list[tuple[str, str, int, int, bytes]] = []
+    seen: list[tuple[str, str, int, int, bytes]] = []
 
     def ask(text: bytes, tokens: int) -> None:
         made.arrive(
@@ -210,17 +210,17 @@ def test_who_asks_hears_its_fate_and_the_text_and_is_forgotten_then() -> None:
             answer_tokens=tokens,
             max_tokens=tokens,
             session=77,
-            on_done=lambda record, said: heard.append(
-                (record.outcome, record.region, record.session, record.answer_tokens, said)
+            on_done=lambda record, value: seen.append(
+                (record.outcome, record.region, record.session, record.answer_tokens, value)
             ),
         )
 
     made.at(2.0, ask, b"tell me", 9)
     made.at(2.0, ask, b"x" * 4_000_000, 9)  # fits nowhere
     measures = made.run(60.0)
-    said = write_all(b"tell me", 0, 200.0, 9)
-    assert [one for one in heard if one[0] == "served"] == [("served", "paris", 77, 9, said)]
-    assert [one[2:] for one in heard if one[0] != "served"] == [(77, 0, b"")]
+    value = write_all(b"tell me", 0, 200.0, 9)
+    assert [one for one in seen if one[0] == "served"] == [("served", "paris", 77, 9, value)]
+    assert [one[2:] for one in seen if one[0] != "served"] == [(77, 0, b"")]
     assert sum(record.prompt_tokens for record in measures.records) == 2
     assert not made._entered  # prompts may be large
 

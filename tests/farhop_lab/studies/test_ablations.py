@@ -24,7 +24,7 @@ def world(name: str, sites: dict[str, object], rtt_ms: float = 20.0) -> World:
 @pytest.mark.parametrize("name", ["farhop", *ABLATIONS])
 def test_all_is_served_and_nothing_violated(name: str) -> None:
     it = world(name, {"a": gpus("l4", 2), "b": gpus("l4", 1)})
-    it.stream(3.0, lambda: it.arrive("a", "t", 2000, says="x", max_tokens=40), since=2.0, until=12.0)
+    it.stream(3.0, lambda: it.arrive("a", "t", 2000, prefix="x", max_tokens=40), since=2.0, until=12.0)
     measures = it.run(60.0)
     assert measures.outcomes.keys() == {"served"}
     assert measures.violations == 0
@@ -33,7 +33,7 @@ def test_all_is_served_and_nothing_violated(name: str) -> None:
 def hits(name: str) -> int:
     it = world(name, {"a": gpus("l4", 4)})
     for turn in range(15):
-        it.at(2.0 + turn * 2.0, lambda turn=turn: it.arrive("a", "t", 8000, says=f"{turn % 5} s", max_tokens=8))
+        it.at(2.0 + turn * 2.0, lambda turn=turn: it.arrive("a", "t", 8000, prefix=f"{turn % 5} s", max_tokens=8))
     return sum(record.cached_tokens for record in it.run(60.0).records)
 
 
@@ -44,7 +44,7 @@ def test_without_the_trie_less_is_found_cached() -> None:
 def engine_waits(name: str) -> float:
     it = world(name, {"a": gpus("l4", 1)})
     for n in range(60):
-        it.at(2.0, lambda n=n: it.arrive("a", "t", 8000, says=f"{n} s", max_tokens=200))
+        it.at(2.0, lambda n=n: it.arrive("a", "t", 8000, prefix=f"{n} s", max_tokens=200))
     it.run(6.0)
     return float(it.regions["a"].engines["gpu-0"].metrics()[0])
 

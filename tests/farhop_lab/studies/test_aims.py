@@ -9,7 +9,7 @@ import pytest
 
 from farhop_lab.scenarios.load import shipped_names
 from farhop_lab.sim.stats import Interval
-from farhop_lab.studies.aims import AIMS, Aim, judged, recovery, said
+from farhop_lab.studies.aims import AIMS, Aim, judged, recovery, verdict
 from farhop_lab.studies.cell import Key
 
 
@@ -22,12 +22,12 @@ def result(scenario: str, router: str, seed: int, load: float = 1.0, **figures: 
     [(1.2, 0.05, "met"), (1.12, 0.05, "open, met"), (1.08, 0.05, "open, missed"), (1.0, 0.05, "missed")],
 )
 def test_a_verdict_is_sure_where_the_whole_interval_is(mean: float, half: float, words: str) -> None:
-    assert said(Aim("s", "r", "x", least=1.1), Interval(mean, half, 3)) == words
+    assert verdict(Aim("s", "r", "x", least=1.1), Interval(mean, half, 3)) == words
 
 
 def test_one_seed_leaves_it_open_and_none_says_nothing() -> None:
-    assert said(Aim("s", "r", "x", most=1.0), Interval(0.5, None, 1)) == "open, met"
-    assert said(Aim("s", "r", "x", most=1.0), None) == "nothing to compare"
+    assert verdict(Aim("s", "r", "x", most=1.0), Interval(0.5, None, 1)) == "open, met"
+    assert verdict(Aim("s", "r", "x", most=1.0), None) == "nothing to compare"
 
 
 def test_the_best_rival_is_the_best_at_that_figure_and_none_of_ours() -> None:
@@ -43,7 +43,7 @@ def test_the_best_rival_is_the_best_at_that_figure_and_none_of_ours() -> None:
     ]
     by_figure = {verdict.asked.split()[0]: verdict for verdict in judged(results)}
     assert by_figure["requests_per_s"].against == "skywalker"
-    assert by_figure["requests_per_s"].said == "open, missed"
+    assert by_figure["requests_per_s"].verdict == "open, missed"
     assert by_figure["ttft_p90_ms"].against == "local-sglang"
     assert by_figure["ttft_p90_ms"].ratio is not None
     assert by_figure["ttft_p90_ms"].ratio.mean == pytest.approx(100 / 90)
@@ -55,9 +55,9 @@ def test_gorgo_is_met_at_every_load_by_its_best_variant() -> None:
         for load in (0.2, 1.2)
         for router, p95 in (("farhop", 101.0), ("gorgo", 100.0), ("gorgo-each", 200.0))
     ]
-    told = {(v.load, v.asked.split()[0]): v.said for v in judged(results)}
-    assert told[0.2, "ttft_p95_ms"] == "open, met"  # 1.02 is allowed at light load
-    assert told[1.2, "ttft_p95_ms"] == "open, missed"
+    fields = {(v.load, v.asked.split()[0]): v.verdict for v in judged(results)}
+    assert fields[0.2, "ttft_p95_ms"] == "open, met"  # 1.02 is allowed at light load
+    assert fields[1.2, "ttft_p95_ms"] == "open, missed"
 
 
 def test_aims_name_scenarios_there_are() -> None:

@@ -102,10 +102,10 @@ def test_wires_that_jitter_take_longer() -> None:
 
 
 def test_progress_is_reported() -> None:
-    scenario, told = small(), list[float]()
-    run(scenario.document(), scenario.folder, Key("small", "farhop", 1.0, 1), "r", told.append)
-    assert told == sorted(told)
-    assert told[-1] == 1.0
+    scenario, found = small(), list[float]()
+    run(scenario.document(), scenario.folder, Key("small", "farhop", 1.0, 1), "r", found.append)
+    assert found == sorted(found)
+    assert found[-1] == 1.0
 
 
 def test_balancers_stand_where_clients_come_and_where_the_file_says() -> None:

@@ -19,8 +19,8 @@ LAW = {
 }
 
 
-def ask(scope: str, key: str = "0", asked: str = "", model: str = "plain", told: dict | None = None, who: str = "t"):
-    return lawful(LAW, scope, who, key, asked, model, told or {})
+def ask(scope: str, key: str = "0", asked: str = "", model: str = "plain", known: dict | None = None, who: str = "t"):
+    return lawful(LAW, scope, who, key, asked, model, known or {})
 
 
 def test_each_clause_takes_away_what_it_says() -> None:
@@ -40,13 +40,13 @@ def test_unknown_means_no() -> None:
 
 
 def test_an_adapter_is_bound_by_all_it_is_based_on() -> None:
-    told = {"a": {"base"}, "b": {"a"}, "stray": None, "odd": {"stray"}, "round": {"round"}}
-    assert bases("b", told) == {"a", "b", "base"}
-    assert bases("round", told) == {"round"}
-    assert bases("odd", told) is None
-    assert ask("processing", model="b", told=told) == {"tokyo"}
-    assert ask("processing", model="odd", told=told) == set()
-    assert ask("entry", model="odd", told=told) == {"virginia"}
+    known = {"a": {"base"}, "b": {"a"}, "stray": None, "odd": {"stray"}, "round": {"round"}}
+    assert bases("b", known) == {"a", "b", "base"}
+    assert bases("round", known) == {"round"}
+    assert bases("odd", known) is None
+    assert ask("processing", model="b", known=known) == {"tokyo"}
+    assert ask("processing", model="odd", known=known) == set()
+    assert ask("entry", model="odd", known=known) == {"virginia"}
 
 
 def test_both_maps_are_one() -> None:

@@ -28,8 +28,8 @@ HAPPENS = (
 
 
 def test_no_byte_goes_where_the_law_forbids_it() -> None:
-    seen, sins = play(range(WORLDS))
-    assert sins == []
+    seen, violations = play(range(WORLDS))
+    assert violations == []
     assert [what for what in HAPPENS if not seen[what]] == [], "a test of what never happens"
 
 
@@ -63,7 +63,7 @@ def test_a_world_is_its_number() -> None:
 
 def test_many_are_played_by_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(law_worlds, "SLICE", 2)
-    said: list[str] = []
-    played, seen, sins = prove(0, 4, 1, said.append)
-    assert (played, sins, said) == (4, [], ["2 of 4 worlds", "4 of 4 worlds"])
+    events: list[str] = []
+    played, seen, violations = prove(0, 4, 1, events.append)
+    assert (played, violations, events) == (4, [], ["2 of 4 worlds", "4 of 4 worlds"])
     assert seen == play(range(4))[0]

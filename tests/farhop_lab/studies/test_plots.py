@@ -64,9 +64,9 @@ def test_pictures_say_what_they_show(ran: tuple[Scenario, list[Result]], make: A
 
     mpl.use("Agg")
     figure = make(*ran)
-    said = texts(figure)
-    assert "drawn: virginia 1 L4, tokyo 1 L4; 6 s, 1 seed, simulated" in said
-    assert all(word in said for word in words), said
+    text = texts(figure)
+    assert "drawn: virginia 1 L4, tokyo 1 L4; 6 s, 1 seed, simulated" in text
+    assert all(word in text for word in words), text
 
 
 def test_goodput_is_a_line_over_several_loads(ran: tuple[Scenario, list[Result]]) -> None:

@@ -85,9 +85,9 @@ class Lab:
         self._peers.append(peer)
         return peer
 
-    async def client(self, link: Link, said: bytes = b"") -> Peer:
+    async def client(self, link: Link, data: bytes = b"") -> Peer:
         peer = self._hold(Peer(*await asyncio.open_connection("127.0.0.1", link.port)))
-        peer.writer.write(said)
+        peer.writer.write(data)
         return peer
 
     async def connect(self, link: Link, target: str, more: bytes = b"") -> Peer:

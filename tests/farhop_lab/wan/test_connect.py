@@ -55,7 +55,7 @@ def test_a_bad_authority_is_400(authority: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "status"),
+    ("value", "status"),
     [
         (head("/", "GET"), 405),
         (head("127.0.0.1:80", "connect"), 405),
@@ -64,9 +64,9 @@ def test_a_bad_authority_is_400(authority: str) -> None:
         (b"\x16\x03\x01\xff\r\n\r\n", 400),
     ],
 )
-def test_anything_else_is_refused(said: bytes, status: int) -> None:
+def test_anything_else_is_refused(value: bytes, status: int) -> None:
     with pytest.raises(RefusedError) as refused:
-        target_of(said, ())
+        target_of(value, ())
     assert refused.value.status == status
 
 
@@ -80,8 +80,8 @@ def test_a_head_is_bounded() -> None:
 
 
 def test_a_refusal_is_whole_and_names_what_is_allowed() -> None:
-    said = reply(405, "use CONNECT")
-    head_, _, body = said.partition(b"\r\n\r\n")
+    found = reply(405, "use CONNECT")
+    head_, _, body = found.partition(b"\r\n\r\n")
     assert b"Allow: CONNECT" in head_
     assert f"Content-Length: {len(body)}".encode() in head_
     assert b"Allow" not in reply(502, "no route")

@@ -135,8 +135,8 @@ async def test_cut_while_connecting_is_502_and_the_far_side_is_reset(lab: Any, u
         with pytest.raises(ConnectionResetError):
             await accepted.get_nowait().rest()
     await asyncio.sleep(0.03)
-    told = near.writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    assert told == 0  # it ended with the answer, and was not reset on top
+    found = near.writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    assert found == 0  # it ended with the answer, and was not reset on top
     near.writer.close()
     await until(lambda: link.stats().connections == 0)
 

@@ -85,7 +85,7 @@ async def test_no_answer_is_504_after_the_time_limit(lab: Any, crossings: list[t
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "word"),
+    ("value", "status", "word"),
     [
         (b"GET http://127.0.0.1/ HTTP/1.1\r\nHost: x\r\n\r\n", 405, "CONNECT"),
         (b"POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", 405, "CONNECT"),
@@ -95,9 +95,9 @@ async def test_no_answer_is_504_after_the_time_limit(lab: Any, crossings: list[t
         (b"CONNECT a:1 HTTP/1.1\r\n" + b"x: y\r\n" * 2000, 431, "8192"),
     ],
 )
-async def test_what_is_no_business_of_a_link_is_refused(lab: Any, said: bytes, status: int, word: str) -> None:
+async def test_what_is_no_business_of_a_link_is_refused(lab: Any, value: bytes, status: int, word: str) -> None:
     link = await lab.link(delay_ms=1000)  # refusals are not the network's and do not wait for it
-    near = await lab.client(link, said)
+    near = await lab.client(link, value)
     got, text = await near.head()
     assert got == status
     assert word in text

@@ -15,7 +15,7 @@ def test_what_is_lacking_is_named(monkeypatch) -> None:
     assert anycast_net.lacking() == "birdc"
 
 
-def test_a_command_that_fails_is_told() -> None:
+def test_a_command_that_fails_is_reported() -> None:
     with pytest.raises(NetError, match=r"ls /nowhere: .*No such file"):
         run("ls", "/nowhere")
     assert run("ls", "/nowhere", check=False) == ""
@@ -36,7 +36,7 @@ def test_ways_follow_the_router_s_routes_a_silent_site_is_cut_off_and_nothing_st
         assert subprocess.run(ping, timeout=20, check=False).returncode == 0
         net.silence("b")
         assert subprocess.run(ping, timeout=20, check=False).returncode == 1
-        net.heard("b")
+        net.undo_silence("b")
         assert subprocess.run(ping, timeout=20, check=False).returncode == 0
         with pytest.raises(NetError, match="the ways are"):
             net.until_ways(*SITES, within_s=0.1)

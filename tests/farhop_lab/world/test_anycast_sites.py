@@ -38,7 +38,7 @@ def test_what_announcers_say_of_themselves_is_a_line_even_where_one_is_silent(si
 
     monkeypatch.setattr("farhop_lab.world.anycast_net.run", run)
     sites.announcers = dict.fromkeys(("a", "b"))
-    assert sites.told() == "a: wanted 'announced', actual '', why 'held'; b: no answer"
+    assert sites.describe() == "a: wanted 'announced', actual '', why 'held'; b: no answer"
 
 
 def test_the_last_word_of_a_phase_counts(sites, tmp_path) -> None:
@@ -48,4 +48,4 @@ def test_the_last_word_of_a_phase_counts(sites, tmp_path) -> None:
         {"event": "announcement", "phase": "withdrawn", "timestamp": "2026-01-01T00:00:03Z"},
     ]
     (tmp_path / "a-anycast.log").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    assert sites.said_at("a", "withdrawn") - sites.said_at("a", "draining") == 1.0
+    assert sites.phase_at("a", "withdrawn") - sites.phase_at("a", "draining") == 1.0

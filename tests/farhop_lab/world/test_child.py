@@ -113,16 +113,16 @@ async def test_its_environment_is_ours_and_what_was_given(tmp_path: Path, monkey
 
 async def test_what_is_not_ready_in_time_is_killed(tmp_path: Path) -> None:
     program = script(tmp_path, 'print("still thinking", file=sys.stderr, flush=True)\ntime.sleep(60)')
-    said = ""
+    found = ""
     for patience_s in (0.5, 2.0, 8.0):  # until it has come to say so much
         one = Child("a script", [], tmp_path / "log", {}, program)
         with pytest.raises(ChildError, match=rf"a script: not ready within {patience_s:g} s; it said: ") as caught:
             await one.start(timeout_s=patience_s)
         assert one.pid is None
-        said = str(caught.value)
-        if said.endswith("still thinking"):
+        found = str(caught.value)
+        if found.endswith("still thinking"):
             break
-    assert said.endswith("still thinking")
+    assert found.endswith("still thinking")
 
 
 async def test_what_closes_its_output_silently_is_killed(tmp_path: Path) -> None:

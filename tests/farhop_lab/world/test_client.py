@@ -124,8 +124,8 @@ async def test_a_whole_answer(entries):
 
 
 async def test_an_error_is_the_balancers_own_text(entries):
-    said = {"error": {"message": "m", "type": "residency_error", "param": None, "code": "no_lawful_region"}}
-    entries[0].serve = says(451, json.dumps(said).encode(), x_farhop_decision="d1")
+    fields = {"error": {"message": "m", "type": "residency_error", "param": None, "code": "no_lawful_region"}}
+    entries[0].serve = says(451, json.dumps(fields).encode(), x_farhop_decision="d1")
     result = await answer([entries[0].url, entries[1].url], "k", BODY)
     assert (result.status, result.error.code, result.error.message) == (451, "no_lawful_region", "m")
     assert result.headers["x-farhop-decision"] == "d1"

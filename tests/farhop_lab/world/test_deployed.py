@@ -15,19 +15,19 @@ class Platform:
     """What it was told, and what it answers to what begins so."""
 
     def __init__(self, **says: str) -> None:
-        self.told: list[str] = []
+        self.commands: list[str] = []
         self.says = {"docker ps --filter": "paris\nvirginia\n", **says}
         self.fails = ""
 
     async def __call__(self, *words: str) -> str:
-        said = " ".join(words)
-        self.told.append(said)
-        if self.fails and self.fails in said:
+        line = " ".join(words)
+        self.commands.append(line)
+        if self.fails and self.fails in line:
             raise FaultError("it cannot")
-        return next((text for begins, text in self.says.items() if said.startswith(begins)), "")
+        return next((text for begins, text in self.says.items() if line.startswith(begins)), "")
 
     def acted(self) -> list[str]:
-        return [one for one in self.told if not one.startswith(("docker ps", "kubectl --namespace fleet get"))]
+        return [one for one in self.commands if not one.startswith(("docker ps", "kubectl --namespace fleet get"))]
 
 
 def wanted(do: str, region: str = "paris", **more: str) -> Wanted:
@@ -47,8 +47,8 @@ async def test_containers_are_broken_and_mended(one: Wanted, broken: list[str], 
     faults = Faults(Containers("here", platform))
     await faults.make("f", one)
     assert platform.acted() == broken
-    assert all("label=com.docker.compose.project=here" in told for told in platform.told if "status" not in told
-               and told.startswith("docker ps"))  # fmt: skip
+    assert all("label=com.docker.compose.project=here" in each for each in platform.commands if "status" not in each
+               and each.startswith("docker ps"))  # fmt: skip
     await faults.mend("f")
     assert platform.acted() == [*broken, *mended]
     assert faults.standing == []

@@ -89,7 +89,7 @@ async def test_dying_at_start_is_reported_with_its_last_output():
     await etcd.stop()
 
 
-async def test_not_becoming_ready_is_told_and_cleaned_up(monkeypatch):
+async def test_not_becoming_ready_is_reported_and_cleaned_up(monkeypatch):
     monkeypatch.setattr(module, "READY_TIMEOUT_S", 0.0)
     etcd = EmbeddedEtcd()
     with pytest.raises(EtcdLabError, match="did not serve within"):

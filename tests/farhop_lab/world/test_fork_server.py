@@ -92,12 +92,12 @@ def test_a_fork_is_what_the_command_line_runs(looks: dict[str, str]) -> None:
     """All that a program can see of itself, though all that a balancer imports was there before; and its code."""
     arguments = ["a b", "--option", "ü"]
     command = [sys.executable, "-m", "looks", *arguments]
-    told = subprocess.run(
+    output = subprocess.run(
         command, stdout=subprocess.PIPE, env=looks, stdin=subprocess.DEVNULL, start_new_session=True, check=False
     )
     code, out, err = asyncio.run(run("looks", arguments, looks))
-    assert (code, err) == (told.returncode, b"")
-    seen, wanted = json.loads(out), json.loads(told.stdout)
+    assert (code, err) == (output.returncode, b"")
+    seen, wanted = json.loads(out), json.loads(output.stdout)
     assert seen == wanted
     assert wanted["threads"] == 1  # so was the server's, or a fork could not be trusted
     assert wanted["title"] == command

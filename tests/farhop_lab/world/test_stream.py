@@ -63,8 +63,13 @@ def test_a_stream_that_does_not_say_that_it_is_over_was_cut():
 
 def test_a_broken_stream_ends_with_its_error():
     reader = EventReader()
-    said = {"message": "region tokyo failed", "type": "server_error", "param": None, "code": "upstream_died_mid_stream"}
-    assert reader.feed(delta("a") + event({"error": said})) == ["a"]
+    fields = {
+        "message": "region tokyo failed",
+        "type": "server_error",
+        "param": None,
+        "code": "upstream_died_mid_stream",
+    }
+    assert reader.feed(delta("a") + event({"error": fields})) == ["a"]
     assert reader.end() == Failure("region tokyo failed", "upstream_died_mid_stream", "server_error")
 
 

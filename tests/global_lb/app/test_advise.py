@@ -40,32 +40,32 @@ async def up(engine: Engine) -> AsyncIterator[Both]:
 async def test_it_tells_the_decision_and_sends_nothing(up: Both, engine: Engine, path: str) -> None:
     answer = await send(up.entry, chat(path=path))
     assert answer.status == 200
-    told = answer.json
+    found = answer.json
     query = "?a=1" if "?" in path else ""
-    assert told["url"] == f"http://127.0.0.1:{up.client}/v1/chat/completions{query}"
-    assert (told["region"], told["chosen"]["region"]) == ("virginia", "virginia")
-    assert told["policy"] == "predictive"
-    assert told["chosen"]["ttft_ms"] > 0
-    assert told["runners_up"] == []
-    assert told["expires_in_ms"] is None
-    assert told["law_epoch"] == up.global_.flow.law.epoch
-    assert (answer.headers["x-farhop-region"], answer.headers["x-farhop-decision"]) == ("virginia", told["decision"])
+    assert found["url"] == f"http://127.0.0.1:{up.client}/v1/chat/completions{query}"
+    assert (found["region"], found["chosen"]["region"]) == ("virginia", "virginia")
+    assert found["policy"] == "predictive"
+    assert found["chosen"]["ttft_ms"] > 0
+    assert found["runners_up"] == []
+    assert found["expires_in_ms"] is None
+    assert found["law_epoch"] == up.global_.flow.law.epoch
+    assert (answer.headers["x-farhop-region"], answer.headers["x-farhop-decision"]) == ("virginia", found["decision"])
     assert f"127.0.0.1:{up.tier}" not in answer.body.decode(), "an address inside the fleet"
     assert up.global_.flow.ledger.load("virginia").in_flight == 0
     assert engine.seen == []
-    record = up.global_.decisions.get(told["decision"])
+    record = up.global_.decisions.get(found["decision"])
     assert (record["outcome"], record["reasons"]["chosen"]) == ("advised", "virginia")
 
 
 async def test_the_token_is_given_to_who_asks_and_good_for_one_use(up: Both, engine: Engine) -> None:
-    told = (await send(up.entry, chat(path="/v1/route", x_farhop_token="yes"))).json
-    assert told["expires_in_ms"] == 30_000
-    target = told["url"].removeprefix(f"http://127.0.0.1:{up.client}")
+    found = (await send(up.entry, chat(path="/v1/route", x_farhop_token="yes"))).json
+    assert found["expires_in_ms"] == 30_000
+    target = found["url"].removeprefix(f"http://127.0.0.1:{up.client}")
     bare = head("POST", target, content_length=str(len(BODY))) + BODY
     answer = await send(up.client, bare)
-    assert (answer.status, answer.headers["x-farhop-decision"]) == (200, told["decision"])
+    assert (answer.status, answer.headers["x-farhop-decision"]) == (200, found["decision"])
     assert (await send(up.client, bare)).code == "redirect_token_over"
-    assert "farhop-pass" not in str(up.global_.decisions.get(told["decision"]))
+    assert "farhop-pass" not in str(up.global_.decisions.get(found["decision"]))
 
 
 async def test_it_meets_the_errors_of_the_request_itself(up: Both, engine: Engine) -> None:
@@ -100,5 +100,5 @@ async def test_it_is_for_those_whose_route_says_so(up: Both) -> None:
 
 async def test_other_inference_paths_have_a_route_too(up: Both) -> None:
     body = {"model": MODEL, "prompt": "Once"}
-    told = (await send(up.entry, chat(path="/v1/route/v1/completions", body=body))).json
-    assert told["url"].endswith("/v1/completions")
+    found = (await send(up.entry, chat(path="/v1/route/v1/completions", body=body))).json
+    assert found["url"].endswith("/v1/completions")

@@ -66,14 +66,14 @@ def test_its_name_among_balancers_is_unique_in_the_fleet() -> None:
         ("instance", "", "instance"),
     ],
 )
-def test_what_is_wrong_is_told_by_its_path(field: str, value: Any, where: str) -> None:
+def test_what_is_wrong_is_reported_by_its_path(field: str, value: Any, where: str) -> None:
     with pytest.raises(ValidationError) as caught:
         GlobalConfig.model_validate(document(**{field: value}))
     assert [".".join(map(str, error["loc"])) for error in caught.value.errors()] == [where]
 
 
 @pytest.mark.parametrize(
-    ("route", "said"),
+    ("route", "message"),
     [
         ({"policy": "fastest"}, "no policy 'fastest'; known are predictive, nearest"),
         ({"policy": "nearest", "fill_at": 0.5}, "fill_at is no option of policy nearest; its options: none"),
@@ -90,10 +90,10 @@ def test_what_is_wrong_is_told_by_its_path(field: str, value: Any, where: str) -
         ("nearest", "routes.0"),
     ],
 )
-def test_a_route_that_cannot_stand_is_told_with_its_field(route: Any, said: str) -> None:
+def test_a_route_that_cannot_stand_is_reported_with_its_field(route: Any, message: str) -> None:
     with pytest.raises(ValidationError, match="routes") as refused:
         GlobalConfig.model_validate(document(routes=[route]))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_pilot_lights_go_with_the_map() -> None:

@@ -29,11 +29,11 @@ class Said:
 def schedule(monkeypatch: pytest.MonkeyPatch, script: str = "") -> tuple[DrillSchedule, Said]:
     monkeypatch.setenv("FARHOP_TEST_DRILL", "sk-secret")
     config = DrillsConfig.model_validate({"keys": {"acme": "env:FARHOP_TEST_DRILL"}, "out": "there"})
-    said: Any = Said()
-    made = DrillSchedule(config, Path("/etc/farhop/global.yaml"), Random(1), said)
+    found: Any = Said()
+    made = DrillSchedule(config, Path("/etc/farhop/global.yaml"), Random(1), found)
     if script:
         monkeypatch.setattr(made, "command", lambda: (["-c", script], {}))
-    return made, said
+    return made, found
 
 
 def test_keys_never_stand_on_a_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,11 +54,11 @@ def test_keys_never_stand_on_a_command_line(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_fleet_may_be_that_of_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARHOP_TEST_DRILL", "sk-secret")
-    said = {"keys": {"acme": "env:FARHOP_TEST_DRILL"}, "context": "prod"}
-    words, _ = DrillSchedule(DrillsConfig.model_validate(said), Path("/etc/g.yaml"), Random(1), Said()).command()  # type: ignore[arg-type]
+    fields = {"keys": {"acme": "env:FARHOP_TEST_DRILL"}, "context": "prod"}
+    words, _ = DrillSchedule(DrillsConfig.model_validate(fields), Path("/etc/g.yaml"), Random(1), Said()).command()  # type: ignore[arg-type]
     assert words[2:7] == ["drill", "schedule", "--watch", "--context", "prod"]
     with pytest.raises(ValidationError, match="context"):
-        DrillsConfig.model_validate({**said, "context": "--etcd"})
+        DrillsConfig.model_validate({**fields, "context": "--etcd"})
 
 
 def test_without_keys_there_is_nothing_to_run() -> None:
@@ -67,7 +67,7 @@ def test_without_keys_there_is_nothing_to_run() -> None:
 
 
 async def test_it_ends_with_its_balancer(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, said = schedule(monkeypatch, "import sys; sys.stdin.read()")
+    made, content = schedule(monkeypatch, "import sys; sys.stdin.read()")
     tasks = Tasks()
     made.open(tasks)
     await until(lambda: made.pid is not None)
@@ -77,14 +77,14 @@ async def test_it_ends_with_its_balancer(monkeypatch: pytest.MonkeyPatch) -> Non
     await tasks.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-    assert said.texts == []
+    assert content.texts == []
 
 
-async def test_one_that_ends_by_itself_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, said = schedule(monkeypatch, "import sys; sys.exit(3)")
+async def test_one_that_ends_by_itself_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, found = schedule(monkeypatch, "import sys; sys.exit(3)")
     tasks = Tasks()
     made.open(tasks)
-    await until(lambda: said.texts)
+    await until(lambda: found.texts)
     await made.close()
     await tasks.close()
-    assert said.texts == ["drills by the schedule: it ended with exit code 3; it is started again"]
+    assert found.texts == ["drills by the schedule: it ended with exit code 3; it is started again"]

@@ -45,7 +45,9 @@ def asking(model: str = "auto", **more: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_engine_is_asked_for_the_model_and_the_client_told_it(up: Both, engine: Engine, stream: bool) -> None:
+async def test_the_engine_is_asked_for_the_model_and_the_client_gets_its_name(
+    up: Both, engine: Engine, stream: bool
+) -> None:
     answer = await send(up.entry, chat("sk-farhop-curious", asking(stream=stream), x_farhop_explain="1"))
     assert answer.status == 200
     assert answer.headers["x-farhop-model"] == MODEL
@@ -86,17 +88,17 @@ async def test_the_law_holds_for_the_model_and_for_the_name(up: Both, engine: En
 
 
 async def test_advice_names_the_model_and_gives_no_address_where_the_name_is_unknown(up: Both) -> None:
-    told = (await send(up.entry, chat(body=asking(), path="/v1/route"))).json
-    assert (told["model"], told["url"], told["region"]) == (MODEL, None, "virginia")
+    found = (await send(up.entry, chat(body=asking(), path="/v1/route"))).json
+    assert (found["model"], found["url"], found["region"]) == (MODEL, None, "virginia")
     refused = await send(up.entry, chat("sk-farhop-barred", asking(), path="/v1/route"))
     assert refused.code == "no_region_serving"
 
 
 async def test_explain_says_what_the_name_stands_for_and_keeps_to_its_law(up: Both) -> None:
     admin, body = up.global_.tier_admin, msgspec.Raw(msgspec.json.encode(asking()))
-    told = {name: admin.explain(admin.compose(Question(body, name)))["reasons"] for name in ("curious", "barred")}
-    assert {name: reasons["chosen"] for name, reasons in told.items()} == {"curious": "virginia", "barred": None}
-    assert told["curious"]["notes"][0] == f"auto stands for {MODEL} (absent: not served)"
+    fields = {name: admin.explain(admin.compose(Question(body, name)))["reasons"] for name in ("curious", "barred")}
+    assert {name: reasons["chosen"] for name, reasons in fields.items()} == {"curious": "virginia", "barred": None}
+    assert fields["curious"]["notes"][0] == f"auto stands for {MODEL} (absent: not served)"
 
 
 async def test_a_path_without_a_json_model_says_so(up: Both) -> None:

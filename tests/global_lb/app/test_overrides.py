@@ -41,23 +41,23 @@ class Stage:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.told: list[Event] = []
+        self.events: list[Event] = []
         self.refused: list[str] = []
         self.overrides = RoutingOverrides(
-            MemoryStore(Random(1)), "london", REGIONS, self.told.append, self.refused.append, lambda: self.now
+            MemoryStore(Random(1)), "london", REGIONS, self.events.append, self.refused.append, lambda: self.now
         )
 
     def routes(self, *changes: Change) -> list[Event]:
-        return self._tell(self.overrides.routes_changed, changes)
+        return self._apply(self.overrides.routes_changed, changes)
 
     def biases_and_pins(self, *changes: Change) -> list[Event]:
-        return self._tell(self.overrides.overrides_changed, changes)
+        return self._apply(self.overrides.overrides_changed, changes)
 
-    def _tell(self, take: Any, changes: tuple[Change, ...]) -> list[Event]:
-        self.told.clear()
+    def _apply(self, take: Any, changes: tuple[Change, ...]) -> list[Event]:
+        self.events.clear()
         for change in changes:
             take(change)
-        return list(self.told)
+        return list(self.events)
 
 
 def put(value: bytes, key: str = KEY) -> Change:
@@ -98,7 +98,7 @@ def test_absurd_routes_change_nothing_and_are_counted(document: bytes) -> None:
     assert stage.routes(put(NEAREST), Change(ChangeKind.DELETE, 3, KEY)) == [RoutesChanged({})]
 
 
-def test_routes_may_be_signed_and_who_did_is_told() -> None:
+def test_routes_may_be_signed_and_who_did_is_shown() -> None:
     stage = Stage()
     at = datetime(2026, 11, 21, tzinfo=UTC)
     document = routes_with_author(msgspec.json.decode(NEAREST), Authorship("ann", "trying", at))
@@ -113,7 +113,7 @@ def test_routes_may_be_signed_and_who_did_is_told() -> None:
     assert stage.overrides.author() is None
 
 
-def test_words_come_change_and_go() -> None:
+def test_overrides_come_change_and_go() -> None:
     stage = Stage()
     assert stage.biases_and_pins(snapshot({})) == []
     assert stage.biases_and_pins(put(overrides.encode(BIAS), BIAS.key)) == [OverridesChanged(BIASED)]
@@ -139,7 +139,7 @@ def test_words_come_change_and_go() -> None:
         ),
     ],
 )
-def test_words_that_are_not_believed_are_counted(change: Change, reason: str) -> None:
+def test_overrides_that_are_not_believed_are_counted(change: Change, reason: str) -> None:
     stage = Stage()
     stage.biases_and_pins(put(overrides.encode(BIAS), BIAS.key))
     assert stage.biases_and_pins(change) == []
@@ -147,7 +147,7 @@ def test_words_that_are_not_believed_are_counted(change: Change, reason: str) ->
     assert len(stage.overrides.status()) == 1
 
 
-def test_what_people_are_told() -> None:
+def test_what_people_are_shown() -> None:
     stage = Stage()
     stage.biases_and_pins(put(overrides.encode(BIAS), BIAS.key), put(overrides.encode(PIN), PIN.key))
     stage.now = 1015.0

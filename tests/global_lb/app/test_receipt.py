@@ -45,37 +45,37 @@ async def up(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Both]:
 
 async def asked(up: Both, who: str, **headers: str) -> tuple[int, Any]:
     answer = await send(up.entry, chat(f"sk-farhop-{who}", body=streaming("a-secret-prompt"), **headers))
-    told = answer.headers.get("x-farhop-receipt")
-    assert told is None or "a-secret-prompt" not in told
-    return answer.status, None if told is None else msgspec.json.decode(told)
+    reply = answer.headers.get("x-farhop-receipt")
+    assert reply is None or "a-secret-prompt" not in reply
+    return answer.status, None if reply is None else msgspec.json.decode(reply)
 
 
-async def test_who_may_and_asks_is_told_the_decision(up: Both) -> None:
-    status, told = await asked(up, "curious", **ASKS)
+async def test_who_may_and_asks_gets_the_decision(up: Both) -> None:
+    status, answer = await asked(up, "curious", **ASKS)
     assert status == 200
-    assert (told["chosen"], told["policy"], told["unit"]) == ("virginia", "predictive", "ms")
-    assert told["candidates"][0]["region"] == "virginia"
-    assert told["candidates"][0]["score"] > 0
-    assert told["margin"] is None  # nobody else serves
-    assert set(told["not_serving"]) == {"frankfurt", "tokyo"}
-    assert told["excluded_by_law"] == {}
-    assert told["law_epoch"] == up.global_.flow.law.epoch
+    assert (answer["chosen"], answer["policy"], answer["unit"]) == ("virginia", "predictive", "ms")
+    assert answer["candidates"][0]["region"] == "virginia"
+    assert answer["candidates"][0]["score"] > 0
+    assert answer["margin"] is None  # nobody else serves
+    assert set(answer["not_serving"]) == {"frankfurt", "tokyo"}
+    assert answer["excluded_by_law"] == {}
+    assert answer["law_epoch"] == up.global_.flow.law.epoch
 
 
 async def test_what_the_law_excluded_is_counted_by_the_tenants_own_clause_and_not_named(up: Both) -> None:
-    status, told = await asked(up, "american", **ASKS)
+    status, answer = await asked(up, "american", **ASKS)
     assert status == 200
-    assert told["excluded_by_law"] == {"tenant american: processing allows only us": 2}
-    assert not {"frankfurt", "tokyo"} & set(msgspec.json.encode(told).decode().split('"'))
-    status, told = await asked(up, "european", **ASKS)  # a refusal has one, too
-    assert (status, told["chosen"], told["candidates"]) == (503, None, [])
-    assert told["not_serving"] == ["frankfurt"]
+    assert answer["excluded_by_law"] == {"tenant american: processing allows only us": 2}
+    assert not {"frankfurt", "tokyo"} & set(msgspec.json.encode(answer).decode().split('"'))
+    status, answer = await asked(up, "european", **ASKS)  # a refusal has one, too
+    assert (status, answer["chosen"], answer["candidates"]) == (503, None, [])
+    assert answer["not_serving"] == ["frankfurt"]
 
 
-async def test_who_may_not_is_told_so_and_who_does_not_ask_nothing(up: Both) -> None:
-    status, told = await asked(up, "secretive", **ASKS)
+async def test_who_may_not_gets_a_refusal_and_who_does_not_ask_nothing(up: Both) -> None:
+    status, answer = await asked(up, "secretive", **ASKS)
     assert status == 200
-    assert list(told) == ["refused"]
+    assert list(answer) == ["refused"]
     for headers in ({}, {"x-farhop-explain": "0"}, {"x-farhop-explain": "yes"}):
         assert (await asked(up, "curious", **headers))[1] is None
 
@@ -97,9 +97,9 @@ def test_places_of_others_and_of_models_are_never_named_and_the_header_is_one_li
     world = of({**raw, "models": {model: rule}}, "test")
     verdict = Law(world).verdict("mine", model)
     decision: Any = type("D", (), {"verdict": verdict})()
-    told = receipts._excluded(decision)
-    assert sum(told.values()) == len(verdict.excluded)
-    text = str(told)
+    found = receipts._excluded(decision)
+    assert sum(found.values()) == len(verdict.excluded)
+    text = str(found)
     assert "rival" not in text
     assert "jp" not in text
     for region in verdict.excluded:

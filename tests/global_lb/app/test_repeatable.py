@@ -54,7 +54,7 @@ async def test_who_follows_has_a_deadline_of_its_own(up: Both, engine: Engine) -
     assert len(engine.seen) == 1
 
 
-async def test_when_we_stop_all_are_told(up: Both, engine: Engine) -> None:
+async def test_when_we_stop_all_are_answered(up: Both, engine: Engine) -> None:
     engine.behaviour = "wait"
     asked = [asyncio.create_task(send(up.entry, chat(body=BODY))) for _ in range(3)]
     await until(lambda: up.global_.metrics.in_flight == 3 and len(engine.seen) == 1)
@@ -63,7 +63,7 @@ async def test_when_we_stop_all_are_told(up: Both, engine: Engine) -> None:
     assert [(answer.status, answer.code) for answer in answers] == [(503, "stopping")] * 3
 
 
-async def test_streams_are_told_too(up: Both, engine: Engine) -> None:
+async def test_streams_are_ended_too(up: Both, engine: Engine) -> None:
     engine.behaviour = "pause"
     asked = [asyncio.create_task(send(up.entry, chat(body=BODY | {"stream": True}))) for _ in range(3)]
     await until(lambda: up.global_.metrics.in_flight == 3 and len(engine.seen) == 1)
@@ -75,8 +75,8 @@ async def test_streams_are_told_too(up: Both, engine: Engine) -> None:
 
 async def test_who_asks_for_a_receipt_has_an_answer_of_its_own(up: Both, engine: Engine) -> None:
     for _ in range(2):
-        told = await send(up.entry, chat(body=BODY, x_farhop_explain="1"))
-        assert (told.headers["x-farhop-cache"], "x-farhop-receipt" in told.headers) == ("bypass", True)
+        explained = await send(up.entry, chat(body=BODY, x_farhop_explain="1"))
+        assert (explained.headers["x-farhop-cache"], "x-farhop-receipt" in explained.headers) == ("bypass", True)
     assert len(engine.seen) == 2
 
 

@@ -113,14 +113,14 @@ def claims(written: bytes, audience: str = "tokyo", clock_ms: float = 993_000.0)
 def test_the_token_says_all_that_the_region_needs() -> None:
     written = tier().upstream_headers(Passage())  # type: ignore[arg-type]
     assert written.endswith(b"traceparent: x\r\n")
-    said = claims(written)
-    assert (said.audience, said.entry_region, said.issuer) == ("tokyo", "virginia", "virginia/g1")
-    assert (said.tenant, said.lawful, said.epoch, said.priority) == ("anywhere", ("tokyo", "virginia"), 1, 3)
-    assert (said.deadline_ms, said.decision_id, said.narrow) == (12_000.0, "d" * 16, (("jp", "us"),))
-    assert (said.promised_ttft_ms, said.waited_ms) == (42.0, 0.0)
+    found = claims(written)
+    assert (found.audience, found.entry_region, found.issuer) == ("tokyo", "virginia", "virginia/g1")
+    assert (found.tenant, found.lawful, found.epoch, found.priority) == ("anywhere", ("tokyo", "virginia"), 1, 3)
+    assert (found.deadline_ms, found.decision_id, found.narrow) == (12_000.0, "d" * 16, (("jp", "us"),))
+    assert (found.promised_ttft_ms, found.waited_ms) == (42.0, 0.0)
     assert claims(tier().upstream_headers(Passage(waited_s=1.5))).waited_ms == 1500.0  # type: ignore[arg-type]
     # Stamped in the clock of instance b, whose clock is 7 s behind ours; it lives for 10 s.
-    assert said.expires_ms == 1_000_000.0 - 7_000.0 + 10_000.0
+    assert found.expires_ms == 1_000_000.0 - 7_000.0 + 10_000.0
 
 
 def test_a_version_asked_for_goes_on_to_the_region() -> None:
@@ -137,8 +137,8 @@ def test_each_instance_gets_an_expiry_in_its_own_clock() -> None:
 
 def test_a_promise_beyond_all_bounds_does_not_make_the_token_a_forgery() -> None:
     """A region whose wait is at its limit would else answer 401, and the client be told that it was forged."""
-    said = claims(tier().upstream_headers(Passage(promised_ttft_ms=BUDGET_MAX_MS * 2)))  # type: ignore[arg-type]
-    assert said.promised_ttft_ms == BUDGET_MAX_MS
+    found = claims(tier().upstream_headers(Passage(promised_ttft_ms=BUDGET_MAX_MS * 2)))  # type: ignore[arg-type]
+    assert found.promised_ttft_ms == BUDGET_MAX_MS
     assert claims(tier().upstream_headers(Passage(promised_ttft_ms=None))).promised_ttft_ms is None  # type: ignore[arg-type]
 
 
@@ -148,7 +148,7 @@ def test_a_deadline_that_passed_is_zero_and_not_less() -> None:
     assert claims(tier().upstream_headers(passage)).deadline_ms == 0.0  # type: ignore[arg-type]
 
 
-def test_the_client_is_told_where_and_under_which_decision() -> None:
+def test_the_client_learns_where_and_under_which_decision() -> None:
     passage = Passage()
     assert tier().answer_headers(passage) == b"x-farhop-region: tokyo\r\nx-farhop-decision: dddddddddddddddd\r\n"  # type: ignore[arg-type]
     passage.forward = None
@@ -186,7 +186,7 @@ async def test_what_was_sent_is_acknowledged_under_our_own_name(up: Both) -> Non
     assert up.global_.flow._regions.load_of(instance).outstanding_bytes == 0.0
 
 
-async def test_the_status_names_every_region_heard_of(up: Both) -> None:
+async def test_the_status_names_every_known_region(up: Both) -> None:
     status = up.global_.tier_admin.status()
     assert status["store_trouble"] is None
     (region,) = status["regions"]

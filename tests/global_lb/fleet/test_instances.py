@@ -15,8 +15,8 @@ USED = (("a", 0.3), ("b", 0.8))
 
 def take(known: Instances, *instances: Instance) -> bool:
     """These are all there are of each of their regions. Whether other models can be asked for anywhere."""
-    told = [known.take(name, region) for name, region in seen(*instances).view.regions.items()]
-    return any(told)
+    found = [known.take(name, region) for name, region in seen(*instances).view.regions.items()]
+    return any(found)
 
 
 def able(*instances) -> list[str]:
@@ -42,7 +42,7 @@ def test_each_offers_what_all_have_but_its_own_wait() -> None:
     assert known.capacity(OTHER, MODEL).slots_free == 0
 
 
-def test_whether_others_can_be_asked_is_told() -> None:
+def test_whether_others_can_be_asked_is_known() -> None:
     known, two = Instances(), instance("tokyo", models={OTHER_MODEL: capacity()})
     assert take(known, OWNER)
     assert not take(known, OWNER, OTHER)  # the same region for the same model
@@ -57,8 +57,8 @@ def test_a_refusal_holds_until_the_next_report_and_keeps_what_is_shared() -> Non
     known, elsewhere = Instances(), instance("tokyo")
     take(known, OWNER, OTHER)
     known.refused(OTHER, MODEL, outcome.FOREIGN_FULL, 70.0)
-    told = known.capacity(OTHER, MODEL)
-    assert (told.wait_ms, told.headroom_foreign_tokens, told.slots_free) == (70.0, 0.0, 7)
+    found = known.capacity(OTHER, MODEL)
+    assert (found.wait_ms, found.headroom_foreign_tokens, found.slots_free) == (70.0, 0.0, 7)
     assert known.reported(OTHER, MODEL).wait_ms == 5.0
     take(known, OWNER, OTHER, elsewhere)  # somebody else's report
     assert known.capacity(OTHER, MODEL).wait_ms == 70.0

@@ -153,7 +153,7 @@ def test_what_was_sent_is_acknowledged_by_an_earlier_incarnation_too(regions: Re
     assert regions.load_of(earlier).outstanding_bytes == 0.0
 
 
-def test_a_report_told_again_with_another_regions_is_no_second_report(regions: Regions) -> None:
+def test_a_report_repeated_with_another_regions_is_no_second_report(regions: Regions) -> None:
     london = instance("london", "a")
     first = seen(london).view
     regions.adopt(first, 1.0)

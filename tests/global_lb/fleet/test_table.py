@@ -27,15 +27,15 @@ def test_a_block_that_was_handed_out_is_not_written() -> None:
 
 
 def test_a_part_of_a_field_is_the_same_for_those_in_it() -> None:
-    told = field(request("a"), london={"depth": 2}, frankfurt={"depth": 1}, tokyo={"wait_ms": 50.0})
-    told.penalty_ms, told.hot = np.array([0.0, 1.0, 2.0]), frozenset({1, 2})
-    part = told.only([1, 2], "out")
+    found = field(request("a"), london={"depth": 2}, frankfurt={"depth": 1}, tokyo={"wait_ms": 50.0})
+    found.penalty_ms, found.hot = np.array([0.0, 1.0, 2.0]), frozenset({1, 2})
+    part = found.only([1, 2], "out")
     assert (part.names, part.here, part.absent) == (("london", "tokyo"), 0, {"frankfurt": "out"})
     assert part.hot == {0, 1}
     for place, whole in ((0, 1), (1, 2)):
-        assert part.scored(place, 1.0) == told.scored(whole, 1.0)
-    assert part.predicted_ms().tolist() == told.predicted_ms()[1:].tolist()
-    nobody = told.only([], "nobody")
+        assert part.scored(place, 1.0) == found.scored(whole, 1.0)
+    assert part.predicted_ms().tolist() == found.predicted_ms()[1:].tolist()
+    nobody = found.only([], "nobody")
     assert (len(nobody), nobody.here, sorted(nobody.absent)) == (0, None, ["frankfurt", "london", "tokyo"])
 
 
@@ -45,26 +45,26 @@ def test_doubt_is_that_of_a_drift(wait_ms: float, left: int, age_s: float, slots
     drift = Drift()
     drift.reported(10.0, 50, 1.0)
     drift.reported(wait_ms, left, 1.0 + gap_s)
-    told = field(request("a"), london={
+    found = field(request("a"), london={
         "wait_ms": wait_ms, "slots_free": left, "slots_total": slots, "rates": drift.rates,
     })  # fmt: skip
     now = 1.0 + gap_s + age_s
     slot_ms = 100.0 * 20.0 / max(1, slots)
-    wanted = drift.doubt_ms(now, told.headroom().item(0), slot_ms)
-    assert told.doubt_ms(now).item(0) == pytest.approx(wanted)
+    wanted = drift.doubt_ms(now, found.headroom().item(0), slot_ms)
+    assert found.doubt_ms(now).item(0) == pytest.approx(wanted)
 
 
 def test_headroom_is_what_slots_and_foreign_tokens_leave() -> None:
     asked = request("a", 4096)  # 1024 tokens
-    told = field(
+    found = field(
         asked, 100.0, "london", london={"headroom_foreign_tokens": 1.0}, tokyo={"headroom_foreign_tokens": 2048.0},
         frankfurt={"unacknowledged_bytes": 100.0},
     )  # fmt: skip
-    assert dict(zip(told.names, told.headroom().tolist(), strict=True)) == {
+    assert dict(zip(found.names, found.headroom().tolist(), strict=True)) == {
         "frankfurt": 15.0, "london": 16.0, "tokyo": 2.0,
     }  # fmt: skip
-    assert [told.scored(place, 0.0).headroom for place in range(3)] == told.headroom().tolist()
-    assert told.full() == []
+    assert [found.scored(place, 0.0).headroom for place in range(3)] == found.headroom().tolist()
+    assert found.full() == []
     assert field(asked, 1.0, "x", tokyo={"headroom_foreign_tokens": 0.0}).full() == [0]
 
 
@@ -99,14 +99,14 @@ def test_a_request_costs_hardware_by_time_and_traffic_by_size(stream: bool) -> N
         "usd_per_gpu_hour": 3.6, "egress_usd_per_gb": 0.1, "slots_total": 10, "replicas_ready": 2, "depth": 8,
         "cache_hit_calibration": 0.5,
     }  # fmt: skip
-    told = field(asked, 50.0, "london", london={"egress_usd_per_gb": 0.09}, tokyo=tokyo)
-    place = told.at["tokyo"]
+    found = field(asked, 50.0, "london", london={"egress_usd_per_gb": 0.09}, tokyo=tokyo)
+    place = found.at["tokyo"]
     answer_bytes = 50.0 * (STREAM_TOKEN_BYTES if stream else 4.0)
     egress_usd = (asked.body_bytes * 0.09 + answer_bytes * 0.1) / 1e9
-    prefill_ms = told.scored(place, 0.0).prefill_ms
-    assert told.egress_usd(place) == pytest.approx(egress_usd)
+    prefill_ms = found.scored(place, 0.0).prefill_ms
+    assert found.egress_usd(place) == pytest.approx(egress_usd)
     wanted = egress_usd + (prefill_ms + 50.0 * 20.0 / 5.0) * 3.6 / 3.6e6
-    assert told.usd().item(place) == pytest.approx(wanted)
-    assert told.scored(place, 0.0).usd == pytest.approx(wanted)
-    assert told.egress_usd(told.at["london"]) == 0.0
-    assert told.usd().item(told.at["london"]) == 0.0
+    assert found.usd().item(place) == pytest.approx(wanted)
+    assert found.scored(place, 0.0).usd == pytest.approx(wanted)
+    assert found.egress_usd(found.at["london"]) == 0.0
+    assert found.usd().item(found.at["london"]) == 0.0

@@ -39,17 +39,17 @@ class Stage:
 
     def __init__(self, store=None) -> None:
         self.now = 1000.0
-        self.told: list[RegionForced] = []
+        self.events: list[RegionForced] = []
         self.refused: list[str] = []
         regions = ("tokyo", "london")
-        self.overrides = Drains(store, regions, self.told.append, self.refused.append, lambda: self.now)
+        self.overrides = Drains(store, regions, self.events.append, self.refused.append, lambda: self.now)
 
-    def tell(self, *changes: Change) -> list[RegionForced]:
+    def apply(self, *changes: Change) -> list[RegionForced]:
         """What these steps made it say."""
-        self.told.clear()
+        self.events.clear()
         for change in changes:
             self.overrides.changed(change)
-        return list(self.told)
+        return list(self.events)
 
 
 def drained(over_s=10.0, until=1060.0, why="new racks (by ann)") -> RegionForced:
@@ -62,48 +62,48 @@ LIFTED = RegionForced("tokyo", False)
 @pytest.fixture
 def stage() -> Stage:
     stage = Stage()
-    stage.tell(snapshot())
+    stage.apply(snapshot())
     return stage
 
 
-def test_a_word_drains_until_its_own_end_at_its_own_pace(stage):
-    assert stage.tell(put("tokyo", word())) == [drained()]
-    assert stage.tell(DELETE) == [LIFTED]
-    assert stage.tell(DELETE) == []
+def test_a_drain_lasts_until_its_own_end_at_its_own_pace(stage):
+    assert stage.apply(put("tokyo", word())) == [drained()]
+    assert stage.apply(DELETE) == [LIFTED]
+    assert stage.apply(DELETE) == []
 
 
-def test_a_word_that_moves_streams_says_so(stage):
-    (told,) = stage.tell(put("tokyo", word(move_streams=True)))
-    assert told.moves
+def test_a_drain_that_moves_streams_says_so(stage):
+    (found,) = stage.apply(put("tokyo", word(move_streams=True)))
+    assert found.moves
 
 
 def test_a_balancer_that_has_only_begun_keeps_no_pace():
     stage = Stage()
-    assert stage.tell(snapshot(tokyo=word())) == [drained(over_s=0.0)]
+    assert stage.apply(snapshot(tokyo=word())) == [drained(over_s=0.0)]
 
 
 def test_one_that_began_in_an_outage_does():
     stage = Stage()
-    assert stage.tell(LOST, snapshot(tokyo=word())) == [drained(over_s=10.0)]
+    assert stage.apply(LOST, snapshot(tokyo=word())) == [drained(over_s=10.0)]
 
 
-def test_the_same_word_listed_anew_says_nothing_and_its_end_stands(stage):
-    stage.tell(put("tokyo", word()))
+def test_the_same_drain_listed_anew_changes_nothing_and_its_end_stands(stage):
+    stage.apply(put("tokyo", word()))
     stage.now = 1030.0
-    assert stage.tell(LOST, snapshot(tokyo=word())) == []
+    assert stage.apply(LOST, snapshot(tokyo=word())) == []
     assert stage.overrides.status("tokyo")["left_s"] == 30.0
 
 
-def test_another_word_replaces_it(stage):
-    stage.tell(put("tokyo", word()))
+def test_another_drain_replaces_it(stage):
+    stage.apply(put("tokyo", word()))
     stage.now = 1030.0
-    assert stage.tell(put("tokyo", word(why="longer", for_s=100.0))) == [drained(why="longer (by ann)", until=1130.0)]
+    assert stage.apply(put("tokyo", word(why="longer", for_s=100.0))) == [drained(why="longer (by ann)", until=1130.0)]
 
 
 def test_a_snapshot_without_it_lifts_it_and_a_loss_does_not(stage):
-    stage.tell(put("tokyo", word()))
-    assert stage.tell(LOST) == []
-    assert stage.tell(snapshot(london=word("london"))) == [
+    stage.apply(put("tokyo", word()))
+    assert stage.apply(LOST) == []
+    assert stage.apply(snapshot(london=word("london"))) == [
         LIFTED, RegionForced("london", True, "new racks (by ann)", 1060.0, 10.0),
     ]  # fmt: skip
 
@@ -117,16 +117,16 @@ def test_a_snapshot_without_it_lifts_it_and_a_loss_does_not(stage):
         (Change(ChangeKind.PUT, 2, "/farhop/v1/override/tokyo/x", word()), "override_misplaced"),
     ],
 )
-def test_what_is_not_believed_is_counted_and_the_last_good_word_stands(stage, change, reason):
-    stage.tell(put("tokyo", word()))
-    assert stage.tell(change) == []
+def test_what_is_not_believed_is_counted_and_the_last_good_drain_stands(stage, change, reason):
+    stage.apply(put("tokyo", word()))
+    assert stage.apply(change) == []
     assert stage.refused == [reason]
     assert stage.overrides.status("tokyo") is not None
     assert stage.overrides.status("atlantis") is None
 
 
-def test_what_people_are_told(stage):
-    stage.tell(put("tokyo", word()))
+def test_what_people_are_shown(stage):
+    stage.apply(put("tokyo", word()))
     stage.now = 1015.0
     assert stage.overrides.status("tokyo") == {
         "action": "drain", "why": "new racks", "author": "ann", "until": "2026-05-01T00:01:00+00:00", "left_s": 45.0,
@@ -144,7 +144,7 @@ async def test_from_a_real_etcd_set_changed_expired_and_deleted():
 
         async def heard(count: int) -> None:
             async with asyncio.timeout(60.0):
-                while len(stage.told) < count:
+                while len(stage.events) < count:
                     await asyncio.sleep(0.01)
 
         try:
@@ -161,5 +161,5 @@ async def test_from_a_real_etcd_set_changed_expired_and_deleted():
         finally:
             await store.close()
             await asyncio.wait_for(task, 60.0)
-    assert [event.drain for event in stage.told] == [True, True, False, True, False]
+    assert [event.drain for event in stage.events] == [True, True, False, True, False]
     assert stage.refused == []

@@ -29,7 +29,7 @@ class Ear:
         return self.answer
 
 
-def test_before_it_answers_it_is_not_in_contact_and_a_loss_is_told_until_it_is_back() -> None:
+def test_before_it_answers_it_is_not_in_contact_and_a_loss_is_shown_until_it_is_back() -> None:
     ear = Ear()
     assert (ear.hub.status()["in_contact"], ear.hub.status()["age_s"]) == (False, None)
     ear.hub.changed(Change(ChangeKind.SNAPSHOT, 5, entries=(Entry(KEY, encode(told()), 4),)))

@@ -27,25 +27,25 @@ class Entry:
         self.table = LatencyTable(given, "tokyo", "g1", lambda: self.law, lambda: self.now)
 
     def came(self, host: str = "8.8.8.8", tenant: str = "anywhere", narrow: Any = (), key: str = "", **known: bytes):
-        told = [(host, 12_300)]
+        found = [(host, 12_300)]
         exchange = SimpleNamespace(
-            client_rtt=lambda: told.pop() if told else None,
+            client_rtt=lambda: found.pop() if found else None,
             head=SimpleNamespace(known={name.replace("_", "-").encode(): value for name, value in known.items()}),
         )
         caller = SimpleNamespace(tenant=tenant, narrow=narrow, key=key)
         for _ in range(3):  # requests of one connection
             self.table.arrived(exchange, caller, "m")  # type: ignore[arg-type]
 
-    def told(self) -> dict[str, Any]:
+    def published(self) -> dict[str, Any]:
         return self.table.report().networks
 
 
-def test_a_network_is_told_after_some_connections_of_it() -> None:
+def test_a_network_is_reported_after_some_connections_of_it() -> None:
     entry = Entry()
     entry.came("8.8.8.8")
-    assert entry.told() == {}
+    assert entry.published() == {}
     entry.came("8.8.8.200")
-    assert {network: one.samples for network, one in entry.told().items()} == {"8.8.8.0/24": 2}
+    assert {network: one.samples for network, one in entry.published().items()} == {"8.8.8.0/24": 2}
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_whom_the_law_or_a_proxy_hides_is_not_measured(who: Any) -> None:
     entry = Entry()
     for _ in range(4):
         entry.came(**who)
-    assert entry.told() == {}
+    assert entry.published() == {}
 
 
 def test_a_law_that_takes_away_has_all_forgotten() -> None:
@@ -73,15 +73,15 @@ def test_a_law_that_takes_away_has_all_forgotten() -> None:
         entry.came()
     before, tenants = entry.law, dict(world().tenants)
     entry.law = Law(replace(world(), epoch=before.epoch + 1))
-    assert entry.told(), "nobody lost anything"
+    assert entry.published(), "nobody lost anything"
     stays = tenants["anywhere"].residency
     assert isinstance(stays, Residency)
     tenants["anywhere"] = replace(tenants["anywhere"], residency=replace(stays, logging=Rule(("eu",))))
     entry.law = Law(replace(world(), epoch=before.epoch + 2, tenants=tenants))
-    assert entry.told() == {}
+    assert entry.published() == {}
     entry.came()
     entry.came()
-    assert entry.told() == {}
+    assert entry.published() == {}
 
 
 def test_a_map_with_another_region_has_all_forgotten() -> None:
@@ -91,20 +91,20 @@ def test_a_map_with_another_region_has_all_forgotten() -> None:
     entry.law = Law(replace(whole, regions=fewer, entries={}))
     for _ in range(4):
         entry.came()
-    assert entry.told()
+    assert entry.published()
     entry.law = Law(replace(whole, epoch=whole.epoch + 1))
-    assert entry.told() == {}
+    assert entry.published() == {}
 
 
 def test_only_so_many_are_measured_in_a_second() -> None:
     entry = Entry()
     for n in range(3 * SAMPLES_PER_S_MAX):
         entry.came(f"8.8.{n % 50}.1")
-    assert sum(one.samples for one in entry.told().values()) <= SAMPLES_PER_S_MAX
+    assert sum(one.samples for one in entry.published().values()) <= SAMPLES_PER_S_MAX
     entry.now += 1.0
     entry.came("9.9.9.9")
     entry.came("9.9.9.9")
-    assert "9.9.9.0/24" in entry.told()
+    assert "9.9.9.0/24" in entry.published()
 
 
 async def test_it_is_published_under_a_lease_and_goes_with_it() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,7 +15,7 @@ from regions import Region, put, told, watching
 from farhop.balance.machine import Address
 from farhop.service.region_channel import address_of
 from global_lb.fleet.distances import Distances
-from global_lb.links.link import apply_quiet_ms
+from global_lb.links.link import IDLE, IDLE_S, IDLE_SILENCE, apply_quiet_ms
 from tests.conftest import soonest, unhindered
 
 if TYPE_CHECKING:
@@ -40,12 +42,17 @@ class Upstreams:
     def __init__(self, *silent: Silent) -> None:
         self.told: list[tuple[Address, bool]] = []
         self.silent = silent
+        self.used = True
 
     def channel(self, address: Address, up: bool) -> None:
         self.told.append((address, up))
 
     def quiet(self, address: Address) -> Sequence[Silent]:
         return self.silent if address == Address("10.0.0.1", 80) else ()
+
+    def in_use(self, address: Address, within_s: float) -> bool:
+        assert within_s == IDLE_S
+        return self.used or address != Address("10.0.0.1", 80)
 
 
 class Silent:
@@ -66,22 +73,22 @@ def test_addresses() -> None:
 
 async def test_a_broken_stream_has_the_channel_asked_at_once(region: Region) -> None:
     """Pings are 20 s apart here: what has it asked is that the stream of reports ended."""
-    async with watching(ping_s=20.0) as (watcher, store, heard):
+    async with watching(ping_s=20.0) as (watcher, store, found):
         upstreams = watcher._upstreams = Upstreams()
         await put(store, told(control_address=region.address))
-        await until(lambda: ("tokyo", True) in heard.channels and region.readers > 0)
+        await until(lambda: ("tokyo", True) in found.channels and region.readers > 0)
         took_s = unhindered()
         await region.stop()
-        await until(lambda: heard.channels[-1] == ("tokyo", False))
+        await until(lambda: found.channels[-1] == ("tokyo", False))
         assert took_s() < 8.0  # SILENCE alone would take 8 s at least
         # Where requests go, not where pings go.
         assert upstreams.told == [(Address("10.0.0.1", 80), True), (Address("10.0.0.1", 80), False)]
 
 
 async def test_a_silent_channel_is_asked_before_its_next_ping_is_due(region: Region) -> None:
-    async with watching(ping_s=1.0) as (_, store, heard):
+    async with watching(ping_s=1.0) as (_, store, found):
         await put(store, told(control_address=region.address))
-        await until(lambda: ("tokyo", True) in heard.channels)
+        await until(lambda: ("tokyo", True) in found.channels)
 
         async def four() -> float:
             began, asked = time.monotonic(), len(region.pinged)
@@ -89,6 +96,28 @@ async def test_a_silent_channel_is_asked_before_its_next_ping_is_due(region: Reg
             return time.monotonic() - began
 
         await soonest(four, 4 * 0.8)  # every 0.5 s and not every second
+
+
+@pytest.mark.parametrize(("speaks", "gap"), [(False, IDLE_SILENCE), (True, 0.8 * IDLE)])
+async def test_a_region_that_nothing_is_sent_to_is_asked_less_often(region: Region, speaks: bool, gap: float) -> None:
+    """While its reports come only as often as pings are due there, else when one of them is missed. No bound above: a
+    busy machine is late."""
+    ping_s = 0.2
+    async with watching(ping_s=ping_s) as (watcher, store, heard):
+        upstreams = watcher._upstreams = Upstreams()
+        upstreams.used = False
+        await put(store, told(control_address=region.address))
+        await until(lambda: ("tokyo", True) in heard.channels)
+        loop, asked = asyncio.get_running_loop(), list[float]()
+        for seq in itertools.count(2):
+            if len(region.pinged) > len(asked):
+                asked += [loop.time()] * (len(region.pinged) - len(asked))
+            if len(asked) >= 5:
+                break
+            if speaks:
+                await region.say(told(control_address=region.address, seq=seq))
+            await asyncio.sleep(0.02)
+    assert asked[-1] - asked[1] >= 0.95 * 3 * gap * ping_s  # the first is the one that found it
 
 
 async def test_pings_ask_about_silent_attempts(region: Region) -> None:

@@ -72,92 +72,92 @@ def slice_(
     return pb.PrefixDelta(instance=instance, incarnation=incarnation, seq=seq, slice=what)
 
 
-async def whole(told: Told, *paths: pb.PrefixPath, instance: str = "a") -> PrefixStream:
-    stream = told.stream(instance)
+async def whole(value: Told, *paths: pb.PrefixPath, instance: str = "a") -> PrefixStream:
+    stream = value.stream(instance)
     await in_turns(stream.take(slice_(0, *paths, last=True, instance=instance)))
     return stream
 
 
 async def test_a_snapshot_and_changes() -> None:
-    told = Told()
-    assert told.prefixes.state(TOKYO) == "never"
-    stream = told.stream()
+    found = Told()
+    assert found.prefixes.state(TOKYO) == "never"
+    stream = found.stream()
     await in_turns(stream.take(slice_(0, path(0, 1, 2))))
-    assert told.prefixes.state(TOKYO) == "never"
+    assert found.prefixes.state(TOKYO) == "never"
     await in_turns(stream.take(slice_(1, path(2, 3), last=True)))
-    assert (told.held, told.prefixes.state(TOKYO)) == ({1, 2, 3}, "connected")
+    assert (found.held, found.prefixes.state(TOKYO)) == ({1, 2, 3}, "connected")
     await in_turns(stream.take(delta(1, stored(3, 4), evicted(4, 3), stored(2, 5))))
-    assert told.held == {1, 2, 5}
-    assert told.trie.match((1, 2, 5)) == {TOKYO: 3}
+    assert found.held == {1, 2, 5}
+    assert found.trie.match((1, 2, 5)) == {TOKYO: 3}
     await in_turns(stream.take(delta(2, CLEARED, stored(0, 9))))
-    assert told.held == {9}
-    assert told.refused == []
+    assert found.held == {9}
+    assert found.refused == []
 
 
 async def test_a_node_leaves_with_the_last_instance_that_holds_it() -> None:
-    told = Told()
-    a = await whole(told, path(0, 1, 2))
-    b = await whole(told, path(0, 1, 2, 3), instance="b")
+    found = Told()
+    a = await whole(found, path(0, 1, 2))
+    b = await whole(found, path(0, 1, 2, 3), instance="b")
     await in_turns(a.take(delta(1, evicted(2, 1))))
-    assert told.held == {1, 2, 3}
+    assert found.held == {1, 2, 3}
     await in_turns(b.take(delta(1, evicted(3, 2), instance="b")))
-    assert told.held == {1}
+    assert found.held == {1}
     await in_turns(b.take(delta(2, CLEARED, instance="b")))
-    assert told.held == set()
+    assert found.held == set()
 
 
 async def test_a_new_snapshot_takes_over_when_it_is_whole() -> None:
-    told = Told()
-    (await whole(told, path(0, 1, 2))).ended(10.0)
-    stream = told.stream()
+    found = Told()
+    (await whole(found, path(0, 1, 2))).ended(10.0)
+    stream = found.stream()
     await in_turns(stream.take(slice_(0, path(0, 1), incarnation=2)))
-    assert (told.held, told.prefixes.state(TOKYO)) == ({1, 2}, "behind")
+    assert (found.held, found.prefixes.state(TOKYO)) == ({1, 2}, "behind")
     await in_turns(stream.take(slice_(1, path(0, 7), last=True, incarnation=2)))
-    assert (told.held, told.prefixes.state(TOKYO)) == ({1, 7}, "connected")
+    assert (found.held, found.prefixes.state(TOKYO)) == ({1, 7}, "connected")
 
 
 async def test_what_came_of_a_broken_snapshot_stays_and_the_next_begins_anew() -> None:
-    told = Told()
-    (await whole(told, path(0, 1, 2))).ended(10.0)
-    stream = told.stream()
+    found = Told()
+    (await whole(found, path(0, 1, 2))).ended(10.0)
+    stream = found.stream()
     await in_turns(stream.take(slice_(0, path(0, 1, 5), seq=9)))
     stream.ended(11.0)
-    again = told.stream()
-    assert (told.held, again.known_seq, again.known_incarnation) == ({1, 2, 5}, 0, 0)
+    again = found.stream()
+    assert (found.held, again.known_seq, again.known_incarnation) == ({1, 2, 5}, 0, 0)
     await in_turns(again.take(slice_(0, path(0, 1), last=True, seq=9)))
-    assert told.held == {1}
+    assert found.held == {1}
 
 
-async def test_however_many_snapshots_break_nothing_they_told_is_forgotten_until_one_is_whole() -> None:
-    told = Told()
+async def test_however_many_snapshots_break_nothing_they_brought_is_forgotten_until_one_is_whole() -> None:
+    found = Told()
     for n in range(1, 30):
-        stream = told.stream()
+        stream = found.stream()
         await in_turns(stream.take(slice_(0, path(0, n), seq=9)))
         stream.ended(float(n))
-    assert told.held == set(range(1, 30))
+    assert found.held == set(range(1, 30))
     assert len(stream._instance.stale) <= room._STALE_MAX
-    await in_turns(told.prefixes.tidy(30.0))
-    assert told.held == set(range(1, 30))
-    await whole(told, path(0, 40))
-    assert told.held == {40}
+    await in_turns(found.prefixes.tidy(30.0))
+    assert found.held == set(range(1, 30))
+    await whole(found, path(0, 40))
+    assert found.held == {40}
 
 
-async def test_what_broken_snapshots_told_is_forgotten_with_their_instance() -> None:
-    told = Told()
+async def test_what_broken_snapshots_brought_is_forgotten_with_their_instance() -> None:
+    found = Told()
     for n in range(1, 4):
-        stream = told.stream()
+        stream = found.stream()
         await in_turns(stream.take(slice_(0, path(0, n), seq=9)))
         stream.ended(0.0)
-    await in_turns(told.prefixes.tidy(1.0 + room.FORGET_S))
-    assert told.held == set()
+    await in_turns(found.prefixes.tidy(1.0 + room.FORGET_S))
+    assert found.held == set()
 
 
 @pytest.mark.parametrize("what", ["evicted", "cleared", "renewed"])
 async def test_no_message_holds_the_loop_for_long(what: str) -> None:
-    told = Told()
-    told.trie.set_capacity(TOKYO, 1 << 30)
+    found = Told()
+    found.trie.set_capacity(TOKYO, 1 << 30)
     nodes = [path(0, *range(n + 1, n + 51)) for n in range(0, 5000, 50)]
-    stream = await whole(told, *nodes)
+    stream = await whole(found, *nodes)
     messages = {
         "evicted": delta(1, evicted(*range(5000, 0, -1))),
         "cleared": delta(1, CLEARED),
@@ -174,7 +174,7 @@ async def test_no_message_holds_the_loop_for_long(what: str) -> None:
     beside = asyncio.create_task(others())
     await in_turns(stream.take(messages[what]))
     beside.cancel()
-    assert told.held == ({9000} if what == "renewed" else set())
+    assert found.held == ({9000} if what == "renewed" else set())
     assert turns >= 5000 // (2 * room._TURN_NODES)
 
 
@@ -188,11 +188,11 @@ async def test_no_message_holds_the_loop_for_long(what: str) -> None:
     ],
 )
 async def test_what_does_not_follow_is_a_gap(message: pb.PrefixDelta) -> None:
-    told = Told()
-    stream = await whole(told, path(0, 1))
+    found = Told()
+    stream = await whole(found, path(0, 1))
     with pytest.raises(PrefixGapError):
         await in_turns(stream.take(message))
-    assert (told.held, told.refused) == ({1}, ["prefixes_gap"])
+    assert (found.held, found.refused) == ({1}, ["prefixes_gap"])
 
 
 @pytest.mark.parametrize(
@@ -211,141 +211,141 @@ async def test_what_does_not_follow_is_a_gap(message: pb.PrefixDelta) -> None:
     ],
 )
 async def test_the_absurd_is_refused_whole_and_counted(message: pb.PrefixDelta, why: str) -> None:
-    told = Told()
-    stream = await whole(told, path(0, 1))
+    found = Told()
+    stream = await whole(found, path(0, 1))
     with pytest.raises(PrefixGapError):
         await in_turns(stream.take(message))
-    assert (told.held, told.refused) == ({1}, [why])
+    assert (found.held, found.refused) == ({1}, [why])
 
 
 async def test_a_path_without_its_parent_is_left_out() -> None:
-    told = Told()
-    stream = await whole(told, path(0, 1))
+    found = Told()
+    stream = await whole(found, path(0, 1))
     await in_turns(stream.take(delta(1, stored(8, 9), stored(1, 2))))
-    assert (told.held, told.refused) == ({1, 2}, ["prefixes_unknown_parent"])
+    assert (found.held, found.refused) == ({1, 2}, ["prefixes_unknown_parent"])
 
 
 async def test_an_instance_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "INSTANCE_NODES_MAX", 3)
-    told = Told()
-    stream = await whole(told, path(0, 1, 2))
+    found = Told()
+    stream = await whole(found, path(0, 1, 2))
     await in_turns(stream.take(delta(1, stored(2, 3, 4))))
-    assert (told.held, told.refused) == ({1, 2}, ["prefixes_too_many"])
+    assert (found.held, found.refused) == ({1, 2}, ["prefixes_too_many"])
 
 
 async def test_what_has_no_room_here_is_no_lie() -> None:
-    told = Told()
-    told.trie.set_capacity(TOKYO, 600)
-    stream = await whole(told, path(0, 1, 2, 3, 4))
+    found = Told()
+    found.trie.set_capacity(TOKYO, 600)
+    stream = await whole(found, path(0, 1, 2, 3, 4))
     await in_turns(stream.take(delta(1, stored(4, 5))))
-    assert (told.held, told.refused) == ({1, 2}, [])
+    assert (found.held, found.refused) == ({1, 2}, [])
 
 
 async def test_a_superseded_stream_says_nothing_more() -> None:
-    told = Told()
-    old = await whole(told, *[path(0, n) for n in range(1, 10)])
+    found = Told()
+    old = await whole(found, *[path(0, n) for n in range(1, 10)])
     big = asyncio.create_task(in_turns(old.take(delta(1, *[stored(0, n) for n in range(10, 10_000)]))))
     await asyncio.sleep(0)
-    new = told.stream()
+    new = found.stream()
     with pytest.raises(PrefixGapError):
         await big
     old.ended(5.0)
     await in_turns(new.take(slice_(0, path(0, 1), last=True)))
-    assert (told.held, told.prefixes.state(TOKYO)) == ({1}, "connected")
+    assert (found.held, found.prefixes.state(TOKYO)) == ({1}, "connected")
 
 
 async def test_lost_it_is_kept_and_then_forgotten() -> None:
-    told = Told()
-    a, b = await whole(told, path(0, 1, 2)), await whole(told, path(0, 1), instance="b")
-    assert told.prefixes.behind_s(TOKYO, 99.0) is None
+    found = Told()
+    a, b = await whole(found, path(0, 1, 2)), await whole(found, path(0, 1), instance="b")
+    assert found.prefixes.behind_s(TOKYO, 99.0) is None
     a.ended(100.0)
-    assert (told.prefixes.state(TOKYO), told.prefixes.behind_s(TOKYO, 102.5)) == ("behind", 2.5)
+    assert (found.prefixes.state(TOKYO), found.prefixes.behind_s(TOKYO, 102.5)) == ("behind", 2.5)
     a.ended(101.0)
-    assert told.prefixes.behind_s(TOKYO, 102.5) == 2.5
-    await in_turns(told.prefixes.tidy(100.0 + room.FORGET_S))
-    assert told.held == {1, 2}
-    await in_turns(told.prefixes.tidy(100.1 + room.FORGET_S))
-    assert (told.held, told.prefixes.state(TOKYO)) == ({1}, "connected")
+    assert found.prefixes.behind_s(TOKYO, 102.5) == 2.5
+    await in_turns(found.prefixes.tidy(100.0 + room.FORGET_S))
+    assert found.held == {1, 2}
+    await in_turns(found.prefixes.tidy(100.1 + room.FORGET_S))
+    assert (found.held, found.prefixes.state(TOKYO)) == ({1}, "connected")
     b.ended(300.0)
-    await in_turns(told.prefixes.tidy(400.0))
-    assert (told.held, told.prefixes.state(TOKYO)) == (set(), "never")
-    assert told.prefixes.behind_s(TOKYO, 401.0) is None
+    await in_turns(found.prefixes.tidy(400.0))
+    assert (found.held, found.prefixes.state(TOKYO)) == (set(), "never")
+    assert found.prefixes.behind_s(TOKYO, 401.0) is None
 
 
 async def test_the_longest_silence_counts_and_ends_when_it_speaks_again() -> None:
-    told = Told()
+    found = Told()
     for name, at in (("a", 100.0), ("b", 90.0)):
-        (await whole(told, path(0, 1), instance=name)).ended(at)
-    assert told.prefixes.behind_s(TOKYO, 100.0) == 10.0
-    await whole(told, path(0, 1), instance="b")
-    assert (told.prefixes.state(TOKYO), told.prefixes.behind_s(TOKYO, 101.0)) == ("behind", 1.0)
-    never = told.stream("c")
+        (await whole(found, path(0, 1), instance=name)).ended(at)
+    assert found.prefixes.behind_s(TOKYO, 100.0) == 10.0
+    await whole(found, path(0, 1), instance="b")
+    assert (found.prefixes.state(TOKYO), found.prefixes.behind_s(TOKYO, 101.0)) == ("behind", 1.0)
+    never = found.stream("c")
     never.ended(50.0)
-    assert told.prefixes.behind_s(TOKYO, 101.0) == 1.0  # it has told nothing that could be old
+    assert found.prefixes.behind_s(TOKYO, 101.0) == 1.0  # it has told nothing that could be old
 
 
-async def test_what_is_being_told_again_is_not_forgotten_meanwhile() -> None:
-    told = Told()
-    (await whole(told, path(0, 1, 2))).ended(100.0)
-    stream = told.stream()
+async def test_what_is_being_sent_again_is_not_forgotten_meanwhile() -> None:
+    found = Told()
+    (await whole(found, path(0, 1, 2))).ended(100.0)
+    stream = found.stream()
     await in_turns(stream.take(slice_(0, path(0, 1))))
-    await in_turns(told.prefixes.tidy(500.0))
-    assert told.held == {1, 2}
+    await in_turns(found.prefixes.tidy(500.0))
+    assert found.held == {1, 2}
     await in_turns(stream.take(slice_(1, path(1, 3), last=True)))
-    assert told.held == {1, 3}
+    assert found.held == {1, 3}
 
 
 async def test_a_stream_whose_instance_was_forgotten_begins_anew() -> None:
-    told = Told()
-    (await whole(told, path(0, 1, 2))).ended(100.0)
-    late = told.stream()
-    await in_turns(told.prefixes.tidy(500.0))
+    found = Told()
+    (await whole(found, path(0, 1, 2))).ended(100.0)
+    late = found.stream()
+    await in_turns(found.prefixes.tidy(500.0))
     with pytest.raises(PrefixGapError):
         await in_turns(late.take(delta(1, stored(2, 3))))
-    assert told.held == set()
+    assert found.held == set()
 
 
-def send_there(told: Told, *chain: int) -> None:
-    told.trie.insert(TOKYO, chain)
-    told.prefixes.sent(TOKYO, chain)
+def send_there(value: Told, *chain: int) -> None:
+    value.trie.insert(TOKYO, chain)
+    value.prefixes.sent(TOKYO, chain)
 
 
 async def test_what_we_sent_stands_where_nobody_tells() -> None:
-    told = Told()
-    send_there(told, 1, 2)
+    found = Told()
+    send_there(found, 1, 2)
     for now in range(4):
-        await in_turns(told.prefixes.tidy(float(now)))
-    assert told.held == {1, 2}
-    await whole(told, path(0, 5))
-    assert told.held == {5}  # now it is known better
+        await in_turns(found.prefixes.tidy(float(now)))
+    assert found.held == {1, 2}
+    await whole(found, path(0, 5))
+    assert found.held == {5}  # now it is known better
 
 
 async def test_what_we_sent_goes_unless_it_is_confirmed() -> None:
-    told = Told()
-    stream = await whole(told, path(0, 1))
-    await in_turns(told.prefixes.tidy(0.0))
-    send_there(told, 1, 2, 3)
-    send_there(told, 1, 4)
+    found = Told()
+    stream = await whole(found, path(0, 1))
+    await in_turns(found.prefixes.tidy(0.0))
+    send_there(found, 1, 2, 3)
+    send_there(found, 1, 4)
     await in_turns(stream.take(delta(1, stored(1, 2))))
-    await in_turns(told.prefixes.tidy(5.0))
-    assert told.held == {1, 2, 3, 4}
-    send_there(told, 1, 4, 5)  # sent again: its time begins anew
-    await in_turns(told.prefixes.tidy(10.0))
-    assert told.held == {1, 2, 4, 5}
+    await in_turns(found.prefixes.tidy(5.0))
+    assert found.held == {1, 2, 3, 4}
+    send_there(found, 1, 4, 5)  # sent again: its time begins anew
+    await in_turns(found.prefixes.tidy(10.0))
+    assert found.held == {1, 2, 4, 5}
     await in_turns(stream.take(delta(2, stored(1, 4, 5))))
-    await in_turns(told.prefixes.tidy(15.0))
-    assert told.held == {1, 2, 4, 5}
+    await in_turns(found.prefixes.tidy(15.0))
+    assert found.held == {1, 2, 4, 5}
 
 
 async def test_silence_of_a_broken_stream_takes_nothing_back() -> None:
-    told = Told()
-    stream = await whole(told, path(0, 1))
-    await in_turns(told.prefixes.tidy(0.0))
-    send_there(told, 1, 2)
+    found = Told()
+    stream = await whole(found, path(0, 1))
+    await in_turns(found.prefixes.tidy(0.0))
+    send_there(found, 1, 2)
     stream.ended(1.0)
     for now in range(2, 8):
-        await in_turns(told.prefixes.tidy(float(now)))
-    assert told.held == {1, 2}
+        await in_turns(found.prefixes.tidy(float(now)))
+    assert found.held == {1, 2}
 
 
 LABELS = st.lists(st.integers(1, 3), min_size=1, max_size=4)
@@ -357,14 +357,14 @@ PATHS = LABELS.map(lambda labels: [int("".join(map(str, labels[: i + 1]))) for i
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["store", "evict", "clear", "renew"]), PATHS)))
 def test_a_region_holds_the_union_of_its_instances(steps: list[tuple[str, str, list[int]]]) -> None:
     async def run() -> None:
-        told = Told()
+        found = Told()
         model: dict[str, set[int]] = {"a": set(), "b": set()}
         seq = {"a": 1, "b": 1}
-        streams = {name: await whole(told, instance=name) for name in "ab"}
+        streams = {name: await whole(found, instance=name) for name in "ab"}
         for name, what, nodes in steps:
             mine = model[name]
             if what == "renew":
-                streams[name] = told.stream(name)
+                streams[name] = found.stream(name)
                 every = [path(node // 10, node) for node in sorted(mine)]
                 await in_turns(streams[name].take(slice_(0, *every, last=True, seq=seq[name], instance=name)))
                 continue
@@ -380,8 +380,8 @@ def test_a_region_holds_the_union_of_its_instances(steps: list[tuple[str, str, l
                 mine.clear()
             await in_turns(streams[name].take(delta(seq[name], change, instance=name)))
             seq[name] += 1
-            assert told.held == model["a"] | model["b"]
-        assert told.refused == []
+            assert found.held == model["a"] | model["b"]
+        assert found.refused == []
 
     asyncio.run(run())
 
@@ -455,51 +455,51 @@ async def test_a_prompt_served_via_one_global_balancer_is_known_to_others_within
 
 
 async def test_under_a_law_that_forbids_hints_every_stream_begins_anew() -> None:
-    told = Told()
-    stream = told.stream()
+    found = Told()
+    stream = found.stream()
     await in_turns(stream.take(slice_(0, path(0, 1, 2), last=True)))
-    send_there(told, 7, 8)
-    told.trie.clear(TOKYO)  # which the machine does
-    told.prefixes.begin_anew()
-    assert told.prefixes.state(TOKYO) == "behind"
-    assert not len(told.prefixes._regions[TOKYO].instances["a"].nodes)
+    send_there(found, 7, 8)
+    found.trie.clear(TOKYO)  # which the machine does
+    found.prefixes.begin_anew()
+    assert found.prefixes.state(TOKYO) == "behind"
+    assert not len(found.prefixes._regions[TOKYO].instances["a"].nodes)
     with pytest.raises(PrefixGapError):
         await in_turns(stream.take(delta(1, stored(2, 3))))
-    anew = told.stream()
+    anew = found.stream()
     assert (anew.known_incarnation, anew.known_seq) == (0, 0)
     await in_turns(anew.take(slice_(0, path(0, 4), last=True)))
-    assert told.held == {4}
-    await in_turns(told.prefixes.tidy(100.0))
-    assert told.held == {4}
-    assert told.prefixes._discarded == []
+    assert found.held == {4}
+    await in_turns(found.prefixes.tidy(100.0))
+    assert found.held == {4}
+    assert found.prefixes._discarded == []
 
 
 async def test_under_a_law_that_only_widens_it_is_kept_and_asked_for_again() -> None:
-    told = Told()
-    stream = await whole(told, path(0, 1, 2))
-    told.prefixes.adopt(5)
-    assert told.held == {1, 2}
+    found = Told()
+    stream = await whole(found, path(0, 1, 2))
+    found.prefixes.adopt(5)
+    assert found.held == {1, 2}
     with pytest.raises(PrefixGapError):  # by which law it is told nobody knows
         await in_turns(stream.take(delta(1, stored(2, 3))))
     stream.ended(1.0)
-    again = told.stream()
-    assert (told.prefixes.law_epoch, again.known_seq) == (5, 1)
+    again = found.stream()
+    assert (found.prefixes.law_epoch, again.known_seq) == (5, 1)
     await in_turns(again.take(delta(1, stored(2, 3))))
-    assert told.held == {1, 2, 3}
-    told.prefixes.begin_anew()
-    told.prefixes.adopt(6)
-    assert told.prefixes.law_epoch == 6
-    assert told.stream().known_seq == 0
+    assert found.held == {1, 2, 3}
+    found.prefixes.begin_anew()
+    found.prefixes.adopt(6)
+    assert found.prefixes.law_epoch == 6
+    assert found.stream().known_seq == 0
 
 
-async def test_what_is_being_told_meanwhile_is_told_to_nobody() -> None:
-    told = Told()
+async def test_what_is_being_received_meanwhile_is_shown_to_nobody() -> None:
+    found = Told()
     paths = [path(0, *range(1000 * n + 1, 1000 * n + 100)) for n in range(40)]
-    telling = asyncio.create_task(in_turns(told.stream().take(slice_(0, *paths, last=True))))
+    telling = asyncio.create_task(in_turns(found.stream().take(slice_(0, *paths, last=True))))
     await asyncio.sleep(0)
-    assert told.held
-    told.trie.clear(TOKYO)
-    told.prefixes.begin_anew()
+    assert found.held
+    found.trie.clear(TOKYO)
+    found.prefixes.begin_anew()
     with pytest.raises(PrefixGapError):
         await telling
-    assert told.held == set()
+    assert found.held == set()

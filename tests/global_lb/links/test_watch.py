@@ -10,7 +10,7 @@ from farhop_wire import region_pb2_grpc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inprocess import HOP_KEY, until
-from regions import WORLD, Clock, Heard, config, put, told, watching
+from regions import WORLD, Clock, Recorded, config, put, told, watching
 from reporting import reporter
 from worlds import regional, replica
 
@@ -34,18 +34,18 @@ def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_report_becomes_an_instance_of_the_view() -> None:
     clock = Clock(100.0)
-    async with watching(clock=clock) as (_, store, heard):
+    async with watching(clock=clock) as (_, store, found):
         accepted = {"virginia/g1": 11.0, "g1": 99.0, "tokyo/g1": 22.0}
         await put(store, told(tier_address="[fd00::1]:80", accepted_bytes=accepted, draining=True))
-        await until(lambda: heard.names() == ["r1"])
-        region = heard.view.regions["tokyo"]
+        await until(lambda: found.names() == ["r1"])
+        region = found.view.regions["tokyo"]
         (one,) = region.instances
         assert region.rtt_ms == 166.0
         assert (one.tier, one.draining, one.incarnation, one.received_at) == (Address("fd00::1", 80), True, 1, 100.0)
         assert one.clock_offset_ms == 5000.0 - 100_000.0
         assert one.accepted == 11.0  # what it acknowledges to us, not to our namesake elsewhere
         assert one.models["m"].wait_ms == 7.0
-        assert heard.heard == ["tokyo"]
+        assert found.reported == ["tokyo"]
 
 
 async def test_what_was_there_before_us_is_read_too() -> None:
@@ -53,19 +53,19 @@ async def test_what_was_there_before_us_is_read_too() -> None:
     await store.open()
     await put(store, told())
     await put(store, told("frankfurt"))
-    async with watching(store) as (_, _, heard):
-        await until(lambda: set(heard.view.regions) == {"tokyo", "frankfurt"})
+    async with watching(store) as (_, _, found):
+        await until(lambda: set(found.view.regions) == {"tokyo", "frankfurt"})
 
 
 async def test_each_instance_has_its_own_clock() -> None:
     clock = Clock(10.0)
-    async with watching(clock=clock) as (_, store, heard):
+    async with watching(clock=clock) as (_, store, found):
         await put(store, told(instance="a", clock_ms=1_000.0))
-        await until(lambda: heard.names() == ["a"])
+        await until(lambda: found.names() == ["a"])
         clock.at = 10.25
         await put(store, told(instance="b", clock_ms=900_000.0))
-        await until(lambda: heard.names() == ["a", "b"])
-        a, b = heard.view.regions["tokyo"].instances
+        await until(lambda: found.names() == ["a", "b"])
+        a, b = found.view.regions["tokyo"].instances
         assert (a.clock_offset_ms, b.clock_offset_ms) == (1_000.0 - 10_000.0, 900_000.0 - 10_250.0)
 
 
@@ -85,65 +85,65 @@ async def test_each_instance_has_its_own_clock() -> None:
     ],
 )
 async def test_what_cannot_be_believed_is_dropped_and_counted(key: str, value: bytes, why: str) -> None:
-    async with watching() as (_, store, heard):
+    async with watching() as (_, store, found):
         await store.put(key, value)
-        await until(lambda: heard.refused == [why])
+        await until(lambda: found.refused == [why])
         await put(store, told("frankfurt"))
-        await until(lambda: set(heard.view.regions) == {"frankfurt"})
-        assert heard.refused == [why]
+        await until(lambda: set(found.view.regions) == {"frankfurt"})
+        assert found.refused == [why]
 
 
 async def test_there_is_a_bound_on_instances(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "INSTANCES_MAX", 2)
-    async with watching() as (_, store, heard):
+    async with watching() as (_, store, found):
         for name in "abc":
             await put(store, told(instance=name))
-        await until(lambda: heard.refused == ["too_many_instances"])
+        await until(lambda: found.refused == ["too_many_instances"])
         await put(store, told(instance="b", seq=2, draining=True))
-        await until(lambda: [i.draining for i in heard.view.regions["tokyo"].instances] == [False, True])
+        await until(lambda: [i.draining for i in found.view.regions["tokyo"].instances] == [False, True])
 
 
 async def test_a_deleted_key_is_not_a_death() -> None:
-    async with watching() as (_, store, heard):
+    async with watching() as (_, store, found):
         await put(store, told())
-        await until(lambda: heard.names() == ["r1"])
+        await until(lambda: found.names() == ["r1"])
         await store.delete(report_key("tokyo", "r1"))
         await put(store, told("frankfurt"))
-        await until(lambda: "frankfurt" in heard.view.regions)
-        assert heard.names() == ["r1"]
+        await until(lambda: "frankfurt" in found.view.regions)
+        assert found.names() == ["r1"]
 
 
 async def test_what_is_gone_and_silent_is_forgotten_and_the_view_says_so() -> None:
     clock = Clock()
-    async with watching(clock=clock) as (watcher, store, heard):
+    async with watching(clock=clock) as (watcher, store, found):
         await put(store, told(instance="a"))
         await put(store, told(instance="b"))
-        await until(lambda: heard.names() == ["a", "b"])
+        await until(lambda: found.names() == ["a", "b"])
         await store.delete(report_key("tokyo", "a"))
         await until(lambda: ("tokyo", "a") not in watcher._listed)
         clock.at += watch.FORGET_S
         watcher.forget()
-        assert heard.names() == ["a", "b"]  # not yet
+        assert found.names() == ["a", "b"]  # not yet
         clock.at += 0.1
         watcher.forget()
-        assert heard.names() == ["b"]  # its key is there still
+        assert found.names() == ["b"]  # its key is there still
         await store.delete(report_key("tokyo", "b"))
         await until(lambda: not watcher._listed)
         watcher.forget()
-        assert heard.view.regions == {}
+        assert found.view.regions == {}
         assert watcher._links == {}
 
 
-async def test_an_outage_of_the_store_keeps_the_view_and_its_trouble_is_told() -> None:
+async def test_an_outage_of_the_store_keeps_the_view_and_its_trouble_is_shown() -> None:
     clock = Clock()
-    async with watching(clock=clock) as (watcher, store, heard):
+    async with watching(clock=clock) as (watcher, store, found):
         await put(store, told())
-        await until(lambda: heard.names() == ["r1"])
+        await until(lambda: found.names() == ["r1"])
         store.outage()
         await until(lambda: watcher.store_trouble is not None)
         clock.at += 10 * watch.FORGET_S
         watcher.forget()
-        assert heard.names() == ["r1"]
+        assert found.names() == ["r1"]
         store.restore()
         await put(store, told(seq=2))
         await until(lambda: watcher.store_trouble is None)
@@ -152,16 +152,16 @@ async def test_an_outage_of_the_store_keeps_the_view_and_its_trouble_is_told() -
 async def test_a_silent_instance_does_not_draw_requests_while_another_speaks() -> None:
     """Its report is old and its channel broken: two signals. A region's last instance stays; its liveness judges."""
     clock = Clock()
-    async with watching(clock=clock) as (watcher, store, heard):
+    async with watching(clock=clock) as (watcher, store, found):
         await put(store, told(instance="a"))
         await put(store, told(instance="b"))
-        await until(lambda: heard.names() == ["a", "b"] and ("tokyo", False) in heard.channels)
+        await until(lambda: found.names() == ["a", "b"] and ("tokyo", False) in found.channels)
         clock.at += 1.0
         await put(store, told(instance="b", seq=2))
-        await until(lambda: heard.names() == ["b"])
+        await until(lambda: found.names() == ["b"])
         clock.at += 100.0
         watcher.forget()  # as every few seconds
-        assert heard.names() == ["a", "b"]
+        assert found.names() == ["a", "b"]
 
 
 # -- whichever path, whatever order
@@ -184,12 +184,12 @@ def test_the_newest_report_wins_by_whatever_path_and_in_whatever_order(
     steps: list[tuple[str, str, str, int, int]],
 ) -> None:
     async def run() -> None:
-        heard = Heard()
+        found = Recorded()
         clock = Clock()
         store = MemoryStore(Random(1))
         watcher = Watcher(
             config(ping_s=60.0), WORLD, store,
-            react=heard.react, refused=heard.refused.append, clock=clock, rng=Random(2),
+            react=found.react, refused=found.refused.append, clock=clock, rng=Random(2),
         )  # fmt: skip
         newest: dict[tuple[str, str], tuple[int, int]] = {}
         received: dict[tuple[str, str], float] = {}
@@ -203,12 +203,12 @@ def test_the_newest_report_wins_by_whatever_path_and_in_whatever_order(
                 watcher.hubs[0].changed(Change(ChangeKind.PUT, 1, key, encode(report)))
             else:
                 watcher.on_link_report(to_wire(report), name)
-        known = {(i.region, i.name): i for r in heard.view.regions.values() for i in r.instances}
+        known = {(i.region, i.name): i for r in found.view.regions.values() for i in r.instances}
         assert {name: one.incarnation for name, one in known.items()} == {n: v[0] for n, v in newest.items()}
         assert {name: one.received_at for name, one in known.items()} == received
-        assert heard.refused.count("unknown_region") == sum(step[1] == "atlantis" for step in steps)
-        assert set(heard.refused) <= {"unknown_region", "past_incarnation"}
-        assert len(heard.heard) == heard.views
+        assert found.refused.count("unknown_region") == sum(step[1] == "atlantis" for step in steps)
+        assert set(found.refused) <= {"unknown_region", "past_incarnation"}
+        assert len(found.reported) == found.views
         await watcher.close()
 
     asyncio.run(run())
@@ -217,71 +217,71 @@ def test_the_newest_report_wins_by_whatever_path_and_in_whatever_order(
 async def test_an_incarnation_from_the_future_gives_way_to_the_one_that_goes_on() -> None:
     """A clock an hour ahead, set right before the process started anew: its reports would be old for an hour."""
     clock = Clock()
-    async with watching(clock=clock, report_age_s=3.0) as (watcher, _, heard):
+    async with watching(clock=clock, report_age_s=3.0) as (watcher, _, found):
         watcher.on_report(told(incarnation=3_600_001, seq=900))
         for seq in (1, 2, 3):
             clock.at += 1.0
             assert watcher.on_report(told(incarnation=1, seq=seq)) == "past_incarnation"
-        assert heard.view.regions["tokyo"].instances[0].incarnation == 3_600_001
+        assert found.view.regions["tokyo"].instances[0].incarnation == 3_600_001
         clock.at += 1.0
         assert watcher.on_report(told(incarnation=1, seq=3)) == "past_incarnation"  # a key that only stands there
         assert watcher.on_report(told(incarnation=1, seq=4)) is None
-        assert heard.view.regions["tokyo"].instances[0].incarnation == 1
-        assert heard.refused == ["past_incarnation"] * 4
+        assert found.view.regions["tokyo"].instances[0].incarnation == 1
+        assert found.refused == ["past_incarnation"] * 4
         # It is what counts from now on, and an incarnation that says it is newer is so again.
         assert watcher.on_report(told(incarnation=1, seq=5)) is None
         assert watcher.on_report(told(incarnation=2, seq=1)) is None
-        assert heard.view.regions["tokyo"].instances[0].incarnation == 2
+        assert found.view.regions["tokyo"].instances[0].incarnation == 2
 
 
 async def test_a_past_incarnation_is_never_believed_while_the_later_one_speaks() -> None:
     clock = Clock()
-    async with watching(clock=clock, report_age_s=3.0) as (watcher, _, heard):
+    async with watching(clock=clock, report_age_s=3.0) as (watcher, _, found):
         for second in range(10):
             clock.at += 1.0
             assert watcher.on_report(told(incarnation=2, seq=second + 1)) is None
             assert watcher.on_report(told(incarnation=1, seq=second + 1)) == "past_incarnation"
-        assert heard.view.regions["tokyo"].instances[0].incarnation == 2
+        assert found.view.regions["tokyo"].instances[0].incarnation == 2
 
 
-async def test_hubs_are_merged_and_each_is_told_of() -> None:
+async def test_hubs_are_merged_and_each_is_shown() -> None:
     """The newest report counts by whichever hub it came; one hub gone, wiped or late changes nothing."""
     clock = Clock()
     a, b = MemoryStore(Random(1)), MemoryStore(Random(2))
     store = Hubs({"a": a, "b": b}, Random(3))
-    async with watching(store, clock=clock) as (watcher, _, heard):  # type: ignore[arg-type]
+    async with watching(store, clock=clock) as (watcher, _, found):  # type: ignore[arg-type]
         await a.put(report_key("tokyo", "r1"), encode(told(seq=3, draining=True)))
         await b.put(report_key("tokyo", "r1"), encode(told(seq=2)))
         await until(lambda: all(hub.listed for hub in watcher.hubs))
-        assert heard.view.regions["tokyo"].instances[0].draining  # so said the newer one
+        assert found.view.regions["tokyo"].instances[0].draining  # so said the newer one
         assert watcher.store_trouble is None
         a.outage()
         await until(lambda: watcher.store_trouble is not None)
         assert (watcher.store_trouble or "").startswith("hub a: ")
         await b.put(report_key("tokyo", "r1"), encode(told(seq=4)))
         await b.put(report_key("tokyo", "r9"), b"nonsense")
-        await until(lambda: heard.refused == ["malformed"])
-        assert not heard.view.regions["tokyo"].instances[0].draining
+        await until(lambda: found.refused == ["malformed"])
+        assert not found.view.regions["tokyo"].instances[0].draining
         seen = {one["hub"]: one for one in (hub.status() for hub in watcher.hubs)}
         assert (seen["a"]["in_contact"], seen["a"]["outages"], seen["a"]["refused"]) == (False, 1, {})
         assert (seen["b"]["in_contact"], seen["b"]["refused"], seen["b"]["balancers"]) == (True, {"malformed": 1}, 2)
         a.cluster.wipe()
         a.restore()
         await until(lambda: watcher.store_trouble is None)
-        assert heard.names() == ["r1"]
+        assert found.names() == ["r1"]
         clock.at += 2 * watch.FORGET_S
         watcher.forget()
-        assert heard.names() == ["r1"]  # b still lists it
+        assert found.names() == ["r1"]  # b still lists it
 
 
 async def test_a_link_that_speaks_for_another_is_not_believed() -> None:
-    async with watching() as (watcher, _, heard):
+    async with watching() as (watcher, _, found):
         watcher.on_link_report(to_wire(told(instance="r2")), ("tokyo", "r1"))
         absurd = to_wire(told())
         absurd.models[0].wait_ms = float("nan")
         watcher.on_link_report(absurd, ("tokyo", "r1"))
-        assert heard.refused == ["misplaced", "malformed"]
-        assert heard.view.regions == {}
+        assert found.refused == ["misplaced", "malformed"]
+        assert found.view.regions == {}
 
 
 async def test_why_a_region_that_is_there_tells_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,10 +292,10 @@ async def test_why_a_region_that_is_there_tells_nothing_is_counted(monkeypatch: 
         region_pb2_grpc.add_RegionServicer_to_server(reporter(regional(replica("a"))), below)
         port = below.add_insecure_port("127.0.0.1:0")
         await below.start()
-        _, store, heard = await stack.enter_async_context(watching())
+        _, store, text = await stack.enter_async_context(watching())
         await put(store, told(control_address=f"127.0.0.1:{port}"))
-        await until(lambda: ("tokyo", True) in heard.channels and len(set(heard.refused)) == 2)
-        assert set(heard.refused) == {"reports_resource_exhausted", "prefixes_resource_exhausted"}
+        await until(lambda: ("tokyo", True) in text.channels and len(set(text.refused)) == 2)
+        assert set(text.refused) == {"reports_resource_exhausted", "prefixes_resource_exhausted"}
         await below.stop(None)
-        await until(lambda: heard.channels[-1] == ("tokyo", False))
-        assert len(set(heard.refused)) == 2  # that nobody is there the ping told
+        await until(lambda: text.channels[-1] == ("tokyo", False))
+        assert len(set(text.refused)) == 2  # that nobody is there the ping told

@@ -46,7 +46,7 @@ def test_hints_have_a_law_of_their_own(region: str, hints: bool) -> None:
 
 def test_the_summary_names_each_clause_once() -> None:
     verdict = admission.processing(request("a", tenant="german"), LAW)
-    told = admission.summary(verdict, frozenset({"tokyo"}))
-    assert told.startswith("no region may lawfully process this request (")
-    assert "london, tokyo: tenant german: processing allows only DE" in told
-    assert "frankfurt: not lawful when the request came" in told
+    found = admission.summary(verdict, frozenset({"tokyo"}))
+    assert found.startswith("no region may lawfully process this request (")
+    assert "london, tokyo: tenant german: processing allows only DE" in found
+    assert "frankfurt: not lawful when the request came" in found

@@ -168,7 +168,7 @@ def test_the_law_of_the_name_and_of_the_model_both_hold() -> None:
     assert refused.outcome is outcome.NO_REGION
 
 
-def test_who_may_use_none_of_them_is_told_so_without_their_names() -> None:
+def test_who_may_use_none_of_them_is_refused_without_their_names() -> None:
     flow = worldwide(view=seen(serving("london", big=4)), routes=auto("big"))
     refused = asked(flow, allowed=("auto",))
     assert isinstance(refused, Unresolved)
@@ -199,15 +199,15 @@ def test_it_never_leads_to_what_may_not_be_used(
     ]
     under = ruled(**{name: Rule(allow=(where,)) for name, where in rules.items()})
     view = seen(*(serving(region, **models) for region, models in slots.items()))
-    told = [
+    results = [
         asked(
             worldwide(view=view, under=under, routes=auto(*cascade), seed=seed),
             allowed=tuple(allowed), prompt_bytes=prompt_bytes,
         )
         for _ in range(2)
     ]  # fmt: skip
-    found = told[0]
-    assert found == told[1]
+    found = results[0]
+    assert found == results[1]
     if isinstance(found, Unresolved):
         return
     assert found is not None

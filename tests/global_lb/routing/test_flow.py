@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from referee import Referee, Rider
-from worlds import MODEL, OTHER_MODEL, REGIONS, capacity, everywhere, heard, instance, law, request, seen, worldwide
+from worlds import MODEL, OTHER_MODEL, REGIONS, capacity, everywhere, instance, law, report_in, request, seen, worldwide
 
 from farhop.balance import machine, outcome
 from farhop.balance.health.reading import State
@@ -109,7 +109,7 @@ class GlobalMachine(RuleBasedStateMachine):
             fields = {"tenant": tenant, "deadline": self.now + 20.0, **oddity}
             if "deadline" in oddity:
                 fields["deadline"] = self.now + oddity["deadline"]
-            self._tell(machine.RequestArrived(request(f"q{self.arrivals}", size, says="alice", **fields)))
+            self._tell(machine.RequestArrived(request(f"q{self.arrivals}", size, prefix="alice", **fields)))
 
     def _one(self, n: int, *states: str) -> Rider | None:
         riders = self.referee.states(*states)
@@ -288,12 +288,12 @@ def test_what_may_not_be_hinted_leaves_no_trace_whatever_happens() -> None:
     for n in range(1000):
         secret = n % 2 == 1
         tenant = "secretive" if secret else "anyone"
-        flow.handle(machine.RequestArrived(request(f"q{n}", says=tenant, tenant=tenant)), 0.0)
+        flow.handle(machine.RequestArrived(request(f"q{n}", prefix=tenant, tenant=tenant)), 0.0)
         flow.handle(machine.AttemptBegan(f"q{n}", 1, 200), 0.0)
         flow.handle(machine.AttemptEnded(f"q{n}", 1, 200, Usage(256, 10, 0)), 0.0)
-    heard(flow, NAMES, 0.0)
-    assert flow.trie.match(request("probe", says="secretive").chain) == {}
-    assert flow.trie.match(request("probe", says="anyone").chain) != {}
+    report_in(flow, NAMES, 0.0)
+    assert flow.trie.match(request("probe", prefix="secretive").chain) == {}
+    assert flow.trie.match(request("probe", prefix="anyone").chain) != {}
 
 
 def test_a_stream_that_broke_may_go_on_where_it_was_refused_before_it_began() -> None:

@@ -17,9 +17,9 @@ from global_lb.routing.policy import Bias, OperatorOverrides, Route, RouteConfig
 FAR = {"rtt_ms": 400.0}
 
 
-def choose(told, seed: int = 1, route: RouteConfig | None = None, **more: Any) -> Decision:
+def choose(value, seed: int = 1, route: RouteConfig | None = None, **more: Any) -> Decision:
     verdict = admission.processing(request("a"), law())
-    return pick(copy(told), verdict, Route(route or RouteConfig()), Random(seed), 0.0, "london", **more)
+    return pick(copy(value), verdict, Route(route or RouteConfig()), Random(seed), 0.0, "london", **more)
 
 
 def drawn(times: int = 400, **regions) -> list[str]:
@@ -27,9 +27,9 @@ def drawn(times: int = 400, **regions) -> list[str]:
 
 
 def test_a_choice_gives_its_reasons() -> None:
-    told = field(request("a"), london={}, frankfurt={}, tokyo={})
-    told.absent = {"mars": "down"}
-    decision = choose(told)
+    found = field(request("a"), london={}, frankfurt={}, tokyo={})
+    found.absent = {"mars": "down"}
+    decision = choose(found)
     assert decision.chosen.region == "london"
     assert [s.region for s in decision.field] == ["london", "frankfurt", "tokyo"]
     assert (decision.verdict.epoch, decision.absent, decision.foreign) == (1, {"mars": "down"}, False)
@@ -54,14 +54,14 @@ def test_the_doubt_of_a_moving_region_makes_ties() -> None:
     assert set(drawn(50, **still)) == {"london"}
     moving = {"london": {"used_share": 0.9, "rates": (-1.0, 30.0, 0.0)}, "frankfurt": {}}
     assert set(drawn(50, **moving)) == {"london", "frankfurt"}
-    told = choose(field(request("a"), **moving)).ties
-    assert told == {"frankfurt": 0.0, "london": 30.0}
+    found = choose(field(request("a"), **moving)).ties
+    assert found == {"frankfurt": 0.0, "london": 30.0}
 
 
-def test_a_penalty_moves_what_others_can_take_and_is_told() -> None:
-    told = field(request("a"), london={}, frankfurt={}, tokyo=FAR)
-    told.penalty_ms = np.array([300.0 if name == "london" else 0.0 for name in told.names])
-    decision = choose(told)
+def test_a_penalty_moves_what_others_can_take_and_is_shown() -> None:
+    found = field(request("a"), london={}, frankfurt={}, tokyo=FAR)
+    found.penalty_ms = np.array([300.0 if name == "london" else 0.0 for name in found.names])
+    decision = choose(found)
     assert (decision.chosen.region, decision.spilled_from) == ("frankfurt", "london")
     far = field(request("a"), london={}, tokyo=FAR)
     far.penalty_ms = np.array([300.0, 0.0])
@@ -69,29 +69,29 @@ def test_a_penalty_moves_what_others_can_take_and_is_told() -> None:
 
 
 def test_of_ties_the_cold_are_taken() -> None:
-    told = field(request("a"), london={"used_share": 0.9}, frankfurt={"rtt_ms": 1.0})
-    told.penalty_ms = np.array([0.5, 0.0])
-    assert {choose(told, seed).chosen.region for seed in range(20)} == {"london"}
+    found = field(request("a"), london={"used_share": 0.9}, frankfurt={"rtt_ms": 1.0})
+    found.penalty_ms = np.array([0.5, 0.0])
+    assert {choose(found, seed).chosen.region for seed in range(20)} == {"london"}
 
 
 def test_a_policy_without_milliseconds_puts_the_hot_last() -> None:
-    told = field(request("a"), london={}, tokyo=FAR)
-    told.penalty_ms = np.array([300.0, 0.0])
+    found = field(request("a"), london={}, tokyo=FAR)
+    found.penalty_ms = np.array([300.0, 0.0])
     route = RouteConfig(policy="failover", regions=("london", "tokyo"))
-    assert (choose(told, route=route).chosen.region, choose(told, route=route).spilled_from) == ("tokyo", "london")
-    told.penalty_ms = np.array([300.0, 300.0])
-    assert choose(told, route=route).chosen.region == "london"  # all are hot
+    assert (choose(found, route=route).chosen.region, choose(found, route=route).spilled_from) == ("tokyo", "london")
+    found.penalty_ms = np.array([300.0, 300.0])
+    assert choose(found, route=route).chosen.region == "london"  # all are hot
 
 
 def test_a_decision_that_is_remembered_holds_no_request() -> None:
-    told = field(request("a", 4096, says="secret"), london={})
-    assert told.request.chain
-    assert not hasattr(choose(told).asked, "request")
+    found = field(request("a", 4096, prefix="secret"), london={})
+    assert found.request.chain
+    assert not hasattr(choose(found).asked, "request")
 
 
 def test_a_decision_says_what_was_known_when_it_was_taken() -> None:
-    told = field(request("a"), london={}, tokyo={})
-    decision = choose(told, overrides=OperatorOverrides({"tokyo": Bias("tokyo", -1000.0, "why", "ann", 9.0)}))
+    found = field(request("a"), london={}, tokyo={})
+    decision = choose(found, overrides=OperatorOverrides({"tokyo": Bias("tokyo", -1000.0, "why", "ann", 9.0)}))
     assert decision.chosen.region == "tokyo"
     assert (decision.chosen.bias_ms, decision.foreign) == (-1000.0, True)
     assert decision.notes == ("bias in ms: tokyo -1000",)
@@ -101,11 +101,11 @@ def test_a_decision_says_what_was_known_when_it_was_taken() -> None:
 @pytest.mark.parametrize("policy", ["predictive", "nearest"])
 def test_the_terms_of_a_score_in_ms_add_up_to_it(policy: str) -> None:
     busy = {"slots_free": 1, "slots_total": 16, "batch_interference_ms": 0.5, "rates": (-1.0, 30.0, 0.0)}
-    told = field(
+    found = field(
         request("a", 200_000), 100.0, london=busy, frankfurt={"tpot_ms": 40.0, "usd_per_gpu_hour": 9.0}, tokyo=FAR
     )  # fmt: skip
-    told.penalty_ms = np.array([0.0, 300.0, 0.0])
-    decision = choose(told, route=RouteConfig(policy=policy, bias_ms={"tokyo": -20.0}, usd_weight_ms=5000.0))
+    found.penalty_ms = np.array([0.0, 300.0, 0.0])
+    decision = choose(found, route=RouteConfig(policy=policy, bias_ms={"tokyo": -20.0}, usd_weight_ms=5000.0))
     terms = decision.terms()
     for scored in decision.field:
         assert sum(terms[scored.region].values()) == pytest.approx(scored.score, rel=1e-6)

@@ -21,9 +21,9 @@ from global_lb.routing.policy import (
 from global_lb.routing.routes import Routes, RoutesChanged
 
 
-def choose(told: Field, route: Route) -> Decision:
-    verdict = admission.processing(told.request, law())
-    return pick(copy(told), verdict, route, Random(1), 0.0, "london")
+def choose(value: Field, route: Route) -> Decision:
+    verdict = admission.processing(value.request, law())
+    return pick(copy(value), verdict, route, Random(1), 0.0, "london")
 
 
 def test_the_narrowest_scope_decides_whole() -> None:
@@ -108,12 +108,12 @@ def test_a_session_stays_while_that_costs_little() -> None:
     assert flow.routes.homes.of(5, "llama") == "london"
 
 
-def test_what_a_dollar_is_worth_is_told_and_the_sum_can_be_checked() -> None:
-    told = field(
+def test_what_a_dollar_is_worth_is_shown_and_the_sum_can_be_checked() -> None:
+    found = field(
         request("a", 4000), 100.0, "london", london={"usd_per_gpu_hour": 9.0}, frankfurt={"usd_per_gpu_hour": 1.0}
     )
     weight = 1e6
-    decision = choose(told, Routes({("", ""): RouteConfig(usd_weight_ms=weight)}).of("anyone", "llama"))
+    decision = choose(found, Routes({("", ""): RouteConfig(usd_weight_ms=weight)}).of("anyone", "llama"))
     assert decision.chosen.region == "frankfurt", "12 ms away, and so much cheaper"
     (note,) = decision.notes
     assert note.startswith("a dollar a request is worth 1e+06 ms")
@@ -123,15 +123,15 @@ def test_what_a_dollar_is_worth_is_told_and_the_sum_can_be_checked() -> None:
 
 
 def test_a_budget_that_is_spent_keeps_requests_here_until_the_hour_has_passed() -> None:
-    told = field(request("a", body_bytes=10**6), 100.0, "london", london={"wait_ms": 900.0, "egress_usd_per_gb": 1.0},
+    found = field(request("a", body_bytes=10**6), 100.0, "london", london={"wait_ms": 900.0, "egress_usd_per_gb": 1.0},
                  frankfurt={"egress_usd_per_gb": 1.0})  # fmt: skip
     routes = Routes({("", ""): RouteConfig(egress_usd_per_hour=0.001)})
     chosen = routes.of("anyone", "llama")
-    gone = choose(told, chosen)
+    gone = choose(found, chosen)
     assert gone.chosen.region == "frankfurt"
-    routes.sent(told.request, gone, 0.0)
+    routes.sent(found.request, gone, 0.0)
     assert chosen.budget.spent_usd(0.0) == pytest.approx(1e-3 + 100 * 250 * 1e-9)
-    kept = choose(told, chosen)
+    kept = choose(found, chosen)
     assert (kept.chosen.region, kept.notes) == ("london", ("the egress budget of 0.001 USD an hour is spent",))
     routes.answered(gone, 0, 0.0)  # it was shorter than thought
     assert chosen.budget.spent_usd(0.0) == pytest.approx(1e-3)

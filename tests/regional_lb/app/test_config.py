@@ -79,12 +79,12 @@ def test_tls_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
     files = {"cert_file": pair.cert_file, "key_file": pair.key_file}
     assert "tier.tls, control.tls: give both or neither" in problems(tier={"port": 1, "tls": files})[""]
     assert "no replica has an https:// url" in problems(engine_tls={"ca_file": authority.ca_file})[""]
-    told = problems(client={"port": 1, "tls": {**files, "key_file": "/none"}}, admin={"port": 1, "tls": {}})
+    found = problems(client={"port": 1, "tls": {**files, "key_file": "/none"}}, admin={"port": 1, "tls": {}})
     assert (
-        told["client.tls"]
+        found["client.tls"]
         == "Value error, key_file: /none: No such file or directory; check the path and its permissions"
     )
-    assert {"admin.tls.cert_file", "admin.tls.key_file"} < set(told)
+    assert {"admin.tls.cert_file", "admin.tls.key_file"} < set(found)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_tls_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_url_must_be_http_to_a_host_and_port(url: str) -> None:
-    told = problems({"url": url})
-    assert list(told) == ["replicas.0.url"]
+    found = problems({"url": url})
+    assert list(found) == ["replicas.0.url"]
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ def test_where_redirected_clients_come_is_a_plain_url_of_one_instance() -> None:
 
 def test_the_engines_key_cannot_write_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARHOP_TEST_ENGINE", "sk-1\r\nx-evil: 1")
-    told = problems(engine_key="env:FARHOP_TEST_ENGINE")
-    assert "printable ASCII" in told["engine_key"]
-    assert "sk-1" not in repr(told)
+    found = problems(engine_key="env:FARHOP_TEST_ENGINE")
+    assert "printable ASCII" in found["engine_key"]
+    assert "sk-1" not in repr(found)
     monkeypatch.setenv("FARHOP_TEST_ENGINE", "sk-1\n")
     key = RegionalConfig.model_validate(document(engine_key="env:FARHOP_TEST_ENGINE")).engine_key
     assert key is not None
@@ -231,8 +231,8 @@ def test_an_unknown_policy_or_option_is_named_with_those_that_are_known(
 
 
 def test_an_engine_nobody_knows_is_named_with_those_that_are() -> None:
-    told = problems({"url": "http://a:1", "engine": "tensorrt"})
-    assert told == {
+    found = problems({"url": "http://a:1", "engine": "tensorrt"})
+    assert found == {
         "replicas.0.engine": "Value error, is unknown; there is vllm, sglang, tgi, trtllm, llamacpp, triton, "
         "and without one it is found out"
     }
@@ -263,8 +263,8 @@ def test_tokenizers_are_of_models_that_are_served_and_adapters_have_their_bases(
 def test_who_prefills_needs_somebody_who_answers() -> None:
     alone = {"url": "http://10.0.0.1:8000", "models": ["llama", "qwen"], "role": "prefill"}
     answers = {"url": "http://10.0.0.2:8000", "models": ["llama"], "role": "decode"}
-    (said,) = problems(replicas=[alone, answers]).values()
-    assert "'qwen' has replicas of role prefill only; give it one of role decode or mixed" in said
+    (found,) = problems(replicas=[alone, answers]).values()
+    assert "'qwen' has replicas of role prefill only; give it one of role decode or mixed" in found
     config = RegionalConfig.model_validate(document(replicas=[alone, {**answers, "models": ["llama", "qwen"]}]))
     assert [replica.role for replica in config.replicas] == ["prefill", "decode"]
     assert RegionalConfig.model_validate(document()).replicas[0].role == "mixed"
@@ -274,8 +274,8 @@ def test_who_prefills_needs_somebody_who_answers() -> None:
 def test_sglangs_decode_engines_need_one_that_prefills_in_their_way() -> None:
     decode = {"url": "http://10.0.0.2:8000", "models": ["llama"], "role": "decode", "engine": "sglang"}
     prefill = {"url": "http://10.0.0.1:8000", "models": ["llama"], "role": "prefill"}
-    (said,) = problems(replicas=[prefill, decode]).values()
-    assert "'llama' has a decode engine of SGLang's, which answers nothing alone" in said
+    (found,) = problems(replicas=[prefill, decode]).values()
+    assert "'llama' has a decode engine of SGLang's, which answers nothing alone" in found
     RegionalConfig.model_validate(document(replicas=[{**prefill, "disaggregation": "sglang"}, decode]))
 
 

@@ -93,13 +93,13 @@ async def test_absurd_routes_leave_those_before_them(up: Both) -> None:
 
 async def test_explain_says_what_the_name_stands_for_here(up: Both) -> None:
     admin = up.regional.tier_admin
-    told = admin.explain(admin.compose(Question(msgspec.Raw(msgspec.json.encode(asking())), "anywhere")))
-    assert told["notes"] == [f"auto stands for {MODEL} (absent: not served)"]
-    assert (told["model"], told["reasons"]["chosen"]) == (MODEL, "one")
-    told = admin.explain(admin.compose(Question(msgspec.Raw(msgspec.json.encode(asking("brief"))), "anywhere")))
-    assert told["notes"] == ["brief stands for other (none is served)"], "no price book, no money"
-    told = admin.explain(admin.compose(Question(msgspec.Raw(msgspec.json.encode(asking(MODEL))), "anywhere")))
-    assert told["notes"] == []
+    explained = admin.explain(admin.compose(Question(msgspec.Raw(msgspec.json.encode(asking())), "anywhere")))
+    assert explained["notes"] == [f"auto stands for {MODEL} (absent: not served)"]
+    assert (explained["model"], explained["reasons"]["chosen"]) == (MODEL, "one")
+    explained = admin.explain(admin.compose(Question(msgspec.Raw(msgspec.json.encode(asking("brief"))), "anywhere")))
+    assert explained["notes"] == ["brief stands for other (none is served)"], "no price book, no money"
+    explained = admin.explain(admin.compose(Question(msgspec.Raw(msgspec.json.encode(asking(MODEL))), "anywhere")))
+    assert explained["notes"] == []
     names = admin.status()["overrides"]["model names"]
     assert [one["model"] for one in names] == ["auto", "brief"]
 
@@ -123,8 +123,8 @@ async def test_the_first_with_room_and_else_the_first_that_is_served(
             second = asyncio.create_task(send(up.client, chat(body=asking())))
             await until(lambda: engine.seen)
             admin = up.regional.tier_admin
-            told = admin.explain(admin.compose(Question(msgspec.Raw(msgspec.json.encode(asking())), "anywhere")))
-            assert told["notes"] == ["auto stands for large (no other has room)"]
+            explained = admin.explain(admin.compose(Question(msgspec.Raw(msgspec.json.encode(asking())), "anywhere")))
+            assert explained["notes"] == ["auto stands for large (no other has room)"]
             busy.release.set()
             engine.release.set()
             answers = await asyncio.gather(first, second)

@@ -45,17 +45,17 @@ class Stage:
     """The watcher of one document, and what it told."""
 
     def __init__(self, kind: Kind) -> None:
-        self.told: list[Event] = []
+        self.events: list[Event] = []
         self.refused: list[str] = []
         make = getattr(overrides, kind.name)
-        self.overrides = make(MemoryStore(Random(1)), "tokyo", self.told.append, self.refused.append)
+        self.overrides = make(MemoryStore(Random(1)), "tokyo", self.events.append, self.refused.append)
 
-    def tell(self, *changes: Change) -> list[Event]:
+    def apply(self, *changes: Change) -> list[Event]:
         """What these steps made it say."""
-        self.told.clear()
+        self.events.clear()
         for change in changes:
             self.overrides.changed(change)
-        return list(self.told)
+        return list(self.events)
 
 
 def put(value: bytes, key: str) -> Change:
@@ -70,36 +70,36 @@ LOST = Change(ChangeKind.LOST, why="gone")
 
 
 @both_kinds
-def test_a_word_its_end_and_an_outage(kind: Kind) -> None:
+def test_an_override_its_end_and_an_outage(kind: Kind) -> None:
     stage, delete, word = Stage(kind), Change(ChangeKind.DELETE, 3, kind.key), kind.document
-    assert stage.tell(snapshot(kind)) == []
-    assert stage.tell(put(word, kind.key), LOST, snapshot(kind, tokyo=word)) == [kind.read]
-    assert stage.tell(delete, delete) == [kind.none]
-    assert stage.tell(snapshot(kind, tokyo=word), LOST, snapshot(kind)) == [kind.read, kind.none]
+    assert stage.apply(snapshot(kind)) == []
+    assert stage.apply(put(word, kind.key), LOST, snapshot(kind, tokyo=word)) == [kind.read]
+    assert stage.apply(delete, delete) == [kind.none]
+    assert stage.apply(snapshot(kind, tokyo=word), LOST, snapshot(kind)) == [kind.read, kind.none]
     assert stage.refused == []
 
 
 @both_kinds
-def test_another_regions_word_is_not_ours(kind: Kind) -> None:
+def test_another_regions_override_is_not_ours(kind: Kind) -> None:
     stage = Stage(kind)
     elsewhere = kind.key_of("tokyo2")
-    assert stage.tell(snapshot(kind, tokyo2=kind.document), put(kind.document, elsewhere)) == []
-    stage.tell(put(kind.document, kind.key))
-    assert stage.tell(Change(ChangeKind.DELETE, 3, elsewhere)) == []
+    assert stage.apply(snapshot(kind, tokyo2=kind.document), put(kind.document, elsewhere)) == []
+    stage.apply(put(kind.document, kind.key))
+    assert stage.apply(Change(ChangeKind.DELETE, 3, elsewhere)) == []
 
 
 @both_kinds
-def test_a_signed_word_says_the_same_and_who_it_was(kind: Kind) -> None:
+def test_a_signed_override_says_the_same_and_who_it_was(kind: Kind) -> None:
     stage, bare = Stage(kind), kind.document
     word = b'{"models": %b, "author": "ann", "why": "try", "at": "2026-11-21T00:00:00Z"}' % bare
     assert stage.overrides.status() is None
-    assert stage.tell(put(word, kind.key)) == [kind.read]
+    assert stage.apply(put(word, kind.key)) == [kind.read]
     assert stage.overrides.status() == {"author": "ann", "why": "try", "at": AT.isoformat()}
-    stage.tell(put(word.replace(b'"ann"', b'""'), kind.key))
+    stage.apply(put(word.replace(b'"ann"', b'""'), kind.key))
     assert (stage.overrides.status() or {}).get("author") == "ann"
-    stage.tell(put(bare, kind.key))
+    stage.apply(put(bare, kind.key))
     assert stage.overrides.status() is None
-    assert stage.tell(put(with_author({}, Authorship("ann", "none", AT)), kind.key)) == [kind.none]
+    assert stage.apply(put(with_author({}, Authorship("ann", "none", AT)), kind.key)) == [kind.none]
     assert stage.refused == [f"{kind.name}_malformed"]
 
 
@@ -123,10 +123,10 @@ ABSURD_SPLITS = [
 )
 def test_what_is_absurd_changes_nothing_and_is_counted(kind: Kind, document: bytes) -> None:
     stage, good = Stage(kind), put(kind.document, kind.key)
-    stage.tell(good)
-    assert stage.tell(put(document, kind.key)) == []
+    stage.apply(good)
+    assert stage.apply(put(document, kind.key)) == []
     assert stage.refused == [f"{kind.name}_malformed"]
-    assert stage.tell(good, Change(ChangeKind.DELETE, 3, kind.key)) == [kind.none]  # the last good was in force
+    assert stage.apply(good, Change(ChangeKind.DELETE, 3, kind.key)) == [kind.none]  # the last good was in force
 
 
 async def test_a_balancer_changes_its_policy_without_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def test_a_token_says_all_that_a_caller_is() -> None:
         (token(expires_ms=NOW_S * 1e3), 403, outcome.PASS_OVER),
     ],
 )
-def test_what_is_no_good_is_told_with_the_remedy(text: bytes, status: int, reason: Outcome) -> None:
+def test_what_is_no_good_is_refused_with_the_remedy(text: bytes, status: int, reason: Outcome) -> None:
     reply = authenticator().caller(head(text))
     assert isinstance(reply, Reply)
     assert (reply.status, reply.outcome) == (status, reason)

@@ -22,27 +22,27 @@ def put(override: RefuseOverride, key: str = "", value: bytes = b"") -> Change:
     return Change(ChangeKind.PUT, 2, key or override.key, value or encode(override))
 
 
-def test_what_stands_is_told_with_its_end_by_our_clock_and_what_is_absurd_is_counted() -> None:
-    now, told, refused = [100.0], list[Event](), list[str]()
-    book = RefusalBook(MemoryStore(Random(1)), "tokyo", told.append, refused.append, lambda: now[0])
+def test_what_stands_is_shown_with_its_end_by_our_clock_and_what_is_absurd_is_counted() -> None:
+    now, found, refused = [100.0], list[Event](), list[str]()
+    book = RefusalBook(MemoryStore(Random(1)), "tokyo", found.append, refused.append, lambda: now[0])
     all_, half = Refusal(1.0, 106.0, "a drill", "ann"), Refusal(0.5, 107.0, "a drill", "ann")
     book.changed(Change(ChangeKind.SNAPSHOT, 1, entries=()))
     book.changed(put(ALL))
     now[0] = 101.0
     book.changed(put(HALF))
-    assert told == [RefusalsChanged({"": all_}), RefusalsChanged({"": all_, "meta/llama": half})]
+    assert found == [RefusalsChanged({"": all_}), RefusalsChanged({"": all_, "meta/llama": half})]
     assert [(one["model"], one["share"], one["left_s"]) for one in book.status()] == [
         ("", 1.0, 5.0), ("meta/llama", 0.5, 6.0),
     ]  # fmt: skip
     book.changed(put(ELSEWHERE, key=HALF.key))  # under another's key
     book.changed(put(ALL, value=b"{}"))
     assert refused == ["refuse_misplaced", "refuse_malformed"]
-    assert len(told) == 2
+    assert len(found) == 2
     now[0] = 106.5
     assert [one["model"] for one in book.status()] == ["meta/llama"]
     book.changed(Change(ChangeKind.DELETE, 3, ALL.key))
     book.changed(Change(ChangeKind.LOST, why="gone"))
     book.changed(Change(ChangeKind.SNAPSHOT, 4, entries=(Entry(HALF.key, encode(HALF), 2),)))
-    assert told[2:] == [RefusalsChanged({"meta/llama": half})]
+    assert found[2:] == [RefusalsChanged({"meta/llama": half})]
     book.changed(Change(ChangeKind.SNAPSHOT, 5, entries=()))
-    assert told[3:] == [RefusalsChanged({})]
+    assert found[3:] == [RefusalsChanged({})]

@@ -79,15 +79,15 @@ def token(
     **claims: Any,
 ) -> str:
     now_ms = up.regional.clock.now() * 1e3
-    told = {
+    fields = {
         "audience": "virginia", "entry_region": "tokyo", "issuer": "tokyo/g1", "tenant": "anywhere",
         "lawful": ("virginia", "tokyo"), "epoch": 1, "priority": 0, "deadline_ms": 10_000.0,
         "expires_ms": now_ms + 5_000.0, "decision_id": "d" * 16, "body": hashlib.sha256(body).digest(), **claims,
     }  # fmt: skip
     if claims.pop("unbound", False):
-        del told["unbound"], told["body"]
+        del fields["unbound"], fields["body"]
     request = request_line(*line, len(body))
-    return HopSigner({"k1": key.encode()}, "k1", "tokyo").sign(HopClaims(**told), request).decode()
+    return HopSigner({"k1": key.encode()}, "k1", "tokyo").sign(HopClaims(**fields), request).decode()
 
 
 async def _ask(up: Both, hop: str | None, **headers: str) -> Any:
@@ -226,7 +226,7 @@ async def test_a_replica_that_is_down_makes_it_unready(up: Both, engine: Engine)
     assert up.regional.tier_admin.status()["modes"] == {MODEL: "all_down"}
 
 
-async def test_out_of_memory_in_an_answer_takes_its_replica_out_and_is_told(engine: Engine) -> None:
+async def test_out_of_memory_in_an_answer_takes_its_replica_out_and_is_shown(engine: Engine) -> None:
     replicas = [{"url": f"http://{engine.address}", "models": [MODEL], "name": name} for name in ("one", "two")]
     async with both(engine, WORLD, regional={"replicas": replicas}) as up:
         await until(lambda: all(r["state"] == "up" for r in up.regional.tier_admin.status()["replicas"]))
@@ -235,10 +235,10 @@ async def test_out_of_memory_in_an_answer_takes_its_replica_out_and_is_told(engi
         assert (answer.status, answer.json["error"]["message"]) == (500, engine.complaint)  # as the engine said it
         hit = answer.headers["x-farhop-replica"]
         status = up.regional.tier_admin.status()
-        told = {replica["replica"]: replica for replica in status["replicas"]}
-        assert (told[hit]["state"], told[hit]["why"]) == ("down", "an answer said: out of GPU memory")
-        assert 3.0 < told[hit]["until_s"] <= 5.0
-        other = told["two" if hit == "one" else "one"]
+        fields = {replica["replica"]: replica for replica in status["replicas"]}
+        assert (fields[hit]["state"], fields[hit]["why"]) == ("down", "an answer said: out of GPU memory")
+        assert 3.0 < fields[hit]["until_s"] <= 5.0
+        other = fields["two" if hit == "one" else "one"]
         assert (other["state"], other["share"], other["failing_share"]) == ("up", 1.0, 0.0)
         assert status["ejections"] == {"engine_out_of_memory": 1.0}
         assert status["modes"] == {MODEL: "normal"}
@@ -346,30 +346,30 @@ def test_a_pick_says_what_its_scores_are_made_of_and_whether_it_explored() -> No
         assert sum(one["terms_ms"].values()) == pytest.approx(one["score"])
 
 
-async def test_an_operator_is_told_who_is_slow_and_since_when_nothing_was_heard(up: Both) -> None:
+async def test_the_status_shows_who_is_slow_and_since_when_nothing_came(up: Both) -> None:
     flow = up.regional.flow
     (name,) = flow.view.replicas
-    (told,) = up.regional.tier_admin.status()["replicas"]
-    assert (told["slow"], told["speed_sample_age_s"], told["speed_doubt"]) == ("", None, 0.5)
+    (found,) = up.regional.tier_admin.status()["replicas"]
+    assert (found["slow"], found["speed_sample_age_s"], found["speed_doubt"]) == ("", None, 0.5)
     now = up.regional.clock.now()
     for n in range(30):
         flow.speeds.ended(name, 1000.0, 1000.0, 101, 1.0, now - 31.0 + n)
     flow._fleet.age(now)
-    (told,) = up.regional.tier_admin.status()["replicas"]
-    assert told["speed_sample_age_s"] == pytest.approx(2.0, abs=1.0)
-    assert told["tpot_ms"] == pytest.approx(10.0, rel=0.2)
-    assert told["slow"] == ""  # beside whom?
+    (found,) = up.regional.tier_admin.status()["replicas"]
+    assert found["speed_sample_age_s"] == pytest.approx(2.0, abs=1.0)
+    assert found["tpot_ms"] == pytest.approx(10.0, rel=0.2)
+    assert found["slow"] == ""  # beside whom?
 
 
-def test_the_version_of_a_pick_is_said_with_why() -> None:
+def test_the_version_of_a_pick_is_shown_with_why() -> None:
     pick, reasons = seen(room=True), PickReasons()
     pick.chosen = pick.scored(0)
     assert not {"farhop.version", "farhop.split"} & set(reasons.attributes(pick))
     pick.version, pick.assigned = "v1", Assigned("v2", f"{MODEL} v2", "rule 3")
-    said, record = reasons.attributes(pick), reasons.record(pick)
-    assert (said["farhop.version"], said["farhop.split"]) == ("v1", "rule 3: v2, fallback")
+    found, record = reasons.attributes(pick), reasons.record(pick)
+    assert (found["farhop.version"], found["farhop.split"]) == ("v1", "rule 3: v2, fallback")
     assert (record["version"], record["split"]) == ("v1", "rule 3: v2, fallback")
-    assert admit(said)[1] == 0
+    assert admit(found)[1] == 0
 
 
 async def test_a_session_comes_through_both_tiers_as_a_hash(up: Both) -> None:

@@ -24,7 +24,7 @@ def test_a_place_is_an_address_and_a_path() -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://gpu", "gpu:8000", "http://gpu:8000/v1", "http://u:p@gpu", "http://gpu:99999"])
-def test_what_is_no_origin_is_refused_and_told(url: str) -> None:
+def test_what_is_no_origin_is_refused_and_named(url: str) -> None:
     with pytest.raises(ValidationError, match="http://host:port"):
         ReplicaConfig(url=url, models=["m"])
 
@@ -32,10 +32,10 @@ def test_what_is_no_origin_is_refused_and_told(url: str) -> None:
 def test_where_kv_events_are() -> None:
     plain = ReplicaConfig(url="http://gpu-1", models=["m"])
     assert plain.kv_sources == []
-    told = ReplicaConfig(
+    found = ReplicaConfig(
         url="http://gpu-1", models=["m"], kv_events="tcp://gpu-1:5557", kv_replay="tcp://[fd00::1]:6000", kv_ranks=2
     )
-    assert told.kv_sources == [
+    assert found.kv_sources == [
         ("tcp://gpu-1:5557", "tcp://[fd00::1]:6000"), ("tcp://gpu-1:5558", "tcp://[fd00::1]:6001"),
     ]  # fmt: skip
     alone = ReplicaConfig(url="http://gpu-1", models=["m"], kv_events="tcp://gpu-1:5557")

@@ -66,14 +66,14 @@ def test_what_an_engine_lists_is_what_it_serves_where_nothing_is_configured() ->
     assert members.listed("told", listing)
     assert not members.listed("told", Listing(("base",), frozenset({"base"})))  # nothing new for what it should serve
     assert not members.listed("stranger", listing)
-    asked, told = members.replicas()
+    asked, found = members.replicas()
     assert (asked.models, asked.missing) == (frozenset({"lora"}), frozenset())
-    assert (told.models, told.missing) == (frozenset({"base", "other"}), frozenset({"other"}))
+    assert (found.models, found.missing) == (frozenset({"base", "other"}), frozenset({"other"}))
     assert members.missing("told") == {"other"}
     members.announce([config("asked", host="new", models=()), config("told", models=("base",))], 1.0)
-    asked, told = members.replicas()
+    asked, found = members.replicas()
     assert asked.models == frozenset()  # another process: what the one before listed says nothing
-    assert told.missing == frozenset()
+    assert found.missing == frozenset()
 
 
 def test_what_a_report_could_not_say_is_left_out_and_named() -> None:
@@ -119,7 +119,7 @@ def test_what_an_engine_says_of_a_model_is_kept_as_far_as_it_makes_sense() -> No
     assert not members.listed("one", other)
 
 
-def test_an_adapter_is_based_on_its_parent_as_told_and_as_configured() -> None:
+def test_an_adapter_is_based_on_its_parent_as_listed_and_as_configured() -> None:
     listing = read_listing(
         b'{"data":[{"id":"base","root":"org/base-70b","parent":null},{"id":"sql","root":"/loras/sql","parent":"base"},'
         b'{"id":"mute","root":"/loras/mute"}]}'
@@ -169,11 +169,11 @@ def test_nobody_is_lost_while_it_works(steps: list[tuple[set[str], set[str]]]) -
 
 
 def test_what_real_engines_list() -> None:
-    told = read_listing(Page(VLLM, "models").body)
-    assert told.ids == ("tiny", "adapted")
-    assert told.names == {"tiny", "adapted", "/models/model", "/models/lora"}
-    assert told.bases == {"tiny": {"/models/model"}, "adapted": {"tiny"}}
-    assert told.adapters == {"adapted"}
+    found = read_listing(Page(VLLM, "models").body)
+    assert found.ids == ("tiny", "adapted")
+    assert found.names == {"tiny", "adapted", "/models/model", "/models/lora"}
+    assert found.bases == {"tiny": {"/models/model"}, "adapted": {"tiny"}}
+    assert found.adapters == {"adapted"}
     assert read_listing(Page(LLAMA, "models").body) == Listing(
         ("tiny",), frozenset({"tiny"}), {"tiny": frozenset()}, engine="llamacpp"
     )

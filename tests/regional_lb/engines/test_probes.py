@@ -75,11 +75,11 @@ async def site() -> AsyncIterator[Site]:
 
 async def test_an_engine_that_loads_is_alive_and_then_ready(pool: Pool, site: Site) -> None:
     look = looker(pool, replica(site.url)).look
-    told = []
-    for status in (503, 200, 500, 404, 302, 200):
+    seen = []
+    for status in (503, 200, 500, 404, 302, 204, 206, 200):
         site.status["/health"] = status
-        told.append(await look())
-    assert told == [UNREADY, READY, FAILED, FAILED, FAILED, READY]
+        seen.append(await look())
+    assert seen == [UNREADY, READY, FAILED, FAILED, FAILED, READY, READY, READY]
     site.hangs = True
     assert await looker(pool, replica(site.url), timeout_s=0.05).look() == FAILED
 
@@ -87,6 +87,8 @@ async def test_an_engine_that_loads_is_alive_and_then_ready(pool: Pool, site: Si
 async def test_the_path_is_the_replicas_own_and_another_may_say_that_it_lives(pool: Pool, site: Site) -> None:
     look = looker(pool, replica(site.url, path="/ready", live_path="/live")).look
     site.status = {"/ready": 400, "/live": 200}  # Triton's way
+    assert await look() == UNREADY
+    site.status = {"/ready": 400, "/live": 204}
     assert await look() == UNREADY
     site.status = {"/ready": 503, "/live": 503}
     assert await look() == FAILED
@@ -178,9 +180,9 @@ async def test_over_tls_it_is_believed_only_if_vouched_for(pool: Pool, tmp_path:
     chain, key, ca_file = map(_bytes, (pair.cert_file, pair.key_file, authority.ca_file))
     async with serving(grpc.ssl_server_credentials([(key, chain)]), "localhost:0") as (_, port):
         one = replica(f"https://localhost:{port}", kind="grpc")
-        for ca, told in ((ca_file, READY), (None, FAILED)):
+        for ca, each in ((ca_file, READY), (None, FAILED)):
             made = prober(one, "/health", pool, 2.0, lambda ca=ca: grpc.ssl_channel_credentials(ca))
-            assert await made.look() == told
+            assert await made.look() == each
             await made.close()
 
 
@@ -189,11 +191,11 @@ async def test_over_tls_it_is_believed_only_if_vouched_for(pool: Pool, tmp_path:
 
 async def test_whether_it_generates(pool: Pool, site: Site) -> None:
     one = replica(site.url)
-    told = []
+    seen = []
     for status in (200, 400, 401, 404, 500, 503):
         site.status["/v1/completions"] = status
-        told.append(await generates(pool, one, "sk-engine", 1.0))
-    assert told == [True, None, None, None, False, False]
+        seen.append(await generates(pool, one, "sk-engine", 1.0))
+    assert seen == [True, None, None, None, False, False]
     body, key = site.asked[0]
     assert (body["model"], body["max_tokens"], key) == ("m", 1, "Bearer sk-engine")
     site.hangs = True

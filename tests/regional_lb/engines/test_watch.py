@@ -56,7 +56,7 @@ async def served(
         await runner.cleanup()
 
 
-class Heard:
+class Recorded:
     """What the flow would be told, in a fleet as the flow has one."""
 
     def __init__(self) -> None:
@@ -103,31 +103,31 @@ class Heard:
 async def watching(
     monkeypatch: pytest.MonkeyPatch,
     urls: dict[str, str],
-    said: dict[str, Any] | None = None,
+    text: dict[str, Any] | None = None,
     speed: float = 1.0,
     *,
     top: dict[str, Any] | None = None,
     **more: float,
-) -> AsyncIterator[Heard]:
+) -> AsyncIterator[Recorded]:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     config = RegionalConfig.model_validate({
         "region": "virginia", "instance": "r1", "admin": {"port": 0}, "tier": {"port": 0}, "control": {"port": 0},
         "hop": HOP, "watch": {"probe_s": 0.02, "scrape_s": 0.02, "timeout_s": 1.0, **more},
         "replicas": [
-            {"url": url, "models": ["m"], "name": name, "kv_tokens": 77, **(said or {})} for name, url in urls.items()
+            {"url": url, "models": ["m"], "name": name, "kv_tokens": 77, **(text or {})} for name, url in urls.items()
         ],
         "health": {"gpu_temperature_c_max": 90},
         **(top or {}),
     })  # fmt: skip
-    heard, loop = Heard(), asyncio.get_running_loop()
-    watcher = heard.watcher = Watcher(
-        config, react=heard.react, refused=heard.refused.append, clock=lambda: loop.time() * speed, rng=Random(1),
-        answered_at=lambda _name: loop.time() * speed if heard.answers else -inf,
-        in_flight=lambda name: heard.in_flight.get(name, 0), warn=lambda *said: heard.said.append(said),
+    found, loop = Recorded(), asyncio.get_running_loop()
+    watcher = found.watcher = Watcher(
+        config, react=found.react, refused=found.refused.append, clock=lambda: loop.time() * speed, rng=Random(1),
+        answered_at=lambda _name: loop.time() * speed if found.answers else -inf,
+        in_flight=lambda name: found.in_flight.get(name, 0), warn=lambda *text: found.said.append(text),
     )  # fmt: skip
     await watcher.open()
     try:
-        yield heard
+        yield found
     finally:
         await watcher.close()
         assert len(watcher._tasks) == 0
@@ -141,14 +141,14 @@ def _text(body: str | bytes, **more: Any) -> Answering:
 
 
 async def test_a_replica_becomes_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with served(_text(PAGE)) as url, watching(monkeypatch, {"one": url}) as heard:
-        assert heard.view.replicas["one"].sample is None  # the view is there at once
-        assert heard.view.by_model["m"] == ("one",)
-        await until(lambda: heard.waiting("one") == 3 and heard.probes)
-        assert heard.view.replicas["one"].kv_tokens == 432_000
-        assert heard.probes[0] == ("one", True)
-        assert heard.refused == []
-        assert heard.views == 1  # a sample renews one entry: whoever else there is costs nothing
+    async with served(_text(PAGE)) as url, watching(monkeypatch, {"one": url}) as found:
+        assert found.view.replicas["one"].sample is None  # the view is there at once
+        assert found.view.by_model["m"] == ("one",)
+        await until(lambda: found.waiting("one") == 3 and found.probes)
+        assert found.view.replicas["one"].kv_tokens == 432_000
+        assert found.probes[0] == ("one", True)
+        assert found.refused == []
+        assert found.views == 1  # a sample renews one entry: whoever else there is costs nothing
 
 
 async def test_who_is_at_rest_is_looked_at_less_often_until_something_is_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,17 +157,17 @@ async def test_who_is_at_rest_is_looked_at_less_often_until_something_is_other(m
     async def answer(_request: web.Request) -> web.Response:
         return web.Response(body=page[0].encode())
 
-    async with served(answer) as url, watching(monkeypatch, {"one": url}) as heard:
-        at_rest = heard.watcher._at_rest
+    async with served(answer) as url, watching(monkeypatch, {"one": url}) as found:
+        at_rest = found.watcher._at_rest
         await until(lambda: at_rest == {"one"})
-        heard.in_flight["one"] = 1
+        found.in_flight["one"] = 1
         await until(lambda: not at_rest)
-        heard.in_flight.clear()
+        found.in_flight.clear()
         await until(lambda: at_rest == {"one"})
         page[0] = "no metrics page"
         await until(lambda: not at_rest)
-        probes = len(heard.probes)
-        await until(lambda: len(heard.probes) > probes)
+        probes = len(found.probes)
+        await until(lambda: len(found.probes) > probes)
 
 
 async def test_a_page_that_comes_in_many_pieces_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,10 +182,10 @@ async def test_a_page_that_comes_in_many_pieces_is_read_whole(monkeypatch: pytes
             await asyncio.sleep(0.01)
         return answer
 
-    async with served(slowly) as url, watching(monkeypatch, {"one": url}) as heard:
-        await until(lambda: heard.waiting("one") is not None)
-        assert heard.waiting("one") == 42
-        assert heard.refused == []
+    async with served(slowly) as url, watching(monkeypatch, {"one": url}) as found:
+        await until(lambda: found.waiting("one") is not None)
+        assert found.waiting("one") == 42
+        assert found.refused == []
 
 
 @pytest.mark.parametrize(
@@ -206,25 +206,25 @@ async def test_a_page_that_comes_in_many_pieces_is_read_whole(monkeypatch: pytes
 async def test_a_page_that_is_none_is_refused_and_counted(
     monkeypatch: pytest.MonkeyPatch, body: bytes, answer: dict[str, Any], reason: str
 ) -> None:
-    async with served(_text(body, **answer)) as url, watching(monkeypatch, {"one": url}) as heard:
-        await until(lambda: len(heard.refused) >= 2 and len(heard.probes) >= 2)
-        assert set(heard.refused) == {f"metrics_{reason}"}
-        assert heard.waiting("one") is None
-        assert heard.view.replicas["one"].kv_tokens == 77
-        assert heard.probes[-1] == ("one", True)  # whether it is alive is another question
+    async with served(_text(body, **answer)) as url, watching(monkeypatch, {"one": url}) as found:
+        await until(lambda: len(found.refused) >= 2 and len(found.probes) >= 2)
+        assert set(found.refused) == {f"metrics_{reason}"}
+        assert found.waiting("one") is None
+        assert found.view.replicas["one"].kv_tokens == 77
+        assert found.probes[-1] == ("one", True)  # whether it is alive is another question
 
 
 async def test_a_huge_page_is_refused_rather_than_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut in the midst of `waiting 42`, it would read 4."""
     monkeypatch.setattr(watch, "PAGE_BYTES_MAX", 1000)
     text = page(waiting="42", more="#" * 1000 + "\n")
-    async with served(_text(text)) as url, watching(monkeypatch, {"one": url}) as heard:
-        await until(lambda: len(heard.refused) >= 2)
-        assert set(heard.refused) == {"metrics_size"}
-        assert heard.waiting("one") is None
+    async with served(_text(text)) as url, watching(monkeypatch, {"one": url}) as found:
+        await until(lambda: len(found.refused) >= 2)
+        assert set(found.refused) == {"metrics_size"}
+        assert found.waiting("one") is None
     monkeypatch.setattr(watch, "PAGE_BYTES_MAX", len(text))
-    async with served(_text(text)) as url, watching(monkeypatch, {"one": url}) as heard:
-        await until(lambda: heard.waiting("one") == 42)
+    async with served(_text(text)) as url, watching(monkeypatch, {"one": url}) as found:
+        await until(lambda: found.waiting("one") == 42)
 
 
 async def test_a_redirect_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,16 +236,16 @@ async def test_a_redirect_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> No
 
         return answer
 
-    async with served(_text(PAGE), away("/metrics")) as url, watching(monkeypatch, {"one": url}) as heard:
-        await until(lambda: heard.probes)
-        assert heard.probes[0] == ("one", False)
+    async with served(_text(PAGE), away("/metrics")) as url, watching(monkeypatch, {"one": url}) as found:
+        await until(lambda: found.probes)
+        assert found.probes[0] == ("one", False)
     async with (
         served(_text(PAGE)) as other,
         served(away(f"{other}/metrics")) as url,
-        watching(monkeypatch, {"one": url}) as heard,
+        watching(monkeypatch, {"one": url}) as found,
     ):
-        await until(lambda: heard.refused)
-        assert heard.waiting("one") is None
+        await until(lambda: found.refused)
+        assert found.waiting("one") is None
 
 
 async def test_a_slow_replica_does_not_hold_up_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,11 +256,11 @@ async def test_a_slow_replica_does_not_hold_up_another(monkeypatch: pytest.Monke
     async with (
         served(never, never) as slow,
         served(_text(PAGE)) as quick,
-        watching(monkeypatch, {"slow": slow, "quick": quick}, timeout_s=5.0) as heard,
+        watching(monkeypatch, {"slow": slow, "quick": quick}, timeout_s=5.0) as found,
     ):
-        await until(lambda: heard.probes.count(("quick", True)) >= 5 and heard.waiting("quick") == 3)
-        assert heard.waiting("slow") is None
-        assert not [name for name, _ in heard.probes if name == "slow"]
+        await until(lambda: found.probes.count(("quick", True)) >= 5 and found.waiting("quick") == 3)
+        assert found.waiting("slow") is None
+        assert not [name for name, _ in found.probes if name == "slow"]
 
 
 async def test_who_does_not_answer_in_time_or_at_all_failed_its_probe(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,11 +272,11 @@ async def test_who_does_not_answer_in_time_or_at_all_failed_its_probe(monkeypatc
         pass
     async with (
         served(never, never) as slow,
-        watching(monkeypatch, {"gone": gone, "slow": slow}, timeout_s=0.1) as heard,
+        watching(monkeypatch, {"gone": gone, "slow": slow}, timeout_s=0.1) as found,
     ):
-        await until(lambda: ("gone", False) in heard.probes and ("slow", False) in heard.probes)
-        await until(lambda: {"metrics_timeout", "metrics_unreachable"} <= set(heard.refused))
-        assert heard.samples == []
+        await until(lambda: ("gone", False) in found.probes and ("slow", False) in found.probes)
+        await until(lambda: {"metrics_timeout", "metrics_unreachable"} <= set(found.refused))
+        assert found.samples == []
 
 
 async def test_a_slow_page_leaves_the_last_good_sample_to_age(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,16 +287,16 @@ async def test_a_slow_page_leaves_the_last_good_sample_to_age(monkeypatch: pytes
             await asyncio.Event().wait()
         return web.Response(text=PAGE)
 
-    async with served(sometimes) as url, watching(monkeypatch, {"one": url}, timeout_s=0.05) as heard:
-        await until(lambda: heard.waiting("one") == 3)
+    async with served(sometimes) as url, watching(monkeypatch, {"one": url}, timeout_s=0.05) as found:
+        await until(lambda: found.waiting("one") == 3)
         hang = True
-        await until(lambda: heard.refused.count("metrics_timeout") >= 3)
-        last = heard.view.replicas["one"].sample
-        assert last == heard.samples[-1]
+        await until(lambda: found.refused.count("metrics_timeout") >= 3)
+        last = found.view.replicas["one"].sample
+        assert last == found.samples[-1]
         assert asyncio.get_running_loop().time() - last.at > 0.05  # type: ignore[union-attr]
         hang = False
-        heard.samples.clear()
-        await until(lambda: heard.samples)
+        found.samples.clear()
+        await until(lambda: found.samples)
 
 
 async def test_an_engine_is_looked_for_where_it_has_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,14 +310,14 @@ async def test_an_engine_is_looked_for_where_it_has_its_page(monkeypatch: pytest
     app = web.Application()
     app.router.add_get("/{tail:.*}", anything)
     async with served(app) as url:
-        said = {"engine": "triton", "metrics": f"{url}/elsewhere"}
-        async with watching(monkeypatch, {"one": url}, said) as heard:
-            await until(lambda: heard.waiting("one") == 7 and heard.probes)
+        fields = {"engine": "triton", "metrics": f"{url}/elsewhere"}
+        async with watching(monkeypatch, {"one": url}, fields) as found:
+            await until(lambda: found.waiting("one") == 7 and found.probes)
         assert set(asked) == {"/v2/health/ready", "/elsewhere", "/v1/models", "/v2/models/m/config"}
         asked.clear()
-        async with watching(monkeypatch, {"one": url}, {"engine": "trtllm"}) as heard:
-            await until(lambda: heard.refused and heard.probes)
-            assert set(heard.refused) == {"metrics_missing"}  # it speaks as another engine
+        async with watching(monkeypatch, {"one": url}, {"engine": "trtllm"}) as found:
+            await until(lambda: found.refused and found.probes)
+            assert set(found.refused) == {"metrics_missing"}  # it speaks as another engine
         assert set(asked) == {"/health", "/prometheus/metrics", "/v1/models"}
 
 
@@ -328,19 +328,19 @@ async def test_a_replica_on_a_broken_gpu_is_out_until_that_is_mended(monkeypatch
         return web.Response(text=pages[0], status=200 if pages[0] else 500)
 
     async with served(_text(PAGE)) as url, served(exporter) as dcgm:
-        said = {"dcgm": f"{dcgm}/metrics", "gpus": ["0"]}
-        async with watching(monkeypatch, {"one": url}, said, gpus_s=0.02) as heard:
-            await until(lambda: len(heard.probes) >= 10)
-            assert set(heard.faults) == {""}  # GPU 1 is another's, and GPU 0 had an application's error
-        async with watching(monkeypatch, {"one": url}, {"dcgm": f"{dcgm}/metrics"}, gpus_s=0.02) as heard:
-            await until(lambda: heard.faults and heard.faults[-1] == "GPU 1: XID 79, fell off the bus")
-            assert heard.strains[-1] == "GPU 1: 92 °C, above 90"
+        fields = {"dcgm": f"{dcgm}/metrics", "gpus": ["0"]}
+        async with watching(monkeypatch, {"one": url}, fields, gpus_s=0.02) as text:
+            await until(lambda: len(text.probes) >= 10)
+            assert set(text.faults) == {""}  # GPU 1 is another's, and GPU 0 had an application's error
+        async with watching(monkeypatch, {"one": url}, {"dcgm": f"{dcgm}/metrics"}, gpus_s=0.02) as text:
+            await until(lambda: text.faults and text.faults[-1] == "GPU 1: XID 79, fell off the bus")
+            assert text.strains[-1] == "GPU 1: 92 °C, above 90"
             pages[0] = pages[0].replace("} 79\n", "} 0\n")
-            await until(lambda: heard.faults[-1] == "")
+            await until(lambda: text.faults[-1] == "")
             pages[0] = (PAGES / "dcgm.txt").read_text()
-            await until(lambda: heard.faults[-1] != "")
+            await until(lambda: text.faults[-1] != "")
             pages[0] = ""  # the exporter fails: its last word holds a while, and not for ever
-            await until(lambda: "gpus_status" in heard.refused and heard.faults[-1] == "")
+            await until(lambda: "gpus_status" in text.refused and text.faults[-1] == "")
 
 
 class Model:
@@ -371,13 +371,13 @@ class Model:
 async def test_an_engine_that_loads_is_alive_and_takes_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model()
     model.health = 503
-    async with served(model.app) as url, watching(monkeypatch, {"one": url}) as heard:
-        await until(lambda: len(heard.probes) >= 5)
-        assert set(heard.probes) == {("one", True)}
-        assert not any(heard.ready)
-        assert heard.fleet.health["one"].read(0.0).why == "alive, not ready"
+    async with served(model.app) as url, watching(monkeypatch, {"one": url}) as found:
+        await until(lambda: len(found.probes) >= 5)
+        assert set(found.probes) == {("one", True)}
+        assert not any(found.ready)
+        assert found.fleet.health["one"].read(0.0).why == "alive, not ready"
         model.health = 200
-        await until(lambda: heard.ready[-1] and len(heard.fleet.able("m", 0.0)) == 1)
+        await until(lambda: found.ready[-1] and len(found.fleet.able("m", 0.0)) == 1)
 
 
 async def test_a_replica_is_warmed_up_before_its_first_work_and_again_after_it_was_down(
@@ -385,31 +385,31 @@ async def test_a_replica_is_warmed_up_before_its_first_work_and_again_after_it_w
 ) -> None:
     model = Model()
     model.completions = 500
-    async with served(model.app) as url, watching(monkeypatch, {"one": url}, {"probe": {"warmup": 3}}) as heard:
+    async with served(model.app) as url, watching(monkeypatch, {"one": url}, {"probe": {"warmup": 3}}) as result:
         await until(lambda: model.asked >= 2)
-        assert not len(heard.fleet.able("m", 0.0))  # its health is green, and it does not serve
-        assert ("one", False) in heard.probes
+        assert not len(result.fleet.able("m", 0.0))  # its health is green, and it does not serve
+        assert ("one", False) in result.probes
         model.completions, before = 200, model.asked
-        await until(lambda: len(heard.fleet.able("m", 0.0)))
+        await until(lambda: len(result.fleet.able("m", 0.0)))
         assert model.asked - before >= 3
         warmed = model.asked
-        told = len(heard.probes)
-        await until(lambda: len(heard.probes) >= told + 5)
+        found = len(result.probes)
+        await until(lambda: len(result.probes) >= found + 5)
         assert model.asked == warmed
         model.health = 500
-        await until(lambda: heard.probes[-3:] == [("one", False)] * 3)
+        await until(lambda: result.probes[-3:] == [("one", False)] * 3)
         model.health = 200
         await until(lambda: model.asked == warmed + 3)
-        await until(lambda: heard.ready[-1] and heard.probes[-1] == ("one", True))
+        await until(lambda: result.ready[-1] and result.probes[-1] == ("one", True))
 
 
 async def test_who_cannot_be_asked_to_complete_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine for embeddings."""
     model = Model()
     model.completions = 404
-    async with served(model.app) as url, watching(monkeypatch, {"one": url}, {"probe": {"warmup": 3}}) as heard:
-        await until(lambda: len(heard.fleet.able("m", 0.0)))
-        assert heard.refused.count("generate_status") == model.asked == 1
+    async with served(model.app) as url, watching(monkeypatch, {"one": url}, {"probe": {"warmup": 3}}) as found:
+        await until(lambda: len(found.fleet.able("m", 0.0)))
+        assert found.refused.count("generate_status") == model.asked == 1
 
 
 async def test_a_hung_engine_behind_a_green_health_page_is_found_and_its_return_too(
@@ -417,18 +417,18 @@ async def test_a_hung_engine_behind_a_green_health_page_is_found_and_its_return_
 ) -> None:
     model = Model()
     model.hangs = True
-    said, speed = {"probe": {"generate_s": 1.0}}, 20.0
+    found, speed = {"probe": {"generate_s": 1.0}}, 20.0
     monkeypatch.setattr(watch.Watcher, "_pause", lambda _self, _seconds: asyncio.sleep(0.01))
-    async with served(model.app) as url, watching(monkeypatch, {"one": url}, said, speed) as heard:
-        heard.answers = True
-        await until(lambda: len(heard.probes) >= 15)
+    async with served(model.app) as url, watching(monkeypatch, {"one": url}, found, speed) as result:
+        result.answers = True
+        await until(lambda: len(result.probes) >= 15)
         assert model.asked == 0  # answers show it well enough
-        heard.answers = False
-        await until(lambda: "generates nothing" in heard.faults[-1])
-        assert not len(heard.fleet.able("m", 0.0))
-        assert heard.probes[-1] == ("one", True)
+        result.answers = False
+        await until(lambda: "generates nothing" in result.faults[-1])
+        assert not len(result.fleet.able("m", 0.0))
+        assert result.probes[-1] == ("one", True)
         model.hangs = False
-        await until(lambda: heard.faults[-1] == "" and len(heard.fleet.able("m", 0.0)))
+        await until(lambda: result.faults[-1] == "" and len(result.fleet.able("m", 0.0)))
         assert model.asked >= 2
 
 
@@ -437,11 +437,11 @@ async def test_an_engine_full_of_long_answers_is_no_hung_one(monkeypatch: pytest
     model = Model()
     model.hangs = model.works = True
     monkeypatch.setattr(watch.Watcher, "_pause", lambda _self, _seconds: asyncio.sleep(0.01))
-    async with served(model.app) as url, watching(monkeypatch, {"one": url}, {"probe": {"generate_s": 1.0}}) as heard:
+    async with served(model.app) as url, watching(monkeypatch, {"one": url}, {"probe": {"generate_s": 1.0}}) as found:
         await until(lambda: model.asked >= 2)
-        assert not any(heard.faults)
+        assert not any(found.faults)
         model.works = False
-        await until(lambda: "generates nothing" in heard.faults[-1])
+        await until(lambda: "generates nothing" in found.faults[-1])
 
 
 async def test_a_replica_keeps_what_was_known_while_its_page_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,17 +450,17 @@ async def test_a_replica_keeps_what_was_known_while_its_page_is_bad(monkeypatch:
     async def changing(_request: web.Request) -> web.Response:
         return web.Response(text=pages[0])
 
-    async with served(changing) as url, watching(monkeypatch, {"one": url}) as heard:
-        await until(lambda: heard.waiting("one") == 3)
-        known = heard.view.replicas["one"]
+    async with served(changing) as url, watching(monkeypatch, {"one": url}) as found:
+        await until(lambda: found.waiting("one") == 3)
+        known = found.view.replicas["one"]
         pages[0] = page(waiting="-1")
-        await until(lambda: len(heard.refused) >= 2)
-        after = heard.view.replicas["one"]
+        await until(lambda: len(found.refused) >= 2)
+        after = found.view.replicas["one"]
         assert after.kv_tokens == known.kv_tokens
         assert after.sample is not None
         pages[0] = page(waiting="9")
-        await until(lambda: heard.waiting("one") == 9)
-        assert heard.view.replicas["one"].kv_tokens == known.kv_tokens  # a page without it changes nothing
+        await until(lambda: found.waiting("one") == 9)
+        assert found.view.replicas["one"].kv_tokens == known.kv_tokens  # a page without it changes nothing
 
 
 # -- replicas that come and go
@@ -471,26 +471,26 @@ def announced(url: str, name: str, **more: Any) -> ReplicaConfig:
 
 
 async def test_who_comes_is_watched_and_who_goes_is_until_it_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with served(_text(PAGE)) as url, served(_text(PAGE)) as other, watching(monkeypatch, {"one": url}) as heard:
-        await until(lambda: heard.probed("one"))
-        heard.watcher.announce([announced(url, "one", kv_tokens=77), announced(other, "two")])
-        await until(lambda: heard.probed("two") and heard.waiting("two") == 3)
-        heard.in_flight["one"] = 1
-        heard.watcher.announce([announced(other, "two")])
-        assert heard.view.replicas["one"].draining
-        count = heard.probed("one")
-        await until(lambda: heard.probed("one") >= count + 8)  # whoever works is looked at, to the end
-        assert set(heard.view.replicas) == {"one", "two"}
-        heard.in_flight.clear()
-        await until(lambda: set(heard.view.replicas) == {"two"})
-        gone = heard.probed("one")
-        count = heard.probed("two")
-        await until(lambda: heard.probed("two") >= count + 5)
-        assert heard.probed("one") == gone
-        await until(lambda: len(heard.watcher._tasks) == 3)  # a probe, a scrape, its models: nobody lets go of anybody
-        views = heard.views
-        heard.watcher.announce([announced(other, "two")])
-        assert heard.views == views  # the same words cost nothing
+    async with served(_text(PAGE)) as url, served(_text(PAGE)) as other, watching(monkeypatch, {"one": url}) as found:
+        await until(lambda: found.probed("one"))
+        found.watcher.announce([announced(url, "one", kv_tokens=77), announced(other, "two")])
+        await until(lambda: found.probed("two") and found.waiting("two") == 3)
+        found.in_flight["one"] = 1
+        found.watcher.announce([announced(other, "two")])
+        assert found.view.replicas["one"].draining
+        count = found.probed("one")
+        await until(lambda: found.probed("one") >= count + 8)  # whoever works is looked at, to the end
+        assert set(found.view.replicas) == {"one", "two"}
+        found.in_flight.clear()
+        await until(lambda: set(found.view.replicas) == {"two"})
+        gone = found.probed("one")
+        count = found.probed("two")
+        await until(lambda: found.probed("two") >= count + 5)
+        assert found.probed("one") == gone
+        await until(lambda: len(found.watcher._tasks) == 3)  # a probe, a scrape, its models: nobody lets go of anybody
+        views = found.views
+        found.watcher.announce([announced(other, "two")])
+        assert found.views == views  # the same words cost nothing
 
 
 async def test_what_is_seen_of_a_process_is_not_said_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -503,12 +503,12 @@ async def test_what_is_seen_of_a_process_is_not_said_of_the_next_one(monkeypatch
     async with (
         served(later, later) as old,
         served(_text(page(waiting="9"))) as new,
-        watching(monkeypatch, {"one": old}, timeout_s=5.0) as heard,
+        watching(monkeypatch, {"one": old}, timeout_s=5.0) as found,
     ):
-        heard.watcher.announce([announced(new, "one")])
+        found.watcher.announce([announced(new, "one")])
         held.set()
-        await until(lambda: heard.waiting("one") == 9)
-        assert [sample.waiting for sample in heard.samples if sample.waiting != 9] == []
+        await until(lambda: found.waiting("one") == 9)
+        assert [sample.waiting for sample in found.samples if sample.waiting != 9] == []
 
 
 def listing(*ids: str, **more: Any) -> dict[str, Any]:
@@ -548,58 +548,58 @@ async def test_a_replica_answering_for_another_model_is_not_able_until_it_is_men
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     models: list[Any] = [listing("other")]
-    async with engine(models) as url, watching(monkeypatch, {"one": url}, models_s=0.02) as heard:
-        await until(lambda: heard.view.replicas["one"].missing == {"m"})
-        assert heard.view.by_model["m"] == ("one",)
-        await until(lambda: heard.said)
-        assert heard.said == [("one", "does not serve m: not in its /v1/models; correct `models`")]
-        assert heard.refused.count("models_other") == 1
+    async with engine(models) as url, watching(monkeypatch, {"one": url}, models_s=0.02) as found:
+        await until(lambda: found.view.replicas["one"].missing == {"m"})
+        assert found.view.by_model["m"] == ("one",)
+        await until(lambda: found.said)
+        assert found.said == [("one", "does not serve m: not in its /v1/models; correct `models`")]
+        assert found.refused.count("models_other") == 1
         models[0] = 500  # no evidence: what it said last stands
-        await until(lambda: heard.probed("one") >= 4)
-        assert heard.view.replicas["one"].missing == {"m"}
+        await until(lambda: found.probed("one") >= 4)
+        assert found.view.replicas["one"].missing == {"m"}
         models[0] = listing("served-name", root="m")
-        await until(lambda: not heard.view.replicas["one"].missing)
+        await until(lambda: not found.view.replicas["one"].missing)
 
 
 @pytest.mark.parametrize("says", [404, 401, {"data": []}, {"error": "no"}, listing("a", parent="m")])
 async def test_what_is_no_evidence_leaves_a_replica_able(monkeypatch: pytest.MonkeyPatch, says: Any) -> None:
-    async with engine([says]) as url, watching(monkeypatch, {"one": url}, models_s=0.02) as heard:
-        await until(lambda: heard.probed("one") >= 4)
-        assert heard.view.replicas["one"].missing == frozenset()
-        assert heard.said == []
+    async with engine([says]) as url, watching(monkeypatch, {"one": url}, models_s=0.02) as found:
+        await until(lambda: found.probed("one") >= 4)
+        assert found.view.replicas["one"].missing == frozenset()
+        assert found.said == []
 
 
 async def test_what_many_engines_say_at_once_is_one_view(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "SWAP_S", 0.3)
-    async with engine([listing("a")]) as url, watching(monkeypatch, {"fine": url}, {"models": ["a"]}) as heard:
-        await until(lambda: heard.probed("fine") >= 3)
-        assert heard.views == 1  # it serves what it should: nothing to take in
+    async with engine([listing("a")]) as url, watching(monkeypatch, {"fine": url}, {"models": ["a"]}) as found:
+        await until(lambda: found.probed("fine") >= 3)
+        assert found.views == 1  # it serves what it should: nothing to take in
         many = [announced(url, f"r{number}", models=[]) for number in range(20)]
-        heard.watcher.announce(many)
-        await until(lambda: len(heard.view.by_model.get("a", ())) == 20)
-        assert heard.views < 12  # the announcement, one that left, and what came within a moment or a few
+        found.watcher.announce(many)
+        await until(lambda: len(found.view.by_model.get("a", ())) == 20)
+        assert found.views < 12  # the announcement, one that left, and what came within a moment or a few
 
 
 async def test_slots_are_asked_of_the_engine_where_they_are_not_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     models, info = [listing("m", owned_by="sglang")], {"max_running_requests": 96}
     async with engine(models, None, info) as url:
-        async with watching(monkeypatch, {"one": url}, models_s=0.02) as heard:
-            assert heard.view.replicas["one"].slots == members.SLOTS
-            await until(lambda: heard.view.replicas["one"].slots == 96)
+        async with watching(monkeypatch, {"one": url}, models_s=0.02) as found:
+            assert found.view.replicas["one"].slots == members.SLOTS
+            await until(lambda: found.view.replicas["one"].slots == 96)
             models[0] = listing("m", owned_by="somebody")  # another engine came in its place, which says nothing
-            await until(lambda: heard.view.replicas["one"].slots == members.SLOTS)
+            await until(lambda: found.view.replicas["one"].slots == members.SLOTS)
         models[0] = listing("m", max_model_len=4096, owned_by="sglang")
-        async with watching(monkeypatch, {"one": url}, {"slots": 7}, models_s=0.02) as heard:
-            await until(lambda: heard.view.facts("m").max_model_len == 4096)
-            assert heard.view.replicas["one"].slots == 7
+        async with watching(monkeypatch, {"one": url}, {"slots": 7}, models_s=0.02) as found:
+            await until(lambda: found.view.facts("m").max_model_len == 4096)
+            assert found.view.replicas["one"].slots == 7
 
 
 async def test_a_server_says_of_each_model_how_much_of_it_runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    told, asked = {"m": 3, "n": 4}, [0]
+    found, asked = {"m": 3, "n": 4}, [0]
 
     async def config(request: web.Request) -> web.Response:
         asked[0] += 1
-        count = told[request.match_info["model"]]
+        count = found[request.match_info["model"]]
         return web.json_response({"max_batch_size": 8, "dynamic_batching": {}, "instance_group": [{"count": count}]})
 
     page = ["nv_inference_pending_request_count 0\n"]
@@ -612,23 +612,23 @@ async def test_a_server_says_of_each_model_how_much_of_it_runs_at_once(monkeypat
     app.router.add_get("/metrics", metrics)
     async with served(app) as url:
         more = {"engine": "triton", "models": ["m", "n"], "metrics": f"{url}/metrics"}
-        async with watching(monkeypatch, {"one": url}, more, models_s=0.02) as heard:
-            await until(lambda: heard.view.replicas["one"].slots == 24)
-            told["n"] = 2  # loaded anew
-            await until(lambda: heard.view.replicas["one"].slots == 16)
+        async with watching(monkeypatch, {"one": url}, more, models_s=0.02) as result:
+            await until(lambda: result.view.replicas["one"].slots == 24)
+            found["n"] = 2  # loaded anew
+            await until(lambda: result.view.replicas["one"].slots == 16)
             page[0] = (
                 'nv_trt_llm_request_metrics{request_type="waiting"} 0\n'
                 'nv_trt_llm_request_metrics{request_type="scheduled"} 0\n'
                 'nv_trt_llm_request_metrics{request_type="max"} 512\n'
             )
-            await until(lambda: heard.view.replicas["one"].slots == 512)
-            told["n"] = 1  # who says it in metrics, too, is believed there
+            await until(lambda: result.view.replicas["one"].slots == 512)
+            found["n"] = 1  # who says it in metrics, too, is believed there
             before = asked[0]
             await until(lambda: asked[0] >= before + 5)
-            assert heard.view.replicas["one"].slots == 512
-        async with watching(monkeypatch, {"one": url}, {**more, "slots": 7}, models_s=0.02) as heard:
-            await until(lambda: heard.probed("one") >= 2)
-            assert heard.view.replicas["one"].slots == 7
+            assert result.view.replicas["one"].slots == 512
+        async with watching(monkeypatch, {"one": url}, {**more, "slots": 7}, models_s=0.02) as result:
+            await until(lambda: result.probed("one") >= 2)
+            assert result.view.replicas["one"].slots == 7
 
 
 async def test_an_engine_that_starts_with_us_is_known_once_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -639,33 +639,35 @@ async def test_an_engine_that_starts_with_us_is_known_once_it_listens(monkeypatc
 
     app = web.Application()
     app.router.add_get("/v1/models", models)
-    async with watching(monkeypatch, {"one": f"http://127.0.0.1:{port}"}) as heard:  # `models_s` as it is: 30 s
-        await until(lambda: heard.probed("one") >= 2)
-        assert not heard.view.replicas["one"].token_ids
+    async with watching(monkeypatch, {"one": f"http://127.0.0.1:{port}"}) as text:  # `models_s` as it is: 30 s
+        await until(lambda: text.probed("one") >= 2)
+        assert not text.view.replicas["one"].token_ids
         async with served(app, port=port):
-            await until(lambda: heard.view.replicas["one"].token_ids)
+            await until(lambda: text.view.replicas["one"].token_ids)
 
 
-async def test_models_that_are_not_told_are_asked_for_with_the_engines_key(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_models_that_are_not_configured_are_asked_for_with_the_engines_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     models: list[Any] = [503]
     asked: list[str | None] = []
     async with engine(models, asked) as url:
-        async with watching(monkeypatch, {"one": url}, {"models": []}, models_s=0.02) as heard:
-            await until(lambda: heard.said)
-            assert "cannot be read (status 503): give it `models`" in heard.said[0][1]
-            assert heard.view.by_model == {}
+        async with watching(monkeypatch, {"one": url}, {"models": []}, models_s=0.02) as found:
+            await until(lambda: found.said)
+            assert "cannot be read (status 503): give it `models`" in found.said[0][1]
+            assert found.view.by_model == {}
             models[0] = listing("a", "b")
-            await until(lambda: heard.view.by_model == {"a": ("one",), "b": ("one",)})
+            await until(lambda: found.view.by_model == {"a": ("one",), "b": ("one",)})
             models[0] = 503  # it restarts: what it said last stands
             await until(lambda: len(asked) >= 8)
-            assert set(heard.view.by_model) == {"a", "b"}
+            assert set(found.view.by_model) == {"a", "b"}
             models[0] = listing("c")
-            await until(lambda: set(heard.view.by_model) == {"c"})
+            await until(lambda: set(found.view.by_model) == {"c"})
         assert set(asked) == {None}
         monkeypatch.setenv("FARHOP_TEST_ENGINE", "sk-engine")
         more: dict[str, Any] = {"engine_key": "env:FARHOP_TEST_ENGINE"}
-        async with watching(monkeypatch, {"one": url}, {"models": []}, top=more) as heard:
-            await until(lambda: set(heard.view.by_model) == {"c"})
+        async with watching(monkeypatch, {"one": url}, {"models": []}, top=more) as found:
+            await until(lambda: set(found.view.by_model) == {"c"})
         assert asked[-1] == "Bearer sk-engine"
 
 
@@ -674,9 +676,9 @@ async def test_more_models_than_a_report_can_say_leave_a_replica_out(monkeypatch
     async with (
         engine([listing("a", "b")]) as first,
         engine([listing("b", "c")]) as second,
-        watching(monkeypatch, {"one": first, "two": second}, {"models": []}) as heard,
+        watching(monkeypatch, {"one": first, "two": second}, {"models": []}) as found,
     ):
-        await until(lambda: heard.said)
-        assert len(heard.view.replicas) == 1
-        assert heard.refused.count("discovery_limit") == 1
-        assert heard.said[0][1].startswith("left out: more than 2 models")
+        await until(lambda: found.said)
+        assert len(found.view.replicas) == 1
+        assert found.refused.count("discovery_limit") == 1
+        assert found.said[0][1].startswith("left out: more than 2 models")

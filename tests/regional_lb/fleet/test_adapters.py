@@ -31,8 +31,8 @@ def serving(*names: str, adapters: frozenset[str] = SQL, **more: object) -> Flee
     return fleet(*(replace(replica(name, **more), adapters=adapters) for name in names))
 
 
-def said(known: Fleet, name: str, told: Lora) -> None:
-    known.handle(ReplicaSampled(name, Sample(0.0, 0, 0, 0.0, lora=told)), 0.0)
+def said(known: Fleet, name: str, value: Lora) -> None:
+    known.handle(ReplicaSampled(name, Sample(0.0, 0, 0, 0.0, lora=value)), 0.0)
 
 
 def choose(known: Fleet, model: str = "sql", policy: object = None, seed: int = 1) -> str:
@@ -137,8 +137,8 @@ def test_no_more_is_remembered_than_fits_and_only_what_is_served(steps) -> None:
     adapters = Adapters()
     adapters.adopt({"r1": frozenset("abcd")})
     most = 4
-    for told, name, n in steps:
-        if told:
+    for one, name, n in steps:
+        if one:
             most = max(n, 1)
             adapters.on_report("r1", lora(name, most=n))
             if name != "x":

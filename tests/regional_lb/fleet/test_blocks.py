@@ -101,7 +101,7 @@ def test_a_gap_ends_a_match() -> None:
     assert exact(blocks, "abcd") == {"r1": 16.0}
 
 
-def test_only_a_whole_word_is_exact() -> None:
+def test_only_complete_events_are_exact() -> None:
     blocks = BlockIndex()
     blocks.add("r1", 1)
     blocks.apply("r1", 0, stored("ab"))
@@ -122,7 +122,7 @@ def test_only_a_whole_word_is_exact() -> None:
     assert blocks.known(prompt("ab")) == ({}, {})
 
 
-def test_who_told_of_as_much_as_it_holds_has_told_all() -> None:
+def test_who_reported_as_much_as_it_holds_has_reported_all() -> None:
     blocks = BlockIndex()
     blocks.add("r1", 1)
     blocks.apply("r1", 0, Linked(up=True))

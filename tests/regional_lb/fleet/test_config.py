@@ -24,7 +24,7 @@ def test_defaults_are_those_of_the_machine() -> None:
         ({"slow_start_s": -1}, "slow_start_s"),
     ],
 )
-def test_nonsense_is_refused_and_told(given: dict[str, Any], says: str) -> None:
+def test_nonsense_is_refused_and_named(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         Health(**given)
 

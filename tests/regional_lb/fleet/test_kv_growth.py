@@ -29,8 +29,8 @@ def learned(ratios) -> AnswerLengths:
 
 
 def peak(rows, lengths: AnswerLengths) -> float:
-    held, expected, said = np.array(rows, dtype=np.float64).T
-    return peak_tokens(held, expected, said, np.ones(len(rows)), lengths)
+    held, expected, found = np.array(rows, dtype=np.float64).T
+    return peak_tokens(held, expected, found, np.ones(len(rows)), lengths)
 
 
 @given(sequences, shares, st.data())
@@ -39,14 +39,14 @@ def test_at_least_what_is_held_and_never_less_with_more(rows, ratios, data) -> N
     lengths = learned(ratios)
     whole = peak(rows, lengths)
     most = lengths.usual_share
-    now = sum(held + (min(said, most * expected) if expected else 0.0) for held, expected, said in rows)
+    now = sum(held + (min(found, most * expected) if expected else 0.0) for held, expected, found in rows)
     assert whole >= now - 1e-6
     n = data.draw(st.integers(0, len(rows) - 1))
     fewer = [*rows[:n], *rows[n + 1 :]]
     assert not fewer or peak(fewer, lengths) <= whole + 1e-6
-    held, expected, said = rows[n]
+    held, expected, found = rows[n]
     larger = [*rows]
-    larger[n] = held + data.draw(st.floats(0.0, 2_000.0)), expected, said
+    larger[n] = held + data.draw(st.floats(0.0, 2_000.0)), expected, found
     assert peak(larger, lengths) >= whole - 1e-6
 
 
@@ -79,7 +79,7 @@ def test_staggered_answers_take_little_more_than_now_and_those_that_began_togeth
     staggered = [(prompt, 400.0, 10.0 * n) for n in range(40)]
     whole = 40 * (prompt + 400.0)
     assert whole <= peak(together, lengths) <= 1.2 * whole
-    now = sum(held + said for held, _, said in staggered)
+    now = sum(held + text for held, _, text in staggered)
     assert peak(staggered, lengths) <= 1.12 * now
 
 
@@ -97,7 +97,7 @@ def test_what_was_learned_long_ago_is_forgotten() -> None:
 
 @pytest.mark.parametrize("shape", ["alike", "log-normal", "exponential", "two kinds"])
 @pytest.mark.parametrize("ages", ["together", "staggered"])
-def test_the_cache_is_outgrown_no_more_often_than_is_said(shape: str, ages: str) -> None:
+def test_the_cache_is_outgrown_no_more_often_than_its_chance(shape: str, ages: str) -> None:
     """Batches are drawn as answers are, aged, and played to their end."""
     rng = Random(f"{shape} {ages}")
     draw = {
@@ -113,12 +113,12 @@ def test_the_cache_is_outgrown_no_more_often_than_is_said(shape: str, ages: str)
         rows, ends = [], []
         while len(rows) < 24:
             expected, end = 200.0, 200.0 * draw()
-            said = 0.0 if ages == "together" else rng.uniform(0.0, 600.0)
-            if said < end:  # who ended before is not there
-                rows.append((rng.choice((50.0, 400.0)), expected, said))
+            found = 0.0 if ages == "together" else rng.uniform(0.0, 600.0)
+            if found < end:  # who ended before is not there
+                rows.append((rng.choice((50.0, 400.0)), expected, found))
                 ends.append(end)
-        held, _, said = np.array(rows).T
-        grown = np.add.outer(said, moments)
+        held, _, found = np.array(rows).T
+        grown = np.add.outer(found, moments)
         taken = ((grown < np.array(ends)[:, None]) * (held[:, None] + grown)).sum(axis=0)
         outgrown += taken > peak(rows, lengths)
     assert outgrown.max() / 400 <= CHANCE + 0.02

@@ -110,28 +110,28 @@ def test_a_swap_keeps_what_the_others_have_under_way(here: Fleet) -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_the_sum_is_ours_and_what_each_live_peer_said_last(steps) -> None:
     here = fleet()
-    said: dict[str, dict[str, int]] = {}
+    fields: dict[str, dict[str, int]] = {}
     for peer, counts, what in steps:
         if what == "gone":
-            said.pop(peer, None)
-            here.handle(PeersChanged(frozenset(), frozenset(said)), 0.0)
+            fields.pop(peer, None)
+            here.handle(PeersChanged(frozenset(), frozenset(fields)), 0.0)
         elif what == "own":
             for name, count in counts.items():
                 (take if count % 2 else turn)(here, name)
         else:
-            before = {} if what == "whole" else said.get(peer, {})
-            said[peer] = before | counts
+            before = {} if what == "whole" else fields.get(peer, {})
+            fields[peer] = before | counts
             loads = {name: load(name, n, n, n) for name, n in counts.items()}
             here.handle(heard(peer, loads, whole=what == "whole"), 0.0)
         for name in NAMES:
-            theirs = sum(counts.get(name, 0) for counts in said.values())
+            theirs = sum(counts.get(name, 0) for counts in fields.values())
             own, row = here.ledger.load(name), here.whole.of.at[name]
             assert here.whole.in_flight[row] == own.in_flight + theirs
             assert here.whole.backlog_tokens[row] == own.prefill_tokens + theirs
             assert here.whole.kv_taken_tokens[row] == own.kv_tokens + theirs >= 0
 
 
-def test_only_what_moved_is_told_and_what_left_is_told_once(here: Fleet) -> None:
+def test_only_what_moved_is_sent_and_what_left_is_sent_once(here: Fleet) -> None:
     shares = shares_of(here)
     shares.watched = True
     change, names = shares.moved(0)
@@ -147,7 +147,7 @@ def test_only_what_moved_is_told_and_what_left_is_told_once(here: Fleet) -> None
     assert shares.moved(change) == (change, [])
 
 
-def test_who_is_alone_keeps_no_books_and_is_told_whole_to_the_first_who_asks(here: Fleet) -> None:
+def test_who_is_alone_keeps_no_books_and_is_sent_whole_to_the_first_who_asks(here: Fleet) -> None:
     shares = shares_of(here)
     begun, _ = shares.moved(0)
     take(here, "g2", 2)

@@ -110,14 +110,14 @@ def test_a_slower_one_among_its_peers_is_known_to_be() -> None:
     known = speeds(replica("a"), replica("b"), replica("c"))
     now = serve(known, 0.0, 20, a=20.0, b=20.0, c=60.0)
     assert alone(known, "c") == pytest.approx(60.0, rel=0.25)
-    said = known.slow("c", 4.0, now + 40.0)
-    assert said.startswith("slow: ")
-    assert "of its peers, last sample 40 s ago" in said
+    found = known.slow("c", 4.0, now + 40.0)
+    assert found.startswith("slow: ")
+    assert "of its peers, last sample 40 s ago" in found
     assert known.slow("a", 4.0, now) == ""
     assert known.slow("c", 4.0, now) == known.slow("c", 4.0, now)
 
 
-def test_a_slow_prefill_is_told_where_decoding_is_not_slow() -> None:
+def test_a_slow_prefill_is_seen_where_decoding_is_not_slow() -> None:
     known = speeds(replica("a"), replica("b"), replica("c"))
     for n in range(100):
         for name, ms in (("a", 0.1), ("b", 0.1), ("c", 0.5)):
@@ -175,8 +175,8 @@ TOLD = st.tuples(st.integers(0, 3), FIGURE, FIGURE, st.integers(-5, 10**6), st.f
 
 @given(st.lists(st.tuples(FIGURE, FIGURE), min_size=4, max_size=4), st.lists(TOLD, max_size=40))
 @RUN
-def test_every_figure_is_positive_and_finite_whatever_is_told_and_doubt_grows_with_age(
-    guesses: list[tuple[float, float]], told: list[tuple[int, float, float, int, float, float]]
+def test_every_figure_is_positive_and_finite_whatever_is_measured_and_doubt_grows_with_age(
+    guesses: list[tuple[float, float]], samples: list[tuple[int, float, float, int, float, float]]
 ) -> None:
     gpus = ("L4", "L4", "L4", "A100")
     known = speeds(*(
@@ -184,7 +184,7 @@ def test_every_figure_is_positive_and_finite_whatever_is_told_and_doubt_grows_wi
         for n, (prefill, tpot) in enumerate(guesses)
     ))  # fmt: skip
     now = 0.0
-    for which, a, b, tokens, load, gap_s in told:
+    for which, a, b, tokens, load, gap_s in samples:
         now += gap_s
         known.began(f"r{which}", a, abs(tokens), now)
         known.ended(f"r{which}", a, b, tokens, load, now)

@@ -45,7 +45,7 @@ def test_room(reserved, uncached: float, fits: bool) -> None:
     assert busy.room(uncached, OUTPUT_TOKENS, now=0.0).tolist() == [fits]
 
 
-def test_an_engine_that_queues_has_no_room_while_its_word_is_fresh() -> None:
+def test_an_engine_that_queues_has_no_room_while_its_sample_is_fresh() -> None:
     both = rows(replica("r", sample=sample(waiting=1, at=10.0)), replica("s", sample=sample(waiting=0, at=10.0)))
     assert both.room(0.0, 0.0, now=12.9).tolist() == [False, True]
     assert both.room(0.0, 0.0, now=13.0).tolist() == [True, True]
@@ -73,10 +73,10 @@ def test_who_is_eased_has_fewer_slots_and_what_failed_counts() -> None:
         (Eased(4, requests=2, kv_tokens=9301), False, 3.0, 9401.0),
         (Eased(3, requests=2), False, 3.0, 100.0),
     ):
-        table.burden(0, known, Load(1, 0, 100), eased)
+        table.write_load(0, known, Load(1, 0, 100), eased)
         assert table.room(0.0, 100.0, now=0.0).tolist() == [fits], eased
         assert (table.in_flight[0], table.kv_taken_tokens[0]) == (in_flight, kv_tokens)
-    table.burden(0, known, Load(), Eased(1))
+    table.write_load(0, known, Load(), Eased(1))
     assert table.room(1e9, 100.0, now=0.0).all()  # idle: it may have its one
     table.allow(0, 3)
     assert table.slots.tolist() == [3.0]
@@ -127,7 +127,7 @@ def shared_prefix(usage: float | None, running: int = 50) -> Table:
     table = counted_whole(known)
     table.tpot_alone_ms[:] = 20.0
     table.allow(0, 256)
-    table.burden(0, known, Load(50, 0, 35_000, answer_tokens=5_000))
+    table.write_load(0, known, Load(50, 0, 35_000, answer_tokens=5_000))
     table.describe(0, msgspec.structs.replace(known, sample=Sample(1.0, waiting=0, running=running, kv_usage=usage)))
     return table
 
@@ -138,11 +138,11 @@ def test_what_an_engine_does_not_hold_of_prompts_that_share_is_room() -> None:
     assert table.kv_taken_tokens[0] == pytest.approx(35_000 - (30_000 - 11_500))
     assert table.kv_room_tokens[0] == pytest.approx(0.95 * 40_000 - 16_500)
     known = replica("r", slots=256, kv_tokens=40_000)
-    table.burden(0, known, Load(51, 0, 35_700, answer_tokens=5_100))
+    table.write_load(0, known, Load(51, 0, 35_700, answer_tokens=5_100))
     assert table.kv_taken_tokens[0] == pytest.approx(16_500 + 700), "who came since counts whole"
-    table.burden(0, known, Load(25, 0, 17_500, answer_tokens=2_500))
+    table.write_load(0, known, Load(25, 0, 17_500, answer_tokens=2_500))
     assert table.kv_taken_tokens[0] == pytest.approx(8_250), "who left takes its part of it along"
-    table.burden(0, known, Load())
+    table.write_load(0, known, Load())
     assert table.room(1e9, 1.0, now=0.0).all()
 
 
@@ -153,13 +153,13 @@ def test_what_they_have_been_answered_is_none_of_what_is_held_for_prompts() -> N
     table.allow(0, 256)
     taken = []
     for ago_s in (0.0, 1.0, 100.0):
-        table.burden(0, known, Load(50, 0, 35_000, answer_tokens=5_000, decoding=50, began_s=50 * (200.0 - ago_s)))
+        table.write_load(0, known, Load(50, 0, 35_000, answer_tokens=5_000, decoding=50, began_s=50 * (200.0 - ago_s)))
         at_once = Sample(200.0, waiting=0, running=50, kv_usage=11_500 / 40_000)
         table.describe(0, msgspec.structs.replace(known, sample=at_once))
         taken.append(table.kv_taken_tokens.item(0))
-    said = 0.75 * 50 * 1000.0 / table.tpot_ms.item(0)
+    found = 0.75 * 50 * 1000.0 / table.tpot_ms.item(0)
     assert taken[0] == pytest.approx(16_500)
-    assert taken[1] == pytest.approx(16_500 - said)
+    assert taken[1] == pytest.approx(16_500 - found)
     assert taken[2] == pytest.approx(16_500 - 5_000), "no more than what is counted for answers"
 
 
@@ -198,7 +198,7 @@ def test_never_more_than_counted_nor_less_than_held_is_taken(
             requests, backlog * bool(requests), counted, answer_tokens=requests * answer, decoding=decoding,
             began_s=decoding * (n - 0.5),
         )  # fmt: skip
-        table.burden(0, known, load)
+        table.write_load(0, known, load)
         assert load.answer_tokens - 1e-6 <= table.kv_taken_tokens[0] <= load.kv_tokens + 1e-6
         usage, running = seen[n % len(seen)]
         table.describe(0, msgspec.structs.replace(known, sample=Sample(float(n), 0, running, kv_usage=usage)))

@@ -9,8 +9,8 @@ PLAIN, TOOLS = Shape("m", "team", "chat"), Shape("m", "team", "chat+tools")
 
 def test_a_tokenizer_is_gone_by_until_it_counts_wrong_thrice_in_a_row() -> None:
     guard = TokenizerGuard()
-    for told in (11, 11, 10, 11, 11):
-        guard.counted(TOOLS, 10, told)
+    for one in (11, 11, 10, 11, 11):
+        guard.counted(TOOLS, 10, one)
         assert guard.believes(TOOLS)
     guard.counted(TOOLS, 10, 11)
     assert not guard.believes(TOOLS)

@@ -81,14 +81,14 @@ async def test_caches_go_on_from_where_the_reader_was() -> None:
             fleet.caches("g1", chain)
         assert sum(map(len, chains)) > 2 * SLICE_NODES
         stream = stub.Follow(asking())
-        told: list[tuple[int, ...]] = []
+        seen: list[tuple[int, ...]] = []
         while True:
             update = await stream.read()
-            told += [tuple(path.nodes) for path in update.cached]
+            seen += [tuple(path.nodes) for path in update.cached]
             assert sum(len(path.nodes) for path in update.cached) < SLICE_NODES + len(chains[0])
             if update.caught_up:
                 break
-        assert told == chains
+        assert seen == chains
         stream.cancel()
         fleet.caches("g2", chains[0])
         for known, expected in (((7, update.cached_seq), 1), ((6, update.cached_seq), 61), ((7, 10**6), 61)):
@@ -103,7 +103,7 @@ async def test_caches_go_on_from_where_the_reader_was() -> None:
             again.cancel()
 
 
-async def test_another_region_is_told_nothing() -> None:
+async def test_another_region_gets_nothing() -> None:
     async with feeding() as (_flow, feed, stub, met):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await anext(aiter(stub.Follow(asking(region="tokyo"))))

@@ -120,7 +120,7 @@ async def test_what_asks_for_too_much_is_not_answered() -> None:
     assert stage.roots["r1"].borrowed(region_pb2.BorrowRequest(holder="h" * 513)) is None
 
 
-async def test_a_limit_that_is_nearly_used_is_told_of_with_since_when() -> None:
+async def test_a_limit_that_is_nearly_used_is_shown_with_since_when() -> None:
     stage = Stage("r1")
     await stage.open()
     r1, metrics = stage.roots["r1"], TierMetrics("regional", "tokyo", "r1")

@@ -234,7 +234,7 @@ async def test_ourselves_and_an_older_build_are_left_alone(monkeypatch: pytest.M
         await older.stop(None)
 
 
-async def test_a_namesake_is_told_of_and_not_followed() -> None:
+async def test_a_namesake_is_logged_and_not_followed() -> None:
     async with stage(peers={"addresses": ["127.0.0.1:1"]}) as here:
         async with _running(Other("r1", incarnation=8)) as other:
             here.peers._met("r3", other.address, proven=True)

@@ -38,17 +38,17 @@ def told_by(flow: RegionalFlow, incarnation: int = 7, **more: Any) -> Reporter:
 
 
 @asynccontextmanager
-async def calling(told: Reporter, options: Any = ()) -> AsyncIterator[region_pb2_grpc.RegionStub]:
+async def calling(value: Reporter, options: Any = ()) -> AsyncIterator[region_pb2_grpc.RegionStub]:
     server = grpc.aio.server(options=options)
     port = server.add_insecure_port("127.0.0.1:0")
-    region_pb2_grpc.add_RegionServicer_to_server(told, server)
+    region_pb2_grpc.add_RegionServicer_to_server(value, server)
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
             yield region_pb2_grpc.RegionStub(channel)
     finally:
         await server.stop(None)
-        await until(lambda: told.prefixes.readers == 0)
+        await until(lambda: value.prefixes.readers == 0)
 
 
 def asked(region: str = "tokyo", incarnation: int = 0, seq: int = 0, epoch: int = 1) -> region_pb2.PrefixesRequest:
@@ -195,9 +195,9 @@ async def test_a_reader_that_comes_back_goes_on_where_it_was() -> None:
 @pytest.mark.parametrize("known", [(6, None), (7, 10**9)])
 async def test_another_incarnation_or_a_seq_of_nowhere_gets_a_snapshot(known: tuple[int, int | None]) -> None:
     flow = flow_of()
-    told = told_by(flow)
+    found = told_by(flow)
     there = serve(flow, "x")
-    async with calling(told) as stub:
+    async with calling(found) as stub:
         first = Reader(stub, asked())
         await first.until(lambda r: r.snapshots)
         again = Reader(stub, asked(incarnation=known[0], seq=first.seq if known[1] is None else known[1]))
@@ -208,13 +208,13 @@ async def test_another_incarnation_or_a_seq_of_nowhere_gets_a_snapshot(known: tu
 async def test_an_idle_publisher_forgets_its_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_stream, "REST_S", 0.05)
     flow = flow_of()
-    told = told_by(flow)
+    found = told_by(flow)
 
     def at_rest() -> bool:
-        told.prefixes.tidy()
+        found.prefixes.tidy()
         return flow.trie.observer is None
 
-    async with calling(told) as stub:
+    async with calling(found) as stub:
         first = Reader(stub, asked())
         await first.until(lambda r: r.snapshots)
         assert not at_rest()
@@ -222,7 +222,7 @@ async def test_an_idle_publisher_forgets_its_readers(monkeypatch: pytest.MonkeyP
         await until(at_rest)
 
 
-async def test_a_region_nobody_knows_is_told_nothing() -> None:
+async def test_a_region_nobody_knows_gets_nothing() -> None:
     flow = flow_of()
     serve(flow, "x")
     async with calling(told_by(flow)) as stub:
@@ -276,7 +276,7 @@ async def test_a_changed_law_takes_everything_back() -> None:
         flow.handle(LawChanged(law(2, other=Rule(allow=("eu",)))), 1.0)
         again = await reader.anew(stub, 2)
         await again.until(lambda r: not r.nodes)
-        there = serve(flow, "again", says="x")
+        there = serve(flow, "again", prefix="x")
         await again.until(lambda r: r.nodes == there)
         assert (again.snapshots, again.gaps) == (0, 0)
 
@@ -299,7 +299,7 @@ def test_no_node_reaches_a_balancer_outside_the_law_of_all_who_inserted_it(serve
             for reader in readers.values():
                 await reader.until(lambda r: r.snapshots)
             for n, (tenant, text, narrow) in enumerate(served):
-                last = serve(flow, f"q{n}", 512, says=f"text {text}", tenant=tenant, narrow=narrow)
+                last = serve(flow, f"q{n}", 512, prefix=f"text {text}", tenant=tenant, narrow=narrow)
                 for node in last:
                     may.setdefault(node, set()).update(TENANTS[tenant] & NARROW[narrow])
             last = serve(flow, "last", 512)
@@ -312,7 +312,7 @@ def test_no_node_reaches_a_balancer_outside_the_law_of_all_who_inserted_it(serve
 
 
 @pytest.mark.usefixtures("nobody_looks")
-async def test_what_a_cleared_replica_held_is_told_though_nothing_else_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_cleared_replica_held_is_sent_though_nothing_else_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farhop.balance.prefix.trie.TURN_NODES", 10)
     monkeypatch.setattr("regional_lb.mesh.prefix_stream.SWEEP_NODES", 7)
     flow = regional(replica("a", kv_tokens=CACHE), replica("b", kv_tokens=CACHE))
@@ -347,7 +347,7 @@ async def test_a_law_that_takes_nothing_away_costs_no_hint() -> None:
         await narrower.until(lambda r: not r.nodes)
 
 
-async def test_who_goes_by_an_older_law_is_told_nothing_by_a_newer() -> None:
+async def test_who_goes_by_an_older_law_gets_nothing_from_a_newer() -> None:
     """Neither what its own forbids, nor what a law after both would have to take back."""
     flow = flow_of(under=law(2))
     serve(flow, "x")
@@ -356,7 +356,7 @@ async def test_who_goes_by_an_older_law_is_told_nothing_by_a_newer() -> None:
 
 
 @pytest.mark.usefixtures("nobody_looks")
-async def test_who_goes_by_a_newer_law_is_told_nothing_by_an_older() -> None:
+async def test_who_goes_by_a_newer_law_gets_nothing_from_an_older() -> None:
     flow = flow_of(under=law(2))
     serve(flow, "x")
     wants = asked()

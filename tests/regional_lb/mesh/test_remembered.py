@@ -32,7 +32,7 @@ class Lone:
         )
 
     def serve(self) -> None:
-        made = request("1", 11_200, says="a conversation")
+        made = request("1", 11_200, prefix="a conversation")
         sent = self.flow.handle(machine.RequestArrived(made), 1.0)
         (forward,) = [one for one in sent if isinstance(one, machine.Forward)]
         self.flow.handle(machine.AttemptBegan("1", 1, 200), 1.5)

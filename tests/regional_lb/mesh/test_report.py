@@ -46,10 +46,16 @@ async def test_a_report_says_what_is_true_of_this_instance() -> None:
     for _ in range(3):
         flow.handle(ReplicaProbed("b", False), 0.0)
     flow.ledger.reserve("x", Reservation("a", 100, 400))
-    told = reporter(flow, lambda: 1.0).build()
-    assert (told.region, told.instance, told.incarnation, told.seq, told.clock_ms) == ("london", "r1", 7, 2, 1000.0)
-    assert (told.tier_address, told.control_address, told.admin_address) == ADDRESSES
-    mine, other = sorted(told.models, key=lambda m: m.model != MODEL)
+    found = reporter(flow, lambda: 1.0).build()
+    assert (found.region, found.instance, found.incarnation, found.seq, found.clock_ms) == (
+        "london",
+        "r1",
+        7,
+        2,
+        1000.0,
+    )
+    assert (found.tier_address, found.control_address, found.admin_address) == ADDRESSES
+    mine, other = sorted(found.models, key=lambda m: m.model != MODEL)
     assert (mine.replicas_ready, mine.replicas_total, mine.usable_share) == (1, 2, 0.5)
     assert (mine.slots_total, mine.slots_free, mine.in_flight) == (4, 3, 1)
     assert (mine.kv_tokens_total, mine.kv_tokens_free) == (10_000, 9_600)
@@ -74,10 +80,10 @@ async def test_a_model_that_is_split_is_reported_whole_and_its_headroom_by_share
     before = reporter(flow, lambda: 0.0).build().models[0]
     for n in range(3):
         flow.handle(RequestArrived(request(f"q{n}", tenant="other")), 0.0)
-    told = reporter(flow, lambda: 0.0).build().models[0]
-    assert (told.model, told.replicas_ready, told.queued_requests) == (MODEL, 2, 2)
-    assert 0 < told.headroom_foreign_tokens <= 0.75 * before.headroom_foreign_tokens
-    assert told.wait_ms == pytest.approx(0.25 * flow.wait_estimate.wait_ms(f"{MODEL} v2", 0.0))
+    found = reporter(flow, lambda: 0.0).build().models[0]
+    assert (found.model, found.replicas_ready, found.queued_requests) == (MODEL, 2, 2)
+    assert 0 < found.headroom_foreign_tokens <= 0.75 * before.headroom_foreign_tokens
+    assert found.wait_ms == pytest.approx(0.25 * flow.wait_estimate.wait_ms(f"{MODEL} v2", 0.0))
 
 
 async def test_what_stands_by_after_a_flip_is_not_on_offer() -> None:
@@ -86,19 +92,19 @@ async def test_what_stands_by_after_a_flip_is_not_on_offer() -> None:
     flow.splits.override({MODEL: SplitConfig(weights={"v1": 0, "v2": 1})})
     for n in range(2):
         flow.handle(RequestArrived(request(f"q{n}")), 0.0)
-    told = reporter(flow, lambda: 0.0).build().models[0]
-    assert (told.replicas_ready, told.replicas_total, told.slots_total, told.slots_free) == (1, 2, 2, 0)
-    assert told.used_share == 1.0
+    found = reporter(flow, lambda: 0.0).build().models[0]
+    assert (found.replicas_ready, found.replicas_total, found.slots_total, found.slots_free) == (1, 2, 2, 0)
+    assert found.used_share == 1.0
     flow.splits.override({MODEL: SplitConfig(weights={"v1": 1, "v2": 3})})
-    told = reporter(flow, lambda: 0.0).build().models[0]
-    assert (told.replicas_ready, told.slots_total, told.slots_free) == (2, 6, 4)
-    assert told.used_share == pytest.approx(0.75)  # for a quarter of what comes all is free
+    found = reporter(flow, lambda: 0.0).build().models[0]
+    assert (found.replicas_ready, found.slots_total, found.slots_free) == (2, 6, 4)
+    assert found.used_share == pytest.approx(0.75)  # for a quarter of what comes all is free
     for n in range(2):
         flow.handle(AttemptBegan(f"q{n}", 1, 200), 0.0)
     for _ in range(3):
         flow.handle(ReplicaProbed("green", False), 0.0)
-    told = reporter(flow, lambda: 0.0).build().models[0]
-    assert (told.replicas_ready, told.slots_total, told.used_share) == (1, 4, 0.0)  # blue takes it all now
+    found = reporter(flow, lambda: 0.0).build().models[0]
+    assert (found.replicas_ready, found.slots_total, found.used_share) == (1, 4, 0.0)  # blue takes it all now
 
 
 async def test_a_region_without_a_ready_replica_still_reports() -> None:
@@ -108,7 +114,7 @@ async def test_a_region_without_a_ready_replica_still_reports() -> None:
     assert model.prefill_ms_per_token > 0
 
 
-async def test_what_is_slower_than_a_report_may_say_is_told_as_the_slowest_it_may() -> None:
+async def test_what_is_slower_than_a_report_may_say_is_reported_as_the_slowest_it_may() -> None:
     crowd = Sample(0.0, waiting=10**9, running=1, kv_usage=1.0)
     flow = regional(replica("a", tpot_ms=60_000.0, sample=crowd))
     for n in range(200):
@@ -130,10 +136,10 @@ async def test_the_balancers_that_sent_last_are_acknowledged_when_there_are_too_
         sends(f"g{n}")
     sends("g0")  # first seen first, but it goes on sending
     sends("new")
-    told = decode(encode(reporter(flow).build()))
-    assert len(told.accepted_bytes) == ACCEPTED_LIMIT
-    assert (told.accepted_bytes["g0"], told.accepted_bytes["new"]) == (200.0, 100.0)
-    assert "g1" not in told.accepted_bytes
+    document = decode(encode(reporter(flow).build()))
+    assert len(document.accepted_bytes) == ACCEPTED_LIMIT
+    assert (document.accepted_bytes["g0"], document.accepted_bytes["new"]) == (200.0, 100.0)
+    assert "g1" not in document.accepted_bytes
 
 
 SIZES = st.sampled_from([0, 1, 37, 10_000, 10**6])
@@ -269,14 +275,14 @@ def test_the_times_are_those_of_the_contract() -> None:
 async def test_at_rest_it_is_written_once_a_gap(faster: None) -> None:
     """By a clock that goes on with its looks alone, so that it does not matter how long they take this machine."""
     looks = 0
-    told = reporter(regional(replica("a")), lambda: looks * report.LOOK_S)
+    found = reporter(regional(replica("a")), lambda: looks * report.LOOK_S)
 
     def look() -> None:
         nonlocal looks
         looks += 1
 
-    told.prefixes.tidy = look  # type: ignore[method-assign]
-    async with publishing(regional(replica("a")), told) as (_, store):
+    found.prefixes.tidy = look  # type: ignore[method-assign]
+    async with publishing(regional(replica("a")), found) as (_, store):
         await until(lambda: len(store.written) >= 6)
         at_ms = [written.clock_ms for _, written in store.written]
         gaps_s = [(b - a) / 1e3 for a, b in pairwise(at_ms)]
@@ -289,21 +295,21 @@ async def test_at_rest_it_is_written_once_a_gap(faster: None) -> None:
 def test_what_engines_say_again_is_no_news() -> None:
     flow = regional(replica("a"), replica("b"))
     reporter(flow, lambda: 10.0)
-    said = Sample(10.0, 0, 0, 0.5)
+    found = Sample(10.0, 0, 0, 0.5)
     for at in (10.0, 10.2):
-        flow.handle(ReplicaSampled("a", replace(said, at=at)), at)
+        flow.handle(ReplicaSampled("a", replace(found, at=at)), at)
         flow.handle(ReplicaProbed("a", True), at)
         flow.wait_estimate.able(MODEL, at)
     news = flow.news
-    flow.handle(ReplicaSampled("a", replace(said, at=10.3)), 10.3)
+    flow.handle(ReplicaSampled("a", replace(found, at=10.3)), 10.3)
     flow.handle(ReplicaProbed("a", True), 10.3)
     assert flow.still_until(news, 10.3) > 10.3
     woken: list[float] = []
     flow.wake = lambda: woken.append(flow.news)
     flow.handle(ReplicaProbed("a", True), 10.35)
     assert not woken
-    for told in (ReplicaSampled("a", replace(said, at=10.4, running=1)), ReplicaProbed("a", False)):
-        flow.handle(told, 10.4)
+    for one in (ReplicaSampled("a", replace(found, at=10.4, running=1)), ReplicaProbed("a", False)):
+        flow.handle(one, 10.4)
         assert flow.still_until(news, 10.4) == 10.4
         news = flow.news
     assert len(woken) == 1  # once: who is told looks himself
@@ -331,10 +337,10 @@ async def test_the_last_of_many_changes_is_written(faster: None) -> None:
 
 async def test_a_store_that_hangs_does_not_hold_up_the_other_path(faster: None) -> None:
     flow = regional(replica("a"))
-    async with publishing(flow) as (told, store):
+    async with publishing(flow) as (found, store):
         store.hangs.clear()
         flow.accepted_bytes["g"] = 5.0
-        stream = told.Reports(region_pb2.ReportsRequest(), None)
+        stream = found.Reports(region_pb2.ReportsRequest(), None)
         seen = [await anext(stream)]
         async with asyncio.timeout(60.0):
             while len(seen) < 4:
@@ -347,40 +353,40 @@ async def test_a_store_that_hangs_does_not_hold_up_the_other_path(faster: None) 
 async def test_withdrawing_says_draining_first_and_then_takes_the_key_away() -> None:
     store = Watched()
     await store.open()
-    told = live(regional(replica("a")))
-    await told.open(store)
-    stream = told.Reports(region_pb2.ReportsRequest(), None)
+    found = live(regional(replica("a")))
+    await found.open(store)
+    stream = found.Reports(region_pb2.ReportsRequest(), None)
     assert not (await anext(stream)).draining
-    await told.withdraw()
+    await found.withdraw()
     assert (await anext(stream)).draining
     await stream.aclose()
     changes = store.cluster.changes_after(1, report_key("london", "r1"))
     assert [change.kind for change in changes][-2:] == [ChangeKind.PUT, ChangeKind.DELETE]
     assert decode(changes[-2].value).draining
     assert sorted(set(store.seqs)) == store.seqs
-    await told.withdraw()
+    await found.withdraw()
     await store.close()
 
 
 async def test_withdrawing_from_a_store_that_hangs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "LAST_WORD_S", 0.1)
+    monkeypatch.setattr(report, "FINAL_REPORT_S", 0.1)
     store = Watched()
     await store.open()
-    told = live(regional(replica("a")))
-    await told.open(store)
+    found = live(regional(replica("a")))
+    await found.open(store)
     store.hangs.clear()
     async with asyncio.timeout(60.0):
-        await told.withdraw()
+        await found.withdraw()
     await store.close()
 
 
 async def test_an_outage_ends_with_the_newest_report(faster: None) -> None:
     flow = regional(replica("a"))
-    async with publishing(flow) as (told, store):
+    async with publishing(flow) as (found, store):
         store.outage()
         before = len(store.written)
         flow.accepted_bytes["g"] = 3.0
-        await until(lambda: told._latest.accepted_bytes == {"g": 3.0})
+        await until(lambda: found._latest.accepted_bytes == {"g": 3.0})
         assert len(store.written) == before
         store.restore()
         await until(lambda: store.written[-1][1].accepted_bytes == {"g": 3.0})
@@ -390,8 +396,8 @@ async def test_an_outage_ends_with_the_newest_report(faster: None) -> None:
 
 
 async def test_a_ping_is_answered_with_our_clock() -> None:
-    told = reporter(regional(replica("a")), lambda: 12.5)
-    async with calling(told) as stub:
+    found = reporter(regional(replica("a")), lambda: 12.5)
+    async with calling(found) as stub:
         answer = await stub.Ping(region_pb2.PingRequest(nonce=99, balancer="g"), timeout=60.0)
     assert (answer.nonce, answer.clock_ms, answer.incarnation) == (99, 12_500.0, 7)
 
@@ -400,7 +406,7 @@ async def test_a_change_goes_out_within_100_ms() -> None:
     flow = regional(replica("a"))
     took: list[float] = []
     clock = asyncio.get_running_loop().time
-    async with publishing(flow) as (told, _), calling(told) as stub:
+    async with publishing(flow) as (found, _), calling(found) as stub:
         stream = stub.Reports(region_pb2.ReportsRequest(balancer="g"), timeout=60.0)
         await stream.read()
         for n in range(1, 6):
@@ -419,15 +425,15 @@ async def test_at_rest_nobody_looks_for_what_has_not_happened(monkeypatch: pytes
     look = report.Reporter.look
     monkeypatch.setattr(report.Reporter, "look", lambda self: (looks.append(0.0), look(self))[1])
     flow = regional(replica("a"))
-    async with publishing(flow) as (told, _):
-        begun = told._latest.seq
-        await until(lambda: told._latest.seq > begun)  # after a second
+    async with publishing(flow) as (found, _):
+        begun = found._latest.seq
+        await until(lambda: found._latest.seq > begun)  # after a second
     assert len(looks) < 10  # where a look every LOOK_S would be 20
 
 
 async def test_two_readers_each_see_every_number_once_and_growing() -> None:
     flow = regional(replica("a"))
-    async with publishing(flow) as (told, _), calling(told) as stub:
+    async with publishing(flow) as (found, _), calling(found) as stub:
         streams = [stub.Reports(region_pb2.ReportsRequest(balancer="g"), timeout=60.0) for _ in range(2)]
         for stream in streams:
             seqs = []
@@ -437,17 +443,17 @@ async def test_two_readers_each_see_every_number_once_and_growing() -> None:
             assert sorted(set(seqs)) == seqs
         for stream in streams:
             stream.cancel()
-        await until(lambda: told._streams == 0)
+        await until(lambda: found._streams == 0)
 
 
 async def test_a_slow_reader_gets_the_newest_and_not_what_it_missed(faster: None) -> None:
     flow = regional(replica("a"))
-    async with publishing(flow) as (told, _):
-        stream = told.Reports(region_pb2.ReportsRequest(), None)
+    async with publishing(flow) as (found, _):
+        stream = found.Reports(region_pb2.ReportsRequest(), None)
         first = await anext(stream)
         for n in range(10):
             flow.accepted_bytes["g"] = float(n)
-            await until(lambda n=n: told._latest.accepted_bytes == {"g": float(n)})
+            await until(lambda n=n: found._latest.accepted_bytes == {"g": float(n)})
         second = await anext(stream)
         assert second.accepted_bytes == {"g": 9.0}
         assert second.seq >= first.seq + 10
@@ -456,26 +462,26 @@ async def test_a_slow_reader_gets_the_newest_and_not_what_it_missed(faster: None
 
 async def test_too_many_readers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "STREAMS_MAX", 1)
-    async with publishing(regional(replica("a"))) as (told, _), calling(told) as stub:
+    async with publishing(regional(replica("a"))) as (found, _), calling(found) as stub:
         held = stub.Reports(region_pb2.ReportsRequest(balancer="g"), timeout=60.0)
         await held.read()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Reports(region_pb2.ReportsRequest(balancer="h"), timeout=60.0).read()
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         held.cancel()
-        await until(lambda: told._streams == 0)
+        await until(lambda: found._streams == 0)
         again = stub.Reports(region_pb2.ReportsRequest(balancer="h"), timeout=60.0)
         assert (await again.read()).region == "london"
         again.cancel()
-        await until(lambda: told._streams == 0)
+        await until(lambda: found._streams == 0)
 
 
-async def test_numbers_only_grow_and_are_not_spent_on_what_nobody_is_told(faster: None) -> None:
+async def test_numbers_only_grow_and_are_not_spent_on_what_is_not_published(faster: None) -> None:
     flow = regional(replica("a"))
     flow.handle(swapped(replica("a")), 0.0)
-    async with publishing(flow) as (told, store):
+    async with publishing(flow) as (found, store):
         await until(lambda: len(store.written) >= 4)
-        assert told._latest.seq <= len(store.written) + 2
+        assert found._latest.seq <= len(store.written) + 2
 
 
 async def test_the_reports_of_all_who_share_replicas_add_up_to_one_that_has_them_alone() -> None:
@@ -493,27 +499,27 @@ async def test_the_reports_of_all_who_share_replicas_add_up_to_one_that_has_them
         flow.ledger.reserve("q", Reservation("g2", 100, 200))
     for me in ("r2", "r3"):
         together[me].handle(PeerReported("r1", {"g2": load}, {}), 0.0)
-    told = {me: reporter(flow).build().models[0] for me, flow in together.items()}
+    fields = {me: reporter(flow).build().models[0] for me, flow in together.items()}
     whole = reporter(alone).build().models[0]
     for field in (
         "replicas_ready", "replicas_total", "slots_total", "slots_free", "kv_tokens_total", "kv_tokens_free",
         "in_flight",
     ):  # fmt: skip
-        assert sum(getattr(one, field) for one in told.values()) == getattr(whole, field), field
-    assert all(one.replicas_total for one in told.values())
-    assert {one.usable_share for one in told.values()} == {1.0}
-    assert told["r1"].used_share == pytest.approx((1 + 2) / 12)  # with what waits at r2
-    assert told["r1"].queued_requests == 0
+        assert sum(getattr(one, field) for one in fields.values()) == getattr(whole, field), field
+    assert all(one.replicas_total for one in fields.values())
+    assert {one.usable_share for one in fields.values()} == {1.0}
+    assert fields["r1"].used_share == pytest.approx((1 + 2) / 12)  # with what waits at r2
+    assert fields["r1"].queued_requests == 0
     together["r1"].handle(PeersChanged(frozenset(), frozenset(), serving=False), 0.0)
     given_up = reporter(together["r1"]).build().models[0]
     assert (given_up.replicas_total, given_up.slots_total, given_up.in_flight, given_up.usable_share) == (0, 0, 0, 1.0)
 
 
 async def test_a_ping_tells_which_attempts_are_here_and_for_how_long_they_have_been_quiet() -> None:
-    told = reporter(regional(replica("a")))
+    found = reporter(regional(replica("a")))
     asked = region_pb2.PingRequest(nonce=3, balancer="virginia/g1", attempts=["a/1", "b/2"])
-    assert list((await told.Ping(asked, None)).quiet_ms) == []  # nobody here can tell
-    told._quiet_s = lambda *asked: {("virginia/g1", "a/1"): 1.25}.get(asked)
-    assert list((await told.Ping(asked, None)).quiet_ms) == [1250, report.UNKNOWN]
-    assert told.quiet_ms("tokyo/g1", ["a/1"]) == [report.UNKNOWN]  # another's of the same name
-    assert told.quiet_ms("virginia/g1", ["a/1"] * (report.ASKED_MAX + 1)) == []
+    assert list((await found.Ping(asked, None)).quiet_ms) == []  # nobody here can tell
+    found._quiet_s = lambda *asked: {("virginia/g1", "a/1"): 1.25}.get(asked)
+    assert list((await found.Ping(asked, None)).quiet_ms) == [1250, report.UNKNOWN]
+    assert found.quiet_ms("tokyo/g1", ["a/1"]) == [report.UNKNOWN]  # another's of the same name
+    assert found.quiet_ms("virginia/g1", ["a/1"] * (report.ASKED_MAX + 1)) == []

@@ -100,8 +100,8 @@ class Wire:
     # -- the other end
 
     def greet(self, **values: int) -> None:
-        said = {http2.INITIAL_WINDOW_SIZE: values.get("window", 1 << 20)}
-        self.connection.data_received(http2.PREFACE + http2.settings(said))
+        fields = {http2.INITIAL_WINDOW_SIZE: values.get("window", 1 << 20)}
+        self.connection.data_received(http2.PREFACE + http2.settings(fields))
         self.written.clear()
 
     def send(self, *frames: bytes) -> None:
@@ -114,7 +114,7 @@ class Wire:
                   (b"content-type", b"application/grpc"), *more]  # fmt: skip
         return http2.frame(http2.HEADERS, flags, stream, self._encoder.encode(fields))
 
-    def told(self) -> list[tuple[int, int, int, bytes]]:
+    def sent(self) -> list[tuple[int, int, int, bytes]]:
         """The frames that were written since this was asked last: kind, flags, stream, payload."""
         found, at = [], 0
         while at < len(self.written):
@@ -129,8 +129,8 @@ class Wire:
         self.written.clear()
         return found
 
-    def heads(self, told: list[tuple[int, int, int, bytes]]) -> list[dict[bytes, bytes]]:
-        return [dict(self._heads.decode(one[3], raw=True)) for one in told if one[0] == http2.HEADERS]
+    def heads(self, value: list[tuple[int, int, int, bytes]]) -> list[dict[bytes, bytes]]:
+        return [dict(self._heads.decode(one[3], raw=True)) for one in value if one[0] == http2.HEADERS]
 
 
 def message(text: bytes) -> bytes:
@@ -145,33 +145,33 @@ def data(stream: int, payload: bytes, *, last: bool = False) -> bytes:
     )
 
 
-def code(told: list[tuple[int, int, int, bytes]]) -> int:
+def code(value: list[tuple[int, int, int, bytes]]) -> int:
     """Of the GOAWAY that is the last word."""
-    kind, _, _, payload = told[-1]
+    kind, _, _, payload = value[-1]
     assert kind == http2.GOAWAY
     return int.from_bytes(payload[4:8])
 
 
-def body_of(told: list[tuple[int, int, int, bytes]], stream: int) -> bytes:
-    return b"".join(payload for kind, _, of, payload in told if kind == http2.DATA and of == stream)
+def body_of(value: list[tuple[int, int, int, bytes]], stream: int) -> bytes:
+    return b"".join(payload for kind, _, of, payload in value if kind == http2.DATA and of == stream)
 
 
 async def test_a_call_is_answered_message_by_message_and_ends_once() -> None:
     wire = Wire()
     wire.greet()
     wire.send(wire.head(1), data(1, message(b"one") + message(b"two")))
-    told = wire.told()
-    assert wire.heads(told) == [{b":status": b"200", b"content-type": b"application/grpc"}]
-    assert body_of(told, 1) == message(b"one") + message(b"two")
-    assert len([one for one in told if one[0] == http2.DATA]) == 1  # what came together is answered together
+    found = wire.sent()
+    assert wire.heads(found) == [{b":status": b"200", b"content-type": b"application/grpc"}]
+    assert body_of(found, 1) == message(b"one") + message(b"two")
+    assert len([one for one in found if one[0] == http2.DATA]) == 1  # what came together is answered together
     wire.send(data(1, message(b""), last=True))
-    told = wire.told()
-    assert body_of(told, 1) == message(b"")
-    assert wire.heads(told) == [{b"grpc-status": b"0"}]
-    assert told[-1][1] & http2.END_STREAM
+    found = wire.sent()
+    assert body_of(found, 1) == message(b"")
+    assert wire.heads(found) == [{b"grpc-status": b"0"}]
+    assert found[-1][1] & http2.END_STREAM
     assert not wire.connection._streams
     wire.send(wire.head(3, b"/unknown"), wire.head(5, b"/failing"), data(5, message(b"x") + message(b"y")))
-    heads = wire.heads(wire.told())
+    heads = wire.heads(wire.sent())
     assert [one[b"grpc-status"] for one in heads] == [b"12", b"9"]
     assert heads[1][b"grpc-message"] == b"not so"
     assert wire.calls[1].taken == [b"x"]  # after its last word nothing is read
@@ -183,11 +183,11 @@ async def test_what_is_no_grpc_call_is_refused_and_the_connection_goes_on() -> N
     wire.greet()
     plain = http2.frame(http2.HEADERS, 5, 1, Encoder().encode([(b":method", b"GET"), (b":path", b"/")]))
     wire.send(plain)
-    assert wire.heads(wire.told()) == [{b":status": b"415"}]
+    assert wire.heads(wire.sent()) == [{b":status": b"415"}]
     wire.send(wire.head(3, b"/held"), wire.head(5), data(5, message(b"x")))
-    assert (http2.RST_STREAM, 0, 5, http2.REFUSED_STREAM.to_bytes(4)) in wire.told()
+    assert (http2.RST_STREAM, 0, 5, http2.REFUSED_STREAM.to_bytes(4)) in wire.sent()
     wire.send(http2.reset(3, 8), wire.head(7), data(7, message(b"y")))
-    assert body_of(wire.told(), 7) == message(b"y")
+    assert body_of(wire.sent(), 7) == message(b"y")
     assert [call.told_over for call in wire.calls] == [1, 0]
 
 
@@ -199,9 +199,9 @@ async def test_a_message_that_cannot_be_taken_ends_its_call_alone(text: bytes, s
     wire = Wire()
     wire.greet()
     wire.send(wire.head(1), wire.head(3), data(1, text[:3]), data(1, text[3:]), data(3, message(b"z")))
-    told = wire.told()
-    assert wire.heads(told)[0][b"grpc-status"] == status
-    assert body_of(told, 3) == message(b"z")
+    found = wire.sent()
+    assert wire.heads(found)[0][b"grpc-status"] == status
+    assert body_of(found, 3) == message(b"z")
     assert wire.calls[0].taken == []
     assert wire.calls[0].told_over
 
@@ -211,16 +211,16 @@ async def test_more_than_the_other_end_grants_is_kept_until_it_does() -> None:
     wire.greet(window=10)
     text = message(bytes(range(256)) * 100)
     wire.send(wire.head(1), data(1, text, last=True))
-    told = wire.told()
-    got = body_of(told, 1)
+    found = wire.sent()
+    got = body_of(found, 1)
     assert len(got) == 10
-    assert len(wire.heads(told)) == 1
+    assert len(wire.heads(found)) == 1
     wire.send(http2.window_update(1, 1 << 20))
-    got += body_of(wire.told(), 1)
+    got += body_of(wire.sent(), 1)
     assert len(got) == len(text)
     # The connection's own window is used up before its stream's.
     wire.send(wire.head(3), http2.window_update(3, 1 << 20), data(3, message(b"x" * 50_000)))
-    assert len(body_of(wire.told(), 3)) + len(got) == http2.WINDOW_BYTES
+    assert len(body_of(wire.sent(), 3)) + len(got) == http2.WINDOW_BYTES
     kept = wire.connection._streams[3]
     wire.send(http2.settings({http2.INITIAL_WINDOW_SIZE: 0}))
     assert kept.unsent_bytes == len(text) + 50_005 - http2.WINDOW_BYTES
@@ -234,16 +234,16 @@ async def test_windows_are_granted_anew_but_not_to_who_does_not_read() -> None:
     wire = Wire()
     wire.greet(window=0)
     wire.send(wire.head(1), wire.head(3, b"/held"))
-    wire.told()
+    wire.sent()
     text = message(b"x" * 600_000)
     for stream in (1, 3):
         wire.send(data(stream, text))
-    told = wire.told()
-    granted = {stream: int.from_bytes(payload) for kind, _, stream, payload in told if kind == http2.WINDOW_UPDATE}
+    found = wire.sent()
+    granted = {stream: int.from_bytes(payload) for kind, _, stream, payload in found if kind == http2.WINDOW_UPDATE}
     assert set(granted) == {3}  # that of stream 1 would have to be kept here
     assert granted[3] == len(text)
     wire.send(http2.window_update(1, 1 << 20), http2.window_update(0, 1 << 20))
-    assert (http2.WINDOW_UPDATE, 0, 1, len(text).to_bytes(4)) in wire.told()
+    assert (http2.WINDOW_UPDATE, 0, 1, len(text).to_bytes(4)) in wire.sent()
 
 
 async def test_who_does_not_read_is_not_read_from() -> None:
@@ -252,10 +252,10 @@ async def test_who_does_not_read_is_not_read_from() -> None:
     wire.connection.pause_writing()
     assert not wire.reads
     wire.send(wire.head(1), data(1, message(b"x")))
-    assert wire.told() == []
+    assert wire.sent() == []
     wire.connection.resume_writing()
     assert wire.reads
-    assert body_of(wire.told(), 1) == message(b"x")
+    assert body_of(wire.sent(), 1) == message(b"x")
 
 
 async def test_a_call_that_speaks_up_by_itself_is_heard() -> None:
@@ -265,32 +265,32 @@ async def test_a_call_that_speaks_up_by_itself_is_heard() -> None:
     (call,) = wire.calls
     call.outbox.append(b"late")
     call.wake()
-    assert wire.told() == []
+    assert wire.sent() == []
     await asyncio.sleep(0)
-    assert body_of(wire.told(), 1) == message(b"late")
+    assert body_of(wire.sent(), 1) == message(b"late")
     wire.send(http2.reset(1, 8))
     assert call.told_over == 1
     call.outbox.append(b"too late")
     call.wake()
     await asyncio.sleep(0)
-    assert wire.told() == []
+    assert wire.sent() == []
 
 
 async def test_time_limits_ping_and_linger() -> None:
     wire = Wire()
     wire.greet()
     wire.send(wire.head(1, b"/failing"), data(1, message(b"x")), wire.head(3, b"/held"))
-    wire.told()
+    wire.sent()
     at = wire.connection._received_at
     wire.connection.sweep(at + 1.0)
     assert [call.checks for call in wire.calls] == [0, 1]
     wire.connection.sweep(at + 6.0)
-    assert [one[:3] for one in wire.told()] == [(http2.RST_STREAM, 0, 1)]  # it did not close what was over
+    assert [one[:3] for one in wire.sent()] == [(http2.RST_STREAM, 0, 1)]  # it did not close what was over
     wire.connection.sweep(at + 11.0)
-    (ping,) = wire.told()
+    (ping,) = wire.sent()
     assert (ping[0], ping[1]) == (http2.PING, 0)
     wire.connection.sweep(at + 12.0)
-    assert wire.told() == []
+    assert wire.sent() == []
     wire.send(http2.frame(http2.PING, http2.ACK, 0, ping[3]))
     assert not wire.connection._pinged
     wire.connection.sweep(at + 40.0)
@@ -304,9 +304,9 @@ async def test_one_that_says_goodbye_gets_what_it_has_begun() -> None:
     wire.send(wire.head(1), http2.goaway(0, 0), http2.frame(http2.PING, 0, 0, b"12345678"))
     assert not wire.is_over
     wire.send(data(1, message(b"x"), last=True))
-    told = wire.told()
-    assert body_of(told, 1) == message(b"x")
-    assert code(told) == http2.NO_ERROR
+    found = wire.sent()
+    assert body_of(found, 1) == message(b"x")
+    assert code(found) == http2.NO_ERROR
     assert wire.is_lost
 
 
@@ -315,7 +315,7 @@ async def test_closing_ends_every_call() -> None:
     wire.greet()
     wire.send(wire.head(1), wire.head(3))
     wire.connection.close()
-    assert code(wire.told()) == http2.NO_ERROR
+    assert code(wire.sent()) == http2.NO_ERROR
     assert [call.told_over for call in wire.calls] == [1, 1]
     assert wire.is_lost
 
@@ -362,16 +362,16 @@ async def test_a_connection_that_breaks_the_protocol_ends_and_its_calls_with_it(
     else:
         wire.send(http2.PREFACE)
     wire.send(broken()[name](wire))
-    assert code(wire.told()) != http2.NO_ERROR
+    assert code(wire.sent()) != http2.NO_ERROR
     assert wire.is_lost
     assert all(call.told_over for call in wire.calls)
 
 
-async def test_another_protocol_is_told_what_this_port_speaks() -> None:
+async def test_another_protocol_is_answered_what_this_port_speaks() -> None:
     wire = Wire()
-    wire.told()
+    wire.sent()
     wire.send(b"GET / HTTP/1.1\r\n\r\n")
-    assert b"this port speaks gRPC" in wire.told()[-1][3]
+    assert b"this port speaks gRPC" in wire.sent()[-1][3]
     assert wire.is_lost
 
 
@@ -389,9 +389,9 @@ def test_however_it_is_cut_the_same_comes_of_it() -> None:
                 if cut > at:
                     wire.send(text[at:cut])
                 at = cut
-            told = wire.told()
+            found = wire.sent()
             whole = message(b"one") + message(b"t" * 40_000) + message(b"")
-            assert body_of(told, 1) == whole
+            assert body_of(found, 1) == whole
             return [call.taken for call in wire.calls]
 
         return asyncio.run(run())

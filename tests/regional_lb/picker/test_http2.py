@@ -31,8 +31,8 @@ def test_frames_are_rfc_9113s() -> None:
     assert http2.window_update(3, 5) == b"\0\0\x04\x08\0\0\0\0\x03\0\0\0\x05"
     assert http2.reset(1, http2.REFUSED_STREAM) == b"\0\0\x04\x03\0\0\0\0\x01\0\0\0\x07"
     assert http2.goaway(7, http2.NO_ERROR, "x") == b"\0\0\x09\x07\0\0\0\0\0\0\0\0\x07\0\0\0\0x"
-    said = http2.settings({http2.INITIAL_WINDOW_SIZE: 9})
-    assert list(http2.read_settings(said[9:])) == [(http2.INITIAL_WINDOW_SIZE, 9)]
+    found = http2.settings({http2.INITIAL_WINDOW_SIZE: 9})
+    assert list(http2.read_settings(found[9:])) == [(http2.INITIAL_WINDOW_SIZE, 9)]
 
 
 @pytest.mark.parametrize(

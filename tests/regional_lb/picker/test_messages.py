@@ -99,7 +99,7 @@ def test_a_hint_is_a_list_or_a_string_with_commas() -> None:
 
 def test_where_it_goes_stands_in_header_and_metadata_alike() -> None:
     changed = messages.mutation([], b"", {messages.DESTINATION.encode(): b"10.0.0.1:80,10.0.0.2:80"})
-    told = wire.ProcessingResponse.FromString(messages.chosen("10.0.0.1:80,10.0.0.2:80", changed))
-    (set_,) = told.request_headers.response.header_mutation.set_headers
-    lb = told.dynamic_metadata.fields["envoy.lb"].struct_value
+    found = wire.ProcessingResponse.FromString(messages.chosen("10.0.0.1:80,10.0.0.2:80", changed))
+    (set_,) = found.request_headers.response.header_mutation.set_headers
+    lb = found.dynamic_metadata.fields["envoy.lb"].struct_value
     assert lb.fields["x-gateway-destination-endpoint"].string_value == set_.header.raw_value.decode()

@@ -11,7 +11,7 @@ from regional_lb.picker.server import LIVENESS, READINESS, SERVICE
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-async def test_health_is_told_by_the_names_of_the_protocol() -> None:
+async def test_health_is_answered_by_the_names_of_the_protocol() -> None:
     async with stage(1) as one, grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
 
@@ -48,11 +48,11 @@ async def test_draining_answers_who_waits_and_keeps_nothing() -> None:
 
 async def test_status_warns_of_gateways_that_fail_open() -> None:
     async with stage(1, picker={"failure_mode": "FailOpen"}) as one:
-        (said,) = one.balancer.tier_admin.status()["picker"]["trouble"]
-        assert said.startswith("picker.failure_mode is FailOpen: while no picker answers, gateways send requests past")
+        (found,) = one.balancer.tier_admin.status()["picker"]["trouble"]
+        assert found.startswith("picker.failure_mode is FailOpen: while no picker answers, gateways send requests past")
         assert one.picker.fails_open([])
     async with stage(1) as one:
         assert one.balancer.tier_admin.status()["picker"]["trouble"] == []
         assert not one.picker.fails_open([])
-        (said,) = one.picker.status(["kubernetes gpus pool llama"])["trouble"]
-        assert said.startswith("kubernetes gpus pool llama says FailOpen")
+        (found,) = one.picker.status(["kubernetes gpus pool llama"])["trouble"]
+        assert found.startswith("kubernetes gpus pool llama says FailOpen")

@@ -30,23 +30,23 @@ async def test_the_head_is_answered_when_the_body_is_whole_and_each_body_ends_on
         stream.take(body(CHAT[:half], last=False))
         assert sent(stream) == []
         stream.take(body(CHAT[half:]))
-        told = sent(stream)
-        endpoints = told[0].dynamic_metadata.fields["envoy.lb"].struct_value.fields["x-gateway-destination-endpoint"]
+        found = sent(stream)
+        endpoints = found[0].dynamic_metadata.fields["envoy.lb"].struct_value.fields["x-gateway-destination-endpoint"]
         assert sorted(endpoints.string_value.split(",")) == sorted(address(one, name) for name in "ab")
-        mutation = told[0].request_headers.response.header_mutation
+        mutation = found[0].request_headers.response.header_mutation
         assert "authorization" in mutation.remove_headers
-        onward, ends = text_of(told, of_request=True)
+        onward, ends = text_of(found, of_request=True)
         assert ends == 1
         assert msgspec.json.decode(onward)["stream_options"] == {"include_usage": True}
         first = endpoints.string_value.split(",")[0]
         stream.take(answered(b"200", EVENTS, ("set-cookie", b"a=b"), served=first))
         assert sent(stream) == []  # nothing has begun
         stream.take(said(EVENT, last=False))
-        told = sent(stream)
-        mutation = told[0].response_headers.response.header_mutation
+        found = sent(stream)
+        mutation = found[0].response_headers.response.header_mutation
         assert "set-cookie" in mutation.remove_headers
         assert "x-farhop-region" in {one.header.key for one in mutation.set_headers}
-        assert text_of(told, of_request=False) == (EVENT, 0)
+        assert text_of(found, of_request=False) == (EVENT, 0)
         stream.take(said(USAGE, last=False))
         stream.take(said(b"data: [DONE]\n\n"))
         assert text_of(sent(stream), of_request=False) == (b"data: [DONE]\n\n", 1)  # nobody asked for the usage
@@ -68,9 +68,9 @@ async def test_an_answer_of_known_length_ends_with_its_last_piece() -> None:
             for message in ends:
                 assert not stream.is_over
                 stream.take(message)
-            told = sent(stream)
-            assert text_of(told, of_request=False) == (b"d}", 1)
-            assert len(told) == 1  # the end has no message of its own
+            found = sent(stream)
+            assert text_of(found, of_request=False) == (b"d}", 1)
+            assert len(found) == 1  # the end has no message of its own
             stream.gone()
             assert not any(one.held)
 
@@ -78,16 +78,16 @@ async def test_an_answer_of_known_length_ends_with_its_last_piece() -> None:
 @pytest.mark.parametrize(
     "modes", [(wire.BUFFERED, DUPLEX), (wire.STREAMED, NONE), (NONE, NONE), (DUPLEX, wire.BUFFERED)]
 )
-async def test_a_body_mode_that_cannot_be_served_is_told_in_a_line(modes: tuple[int, int]) -> None:
+async def test_a_body_mode_that_cannot_be_served_is_logged_in_a_line(modes: tuple[int, int]) -> None:
     async with stage(1) as one:
         stream = one.stream()
         stream.take(asked(modes=modes))
-        (told,) = sent(stream)
-        text = msgspec.json.decode(told.immediate_response.body)["error"]["message"]
+        (found,) = sent(stream)
+        text = msgspec.json.decode(found.immediate_response.body)["error"]["message"]
         field = "request" if modes[0] != DUPLEX else "response"
         asked_for = wire.BodySendMode.Name(modes[field == "response"])
         assert text.startswith(f"processing_mode.{field}_body_mode: {asked_for} cannot be served")
-        assert told.immediate_response.status.code == 500
+        assert found.immediate_response.status.code == 500
         assert one.balancer.tier_admin.status()["picker"]["trouble"] == [text]
         assert not any(one.held)
 
@@ -100,7 +100,7 @@ async def test_an_answer_that_does_not_come_by_ends_with_the_stream() -> None:
         onward, _ = text_of(sent(stream), of_request=True)
         assert "stream_options" not in msgspec.json.decode(onward)  # its usage could not be taken out again
         stream.take(answered(b"200", EVENTS))
-        assert [told.WhichOneof("response") for told in sent(stream)] == ["response_headers"]
+        assert [each.WhichOneof("response") for each in sent(stream)] == ["response_headers"]
         assert len(one.balancer.flow.ledger) == 1
         stream.gone()
         assert not any(one.held)
@@ -140,9 +140,9 @@ async def test_a_gateway_that_reached_nobody_is_answered_for() -> None:
         details = local.attributes["envoy.filters.http.ext_proc"].fields["response.code_details"]
         details.string_value = "upstream_reset_before_response_started{connection_failure}"
         stream.take(local)
-        (told,) = sent(stream)
-        assert told.immediate_response.status.code == 502
-        assert msgspec.json.decode(told.immediate_response.body)["error"]["code"] == "connect_failed"
+        (found,) = sent(stream)
+        assert found.immediate_response.status.code == 502
+        assert msgspec.json.decode(found.immediate_response.body)["error"]["code"] == "connect_failed"
         assert not any(one.held)
 
 
@@ -152,15 +152,15 @@ async def test_trailers_end_both_bodies() -> None:
         stream.take(asked())
         stream.take(body(CHAT, last=False))
         stream.take(wire.ProcessingRequest(request_trailers=wire.HttpTrailers()))
-        told = sent(stream)
-        assert text_of(told, of_request=True)[1] == 0
-        assert told[-1].WhichOneof("response") == "request_trailers"
+        found = sent(stream)
+        assert text_of(found, of_request=True)[1] == 0
+        assert found[-1].WhichOneof("response") == "request_trailers"
         stream.take(answered(b"200", EVENTS))
         stream.take(said(EVENT, last=False))
         stream.take(wire.ProcessingRequest(response_trailers=wire.HttpTrailers()))
-        told = sent(stream)
-        assert text_of(told, of_request=False) == (EVENT, 0)
-        assert told[-1].WhichOneof("response") == "response_trailers"
+        found = sent(stream)
+        assert text_of(found, of_request=False) == (EVENT, 0)
+        assert found[-1].WhichOneof("response") == "response_trailers"
         assert not any(one.held)
 
 
@@ -232,18 +232,18 @@ def test_in_whatever_order_messages_come_nothing_is_kept() -> None:
             @given(st.one_of(ORDERS, st.tuples(LIKELY, ORDERS).map(lambda both: both[0][: len(both[1])] + both[1])))
             def run(order: list[str]) -> None:
                 stream = one.stream()
-                told: list[Any] = []
+                seen: list[Any] = []
                 for name in order:
                     stream.take(MESSAGES[name]())
-                    told += sent(stream)
+                    seen += sent(stream)
                 stream.gone()
                 assert sent(stream) == []
-                kinds = [reply.WhichOneof("response") for reply in told]
+                kinds = [reply.WhichOneof("response") for reply in seen]
                 assert kinds.count("immediate_response") <= 1
                 places = [IN_TURN.index(kind) for kind in kinds if kind != "immediate_response"]
                 assert places == sorted(places)
-                assert text_of(told, of_request=True)[1] <= 1
-                assert text_of(told, of_request=False)[1] <= 1
+                assert text_of(seen, of_request=True)[1] <= 1
+                assert text_of(seen, of_request=False)[1] <= 1
                 assert not any(one.held), (order, one.held)
 
             run()

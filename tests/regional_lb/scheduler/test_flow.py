@@ -158,7 +158,7 @@ class RegionalMachine(RuleBasedStateMachine):
 
     @rule(
         sizes=st.lists(st.sampled_from((1024, 100, 3000, 9000)), min_size=1, max_size=5),
-        says=st.sampled_from(("", "alice", "bob")),
+        prefix=st.sampled_from(("", "alice", "bob")),
         tenant=st.sampled_from(("anyone", "other")),
         model=st.sampled_from((MODEL, OTHER_MODEL)),
         priority=st.sampled_from((0, 1)),
@@ -166,13 +166,13 @@ class RegionalMachine(RuleBasedStateMachine):
         divisible=st.booleans(),
         oddity=st.sampled_from(ODDITIES),
     )
-    def some_arrive(self, sizes, says, tenant, model, priority, stream, divisible, oddity) -> None:
+    def some_arrive(self, sizes, prefix, tenant, model, priority, stream, divisible, oddity) -> None:
         for size in sizes:
             self.arrivals += 1
             fields = {"tenant": tenant, "model": model, "divisible": divisible, "deadline": self.now + 20.0, **oddity}
             if "deadline" in oddity:
                 fields["deadline"] = self.now + oddity["deadline"]
-            one = request(f"q{self.arrivals}", size, says=says, priority=priority, stream=stream, **fields)
+            one = request(f"q{self.arrivals}", size, prefix=prefix, priority=priority, stream=stream, **fields)
             self._tell(machine.RequestArrived(one))
 
     def _one(self, n: int, *states: str) -> Rider | None:
@@ -186,12 +186,17 @@ class RegionalMachine(RuleBasedStateMachine):
             self._tell(machine.AttemptBegan(rider.request.id, rider.attempt, status))
 
     @precondition(lambda self: self.referee.states("started"))
-    @rule(n=st.integers(0, 9), told=st.booleans(), heard=st.booleans(), fault=st.sampled_from((None, None, *FAULTS)))
-    def attempt_ends(self, n: int, told: bool, heard: bool, fault: outcome.Outcome | None) -> None:
+    @rule(
+        n=st.integers(0, 9),
+        with_usage=st.booleans(),
+        with_text=st.booleans(),
+        fault=st.sampled_from((None, None, *FAULTS)),
+    )
+    def attempt_ends(self, n: int, with_usage: bool, with_text: bool, fault: outcome.Outcome | None) -> None:
         if rider := self._one(n, "started"):
-            usage = Usage(rider.request.prompt_bytes // 5 + 1, 50, 10) if told else None
-            said = ((*rider.request.chain, 1 + n), 300) if heard else ((), 0)
-            self._tell(machine.AttemptEnded(rider.request.id, rider.attempt, 200, usage, fault, *said))
+            usage = Usage(rider.request.prompt_bytes // 5 + 1, 50, 10) if with_usage else None
+            found = ((*rider.request.chain, 1 + n), 300) if with_text else ((), 0)
+            self._tell(machine.AttemptEnded(rider.request.id, rider.attempt, 200, usage, fault, *found))
 
     @precondition(lambda self: self.referee.states("sent", "started"))
     @rule(n=st.integers(0, 9), reason=st.sampled_from(FAILURES))
@@ -414,7 +419,9 @@ def test_a_prompt_that_was_not_found_cached_corrects_the_mirror_and_is_there_now
 
 
 @pytest.mark.parametrize(("status", "usage"), [(200, Usage(16 * 1024, 10, 0)), (200, None), (500, None)])
-def test_an_answer_told_once_and_whole_leaves_what_one_told_in_two_leaves(status: int, usage: Usage | None) -> None:
+def test_an_answer_reported_once_and_whole_leaves_what_one_reported_in_two_leaves(
+    status: int, usage: Usage | None
+) -> None:
     left = []
     for whole in (False, True):
         flow = regional(replica("r1", kv_tokens=1_000_000))
@@ -436,18 +443,18 @@ def test_an_answer_told_once_and_whole_leaves_what_one_told_in_two_leaves(status
 SAID = 4096  # bytes of an answer: 1,024 tokens
 
 
-def _turn(flow: Any, asked: machine.Request, said: tuple[int, ...], now: float = 0.0, **ended: Any) -> Forward:
+def _turn(flow: Any, asked: machine.Request, value: tuple[int, ...], now: float = 0.0, **ended: Any) -> Forward:
     """One request, served whole."""
     (forward,) = [c for c in flow.handle(machine.RequestArrived(asked), now) if isinstance(c, Forward)]
     flow.handle(machine.AttemptBegan(asked.id, 1, 200), now + 0.1)
-    last = {"status": 200, "usage": Usage(asked.prompt_bytes // 4, SAID // 4), "chain": said, "answer_bytes": SAID}
+    last = {"status": 200, "usage": Usage(asked.prompt_bytes // 4, SAID // 4), "chain": value, "answer_bytes": SAID}
     flow.handle(machine.AttemptEnded(asked.id, 1, **last | ended), now + 0.2)
     return forward
 
 
 def _turns(prompt_bytes: int = 4096) -> tuple[machine.Request, machine.Request]:
     """A request, and the next, which goes on from its prompt and an answer."""
-    return request("a", prompt_bytes), request("b", prompt_bytes + SAID, says="a")
+    return request("a", prompt_bytes), request("b", prompt_bytes + SAID, prefix="a")
 
 
 def test_what_a_replica_answered_it_holds_behind_the_prompt_and_the_next_turn_finds_it() -> None:

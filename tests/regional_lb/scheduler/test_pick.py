@@ -132,7 +132,7 @@ def test_what_others_run_at_an_engine_counts_for_its_wait() -> None:
     assert expected_wait_ms(table(theirs), 0, 0.0) == pytest.approx(8 * 1280.0)
 
 
-def test_a_delay_is_part_of_the_score_and_told() -> None:
+def test_a_delay_is_part_of_the_score_and_shown() -> None:
     both = table(replica("r1"), replica("r2"))
     delay = np.array([50.0, 0.0])
     choice = pick(NEED, both, (), Predictive(), 0.0, Random(1), Known({"r2": 0.0}, {}), delay)

@@ -40,7 +40,7 @@ def test_a_room_refuses_who_is_in_it_and_who_does_not_fit() -> None:
     assert not room(requests_max=0).fits(0.0)
 
 
-def test_who_waits_is_told_by_band_and_tenant() -> None:
+def test_who_waits_is_counted_by_band_and_tenant() -> None:
     queue = room()
     for name, tenant, band in (("a", "t", 0), ("b", "t", 0), ("c", "u", 1)):
         push(queue, name, tenant, priority=band)

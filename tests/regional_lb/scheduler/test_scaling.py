@@ -46,7 +46,7 @@ def test_what_it_asks_for_is_reported_and_shown() -> None:
     assert flow.scaling.status()[MODEL]["desired"] == 5
 
 
-def test_it_is_looked_at_once_a_second_and_by_other_bounds_when_told() -> None:
+def test_it_is_looked_at_once_a_second_and_by_other_bounds_when_configured() -> None:
     flow = busy(4)
     flow.scaling.look(1.0)
     flow.scaling.configure(FIXED, {MODEL: FIXED.model_copy(update={"replicas_max": 3})})

@@ -145,7 +145,7 @@ def said(**fields) -> SplitConfig:
     return SplitConfig.model_validate(fields)
 
 
-def test_what_is_said_at_work_goes_before_the_configuration_and_the_rest_stays() -> None:
+def test_an_override_goes_before_the_configuration_and_the_rest_stays() -> None:
     rules = [{"tenant": "acme", "version": "v1"}, {"header": {"name": "X-Canary", "value": "yes"}, "version": "v2"}]
     splits = Splits({MODEL: said(rules=rules, weights={"v1": 1}, sticky="tenant")})
     configured = splits.of(MODEL)
@@ -177,11 +177,11 @@ def test_only_what_is_in_force_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("served", [SERVED, set()])
-def test_what_people_are_told(served: set[str]) -> None:
+def test_what_people_are_shown(served: set[str]) -> None:
     splits = Splits({MODEL: said(rules=[{"tenant": "acme", "version": "v1"}], weights={"v2": 3})})
-    told = splits.status(served)[MODEL]
-    assert (told["rules"], told["weights"], told["sticky"]) == (["tenant acme: v1"], {"v2": 3.0}, "session")
-    assert told["unserved"] == ([] if served else ["v1", "v2"])
+    found = splits.status(served)[MODEL]
+    assert (found["rules"], found["weights"], found["sticky"]) == (["tenant acme: v1"], {"v2": 3.0}, "session")
+    assert found["unserved"] == ([] if served else ["v1", "v2"])
 
 
 # -- as they are written
@@ -222,6 +222,6 @@ def test_a_rule_looks_at_one_thing() -> None:
         ({"wieghts": {}}, "Extra inputs"),
     ],
 )
-def test_what_makes_no_sense_is_told(written: dict, said: str) -> None:
+def test_what_makes_no_sense_is_refused(written: dict, said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         SplitConfig.model_validate(written)

@@ -110,7 +110,7 @@ def blocks(*ids: int) -> bytes:
     return b"".join(bytes((n, 0, 0, 0)) * 16 for n in ids)
 
 
-def test_an_engines_own_word_goes_before_our_guess() -> None:
+def test_an_engines_own_report_goes_before_our_guess() -> None:
     flow = regional(*(replace(replica(name, kv_tokens=100_000), kv_ranks=1) for name in ("r1", "r2", "r3")))
     asked = replace(request("a", 4096), tokens=Tokens(blocks(1, 2, 3, 4)))
     for name in ("r1", "r2", "r3"):
@@ -168,18 +168,18 @@ def test_a_pair_is_part_of_the_outlook() -> None:
 
 
 def test_where_there_is_no_choice_or_nobody_tells_what_it_caches_tokens_decide_nothing() -> None:
-    alone, mute, told = (regional(*(replace(replica(n), kv_ranks=1) for n in names)) for names in ("a", "ab", "ab"))
-    for flow in (alone, told):
+    alone, mute, found = (regional(*(replace(replica(n), kv_ranks=1) for n in names)) for names in ("a", "ab", "ab"))
+    for flow in (alone, found):
         flow.blocks.apply("a", 0, Linked(up=True))
         flow.blocks.apply("a", 0, Cleared())
     asked = request("r")
-    assert [flow.wants_tokens(asked, 0.0) for flow in (alone, mute, told)] == [False, False, True]
-    assert not told.wants_tokens(replace(asked, recomputed=True), 0.0)
-    assert not told.wants_tokens(replace(asked, model="nowhere"), 0.0)
-    assert not told.wants_tokens(replace(asked, lawful=frozenset({"tokyo"})), 0.0)  # it will be refused
-    told.blocks.apply("a", 0, Linked(up=False))
-    told.blocks.apply("a", 0, Lost(all=True))
-    assert not told.wants_tokens(asked, 0.0)
+    assert [flow.wants_tokens(asked, 0.0) for flow in (alone, mute, found)] == [False, False, True]
+    assert not found.wants_tokens(replace(asked, recomputed=True), 0.0)
+    assert not found.wants_tokens(replace(asked, model="nowhere"), 0.0)
+    assert not found.wants_tokens(replace(asked, lawful=frozenset({"tokyo"})), 0.0)  # it will be refused
+    found.blocks.apply("a", 0, Linked(up=False))
+    found.blocks.apply("a", 0, Lost(all=True))
+    assert not found.wants_tokens(asked, 0.0)
 
 
 def test_a_beginning_that_nobody_holds_to_its_end_is_all_that_a_decision_needs() -> None:

@@ -89,10 +89,10 @@ async function ask(path, body) {
   let answer;
   try { answer = await fetch("/console/of/" + path, { credentials: "same-origin", ...init }); }
   catch { throw new Error("this console cannot be reached now"); }
-  const told = await answer.json().catch(() => ({}));
+  const reply = await answer.json().catch(() => ({}));
   if (answer.status === 401 && path !== "login") login();
-  if (!answer.ok) throw new Error(told.error || "status " + answer.status);
-  return told;
+  if (!answer.ok) throw new Error(reply.error || "status " + answer.status);
+  return reply;
 }
 
 function apply(old, patch) {
@@ -118,8 +118,8 @@ function listen() {
     if (past === null) { shown = now; drawOn(); }
     tick();
   };
-  source.addEventListener("picture", take((told) => told));
-  source.addEventListener("patch", take((told) => apply(now, told)));
+  source.addEventListener("picture", take((picture) => picture));
+  source.addEventListener("patch", take((patch) => apply(now, patch)));
 }
 setInterval(tick, 1000);
 // A browser has six connections to an origin: a page that it only keeps for the way back, or that nobody sees, holds none.
@@ -200,7 +200,7 @@ function drawOn() {
     steps = null;
     if (again) { again = false; drawOn(); }
   };
-  requestAnimationFrame(() => requestAnimationFrame(step));  // what was told took its share of this frame
+  requestAnimationFrame(() => requestAnimationFrame(step));  // what came took its share of this frame
 }
 
 function show() {
@@ -219,17 +219,17 @@ function show() {
 addEventListener("hashchange", show);
 
 function drawWrong() {
-  const said = (shown.wrong || []).map((one) => [SIGN[one.state] || "✕", "s-" + (one.state === "cut off" ? "cut" : one.state), one.where, one.what + (one.heard ? `, last heard ${age(one.heard)}` : "")]);
-  if (runs.running) said.push(["▽", "s-draining", "drill", `${runs.running.drill} runs, by ${runs.running.author}`]);
-  const at = $("wrong"), text = JSON.stringify(said);
+  const wrong = (shown.wrong || []).map((one) => [SIGN[one.state] || "✕", "s-" + (one.state === "cut off" ? "cut" : one.state), one.where, one.what + (one.seen_at ? `, last seen ${age(one.seen_at)}` : "")]);
+  if (runs.running) wrong.push(["▽", "s-draining", "drill", `${runs.running.drill} runs, by ${runs.running.author}`]);
+  const at = $("wrong"), text = JSON.stringify(wrong);
   if (at.dataset.is === text) return;
   at.dataset.is = text;
   clear(at);
-  if (!said.length) {
-    const n = Object.values(shown.regions || {}).length, heard = Object.values(shown.balancers || {}).length;
-    put(at, "p", { class: "fine" }, el("span", { class: "s-up" }, "●"), `Nothing is wrong: ${n} region${n === 1 ? "" : "s"} up, ${heard} balancer${heard === 1 ? "" : "s"} heard, one law.`);
+  if (!wrong.length) {
+    const n = Object.values(shown.regions || {}).length, answering = Object.values(shown.balancers || {}).length;
+    put(at, "p", { class: "fine" }, el("span", { class: "s-up" }, "●"), `Nothing is wrong: ${n} region${n === 1 ? "" : "s"} up, ${answering} balancer${answering === 1 ? "" : "s"} seen, one law.`);
   }
-  for (const [sign, cls, name, why] of said) put(at, "p", {}, el("span", { class: cls, "aria-hidden": "true" }, sign), el("b", {}, name), el("span", {}, why));
+  for (const [sign, cls, name, why] of wrong) put(at, "p", {}, el("span", { class: cls, "aria-hidden": "true" }, sign), el("b", {}, name), el("span", {}, why));
 }
 // World
 
@@ -288,8 +288,8 @@ function* drawWorld() {
     const sign = one.state === "up" ? cut(one) ? "⌁" : "" : SIGN[one.state] || "";
     if (sign) put(group, "text", { class: "sign", x: p[0], y: p[1] + 4 * scale, "font-size": 11 * scale }, sign);
     put(group, "text", { x: p[0], y: p[1] + r + 12 * scale }, name);
-    const told = cut(one) ? `not heard, ${age(one.heard)}` : one.state === "up" ? `${pct(one.used)} used${one.queued ? `, ${one.queued} wait` : ""}` : one.state;
-    put(group, "text", { class: "sub", x: p[0], y: p[1] + r + 21.5 * scale }, told);
+    const line = cut(one) ? `silent, ${age(one.seen_at)}` : one.state === "up" ? `${pct(one.used)} used${one.queued ? `, ${one.queued} wait` : ""}` : one.state;
+    put(group, "text", { class: "sub", x: p[0], y: p[1] + r + 21.5 * scale }, line);
     if (kept) group.focus();
   }
   for (const gone of had.values()) gone.remove();
@@ -318,7 +318,7 @@ function* drawWorld() {
   yield;
   yield* rowsInPieces("regions", regions, ([name]) => name, ([name, one]) => [
     name, state(one.state, cut(one) ? " ⌁" : ""), [pct(one.used), "n"], [one.busy === undefined ? "–" : `${one.busy}/${one.slots}`, "n"], [num(one.queued), "n"], [num(one.wait_ms, 0, " ms"), "n"],
-    [name in into ? num(into[name], 1) : "–", "n"], [age(one.heard), "n"],
+    [name in into ? num(into[name], 1) : "–", "n"], [age(one.seen_at), "n"],
   ], { open: (name) => { location.hash = "region/" + encodeURIComponent(name); }, stale: ([, one]) => cut(one) });
   yield;
   yield* rowsInPieces("arcs", Object.entries(shown.arcs || {}), ([key]) => key, ([key, flow]) => { const [from, to] = key.split(">"); return [from, to, [num(flow.ok, 1), "n"], [num(flow.failed, 1), "n"], [num(flow.refused, 1), "n"], [num(flow.spilled, 1), "n"]]; }, { none: "no request in the last second" });
@@ -352,7 +352,7 @@ function* drawDecisions(table) {
     clock(one.at), one.tenant || "–", one.from || "–", one.to || "–",
     el("span", { class: one.outcome === "served" ? "s-up" : "s-down" }, (one.outcome === "served" ? "● " : "✕ ") + (one.outcome || "–") + (one.tries > 1 ? `, try ${one.tries}` : "") + (one.spilled ? ", spilled" : "")),
     [num(one.ttft_ms, 0, " ms"), "n"],
-  ], { open: (id) => { location.hash = "request/" + id; }, chosen: (id) => id === selected, none: "no decision is told: no traffic, or kept from here by law" });
+  ], { open: (id) => { location.hash = "request/" + id; }, chosen: (id) => id === selected, none: "no decision is shown: no traffic, or kept from here by law" });
 }
 
 // Particles: how dense they are is the rate. None where motion is to be reduced, or nobody looks.
@@ -398,7 +398,7 @@ function* drawRegion() {
     button("Bias…", "bias");
     if (biased) button("Take the bias back…", "unbias");
   });
-  const facts = { used: pct(one.used), busy: one.busy === undefined ? "–" : `${one.busy} of ${one.slots}`, waiting: num(one.queued), wait: num(one.wait_ms, 0, " ms"), "round trip": num(one.rtt_ms, 1, " ms"), admitted: pct(one.admitted), replicas: one.replicas_all === undefined ? num(one.replicas) : `${one.replicas_up} of ${one.replicas_all} up`, "prefix nodes": num(one.prefix_nodes), heard: age(one.heard) };
+  const facts = { used: pct(one.used), busy: one.busy === undefined ? "–" : `${one.busy} of ${one.slots}`, waiting: num(one.queued), wait: num(one.wait_ms, 0, " ms"), "round trip": num(one.rtt_ms, 1, " ms"), admitted: pct(one.admitted), replicas: one.replicas_all === undefined ? num(one.replicas) : `${one.replicas_up} of ${one.replicas_all} up`, "prefix nodes": num(one.prefix_nodes), "last seen": age(one.seen_at) };
   if (one.drain) facts["drained by"] = `${one.drain.author}: ${one.drain.why}`;
   if (one.pilot) facts["pilot light"] = one.pilot;
   clear($("region-facts")).append(...Object.entries(facts).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
@@ -409,12 +409,12 @@ function* drawRegion() {
     name, state(r.state), gauge(r.slots ? (r.in_flight + (r.elsewhere || 0)) / r.slots : undefined, "load"), [num(r.in_flight), "n"], [num(r.slots), "n"], [num(r.running), "n"], [num(r.waiting), "n"], gauge(r.kv, "KV used"), [pct(r.hit), "n"], [num(r.tpot_ms, 1), "n"],
     [r.share === undefined ? "all" : pct(r.share), "n"], [r.age_s === undefined ? "–" : r.age_s + " s", "n"], r.version || "–",
     [[r.why, r.slow, r.share < 1 ? `eased in: ${pct(r.share)} of its share` : "", r.until_s && r.state !== "up" ? `for ${r.until_s} s more` : ""].filter(Boolean).join("; "), "long"],
-  ], { stale: (item) => item.fresh === "cut off", none: mine.some(([, b]) => b.tier === "regional") ? "no replica is told" : "its own balancer is not asked from here: `farhop console` asks all" });
+  ], { stale: (item) => item.fresh === "cut off", none: mine.some(([, b]) => b.tier === "regional") ? "no replica is known" : "its own balancer is not asked from here: `farhop console` asks all" });
   const queue = mine.flatMap(([key]) => Object.entries(shown.queues?.[key] || {}).map(([line, n]) => ({ key: key + line, band: line.slice(0, line.indexOf(" ")), tenant: line.slice(line.indexOf(" ") + 1), n })));
   rows("queue", queue, (q) => q.key, (q) => [q.band, q.tenant, [q.n, "n"]], { none: "nobody waits" });
   rows("own", mine, ([key]) => key, ([key, b]) => [key, fresh(b), [num(b.under_way), "n"], [num(b.epoch), "n"], [num(b.prefix_nodes), "n"], [b.error || b.trouble || "", "long"]], { stale: ([, b]) => b.fresh === "cut off", none: "none is asked from here" });
 }
-const fresh = (b) => el("span", { class: b.fresh === "fresh" ? "s-up" : b.fresh === "late" ? "s-late" : "s-cut" }, `${b.fresh === "fresh" ? "●" : b.fresh === "late" ? "◐" : "✕"} ${b.fresh === "fresh" ? "" : b.fresh + ", "}${age(b.heard)}`);
+const fresh = (b) => el("span", { class: b.fresh === "fresh" ? "s-up" : b.fresh === "late" ? "s-late" : "s-cut" }, `${b.fresh === "fresh" ? "●" : b.fresh === "late" ? "◐" : "✕"} ${b.fresh === "fresh" ? "" : b.fresh + ", "}${age(b.seen_at)}`);
 $("which").addEventListener("change", () => { location.hash = "region/" + encodeURIComponent($("which").value); });
 
 // Request
@@ -430,21 +430,21 @@ $("ask").addEventListener("submit", (event) => { event.preventDefault(); explain
 async function explainNow(drained) {
   const question = { body: { model: $("ask-model").value, messages: [{ role: "user", content: $("ask-text").value }] }, tenant: $("ask-tenant").value };
   try {
-    const told = await ask("explain", { question, drained });
+    const reply = await ask("explain", { question, drained });
     const why = clear($("why"));
     put(why, "h3", {}, `Where ${question.tenant}'s request would go now`);
-    for (const [name, one] of Object.entries(told.explained)) reasons(why, name, one, told.what_if?.[name], explainNow);
+    for (const [name, one] of Object.entries(reply.explained)) reasons(why, name, one, reply.what_if?.[name], explainNow);
   } catch (error) { failed($("why"), error); }
 }
 async function explainPast(drained = "") {
   $("decision").value = selected;
   try {
-    const told = await ask(`decision/${encodeURIComponent(selected)}?drained=${encodeURIComponent(drained)}`), why = clear($("why"));
-    const records = Object.entries(told.records), first = records[0][1];
+    const reply = await ask(`decision/${encodeURIComponent(selected)}?drained=${encodeURIComponent(drained)}`), why = clear($("why"));
+    const records = Object.entries(reply.records), first = records[0][1];
     put(why, "h3", {}, `${first.tenant} · ${first.model}`);
     put(why, "p", {}, el("span", { class: "id" }, selected), ` · ${clock(first.at_unix_ms)} · ${first.outcome} (${first.status})`);
     waterfall(why, records);
-    for (const [name, one] of records) reasons(why, name, one, told.what_if?.[name], explainPast);
+    for (const [name, one] of records) reasons(why, name, one, reply.what_if?.[name], explainPast);
   } catch (error) { failed($("why"), error); }
 }
 const failed = (where, error) => put(clear(where), "p", { class: "error", role: "alert" }, error.message);
@@ -515,9 +515,9 @@ function drawLaw() {
   rows("overrides", [...drains, ...others], (one) => one.key, (one) => [one.text, one.author || "–", [one.why || "", "long"], one.until ? clock(Date.parse(one.until)) : "–", me.acts && one.undo && past === null ? el("button", { onclick: () => act(one.undo, one.name) }, "Take back…") : ""], { none: "nothing is drained, biased or pinned" });
 }
 async function loadLaws() {
-  let told = [];
-  try { told = (await ask("laws")).laws; } catch { /* what stands in etcd is beside what balancers go by */ }
-  rows("laws", told, (one) => String(one.epoch), (one) => [[one.epoch ?? "–", "n"], one.at || "–", one.author || "–", [one.why || "–", "long"], [one.moved ? one.moved.join("; ") + (one.more ? ` and ${one.more} more` : "") || "nothing" : "–", "long"]], { none: "no law was ever set, or this port does not tell of them: balancers go by their topology" });
+  let laws = [];
+  try { laws = (await ask("laws")).laws; } catch { /* what stands in etcd is beside what balancers go by */ }
+  rows("laws", laws, (one) => String(one.epoch), (one) => [[one.epoch ?? "–", "n"], one.at || "–", one.author || "–", [one.why || "–", "long"], [one.moved ? one.moved.join("; ") + (one.more ? ` and ${one.more} more` : "") || "nothing" : "–", "long"]], { none: "no law was ever set, or this port does not tell of them: balancers go by their topology" });
 }
 $("scope").addEventListener("change", draw);
 
@@ -565,10 +565,10 @@ function reportLinks(at_, run, began_s) {
 const mayReplay = (run, began_s) => inLastHour(began_s * 1000) || runs.reports?.[run];
 async function loadOffered() {
   let why = "";
-  try { const told = await ask("drills/offered"); offered = told.offered; why = told.why; } catch (error) { offered = []; why = error.message; }
+  try { const reply = await ask("drills/offered"); offered = reply.offered; why = reply.why; } catch (error) { offered = []; why = error.message; }
   if (!why && !me.acts) why = "To begin one needs the right to act.";
   $("begin").hidden = Boolean(why) || !offered.length;
-  $("begin-told").textContent = why || (offered.length ? "First its plan and the safety checks are shown; nothing is touched before you confirm by its name. It ends with this console." : "no drill is known here");
+  $("begin-about").textContent = why || (offered.length ? "First its plan and the safety checks are shown; nothing is touched before you confirm by its name. It ends with this console." : "no drill is known here");
   options($("begin-drill"), offered.map((one) => one.drill));
   drawBegin();
 }
@@ -576,7 +576,7 @@ function drawBegin() {
   const one = offered.find((each) => each.drill === $("begin-drill").value);
   if (!one) return;
   same($("begin-values"), one, (at_) => { for (const [name, value] of Object.entries(one.parameters)) put(at_, "label", {}, name + " ", el("input", { name, value, size: 12, maxlength: 256, autocomplete: "off", spellcheck: "false" })); });
-  $("begin-told").textContent = `${one.title} (${one.kind}, ${one.from}). First its plan and the safety checks are shown; nothing is touched before you confirm by its name. It ends with this console.`;
+  $("begin-about").textContent = `${one.title} (${one.kind}, ${one.from}). First its plan and the safety checks are shown; nothing is touched before you confirm by its name. It ends with this console.`;
 }
 $("begin-drill").addEventListener("change", drawBegin);
 $("begin").addEventListener("submit", (event) => {
@@ -612,19 +612,19 @@ function act(does, target, values) {
   const at_ = clear($("act-fields"));
   for (const [name, label, type, value] of fields) put(at_, "label", {}, label + " ", el("input", { id: "act-" + name, type, value, required: true, maxlength: 256, step: "any", autocomplete: "off" }));
   put(at_, "p", { class: "hint" }, `As ${me.author}.`);
-  clear($("act-told"));
+  clear($("act-effects"));
   $("act").querySelector(".error").textContent = "";
   $("act-go").textContent = "Show what it would do"; $("act-go").className = ""; $("act-go").disabled = false;
   $("act").showModal();
 }
 // Focus goes back to where it was; if that is gone, to the view, never to nowhere.
 $("act").addEventListener("close", () => { if (doing?.opener?.isConnected) doing.opener.focus(); if (document.activeElement === document.body) $("view").focus(); });
-function drawPlan(at_, told) {
-  put(at_, "h2", {}, `Dry run of “${told.title}”: nothing is touched yet`);
-  for (const line of told.plan) put(at_, "p", {}, line);
+function drawPlan(at_, reply) {
+  put(at_, "h2", {}, `Dry run of “${reply.title}”: nothing is touched yet`);
+  for (const line of reply.plan) put(at_, "p", {}, line);
   const table = grid(at_, ["", "check", "seen"]);
-  rows(table, told.checks, (one) => one.check, (one) => [el("span", { class: one.held ? "s-up" : "s-down" }, one.held ? "● ok" : "✕ NO"), one.check, [one.seen, "long"]]);
-  if (told.may_run) return true;
+  rows(table, reply.checks, (one) => one.check, (one) => [el("span", { class: one.held ? "s-up" : "s-down" }, one.held ? "● ok" : "✕ NO"), one.check, [one.seen, "long"]]);
+  if (reply.may_run) return true;
   put(at_, "p", { class: "strands" }, "It must not run now: not every check holds. Mend that, and look again.");
   $("act-go").disabled = true; $("act-no").focus();
   return false;
@@ -643,14 +643,14 @@ $("act").querySelector("form").addEventListener("submit", async (event) => {
   doing.asks = true;
   try {
     if (!doing.shown) {
-      const told = await ask("act", { ...body, dry_run: true }), at_ = clear($("act-told"));
-      doing.shown = told;
+      const reply = await ask("act", { ...body, dry_run: true }), at_ = clear($("act-effects"));
+      doing.shown = reply;
       for (const field of $("act-fields").querySelectorAll("input")) field.disabled = true;
-      if (told.plan && !drawPlan(at_, told)) return;
-      if (!told.plan) put(at_, "h2", {}, "Dry run: nothing is written yet");
-      if (!told.plan) put(at_, "p", {}, told.stands ? `It replaces what ${told.stands.author} set: ${told.stands.why}` : "Nothing stands there now.");
-      for (const line of told.effects || []) put(at_, "p", { class: line.startsWith("strands") ? "strands" : "" }, line);
-      if ((told.strands || []).length) put(at_, "label", {}, el("input", { type: "checkbox", id: "act-force" }), ` leave ${told.strands.length} without a region`);
+      if (reply.plan && !drawPlan(at_, reply)) return;
+      if (!reply.plan) put(at_, "h2", {}, "Dry run: nothing is written yet");
+      if (!reply.plan) put(at_, "p", {}, reply.stands ? `It replaces what ${reply.stands.author} set: ${reply.stands.why}` : "Nothing stands there now.");
+      for (const line of reply.effects || []) put(at_, "p", { class: line.startsWith("strands") ? "strands" : "" }, line);
+      if ((reply.strands || []).length) put(at_, "label", {}, el("input", { type: "checkbox", id: "act-force" }), ` leave ${reply.strands.length} without a region`);
       put(at_, "label", {}, `Type ${doing.target} to confirm `, el("input", { id: "act-confirm", autocomplete: "off", spellcheck: "false" })).querySelector("input").focus();
       $("act-go").textContent = "Do it"; $("act-go").className = "danger";
     } else {
@@ -665,7 +665,7 @@ $("act").querySelector("form").addEventListener("submit", async (event) => {
 // -- the last hour
 
 async function loadPast() {
-  try { chunks = (await ask("past")).chunks; } catch { /* said elsewhere */ }
+  try { chunks = (await ask("past")).chunks; } catch { /* shown elsewhere */ }
   tick();
 }
 setInterval(() => { if (me.may && me.may !== "metrics" && !document.hidden) loadPast(); }, 15000);
@@ -675,8 +675,8 @@ const times = () => archive || chunks, latest = () => archive ? archive.at(-1).t
 async function replay(run, ms) {
   if (!inLastHour(ms)) {
     try {
-      const told = (await ask(`drills/${encodeURIComponent(run)}/past`)).chunks;
-      archive = told.map((one) => ({ told: one, from_ms: one.picture.at, to_ms: one.patches.at(-1)?.at ?? one.picture.at }));
+      const recorded = (await ask(`drills/${encodeURIComponent(run)}/past`)).chunks;
+      archive = recorded.map((one) => ({ chunk: one, from_ms: one.picture.at, to_ms: one.patches.at(-1)?.at ?? one.picture.at }));
     } catch (error) { failed($("report"), error); return; }
   }
   seek(ms);
@@ -691,9 +691,9 @@ async function hourly(one, open) {
 async function picture(ms) {
   const index = Math.max(0, times().findLastIndex((one) => one.from_ms <= ms)), one = times()[index];
   if (!one) throw new Error("nothing is kept yet");
-  const told = one.told || await hourly(one, index === chunks.length - 1);
-  let made = told.picture;
-  for (const patch of told.patches) { if ((patch.at ?? made.at) > ms) break; made = apply(made, patch); }
+  const chunk = one.chunk || await hourly(one, index === chunks.length - 1);
+  let made = chunk.picture;
+  for (const patch of chunk.patches) { if ((patch.at ?? made.at) > ms) break; made = apply(made, patch); }
   return made;
 }
 let seeking = 0;
@@ -724,7 +724,7 @@ $("compare-close").addEventListener("click", () => { $("compare").hidden = true;
 $("diff").addEventListener("click", () => {
   const flat = (tree, path = "", into = {}) => { for (const [key, value] of Object.entries(tree || {})) typeof value === "object" && !Array.isArray(value) ? flat(value, path ? path + " › " + key : key, into) : into[path ? path + " › " + key : key] = Array.isArray(value) ? value.join(", ") : value; return into; };
   const part = (one) => { const { regions, balancers, replicas, queues, overrides, law } = one; return flat({ regions, balancers, replicas, queues, overrides, law }); };
-  const a = part(mark), b = part(shown), keys = [...new Set([...Object.keys(a), ...Object.keys(b)])].filter((key) => a[key] !== b[key] && !/heard$|_age_s$|age_s$/.test(key));
+  const a = part(mark), b = part(shown), keys = [...new Set([...Object.keys(a), ...Object.keys(b)])].filter((key) => a[key] !== b[key] && !/seen_at$|_age_s$|age_s$/.test(key));
   $("compare-title").textContent = `${clock(mark.at)} beside ${clock(shown.at)}: ${keys.length} differ`;
   rows($("compare").querySelector("table"), keys.slice(0, 200), (key) => key, (key) => [key, [String(a[key] ?? "–"), "long"], [String(b[key] ?? "–"), "long"]], { none: "nothing differs" });
   $("compare").hidden = false;

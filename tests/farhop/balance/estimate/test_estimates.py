@@ -95,8 +95,8 @@ def test_nothing_is_measured_before_the_first_sample() -> None:
     assert speed.sampled_at is None
     assert speed.began(525.0, 1000.0, 25.0, 1.0)  # one decode step of 25 ms is not prefill
     speed.ended(decode_ms=1000.0, service_ms=1525.0, completion_tokens=101, load=1.0, now=2.0)
-    said = speed.measured(2.0)
-    assert (said.pace_ms, said.alone_ms, said.service_ms) == (0.5, 10.0, 1525.0)
+    found = speed.measured(2.0)
+    assert (found.pace_ms, found.alone_ms, found.service_ms) == (0.5, 10.0, 1525.0)
     assert speed.sampled_at == 2.0
 
 
@@ -119,12 +119,12 @@ def test_what_each_request_adds_to_a_token_is_found_out(
         load = dice.randint(*loads)
         tpot_ms = alone_ms + each_ms * (load - 1) + dice.gauss(0.0, 0.02 * alone_ms)
         speed.ended(100 * tpot_ms, 1e4, 101, load, 0.1 * n)
-        said = speed.measured(0.1 * n)
-        speed.interference_share = (said.cov + 100 * INTERFERENCE_SHARE) / (said.var + 100)
-    said = speed.measured(30.0)
-    assert speed.interference_share * said.alone_ms == pytest.approx(each_ms, rel=0.25)
+        found = speed.measured(0.1 * n)
+        speed.interference_share = (found.cov + 100 * INTERFERENCE_SHARE) / (found.var + 100)
+    found = speed.measured(30.0)
+    assert speed.interference_share * found.alone_ms == pytest.approx(each_ms, rel=0.25)
     for load in loads:
-        at_load_ms = said.alone_ms * (1.0 + speed.interference_share * (load - 1))
+        at_load_ms = found.alone_ms * (1.0 + speed.interference_share * (load - 1))
         assert at_load_ms == pytest.approx(alone_ms + each_ms * (load - 1), rel=0.05)
 
 
@@ -143,8 +143,8 @@ def test_what_says_nothing_of_a_speed_changes_nothing() -> None:
     assert not speed.began(500.0, 63.0, 20.0, 0.0)  # too small: a step's own cost
     assert not speed.prefilled(1e9, 10.0, 0.0)
     speed.ended(decode_ms=0.0, service_ms=500.0, completion_tokens=1, load=1.0, now=0.0)
-    said = speed.measured(0.0)
-    assert (said.pace_evidence, said.alone_evidence, said.service_evidence) == (0.0, 0.0, 1.0)
+    found = speed.measured(0.0)
+    assert (found.pace_evidence, found.alone_evidence, found.service_evidence) == (0.0, 0.0, 1.0)
 
 
 @given(st.lists(st.tuples(FLOATS, FLOATS, COUNTS, st.floats(0.0, 1e6)), max_size=30))
@@ -154,12 +154,14 @@ def test_measurements_stay_in_their_domain(samples: list[tuple[float, float, int
     for a, b, n, now in [(0.0, 1.0, 0, 0.0), *samples]:
         speed.began(a, b, 20.0, now)
         speed.ended(a, b, n, abs(n) % 700, now)
-        said = speed.measured(now)
-        assert said.pace_ms == 0.0 or 1e-5 <= said.pace_ms <= 1e3
-        assert said.alone_ms == 0.0 or 1e-4 <= said.alone_ms <= 1e5
-        assert said.service_ms == 0.0 or 1e-3 <= said.service_ms <= 1e8
-        assert all(0.0 <= x < inf for x in (said.pace_evidence, said.alone_evidence, said.service_evidence, said.var))
-        assert -inf < said.cov < inf
+        found = speed.measured(now)
+        assert found.pace_ms == 0.0 or 1e-5 <= found.pace_ms <= 1e3
+        assert found.alone_ms == 0.0 or 1e-4 <= found.alone_ms <= 1e5
+        assert found.service_ms == 0.0 or 1e-3 <= found.service_ms <= 1e8
+        assert all(
+            0.0 <= x < inf for x in (found.pace_evidence, found.alone_evidence, found.service_evidence, found.var)
+        )
+        assert -inf < found.cov < inf
 
 
 def test_a_prefill_alone_waits_for_no_decode_step() -> None:

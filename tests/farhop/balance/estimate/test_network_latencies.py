@@ -44,9 +44,9 @@ def test_it_is_bounded_public_and_true(samples, most: int, at_least: int) -> Non
         table.take(host, rtt_us, now)
         assert len(table) <= most
     now = samples[-1][2] if samples else 0.0
-    told = table.read(now, most // 2 + 1, at_least)
-    assert len(told) <= most // 2 + 1
-    for text, one in told.items():
+    content = table.read(now, most // 2 + 1, at_least)
+    assert len(content) <= most // 2 + 1
+    for text, one in content.items():
         network = parse(text)
         assert network.prefixlen == LENGTHS[network.version]
         assert network.is_global
@@ -75,7 +75,7 @@ def test_the_least_counts_until_it_is_two_windows_old() -> None:
     assert table.read(4 * WINDOW_S, 10, 1) == {}
 
 
-def test_few_connections_are_not_told_and_who_was_measured_longest_ago_goes_first() -> None:
+def test_few_connections_are_not_reported_and_who_was_measured_longest_ago_goes_first() -> None:
     table = NetworkLatencies(2)
     for host in ("8.8.8.8", "9.9.9.9", "8.8.8.8", "2600::1"):
         table.take(host, 10_000, 1.0)

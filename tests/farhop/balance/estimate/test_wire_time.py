@@ -105,8 +105,8 @@ def test_without_pings_the_estimate_goes_back_to_what_was_known_before_any() -> 
     wire = WireTime(90.0)
     assert wire.at(5.0) == 90.0
     wire.sample(30.0, 10.0)
-    told = [wire.at(10.0 + share * WINDOW_S) for share in (0.0, 1.0, 1.5, 2.0, 9.0)]
-    assert told == pytest.approx([30.0, 30.0, 60.0, 90.0, 90.0])
+    found = [wire.at(10.0 + share * WINDOW_S) for share in (0.0, 1.0, 1.5, 2.0, 9.0)]
+    assert found == pytest.approx([30.0, 30.0, 60.0, 90.0, 90.0])
     wire.sample(40.0, 10.0 + 9 * WINDOW_S)
     assert wire.at(11.0 + 9 * WINDOW_S) == 40.0
 

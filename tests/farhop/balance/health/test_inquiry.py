@@ -35,14 +35,14 @@ def test_what_was_heard_between_makes_it_void() -> None:
 def test_a_begun_answer_gets_the_time_in_which_tcp_may_bring_it() -> None:
     known = Inquiry()
     known.doubted = True
-    told = [known.lost(4.0 + after, None, WAY_S, 10.0 + after, began=True) for after in (0.0, 1.0, 2.0, 3.9, 4.0)]
-    assert told == [False, False, False, False, True]
+    found = [known.lost(4.0 + after, None, WAY_S, 10.0 + after, began=True) for after in (0.0, 1.0, 2.0, 3.9, 4.0)]
+    assert found == [False, False, False, False, True]
 
 
 def test_what_was_sent_there_and_did_not_come_here_tells_that_it_is_lost() -> None:
     known = Inquiry()
-    told = [known.lost(5.0 + after, after % 0.1, WAY_S, 10.0 + after, began=True) for after in (0.0, 2.0, 6.0)]
-    assert told == [False, False, True]
+    found = [known.lost(5.0 + after, after % 0.1, WAY_S, 10.0 + after, began=True) for after in (0.0, 2.0, 6.0)]
+    assert found == [False, False, True]
 
 
 @given(

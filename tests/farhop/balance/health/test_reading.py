@@ -7,7 +7,7 @@ import pytest
 from farhop.balance.health.reading import ForcedState, Health, State
 
 
-def test_the_newest_word_stands_until_it_expires() -> None:
+def test_the_newest_forced_state_stands_until_it_expires() -> None:
     override = ForcedState()
     assert override.read(0.0) is None
     override.force(State.UP, "pinned", until=10.0)
@@ -20,18 +20,18 @@ def test_the_newest_word_stands_until_it_expires() -> None:
     assert override.read(0.0) is None
 
 
-def test_a_paced_drain_gives_its_share_away_and_a_word_repeated_gives_nothing_back() -> None:
+def test_a_paced_drain_gives_its_share_away_and_repeated_gives_nothing_back() -> None:
     override = ForcedState()
     override.force(State.DRAINING, "paced", now=0.0, over_s=10.0)
     for word in ("paced", "paced, again"):
-        told = override.read(4.0)
-        assert told is not None
-        assert (told.why, told.share) == (word, pytest.approx(0.6))
+        content = override.read(4.0)
+        assert content is not None
+        assert (content.why, content.share) == (word, pytest.approx(0.6))
         override.force(State.DRAINING, "paced, again", now=4.0, over_s=10.0)
     assert override.read(10.0) == Health(State.DRAINING, "paced, again", None, forced=True)
 
 
-def test_a_word_at_a_pace_fades_until_it_is_whole_or_lifted() -> None:
+def test_a_drain_at_a_pace_fades_until_it_is_whole_or_lifted() -> None:
     override = ForcedState()
     assert not override.fading(0.0)
     override.force(State.DRAINING, "why", now=0.0, over_s=10.0)
@@ -50,6 +50,6 @@ def test_a_drain_that_keeps_a_share_stops_there_and_stays() -> None:
     assert shares == [pytest.approx(0.9), 0.75, 0.75]
     assert override.fading(100.0)  # requests are drawn for as long as it stands
     override.force(State.DRAINING, "all", now=100.0)
-    told = override.read(100.0)
-    assert told is not None
-    assert (told.share, override.fading(100.0)) == (0.0, False)
+    content = override.read(100.0)
+    assert content is not None
+    assert (content.share, override.fading(100.0)) == (0.0, False)

@@ -103,7 +103,7 @@ def test_a_drained_region_says_so_whatever_the_signals() -> None:
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(words=st.lists(st.tuples(st.floats(0, 20), st.sampled_from((0.0, 1.0, 10.0, 100.0))), min_size=1, max_size=6))
-def test_a_fading_share_never_grows_while_the_word_stands(words: list[tuple[float, float]]) -> None:
+def test_a_fading_share_never_grows_while_the_drain_stands(words: list[tuple[float, float]]) -> None:
     liveness, now, last = Liveness(), 0.0, 1.0
     for after, over_s in words:
         liveness.reported(now)

@@ -254,7 +254,7 @@ def test_the_share_already_out_keeps_a_failing_target_in() -> None:
     assert not may_eject(1, 10, share_max=0.1)
 
 
-def test_an_operators_word_wins_over_death_and_expires() -> None:
+def test_a_forced_state_wins_over_death_and_expires() -> None:
     machine = HealthMachine(CONFIG)
     machine.forced.force(State.UP, "pinned by ann", until=60.0)
     assert machine.read(59.0) == Health(State.UP, "pinned by ann", 60.0, forced=True)
@@ -284,7 +284,7 @@ def test_thresholds_are_checked(bad: dict[str, float]) -> None:
 # --- a region -------------------------------------------------------------------------------------------------------
 
 
-def test_an_operators_word_keeps_requests_from_a_target_that_is_well() -> None:
+def test_a_forced_state_keeps_requests_from_a_target_that_is_well() -> None:
     machine = HealthMachine()
     machine.probed(True, 0.0)
     assert machine.admit(1.0)
@@ -450,8 +450,8 @@ def test_what_is_strained_is_suspect_and_gets_half() -> None:
 
 
 def test_panic_has_a_name_and_a_share() -> None:
-    told = [panic(ready, 4, 0.5) for ready in range(5)]
-    assert told == [Mode.ALL_DOWN, Mode.PANIC, Mode.NORMAL, Mode.NORMAL, Mode.NORMAL]
+    found = [panic(ready, 4, 0.5) for ready in range(5)]
+    assert found == [Mode.ALL_DOWN, Mode.PANIC, Mode.NORMAL, Mode.NORMAL, Mode.NORMAL]
     assert panic(1, 100, 0.0) is Mode.NORMAL
 
 

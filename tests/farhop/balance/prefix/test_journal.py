@@ -42,7 +42,7 @@ class Reader:
     def __init__(self, source: Journal, region: str) -> None:
         self.source, self.region = source, region
         self.known: dict[int, int] = {}
-        self.heard: set[int] = set()
+        self.received: set[int] = set()
         self.seq = -1
         self.snapshots = 0
 
@@ -52,10 +52,10 @@ class Reader:
         for node in path.nodes:
             self.known[node] = above
             above = node
-        self.heard.update(path.nodes)
+        self.received.update(path.nodes)
 
     def evict(self, top: int) -> None:
-        self.heard.add(top)
+        self.received.add(top)
         if self.known.pop(top, None) is not None:
             for child in [node for node, above in self.known.items() if above == top]:
                 self.evict(child)
@@ -71,7 +71,7 @@ class Reader:
                 if disturb is not None:
                     disturb()
             self.known = arriving.known
-            self.heard |= arriving.heard
+            self.received |= arriving.received
         while self.source.reaches(self.seq) and self.seq < self.source.seq:
             self.seq, changes, count = self.source.read(self.seq, self.region, 3)
             assert count == sum(1 if isinstance(c, Cleared) else len(c.nodes) for c in changes)
@@ -166,7 +166,7 @@ def test_every_reader_knows_what_it_may_and_nothing_else(steps: Any, amid: Any, 
         else:
             act(step)
     for region, reader in readers.items():
-        assert reader.heard <= ever[region]
+        assert reader.received <= ever[region]
     assert set(source._restricted) <= set(source._trie.all_nodes())
     assert source._n_nodes <= nodes_max
     assert len(source._entries) == source.seq - source.floor
@@ -222,7 +222,7 @@ def test_evictions_are_gathered_until_they_are_read() -> None:
     assert source.read(at, "fra", 100)[1] == [Evicted(nodes_of((1, 2))[1:])]
 
 
-def test_a_node_of_two_tenants_is_told_to_whom_either_allows_it() -> None:
+def test_a_node_of_two_tenants_is_sent_to_whom_either_allows_it() -> None:
     source = journal("a")
     source.listen()
     at = source.seq
@@ -235,7 +235,7 @@ def test_a_node_of_two_tenants_is_told_to_whom_either_allows_it() -> None:
     assert source.read(at, "fra", 99)[1][-1] == Evicted(nodes_of((1, 2))[1:])
 
 
-def test_what_is_put_into_the_trie_past_the_journal_is_told_to_nobody() -> None:
+def test_what_is_put_into_the_trie_past_the_journal_is_sent_to_nobody() -> None:
     source = journal("a")
     source.listen()
     at = source.seq

@@ -45,10 +45,10 @@ def test_an_engine_that_found_less_than_the_blocks_and_a_prompt_that_ends_there_
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.floats(0, 40_000), st.floats(0, 40_000)), max_size=40))
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_it_lies_between_nothing_and_less_than_the_next_block(said: list[tuple[int, float, float]]) -> None:
+def test_it_lies_between_nothing_and_less_than_the_next_block(blocks: list[tuple[int, float, float]]) -> None:
     overhang = Overhang()
     prompts = [asked(b"%d" % n * 1000 * n) for n in range(10)]
-    for n, believed, found in said:
+    for n, believed, found in blocks:
         nodes, size = prompts[n]
         overhang.learn(nodes, size, believed, found)
     for nodes, _ in prompts:

@@ -323,23 +323,23 @@ def test_memory_is_bounded_per_node_and_location(holders: int) -> None:
 
 def told(trie: PrefixTrie) -> list[Any]:
     """What its observer is told from now on."""
-    heard: list[Any] = []
+    seen: list[Any] = []
 
     class Ear:
         def stored(self, parent: int, nodes: Sequence[int]) -> None:
-            heard.append(("stored", parent, tuple(nodes)))
+            seen.append(("stored", parent, tuple(nodes)))
 
         def evicted(self, node: int) -> None:
-            heard.append(node)
+            seen.append(node)
 
         def cleared(self) -> None:
-            heard.append("cleared")
+            seen.append("cleared")
 
         def hidden(self) -> None:
-            heard.append("hidden")
+            seen.append("hidden")
 
     trie.observer = Ear()
-    return heard
+    return seen
 
 
 def filled(nodes: int, locations: int) -> PrefixTrie:
@@ -356,7 +356,7 @@ def test_a_large_location_is_cleared_at_once_and_swept_bit_by_bit() -> None:
     path = trie.path(held_by(trie, "r0")[-44])  # the last to be swept
     stem, own = path[:12], path[12:]
     other = trie.count("r1")
-    heard = told(trie)
+    found = told(trie)
     trie.hold("r0", 1000)
     trie.clear("r0")
     assert trie.match(path) == {"r1": 12}
@@ -373,8 +373,8 @@ def test_a_large_location_is_cleared_at_once_and_swept_bit_by_bit() -> None:
         trie.sweep()
     assert_sound(trie)
     assert trie.entries == 20 + other
-    assert not {*stem, *own[:8]} & set(heard)
-    assert set(own[8:]) < set(heard)
+    assert not {*stem, *own[:8]} & set(found)
+    assert set(own[8:]) < set(found)
     assert trie.match(path) == {"r0": 20, "r1": 12}
 
 
@@ -407,17 +407,17 @@ def test_many_large_clears_without_an_insert_are_bounded(monkeypatch: pytest.Mon
 def test_whoever_alone_holds_anything_is_cleared_in_one_word() -> None:
     trie = filled(8000, 1)
     trie.add("r1", 1 << 20)
-    heard = told(trie)
+    found = told(trie)
     trie.clear("r0")
-    assert (heard, trie.nodes, trie.entries) == (["cleared"], 0, 0)
+    assert (found, trie.nodes, trie.entries) == (["cleared"], 0, 0)
     assert_sound(trie)
     trie.insert("r1", (1, 2))
     trie.insert("r0", (1, 2, 3))
     assert trie.match((1, 2, 3)) == {"r0": 3, "r1": 2}
-    assert heard[1:] == [("stored", 0, (1, 2)), ("stored", 2, (3,))]
+    assert found[1:] == [("stored", 0, (1, 2)), ("stored", 2, (3,))]
     for _ in range(600):
         trie.sweep()
-    assert not trie._graves
+    assert not trie._tombstones
     assert_sound(trie)
 
 

@@ -38,8 +38,8 @@ def events_of(name: str) -> list[bytes]:
 
 
 def stripped(events: list[bytes]) -> list[dict[str, Any]]:
-    said = (event.removeprefix(b"data: ").strip() for event in events)
-    found = [msgspec.json.decode(one) for one in said if one != b"[DONE]"]
+    results = (event.removeprefix(b"data: ").strip() for event in events)
+    found = [msgspec.json.decode(one) for one in results if one != b"[DONE]"]
     for one in found:
         for name in ("id", "created"):
             one.pop(name)
@@ -62,8 +62,8 @@ def test_a_token_without_text_yet_is_computed_again(cut: int) -> None:
     """vLLM's completion of tokens that end within a character: that one's text comes with the next one's."""
     events = events_of("completion-ids-stream")
     progress = planned(TARGET, prompt=[11, 12, 13])
-    said = b"".join(progress.take(event) for event in events[:cut])
-    assert b"[11" not in said
+    line = b"".join(progress.take(event) for event in events[:cut])
+    assert b"[11" not in line
     texts = [msgspec.json.decode(event.removeprefix(b"data: "))["choices"][0]["text"] for event in events[:cut]]
     body = body_of(progress)
     sure = max(at + 1 for at, text in enumerate(texts) if text)
@@ -95,10 +95,10 @@ def test_of_a_prompts_ids_nothing_is_made_before_the_first_token() -> None:
         assert calls(kind, 10) == calls(kind, 10_000) < 100
 
 
-@pytest.mark.parametrize("said", [b"[1,,2]", b"[1,]", b"[,]", b"[4294967296]", b"[1 2]"])
-def test_a_prompt_whose_ids_cannot_be_read_is_gone_on_with_by_nobody(said: bytes) -> None:
+@pytest.mark.parametrize("value", [b"[1,,2]", b"[1,]", b"[,]", b"[4294967296]", b"[1 2]"])
+def test_a_prompt_whose_ids_cannot_be_read_is_gone_on_with_by_nobody(value: bytes) -> None:
     progress = planned(CHAT)
-    progress.take(chunk("x", [7], [5]).replace(b"[5]", said))
+    progress.take(chunk("x", [7], [5]).replace(b"[5]", value))
     assert not progress.can_resume
     assert (progress.why_not, list(progress.prompt), list(progress.ids)) == ("unreadable", [], [])
     assert progress.held_bytes == 0
@@ -117,7 +117,7 @@ def chunk(text: str, ids: list[int], prompt: list[int] | None = None, ends: str 
     st.lists(st.integers(0, 2**31), min_size=1, max_size=20),
     st.integers(0, 40),
 )
-def test_no_character_is_lost_or_said_twice(tokens: list[tuple[str, int]], prompt: list[int], limit: int) -> None:
+def test_no_character_is_lost_or_sent_twice(tokens: list[tuple[str, int]], prompt: list[int], limit: int) -> None:
     progress = planned(max_tokens=limit)
     sent = b"".join(
         progress.take(chunk(text, [number], prompt if at == 0 else None)) for at, (text, number) in enumerate(tokens)
@@ -128,10 +128,10 @@ def test_no_character_is_lost_or_said_twice(tokens: list[tuple[str, int]], promp
     assert progress.left(len(prompt) + sure + 1) == min(1, max(0, limit - sure))
     body = body_of(progress)
     assert body["prompt"] == [*prompt, *(number for _, number in tokens[:sure])]
-    said = "".join(text for text, _ in tokens[:sure])
-    heard = [msgspec.json.decode(event[6:]) for event in sent.split(b"\n\n") if event]
-    assert "".join(one["choices"][0]["delta"]["content"] for one in heard) == said
-    assert all(one["choices"][0]["token_ids"] is None for one in heard)
+    line = "".join(text for text, _ in tokens[:sure])
+    found = [msgspec.json.decode(event[6:]) for event in sent.split(b"\n\n") if event]
+    assert "".join(one["choices"][0]["delta"]["content"] for one in found) == line
+    assert all(one["choices"][0]["token_ids"] is None for one in found)
 
 
 def test_words_of_a_text_that_look_like_ids_are_the_clients() -> None:
@@ -172,36 +172,36 @@ def test_a_continuation_reads_as_the_first_stream() -> None:
     progress.go_on(0)
     choice = {"index": 0, "text": " two", "logprobs": None, "finish_reason": None, "stop_reason": None}
     document = {"id": "cmpl-9", "object": "text_completion", "created": 99, "model": "m", "choices": [choice]}
-    spelled = progress.spelled(b"data: " + msgspec.json.encode(document) + b"\n\n", tells_usage=True)
-    heard = msgspec.json.decode(spelled.removeprefix(b"data: "))
-    assert (heard["id"], heard["created"], heard["object"]) == ("chatcmpl-1", 5, "chat.completion.chunk")
-    assert heard["choices"][0]["delta"] == {"content": " two"}
-    end = progress.spelled(b'data: {"choices":[],"usage":{}}\n\ndata: [DONE]\n\n', tells_usage=True)
+    spelled = progress.spelled(b"data: " + msgspec.json.encode(document) + b"\n\n", sends_usage=True)
+    body = msgspec.json.decode(spelled.removeprefix(b"data: "))
+    assert (body["id"], body["created"], body["object"]) == ("chatcmpl-1", 5, "chat.completion.chunk")
+    assert body["choices"][0]["delta"] == {"content": " two"}
+    end = progress.spelled(b'data: {"choices":[],"usage":{}}\n\ndata: [DONE]\n\n', sends_usage=True)
     usage, done = end.split(b"\n\n")[:2]
-    told = {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
-    assert msgspec.json.decode(usage[6:])["usage"] == told
+    fields = {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
+    assert msgspec.json.decode(usage[6:])["usage"] == fields
     assert done == b"data: [DONE]"
-    assert progress.end(tells_usage=True) == b""  # its connection broke right then: nothing is lacking
+    assert progress.end(sends_usage=True) == b""  # its connection broke right then: nothing is lacking
     quiet = planned()
     quiet.take(chunk("one", [1], [10, 11]))
     quiet.go_on(0)
-    assert quiet.spelled(b"data: [DONE]\n\n", tells_usage=False) == b"data: [DONE]\n\n"
+    assert quiet.spelled(b"data: [DONE]\n\n", sends_usage=False) == b"data: [DONE]\n\n"
 
 
-def test_an_end_that_was_told_is_not_told_again() -> None:
+def test_an_end_that_was_sent_is_not_sent_again() -> None:
     """A connection may break behind the usage, or behind the last word and before the end of its framing."""
     usage = b'data: {"id":"a","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}\n\n'
     done = b"data: [DONE]\n\n"
-    for told, lacks_usage, lacks_done in ((b"", True, True), (usage, False, True), (usage + done, False, False)):
+    for one, lacks_usage, lacks_done in ((b"", True, True), (usage, False, True), (usage + done, False, False)):
         progress = planned()
         progress.take(chunk('data: [DONE] "choices":[]', [1], [10]))
         progress.take(chunk("two", [2], ends="length"))
-        assert progress.take(told) == told
-        end = progress.end(tells_usage=True)
+        assert progress.take(one) == one
+        end = progress.end(sends_usage=True)
         assert (b'"usage"' in end, b"[DONE]" in end) == (lacks_usage, lacks_done)
 
 
-def test_at_the_limit_it_ends_by_our_word() -> None:
+def test_at_the_limit_we_end_it() -> None:
     progress = planned(max_tokens=1)
     progress.take(chunk("one", [1], [10]))
     assert progress.left(0) == 0
@@ -260,15 +260,15 @@ def test_who_has_all_events_so_far_can_go_on_from_their_ids(
 
     first = [chunk(text, [n], None if at else prompt) for at, (text, n) in enumerate(tokens)][: max(1, engine_dies)]
     events = [below.take(b"".join(first[at : at + joined])) for at in range(0, len(first), joined)]
-    said = b"".join(first)
-    sure = sum(1 for _ in said.split(b"\n\n")[:-1])
+    line = b"".join(first)
+    sure = sum(1 for _ in line.split(b"\n\n")[:-1])
     while sure and not tokens[sure - 1][0]:
         sure -= 1
     below.go_on(0)
     rest = [text_at(at) for at in range(sure, len(tokens))]
-    events += [below.spelled(below.take(event), tells_usage=False) for event in rest]
-    heard = [event + b"\n\n" for event in b"".join(events).split(b"\n\n") if event][: max(1, region_dies)]
-    passed = [msgspec.json.decode(above.take(event)[6:])["choices"][0] for event in heard]
+    events += [below.spelled(below.take(event), sends_usage=False) for event in rest]
+    found = [event + b"\n\n" for event in b"".join(events).split(b"\n\n") if event][: max(1, region_dies)]
+    passed = [msgspec.json.decode(above.take(event)[6:])["choices"][0] for event in found]
     known = msgspec.json.decode(above.go_on(0))["prompt"]
     assert above.why_not == ""
     assert known[: len(prompt)] == prompt

@@ -20,8 +20,8 @@ HEADERS = b"accept: */*\r\ncontent-type: multipart/form-data; boundary=" + B + b
 
 
 def part(name: bytes, content: bytes, disposition: bytes = b"", more: bytes = b"") -> bytes:
-    said = disposition or b'form-data; name="' + name + b'"'
-    return b"--" + B + b"\r\nContent-Disposition: " + said + b"\r\n" + more + b"\r\n" + content + b"\r\n"
+    found = disposition or b'form-data; name="' + name + b'"'
+    return b"--" + B + b"\r\nContent-Disposition: " + found + b"\r\n" + more + b"\r\n" + content + b"\r\n"
 
 
 def body(*parts: bytes, end: bytes = b"--" + B + b"--\r\n") -> bytes:

@@ -29,13 +29,13 @@ def block(text: str, **more: Any) -> dict[str, Any]:
 
 @given(TEXT, st.lists(st.tuples(st.sampled_from(["user", "assistant"]), TEXT), min_size=1, max_size=5))
 def test_it_has_the_text_of_the_chat(system: str, turns: list[tuple[str, str]]) -> None:
-    said = [{"role": role, "content": text} for role, text in turns]
+    found = [{"role": role, "content": text} for role, text in turns]
     blocks = [{"role": role, "content": [block(text)]} for role, text in turns]
     chat = bodies.read(
-        Kind.CHAT, json.dumps({"model": "m", "messages": [{"role": "system", "content": system}, *said]}).encode()
+        Kind.CHAT, json.dumps({"model": "m", "messages": [{"role": "system", "content": system}, *found]}).encode()
     )
     if not system.startswith(messages.ATTRIBUTION):
-        assert read(system=system, messages=said).canonical == chat.canonical
+        assert read(system=system, messages=found).canonical == chat.canonical
         assert read(system=[block(system)], messages=blocks).canonical == chat.canonical
 
 
@@ -44,8 +44,8 @@ def test_marks_and_attribution_change_nothing() -> None:
     marked = [{"role": "user", "content": [block("one", cache_control={"type": "ephemeral"})]}, turns[1]]
     plain = read(system=[block(LONG)], messages=turns)
     for at in ("1", "2"):
-        said = [block(f"x-anthropic-billing-header: cc={at}"), block(LONG, cache_control={"type": "ephemeral"})]
-        assert read(system=said, messages=marked).canonical == plain.canonical
+        found = [block(f"x-anthropic-billing-header: cc={at}"), block(LONG, cache_control={"type": "ephemeral"})]
+        assert read(system=found, messages=marked).canonical == plain.canonical
 
 
 def test_the_next_turn_extends_the_chain() -> None:

@@ -197,11 +197,11 @@ BAD: list[tuple[Kind, Any, str | None]] = [
     (Kind.CHAT, {**CHAT, "messages": [{"content": "x"}]}, "messages[0].role"),
     (Kind.CHAT, {**CHAT, "messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     (Kind.CHAT, {**CHAT, "messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
-    (Kind.CHAT, {**CHAT, "stream": "true"}, "stream"),
-    (Kind.CHAT, {**CHAT, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-    (Kind.CHAT, {**CHAT, "max_tokens": 0}, "max_tokens"),
+    (Kind.CHAT, {**CHAT, "stream": "maybe"}, "stream"),
+    (Kind.CHAT, {**CHAT, "stream_options": {"include_usage": 2}}, "stream_options.include_usage"),
+    (Kind.CHAT, {**CHAT, "max_tokens": -2}, "max_tokens"),
     (Kind.CHAT, {**CHAT, "max_tokens": 1.5}, "max_tokens"),
-    (Kind.CHAT, {**CHAT, "max_completion_tokens": -1}, "max_completion_tokens"),
+    (Kind.CHAT, {**CHAT, "max_completion_tokens": -2}, "max_completion_tokens"),
     (Kind.CHAT, {**CHAT, "tools": "x"}, "tools"),
     (Kind.CHAT, {**CHAT, "cache_salt": 7}, "cache_salt"),
     (Kind.CHAT, [], None),
@@ -422,8 +422,8 @@ def test_a_chats_next_turn_begins_with_what_was_said(
         assert goes_on
         return
     if goes_on:
-        said = [{**messages[-1], "content": messages[-1]["content"] + answer}]
-        turn = [*messages[:-1], *said, *more]
+        found = [{**messages[-1], "content": messages[-1]["content"] + answer}]
+        turn = [*messages[:-1], *found, *more]
     else:
         calls = data.draw(st.sampled_from([{}, {"tool_calls": [{"id": "1"}]}, {"name": "n"}]))
         turn = [*messages, {"role": "assistant", "content": answer, **calls}, *more]
@@ -441,8 +441,8 @@ def test_a_completions_next_turn_begins_with_what_was_said(prompt: str, answer: 
 
 def test_whose_answer_is_not_listened_to() -> None:
     parts = {"role": "assistant", "content": [{"type": "text", "text": "a"}]}
-    for heard in (chat([user("a")]), chat([user("a")], n=1), chat([parts]), completion("a")):
-        assert heard.answer is not None
+    for one in (chat([user("a")]), chat([user("a")], n=1), chat([parts]), completion("a")):
+        assert one.answer is not None
     for unheard in (
         chat([user("a")], n=2),
         chat([user("a")], prompt_logprobs=1),

@@ -202,8 +202,8 @@ def test_the_table_in_the_docs_is_the_allow_list() -> None:
     written = {path.encode() for row in rows for path in re.findall(r"`(/[^`]+)`", row[1])}
     of_models = {path for path in written if b"{" in path}
     assert written - of_models == set(_PATHS)
-    said = {path.replace(b"{model}", b"m").replace(b"{version}", b"1") for path in of_models}
-    assert {classify(b"POST", path) for path in said} == {Kind.INFER, Kind.GENERATE, Kind.GENERATE_STREAM}
+    fields = {path.replace(b"{model}", b"m").replace(b"{version}", b"1") for path in of_models}
+    assert {classify(b"POST", path) for path in fields} == {Kind.INFER, Kind.GENERATE, Kind.GENERATE_STREAM}
     assert {row[2].strip() for row in rows} == {f"`{kind}`" for kind in Kind if kind not in GET} | {"–"}
 
 

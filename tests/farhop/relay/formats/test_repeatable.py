@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farhop.relay.formats import repeatable
+from farhop.relay.formats.event_stream import each
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import BodyError
 from farhop.relay.formats.repeatable import Asked
@@ -136,12 +137,12 @@ def chats(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(chats())
-def test_a_chat_told_as_a_stream_and_whole_again_is_the_same(document: dict[str, Any]) -> None:
-    told = repeatable.stream(Kind.CHAT, msgspec.json.encode(document))
-    assert told is not None
-    before, usage, end = told
-    assert not any(map(repeatable.tells_usage, repeatable.events_of(before)))
-    assert repeatable.tells_usage(usage)
+def test_a_chat_as_a_stream_and_whole_again_is_the_same(document: dict[str, Any]) -> None:
+    found = repeatable.stream(Kind.CHAT, msgspec.json.encode(document))
+    assert found is not None
+    before, usage, end = found
+    assert not any(map(repeatable.has_usage, each(before)))
+    assert repeatable.has_usage(usage)
     again = repeatable.whole(Kind.CHAT, before + usage + end)
     assert again is not None
     assert msgspec.json.decode(again) == document
@@ -158,9 +159,9 @@ def test_and_so_is_a_completion(text: str, logprobs: Any) -> None:
         "choices": [choice],
         "usage": USAGE,
     }
-    told = repeatable.stream(Kind.COMPLETION, msgspec.json.encode(document))
-    assert told is not None
-    again = repeatable.whole(Kind.COMPLETION, b"".join(told))
+    found = repeatable.stream(Kind.COMPLETION, msgspec.json.encode(document))
+    assert found is not None
+    again = repeatable.whole(Kind.COMPLETION, b"".join(found))
     assert again is not None
     assert msgspec.json.decode(again) == document
 
@@ -170,14 +171,14 @@ def events(*chunks: Any) -> bytes:
     return b"".join(b"data: " + msgspec.json.encode(named | one) + b"\n\n" for one in chunks)
 
 
-def delta(finish: str | None = None, **said: Any) -> dict[str, Any]:
-    return {"choices": [{"index": 0, "delta": said, "logprobs": None, "finish_reason": finish}]}
+def delta(finish: str | None = None, **value: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": value, "logprobs": None, "finish_reason": finish}]}
 
 
 DONE = b"data: [DONE]\n\n"
 
 
-def test_what_an_engine_streams_is_told_whole() -> None:
+def test_what_an_engine_streams_is_made_whole() -> None:
     calls = [{"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}]
     stream = events(
         delta(role="assistant", content=""),
@@ -207,10 +208,10 @@ def test_what_an_engine_streams_is_told_whole() -> None:
         events(delta(content="x"), delta(content=["parts"])) + DONE,
         events(delta(audio={"id": "a"})) + DONE,
         b"data: {broken\n\n" + DONE,
-        events(delta(content="x" * repeatable.RETOLD_BYTES_MAX)) + DONE,
+        events(delta(content="x" * repeatable.CONVERTED_BYTES_MAX)) + DONE,
     ],
 )
-def test_what_is_not_understood_is_not_told(stream: bytes) -> None:
+def test_what_is_not_understood_is_not_converted(stream: bytes) -> None:
     assert repeatable.whole(Kind.CHAT, stream) is None
 
 

@@ -57,7 +57,7 @@ def test_what_cannot_be_routed_is_named(param: str, body: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("said", "sent"),
+    ("message", "sent"),
     [
         ('{"input":"hi","model":"m"}', '{"store":false,"input":"hi","model":"m"}'),
         (' { "input": "hi" ,"model":"m"}', ' {"store":false, "input": "hi" ,"model":"m"}'),
@@ -66,14 +66,14 @@ def test_what_cannot_be_routed_is_named(param: str, body: dict[str, Any]) -> Non
         ('{"store":false,"input":"hi","model":"m"}', '{"store":false,"input":"hi","model":"m"}'),
     ],
 )
-def test_who_does_not_say_whether_it_is_stored_is_served_and_nothing_is(said: str, sent: str | None) -> None:
-    body = said.encode()
+def test_who_does_not_say_whether_it_is_stored_is_served_and_nothing_is(message: str, sent: str | None) -> None:
+    body = message.encode()
     prompt = bodies.read(Kind.RESPONSES, body)
-    assert prompt == replace(read(), unsaid_store=prompt.unsaid_store)
+    assert prompt == replace(read(), lacks_store=prompt.lacks_store)
     onward = openai.change(body, prompt, "").of(body)
     assert sent is None or onward == sent.encode()
-    told = json.loads(onward, object_pairs_hook=_once)
-    assert told == {**json.loads(said), "store": False}
+    document = json.loads(onward, object_pairs_hook=_once)
+    assert document == {**json.loads(message), "store": False}
     again = bodies.read(Kind.RESPONSES, onward)  # in the region
     assert openai.change(onward, again, "").of(onward) is onward
 
@@ -95,12 +95,12 @@ def test_a_stream_is_heard_once() -> None:
     prompt = read(stream=True)
     more = transcript.continuation(prompt, (), 1)
     assert more is not None
-    heard = transcript.Transcript(more)
-    for name, said in [
+    found = transcript.Transcript(more)
+    for name, text in [
         ("response.output_text.delta", {"delta": "one ", "logprobs": []}),
         ("response.reasoning_text.delta", {"delta": "hidden"}),
         ("response.output_text.delta", {"content_index": 0, "delta": "two"}),
         ("response.output_text.done", {"text": "one two"}),
     ]:
-        heard.feed(f"event: {name}\ndata: {json.dumps(said)}\n\n".encode())
-    assert heard.result()[1] == len("one two")
+        found.feed(f"event: {name}\ndata: {json.dumps(text)}\n\n".encode())
+    assert found.result()[1] == len("one two")

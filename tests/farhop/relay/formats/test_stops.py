@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from farhop.relay.formats.stops import Stops, named
 
 
-def stop_in(said: str, new: int, texts: tuple[str, ...]) -> tuple[str, int] | None:
+def stop_in(message: str, new: int, texts: tuple[str, ...]) -> tuple[str, int] | None:
     """vLLM's check_stop_strings: the stop string and where its end is."""
     for text in texts if new else ():
-        at = said.find(text, max(0, len(said) - new + 1 - len(text)))
+        at = message.find(text, max(0, len(message) - new + 1 - len(text)))
         if at >= 0:
             return text, at + len(text)
     return None
@@ -32,14 +32,14 @@ class Engine:
     """Knows what it said itself, and nothing of what came before."""
 
     def __init__(self, texts: tuple[str, ...], least: int) -> None:
-        self._texts, self._least, self._said = texts, least, ""
+        self._texts, self._least, self._text = texts, least, ""
 
     def says(self, piece: str, at: int, last: int) -> tuple[str, str | None, str | None]:
         """Its text for a token, why it ends, and by which stop string."""
-        before, self._said = len(self._said), self._said + piece
-        found = stop_in(self._said, len(piece), self._texts) if at + 1 > self._least else None
+        before, self._text = len(self._text), self._text + piece
+        found = stop_in(self._text, len(piece), self._texts) if at + 1 > self._least else None
         if found is not None:
-            return self._said[before : found[1]], "stop", found[0]
+            return self._text[before : found[1]], "stop", found[0]
         return piece, "length" if at == last else None, None
 
 
@@ -47,18 +47,18 @@ def client(
     tokens: list[str], texts: tuple[str, ...], seams: set[int], least: int, *, hides: bool, chat: bool
 ) -> tuple[str, str | None, str | None]:
     """What a client has in the end of a stream that broke before these tokens: text, end, stop string."""
-    stops, engine, said = Stops(texts, hides=hides), Engine(texts, least), ""
+    stops, engine, found = Stops(texts, hides=hides), Engine(texts, least), ""
     for at, piece in enumerate(tokens):
         if at in seams:
             stops.break_off()
             engine = Engine(texts, least)
-        told = event(*engine.says(piece, at, len(tokens) - 1), chat=chat)
-        passed = stops.visible(stops.apply(told, may_stop=at + 1 > least))
+        result = event(*engine.says(piece, at, len(tokens) - 1), chat=chat)
+        passed = stops.visible(stops.apply(result, may_stop=at + 1 > least))
         choice = msgspec.json.decode(passed[6:])["choices"][0]
-        said += choice["delta"]["content"] if chat else choice["text"]
+        found += choice["delta"]["content"] if chat else choice["text"]
         if choice["finish_reason"] is not None:
-            assert not stops.ended or stops.apply(told, may_stop=True) == b"", "behind its end there is nothing"
-            return said, choice["finish_reason"], choice.get("stop_reason")
+            assert not stops.ended or stops.apply(result, may_stop=True) == b"", "behind its end there is nothing"
+            return found, choice["finish_reason"], choice.get("stop_reason")
     raise AssertionError("it did not end")
 
 
@@ -101,6 +101,6 @@ def test_an_end_without_a_text_brings_what_was_held() -> None:
 
 
 def test_the_body_names_one_several_or_none() -> None:
-    assert [named(said) for said in (b'"a"', b'["a","b"]', b"[]", b"null", b'""')] == [
+    assert [named(text) for text in (b'"a"', b'["a","b"]', b"[]", b"null", b'""')] == [
         ("a",), ("a", "b"), (), (), (),
     ]  # fmt: skip

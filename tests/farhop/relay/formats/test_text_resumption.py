@@ -17,9 +17,9 @@ SAID: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
 ASKED: dict[str, Any] = {"model": "m", "prompt": "once", "stream": True}
 
 
-def known(path: bytes = CHAT, *, tells_usage: bool = False, **more: Any) -> TextProgress:
+def known(path: bytes = CHAT, *, sends_usage: bool = False, **more: Any) -> TextProgress:
     body = msgspec.json.encode({**(SAID if path == CHAT else ASKED), **more})
-    return TextProgress(plan(path, body, text=True), body, tells_usage=tells_usage)
+    return TextProgress(plan(path, body, text=True), body, sends_usage=sends_usage)
 
 
 def body_of(progress: TextProgress) -> dict[str, Any]:
@@ -44,28 +44,28 @@ def test_the_text_so_far_is_what_the_client_has(texts: list[str], together: int,
     for at in range(0, len(events), together):
         data = b"".join(events[at : at + together])
         assert progress.adds(data) or progress.take(data) == data
-    said = "".join(texts)
-    assert progress.can_resume is not said.endswith("\ufffd")
+    line = "".join(texts)
+    assert progress.can_resume is not line.endswith("\ufffd")
     tokens = max((at + 1 for at, text in enumerate(texts) if text), default=0)
     assert progress.tokens == tokens
     assert progress.left(0) == max(0, limit - tokens)
-    assert progress.carried_by == ("solid" if said == said.strip() else "text")
+    assert progress.carried_by == ("solid" if line == line.strip() else "text")
     body = body_of(progress)
     assert body["max_tokens"] == max(0, limit - tokens)
-    if said:
-        assert body["messages"] == [*SAID["messages"], {"role": "assistant", "content": said}]
+    if line:
+        assert body["messages"] == [*SAID["messages"], {"role": "assistant", "content": line}]
         assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
     else:
-        assert body["messages"] == SAID["messages"]  # nothing was said: it is asked as it was
+        assert body["messages"] == SAID["messages"]  # no text came: it is asked as it was
 
 
 @given(st.text(min_size=1, max_size=20))
-def test_a_completion_goes_on_behind_its_prompt(said: str) -> None:
+def test_a_completion_goes_on_behind_its_prompt(answer: str) -> None:
     progress = known(TARGET, min_tokens=4, max_tokens=20, seed=3)
-    document = {"id": "c", "created": 1, "model": "m", "choices": [{"index": 0, "text": said, "finish_reason": None}]}
+    document = {"id": "c", "created": 1, "model": "m", "choices": [{"index": 0, "text": answer, "finish_reason": None}]}
     progress.take(b"data: " + msgspec.json.encode(document) + b"\n\n")
     body = body_of(progress)
-    assert (body["prompt"], body["max_tokens"], body["min_tokens"], body["seed"]) == ("once" + said, 19, 3, 3)
+    assert (body["prompt"], body["max_tokens"], body["min_tokens"], body["seed"]) == ("once" + answer, 19, 3, 3)
     assert progress.carried_by == "solid"  # no template looks at it
     assert progress.target == TARGET
 
@@ -155,7 +155,7 @@ def test_what_cannot_go_on_any_more_is_not_kept() -> None:
 )
 def test_a_continuation_reads_as_the_first_stream_and_is_counted_as_one(begins: str, end: str) -> None:
     """Whatever of what server-sent events may be its engine makes them: sse-starlette ends lines with CR LF."""
-    progress = known(tells_usage=True)
+    progress = known(sends_usage=True)
     progress.take(OPENING + chunk("The") + chunk("") + chunk(" sea"))
     assert progress.tokens == 3  # one of them ended within a character
     progress.go_on(0)
@@ -168,7 +168,7 @@ def test_a_continuation_reads_as_the_first_stream_and_is_counted_as_one(begins: 
     for one in later[:-1]:
         progress.take(one)
     progress.set_usage(Usage(20, 2))
-    spelled = progress.spelled(b"".join(later), tells_usage=True)
+    spelled = progress.spelled(b"".join(later), sends_usage=True)
     documents = [msgspec.json.decode(one[6:]) for one in spelled.split(b"\n\n") if one and b"[DONE]" not in one]
     assert {(one["id"], one["created"]) for one in documents} == {("chat-1", 5)}
     assert [one["choices"][0]["delta"]["content"] for one in documents[:-1]] == [" is", " wide"]
@@ -185,8 +185,8 @@ class Engine:
     character has its text with the next one's. What it reads back it takes for `reads_more` tokens more."""
 
     def __init__(self, text: str, size: int, reads_more: int) -> None:
-        said = text.encode()
-        self.pieces = [said[at : at + size] for at in range(0, len(said), size)]
+        line = text.encode()
+        self.pieces = [line[at : at + size] for at in range(0, len(line), size)]
         self._reads_more = reads_more
 
     def events(self, body: bytes) -> list[tuple[bytes, Usage]]:
@@ -207,7 +207,7 @@ class Engine:
                 shown = ""
             ends = "length" if done + n == len(self.pieces) else None
             made.append((chunk(shown, ends), Usage(prompt_tokens, n)))
-        return [(told(e, u.completion_tokens, prompt_tokens) if each else e, u) for e, u in made]
+        return [(with_usage(e, u.completion_tokens, prompt_tokens) if each else e, u) for e, u in made]
 
 
 PROMPT_TOKENS = 7
@@ -230,7 +230,7 @@ def test_usage_is_that_of_an_unbroken_stream_wherever_it_breaks(
     limit = len(engine.pieces)
     body = msgspec.json.encode({**SAID, "max_tokens": limit})
     made = plan(CHAT, body, text=True)
-    above, region = (TextProgress(made, body, tells_usage=True) for _ in range(2))
+    above, region = (TextProgress(made, body, sends_usage=True) for _ in range(2))
     region.strips = False
     below: TextProgress | None = region
     coming, broken = engine.events(counting(body) if each else body), iter(breaks)
@@ -242,7 +242,7 @@ def test_usage_is_that_of_an_unbroken_stream_wherever_it_breaks(
             if below is not None:
                 below.set_usage(usage)
                 passed = below.take(event)
-                passed = below.spelled(passed, tells_usage=True) if below.resumed and passed else passed
+                passed = below.spelled(passed, sends_usage=True) if below.resumed and passed else passed
             if passed and not above.adds(passed):
                 above.take(passed)
         if above.finished:
@@ -262,7 +262,7 @@ def test_usage_is_that_of_an_unbroken_stream_wherever_it_breaks(
 
 def test_an_end_whose_usage_nobody_can_tell_is_none() -> None:
     for tells, at_end in ((False, True), (True, False)):
-        progress = known(tells_usage=tells)
+        progress = known(sends_usage=tells)
         progress.take(OPENING + chunk("The sea", "stop"))
         assert not progress.can_resume
         assert progress.can_end is at_end
@@ -276,34 +276,34 @@ def test_stop_strings_are_asked_for_in_both_words() -> None:
     assert (body["include_stop_str_in_output"], body["no_stop_trim"], body["stop"]) == (True, True, ["end"])
 
 
-def told(event: bytes, completion_tokens: int, prompt_tokens: int = 9) -> bytes:
+def with_usage(event: bytes, completion_tokens: int, prompt_tokens: int = 9) -> bytes:
     """An event as an engine writes it that is asked for usage with each."""
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens + completion_tokens}
-    said = msgspec.json.encode({**usage, "completion_tokens": completion_tokens, "prompt_tokens_details": {"n": 1}})
-    return event[:-3] + b',"usage":' + said + b"}\n\n"
+    found = msgspec.json.encode({**usage, "completion_tokens": completion_tokens, "prompt_tokens_details": {"n": 1}})
+    return event[:-3] + b',"usage":' + found + b"}\n\n"
 
 
 def test_tokens_are_counted_by_usage_where_events_tell_it() -> None:
     """Of an engine that puts several into one (speculative decoding). Its client sees none of that."""
     progress = known(max_tokens=20)
     events = [OPENING, chunk('a "usage":{"completion_tokens":99}'), chunk(" b"), chunk("")]
-    passed = b"".join(map(progress.take, map(told, events, (0, 3, 7, 8))))
+    passed = b"".join(map(progress.take, map(with_usage, events, (0, 3, 7, 8))))
     assert passed == b"".join(events)
     assert (progress.tokens, progress.left(0)) == (7, 13)  # the eighth has no text yet, and is computed again
     assert body_of(progress)["max_tokens"] == 13
     assert progress.recomputed == 1
-    progress.take(told(chunk(" c"), 4, 16))
+    progress.take(with_usage(chunk(" c"), 4, 16))
     assert progress.tokens == 11
 
 
-def test_a_client_that_wants_usage_with_each_event_is_told_of_the_whole_behind_a_seam() -> None:
+def test_a_client_that_wants_usage_with_each_event_gets_that_of_the_whole_behind_a_seam() -> None:
     each = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-    progress = known(tells_usage=True, **each)
-    first = told(OPENING, 0) + told(chunk("a"), 3)
+    progress = known(sends_usage=True, **each)
+    first = with_usage(OPENING, 0) + with_usage(chunk("a"), 3)
     assert progress.take(first) == first
     progress.go_on(0)
-    second = told(chunk(" b"), 2, 12).replace(b'"chat-1"', b'"chat-2"')
-    spelled = progress.spelled(progress.take(second), tells_usage=True)
+    second = with_usage(chunk(" b"), 2, 12).replace(b'"chat-1"', b'"chat-2"')
+    spelled = progress.spelled(progress.take(second), sends_usage=True)
     document = msgspec.json.decode(spelled[6:])
     assert document["usage"] == {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}
 

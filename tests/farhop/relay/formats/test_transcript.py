@@ -1,4 +1,4 @@
-"""What an answer said is heard to the byte, however it was written and cut; or nothing is told."""
+"""The text of an answer is read to the byte, however it was written and cut; or nothing is read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from farhop.balance.prefix.chain import chain
 from farhop.relay.formats import bodies
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import Prompt
-from farhop.relay.formats.transcript import SAID_BYTES_MAX, Continuation, Transcript, continuation
+from farhop.relay.formats.transcript import TEXT_BYTES_MAX, Continuation, Transcript, continuation
 from farhop.relay.upstream import tap
 from farhop.relay.upstream.tap import BodyTap, StreamTap
 
@@ -36,8 +36,8 @@ EVENTS_BESIDE: list[dict[str, Any]] = [
 LOGPROBS = [None, {"content": [{"token": '"content":"', "logprob": -0.1, "bytes": [34], "top_logprobs": []}]}]
 
 
-def chat(said: str = "hi", **more: Any) -> Prompt:
-    return read(Kind.CHAT, messages=[{"role": "user", "content": said}], **more)
+def chat(text: str = "hi", **more: Any) -> Prompt:
+    return read(Kind.CHAT, messages=[{"role": "user", "content": text}], **more)
 
 
 def read(kind: Kind, **body: Any) -> Prompt:
@@ -56,10 +56,10 @@ def event(choice: dict[str, Any], *, plain: bool, spaced: bool) -> bytes:
     return b"data: " + json.dumps(document, ensure_ascii=not plain, separators=separators).encode()
 
 
-def stream_of(kind: Kind, said: list[str], data: Any) -> bytes:
+def stream_of(kind: Kind, text: list[str], data: Any) -> bytes:
     """A stream that says this, in one of many ways."""
     events: list[bytes] = [b": ping"]
-    for piece in said:
+    for piece in text:
         how = {"plain": data.draw(st.booleans()), "spaced": data.draw(st.booleans())}
         logprobs = data.draw(st.sampled_from(LOGPROBS))
         if kind is Kind.COMPLETION:
@@ -72,7 +72,7 @@ def stream_of(kind: Kind, said: list[str], data: Any) -> bytes:
     return b"".join(one + end for one in [*events, usage, b"data: [DONE]"])
 
 
-def heard(stream: bytes, cuts: list[int], of: Continuation) -> tuple[tuple[int, ...], int]:
+def read_back(stream: bytes, cuts: list[int], of: Continuation) -> tuple[tuple[int, ...], int]:
     made = Transcript(of)
     through = StreamTap(True, made)
     for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True):
@@ -84,16 +84,16 @@ def heard(stream: bytes, cuts: list[int], of: Continuation) -> tuple[tuple[int, 
 @given(st.sampled_from([Kind.CHAT, Kind.COMPLETION]), SAID, st.integers(0, 6000), st.data())
 @RUN
 def test_a_stream_is_heard_to_the_byte_however_it_is_written_and_cut(
-    kind: Kind, said: list[str], prompt_bytes: int, data: Any
+    kind: Kind, answer: list[str], prompt_bytes: int, data: Any
 ) -> None:
     asked = "x" * max(1, prompt_bytes)
     prompt = chat(asked) if kind is Kind.CHAT else read(kind, prompt=asked)
-    stream = stream_of(kind, said, data)
+    stream = stream_of(kind, answer, data)
     cuts = sorted(data.draw(st.sets(st.integers(1, len(stream) - 1), max_size=20)))
-    text = "".join(said)
+    text = "".join(answer)
     assert prompt.answer is not None
     expected = chain(prompt.canonical + prompt.answer.opening + text.encode(), SEED) if text else ()
-    assert heard(stream, cuts, going_on(prompt)) == (expected, len(text.encode()))
+    assert read_back(stream, cuts, going_on(prompt)) == (expected, len(text.encode()))
 
 
 def test_a_pair_of_surrogates_may_come_in_two_events() -> None:
@@ -101,33 +101,33 @@ def test_a_pair_of_surrogates_may_come_in_two_events() -> None:
     stream = b"".join(b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % half for half in halves)
     prompt = chat("y" * 300)
     assert prompt.answer is not None
-    assert heard(stream, [], going_on(prompt)) == (
+    assert read_back(stream, [], going_on(prompt)) == (
         chain(prompt.canonical + prompt.answer.opening + "\U0001f600".encode(), SEED),
         4,
     )
 
 
 @pytest.mark.parametrize("text", ["\\ud83d", "\\ude00 \\ud83d", "\\x", "\\u12"])
-def test_what_is_no_text_is_not_told(text: str) -> None:
+def test_what_is_no_text_is_not_read(text: str) -> None:
     stream = b'data: {"choices":[{"delta":{"content":"good"}}]}\n\n'
     stream += b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % text.encode()
-    assert heard(stream, [], going_on(chat())) == ((), 0)
+    assert read_back(stream, [], going_on(chat())) == ((), 0)
 
 
-def test_beyond_its_bound_nothing_is_told_and_nothing_kept() -> None:
+def test_beyond_its_bound_nothing_is_read_and_nothing_kept() -> None:
     made = Transcript(going_on(chat()))
     through = StreamTap(False, made)
     chunk = b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % (b"word" * 256)
-    for _ in range(SAID_BYTES_MAX // 1024):
+    for _ in range(TEXT_BYTES_MAX // 1024):
         through.feed(chunk)
-    assert made.result()[1] == SAID_BYTES_MAX
+    assert made.result()[1] == TEXT_BYTES_MAX
     through.feed(chunk)
     assert made.result() == ((), 0)
     through.feed(chunk)
     assert (made._pieces, made.result()) == (b"", ((), 0))
 
 
-def test_of_an_event_too_long_to_hold_nothing_is_told() -> None:
+def test_of_an_event_too_long_to_hold_nothing_is_read() -> None:
     made = Transcript(going_on(chat()))
     through = StreamTap(False, made)
     through.feed(b'data: {"choices":[{"delta":{"content":"before"}}]}\n\n')
@@ -147,13 +147,13 @@ def _body_told(document: bytes, prompt: Prompt) -> tuple[tuple[int, ...], int]:
 
 @given(st.sampled_from([Kind.CHAT, Kind.COMPLETION]), TEXT, st.booleans())
 @RUN
-def test_a_body_is_read(kind: Kind, said: str, plain: bool) -> None:
+def test_a_body_is_read(kind: Kind, answer: str, plain: bool) -> None:
     prompt = chat("x" * 300) if kind is Kind.CHAT else read(kind, prompt="x" * 300)
-    message = {"role": "assistant", "content": said, "reasoning_content": None, "tool_calls": []}
-    choice = {"index": 0, "message": message} if kind is Kind.CHAT else {"index": 0, "text": said}
+    message = {"role": "assistant", "content": answer, "reasoning_content": None, "tool_calls": []}
+    choice = {"index": 0, "message": message} if kind is Kind.CHAT else {"index": 0, "text": answer}
     document = json.dumps({"choices": [choice | {"logprobs": LOGPROBS[1]}]}, ensure_ascii=not plain).encode()
     assert prompt.answer is not None
-    text = said.encode()
+    text = answer.encode()
     expected = chain(prompt.canonical + prompt.answer.opening + text, SEED) if text else ()
     assert _body_told(document, prompt) == (expected, len(text))
 
@@ -166,13 +166,13 @@ def test_a_body_is_read(kind: Kind, said: str, plain: bool) -> None:
         b'{"choices":[{"message":{"content":[{"type":"text","text":"x"}]}}]}',
         b'{"choices":[{"message":{"content":"a"}},{"message":{"content":"b"}}]}',
         b'{"choices":[{"message":{"content":"\\ud800"}}]}',
-        b'{"choices":[{"message":{"content":"' + b"x" * (SAID_BYTES_MAX + 1) + b'"}}]}',
+        b'{"choices":[{"message":{"content":"' + b"x" * (TEXT_BYTES_MAX + 1) + b'"}}]}',
         b'{"choices":[{"message":{"content":"x"}}],"more":"' + b"x" * tap.BODY_BYTES_MAX + b'"}',
         b'{"choices":[{"mess',
         b"[]",
     ],
 )
-def test_of_other_bodies_nothing_is_told(document: bytes) -> None:
+def test_of_other_bodies_nothing_is_read(document: bytes) -> None:
     assert _body_told(document, chat()) == ((), 0)
 
 
@@ -198,11 +198,11 @@ KINDS = {"chat-cached": Kind.CHAT, "messages-cached": Kind.MESSAGES, "chat-strea
 def test_what_real_engines_say_is_heard(engine: str, name: str) -> None:
     page = Page(engine, name)
     prompt = bodies.read(KINDS[name], json.dumps(page.asked).encode())
-    heard = Transcript(going_on(prompt))
-    made = StreamTap(True, heard) if page.streams else BodyTap(heard)
+    transcript = Transcript(going_on(prompt))
+    made = StreamTap(True, transcript) if page.streams else BodyTap(transcript)
     made.feed(page.body)
     made.rest()
-    nodes, n_bytes = heard.result()
+    nodes, n_bytes = transcript.result()
     assert n_bytes > 6  # six tokens, and none of this tokenizer's words that come is a single letter
     assert nodes[: len(chain(prompt.canonical, SEED)) - 1] == chain(prompt.canonical, SEED)[:-1]
 
@@ -210,12 +210,12 @@ def test_what_real_engines_say_is_heard(engine: str, name: str) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("path", ["chat", "messages"])
 def test_a_stream_says_what_the_whole_answer_says(engine: str, path: str) -> None:
-    told = []
+    seen = []
     for name in (f"{path}-cached", f"{path}-cached-stream"):
         page = Page(engine, name)
-        heard = Transcript(going_on(bodies.read(KINDS[name], json.dumps(page.asked).encode())))
-        made = StreamTap(True, heard) if page.streams else BodyTap(heard)
+        transcript = Transcript(going_on(bodies.read(KINDS[name], json.dumps(page.asked).encode())))
+        made = StreamTap(True, transcript) if page.streams else BodyTap(transcript)
         made.feed(page.body)
         made.rest()
-        told.append(heard.result())
-    assert told[0] == told[1] != ((), 0)
+        seen.append(transcript.result())
+    assert seen[0] == seen[1] != ((), 0)

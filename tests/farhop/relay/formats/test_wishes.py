@@ -13,14 +13,14 @@ from farhop.relay.formats.prompt import NO_WISHES, BodyError
 
 
 @given(st.sampled_from(wishes.RESIDENCY), st.none() | st.integers() | st.text(max_size=80) | st.lists(st.text()))
-def test_a_residency_is_read_or_refused_and_never_left_out(field: str, said: Any) -> None:
-    readable = isinstance(said, str) and 0 < len(said) <= 64 and said.isascii() and said.isprintable()
-    if said is None or readable:
-        read = wishes.read({field: said, "model": "m"})
-        assert read.residency == (() if said is None else ((field, said.strip().lower()),))
+def test_a_residency_is_read_or_refused_and_never_left_out(field: str, value: Any) -> None:
+    readable = isinstance(value, str) and 0 < len(value) <= 64 and value.isascii() and value.isprintable()
+    if value is None or readable:
+        read = wishes.read({field: value, "model": "m"})
+        assert read.residency == (() if value is None else ((field, value.strip().lower()),))
         return
     with pytest.raises(BodyError) as caught:
-        wishes.read({field: said, "model": "m"})
+        wishes.read({field: value, "model": "m"})
     assert caught.value.param == field
 
 

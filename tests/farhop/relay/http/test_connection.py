@@ -407,9 +407,9 @@ async def test_pipelined_requests_are_answered_in_order(stage: Any) -> None:
     s.upstream.answer = lambda m: plain(m.body)
     c = await s.client()
     await c.send(post(b"1") + GET_HERE + post(b"3", path="/refused") + post(b"4") + GET_HERE)
-    said = [await c.read() for _ in range(5)]
-    assert [a.status for a in said] == [200, 200, 404, 200, 200]
-    assert [a.body for a in said if a.status == 200] == [b"1", b'{"here":2}', b"4", b'{"here":4}']
+    found = [await c.read() for _ in range(5)]
+    assert [a.status for a in found] == [200, 200, 404, 200, 200]
+    assert [a.body for a in found if a.status == 200] == [b"1", b'{"here":2}', b"4", b'{"here":4}']
 
 
 async def test_a_stream_is_not_torn_by_what_follows_it(stage: Any) -> None:
@@ -450,9 +450,9 @@ async def test_a_slow_request_is_refused_in_its_turn(stage: Any) -> None:
     await c.send(post(b"1") + post(b"2") + post(b"3")[:20])
     await asyncio.sleep(0.7)  # two sweeps beyond every limit
     go.set()
-    said = [await c.read() for _ in range(3)]
-    assert [a.status for a in said] == [200, 200, 408]
-    assert [a.body for a in said[:2]] == [b"1", b"2"]
+    found = [await c.read() for _ in range(3)]
+    assert [a.status for a in found] == [200, 200, 408]
+    assert [a.body for a in found[:2]] == [b"1", b"2"]
     assert await c.ended() == b""
 
 
@@ -460,9 +460,9 @@ async def test_very_many_pipelined_requests_are_cut_off_at_the_bound(stage: Any)
     s = await stage(client_limits=ClientLimits(pipelined_max=4))
     c = await s.client()
     await c.send(post() + GET_HERE * 2000)
-    said = [await c.read() for _ in range(5)]
-    assert [a.status for a in said] == [200] * 5
-    assert [a.get("connection") for a in said] == [None] * 4 + ["close"]
+    found = [await c.read() for _ in range(5)]
+    assert [a.status for a in found] == [200] * 5
+    assert [a.get("connection") for a in found] == [None] * 4 + ["close"]
     assert await c.ended() == b""
     assert len(s.handler.exchanges) == 5
 
@@ -471,8 +471,8 @@ async def test_many_that_wait_do_not_exhaust_the_stack(stage: Any) -> None:
     s = await stage(client_limits=ClientLimits(pipelined_max=100_000))
     c = await s.client()
     await c.send(post() + GET_HERE * 3000)
-    said = [await c.read() for _ in range(3001)]
-    assert said[-1].body == b'{"here":3001}'
+    found = [await c.read() for _ in range(3001)]
+    assert found[-1].body == b'{"here":3001}'
 
 
 async def test_a_client_that_asks_and_does_not_read_gets_no_more_answers(stage: Any) -> None:
@@ -486,9 +486,9 @@ async def test_a_client_that_asks_and_does_not_read_gets_no_more_answers(stage: 
     served = len(s.handler.exchanges)
     assert connection._transport.get_write_buffer_size() < 1 << 20
     c.reader._transport.resume_reading()  # type: ignore[attr-defined]
-    said = [await c.read() for _ in range(served + 32)]
-    assert said[-1].body == b'{"here":%d}' % (served + 32)
-    assert said[-1].get("connection") == "close"
+    found = [await c.read() for _ in range(served + 32)]
+    assert found[-1].body == b'{"here":%d}' % (served + 32)
+    assert found[-1].get("connection") == "close"
     sending.cancel()
     await asyncio.gather(sending, return_exceptions=True)
 

@@ -36,7 +36,7 @@ async def test_http_1_0_needs_no_host(stage: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/here", "/v1/completions"])
-async def test_a_client_that_wants_to_close_is_told_so(stage: Any, path: str) -> None:
+async def test_a_client_that_wants_to_close_is_answered_so(stage: Any, path: str) -> None:
     s = await stage()
     c = await s.client()
     await c.send(post(path=path, headers=b"Connection: close\r\n"))
@@ -69,7 +69,7 @@ async def test_a_stream_breaks_off_with_an_event_over_http_1_0_too(stage: Any) -
     assert b"upstream_died_mid_stream" in error
 
 
-async def test_a_request_that_never_arrives_is_told_to_the_handler(stage: Any) -> None:
+async def test_a_request_that_never_arrives_is_reported_to_the_handler(stage: Any) -> None:
     s = await stage()
     c = await s.client()
     await c.send(post(b"x" * 10)[:-5])

@@ -47,7 +47,7 @@ def test_the_length_of_a_body(line: str, version: str, length: int | None) -> No
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         ([], "`Host` is missing"),
         (["host:"], "`Host` is missing"),
@@ -83,8 +83,8 @@ def test_the_length_of_a_body(line: str, version: str, length: int | None) -> No
         ([HOST, "x-a: 1\x7f"], "control character"),
     ],
 )
-def test_what_cannot_be_trusted(lines: list[str], said: str) -> None:
-    with pytest.raises(HeadError, match=said) as caught:
+def test_what_cannot_be_trusted(lines: list[str], message: str) -> None:
+    with pytest.raises(HeadError, match=message) as caught:
         read(*lines)
     assert caught.value.outcome is outcome.MALFORMED_HTTP
 

@@ -32,7 +32,7 @@ def held(s: Any, go: asyncio.Event) -> Any:
     return script
 
 
-async def test_connections_beyond_the_limit_are_told_so(stage: Any) -> None:
+async def test_connections_beyond_the_limit_are_answered_so(stage: Any) -> None:
     s = await stage(client_limits=ClientLimits(connections_max=1, linger_s=60.0))
     first = await s.client()
     await first.send(post())
@@ -211,7 +211,7 @@ async def test_draining_lets_streams_end_and_closes_what_rests(stage: Any) -> No
     assert s.tier.concluded_with == [("served", 200, None)]
 
 
-async def test_whoever_was_not_told_may_ask_once_more(stage: Any) -> None:
+async def test_who_got_no_connection_close_may_ask_once_more(stage: Any) -> None:
     """An answer begun before we stop promises nothing about its end, and a client at rest knows nothing at all."""
     s = await stage(client_limits=ClientLimits(linger_s=0.1))
     go = asyncio.Event()

@@ -66,8 +66,8 @@ def listens(certificates: Certificates, handshake_s: float = 5.0) -> ListenerTls
 async def test_requests_over_tls_are_as_others(stage: Any, pki: Pki) -> None:
     s = await stage(tls=listens(pki.listens()))
     c = await s.client(pki.connects())
-    said = c.writer.get_extra_info("ssl_object")
-    assert (said.version(), said.selected_alpn_protocol()) == ("TLSv1.3", "http/1.1")
+    found = c.writer.get_extra_info("ssl_object")
+    assert (found.version(), found.selected_alpn_protocol()) == ("TLSv1.3", "http/1.1")
     s.upstream.answer = lambda _m: plain(b"y" * 300_000)
     for size in (2, 100_000):
         await c.send(post(b"x" * size))

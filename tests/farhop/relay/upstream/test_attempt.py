@@ -61,7 +61,7 @@ PROMPT = b"p" * 1000
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("listens", [True, False])
-async def test_where_it_is_listened_to_the_machine_is_told_prompt_and_answer(
+async def test_where_it_is_listened_to_the_machine_gets_prompt_and_answer(
     stage: Any, stream: bool, listens: bool
 ) -> None:
     s = await stage()
@@ -72,7 +72,7 @@ async def test_where_it_is_listened_to_the_machine_is_told_prompt_and_answer(
     json = b"content-type: application/json\r\n"
     s.upstream.answer = lambda _m: SSE + events if stream else plain(body, headers=json)
     assert body in (await s.ask(post())).body
-    ended = s.flow.heard[-1]
+    ended = s.flow.events[-1]
     assert isinstance(ended, AttemptEnded)
     assert (ended.chain, ended.answer_bytes) == ((chain(PROMPT + b"a" * 400, 7), 400) if listens else ((), 0))
 

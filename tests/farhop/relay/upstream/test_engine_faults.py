@@ -14,7 +14,7 @@ from relay_wire import SSE, Line, chunk, plain, post, until
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
 from farhop.relay.upstream import engine_faults
-from farhop.relay.upstream.engine_faults import FaultTap, UnspokenTap, in_event, in_text
+from farhop.relay.upstream.engine_faults import FaultTap, UnsupportedTap, in_event, in_text
 from farhop.relay.upstream.tap import StreamTap
 
 OOM, BROKEN = outcome.ENGINE_OUT_OF_MEMORY, outcome.ENGINE_BROKEN
@@ -36,13 +36,13 @@ WORDS: list[tuple[bytes, Outcome | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "told"), WORDS)
-def test_words_of_engines(text: bytes, told: Outcome | None) -> None:
-    assert in_text(text) is told
+@pytest.mark.parametrize(("text", "expected"), WORDS)
+def test_error_texts_of_engines(text: bytes, expected: Outcome | None) -> None:
+    assert in_text(text) is expected
     made = FaultTap()
     assert b"".join(made.feed(text[at : at + 7]) for at in range(0, len(text), 7)) == text
     assert made.rest() == b""
-    assert made.fault is told
+    assert made.fault is expected
     assert made.usage is None
 
 
@@ -58,7 +58,7 @@ def test_of_a_failure_without_end_only_the_beginning_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
+    ("document", "expected"),
     [
         ({"error": {"message": "CUDA out of memory", "code": 500}}, OOM),
         ({"error": "CUDA error: unspecified launch failure"}, BROKEN),
@@ -71,14 +71,14 @@ def test_of_a_failure_without_end_only_the_beginning_is_kept() -> None:
         ([{"error": "CUDA out of memory"}], None),
     ],
 )
-def test_an_event_counts_only_if_it_is_an_error(document: Any, told: Outcome | None) -> None:
+def test_an_event_counts_only_if_it_is_an_error(document: Any, expected: Outcome | None) -> None:
     event = b"data: " + msgspec.json.encode(document)
-    assert in_event(event) is told
+    assert in_event(event) is expected
     for end in (b"\n\n", b"\r\n\r\n"):
         stream = b'data: {"choices":[]}' + end + event + end + b"data: [DONE]" + end
         made = StreamTap(hide_usage=False)
         assert made.feed(stream) + made.rest() == stream
-        assert made.fault is told
+        assert made.fault is expected
 
 
 def test_an_error_is_found_however_the_stream_was_cut() -> None:
@@ -102,7 +102,7 @@ def test_no_bytes_break_it(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("split", [False, True])
-async def test_an_error_that_ends_a_stream_is_told_to_the_machine(stage: Any, split: bool) -> None:
+async def test_an_error_that_ends_a_stream_is_reported_to_the_machine(stage: Any, split: bool) -> None:
     s = await stage()
     error = b'data: {"error":{"message":"CUDA out of memory","code":500}}\n\n'
 
@@ -121,20 +121,20 @@ async def test_an_error_that_ends_a_stream_is_told_to_the_machine(stage: Any, sp
     await c.send(post())
     assert error.strip() in await c.reader.readuntil(b"0\r\n\r\n")  # it passes as it came
     await until(lambda: s.tier.concluded_with)
-    ended = s.flow.heard[-1]
+    ended = s.flow.events[-1]
     assert (ended.status, ended.fault) == (200, OOM)
     assert s.tier.attempts == [(1, "engine_out_of_memory")]
 
 
-@pytest.mark.parametrize(("status", "told"), [(500, OOM), (424, OOM), (400, None), (200, None)])
-async def test_only_a_failures_body_is_looked_at(stage: Any, status: int, told: Outcome | None) -> None:
+@pytest.mark.parametrize(("status", "expected"), [(500, OOM), (424, OOM), (400, None), (200, None)])
+async def test_only_a_failures_body_is_looked_at(stage: Any, status: int, expected: Outcome | None) -> None:
     s = await stage()
     body = b'{"error":"CUDA out of memory"}'
     s.upstream.answer = lambda _m: plain(body, status=f"{status} X")
     answer = await s.ask(post())
     assert (answer.status, answer.body) == (status, body)
     await until(lambda: s.tier.concluded_with)
-    assert s.flow.heard[-1].fault is told
+    assert s.flow.events[-1].fault is expected
 
 
 async def test_what_a_tier_below_relays_is_its_business(stage: Any) -> None:
@@ -142,13 +142,13 @@ async def test_what_a_tier_below_relays_is_its_business(stage: Any) -> None:
     s.upstream.answer = lambda _m: plain(b'{"error":"CUDA out of memory"}', status="500 X")
     await s.ask(post())
     await until(lambda: s.tier.concluded_with)
-    assert s.flow.heard[-1].fault is None
+    assert s.flow.events[-1].fault is None
 
 
 # -- as real engines say it (tests/pages)
 
 NOWHERE = {"error-no-such-path", "error-no-such-path-get", "error-wrong-method"}
-UNSPOKEN = {(engine, name) for engine in (VLLM, LLAMA) for name in (*NOWHERE, "error-not-an-embedder")}
+UNSUPPORTED = {(engine, name) for engine in (VLLM, LLAMA) for name in (*NOWHERE, "error-not-an-embedder")}
 REFUSED = [page for page in pages() if page.status >= 400]
 
 
@@ -157,14 +157,14 @@ def test_what_real_engines_refuse_says_nothing_bad_of_them(page: Page) -> None:
     assert in_text(page.body) is None
     assert in_event(b"data: " + page.body) in (None, outcome.ENGINE_ERROR)
     if page.status not in (404, 405, 501):
-        assert (page.engine, page.name) not in UNSPOKEN
+        assert (page.engine, page.name) not in UNSUPPORTED
         return
-    made = UnspokenTap()
+    made = UnsupportedTap()
     passed = b"".join(made.feed(page.body[at : at + 7]) for at in range(0, len(page.body), 7)) + made.rest()
-    assert made.unspoken == ((page.engine, page.name) in UNSPOKEN)
-    assert passed == (b"" if made.unspoken else page.body)
+    assert made.unsupported == ((page.engine, page.name) in UNSUPPORTED)
+    assert passed == (b"" if made.unsupported else page.body)
 
 
 def test_the_pages_have_every_kind_of_refusal() -> None:
-    told = {(page.engine, page.status) for page in REFUSED}
-    assert told == {(VLLM, 400), (VLLM, 404), (VLLM, 405), (LLAMA, 400), (LLAMA, 404), (LLAMA, 500), (LLAMA, 501)}
+    fields = {(page.engine, page.status) for page in REFUSED}
+    assert fields == {(VLLM, 400), (VLLM, 404), (VLLM, 405), (LLAMA, 400), (LLAMA, 404), (LLAMA, 500), (LLAMA, 501)}

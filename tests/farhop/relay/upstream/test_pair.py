@@ -55,7 +55,7 @@ async def _paired(stage: Any, whole_next: bool = True, **settings: Any) -> Any:
     return s
 
 
-async def test_one_engine_computes_and_the_other_is_told_where(stage: Any) -> None:
+async def test_one_engine_computes_and_the_other_learns_where(stage: Any) -> None:
     s = await _paired(stage)
     answer = await s.ask(
         post(msgspec.json.encode(BODY), headers=b"X-Request-Id: 7\r\nContent-Type: application/json\r\n")
@@ -96,7 +96,7 @@ async def test_a_request_without_a_name_gets_one_for_both(stage: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "reason", "status"),
+    ("value", "reason", "status"),
     [
         (plain(b"{}", status="500 Oh"), "prefill_failed", 200),
         (plain(b"{}", status="503 Full"), "prefill_failed", 200),
@@ -110,22 +110,22 @@ async def test_a_request_without_a_name_gets_one_for_both(stage: Any) -> None:
         (plain(b"{}", status="400 Bad"), "engine_error", 502),  # the scripted machine does not retry this
     ],
 )
-async def test_a_prefill_that_fails_is_told_and_asked_elsewhere(
-    stage: Any, said: bytes, reason: str, status: int
+async def test_a_prefill_that_fails_is_reported_and_asked_elsewhere(
+    stage: Any, value: bytes, reason: str, status: int
 ) -> None:
     s = await _paired(stage)
-    s.upstream.answer = _answer(said)
+    s.upstream.answer = _answer(value)
 
     async def script(line: Line) -> None:
         asked = await s.upstream.request(line)
         await line.send(s.upstream.answer(asked))
-        while said != OK[:-5]:  # that one breaks off
+        while value != OK[:-5]:  # that one breaks off
             await line.send(s.upstream.answer(await s.upstream.request(line)))
 
     s.upstream.script = script
     answer = await s.ask(post(msgspec.json.encode(BODY)))
     assert answer.status == status
-    failed = [event for event in s.flow.heard if isinstance(event, machine.PrefillFailed)]
+    failed = [event for event in s.flow.events if isinstance(event, machine.PrefillFailed)]
     assert [(event.attempt, event.outcome.reason) for event in failed] == [(1, reason)]
     assert s.tier.attempts[0] == (1, reason)
     if status == 200:
@@ -205,7 +205,7 @@ async def test_a_machine_that_breaks_between_the_halves_has_no_second_one(stage:
     assert len(s.upstream.asked) == len(s.tier.faults) == 1
 
 
-async def test_a_kept_connection_that_died_is_told_in_either_half(stage: Any) -> None:
+async def test_a_kept_connection_that_died_is_reported_in_either_half(stage: Any) -> None:
     s = await _paired(stage)
 
     async def script(line: Line) -> None:  # one answer, then it hangs up without a word

@@ -64,6 +64,53 @@ async def test_connections_are_kept_and_used_again(stage: Any) -> None:
     assert s.pool.connections == 1
 
 
+async def test_a_large_body_goes_on_the_connection_that_carried_as_large_a_one_last(stage: Any) -> None:
+    s = await stage()
+    lent = list[pool.UpstreamConnection]()
+
+    class Holder:
+        """Holds what it is lent until it gives it back."""
+
+        def connected(self, connection: pool.UpstreamConnection) -> None:
+            lent.append(connection)
+
+    async def hold(*sizes: int) -> list[pool.UpstreamConnection]:
+        lent.clear()
+        for place, size in enumerate(sizes):
+            s.pool.lend(s.upstream.address, Holder(), size)
+            await until(lambda place=place: len(lent) > place)
+        held = list(lent)
+        for connection in held:
+            connection.attempt = None
+            s.pool.give_back(connection)
+        return held
+
+    middling, large, small = await hold(40_000, 200_000, 10)
+    assert len({id(middling), id(large), id(small)}) == 3
+    assert await hold(14_600) == [small]  # fits into the first window of any: the one used last
+    assert await hold(30_000) == [large]  # carried as much, and was used after the other that did
+    assert await hold(200_001) == [large]
+    assert await hold(50_000, 40_001) == [large, middling]  # nobody carried as much: who carried the most
+    assert await hold(20_000, 30_000, 40_000) == [middling, large, small]
+
+
+async def test_an_upstream_is_in_use_while_it_answers_and_a_while_after(stage: Any) -> None:
+    s = await stage()
+    seen = []
+
+    def answer(_: object) -> bytes:
+        seen.append(s.pool.in_use(s.upstream.address, 0.0))
+        return plain(b"{}")
+
+    s.upstream.answer = answer
+    assert not s.pool.in_use(s.upstream.address, 60.0)
+    for _ in range(2):
+        assert (await s.ask(post())).status == 200
+        assert s.pool.in_use(s.upstream.address, 60.0)
+    assert not s.pool.in_use(s.upstream.address, 0.0)
+    assert seen == [True, True]
+
+
 async def test_a_chunked_answer_keeps_its_connection_too(stage: Any) -> None:
     s = await stage()
     s.upstream.answer = lambda _m: SSE + chunk(b"data: 1\n\n") + b"0\r\nx-trailer: 1\r\n\r\n"
@@ -130,7 +177,7 @@ def dying_when_used_again(s: Any, after_s: float = 0.0) -> Callable[[Line], Awai
     return script
 
 
-async def test_a_kept_connection_that_is_dead_is_told_and_asking_again_is_the_machines(stage: Any) -> None:
+async def test_a_kept_connection_that_is_dead_is_reported_and_asking_again_is_the_machines(stage: Any) -> None:
     """A POST is not sent again behind the machine's back: it counts, as any other retry does."""
     s = await stage()
     s.upstream.script = dying_when_used_again(s)
@@ -384,7 +431,7 @@ async def test_who_breaks_a_stream_off_is_known_to_live_and_who_died_is_not(stag
     above.flow.addresses.pop(0)
     above.upstream.script = once(above, SSE, chunk(b"data: 1\n\n"), then="abort")
     await above.ask(post())
-    failed = [event for event in above.flow.heard if isinstance(event, machine.AttemptFailed)]
+    failed = [event for event in above.flow.events if isinstance(event, machine.AttemptFailed)]
     assert [event.outcome for event in failed] == [outcome.DIED_MID_STREAM] * 2
     assert [event.target_lives for event in failed] == [True, False]
 
@@ -483,13 +530,13 @@ async def test_an_empty_answer_has_a_length(stage: Any) -> None:
 
 async def test_a_pool_closes_while_it_connects(stage: Any) -> None:
     s = await stage()
-    heard: list[str] = []
+    seen: list[str] = []
 
     class Waiting:
         def lost(self, reason: outcome.Outcome) -> None:
-            heard.append(reason.reason)
+            seen.append(reason.reason)
 
     s.pool.lend(Address("127.0.0.1", s.port), Waiting())
     await s.pool.close()
     assert s.pool.connections == 0
-    assert heard == []
+    assert seen == []

@@ -182,7 +182,7 @@ def test_what_is_no_good_answer_is_the_leaders_alone(begins: str) -> None:
     assert owner.ended == [(other, outcome.CLIENT_LEFT)]
 
 
-def test_nobody_is_left_to_be_told_of_an_error() -> None:
+def test_nobody_is_left_to_get_an_error() -> None:
     one, owner, upstream, _ = shared()
     other, _ = reader(owner)
     one.join(other)

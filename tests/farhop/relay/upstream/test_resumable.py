@@ -72,7 +72,7 @@ def test_why_a_stream_broke_at_last_is_counted() -> None:
 def test_text_is_counted_bounded_and_given_back() -> None:
     ours = Resumption(lambda _target, _model: None, 2000, mode=lambda _tenant, _model: "text")
     body = BODY.replace(b"[]", b'[{"role":"user","content":"hi"}]').replace(b":9", b":9000")
-    first, second = (TextProgress(plan(CHAT, body, text=True), body, tells_usage=False) for _ in range(2))
+    first, second = (TextProgress(plan(CHAT, body, text=True), body, sends_usage=False) for _ in range(2))
     data = event([]).replace(b',"token_ids":[]', b"")
     taps = [TextTap(False, None, "", one, ours) for one in (first, second)]
     assert taps[0].feed(data) == data
@@ -93,14 +93,14 @@ def test_text_is_counted_bounded_and_given_back() -> None:
 def test_text_in_the_usual_form_is_bounded_too() -> None:
     ours = Resumption(lambda _target, _model: None, mode=lambda _tenant, _model: "text")
     body = BODY.replace(b"[]", b'[{"role":"user","content":"hi"}]').replace(b":9", b":9000")
-    progress = TextProgress(plan(CHAT, body, text=True), body, tells_usage=False)
+    progress = TextProgress(plan(CHAT, body, text=True), body, sends_usage=False)
     tap, data = TextTap(False, None, "", progress, ours), event([]).replace(b'"x"', b'"%b"' % (b"x" * 9000))
     for _ in range(300):  # no event says anything but text
         assert tap.feed(data) == data
         assert progress.held_bytes < TEXT_BYTES_MAX + 20_000
     assert (progress.why_not, progress.held_bytes) == ("too_long", 0)
     scarce = Resumption(lambda _target, _model: None, 1, mode=lambda _tenant, _model: "text")
-    progress = TextProgress(plan(CHAT, body, text=True), body, tells_usage=False)
+    progress = TextProgress(plan(CHAT, body, text=True), body, sends_usage=False)
     tap = TextTap(False, None, "", progress, scarce)
     for _ in range(3):
         assert tap.feed(data) == data
@@ -111,12 +111,12 @@ def test_usage_that_its_client_does_not_see_is_known_all_the_same() -> None:
     """Also where the connection breaks right behind it."""
     ours = Resumption(lambda _target, _model: None, mode=lambda _tenant, _model: "text")
     body = BODY.replace(b"[]", b'[{"role":"user","content":"hi"}]')
-    told = b'data: {"id":"a","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}'
+    found = b'data: {"id":"a","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}'
     for end in (b"\n\n", b""):
-        progress = TextProgress(plan(CHAT, body, text=True), body, tells_usage=False)
+        progress = TextProgress(plan(CHAT, body, text=True), body, sends_usage=False)
         tap = TextTap(True, None, "", progress, ours)
         ends = event([]).replace(b'"finish_reason":null', b'"finish_reason":"stop"')
-        assert tap.feed(event([])) + tap.feed(ends) == event([]) + ends
-        assert tap.feed(told + end) + tap.rest() == b""
+        assert tap.feed(event([])) == event([])
+        assert tap.feed(ends) + tap.feed(found + end) + tap.rest() == ends
         assert progress.can_end
         assert progress.usage == Usage(3, 1)

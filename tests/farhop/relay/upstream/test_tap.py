@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ EVENTS = [
     b": ping",
     b"event: x\r\ndata: y",
     "data: \u00fc".encode(),
+    b'data: {"id":"1","choices":[{"delta":{},"finish_reason":"stop"}]}',
     b"data: [DONE]",
 ]
 
@@ -48,7 +50,7 @@ def through(stream: bytes, cuts: list[int], hide: bool) -> tuple[bytes, Usage | 
     st.lists(st.sampled_from(EVENTS), max_size=6),
     st.lists(st.sampled_from(EVENTS), max_size=3),
     st.sampled_from([USAGE, SPACED]),
-    st.sampled_from([b"\n\n", b"\r\n\r\n"]),
+    st.sampled_from([b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n"]),
     st.booleans(),
     st.data(),
 )
@@ -65,7 +67,7 @@ def test_a_stream_passes_less_its_usage_chunk(
     assert found.prompt_tokens == 7
 
 
-@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\n\r\n"])
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\n\r\n", b"\r\r"])
 @pytest.mark.parametrize("hide", [True, False])
 def test_byte_by_byte_too(end: bytes, hide: bool) -> None:
     stream = b"".join(e + end for e in [*EVENTS, USAGE, b"data: [DONE]"])
@@ -171,10 +173,66 @@ def test_an_engines_stream_passes_however_it_is_cut(page: Page) -> None:
         assert through(page.body, cuts, False) == (page.body, whole.usage)
         assert through(page.body, cuts, True) == (passed, whole.usage)
     assert whole.fault is None
-    # What is kept back is the one event that has nothing but usage in it.
-    missing = [event for event in page.body.split(b"\n\n") if event not in passed.split(b"\n\n")]
-    assert all(b'"choices":[]' in event and b'"usage":{' in event for event in missing)
+    # What is kept back is the usage of the one event that has nothing else but what would have stood in the one before.
+    events, left = page.body.split(b"\n\n"), passed.split(b"\n\n")
+    missing = [n for n, event in enumerate(events) if b'"choices":[]' in event and b'"usage":{' in event]
     assert len(missing) == (page.asked.get("stream_options") is not None and b'"choices":[]' in page.body)
+    for n in missing:
+        more = re.sub(rb'^.*"usage":\{([^{}]|\{[^{}]*\})*\}', b"", events.pop(n))
+        assert more.startswith((b',"system_fingerprint":', b',"timings":', b"}"))
+        if not more.startswith(b',"system_fingerprint"') or b'"system_fingerprint"' not in events[n - 1]:
+            events[n - 1] = events[n - 1].removesuffix(b"}") + more
+    assert left == events
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_client_that_asks_for_no_usage_sees_what_its_engine_would_have_told_it(engine: str) -> None:
+    """But for ids and times it is the stream that the engine writes to who does not ask for usage."""
+    numbers = re.compile(rb'"id":"[^"]*"|"created":\d+|(?<=":)[\d.]+(?=[,}])')
+    direct, asked, made = Page(engine, "chat-stream"), Page(engine, "chat-stream-usage"), StreamTap(True)
+    seen = made.feed(asked.body) + made.rest()
+    assert numbers.sub(b"", seen) == numbers.sub(b"", direct.body)
+    assert (b'"timings":' in seen, b'"usage":{' in seen) == (engine == LLAMA, False)
+
+
+END_OF_ANSWER = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}],"object":"c"}'
+WITH_MORE = b'data: {"object":"c","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3},"timings":{"a":1}}'
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
+def test_what_comes_with_the_usage_is_told_with_the_end_of_the_answer(end: bytes) -> None:
+    stream = b"".join(e + end for e in [EVENTS[0], END_OF_ANSWER, WITH_MORE, b"data: [DONE]"])
+    told = END_OF_ANSWER.removesuffix(b"}") + b',"timings":{"a":1}}'
+    wanted = b"".join(e + end for e in [EVENTS[0], told, b"data: [DONE]"])
+    for cuts in ([], list(range(1, len(stream)))):
+        assert through(stream, cuts, True) == (wanted, Usage(7, 3, None))
+        assert through(stream, cuts, False) == (stream, Usage(7, 3, None))
+
+
+def test_the_end_of_an_answer_waits_for_the_next_event_and_no_longer() -> None:
+    finish, done = END_OF_ANSWER + b"\n\n", b"data: [DONE]\n\n"
+    for size in (len(finish), 1):
+        made = StreamTap(True)
+        assert b"".join(made.feed(finish[n : n + size]) for n in range(0, len(finish), size)) == b""
+        assert made.held_bytes == len(finish)
+        assert made.feed(done) == finish + done
+        assert made.feed(finish) == b""
+        assert made.feed(b"data: x") == b""
+        assert made.rest() == finish + b"data: x"
+    assert StreamTap(False).feed(finish) == finish  # who asked for the usage gets it as it comes
+    made = StreamTap(True)
+    assert made.feed(finish + WITH_MORE) == b""
+    assert made.rest() == finish.replace(b"}\n", b',"timings":{"a":1}}\n')
+
+
+def test_lines_that_end_with_cr_pass_as_they_come() -> None:
+    made = StreamTap(False)
+    assert made.feed(b"data: 1\r\r") == b"data: 1\r\r"
+    assert made.feed(b"data: 2\r") == b""
+    assert made.feed(b"\r") == b"data: 2\r\r"
+    assert made.feed(b"data: 3\n\r") == b""  # the half of CR LF, for all that is known
+    assert made.feed(b"data: 4\r\n\r") == b"data: 3\n\r"
+    assert made.feed(b"\n") == b"data: 4\r\n\r\n"
 
 
 @pytest.mark.parametrize("page", WHOLE, ids=named)

@@ -75,7 +75,7 @@ def _json(message: Message) -> dict[str, Any]:
 
 
 def _reasons(s: Any) -> list[str]:
-    return [event.outcome.reason for event in s.flow.heard if isinstance(event, machine.PrefillFailed)]
+    return [event.outcome.reason for event in s.flow.events if isinstance(event, machine.PrefillFailed)]
 
 
 async def test_both_get_the_same_request_and_the_second_answers(stage: Any) -> None:
@@ -106,7 +106,7 @@ async def test_the_second_may_begin_and_end_before_the_first_has_said_so(stage: 
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("value", "reason"),
     [
         (plain(b"{}", status="500 Oh"), "prefill_failed"),
         (plain(b"{}", status="503 Full"), "prefill_failed"),
@@ -115,7 +115,7 @@ async def test_the_second_may_begin_and_end_before_the_first_has_said_so(stage: 
     ],
 )
 async def test_a_first_half_that_fails_before_the_answer_began_gives_up_both(
-    stage: Any, said: bytes | None, reason: str
+    stage: Any, value: bytes | None, reason: str
 ) -> None:
     s, _ = await _together(stage)
 
@@ -125,8 +125,8 @@ async def test_a_first_half_that_fails_before_the_answer_began_gives_up_both(
             await line.send(SAID)
         elif role_of(asked) == "prefill":
             await until(lambda: len(s.upstream.asked) == 2)
-            if said is not None:
-                await line.send(said)
+            if value is not None:
+                await line.send(value)
         else:
             await s.upstream.request(line)  # waits for a prompt that never comes
 
@@ -172,7 +172,7 @@ async def test_an_answer_that_has_begun_goes_on_without_the_first_half(stage: An
 
     def handle(event: Any, now: float) -> list[Command]:  # a real machine does not answer this for a begun request
         if isinstance(event, machine.PrefillFailed):
-            s.flow.heard.append(event)
+            s.flow.events.append(event)
             return []
         commands: list[Command] = flow_handle(event, now)
         return commands
@@ -197,7 +197,7 @@ async def test_an_engine_that_is_not_there(stage: Any) -> None:
     assert s.tier.attempts == [(1, "connect_failed"), (2, "served")]
 
 
-async def test_both_silent_is_said_of_the_first(stage: Any) -> None:
+async def test_both_silent_is_reported_of_the_first(stage: Any) -> None:
     s, engines = await _together(stage, upstream_limits=UpstreamLimits(first_byte_s=0.5))
     engines.silent = {"prefill", "decode"}
     assert (await s.ask(post(msgspec.json.encode(BODY)))).status == 200

@@ -19,13 +19,13 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 class Collected(asyncio.Protocol):
     def __init__(self) -> None:
         self.transport: asyncio.BaseTransport | None = None
-        self.heard = asyncio.Queue[bytes]()
+        self.received = asyncio.Queue[bytes]()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self.heard.put_nowait(data)
+        self.received.put_nowait(data)
 
 
 @asynccontextmanager
@@ -50,7 +50,7 @@ async def test_a_connection_through_a_link_takes_its_round_trip_and_then_is_the_
         assert asyncio.get_running_loop().time() - began >= 0.035
         assert isinstance(got.transport, asyncio.BaseTransport) or got.transport is not None
         got.transport.write(b"hello")  # type: ignore[union-attr]
-        assert await asyncio.wait_for(got.heard.get(), 60.0) == b"hello"
+        assert await asyncio.wait_for(got.received.get(), 60.0) == b"hello"
         got.transport.abort()  # type: ignore[union-attr]
 
 
@@ -102,5 +102,5 @@ async def test_the_proxys_answer_may_come_in_pieces() -> None:
     async with listening(dribble) as via:
         got = await tunnel.connect(via, Address("127.0.0.1", 9), Collected)
         got.transport.write(b"x")  # type: ignore[union-attr]
-        assert await asyncio.wait_for(got.heard.get(), 60.0) == b"x"
+        assert await asyncio.wait_for(got.received.get(), 60.0) == b"x"
         got.transport.abort()  # type: ignore[union-attr]

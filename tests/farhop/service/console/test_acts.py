@@ -44,9 +44,9 @@ VIRGINIA = {"do": "drain", "target": "virginia", "why": "patching"}
 
 async def test_a_dry_run_writes_nothing_and_what_it_showed_is_written(store: MemoryStore) -> None:
     acts = desk(store, ALL)
-    told = await acts.perform(Act(**VIRGINIA, over_s=30.0), "ann")
-    assert (told["revision"], told["stands"], told["strands"]) == (0, None, [])
-    assert any(line.startswith("moves: m of anywhere") for line in told["effects"])
+    found = await acts.perform(Act(**VIRGINIA, over_s=30.0), "ann")
+    assert (found["revision"], found["stands"], found["strands"]) == (0, None, [])
+    assert any(line.startswith("moves: m of anywhere") for line in found["effects"])
     assert await store.get(override_key("virginia")) is None
     await acts.perform(Act(**VIRGINIA, over_s=30.0, dry_run=False, revision=0, confirm="virginia"), "ann")
     entry = await store.get(override_key("virginia"))
@@ -54,9 +54,9 @@ async def test_a_dry_run_writes_nothing_and_what_it_showed_is_written(store: Mem
     drain = decode_drain(entry.value)
     assert (drain.author, drain.why, drain.over_s, drain.at) == ("ann", "patching", 30.0, AT)
     back = {"do": "undrain", "target": "virginia", "why": "patched"}
-    told = await acts.perform(Act(**back), "bob")
-    assert told["stands"]["author"] == "ann"
-    await acts.perform(Act(**back, dry_run=False, revision=told["revision"], confirm="virginia"), "bob")
+    found = await acts.perform(Act(**back), "bob")
+    assert found["stands"]["author"] == "ann"
+    await acts.perform(Act(**back, dry_run=False, revision=found["revision"], confirm="virginia"), "bob")
     assert await store.get(override_key("virginia")) is None
 
 
@@ -69,7 +69,7 @@ async def test_what_changed_since_it_was_shown_is_not_written_over(store: Memory
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"confirm": "virgina"}, "confirm: give the name"),
         ({"confirm": "virginia", "revision": -1}, "revision: give the one"),
@@ -79,14 +79,14 @@ async def test_what_changed_since_it_was_shown_is_not_written_over(store: Memory
         ({"confirm": "virginia", "do": "undrain"}, "nothing stands there"),
     ],
 )
-async def test_what_may_not_be_done_says_why(store: MemoryStore, more: dict[str, Any], said: str) -> None:
+async def test_what_may_not_be_done_says_why(store: MemoryStore, more: dict[str, Any], message: str) -> None:
     asked = {**VIRGINIA, "dry_run": False, "revision": 0, **more}
-    with pytest.raises(ActError, match=said):
+    with pytest.raises(ActError, match=message):
         await desk(store, ALL).perform(Act(**asked), "ann")
     assert await store.list("/") == ()
 
 
-async def test_the_last_region_of_a_tenant_is_drained_only_if_that_is_said(store: MemoryStore) -> None:
+async def test_the_last_region_of_a_tenant_is_drained_only_by_force(store: MemoryStore) -> None:
     acts, frankfurt = desk(store, ALL), {"do": "drain", "target": "frankfurt", "why": "patching"}
     assert (await acts.perform(Act(**frankfurt), "ann"))["strands"] == ["eu-only (m)"]
     sure: dict[str, Any] = {**frankfurt, "dry_run": False, "revision": 0, "confirm": "frankfurt"}
@@ -165,8 +165,8 @@ async def test_a_drill_is_shown_first_confirmed_by_name_and_begun_as_shown(store
     drills = _Drills()
     acts = Acts(store, lambda: LAW, said, lambda: AT, drills)
     asked: dict[str, Any] = {"do": "start-drill", "target": "move", "why": "rehearse", "values": {"region": "tokyo"}}
-    told = await acts.perform(Act(**asked), "ann")
-    assert (told["plan"], told["revision"], drills.begun) == (["move {'region': 'tokyo'}"], 7, [])
+    answer = await acts.perform(Act(**asked), "ann")
+    assert (answer["plan"], answer["revision"], drills.begun) == (["move {'region': 'tokyo'}"], 7, [])
     for change, what in (
         ({"why": " "}, "why: give the reason"),
         ({"dry_run": False, "revision": 7, "confirm": "mov"}, "confirm: give the name"),
@@ -178,17 +178,17 @@ async def test_a_drill_is_shown_first_confirmed_by_name_and_begun_as_shown(store
     done = await acts.perform(Act(**asked, dry_run=False, revision=7, confirm="move"), "ann")
     assert done["run"] == "move-1"
     assert drills.begun == [("move", {"region": "tokyo"}, 7, "rehearse", "ann")]
-    told = await acts.drills()
-    assert (told["going"], told["reports"]) == ({"run": "move-1"}, ["move-1"])
+    answer = await acts.drills()
+    assert (answer["going"], answer["reports"]) == ({"run": "move-1"}, ["move-1"])
     assert await acts.drill_report("move-1") == b"whole"
 
 
-async def test_where_no_drill_can_be_begun_it_is_said(store: MemoryStore) -> None:
+async def test_where_no_drill_can_be_begun_it_is_shown(store: MemoryStore) -> None:
     acts = desk(store, ALL)
     with pytest.raises(ActError, match="`farhop console`"):
         await acts.perform(Act("start-drill", "move", "rehearse"), "ann")
-    told = await acts.drills_offered()
-    assert told["offered"] == []
-    assert "`farhop console`" in told["why"]
+    found = await acts.drills_offered()
+    assert found["offered"] == []
+    assert "`farhop console`" in found["why"]
     assert "going" not in await acts.drills()
     assert await acts.drill_report("move-1") is None

@@ -110,7 +110,7 @@ async def test_a_token_becomes_a_cookie_that_no_script_and_no_other_site_has(htt
             assert answer.status == 401
 
 
-async def test_while_nobody_looks_there_is_little_to_do_and_who_begins_to_is_told_at_once(
+async def test_while_nobody_looks_there_is_little_to_do_and_who_begins_to_gets_all_at_once(
     http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "UNSEEN_S", 3600.0)
@@ -177,7 +177,7 @@ async def _events(http: aiohttp.ClientSession, base: str, most: int, last: str =
     return found
 
 
-async def test_who_resumes_is_told_what_it_missed(http: aiohttp.ClientSession) -> None:
+async def test_who_resumes_gets_what_it_missed(http: aiohttp.ClientSession) -> None:
     source = _Source()
     async with port(OPEN, source) as (server, base):
         console = server.console
@@ -228,8 +228,8 @@ async def test_viewers_are_bounded_and_who_is_slow_is_let_go(
 async def test_questions_and_decisions(http: aiohttp.ClientSession) -> None:
     async with port(OPEN, _Source()) as (_, base):
         async with http.get(f"{base}/console/of/decision/known?drained=tokyo") as answer:
-            told = await answer.json()
-        assert told["what_if"]["global tokyo"]["moved"]
+            document = await answer.json()
+        assert document["what_if"]["global tokyo"]["moved"]
         async with http.get(f"{base}/console/of/decision/unknown") as answer:
             assert answer.status == 404
         async with http.post(f"{base}/console/of/explain", json={"question": {"a": 1}}, headers=GUARD) as answer:
@@ -277,7 +277,7 @@ def _contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["dark", "light"])
-def test_every_colour_is_told_from_what_it_stands_on(scheme: int) -> None:
+def test_every_colour_contrasts_with_what_it_stands_on(scheme: int) -> None:
     blocks = re.findall(r":root \{(.*?)\}", (module.PAGE / "style.css").read_text(), re.DOTALL)
     colours = dict(re.findall(r"--([a-z]+): (#[0-9a-f]{3,6})", blocks[scheme]))
     spoken, drawn = ("text", "dim", "ok", "warn", "bad", "info", "none"), ("fill", "edge", "ok", "warn", "bad", "info")

@@ -57,8 +57,8 @@ def test_every_moment_kept_can_be_looked_at() -> None:
     chunks = ring.chunks()
     assert len(chunks) == 4  # three of the past, and the one that is open
     seen = []
-    told = [msgspec.json.decode(ring.chunk(chunk["number"]) or b"") for chunk in chunks]
-    for chunk, one in zip(chunks, told, strict=True):
+    found = [msgspec.json.decode(ring.chunk(chunk["number"]) or b"") for chunk in chunks]
+    for chunk, one in zip(chunks, found, strict=True):
         picture = one["picture"]
         seen.append(picture["n"])
         for patch in one["patches"]:
@@ -68,7 +68,7 @@ def test_every_moment_kept_can_be_looked_at() -> None:
     assert seen == list(range(2 * CHUNK + 1, 5 * CHUNK + 4))
     assert ring.chunk(1) is None
     since = [msgspec.json.decode(ring.past(one["from_ms"])) for one in chunks]
-    assert since == [{"chunks": told[i:]} for i in range(4)]
+    assert since == [{"chunks": found[i:]} for i in range(4)]
     assert Ring().past(0) == b'{"chunks":[]}'
 
 

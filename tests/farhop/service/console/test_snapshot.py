@@ -1,4 +1,4 @@
-"""Snapshots and pictures: what nobody told is left out, what is old is marked, the worst that is heard is shown."""
+"""Snapshots and pictures: what is missing is left out, what is old is marked, the worst report is shown."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ REGIONS = ("virginia", "frankfurt", "tokyo")
 
 
 def upper(region: str, states: dict[str, str], **more: Any) -> dict[str, Any]:
-    told = {name: {"state": state, "why": f"seen from {region}"} for name, state in states.items()}
-    return {"tier": "global", "region": region, "epoch": 1, "regions": told, **more}
+    fields = {name: {"state": state, "why": f"seen from {region}"} for name, state in states.items()}
+    return {"tier": "global", "region": region, "epoch": 1, "regions": fields, **more}
 
 
 def lower(region: str, in_flight: int, slots: int = 8) -> dict[str, Any]:
@@ -41,21 +41,21 @@ HEARD = st.dictionaries(
 
 @settings(max_examples=100)
 @given(HEARD)
-def test_the_worst_that_is_heard_is_shown_and_nothing_that_is_not(told: dict[str, Any]) -> None:
-    heard = {name: LastSnapshot(upper(at, states), NOW - age) for name, (at, states, age) in told.items()}
-    made = snapshots.picture(heard, LAW, NOW)
+def test_the_worst_that_is_reported_is_shown_and_nothing_that_is_not(by_balancer: dict[str, Any]) -> None:
+    fields = {name: LastSnapshot(upper(at, states), NOW - age) for name, (at, states, age) in by_balancer.items()}
+    made = snapshots.picture(fields, LAW, NOW)
     assert set(made["regions"]) == set(REGIONS)
     for region, row in made["regions"].items():
-        said = [states[region] for _, states, age in told.values() if age <= CUT_OFF_MS and region in states]
-        assert row["state"] == min(said, key=STATES.index, default="unknown")
+        found = [states[region] for _, states, age in by_balancer.values() if age <= CUT_OFF_MS and region in states]
+        assert row["state"] == min(found, key=STATES.index, default="unknown")
         assert "busy" not in row  # no regional balancer tells of it: not known, which is not 0
-    for name, (_, _, age) in told.items():
+    for name, (_, _, age) in by_balancer.items():
         assert (made["balancers"][name]["fresh"] == "cut off") == (age > CUT_OFF_MS)
     assert apply({}, diff({}, msgspec.json.decode(msgspec.json.encode(made)))) == made  # it is JSON, and has no null
 
 
-def test_who_is_cut_off_keeps_its_last_word_with_its_time_and_has_no_load() -> None:
-    heard = {
+def test_who_is_cut_off_keeps_its_last_snapshot_with_its_time_and_has_no_load() -> None:
+    fields = {
         "global virginia": LastSnapshot(upper("virginia", {"tokyo": "down"}, arcs={"tokyo": {"ok": 2.0}}), NOW),
         "regional tokyo": LastSnapshot(lower("tokyo", 5), NOW - CUT_OFF_MS - 1, "refused"),
         "global tokyo": LastSnapshot(
@@ -64,7 +64,7 @@ def test_who_is_cut_off_keeps_its_last_word_with_its_time_and_has_no_load() -> N
         "regional frankfurt": LastSnapshot(None, 0, "refused", "regional", "frankfurt"),
         "regional virginia": LastSnapshot(lower("virginia", 2), NOW - 100),
     }
-    made = snapshots.picture(heard, LAW, NOW)
+    made = snapshots.picture(fields, LAW, NOW)
     tokyo, virginia = made["regions"]["tokyo"], made["regions"]["virginia"]
     assert (tokyo["state"], tokyo["cut_off"], tokyo["slots"]) == ("down", ["global tokyo", "regional tokyo"], 8)
     assert not {"busy", "used", "queued"} & tokyo.keys()
@@ -74,20 +74,20 @@ def test_who_is_cut_off_keeps_its_last_word_with_its_time_and_has_no_load() -> N
         "tier": "regional", "region": "frankfurt", "fresh": "cut off", "error": "refused"
     }  # fmt: skip
     assert made["regions"]["frankfurt"]["cut_off"] == ["regional frankfurt"]
-    said = [(one["where"], one["what"]) for one in made["wrong"]]
-    assert ("tokyo", "down: seen from virginia") in said[:4]
-    assert ("regional tokyo", "cut off: refused") in said[:4]
+    found = [(one["where"], one["what"]) for one in made["wrong"]]
+    assert ("tokyo", "down: seen from virginia") in found[:4]
+    assert ("regional tokyo", "cut off: refused") in found[:4]
 
 
-def test_what_is_wrong_is_told_worst_first_and_where_balancers_differ_how_many() -> None:
+def test_what_is_wrong_is_shown_worst_first_and_where_balancers_differ_how_many() -> None:
     drained = upper("paris", {"tokyo": "suspect", "frankfurt": "draining"})
     drained["regions"]["frankfurt"]["drain"] = {"author": "ann", "why": "racks"}
-    heard = {
+    fields = {
         "global virginia": LastSnapshot(upper("virginia", {"tokyo": "up"}), NOW),
         "global paris": LastSnapshot({**drained, "epoch": 2}, NOW),
         "regional virginia": LastSnapshot(lower("virginia", 8), NOW),
     }
-    assert [(one["where"], one["what"]) for one in snapshots.picture(heard, None, NOW)["wrong"]] == [
+    assert [(one["where"], one["what"]) for one in snapshots.picture(fields, None, NOW)["wrong"]] == [
         ("tokyo", "suspect: seen from paris (as 1 of 2 global balancers see it)"),
         ("law", "balancers go by different epochs: 1, 2"),
         ("virginia", "100% of its slots are used, 3 wait"),
@@ -101,15 +101,15 @@ def test_who_refuses_is_late_at_once() -> None:
     assert snapshots.freshness(LastSnapshot(snapshot, NOW - 10), NOW) == "fresh"
 
 
-def test_a_decision_is_told_once_by_who_knows_where_it_came_in() -> None:
+def test_a_decision_is_shown_once_by_who_knows_where_it_came_in() -> None:
     one = {"at": 5, "tenant": "t", "to": "tokyo"}
-    heard = {
+    fields = {
         "regional tokyo": LastSnapshot(
             {**lower("tokyo", 0), "decisions": {"d": {**one, "to": "a"}, "e": {**one, "at": 6}}}, NOW
         ),
         "global paris": LastSnapshot(upper("paris", {}, decisions={"d": one}), NOW),
     }
-    made = snapshots.picture(heard, None, NOW)["decisions"]
+    made = snapshots.picture(fields, None, NOW)["decisions"]
     assert list(made) == ["e", "d"]
     assert (made["d"]["from"], made["d"]["to"]) == ("paris", "tokyo")
     assert (made["e"].get("from"), made["e"]["to"]) == (None, "tokyo")
@@ -126,13 +126,13 @@ def of_status(status: dict[str, Any], decisions: list[dict[str, Any]]) -> tuple[
             return end.value, turns
 
 
-def test_a_word_of_many_replicas_is_made_a_few_at_a_time() -> None:
+def test_a_snapshot_of_many_replicas_is_made_a_few_at_a_time() -> None:
     rows = [{"replica": f"r{n}", "state": "up"} for n in range(2 * snapshots.ROWS_AT_ONCE + 1)]
     snapshot, turns = of_status({"tier": "regional", "region": "tokyo", "replicas": [*rows, "no row"]}, [])
     assert (len(snapshot["replicas"]), turns) == (len(rows), 2)
 
 
-def test_a_word_of_a_status_has_no_prompt_no_null_and_bounded_text() -> None:
+def test_a_snapshot_of_a_status_has_no_prompt_no_null_and_bounded_text() -> None:
     decision = {
         "decision": "d",
         "tenant": "x" * 5000,
@@ -157,8 +157,8 @@ def test_what_if_a_region_had_been_drained() -> None:
         {"region": "frankfurt", "score": 20.0, "ttft_ms": 19.0, "hot": True},
     ]
     record = {"reasons": {"chosen": "tokyo", "candidates": candidates}}
-    told = snapshots.without(record, "tokyo")
-    assert (told["moved"], told["chosen"], told["ttft_ms"], told["was_ttft_ms"]) == (True, "virginia", 29, 9)
+    found = snapshots.without(record, "tokyo")
+    assert (found["moved"], found["chosen"], found["ttft_ms"], found["was_ttft_ms"]) == (True, "virginia", 29, 9)
     assert snapshots.without(record, "virginia")["chosen"] == "tokyo"
     alone = snapshots.without({"reasons": {"chosen": "tokyo", "candidates": candidates[:1]}}, "tokyo")
     assert alone["moved"]

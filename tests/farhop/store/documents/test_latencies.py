@@ -49,6 +49,6 @@ def test_what_is_outside_its_domain_is_refused(field: str, value: object) -> Non
         decode(msgspec.json.encode(bad))
 
 
-def test_the_most_that_is_told_fits() -> None:
+def test_the_most_that_is_reported_fits() -> None:
     wide = {f"2600:{n:x}:ffff::/48": Latency(9999.9, 1 << 30) for n in range(4096, 4096 + NETWORKS_LIMIT)}
     assert len(encode(LatencyReport(region="tokyo", instance="g1", networks=wide))) <= DOCUMENT_LIMIT_BYTES

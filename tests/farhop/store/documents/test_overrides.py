@@ -59,10 +59,10 @@ def but(**fields: object) -> bytes:
 def test_it_comes_back_as_it_was_and_is_readable_with_etcdctl(override) -> None:
     document = encode(override)
     assert (decode_drain if override is DRAIN else decode_routing)(document) == override
-    told = json.loads(document)
-    assert (told["at"], told["for_s"]) == ("2026-05-01T12:30:00Z", 1800.0)
-    assert (told["author"], told["why"]) == ("ann@ops", "kernel update")
-    assert told["action"] in type(override).__name__.lower()
+    body = json.loads(document)
+    assert (body["at"], body["for_s"]) == ("2026-05-01T12:30:00Z", 1800.0)
+    assert (body["author"], body["why"]) == ("ann@ops", "kernel update")
+    assert body["action"] in type(override).__name__.lower()
     assert override.until == AT + timedelta(minutes=30)
 
 

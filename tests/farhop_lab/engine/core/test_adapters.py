@@ -87,9 +87,9 @@ async def test_adapters_are_models_of_their_own_with_caches_of_their_own(replica
     assert listed == {"llama-3.1-8b": None, "sql": "llama-3.1-8b"}
     long = {**HELLO, "messages": [{"role": "user", "content": "over there " * 40}]}
     for model in ("llama-3.1-8b", "sql"):
-        said = [await client.ask(CHAT, **long, model=model) for _ in range(2)]
-        assert [one["model"] for one in said] == [model, model]
-        cached = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in said]
+        found = [await client.ask(CHAT, **long, model=model) for _ in range(2)]
+        assert [one["model"] for one in found] == [model, model]
+        cached = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in found]
         assert cached[0] == 0
         assert cached[1] > 50
     async with client.session.get(client.url + "/metrics") as response:

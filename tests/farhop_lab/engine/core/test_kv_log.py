@@ -116,8 +116,8 @@ def test_an_adapter_stands_beside_its_blocks() -> None:
     for adapter, salt in (("", ""), ("sql", "pepper"), ("de", ""), ("sql", "")):
         engine.ask("abcdefghijklmnopq", adapter=adapter, cache_salt=salt)
         engine.run()
-    told = [(e["lora_name"], e["lora_id"], e["extra_keys"]) for e in engine.log.take() if not e["parent_block_hash"]]
-    assert told == [
+    found = [(e["lora_name"], e["lora_id"], e["extra_keys"]) for e in engine.log.take() if not e["parent_block_hash"]]
+    assert found == [
         (None, None, None),
         ("sql", 1, [["sql", "pepper"], ["sql"]]),
         ("de", 2, [["de"], ["de"]]),

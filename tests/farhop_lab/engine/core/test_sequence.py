@@ -16,7 +16,7 @@ PROMPT = b"tell me of the sea\n"
 ANSWER = write_all(PROMPT, VOICE.seed, VOICE.answer_tokens_mean, 10_000).decode()
 
 
-def _say(wanted: Wanted) -> tuple[list[str], Sequence]:
+def _generate(wanted: Wanted) -> tuple[list[str], Sequence]:
     sequence = Sequence("s", wanted, VOICE, GPU)
     shown: list[str] = []
     while sequence.finished is None:
@@ -25,14 +25,14 @@ def _say(wanted: Wanted) -> tuple[list[str], Sequence]:
 
 
 def test_it_ends_by_itself_with_a_token_that_has_no_text() -> None:
-    shown, sequence = _say(Wanted(PROMPT))
+    shown, sequence = _generate(Wanted(PROMPT))
     assert "".join(shown) == ANSWER
     assert (shown[-1], sequence.finished, sequence.output_tokens) == ("", "stop", len(ANSWER) // 4 + 1)
     assert sequence.total_tokens == sequence.prompt_tokens + sequence.output_tokens
 
 
 def test_max_tokens_cuts() -> None:
-    shown, sequence = _say(Wanted(PROMPT, max_tokens=3))
+    shown, sequence = _generate(Wanted(PROMPT, max_tokens=3))
     assert ("".join(shown), sequence.finished) == (ANSWER[:12], "length")
 
 
@@ -47,7 +47,7 @@ def test_what_is_written_ahead_is_what_would_have_been_written(
     leaps: list[int], max_tokens: int, min_tokens: int, ignore_eos: bool
 ) -> None:
     wanted = Wanted(PROMPT, max_tokens=max_tokens, min_tokens=min(min_tokens, max_tokens), ignore_eos=ignore_eos)
-    _, singly = _say(wanted)
+    _, singly = _generate(wanted)
     leaping = Sequence("s", wanted, VOICE, GPU)
     for most in leaps:
         steps = leaping.foresee(most)
@@ -69,9 +69,9 @@ def test_a_stop_string_is_not_foreseen() -> None:
 
 def test_min_tokens_and_ignore_eos_go_past_the_natural_end() -> None:
     natural = len(ANSWER) // 4
-    _, at_least = _say(Wanted(PROMPT, min_tokens=natural + 5))
+    _, at_least = _generate(Wanted(PROMPT, min_tokens=natural + 5))
     assert at_least.output_tokens > natural + 5
-    shown, forever = _say(Wanted(PROMPT, ignore_eos=True, max_tokens=natural + 50))
+    shown, forever = _generate(Wanted(PROMPT, ignore_eos=True, max_tokens=natural + 50))
     assert (forever.finished, len("".join(shown))) == ("length", 4 * (natural + 50))
 
 
@@ -83,7 +83,7 @@ def test_min_tokens_and_ignore_eos_go_past_the_natural_end() -> None:
 )
 def test_a_stop_string_never_shows_and_nothing_before_it_is_missing(stops: list[str]) -> None:
     stops = [stop for stop in stops if stop]
-    shown, sequence = _say(Wanted(PROMPT, stop=tuple(stops)))
+    shown, sequence = _generate(Wanted(PROMPT, stop=tuple(stops)))
     found = [at for stop in stops if (at := ANSWER.find(stop)) >= 0]
     # Tokens are looked at one by one: the first token that completes a stop decides, then the earliest stop in it.
     text = "".join(shown)
@@ -95,15 +95,15 @@ def test_a_stop_string_never_shows_and_nothing_before_it_is_missing(stops: list[
 
 def test_what_was_held_back_for_a_stop_that_never_came_is_shown_at_the_end() -> None:
     never = ("#########",)
-    shown, _ = _say(Wanted(PROMPT, stop=never))
+    shown, _ = _generate(Wanted(PROMPT, stop=never))
     assert "".join(shown) == ANSWER
     assert shown[0] == ""  # held back: eight characters at a time
-    shown, cut = _say(Wanted(PROMPT, stop=never, max_tokens=3))
+    shown, cut = _generate(Wanted(PROMPT, stop=never, max_tokens=3))
     assert ("".join(shown), cut.finished, cut.stop_reason) == (ANSWER[:12], "length", None)
 
 
 def test_a_stop_before_min_tokens_is_passed_over() -> None:
-    shown, _ = _say(Wanted(PROMPT, stop=(ANSWER[4:8],), min_tokens=5))
+    shown, _ = _generate(Wanted(PROMPT, stop=(ANSWER[4:8],), min_tokens=5))
     assert ANSWER[4:8] in "".join(shown)
 
 
@@ -141,9 +141,9 @@ def test_the_context_is_bounded_by_the_cache() -> None:
 
 
 def test_a_pass_over_the_prompt_generates_nothing_and_may_fill_the_context() -> None:
-    shown, sequence = _say(Wanted(PROMPT, generates=False))
+    shown, sequence = _generate(Wanted(PROMPT, generates=False))
     assert (shown, sequence.finished, sequence.output_tokens) == ([""], "stop", 0)
     whole = Wanted(b"x" * 4 * GPU.context_tokens, generates=False)
-    assert _say(whole)[1].total_tokens == GPU.context_tokens
+    assert _generate(whole)[1].total_tokens == GPU.context_tokens
     with pytest.raises(ValueError, match="maximum context"):
-        _say(Wanted(b"x" * 4 * (GPU.context_tokens + 1), generates=False))
+        _generate(Wanted(b"x" * 4 * (GPU.context_tokens + 1), generates=False))

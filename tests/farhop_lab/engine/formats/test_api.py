@@ -34,8 +34,8 @@ def test_the_template_tools_first_and_the_answer_left_open() -> None:
 
 def test_a_final_message_is_continued_just_where_it_stopped() -> None:
     open_prompt = _chat().wanted.prompt
-    said = {"role": "assistant", "content": " the s"}
-    call = _chat(messages=[HELLO, said], continue_final_message=True, add_generation_prompt=False)
+    fields = {"role": "assistant", "content": " the s"}
+    call = _chat(messages=[HELLO, fields], continue_final_message=True, add_generation_prompt=False)
     assert call.wanted.prompt == open_prompt + b" the s"
     assert call.role == "assistant"
 

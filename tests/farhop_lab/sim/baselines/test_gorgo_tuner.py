@@ -19,8 +19,8 @@ RANGES = dict.fromkeys(INITIAL, (LEAST, MOST))
 
 def published(seed: int) -> Published:
     tuner = Published()
-    said: dict[str, Any] = {"enabled": True, "mode": "online-es", "hyperparam_ranges": RANGES}
-    assert tuner.configure(said, active_policy="gorgo-2d", current_defaults=INITIAL) is None
+    fields: dict[str, Any] = {"enabled": True, "mode": "online-es", "hyperparam_ranges": RANGES}
+    assert tuner.configure(fields, active_policy="gorgo-2d", current_defaults=INITIAL) is None
     assert tuner.online_tuner is not None
     tuner.online_tuner._rng = Random(seed)  # its dice cannot be given
     return tuner

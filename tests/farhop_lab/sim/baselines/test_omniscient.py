@@ -106,12 +106,12 @@ def test_there_is_room_as_long_as_the_prompts_fit_the_memory() -> None:
 def test_it_sends_to_where_the_text_is_and_holds_what_fits_nowhere() -> None:
     world = build("omniscient", 1, flat(["us", "eu"]), {region: gpus("l4", 1) for region in ("us", "eu")})
     assert isinstance(world, RouterWorld)
-    world.at(1.0, lambda: world.arrive("us", "t", 12_000, says="shared", answer_tokens=400))
-    world.at(10.0, lambda: world.arrive("eu", "t", 14_000, says="shared", answer_tokens=20))
+    world.at(1.0, lambda: world.arrive("us", "t", 12_000, prefix="shared", answer_tokens=400))
+    world.at(10.0, lambda: world.arrive("eu", "t", 14_000, prefix="shared", answer_tokens=20))
     world.run(15.0)
     assert [record.region for record in world.measures.records] == ["us"]
     for n in range(4):
-        world.at(50.0, lambda n=n: world.arrive("eu", "t", 60_000, says=f"long {n}", answer_tokens=50))
+        world.at(50.0, lambda n=n: world.arrive("eu", "t", 60_000, prefix=f"long {n}", answer_tokens=50))
     world.run(50.0)
     assert world.routers["us"].flow.state.queued == 2
     assert world.run(200.0).outcomes == {"served": 6}

@@ -43,18 +43,18 @@ def arrive(made: Router, name: str, now: float = 0.0, deadline: float = 100.0) -
 
 
 def words(commands: list[Command]) -> list[str]:
-    said = []
+    seen = []
     for command in commands:
         if isinstance(command, Forward):
-            said.append(f"{command.id} > {command.target} #{command.attempt}")
+            seen.append(f"{command.id} > {command.target} #{command.attempt}")
         elif isinstance(command, Answer):
-            said.append(f"{command.id} {command.outcome.reason}")
+            seen.append(f"{command.id} {command.outcome.reason}")
         elif isinstance(command, SetTimer):
-            said.append(f"{command.id} at {command.at:g}")
+            seen.append(f"{command.id} at {command.at:g}")
         else:
             assert isinstance(command, Hold)
-            said.append(f"{command.id} holds")
-    return said
+            seen.append(f"{command.id} holds")
+    return seen
 
 
 def waits(made: Router, first: int, second: int, now: float = 0.0) -> list[str]:
@@ -147,7 +147,7 @@ def test_pings_are_smoothed_and_peers_are_measured() -> None:
     made.handle(WireMeasured("eu", 190.0), 0.0)
     assert made.state.rtt_ms["eu"] == 0.7 * 90.0 + 0.3 * 190.0
     made.handle(BalancerSeen("eu", 3, True), 0.0)
-    assert made.state.said["eu"].queued == 3
+    assert made.state.balancers["eu"].queued == 3
 
 
 def asked(name: str, text: bytes = b"", session: int = 0, issuer: str = "") -> Request:
@@ -159,7 +159,7 @@ def router_state() -> RouterState:
     return RouterState("us", targets, {"us": 1.0, "eu": 91.0, "asia": 166.0})
 
 
-def test_targets_are_told_apart_by_place_and_kind() -> None:
+def test_targets_are_distinguished_by_place_and_kind() -> None:
     seen = router_state()
     assert (seen.engines, seen.local, seen.peers) == (["us/0", "us/1", "eu/0"], ["us/0", "us/1"], ["asia"])
     assert seen.by_region == {"us": ["us/0", "us/1"], "eu": ["eu/0"]}

@@ -17,7 +17,7 @@ def busy(name: str, seed: int) -> tuple[Measures, str]:
     for region in REGIONS:
         world.stream(
             2.0,
-            lambda region=region: world.arrive(region, "t", 1200, says=region, answer_tokens=20),
+            lambda region=region: world.arrive(region, "t", 1200, prefix=region, answer_tokens=20),
             until=8.0,
         )
     world.stream(0.5, lambda: world.leave(world.arrive("us", "t")), until=8.0)

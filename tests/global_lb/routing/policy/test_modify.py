@@ -61,7 +61,7 @@ def test_a_canary_draws_its_share_and_keeps_who_was_drawn() -> None:
     assert len(by_tenant) == 1
 
 
-def test_home_is_kept_while_it_costs_no_more_than_said() -> None:
+def test_home_is_kept_while_it_costs_no_more_than_configured() -> None:
     one = told()
     london, tokyo = one.at["london"], one.at["tokyo"]  # 219 ms apart
     assert modify.at_home(one, "tokyo", london, None, 250.0) == (

@@ -3,7 +3,7 @@
 from global_lb.routing.policy import Bias, OperatorOverrides, Pin
 
 
-def test_words_end_at_their_own_time() -> None:
+def test_overrides_end_at_their_own_time() -> None:
     words = OperatorOverrides({"x": Bias("x", 5.0, "w", "a", 10.0)}, {("model", "m"): Pin("x", False, "w", "a", 20.0)})
     assert (words.bias_ms(9.9), words.bias_ms(10.0)) == ({"x": 5.0}, {})
     assert words.pin("t", "m", 19.9).region == "x"

@@ -12,11 +12,11 @@ from global_lb.fleet.table import BETA
 from global_lb.routing.policy import Predictive
 
 
-def score(said=None, **fields):
-    """London, as it is said to be, for one request of 1024 bytes and an answer of 100 tokens."""
-    told = field(request("a", **fields), london={"rtt_ms": 10.0, **(said or {})})
+def score(reports=None, **fields):
+    """London, as it reports itself to be, for one request of 1024 bytes and an answer of 100 tokens."""
+    found = field(request("a", **fields), london={"rtt_ms": 10.0, **(reports or {})})
     policy = Predictive()
-    return told.scored(0, policy.score(told).item(0) - policy.shift(told))
+    return found.scored(0, policy.score(found).item(0) - policy.shift(found))
 
 
 def test_the_wire_the_wait_and_the_prefill() -> None:
@@ -42,16 +42,16 @@ def test_a_hit_is_discounted_by_the_calibration_and_never_more_than_the_prompt()
 
 
 def test_slow_decode_costs_in_proportion_to_the_answer() -> None:
-    told = field(request("a"), london={"rtt_ms": 1.0}, tokyo={"rtt_ms": 1.0, "tpot_ms": 30.0})
-    quick, slow = Predictive().score(told).tolist()
+    found = field(request("a"), london={"rtt_ms": 1.0}, tokyo={"rtt_ms": 1.0, "tpot_ms": 30.0})
+    quick, slow = Predictive().score(found).tolist()
     assert slow - quick == pytest.approx(BETA * 100 * 10.0)
 
 
 def test_a_prefill_is_paid_by_all_it_stalls() -> None:
     idle = {"rtt_ms": 1.0, "replicas_ready": 2, "slots_total": 100, "slots_free": 100, "tpot_ms": 20.0}
     busy = {**idle, "slots_free": 60, "batch_interference_ms": 0.5}  # twenty at each, and a token alone takes 10 ms
-    told = field(request("a"), london=idle, tokyo=busy)
-    one, other = Predictive().score(told).tolist()
+    found = field(request("a"), london=idle, tokyo=busy)
+    one, other = Predictive().score(found).tolist()
     assert other - one == pytest.approx(BETA * (100 * 20 * 0.5 + 20 * (25.6 - 10.0)))
 
 
@@ -69,18 +69,18 @@ numbers = st.fixed_dictionaries({
 
 @given(st.lists(numbers, min_size=1, max_size=6), st.integers(1, 1_000_000), st.floats(0, 4000))
 @settings(max_examples=80, deadline=None, derandomize=True)
-def test_all_at_once_is_what_each_alone_would_be_by_the_cost_model(said, n_bytes: int, output: float) -> None:
-    names = [f"r{n}" for n in range(len(said))]
+def test_all_at_once_is_what_each_alone_would_be_by_the_cost_model(reports, n_bytes: int, output: float) -> None:
+    names = [f"r{n}" for n in range(len(reports))]
     asked = request("a", prompt_bytes=n_bytes, body_bytes=n_bytes, chain=())
-    told = field(asked, output, "r0", **dict(zip(names, said, strict=True)))
+    found = field(asked, output, "r0", **dict(zip(names, reports, strict=True)))
     policy = Predictive()
-    shift, scores = policy.shift(told), policy.score(told)
-    batches = [(512 - one["slots_free"]) / one["replicas_ready"] for one in said]
+    shift, scores = policy.shift(found), policy.score(found)
+    batches = [(512 - one["slots_free"]) / one["replicas_ready"] for one in reports]
     tokens_ms = [
-        cost.token_ms(one["tpot_ms"], one["batch_interference_ms"], n) for one, n in zip(said, batches, strict=True)
+        cost.token_ms(one["tpot_ms"], one["batch_interference_ms"], n) for one, n in zip(reports, batches, strict=True)
     ]
-    for place, one in enumerate(said):
-        spelled = told.scored(place, scores.item(place) - shift)
+    for place, one in enumerate(reports):
+        spelled = found.scored(place, scores.item(place) - shift)
         ttft_ms = one["rtt_ms"] + cost.upload_ms(n_bytes, one["rtt_ms"]) + spelled.wait_ms
         ttft_ms += spelled.uncached_tokens * one["prefill_ms_per_token"]
         sent_tokens = one["unacknowledged_bytes"] / one["bytes_per_token"]

@@ -13,9 +13,9 @@ from global_lb.routing.policy.ranked import Failover, LeastLoad
 
 
 def goes(name: str, **regions) -> str:
-    told = field(request("a"), 100.0, "london", **regions)
+    found = field(request("a"), 100.0, "london", **regions)
     route = Route(RouteConfig(policy=name))
-    return pick(told, admission.processing(told.request, law()), route, Random(1), 0.0, "london").chosen.region
+    return pick(found, admission.processing(found.request, law()), route, Random(1), 0.0, "london").chosen.region
 
 
 def test_the_nearest_whatever_waits_there() -> None:
@@ -42,8 +42,8 @@ def test_a_waterfall_counts_what_was_sent_since_the_report() -> None:
 
 def order(*listed: str) -> list[str]:
     regions = {"a": {"rtt_ms": 50.0}, "b": {"rtt_ms": 3.0}, "c": {"rtt_ms": 300.0}, "d": {"rtt_ms": 2.0}}
-    told = field(request("x"), 100.0, "b", **regions)
-    return [told.names[place] for place in Failover(listed).score(told).argsort()]
+    found = field(request("x"), 100.0, "b", **regions)
+    return [found.names[place] for place in Failover(listed).score(found).argsort()]
 
 
 def test_the_listed_in_their_order_then_the_nearest() -> None:
@@ -52,8 +52,8 @@ def test_the_listed_in_their_order_then_the_nearest() -> None:
 
 
 def test_the_share_used_and_what_was_sent_since() -> None:
-    told = field(
+    found = field(
         request("a"), 100.0, "", a={"used_share": 0.5, "slots_total": 10},
         b={"used_share": 0.3, "slots_total": 10, "unacknowledged_bytes": 9.0}, c={"used_share": 0.45, "rtt_ms": 900.0},
     )  # fmt: skip
-    assert [round(score, 6) for score in LeastLoad().score(told).tolist()] == [0.5, 0.4, 0.45]
+    assert [round(score, 6) for score in LeastLoad().score(found).tolist()] == [0.5, 0.4, 0.45]

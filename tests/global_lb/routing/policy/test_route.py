@@ -40,8 +40,8 @@ def world(size: int, **more: Any) -> dict[str, dict[str, Any]]:
     return {f"r{n:02}": {"rtt_ms": 1.0 + 10.0 * n, "slots_total": 20, **more} for n in range(size)}
 
 
-def choose(told, chosen: Route, rng: Random | None = None, **more: Any):
-    return pick(copy(told), admission.processing(told.request, law()), chosen, rng or Random(1), 0.0, **more)
+def choose(value, chosen: Route, rng: Random | None = None, **more: Any):
+    return pick(copy(value), admission.processing(value.request, law()), chosen, rng or Random(1), 0.0, **more)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -73,16 +73,16 @@ words = st.builds(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(modified=modifiers, said=st.none() | words, seed=st.integers(0, 9), drained=st.sampled_from(["", *REGIONS]))
+@given(modified=modifiers, overrides=st.none() | words, seed=st.integers(0, 9), drained=st.sampled_from(["", *REGIONS]))
 @settings(max_examples=25, deadline=None, derandomize=True)
 def test_no_policy_and_no_modifier_leads_out_of_the_law_or_to_who_is_drained(
-    name: str, modified: dict[str, Any], said: OperatorOverrides | None, seed: int, drained: str
+    name: str, modified: dict[str, Any], overrides: OperatorOverrides | None, seed: int, drained: str
 ) -> None:
     under = law()
     flow = worldwide(under=under, seed=seed)
     flow.handle(RoutesChanged({("", ""): route(name, **modified)}), 0.0)
-    if said is not None:
-        flow.handle(OverridesChanged(said), 0.0)
+    if overrides is not None:
+        flow.handle(OverridesChanged(overrides), 0.0)
     if drained:
         flow.handle(RegionForced(drained, True, "why", 60.0), 0.0)
     for n, tenant in enumerate(["anyone", "european", "german", "lost"] * 4):
@@ -109,11 +109,11 @@ def test_asking_changes_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_who_is_hot_is_left_for_who_is_not(name: str) -> None:
-    told = field(request("a", session=4), 100.0, "r00", **world(3))
-    first = choose(told, Route(route(name))).chosen.region
-    told = field(request("a", session=4), 100.0, "r00", **world(3))
-    told.penalty_ms = np.array([300.0 if one == first else 0.0 for one in told.names])
-    decision = choose(told, Route(route(name)))
+    found = field(request("a", session=4), 100.0, "r00", **world(3))
+    first = choose(found, Route(route(name))).chosen.region
+    found = field(request("a", session=4), 100.0, "r00", **world(3))
+    found.penalty_ms = np.array([300.0 if one == first else 0.0 for one in found.names])
+    decision = choose(found, Route(route(name)))
     assert (decision.chosen.region != first, decision.spilled_from) == (True, first)
 
 
@@ -132,9 +132,9 @@ def test_a_retry_goes_to_the_next_and_the_last_stays_reachable(name: str) -> Non
 @pytest.mark.parametrize("name", ["predictive", "nearest", "waterfall", "least-load"])
 def test_equals_are_drawn_by_headroom(name: str) -> None:
     busy = {"rtt_ms": 5.0, "slots_total": 100, "used_share": 0.7, "tpot_ms": 50.0}  # no prefill stalls anybody
-    told = {"r0": {**busy, "slots_free": 10}, "r1": {**busy, "slots_free": 30}}
+    fields = {"r0": {**busy, "slots_free": 10}, "r1": {**busy, "slots_free": 30}}
     chosen, rng = Route(route(name)), Random(5)
-    drawn = [choose(field(request("a"), 100.0, "", **told), chosen, rng).chosen.region for _ in range(800)]
+    drawn = [choose(field(request("a"), 100.0, "", **fields), chosen, rng).chosen.region for _ in range(800)]
     assert 0.68 < drawn.count("r1") / 800 < 0.82
 
 
@@ -146,7 +146,7 @@ def test_every_policy_takes_its_options() -> None:
         assert (one.policy, one.tenant, one.model) == (policy, "a", "")
 
 
-def test_routes_that_cannot_stand_together_are_told_with_the_remedy() -> None:
+def test_routes_that_cannot_stand_together_are_refused_with_the_remedy() -> None:
     with pytest.raises(ValueError, match=r"routes\.1: a second one for tenant 'a', model ''; keep one"):
         routes_of([RouteConfig(tenant="a"), RouteConfig(tenant="a")], {"london", "tokyo"})
     with pytest.raises(ValueError, match=r"routes\.0: no region 'mars' in the topology; known are london, tokyo"):
@@ -154,7 +154,7 @@ def test_routes_that_cannot_stand_together_are_told_with_the_remedy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("route", "said"),
+    ("route", "message"),
     [
         ({"models": [{"model": "big"}]}, "goes with `model`"),
         ({"model": "auto", "models": [{"model": "big"}], "policy": "nearest"}, "policy: does not go with `models`"),
@@ -167,8 +167,8 @@ def test_routes_that_cannot_stand_together_are_told_with_the_remedy() -> None:
         ({"model": "auto", "models": [{"model": "a", "weight": 0}]}, "weight"),
     ],
 )
-def test_what_a_name_cannot_stand_for_is_told_with_the_remedy(route: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_a_name_cannot_stand_for_is_refused_with_the_remedy(route: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         RouteConfig(**route)
 
 

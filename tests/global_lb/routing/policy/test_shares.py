@@ -13,7 +13,7 @@ from global_lb.routing.policy.shares import ConsistentHash, Weighted
 
 
 def homes(policy, regions, asked) -> list[str]:
-    return [told.names[policy.score(told).argmin()] for told in (field(one, 100.0, "", **regions) for one in asked)]
+    return [each.names[policy.score(each).argmin()] for each in (field(one, 100.0, "", **regions) for one in asked)]
 
 
 def sessions(count: int):
@@ -63,7 +63,7 @@ def test_a_region_that_grows_takes_keys_and_loses_none() -> None:
 def test_without_a_session_it_goes_by_tenant_and_the_beginning_of_the_prompt() -> None:
     regions = {name: {} for name in "abcdefgh"}
     policy = ConsistentHash(1024)
-    turns = [request(f"q{n}", 2048 + 512 * n, says="alice") for n in range(5)]
+    turns = [request(f"q{n}", 2048 + 512 * n, prefix="alice") for n in range(5)]
     assert len(set(homes(policy, regions, turns))) == 1
     assert len(set(homes(policy, regions, [request(f"q{n}", 2048) for n in range(40)]))) > 4
     short = [request(f"q{n}", 100, tenant=tenant) for n, tenant in enumerate(["x"] * 5)]

@@ -11,7 +11,7 @@ from inprocess import until
 from regional_lb.engines.discovery.source import Failed, Found, Source
 
 
-class Heard:
+class Recorded:
     """All that a source told, and who was there last."""
 
     def __init__(self) -> None:
@@ -39,12 +39,12 @@ class Heard:
 
 
 @contextlib.asynccontextmanager
-async def following(source: Source) -> AsyncIterator[Heard]:
+async def following(source: Source) -> AsyncIterator[Recorded]:
     """A source at work. It may not end by itself."""
-    heard = Heard()
-    task = asyncio.create_task(source.follow(heard.steps.append))
+    found = Recorded()
+    task = asyncio.create_task(source.follow(found.steps.append))
     try:
-        yield heard
+        yield found
         assert not task.done()
     finally:
         task.cancel()

@@ -97,44 +97,44 @@ def source(where: str, host: str = SRV, **more: object) -> DnsNames:
 async def test_srv_gives_hosts_and_ports_of_the_first_in_line() -> None:
     async with serving() as (server, where):
         server.records[SRV, "SRV"] = ["0 5 8000 a.example.", "0 1 8001 b.example.", "10 1 8000 spare.example."]
-        async with following(source(where)) as heard:
-            await heard.come("a.example:8000", "b.example:8001")
-            assert heard.draining() == []
+        async with following(source(where)) as found:
+            await found.come("a.example:8000", "b.example:8001")
+            assert found.draining() == []
             server.records[SRV, "SRV"] = ["0 5 8000 a.example.", "0 0 8001 b.example."]
-            await until(lambda: heard.draining() == ["b.example:8001"])  # weight 0 beside others: no new work
+            await until(lambda: found.draining() == ["b.example:8001"])  # weight 0 beside others: no new work
             server.records[SRV, "SRV"] = ["0 0 8000 a.example.", "0 0 8001 b.example."]
-            await until(lambda: heard.draining() == [])
+            await until(lambda: found.draining() == [])
             server.records[SRV, "SRV"] = ["10 1 8000 spare.example."]
-            await heard.come("spare.example:8000")
+            await found.come("spare.example:8000")
             server.records[SRV, "SRV"] = ["0 0 0 ."]  # decidedly not there
-            await heard.come()
-            assert heard.failures == []
+            await found.come()
+            assert found.failures == []
 
 
 async def test_addresses_are_those_of_both_kinds_on_one_port() -> None:
     async with serving() as (server, where):
         server.records = {(HOST, "A"): ["10.0.0.2", "10.0.0.1"], (HOST, "AAAA"): ["fd00::1"]}
-        async with following(source(where, HOST, record="address", port=8000)) as heard:
-            await heard.come("10.0.0.1:8000", "10.0.0.2:8000", "[fd00::1]:8000")
+        async with following(source(where, HOST, record="address", port=8000)) as found:
+            await found.come("10.0.0.1:8000", "10.0.0.2:8000", "[fd00::1]:8000")
             del server.records[HOST, "AAAA"]  # no such record is an answer
-            await heard.come("10.0.0.1:8000", "10.0.0.2:8000")
+            await found.come("10.0.0.1:8000", "10.0.0.2:8000")
 
 
 @pytest.mark.parametrize("how", ["SERVFAIL", "REFUSED", "silence"])
 async def test_a_server_that_fails_has_not_said_that_nobody_is_there(how: str) -> None:
     async with serving() as (server, where):
         server.records[SRV, "SRV"] = ["0 1 8000 a.example."]
-        async with following(source(where, timeout_s=0.2)) as heard:
-            await heard.come("a.example:8000")
+        async with following(source(where, timeout_s=0.2)) as found:
+            await found.come("a.example:8000")
             server.silent = how == "silence"
             server.rcode = dns.rcode.NOERROR if server.silent else dns.rcode.from_text(how)
-            await until(lambda: len(heard.failures) >= 2)
-            assert heard.labels == ["a.example:8000"]
-            assert isinstance(heard.failures[0], str)
-            assert "check the name and its servers" in heard.failures[0]
+            await until(lambda: len(found.failures) >= 2)
+            assert found.labels == ["a.example:8000"]
+            assert isinstance(found.failures[0], str)
+            assert "check the name and its servers" in found.failures[0]
             server.silent, server.rcode = False, dns.rcode.NOERROR
             server.records[SRV, "SRV"] = ["0 1 8000 b.example."]
-            await heard.come("b.example:8000")
+            await found.come("b.example:8000")
 
 
 @pytest.mark.parametrize("how", ["no such name", "no such record"])
@@ -143,19 +143,19 @@ async def test_that_there_is_nobody_is_an_answer(how: str, soa: bool) -> None:
     async with serving() as (server, where):
         server.negative_ttl_s = 0 if soa else None
         server.records[SRV, "SRV"] = ["0 1 8000 a.example."]
-        async with following(source(where)) as heard:
-            await heard.come("a.example:8000")
+        async with following(source(where)) as found:
+            await found.come("a.example:8000")
             server.records = {} if how == "no such name" else {(SRV, "TXT"): ["x"]}
-            await heard.come()
-            assert heard.failures == []
+            await found.come()
+            assert found.failures == []
 
 
 async def test_a_long_answer_comes_by_tcp() -> None:
     hosts = [f"gpu-{number:03}.a-rather-long-name.example" for number in range(100)]
     async with serving() as (server, where):
         server.records[SRV, "SRV"] = [f"0 1 8000 {host}." for host in hosts]
-        async with following(source(where)) as heard:
-            await heard.come(*(f"{host}:8000" for host in hosts))
+        async with following(source(where)) as found:
+            await found.come(*(f"{host}:8000" for host in hosts))
             assert server.udp
             assert server.tcp
 
@@ -166,15 +166,15 @@ async def test_an_answer_holds_for_its_ttl_within_floor_and_ceiling() -> None:
         server.records[SRV, "SRV"] = ["0 1 8000 a.example."]
         for more in ({"ttl_ceiling_s": 60.0}, {"ttl_floor_s": 50.0, "ttl_ceiling_s": 60.0}):
             server.udp, server.ttl_s = 0, 60 if len(more) == 1 else 0
-            async with following(source(where, **more)) as heard, following(source(where)) as often:
+            async with following(source(where, **more)) as found, following(source(where)) as often:
                 await until(lambda often=often: len(often.steps) >= 5)  # the ceiling is shorter than the TTL
-                assert len(heard.steps) == 1
+                assert len(found.steps) == 1
 
 
 async def test_a_nonsensical_target_is_named_and_the_others_stand() -> None:
     async with serving() as (server, where):
         server.records[SRV, "SRV"] = ["0 1 0 a.example.", "0 1 8000 b.example."]
-        async with following(source(where)) as heard:
-            await heard.come("b.example:8000")
-            assert heard.found is not None
-            assert "a.example:0.url: must look like" in heard.found.problems[0]
+        async with following(source(where)) as found:
+            await found.come("b.example:8000")
+            assert found.found is not None
+            assert "a.example:0.url: must look like" in found.found.problems[0]

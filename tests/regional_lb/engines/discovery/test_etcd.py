@@ -34,27 +34,27 @@ async def test_engines_come_and_go_with_their_keys_through_an_outage() -> None:
         try:
             await store.put(PREFIX + "a", value("10.0.0.1", models=["own"]))
             await store.put("/farhop/v1/replica/virginia-2/x", value("10.0.0.9"))
-            async with following(EtcdKeys(CONFIG, "virginia", store)) as heard:
-                await heard.come("a")
-                assert heard.found is not None
-                assert heard.found.replicas[0].models == ["own"]
+            async with following(EtcdKeys(CONFIG, "virginia", store)) as found:
+                await found.come("a")
+                assert found.found is not None
+                assert found.found.replicas[0].models == ["own"]
                 own = await store.publish(PREFIX + "b", value("10.0.0.2"), 5.0)  # as an engine's sidecar would
-                await heard.come("a", "b")
+                await found.come("a", "b")
                 await own.update(value("10.0.0.2", draining=True))
-                await until(lambda: heard.draining() == ["b"])
+                await until(lambda: found.draining() == ["b"])
                 await own.withdraw()
-                await heard.come("a")
+                await found.come("a")
                 await store.put(PREFIX + "a", b'{"url": 7}')
-                await until(lambda: heard.found is not None and heard.found.problems)
-                assert heard.labels == ["a"]  # what it said before stands
+                await until(lambda: found.found is not None and found.found.problems)
+                assert found.labels == ["a"]  # what it said before stands
                 etcd.pause()
-                await until(lambda: heard.failures)
-                assert heard.labels == ["a"]
+                await until(lambda: found.failures)
+                assert found.labels == ["a"]
                 etcd.resume()
                 await store_put(store, PREFIX + "c", value("10.0.0.3"))
-                await until(lambda: heard.labels is not None and "c" in heard.labels)
+                await until(lambda: found.labels is not None and "c" in found.labels)
                 await store.delete(PREFIX + "c")
-                await until(lambda: heard.labels is not None and "c" not in heard.labels)
+                await until(lambda: found.labels is not None and "c" not in found.labels)
         finally:
             await store.close()
 

@@ -32,27 +32,27 @@ def replace(path: Path, text: str) -> None:
 async def test_a_file_is_followed_through_renames_and_changes_in_place(tmp_path: Path) -> None:
     path = tmp_path / "replicas.yaml"
     path.write_text(lines("a"))
-    async with following(source(path)) as heard:
-        await heard.come("a")
-        assert heard.found is not None
-        assert heard.found.replicas[0].models == ["m"]
+    async with following(source(path)) as found:
+        await found.come("a")
+        assert found.found is not None
+        assert found.found.replicas[0].models == ["m"]
         replace(path, lines("a", "b"))
-        await heard.come("a", "b")
+        await found.come("a", "b")
         path.write_text(json.dumps([{"url": "http://c:1", "name": "c", "models": ["x"], "draining": True}]))
-        await heard.come("c")
-        assert heard.draining() == ["c"]
+        await found.come("c")
+        assert found.draining() == ["c"]
         path.write_text("[]")
-        await heard.come()
-        assert heard.failures == []
+        await found.come()
+        assert found.failures == []
 
 
 async def test_what_is_wrong_is_named_whole_and_the_last_good_one_stands(tmp_path: Path) -> None:
     path = tmp_path / "replicas.yaml"
-    async with following(source(path)) as heard:
-        await until(lambda: heard.failures)
-        assert heard.failures == ["cannot be read: No such file or directory"]
+    async with following(source(path)) as found:
+        await until(lambda: found.failures)
+        assert found.failures == ["cannot be read: No such file or directory"]
         replace(path, lines("a"))
-        await heard.come("a")
+        await found.come("a")
         for text, says in (
             ("- {url: 'http://b:1'}\n- {url: b}\n- {url: 'http://c:1', engine: tensorrt}\n- 7\n", "[1].url: must look"),
             ("", "must be a list of replicas"),
@@ -60,31 +60,31 @@ async def test_what_is_wrong_is_named_whole_and_the_last_good_one_stands(tmp_pat
             ("- {url: 'http://b:1'", "is not YAML"),
             ("- {url: 'http://b:1', name: x, name: y}", "a key is given twice"),
         ):
-            count = len(heard.failures)
+            count = len(found.failures)
             replace(path, text)
-            await until(lambda count=count: len(heard.failures) > count)
-            assert says in heard.failures[-1]
-        assert "[2].engine: is unknown; there is vllm" in heard.failures[1]
-        assert "[3]: must be a mapping" in heard.failures[1]
+            await until(lambda count=count: len(found.failures) > count)
+            assert says in found.failures[-1]
+        assert "[2].engine: is unknown; there is vllm" in found.failures[1]
+        assert "[3]: must be a mapping" in found.failures[1]
         path.unlink()
-        await until(lambda: "No such file" in heard.failures[-1])
-        assert heard.labels == ["a"]
-        assert len(heard.failures) == 7  # each trouble is told once, not at every look
+        await until(lambda: "No such file" in found.failures[-1])
+        assert found.labels == ["a"]
+        assert len(found.failures) == 7  # each trouble is told once, not at every look
         replace(path, lines("a"))  # the same words as before: told again, since the trouble is over
-        await until(lambda: len(heard.steps) == 9)
-        assert heard.steps[-1] == heard.found
+        await until(lambda: len(found.steps) == 9)
+        assert found.steps[-1] == found.found
 
 
 async def test_a_huge_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file, "FILE_BYTES_MAX", 10)
     path = tmp_path / "replicas.yaml"
     path.write_text(lines("a"))
-    async with following(source(path)) as heard:
-        await until(lambda: heard.failures)
-        assert "larger than 10 bytes" in heard.failures[0]
+    async with following(source(path)) as found:
+        await until(lambda: found.failures)
+        assert "larger than 10 bytes" in found.failures[0]
     monkeypatch.setattr(file, "FILE_BYTES_MAX", 1000)
     monkeypatch.setattr(file, "REPLICAS_MAX", 1)
     path.write_text(lines("a", "b"))
-    async with following(source(path)) as heard:
-        await until(lambda: heard.failures)
-        assert "holds 2 replicas, at most 1" in heard.failures[0]
+    async with following(source(path)) as found:
+        await until(lambda: found.failures)
+        assert "holds 2 replicas, at most 1" in found.failures[0]

@@ -50,16 +50,16 @@ async def region(
         "region": "virginia", "instance": "r1", "admin": {"port": 0}, "tier": {"port": 0}, "control": {"port": 0},
         "hop": HOP, "replicas": [{"url": "http://fixed:1", "models": ["m"], "name": "fixed"}], "discovery": sources,
     })  # fmt: skip
-    heard = Region()
-    heard.discovery = Discovery(
-        config, store, heard.announce, heard.refused.append, lambda *said: heard.said.append(said), Random(1)
+    found = Region()
+    found.discovery = Discovery(
+        config, store, found.announce, found.refused.append, lambda *value: found.said.append(value), Random(1)
     )
     await store.open()
-    heard.discovery.open()
+    found.discovery.open()
     try:
-        yield heard
+        yield found
     finally:
-        await heard.discovery.close()
+        await found.discovery.close()
         await store.close()
 
 
@@ -71,38 +71,38 @@ async def test_sources_are_merged_and_each_fails_for_itself(
     file = {"kind": "file", "path": str(path), "poll_s": 0.01, "replica": {"models": ["m"]}}
     nowhere = {"kind": "kubernetes", "service": "x", "api": "http://127.0.0.1:1", "namespace": "x"}
     etcd = {"kind": "etcd", "replica": {"models": ["m"]}}
-    async with region(monkeypatch, store, file, nowhere, etcd) as heard:
-        await heard.come("fixed", "a")
+    async with region(monkeypatch, store, file, nowhere, etcd) as found:
+        await found.come("fixed", "a")
         await store.put(PREFIX + "b", b'{"url":"http://b:1"}')
-        await heard.come("fixed", "a", "b")
-        await until(lambda: "discovery_failed" in heard.refused)
-        assert any(whom.startswith("kubernetes x") and "last stands" in why for whom, why in heard.said)
+        await found.come("fixed", "a", "b")
+        await until(lambda: "discovery_failed" in found.refused)
+        assert any(whom.startswith("kubernetes x") and "last stands" in why for whom, why in found.said)
         await store.put(PREFIX + "again", b'{"url":"http://a:1"}')
         await store.put(PREFIX + "bad", b'{"url":"http://c:1","engine":"x"}')
-        await until(lambda: "discovery_duplicate" in heard.refused and "discovery_malformed" in heard.refused)
-        assert any("again is left out: a:1 is there already, from file" in why for _, why in heard.said)
-        assert any(PREFIX + "bad.engine: is unknown" in why for _, why in heard.said)
-        told = heard.discovery.status()
-        assert [source["replicas"] for source in told["discovery"]] == [1, 0, 2]
-        assert "127.0.0.1" in told["discovery"][1]["trouble"]
-        assert [out["replica"] for out in told["discovery_left_out"]] == ["again"]
+        await until(lambda: "discovery_duplicate" in found.refused and "discovery_malformed" in found.refused)
+        assert any("again is left out: a:1 is there already, from file" in why for _, why in found.said)
+        assert any(PREFIX + "bad.engine: is unknown" in why for _, why in found.said)
+        status = found.discovery.status()
+        assert [source["replicas"] for source in status["discovery"]] == [1, 0, 2]
+        assert "127.0.0.1" in status["discovery"][1]["trouble"]
+        assert [out["replica"] for out in status["discovery_left_out"]] == ["again"]
         path.write_text("[]")
-        await heard.come("fixed", "again", "b")
-        assert heard.refused.count("discovery_duplicate") == heard.refused.count("discovery_malformed") == 1
+        await found.come("fixed", "again", "b")
+        assert found.refused.count("discovery_duplicate") == found.refused.count("discovery_malformed") == 1
 
 
 async def test_what_comes_together_is_announced_together(monkeypatch: pytest.MonkeyPatch, store: MemoryStore) -> None:
-    async with region(monkeypatch, store, {"kind": "etcd", "replica": {"models": ["m"]}}) as heard:
-        await heard.come("fixed")
+    async with region(monkeypatch, store, {"kind": "etcd", "replica": {"models": ["m"]}}) as found:
+        await found.come("fixed")
         for number in range(200):
             await store.put(f"{PREFIX}r{number:03}", b'{"url":"http://r%d:1"}' % number)
-        await heard.come("fixed", *(f"r{number:03}" for number in range(200)))
-        assert len(heard.announced) < 50
+        await found.come("fixed", *(f"r{number:03}" for number in range(200)))
+        assert len(found.announced) < 50
 
 
 async def test_without_sources_nothing_runs(monkeypatch: pytest.MonkeyPatch, store: MemoryStore) -> None:
     before = len(asyncio.all_tasks())
-    async with region(monkeypatch, store) as heard:
+    async with region(monkeypatch, store) as found:
         assert len(asyncio.all_tasks()) == before
-        assert heard.discovery.status() == {}
-    assert heard.announced == []
+        assert found.discovery.status() == {}
+    assert found.announced == []

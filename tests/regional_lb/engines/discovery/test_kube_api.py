@@ -24,7 +24,7 @@ from regional_lb.engines.discovery.kube_api import Api, Changed, KubeError, List
 PACE = Pace(timeout_s=0.5, watch_s=30.0, margin_s=0.2, first_s=0.01, limit_s=0.05)
 
 
-class Heard:
+class Recorded:
     def __init__(self) -> None:
         self.steps: list[Step] = []
 
@@ -52,17 +52,17 @@ def api(cluster: Cluster, pace: Pace = PACE, **more: Any) -> Api:
 
 
 @contextlib.asynccontextmanager
-async def following(cluster: Cluster, pace: Pace = PACE, **more: Any) -> AsyncIterator[Heard]:
-    heard, client = Heard(), api(cluster, pace, **more)
+async def following(cluster: Cluster, pace: Pace = PACE, **more: Any) -> AsyncIterator[Recorded]:
+    found, client = Recorded(), api(cluster, pace, **more)
 
     async def follow() -> None:
         async for step in client.follow(PODS, {"labelSelector": "app=a"}):
-            heard.steps.append(step)
+            found.steps.append(step)
 
     await client.open()
     task = asyncio.create_task(follow())
     try:
-        yield heard
+        yield found
         assert not task.done()
     finally:
         task.cancel()
@@ -82,34 +82,34 @@ async def test_a_list_comes_in_pages_and_what_follows_in_order(tmp_path: Path) -
         for number in range(5):
             await cluster.put(PODS, f"p{number}", A)
         await cluster.put(PODS, "other", {"app": "b"})
-        async with following(cluster, token_file=str(token)) as heard:
-            await heard.know("p0", "p1", "p2", "p3", "p4")
+        async with following(cluster, token_file=str(token)) as text:
+            await text.know("p0", "p1", "p2", "p3", "p4")
             assert len(cluster.lists) == 3  # two in a page
-            assert heard.count(Listed) == 1
+            assert text.count(Listed) == 1
             await cluster.delete(PODS, "p0")
             await cluster.put(PODS, "p5", A)
-            await heard.know("p1", "p2", "p3", "p4", "p5")
+            await text.know("p1", "p2", "p3", "p4", "p5")
             assert set(cluster.tokens) == {None}  # there is no TLS to carry one
-            assert heard.count(Lost) == 0
+            assert text.count(Lost) == 0
 
 
 async def test_a_break_is_gone_on_from_where_bookmarks_say_without_a_new_list() -> None:
     cluster = Cluster()
     async with cluster.running():
         await cluster.put(PODS, "p0", A)
-        async with following(cluster) as heard:
-            await heard.know("p0")
+        async with following(cluster) as found:
+            await found.know("p0")
             await until(lambda: cluster.streams)
             await cluster.bookmark()
-            told = str(cluster.version)
+            text = str(cluster.version)
             await cluster.put(PODS, "p1", A)
-            await heard.know("p0", "p1")
+            await found.know("p0", "p1")
             cluster.disconnect()
             await until(lambda: len(cluster.watches) == 2)
-            assert int(cluster.watches[1]["resourceVersion"]) == int(told) + 1
+            assert int(cluster.watches[1]["resourceVersion"]) == int(text) + 1
             await cluster.put(PODS, "p2", A)
-            await heard.know("p0", "p1", "p2")
-            assert (len(cluster.lists), heard.count(Lost)) == (1, 0)
+            await found.know("p0", "p1", "p2")
+            assert (len(cluster.lists), found.count(Lost)) == (1, 0)
 
 
 @pytest.mark.parametrize("as_event", [True, False])
@@ -118,7 +118,7 @@ async def test_what_is_forgotten_there_is_listed_anew(as_event: bool) -> None:
     cluster.gone_as_event = as_event
     async with cluster.running():
         await cluster.put(PODS, "p0", A)
-        async with following(cluster) as heard:
+        async with following(cluster) as found:
             await until(lambda: cluster.streams)
             cluster.objects[PODS].clear()  # nobody is told of it
             await cluster.put(PODS, "p1", {"app": "b"})
@@ -126,8 +126,8 @@ async def test_what_is_forgotten_there_is_listed_anew(as_event: bool) -> None:
             await cluster.forget()
             cluster.forgotten += 1
             cluster.version += 1
-            await heard.know()
-            assert heard.count(Lost) == 0
+            await found.know()
+            assert found.count(Lost) == 0
 
 
 @pytest.mark.parametrize(
@@ -138,16 +138,16 @@ async def test_a_refusal_is_named_with_the_remedy_and_what_was_known_stands(stat
     cluster = Cluster()
     async with cluster.running():
         await cluster.put(PODS, "p0", A)
-        async with following(cluster) as heard:
+        async with following(cluster) as found:
             await until(lambda: cluster.streams)
             cluster.status = status
             cluster.disconnect()
-            await until(lambda: heard.count(Lost) >= 2)
-            lost = next(step for step in heard.steps if isinstance(step, Lost))
+            await until(lambda: found.count(Lost) >= 2)
+            lost = next(step for step in found.steps if isinstance(step, Lost))
             assert says in lost.why
-            assert heard.names() == ["p0"]
+            assert found.names() == ["p0"]
             cluster.status = 200
-            await until(lambda: heard.count(Listed) == 2)
+            await until(lambda: found.count(Listed) == 2)
 
 
 async def test_an_api_that_is_slow_or_away_is_lost_and_asked_again() -> None:
@@ -155,20 +155,20 @@ async def test_an_api_that_is_slow_or_away_is_lost_and_asked_again() -> None:
     async with cluster.running():
         await cluster.put(PODS, "p0", A)
         cluster.slow = asyncio.Event()
-        async with following(cluster, Pace(timeout_s=0.05, first_s=0.01, limit_s=0.02)) as heard:
-            await until(lambda: heard.count(Lost))
+        async with following(cluster, Pace(timeout_s=0.05, first_s=0.01, limit_s=0.02)) as found:
+            await until(lambda: found.count(Lost))
             cluster.slow.set()
-            await heard.know("p0")
-    async with following(cluster) as heard:  # nobody listens there any more
-        await until(lambda: heard.count(Lost))
+            await found.know("p0")
+    async with following(cluster) as found:  # nobody listens there any more
+        await until(lambda: found.count(Lost))
 
 
 async def test_a_watch_that_falls_silent_is_asked_anew() -> None:
     cluster = Cluster()
     pace = Pace(watch_s=0.0, margin_s=0.1, first_s=0.01, limit_s=0.02)
-    async with cluster.running(), following(cluster, pace) as heard:
+    async with cluster.running(), following(cluster, pace) as found:
         await until(lambda: len(cluster.watches) >= 3)  # the double itself would go on for a second each
-        assert (heard.count(Listed), heard.count(Lost)) == (1, 0)
+        assert (found.count(Listed), found.count(Lost)) == (1, 0)
 
 
 async def test_the_token_and_the_authority_are_read_anew_and_travel_over_tls(tmp_path: Path) -> None:
@@ -181,19 +181,19 @@ async def test_the_token_and_the_authority_are_read_anew_and_travel_over_tls(tmp
     cluster = Cluster()
     async with cluster.running(context):
         files = {"token_file": str(token), "ca_file": authority.ca_file}
-        async with following(cluster, **files) as heard:
+        async with following(cluster, **files) as found:
             await until(lambda: cluster.streams)
             assert cluster.tokens[0] == "Bearer first"
             token.write_text("second\n")
             cluster.disconnect()
             await until(lambda: cluster.tokens[-1] == "Bearer second")
-            assert heard.count(Lost) == 0
+            assert found.count(Lost) == 0
         (tmp_path / "other").mkdir()
         files["ca_file"] = Authority(tmp_path / "other").ca_file
         asked = len(cluster.tokens)
-        async with following(cluster, **files) as heard:
-            await until(lambda: heard.count(Lost))
-            assert "certificate verify failed" in heard.steps[0].why  # type: ignore[union-attr]
+        async with following(cluster, **files) as found:
+            await until(lambda: found.count(Lost))
+            assert "certificate verify failed" in found.steps[0].why  # type: ignore[union-attr]
             assert len(cluster.tokens) == asked  # it never left
 
 
@@ -204,9 +204,9 @@ async def test_nonsense_is_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
     async with cluster.running():
         for number in range(3):
             await cluster.put(PODS, f"p{number}", A)
-        async with following(cluster) as heard:
-            await until(lambda: heard.count(Lost))
-            assert "more than 1 objects; narrow the selector" in heard.steps[0].why  # type: ignore[union-attr]
+        async with following(cluster) as found:
+            await until(lambda: found.count(Lost))
+            assert "more than 1 objects; narrow the selector" in found.steps[0].why  # type: ignore[union-attr]
 
 
 def test_outside_a_cluster_it_says_what_to_give(tmp_path: Path) -> None:

@@ -45,44 +45,44 @@ async def test_endpoints_of_a_service_come_drain_and_go() -> None:
     async with cluster.running():
         await cluster.put(SLICES, "s1", SERVICE, endpoints=[endpoint("a", "10.0.0.1", ready=True)], ports=HTTP)
         await cluster.put(SLICES, "x", {"kubernetes.io/service-name": "x"}, endpoints=[endpoint("x", "9.9.9.9")])
-        async with following(source(cluster, service="vllm")) as heard:
-            await heard.come("gpus/a")
-            assert heard.found is not None
-            assert str(heard.found.replicas[0].address) == "10.0.0.1:8000"
+        async with following(source(cluster, service="vllm")) as result:
+            await result.come("gpus/a")
+            assert result.found is not None
+            assert str(result.found.replicas[0].address) == "10.0.0.1:8000"
             both = [endpoint("a", "10.0.0.1", ready=True), endpoint("b", "10.0.0.2", ready=False)]
             await cluster.put(SLICES, "s2", SERVICE, endpoints=[endpoint("c", "10.0.0.3")], ports=HTTP)
             await cluster.put(SLICES, "s1", SERVICE, endpoints=both, ports=HTTP)
-            await heard.come("gpus/a", "gpus/c")  # not told to be ready or not: ready
+            await result.come("gpus/a", "gpus/c")  # not told to be ready or not: ready
             both = [endpoint("a", "10.0.0.1", ready=False, serving=True, terminating=True), endpoint("b", "10.0.0.2")]
             await cluster.put(SLICES, "s1", SERVICE, endpoints=both, ports=HTTP)
-            await heard.come("gpus/a", "gpus/b", "gpus/c")
-            assert heard.draining() == ["gpus/a"]
+            await result.come("gpus/a", "gpus/b", "gpus/c")
+            assert result.draining() == ["gpus/a"]
             both[0]["conditions"]["serving"] = False
             await cluster.put(SLICES, "s1", SERVICE, endpoints=both, ports=HTTP)
-            await heard.come("gpus/b", "gpus/c")
+            await result.come("gpus/b", "gpus/c")
             await cluster.delete(SLICES, "s2")
-            await heard.come("gpus/b")
+            await result.come("gpus/b")
             await cluster.delete(SLICES, "s1")
-            await heard.come()
-            assert heard.failures == []
+            await result.come()
+            assert result.failures == []
 
 
 async def test_an_api_that_refuses_leaves_everybody_where_they_are() -> None:
     cluster = Cluster()
     async with cluster.running():
         await cluster.put(SLICES, "s1", SERVICE, endpoints=[endpoint("a", "10.0.0.1")], ports=HTTP)
-        async with following(source(cluster, service="vllm")) as heard:
-            await heard.come("gpus/a")
+        async with following(source(cluster, service="vllm")) as result:
+            await result.come("gpus/a")
             await until(lambda: cluster.streams)
             cluster.status = 403
             cluster.disconnect()
-            await until(lambda: heard.failures)
-            assert "grant our service account get, list and watch" in heard.failures[0]
-            assert heard.labels == ["gpus/a"]
+            await until(lambda: result.failures)
+            assert "grant our service account get, list and watch" in result.failures[0]
+            assert result.labels == ["gpus/a"]
 
 
-def pod(name: str, host: str, ready: bool = True, leaving: bool = False, **said: str) -> dict[str, Any]:
-    meta: dict[str, Any] = {"annotations": {f"farhop.dev/{field}": value for field, value in said.items()}}
+def pod(name: str, host: str, ready: bool = True, leaving: bool = False, **text: str) -> dict[str, Any]:
+    meta: dict[str, Any] = {"annotations": {f"farhop.dev/{field}": value for field, value in text.items()}}
     if leaving:
         meta["deletionTimestamp"] = "2026-11-21T10:00:00Z"
     status = {"podIP": host, "conditions": [{"type": "Ready", "status": "True" if ready else "False"}]}
@@ -100,35 +100,35 @@ async def test_an_inference_pool_selects_pods_and_may_change_its_mind() -> None:
         for name, app, host in (("a", "one", "10.0.0.1"), ("b", "one", "10.0.0.2"), ("c", "two", "10.0.0.3")):
             await cluster.put(PODS, name, {"app": app, "tier": "gpu"}, **pod(name, host))
         await cluster.put(POOLS, "other", {}, **pool("two", 1))
-        async with following(source(cluster, pool="llama")) as heard:
-            await heard.come()
-            assert heard.found is not None
-            assert heard.found.problems == ("there is no InferencePool llama in gpus; create it",)
+        async with following(source(cluster, pool="llama")) as result:
+            await result.come()
+            assert result.found is not None
+            assert result.found.problems == ("there is no InferencePool llama in gpus; create it",)
             await cluster.put(POOLS, "llama", {}, **pool("one", 8000))
-            await heard.come("gpus/a", "gpus/b")
+            await result.come("gpus/a", "gpus/b")
             labels = {"app": "one", "tier": "gpu"}
             await cluster.put(PODS, "a", labels, **pod("a", "10.0.0.1", leaving=True))
-            await until(lambda: heard.draining() == ["gpus/a"])
+            await until(lambda: result.draining() == ["gpus/a"])
             await cluster.put(PODS, "b", labels, **pod("b", "10.0.0.2", ready=False))
             await cluster.put(
                 PODS, "d", labels, **pod("d", "10.0.0.4", models="base, lora", engine="sglang", gpu="H100")
             )
-            await heard.come("gpus/a", "gpus/d")
-            assert heard.found is not None
-            own = heard.found.replicas[1]
+            await result.come("gpus/a", "gpus/d")
+            assert result.found is not None
+            own = result.found.replicas[1]
             assert (own.models, own.engine, own.gpu) == (["base", "lora"], "sglang", "H100")
             await cluster.put(POOLS, "llama", {}, **pool("two", 8000, 8001))
-            await heard.come("gpus/c:8000", "gpus/c:8001")  # each port is an engine of its own
+            await result.come("gpus/c:8000", "gpus/c:8001")  # each port is an engine of its own
             await cluster.put(POOLS, "llama", {}, spec={"selector": 7})
-            await until(lambda: heard.failures)
-            assert "makes no sense" in heard.failures[0]
-            assert heard.labels == ["gpus/c:8000", "gpus/c:8001"]
-            count = len(heard.steps)
+            await until(lambda: result.failures)
+            assert "makes no sense" in result.failures[0]
+            assert result.labels == ["gpus/c:8000", "gpus/c:8001"]
+            count = len(result.steps)
             await cluster.put(POOLS, "llama", {}, **pool("two", 8000, 8001))
-            await until(lambda: len(heard.steps) > count)  # told anew: the trouble is over
-            assert heard.steps[-1] == heard.found
+            await until(lambda: len(result.steps) > count)  # told anew: the trouble is over
+            assert result.steps[-1] == result.found
             await cluster.delete(POOLS, "llama")
-            await heard.come()
+            await result.come()
 
 
 async def test_a_pool_says_how_its_gateway_fails_and_its_objectives_what_comes_first() -> None:
@@ -162,10 +162,10 @@ async def test_an_unknown_engine_is_named_and_the_rest_goes_on() -> None:
         await cluster.put(PODS, "a", labels, **pod("a", "10.0.0.1", engine="tensorrt"))
         await cluster.put(PODS, "b", labels, **pod("b", "10.0.0.2"))
         await cluster.put(PODS, "c", labels, status={"podIP": 7})
-        async with following(source(cluster, pool="llama")) as heard:
-            await heard.come("gpus/b")
-            assert heard.found is not None
-            engine, nonsense = heard.found.problems
+        async with following(source(cluster, pool="llama")) as result:
+            await result.come("gpus/b")
+            assert result.found is not None
+            engine, nonsense = result.found.problems
             assert engine.startswith("a:8000.engine: is unknown; there is vllm")
             assert nonsense.startswith("c: Expected `str`")
 
@@ -192,7 +192,7 @@ def test_a_port_goes_by_name_or_number(port: str | int | None, there: Any, numbe
 
 
 @pytest.mark.parametrize(
-    ("told", "draining"),
+    ("expected", "draining"),
     [
         ({}, False), ({"ready": True}, False), ({"ready": False}, None), ({"ready": False, "serving": True}, None),
         ({"terminating": True}, True), ({"terminating": True, "ready": False}, None),
@@ -200,8 +200,12 @@ def test_a_port_goes_by_name_or_number(port: str | int | None, there: Any, numbe
         ({"terminating": False, "ready": None, "serving": None}, False),
     ],
 )  # fmt: skip
-def test_conditions_that_are_not_told_are_read_as_the_api_says(told: dict[str, Any], draining: bool | None) -> None:
-    thing = {"metadata": {"name": "s"}, "endpoints": [{"addresses": ["10.0.0.1"], "conditions": told}], "ports": HTTP}
+def test_conditions_that_are_missing_are_read_as_the_api_says(expected: dict[str, Any], draining: bool | None) -> None:
+    thing = {
+        "metadata": {"name": "s"},
+        "endpoints": [{"addresses": ["10.0.0.1"], "conditions": expected}],
+        "ports": HTTP,
+    }
     step = _Book("k", EndpointSlices(None), Template(models=["m"])).take(Listed([thing]))
     assert [one.draining for one in step.replicas] == ([] if draining is None else [draining])  # type: ignore[union-attr]
 

@@ -21,7 +21,7 @@ def labels(roster: Roster) -> list[str]:
     return [one.label for one in roster.merged()[0]]
 
 
-def test_a_source_that_fails_is_believed_what_it_said_last_and_an_empty_word_is_one() -> None:
+def test_of_a_source_that_fails_the_last_list_stands_and_an_empty_list_is_one() -> None:
     roster = Roster([replica("fixed", "f")], ["a", "b"])
     assert roster.status()[0]["trouble"] == "has not answered yet"
     assert roster.take(Found("a", (replica("one", "1"),)))
@@ -29,8 +29,8 @@ def test_a_source_that_fails_is_believed_what_it_said_last_and_an_empty_word_is_
     assert not roster.take(Found("b", (replica("two", "2"),), ("left one out",)))
     assert not roster.take(Failed("a", "gone fishing"))
     assert labels(roster) == ["fixed", "one", "two"]
-    told = roster.status()[0]
-    assert (told["trouble"], told["replicas"]) == ("gone fishing", 1)
+    found = roster.status()[0]
+    assert (found["trouble"], found["replicas"]) == ("gone fishing", 1)
     assert roster.status()[1]["problems"] == ["left one out"]
     assert roster.take(Found("a", ()))
     assert labels(roster) == ["fixed", "two"]
@@ -70,14 +70,14 @@ def test_the_roster_is_what_a_naive_reading_of_the_rules_gives(
 ) -> None:
     roster = Roster([replica(name, host) for name, host in fixed], "abc")
     last: dict[str, list[tuple[str, str]]] = {"": fixed, "a": [], "b": [], "c": []}
-    for source, said in steps:
+    for source, text in steps:
         before = labels(roster)
-        if said is None:
+        if text is None:
             assert not roster.take(Failed(source, "why"))
             assert labels(roster) == before
         else:
-            roster.take(Found(source, tuple(replica(name, host) for name, host in said)))
-            last[source] = said
+            roster.take(Found(source, tuple(replica(name, host) for name, host in text)))
+            last[source] = text
         naive: list[tuple[str, str]] = []
         for name, host in (one for words in last.values() for one in words):
             if name not in [n for n, _ in naive] and host not in [h for _, h in naive]:

@@ -42,7 +42,7 @@ def prompt(*names: int) -> Path:
     return Path(b"".join(name.to_bytes(4, "little") * SIZE for name in names) + bytes(4))
 
 
-class Heard:
+class Recorded:
     """What the fleet would know."""
 
     def __init__(self, ranks: int = 1) -> None:
@@ -68,16 +68,16 @@ class Heard:
 
 
 @asynccontextmanager
-async def listening(port: int, replay: int | None = None, ranks: int = 1) -> AsyncIterator[Heard]:
+async def listening(port: int, replay: int | None = None, ranks: int = 1) -> AsyncIterator[Recorded]:
     config = ReplicaConfig(
         url="http://127.0.0.1:1", models=["m"], name="one", kv_events=f"tcp://{HOST}:{port}", kv_ranks=ranks,
         kv_replay=f"tcp://{HOST}:{replay}" if replay else "",
     )  # fmt: skip
-    heard = Heard(ranks)
-    listener = heard.listener = KvListener(heard.react, heard.refused.append, time.monotonic)
+    found = Recorded(ranks)
+    listener = found.listener = KvListener(found.react, found.refused.append, time.monotonic)
     listener.listen([config])
     try:
-        yield heard
+        yield found
     finally:
         await listener.close()
         await listener.close()
@@ -93,9 +93,9 @@ def engine(port: int, replay: int | None = None, topic: bytes = b"") -> Iterator
         publisher.close()
 
 
-async def linked(heard: Heard) -> None:
+async def linked(value: Recorded) -> None:
     """From here on what is published arrives."""
-    await until(lambda: heard.events > 0)
+    await until(lambda: value.events > 0)
 
 
 @pytest.fixture
@@ -105,107 +105,107 @@ def ports() -> tuple[int, int]:
 
 
 async def test_what_is_said_is_known(ports) -> None:
-    with engine(*ports, topic=b"kv@one") as said:
-        async with listening(*ports) as heard:
-            await until(lambda: heard.blocks.exact == 1)  # it never said anything: it holds nothing
-            assert heard.exact(1, 2) == 0.0
-            said.publish(batch(stored(1, 2), stored(3, parent=2)))
-            await until(lambda: heard.exact(1, 2, 3) == 6.0)
-            said.publish(batch({"type": "BlockRemoved", "block_hashes": [3]}))
-            await until(lambda: heard.exact(1, 2, 3) == 4.0)
-            said.publish(batch(["AllBlocksCleared"]))
-            await until(lambda: heard.exact(1, 2, 3) == 0.0)
-            assert heard.refused == []
+    with engine(*ports, topic=b"kv@one") as found:
+        async with listening(*ports) as result:
+            await until(lambda: result.blocks.exact == 1)  # it never said anything: it holds nothing
+            assert result.exact(1, 2) == 0.0
+            found.publish(batch(stored(1, 2), stored(3, parent=2)))
+            await until(lambda: result.exact(1, 2, 3) == 6.0)
+            found.publish(batch({"type": "BlockRemoved", "block_hashes": [3]}))
+            await until(lambda: result.exact(1, 2, 3) == 4.0)
+            found.publish(batch(["AllBlocksCleared"]))
+            await until(lambda: result.exact(1, 2, 3) == 0.0)
+            assert result.refused == []
 
 
 async def test_who_comes_late_has_it_said_again(ports) -> None:
-    with engine(*ports) as said:
+    with engine(*ports) as found:
         for name in range(1, 50):
-            said.publish(batch(stored(name, parent=name - 1 or None)))
-        async with listening(*ports) as heard:
-            await until(lambda: heard.exact(*range(1, 50)) == 98.0)
-            assert heard.refused == []
+            found.publish(batch(stored(name, parent=name - 1 or None)))
+        async with listening(*ports) as result:
+            await until(lambda: result.exact(*range(1, 50)) == 98.0)
+            assert result.refused == []
 
 
 async def test_without_a_replay_what_was_before_is_not_known(ports) -> None:
-    with engine(ports[0]) as said:
-        said.publish(batch(stored(1)))
-        async with listening(ports[0]) as heard:
-            await linked(heard)
-            await until(lambda: heard.least(2) == 2.0 or said.publish(batch(stored(2))))
-            assert (heard.exact(1), heard.least(1)) == (None, 0.0)
-            assert heard.refused == ["kv_gap"]
-            said.publish(batch(["AllBlocksCleared"]))
-            await until(lambda: heard.exact(2) == 0.0)
+    with engine(ports[0]) as found:
+        found.publish(batch(stored(1)))
+        async with listening(ports[0]) as result:
+            await linked(result)
+            await until(lambda: result.least(2) == 2.0 or found.publish(batch(stored(2))))
+            assert (result.exact(1), result.least(1)) == (None, 0.0)
+            assert result.refused == ["kv_gap"]
+            found.publish(batch(["AllBlocksCleared"]))
+            await until(lambda: result.exact(2) == 0.0)
 
 
 async def test_a_gap_is_filled_by_a_replay(ports) -> None:
-    with engine(*ports) as said:
-        async with listening(*ports) as heard:
-            await until(lambda: heard.blocks.exact == 1)
-            said._seq += 3
-            said._kept.extend((seq, batch(stored(seq + 1))) for seq in range(3))  # said, and lost on the way
-            said.publish(batch(stored(4)))
-            await until(lambda: heard.exact(4) == 2.0)
-            assert [heard.exact(name) for name in (1, 2, 3)] == [2.0, 2.0, 2.0]
-            assert heard.refused == []
+    with engine(*ports) as found:
+        async with listening(*ports) as result:
+            await until(lambda: result.blocks.exact == 1)
+            found._seq += 3
+            found._kept.extend((seq, batch(stored(seq + 1))) for seq in range(3))  # said, and lost on the way
+            found.publish(batch(stored(4)))
+            await until(lambda: result.exact(4) == 2.0)
+            assert [result.exact(name) for name in (1, 2, 3)] == [2.0, 2.0, 2.0]
+            assert result.refused == []
 
 
 async def test_a_gap_that_nobody_fills_is_counted_and_what_was_known_is_forgotten(ports, monkeypatch) -> None:
     monkeypatch.setattr(kv_events, "SILENCE_S", 0.1)
-    with engine(ports[0]) as said:  # nobody at the replay's port
-        async with listening(*ports) as heard:
-            await until(lambda: heard.refused == ["kv_replay"])
-            said.publish(batch(stored(1)))
-            await until(lambda: heard.exact(1) == 2.0)
-            said._seq += 1
-            said.publish(batch(stored(2)))
-            await until(lambda: heard.least(2) == 2.0)
-            assert (heard.exact(1), heard.least(1)) == (None, 0.0)
-            assert heard.refused == ["kv_replay", "kv_replay", "kv_gap"]
+    with engine(ports[0]) as found:  # nobody at the replay's port
+        async with listening(*ports) as result:
+            await until(lambda: result.refused == ["kv_replay"])
+            found.publish(batch(stored(1)))
+            await until(lambda: result.exact(1) == 2.0)
+            found._seq += 1
+            found.publish(batch(stored(2)))
+            await until(lambda: result.least(2) == 2.0)
+            assert (result.exact(1), result.least(1)) == (None, 0.0)
+            assert result.refused == ["kv_replay", "kv_replay", "kv_gap"]
 
 
 @pytest.mark.parametrize("replays", [True, False])
-async def test_an_engine_that_restarts_holds_nothing_before_it_says_a_word(ports, replays: bool) -> None:
+async def test_an_engine_that_restarts_holds_nothing_before_its_first_event(ports, replays: bool) -> None:
     port, replay = ports[0], ports[1] if replays else None
-    async with listening(port, replay) as heard:
-        with engine(port, replay) as said:
-            await linked(heard)
-            await until(lambda: _again(said, heard, 1))
-        await until(lambda: heard.exact(1) is None)  # cut: it may be gone
-        assert heard.least(1) == 0.0
-        before = heard.events
-        with engine(port, replay) as said:
-            await until(lambda: heard.events > before)
-            await until(lambda: heard.blocks.exact == 1 or not replays)
-            assert (heard.exact(1), heard.least(1)) == (0.0 if replays else None, 0.0)
-            await until(lambda: _again(said, heard, 2))
-            assert heard.exact(1) == 0.0
+    async with listening(port, replay) as result:
+        with engine(port, replay) as found:
+            await linked(result)
+            await until(lambda: _again(found, result, 1))
+        await until(lambda: result.exact(1) is None)  # cut: it may be gone
+        assert result.least(1) == 0.0
+        before = result.events
+        with engine(port, replay) as found:
+            await until(lambda: result.events > before)
+            await until(lambda: result.blocks.exact == 1 or not replays)
+            assert (result.exact(1), result.least(1)) == (0.0 if replays else None, 0.0)
+            await until(lambda: _again(found, result, 2))
+            assert result.exact(1) == 0.0
 
 
-def _again(said: KvPublisher, heard: Heard, name: int) -> bool:
+def _again(value: KvPublisher, given: Recorded, name: int) -> bool:
     """Says a word until it is heard: a link stands before the publisher knows that somebody subscribed."""
-    if heard.exact(name) != 2.0:
-        said.publish(batch(["AllBlocksCleared"], stored(name)))
-    return heard.exact(name) == 2.0
+    if given.exact(name) != 2.0:
+        value.publish(batch(["AllBlocksCleared"], stored(name)))
+    return given.exact(name) == 2.0
 
 
 async def test_a_cut_that_is_no_restart_loses_nothing(ports) -> None:
     through = free_ports(1)[0]
-    with engine(*ports) as said:
-        async with listening(through, ports[1]) as heard:
+    with engine(*ports) as found:
+        async with listening(through, ports[1]) as result:
             for name in (1, 2):
                 async with _wire(through, ports[0]):
-                    await until(lambda: heard.blocks.exact == 1)
-                    assert heard.exact(name - 1) in (0.0, 2.0)
-                    said.publish(batch(stored(name)))
-                    await until(lambda name=name: heard.exact(name) == 2.0)
-                await until(lambda: heard.exact(1) is None)
-                said.publish(batch(stored(10 + name)))
+                    await until(lambda: result.blocks.exact == 1)
+                    assert result.exact(name - 1) in (0.0, 2.0)
+                    found.publish(batch(stored(name)))
+                    await until(lambda name=name: result.exact(name) == 2.0)
+                await until(lambda: result.exact(1) is None)
+                found.publish(batch(stored(10 + name)))
             async with _wire(through, ports[0]):
-                await until(lambda: heard.exact(12) == 2.0)
-                assert [heard.exact(name) for name in (1, 2, 11)] == [2.0, 2.0, 2.0]
-            assert set(heard.refused) == {"kv_cut"}
+                await until(lambda: result.exact(12) == 2.0)
+                assert [result.exact(name) for name in (1, 2, 11)] == [2.0, 2.0, 2.0]
+            assert set(result.refused) == {"kv_cut"}
 
 
 @asynccontextmanager
@@ -232,78 +232,78 @@ async def _wire(port: int, to: int) -> AsyncIterator[None]:
 
 
 async def test_what_is_hostile_is_counted_and_the_rest_goes_on(ports) -> None:
-    with engine(*ports) as said:
-        async with listening(*ports) as heard:
-            await until(lambda: heard.blocks.exact == 1)
+    with engine(*ports) as found:
+        async with listening(*ports) as result:
+            await until(lambda: result.blocks.exact == 1)
             for frames in ([b"one"], [b"", b"short", b"x"], [b"", b"\xff" * 8, b"x"], [b""] * 9):
-                said._pub.send_multipart(frames)
-            said.publish(batch(stored(1), {"type": "BlockStored", "block_hashes": 5}, {"type": "New"}, stored(2)))
-            await until(lambda: heard.least(2) == heard.least(1) == 2.0)
-            said.publish(b"\x93\x01")
-            said.publish(bytes(2 * 1024 * 1024))
-            said.publish(batch(stored(3)))
-            await until(lambda: heard.least(3) == 2.0)
-            assert heard.refused == [*["kv_frames"] * 4, "kv_event", "kv_kind", "kv_batch", "kv_size"]
-            said._pub.send_multipart([b"", said._seq.to_bytes(8, "big"), bytes(kv_events.MESSAGE_BYTES_MAX + 1)])
-            await until(lambda: heard.refused[-1] == "kv_cut")
-            await until(lambda: heard.least(3) == 2.0)  # linked again
+                found._pub.send_multipart(frames)
+            found.publish(batch(stored(1), {"type": "BlockStored", "block_hashes": 5}, {"type": "New"}, stored(2)))
+            await until(lambda: result.least(2) == result.least(1) == 2.0)
+            found.publish(b"\x93\x01")
+            found.publish(bytes(2 * 1024 * 1024))
+            found.publish(batch(stored(3)))
+            await until(lambda: result.least(3) == 2.0)
+            assert result.refused == [*["kv_frames"] * 4, "kv_event", "kv_kind", "kv_batch", "kv_size"]
+            found._pub.send_multipart([b"", found._seq.to_bytes(8, "big"), bytes(kv_events.MESSAGE_BYTES_MAX + 1)])
+            await until(lambda: result.refused[-1] == "kv_cut")
+            await until(lambda: result.least(3) == 2.0)  # linked again
 
 
 async def test_every_rank_is_heard() -> None:
     """A subscription may arrive after the first word: who hears a later one asks for those before."""
     first = next(ports[0] for ports in iter(lambda: free_ports(4), []) if ports[3] == ports[0] + 3)
     with engine(first, first + 2) as zero, engine(first + 1, first + 3) as one:
-        async with listening(first, first + 2, ranks=2) as heard:
-            await until(lambda: heard.blocks.exact == 1)  # neither has said anything
+        async with listening(first, first + 2, ranks=2) as found:
+            await until(lambda: found.blocks.exact == 1)  # neither has said anything
             zero.publish(batch(stored(1, 2)))
             one.publish(batch(stored(1)))
 
             def known() -> bool:
-                for said in (zero, one):
-                    said.publish(batch())
-                return heard.exact(1, 2) == 3.0  # on average
+                for text in (zero, one):
+                    text.publish(batch())
+                return found.exact(1, 2) == 3.0  # on average
 
             await until(known)
 
 
 async def test_much_at_once_is_applied_bit_by_bit(ports, monkeypatch) -> None:
-    with engine(*ports) as said:
+    with engine(*ports) as found:
         for n in range(40):
-            said.publish(batch(stored(*range(1000 * n + 1, 1000 * n + 1001))))
-        async with listening(*ports) as heard:
-            await until(lambda: heard.exact(39_001) == 2.0)
-            assert len(heard.blocks) == 40_000
-            assert heard.most <= kv_events.BLOCKS_A_TURN
-            assert heard.refused == []
+            found.publish(batch(stored(*range(1000 * n + 1, 1000 * n + 1001))))
+        async with listening(*ports) as result:
+            await until(lambda: result.exact(39_001) == 2.0)
+            assert len(result.blocks) == 40_000
+            assert result.most <= kv_events.BLOCKS_A_TURN
+            assert result.refused == []
 
 
 async def test_an_engine_whose_numbers_always_jump_is_not_asked_without_end(ports) -> None:
     rounds: list[float] = []
-    with engine(*ports) as said:
-        async with listening(*ports) as heard:
-            await until(lambda: heard.blocks.exact == 1)
-            _count(said, rounds.append)
+    with engine(*ports) as found:
+        async with listening(*ports) as result:
+            await until(lambda: result.blocks.exact == 1)
+            _count(found, rounds.append)
             for n in range(20):
-                said._kept.clear()
-                said._seq += 5
-                said.publish(batch(stored(n)))
-                await until(lambda n=n: heard.least(n) == 2.0)
-            assert heard.refused == ["kv_gap"] * 20
+                found._kept.clear()
+                found._seq += 5
+                found.publish(batch(stored(n)))
+                await until(lambda n=n: result.least(n) == 2.0)
+            assert result.refused == ["kv_gap"] * 20
             assert len(rounds) <= 2
 
 
-def _count(said: KvPublisher, tell: Callable[[float], None]) -> None:
-    router = said._router
+def _count(value: KvPublisher, tell: Callable[[float], None]) -> None:
+    router = value._router
     assert router is not None
-    asked = said._asked
+    asked = value._asked
 
     def counted() -> None:
         if router.poll(0):
             tell(time.monotonic())
         asked()
 
-    said._asked = counted  # type: ignore[method-assign]
-    asyncio.get_running_loop().add_reader(said._descriptor(router), counted)
+    value._asked = counted  # type: ignore[method-assign]
+    asyncio.get_running_loop().add_reader(value._descriptor(router), counted)
 
 
 async def test_nothing_configured_opens_nothing() -> None:
@@ -316,16 +316,16 @@ async def test_nothing_configured_opens_nothing() -> None:
 async def test_who_comes_is_listened_to_and_who_leaves_no_more() -> None:
     port, other = free_ports(2)
     with engine(port), engine(other):
-        async with listening(port) as heard:
-            await until(lambda: heard.events)  # linked
-            listener = heard.listener
+        async with listening(port) as result:
+            await until(lambda: result.events)  # linked
+            listener = result.listener
             known, streams = listener._followed["one"]
             (first,) = streams.values()
             listener.listen([known])
             assert listener._followed["one"][1] is streams  # nothing new
-            said = heard.events
+            found = result.events
             listener.listen([moved(known, other)])
-            await until(lambda: heard.events > said)
+            await until(lambda: result.events > found)
             assert first.done()
             (second,) = listener._followed["one"][1].values()
             listener.listen([])

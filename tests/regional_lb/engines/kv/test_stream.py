@@ -40,7 +40,7 @@ def replay(follower: Follower, kept: list[bytes], first: int = 0) -> list[object
     raise AssertionError("it asks for ever")
 
 
-def test_from_the_first_word_on_all_is_known() -> None:
+def test_from_the_first_event_on_all_is_known() -> None:
     follower = Follower()
     assert told(follower, 0, 1, 2) == [Cleared(), said(0), said(1), said(2)]
 
@@ -76,7 +76,7 @@ def test_numbers_that_fall_are_another_process() -> None:
     assert replay(follower, [said(0, 2), said(1, 2)]) == [said(0, 2), said(1, 2)]
 
 
-def test_another_process_that_has_said_as_much_is_found_out_by_its_words() -> None:
+def test_another_process_that_has_published_as_much_is_found_out_by_its_events() -> None:
     follower = Follower()
     told(follower, 0, 1)
     assert replay(follower, [said(n, 1) for n in range(4)]) == [Cleared(), *(said(n, 1) for n in range(4))]

@@ -178,8 +178,8 @@ def test_what_vllm_gives_up_is_what_it_stored() -> None:
 
 def test_what_vllm_says_again_is_what_it_said() -> None:
     again = kv_events()["said again from 2"]
-    said = [
+    found = [
         frames for step, messages in kv_events().items() if not step.startswith("said again") for frames in messages
     ]
-    assert [frames[-2:] for frames in again[:-1]] == [frames[-2:] for frames in said[2:]]
+    assert [frames[-2:] for frames in again[:-1]] == [frames[-2:] for frames in found[2:]]
     assert again[-1][-2:] == [(-1).to_bytes(8, "big", signed=True), b""]

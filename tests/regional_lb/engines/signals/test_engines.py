@@ -19,8 +19,8 @@ PAGE = (PAGES / "vllm.txt").read_text()
 
 
 def read(text: str, dropped: list[str] | None = None, engine: str | None = None) -> Sample:
-    told: list[str] = [] if dropped is None else dropped
-    return read_page(text.encode(), 5.0, told.append, ENGINES[engine] if engine else ANY)
+    seen: list[str] = [] if dropped is None else dropped
+    return read_page(text.encode(), 5.0, seen.append, ENGINES[engine] if engine else ANY)
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def test_a_page_as_each_engine_writes_it(name: str, engine: str, sample: Sample)
             read(text, engine=other)
 
 
-@pytest.mark.parametrize(("said", "slots"), [("64.0", 64), ("0", None), ("-1", None), ("NaN", None), ("1e9", None)])
-def test_how_many_run_at_once_is_told_or_unknown(said: str, slots: int | None) -> None:
-    text = f"trtllm_num_requests_waiting 0\ntrtllm_num_requests_running 0\ntrtllm_max_num_active_requests {said}\n"
+@pytest.mark.parametrize(("message", "slots"), [("64.0", 64), ("0", None), ("-1", None), ("NaN", None), ("1e9", None)])
+def test_how_many_run_at_once_is_reported_or_unknown(message: str, slots: int | None) -> None:
+    text = f"trtllm_num_requests_waiting 0\ntrtllm_num_requests_running 0\ntrtllm_max_num_active_requests {message}\n"
     assert read(text).slots == slots
 
 
@@ -109,7 +109,7 @@ def test_labels_may_hold_anything(name: str) -> None:
     ("blocks", "size"),
     [("None", "16"), ("0", "16"), ("-5", "16"), ("1e4", "16"), ("9" * 40, "16"), ("999999999", "999999999"), ("", "")],
 )
-def test_a_cache_that_is_not_told_is_unknown(blocks: str, size: str) -> None:
+def test_a_cache_that_is_not_reported_is_unknown(blocks: str, size: str) -> None:
     line = f'vllm:cache_config_info{{num_gpu_blocks="{blocks}",block_size="{size}"}} 1\n'
     assert read(page(more=line)).kv_tokens is None
     assert read(page(more="vllm:cache_config_info 1\n")).kv_tokens is None
@@ -136,8 +136,8 @@ def test_numbers_outside_their_domain_are_never_used(number: str) -> None:
 
 
 def test_one_engine_that_cannot_count_does_not_hide_the_others() -> None:
-    told = enumerate(("0.5", "NaN", "25", "0.7"))
-    usage = "".join(f'vllm:kv_cache_usage_perc{{engine="{n}"}} {value}\n' for n, value in told)
+    found = enumerate(("0.5", "NaN", "25", "0.7"))
+    usage = "".join(f'vllm:kv_cache_usage_perc{{engine="{n}"}} {value}\n' for n, value in found)
     dropped: list[str] = []
     assert read(page(more=usage), dropped).kv_usage == pytest.approx(0.6)
     assert dropped == ["value", "value"]
@@ -198,8 +198,8 @@ def test_of_the_adapters_the_latest_line_counts() -> None:
         + LORA % ("2", "x", "", "1.6e9")
     )
     dropped: list[str] = []
-    told = read_page(page.encode(), 0.0, dropped.append).lora
-    assert told == Lora(2, frozenset({"sql", "chat"}), frozenset({"x"}))
+    found = read_page(page.encode(), 0.0, dropped.append).lora
+    assert found == Lora(2, frozenset({"sql", "chat"}), frozenset({"x"}))
     assert read_page(WAITING.encode(), 0.0, dropped.append).lora is None
     assert dropped == []
 
@@ -210,6 +210,6 @@ def test_adapters_that_make_no_sense_are_dropped_and_counted() -> None:
         assert read_page((WAITING + line).encode(), 0.0, dropped.append).lora is None
         assert dropped == ["value"]
     many = LORA % ("99999", ",".join(f"a{n}" for n in range(5000)), "", "1")
-    told = read_page((WAITING + many).encode(), 0.0, pytest.fail).lora
-    assert told is not None
-    assert (told.max, len(told.running)) == (1024, 1024)
+    found = read_page((WAITING + many).encode(), 0.0, pytest.fail).lora
+    assert found is not None
+    assert (found.max, len(found.running)) == (1024, 1024)

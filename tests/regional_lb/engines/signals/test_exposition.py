@@ -28,7 +28,7 @@ def test_lines_that_were_not_asked_for_are_never_read() -> None:
 
 
 @pytest.mark.parametrize("line", [b"a:b{", b'a:b{x="1} 2', b"a:b ", b'a:b{x="1"}2', b'a:b{x="1\n"} 2'])
-def test_a_line_that_is_none_is_said(line: bytes) -> None:
+def test_a_line_that_is_none_is_an_error(line: bytes) -> None:
     with pytest.raises(PageError, match="a:b: not a line of metrics") as caught:
         series(line + b"\n")
     assert caught.value.reason == "line"
@@ -47,9 +47,9 @@ def test_what_prometheus_writes_is_read(labels: dict[str, str], value: float) ->
     registry = CollectorRegistry()
     gauge = Gauge("wanted", "with\nlines", list(labels), registry=registry)
     (gauge.labels(**labels) if labels else gauge).set(value)
-    ((told, number),) = series(generate_latest(registry), b"wanted")
+    ((found, number),) = series(generate_latest(registry), b"wanted")
     escaped = {k: v.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"") for k, v in labels.items()}
-    assert labels_of(told) == {k.encode(): v.encode() for k, v in escaped.items()}
+    assert labels_of(found) == {k.encode(): v.encode() for k, v in escaped.items()}
     assert float(number) == value
 
 
@@ -108,11 +108,13 @@ def test_labels_are_read_once_and_not_kept_for_ever() -> None:
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.lists(st.lists(st.tuples(st.sampled_from([b"a:b", b"a:bc", b"z"]), st.integers(0, 10**6)), max_size=30)))
-def test_with_places_no_line_is_told_that_is_not_there(pages: list[list[tuple[bytes, int]]]) -> None:
+def test_with_places_no_line_is_found_that_is_not_there(pages: list[list[tuple[bytes, int]]]) -> None:
     places = Places()
     for lines in pages:
         text = b"".join(b'%b{of="what was asked for"} %d\n' % line for line in lines)
-        expected, told = series(text), list(Page(text, places).series(b"a:b"))
+        expected, found = series(text), list(Page(text, places).series(b"a:b"))
         # Unseen for a while is only a line that took the place of another one, as long.
-        assert told == expected or (len(told) < len(expected) and [line for line in expected if line in told] >= told)
+        assert found == expected or (
+            len(found) < len(expected) and [line for line in expected if line in found] >= found
+        )
         assert list(Page(text, Places()).series(b"a:b")) == expected

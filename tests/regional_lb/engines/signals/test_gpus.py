@@ -30,12 +30,12 @@ def test_parts_of_a_gpu_count_as_one_and_the_worst_counts() -> None:
 @pytest.mark.parametrize("xids", [(79, 109), (109, 79), (0, 79), (79, 31)])
 def test_a_fatal_xid_of_one_part_is_not_hidden_by_a_larger_one_of_another(xids: tuple[int, ...]) -> None:
     row = b'DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="u",GPU_I_ID="%d"} %d\n'
-    gpus = read_gpus(b"".join(row % told for told in enumerate(xids)))
+    gpus = read_gpus(b"".join(row % one for one in enumerate(xids)))
     assert fault(gpus, ()) == "GPU 0: XID 79, fell off the bus"
 
 
 @pytest.mark.parametrize("number", [b"NaN", b"-1", b"1e9", b"x"])
-def test_an_absurd_value_is_not_told(number: bytes) -> None:
+def test_an_absurd_value_is_unknown(number: bytes) -> None:
     assert read_gpus(b'DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="u"} %b\n' % number) == (Gpu("0", "u"),)
 
 
@@ -46,7 +46,7 @@ def test_another_page_is_refused(text: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mine", "told"),
+    ("mine", "message"),
     [
         ((), "GPU 1: XID 79, fell off the bus"),
         (("0",), ""),
@@ -55,13 +55,13 @@ def test_another_page_is_refused(text: bytes) -> None:
         (("7",), ""),
     ],
 )
-def test_a_fault_is_of_the_gpus_that_are_mine(mine: tuple[str, ...], told: str) -> None:
+def test_a_fault_is_of_the_gpus_that_are_mine(mine: tuple[str, ...], message: str) -> None:
     """XID 31 of the first is its application's own."""
-    assert fault((FIRST, SECOND), mine) == told
+    assert fault((FIRST, SECOND), mine) == message
 
 
 @pytest.mark.parametrize(
-    ("mine", "hottest_c", "least_mib", "told"),
+    ("mine", "hottest_c", "least_mib", "message"),
     [
         ((), 95.0, 0.0, ""),
         ((), 90.0, 0.0, "GPU 1: 92 °C, above 90"),
@@ -71,7 +71,7 @@ def test_a_fault_is_of_the_gpus_that_are_mine(mine: tuple[str, ...], told: str) 
     ],
 )
 def test_a_strain_is_of_the_gpus_that_are_mine(
-    mine: tuple[str, ...], hottest_c: float, least_mib: float, told: str
+    mine: tuple[str, ...], hottest_c: float, least_mib: float, message: str
 ) -> None:
-    assert strain((FIRST, SECOND), mine, hottest_c, least_mib) == told
+    assert strain((FIRST, SECOND), mine, hottest_c, least_mib) == message
     assert strain((Gpu("0", "u"),), mine, hottest_c, least_mib) == ""  # what is not told strains nobody

@@ -29,7 +29,7 @@ from regional_lb.engines.signals.slots import PAGES, SLOTS_MAX, read_slots
         ("triton", b'{"platform":"ensemble","max_batch_size":8,"instance_group":[]}', None),
     ],
 )  # fmt: skip
-def test_each_engines_own_word(engine: str, body: bytes, slots: int | None) -> None:
+def test_each_engines_own_page(engine: str, body: bytes, slots: int | None) -> None:
     assert read_slots(engine, body) == slots
 
 

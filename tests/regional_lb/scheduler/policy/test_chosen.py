@@ -173,13 +173,13 @@ def test_what_does_not_change_goes_on_where_it_was() -> None:
 def test_a_failed_answer_is_no_latency() -> None:
     flow = regional(replica("r1"))
     flow.policies.override({MODEL: PolicyConfig(name="least-latency")})
-    heard: list[str] = []
-    flow.policies.of(MODEL).answered = lambda name, elapsed_ms, now: heard.append(name)  # type: ignore[method-assign]
+    seen: list[str] = []
+    flow.policies.of(MODEL).answered = lambda name, elapsed_ms, now: seen.append(name)  # type: ignore[method-assign]
     for n, status in enumerate((503, 200)):
         flow.handle(RequestArrived(request(f"q{n}")), 1.0)
         flow.handle(AttemptBegan(f"q{n}", 1, status), 1.1)
         flow.handle(AttemptEnded(f"q{n}", 1, status, None), 1.2)
-    assert heard == ["r1"]
+    assert seen == ["r1"]
 
 
 # -- as they are written

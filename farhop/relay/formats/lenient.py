@@ -1,0 +1,82 @@
+"""Numbers and truths in other forms than an API has them, read as engines read them.
+
+vLLM, SGLang and whoever else checks bodies with pydantic takes `"6"`, 6.0 and true for a whole number, and 1, "on" or
+"false" for a truth: they are read here by pydantic itself. Engines that are stricter (llama.cpp's numbers may have a
+fraction, and none of its truths is a number) refuse by themselves what they do not take: the body goes on as it came.
+Never changes what is sent on, and never guesses: what pydantic does not take is none.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+_COUNTS = frozenset(("max_tokens", "max_completion_tokens", "max_output_tokens"))
+_TRUTHS = frozenset(("stream", "store", "background"))
+_OPTIONS, _OPTION = "stream_options", "include_usage"
+_LOOKED_AT = _COUNTS | _TRUTHS | {_OPTIONS}
+
+_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+T = TypeVar("T", int, bool)
+
+
+def as_read(body: bytes) -> bytes | None:
+    """A body whose numbers and truths stand as its API has them; None where they do already, or cannot."""
+    try:
+        document = _raw(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None  # it is no object, and its reader says so
+    found = {name: document[name] for name in _LOOKED_AT & document.keys()}
+    for name, value in found.items():
+        document[name] = msgspec.Raw(
+            _option(bytes(value)) if name == _OPTIONS else _read(name in _TRUTHS, bytes(value))
+        )
+    if all(bytes(document[name]) == bytes(value) for name, value in found.items()):
+        return None
+    return msgspec.json.encode(document)
+
+
+def _read(is_truth: bool, value: bytes) -> bytes:
+    given = msgspec.json.decode(value)
+    read = truth(given) if is_truth else count(given)
+    return value if read is None else msgspec.json.encode(read)
+
+
+def _option(value: bytes) -> bytes:
+    if value[:1] != b"{":
+        return value
+    options = _raw(value)
+    if (given := options.get(_OPTION)) is not None:
+        options[_OPTION] = msgspec.Raw(_read(True, bytes(given)))
+    return msgspec.json.encode(options)
+
+
+def count(value: Any) -> int | None:
+    """A whole number; None where it is none."""
+    if value is None or type(value) is int:
+        return value
+    return _taken(int, value)
+
+
+def truth(value: Any) -> bool | None:
+    """A truth; None where it is none."""
+    if isinstance(value, bool) or value is None:
+        return value
+    return _taken(bool, value)
+
+
+def _taken(kind: type[T], value: Any) -> T | None:
+    from pydantic import TypeAdapter, ValidationError  # hardly ever needed, and not light
+
+    adapter = _ADAPTERS.get(kind) or _ADAPTERS.setdefault(kind, TypeAdapter(kind))
+    try:
+        taken: T = adapter.validate_python(value)
+    except ValidationError:
+        return None
+    return taken
+
+
+_ADAPTERS: dict[Any, Any] = {}

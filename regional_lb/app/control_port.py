@@ -1,0 +1,76 @@
+"""The port where a region's global balancers and its peers come by gRPC.
+
+In two steps: `listen`, after which its number is known and can be announced, and `start`, once there is something to
+answer with. Never says anything itself: what is served is given.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import grpc
+from farhop_wire import peers_pb2_grpc, region_pb2_grpc
+
+from farhop.relay.http.listener import PortTakenError
+from farhop.store.grpc_options import FIXED_WINDOW
+
+if TYPE_CHECKING:
+    from farhop.service.certificates import Certificates
+    from farhop.service.endpoints import Listen
+
+CONTROL_OPTIONS = (
+    # By default gRPC shares a port with whoever else listens there: two balancers would each get half of the pings.
+    ("grpc.so_reuseport", 0),
+    # Global balancers ping an idle channel, too: only so do they notice a path that swallows everything.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # And a global balancer behind such a path must not hold its stream here for hours.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    *FIXED_WINDOW,
+)
+_GRACE_S = 0.5
+
+
+class ControlPort:
+    """One gRPC server at `config`'s host and port."""
+
+    def __init__(self, config: Listen, certificates: Certificates | None) -> None:
+        self._config, self._certificates = config, certificates
+        self._server: grpc.aio.Server | None = None
+
+    def listen(self) -> int:
+        """Take the port; its number. Raises PortTakenError."""
+        config = self._config
+        options: list[tuple[str, int]] = [*CONTROL_OPTIONS]
+        if config.tls is not None:
+            options.append(("grpc.server_handshake_timeout_ms", int(1e3 * config.tls.handshake_s)))
+        server = self._server = grpc.aio.server(options=options)
+        return _bound(server, config.host, config.port, self._certificates)
+
+    async def start(self, region: region_pb2_grpc.RegionServicer, peers: peers_pb2_grpc.PeersServicer) -> None:
+        """Answer global balancers by `region`, other balancers of the region by `peers`."""
+        assert self._server is not None  # it listens
+        region_pb2_grpc.add_RegionServicer_to_server(region, self._server)
+        peers_pb2_grpc.add_PeersServicer_to_server(peers, self._server)
+        await self._server.start()
+
+    async def close(self) -> None:
+        """End what is open. Idempotent, and at any time."""
+        if self._server is not None:
+            await self._server.stop(_GRACE_S)
+
+
+def _bound(server: grpc.aio.Server, host: str, port: int, certificates: Certificates | None) -> int:
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            pass  # gRPC would say why it cannot, too, but in lines of its own on stderr and not to us
+        if certificates is not None:
+            return server.add_secure_port(where, certificates.server_credentials())
+        return server.add_insecure_port(where)
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or "it is taken"
+        raise PortTakenError(f"control: cannot listen on {where}: {reason}; choose another port") from None

@@ -1,0 +1,112 @@
+"""Numbers and truths in other forms than the API has them: read as pydantic reads them, and never sent on otherwise."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from farhop.balance import outcome
+from farhop.relay.formats import bodies, lenient
+from farhop.relay.formats.paths import Kind
+from farhop.relay.formats.prompt import OUTPUT_TOKENS_MAX, BodyError, Prompt
+
+VALUE = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.just([]), st.just({}),
+    st.text(max_size=3), st.sampled_from(["6", " 6 ", "6.0", "6.5", "1_0", "+6", "TRUE", "on", "No", "f", "01", "0x6"]),
+)  # fmt: skip
+
+
+def by_pydantic(kind: type, value: Any) -> Any:
+    try:
+        return TypeAdapter(kind | None).validate_python(value)
+    except ValidationError:
+        return None
+
+
+@given(VALUE)
+@settings(max_examples=500, deadline=None, derandomize=True)
+def test_they_are_what_pydantic_takes_them_for(value: Any) -> None:
+    for read, kind in ((lenient.count, int), (lenient.truth, bool)):
+        found, theirs = read(value), by_pydantic(kind, value)
+        assert (found, type(found)) == (theirs, type(theirs))
+
+
+def read(kind: Kind = Kind.CHAT, **more: Any) -> Prompt:
+    asked = {Kind.CHAT: {"messages": [{"role": "user", "content": "hi"}]}, Kind.COMPLETION: {"prompt": "hi"},
+             Kind.MESSAGES: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5},
+             Kind.RESPONSES: {"input": "hi"}}[kind]  # fmt: skip
+    return bodies.read(kind, json.dumps({"model": "m", **asked, **more}).encode())
+
+
+# By what is asked: whether it streams, how long an answer may be, how many there are.
+@pytest.mark.parametrize(
+    ("more", "stream", "most", "answers"),
+    [
+        ({"max_tokens": 6.0}, False, 6, 1),
+        ({"max_tokens": "6"}, False, 6, 1),
+        ({"max_completion_tokens": "6.0", "max_tokens": 3}, False, 6, 1),
+        ({"max_tokens": True}, False, 1, 1),
+        ({"max_tokens": 10**30}, False, OUTPUT_TOKENS_MAX, 1),
+        ({"max_tokens": -1}, False, None, 1),
+        ({"max_tokens": 0}, False, 0, 1),
+        ({"stream": 1}, True, None, 1),
+        ({"stream": "on", "max_tokens": "6"}, True, 6, 1),
+        ({"stream": 0.0}, False, None, 1),
+        ({"stream": "False"}, False, None, 1),
+        ({"n": "2"}, False, None, 2),
+        ({"n": "2.0", "best_of": 3.0}, False, None, 3),
+        ({"n": 2.5}, False, None, 2),
+        ({"n": "two"}, False, None, 1),
+        ({"n_cmpl": 4, "n": 2}, False, None, 4),
+        ({"max_tokens": 6, "n_predict": 50}, False, 50, 1),
+        ({"max_tokens": 6, "n_predict": 2}, False, 6, 1),
+        ({"max_tokens": 6, "n_predict": -1}, False, None, 1),
+        ({"max_tokens": 6, "n_predict": "many"}, False, None, 1),
+    ],
+)
+def test_how_a_body_is_read(more: dict[str, Any], stream: bool, most: int | None, answers: int) -> None:
+    prompt = read(**more)
+    assert (prompt.stream, prompt.max_tokens, prompt.answers) == (stream, most, answers)
+
+
+@pytest.mark.parametrize("more", [
+    {"max_tokens": 6.5}, {"max_tokens": "six"}, {"max_tokens": []}, {"max_tokens": -2}, {"stream": 2}, {"stream": "x"},
+    {"stream": True, "stream_options": 1}, {"stream": True, "stream_options": {"include_usage": "x"}},
+])  # fmt: skip
+def test_what_no_reader_takes_is_refused_by_its_name(more: dict[str, Any]) -> None:
+    with pytest.raises(BodyError) as caught:
+        read(**more)
+    assert caught.value.outcome is outcome.INVALID_FIELD
+    assert str(caught.value.param).startswith(list(more)[-1])
+
+
+def test_whether_usage_was_asked_for_is_read_so_too() -> None:
+    for said, asked in ((1, True), ("true", True), (0, False), ("off", False), (None, False)):
+        assert read(stream="true", stream_options={"include_usage": said}).hide_usage is not asked
+
+
+def test_so_are_the_other_apis() -> None:
+    assert read(Kind.MESSAGES, stream=1, max_tokens="7").max_tokens == 7
+    assert read(Kind.RESPONSES, max_output_tokens=8.0, store=0).max_tokens == 8
+    with pytest.raises(BodyError, match="not stored"):
+        read(Kind.RESPONSES, store="yes")
+    assert read(Kind.COMPLETION, max_tokens=0, echo="true").max_tokens == 0
+    assert read(Kind.COMPLETION, echo="false", logprobs=1).recomputed is False
+    assert read(Kind.COMPLETION, echo=1, logprobs=1).recomputed
+
+
+def test_a_body_that_stands_as_its_api_has_it_is_read_once() -> None:
+    for body in (b"{}", b'{"max_tokens":6,"stream":true,"stream_options":{"include_usage":false}}', b"[]", b"nonsense"):
+        assert lenient.as_read(body) is None
+
+
+def test_a_mark_before_utf_8_is_passed_over() -> None:
+    body = b'\xef\xbb\xbf{"model":"m","messages":[{"role":"user","content":"hi"}]}'
+    assert bodies.read(Kind.CHAT, bodies.without_bom(Kind.CHAT, body)).model == "m"
+    for kind in (Kind.TRANSCRIPTION, Kind.INFER):  # whose bodies are not text
+        assert bodies.without_bom(kind, body) == body
