@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
-from hypothesis.internal.conjecture import providers
 
 from farhop_lab.bench.proxies import ENVOY
 from farhop_lab.world.client import Result, answer
@@ -36,9 +35,6 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # Of any property: the same examples in every run, and nothing that a busy machine could decide by being slow.
 settings.register_profile("farhop", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("farhop")
-# Hypothesis also draws from constants that it reads out of all of our files that are imported by then: other examples
-# for one test alone than for all, and others with each change of any file; and each worker parses all of them.
-providers._get_local_constants = lambda: providers._local_constants
 
 # `make test` plays this share of the examples that a test of a property names, `make test-system` all of them.
 EXAMPLES = float(os.environ.get("FARHOP_EXAMPLES", "1"))
