@@ -98,25 +98,8 @@ class DnsServer:
         self._stamps = self._files()
         self.standings = Standings(config.standing())
         self.standings.know({name: one.region for name, one in topology.entries.items()}, self.clock.now())
-        hubs = store if store is not None else stores.hubs(config, topology)
-        keep = stores.keep(config, "dns", rng, self._log)
-        self.store = stores.sealed(hubs, config.signing.made(), self.metrics.report_refused, rng, keep)
-        self.laws = stores.law_book(config, "dns", self.store, self.law_now, self._adopt, self.metrics, self._log, rng)
-        self.reloader = Reloader(
-            path, config, topology, LIVE, self.laws, self._made_ready, stores.hubs if store is None else None
-        )
-        self.reloader.log = logs.get("dns")
-        hub = topology.regions[config.region].hub
-        self.learned = Learned(config.latencies.learning())
-        self.watcher = Watcher(
-            self.store, hub, topology, self.standings, self.metrics.report_refused, self.clock.now,
-            self.learned if config.latencies.follow else None,
-        )  # fmt: skip
-        self.tls = TlsSetup(TlsManager(logs.get("dns"), wall), self.metrics, self._log)
-        self.links = self._region_links(rng) if config.region_links else None
-        if self.links is not None:
-            self.watcher.links = self.links
-        self.probes = Probes(config.probe, self._probed, lambda: rng.uniform(0.8, 1.2))
+        self._follow_store(rng, store, path)
+        self._watch_entries(rng)
         # By geography, and as it is answered: with what entries measured laid over it.
         self.geography = self.atlas = prepare.atlas(topology, *client_networks.read(config.networks, topology))
         self._measured: Measurements = {}
@@ -136,6 +119,33 @@ class DnsServer:
         self.prepared = {"views": 0, "ms": 0.0, "bytes": 0.0}
         self.admin = self._admin_port()
         self._gauges()
+
+    def _follow_store(self, rng: Random, store: Store | None, path: Path | None) -> None:
+        """What stands in etcd and in the file, and binds us: the law, the map, the configuration."""
+        config, topology = self.config, self.world
+        hubs = store if store is not None else stores.hubs(config, topology)
+        keep = stores.keep(config, "dns", rng, self._log)
+        self.store = stores.sealed(hubs, config.signing.made(), self.metrics.report_refused, rng, keep)
+        self.laws = stores.law_book(config, "dns", self.store, self.law_now, self._adopt, self.metrics, self._log, rng)
+        self.reloader = Reloader(
+            path, config, topology, LIVE, self.laws, self._made_ready, stores.hubs if store is None else None
+        )
+        self.reloader.log = logs.get("dns")
+
+    def _watch_entries(self, rng: Random) -> None:
+        """What is known of entries: by etcd, by probes and, where it is configured, by their regions' reports."""
+        config, topology = self.config, self.world
+        hub = topology.regions[config.region].hub
+        self.learned = Learned(config.latencies.learning())
+        self.watcher = Watcher(
+            self.store, hub, topology, self.standings, self.metrics.report_refused, self.clock.now,
+            self.learned if config.latencies.follow else None,
+        )  # fmt: skip
+        self.tls = TlsSetup(TlsManager(logs.get("dns"), wall), self.metrics, self._log)
+        self.links = self._region_links(rng) if config.region_links else None
+        if self.links is not None:
+            self.watcher.links = self.links
+        self.probes = Probes(config.probe, self._probed, lambda: rng.uniform(0.8, 1.2))
 
     def _region_links(self, rng: Random) -> RegionLinks:
         config = self.config

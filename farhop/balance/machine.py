@@ -79,6 +79,8 @@ class Request(msgspec.Struct, frozen=True):
     for, where that stands for `model` and its body was changed; `alias_why`: which models before it were passed over.
     `answers`: how many it asks for, each of up to `max_tokens`. `fallbacks`: other models that its name stands for and
     that it may get instead, in order; `attempted`: how many attempts were made for it while it was another model's.
+    `first_token_by`: by when its client wants its first token, on the clock of `deadline`; None where it does not say.
+    Past that it is still served.
     """
 
     id: str
@@ -116,6 +118,7 @@ class Request(msgspec.Struct, frozen=True):
     answers: int = 1
     fallbacks: tuple[str, ...] = ()
     attempted: int = 0
+    first_token_by: float | None = None
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -271,7 +274,8 @@ class Forward(Command, frozen=True):
     `promised_ttft_ms` is the prediction the choice rests on, None where there is no other choice: then it is no reason
     to refuse; `lawful` is what the next tier may use; `reasons` is the tier's decision, for whoever explains it. With
     `prefill` the prompt is computed there: PrefillEnded or PrefillFailed says how that went. `waited_s`: what the
-    request waited in queues of regions asked before.
+    request waited in queues of regions asked before. `first_token_by`: by when the target is to begin its answer, so
+    that it is with the client in time; None where the client does not say.
     """
 
     id: str
@@ -283,6 +287,7 @@ class Forward(Command, frozen=True):
     reasons: Any = None
     prefill: Prefill | None = None
     waited_s: float = 0.0
+    first_token_by: float | None = None
 
 
 class Resume(Forward, frozen=True):

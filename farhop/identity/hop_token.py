@@ -65,6 +65,8 @@ class HopClaims(msgspec.Struct, frozen=True, array_like=True):
     compared. `promised_ttft_ms` is the prediction the choice of the region rests on. `body` is the SHA-256 of the
     request's body, or empty where mutual TLS keeps whoever is between the tiers from changing it. `waited_ms` is
     what the request waited in queues of other regions that let it go.
+    `ttft_ms` is the budget left for the first token, the way there and back taken off; None where the client does not
+    say.
     `attempt` names the attempt, uniquely to its issuer: by it the issuer asks later whether the region has it; "" of a
     build that does not ask.
     """
@@ -85,6 +87,7 @@ class HopClaims(msgspec.Struct, frozen=True, array_like=True):
     body: Annotated[bytes, Meta(max_length=BODY_HASH_BYTES)] = b""
     waited_ms: float = 0.0
     attempt: Annotated[str, Meta(max_length=ATTEMPT_CHARS_MAX)] = ""
+    ttft_ms: float | None = None
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -255,11 +258,13 @@ class HopVerifier:
             return HOP_FORGED
         if (claims.entry_region, claims.audience) != (issuer, self._audience):
             return HOP_FORGED
-        promised = claims.promised_ttft_ms
+        promised, ttft_ms = claims.promised_ttft_ms, claims.ttft_ms
         # Chained comparisons are false for NaN and infinities, which msgpack carries without complaint.
         if not (0.0 <= claims.deadline_ms <= BUDGET_MAX_MS and 0.0 <= claims.waited_ms <= BUDGET_MAX_MS):
             return HOP_FORGED
         if promised is not None and not 0.0 <= promised <= BUDGET_MAX_MS:
+            return HOP_FORGED
+        if ttft_ms is not None and not 0.0 <= ttft_ms <= BUDGET_MAX_MS:
             return HOP_FORGED
         if not 0.0 < claims.expires_ms - clock_ms <= self.LIFE_MAX_MS:
             return HOP_EXPIRED

@@ -34,7 +34,8 @@ _OUTCOMES = {
 
 class RedirectToken(HopClaims, frozen=True, array_like=True):
     """What it says beyond a hop token: the tenant's `key`, and `holder`, the one process that may take it. `key_id`: of
-    a key that was issued, and `models`, all that it is for; `user` and `priority_max` as a Principal's."""
+    a key that was issued, and `models`, all that it is for; `user` and `priority_max` as a Principal's;
+    `ttft_ms` as a hop token has it."""
 
     key: str = ""
     holder: str = ""
@@ -42,6 +43,7 @@ class RedirectToken(HopClaims, frozen=True, array_like=True):
     models: tuple[str, ...] = ()
     user: str = ""
     priority_max: int = PRIORITY_MAX
+    ttft_ms: float | None = None
 
 
 def holder(instance: str, incarnation: int) -> str:

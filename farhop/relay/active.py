@@ -108,6 +108,7 @@ class ActiveRequest(msgspec.Struct, eq=False):
     status: int = 0  # of the answer that began
     streams: bool = False  # whether that is a stream of events, which can end with an error event
     usage: Usage | None = None
+    needs_fresh: bool = False  # a kept connection was closed under it: the next attempt is not to meet another such
     version: bytes = b""  # of the model, as the tier below told with its answer
 
     # -- exchange.ExchangeCallbacks

@@ -303,6 +303,7 @@ class Relay:
         """The attempt broke."""
         if attempt.active.attempt is attempt:
             self._end_attempt(attempt.active, reason)
+            attempt.active.needs_fresh |= reason is outcome.KEPT_CLOSED
             event = machine.AttemptFailed(attempt.active.request.id, attempt.number, reason)
             if attempt.resumable:
                 event = replace(event, resumable=True, carried_by=attempt.carried_by)

@@ -63,7 +63,7 @@ class Caller(msgspec.Struct, frozen=True):
     with a hop token, and so may the SHA-256 of the one body that it lets in. `key` names a key of the law, `key_id` one
     that was issued; `models`, if any, are all that the latter is for. `user` is the salted hash of whom a token named,
     and `priority_max` what it allows at most. `charged`: the balancer that sent it here took what it may use off its
-    tenant's limits.
+    tenant's limits. `ttft_s`: within how long its client wants the first token, None where it does not say.
     """
 
     tenant: str
@@ -86,6 +86,7 @@ class Caller(msgspec.Struct, frozen=True):
     user: str = ""
     priority_max: int = PRIORITY_MAX
     charged: bool = False
+    ttft_s: float | None = None
 
 
 class Authenticator(Protocol):
@@ -277,10 +278,12 @@ class KeyAuthenticator:
         law = self._law()
         tenant = law.topology.tenants.get(caller.tenant)
         objective = next((value for name in _OBJECTIVES for value in values(lines, name)), b"").decode("latin-1")
+        (slo,) = (*values(lines, _SLO), b"")[:1]
+        ttft_ms = float(slo) if slo.isdigit() and len(slo) <= _TIMEOUT_DIGITS_MAX else None
+        if ttft_ms and caller.ttft_s is None:  # else a token of ours says what is left of it
+            caller = replace(caller, ttft_s=min(ttft_ms / 1e3, caller.deadline_s))
         if tenant is not None and (tenant.tiers or tenant.objectives):
-            (slo,) = (*values(lines, _SLO), b"")[:1]
             names = (wishes.tier, objective)
-            ttft_ms = float(slo) if slo.isdigit() and len(slo) <= _TIMEOUT_DIGITS_MAX else None
             priority = min(tenant.priority_of(names, ttft_ms), caller.priority_max)
             caller = replace(caller, priority=priority) if priority != caller.priority else caller
         if objective and (tenant is None or objective not in tenant.tiers):

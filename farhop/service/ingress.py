@@ -549,6 +549,7 @@ class Ingress:
             body_hash=xxh3_64_intdigest(body),
             chain=chain.chain(prompt.canonical, _seed(caller, prompt)),
             deadline=arrived_at + caller.deadline_s,
+            first_token_by=None if caller.ttft_s is None else arrived_at + caller.ttft_s,
             max_tokens=prompt.max_tokens,
             answers=prompt.answers,
             stream=prompt.stream,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from farhop_lab.bench.bodies import MODEL
 from farhop_lab.bench.upstream import METRICS, MODELS, answer
 from farhop_lab.world.certs import Pair
 
@@ -211,6 +212,20 @@ def envoy_picked(port: int, picker: int, targets: Targets) -> str:
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
     manager["http_filters"].insert(0, {"name": "picker", "typed_config": processor})
     return msgspec.json.encode(config).decode()
+
+
+def litellm(targets: Targets) -> str:
+    """LiteLLM's proxy over OpenAI-compatible engines of one model, in turn; without keys, a database or callbacks."""
+    entries = [
+        {
+            "model_name": MODEL,
+            "litellm_params": {"model": f"openai/{MODEL}", "api_base": f"http://{host}:{port}/v1", "api_key": "none"},
+        }
+        for host, port in targets
+    ]
+    keyless = {"dangerously_permit_weak_or_unset_master_key": True}  # else it does not start
+    settings = {"litellm_settings": {"num_retries": 0}, "general_settings": keyless}
+    return msgspec.json.encode({"model_list": entries, **settings}).decode()
 
 
 def _type(name: str) -> str:

@@ -28,7 +28,7 @@ HOST = "127.0.0.1"
 REPLICAS = 16
 HOSTS = tuple(f"127.0.0.{2 + i}" for i in range(REPLICAS))
 _FILES_WANTED = 65_536  # two connections for each of 10,000 streams, and some
-_READY_S = 20.0
+READY_S = 20.0
 _STEADY = 3  # good answers in a row before a proxy counts as ready
 
 
@@ -112,7 +112,7 @@ async def engines(folder: Path, files: int, nginx: str | None) -> AsyncIterator[
 
 @asynccontextmanager
 async def started(
-    child: Child, host: str, port: int, *, model: str = bodies.MODEL, tls: bool = False
+    child: Child, host: str, port: int, *, model: str = bodies.MODEL, tls: bool = False, ready_s: float = READY_S
 ) -> AsyncIterator[Running]:
     """The child until the end of the block, from when it answers inference requests well. Raises BenchError."""
     steady = 0
@@ -123,7 +123,7 @@ async def started(
         return steady >= _STEADY
 
     try:
-        await child.start_until(ready, _READY_S)
+        await child.start_until(ready, ready_s)
         assert child.pid is not None
         yield Running(port, (child.pid,), host, tls)
     except ChildError as error:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farhop_lab.bench import bare, configs
-from farhop_lab.bench.place import HOST, Place, Running, module, started
+from farhop_lab.bench.place import HOST, READY_S, Place, Running, module, started
 from farhop_lab.world.child import Child
 from farhop_lab.world.ports import free_ports
 
@@ -31,6 +31,8 @@ class Proxy:
     find: Callable[[], str | None]
     command: Callable[[str, Place, int], Command]
     tls: bool = False
+    environment: tuple[tuple[str, str], ...] = ()
+    ready_s: float = READY_S
 
     def missing(self) -> str | None:
         """Why it cannot be run here, if so."""
@@ -43,8 +45,8 @@ class Proxy:
         assert binary is not None, "ask `missing` first"
         (port,) = free_ports(1)
         program, arguments = self.command(binary, place, port)
-        child = Child(self.name, arguments, place.folder / "proxy.log", {}, program)
-        async with started(child, HOST, port, tls=place.pair is not None) as running:
+        child = Child(self.name, arguments, place.folder / "proxy.log", dict(self.environment), program)
+        async with started(child, HOST, port, tls=place.pair is not None, ready_s=self.ready_s) as running:
             yield running
 
 
@@ -91,12 +93,22 @@ def _envoy(binary: str, place: Place, port: int) -> Command:
 
 
 def _sglang(_binary: str, place: Place, port: int) -> Command:
+    return [sys.executable, "-m", "sglang_router.launch_router"], _of_sglangs_kind(place, port)
+
+
+def _of_sglangs_kind(place: Place, port: int) -> list[str]:
+    """SGLang's router and those that were made of it take the same arguments."""
     urls = [f"http://{host}:{at}" for host, at in place.targets]
     (metrics,) = free_ports(1)
-    return [sys.executable, "-m", "sglang_router.launch_router"], [
+    return [
         "--host", HOST, "--port", str(port), "--prometheus-host", HOST, "--prometheus-port", str(metrics),
         "--policy", "cache_aware", "--log-level", "error", "--worker-urls", *urls,
     ]  # fmt: skip
+
+
+def _litellm(binary: str, place: Place, port: int) -> Command:
+    config = _written(place.folder / "litellm.yaml", configs.litellm(place.targets))
+    return [binary], ["--config", config, "--host", HOST, "--port", str(port), "--num_workers", "1"]
 
 
 def _ours(name: str) -> Callable[[str, Place, int], Command]:
@@ -116,5 +128,26 @@ PROXIES = (
     Proxy("HAProxy", "apt install haproxy", lambda: on_path("haproxy"), _haproxy, tls=True),
     ENVOY,
     Proxy("SGLang router", "pip install sglang-router", lambda: in_wheel("sglang_router", "launch_router.py"), _sglang),
+    # Each in an environment of its own, for what they need, with its binary on PATH.
+    Proxy(
+        "vLLM router",
+        "pip install vllm-router",
+        lambda: on_path("vllm-router"),
+        lambda binary, place, port: ([binary], _of_sglangs_kind(place, port)),
+    ),
+    Proxy(
+        "SMG",
+        "pip install smg",
+        lambda: on_path("smg"),
+        lambda binary, place, port: ([binary, "launch"], _of_sglangs_kind(place, port)),
+    ),
+    Proxy(
+        "LiteLLM proxy",
+        "pip install 'litellm[proxy]'",
+        lambda: on_path("litellm"),
+        _litellm,
+        environment=(("LITELLM_LOCAL_MODEL_COST_MAP", "True"), ("LITELLM_LOG", "ERROR")),  # else it fetches its prices
+        ready_s=90.0,
+    ),
     Proxy("plain aiohttp proxy", "", lambda: sys.executable, _ours("plain")),
 )

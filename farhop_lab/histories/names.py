@@ -34,7 +34,7 @@ from global_lb.routing.routes import Routes, RoutesChanged
 from regional_lb.fleet import kv_events, recent, shares
 from regional_lb.fleet import view as regional_view
 from regional_lb.mesh.report import Reporter
-from regional_lb.scheduler import admission, queue, refusals, split
+from regional_lb.scheduler import admission, doubts, queue, refusals, split
 from regional_lb.scheduler import flow as regional_flow
 from regional_lb.scheduler import policy as regional_policy
 from regional_lb.scheduler.pick import Pick
@@ -118,7 +118,13 @@ def _delta(
     return delta
 
 
-QUEUE = ("requests_max", "tokens_max", "wait_s", "stands_s", "standing_wait_s", "starvation_s")
+QUEUE = ("requests_max", "tokens_max", "wait_s", "stands_s", "late_s", "starvation_s")
+
+
+def _queue(figures: tuple[Any, ...]) -> queue.QueueConfig:
+    """`late_s` is what follows from the objective that is configured."""
+    said = dict(zip(QUEUE, figures, strict=True))
+    return queue.QueueConfig(ttft_objective_s=said.pop("late_s") / queue.LATE_SHARE, **said)
 
 
 def _given(config: split.SplitConfig) -> dict[str, Any]:
@@ -156,7 +162,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
         machine.Request,
         "id tenant model prompt_bytes body_bytes chain deadline max_tokens stream priority key entry_region issuer "
         "lawful narrow promised_ttft_ms session version header_matches tokens divisible body_hash waited_s recomputed "
-        "soft_session parent_session among once by_anycast",
+        "soft_session parent_session among once by_anycast first_token_by",
     ),
     3: _fields(machine.AttemptBegan, "id attempt status"),
     4: _fields(machine.AttemptEnded, "id attempt status usage fault chain answer_bytes whole"),
@@ -283,13 +289,12 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
                 it.health,
                 it.foreign,
             ),
-            lambda region, instance, *rest: regional_flow.FlowConfig(
-                region, instance, queue.QueueConfig(**dict(zip(QUEUE, rest[:-2], strict=True))), *rest[-2:]
-            ),
+            lambda region, instance, *rest: regional_flow.FlowConfig(region, instance, _queue(rest[:-2]), *rest[-2:]),
         ),
     ),
     115: _fields(refusals.RefusalsChanged, "by_model"),
     116: _fields(refusals.Refusal, "share until why author"),
+    117: _fields(doubts.LookDue),
     72: _fields(
         HealthConfig,
         "rise fall streak eject_s refused_s trial_s fresh_s slow_start_s eject_share_max panic_share outlier_factor",

@@ -41,6 +41,7 @@ SUFFIX = ".history"
 LIVE = "live-"  # of live processes: such a file cannot be recorded again by itself
 SEEDS = ROOT / "tests" / "seeds" / "chaos"
 STEERED_EVERY_S = 3.0
+OVERLOAD = "overload"  # all of its regions: who is let go by one stands in another
 _TAPED = "farhop-taped"
 
 
@@ -153,10 +154,12 @@ def catalogue() -> dict[str, Callable[[], list[Tape]]]:
     """How each is recorded, by name."""
     every = {(names.GLOBAL, ""), (names.REGIONAL, "")}
     found: dict[str, Callable[[], list[Tape]]] = {}
-    for n, name in enumerate(shipped_names()):
+    others = [name for name in shipped_names() if name != OVERLOAD]
+    for n, name in enumerate(others):
         sites = sorted(find(name, routers.names()).doc.sites)
         which = {(names.GLOBAL, sites[n % len(sites)]), (names.REGIONAL, sites[(n + 1) % len(sites)])}
         found[f"scenario-{name}"] = partial(_scenario, name, 60.0, which, 2500)
+    found[f"scenario-{OVERLOAD}"] = partial(_scenario, OVERLOAD, 45.0, {(names.REGIONAL, "")}, 2500)
     found["steered"] = partial(
         _scenario, "loss", 45.0, {(names.GLOBAL, "tokyo"), (names.REGIONAL, "tokyo")}, 8000, _steered
     )

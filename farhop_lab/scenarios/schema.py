@@ -105,6 +105,7 @@ class ObjectiveDoc(Doc):
 
     ttft_ms: float = Field(default=2000.0, gt=0, le=3_600_000, description="give milliseconds above 0")
     tpot_ms: float = Field(default=100.0, gt=0, le=3_600_000, description="give milliseconds above 0")
+    declared: bool = Field(default=False, description="say true if clients declare ttft_ms in each request")
     good: Share = Field(default=0.9, description="plan: give the share of answers that must be good, 0 to 1")
 
 

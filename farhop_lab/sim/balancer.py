@@ -82,6 +82,7 @@ class Hop:
             request,
             id=self.id,
             deadline=max(0.0, request.deadline - now),
+            first_token_by=None if forward.first_token_by is None else max(0.0, forward.first_token_by - now),
             entry_region=balancer.region,
             issuer=balancer.name,
             lawful=forward.lawful if forward.lawful is not None else frozenset(),
@@ -93,7 +94,12 @@ class Hop:
     def _arrive(self) -> None:
         region, request = self._region, self.request
         if region.alive:
-            self._there.request = msgspec.structs.replace(request, deadline=region.relay.clock() + request.deadline)
+            here, within_s = region.relay.clock(), request.first_token_by
+            self._there.request = msgspec.structs.replace(
+                request,
+                deadline=here + request.deadline,
+                first_token_by=None if within_s is None else here + within_s,
+            )
         if not region.serve(self._there):
             self._back(self._lost, outcome.CONNECT_FAILED)
 

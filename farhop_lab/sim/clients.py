@@ -48,6 +48,7 @@ class Service(Protocol):
         max_tokens: int,
         answer_tokens: int | None,
         session: int,
+        ttft_s: float | None,
         on_done: Callable[[RequestRecord, bytes], None],
     ) -> str:
         """See World.arrive."""
@@ -155,6 +156,7 @@ class PendingRequest:
             max_tokens=ask.max_tokens,
             answer_tokens=ask.answer_tokens,
             session=ask.session,
+            ttft_s=clients.ttft_s,
             on_done=self._over,
         )
         if not self._is_over:
@@ -172,15 +174,22 @@ class PendingRequest:
 
 
 class ClientPool:
-    """See the module's head. Seconds of the timeline; nobody asks from `until` on."""
+    """See the module's head. Seconds of the timeline; nobody asks from `until` on. `ttft_s`: within how long each
+    request says that its first token is wanted; None: none says it."""
 
     def __init__(
-        self, service: Service, *, until: float, timeout_s: float = TIMEOUT_S, pause_s: float = PAUSE_S
+        self,
+        service: Service,
+        *,
+        until: float,
+        timeout_s: float = TIMEOUT_S,
+        pause_s: float = PAUSE_S,
+        ttft_s: float | None = None,
     ) -> None:
         if not (timeout_s > 0.0 and pause_s > 0.0):
             raise WorkloadError(f"timeout_s {timeout_s} and pause_s {pause_s} must be above 0 seconds")
         self.service, self.timeline = service, service.timeline
-        self.until, self.timeout_s, self.pause_s = until, timeout_s, pause_s
+        self.until, self.timeout_s, self.pause_s, self.ttft_s = until, timeout_s, pause_s, ttft_s
         self.counts = ProgramCounts()
 
     def closed(

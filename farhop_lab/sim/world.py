@@ -208,15 +208,17 @@ class World:
         direct: bool = False,
         text: bytes | None = None,
         session: int = 0,
+        ttft_s: float | None = None,
         on_done: Callable[[RequestRecord, bytes], None] | None = None,
     ) -> str:
         """A streaming request arrives at a global balancer of its region (they take turns), or `direct`ly at the
         region's own. `text` is its prompt; without, `prompt_bytes` are made up, and `prefix` names them: equal names
-        share their prefix, "" shares with nobody. `on_done` is given its record and the answer, maybe before this
-        returns. Returns its id."""
+        share their prefix, "" shares with nobody. `ttft_s`: within how long its client says it wants its first token.
+        `on_done` is given its record and the answer, maybe before this returns. Returns its id."""
         balancer = None if direct else self._next_balancer(entry)
         known = self._tenants(entry, balancer).get(tenant)
-        who = Caller(tenant, deadline_s, "", True, known.priority if known is not None else 0, entry_region=entry)
+        priority = known.priority if known is not None else 0
+        who = Caller(tenant, deadline_s, "", True, priority, entry_region=entry, ttft_s=ttft_s)
         text = text or self._text(prefix, prompt_bytes)
         return self._enter(entry, balancer, who, Prompt(text, answer_tokens), max_tokens, session, on_done)
 
@@ -270,6 +272,7 @@ class World:
             body_bytes=len(text) + 200,
             chain=chain.chain(text, prompt.seed),
             deadline=relay.clock() + who.deadline_s,
+            first_token_by=None if who.ttft_s is None else relay.clock() + who.ttft_s,
             priority=who.priority,
             max_tokens=max_tokens,
             stream=True,

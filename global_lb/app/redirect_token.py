@@ -88,6 +88,7 @@ class RedirectTokens:
         instances = self._flow.view.regions[forward.target].instances
         instance = next(i for i in instances if i.tier == forward.address)  # decided by this very view
         now_ms, promised_ms = self._clock.now() * 1e3, forward.promised_ttft_ms
+        wanted_by = request.first_token_by
         token = self._signer.sign(
             redirect_token.RedirectToken(
                 audience=forward.target,
@@ -104,6 +105,7 @@ class RedirectTokens:
                 narrow=request.narrow,
                 key=request.key,
                 holder=redirect_token.holder(instance.name, instance.incarnation),
+                ttft_ms=None if wanted_by is None else max(0.0, wanted_by * 1e3 - now_ms),
                 **_issued(caller),
             )
         )

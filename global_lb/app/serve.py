@@ -105,6 +105,7 @@ class GlobalTier(InstrumentedTier):
                 body=b"" if mutual else context.body_sha256,
                 waited_ms=min(forward.waited_s * 1e3, BUDGET_MAX_MS),
                 attempt=f"{request.id}/{forward.attempt}",
+                ttft_ms=None if forward.first_token_by is None else max(0.0, forward.first_token_by * 1e3 - now_ms),
             ),
             request_line(head.method, active.target or head.target, len(body)),
         )

@@ -626,6 +626,7 @@ class GlobalFlow:
         state.attempt = attempt = Attempt(chosen.region, instance, load, uncached_bytes, now)
         self.ledger.reserve(request.id, Reservation(chosen.region, int(chosen.uncached_tokens), 0))
         load.sent(request.prompt_bytes, uncached_bytes)
+        wanted_by = request.first_token_by
         return [
             self._look_again(state, attempt, now),
             (machine.Resume if state.resumes else machine.Forward)(
@@ -637,6 +638,7 @@ class GlobalFlow:
                 lawful,
                 decision,
                 waited_s=state.waited_s,
+                first_token_by=None if wanted_by is None else wanted_by - chosen.rtt_ms / 1e3,
             ),
         ]
 

@@ -64,6 +64,7 @@ from regional_lb.mesh.limit_root import LimitRoot
 from regional_lb.mesh.peers import Peers
 from regional_lb.mesh.remembered import Remembered
 from regional_lb.mesh.report import Reporter
+from regional_lb.scheduler.doubts import LOOK_S, LookDue
 from regional_lb.scheduler.flow import FlowConfig, Reconfigured, RegionalFlow
 from regional_lb.scheduler.policy import Policies
 from regional_lb.scheduler.split import Splits
@@ -531,6 +532,13 @@ class RegionalBalancer:
             self.client_listener,
         )
 
+    async def _look(self) -> None:
+        """Have the machine look, while anybody waits for an answer to begin, at who should have begun long ago."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self.flow.look_due <= self.clock.now():
+                self.relay.react(LookDue())
+
     async def open(self) -> str:
         """See farhop.service.process.Balancer."""
         config = self.config
@@ -542,6 +550,7 @@ class RegionalBalancer:
         await reporter.open(self.store)
         self.tls.open()
         self._tasks.start(self.reloader.keep(), "look at the configuration")
+        self._tasks.start(self._look(), "look who should have begun")
         self.lag.open()
         dataplane.check_descriptors(config.limits, self._slots, self._log)
         return (

@@ -64,6 +64,7 @@ def vouched(claims: HopClaims | RedirectToken, stands: Standing, issuer: str = "
         body_hash=claims.body,
         waited_s=claims.waited_ms / 1e3,
         charged=True,
+        ttft_s=None if claims.ttft_ms is None else claims.ttft_ms / 1e3,
     )
 
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from math import exp, inf, log
 
+from farhop.balance.machine import Event
+
 CONFIRM_S = 0.6  # after doubt: metrics are looked at more often than that
 LOOK_S = 0.2  # how often to ask; with CONFIRM_S what is doubted moves within a second
 _DEAF_S = 1.0  # so long without being asked, we were not listening ourselves
@@ -21,6 +23,10 @@ _WEIGHT = 0.02
 _LATE, _SPREAD = 0.5, 0.5  # of logarithms, before anything was measured: some 12 times what was expected
 _SPREADS = 4.0  # of a normal distribution 1 in 30,000 lies beyond, and signs of life must be missing, too
 _FACTORS = 3.0, 30.0
+
+
+class LookDue(Event, frozen=True):
+    """LOOK_S went by: engines that say nothing bring no event about by which it could be seen that they say nothing."""
 
 
 def _factor(late: float, spread: float) -> float:

@@ -32,10 +32,10 @@ from regional_lb.fleet.shares import Shares
 from regional_lb.fleet.table import ANY
 from regional_lb.fleet.view import ViewSwapped, model_of
 from regional_lb.scheduler import admission
-from regional_lb.scheduler.doubts import Doubts
+from regional_lb.scheduler.doubts import Doubts, LookDue
 from regional_lb.scheduler.pairs import Pairs
 from regional_lb.scheduler.policy import Policies, PoliciesChanged
-from regional_lb.scheduler.queue import LET_GO, SLOWDOWN_MAX, QueueConfig, RequestQueue, work
+from regional_lb.scheduler.queue import LATE_SHARE, SLOWDOWN_MAX, QueueConfig, RequestQueue, work
 from regional_lb.scheduler.refusals import Refusals, RefusalsChanged
 from regional_lb.scheduler.request_state import RequestState
 from regional_lb.scheduler.scaling import Scaling, ScalingConfig
@@ -70,6 +70,7 @@ RESUMES_MAX = 3  # of one stream: what ends one engine after another is not hand
 ISSUERS_MAX = 4096  # global balancers; a report names as many (farhop.store.documents.report.ACCEPTED_LIMIT)
 ANSWER_SHARE = 0.5  # of the tokens that an answer took; its text may have other bytes per token than prompts have
 
+LATE_MIN_S = 1e-3  # where what is wanted cannot be had
 K_WAITING = 8  # how many of the first in line are compared for the best prefix when a slot frees
 CHOOSY_S = 2.0  # how long a request waits for who serves it sooner than who has room: others may go on coming there
 RETRY_AFTER_S = 1.0
@@ -158,6 +159,7 @@ class RegionalFlow:
             PoliciesChanged: self._policies_changed,
             SplitsChanged: self._splits_changed,
             RefusalsChanged: self._refusals_changed,
+            LookDue: self._look_due,
             **dict.fromkeys(self._fleet.event_types, self._fleet_changed),
         }
 
@@ -548,6 +550,16 @@ class RegionalFlow:
             commands += self._overdue(now)
         return commands + (self._fill(replica, now) if replica is not None else self._fill_all(now))
 
+    def _look_due(self, event: LookDue, now: float) -> list[Command]:  # noqa: ARG002
+        commands = self._overdue(now) if now >= self._doubts.due else []
+        self.news -= not commands
+        return commands
+
+    @property
+    def look_due(self) -> float:
+        """When to bring LookDue, infinite while nobody waits for an answer to begin."""
+        return self._doubts.due
+
     def _given_up(self, now: float) -> list[Command]:
         """What probes gave up has swallowed what it was sent and never began: others are asked, if there are any."""
         commands: list[Command] = []
@@ -676,8 +688,12 @@ class RegionalFlow:
         request, tokens = state.request, state.need.prompt_tokens
         if self.wait_estimate.nobody_for(state, now):
             return [self._refuse(state, outcome.NO_REPLICA, self._nobody(state, now), now)]
-        self.queue.note(state.variant, self.config.queue.standing_wait_s, now)
+        self.queue.note(state.variant, self.config.queue.late_s, now)
         most_s = self._most_s(state, now) - request.waited_s
+        # Who stepped back in another region stands with those who did here. Where nobody did, there is room soon, and
+        # it goes before those who come by what it has waited.
+        if request.waited_s and self.queue.stepped_back(state.variant) and request.waited_s >= self._late_s(state, now):
+            most_s = 0.0
         weight = self._weight_of(request.tenant)
         if most_s <= 0.0 and self._waits_on(state, now):
             state.late = self.queue.crowds(state.variant, request.priority, request.tenant, weight, more=1)
@@ -702,6 +718,7 @@ class RegionalFlow:
             request.id, state.variant, request.tenant, weight, request.priority, tokens, now,
             state.need.output_tokens, cached_tokens=state.cached_tokens, waited_s=request.waited_s,
             foreign=state.foreign, late=state.late,
+            late_s=0.0 if request.first_token_by is None else self._late_s(state, now),
         )  # fmt: skip
         state.held_at = now if state.held_at is None else state.held_at
         commands += [machine.Hold(request.id), self._timer(state, min(request.deadline, now + most_s))]
@@ -724,8 +741,19 @@ class RegionalFlow:
         stands = self.queue.stands_s(state.variant, state.request.priority, now) > config.queue.stands_s
         if not stands and not waited_s:
             return config.queue.wait_s
-        standing_s = max(config.queue.standing_wait_s, SLOWDOWN_MAX * self.wait_estimate.prefill_s(state, now))
-        return min(config.queue.wait_s, standing_s + (0.0 if stands else waited_s))
+        return min(config.queue.wait_s, self._late_s(state, now) + (0.0 if stands else waited_s))
+
+    def _late_s(self, state: RequestState, now: float) -> float:
+        """After what wait in all it is late, or cannot be in time any more if its client says what that is."""
+        objective_s, prefill_s = self._objective_s(state, now), self.wait_estimate.prefill_s(state, now)
+        if state.request.first_token_by is None:
+            return max(LATE_SHARE * objective_s, SLOWDOWN_MAX * prefill_s)
+        return max(min(LATE_SHARE * objective_s, objective_s - prefill_s), LATE_MIN_S)
+
+    def _objective_s(self, state: RequestState, now: float) -> float:
+        """Within how long its first token was wanted when it began to wait, wherever that was."""
+        by, since = state.request.first_token_by, now if state.held_at is None else state.held_at
+        return self.config.queue.ttft_objective_s if by is None else by - since + state.request.waited_s
 
     def _fill(self, replica: str, now: float) -> list[Command]:
         """Give what was freed at a replica to those who wait for what it serves."""
@@ -746,7 +774,7 @@ class RegionalFlow:
         """Let go as many as there is room for, or all of them if nobody is there to serve."""
         commands: list[Command] = []
         while waiting := self.queue.waiting(variant):
-            self.queue.note(variant, self.config.queue.standing_wait_s, now)
+            self.queue.note(variant, self.config.queue.late_s, now)
             able = self.wait_estimate.serving(variant, now)
             if not able:
                 everybody = [self._requests[w.id] for w in self.queue.first(variant, waiting, now)]
@@ -832,12 +860,13 @@ class RegionalFlow:
 
     def _waits_on(self, state: RequestState, now: float) -> bool:
         """Whether one that waited too long goes on waiting: not where it stepped back already, or has waited as long as
-        anybody may. Where another region may have room for it, that is no longer than until it is let go."""
+        anybody may. Where another region may have room for it, that is no longer than its first token was wanted in:
+        let go as soon as it steps back, it would find less of its prompt cached, and as little room."""
         request, config = state.request, self.config.queue
         if state.late:
             return False
         elsewhere = request.issuer and request.promised_ttft_ms is not None and not request.waited_s
-        most_s = min(config.wait_s, LET_GO * config.standing_wait_s) if elsewhere else config.wait_s
+        most_s = min(config.wait_s, self._objective_s(state, now)) if elsewhere else config.wait_s
         since = now if state.held_at is None else state.held_at
         state.late_until = since + most_s - request.waited_s
         return now < state.late_until

@@ -43,17 +43,19 @@ if TYPE_CHECKING:
 
 OF_LATE_S = 30.0
 RELIEVED_SHARE = 0.5  # of what is late
+# Of the time within which a first token is wanted: who has waited so long in a queue that stands is late. Were it all
+# but what the prompt takes to prefill, all who are served would be served at the last moment, and what was expected too
+# soon be late: in a random world at capacity 26 of 100 were in time then, 38 with a half.
+LATE_SHARE = 0.5
 MODELS_MAX = 1024  # whose bands are remembered beyond their last request
 STARVED_EVERY = 4  # more often, and sustained overload, where all are old, would undo bands and fairness
 OUTPUT_WORTH = 2.0  # an answer's token takes about as much of an engine as two of a prompt; so are they priced
 _FINISHES_MAX = 1024
-# In a queue that stands, what a prompt waits over what it takes to prefill: objectives are commonly set as such a
-# multiple. With less the longest of all step back first, and are prefilled one after another when everybody else is
-# done: at 3, code completions at 0.9 of capacity ended 3 % later than where each goes to the least loaded.
+# In a queue that stands, what a prompt waits over what it takes to prefill, where its client does not say what it
+# wants: objectives are commonly set as such a multiple. With less the longest of all step back first, and are prefilled
+# one after another when everybody else is done: at 3, code completions at 0.9 of capacity ended 3 % later than where
+# each goes to the least loaded.
 SLOWDOWN_MAX = 4.0
-# Times `standing_wait_s` until one that stepped back is let go to another region: there less of its prompt is cached,
-# and it comes behind others. Let go as soon as it steps back, good answers of a world at 0.86 fell by a third.
-LET_GO = 2.0
 _SAME = 1.0 - 1e-9  # sums of weights drift
 _COMPARED_MAX = 128  # of a tenant's oldest, at every turn: comparing one costs a fifth of a microsecond
 _BACK = 1 << 20  # bands of those who stepped back are so far below their own
@@ -65,23 +67,29 @@ def work(prompt_tokens: float, output_tokens: float) -> float:
 
 
 class QueueConfig(Part):
-    """Bounds of what waits here. Where whoever is the oldest has waited longer than `standing_wait_s` for `stands_s`
-    on end, more comes than is served: then who has waited that long, and for SLOWDOWN_MAX times what its own prompt
-    takes, steps back, or everybody would wait so long; where another region may have room it is let go after LET_GO
-    times as long."""
+    """Bounds of what waits here. `ttft_objective_s` is within how long a first token is wanted where the client does
+    not say. Where whoever is the oldest has waited longer than half of that for `stands_s` on end, more comes than is
+    served: then who has waited that long, and for SLOWDOWN_MAX times what its own prompt takes, steps back, or
+    everybody would wait so long; where another region may have room it is let go when its time is over."""
 
     requests_max: Annotated[int, Field(ge=0, le=1_000_000)] = 1024
     tokens_max: Annotated[int, Field(ge=1, le=1_000_000_000_000)] = 4_000_000
     wait_s: Seconds = 30.0
     stands_s: Seconds = 2.0
-    standing_wait_s: Seconds = 1.0
+    ttft_objective_s: Seconds = 2.0
     starvation_s: Seconds = 10.0
+
+    @property
+    def late_s(self) -> float:
+        """Who has waited so long is late, if its client does not say what it wants."""
+        return LATE_SHARE * self.ttft_objective_s
 
 
 class Waiting(msgspec.Struct, frozen=True, eq=False):
     """One request waiting. `tokens` are its prompt's, `work` what serving it counts, `left` the same without what was
     cached of it when it came; since `since` (monotonic seconds), and for `waited_s` in other regions before. `foreign`:
-    it comes from another region. `late`: it stepped back."""
+    it comes from another region. `late_s`: it is late when it has waited so long, by its client's word; 0 where that
+    says nothing. `late`: it stepped back."""
 
     id: str
     model: str
@@ -94,6 +102,7 @@ class Waiting(msgspec.Struct, frozen=True, eq=False):
     waited_s: float = 0.0
     foreign: bool = False
     late: bool = False
+    late_s: float = 0.0
 
     @property
     def band(self) -> int:
@@ -170,9 +179,10 @@ class _Band:
         self.finishes: dict[str, float] = {}
 
     def note(self, late_s: float, now: float) -> None:
-        """How long the oldest has waited. Late above `late_s`, no more below half of it: about the limit itself, where
-        those who are too late are being refused, nothing is to change."""
-        since = next(iter(self.by_id.values())).since
+        """How long the oldest has waited. Late above its own `late_s` or else this, no more below half of it: about the
+        limit itself, where those who are too late are being refused, nothing is to change."""
+        oldest = next(iter(self.by_id.values()))
+        since, late_s = oldest.since, oldest.late_s or late_s
         if now - since < RELIEVED_SHARE * late_s:
             self.late_since = None
         elif self.late_since is None and now - since >= late_s:
@@ -341,6 +351,11 @@ class RequestQueue:
         line = self._lines.get(model)
         return len(line.by_id) if line is not None else 0
 
+    def stepped_back(self, model: str) -> int:
+        """How many of them have."""
+        line = self._lines.get(model)
+        return len(line.late) if line is not None else 0
+
     def by_tenant(self) -> Counter[tuple[int, str]]:
         """How many wait, by band and tenant."""
         return Counter((waiting.priority, waiting.tenant) for waiting in self.by_id.values())
@@ -430,15 +445,19 @@ class RequestQueue:
         waited_s: float = 0.0,
         foreign: bool = False,
         late: bool = False,
+        late_s: float = 0.0,
     ) -> None:
         """Let a request wait, of so many tokens, of which so many are cached, and an answer of probably so many;
-        `late`: behind those who have not waited too long. ValueError if it does already, or there is no room."""
+        `late`: behind those who have not waited too long; `late_s` as a Waiting's. ValueError if it does already, or
+        there is no room."""
         if request_id in self.by_id:
             raise ValueError(f"request {request_id!r} waits already")
         if not self.fits(tokens):
             raise ValueError("the queue is full: ask fits() first")
         counts, left = work(tokens, output_tokens), work(tokens - cached_tokens, output_tokens)
-        waiting = Waiting(request_id, model, tenant, priority, tokens, counts, left, now, waited_s, foreign, late)
+        waiting = Waiting(
+            request_id, model, tenant, priority, tokens, counts, left, now, waited_s, foreign, late, late_s
+        )
         self.by_id[request_id] = waiting
         self._lines.setdefault(model, _Line()).push(waiting, weight)
         self.tokens += tokens

@@ -33,6 +33,10 @@ async def test_an_answer_is_the_same_by_way_of_both_tiers(llama: RealEngine, nam
     assert through.status == direct.status
     if name == "stream":  # it cuts its streams where it likes
         assert _texts(through.body) == _texts(direct.body)
+        # With the last chunk it says how long it took, and of usage nothing where nobody asked for that.
+        for answer in (through, direct):
+            assert b'"usage"' not in answer.body
+            assert answer.body.split(b"\n\n")[-3].count(b'"timings":{"cache_n":') == 1
     else:
         assert _OWN.sub(b"", through.body) == _OWN.sub(b"", direct.body)
 

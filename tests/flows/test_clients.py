@@ -195,3 +195,35 @@ async def test_a_tier_of_service_is_worth_what_the_tenants_policy_says(
         del seen[:]
         assert (await asked(up.entry, "/v1/chat/completions", body, **headers)).status == 200
         assert seen == [0, 0], "without such a policy nothing is worth more"
+
+
+@pytest.mark.parametrize(("header", "within_s"), [("20000", 20.0), ("0", None), ("soon", None), ("", None)])
+async def test_within_how_long_a_client_wants_its_first_token_is_known_in_both_tiers(
+    header: str, within_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all tenants, whatever their policy; in the region it is what is left of it, less the way there and back."""
+    async with Engine().running() as engine, both(engine, topology()) as up:
+        seen: list[float | None] = []
+        for balancer in (up.global_, up.regional):
+            handle = balancer.relay._flow.handle
+
+            def noted(event: Any, now: float, handle: Any = handle) -> Any:
+                if isinstance(event, RequestArrived):
+                    by = event.request.first_token_by
+                    seen.append(None if by is None else by - now)
+                return handle(event, now)
+
+            monkeypatch.setattr(balancer.relay._flow, "handle", noted)
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
+        headers = {"x_llm_d_slo_ttft_ms": header} if header else {}
+        assert (await asked(up.entry, "/v1/chat/completions", body, **headers)).status == 200
+        assert (await asked(up.client, "/v1/chat/completions", body, **headers)).status == 200
+        entry, hop, direct = seen
+        if within_s is None:
+            assert seen == [None, None, None]
+        else:
+            assert entry is not None
+            assert hop is not None
+            assert direct is not None
+            assert within_s / 2 < hop < entry <= within_s
+            assert within_s / 2 < direct <= within_s

@@ -4,10 +4,10 @@ The oracle is one queue for the whole world. It knows every service time, has no
 serves who was answered in the order in which they came, each where a slot that it may take frees first: any lawful
 region's, a guest's only beside the reserve for last resorts. A request that was refused is put to it at its place in
 that order. *Feasible* is what it would have begun within half of the time that anybody waits in a region that is
-overloaded (`queue_standing_wait_s`), less the time in which one slot frees in the smallest region: the rest is for what
-real balancers do not know, who give each request to one region and may be off by a turn. No such request is refused
-in the worlds drawn here. Of 150 others like them, 2 refused 1 and 5: of tenants lawful in one region alone, in a burst
-there, behind others that could have gone elsewhere and came before anybody knew.
+overloaded (half of `queue.ttft_objective_s`), less the time in which one slot frees in the smallest region: the rest is
+for what real balancers do not know, who give each request to one region and may be off by a turn. No such request is
+refused in the worlds drawn here. Of 150 others like them, 2 refused 1 and 5: of tenants lawful in one region alone, in
+a burst there, behind others that could have gone elsewhere and came before anybody knew.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 IN_TIME_S = (
     1.5  # what an ideal queue would have begun by then is not refused, unless more comes for long than is served
 )
-EXCESS_S = QueueConfig().standing_wait_s / 2  # where more comes for long than is served: half of what all then wait
+EXCESS_S = QueueConfig().late_s / 2  # where more comes for long than is served: half of what all then wait
 KEPT_SHARE = ForeignConfig().last_resort_reserve_share
 PROMPT_MS = 3_000.0  # three times what one takes to serve here
 RTT_S, UNTIL_S, FIRST_S = 0.05, 12.0, 0.02

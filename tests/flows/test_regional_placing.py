@@ -378,7 +378,7 @@ def test_who_would_wait_far_beyond_its_patience_is_refused_as_it_comes(play) -> 
 
 
 def test_in_a_queue_that_stands_who_waited_long_makes_way_for_who_just_came(play) -> None:
-    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_standing_wait_s=2.0)
+    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_ttft_objective_s=4.0)
     (
         play(flow)
         .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
@@ -396,7 +396,7 @@ def test_in_a_queue_that_stands_who_waited_long_makes_way_for_who_just_came(play
 
 
 def test_who_asks_for_less_than_its_share_does_not_step_back_behind_a_flood() -> None:
-    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_standing_wait_s=2.0)
+    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_ttft_objective_s=4.0)
     flow.handle(RequestArrived(request("a")), 0.0)
     for n in range(4):
         flow.handle(RequestArrived(request(f"old {n}", tenant="other")), 0.0)
@@ -414,7 +414,7 @@ def test_who_asks_for_less_than_its_share_does_not_step_back_behind_a_flood() ->
 def test_who_takes_long_to_prefill_waits_for_longer_before_it_steps_back() -> None:
     """3,600 tokens at 0.25 ms each, four times: 3.6 s, where others wait for 2."""
     flow = regional(
-        replica("r1", slots=1, tpot_ms=0.5, prefill_ms_per_token=0.25), queue_stands_s=2.0, queue_standing_wait_s=2.0
+        replica("r1", slots=1, tpot_ms=0.5, prefill_ms_per_token=0.25), queue_stands_s=2.0, queue_ttft_objective_s=4.0
     )
     flow.handle(RequestArrived(request("a")), 0.0)
     flow.handle(RequestArrived(request("oldest")), 0.5)
@@ -427,7 +427,7 @@ def test_who_takes_long_to_prefill_waits_for_longer_before_it_steps_back() -> No
 
 
 def test_who_stepped_back_waits_as_long_as_anybody_may_and_no_longer(play) -> None:
-    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_standing_wait_s=2.0)
+    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_ttft_objective_s=4.0)
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
     book.on(RequestArrived(request("b"))).expect(held("b"))
     book.at(1.0).on(RequestArrived(request("c"))).expect(held("c"))
@@ -438,7 +438,7 @@ def test_who_stepped_back_waits_as_long_as_anybody_may_and_no_longer(play) -> No
 
 
 def test_whom_another_region_may_have_room_for_is_let_go_once(play) -> None:
-    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_standing_wait_s=2.0)
+    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_ttft_objective_s=4.0)
     sent_here = {"issuer": "g", "lawful": frozenset({"london", "paris"}), "promised_ttft_ms": 100.0}
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
     book.on(RequestArrived(request("b", **sent_here))).expect(held("b"))
@@ -455,7 +455,7 @@ def test_whom_another_region_may_have_room_for_is_let_go_once(play) -> None:
 
 
 def test_whom_another_region_may_have_room_for_steps_back_before_it_is_let_go(play) -> None:
-    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_standing_wait_s=2.0)
+    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_ttft_objective_s=4.0)
     sent_here = {"issuer": "g", "lawful": frozenset({"london", "paris"}), "promised_ttft_ms": 100.0}
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
     book.on(RequestArrived(request("b"))).expect(held("b"))
@@ -465,8 +465,47 @@ def test_whom_another_region_may_have_room_for_steps_back_before_it_is_let_go(pl
     book.at(5.0).on(TimerFired("c")).expect(answered("c", outcome.QUEUE_TIMEOUT))
 
 
+def test_who_stepped_back_elsewhere_stands_with_those_who_did_here() -> None:
+    """Where nobody did, what it waited brings it forward."""
+    for anybody in (False, True):
+        flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_ttft_objective_s=4.0)
+        flow.handle(RequestArrived(request("a")), 0.0)
+        for n in range(3):
+            flow.handle(RequestArrived(request(f"own {n}")), 0.1)
+        if anybody:
+            flow.queue.step_back("own 2")
+        flow.handle(RequestArrived(request("short", issuer="g", waited_s=1.9)), 0.5)
+        flow.handle(RequestArrived(request("back", issuer="g", waited_s=2.1)), 0.5)
+        assert flow.queue.by_id["back"].late is anybody
+        assert not flow.queue.by_id["short"].late, "it had time left"
+        (first,) = (c.id for c in flow.handle(ended("a"), 0.6) if isinstance(c, machine.Forward))
+        assert first == ("short" if anybody else "back")
+
+
+def test_when_a_request_steps_back_goes_by_what_its_client_says_it_wants(play) -> None:
+    """Within 4 s where it says nothing: late is who has waited for half of that, or cannot be in time any more."""
+    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_ttft_objective_s=4.0)
+    book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+    book.on(RequestArrived(request("b"))).expect(held("b"))
+    for name, by, at in (("none", None, 7.0), ("later", 13.0, 9.0), ("sooner", 7.0, 6.0), ("over", 4.0, 5.001)):
+        book.at(5.0).on(RequestArrived(request(name, first_token_by=by))).expect(held(name, until=at))
+    # 3,600 tokens take 360 ms, and 400 are left.
+    long = request("long", 14_400, first_token_by=5.4)
+    book.at(5.0).on(RequestArrived(long)).expect(held("long", until=5.04))
+
+
+def test_a_queue_stands_where_its_oldest_is_late_by_its_clients_word() -> None:
+    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_ttft_objective_s=4.0)
+    flow.handle(RequestArrived(request("a")), 0.0)
+    flow.handle(RequestArrived(request("batch", first_token_by=60.0)), 0.0)
+    flow.handle(RequestArrived(request("b")), 20.0)
+    assert flow.queue.stands_s(MODEL, 0, 20.0) == 0.0
+    flow.handle(RequestArrived(request("c")), 31.0)
+    assert flow.queue.stands_s(MODEL, 0, 31.0) == 1.0
+
+
 def test_a_queue_that_is_never_empty_and_moves_refuses_nobody(play) -> None:
-    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_standing_wait_s=2.0)
+    flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_ttft_objective_s=4.0)
     book = play(flow).on(RequestArrived(request("q0"))).expect(sent("q0", "r1"))
     book.on(RequestArrived(request("q1"))).expect(held("q1"))
     for n in range(1, 20):

@@ -273,7 +273,9 @@ class AttemptRun:
 
     def start(self, address: Address) -> None:
         """Get a connection."""
-        self.owner.pool.lend(address, self, len(self.active.body))
+        pool = self.owner.pool
+        lend = pool.lend_fresh if self.active.needs_fresh else pool.lend
+        lend(address, self, len(self.active.body))
 
     def abort(self) -> None:
         """Stop the work upstream at once; tells nobody."""

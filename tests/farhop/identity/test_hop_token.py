@@ -59,6 +59,7 @@ claims = st.builds(
     decision_id=names,
     promised_ttft_ms=st.none() | amounts,
     waited_ms=amounts,
+    ttft_ms=st.none() | amounts,
     narrow=st.lists(st.lists(names, max_size=4).map(tuple), max_size=4).map(tuple),
 )
 
@@ -176,7 +177,7 @@ def test_a_token_past_its_time_or_stamped_in_another_clock_is_expired(ahead_ms):
     assert verifier().verify(token, NOW_MS) is HOP_EXPIRED
 
 
-@pytest.mark.parametrize("field", ["deadline_ms", "promised_ttft_ms", "waited_ms"])
+@pytest.mark.parametrize("field", ["deadline_ms", "promised_ttft_ms", "waited_ms", "ttft_ms"])
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, 1e12])
 def test_an_absurd_amount_is_never_trusted(field, value):
     token = signer().sign(msgspec.structs.replace(CLAIMS, **{field: value}))
@@ -213,6 +214,7 @@ def test_sets_past_their_bound_are_refused_on_both_sides():
         ("promised_ttft_ms", 86_400_000.0, 86_400_000.5),
         ("promised_ttft_ms", 0.0, -0.5),
         ("waited_ms", 86_400_000.0, 86_400_000.5),
+        ("ttft_ms", 86_400_000.0, 86_400_000.5),
     ],
 )
 def test_every_bound_of_the_wire_is_read_to_its_end_and_no_further(field, widest, wider):
@@ -233,7 +235,7 @@ def test_a_token_lives_ten_seconds_and_none_is_believed_that_says_more_than_thir
 def test_claims_that_an_older_build_does_not_send_mean_nothing_special():
     sent = msgspec.structs.astuple(CLAIMS)[:10]
     claims = verifier().verify(forged_with_the_key(msgspec.msgpack.encode(sent)), NOW_MS)
-    assert msgspec.structs.astuple(claims) == (*sent, None, (), "", b"", 0.0, "")
+    assert msgspec.structs.astuple(claims) == (*sent, None, (), "", b"", 0.0, "", None)
 
 
 def test_a_token_is_bound_to_method_target_and_length():

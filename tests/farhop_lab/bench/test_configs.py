@@ -22,6 +22,14 @@ def test_every_target_is_named(tmp_path: Path) -> None:
         assert "127.0.0.1:8000" in text
 
 
+def test_litellm_asks_the_engines_for_their_model() -> None:
+    entries = json.loads(configs.litellm(TARGETS))["model_list"]
+    assert [entry["litellm_params"]["api_base"] for entry in entries] == [
+        f"http://{host}:{at}/v1" for host, at in TARGETS
+    ]
+    assert {(entry["model_name"], entry["litellm_params"]["model"]) for entry in entries} == {("bench", "openai/bench")}
+
+
 def test_envoy_s_is_json() -> None:
     read = json.loads(configs.envoy(8000, TARGETS))["static_resources"]
     (group,) = read["clusters"][0]["load_assignment"]["endpoints"]

@@ -18,11 +18,10 @@ async def test_who_answers(engines: int) -> None:
     assert not await place.answers("127.0.0.1", port)
 
 
-async def test_a_proxy_that_never_answers_is_ended_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "_READY_S", 0.3)
+async def test_a_proxy_that_never_answers_is_ended_and_named(tmp_path: Path) -> None:
     child = Child("sleeper", ["import time; time.sleep(60)"], tmp_path / "log", {}, [sys.executable, "-c"])
     with pytest.raises(BenchError, match="sleeper: not ready within"):
-        async with place.started(child, "127.0.0.1", 9):
+        async with place.started(child, "127.0.0.1", 9, ready_s=0.3):
             pass
     assert child.pid is None
 

@@ -119,6 +119,9 @@ def test_the_token_says_all_that_the_region_needs() -> None:
     assert (found.deadline_ms, found.decision_id, found.narrow) == (12_000.0, "d" * 16, (("jp", "us"),))
     assert (found.promised_ttft_ms, found.waited_ms) == (42.0, 0.0)
     assert claims(tier().upstream_headers(Passage(waited_s=1.5))).waited_ms == 1500.0  # type: ignore[arg-type]
+    assert found.ttft_ms is None
+    for by_s, left_ms in ((1000.25, 250.0), (999.0, 0.0)):  # it is 1000.0 here
+        assert claims(tier().upstream_headers(Passage(first_token_by=by_s))).ttft_ms == left_ms  # type: ignore[arg-type]
     # Stamped in the clock of instance b, whose clock is 7 s behind ours; it lives for 10 s.
     assert found.expires_ms == 1_000_000.0 - 7_000.0 + 10_000.0
 

@@ -570,7 +570,7 @@ def test_a_hit_takes_its_place_in_the_cache_once_for_all_who_use_it() -> None:
 def test_who_waits_by_choice_is_never_refused_for_it(stands_s: float) -> None:
     flow = regional(
         *(replica(name, slots=8, kv_tokens=100_000) for name in ("r1", "r2")),
-        queue_wait_s=1.0, queue_stands_s=stands_s, queue_standing_wait_s=0.2,
+        queue_wait_s=1.0, queue_stands_s=stands_s, queue_ttft_objective_s=0.4,
     )  # fmt: skip
     stem = tuple(range(1, 39))  # 26 KiB, 6,656 tokens
     flow.trie.insert("r1", stem)

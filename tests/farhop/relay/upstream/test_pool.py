@@ -189,6 +189,40 @@ async def test_a_kept_connection_that_is_dead_is_reported_and_asking_again_is_th
     assert len(s.upstream.lines) == 2
 
 
+async def test_asked_again_it_meets_no_second_connection_that_was_kept(stage: Any) -> None:
+    """llama.cpp's server closes kept connections while others wait for it: else one request would meet several."""
+    s = await stage()
+    s.flow.addresses.append(s.upstream.address)
+    first, second, dies = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def script(line: Line) -> None:
+        number = len(s.upstream.lines)
+        await s.upstream.request(line)
+        if number <= 2:
+            await (first if number == 1 else second).wait()
+        await line.send(s.upstream.answer(None))
+        if number == 1:
+            await s.upstream.request(line)
+            await dies.wait()
+        else:
+            await s.upstream.request(line)
+            await line.send(s.upstream.answer(None))
+
+    s.upstream.script = script
+    one, other = (asyncio.create_task(s.ask(post())) for _ in range(2))
+    await until(lambda: len(s.upstream.asked) == 2)
+    first.set()
+    await asyncio.wait((one, other), return_when=asyncio.FIRST_COMPLETED)
+    again = asyncio.create_task(s.ask(post()))
+    await until(lambda: len(s.upstream.asked) == 3)
+    second.set()
+    assert [(await asked).status for asked in (one, other)] == [200, 200]  # now it is kept, and has not rested long
+    dies.set()
+    assert (await again).status == 200
+    assert s.tier.attempts[2:] == [(1, "kept_connection_closed"), (2, "served")]
+    assert len(s.upstream.lines) == 3
+
+
 async def test_asked_again_it_gets_a_connection_that_did_not_rest_as_long(stage: Any) -> None:
     s = await stage()
     s.flow.addresses.append(s.upstream.address)

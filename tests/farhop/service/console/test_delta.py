@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
+
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhop.service.console.delta import CHUNK, Picture, Ring, apply, diff
+from farhop.service.console.delta import CHUNK, STEP_BYTES, Picture, Ring, apply, diff
 
 LEAVES = st.one_of(st.integers(-3, 3), st.text(max_size=2), st.booleans(), st.lists(st.integers(0, 2), max_size=2))
 PICTURES = st.recursive(
@@ -70,6 +73,43 @@ def test_every_moment_kept_can_be_looked_at() -> None:
     since = [msgspec.json.decode(ring.past(one["from_ms"])) for one in chunks]
     assert since == [{"chunks": found[i:]} for i in range(4)]
     assert Ring().past(0) == b'{"chunks":[]}'
+
+
+def test_a_chunk_is_compressed_while_it_grows_and_not_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted are the bytes that one picture has compressed: the loop is held for that long."""
+    real, at_once, compressed = zlib.compressobj, zlib.compress, 0
+
+    class Counting:
+        def __init__(self, level: int) -> None:
+            self._real = real(level)
+
+        def compress(self, data: bytes) -> bytes:
+            nonlocal compressed
+            compressed += len(data)
+            return self._real.compress(data)
+
+        def flush(self) -> bytes:
+            return self._real.flush()
+
+    def counting(data: bytes, level: int) -> bytes:
+        nonlocal compressed
+        compressed += len(data)
+        return at_once(data, level)
+
+    monkeypatch.setattr(zlib, "compressobj", Counting)
+    monkeypatch.setattr(zlib, "compress", counting)
+    large: Picture = {"of": {str(n): f"{n * 7919:010}" for n in range(20_000)}}
+    whole, most, ring, before = len(msgspec.json.encode(large)), 0, Ring(), Picture()
+    for number in range(1, 2 * CHUNK + 2):
+        picture: Picture = {"of": large["of"], "n": {str(k): number for k in range(100)}}
+        compressed = 0
+        ring.add(number, number * 1000, picture, msgspec.json.encode(diff(before, picture)))
+        most, before = max(most, compressed), picture
+    assert whole > 20 * STEP_BYTES
+    assert most <= 2 * STEP_BYTES
+    chunk = msgspec.json.decode(ring.chunk(CHUNK + 1) or b"")
+    assert chunk["picture"]["n"]["0"] == CHUNK + 1
+    assert [patch["n"]["99"] for patch in chunk["patches"]] == [*range(CHUNK + 2, 2 * CHUNK + 1)]
 
 
 def test_the_ring_is_bounded_in_bytes_too() -> None:
