@@ -197,10 +197,8 @@ def _total(loads: Sequence[Load]) -> str:
 
 
 def _shown(load: Load) -> str:
-    used = f"{load.used_share:.0%} used" if load.used_share is not None else "use not told"
-    replicas = (
-        f"{load.replicas_up} of {load.replicas} replicas up" if load.replicas is not None else "replicas not told"
-    )
+    used = f"{load.used_share:.0%} used" if load.used_share is not None else "use unknown"
+    replicas = f"{load.replicas_up} of {load.replicas} replicas up" if load.replicas is not None else "replicas unknown"
     return (
         f"{load.region}: {load.state}, {number(load.in_flight)} under way, {number(load.queued)} queued, {used}, "
         f"wait {number(load.wait_ms)} ms, {replicas}"
@@ -220,7 +218,7 @@ def _wrong(
     for state in ("down", "suspect"):
         for name, view in views.items():
             if view.get("state") == state:
-                yield f"{name} is {state}: {view.get('why') or 'no reason told'}"
+                yield f"{name} is {state}: {view.get('why') or 'no reason given'}"
     if len(epochs) > 1:
         behind = [name for epoch in sorted(epochs)[:-1] for name in epochs[epoch]]
         yield f"the law is not the same everywhere: {_few(behind)} behind epoch {max(epochs)}"
@@ -235,7 +233,7 @@ def _wrong(
             yield f"{name} is hot: new work goes elsewhere if it can"
         drain = view.get("override")
         if isinstance(drain, dict):
-            yield f"{name} is drained by {drain.get('author') or 'somebody'}: {drain.get('why') or 'no reason told'}"
+            yield f"{name} is drained by {drain.get('author') or 'somebody'}: {drain.get('why') or 'no reason given'}"
 
 
 def _unannounced(announcers: Iterable[AnnounceReport]) -> Iterator[str]:
@@ -286,7 +284,7 @@ def _replicas(one: Balancer) -> Iterator[str]:
         first = bad[0]
         yield (
             f"{one.name}: {len(bad)} of {len(replicas)} replicas not up, such as {first.get('replica')} "
-            f"({first.get('state')}: {first.get('why') or 'no reason told'})"
+            f"({first.get('state')}: {first.get('why') or 'no reason given'})"
         )
     elif (one.status or {}) and not replicas:
         yield f"{one.name} has no replicas"

@@ -193,7 +193,7 @@ class Counted:
         strace = shutil.which("strace")
         if strace is None:
             return None
-        told: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         watching = []
         for pid in self._proxy.pids:
             process = await asyncio.create_subprocess_exec(
@@ -211,8 +211,8 @@ class Counted:
             for line in errors.decode().splitlines():
                 columns = line.split()
                 if len(columns) >= 5 and columns[3].isdigit() and columns[-1] != "total":
-                    told[columns[-1]] += round(int(columns[3]) / times)
-        return dict(+told)
+                    counts[columns[-1]] += round(int(columns[3]) / times)
+        return dict(+counts)
 
     async def _send(self, made: list[bytes], times: int, pause_s: float = _PAUSE_S) -> None:
         """One after another on one connection."""

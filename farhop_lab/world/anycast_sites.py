@@ -151,10 +151,10 @@ class Sites:
 
     def status(self, site: str) -> dict[str, object]:
         """What its announcer tells at its admin port."""
-        said: dict[str, object] = json.loads(
+        status: dict[str, object] = json.loads(
             anycast_net.run("ip", "netns", "exec", self.net.name(site), "curl", "-s", "http://127.0.0.1:9103/status")
         )
-        return said
+        return status
 
     def describe(self) -> str:
         """What each announcer says of itself, in a line: for who asks why routes are not as they should be."""
@@ -181,8 +181,8 @@ class Sites:
     def phase_at(self, site: str, phase: str) -> float:
         """When its announcer last changed to this phase, by the wall clock, as its log tells."""
         log = (self.folder / f"{site}-anycast.log").read_text()
-        said = [json.loads(line) for line in log.splitlines() if '"announcement"' in line]
-        return [datetime.fromisoformat(one["timestamp"]).timestamp() for one in said if one.get("phase") == phase][-1]
+        events = [json.loads(line) for line in log.splitlines() if '"announcement"' in line]
+        return [datetime.fromisoformat(one["timestamp"]).timestamp() for one in events if one.get("phase") == phase][-1]
 
     def close(self) -> None:
         """End and remove everything."""

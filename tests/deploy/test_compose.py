@@ -202,14 +202,14 @@ def test_the_observers_prometheus_knows_every_balancer_and_its_rules(prometheus_
     try:
         url = world.observed(prometheus_image)
 
-        def told(path: str) -> Any:
+        def queried(path: str) -> Any:
             with urllib.request.urlopen(f"{url}/api/v1/{path}", timeout=5.0) as answer:
                 return json.load(answer)["data"]
 
         end = time.monotonic() + 120.0
         while True:
             try:
-                groups, targets = told("rules")["groups"], told("targets")["activeTargets"]
+                groups, targets = queried("rules")["groups"], queried("targets")["activeTargets"]
             except OSError:
                 groups, targets = [], []
             if targets and groups and all(rule["health"] == "ok" for group in groups for rule in group["rules"]):

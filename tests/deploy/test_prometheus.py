@@ -64,7 +64,7 @@ def prometheus(running: RunningWorld, tmp_path_factory: pytest.TempPathFactory) 
         process.wait()
 
 
-def told(url: str, path: str, **query: str) -> Any:
+def queried(url: str, path: str, **query: str) -> Any:
     asked = f"{url}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
     with urllib.request.urlopen(asked, timeout=10.0) as response:
         return json.load(response)["data"]
@@ -86,22 +86,22 @@ def test_it_scrapes_live_balancers_and_evaluates_every_rule(running: RunningWorl
     url, balancers = prometheus, 2 * len(running.world.regions)
 
     def scraped() -> bool:
-        targets = told(url, "/api/v1/targets")["activeTargets"]
+        targets = queried(url, "/api/v1/targets")["activeTargets"]
         return len(targets) == balancers and all(one["health"] == "up" for one in targets)
 
-    assert until(scraped), told(url, "/api/v1/targets")
-    info = told(url, "/api/v1/query", query="count by (tier) (farhop_build_info)")["result"]
+    assert until(scraped), queried(url, "/api/v1/targets")
+    info = queried(url, "/api/v1/query", query="count by (tier) (farhop_build_info)")["result"]
     assert {one["metric"]["tier"]: int(one["value"][1]) for one in info} == {
         "global": balancers // 2, "regional": balancers // 2,
     }  # fmt: skip
-    assert until(lambda: told(url, "/api/v1/query", query="farhop_desired_replicas")["result"])
+    assert until(lambda: queried(url, "/api/v1/query", query="farhop_desired_replicas")["result"])
     shipped = sum(len(group["rules"]) for group in yaml.safe_load((RULES / "farhop.rules.yaml").read_text())["groups"])
 
     def evaluated() -> bool:
-        rules = [rule for group in told(url, "/api/v1/rules")["groups"] for rule in group["rules"]]
+        rules = [rule for group in queried(url, "/api/v1/rules")["groups"] for rule in group["rules"]]
         return len(rules) == shipped and all(rule["health"] == "ok" for rule in rules)
 
-    assert until(evaluated), told(url, "/api/v1/rules")
+    assert until(evaluated), queried(url, "/api/v1/rules")
 
 
 def test_panels_of_the_dashboards_show_what_live_balancers_tell(running: RunningWorld, prometheus: str) -> None:
@@ -115,7 +115,7 @@ def test_panels_of_the_dashboards_show_what_live_balancers_tell(running: Running
 
     def series(query: str) -> list[Any]:
         asked = query.replace("$__rate_interval", "20s").replace("$region", ".*")
-        return list(told(prometheus, "/api/v1/query", query=asked)["result"])
+        return list(queried(prometheus, "/api/v1/query", query=asked)["result"])
 
     def counted(expression: str) -> bool:
         """Whether all that it names is told now, by somebody who lives."""

@@ -15,7 +15,7 @@ import dns.edns
 import dns.message
 import pytest
 import yaml
-from regions import Region, told
+from regions import Region, a_report
 
 from farhop.store.contract import report_key
 from farhop.store.documents.overrides import EntryDrainOverride
@@ -143,9 +143,9 @@ async def region() -> AsyncIterator[Region]:
 
 
 def busy(seq: int, free: int, address: str) -> RegionReport:
-    report = told(seq=seq, control_address=address)
+    report = a_report(seq=seq, control_address=address)
     (model,) = report.models
-    return told(seq=seq, control_address=address, models=(type(model)(**{**fields(model), "slots_free": free}),))
+    return a_report(seq=seq, control_address=address, models=(type(model)(**{**fields(model), "slots_free": free}),))
 
 
 def fields(model: Any) -> dict[str, Any]:

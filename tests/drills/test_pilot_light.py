@@ -34,7 +34,7 @@ def piloted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningWorld]:
         made.close()
 
 
-async def told(piloted: RunningWorld, at: str, path: str, **question: Any) -> Any:
+async def page_of(piloted: RunningWorld, at: str, path: str, **question: Any) -> Any:
     """What a global balancer's admin port says."""
     url = f"{piloted.world.regions[at].global_admin}{path}"
     async with aiohttp.ClientSession() as session:
@@ -44,7 +44,7 @@ async def told(piloted: RunningWorld, at: str, path: str, **question: Any) -> An
 
 
 async def seen(piloted: RunningWorld, at: str) -> dict[str, Any]:
-    regions = (await told(piloted, at, "/status"))["regions"]
+    regions = (await page_of(piloted, at, "/status"))["regions"]
     return next(region for region in regions if region["region"] == "tokyo")
 
 
@@ -79,7 +79,7 @@ def test_a_pilot_light_wakes_for_a_lost_neighbour(piloted: RunningWorld) -> None
     assert "tokyo" not in went("anywhere", 4, "tokyo")
     assert went("japan-only", 2, "tokyo") == {"tokyo"}  # whom nobody else may serve
     body = {"model": MODEL, "messages": [{"role": "user", "content": "where?"}]}
-    explained = piloted.call(told(piloted, "tokyo", "/explain", tenant="anywhere", body=body))
+    explained = piloted.call(page_of(piloted, "tokyo", "/explain", tenant="anywhere", body=body))
     assert explained["reasons"]["not_serving"]["tokyo"] == "pilot-light: asleep"
     assert explained["pilot_lights"]["tokyo"]["state"] == "asleep"
 
@@ -87,10 +87,10 @@ def test_a_pilot_light_wakes_for_a_lost_neighbour(piloted: RunningWorld) -> None
     piloted.call(lose())
     waking = piloted.call(becomes(piloted, "frankfurt", state("waking")))
     assert waking["pilot_light"]["why"] == f"virginia cannot be used for {MODEL}"
-    wanted = piloted.call(told(piloted, "frankfurt", f"/scaling/tokyo?model={MODEL}"))
+    wanted = piloted.call(page_of(piloted, "frankfurt", f"/scaling/tokyo?model={MODEL}"))
     assert wanted == {"value": 2}
     external = "/apis/external.metrics.k8s.io/v1beta1/namespaces/any/farhop_desired_replicas?labelSelector=region=tokyo"
-    assert [item["value"] for item in piloted.call(told(piloted, "frankfurt", external))["items"]] == ["2"]
+    assert [item["value"] for item in piloted.call(page_of(piloted, "frankfurt", external))["items"]] == ["2"]
     piloted.call(becomes(piloted, "tokyo", lambda region: 0.0 < region["admitted_share"] <= 0.5))
     assert piloted.call(seen(piloted, "frankfurt"))["pilot_light"]["state"] == "waking"  # half of it is there
 

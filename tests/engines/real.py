@@ -92,10 +92,10 @@ def vllm(
         flags.append("--enable-prompt-tokens-details")
     if tells:
         events = events or free_ports(2)[0]
-        told = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{events}"}
+        settled = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{events}"}
         flags += [
             "--kv-events-config",
-            json.dumps(told | {"replay_endpoint": f"tcp://*:{events + 1}", "topic": "kv-events"}),
+            json.dumps(settled | {"replay_endpoint": f"tcp://*:{events + 1}", "topic": "kv-events"}),
         ]
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1",
@@ -184,7 +184,7 @@ def _seen(balancer: GlobalBalancer) -> bool:
     return any(m["replicas_ready"] for r in regions for i in r["instances"] for m in i["models"].values())
 
 
-async def told(both: Both) -> None:
+async def settled(both: Both) -> None:
     """Until the answers are over and the events of what they stored are here."""
     await until(lambda: both.regional.flow.under_way == 0)
     await asyncio.sleep(0.1)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import real
 from inprocess import Answer, Both, chat, until
-from real import RealEngine, send, status, tiers, told
+from real import RealEngine, send, settled, status, tiers
 
 from farhop_lab.world.fork_server import kept_waiting_s
 from regional_lb.scheduler.doubts import Doubts
@@ -146,7 +146,7 @@ async def test_a_restarted_engine_is_known_to_hold_nothing(own: Own) -> None:
     async with before(own, own.engines[0]) as both:
         for _ in range(2):
             assert (await ask(both, text(1))).status == 200
-        await told(both)
+        await settled(both)
         assert both.regional.flow.trie.bytes_held("e0") > 0
         port = int(own.engines[0].url.rpartition(":")[2])
         own.engines[0].stop()
@@ -160,7 +160,7 @@ async def test_a_restarted_engine_is_known_to_hold_nothing(own: Own) -> None:
 async def test_an_engine_that_tells_nothing_of_what_was_cached_is_named(own: Own) -> None:
     async with before(own, own.engines[1]) as both:
         assert (await ask(both, text(2))).status == 200
-        await told(both)
+        await settled(both)
         assert status(both)[0]["reports_cached_tokens"] is (own.kind == "llama")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from inprocess import chat, head
-from real import RealEngine, send, status, tiers, told
+from real import RealEngine, send, settled, status, tiers
 
 pytestmark = pytest.mark.engines
 
@@ -53,7 +53,7 @@ async def test_its_page_is_read_and_its_cache_is_learned_of(llama: RealEngine) -
         for _ in range(2):
             answer = await send(both.entry, chat(body=body, content_type="application/json"))
         assert answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
-        await told(both)
+        await settled(both)
         assert both.regional.flow.actual_tokens > 100
         models = await send(both.entry, head("GET", "/v1/models", authorization="Bearer sk-farhop-anywhere"))
         assert [model["id"] for model in models.json["data"]] == ["tiny"]

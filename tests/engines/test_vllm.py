@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from inprocess import Both, chat, head, until
-from real import BLOCK, MODEL, RealEngine, send, status, tiers, told
+from real import BLOCK, MODEL, RealEngine, send, settled, status, tiers
 
 from farhop.relay.formats.paths import Kind
 from farhop.service.tokenizer import Files, ModelTokenizer
@@ -43,32 +43,32 @@ def user(content: Any, **more: Any) -> dict[str, Any]:
     return {"role": "user", "content": content, **more}
 
 
-def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
+def message(role: str, content: Any, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
 CHATS: dict[str, dict[str, Any]] = {
     "plain": {"messages": [user("hello there")]},
-    "system": {"messages": [said("system", "Be."), user("hello")]},
+    "system": {"messages": [message("system", "Be."), user("hello")]},
     "tools": {"messages": [user("a")], "tools": TOOLS},
     "tools in another order": {"messages": [user("a")], "tools": ODD_TOOLS},
     "tools not to be used": {"messages": [user("a")], "tools": TOOLS, "tool_choice": "none"},
-    "developer": {"messages": [said("developer", "Be."), user("a")]},
-    "developer and system": {"messages": [said("system", "s"), said("developer", "d"), user("a")]},
-    "developer late, in parts": {"messages": [user("q"), said("developer", PARTS), user("a")]},
+    "developer": {"messages": [message("developer", "Be."), user("a")]},
+    "developer and system": {"messages": [message("system", "s"), message("developer", "d"), user("a")]},
+    "developer late, in parts": {"messages": [user("q"), message("developer", PARTS), user("a")]},
     "calls": {
         "messages": [
             user("q"),
-            said("assistant", None, tool_calls=[{**CALL, "id": "c1"}, {**CALL, "id": "c2"}]),
-            said("tool", PARTS, tool_call_id="c1"),
+            message("assistant", None, tool_calls=[{**CALL, "id": "c1"}, {**CALL, "id": "c2"}]),
+            message("tool", PARTS, tool_call_id="c1"),
             user("and"),
         ],
         "tools": ODD_TOOLS,
     },
-    "no calls": {"messages": [user("q"), said("assistant", "x", tool_calls=[]), user("and")]},
-    "parts": {"messages": [said("system", PARTS), user(PARTS)]},
+    "no calls": {"messages": [user("q"), message("assistant", "x", tool_calls=[]), user("and")]},
+    "parts": {"messages": [message("system", PARTS), user(PARTS)]},
     "a name and more": {"messages": [user("a", name="bob", extra=1)]},
-    "reasoning": {"messages": [user("a"), said("assistant", "b", reasoning_content="hm", refusal=None), user("c")]},
+    "reasoning": {"messages": [user("a"), message("assistant", "b", reasoning_content="hm", refusal=None), user("c")]},
     "arguments of the template": {
         "messages": [user("a")],
         "chat_template_kwargs": {"enable_thinking": False, "add_generation_prompt": False, "foo": 1},
@@ -77,16 +77,16 @@ CHATS: dict[str, dict[str, Any]] = {
     "some effort": {"messages": [user("a")], "reasoning_effort": "low"},
     "no opening": {"messages": [user("a")], "add_generation_prompt": False},
     "goes on": {
-        "messages": [user("a"), said("assistant", "It is ")],
+        "messages": [user("a"), message("assistant", "It is ")],
         "continue_final_message": True,
         "add_generation_prompt": False,
     },
     "special tokens": {"messages": [user("a")], "add_special_tokens": True},
-    "attribution": {"messages": [said("system", f"{LINE}\nYou are"), user("a")]},
-    "attribution in parts": {"messages": [said("system", [{"type": "text", "text": LINE}, *PARTS]), user("a")]},
+    "attribution": {"messages": [message("system", f"{LINE}\nYou are"), user("a")]},
+    "attribution in parts": {"messages": [message("system", [{"type": "text", "text": LINE}, *PARTS]), user("a")]},
     "many letters": {"messages": [user("Zürich 東京 🎉\n\t  x")]},
-    "nothing said": {"messages": [user("q"), said("assistant", None), user("a")]},
-    "another role": {"messages": [said("critic", "c"), user("a")]},
+    "nothing said": {"messages": [user("q"), message("assistant", None), user("a")]},
+    "another role": {"messages": [message("critic", "c"), user("a")]},
     "documents": {"messages": [user("a")], "documents": [{"title": "t", "text": "x"}]},
 }
 MORE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -228,14 +228,14 @@ async def test_a_response_is_the_same_though_nothing_is_stored(vllms: list[RealE
     async with tiers(vllms[0]) as both:
         through = await send(both.entry, chat(body=body, path="/v1/responses", content_type="application/json"))
     assert through.status == direct.status == 200
-    said = [
-        _NAMED.sub("", answer.body.decode()) if not more.get("stream") else _said(answer.body)
+    message = [
+        _NAMED.sub("", answer.body.decode()) if not more.get("stream") else _events(answer.body)
         for answer in (direct, through)
     ]
-    assert said[0] == said[1]
+    assert message[0] == message[1]
 
 
-def _said(stream: bytes) -> list[tuple[str, str]]:
+def _events(stream: bytes) -> list[tuple[str, str]]:
     """Of a stream of Responses: its events by name, and the whole text (it is cut where the engine likes)."""
     names = re.findall(r"^event: (.*)$", stream.decode(), re.M)
     text = "".join(re.findall(r'"delta":"((?:[^"\\]|\\.)*)"', stream.decode()))
@@ -255,7 +255,7 @@ async def _turns(both: Both, seed: int, n_turns: int, **more: Any) -> list[tuple
     """A conversation; of each turn, how much was predicted to be cached, and how much was."""
     rng, messages, seen = random.Random(seed), [], []
     if more.pop("developer", False):
-        messages.append(said("developer", " ".join(rng.choices(WORDS, k=120))))
+        messages.append(message("developer", " ".join(rng.choices(WORDS, k=120))))
     for turn in range(n_turns):
         messages.append(user(" ".join(rng.choices(WORDS, k=90))))
         body = {"model": "tiny", "max_tokens": 6, "temperature": 0.0, "messages": messages, **more}
@@ -265,10 +265,10 @@ async def _turns(both: Both, seed: int, n_turns: int, **more: Any) -> list[tuple
         before = flow.predicted_tokens, flow.actual_tokens
         answer = await send(both.entry, chat(body=body, content_type="application/json"))
         assert answer.status == 200, answer.body
-        await told(both)
+        await settled(both)
         seen.append((flow.predicted_tokens - before[0], int(flow.actual_tokens - before[1])))
         messages.append({**answer.json["choices"][0]["message"]})
-        messages[-1] = said("assistant", messages[-1]["content"] or "")
+        messages[-1] = message("assistant", messages[-1]["content"] or "")
     return seen
 
 

@@ -335,7 +335,7 @@ class SettingsWorld:
         drains = {key.rpartition("/")[2]: one for key, one in stands.items() if key.startswith(OVERRIDE_PREFIX)}
         words = [msgspec.json.decode(one) for key, one in stands.items() if key.startswith(STEER_PREFIX)]
         regions = [
-            {"region": r, "state": s, "in_flight": 2, "instances": [instance], "override": _said(drains.get(r))}
+            {"region": r, "state": s, "in_flight": 2, "instances": [instance], "override": _value(drains.get(r))}
             for r, s in self.states.items()
         ]
         route = stands.get(f"{ROOT}route/{own}")
@@ -346,7 +346,7 @@ class SettingsWorld:
         }  # fmt: skip
 
     def _epoch(self, stands: dict[str, bytes]) -> int:
-        law = _said(stands.get(LAW_KEY)) or {}
+        law = _value(stands.get(LAW_KEY)) or {}
         return law.get("epoch", self.epoch)
 
     async def status_of(self, _fleet: Fleet, region: str) -> dict[str, Any]:
@@ -362,7 +362,7 @@ class SettingsWorld:
         return {"overrides": overrides, "splits": splits, "law_epoch": self._epoch(stands)}
 
 
-def _said(document: bytes | None) -> Any:
+def _value(document: bytes | None) -> Any:
     """As JSON; what cannot be read is told as nothing anybody wrote."""
     try:
         return document and msgspec.json.decode(document)

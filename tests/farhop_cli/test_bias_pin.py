@@ -8,7 +8,7 @@ from farhop.store.contract import STEER_PREFIX
 from farhop.store.documents import overrides as documents
 
 
-def said(stands):
+def stored(stands):
     """All that stands there, by key."""
     return {key: documents.decode_routing(value) for key, value in stands.all(STEER_PREFIX).items()}
 
@@ -18,7 +18,7 @@ def test_a_bias_stands_under_a_lease(cli, stands):
     assert (result.exit_code, result.stderr) == (0, "")
     for text in ("tokyo: counts as 50 ms better", "by ann@ops", "farhop bias unset tokyo", "3 of 3"):
         assert text in result.stdout
-    (one,) = said(stands).values()
+    (one,) = stored(stands).values()
     assert (one.region, one.ms, one.for_s) == ("tokyo", -50.0, 1800.0)
 
 
@@ -29,13 +29,13 @@ def test_a_pin_is_for_a_tenant_or_a_model(cli, stands):
     assert "farhop pin unset --tenant eu-only" in result.stdout
     output = json.loads(cli.run("pin", "set", "tokyo", "--model", "a/b", "--strict", "--why", "x", "--json").stdout)
     assert (output["set"][0]["model"], output["set"][0]["value"]) == ("a/b", {"region": "tokyo", "strict": True})
-    assert {(one.tenant, one.model, one.strict) for one in said(stands).values()} == {
+    assert {(one.tenant, one.model, one.strict) for one in stored(stands).values()} == {
         ("eu-only", "", False), ("", "a/b", True),
     }  # fmt: skip
     assert "tenant" not in cli.run("pin", "get", "tokyo").stdout
     assert "gpu test" in cli.run("pin", "unset", "--tenant", "eu-only").stdout
     assert "and nowhere else" in cli.run("pin", "unset", "--model", "a/b").stdout
-    assert said(stands) == {}
+    assert stored(stands) == {}
     assert "model a/b: no pin stands there" in cli.failed(cli.run("pin", "unset", "--model", "a/b"), 1)
 
 
@@ -43,7 +43,7 @@ def test_a_pin_that_the_law_passes_over_is_refused(cli, stands):
     for more in ((), ("--dry-run",)):
         refusal = cli.failed(cli.run("pin", "set", "tokyo", "--tenant", "eu-only", "--why", "x", *more), 1)
         assert "tokyo is not lawful for eu-only" in refusal
-    assert said(stands) == {}
+    assert stored(stands) == {}
 
 
 @pytest.mark.parametrize(
@@ -62,4 +62,4 @@ def test_what_is_at_fault_is_one_line_and_code_2(cli, stands, arguments, text):
     output = cli.failed(cli.run(*arguments), 2)
     assert output.count("\n") == 1
     assert text in output
-    assert said(stands) == {}
+    assert stored(stands) == {}

@@ -111,12 +111,12 @@ def test_a_dry_run_of_a_split_says_what_would_move(cli, stands, monkeypatch):
     async def status(_fleet, _region):
         return {"replicas": [{"models": ["m"], "version": "v1"}, {"models": ["m"], "version": "v2"}]}
 
-    def said(model: str, weights: str) -> str:
+    def effect(model: str, weights: str) -> str:
         whom = ("split", "set", "virginia", "--model", model, "--weights", weights)
         return cli.run(*whom, "--why", "x", "--dry-run").stdout
 
     monkeypatch.setattr(Fleet, "status_of", status)
-    found = said("m", "v2=1,v3=1")
+    found = effect("m", "v2=1,v3=1")
     assert "strands: v3: no replica there has it" in found
     assert "moves: all of v1 elsewhere" in found
-    assert "moves nothing: no replica there serves n" in said("n", "v2=1")
+    assert "moves nothing: no replica there serves n" in effect("n", "v2=1")

@@ -17,7 +17,7 @@ FAULT = Fault(9.0, 2.0, "pause", "ash", "gpu-1")
 BAD = Outcome(Schedule(7, faults=(FAULT,)), (Finding("shares", "ash/gpu-1", "0 answers where 20 are fair"),), 300, 60.0)
 
 
-def told(result):
+def lines(result):
     return result.exit_code, result.stdout
 
 
@@ -34,20 +34,20 @@ def fails(monkeypatch):
 
 def test_seeds_that_fail_are_shown_shrunk_and_kept(cli, fails, tmp_path) -> None:
     seeds = [seed for seed in range(60) if "pause" in {fault.what for fault in schedule.drawn(seed).faults}]
-    code, out = told(cli.run("bench", "chaos", "--seeds", "60", "--workers", "1", "--out", str(tmp_path)))
+    code, out = lines(cli.run("bench", "chaos", "--seeds", "60", "--workers", "1", "--out", str(tmp_path)))
     assert code == 1
     assert f"{len(seeds)} of 60 schedules leave something behind" in out
     assert "what: pause" in out
     assert "shares: ash/gpu-1: 0 answers where 20 are fair" in out
     (path,) = tmp_path.glob("*.yaml")
-    code, out = told(cli.run("bench", "chaos", "--replay", str(path)))
+    code, out = lines(cli.run("bench", "chaos", "--replay", str(path)))
     assert code == 1
     assert "1 of 1 schedules" in out
 
 
 def test_json_and_all_well(cli, fails) -> None:
     calm = next(n for n in range(99) if "pause" not in {fault.what for fault in schedule.drawn(n).faults})
-    code, out = told(cli.run("bench", "chaos", "--seeds", "1", "--seed", str(calm), "--json"))
+    code, out = lines(cli.run("bench", "chaos", "--seeds", "1", "--seed", str(calm), "--json"))
     document = json.loads(out)
     assert code == 0
     assert (document["bench"], document["seeds"], document["failed"]) == ("chaos", 1, 0)
@@ -72,12 +72,12 @@ def test_a_live_run_ends_with_a_verdict(cli, monkeypatch, findings) -> None:
         return LiveResult(seed, 1, 500, 3, (FAULT,), {"virginia/virginia-0": (20, 20.5)}, findings)
 
     monkeypatch.setattr(live, "run", run)
-    code, out = told(cli.run("bench", "chaos", "--live", "--for", "60s", "--seed", "4"))
+    code, out = lines(cli.run("bench", "chaos", "--live", "--for", "60s", "--seed", "4"))
     assert code == bool(findings)
     assert asked == [(4, 60.0)]
     assert "virginia/virginia-0" in out
     assert f"{len(findings)} findings after the quiet" in out
-    code, out = told(cli.run("bench", "chaos", "--live", "--json"))
+    code, out = lines(cli.run("bench", "chaos", "--live", "--json"))
     assert json.loads(out)["answers"] == 500
 
 

@@ -12,7 +12,7 @@ from farhop.store.envelope import bare
 WHY = ("--why", "test", "--by", "ann")
 
 
-def told(cli, *words):
+def output_of(cli, *words):
     result = cli.run("key", *words, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
@@ -24,7 +24,7 @@ def kept(stands):
 
 
 def test_a_key_from_its_making_to_its_end(cli, stands):
-    made = told(
+    made = output_of(
         cli, "create", "eu-only", "--model", "m", "--path", "/v1/embeddings", "--within", "eu", "--for", "90d", *WHY
     )
     (row,) = made["keys"]
@@ -34,18 +34,18 @@ def test_a_key_from_its_making_to_its_end(cli, stands):
     assert (one.paths, one.within, (one.expires - one.at).days) == (("/v1/embeddings",), ("eu",), 90)
     assert made["key"].encode() not in b"".join(stands.all("/farhop/").values())
 
-    rotated = told(cli, "rotate", one.id, "--grace", "2h", *WHY)
+    rotated = output_of(cli, "rotate", one.id, "--grace", "2h", *WHY)
     new, old = (kept(stands)[row["id"]] for row in rotated["keys"])
     assert (new.models, new.replaces, new.sha256) == (one.models, one.id, digest(rotated["key"]))
     assert (old.expires - new.at).total_seconds() == 7200
     assert [row["state"] for row in rotated["keys"]] == ["valid", "valid"]
     assert f"{new.id} takes its place" in cli.failed(cli.run("key", "rotate", one.id, *WHY), 1)
 
-    assert [row["state"] for row in told(cli, "revoke", one.id, *WHY)["keys"]] == ["revoked"]
+    assert [row["state"] for row in output_of(cli, "revoke", one.id, *WHY)["keys"]] == ["revoked"]
     assert "revoked already" in cli.failed(cli.run("key", "revoke", one.id, *WHY), 1)
-    rows = told(cli, "list", "--tenant", "eu-only")["keys"]
+    rows = output_of(cli, "list", "--tenant", "eu-only")["keys"]
     assert {row["id"]: row["state"] for row in rows} == {one.id: "revoked", new.id: "valid"}
-    assert told(cli, "list", "--tenant", "anywhere") == {"keys": []}
+    assert output_of(cli, "list", "--tenant", "anywhere") == {"keys": []}
     shown = cli.run("key", "list").stdout
     assert new.id in shown
     assert rotated["key"] not in shown

@@ -22,7 +22,7 @@ def replicas(*states):
     return [{"replica": f"r{n}", "state": state, "why": "probe failed"} for n, state in enumerate(states)]
 
 
-def told(upper, lower=(), unreached=(), region="", announcers=()):
+def summed(upper, lower=(), unreached=(), region="", announcers=()):
     return [text for text, _ in summary.lines(summary.of("prod", upper, lower, unreached, region, announcers))]
 
 
@@ -37,12 +37,12 @@ def test_an_entry_that_is_not_announced_is_wrong_and_says_why():
         announcer("paris", wanted="withdrawn", actual="withdrawn", why="drained: new kernel (by ann)"),
         announcer("oslo", wanted="withdrawn", differs=True),
     ]
-    found = [line for line in told([], announcers=known) if line.startswith("wrong")]
+    found = [line for line in summed([], announcers=known) if line.startswith("wrong")]
     assert found == [
         "wrong: bgp-1 has entry paris-1 withdrawn: drained: new kernel (by ann)",
         "wrong: bgp-1 announces entry oslo-1 as announced, and should as withdrawn",
     ]
-    assert "wrong: nothing" in told([], announcers=known, region="tokyo")
+    assert "wrong: nothing" in summed([], announcers=known, region="tokyo")
 
 
 def test_where_all_is_well_it_says_so_and_where_the_load_is():
@@ -51,7 +51,7 @@ def test_where_all_is_well_it_says_so_and_where_the_load_is():
         balancer("tokyo", law_epoch=7, under_way=90, queued_requests=4, replicas=replicas("up", "up")),
         balancer("paris", law_epoch=7, under_way=2, queued_requests=0, replicas=replicas("up")),
     ]
-    assert told(upper, lower) == [
+    assert summed(upper, lower) == [
         "prod: 2 regions (2 up), 3 of 3 balancers answered",
         "law: epoch 7 everywhere",
         "wrong: nothing",
@@ -59,7 +59,7 @@ def test_where_all_is_well_it_says_so_and_where_the_load_is():
         "  tokyo: up, 90 under way, 4 queued, 25% used, wait 12.0 ms, 2 of 2 replicas up",
         "  paris: up, 2 under way, 0 queued, 25% used, wait 12.0 ms, 1 of 1 replicas up",
     ]
-    assert told(upper, lower, region="paris")[-1].startswith("  paris")
+    assert summed(upper, lower, region="paris")[-1].startswith("  paris")
 
 
 def test_what_is_wrong_comes_worst_first_and_no_more_of_it_than_fits():
@@ -72,7 +72,7 @@ def test_what_is_wrong_comes_worst_first_and_no_more_of_it_than_fits():
         balancer("paris", law_epoch=7, regions=[view("tokyo", "up")]),
     ]
     lower = [balancer("tokyo", law_epoch=8, replicas=replicas("up", "down", "ejected"))]
-    lines = told(upper, lower, ["http://h:1 cannot be reached: refused"])
+    lines = summed(upper, lower, ["http://h:1 cannot be reached: refused"])
     assert lines[0] == "prod: 4 regions (1 down, 1 suspect, 2 up), 3 of 3 balancers answered"
     assert lines[1] == "law: epoch 8 at tokyo; epoch 7 at paris, set by bob (signed by ops): audit"
     assert [line for line in lines if line.startswith("wrong")] == [
@@ -103,5 +103,5 @@ ODD = st.recursive(
 @given(statuses=st.lists(st.none() | st.dictionaries(st.sampled_from(FIELDS), ODD, max_size=8), max_size=6))
 def test_ten_lines_and_no_fault_whatever_the_statuses(statuses):
     those = [SimpleNamespace(region="tokyo", name="tokyo", status=status) for status in statuses]
-    lines = told(those[::2], those[1::2], ["a", "b", "c", "d", "e"])
+    lines = summed(those[::2], those[1::2], ["a", "b", "c", "d", "e"])
     assert 4 <= len(lines) <= summary.LINES_MAX

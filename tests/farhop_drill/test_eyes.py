@@ -47,10 +47,10 @@ async def test_who_does_not_answer_delays_nobody_and_is_forgotten() -> None:
     async def silent() -> None:
         await asyncio.Event().wait()
 
-    async def told() -> dict[str, Any]:
+    async def read_status() -> dict[str, Any]:
         return status("up", 0.2, 1)
 
-    eyes = Eyes([silent, told], lambda: now[0])
+    eyes = Eyes([silent, read_status], lambda: now[0])
     eyes.begin()
     while (look := eyes.look(0.0)) is None:
         await asyncio.sleep(0)

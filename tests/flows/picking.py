@@ -125,7 +125,7 @@ def answered(status: bytes = b"200", *more: tuple[str, bytes], served: str = "")
     return message
 
 
-def said(text: bytes, *, last: bool = True) -> wire.ProcessingRequest:
+def response_piece(text: bytes, *, last: bool = True) -> wire.ProcessingRequest:
     """A piece of the engine's answer."""
     return wire.ProcessingRequest(response_body=wire.HttpBody(body=text, end_of_stream=last))
 

@@ -30,7 +30,7 @@ MODEL = ModelReport(
 )  # fmt: skip
 
 
-def told(region: str = "tokyo", instance: str = "r1", **fields: Any) -> RegionReport:
+def a_report(region: str = "tokyo", instance: str = "r1", **fields: Any) -> RegionReport:
     return RegionReport(
         region=region, instance=instance,
         **{"incarnation": 1, "seq": 1, "clock_ms": 5000.0, "tier_address": "10.0.0.1:80", "control_address": NOWHERE,

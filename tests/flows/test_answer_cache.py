@@ -46,7 +46,7 @@ def stream(text: str = "why?", **more: Any) -> dict[str, Any]:
     return body(text, stream=True, **more)
 
 
-def said(answer: Answer) -> str:
+def text_of(answer: Answer) -> str:
     """The text of an answer, however it was told."""
     if answer.headers["content-type"].startswith("application/json"):
         return str(answer.json["choices"][0]["message"]["content"])
@@ -106,14 +106,14 @@ async def test_given_as_a_stream_or_whole_whichever_it_was_made_as() -> None:
             options = {"stream_options": {"include_usage": True}} if include else {}
             found = await send(up.entry, chat(body=stream("one", **options)))
             assert (word(found), found.headers["content-type"].split(";")[0]) == ("hit", "text/event-stream")
-            assert said(found) == said(whole)
+            assert text_of(found) == text_of(whole)
             usages = [chunk["usage"] for chunk in chunks(found) if chunk.get("usage")]
             assert usages == ([whole.json["usage"]] if include else [])
             assert {chunk["id"] for chunk in chunks(found)} == {whole.json["id"]}
         streamed = await send(up.entry, chat(body=stream("two")))
         found = await send(up.entry, chat(body=body("two")))
         assert (word(streamed), word(found)) == ("miss", "hit")
-        assert said(found) == said(streamed)
+        assert text_of(found) == text_of(streamed)
         assert found.json["usage"]["completion_tokens"] > 0
         assert not any(chunk.get("usage") for chunk in chunks(streamed))  # it did not ask for it
         again = await send(up.entry, chat(body=stream("two")))
@@ -314,7 +314,7 @@ async def test_requests_under_way_share_one_stream_and_the_leaders_client_may_le
         await until(lambda: up.global_.metrics.in_flight == 3)  # who leads is over when what it asked for is
         engine.release.set()
         answers = [await follower.rest() for follower in followers[1:]]
-        assert [said(answer) for answer in answers] == ["onetwothree"] * 2
+        assert [text_of(answer) for answer in answers] == ["onetwothree"] * 2
         assert len(engine.seen) == 1
         ids = [answer.headers["x-farhop-decision"] for answer in answers]
         assert len(set(ids)) == 2
@@ -353,7 +353,7 @@ async def test_who_waits_for_a_first_byte_shares_it_too_and_leaves_without_harm(
         await until(lambda: up.global_.metrics.in_flight == 3)
         engine.release.set()
         answers = [await one.rest() for one in asked[2:]]
-        assert [(answer.status, word(answer), said(answer)) for answer in answers] == [(200, "hit", "hello")] * 2
+        assert [(answer.status, word(answer), text_of(answer)) for answer in answers] == [(200, "hit", "hello")] * 2
         assert word(await send(up.entry, chat(body=body()))) == "hit"
         assert len(engine.seen) == 1
 

@@ -24,7 +24,7 @@ def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
-async def _said(here: World, body: dict[str, Any], path: str) -> tuple[str, str, int]:
+async def _answer(here: World, body: dict[str, Any], path: str) -> tuple[str, str, int]:
     """One request: the replica, the answer's text, and how many tokens of the prompt were found cached."""
     body = {"model": MODEL, "max_tokens": ANSWER, "ignore_eos": True, **body}
     answer = await send(here.client, chat(body=body, path=path))
@@ -59,7 +59,7 @@ async def test_a_chats_next_turn_is_expected_where_its_answer_is_and_found_there
         for turn in range(TURNS):
             before = list(here.hits()["trie"])
             body = {"messages": talk, "stream": stream, **options}
-            replica, text, cached = await _said(here, body, "/v1/chat/completions")
+            replica, text, cached = await _answer(here, body, "/v1/chat/completions")
             assert len(text) == ANSWER * 4
             if turn:
                 assert replica == home
@@ -78,7 +78,7 @@ async def test_a_completion_that_goes_on_is_expected_where_it_is_cached(tmp_path
         for turn in range(TURNS):
             before = list(here.hits()["trie"])
             body = {"prompt": prompt, "stream": stream, **options}
-            _, text, cached = await _said(here, body, "/v1/completions")
+            _, text, cached = await _answer(here, body, "/v1/completions")
             if turn:
                 expected, found, off = _grown(here, before)
                 assert found == cached > len(prompt) / 4 - QUESTION - 2 * BLOCK
@@ -89,7 +89,7 @@ async def test_a_completion_that_goes_on_is_expected_where_it_is_cached(tmp_path
 async def test_what_was_answered_shows_nowhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     async with world(tmp_path, tokenizer=False, events=False, replicas=1) as here:
         body = {"messages": [{"role": "user", "content": words(9, QUESTION)}], "stream": True}
-        _, text, _ = await _said(here, body, "/v1/chat/completions")
+        _, text, _ = await _answer(here, body, "/v1/chat/completions")
         shown = (
             msgspec.json.encode(here.balancer.tier_admin.status()).decode() + here.balancer.metrics.render().decode()
         )

@@ -88,7 +88,7 @@ def peaks(world: World) -> dict[str, float]:
     return {name: world.measures.peak(name, MEASURED_FROM) * scale[name] for name in BASE}
 
 
-def told(name: str, world: World, measures: Measures) -> str:
+def figures(name: str, world: World, measures: Measures) -> str:
     shown = " ".join(f"{region} {peak:.2f}" for region, peak in peaks(world).items())
     ttft_ms = measures.ttft_ms(since=MEASURED_FROM)
     return (
@@ -104,7 +104,7 @@ def test_many_balancers_with_old_reports_do_not_herd(age_s: float, greedy_at_lea
     worlds = {"greedy": spilling(age_s, greedy=True), "ours": spilling(age_s, greedy=False)}
     for name, world in worlds.items():
         measures = world.run(UNTIL)
-        print(f"\nreports every {age_s:g} s, {told(name, world, measures)}", end="")
+        print(f"\nreports every {age_s:g} s, {figures(name, world, measures)}", end="")
         assert measures.violations == 0, measures.journal.first_violations
         assert set(measures.outcomes) == {"served"}, measures.outcomes
     assert max(peaks(worlds["greedy"]).values()) >= greedy_at_least, "else the control shows nothing"

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 from inprocess import HOP_KEY, until
-from regions import NOWHERE, WORLD, Clock, Region, put, told, watching
+from regions import NOWHERE, WORLD, Clock, Region, a_report, put, watching
 
 from farhop.balance.health.region import LivenessConfig
 from farhop.store.contract import report_key
@@ -37,16 +37,16 @@ async def region() -> AsyncIterator[Region]:
 
 async def test_a_link_brings_reports_and_tells_whether_it_is_up(region: Region) -> None:
     async with watching() as (_, store, found):
-        await put(store, told(control_address=region.address))
+        await put(store, a_report(control_address=region.address))
         await until(lambda: ("tokyo", True) in found.channels)
         assert set(region.pinged) == {"virginia/g1"}
-        await region.say(told(control_address=region.address, seq=5, draining=True))
+        await region.say(a_report(control_address=region.address, seq=5, draining=True))
         await until(lambda: found.view.regions["tokyo"].instances[0].draining)
         await region.stop()
         await until(lambda: found.channels[-1] == ("tokyo", False))
         await region.start()
         await until(lambda: found.channels[-1] == ("tokyo", True))
-        await region.say(told(control_address=region.address, seq=6))
+        await region.say(a_report(control_address=region.address, seq=6))
         await until(lambda: not found.view.regions["tokyo"].instances[0].draining)
     await until(lambda: region.readers == 0)
 
@@ -55,23 +55,23 @@ async def test_a_link_follows_a_changed_address(region: Region) -> None:
     other = Region()
     await other.start()
     async with watching() as (watcher, store, found):
-        await put(store, told(control_address=region.address))
+        await put(store, a_report(control_address=region.address))
         await until(lambda: region.readers == 1)
-        await region.say(told(control_address=other.address, seq=2))  # told by the link that this ends
+        await region.say(a_report(control_address=other.address, seq=2))  # told by the link that this ends
         await until(lambda: other.readers == 1)
         await until(lambda: region.readers == 0)
         assert len(watcher._links) == 1
         await until(lambda: len(watcher._retired) == 0)
-        await other.say(told(control_address=other.address, seq=3, draining=True))
+        await other.say(a_report(control_address=other.address, seq=3, draining=True))
         await until(lambda: found.view.regions["tokyo"].instances[0].draining)
     await other.stop()
 
 
 async def test_a_region_is_up_while_one_of_its_instances_is(region: Region) -> None:
     async with watching() as (_, store, found):
-        await put(store, told(instance="a", control_address=region.address))
+        await put(store, a_report(instance="a", control_address=region.address))
         await until(lambda: found.channels == [("tokyo", True)])
-        await put(store, told(instance="b", control_address=NOWHERE))
+        await put(store, a_report(instance="b", control_address=NOWHERE))
         await until(lambda: len(found.channels) >= 2)
         assert set(found.channels) == {("tokyo", True)}
 
@@ -79,7 +79,7 @@ async def test_a_region_is_up_while_one_of_its_instances_is(region: Region) -> N
 async def test_a_forgotten_instance_takes_its_channel_along(region: Region) -> None:
     clock = Clock()
     async with watching(clock=clock) as (watcher, store, found):
-        await put(store, told(control_address=region.address))
+        await put(store, a_report(control_address=region.address))
         await until(lambda: found.channels == [("tokyo", True)])
         await store.delete(report_key("tokyo", "r1"))
         await until(lambda: not watcher._listed)
@@ -138,14 +138,14 @@ async def test_a_path_that_swallows_everything_is_left_for_a_new_one(region: Reg
     hole = Hole(region.address)
     await hole.open()
     async with watching() as (_, store, found):
-        await put(store, told(control_address=hole.address))
+        await put(store, a_report(control_address=hole.address))
         await until(lambda: found.channels == [("tokyo", True)])
         hole.swallow()
         await until(lambda: found.channels[-1] == ("tokyo", False))
         took_s = unhindered()
         await until(lambda: found.channels[-1] == ("tokyo", True))
         assert took_s() < 8.0
-        await region.say(told(control_address=hole.address, seq=9, draining=True))
+        await region.say(a_report(control_address=hole.address, seq=9, draining=True))
         await until(lambda: found.view.regions["tokyo"].instances[0].draining)
     await hole.close()
 
@@ -164,7 +164,7 @@ class Life:
     async def speak(self) -> None:
         while True:
             self.seq += 1
-            report = told(control_address=self.region.address, seq=self.seq)
+            report = a_report(control_address=self.region.address, seq=self.seq)
             if self.by_store:
                 await put(self.store, report)
             if self.by_link:

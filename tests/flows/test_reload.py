@@ -104,7 +104,7 @@ def serves(above: GlobalBalancer) -> bool:
     return any(m["replicas_ready"] for r in status["regions"] for i in r["instances"] for m in i["models"].values())
 
 
-def told(balancer: GlobalBalancer | RegionalBalancer) -> dict[str, Any]:
+def status_of(balancer: GlobalBalancer | RegionalBalancer) -> dict[str, Any]:
     return balancer.tier_admin.status()["configuration"]
 
 
@@ -121,14 +121,14 @@ async def test_a_region_joins_and_leaves_the_map_and_who_is_under_way_stays(engi
         await until(lambda: serves(above))  # what was reported of it before is believed now
         answer = await send(both.entry, chat())
         assert (answer.status, answer.headers["x-farhop-region"]) == (200, "virginia")
-        assert told(above)["generation"] == 2
+        assert status_of(above)["generation"] == 2
 
         engine.behaviour = "wait"
         under_way = asyncio.create_task(send(both.entry, chat()))
         await until(lambda: len(engine.seen) == 2)
         files.write("frankfurt")
         await above.reloader.reload()
-        assert told(above)["topology"] == {"name": "three-regions", "regions": 1}
+        assert status_of(above)["topology"] == {"name": "three-regions", "regions": 1}
         assert [one["region"] for one in above.tier_admin.status()["regions"]] == ["frankfurt"] or not serves(above)
         refused = await send(both.entry, chat())
         assert refused.status == 503
@@ -163,14 +163,14 @@ async def test_a_bad_map_changes_nothing_and_is_reported(engine, tmp_path, case)
         files.write(*change.get("regions", ()), text=text)
         await above.reloader.reload()
         assert above.flow.law is law
-        assert told(above)["generation"] == 1
-        assert says in told(above)["trouble"][0]
+        assert status_of(above)["generation"] == 1
+        assert says in status_of(above)["trouble"][0]
         assert "farhop_config_rejected" in above.metrics.render().decode()
         assert (await send(both.entry, chat())).status == 200
         files.regions["virginia"]["country"] = "us"
         files.write()
         await above.reloader.reload()
-        assert (told(above)["trouble"], told(above)["generation"]) == ([], 1)
+        assert (status_of(above)["trouble"], status_of(above)["generation"]) == ([], 1)
 
 
 async def test_a_configuration_changes_live_but_for_what_is_named(engine, tmp_path):
@@ -184,7 +184,7 @@ async def test_a_configuration_changes_live_but_for_what_is_named(engine, tmp_pa
         files.write()
         await above.reloader.reload()
         await below.reloader.reload()
-        assert told(above)["awaits_restart"] == ["listen.port"]
+        assert status_of(above)["awaits_restart"] == ["listen.port"]
         assert above.flow.routes.policies() == {"*/*": "nearest"}
         assert (await send(both.entry, chat())).status == 413
         assert below.flow.policies.status() == {"": "round-robin"}
@@ -193,8 +193,8 @@ async def test_a_configuration_changes_live_but_for_what_is_named(engine, tmp_pa
         files.regional["nonsense"] = 1
         files.write()
         await below.reloader.reload()
-        assert "nonsense" in told(below)["trouble"][0]
-        assert told(below)["generation"] == 2
+        assert "nonsense" in status_of(below)["trouble"][0]
+        assert status_of(below)["generation"] == 2
 
 
 async def test_a_hop_key_is_rotated_without_a_restart(engine, tmp_path, monkeypatch):

@@ -34,18 +34,18 @@ V1, V2 = variant_of(MODEL, "v1"), variant_of(MODEL, "v2")
 CANARY = HeaderMatch("header", "x-canary", "yes")
 
 
-def terms(**said: Any) -> SplitsChanged:
-    return SplitsChanged({MODEL: SplitConfig(**said)})
+def terms(**picked_by: Any) -> SplitsChanged:
+    return SplitsChanged({MODEL: SplitConfig(**picked_by)})
 
 
-def split(*replicas: Any, **said: Any) -> RegionalFlow:
+def split(*replicas: Any, **picked_by: Any) -> RegionalFlow:
     """London with these replicas, split so from the beginning."""
     flow = regional(*(replicas or (replica("b", version="v1", slots=1), replica("g", version="v2", slots=1))))
-    flow.handle(terms(**said), 0.0)
+    flow.handle(terms(**picked_by), 0.0)
     return flow
 
 
-def said(version: str, why: str) -> Any:
+def picked_by(version: str, why: str) -> Any:
     """A Forward's reasons: served in this version, for that reason."""
     return lambda choice: (choice.version, choice.split) == (version, why)
 
@@ -61,10 +61,10 @@ def test_a_flip_moves_who_waits_and_leaves_who_is_under_way(play) -> None:
     flow = split(weights={"v1": 100.0, "v2": 0.0})
     (
         play(flow)
-        .on(RequestArrived(request("a"))).expect(sent("a", "b", reasons=said("v1", "request")))
+        .on(RequestArrived(request("a"))).expect(sent("a", "b", reasons=picked_by("v1", "request")))
         .at(1.0).on(RequestArrived(request("x"))).expect(held("x"))  # green is idle, and not for it
         .at(1.1).on(RequestArrived(request("y"))).expect(held("y"))
-        .at(2.0).on(terms(weights={"v1": 0.0, "v2": 100.0})).expect(sent("x", "g", reasons=said("v2", "request")))
+        .at(2.0).on(terms(weights={"v1": 0.0, "v2": 100.0})).expect(sent("x", "g", reasons=picked_by("v2", "request")))
         .at(3.0).on(AttemptBegan("a", 1, 200)).expect()
         .at(4.0).on(ended("a")).expect()  # blue has room now, and gets nobody
         .at(5.0).on(ended("x")).expect(sent("y", "g"))
@@ -89,7 +89,7 @@ def test_a_split_that_ends_gives_who_waits_to_anybody(play) -> None:
         play(flow)
         .on(RequestArrived(request("a"))).expect(sent("a", "b"))
         .on(RequestArrived(request("x"))).expect(held("x"))
-        .at(1.0).on(SplitsChanged({})).expect(sent("x", "g", reasons=said("v2", "")))
+        .at(1.0).on(SplitsChanged({})).expect(sent("x", "g", reasons=picked_by("v2", "")))
     )  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def test_who_waits_for_one_version_stands_neither_before_nor_behind_another(play
         play(flow)
         .on(RequestArrived(request("a"))).expect(sent("a", "b"))
         .on(RequestArrived(request("b"))).expect(held("b"))
-        .on(RequestArrived(request("c", **canary))).expect(sent("c", "g", reasons=said("v2", "rule")))
+        .on(RequestArrived(request("c", **canary))).expect(sent("c", "g", reasons=picked_by("v2", "rule")))
         .on(RequestArrived(request("d", **canary))).expect(held("d"))
         .on(ended("a")).expect(sent("b", "b"))
         .on(RequestArrived(request("e"))).expect(held("e"))
@@ -117,7 +117,7 @@ def test_while_nobody_of_a_version_is_able_another_serves_or_nobody(play) -> Non
     book = play(flow)
     for event in down:
         book.on(event).expect()
-    book.on(RequestArrived(request("a"))).expect(sent("a", "b", reasons=said("v1", "fallback")))
+    book.on(RequestArrived(request("a"))).expect(sent("a", "b", reasons=picked_by("v1", "fallback")))
     book.on(RequestArrived(request("b"))).expect(held("b"))
     book.on(ReplicaProbed("g", True)).expect().on(ReplicaProbed("g", True)).expect(sent("b", "g"))
 
@@ -134,7 +134,7 @@ def test_who_waits_for_a_version_that_goes_down_is_served_or_answered(play) -> N
     busy = (RequestArrived(request("a")), RequestArrived(request("b")))
     book = play(split(weights={"v2": 1.0}))
     book.on(busy[0]).expect(sent("a", "g")).on(busy[1]).expect(held("b")).on(AttemptBegan("a", 1, 200)).expect()
-    book.on(down).expect().on(down).expect().on(down).expect(sent("b", "b", reasons=said("v1", "fallback")))
+    book.on(down).expect().on(down).expect().on(down).expect(sent("b", "b", reasons=picked_by("v1", "fallback")))
 
     book = play(split(weights={"v2": 1.0}, fallback=False))
     book.on(busy[0]).expect(sent("a", "g")).on(busy[1]).expect(held("b")).on(AttemptBegan("a", 1, 200)).expect()
@@ -145,7 +145,7 @@ def test_after_a_failure_another_version_is_better_than_the_same_replica_again(p
     failed = AttemptFailed("a", 1, outcome.DIED_BEFORE_START)
     book = play(split(weights={"v2": 1.0}))
     book.on(RequestArrived(request("a"))).expect(sent("a", "g"))
-    book.on(failed).expect(sent("a", "b", reasons=said("v1", "fallback")))
+    book.on(failed).expect(sent("a", "b", reasons=picked_by("v1", "fallback")))
     roomy = (replica("b", version="v1"), replica("g", version="v2"))  # what failed goes on counting for a while
     book = play(split(*roomy, weights={"v2": 1.0}, fallback=False))
     book.on(RequestArrived(request("a"))).expect(sent("a", "g")).on(failed).expect(sent("a", "g", attempt=2))
@@ -322,15 +322,15 @@ async def test_records_metrics_spans_and_status_tell_the_version_and_why(up: Bot
 
 
 async def test_explain_tells_the_version_and_takes_no_version_for_a_model(up: Both) -> None:
-    def told(model: str, tenant: str) -> Any:
+    def explained(model: str, tenant: str) -> Any:
         body = msgspec.json.encode({"model": model, "messages": [{"role": "user", "content": "hello"}]})
         return up.regional.tier_admin.explain(up.regional.tier_admin.compose(Question(msgspec.Raw(body), tenant)))[
             "reasons"
         ]
 
-    assert (told(SERVED, "acme")["version"], told(SERVED, "acme")["split"]) == ("v2", "rule 3: v2")
-    assert told(SERVED, "anywhere")["split"] == "request: v1"
-    assert told(f"{SERVED} v1", "anywhere") is None
+    assert (explained(SERVED, "acme")["version"], explained(SERVED, "acme")["split"]) == ("v2", "rule 3: v2")
+    assert explained(SERVED, "anywhere")["split"] == "request: v1"
+    assert explained(f"{SERVED} v1", "anywhere") is None
 
 
 async def test_what_a_cookie_says_is_kept_nowhere(up: Both, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
 
 
 @pytest.fixture(autouse=True)
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[dict[str, Any]]]]:
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[dict[str, Any]]]]:
     """What the logs say under an event."""
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)
@@ -144,7 +144,7 @@ async def test_regions_are_known_by_the_name_in_their_certificate(pki: Pki) -> N
 
 
 @pytest.mark.parametrize("wrong", ["authority", "name", "certificate"])
-async def test_tiers_that_do_not_believe_each_other_say_so_in_the_log(pki: Pki, told: Any, wrong: str) -> None:
+async def test_tiers_that_do_not_believe_each_other_say_so_in_the_log(pki: Pki, lines: Any, wrong: str) -> None:
     setting = everywhere(pki, **({"server_name": "{region}.example"} if wrong == "name" else {}))
     if wrong != "name":
         ours = (pki.client, pki.stranger) if wrong == "authority" else (pki.intruder,)
@@ -155,12 +155,14 @@ async def test_tiers_that_do_not_believe_each_other_say_so_in_the_log(pki: Pki, 
         assert ("connect_failed" if wrong != "certificate" else "before_first_byte") in error
         assert engine.seen == []
         if wrong == "certificate":
-            (line,) = told("TLS handshake refused")[:1]
+            (line,) = lines("TLS handshake refused")[:1]
             assert (line["listener"], line["reason"]) == ("tier", "bad_certificate")
             return
-        await until(lambda: len({line["upstream"] for line in told("TLS upstream failed")}) == 2)  # by HTTP and by gRPC
-        assert f"127.0.0.1:{up.tier}" in {line["upstream"] for line in told("TLS upstream failed")}
-        problems = [line["problem"].lower() for line in told("TLS upstream failed")]
+        await until(
+            lambda: len({line["upstream"] for line in lines("TLS upstream failed")}) == 2
+        )  # by HTTP and by gRPC
+        assert f"127.0.0.1:{up.tier}" in {line["upstream"] for line in lines("TLS upstream failed")}
+        problems = [line["problem"].lower() for line in lines("TLS upstream failed")]
         assert all("certificate" in problem or "hostname" in problem for problem in problems)
 
 
@@ -174,7 +176,7 @@ async def _answered(port: int, pki: Pki) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
-async def test_an_engine_that_is_not_believed_is_down_and_the_log_says_why(pki: Pki, told: Any) -> None:
+async def test_an_engine_that_is_not_believed_is_down_and_the_log_says_why(pki: Pki, lines: Any) -> None:
     behind = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     behind.load_cert_chain(pki.intruder.cert_file, pki.intruder.key_file)
     engine = Engine()
@@ -183,8 +185,8 @@ async def test_an_engine_that_is_not_believed_is_down_and_the_log_says_why(pki: 
         balancer = RegionalBalancer(config, topology(), Random(1), MemoryStore(Random(2), MemoryCluster()))
         try:
             await balancer.open()
-            await until(lambda: told("TLS upstream failed"))
-            (line,) = told("TLS upstream failed")
+            await until(lambda: lines("TLS upstream failed"))
+            (line,) = lines("TLS upstream failed")
             assert line["upstream"] == engine.address
             assert "the certificate is not believed: unable to get local issuer" in line["problem"]
             await until(lambda: not balancer.tier_admin.ready())

@@ -56,7 +56,7 @@ def rounds(seed: int, first: int, count: int) -> Counter[str]:
     return uvloop.run(_rounds(seed, first, count))
 
 
-def _told(job: tuple[int, int, int]) -> Counter[str] | str:
+def _counted(job: tuple[int, int, int]) -> Counter[str] | str:
     try:
         return rounds(*job)
     except FindingError as finding:
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     end, began, all_told = given.first + given.rounds, time.monotonic(), Counter[str]()
     jobs = [(given.seed, at, min(_SLICE, end - at)) for at in range(given.first, end, _SLICE)]
     with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
-        for one in pool.imap_unordered(_told, jobs):
+        for one in pool.imap_unordered(_counted, jobs):
             if isinstance(one, str):
                 print(one)
                 return 1

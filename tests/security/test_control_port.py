@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from farhop_wire import peers_pb2, peers_pb2_grpc, region_pb2, region_pb2_grpc
 from inprocess import HOP_KEY, Engine, global_config, regional_config, topology
 from peer_stage import Other, Stage
-from regions import config, told, watching
+from regions import a_report, config, watching
 
 from farhop.identity import certificate_names
 from farhop.store.contract import report_key
@@ -144,7 +144,7 @@ async def test_a_report_overwritten_draws_no_prompt_to_its_writer() -> None:
     refused: list[str] = []
     store = Sealed(etcd, keys, refused.append)
     place = report_key("tokyo", "r1")
-    genuine, stolen = encode(told()), encode(told(seq=9, incarnation=9, tier_address="6.6.6.6:80"))
+    genuine, stolen = encode(a_report()), encode(a_report(seq=9, incarnation=9, tier_address="6.6.6.6:80"))
     await etcd.put(place, private[0].seal(place, genuine))
     for attack in (stolen, private[1].seal(place, stolen), private[0].seal(report_key("tokyo", "r2"), stolen)):
         await etcd.put(place, attack)
@@ -170,9 +170,9 @@ async def test_an_address_where_no_balancer_of_the_region_may_be_is_refused() ->
         assert told_where.allows("tokyo", host) is allowed, host
     async with watching() as (watcher, _, found):
         watcher._config = global_config(region_hosts=hosts)
-        assert watcher.on_report(told(tier_address="6.6.6.6:80")) == "address_not_allowed"
-        assert watcher.on_report(told(control_address="6.6.6.6:80")) == "address_not_allowed"
-        assert watcher.on_report(told(client_url="https://evil.example")) == "address_not_allowed"
+        assert watcher.on_report(a_report(tier_address="6.6.6.6:80")) == "address_not_allowed"
+        assert watcher.on_report(a_report(control_address="6.6.6.6:80")) == "address_not_allowed"
+        assert watcher.on_report(a_report(client_url="https://evil.example")) == "address_not_allowed"
         assert found.names() == []
-        assert watcher.on_report(told()) is None
+        assert watcher.on_report(a_report()) is None
         assert found.names() == ["r1"]

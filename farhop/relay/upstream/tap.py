@@ -156,10 +156,10 @@ def _with_rest_of(event: bytes, hidden: bytes) -> bytes:
     """An event that goes before another which the client does not see: what that one tells beside the usage it would
     have told itself, had it been the last."""
     try:
-        known, told = (_members(one[one.index(b"{") :].rstrip()) for one in (event, hidden))
+        known, shown = (_members(one[one.index(b"{") :].rstrip()) for one in (event, hidden))
     except (*UNREADABLE, ValueError):
         return event
-    more = [(name, value) for name, value in told.items() if name not in known and name != "usage"]
+    more = [(name, value) for name, value in shown.items() if name not in known and name != "usage"]
     at = event.rindex(b"}")
     added = b"".join(b",%b:%b" % (msgspec.json.encode(name), value) for name, value in more)
     return event[:at] + added + event[at:]

@@ -78,7 +78,7 @@ def question(subnet: str, kind: str = "A") -> dns.message.Message:
     return dns.message.make_query("api.entry.example", kind, use_edns=0, options=[option])
 
 
-def said(answer: dns.message.Message) -> tuple[str, int]:
+def answered(answer: dns.message.Message) -> tuple[str, int]:
     """The first address, and the scope."""
     scope = next(one.scopelen for one in answer.options if isinstance(one, dns.edns.ECSOption))
     return answer.answer[0][0].address, scope
@@ -122,7 +122,7 @@ class Gdnsd:
 
     def ask(self, subnet: str) -> tuple[str, int] | None:
         try:
-            return said(dns.query.udp(question(subnet), "127.0.0.1", timeout=2.0, port=self.port))
+            return answered(dns.query.udp(question(subnet), "127.0.0.1", timeout=2.0, port=self.port))
         except (dns.exception.Timeout, OSError):
             time.sleep(0.05)
             return None
@@ -138,7 +138,7 @@ def test_gdnsd_leads_every_network_to_the_same_entry_and_tells_no_wider_scope(tm
     peer.dead(dead)
     with peer:
         for subnet in ASKED:
-            theirs, own = peer.ask(subnet), said(asked(responder, question(subnet)))
+            theirs, own = peer.ask(subnet), answered(asked(responder, question(subnet)))
             assert theirs is not None
             assert own[0] == theirs[0], subnet
             if subnet in PLAIN:  # no private network near: ours joins what has one answer, while some are dead
@@ -146,8 +146,8 @@ def test_gdnsd_leads_every_network_to_the_same_entry_and_tells_no_wider_scope(tm
                 assert own[1] == theirs[1] or len(dead) in (1, 2), subnet
         # gdnsd knows no private networks: it answers as if it knew where they are, and tells a resolver to keep that.
         assert peer.ask("10.10.0.0/16") == (*(peer.ask("8.8.8.0/24") or ("", 0))[:1], 1)
-        private = said(asked(responder, question("10.10.0.0/16"), "203.0.113.200"))
-        assert private == (said(asked(responder, question("203.0.113.200/32")))[0], 8 if len(dead) != 2 else 0)
+        private = answered(asked(responder, question("10.10.0.0/16"), "203.0.113.200"))
+        assert private == (answered(asked(responder, question("203.0.113.200/32")))[0], 8 if len(dead) != 2 else 0)
 
 
 # -- its cases
@@ -176,8 +176,8 @@ def test_a_client_subnet_that_is_none_is_formerr_with_a_bare_opt(family, source,
 
 
 def test_a_resolver_that_comes_by_ipv6_may_ask_for_a_client_of_ipv4_and_the_other_way() -> None:
-    assert said(asked(ours(), question("203.0.113.0/24"), "2001:db8::53")) == ("192.0.2.3", 24)
-    assert said(asked(ours(), question("2001:db8:1::/48"), "192.0.2.200"))[0] == "192.0.2.1"
+    assert answered(asked(ours(), question("203.0.113.0/24"), "2001:db8::53")) == ("192.0.2.3", 24)
+    assert answered(asked(ours(), question("2001:db8:1::/48"), "192.0.2.200"))[0] == "192.0.2.1"
 
 
 def test_where_the_nearest_has_no_address_of_the_family_the_next_answers_and_never_nodata() -> None:
@@ -187,14 +187,14 @@ def test_where_the_nearest_has_no_address_of_the_family_the_next_answers_and_nev
     topology = replace(topology, entries={**topology.entries, "tokyo": bare})
     plan = replace(PLAN, names=(NamePlan("api.entry.example"),))
     responder = ours(plan=plan, topology=topology)
-    assert said(asked(responder, question("203.0.113.0/24"))) == ("192.0.2.1", 24)
-    assert said(asked(responder, question("203.0.113.0/24", "AAAA")))[0] == "2001:db8::3"
+    assert answered(asked(responder, question("203.0.113.0/24"))) == ("192.0.2.1", 24)
+    assert answered(asked(responder, question("203.0.113.0/24", "AAAA")))[0] == "2001:db8::3"
 
 
 def test_failover_goes_down_the_network_s_own_list() -> None:
     # Its res8: the first of the list that is not down; with all of it down the first, as if nothing were.
     for dead, first in (((), 3), (("tokyo",), 1), (("tokyo", "virginia"), 2), (NAMES, 3)):
-        assert said(asked(ours(frozenset(dead)), question("203.0.113.0/24")))[0] == f"192.0.2.{first}"
+        assert answered(asked(ours(frozenset(dead)), question("203.0.113.0/24")))[0] == f"192.0.2.{first}"
 
 
 def test_weights_draw_who_is_first_and_leave_nobody_out() -> None:
@@ -206,7 +206,7 @@ def test_weights_draw_who_is_first_and_leave_nobody_out() -> None:
     standings = [standing("virginia", share=0.25), standing("frankfurt"), standing("tokyo")]
     responder = served(Responder(), world(), standings, atlas)
     found = [asked(responder, question(f"{a}.{b}.0.0/16")) for a in (20, 60, 100, 140) for b in range(256)]
-    first = [said(one)[0] for one in found]
+    first = [answered(one)[0] for one in found]
     assert 0.2 <= first.count("192.0.2.1") / len(first) <= 0.3
     assert {tuple(sorted(rdata.address for rdata in one.answer[0])) for one in found} == {
         ("192.0.2.1", "192.0.2.2", "192.0.2.3")

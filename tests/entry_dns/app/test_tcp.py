@@ -36,7 +36,7 @@ async def connect(port: int, of: str = "127.0.0.1") -> tuple[asyncio.StreamReade
     return await asyncio.open_connection("127.0.0.1", port, local_addr=(of, 0))
 
 
-async def told(reader: asyncio.StreamReader) -> dns.message.Message:
+async def read_answer(reader: asyncio.StreamReader) -> dns.message.Message:
     return dns.message.from_wire(await reader.readexactly(int.from_bytes(await reader.readexactly(2), "big")))
 
 
@@ -52,13 +52,13 @@ async def test_questions_one_after_another_and_a_bound_on_connections() -> None:
         reader, writer = await connect(port)
         writer.write(FRAMED * 3)
         for _ in range(3):
-            assert (await told(reader)).answer
+            assert (await read_answer(reader)).answer
         other, another = await connect(port)
         assert await ended(other)
         assert server.refused == 1
         another.close()
         writer.write(FRAMED)
-        assert (await told(reader)).answer, "who came first goes on"
+        assert (await read_answer(reader)).answer, "who came first goes on"
         writer.close()
 
 
@@ -74,7 +74,7 @@ async def test_messages_in_pieces_and_several_in_one_are_answered_in_their_order
             whole = whole[at:]
             await asyncio.sleep(0)
         for one in queries:
-            assert one.is_response(await told(reader))
+            assert one.is_response(await read_answer(reader))
         writer.close()
 
 
@@ -84,7 +84,7 @@ async def test_a_transfer_is_refused_and_the_connection_goes_on() -> None:
         for kind in ("AXFR", "IXFR", "A"):
             query = dns.message.make_query("entry.example" if kind != "A" else "api.entry.example", kind).to_wire()
             writer.write(len(query).to_bytes(2, "big") + query)
-            answer = await told(reader)
+            answer = await read_answer(reader)
             assert (answer.rcode() == dns.rcode.REFUSED) == (kind != "A")
         writer.close()
 
@@ -103,11 +103,11 @@ async def test_one_network_has_a_share_of_the_connections_and_no_more() -> None:
         mine = [await connect(port) for _ in range(4)]
         for reader, writer in mine[:2]:
             writer.write(FRAMED)
-            assert (await told(reader)).answer
+            assert (await read_answer(reader)).answer
         assert all([await ended(reader) for reader, _ in mine[2:]])
         reader, writer = await connect(port, "127.0.1.1")
         writer.write(FRAMED)
-        assert (await told(reader)).answer, "another network has its own"
+        assert (await read_answer(reader)).answer, "another network has its own"
         for _, one in (*mine, (reader, writer)):
             one.close()
         while server._of:
@@ -120,15 +120,15 @@ async def test_where_all_are_taken_who_was_silent_longest_gives_way() -> None:
     async with serving(2, now=lambda: at[0]) as (server, port):
         slow, slowly = await connect(port, "127.0.1.1")
         slowly.write(FRAMED)
-        assert (await told(slow)).answer
+        assert (await read_answer(slow)).answer
         lively, writer = await connect(port, "127.0.2.1")
         at[0] = WAITED_S
         slowly.write(FRAMED[:-1])  # all of a message but its last byte
         writer.write(FRAMED)
-        assert (await told(lively)).answer
+        assert (await read_answer(lively)).answer
         third, another = await connect(port, "127.0.3.1")
         another.write(FRAMED)
-        assert (await told(third)).answer
+        assert (await read_answer(third)).answer
         assert await ended(slow)
         refused, last = await connect(port, "127.0.4.1")
         assert await ended(refused), "the two others were just heard"
@@ -151,6 +151,6 @@ async def test_a_connection_ends_after_so_many_messages(monkeypatch) -> None:
         reader, writer = await connect(port)
         writer.write(FRAMED * 2)
         for _ in range(2):
-            assert (await told(reader)).answer
+            assert (await read_answer(reader)).answer
         assert await ended(reader)
         writer.close()

@@ -12,7 +12,7 @@ cidrs = st.tuples(st.integers(0, (1 << 32) - 1), st.integers(1, 32)).map(
 )
 
 
-def told(space: Space, address: str) -> str:
+def scope_of(space: Space, address: str) -> str:
     at = int(ip_address(address))
     starts = space.starts.tolist()
     index = int(space.starts.searchsorted(at, side="right")) - 1
@@ -29,14 +29,14 @@ def test_what_is_not_in_a_hole_is_deaggregated_as_rfc_7871_has_it() -> None:
     assert inside == [
         ("1.2.0.0/23", 7), ("1.2.2.0/24", 7), ("1.2.3.0/24", 8), ("1.2.4.0/22", 7), ("1.2.8.0/21", 7),
     ]  # fmt: skip
-    assert told(space, "1.2.9.9") == "1.2.8.0/21"
-    assert told(space, "1.2.3.9") == "1.2.3.0/24"
+    assert scope_of(space, "1.2.9.9") == "1.2.8.0/21"
+    assert scope_of(space, "1.2.3.9") == "1.2.3.0/24"
 
 
 def test_a_private_address_gets_the_private_block() -> None:
     space = spaces([(ip_network("11.0.0.0/8"), 7)])[4]
-    assert told(space, "10.9.8.7") == "10.0.0.0/8"
-    assert told(space, "192.168.1.1") == "192.168.0.0/16"
+    assert scope_of(space, "10.9.8.7") == "10.0.0.0/8"
+    assert scope_of(space, "192.168.1.1") == "192.168.0.0/16"
     assert space.at(int(ip_address("172.20.0.1"))) == PRIVATE
     assert space.at(int(ip_address("9.9.9.9"))) == UNKNOWN
     taken = spaces([(ip_network("10.1.0.0/16"), 7)])[4]

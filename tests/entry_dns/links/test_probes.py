@@ -20,7 +20,7 @@ async def answering(line: bytes) -> asyncio.Server:
     return await asyncio.start_server(serve, "127.0.0.1", 0)
 
 
-async def told(config: Probe, entry: Entry) -> tuple[str, bool, str]:
+async def probed(config: Probe, entry: Entry) -> tuple[str, bool, str]:
     found: asyncio.Future[tuple[str, bool, str]] = asyncio.get_running_loop().create_future()
 
     def tell(name: str, good: bool, why: str) -> None:
@@ -49,7 +49,7 @@ async def told(config: Probe, entry: Entry) -> tuple[str, bool, str]:
 async def test_an_entry_is_asked_as_a_client_would_come(line: bytes, good: bool, why: str) -> None:
     server = await answering(line)
     port = server.sockets[0].getsockname()[1]
-    name, was, found = await told(Probe(scheme="http"), Entry("a", "tokyo", ("127.0.0.1",), port=port))
+    name, was, found = await probed(Probe(scheme="http"), Entry("a", "tokyo", ("127.0.0.1",), port=port))
     server.close()
     assert (name, was) == ("a", good)
     assert found == (f"127.0.0.1:{port}{why}" if why else "")
@@ -57,7 +57,7 @@ async def test_an_entry_is_asked_as_a_client_would_come(line: bytes, good: bool,
 
 async def test_who_is_not_there() -> None:
     (port,) = free_ports(1)
-    _, good, why = await told(Probe(scheme="tcp", at={"a": f"127.0.0.1:{port}"}), Entry("a", "tokyo", ("192.0.2.1",)))
+    _, good, why = await probed(Probe(scheme="tcp", at={"a": f"127.0.0.1:{port}"}), Entry("a", "tokyo", ("192.0.2.1",)))
     assert not good
     assert why.startswith(f"127.0.0.1:{port}: ")
 

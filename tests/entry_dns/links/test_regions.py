@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from inprocess import until
-from regions import Region, told
+from regions import Region, a_report
 
 from entry_dns.links.regions import RegionLinks
 from farhop.service.region_ways import RegionWays
@@ -32,14 +32,14 @@ async def region() -> AsyncIterator[Region]:
 
 async def test_reports_come_and_go_on_when_a_stream_broke(region: Region) -> None:
     one = Following()
-    one.links.named(told(control_address=region.address))
-    await region.say(told(seq=2))
+    one.links.named(a_report(control_address=region.address))
+    await region.say(a_report(seq=2))
     await until(lambda: [report.seq for report in one.reports] == [2])
     assert one.links.speaking == 1
     await region.stop()
     await until(lambda: one.links.speaking == 0)
     await region.start()
-    await region.say(told(seq=3))
+    await region.say(a_report(seq=3))
     await until(lambda: [report.seq for report in one.reports][-1] == 3)
     await one.links.close()
     assert one.refused == []
@@ -47,9 +47,9 @@ async def test_reports_come_and_go_on_when_a_stream_broke(region: Region) -> Non
 
 async def test_another_s_name_is_not_believed_and_who_moves_is_followed(region: Region) -> None:
     one = Following()
-    one.links.named(told(control_address="127.0.0.1:9"))
-    one.links.named(told(control_address=region.address))
-    await region.say(told("frankfurt"))
+    one.links.named(a_report(control_address="127.0.0.1:9"))
+    one.links.named(a_report(control_address=region.address))
+    await region.say(a_report("frankfurt"))
     await until(lambda: one.refused == ["report_misplaced"])
     assert one.reports == []
     await one.links.close()
@@ -57,8 +57,8 @@ async def test_another_s_name_is_not_believed_and_who_moves_is_followed(region: 
 
 async def test_nobody_is_dialled_where_no_balancer_of_its_region_may_be(region: Region) -> None:
     one = Following(region_hosts={"tokyo": ["10.0.0.0/8"]})
-    one.links.named(told(control_address=region.address))
-    one.links.named(told("frankfurt", control_address="198.51.100.1:80"))
+    one.links.named(a_report(control_address=region.address))
+    one.links.named(a_report("frankfurt", control_address="198.51.100.1:80"))
     assert one.refused == ["address_not_allowed"] * 2
     assert not one.links._links
     await one.links.close()
@@ -66,11 +66,11 @@ async def test_nobody_is_dialled_where_no_balancer_of_its_region_may_be(region: 
 
 async def test_who_withdrew_is_followed_until_its_stream_ends(region: Region) -> None:
     one = Following()
-    one.links.named(told(control_address="127.0.0.1:9"))
+    one.links.named(a_report(control_address="127.0.0.1:9"))
     one.links.gone("tokyo", "r1")
     assert not one.links._links, "it did not speak"
-    one.links.named(told(control_address=region.address))
-    await region.say(told())
+    one.links.named(a_report(control_address=region.address))
+    await region.say(a_report())
     await until(lambda: one.links.speaking == 1)
     one.links.gone("tokyo", "r1")
     assert one.links._links

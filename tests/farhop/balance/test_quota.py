@@ -508,9 +508,9 @@ class World:
             in_time = self.clock(n) <= found.at + 1.0 or self.rng.random() < 0.2
             if life == self.life[n] and in_time and self.rng.random() >= self.lossy[n]:
                 self.holders[n].on_reply(text, found, self.clock(n))
-                self.heard(n)
+                self.deliver_reply(n)
 
-    def heard(self, n: int) -> None:
+    def deliver_reply(self, n: int) -> None:
         """A holder took an answer."""
 
     def write(self) -> None:
@@ -605,10 +605,10 @@ class Watched(Root):
     def configure(self, quotas: dict[str, Quota], now: float) -> None:
         super().configure(quotas, now)
         for bucket in self._buckets.values():
-            bucket.__class__ = _told(type(bucket), self._world)
+            bucket.__class__ = _checked(type(bucket), self._world)
 
 
-def _told(kind: type, world: World) -> type:
+def _checked(kind: type, world: World) -> type:
     class Told(kind):  # type: ignore[misc]
         __slots__ = ()
 
@@ -656,7 +656,7 @@ class SlotsWorld(World):
             mine.waiting = int(self.quota.depth)
         self.count()
 
-    def heard(self, n: int) -> None:
+    def deliver_reply(self, n: int) -> None:
         self.count()
         _, pace = self.clocks[n]
         self.lease_until[n] = self.now + (self.holders[n]._until - self.clock(n)) / pace

@@ -21,7 +21,7 @@ def manager(tmp_path: Path) -> Iterator[socket.socket]:
         yield listening
 
 
-def told(manager: socket.socket) -> str:
+def sent(manager: socket.socket) -> str:
     return manager.recv(4096).decode()
 
 
@@ -35,9 +35,9 @@ async def test_nobody_asked() -> None:
 async def test_ready_and_stopping_are_sent(manager: socket.socket) -> None:
     notifier = Notifier({"NOTIFY_SOCKET": manager.getsockname()})
     notifier.ready(asyncio.get_running_loop(), "region paris: clients on 0.0.0.0:443")
-    assert told(manager) == "READY=1\nSTATUS=region paris: clients on 0.0.0.0:443"
+    assert sent(manager) == "READY=1\nSTATUS=region paris: clients on 0.0.0.0:443"
     notifier.stopping()
-    assert told(manager) == "STOPPING=1\nSTATUS=draining"
+    assert sent(manager) == "STOPPING=1\nSTATUS=draining"
     notifier.close()
 
 
@@ -46,11 +46,11 @@ async def test_the_watchdog_is_fed_from_the_loop_until_the_end(manager: socket.s
     notifier = Notifier(environment)
     notifier.ready(asyncio.get_running_loop(), "here")
     manager.setblocking(False)
-    found = [told(manager), told(manager)]
+    found = [sent(manager), sent(manager)]
     while len(found) < 5:
         await asyncio.sleep(0.01)
         try:
-            found.append(told(manager))
+            found.append(sent(manager))
         except BlockingIOError:
             continue
     assert found == ["READY=1\nSTATUS=here", *["WATCHDOG=1"] * 4]
@@ -58,7 +58,7 @@ async def test_the_watchdog_is_fed_from_the_loop_until_the_end(manager: socket.s
     await asyncio.sleep(0.05)
     with pytest.raises(BlockingIOError):
         for _ in range(10):
-            told(manager)
+            sent(manager)
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,11 @@ async def test_no_watchdog_that_is_for_another_or_makes_no_sense(
 ) -> None:
     notifier = Notifier({"NOTIFY_SOCKET": manager.getsockname(), **environment})
     notifier.ready(asyncio.get_running_loop(), "here")
-    assert told(manager).startswith("READY=1")
+    assert sent(manager).startswith("READY=1")
     await asyncio.sleep(0.02)
     manager.setblocking(False)
     with pytest.raises(BlockingIOError):
-        told(manager)
+        sent(manager)
 
 
 async def test_a_manager_that_is_gone_or_full_ends_nothing(tmp_path: Path, manager: socket.socket) -> None:
@@ -89,4 +89,4 @@ async def test_an_abstract_socket() -> None:
         listening.bind(f"\0farhop-test-{os.getpid()}")
         listening.settimeout(60.0)
         Notifier({"NOTIFY_SOCKET": f"@farhop-test-{os.getpid()}"}).stopping()
-        assert told(listening).startswith("STOPPING=1")
+        assert sent(listening).startswith("STOPPING=1")

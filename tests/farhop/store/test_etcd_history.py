@@ -14,14 +14,14 @@ from farhop.store.etcd_settings import EtcdSettings
 from farhop_lab.world.etcd import EmbeddedEtcd
 
 
-def told(found):
+def values(found):
     return [(change.kind, change.key, change.value) for change in found.changes]
 
 
 async def test_all_that_was_put_and_deleted_until_it_is_compacted():
     async with EmbeddedEtcd() as etcd:
         settings = EtcdSettings((etcd.endpoint,))
-        assert told(await history(settings, "/a/")) == []
+        assert values(await history(settings, "/a/")) == []
         store = EtcdStore(settings, Random(1))
         await store.open()
         try:
@@ -35,7 +35,7 @@ async def test_all_that_was_put_and_deleted_until_it_is_compacted():
             revision = await store.put("/a/one", b"3")
             found = await history(settings, "/a/")
             assert found.since == 1
-            assert told(found) == [
+            assert values(found) == [
                 (ChangeKind.PUT, "/a/one", b"1"), (ChangeKind.DELETE, "/a/one", b""), (ChangeKind.PUT, "/a/two", b"2"),
                 (ChangeKind.DELETE, "/a/two", b""), (ChangeKind.PUT, "/a/one", b"3"),
             ]  # fmt: skip
@@ -44,7 +44,7 @@ async def test_all_that_was_put_and_deleted_until_it_is_compacted():
             await link.call("kvstub", "Compact", aetcd.rpc.CompactionRequest(revision=revision))
             await link.close()
             found = await history(settings, "/a/")
-            assert (found.since, told(found)[-1:]) == (revision, [(ChangeKind.PUT, "/a/one", b"3")])
+            assert (found.since, values(found)[-1:]) == (revision, [(ChangeKind.PUT, "/a/one", b"3")])
         finally:
             await store.close()
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 from farhop_wire import region_pb2, region_pb2_grpc
-from regions import Region, told
+from regions import Region, a_report
 
 from farhop.store.grpc_options import FIXED_WINDOW, WINDOW_BYTES
 
@@ -104,7 +104,7 @@ async def test_messages_are_not_answered_with_pings_and_the_window_is_open_at_on
     async with _between(frames, region.address) as address, grpc.aio.insecure_channel(address, options) as channel:
         stream = region_pb2_grpc.RegionStub(channel).Reports(region_pb2.ReportsRequest(balancer="here"))
         for seq in range(1, REPORTS + 1):
-            await region.say(told(seq=seq))
+            await region.say(a_report(seq=seq))
             message = await stream.read()
             assert message.seq == seq
         stream.cancel()

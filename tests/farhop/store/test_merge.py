@@ -21,7 +21,7 @@ def put(key: str, value: str) -> Change:
     return Change(PUT, 8, key, value.encode())
 
 
-def told(changes: list[Change]) -> list[tuple[ChangeKind, object]]:
+def kinds(changes: list[Change]) -> list[tuple[ChangeKind, object]]:
     return [
         (c.kind, {e.key: e.value.decode() for e in c.entries} if c.kind is SNAPSHOT else (c.key, c.value.decode()))
         for c in changes
@@ -39,18 +39,18 @@ def test_the_first_snapshot_waits_for_every_hub_that_may_answer() -> None:
     merged = Merged(("a", "b"))
     assert merged.take("a", listing(k="1")) == []
     assert merged.take("a", put("k", "2")) == []
-    assert told(merged.take("b", listing(l="3"))) == [(SNAPSHOT, {"k": "2", "l": "3"})]
+    assert kinds(merged.take("b", listing(l="3"))) == [(SNAPSHOT, {"k": "2", "l": "3"})]
     merged = Merged(("a", "b"))
     assert merged.take("b", Change(LOST, why="gone")) == []
-    assert told(merged.take("a", listing(k="1"))) == [(SNAPSHOT, {"k": "1"})]
+    assert kinds(merged.take("a", listing(k="1"))) == [(SNAPSHOT, {"k": "1"})]
 
 
 def test_what_two_hubs_say_is_reported_once() -> None:
     merged = both()
-    assert told(merged.take("b", put("k", "1"))) == [(PUT, ("k", "1"))]
+    assert kinds(merged.take("b", put("k", "1"))) == [(PUT, ("k", "1"))]
     assert merged.take("a", put("k", "1")) == []
     assert merged.take("a", Change(DELETE, 9, "k")) == []
-    assert told(merged.take("b", Change(DELETE, 9, "k"))) == [(DELETE, ("k", ""))]
+    assert kinds(merged.take("b", Change(DELETE, 9, "k"))) == [(DELETE, ("k", ""))]
     assert merged.take("b", Change(DELETE, 9, "never")) == []
 
 
@@ -59,19 +59,19 @@ def test_a_lost_hub_ends_nothing_and_its_return_brings_nothing_back_that_it_does
     merged.take("a", listing(k="1"))
     merged.take("b", listing())
     assert merged.take("a", Change(LOST, why="down")) == []
-    assert told(merged.take("b", put("l", "2"))) == [(PUT, ("l", "2"))]
-    assert told(merged.take("b", listing(l="2"))) == [(SNAPSHOT, {"k": "1", "l": "2"})]
-    assert told(merged.take("a", listing())) == [(SNAPSHOT, {"l": "2"})]  # it was wiped
+    assert kinds(merged.take("b", put("l", "2"))) == [(PUT, ("l", "2"))]
+    assert kinds(merged.take("b", listing(l="2"))) == [(SNAPSHOT, {"k": "1", "l": "2"})]
+    assert kinds(merged.take("a", listing())) == [(SNAPSHOT, {"l": "2"})]  # it was wiped
 
 
 def test_what_is_deleted_elsewhere_does_not_stand_by_the_memory_of_a_lost_hub() -> None:
     merged = both(k="1")
     merged.take("a", Change(LOST, why="down"))
-    assert told(merged.take("b", Change(DELETE, 9, "k"))) == [(DELETE, ("k", ""))]
+    assert kinds(merged.take("b", Change(DELETE, 9, "k"))) == [(DELETE, ("k", ""))]
     # A wiped hub deletes nothing: what the lost one held stands.
     merged = both(k="1")
     merged.take("a", Change(LOST, why="down"))
-    assert told(merged.take("b", listing())) == [(SNAPSHOT, {"k": "1"})]
+    assert kinds(merged.take("b", listing())) == [(SNAPSHOT, {"k": "1"})]
 
 
 def test_lost_is_reported_once_when_nobody_is_left_and_ends_with_a_snapshot() -> None:
@@ -80,7 +80,7 @@ def test_lost_is_reported_once_when_nobody_is_left_and_ends_with_a_snapshot() ->
     (lost,) = merged.take("b", Change(LOST, why="frozen"))
     assert (lost.kind, lost.why) == (LOST, "a: down; b: frozen")
     assert merged.take("a", Change(LOST, why="still")) == []
-    assert told(merged.take("b", listing(k="2"))) == [(SNAPSHOT, {"k": "2"})]
+    assert kinds(merged.take("b", listing(k="2"))) == [(SNAPSHOT, {"k": "2"})]
 
 
 @pytest.mark.parametrize(

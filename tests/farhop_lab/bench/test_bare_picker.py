@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from farhop_wire import ext_proc_pb2 as wire
-from picking import answered, asked, body, said, text_of
+from picking import answered, asked, body, response_piece, text_of
 
 from farhop_lab.bench.bare import Job
 from farhop_lab.bench.bare_picker import BarePicker
@@ -23,7 +23,7 @@ class Gateway:
 async def test_it_names_the_next_and_gives_back_what_it_got() -> None:
     picker = BarePicker(Job(0, [("127.0.0.2", 1), ("127.0.0.3", 1)]))
     for host in ("127.0.0.2", "127.0.0.3", "127.0.0.2"):
-        gateway = Gateway(asked(), body(b"a" * 70_000, last=False), body(b"b"), answered(), said(b"one"))
+        gateway = Gateway(asked(), body(b"a" * 70_000, last=False), body(b"b"), answered(), response_piece(b"one"))
         await picker.process(None, gateway)
         lb = gateway.received[0].dynamic_metadata.fields["envoy.lb"].struct_value
         assert lb.fields["x-gateway-destination-endpoint"].string_value == f"{host}:1"

@@ -21,7 +21,7 @@ MODEL = "llama-3.1-8b"
 HELLO = [{"role": "user", "content": "hello over there"}]
 
 
-def _said(events: list[dict[str, Any]]) -> str:
+def _text_of(events: list[dict[str, Any]]) -> str:
     return "".join(choice["delta"].get("content", "") for event in events for choice in event["choices"])
 
 
@@ -43,7 +43,7 @@ async def test_a_streamed_chat(replica: Start) -> None:
     assert events[-1]["choices"] == []
     assert events[-1]["usage"]["completion_tokens"] == 20
     whole = await client.ask(CHAT, **fields)
-    assert whole["choices"][0]["message"]["content"] == _said(events)
+    assert whole["choices"][0]["message"]["content"] == _text_of(events)
     assert len({event["id"] for event in events} | {whole["id"]}) == 2
     assert whole["id"].startswith("chatcmpl-")
 
@@ -90,7 +90,7 @@ async def test_a_partial_answer_is_continued_to_the_same_end_elsewhere(replica: 
     for cut in (0, 4, len(text) // 2, len(text) - 1, len(text)):
         messages = [*HELLO, {"role": "assistant", "content": text[:cut]}]
         events = await second.events(CHAT, messages=messages, continue_final_message=True, add_generation_prompt=False)
-        assert text[:cut] + _said(events) == text
+        assert text[:cut] + _text_of(events) == text
         assert events[-1]["choices"][0]["finish_reason"] == "stop"
 
 
@@ -107,7 +107,7 @@ async def test_a_stop_string_ends_it(replica: Start) -> None:
     text = (await client.ask(CHAT, messages=HELLO, max_tokens=30, ignore_eos=True))["choices"][0]["message"]["content"]
     stop = text[34:40]
     events = await client.events(CHAT, messages=HELLO, max_tokens=30, ignore_eos=True, stop=[stop])
-    assert _said(events) == text[: text.index(stop)]
+    assert _text_of(events) == text[: text.index(stop)]
     assert (events[-1]["choices"][0]["finish_reason"], events[-1]["choices"][0]["stop_reason"]) == ("stop", stop)
 
 

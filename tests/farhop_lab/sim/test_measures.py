@@ -87,7 +87,7 @@ def test_use_over_time() -> None:
 
 
 def test_the_digest_tells_every_field_apart() -> None:
-    def told(event: machine.Event, *commands: machine.Command) -> str:
+    def digest_of(event: machine.Event, *commands: machine.Command) -> str:
         journal = Journal(Timeline())
         journal.note("global a", event, commands)
         return journal.digest
@@ -95,17 +95,17 @@ def test_the_digest_tells_every_field_apart() -> None:
     left = machine.ClientLeft("r1")
     cancel = machine.Cancel("r1", 1)
     digests = {
-        told(left),
-        told(machine.ClientLeft("r2")),
-        told(left, cancel),
-        told(left, machine.SetTimer("r1", 1.0)),
-        told(left, machine.SetTimer("r1", 2.0)),
-        told(left, machine.Answer("r1", outcome.NO_REGION, "")),
-        told(machine.AttemptFailed("r1", 1, outcome.CONNECT_FAILED)),
-        told(machine.AttemptFailed("r1", 1, outcome.CONNECT_TIMEOUT)),
+        digest_of(left),
+        digest_of(machine.ClientLeft("r2")),
+        digest_of(left, cancel),
+        digest_of(left, machine.SetTimer("r1", 1.0)),
+        digest_of(left, machine.SetTimer("r1", 2.0)),
+        digest_of(left, machine.Answer("r1", outcome.NO_REGION, "")),
+        digest_of(machine.AttemptFailed("r1", 1, outcome.CONNECT_FAILED)),
+        digest_of(machine.AttemptFailed("r1", 1, outcome.CONNECT_TIMEOUT)),
     }
     assert len(digests) == 8
-    assert told(left, cancel) == told(left, cancel)
+    assert digest_of(left, cancel) == digest_of(left, cancel)
 
 
 def test_lines_are_kept_only_where_they_are_wanted() -> None:

@@ -22,7 +22,7 @@ def lonely(reporting: Reporting | None = None, *, slots: int = 4, replicas: int 
     )
 
 
-def told(world: World) -> list[tuple[float, RegionReport]]:
+def reports_of(world: World) -> list[tuple[float, RegionReport]]:
     """What the region reports from now on, and when."""
     seen: list[tuple[float, RegionReport]] = []
     world.regions["paris"]._on_report = lambda report: seen.append((world.now, report))
@@ -64,7 +64,7 @@ def test_it_hears_what_its_engines_answer_and_expects_it_to_be_found_by_the_next
     world = World(5, flat(["paris"]), {"paris": gpus("a100", 1)}, balancers={})
     talk, turns = b"who are you? " * 100, list[RequestRecord]()
 
-    def heard(record: RequestRecord, data: bytes) -> None:
+    def on_answer(record: RequestRecord, data: bytes) -> None:
         nonlocal talk
         turns.append(record)
         assert data
@@ -73,7 +73,7 @@ def test_it_hears_what_its_engines_answer_and_expects_it_to_be_found_by_the_next
             say()
 
     def say() -> None:
-        world.arrive("paris", "t", direct=True, text=talk, answer_tokens=200, on_done=heard)
+        world.arrive("paris", "t", direct=True, text=talk, answer_tokens=200, on_done=on_answer)
 
     world.at(1.0, say)
     world.run(60.0)
@@ -86,7 +86,7 @@ def test_it_hears_what_its_engines_answer_and_expects_it_to_be_found_by_the_next
 
 def test_it_reports_in_step_however_it_lived() -> None:
     world = lonely(Reporting(every_s=2.0))
-    found = told(world)
+    found = reports_of(world)
     world.at(3.1, world.kill, "paris")
     world.at(6.5, world.revive, "paris")
     world.run(9.0)
@@ -96,7 +96,7 @@ def test_it_reports_in_step_however_it_lived() -> None:
 
 def test_it_reports_on_change_and_every_second_as_it_does_live() -> None:
     world = lonely()
-    found = told(world)
+    found = reports_of(world)
     world.at(3.0, ask, world, 3)
     world.run(2.95)
     quiet = len(found)

@@ -22,7 +22,7 @@ _ASK = (
 )
 
 
-def _told(*words: str) -> str:
+def _output(*words: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
@@ -43,9 +43,9 @@ async def test_a_handshake_takes_the_whole_round_trip_and_all_is_removed() -> No
         assert float(said) >= RTT_MS
         assert (await server.communicate())[0] == b"9\n"
         setting = wire.command(FAR, ["sysctl", "-n", "net.ipv4.tcp_slow_start_after_idle"])
-        assert _told(*setting) == "0\n"
+        assert _output(*setting) == "0\n"
         names = [wire.command(end, [])[3] for end in (NEAR, FAR)]
-    left = _told("ip", "netns", "list")
+    left = _output("ip", "netns", "list")
     assert not [name for name in names if name in left]
 
 
@@ -55,7 +55,7 @@ async def test_a_setting_that_the_kernel_refuses_leaves_nothing_behind() -> None
     wire = LongWire(RTT_MS, {"net.ipv4.no_such_setting": "1"})
     with pytest.raises(WireError, match="no_such_setting"):
         await wire.__aenter__()
-    left = _told("ip", "netns", "list")
+    left = _output("ip", "netns", "list")
     assert wire.command(NEAR, [])[3] not in left
 
 

@@ -228,10 +228,10 @@ def anew(regions: Regions, asked, lawful, now: float, without) -> list:
     regions._tables.clear()
     regions._stale.clear()
     field = regions.field(asked, 100.0, lawful, now, without)
-    return told(field)
+    return states(field)
 
 
-def told(field) -> list:
+def states(field) -> list:
     return [field.names, dict(field.absent), field.block.tolist(), field.here, field.hot,
             None if field.penalty_ms is None else field.penalty_ms.tolist()]  # fmt: skip
 
@@ -257,7 +257,7 @@ def test_what_is_kept_to_answer_sooner_is_what_would_be_found_anew(steps) -> Non
             happens(regions, what, whom, now, n)
         for lawful, without in ((ALL, NOBODY), (frozenset({"london", "tokyo"}), NOBODY), (ALL, frozenset({"tokyo"}))):
             kept = pair[0].field(asked, 100.0, lawful, now, without)
-            assert told(kept) == anew(pair[1], asked, lawful, now, without), (what, whom)
+            assert states(kept) == anew(pair[1], asked, lawful, now, without), (what, whom)
 
 
 def happens(regions: Regions, what: str, whom, now: float, n: int) -> None:

@@ -142,7 +142,7 @@ async def test_from_a_real_etcd_set_changed_expired_and_deleted():
         stage = Stage(store)
         task = asyncio.create_task(stage.overrides.follow())
 
-        async def heard(count: int) -> None:
+        async def until_events(count: int) -> None:
             async with asyncio.timeout(60.0):
                 while len(stage.events) < count:
                     await asyncio.sleep(0.01)
@@ -150,14 +150,14 @@ async def test_from_a_real_etcd_set_changed_expired_and_deleted():
         try:
             key = override_key("tokyo")
             await store.put(key, word(), ttl_s=60.0)
-            await heard(1)
+            await until_events(1)
             await store.put(key, word(why="sooner"), ttl_s=1.0)
-            await heard(2)
-            await heard(3)  # by the lease's end, nobody did a thing
+            await until_events(2)
+            await until_events(3)  # by the lease's end, nobody did a thing
             await store.put(key, word(), ttl_s=60.0)
-            await heard(4)
+            await until_events(4)
             await store.delete(key)
-            await heard(5)
+            await until_events(5)
         finally:
             await store.close()
             await asyncio.wait_for(task, 60.0)

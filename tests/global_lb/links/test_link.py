@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from inprocess import HOP_KEY, until
-from regions import Region, put, told, watching
+from regions import Region, a_report, put, watching
 
 from farhop.balance.machine import Address
 from farhop.service.region_channel import address_of
@@ -75,7 +75,7 @@ async def test_a_broken_stream_has_the_channel_asked_at_once(region: Region) -> 
     """Pings are 20 s apart here: what has it asked is that the stream of reports ended."""
     async with watching(ping_s=20.0) as (watcher, store, found):
         upstreams = watcher._upstreams = Upstreams()
-        await put(store, told(control_address=region.address))
+        await put(store, a_report(control_address=region.address))
         await until(lambda: ("tokyo", True) in found.channels and region.readers > 0)
         took_s = unhindered()
         await region.stop()
@@ -87,7 +87,7 @@ async def test_a_broken_stream_has_the_channel_asked_at_once(region: Region) -> 
 
 async def test_a_silent_channel_is_asked_before_its_next_ping_is_due(region: Region) -> None:
     async with watching(ping_s=1.0) as (_, store, found):
-        await put(store, told(control_address=region.address))
+        await put(store, a_report(control_address=region.address))
         await until(lambda: ("tokyo", True) in found.channels)
 
         async def four() -> float:
@@ -106,7 +106,7 @@ async def test_a_region_that_nothing_is_sent_to_is_asked_less_often(region: Regi
     async with watching(ping_s=ping_s) as (watcher, store, heard):
         upstreams = watcher._upstreams = Upstreams()
         upstreams.used = False
-        await put(store, told(control_address=region.address))
+        await put(store, a_report(control_address=region.address))
         await until(lambda: ("tokyo", True) in heard.channels)
         loop, asked = asyncio.get_running_loop(), list[float]()
         for seq in itertools.count(2):
@@ -115,7 +115,7 @@ async def test_a_region_that_nothing_is_sent_to_is_asked_less_often(region: Regi
             if len(asked) >= 5:
                 break
             if speaks:
-                await region.say(told(control_address=region.address, seq=seq))
+                await region.say(a_report(control_address=region.address, seq=seq))
             await asyncio.sleep(0.02)
     assert asked[-1] - asked[1] >= 0.95 * 3 * gap * ping_s  # the first is the one that found it
 
@@ -125,7 +125,7 @@ async def test_pings_ask_about_silent_attempts(region: Region) -> None:
     here, lost = Silent("here/1"), Silent("lost/1")
     async with watching() as (watcher, store, _):
         watcher._upstreams = Upstreams(here, lost)
-        await put(store, told(control_address=region.address))
+        await put(store, a_report(control_address=region.address))
         await until(lambda: len(here.heard) >= 2)
     assert set(here.heard) == {1.5}
     assert set(lost.heard) == {None}

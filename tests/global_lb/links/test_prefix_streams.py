@@ -429,7 +429,7 @@ async def test_a_prompt_served_via_one_global_balancer_is_known_to_others_within
         clock = asyncio.get_running_loop().time
         numbers = itertools.count()
 
-        async def told(who: str, knows: tuple[int, ...]) -> float:
+        async def known_after_s(who: str, knows: tuple[int, ...]) -> float:
             before = [_known(one) for one in above]
             body = {
                 "model": "llama-3.1-8b",
@@ -446,8 +446,8 @@ async def test_a_prompt_served_via_one_global_balancer_is_known_to_others_within
                 assert _known(above[2]) == before[2]
             return took_s
 
-        await soonest(lambda: told("anywhere", (0, 1, 2)), 1.0)
-        await soonest(lambda: told("us-only", (0, 1)), 1.0)
+        await soonest(lambda: known_after_s("anywhere", (0, 1, 2)), 1.0)
+        await soonest(lambda: known_after_s("us-only", (0, 1)), 1.0)
         status = _region(above[1])
         assert status["prefix_nodes"] > 10
         assert {"predicted_hit_tokens", "actual_hit_tokens"} <= set(status)

@@ -10,7 +10,7 @@ from farhop_wire import region_pb2_grpc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inprocess import HOP_KEY, until
-from regions import WORLD, Clock, Recorded, config, put, told, watching
+from regions import WORLD, Clock, Recorded, a_report, config, put, watching
 from reporting import reporter
 from worlds import regional, replica
 
@@ -36,7 +36,7 @@ async def test_a_report_becomes_an_instance_of_the_view() -> None:
     clock = Clock(100.0)
     async with watching(clock=clock) as (_, store, found):
         accepted = {"virginia/g1": 11.0, "g1": 99.0, "tokyo/g1": 22.0}
-        await put(store, told(tier_address="[fd00::1]:80", accepted_bytes=accepted, draining=True))
+        await put(store, a_report(tier_address="[fd00::1]:80", accepted_bytes=accepted, draining=True))
         await until(lambda: found.names() == ["r1"])
         region = found.view.regions["tokyo"]
         (one,) = region.instances
@@ -51,8 +51,8 @@ async def test_a_report_becomes_an_instance_of_the_view() -> None:
 async def test_what_was_there_before_us_is_read_too() -> None:
     store = MemoryStore(Random(1))
     await store.open()
-    await put(store, told())
-    await put(store, told("frankfurt"))
+    await put(store, a_report())
+    await put(store, a_report("frankfurt"))
     async with watching(store) as (_, _, found):
         await until(lambda: set(found.view.regions) == {"tokyo", "frankfurt"})
 
@@ -60,10 +60,10 @@ async def test_what_was_there_before_us_is_read_too() -> None:
 async def test_each_instance_has_its_own_clock() -> None:
     clock = Clock(10.0)
     async with watching(clock=clock) as (_, store, found):
-        await put(store, told(instance="a", clock_ms=1_000.0))
+        await put(store, a_report(instance="a", clock_ms=1_000.0))
         await until(lambda: found.names() == ["a"])
         clock.at = 10.25
-        await put(store, told(instance="b", clock_ms=900_000.0))
+        await put(store, a_report(instance="b", clock_ms=900_000.0))
         await until(lambda: found.names() == ["a", "b"])
         a, b = found.view.regions["tokyo"].instances
         assert (a.clock_offset_ms, b.clock_offset_ms) == (1_000.0 - 10_000.0, 900_000.0 - 10_250.0)
@@ -75,20 +75,20 @@ async def test_each_instance_has_its_own_clock() -> None:
         (report_key("tokyo", "r1"), b"", "malformed"),
         (report_key("tokyo", "r1"), b"{}", "malformed"),
         (report_key("tokyo", "r1"), b"\xff", "malformed"),
-        (report_key("tokyo", "r1"), encode(told()).replace(b'"wait_ms":7.0', b'"wait_ms":-7.0'), "malformed"),
-        (report_key("tokyo", "r1"), encode(told()).replace(b'"slots_free":8', b'"slots_free":9'), "malformed"),
-        (report_key("tokyo", "r2"), encode(told()), "misplaced"),
-        (report_key("frankfurt", "r1"), encode(told()), "misplaced"),
-        ("/farhop/v1/region/tokyo/other/r1", encode(told()), "misplaced"),
-        ("/farhop/v1/region/", encode(told()), "misplaced"),
-        (report_key("atlantis", "r1"), encode(told("atlantis")), "unknown_region"),
+        (report_key("tokyo", "r1"), encode(a_report()).replace(b'"wait_ms":7.0', b'"wait_ms":-7.0'), "malformed"),
+        (report_key("tokyo", "r1"), encode(a_report()).replace(b'"slots_free":8', b'"slots_free":9'), "malformed"),
+        (report_key("tokyo", "r2"), encode(a_report()), "misplaced"),
+        (report_key("frankfurt", "r1"), encode(a_report()), "misplaced"),
+        ("/farhop/v1/region/tokyo/other/r1", encode(a_report()), "misplaced"),
+        ("/farhop/v1/region/", encode(a_report()), "misplaced"),
+        (report_key("atlantis", "r1"), encode(a_report("atlantis")), "unknown_region"),
     ],
 )
 async def test_what_cannot_be_believed_is_dropped_and_counted(key: str, value: bytes, why: str) -> None:
     async with watching() as (_, store, found):
         await store.put(key, value)
         await until(lambda: found.refused == [why])
-        await put(store, told("frankfurt"))
+        await put(store, a_report("frankfurt"))
         await until(lambda: set(found.view.regions) == {"frankfurt"})
         assert found.refused == [why]
 
@@ -97,18 +97,18 @@ async def test_there_is_a_bound_on_instances(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(watch, "INSTANCES_MAX", 2)
     async with watching() as (_, store, found):
         for name in "abc":
-            await put(store, told(instance=name))
+            await put(store, a_report(instance=name))
         await until(lambda: found.refused == ["too_many_instances"])
-        await put(store, told(instance="b", seq=2, draining=True))
+        await put(store, a_report(instance="b", seq=2, draining=True))
         await until(lambda: [i.draining for i in found.view.regions["tokyo"].instances] == [False, True])
 
 
 async def test_a_deleted_key_is_not_a_death() -> None:
     async with watching() as (_, store, found):
-        await put(store, told())
+        await put(store, a_report())
         await until(lambda: found.names() == ["r1"])
         await store.delete(report_key("tokyo", "r1"))
-        await put(store, told("frankfurt"))
+        await put(store, a_report("frankfurt"))
         await until(lambda: "frankfurt" in found.view.regions)
         assert found.names() == ["r1"]
 
@@ -116,8 +116,8 @@ async def test_a_deleted_key_is_not_a_death() -> None:
 async def test_what_is_gone_and_silent_is_forgotten_and_the_view_says_so() -> None:
     clock = Clock()
     async with watching(clock=clock) as (watcher, store, found):
-        await put(store, told(instance="a"))
-        await put(store, told(instance="b"))
+        await put(store, a_report(instance="a"))
+        await put(store, a_report(instance="b"))
         await until(lambda: found.names() == ["a", "b"])
         await store.delete(report_key("tokyo", "a"))
         await until(lambda: ("tokyo", "a") not in watcher._listed)
@@ -137,7 +137,7 @@ async def test_what_is_gone_and_silent_is_forgotten_and_the_view_says_so() -> No
 async def test_an_outage_of_the_store_keeps_the_view_and_its_trouble_is_shown() -> None:
     clock = Clock()
     async with watching(clock=clock) as (watcher, store, found):
-        await put(store, told())
+        await put(store, a_report())
         await until(lambda: found.names() == ["r1"])
         store.outage()
         await until(lambda: watcher.store_trouble is not None)
@@ -145,7 +145,7 @@ async def test_an_outage_of_the_store_keeps_the_view_and_its_trouble_is_shown() 
         watcher.forget()
         assert found.names() == ["r1"]
         store.restore()
-        await put(store, told(seq=2))
+        await put(store, a_report(seq=2))
         await until(lambda: watcher.store_trouble is None)
 
 
@@ -153,11 +153,11 @@ async def test_a_silent_instance_does_not_draw_requests_while_another_speaks() -
     """Its report is old and its channel broken: two signals. A region's last instance stays; its liveness judges."""
     clock = Clock()
     async with watching(clock=clock) as (watcher, store, found):
-        await put(store, told(instance="a"))
-        await put(store, told(instance="b"))
+        await put(store, a_report(instance="a"))
+        await put(store, a_report(instance="b"))
         await until(lambda: found.names() == ["a", "b"] and ("tokyo", False) in found.channels)
         clock.at += 1.0
-        await put(store, told(instance="b", seq=2))
+        await put(store, a_report(instance="b", seq=2))
         await until(lambda: found.names() == ["b"])
         clock.at += 100.0
         watcher.forget()  # as every few seconds
@@ -195,7 +195,7 @@ def test_the_newest_report_wins_by_whatever_path_and_in_whatever_order(
         received: dict[tuple[str, str], float] = {}
         for path, region, instance, incarnation, seq in steps:
             clock.at += 0.001
-            name, report = (region, instance), told(region, instance, incarnation=incarnation, seq=seq)
+            name, report = (region, instance), a_report(region, instance, incarnation=incarnation, seq=seq)
             if region != "atlantis" and (incarnation, seq) > newest.get(name, (0, 0)):
                 newest[name], received[name] = (incarnation, seq), clock.at
             if path == "store":
@@ -218,19 +218,19 @@ async def test_an_incarnation_from_the_future_gives_way_to_the_one_that_goes_on(
     """A clock an hour ahead, set right before the process started anew: its reports would be old for an hour."""
     clock = Clock()
     async with watching(clock=clock, report_age_s=3.0) as (watcher, _, found):
-        watcher.on_report(told(incarnation=3_600_001, seq=900))
+        watcher.on_report(a_report(incarnation=3_600_001, seq=900))
         for seq in (1, 2, 3):
             clock.at += 1.0
-            assert watcher.on_report(told(incarnation=1, seq=seq)) == "past_incarnation"
+            assert watcher.on_report(a_report(incarnation=1, seq=seq)) == "past_incarnation"
         assert found.view.regions["tokyo"].instances[0].incarnation == 3_600_001
         clock.at += 1.0
-        assert watcher.on_report(told(incarnation=1, seq=3)) == "past_incarnation"  # a key that only stands there
-        assert watcher.on_report(told(incarnation=1, seq=4)) is None
+        assert watcher.on_report(a_report(incarnation=1, seq=3)) == "past_incarnation"  # a key that only stands there
+        assert watcher.on_report(a_report(incarnation=1, seq=4)) is None
         assert found.view.regions["tokyo"].instances[0].incarnation == 1
         assert found.refused == ["past_incarnation"] * 4
         # It is what counts from now on, and an incarnation that says it is newer is so again.
-        assert watcher.on_report(told(incarnation=1, seq=5)) is None
-        assert watcher.on_report(told(incarnation=2, seq=1)) is None
+        assert watcher.on_report(a_report(incarnation=1, seq=5)) is None
+        assert watcher.on_report(a_report(incarnation=2, seq=1)) is None
         assert found.view.regions["tokyo"].instances[0].incarnation == 2
 
 
@@ -239,8 +239,8 @@ async def test_a_past_incarnation_is_never_believed_while_the_later_one_speaks()
     async with watching(clock=clock, report_age_s=3.0) as (watcher, _, found):
         for second in range(10):
             clock.at += 1.0
-            assert watcher.on_report(told(incarnation=2, seq=second + 1)) is None
-            assert watcher.on_report(told(incarnation=1, seq=second + 1)) == "past_incarnation"
+            assert watcher.on_report(a_report(incarnation=2, seq=second + 1)) is None
+            assert watcher.on_report(a_report(incarnation=1, seq=second + 1)) == "past_incarnation"
         assert found.view.regions["tokyo"].instances[0].incarnation == 2
 
 
@@ -250,15 +250,15 @@ async def test_hubs_are_merged_and_each_is_shown() -> None:
     a, b = MemoryStore(Random(1)), MemoryStore(Random(2))
     store = Hubs({"a": a, "b": b}, Random(3))
     async with watching(store, clock=clock) as (watcher, _, found):  # type: ignore[arg-type]
-        await a.put(report_key("tokyo", "r1"), encode(told(seq=3, draining=True)))
-        await b.put(report_key("tokyo", "r1"), encode(told(seq=2)))
+        await a.put(report_key("tokyo", "r1"), encode(a_report(seq=3, draining=True)))
+        await b.put(report_key("tokyo", "r1"), encode(a_report(seq=2)))
         await until(lambda: all(hub.listed for hub in watcher.hubs))
         assert found.view.regions["tokyo"].instances[0].draining  # so said the newer one
         assert watcher.store_trouble is None
         a.outage()
         await until(lambda: watcher.store_trouble is not None)
         assert (watcher.store_trouble or "").startswith("hub a: ")
-        await b.put(report_key("tokyo", "r1"), encode(told(seq=4)))
+        await b.put(report_key("tokyo", "r1"), encode(a_report(seq=4)))
         await b.put(report_key("tokyo", "r9"), b"nonsense")
         await until(lambda: found.refused == ["malformed"])
         assert not found.view.regions["tokyo"].instances[0].draining
@@ -276,8 +276,8 @@ async def test_hubs_are_merged_and_each_is_shown() -> None:
 
 async def test_a_link_that_speaks_for_another_is_not_believed() -> None:
     async with watching() as (watcher, _, found):
-        watcher.on_link_report(to_wire(told(instance="r2")), ("tokyo", "r1"))
-        absurd = to_wire(told())
+        watcher.on_link_report(to_wire(a_report(instance="r2")), ("tokyo", "r1"))
+        absurd = to_wire(a_report())
         absurd.models[0].wait_ms = float("nan")
         watcher.on_link_report(absurd, ("tokyo", "r1"))
         assert found.refused == ["misplaced", "malformed"]
@@ -293,7 +293,7 @@ async def test_why_a_region_that_is_there_tells_nothing_is_counted(monkeypatch: 
         port = below.add_insecure_port("127.0.0.1:0")
         await below.start()
         _, store, text = await stack.enter_async_context(watching())
-        await put(store, told(control_address=f"127.0.0.1:{port}"))
+        await put(store, a_report(control_address=f"127.0.0.1:{port}"))
         await until(lambda: ("tokyo", True) in text.channels and len(set(text.refused)) == 2)
         assert set(text.refused) == {"reports_resource_exhausted", "prefixes_resource_exhausted"}
         await below.stop(None)

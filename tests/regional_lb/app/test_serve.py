@@ -260,13 +260,13 @@ async def test_what_the_engine_says_of_its_cache_is_shown(engine: Engine) -> Non
     engine.page += "vllm:kv_cache_usage_perc 0.25\n"
     async with both(engine, WORLD) as up:
 
-        def told() -> dict[str, Any]:
+        def read_status() -> dict[str, Any]:
             return dict(up.regional.tier_admin.status()["replicas"][0])
 
-        await until(lambda: told()["engine_kv_usage"] == 0.25)
-        assert told()["engine_hit_share"] is None
+        await until(lambda: read_status()["engine_kv_usage"] == 0.25)
+        assert read_status()["engine_hit_share"] is None
         engine.page += "vllm:prefix_cache_queries_total 200\nvllm:prefix_cache_hits_total 150\n"
-        await until(lambda: told()["engine_hit_share"] == 0.75)
+        await until(lambda: read_status()["engine_hit_share"] == 0.75)
         (line,) = [
             li
             for li in up.regional.metrics.render().decode().splitlines()

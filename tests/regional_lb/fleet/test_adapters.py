@@ -31,7 +31,7 @@ def serving(*names: str, adapters: frozenset[str] = SQL, **more: object) -> Flee
     return fleet(*(replace(replica(name, **more), adapters=adapters) for name in names))
 
 
-def said(known: Fleet, name: str, value: Lora) -> None:
+def report(known: Fleet, name: str, value: Lora) -> None:
     known.handle(ReplicaSampled(name, Sample(0.0, 0, 0, 0.0, lora=value)), 0.0)
 
 
@@ -50,16 +50,16 @@ def test_a_model_that_is_no_adapter_costs_nothing() -> None:
 
 def test_who_has_it_loaded_is_preferred() -> None:
     known = serving("r1", "r2")
-    said(known, "r2", lora("sql"))
+    report(known, "r2", lora("sql"))
     assert known.adapters.delay_ms("sql", known.whole, 0.0).tolist() == [LOAD_MS, 0.0]
     assert {choose(known, seed=seed) for seed in range(20)} == {"r2"}
-    said(known, "r2", lora())  # it runs no more, and is loaded still
+    report(known, "r2", lora())  # it runs no more, and is loaded still
     assert {choose(known, seed=seed) for seed in range(20)} == {"r2"}
 
 
 def test_and_is_not_swamped() -> None:
     known = serving("r1", "r2", prefill_tokens_max=100_000)
-    said(known, "r2", lora("sql"))
+    report(known, "r2", lora("sql"))
     speed_ms = known.speeds["r2"].prefill_ms_per_token
     known.ledger.reserve("busy", Reservation("r2", int(1.5 * LOAD_MS / speed_ms), 100))
     assert {choose(known, seed=seed) for seed in range(20)} == {"r1"}
@@ -70,8 +70,8 @@ def test_and_is_not_swamped() -> None:
 def test_where_others_run_in_all_places_it_waits_longer() -> None:
     many = frozenset({"sql", "a", "b"})
     known = serving("r1", "r2", adapters=many)
-    said(known, "r1", lora("a", "b"))
-    said(known, "r2", lora("a"))
+    report(known, "r1", lora("a", "b"))
+    report(known, "r2", lora("a"))
     first, second = known.adapters.delay_ms("sql", known.whole, 0.0).tolist()
     assert (first - known.whole.service_ms.item(0), second) == (LOAD_MS, LOAD_MS)
     assert choose(known) == "r2"
@@ -79,7 +79,7 @@ def test_where_others_run_in_all_places_it_waits_longer() -> None:
 
 def test_the_least_recently_used_makes_room() -> None:
     known = serving("r1", adapters=frozenset("abc"))
-    said(known, "r1", lora("a", waiting=("b",)))
+    report(known, "r1", lora("a", waiting=("b",)))
     assert known.adapters.loaded("r1") == ("a", "b")
     known.adapters.sent("r1", "a")
     known.adapters.sent("r1", "c")
@@ -92,7 +92,7 @@ def test_the_least_recently_used_makes_room() -> None:
 
 def test_policies_of_another_unit_go_their_own_way() -> None:
     known = serving("r1", "r2")
-    said(known, "r2", lora("sql"))
+    report(known, "r2", lora("sql"))
     known.ledger.reserve("one", Reservation("r2", 0, 10))
     assert choose(known, policy=LeastLoad()) == "r1"
 
@@ -121,7 +121,7 @@ def test_what_a_stall_made_of_a_load_is_neither_believed_at_once_nor_for_ever() 
 
 def test_a_swap_keeps_what_is_known_of_who_stays() -> None:
     known = serving("r1", "r2")
-    said(known, "r1", lora("sql"))
+    report(known, "r1", lora("sql"))
     known.adopt(view_of([replace(replica("r1"), adapters=SQL)]))
     assert known.adapters.loaded("r1") == ("sql",)
     known.adopt(view_of([replica("r1")]))

@@ -40,12 +40,12 @@ def load(name: str, *counts: int, known: bool = True) -> PeerLoad:
     return PeerLoad(str(replica(name).address), *counts, known=known)
 
 
-def heard(peer: str, loads: dict[str, PeerLoad], queued: int = 0, model: str = MODEL, **more) -> PeerReported:
+def peer_report(peer: str, loads: dict[str, PeerLoad], queued: int = 0, model: str = MODEL, **more) -> PeerReported:
     return PeerReported(peer, loads, {model: queued} if queued else {}, **more)
 
 
 def all_idle(peer: str, names: tuple[str, ...] = NAMES) -> PeerReported:
-    return heard(peer, {name: load(name) for name in names}, whole=True)
+    return peer_report(peer, {name: load(name) for name in names}, whole=True)
 
 
 def room(known: Fleet, name: str) -> bool:
@@ -69,21 +69,21 @@ def turn(known: Fleet, name: str) -> None:
 def test_a_replica_is_full_when_all_together_fill_it(here: Fleet) -> None:
     take(here, "g1")
     assert room(here, "g1")
-    assert here.handle(heard("b", {"g1": load("g1", 1, 30, 40, 1)}), 0.0) == "g1"  # the one that changed
+    assert here.handle(peer_report("b", {"g1": load("g1", 1, 30, 40, 1)}), 0.0) == "g1"  # the one that changed
     assert not room(here, "g1")
     row = here.whole.of.at["g1"]
     whole = here.whole
     assert (whole.in_flight[row], whole.backlog_tokens[row], whole.kv_taken_tokens[row]) == (2, 30, 50)
-    assert here.handle(heard("b", {"g1": load("g1", 0, 0, 0, 1)}), 0.0) == "g1"
+    assert here.handle(peer_report("b", {"g1": load("g1", 0, 0, 0, 1)}), 0.0) == "g1"
     assert room(here, "g1")
-    assert here.handle(heard("b", {}), 0.0) == ""  # a heartbeat wakes nobody
+    assert here.handle(peer_report("b", {}), 0.0) == ""  # a heartbeat wakes nobody
 
 
 def test_what_is_gone_or_elsewhere_counts_no_more(here: Fleet) -> None:
-    here.handle(heard("b", {"g1": load("g1", 2), "g2": PeerLoad("another-host:1", 2)}, whole=True), 0.0)
+    here.handle(peer_report("b", {"g1": load("g1", 2), "g2": PeerLoad("another-host:1", 2)}, whole=True), 0.0)
     assert not room(here, "g1")
     assert room(here, "g2")  # the same name, but another engine
-    here.handle(heard("b", {"g3": load("g3", 2)}, whole=True), 0.0)
+    here.handle(peer_report("b", {"g3": load("g3", 2)}, whole=True), 0.0)
     assert room(here, "g1")  # a first message is all there is
     here.handle(PeersChanged(frozenset({"b"}), frozenset()), 0.0)
     assert room(here, "g3")  # nobody hears it any more
@@ -91,7 +91,7 @@ def test_what_is_gone_or_elsewhere_counts_no_more(here: Fleet) -> None:
 
 
 def test_a_swap_keeps_what_the_others_have_under_way(here: Fleet) -> None:
-    here.handle(heard("b", {"g1": load("g1", 2), "g9": load("g9", 2)}), 0.0)
+    here.handle(peer_report("b", {"g1": load("g1", 2), "g9": load("g9", 2)}), 0.0)
     here.adopt(view_of([replica("g1", slots=2), replica("g9", slots=2)]))
     assert not room(here, "g1")
     assert not room(here, "g9")  # it was told of before we knew it
@@ -122,7 +122,7 @@ def test_the_sum_is_ours_and_what_each_live_peer_said_last(steps) -> None:
             before = {} if what == "whole" else fields.get(peer, {})
             fields[peer] = before | counts
             loads = {name: load(name, n, n, n) for name, n in counts.items()}
-            here.handle(heard(peer, loads, whole=what == "whole"), 0.0)
+            here.handle(peer_report(peer, loads, whole=what == "whole"), 0.0)
         for name in NAMES:
             theirs = sum(counts.get(name, 0) for counts in fields.values())
             own, row = here.ledger.load(name), here.whole.of.at[name]
@@ -170,22 +170,22 @@ def test_names_that_left_long_ago_are_not_kept() -> None:
 
 def test_who_frees_a_slot_takes_it_again_only_so_often_while_another_waits(here: Fleet) -> None:
     take(here, "g1")
-    here.handle(heard("b", {"g1": load("g1")}, queued=5), 0.0)
+    here.handle(peer_report("b", {"g1": load("g1")}, queued=5), 0.0)
     for _ in range(TURNS):
         assert room(here, "g1")
         turn(here, "g1")
     assert not room(here, "g1")
     assert room(here, "g2")  # there it has not said that it dispatches
-    here.handle(heard("b", {"g1": load("g1", 0, 0, 0, 1)}, queued=5), 0.0)
+    here.handle(peer_report("b", {"g1": load("g1", 0, 0, 0, 1)}, queued=5), 0.0)
     assert room(here, "g1")  # it had its turn
     turn(here, "g1")
     assert not room(here, "g1")
-    here.handle(heard("b", {}), 0.0)
+    here.handle(peer_report("b", {}), 0.0)
     assert room(here, "g1")  # it does not wait any more
 
 
 def test_who_waits_for_another_model_waits_for_nothing_of_ours(here: Fleet) -> None:
-    here.handle(heard("b", {"g1": load("g1")}, queued=5, model=OTHER_MODEL), 0.0)
+    here.handle(peer_report("b", {"g1": load("g1")}, queued=5, model=OTHER_MODEL), 0.0)
     take(here, "g1")
     for _ in range(3 * TURNS):
         turn(here, "g1")
@@ -193,7 +193,7 @@ def test_who_waits_for_another_model_waits_for_nothing_of_ours(here: Fleet) -> N
 
 
 def test_who_does_not_use_its_turn_loses_it_until_it_takes_something(here: Fleet) -> None:
-    here.handle(heard("b", {"g1": load("g1")}, queued=5), 0.0)
+    here.handle(peer_report("b", {"g1": load("g1")}, queued=5), 0.0)
     take(here, "g1", 2)
     for _ in range(TURNS):
         turn(here, "g1")
@@ -210,13 +210,13 @@ def test_who_does_not_use_its_turn_loses_it_until_it_takes_something(here: Fleet
     assert room(here, "g1")
     for _ in range(50):
         turn(here, "g1")
-    here.handle(heard("b", {"g1": load("g1", 0, 0, 0, 1)}, queued=5), 11.2)  # it is there after all
+    here.handle(peer_report("b", {"g1": load("g1", 0, 0, 0, 1)}, queued=5), 11.2)  # it is there after all
     for taken in (2, 3, 4):
         for _ in range(TURNS if taken == 2 else 1):
             assert room(here, "g1")
             turn(here, "g1")
         assert not room(here, "g1")  # turn and turn about, and not fifty of theirs for ours
-        here.handle(heard("b", {"g1": load("g1", 0, 0, 0, taken)}, queued=5), 11.3)
+        here.handle(peer_report("b", {"g1": load("g1", 0, 0, 0, taken)}, queued=5), 11.3)
 
 
 def test_two_that_wait_share_what_is_freed() -> None:
@@ -226,7 +226,7 @@ def test_two_that_wait_share_what_is_freed() -> None:
     def tell() -> None:
         for speaker, listener, name in ((a, b, "a"), (b, a, "b")):
             own = shares_of(speaker).own("g1", speaker.ledger.load("g1"))
-            listener.handle(heard(name, {"g1": own}, queued=9), 0.0)
+            listener.handle(peer_report(name, {"g1": own}, queued=9), 0.0)
 
     take(a, "g1", 2)  # a was there first
     tell()
@@ -248,8 +248,8 @@ def test_two_that_wait_share_what_is_freed() -> None:
 
 def test_waiting_elsewhere_is_counted_by_model_and_bounded(here: Fleet) -> None:
     shares = shares_of(here)
-    here.handle(heard("b", {}, queued=5), 0.0)
-    here.handle(heard("c", {}, queued=50), 0.0)
+    here.handle(peer_report("b", {}, queued=5), 0.0)
+    here.handle(peer_report("c", {}, queued=50), 0.0)
     assert (shares.queued(MODEL), shares.queued(MODEL, 10), shares.queued(OTHER_MODEL)) == (55, 15, 0)
     assert shares.status() == [("b", 0, 5), ("c", 0, 50)]
 
@@ -294,7 +294,7 @@ def test_every_replica_has_one_owner_and_few_move(members, other, drains) -> Non
 def test_what_only_we_serve_is_ours_and_what_others_serve_elsewhere_too(here: Fleet) -> None:
     assert owned(here) == set(NAMES)  # alone
     loads = {"g1": load("g1"), "g2": PeerLoad("another-host:1"), "g3": load("g3", known=False)}
-    here.handle(heard("b", loads, whole=True), 0.0)
+    here.handle(peer_report("b", loads, whole=True), 0.0)
     assert owned(here) == set(NAMES)  # it said something, but does not take part
     here.handle(PeersChanged(frozenset({"b"}), frozenset({"b"})), 0.0)
     assert {"g2", "g3"} <= owned(here)
@@ -319,9 +319,9 @@ def test_who_still_reports_keeps_what_it_owns_though_it_is_silent_here(here: Fle
 
 def test_what_a_peer_cached_is_known_here_and_passed_on_only_to_newcomers(here: Fleet) -> None:
     chain = request("p", 4096).chain
-    here.handle(heard("b", {"g1": load("g1"), "g2": PeerLoad("another-host:1")}, whole=True), 0.0)
+    here.handle(peer_report("b", {"g1": load("g1"), "g2": PeerLoad("another-host:1")}, whole=True), 0.0)
     cached = (Cached("g1", chain, None), Cached("g2", chain, None), Cached("unheard-of", chain, None))
-    here.handle(heard("b", {}, cached=cached, epoch=1), 0.0)
+    here.handle(peer_report("b", {}, cached=cached, epoch=1), 0.0)
     assert here.trie.match(chain) == {"g1": len(chain)}
     recent = shares_of(here).recent
     assert recent.read(0, 0, 100)[1] == []
@@ -332,13 +332,13 @@ def test_what_the_law_keeps_from_a_region_is_kept_from_it_by_every_instance(here
     here.journal.listen()
     begun = here.journal.seq
     chains = [request(name, 4096).chain for name in "xyz"]
-    here.handle(heard("b", {"g1": load("g1")}, whole=True), 0.0)
+    here.handle(peer_report("b", {"g1": load("g1")}, whole=True), 0.0)
     cached = tuple(Cached("g1", c, a) for c, a in zip(chains, (None, frozenset({"london"}), frozenset()), strict=True))
-    here.handle(heard("b", {}, cached=cached, epoch=1), 0.0)
+    here.handle(peer_report("b", {}, cached=cached, epoch=1), 0.0)
 
-    def told(region: str) -> set[int]:
+    def nodes_for(region: str) -> set[int]:
         return {node for change in here.journal.read(begun, region, 10**6)[1] for node in getattr(change, "nodes", ())}
 
-    assert told("london") == {*chains[0], *chains[1]} - (set(chains[2]) - set(chains[0]) - set(chains[1]))
-    assert not told("tokyo") & (set(chains[1]) - set(chains[0]))
-    assert not told("london") & (set(chains[2]) - set(chains[0]) - set(chains[1]))
+    assert nodes_for("london") == {*chains[0], *chains[1]} - (set(chains[2]) - set(chains[0]) - set(chains[1]))
+    assert not nodes_for("tokyo") & (set(chains[1]) - set(chains[0]))
+    assert not nodes_for("london") & (set(chains[2]) - set(chains[0]) - set(chains[1]))

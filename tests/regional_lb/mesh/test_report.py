@@ -190,10 +190,10 @@ def test_whatever_the_region_is_like_its_report_is_one_that_readers_take(
     for prompt_bytes, tokens in learnt:
         flow.estimates.learn("anyone", MODEL, prompt_bytes, Usage(tokens, tokens))
 
-    async def told() -> RegionReport:
+    async def reported() -> RegionReport:
         return reporter(flow, lambda: now).build()
 
-    made_report = asyncio.run(told())
+    made_report = asyncio.run(reported())
     assert decode(encode(made_report)) == made_report
     assert from_wire(to_wire(made_report)) == made_report
 

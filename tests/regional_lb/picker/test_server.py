@@ -15,16 +15,16 @@ async def test_health_is_answered_by_the_names_of_the_protocol() -> None:
     async with stage(1) as one, grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
 
-        async def told(service: str) -> int:
+        async def health_of(service: str) -> int:
             return int((await stub.Check(health_pb2.HealthCheckRequest(service=service))).status)
 
-        assert [await told(name) for name in ("", LIVENESS, READINESS, SERVICE)] == [SERVING] * 4
+        assert [await health_of(name) for name in ("", LIVENESS, READINESS, SERVICE)] == [SERVING] * 4
         with pytest.raises(grpc.aio.AioRpcError, match="there is no service 'other' here"):
-            await told("other")
+            await health_of("other")
         watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         assert (await watch.read()).status == SERVING
         one.picker.stopping = True  # it drains: alive, and nothing more is to come
-        assert [await told(name) for name in (LIVENESS, READINESS, SERVICE)] == [SERVING, NOT_SERVING, NOT_SERVING]
+        assert [await health_of(name) for name in (LIVENESS, READINESS, SERVICE)] == [SERVING, NOT_SERVING, NOT_SERVING]
         assert (await watch.read()).status == NOT_SERVING
         watch.cancel()
 

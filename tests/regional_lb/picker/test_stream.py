@@ -11,7 +11,7 @@ import pytest
 from farhop_wire import ext_proc_pb2 as wire
 from hypothesis import given
 from hypothesis import strategies as st
-from picking import CHAT, DUPLEX, NONE, Stage, answered, asked, body, said, sent, stage, text_of
+from picking import CHAT, DUPLEX, NONE, Stage, answered, asked, body, response_piece, sent, stage, text_of
 
 EVENT = b'data: {"choices":[{"delta":{"content":"one"}}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":3}}\n\n'
@@ -41,14 +41,14 @@ async def test_the_head_is_answered_when_the_body_is_whole_and_each_body_ends_on
         first = endpoints.string_value.split(",")[0]
         stream.take(answered(b"200", EVENTS, ("set-cookie", b"a=b"), served=first))
         assert sent(stream) == []  # nothing has begun
-        stream.take(said(EVENT, last=False))
+        stream.take(response_piece(EVENT, last=False))
         found = sent(stream)
         mutation = found[0].response_headers.response.header_mutation
         assert "set-cookie" in mutation.remove_headers
         assert "x-farhop-region" in {one.header.key for one in mutation.set_headers}
         assert text_of(found, of_request=False) == (EVENT, 0)
-        stream.take(said(USAGE, last=False))
-        stream.take(said(b"data: [DONE]\n\n"))
+        stream.take(response_piece(USAGE, last=False))
+        stream.take(response_piece(b"data: [DONE]\n\n"))
         assert text_of(sent(stream), of_request=False) == (b"data: [DONE]\n\n", 1)  # nobody asked for the usage
         assert stream.is_over
         stream.gone()
@@ -57,13 +57,13 @@ async def test_the_head_is_answered_when_the_body_is_whole_and_each_body_ends_on
 
 async def test_an_answer_of_known_length_ends_with_its_last_piece() -> None:
     async with stage(1) as one:
-        for ends in ([said(b"d}")], [said(b"d}", last=False), said(b"")]):
+        for ends in ([response_piece(b"d}")], [response_piece(b"d}", last=False), response_piece(b"")]):
             stream = one.stream()
             stream.take(asked())
             stream.take(body(CHAT.replace(b"true", b"false")))
             sent(stream)
             stream.take(answered(b"200", ("content-type", b"application/json"), ("content-length", b"7")))
-            stream.take(said(b'{"e":', last=False))
+            stream.take(response_piece(b'{"e":', last=False))
             assert text_of(sent(stream), of_request=False) == (b'{"e":', 0)
             for message in ends:
                 assert not stream.is_over
@@ -119,13 +119,13 @@ async def test_it_went_to_a_later_endpoint_and_the_ledger_with_it() -> None:
         stream.take(answered(b"200", EVENTS, served=second))
         assert (flow.ledger.load(names[first]).in_flight, flow.ledger.load(names[second]).in_flight) == (0, 1)
         assert flow.standing.read(names[first], one.balancer.clock.now()).why == "connection refused"
-        stream.take(said(EVENT, last=False))
+        stream.take(response_piece(EVENT, last=False))
         head = {
             h.header.key: h.header.raw_value
             for h in sent(stream)[0].response_headers.response.header_mutation.set_headers
         }
         assert head["x-farhop-replica"].decode() == names[second]
-        stream.take(said(b""))
+        stream.take(response_piece(b""))
         assert one.picker.moved == 1
         assert not any(one.held)
 
@@ -156,7 +156,7 @@ async def test_trailers_end_both_bodies() -> None:
         assert text_of(found, of_request=True)[1] == 0
         assert found[-1].WhichOneof("response") == "request_trailers"
         stream.take(answered(b"200", EVENTS))
-        stream.take(said(EVENT, last=False))
+        stream.take(response_piece(EVENT, last=False))
         stream.take(wire.ProcessingRequest(response_trailers=wire.HttpTrailers()))
         found = sent(stream)
         assert text_of(found, of_request=False) == (EVENT, 0)
@@ -172,7 +172,7 @@ async def test_an_end_said_twice_is_no_second_body() -> None:
         stream.take(body(CHAT))
         assert text_of(sent(stream), of_request=True)[1] == 1
         stream.take(answered(b"200", EVENTS))
-        stream.take(said(EVENT))
+        stream.take(response_piece(EVENT))
         assert text_of(sent(stream), of_request=False) == (EVENT, 1)
         assert not any(one.held)
 
@@ -208,8 +208,8 @@ MESSAGES: dict[str, Callable[[], wire.ProcessingRequest]] = {
     "answer": lambda: answered(b"200", EVENTS),
     "error": lambda: answered(b"500", ("content-type", b"application/json")),
     "odd": lambda: answered(b"99"),
-    "event": lambda: said(EVENT, last=False),
-    "done": lambda: said(b"data: [DONE]\n\n"),
+    "event": lambda: response_piece(EVENT, last=False),
+    "done": lambda: response_piece(b"data: [DONE]\n\n"),
     "end": lambda: wire.ProcessingRequest(response_trailers=wire.HttpTrailers()),
     "nothing": wire.ProcessingRequest,
 }

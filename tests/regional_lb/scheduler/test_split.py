@@ -141,23 +141,23 @@ DRAWN = ["v2", "v1", "v1", "v2", *["v1"] * 8]
 # -- those in force
 
 
-def said(**fields) -> SplitConfig:
+def split_config(**fields) -> SplitConfig:
     return SplitConfig.model_validate(fields)
 
 
 def test_an_override_goes_before_the_configuration_and_the_rest_stays() -> None:
     rules = [{"tenant": "acme", "version": "v1"}, {"header": {"name": "X-Canary", "value": "yes"}, "version": "v2"}]
-    splits = Splits({MODEL: said(rules=rules, weights={"v1": 1}, sticky="tenant")})
+    splits = Splits({MODEL: split_config(rules=rules, weights={"v1": 1}, sticky="tenant")})
     configured = splits.of(MODEL)
     assert configured is not None
-    assert splits.override({MODEL: said(weights={"v2": 1})}) == {MODEL}
+    assert splits.override({MODEL: split_config(weights={"v2": 1})}) == {MODEL}
     config = splits.of(MODEL).config
     assert (config.weights, config.sticky, config.rules) == ({"v2": 1.0}, "tenant", configured.config.rules)
     assert [(rule.version, rule.tenant, rule.header_match) for rule in config.rules] == [
         ("v1", "acme", None),
         ("v2", "", CANARY),
     ]
-    assert splits.override({MODEL: said(weights={"v2": 1}), "other": said(pinning=True)}) == {"other"}
+    assert splits.override({MODEL: split_config(weights={"v2": 1}), "other": split_config(pinning=True)}) == {"other"}
     assert splits.override({}) == {MODEL, "other"}
     assert splits.of(MODEL).config == configured.config
     assert splits.of("other") is None
@@ -167,18 +167,18 @@ def test_only_what_is_in_force_is_asked_for() -> None:
     splits = Splits()
     assert splits.of(MODEL) is None
     assert (splits.header_matches(MODEL), splits.may_pin(MODEL), splits.wants_session) == ((), False, False)
-    splits.override({MODEL: said(rules=[{"cookie": {"name": "ab", "value": "b"}, "version": "v2"}])})
+    splits.override({MODEL: split_config(rules=[{"cookie": {"name": "ab", "value": "b"}, "version": "v2"}])})
     assert (splits.header_matches(MODEL), splits.may_pin(MODEL), splits.wants_session) == ((COOKIE,), False, False)
     assert splits.header_matches("other") == ()
-    splits.override({MODEL: said(weights={"v1": 1}, pinning=True)})
+    splits.override({MODEL: split_config(weights={"v1": 1}, pinning=True)})
     assert (splits.header_matches(MODEL), splits.may_pin(MODEL), splits.wants_session) == ((), True, True)
-    splits.override({MODEL: said(weights={"v1": 1}, sticky="none")})
+    splits.override({MODEL: split_config(weights={"v1": 1}, sticky="none")})
     assert not splits.wants_session
 
 
 @pytest.mark.parametrize("served", [SERVED, set()])
 def test_what_people_are_shown(served: set[str]) -> None:
-    splits = Splits({MODEL: said(rules=[{"tenant": "acme", "version": "v1"}], weights={"v2": 3})})
+    splits = Splits({MODEL: split_config(rules=[{"tenant": "acme", "version": "v1"}], weights={"v2": 3})})
     found = splits.status(served)[MODEL]
     assert (found["rules"], found["weights"], found["sticky"]) == (["tenant acme: v1"], {"v2": 3.0}, "session")
     assert found["unserved"] == ([] if served else ["v1", "v2"])
@@ -205,7 +205,7 @@ def test_a_rule_looks_at_one_thing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("written", "message"),
     [
         ({"rules": [{"version": "v2"}]}, "a rule looks at one thing"),
         ({"rules": [{"version": "v2", "tenant": "a", "cookie": {"name": "a", "value": "b"}}]}, "one thing"),
@@ -222,6 +222,6 @@ def test_a_rule_looks_at_one_thing() -> None:
         ({"wieghts": {}}, "Extra inputs"),
     ],
 )
-def test_what_makes_no_sense_is_refused(written: dict, said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_what_makes_no_sense_is_refused(written: dict, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         SplitConfig.model_validate(written)

@@ -321,7 +321,7 @@ def test_memory_is_bounded_per_node_and_location(holders: int) -> None:
     assert used / trie.entries <= 200
 
 
-def told(trie: PrefixTrie) -> list[Any]:
+def observed(trie: PrefixTrie) -> list[Any]:
     """What its observer is told from now on."""
     seen: list[Any] = []
 
@@ -356,7 +356,7 @@ def test_a_large_location_is_cleared_at_once_and_swept_bit_by_bit() -> None:
     path = trie.path(held_by(trie, "r0")[-44])  # the last to be swept
     stem, own = path[:12], path[12:]
     other = trie.count("r1")
-    found = told(trie)
+    found = observed(trie)
     trie.hold("r0", 1000)
     trie.clear("r0")
     assert trie.match(path) == {"r1": 12}
@@ -407,7 +407,7 @@ def test_many_large_clears_without_an_insert_are_bounded(monkeypatch: pytest.Mon
 def test_whoever_alone_holds_anything_is_cleared_in_one_word() -> None:
     trie = filled(8000, 1)
     trie.add("r1", 1 << 20)
-    found = told(trie)
+    found = observed(trie)
     trie.clear("r0")
     assert (found, trie.nodes, trie.entries) == (["cleared"], 0, 0)
     assert_sound(trie)

@@ -32,10 +32,10 @@ def store() -> MemoryStore:
 
 
 def desk(store: MemoryStore, *statuses: dict[str, Any]) -> Acts:
-    async def said() -> tuple[dict[str, Any], ...]:
+    async def read_statuses() -> tuple[dict[str, Any], ...]:
         return statuses
 
-    return Acts(store, lambda: LAW, said, lambda: AT)
+    return Acts(store, lambda: LAW, read_statuses, lambda: AT)
 
 
 ALL = _serving("virginia", "frankfurt", "tokyo")
@@ -159,11 +159,11 @@ class _Drills:
 
 
 async def test_a_drill_is_shown_first_confirmed_by_name_and_begun_as_shown(store: MemoryStore) -> None:
-    async def said() -> tuple[dict[str, Any], ...]:
+    async def read_statuses() -> tuple[dict[str, Any], ...]:
         return ()
 
     drills = _Drills()
-    acts = Acts(store, lambda: LAW, said, lambda: AT, drills)
+    acts = Acts(store, lambda: LAW, read_statuses, lambda: AT, drills)
     asked: dict[str, Any] = {"do": "start-drill", "target": "move", "why": "rehearse", "values": {"region": "tokyo"}}
     answer = await acts.perform(Act(**asked), "ann")
     assert (answer["plan"], answer["revision"], drills.begun) == (["move {'region': 'tokyo'}"], 7, [])

@@ -145,7 +145,7 @@ def test_an_answer_written_on_from_any_cut_is_the_uninterrupted_one(
     voice = TextModel("m", seed=4, answer_tokens_mean=30, wide=wide)
     prompt = asked or "x"
 
-    def said(text: str, least: int) -> tuple[list[str], Sequence]:
+    def generated(text: str, least: int) -> tuple[list[str], Sequence]:
         if chats:
             turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": text}]
             more = {"continue_final_message": True, "add_generation_prompt": False} if text else {}
@@ -158,10 +158,10 @@ def test_an_answer_written_on_from_any_cut_is_the_uninterrupted_one(
             shown.append(sequence.write_token())
         return shown, sequence
 
-    whole, ended = said("", min_tokens)
+    whole, ended = generated("", min_tokens)
     at = int(cut * len(whole))
     at = max((number + 1 for number, text in enumerate(whole[:at]) if text), default=0)  # the last with text
-    rest, resumed = said("".join(whole[:at]), max(0, min_tokens - at))
+    rest, resumed = generated("".join(whole[:at]), max(0, min_tokens - at))
     assert "".join(whole[:at] + rest) == "".join(whole)
     assert resumed.finished == ended.finished == "stop"
     if not wide and prompt != " x ":

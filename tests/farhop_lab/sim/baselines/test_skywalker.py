@@ -20,14 +20,14 @@ def saw(seen: RouterState, *waiting: int) -> None:
     seen.on_engines(EnginesSeen("us", {name: Sample(n, 9, 0.9) for name, n in zip(NAMES, waiting, strict=True)}), 0.0)
 
 
-def said(seen: RouterState, line: int, *, available: bool = True, up: bool = True) -> None:
+def report_load(seen: RouterState, line: int, *, available: bool = True, up: bool = True) -> None:
     seen.on_balancer(BalancerSeen("eu", line, available, up))
 
 
 def test_a_replica_is_available_iff_nothing_is_pending_there() -> None:
     eligibility, seen = SelectivePushing(), state()
     saw(seen, 0, 1, 0)
-    said(seen, 0)
+    report_load(seen, 0)
     assert eligibility.candidates(ask(), seen, 0.0) == ["us/0", "us/2"]
     seen.in_flight["us/0"] = 50  # what was sent since the last probe is not accounted for
     assert eligibility.candidates(ask(), seen, 0.0) == ["us/0", "us/2"]
@@ -40,11 +40,11 @@ def test_a_remote_router_is_available_iff_its_queue_is_short_shorter_than_mine_a
     assert eligibility.candidates(ask(), seen, 0.0) == [], "nobody has said a word"
     for line, mine, free in ((10, 20, True), (11, 20, False), (4, 4, True), (5, 4, False)):
         seen.queued = mine
-        said(seen, line)
+        report_load(seen, line)
         assert eligibility.candidates(ask(), seen, 0.0) == (["eu"] if free else []), (line, mine)
-    said(seen, 0, available=False)
+    report_load(seen, 0, available=False)
     assert eligibility.candidates(ask(), seen, 0.0) == []
-    said(seen, 0, up=False)
+    report_load(seen, 0, up=False)
     assert eligibility.candidates(ask(), seen, 0.0) == []
 
 
@@ -52,7 +52,7 @@ def test_what_was_forwarded_once_is_never_forwarded_again() -> None:
     eligibility, seen = SelectivePushing(), state()
     seen.queued = 3
     saw(seen, 1, 1, 1)
-    said(seen, 0)
+    report_load(seen, 0)
     assert eligibility.candidates(ask(), seen, 0.0) == ["eu"]
     assert eligibility.candidates(ask(issuer="asia"), seen, 0.0) == []
 

@@ -10,16 +10,16 @@ from global_lb.routing.policy import Pin, modify
 from global_lb.routing.policy.account import EgressBudget, ForeignQuota
 
 
-def told(here: str = "london"):
+def modified(here: str = "london"):
     return field(request("a", 4096), 100.0, here, london={}, frankfurt={}, tokyo={})
 
 
 def test_a_pin_narrows_to_who_serves_or_falls_back_or_not() -> None:
     soft, strict = Pin("tokyo", False, "gpu test", "ann", 9.0), Pin("tokyo", True, "gpu test", "ann", 9.0)
     for pin in (soft, strict):
-        part, why = modify.pinned(told(), pin)
+        part, why = modify.pinned(modified(), pin)
         assert (part.names, why) == (("tokyo",), "pinned to tokyo by ann: gpu test")
-    without = told().only([0, 1], "gone")
+    without = modified().only([0, 1], "gone")
     assert modify.pinned(without, soft)[0] is without
     nobody, why = modify.pinned(without, strict)
     assert (len(nobody), nobody.absent["tokyo"], why.endswith("nobody else may")) == (0, "gone", True)
@@ -27,18 +27,18 @@ def test_a_pin_narrows_to_who_serves_or_falls_back_or_not() -> None:
 
 def test_quota_and_budget_keep_what_they_can_here() -> None:
     quota = ForeignQuota(0.0)
-    assert modify.within_quota(told(), quota)[0].names == ("london",)
-    assert len(modify.within_quota(told("mars"), quota)[0]) == 0
+    assert modify.within_quota(modified(), quota)[0].names == ("london",)
+    assert len(modify.within_quota(modified("mars"), quota)[0]) == 0
     quota.share = 1.0
-    assert modify.within_quota(told(), quota)[1] == ""
+    assert modify.within_quota(modified(), quota)[1] == ""
     budget = EgressBudget(0.0)
-    assert modify.within_budget(told(), budget, 0.0)[0].names == ("london",)
-    away, why = modify.within_budget(told("mars"), budget, 0.0)
+    assert modify.within_budget(modified(), budget, 0.0)[0].names == ("london",)
+    away, why = modify.within_budget(modified("mars"), budget, 0.0)
     assert (len(away), "passed over" in why) == (3, True)
 
 
 def test_biases_add_up() -> None:
-    bias_ms, why = modify.biased(told(), {"london": 5.0, "mars": 9.0}, {"london": 20.0, "tokyo": -30.0})
+    bias_ms, why = modify.biased(modified(), {"london": 5.0, "mars": 9.0}, {"london": 20.0, "tokyo": -30.0})
     assert bias_ms.tolist() == [0.0, 25.0, -30.0]
     assert why == "bias in ms: london +25, tokyo -30"
 
@@ -62,7 +62,7 @@ def test_a_canary_draws_its_share_and_keeps_who_was_drawn() -> None:
 
 
 def test_home_is_kept_while_it_costs_no_more_than_configured() -> None:
-    one = told()
+    one = modified()
     london, tokyo = one.at["london"], one.at["tokyo"]  # 219 ms apart
     assert modify.at_home(one, "tokyo", london, None, 250.0) == (
         tokyo,

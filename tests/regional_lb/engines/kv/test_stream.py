@@ -9,14 +9,14 @@ from regional_lb.engines.kv.stream import Follower
 from regional_lb.fleet.kv_events import Cleared, Lost
 
 
-def said(n: int, life: int = 0) -> bytes:
+def batch(n: int, life: int = 0) -> bytes:
     return f"{life}:{n}".encode()
 
 
-def told(follower: Follower, *seqs: int, life: int = 0) -> list[object]:
+def applied(follower: Follower, *seqs: int, life: int = 0) -> list[object]:
     out: list[object] = []
     for seq in seqs:
-        got, missing = follower.on_batch(seq, said(seq, life))
+        got, missing = follower.on_batch(seq, batch(seq, life))
         out += got
         if missing:
             out.append("?")
@@ -42,59 +42,59 @@ def replay(follower: Follower, kept: list[bytes], first: int = 0) -> list[object
 
 def test_from_the_first_event_on_all_is_known() -> None:
     follower = Follower()
-    assert told(follower, 0, 1, 2) == [Cleared(), said(0), said(1), said(2)]
+    assert applied(follower, 0, 1, 2) == [Cleared(), batch(0), batch(1), batch(2)]
 
 
 def test_who_comes_late_does_not_know_what_was() -> None:
     follower = Follower()
-    assert told(follower, 5) == ["?"]
-    assert follower.give_up(5, said(5)) == [Lost(), said(5)]
-    assert told(follower, 6) == [said(6)]
+    assert applied(follower, 5) == ["?"]
+    assert follower.give_up(5, batch(5)) == [Lost(), batch(5)]
+    assert applied(follower, 6) == [batch(6)]
 
 
 def test_a_replay_fills_a_gap_and_what_then_comes_twice_counts_once() -> None:
     follower = Follower()
-    told(follower, 0, 1)
-    assert told(follower, 4) == ["?"]
-    assert replay(follower, [said(n) for n in range(7)]) == [said(n) for n in range(2, 7)]
-    assert follower.give_up(4, said(4)) == []
-    assert told(follower, 5, 6, 7) == [said(7)]
+    applied(follower, 0, 1)
+    assert applied(follower, 4) == ["?"]
+    assert replay(follower, [batch(n) for n in range(7)]) == [batch(n) for n in range(2, 7)]
+    assert follower.give_up(4, batch(4)) == []
+    assert applied(follower, 5, 6, 7) == [batch(7)]
 
 
 def test_a_gap_that_is_not_kept_any_more_is_lost() -> None:
     follower = Follower()
-    told(follower, 0, 1)
-    assert replay(follower, [said(8), said(9)], first=8) == [Lost(), said(8), said(9)]
-    assert told(follower, 10) == [said(10)]
+    applied(follower, 0, 1)
+    assert replay(follower, [batch(8), batch(9)], first=8) == [Lost(), batch(8), batch(9)]
+    assert applied(follower, 10) == [batch(10)]
 
 
 def test_numbers_that_fall_are_another_process() -> None:
     follower = Follower()
-    told(follower, 0, 1, 2)
-    assert told(follower, 0, 1, life=1) == [Cleared(), said(0, 1), said(1, 1)]
-    assert told(follower, 1, life=2) == [Cleared(), "?"]  # and its first word was missed
-    assert replay(follower, [said(0, 2), said(1, 2)]) == [said(0, 2), said(1, 2)]
+    applied(follower, 0, 1, 2)
+    assert applied(follower, 0, 1, life=1) == [Cleared(), batch(0, 1), batch(1, 1)]
+    assert applied(follower, 1, life=2) == [Cleared(), "?"]  # and its first word was missed
+    assert replay(follower, [batch(0, 2), batch(1, 2)]) == [batch(0, 2), batch(1, 2)]
 
 
 def test_another_process_that_has_published_as_much_is_found_out_by_its_events() -> None:
     follower = Follower()
-    told(follower, 0, 1)
-    assert replay(follower, [said(n, 1) for n in range(4)]) == [Cleared(), *(said(n, 1) for n in range(4))]
+    applied(follower, 0, 1)
+    assert replay(follower, [batch(n, 1) for n in range(4)]) == [Cleared(), *(batch(n, 1) for n in range(4))]
 
 
 def test_another_process_that_has_said_nothing_holds_nothing() -> None:
     follower = Follower()
-    told(follower, 0, 1)
+    applied(follower, 0, 1)
     assert replay(follower, []) == [Cleared()]
     assert replay(follower, []) == []
-    assert told(follower, 0, life=1) == [said(0, 1)]
+    assert applied(follower, 0, life=1) == [batch(0, 1)]
 
 
 def test_the_same_process_after_a_cut_goes_on() -> None:
     follower = Follower()
-    told(follower, 0, 1)
-    assert replay(follower, [said(0), said(1)]) == []
-    assert told(follower, 2) == [said(2)]
+    applied(follower, 0, 1)
+    assert replay(follower, [batch(0), batch(1)]) == []
+    assert applied(follower, 2) == [batch(2)]
 
 
 def test_an_engine_that_never_said_anything_holds_nothing() -> None:
@@ -104,17 +104,17 @@ def test_an_engine_that_never_said_anything_holds_nothing() -> None:
 def test_what_a_replay_drops_on_the_way_is_asked_for_again() -> None:
     follower = Follower()
     follower.ask()
-    assert follower.replayed(0, said(0)) == ([Cleared(), said(0)], False)
-    assert follower.replayed(3, said(3)) == ([], True)
+    assert follower.replayed(0, batch(0)) == ([Cleared(), batch(0)], False)
+    assert follower.replayed(3, batch(3)) == ([], True)
     assert follower.ask() == 0
-    assert replay(follower, [said(n) for n in range(4)]) == [said(1), said(2), said(3)]
+    assert replay(follower, [batch(n) for n in range(4)]) == [batch(1), batch(2), batch(3)]
 
 
 def test_without_a_replay_a_new_link_knows_nothing() -> None:
     follower = Follower()
-    told(follower, 0, 1)
+    applied(follower, 0, 1)
     assert follower.lost() == [Lost()]
-    assert told(follower, 2) == ["?"]
+    assert applied(follower, 2) == ["?"]
 
 
 _steps = st.lists(
@@ -144,7 +144,7 @@ def test_what_is_believed_is_what_the_engine_said_in_this_life(steps, keeps, rep
 
     def catch_up() -> None:
         first = max(0, sent - keeps)
-        take(replay(follower, [said(n, life) for n in range(first, sent)], first))
+        take(replay(follower, [batch(n, life) for n in range(first, sent)], first))
 
     for what, times in steps:
         if what in ("restart", "relink"):
@@ -159,12 +159,12 @@ def test_what_is_believed_is_what_the_engine_said_in_this_life(steps, keeps, rep
         for _ in range(times):
             seq, sent = sent, sent + 1
             if what == "say":
-                out, missing = follower.on_batch(seq, said(seq, life))
+                out, missing = follower.on_batch(seq, batch(seq, life))
                 take(out)
                 if missing:
                     if replays:
                         catch_up()
-                    take(follower.give_up(seq, said(seq, life)))
-                assert believed == [said(n, life) for n in range(sent - len(believed), sent)]
+                    take(follower.give_up(seq, batch(seq, life)))
+                assert believed == [batch(n, life) for n in range(sent - len(believed), sent)]
                 assert believed
                 assert not whole or len(believed) == sent
