@@ -50,7 +50,7 @@ class RunningWorld:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
-    def call(self, work: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
+    def call(self, work: Coroutine[Any, Any, T], timeout_s: float = 300.0) -> T:
         """Run a coroutine where the world lives."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 

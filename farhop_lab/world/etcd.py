@@ -30,10 +30,10 @@ READY_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 5.0
 LOG_TAIL_BYTES = 2000
 # One member has nobody to agree with: it elects itself after one election timeout, so a short one starts quickly.
-# 10 ms heartbeats and 100 ms elections keep etcd's demanded ratio of at least 5, and make leases of 1 s possible
+# 20 ms heartbeats and 100 ms elections are etcd's least ratio, 5, and make leases of 1 s possible
 # (the least is 1.5 election timeouts).
 _TUNING = (
-    "--heartbeat-interval=10",
+    "--heartbeat-interval=20",
     "--election-timeout=100",
     "--auto-compaction-mode=periodic",
     "--auto-compaction-retention=5m",

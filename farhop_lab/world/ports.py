@@ -34,8 +34,7 @@ class _Turns:
     """The ports that one process goes through, and the blocks that it keeps from others."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
-        self._at = self.pid * _STRIDE
+        self._at = os.getpid() * _STRIDE
         self._kept: dict[int, socket.socket] = {}  # the latest last
         self._rest: Iterator[int] = iter(())
 
@@ -47,10 +46,9 @@ class _Turns:
         return port
 
     def close(self) -> None:
-        """Give the blocks back. In a fork they are its parent's, and their descriptors may be another's by then."""
-        if self.pid == os.getpid():
-            while self._kept:
-                self._kept.popitem()[1].close()
+        """Give the blocks back."""
+        while self._kept:
+            self._kept.popitem()[1].close()
 
     def _claim(self) -> bool:
         blocks = range(PORTS.start // _BLOCK, -(-PORTS.stop // _BLOCK))
@@ -80,7 +78,17 @@ def _claim(block: int) -> socket.socket | None:
 
 
 _turns = _Turns()
-atexit.register(lambda: _turns.close())  # whichever is then this process's
+
+
+def _leave() -> None:
+    """In a fork: what its parent goes through is not its own. At once: later its descriptors may be another's."""
+    global _turns, _lock
+    _turns.close()
+    _turns, _lock = _Turns(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_leave)
+atexit.register(lambda: _turns.close())
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
@@ -88,11 +96,8 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
     They lie below those that a system lends to outgoing connections, which would take one before its balancer does.
     """
-    global _turns
     ports: list[int] = []
     with _lock:
-        if _turns.pid != os.getpid():
-            _turns = _Turns()  # in a fork: what its parent goes through is not its own
         for _ in range(len(PORTS) + _BLOCK):
             port = _turns.next()
             if port is None:

@@ -167,7 +167,7 @@ class Load:
         assert self._session is not None
         await self._session.close()
 
-    async def ask(self, kind: str, words: int, tokens: int, within_s: float = 20.0, prefix: str = "") -> Asked:
+    async def ask(self, kind: str, words: int, tokens: int, within_s: float = 60.0, prefix: str = "") -> Asked:
         """One request of about so many words, which nobody else asks unless it `prefix` them, answered in exactly so
         many tokens."""
         self._serial += 1

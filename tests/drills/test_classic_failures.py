@@ -23,7 +23,7 @@ QUIET = {"watch": {"probe_s": 3600.0, "scrape_s": 3600.0}}
 # Nor does who waits for it.
 PATIENT = {"watch": {"probe_s": 0.1, "scrape_s": 0.05, "timeout_s": 30.0}}
 # Engines and balancer are one loop here: who gives up sooner than that may stand still takes all of them for dead.
-STEADY = {"watch": {"probe_s": 0.1, "scrape_s": 0.05, "timeout_s": 2.0}}
+STEADY = {"watch": {"probe_s": 0.1, "scrape_s": 0.05, "timeout_s": 5.0}}
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +108,7 @@ async def test_engines_that_die_are_not_stormed_with_retries() -> None:
 async def _thrash(naive: bool) -> float:
     """Nine conversations, of which each of three caches holds five: the share of prompt tokens that were cached."""
     async with gpus(*[l4(8.0, kv_blocks=260) for _ in range(3)]) as engines:
-        found, config = (blind(engines), NAIVE) if naive else ({}, {})
+        found, config = (blind(engines), NAIVE | PATIENT) if naive else ({}, PATIENT)
         async with region(engines, found, **config) as (_, url), Load(url) as load:
             order = Random(1)
             for turn in range(6):
@@ -160,7 +160,7 @@ async def _dead_green(naive: bool) -> int:
     """One of three engines takes what it is sent and answers nothing, while its health page says 200: how many of 30
     requests are swallowed."""
     async with gpus(*[l4() for _ in range(3)]) as engines:
-        found, config = (blind(engines), NAIVE | QUIET) if naive else ({"probe": {"generate_s": 1.0}}, {})
+        found, config = (blind(engines), NAIVE | QUIET) if naive else ({"probe": {"generate_s": 1.0}}, STEADY)
         async with region(engines, found, **config) as (_, url), Load(url) as load:
             engines[1].replica.faults.command(Fault("dead-green"))
             asked = []

@@ -167,7 +167,8 @@ def test_nobody_notices_what_happens_to_etcd(failing: RunningWorld, how: str) ->
         since = [a for a in load.asked if a.begun >= t0]
         assert len(since) > 10
         against = looks.against(t0)
-        assert [why for why in against if "no recent report" in why] == []
+        # Without etcd reports come by the channel alone: where pings were late, for want of a core, neither is there.
+        assert [why for why in against if "no recent report" in why and "channel broken" not in why] == []
         if stalls.most_s <= STALL_S:
             astray = [first for a in since if (first := await first_choice(world, a)) is not None]
             assert (astray, against) == ([], [])

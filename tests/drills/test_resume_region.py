@@ -47,7 +47,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningWorld]:
 @pytest.fixture
 def world(shared: RunningWorld) -> Iterator[RunningWorld]:
     """It, whole and at rest; what a test has killed starts again."""
-    shared.call(whole_again(shared.world), 70.0)
+    shared.call(whole_again(shared.world))
     return shared
 
 

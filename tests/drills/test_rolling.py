@@ -119,11 +119,18 @@ def test_a_rolling_restart_loses_nothing(tmp_path: Path) -> None:
     async def restarted(fleet: Fleet) -> Load:
         load, over = Load(fleet.url), asyncio.Event()
         running = asyncio.create_task(load.run(over))
-        for instance in fleet.instances:
-            await asyncio.sleep(0.3)
-            assert await instance.stop(grace_s=20.0) == 0
-            await instance.start()
-        await asyncio.sleep(0.3)
+
+        async def more(count: int) -> None:
+            served = load.served + count
+            while load.served < served:
+                await asyncio.sleep(0.02)
+
+        async with asyncio.timeout(200.0):
+            for instance in fleet.instances:
+                await more(70)
+                assert await instance.stop(grace_s=20.0) == 0
+                await instance.start()
+            await more(70)
         over.set()
         await running
         return load

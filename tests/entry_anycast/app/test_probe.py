@@ -39,7 +39,7 @@ async def test_it_tells_fit_leaving_and_dead() -> None:
         if one.fitness is Fitness.DEAD:
             enough.set()
 
-    config = Probe(url=f"http://127.0.0.1:{port}/readyz", every_s=0.02, timeout_s=5.0)
+    config = Probe(url=f"http://127.0.0.1:{port}/readyz", every_s=0.02, timeout_s=60.0)
     probing = asyncio.create_task(Prober(config, tell).run())
     async with asyncio.timeout(20.0):
         await enough.wait()

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from inprocess import until
 
 from entry_anycast.announcing.machine import Phase
 from entry_anycast.speakers.bird import Bird, BirdConfig, written
@@ -38,11 +39,13 @@ class FakeBird:
     def __init__(self, folder: Path) -> None:
         self.socket, self.file = str(folder / "ctl"), folder / "farhop.conf"
         self.refuses = False
+        self.met = 0
 
     async def serve(self) -> asyncio.Server:
         return await asyncio.start_unix_server(self._met, self.socket)
 
     async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.met += 1
         writer.write(b"0001 BIRD 2.0.12 ready.\n")
         while line := (await reader.readline()).decode():
             content = self.file.read_text() if self.file.exists() else ""
@@ -58,6 +61,12 @@ class FakeBird:
             writer.write(answer.encode())
         writer.close()
         await writer.wait_closed()
+        self.met -= 1
+
+    async def close(self, server: asyncio.Server) -> None:
+        server.close()
+        await server.wait_closed()
+        await until(lambda: not self.met)  # the connections' other ends
 
 
 async def test_it_says_observes_and_ends(tmp_path: Path) -> None:
@@ -75,9 +84,7 @@ async def test_it_says_observes_and_ends(tmp_path: Path) -> None:
     assert lost == []
     with pytest.raises(SpeakerError, match="is not connected"):
         await bird.observe()
-    server.close()
-    await server.wait_closed()
-    await asyncio.sleep(0.05)  # the connection's other end
+    await fake.close(server)
 
 
 async def test_what_it_refuses_is_reported(tmp_path: Path) -> None:
@@ -88,9 +95,7 @@ async def test_what_it_refuses_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SpeakerError, match="line 3: syntax error"):
         await bird.start()
     await bird.kill()
-    server.close()
-    await server.wait_closed()
-    await asyncio.sleep(0.05)  # the connection's other end
+    await fake.close(server)
 
 
 async def test_a_bird_that_is_not_there_or_whose_file_cannot_be_written_is_one_line(tmp_path: Path) -> None:
@@ -106,6 +111,4 @@ async def test_a_bird_that_is_not_there_or_whose_file_cannot_be_written_is_one_l
     with pytest.raises(SpeakerError, match=rf"bird: cannot write {nowhere}: No such file or directory; give a path"):
         await bird.start()
     await bird.kill()
-    server.close()
-    await server.wait_closed()
-    await asyncio.sleep(0.05)  # the connection's other end
+    await fake.close(server)

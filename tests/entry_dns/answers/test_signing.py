@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import dns.dnssec
 import dns.message
 import dns.name
@@ -99,11 +101,11 @@ def test_a_name_too_long_for_a_next_one_is_its_own() -> None:
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        (b"nonsense", "no private key in PEM"),
-        (pem(rsa.generate_private_key(65537, 2048)), "not an ECDSA key on P-256"),
-        (pem(ec.generate_private_key(ec.SECP384R1())), "not an ECDSA key on P-256"),
+        (lambda: b"nonsense", "no private key in PEM"),
+        (lambda: pem(rsa.generate_private_key(65537, 2048)), "not an ECDSA key on P-256"),
+        (lambda: pem(ec.generate_private_key(ec.SECP384R1())), "not an ECDSA key on P-256"),
     ],
 )
-def test_a_key_that_cannot_sign_is_refused(key: bytes, message: str) -> None:
+def test_a_key_that_cannot_sign_is_refused(key: Callable[[], bytes], message: str) -> None:
     with pytest.raises(KeyFileError, match=message):
-        ZoneKey(key)
+        ZoneKey(key())

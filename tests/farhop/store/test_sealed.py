@@ -48,10 +48,17 @@ async def changes(store: Store, *steps: object) -> list[Change]:
 
     await store.open()
     task = asyncio.create_task(watch())
-    for step in steps:
+
+    async def settled() -> None:
+        """However long a round of the loop takes here."""
         await asyncio.sleep(0.02)
+        for _ in range(40):
+            await asyncio.sleep(0)
+
+    for step in steps:
+        await settled()
         step()  # type: ignore[operator]
-    await asyncio.sleep(0.02)
+    await settled()
     await store.close()
     await task
     return seen

@@ -60,10 +60,12 @@ def test_no_two_processes_are_given_one_before_either_listens() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="blocks are claimed on Linux alone")
 def test_a_fork_is_given_none_of_its_parents() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, check=True, timeout=60.0)
+    asked = [sys.executable, "-W", "default", "-c", FORKS]
+    done = subprocess.run(asked, capture_output=True, check=True, timeout=60.0)
     given = done.stdout.split()
     assert len(given) == 105
     assert len(set(given)) == len(given)
+    assert done.stderr == b""  # what claims blocks is closed at the end: else each is warned of
 
 
 def test_a_port_in_use_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
