@@ -90,7 +90,7 @@ class Gpu:
                 writer.write(data)
                 await writer.drain()
         except (ConnectionError, asyncio.CancelledError):
-            pass  # the other side prefix so, too; or the test is over
+            pass  # the other side says so, too; or the test is over
         finally:
             writer.close()
 
@@ -168,7 +168,7 @@ class Load:
         await self._session.close()
 
     async def ask(self, kind: str, words: int, tokens: int, within_s: float = 60.0, prefix: str = "") -> Asked:
-        """One request of about so many words, which nobody else asks unless it `prefix` them, answered in exactly so
+        """One request of about so many words, which nobody else asks unless they begin with this `prefix`, answered in exactly so
         many tokens."""
         self._serial += 1
         prefix = prefix or f"{self._serial}"

@@ -26,10 +26,10 @@ class Pair:
         where = {"bootstrap_host": "127.0.0.1", "bootstrap_port": self.port, "bootstrap_room": room}
         return {"prompt": PROMPT, "max_tokens": 20, "ignore_eos": True, **where, **fields}
 
-    async def prefills(self, what: str) -> None:
-        """Until a request is "running" or "waiting" at the first of them."""
+    async def prefills(self, figure: str) -> None:
+        """Until this figure of the first of them is not 0."""
         async with asyncio.timeout(60.0):
-            while not (await self.prefill.metrics())[f"vllm:num_requests_{what}"]:
+            while not (await self.prefill.metrics())[f"vllm:{figure}"]:
                 await asyncio.sleep(0.005)
 
     async def at_rest(self) -> None:
@@ -100,7 +100,7 @@ async def test_several_answers_have_no_one_room(pair: Callable[..., Awaitable[Pa
 async def test_a_room_has_one_prefill_at_a_time(pair: Callable[..., Awaitable[Pair]]) -> None:
     two = await pair()
     asking = asyncio.create_task(two.prefill.ask(COMPLETION, **two.asked()))
-    await two.prefills("waiting")
+    await two.prefills("kv_cache_usage_perc")  # it holds its prompt until somebody comes for it
     async with two.prefill.post(COMPLETION, **two.asked()) as found:
         assert (found.status, (await found.json())["error"]["param"]) == (400, "bootstrap_room")
     await two.decode.ask(COMPLETION, **two.asked())
@@ -123,7 +123,7 @@ async def test_a_prefill_that_is_given_up_fails_who_waits_for_it(pair: Callable[
     two = await pair(speedup=0.25)  # 410 tokens: a second; and minutes of patience
     computing = asyncio.create_task(two.prefill.ask(COMPLETION, **two.asked()))
     waiting = asyncio.create_task(two.decode.ask(COMPLETION, **two.asked()))
-    await two.prefills("running")
+    await two.prefills("num_requests_running")
     computing.cancel()
     with pytest.raises(AssertionError, match="KVTransferError"):
         await asyncio.wait_for(waiting, 60.0)
