@@ -168,8 +168,8 @@ class Load:
         await self._session.close()
 
     async def ask(self, kind: str, words: int, tokens: int, within_s: float = 60.0, prefix: str = "") -> Asked:
-        """One request of about so many words, which nobody else asks unless they begin with this `prefix`, answered in exactly so
-        many tokens."""
+        """One request of about so many words, which nobody else asks unless they begin with this `prefix`, answered in
+        exactly so many tokens."""
         self._serial += 1
         prefix = prefix or f"{self._serial}"
         text = f"{kind} {prefix} " + " ".join(f"{prefix}x{n}" for n in range(words))

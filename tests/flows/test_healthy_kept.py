@@ -35,8 +35,8 @@ ANSWERS = (6, 6, 7, 8, 9, 11, 13, 16, 20, 29, 55, 90, 252, 1899)
 A100_PER_S = 4.5  # of this work one A100 serves: its 2,048 tokens take 0.19 s of prefill, a step's share and overhead
 # Of simulated time until how fast some usually are is known, and a few seconds more; the others need 27.
 SECONDS = {
-    "arena": 24.0, "diurnal": 60.0, "fidelity": 35.0, "gorgo": 24.0, "overload": 40.0, "tree-2": 24.0, "tree-mixed": 40.0,
-    "wildchat": 36.0,
+    "arena": 24.0, "diurnal": 60.0, "fidelity": 35.0, "gorgo": 24.0, "overload": 40.0, "tree-2": 24.0,
+    "tree-mixed": 40.0, "wildchat": 36.0,
 }  # fmt: skip
 
 
