@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from farhop_lab.bench.proxies import ENVOY
 from farhop_lab.world.client import Result, answer
@@ -35,6 +36,9 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # Of any property: the same examples in every run, and nothing that a busy machine could decide by being slow.
 settings.register_profile("farhop", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("farhop")
+# Nor by which files a worker has imported by then: Hypothesis would read them all for constants to try, in each anew.
+assert callable(providers._get_local_constants)
+providers._get_local_constants = lambda: providers._local_constants  # none
 
 # `make test` plays this share of the examples that a test of a property names, `make test-system` all of them.
 EXAMPLES = float(os.environ.get("FARHOP_EXAMPLES", "1"))
