@@ -327,9 +327,8 @@ class Ingress:
         exchange, context = active.exchange, active.context
         caller = context.caller
         body = openai.renamed(active.body, request.model)
-        request = replace(
-            request, body_bytes=len(body), body_hash=xxh3_64_intdigest(body), chain=self._chain_anew(exchange, body)
-        )  # fmt: skip
+        # Its `body_hash` stays: what ended engines of one model is the same request to those of another.
+        request = replace(request, body_bytes=len(body), chain=self._chain_anew(exchange, body))
         context.body_sha256 = b""  # it was of the body that came
         self._mute_unless_recorded(context, caller, request.model)
 
@@ -392,8 +391,7 @@ class Ingress:
         body = openai.renamed(body, found.model)
         prompt = replace(prompt, model=found.model, lacks_model=False)
         made = replace(
-            found, body_bytes=len(body), body_hash=xxh3_64_intdigest(body),
-            chain=chain.chain(prompt.canonical, _seed(caller, prompt)),
+            found, body_bytes=len(body), chain=chain.chain(prompt.canonical, _seed(caller, prompt))
         )  # fmt: skip
         return made, prompt, body
 

@@ -154,7 +154,7 @@ class LimitRoot:
                     await self._wake.wait()
                 await asyncio.sleep(0.02)
             except TimeoutError:
-                pass
+                pass  # nobody woke it: it is written at its pace
 
     async def _step(self) -> None:
         """Write the claim anew, or look whether it is to be had."""

@@ -929,6 +929,8 @@ class RegionalFlow:
         detail = "this request was under way at two replicas when they ended; it is not sent to a third for a while"
         return machine.Answer(request.id, outcome.ENDS_PROCESSES, detail, max(RETRY_AFTER_S, quarantine.until - now))
 
+    # -- endings
+
     def _fall_back(self, request: Request, reason: Outcome, attempts: int, now: float) -> Command | None:
         """Instead of a refusal: another model that its name stands for, if one is served here; of those the first with
         room, else the first, where it may wait. Not where the law, path or request itself is what is refused."""

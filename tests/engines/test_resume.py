@@ -188,7 +188,7 @@ async def test_streams_of_engines_that_tell_no_ids_go_on_by_their_text(vllms: li
         for seed in range(TEXT_CUTS):
             asked = body(seed)
             asked["prompt"] = asked.pop("messages")[0]["content"]
-            whole = told_text(await through(both, asked, path="/v1/completions"))
+            whole = completion_text(await through(both, asked, path="/v1/completions"))
             cut.after, resumed = rng.randrange(400, cut.passed), outcomes["resumed", ""]
             answer = await through(both, asked, path="/v1/completions")
             cut.after = None
@@ -197,12 +197,12 @@ async def test_streams_of_engines_that_tell_no_ids_go_on_by_their_text(vllms: li
             went_on += 1
             assert not any("error" in one for one in answer), answer[-2:]
             assert answer[-1] == {}
-            assert await goes_on(vllms[0], asked, whole, told_text(answer))
+            assert await goes_on(vllms[0], asked, whole, completion_text(answer))
         print(f"\n{TEXT_CUTS} cut, {went_on} went on; {dict(outcomes)}")
         assert went_on >= TEXT_CUTS // 2
 
 
-def told_text(text: list[dict[str, Any]]) -> str:
+def completion_text(text: list[dict[str, Any]]) -> str:
     return "".join(one["choices"][0]["text"] for one in text if one.get("choices"))
 
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from inprocess import HOP_KEY, MODEL, Both, Engine, both, chat, head, send, tenant, topology, until
 
+from farhop.balance import outcome
 from farhop.service.admin import Question
 from farhop.store.contract import route_key
 from farhop_lab.world.ports import free_ports
@@ -154,6 +155,29 @@ async def test_what_broke_for_its_model_is_answered_by_another_instead_of_refuse
             assert (record["asked_for"], record["model"], record["outcome"]) == ("large", MODEL, "served")
             targets = [one["target"] for one in record["attempts"]]
             assert (set(targets[:-1]), targets[-1]) == ({"two"}, "one")
+            await up.at_rest()
+
+
+async def test_what_may_have_ended_engines_of_two_models_is_not_handed_to_a_third(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor when it is asked again: whichever model its name is then, it is the same request."""
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    routes = [{"model": "auto", "models": [{"model": "large"}, {"model": "middle"}, {"model": MODEL}]}]
+    async with Engine().running() as first, Engine().running() as second:
+        replicas = [
+            {"url": f"http://{one.address}", "models": [model], "name": model}
+            for one, model in ((first, "large"), (second, "middle"), (engine, MODEL))
+        ]
+        async with both(engine, WORLD, regional={"replicas": replicas, "routes": routes}) as up:
+            await until(lambda: {"large", "middle", MODEL} <= up.regional.flow.view.by_model.keys())
+            first.behaviour = second.behaviour = "vanish"
+            for _ in range(2):
+                answer = await send(up.client, chat(body=asking()))
+                assert answer.json["error"]["code"] == outcome.ENDS_PROCESSES.reason
+            assert first.seen
+            assert second.seen
+            assert engine.seen == []
             await up.at_rest()
 
 
