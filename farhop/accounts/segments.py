@@ -5,8 +5,9 @@
 
 Invariants: `put` appends to a queue and does no IO; a line is in a file whole or not at all, but for the last one of a
 file whose process was killed, which is cut off at the next start; what could not be kept is counted, and said why for
-as long as that lasts. A killed process loses what it was handed in its last WAKE_S, and the next start says so; what a
-power failure takes is `sync`'s to bound. Never deletes what somebody still has to read (`may_delete`).
+as long as that lasts. A killed process loses what it was handed in its last WAKE_S, and the next start says so: while a
+process writes it always has an open file, also between two of them. What a power failure takes is `sync`'s to bound.
+Never deletes what somebody still has to read (`may_delete`).
 """
 
 from __future__ import annotations
@@ -145,8 +146,6 @@ class Segments:
             self.trouble = f"{self.folder}: holds bytes_max, {most} bytes; take files away, or raise it"
             return False
         try:
-            if self._fd < 0:
-                self._begin()
             self._append(data)
         except OSError as error:
             self.trouble = f"{self.folder}: {error.strerror or error}; free space there, or let the process write to it"
@@ -174,7 +173,7 @@ class Segments:
         self._dirty = True
 
     def _flush(self) -> None:
-        if not self._dirty or self._fd < 0:
+        if not self._dirty:
             return
         try:
             os.fsync(self._fd)
@@ -187,13 +186,17 @@ class Segments:
         if self._bounds.sync == "interval" and now - self._synced >= self._bounds.sync_s:
             self._flush()
         old = self._at > 0 and now - self._began >= self._bounds.segment_s
-        if self._fd >= 0 and (self._at >= self._bounds.segment_bytes or old):
-            self._finish()
-        if self._fd < 0:
-            with contextlib.suppress(OSError):
-                self._begin()
+        if self._at >= self._bounds.segment_bytes or old:
+            with contextlib.suppress(OSError):  # where the next cannot be opened, the old one goes on
+                self._rotate()
 
     # -- files
+
+    def _rotate(self) -> None:
+        """The next file is there before the last one is whole: who is killed between them was writing."""
+        fd, path = self._fd, self._path
+        self._begin()
+        self._complete(fd, path)
 
     def _begin(self) -> None:
         path = self.folder / f"{int(self._wall_s() * 1e9):020d}{OPEN}"
@@ -203,12 +206,16 @@ class Segments:
         self._began = self._synced = self._now()
 
     def _finish(self) -> None:
-        """The open file is whole; an empty one goes."""
-        fd, path, self._fd = self._fd, self._path, -1
+        """The open file is whole, and no other follows."""
+        fd, self._fd = self._fd, -1
+        self._complete(fd, self._path)
+
+    def _complete(self, fd: int, path: Path | None) -> None:
+        """A file is whole; an empty one goes."""
         if fd < 0 or path is None:
             return
         try:
-            if self._at:
+            if os.fstat(fd).st_size:
                 if self._bounds.sync != "never":
                     os.fsync(fd)
                 path.rename(whole_of(path))
@@ -220,7 +227,8 @@ class Segments:
             os.close(fd)
 
     def _recover(self) -> None:
-        """What processes left that were killed: their last line may be torn."""
+        """What a process left that was killed: its last line may be torn; between two files it leaves both."""
+        killed = False
         for path in sorted(self.folder.glob(f"*{OPEN}")):
             fd = os.open(path, os.O_RDWR)
             try:
@@ -233,13 +241,14 @@ class Segments:
                 end = _last_line_end(fd, size)
                 self.torn += end != size
                 os.ftruncate(fd, end)
-                self.unclean += 1
+                killed = True
                 if end:
                     path.rename(whole_of(path))
                 else:
                     path.unlink()
             finally:
                 os.close(fd)
+        self.unclean += killed
 
     def _measure(self) -> None:
         """What the folder holds, and of it what is old goes."""

@@ -121,19 +121,62 @@ while True:
 def test_a_killed_process_leaves_whole_lines_and_the_next_one_says_so(tmp_path: Path) -> None:
     base = 0
     for round_ in range(3):
-        child = subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path), str(base)], stdout=subprocess.PIPE)
-        assert child.stdout is not None
-        assert int(child.stdout.readline()) == (round_ > 0)
-        written = 0
-        while written < 300:
-            written = int(child.stdout.readline())
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        child.stdout.close()
+        with subprocess.Popen(
+            [sys.executable, "-c", _WRITER, str(tmp_path), str(base)], stdout=subprocess.PIPE
+        ) as child:
+            assert child.stdout is not None
+            try:
+                unclean = int(child.stdout.readline())
+                written = 0
+                while written < 300:
+                    written = int(child.stdout.readline())
+            finally:
+                child.send_signal(signal.SIGKILL)
+        assert unclean == (round_ > 0)
         found = [n for n in numbers(tmp_path) if n >= base]
         assert found == list(range(base, base + len(found)))  # nothing within is missing
         assert len(found) >= written
         base += 1_000_000
+
+
+@pytest.mark.parametrize("call", ["open", "fsync", "rename", "close"])
+def test_killed_anywhere_in_a_rotation_it_leaves_an_open_file(tmp_path: Path, call: str) -> None:
+    """Killed before and after each call to the system that a rotation makes; the next start counts it once."""
+    for after in (False, True):
+        folder = tmp_path / f"{after}"
+        killed = subprocess.run([sys.executable, "-c", _KILLED, str(folder), call, str(after)], timeout=60, check=False)
+        assert killed.returncode == -signal.SIGKILL
+        files = Segments(folder, Bounds(), numbered, time.monotonic, time.time)
+        files.open()
+        files.close()
+        assert files.unclean == 1
+        assert numbers(folder) == list(range(50))
+
+
+_KILLED = """
+import os, signal, sys, time
+from pathlib import Path
+from farhop.accounts.segments import Bounds, Segments
+folder, call, after = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "True"
+files = Segments(folder, Bounds(segment_bytes=20), lambda some: [b"%d\\n" % n for n in some], time.monotonic, time.time)
+files.open()
+real = getattr(os, call)
+def killed(*args, **more):
+    if "rotate" in {frame.f_code.co_name.strip("_") for frame in frames()}:
+        if after:
+            real(*args, **more)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*args, **more)
+def frames():
+    frame = sys._getframe(2)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+setattr(os, call, killed)
+for n in range(50):
+    files.put(n)
+time.sleep(60)
+"""
 
 
 @given(st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"") + b"\n"), max_size=20), st.integers(0, 200))
