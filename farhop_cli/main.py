@@ -8,6 +8,7 @@ balancers could be asked, and what is shown is of the others; 130 Ctrl-C.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -138,10 +139,35 @@ def _version(asked: bool) -> None:
 
 
 def main() -> None:
-    """The entry point."""
+    """The entry point. What a command failed to handle of its surroundings is one line, too."""
+    _speakable()
     try:
-        if sys.argv[1:] == [VERSION]:
-            _version(True)
-        app()()
+        try:
+            if sys.argv[1:] == [VERSION]:
+                _version(True)
+            app()()
+        finally:
+            sys.stdout.flush()  # here, where it can be said that it failed
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:
+        _mute()
+        sys.exit(1)  # as Click has it: nobody reads on
+    except OSError as error:
+        _mute()
+        sys.stderr.write(f"farhop: {error.filename or 'standard output'}: {error.strerror or error}\n")
+        sys.exit(2)
+
+
+def _speakable() -> None:
+    """A standard stream that is closed leads nowhere, and what its encoding has no letter for is a question mark."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in this order: each takes its own number
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as this process lives
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _mute() -> None:
+    """What is left in its buffer is not tried again at the end of the process."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the same
