@@ -7,6 +7,7 @@ balancers could be asked, and what is shown is of the others; 130 Ctrl-C.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -89,6 +90,13 @@ def app() -> Typer:
         def get_command(self, _ctx: Any, cmd_name: str) -> Any:
             wired = COMMANDS.get(cmd_name)
             return _command(cmd_name, wired) if wired is not None else None
+
+        def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+            """A mistyped name is told with those like it: Typer looks among commands that are imported already."""
+            close = difflib.get_close_matches(args[0], COMMANDS) if args[0] not in COMMANDS else []
+            if close and not ctx.resilient_parsing:
+                ctx.fail(f"No such command {args[0]!r}. Did you mean {', '.join(map(repr, close))}?")
+            return super().resolve_command(ctx, args)
 
         def format_commands(self, _ctx: Any, formatter: Any) -> None:
             with formatter.section("Commands"):

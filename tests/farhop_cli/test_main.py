@@ -230,6 +230,15 @@ def test_a_commands_tree_is_built_once_a_process():
     assert first.get_command(None, "drian") is None
 
 
+@pytest.mark.parametrize(
+    ("words", "right"), [(("topp",), "'top'"), (("lw", "get"), "'law'"), (("key", "creat"), "'create'")]
+)
+def test_a_mistyped_command_is_told_with_the_right_one(cli, words, right):
+    result = cli.run(*words)
+    assert result.exit_code == 2
+    assert f"Did you mean {right}" in result.stderr
+
+
 # -- where standard output is not what a command is used to
 
 
