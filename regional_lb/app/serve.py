@@ -100,7 +100,7 @@ class HopAuthenticator:
             stands = standing(law, claims.tenant, claims.narrow, region)
             if not claims.narrow and len(self._standings) < CALLERS_MAX:
                 self._standings[claims.tenant] = stands
-        return vouched(claims, stands, issuer, claims.attempt)
+        return vouched(claims, stands, issuer, claims.attempt, charged=True)
 
     def wished(self, caller: Caller, wishes: Wishes, lines: bytes) -> Caller:  # noqa: ARG002
         """Within the residency that the body names, once more: by the map of this region."""
