@@ -25,8 +25,6 @@ from farhop.balance.outcome import Source
 from farhop.config import ConfigError
 from farhop.identity.jwt_tokens import hidden_user
 from farhop.relay import answers
-from farhop.relay.http.head import RESUME
-from farhop.relay.upstream.resumable import carrier
 from farhop.service.authenticator import recorded
 from farhop.service.clock import wall
 from farhop.service.price_file import PriceFile
@@ -182,7 +180,7 @@ class Accounts:
         status: int, usage: Usage | None, now: float,
     ) -> records.Record:  # fmt: skip
         request, forward, began, given = active.request, active.forward, active.began_at, context.given
-        used = _used(active, caller, usage)
+        used = _used(active, usage)
         usage = used.by_engine
         return records.Record(
             self._id(context, caller, active),
@@ -434,7 +432,7 @@ class _Used(NamedTuple):
     by_engine: Usage | None
 
 
-def _used(active: ActiveRequest, caller: Caller, usage: Usage | None) -> _Used:
+def _used(active: ActiveRequest, usage: Usage | None) -> _Used:
     progress, measured, again = active.progress, "engine", 0
     if progress is not None:
         again = progress.recomputed
@@ -444,7 +442,7 @@ def _used(active: ActiveRequest, caller: Caller, usage: Usage | None) -> _Used:
         if active.began_at and active.forward is None:  # it is another's answer
             return _Used("again", 0, None, 0, again, None)
         return _Used("none", None, None, None, again, None)
-    if caller.attempt and carrier(active.exchange.head.known.get(RESUME)) is not None:
+    if active.request.continues is not None:
         # Its prompt is that of an answer that began elsewhere, which was written down there.
         return _Used(measured, 0, None, usage.completion_tokens, usage.prompt_tokens, usage)
     return _Used(measured, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, again, usage)

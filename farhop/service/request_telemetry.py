@@ -112,7 +112,7 @@ class RequestContext(msgspec.Struct, eq=False):
     body_sha256: bytes = b""
     relay_span: Span | None = None
     active: ActiveRequest | None = None
-    attempts: list[tuple[str, str]] = []
+    attempts: tuple[tuple[str, str], ...] = ()
 
 
 class RequestTelemetry:
@@ -255,7 +255,7 @@ class RequestTelemetry:
         context: RequestContext = active.context
         target, span = attempt.target, context.relay_span
         self._metrics.attempted(target, reason)
-        context.attempts.append((target, reason.reason))
+        context.attempts += ((target, reason.reason),)
         context.relay_span = None
         if not context.trace.sampled:
             return

@@ -39,6 +39,7 @@ STREAM_TOKEN_BYTES = (
 
 
 _NO_OVERHANG = Overhang()
+_NOWHERE: frozenset[int] = frozenset()  # Python makes each a new one, of 216 bytes
 _LEAST_MS = 1e-6  # a penalty that is configured to nothing still tells who pays it
 
 
@@ -285,7 +286,7 @@ class Field:
         self.names, self.at, self.block, self.here = names, at, block, here
         self.absent: Mapping[str, str] = {}
         self.penalty_ms: Column | None = None
-        self.hot: frozenset[int] = frozenset()
+        self.hot = _NOWHERE
         self.moving = False
         self.spill_ms = 0.0
         # Round trips beyond the first that the body takes on an idle connection.

@@ -183,7 +183,7 @@ class ClientConnection(asyncio.Protocol):
         self._reads_no_more = False
         # Answering, and ending.
         self.answering: Exchange | None = None
-        self._waiting: list[Exchange] = []  # few, and mostly none: an empty deque takes 600 bytes
+        self._waiting: tuple[Exchange, ...] = ()  # few, and mostly none: an empty deque takes 600 bytes
         self._close_after: Exchange | None = None
         self._advancing = self._write_paused = self._blind = False
         self._unsent, self._unsent_since = 0, 0.0
@@ -441,7 +441,7 @@ class ClientConnection(asyncio.Protocol):
         if self.answering is None and not self._waiting and not self._write_paused:
             self._serve(exchange)
             return
-        self._waiting.append(exchange)
+        self._waiting += (exchange,)
         held_bytes = sum(waiting.held_bytes for waiting in self._waiting)
         if len(self._waiting) >= self._limits.pipelined_max or held_bytes >= self._limits.body_bytes_max:
             # What came beyond is dropped with the connection: a client asks again for what got no answer
@@ -495,7 +495,9 @@ class ClientConnection(asyncio.Protocol):
             return
         self._advancing = True
         while self._waiting and self.answering is None and not self._write_paused and self._transport is not None:
-            self._serve(self._waiting.pop(0))
+            first, *others = self._waiting
+            self._waiting = tuple(others)
+            self._serve(first)
         self._advancing = False
 
     def _give_back(self, exchange: Exchange) -> None:
@@ -655,8 +657,7 @@ class ClientConnection(asyncio.Protocol):
             transport.close()
 
     def _abandon_waiting(self) -> None:
-        waiting = tuple(self._waiting)
-        self._waiting.clear()
+        waiting, self._waiting = self._waiting, ()
         for exchange in waiting:
             self._give_back(exchange)
             exchange.abandon(outcome.CLIENT_LEFT, 0)
