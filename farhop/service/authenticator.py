@@ -245,7 +245,7 @@ class KeyAuthenticator:
             tenant=tenant,
             deadline_s=self._request_s if patience_s is None else patience_s,
             hint_scope=hint_scope(law.topology, tenant),
-            recorded=recorded(law, tenant, "", narrow, self._region),
+            recorded=recorded(law, tenant, "", narrow, self._region, key),
             priority=known.priority if known is not None else 0,
             key=key,
             entry_region=self._region,
@@ -323,7 +323,7 @@ class KeyAuthenticator:
 
     def recorded(self, caller: Caller, model: str) -> bool:
         """Whether spans and decisions of a request for this model may be kept here."""
-        return recorded(self._law(), caller.tenant, model, caller.narrow, self._region)
+        return recorded(self._law(), caller.tenant, model, caller.narrow, self._region, caller.key)
 
 
 class GatewayAuthenticator(KeyAuthenticator):
@@ -379,9 +379,12 @@ def hint_scope(topology: Topology, tenant: str) -> str:
     return "" if known is not None and known.share_prefixes else f"tenant:{tenant}"
 
 
-def recorded(law: Law, tenant: str, model: str, narrow: tuple[tuple[str, ...], ...], region: str) -> bool:
-    """Whether spans and decisions of a tenant's requests may be kept in `region`. `model` "": whatever the model."""
-    return region in law.verdict(tenant, model, _LOGGING, narrow).lawful
+def recorded(
+    law: Law, tenant: str, model: str, narrow: tuple[tuple[str, ...], ...], region: str, key: str = ""
+) -> bool:
+    """Whether spans and decisions of a tenant's requests may be kept in `region`. `model` "": whatever the model. `key`
+    is the law's, whose places may be fewer by now than `narrow` says."""
+    return region in law.verdict(tenant, model, _LOGGING, narrow, key).lawful
 
 
 def narrow_of(value: bytes | None) -> tuple[str, ...] | None:

@@ -40,9 +40,9 @@ class Standing(NamedTuple):
     is_recorded: bool
 
 
-def standing(law: Law, tenant: str, narrow: tuple[tuple[str, ...], ...], region: str) -> Standing:
-    """How a tenant stands under this law, where its request asked to stay within `narrow`."""
-    return Standing(hint_scope(law.topology, tenant), recorded(law, tenant, "", narrow, region))
+def standing(law: Law, tenant: str, narrow: tuple[tuple[str, ...], ...], region: str, key: str) -> Standing:
+    """How a tenant stands under this law, where its request asked to stay within `narrow`, by this key."""
+    return Standing(hint_scope(law.topology, tenant), recorded(law, tenant, "", narrow, region, key))
 
 
 def vouched(
@@ -89,5 +89,5 @@ class RedirectedCallers:
         why = law.verdict(claims.tenant, "", Scope.ENTRY).why_not(region)
         if why is not None:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, f"this balancer may not read the request: {why}")
-        caller = vouched(claims, standing(law, claims.tenant, claims.narrow, region))
+        caller = vouched(claims, standing(law, claims.tenant, claims.narrow, region, claims.key))
         return caller if not claims.key_id else as_issued(caller, claims)
