@@ -196,10 +196,10 @@ class RequestTelemetry:
 
     def turned_away(self, context: RequestContext, reason: Outcome, status: int) -> None:
         """Over before it was relayed: answered by the ingress, cut short while it was read, or left by its client."""
-        if reason.source is Source.LAW:
-            self.mute(context)  # who may not be read here is not recorded here either
         if self.accounts is not None and not context.over:
             self.accounts.turned_away(context, reason, status, self._clock.now())
+        if reason.source is Source.LAW:
+            self.mute(context)  # who may not be read here is not recorded here either
         self._finish(context, reason, status, self._clock.now())
 
     def advised(self, context: RequestContext, request: Request, decision: Any) -> None:

@@ -116,7 +116,11 @@ class ExactProgress(Progress):
                 if b'"' not in text:  # else it is more than one event, or says a quote
                     self._tokens_left -= 1
                     ids = self.ids
-                    ids.append(int(number))
+                    try:
+                        ids.append(int(number))
+                    except OverflowError:
+                        self._lost("unreadable")
+                        return events[: id_at - 1] + passed
                     if text:
                         self._sure = len(ids)
                     return events[: id_at - 1] + passed
@@ -130,13 +134,18 @@ class ExactProgress(Progress):
             plain = digits.isdigit() and _GOES_ON in events and events.find(_ID, end) < 0 and self._tokens_left > 0
             if plain and not (_TOOLS in events or _REASONING in events or _REFUSAL in events or self.why_not):
                 self._tokens_left -= 1
-                self.ids.append(int(digits))
+                passed = events[: at + _ID_BYTES - 1] + b"null" + events[end + 1 :]
+                try:
+                    self.ids.append(int(digits))
+                except (OverflowError, ValueError):  # int reads 4,300 digits
+                    self._lost("unreadable")
+                    return passed
                 begins = self._begins
                 text_at = events.find(begins)
                 if text_at >= 0 and events[text_at + len(begins)] != _QUOTE:
                     self._sure = len(self.ids)
                     self._form = _form(events, text_at + len(begins), at + _ID_BYTES, end)
-                return events[: at + _ID_BYTES - 1] + b"null" + events[end + 1 :]
+                return passed
         return self._take(events)
 
     def _take(self, events: bytes) -> bytes:

@@ -28,7 +28,7 @@ from farhop.relay import answers
 from farhop.relay.http import head
 from farhop.relay.http.body import ChunkedBody, FramingError, LengthBody
 from farhop.relay.http.cork import CROWD
-from farhop.relay.http.exchange import Exchange
+from farhop.relay.http.exchange import Exchange, gather
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -74,7 +74,6 @@ _LARGE_BYTES = 64 * 1024
 # What no head holds, however much of it is still to come: bare line ends, control characters.
 _NEVER = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _END = b"\r\n\r\n"
-_PIECE_BYTES = 16 * 1024  # what comes in smaller pieces is gathered: an object costs 33 bytes beside what it holds
 # Of struct tcp_info (linux/tcp.h): tcpi_min_rtt, microseconds; all bits set where nothing was measured.
 _TCP_INFO_BYTES, _MIN_RTT, _NO_RTT = 152, 148, 0xFFFFFFFF
 _ANYBODY = ""  # whose share it counts to before it is known who asks
@@ -376,7 +375,7 @@ class ClientConnection(asyncio.Protocol):
                 return b""
             exchange.held_bytes += size
             if rest is None:
-                _gather(exchange.parts, piece)
+                gather(exchange.parts, piece)
             else:
                 exchange.parts.append(piece)  # the last
         if rest is None:
@@ -676,15 +675,6 @@ def handshake_us(sock: SupportsOptions) -> int | None:
         return None  # a kernel before 4.6
     least: int = struct.unpack_from("=I", info, _MIN_RTT)[0]
     return least if 0 < least < _NO_RTT else None
-
-
-def _gather(parts: list[bytes | bytearray], piece: bytes) -> None:
-    """Add what came of a body; small pieces in one buffer, however many they are."""
-    last = parts[-1] if parts else None
-    if isinstance(last, bytearray) and len(last) < _PIECE_BYTES:
-        last += piece
-    else:
-        parts.append(piece if len(piece) >= _PIECE_BYTES else bytearray(piece))
 
 
 def _crowded() -> Reply:
