@@ -13,7 +13,7 @@ SYSTEM := docker or root or browser or history or envoy or chaos
 APART  := $(SYSTEM) or engines
 # Drills wait more than they work: two more than there are cores on the smallest machine this is for.
 WORKERS ?= 4
-# What share of its examples a test of a property plays in `make test`; `make test-system` plays all of them.
+# What share of its examples a test of a property plays in `make test` and `make coverage`; `make test-system` plays all.
 EXAMPLES ?= 0.1
 
 .PHONY: demo test test-system coverage mutants lint bench fuzz stubs engines test-engines engine-pages image dist deploy chart chart-tools screenshots clean
@@ -67,7 +67,7 @@ test-system: $(TESTS_STAMP)
 coverage: TESTS ?= tests/topology tests/proto tests/farhop tests/global_lb tests/regional_lb tests/entry_dns tests/entry_anycast tests/farhop_cli
 coverage: $(STAMP)
 	rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest -n $(WORKERS) -m 'not ($(APART))' --ignore=tests/drills $(TESTS)
+	FARHOP_EXAMPLES=$(EXAMPLES) $(BIN)/coverage run -m pytest -n $(WORKERS) -m 'not ($(APART))' --ignore=tests/drills $(TESTS)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --skip-covered --skip-empty --sort=cover
 	@echo "Covered of what ships: $$($(BIN)/coverage report --format=total --omit='farhop_lab/*') % of lines and branches."

@@ -1,4 +1,4 @@
-"""`farhop bench worlds`: Farhop beside the best rival in worlds drawn at random; the worst of them by number."""
+"""`farhop bench worlds`: Farhop beside the best rival in worlds drawn at random, as tables or as a page's part."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import msgspec
 
 from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, fail, warn
+from farhop_cli.routing import markdown
 from farhop_cli.sim import progress, shown
+from farhop_lab.sim.stats import interval
 from farhop_lab.studies import pool, routers
 from farhop_lab.studies import random_worlds as drawn
 from farhop_lab.workloads.load import TraceError
@@ -18,11 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from farhop_lab.sim.stats import Interval
     from farhop_lab.studies.cell import Result
+    from farhop_lab.studies.results_page import Table
 
 FINALISTS = 4
 """Of all rivals, those that are run on more than the first screening seed."""
 WORST = 20
+BEGIN, END = "<!-- farhop bench worlds: begin -->", "<!-- farhop bench worlds: end -->"
+"""In a page, the lines between which its tables stand."""
+NO_LOSS, IN_TIME = 0.95, 0.9
+"""The goals: in how many worlds there is no loss, and the first token comes as soon."""
 
 
 def run(
@@ -33,13 +41,17 @@ def run(
     traces: Path | None,
     workers: int | None,
     out: Path | None,
+    page: Path | None,
     as_json: bool,
 ) -> int:
     """Run and judge them; the exit code."""
+    if page is not None:
+        _parts(page)  # before an hour's work
     verdicts: list[drawn.Verdict] = []
     names = drawn.rivals()
     half = seeds // 2
-    cells = len(names) + (half - 1) * FINALISTS + 2 * (seeds - half)
+    all_names = [routers.FARHOP, *names]
+    cells = len(all_names) + (half - 1) * FINALISTS + 2 * (seeds - half)
     try:
         folder = pool.opened(out) if out is not None else None
         found = drawn.traces(traces) if traces is not None else []
@@ -51,13 +63,15 @@ def run(
                     on_share: Callable[[float], None] = lambda share: moved(done + (before + share) / cells)  # noqa: E731
                     return pool.run(jobs, out=folder, workers=workers, moved=on_share)
 
-                first = ran(drawn.jobs(world, names, [1]), 0)
+                first = ran(drawn.jobs(world, all_names, [1]), 0)
                 finalists = drawn.best(first, names, FINALISTS)
-                more = ran(drawn.jobs(world, finalists, range(2, half + 1)), len(names)) if half > 1 else []
+                more = ran(drawn.jobs(world, finalists, range(2, half + 1)), len(all_names)) if half > 1 else []
                 seen = [one for one in [*first, *more] if one.key.router in finalists]
                 rival = drawn.chosen(seen, finalists)
                 judging = drawn.jobs(world, [routers.FARHOP, rival], range(half + 1, seeds + 1))
-                verdicts.append(drawn.judged(world, ran(judging, cells - len(judging)), rival))
+                verdicts.append(drawn.judged(world, ran(judging, cells - len(judging)), rival, first))
+                if page is not None:
+                    _write(page, verdicts, f"seed {seed}, {seeds - half} seeds, {window_s:g} s")
     except (pool.CellError, TraceError, WorkloadError) as error:
         fail(str(error))
     except KeyboardInterrupt:
@@ -68,26 +82,124 @@ def run(
 
 
 def printed(verdicts: Sequence[drawn.Verdict], as_json: bool) -> int:
-    """Print them; the exit code."""
+    """Print them, the worst worlds first; the exit code."""
     found = drawn.summary(verdicts)
     if as_json:
-        show.json({"bench": "worlds", "summary": found, "worlds": [msgspec.to_builtins(one) for one in verdicts]})
+        beside = [msgspec.to_builtins(one) for one in drawn.beside(verdicts)]
+        worlds = [msgspec.to_builtins(one) for one in verdicts]
+        show.json({"bench": "worlds", "summary": found, "rivals": beside, "worlds": worlds})
     else:
-        order = sorted(verdicts, key=lambda one: one.good.mean if one.good is not None else 1.0)
-        lines = [
-            [
-                str(one.number), one.kind, f"{one.load:g}", one.rival, shown(one.good, 3), shown(one.ttft_p90, 3),
-                f"{100 * one.of_bound:.0f}", f"{100 * one.refused:.1f}",
-                " ".join(word for word, is_so in (("lost", one.lost), ("slower", one.slower)) if is_so), one.about,
-            ]
-            for one in order[:WORST]
-        ]  # fmt: skip
-        columns = [
-            ">world", "kind", ">load", "rival", ">good ratio", ">TTFT p90 ratio", ">% of bound", ">failed %", "",
-            "what",
-        ]  # fmt: skip
-        show.table("The worst worlds: Farhop over the rival of each", columns, lines)
-        for name, value in found.items():
-            show.line(f"{name}: {value}")
+        order = sorted(verdicts, key=lambda one: one.good.mean if one.good is not None else 1.0)[:WORST]
+        show.table(*_worlds("The worst worlds: Farhop over the rival of each", order))
+        for title, columns, lines in (_goals(verdicts), _rivals(verdicts)):
+            show.table(title, columns, lines)
     share = found["without_loss"]
-    return NEGATIVE if isinstance(share, float) and share < 0.95 else 0
+    return NEGATIVE if isinstance(share, float) and share < NO_LOSS else 0
+
+
+# -- tables
+
+
+def _goals(verdicts: Sequence[drawn.Verdict]) -> Table:
+    n = len(verdicts)
+    kept, soon = sum(not one.lost for one in verdicts), sum(not one.slower for one in verdicts)
+    failed = drawn.refused_below_capacity(verdicts)
+    ratios = interval([one.good.mean for one in verdicts if one.good is not None] or [1.0])
+    lines = [
+        ["worlds without a loss", f"{NO_LOSS:.0%}", f"{kept} of {n}", _met(kept >= NO_LOSS * n)],
+        ["TTFT p90 at most 1.05 of the rival's", f"{IN_TIME:.0%}", f"{soon} of {n}", _met(soon >= IN_TIME * n)],
+        ["worlds below 0.95 of capacity, floods apart, in which some failed", "0", f"{len(failed)}", _met(not failed)],
+        ["good answers over each world's own rival's", "", shown(ratios, 3), ""],
+    ]  # fmt: skip
+    best = next(iter(drawn.beside(verdicts)), None)
+    if best is not None and best.good:
+        goal = f"good answers over the best single rival's ({best.rival}), first seed"
+        verdict = _met(best.over.mean >= 0.0, sure=not best.over.low < 0.0 < best.over.high)
+        lines.insert(1, [goal, f"{drawn.GAIN:g}", f"{best.ours / best.good:.3f}", verdict])
+    return "Goals", ["what", ">goal", ">seen", "verdict"], lines
+
+
+def _met(is_met: bool, *, sure: bool = True) -> str:
+    return ("" if sure else "open, ") + ("met" if is_met else "missed")
+
+
+def _worlds(title: str, verdicts: Sequence[drawn.Verdict], *, marked: bool = False) -> Table:
+    lines = [
+        [
+            str(one.number), f"{one.kind}, {one.load:g}", f"{one.asked:.0f}", one.rival,
+            f"{_percent(one.ours.good)} / {_percent(one.theirs.good)}", _apart(one.good, marked),
+            f"{one.ours.ttft_p90_ms:,.0f} / {one.theirs.ttft_p90_ms:,.0f}", _apart(one.ttft_p90, marked),
+            f"{_percent(one.ours.failed)} / {_percent(one.theirs.failed)}",
+            " ".join(word for word, is_so in (("lost", one.lost), ("slower", one.slower)) if is_so),
+        ]
+        for one in verdicts
+    ]  # fmt: skip
+    columns = [
+        ">world", "kind, load", ">asked", "rival", ">good % F / R", ">ratio", ">TTFT p90 ms F / R", ">ratio",
+        ">failed % F / R", "",
+    ]  # fmt: skip
+    return title, columns, lines
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _apart(ratio: Interval | None, marked: bool) -> str:
+    """A ratio; `marked`: bold where its whole interval lies on one side of 1."""
+    is_apart = marked and ratio is not None and ratio.half and not ratio.low <= 1.0 <= ratio.high
+    return f"**{shown(ratio, 3)}**" if is_apart else shown(ratio, 3)
+
+
+def _rivals(verdicts: Sequence[drawn.Verdict]) -> Table:
+    lines = [
+        [one.rival, _percent(one.good), shown(one.more, 1, 100.0), shown(one.ttft_p90, 2)]
+        for one in drawn.beside(verdicts)
+    ]
+    columns = ["rival", ">its good %", ">Farhop's less that, points", ">TTFT p90, Farhop's over its"]
+    return "Farhop beside each rival: the first seed of every world", columns, lines
+
+
+def _about(verdicts: Sequence[drawn.Verdict]) -> Table:
+    lines = [[str(one.number), one.about] for one in verdicts]
+    return "What the worlds are", [">world", "sites; balancers, faults, confined tenants; figures"], lines
+
+
+# -- a page
+
+
+def report(verdicts: Sequence[drawn.Verdict], of: str) -> str:
+    """The tables as Markdown; `of`: the run's seed and length, in words."""
+    parts = [
+        f"{len(verdicts)} worlds of {of} of each. Simulated; ± is the 95 % interval (Student's t): of a ratio that of "
+        "the ratios seed by seed on the same work, over worlds that of the worlds. Bold where it lies wholly on one "
+        "side of 1. F: Farhop, R: the rival. *Good* is of what was asked in the window; a failed request counts with "
+        "what its client waited, at least its patience. *lost*: the whole interval of good answers lies below 0.99; "
+        "*slower*: TTFT p90 above 1.05 in the mean.\n",
+        markdown(*_goals(verdicts)),
+        markdown(*_worlds("Worlds", verdicts, marked=True)),
+        markdown(*_rivals(verdicts)),
+        markdown(*_about(verdicts)),
+    ]
+    return "\n".join(parts)
+
+
+def _parts(page: Path) -> tuple[str, str]:
+    """What stands in a page before and behind its tables; nothing where there is no such page."""
+    try:
+        text = page.read_text() if page.exists() else f"{BEGIN}\n{END}\n"
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"--markdown: {page}: {error}; give a text file")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, behind = rest.partition(END)
+    if not begin or not end:
+        fail(f"--markdown: {page}: it lacks the lines {BEGIN} and {END}; add them, or name a new file")
+    return before, behind
+
+
+def _write(page: Path, verdicts: Sequence[drawn.Verdict], of: str) -> None:
+    before, behind = _parts(page)
+    try:
+        page.write_text(f"{before}{BEGIN}\n\n{report(verdicts, of)}\n{END}{behind}")
+    except OSError as error:
+        fail(f"--markdown: {page}: {error.strerror or error}; give a file that can be written")

@@ -1,7 +1,8 @@
 """The token in the URL of a redirect: by it alone a region knows who asks it, under which law, and decided by whom.
 
 Made as the hop token is and with the same keys, but of another kind: neither passes for the other. It is good for one
-use, within a minute, at the one process it names: that one counts the uses, and in its clock the token expires.
+use, within a minute, of the path it names at the one process it names: that one counts the uses, and in its clock the
+token expires. It says who asks and how far that may go, never what was asked for: that is judged where it is served.
 Invariants: a token is taken out of a request's target before anything else sees that; no use is forgotten before its
 token has expired, and what cannot be remembered is refused.
 """
@@ -35,7 +36,8 @@ _OUTCOMES = {
 class RedirectToken(HopClaims, frozen=True, array_like=True):
     """What it says beyond a hop token: the tenant's `key`, and `holder`, the one process that may take it. `key_id`: of
     a key that was issued, and `models`, all that it is for; `user` and `priority_max` as a Principal's;
-    `ttft_ms` as a hop token has it."""
+    `ttft_ms` as a hop token has it. `path`: the only one that it is for (a key may be for some alone); "" of a
+    build that does not say."""
 
     key: str = ""
     holder: str = ""
@@ -44,6 +46,7 @@ class RedirectToken(HopClaims, frozen=True, array_like=True):
     user: str = ""
     priority_max: int = PRIORITY_MAX
     ttft_ms: float | None = None
+    path: str = ""
 
 
 def holder(instance: str, incarnation: int) -> str:
@@ -72,12 +75,13 @@ class RedirectTokenVerifier(HopVerifier):
         self._holder = holder
 
     def use(self, token: bytes | None, clock_ms: float, request: bytes = b"") -> RedirectToken | Outcome:
-        """The claims of a genuine, timely token for this process at its first use, or why not."""
-        claims = self.verify(token, clock_ms, request)
+        """The claims of a genuine, timely token for this process at its first use, or why not. `request` is the path
+        that is asked for: others may follow a redirect with a query that is spelled otherwise."""
+        claims = self.verify(token, clock_ms)
         if isinstance(claims, Outcome):
             return _OUTCOMES[claims]
         assert isinstance(claims, RedirectToken)  # DECODE makes no other
-        if claims.holder != self._holder:
+        if claims.holder != self._holder or (claims.path and claims.path.encode() != request):
             return outcome.PASS_MISADDRESSED
         return self._used(token, claims, clock_ms) or claims
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from functools import partial
 from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -26,7 +25,7 @@ from farhop.relay.http.listener import SWEEP_S
 from farhop.relay.upstream import orca
 from farhop.relay.upstream.attempt import AttemptRun
 from farhop.relay.upstream.pair import DecodeRun, PrefillRun
-from farhop.relay.upstream.resumable import ContinuedRun, ResumableRun, carrier
+from farhop.relay.upstream.resumable import ContinuedRun, carrier
 from farhop.relay.upstream.together import TogetherRun
 
 if TYPE_CHECKING:
@@ -138,13 +137,13 @@ class Relay:
         """Take a request that was read whole and identified; `arrived_at` if that was not just now, `geo` what its
         answer's usage is to say again. `attempts` makes its attempts, where others than we carry its bytes."""
         now, progress = self.clock(), None
+        asked = exchange.head.known.get(RESUME) if exchange.is_hop else None
         if self.resumption is not None and request.stream and attempts is AttemptRun:
-            asked = exchange.head.known.get(RESUME) if exchange.is_hop else None
             progress = self.resumption.of(exchange.head.path, body, request.tenant, request.model, asked)
             if progress is not None:
-                attempts = partial(ResumableRun, resumption=self.resumption)
-        if exchange.is_hop and RESUME in exchange.head.known:
-            request = replace(request, continues=carrier(exchange.head.known[RESUME]))
+                attempts = self.resumption.attempt
+        if asked is not None and (continues := carrier(asked)) is not None:
+            request = replace(request, continues=continues)
         active = ActiveRequest(
             self, exchange, request, body, hide_usage, context, arrived_at or now, continuation, geo, attempts
         )

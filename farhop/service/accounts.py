@@ -25,8 +25,6 @@ from farhop.balance.outcome import Source
 from farhop.config import ConfigError
 from farhop.identity.jwt_tokens import hidden_user
 from farhop.relay import answers
-from farhop.relay.http.head import RESUME
-from farhop.relay.upstream.resumable import carrier
 from farhop.service.authenticator import recorded
 from farhop.service.clock import wall
 from farhop.service.price_file import PriceFile
@@ -160,7 +158,7 @@ class Accounts:
     ) -> Decided:
         caller, request = context.caller, active.request
         known = caller is not None and recorded(
-            self._law(), request.tenant, request.model, request.narrow, self._region
+            self._law(), request.tenant, request.model, request.narrow, self._region, request.key
         )
         epoch, lawful = self._judged(active)
         return Decided(
@@ -169,7 +167,7 @@ class Accounts:
             epoch,
             request.tenant if known else "",
             request.model[:MODEL_CHARS_MAX],
-            (caller.key_id if caller is not None else "") or request.key,
+            (caller.key_id or request.key) if known and caller is not None else "",  # it tells whose it is
             request.entry_region,
             self._served_in(active, reason),
             reason.reason,
@@ -182,7 +180,7 @@ class Accounts:
         status: int, usage: Usage | None, now: float,
     ) -> records.Record:  # fmt: skip
         request, forward, began, given = active.request, active.forward, active.began_at, context.given
-        used = _used(active, caller, usage)
+        used = _used(active, usage)
         usage = used.by_engine
         return records.Record(
             self._id(context, caller, active),
@@ -219,12 +217,16 @@ class Accounts:
         caller, files = context.caller, self.usage
         if self.audit is not None and (caller is not None or reason.source is Source.LAW):
             law, at_s = self._law(), self._clock.wall_ns(now) / 1e9
-            tenant = caller.tenant if caller is not None and caller.recorded else ""
-            key, entry = (caller.key_id or caller.key, caller.entry_region) if caller is not None else ("", "")
+            known = caller is not None and context.recorded
+            tenant, key = (caller.tenant, caller.key_id or caller.key) if known and caller is not None else ("", "")
+            entry = caller.entry_region if caller is not None else ""
             self.audit.put(Decided(
                 at_s, context.decision_id, law.epoch, tenant, "", key, entry, "", reason.reason, status, None
             ))  # fmt: skip
         if files is None or caller is None or not self._writes(caller, ""):
+            return
+        if not context.recorded:  # the model has a rule of its own, and was known by then
+            self.withheld += 1
             return
         entry, duration_ms = caller.entry_region or self._region, round((now - context.arrived_at) * 1e3, 3)
         files.put(records.Record(
@@ -265,17 +267,18 @@ class Accounts:
     def _writes(self, caller: Caller, model: str, served: str = "") -> bool:
         """Whether it is ours to write down. What an entry may not, the region that served it does, if it may."""
         law, narrow = self._law(), caller.narrow
-        if not recorded(law, caller.tenant, model, narrow, self._region):
-            elsewhere = bool(caller.issuer) or (served and recorded(law, caller.tenant, model, narrow, served))
+        tenant, key = caller.tenant, caller.key
+        if not recorded(law, tenant, model, narrow, self._region, key):
+            elsewhere = bool(caller.issuer) or (served and recorded(law, tenant, model, narrow, served, key))
             self.withheld += not elsewhere
             return False
-        return not caller.issuer or not recorded(law, caller.tenant, model, narrow, caller.entry_region)
+        return not caller.issuer or not recorded(law, tenant, model, narrow, caller.entry_region, key)
 
     def _stays(self, caller: Caller, model: str) -> bool:
         delivery = self.delivery
         if delivery is None or not delivery.region or delivery.region == self._region:
             return False
-        return not recorded(self._law(), caller.tenant, model, caller.narrow, delivery.region)
+        return not recorded(self._law(), caller.tenant, model, caller.narrow, delivery.region, caller.key)
 
     def _id(self, context: RequestContext, caller: Caller, active: ActiveRequest) -> str:
         if caller.attempt:
@@ -434,7 +437,7 @@ class _Used(NamedTuple):
     by_engine: Usage | None
 
 
-def _used(active: ActiveRequest, caller: Caller, usage: Usage | None) -> _Used:
+def _used(active: ActiveRequest, usage: Usage | None) -> _Used:
     progress, measured, again = active.progress, "engine", 0
     if progress is not None:
         again = progress.recomputed
@@ -444,7 +447,7 @@ def _used(active: ActiveRequest, caller: Caller, usage: Usage | None) -> _Used:
         if active.began_at and active.forward is None:  # it is another's answer
             return _Used("again", 0, None, 0, again, None)
         return _Used("none", None, None, None, again, None)
-    if caller.attempt and carrier(active.exchange.head.known.get(RESUME)) is not None:
+    if active.request.continues is not None:
         # Its prompt is that of an answer that began elsewhere, which was written down there.
         return _Used(measured, 0, None, usage.completion_tokens, usage.prompt_tokens, usage)
     return _Used(measured, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, again, usage)

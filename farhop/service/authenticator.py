@@ -62,8 +62,9 @@ class Caller(msgspec.Struct, frozen=True):
     `recorded`: whether spans and decisions of this caller may be kept here, whatever the model. `decision_id` comes
     with a hop token, and so may the SHA-256 of the one body that it lets in. `key` names a key of the law, `key_id` one
     that was issued; `models`, if any, are all that the latter is for. `user` is the salted hash of whom a token named,
-    and `priority_max` what it allows at most. `charged`: the balancer that sent it here took what it may use off its
-    tenant's limits. `ttft_s`: within how long its client wants the first token, None where it does not say.
+    and `priority_max` what it allows at most. `charged`: the balancer that relays it took what it may use off its
+    tenant's limits; a client that was sent here may ask for more than it showed that one. `ttft_s`: within how long its
+    client wants the first token, None where it does not say.
     """
 
     tenant: str
@@ -126,7 +127,8 @@ class KeyAuthenticator:
         self._offered, self._request_s = offered, request_s
         # Priorities by InferenceObjective; the tier sets it.
         self.objective: Callable[[str], int | None] = lambda _name: None
-        self.by_token: Callable[[bytes], Caller | Reply] | None = None  # who comes by a redirect's token instead
+        # Who comes by a redirect's token instead, and for which path.
+        self.by_token: Callable[[bytes, bytes], Caller | Reply] | None = None
         self.certificates: TenantCertificates | None = None  # who comes with a certificate and nothing else
         self._callers: dict[Principal, Caller] = {}  # under this law, of those who wish for nothing
 
@@ -149,7 +151,7 @@ class KeyAuthenticator:
             self._under = law
         known = head.known
         if self.by_token is not None and PASS in known:
-            return self.by_token(known[PASS])
+            return self.by_token(known[PASS], head.path)
         principal = self._identified(head)
         if not isinstance(principal, Principal):
             return self._nobody(principal)
@@ -243,7 +245,7 @@ class KeyAuthenticator:
             tenant=tenant,
             deadline_s=self._request_s if patience_s is None else patience_s,
             hint_scope=hint_scope(law.topology, tenant),
-            recorded=recorded(law, tenant, "", narrow, self._region),
+            recorded=recorded(law, tenant, "", narrow, self._region, key),
             priority=known.priority if known is not None else 0,
             key=key,
             entry_region=self._region,
@@ -256,7 +258,7 @@ class KeyAuthenticator:
         if why is not None:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, f"this balancer may not read the request: {why}")
         patience_s = min(claims.deadline_ms / 1e3, self._request_s)
-        caller = replace(self.trusted(claims.tenant, claims.narrow, claims.key, patience_s), charged=True)
+        caller = self.trusted(claims.tenant, claims.narrow, claims.key, patience_s)
         return caller if not claims.key_id else as_issued(caller, claims)
 
     def _entry(self, tenant: str, target: bytes) -> Reply | None:
@@ -321,7 +323,7 @@ class KeyAuthenticator:
 
     def recorded(self, caller: Caller, model: str) -> bool:
         """Whether spans and decisions of a request for this model may be kept here."""
-        return recorded(self._law(), caller.tenant, model, caller.narrow, self._region)
+        return recorded(self._law(), caller.tenant, model, caller.narrow, self._region, caller.key)
 
 
 class GatewayAuthenticator(KeyAuthenticator):
@@ -377,9 +379,12 @@ def hint_scope(topology: Topology, tenant: str) -> str:
     return "" if known is not None and known.share_prefixes else f"tenant:{tenant}"
 
 
-def recorded(law: Law, tenant: str, model: str, narrow: tuple[tuple[str, ...], ...], region: str) -> bool:
-    """Whether spans and decisions of a tenant's requests may be kept in `region`. `model` "": whatever the model."""
-    return region in law.verdict(tenant, model, _LOGGING, narrow).lawful
+def recorded(
+    law: Law, tenant: str, model: str, narrow: tuple[tuple[str, ...], ...], region: str, key: str = ""
+) -> bool:
+    """Whether spans and decisions of a tenant's requests may be kept in `region`. `model` "": whatever the model. `key`
+    is the law's, whose places may be fewer by now than `narrow` says."""
+    return region in law.verdict(tenant, model, _LOGGING, narrow, key).lawful
 
 
 def narrow_of(value: bytes | None) -> tuple[str, ...] | None:

@@ -58,7 +58,7 @@ class Record(msgspec.Struct, frozen=True, eq=False):
     status: int
     ttft_ms: float | None
     duration_ms: float
-    attempts: list[tuple[str, str]]
+    attempts: tuple[tuple[str, str], ...]
     usage: Usage | None
     given: Any  # request_telemetry.GivenAgain, or None
     decision: Any

@@ -378,8 +378,8 @@ class Ingress:
     ) -> tuple[Request, Prompt, bytes] | None:
         """All of it for the model that its name stands for; None where it is for that already, and for no other in its
         place. Raises BodyError."""
-        if caller.charged:
-            return None  # it was sent here for this model, which its balancer chose
+        if caller.decision_id:
+            return None  # it was sent here for this model, which another balancer chose
         found = names.resolved(request, caller.models, prompt.canonical)
         if found is None or found.model == request.model:
             return (found, prompt, body) if found is not None and bodies.renames(kind) else None

@@ -116,8 +116,6 @@ class Reservation:
 
     def _used(self, active: ActiveRequest | None, reason: Outcome, usage: Usage | None, now: float) -> Amounts:
         """By kind."""
-        if reason is outcome.REDIRECTED:  # the region that it is sent to serves it, and charges nothing
-            return self._amounts
         if active is None or not active.began_at:
             gave_up = active is not None and active.forward is not None and reason in _GIVEN_UP
             return self._unmeasured(active, now) if active is not None and gave_up else (0, 0, 0, 0, 1, 0)

@@ -112,7 +112,7 @@ class RequestContext(msgspec.Struct, eq=False):
     body_sha256: bytes = b""
     relay_span: Span | None = None
     active: ActiveRequest | None = None
-    attempts: list[tuple[str, str]] = []
+    attempts: tuple[tuple[str, str], ...] = ()
 
 
 class RequestTelemetry:
@@ -196,10 +196,10 @@ class RequestTelemetry:
 
     def turned_away(self, context: RequestContext, reason: Outcome, status: int) -> None:
         """Over before it was relayed: answered by the ingress, cut short while it was read, or left by its client."""
-        if reason.source is Source.LAW:
-            self.mute(context)  # who may not be read here is not recorded here either
         if self.accounts is not None and not context.over:
             self.accounts.turned_away(context, reason, status, self._clock.now())
+        if reason.source is Source.LAW:
+            self.mute(context)  # who may not be read here is not recorded here either
         self._finish(context, reason, status, self._clock.now())
 
     def advised(self, context: RequestContext, request: Request, decision: Any) -> None:
@@ -255,7 +255,7 @@ class RequestTelemetry:
         context: RequestContext = active.context
         target, span = attempt.target, context.relay_span
         self._metrics.attempted(target, reason)
-        context.attempts.append((target, reason.reason))
+        context.attempts += ((target, reason.reason),)
         context.relay_span = None
         if not context.trace.sampled:
             return

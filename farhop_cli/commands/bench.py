@@ -261,7 +261,7 @@ def routing(
     raise typer.Exit(run(only, quick, seeds, out, markdown, as_json))
 
 
-@app.command("worlds", epilog="Example:  farhop bench worlds --out results/worlds    or:  --only 17")
+@app.command("worlds", epilog="Example:  farhop bench worlds --out results --markdown worlds.md    or:  --only 17")
 def worlds(
     count: Annotated[int, typer.Option("--worlds", min=1, max=10_000, help="How many.")] = 200,
     only: Annotated[int | None, typer.Option("--only", min=0, help="The world of this number alone.")] = None,
@@ -273,6 +273,12 @@ def worlds(
     ] = None,
     workers: Workers = None,
     out: Annotated[Path | None, typer.Option("--out", help="Keep results here, and go on from there.")] = None,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(
+            "--markdown", help="Write the tables into this page, too: between its lines for them, if it is one."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Farhop beside the best rival in worlds drawn at random.
@@ -283,7 +289,7 @@ def worlds(
 
     window_s = duration_s("--for", length, 5.0, 600.0)
     numbers = range(count) if only is None else range(only, only + 1)
-    raise typer.Exit(run(numbers, seed, seeds, window_s, traces, workers, out, as_json))
+    raise typer.Exit(run(numbers, seed, seeds, window_s, traces, workers, out, markdown, as_json))
 
 
 @app.command("fidelity", epilog="Example:  farhop bench fidelity --quick")

@@ -5,7 +5,8 @@ tenants who may not go everywhere, balancers, some of which lose their memory wh
 a share of what `bound` says the fleet can do of this work. Open loops alone: who comes depends on no router, so
 the bound holds and a ratio is paired. Counted are the good answers to what was asked within the window, whenever they
 end: of those that end within it, who let more wait before it has more. The rival of a world is whoever was best on the
-screening seeds; it is judged on the others, so that it is not chosen by the luck that it is judged by.
+screening seeds; it is judged on the others, so that it is not chosen by the luck that it is judged by. On the first
+seed everybody runs, Farhop too: over all worlds that says how it stands beside each single rival.
 
 Never reads a result to draw a world. `pool` runs the cells and keeps them.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 from math import sqrt
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -41,6 +43,10 @@ TRACES = {"azure": "*.csv*", "mooncake": "mooncake*.jsonl*", "servegen": "serveg
 NEVER = frozenset(("omniscient", "region-local"))
 """No rivals: the one has no wire, the other no other region."""
 LOSS, SLOWER = 0.99, 1.05
+GAIN = 1.03
+"""Of the best single rival's good answers: the goal."""
+FULL = 0.95
+"""Of capacity: below it nobody is to be refused, floods apart."""
 WARM_UP_S = 10.0
 FACTOR_MAX = 100.0  # as far as a scenario's loads go; of work that light there is then less than was drawn
 _ROUNDS = 6
@@ -66,9 +72,18 @@ class World(msgspec.Struct, frozen=True):
     factor: float
 
 
+class Had(msgspec.Struct, frozen=True):
+    """What one router had of a world, in the mean over seeds: shares of what was asked that were good and that failed,
+    and the 90th percentile of the time to the first token."""
+
+    good: float
+    failed: float
+    ttft_p90_ms: float
+
+
 class Verdict(msgspec.Struct, frozen=True):
     """Of one world, on the seeds that did not choose the rival. `good` and `ttft_p90` are ours over theirs; `of_bound`
-    the share of the true bound that was had; `refused` ours, of all asked."""
+    the share of the true bound that was had; `asked` in the mean of a seed. `all`: by router, on the first seed."""
 
     number: int
     kind: str
@@ -77,10 +92,26 @@ class Verdict(msgspec.Struct, frozen=True):
     good: Interval | None
     ttft_p90: Interval | None
     of_bound: float
-    refused: float
+    asked: float
+    ours: Had
+    theirs: Had
     lost: bool
     slower: bool
     about: str
+    all: dict[str, Had] = {}
+
+
+class Beside(msgspec.Struct, frozen=True):
+    """Farhop beside one rival over all worlds, on the seed that both ran in each. `good`: the rival's share of good
+    answers in the mean; `more`: ours less theirs, world by world; `over`: the same less GAIN times theirs; `ttft_p90`:
+    ours over theirs."""
+
+    rival: str
+    good: float
+    ours: float
+    more: Interval
+    over: Interval
+    ttft_p90: Interval | None
 
 
 def rivals() -> list[str]:
@@ -227,15 +258,23 @@ def chosen(results: Sequence[Result], names: Sequence[str]) -> str:
     return max(names, key=worth)
 
 
-def judged(world: World, results: Sequence[Result], rival: str) -> Verdict:
-    """Farhop beside its rival on the same seeds."""
+def had(results: Sequence[Result]) -> Had:
+    """What a router had on these seeds: at least one."""
+    asked = max(1, sum(one.score.whole.asked for one in results))
+    return Had(
+        good=sum(one.score.whole.good for one in results) / asked,
+        failed=sum(one.score.whole.failed for one in results) / asked,
+        ttft_p90_ms=fmean(one.score.whole.ttft_ms.p90 for one in results),
+    )
+
+
+def judged(world: World, results: Sequence[Result], rival: str, first: Sequence[Result] = ()) -> Verdict:
+    """Farhop beside its rival on the same seeds. `first`: everybody on the seed that all ran."""
     ours = [one for one in results if one.key.router == routers.FARHOP]
     theirs = [one for one in results if one.key.router == rival]
     good, p90 = tables.ratio(ours, theirs, "good"), tables.ratio(ours, theirs, "ttft_p90_ms")
     tops = [bound.of(world.scenario, one.key.seed, world.factor) for one in ours]
-    had = [sum(one.good) / top for one, top in zip(ours, tops, strict=True) if top > 0.0]
-    asked = sum(one.score.whole.asked for one in ours)
-    failed = sum(one.score.whole.failed for one in ours)
+    of_top = [sum(one.good) / top for one, top in zip(ours, tops, strict=True) if top > 0.0]
     doc = world.scenario.doc
     return Verdict(
         number=world.number,
@@ -244,11 +283,14 @@ def judged(world: World, results: Sequence[Result], rival: str) -> Verdict:
         rival=rival,
         good=good,
         ttft_p90=p90,
-        of_bound=sum(had) / len(had) if had else 0.0,
-        refused=failed / asked if asked else 0.0,
+        of_bound=fmean(of_top) if of_top else 0.0,
+        asked=fmean(one.score.whole.asked for one in ours),
+        ours=had(ours),
+        theirs=had(theirs),
         lost=good is not None and good.half is not None and good.high < LOSS,
         slower=p90 is not None and p90.mean > SLOWER,
         about=_about(doc),
+        all={one.key.router: had([one]) for one in first},
     )
 
 
@@ -267,12 +309,40 @@ def summary(verdicts: Sequence[Verdict]) -> dict[str, float | Interval | int | N
         "without_loss": sum(not one.lost for one in verdicts) / len(verdicts) if verdicts else None,
         "ttft_p90_within": sum(not one.slower for one in verdicts) / len(verdicts) if verdicts else None,
         "good_ratio": interval(ratios) if ratios else None,
-        "refused_below_capacity": sum(
-            one.refused > 0.0 and one.load < 0.95 and one.kind != "flood" for one in verdicts
-        ),
+        "refused_below_capacity": len(refused_below_capacity(verdicts)),
     }
 
 
+def refused_below_capacity(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Those in which we failed some although less came than could be served."""
+    return [one for one in verdicts if one.ours.failed > 0.0 and one.load < FULL and one.kind != "flood"]
+
+
+def beside(verdicts: Sequence[Verdict]) -> list[Beside]:
+    """Farhop beside each rival that ran in every world, the best rival first."""
+    everywhere = set.intersection(*(set(one.all) for one in verdicts)) if verdicts else set()
+    if routers.FARHOP not in everywhere:
+        return []
+    ours = [one.all[routers.FARHOP] for one in verdicts]
+    found = []
+    for rival in everywhere - {routers.FARHOP}:
+        theirs = [one.all[rival] for one in verdicts]
+        pairs = list(zip(ours, theirs, strict=True))
+        p90 = [a.ttft_p90_ms / b.ttft_p90_ms for a, b in pairs if b.ttft_p90_ms]
+        found.append(
+            Beside(
+                rival=rival,
+                good=fmean(one.good for one in theirs),
+                ours=fmean(one.good for one in ours),
+                more=interval([a.good - b.good for a, b in pairs]),
+                over=interval([a.good - GAIN * b.good for a, b in pairs]),
+                ttft_p90=interval(p90) if p90 else None,
+            )
+        )
+    return sorted(found, key=lambda one: (-one.good, one.rival))
+
+
 __all__ = [
-    "KINDS", "Trace", "Verdict", "World", "best", "chosen", "drawn", "jobs", "judged", "rivals", "summary", "traces",
+    "KINDS", "Beside", "Had", "Trace", "Verdict", "World", "beside", "best", "chosen", "drawn", "had", "jobs", "judged",
+    "refused_below_capacity", "rivals", "summary", "traces",
 ]  # fmt: skip

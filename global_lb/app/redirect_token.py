@@ -27,7 +27,7 @@ _OWN = "own"
 _DETAILS = {
     outcome.PASS_FORGED: "the token in the URL is not genuine, or of a process before this one",
     outcome.PASS_OVER: "the token in the URL has expired, or was used already: ask the entry that gave it again",
-    outcome.PASS_MISADDRESSED: "the token in the URL is for another balancer",
+    outcome.PASS_MISADDRESSED: "the token in the URL is for another balancer or path",
 }
 
 
@@ -54,14 +54,14 @@ class OwnTokens:
                 audience=self._region, entry_region=self._region, issuer="", tenant=request.tenant, lawful=(),
                 epoch=epoch, priority=request.priority, deadline_ms=max(0.0, request.deadline * 1e3 - now_ms),
                 expires_ms=now_ms + redirect_token.LIFE_MS, decision_id=decision_id, narrow=request.narrow,
-                key=request.key, holder=_OWN, **_issued(caller),
+                key=request.key, holder=_OWN, path=_path(target), **_issued(caller),
             )
         )  # fmt: skip
         return redirect_token.joined(base, target, token)
 
-    def caller(self, token: bytes) -> Caller | Reply:
+    def caller(self, token: bytes, path: bytes) -> Caller | Reply:
         """Whom a token vouches for, as their key would have; or why not."""
-        claims = self._verifier.use(token, self._clock.now() * 1e3)
+        claims = self._verifier.use(token, self._clock.now() * 1e3, path)
         if claims is outcome.NO_BUFFER:
             detail = "too many redirected requests at once: ask the entry again"
             return answers.refusal(outcome.NO_BUFFER, detail, retry_after_s=1.0)
@@ -106,10 +106,15 @@ class RedirectTokens:
                 key=request.key,
                 holder=redirect_token.holder(instance.name, instance.incarnation),
                 ttft_ms=None if wanted_by is None else max(0.0, wanted_by * 1e3 - now_ms),
+                path=_path(target),
                 **_issued(caller),
             )
         )
         return redirect_token.joined(base, target, token)
+
+
+def _path(target: bytes) -> str:
+    return target.partition(b"?")[0].decode("latin-1")
 
 
 def _issued(caller: Caller | None) -> dict[str, Any]:

@@ -27,7 +27,7 @@ RETRY_AFTER_S = 1.0
 _DETAILS = {
     outcome.PASS_FORGED: "the token in the URL is not genuine",
     outcome.PASS_OVER: "the token in the URL has expired, or was used already: ask the balancer that gave it again",
-    outcome.PASS_MISADDRESSED: "the token in the URL is for another region or balancer",
+    outcome.PASS_MISADDRESSED: "the token in the URL is for another region, balancer or path",
 }
 
 _regions = lru_cache(maxsize=1024)(frozenset[str])  # of many requests alike: each would hold them as long as it lives
@@ -40,13 +40,16 @@ class Standing(NamedTuple):
     is_recorded: bool
 
 
-def standing(law: Law, tenant: str, narrow: tuple[tuple[str, ...], ...], region: str) -> Standing:
-    """How a tenant stands under this law, where its request asked to stay within `narrow`."""
-    return Standing(hint_scope(law.topology, tenant), recorded(law, tenant, "", narrow, region))
+def standing(law: Law, tenant: str, narrow: tuple[tuple[str, ...], ...], region: str, key: str) -> Standing:
+    """How a tenant stands under this law, where its request asked to stay within `narrow`, by this key."""
+    return Standing(hint_scope(law.topology, tenant), recorded(law, tenant, "", narrow, region, key))
 
 
-def vouched(claims: HopClaims | RedirectToken, stands: Standing, issuer: str = "", attempt: str = "") -> Caller:
-    """The caller whom a token vouches for, who `stands` so here. `attempt`: the issuer's name for it."""
+def vouched(
+    claims: HopClaims | RedirectToken, stands: Standing, issuer: str = "", attempt: str = "", *, charged: bool = False
+) -> Caller:
+    """The caller whom a token vouches for, who `stands` so here. `attempt`: the issuer's name for it. `charged`: as a
+    Caller has it."""
     return Caller(
         tenant=claims.tenant,
         deadline_s=claims.deadline_ms / 1e3,
@@ -63,7 +66,7 @@ def vouched(claims: HopClaims | RedirectToken, stands: Standing, issuer: str = "
         promised_ttft_ms=claims.promised_ttft_ms,
         body_hash=claims.body,
         waited_s=claims.waited_ms / 1e3,
-        charged=True,
+        charged=charged,
         ttft_s=None if claims.ttft_ms is None else claims.ttft_ms / 1e3,
     )
 
@@ -74,9 +77,9 @@ class RedirectedCallers:
     def __init__(self, redirect_tokens: RedirectTokenVerifier, flow: RegionalFlow, clock: Clock) -> None:
         self._redirect_tokens, self._flow, self._clock = redirect_tokens, flow, clock
 
-    def caller(self, token: bytes) -> Caller | Reply:
-        """Whom the token vouches for, or why not."""
-        claims = self._redirect_tokens.use(token, self._clock.now() * 1e3)
+    def caller(self, token: bytes, path: bytes) -> Caller | Reply:
+        """Whom the token vouches for on this path, or why not."""
+        claims = self._redirect_tokens.use(token, self._clock.now() * 1e3, path)
         if claims is outcome.NO_BUFFER:
             detail = "too many redirected requests at once: ask the balancer that sent you again"
             return answers.refusal(outcome.NO_BUFFER, detail, retry_after_s=RETRY_AFTER_S)
@@ -86,5 +89,5 @@ class RedirectedCallers:
         why = law.verdict(claims.tenant, "", Scope.ENTRY).why_not(region)
         if why is not None:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, f"this balancer may not read the request: {why}")
-        caller = vouched(claims, standing(law, claims.tenant, claims.narrow, region))
+        caller = vouched(claims, standing(law, claims.tenant, claims.narrow, region, claims.key))
         return caller if not claims.key_id else as_issued(caller, claims)

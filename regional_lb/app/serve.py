@@ -69,7 +69,8 @@ class HopAuthenticator:
     def __init__(self, verifier: HopVerifier, flow: RegionalFlow, clock: Clock, *, names_body: bool) -> None:
         self._verifier, self._flow, self._clock, self._names_body = verifier, flow, clock, names_body
         self.newest_epoch = 0
-        self._under, self._standings = flow.law, dict[str, Standing]()  # by tenant, of requests that narrow nothing
+        self._under = flow.law
+        self._standings: dict[tuple[str, str], Standing] = {}  # by tenant and key, of requests that narrow nothing
 
     def caller(self, head: Head) -> Caller | Reply:
         """Who the global tier asks for. The law here is evaluated again, in admission."""
@@ -95,12 +96,13 @@ class HopAuthenticator:
                 return answers.refusal(outcome.UNLAWFUL_UNREAD, f"region {region}: {why}")
         if law is not self._under:
             self._under, self._standings = law, {}
-        stands = None if claims.narrow else self._standings.get(claims.tenant)
+        who = claims.tenant, claims.key
+        stands = None if claims.narrow else self._standings.get(who)
         if stands is None:
-            stands = standing(law, claims.tenant, claims.narrow, region)
+            stands = standing(law, claims.tenant, claims.narrow, region, claims.key)
             if not claims.narrow and len(self._standings) < CALLERS_MAX:
-                self._standings[claims.tenant] = stands
-        return vouched(claims, stands, issuer, claims.attempt)
+                self._standings[who] = stands
+        return vouched(claims, stands, issuer, claims.attempt, charged=True)
 
     def wished(self, caller: Caller, wishes: Wishes, lines: bytes) -> Caller:  # noqa: ARG002
         """Within the residency that the body names, once more: by the map of this region."""
@@ -113,7 +115,8 @@ class HopAuthenticator:
 
     def recorded(self, caller: Caller, model: str) -> bool:
         """Whether spans and decisions of a request for this model may be kept here."""
-        return recorded(self._flow.law, caller.tenant, model, caller.narrow, self._flow.config.region)
+        region = self._flow.config.region
+        return recorded(self._flow.law, caller.tenant, model, caller.narrow, region, caller.key)
 
 
 class RegionalTier(InstrumentedTier):

@@ -16,7 +16,7 @@ from farhop_wire import ext_proc_pb2 as wire
 from farhop.balance import outcome
 from farhop.relay import answers
 from farhop.relay.http import head
-from farhop.relay.http.exchange import Exchange
+from farhop.relay.http.exchange import Exchange, gather
 from farhop.relay.upstream.attempt import AttemptRun
 from regional_lb.picker import messages
 
@@ -268,7 +268,7 @@ class GatewayStream:
                 self._refuse(exchange, answers.refusal(outcome.NO_BUFFER, _FULL, retry_after_s=1.0))
                 return
             exchange.held_bytes += size
-            exchange.parts.append(data)
+            gather(exchange.parts, data)
         if part.end_of_stream:
             self._arrive(exchange)
 

@@ -23,8 +23,9 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 BUILD_S = 400.0  # on a slow disk the layers of an image take minutes
 
-# What a root of Debian packages needs for Farhop to be installed on it. Documentation stays out.
-_PACKAGES = "python3,libstdc++6,ca-certificates"
+# What a root of Debian packages needs for Farhop to be installed on it, and what makes a host of it that boots (units
+# reload by its `kill`): one root for all, since to make one takes a minute. Documentation stays out.
+_PACKAGES = "python3,libstdc++6,ca-certificates,systemd,dbus,procps"
 _WITHOUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*")
 
 
@@ -70,7 +71,7 @@ def container(image: str, *command: str, tmpfs: Sequence[str] = (), **options: A
         yield made
 
 
-def base_image(tag: str, packages: str = _PACKAGES) -> None:
+def base_image(tag: str) -> None:
     """A root of Debian packages, imported as an image. MissingError where it cannot be made here."""
     if shutil.which("mmdebstrap") is None:
         raise MissingError("mmdebstrap is not installed, and images are built on a root of Debian packages")
@@ -83,7 +84,7 @@ def base_image(tag: str, packages: str = _PACKAGES) -> None:
         root = f"{folder}/root.tar"
         options = [f"--dpkgopt=path-exclude={pattern}" for pattern in _WITHOUT]
         made = run(
-            "mmdebstrap", "--quiet", "--variant=essential", f"--include={packages}", *options,
+            "mmdebstrap", "--quiet", "--variant=essential", f"--include={_PACKAGES}", *options,
             release.get("VERSION_CODENAME", "stable").strip('"'), root, timeout_s=BUILD_S, check=False,
         )  # fmt: skip
         if made.returncode:
@@ -123,20 +124,6 @@ def prometheus_image(tag: str, base: str) -> None:
             'CMD ["--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/tmp/prometheus"]\n'
         )
         run("docker", "build", "--quiet", "--tag", tag, folder, timeout_s=120.0, environment={"DOCKER_BUILDKIT": "0"})
-
-
-def systemd_image(tag: str, image: str) -> None:
-    """A host with systemd and etcd, and Farhop as in `image`, where its units look for it. MissingError as above."""
-    from farhop_lab.world.etcd import find_binary
-
-    root = f"{tag}-root"
-    base_image(root, f"{_PACKAGES},systemd,dbus,procps")  # as every host has; units reload by its `kill`
-    with tempfile.TemporaryDirectory(prefix="farhop-systemd-") as folder:
-        context = Path(folder)
-        shutil.copy(find_binary(), context / "etcd")
-        lines = (f"FROM {root}", f"COPY --from={image} /opt/farhop /opt/farhop", "COPY etcd /usr/bin/")
-        (context / "Dockerfile").write_text("\n".join(lines) + "\n")
-        run("docker", "build", "--quiet", "--tag", tag, folder, timeout_s=200.0, environment={"DOCKER_BUILDKIT": "0"})
 
 
 def remove_images(tags: Sequence[str]) -> None:

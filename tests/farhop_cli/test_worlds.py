@@ -1,17 +1,27 @@
-"""`farhop bench worlds`: the worst world stands first, by its number, and too many losses are exit code 1."""
+"""`farhop bench worlds`: the worst world stands first, too many losses are exit code 1, and a page gets its tables."""
 
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
+
+import pytest
+import typer
 
 from farhop_cli import worlds
 from farhop_lab.sim.stats import Interval
-from farhop_lab.studies.random_worlds import Verdict
+from farhop_lab.studies.random_worlds import Had, Verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
-def verdict(number: int, mean: float, *, lost: bool) -> Verdict:
-    good = Interval(mean, 0.01, 4)
-    return Verdict(number, "chat", 0.9, "skywalker", good, None, 0.5, 0.0, lost, False, "tokyo:1xl4")
+def verdict(number: int, mean: float, *, lost: bool, failed: float = 0.0) -> Verdict:
+    good, ours, theirs = Interval(mean, 0.01, 5), Had(0.9, failed, 200.0), Had(0.8, 0.25, 400.0)
+    all_ran = {"farhop": ours, "skywalker": theirs, "gorgo": Had(0.85, 0.0, 300.0)}
+    return Verdict(
+        number, "chat", 0.9, "skywalker", good, None, 0.5, 100.0, ours, theirs, lost, False, "tokyo:1xl4", all_ran
+    )
 
 
 def test_the_worst_stands_first_and_decides(capsys):
@@ -19,7 +29,38 @@ def test_the_worst_stands_first_and_decides(capsys):
     out = capsys.readouterr().out
     assert out.index("17") < out.index("1.100")
     assert worlds.printed([verdict(3, 1.1, lost=False)], as_json=True) == 0
-    assert json.loads(capsys.readouterr().out)["summary"]["without_loss"] == 1.0
+    found = json.loads(capsys.readouterr().out)
+    assert found["summary"]["without_loss"] == 1.0
+    assert [one["rival"] for one in found["rivals"]] == ["gorgo", "skywalker"]
+
+
+def test_a_page_says_what_was_met_and_marks_only_what_is_sure() -> None:
+    page = worlds.report([verdict(3, 1.1, lost=False), verdict(4, 1.005, lost=False, failed=0.1)], "seed 1")
+    lines = page.splitlines()
+    assert "| worlds without a loss | 95% | 2 of 2 | met |" in lines
+    assert "| good answers over the best single rival's (gorgo), first seed | 1.03 | 1.059 | met |" in lines
+    assert any(line.endswith("| 0 | 1 | missed |") for line in lines)
+    assert "**1.100 ± 0.010**" in page
+    assert "| 1.005 ± 0.010 |" in page
+    assert "| 0.0 / 25.0 |" in page
+
+
+def test_tables_stand_between_the_lines_for_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.md"
+    for of in ("seed 1", "seed 2"):
+        worlds._write(page, [verdict(3, 1.1, lost=False)], of)
+    assert page.read_text().count("### Goals") == 1
+    page.write_text(f"# Before\n{page.read_text()}after\n")
+    worlds._write(page, [verdict(3, 1.1, lost=False)], "seed 3")
+    text = page.read_text()
+    assert text.startswith("# Before\n")
+    assert text.endswith("after\n")
+    assert "seed 3" in text
+    assert "seed 2" not in text
+    page.write_text("# Somebody's page\n")
+    with pytest.raises(typer.Exit):
+        worlds._parts(page)
+    assert "it lacks the lines" in capsys.readouterr().err
 
 
 def test_a_window_that_is_none_is_bad_usage(cli):

@@ -15,7 +15,8 @@ from farhop.relay.formats import bodies
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import BodyError
 from farhop.relay.http.body import ChunkedBody, FramingError
-from farhop.relay.http.connection import LargeBodyQueue, _gather
+from farhop.relay.http.connection import LargeBodyQueue
+from farhop.relay.http.exchange import gather
 from farhop_lab.bench.hostile import crafted
 
 SIZE = 1 << 18
@@ -65,7 +66,7 @@ def test_tiny_chunks_are_held_as_what_they_say(size: int) -> None:
     """However small the pieces in which a body comes, an object for each would be 20 times its bytes."""
     parts: list[bytes | bytearray] = []
     for _ in range(20_000):
-        _gather(parts, b"x" * size)
+        gather(parts, b"x" * size)
     assert sum(map(len, parts)) == 20_000 * size
     assert len(parts) <= 1 + 20_000 * size // (16 * 1024)
 

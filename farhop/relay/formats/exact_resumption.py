@@ -15,13 +15,15 @@ import msgspec
 
 from farhop.balance.machine import Usage
 from farhop.relay.formats.event_stream import each
-from farhop.relay.formats.resumption import TARGET, TOKENS_MAX, Progress, event
+from farhop.relay.formats.resumption import TARGET, TOKENS_MAX, Progress
 
 if TYPE_CHECKING:
     from farhop.balance import machine
     from farhop.relay.formats.resumption import Plan
 
 _ids = msgspec.json.Decoder(list[int])
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NONE = array("I")  # which nobody writes to
 _IDS = re.compile(rb'"(prompt_token_ids|token_ids)"\s*:\s*(\[[0-9,\s]*\])')
 _HAS_TEXT = re.compile(rb'"(?:content|text)"\s*:\s*"(?!")')
 _ID, _PROMPT_ID, _GOES_ON, _QUOTE = b'"token_ids":[', b'"prompt_token_ids":[', b'"finish_reason":null', ord('"')
@@ -49,7 +51,7 @@ class ExactProgress(Progress):
     def __init__(self, plan: Plan, tokens_max: int = TOKENS_MAX) -> None:
         super().__init__(plan)
         self._tokens_left = tokens_max
-        self._prompt, self.ids = array("I"), array("I")
+        self._prompt, self.ids = _NONE, array("I")
         self._prompt_json = b""  # the same, as long as nobody needed them
         self._sure = 0  # of the ids, those whose text the client has, wholly
         self._begins = _CONTENT if plan.chat else _TEXT  # what comes before an event's text
@@ -66,7 +68,7 @@ class ExactProgress(Progress):
         if self._prompt_json:
             listed, self._prompt_json = self._prompt_json, b""
             try:
-                self._prompt.extend(_ids.decode(listed))
+                self._prompt = array("I", _ids.decode(listed))
             except (msgspec.DecodeError, OverflowError):
                 self._lost("unreadable")
         return self._prompt
@@ -89,7 +91,7 @@ class ExactProgress(Progress):
     @property
     def can_resume(self) -> bool:
         """See Progress."""
-        return not self.why_not and not self.finished and bool(self.prompt) and bool(self._head)
+        return not self.why_not and not self.finished and bool(self.prompt) and self._head is not None
 
     def bounded(self, context_tokens: int) -> bool:
         """See Progress. Without either nobody could say: a completion's default is another than a chat's."""
@@ -114,7 +116,11 @@ class ExactProgress(Progress):
                 if b'"' not in text:  # else it is more than one event, or says a quote
                     self._tokens_left -= 1
                     ids = self.ids
-                    ids.append(int(number))
+                    try:
+                        ids.append(int(number))
+                    except OverflowError:
+                        self._lost("unreadable")
+                        return events[: id_at - 1] + passed
                     if text:
                         self._sure = len(ids)
                     return events[: id_at - 1] + passed
@@ -122,23 +128,28 @@ class ExactProgress(Progress):
 
     def _search(self, events: bytes) -> bytes:
         at = events.find(_ID)
-        if at >= 0 and self._head and _PROMPT_ID not in events:
+        if at >= 0 and self._head is not None and _PROMPT_ID not in events:
             end = events.find(b"]", at)
             digits = events[at + _ID_BYTES : end]
             plain = digits.isdigit() and _GOES_ON in events and events.find(_ID, end) < 0 and self._tokens_left > 0
             if plain and not (_TOOLS in events or _REASONING in events or _REFUSAL in events or self.why_not):
                 self._tokens_left -= 1
-                self.ids.append(int(digits))
+                passed = events[: at + _ID_BYTES - 1] + b"null" + events[end + 1 :]
+                try:
+                    self.ids.append(int(digits))
+                except (OverflowError, ValueError):  # int reads 4,300 digits
+                    self._lost("unreadable")
+                    return passed
                 begins = self._begins
                 text_at = events.find(begins)
                 if text_at >= 0 and events[text_at + len(begins)] != _QUOTE:
                     self._sure = len(self.ids)
                     self._form = _form(events, text_at + len(begins), at + _ID_BYTES, end)
-                return events[: at + _ID_BYTES - 1] + b"null" + events[end + 1 :]
+                return passed
         return self._take(events)
 
     def _take(self, events: bytes) -> bytes:
-        if not self._head:
+        if self._head is None:
             self._begin(events)
         self._note(events)
         pieces: list[bytes] = []
@@ -185,7 +196,8 @@ class ExactProgress(Progress):
         """It cannot go on any more, and nothing of it is kept."""
         self.why_not = self.why_not or why
         self._prompt_json = b""
-        del self._prompt[:], self.ids[:]
+        self._prompt = _NONE
+        del self.ids[:]
 
     def left(self, context_tokens: int) -> int:
         """See Progress."""
@@ -206,7 +218,7 @@ class ExactProgress(Progress):
         self._begins, self._form = _TEXT, None  # whatever it was, a completion continues it
         plan = self.plan
         document: dict[str, Any] = {
-            **plan.kept,
+            **_members.decode(plan.kept),
             "prompt": [*self.prompt, *self.ids],
             "max_tokens": self.left(context_tokens),
             "stream": True,
@@ -234,7 +246,7 @@ class ExactProgress(Progress):
             return self._chunk(str(choice.get("text") or ""), choice, usage)
         if usage is not None:
             document["usage"] = usage
-        return event({**document, **self._head})
+        return self._renamed(document)
 
 
 class HopProgress(ExactProgress):

@@ -29,6 +29,8 @@ _FILES = "names files of an engine"
 _TENSORS = "has an engine unpack tensors that a client wrote"
 _DEVICES = "names a device or a worker"
 _OTHERS = "names another request's state"
+_CACHES = "names whose cache an engine shall look in (`cache_salt` keeps yours apart)"
+_ADAPTERS = "names an adapter beside the model that law and key are asked about (ask for it by its model's name)"
 _STORED = "names a stored response, and none is stored here (send the whole conversation as `input`)"
 
 # By name, with the engine that knows it.
@@ -41,7 +43,8 @@ _FIELDS: dict[str, str] = {
     "logits_processors": _CODE,  # vLLM: by qualified name
     "chat_template": _CODE,  # vLLM, TGI: Jinja
     "trust_remote_code": _CODE,
-    "lora_path": _FILES,  # SGLang; an adapter is asked for by its model's name
+    "extra_key": _CACHES,  # SGLang: behind the salt, and of who has none in its place
+    "lora_path": _FILES,  # SGLang
     "tool_call_parser_plugin": _FILES,
     "embedding_overrides": _TENSORS,  # SGLang
     "request_id": _OTHERS,  # vLLM: whoever knows it can abort it
@@ -56,6 +59,7 @@ _FIELDS: dict[str, str] = {
 # By family: names that no engine has yet, too.
 _FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?:.*_)?(?:hosts?|hostnames?|ports?|urls?|uris?|endpoints?|callbacks?|webhooks?)"), _HOSTS),
+    (re.compile(r"lora_.*|adapter_(?:id|name|source)s?"), _ADAPTERS),  # TGI, Triton, TensorRT-LLM
     (re.compile(r".*_paths?|(?:.*_)?(?:filenames?|director(?:y|ies))"), _FILES),
     (re.compile(r"(?:.*_)?embeds|pickled?(?:_.*)?"), _TENSORS),
     (re.compile(r"(?:.*_)?(?:(?:dp|tp|pp|ep|parallel)_rank|devices?|device_ids?|gpu_ids?)"), _DEVICES),
@@ -76,13 +80,13 @@ KNOWN = frozenset(
         "context_management", "conversation", "data_residency",
         "continue_final_message", "custom_params", "data_1", "data_2", "detokenize", "dimensions", "documents",
         "early_stopping", "echo", "embed_dtype", "encoding_format", "end_id", "extra_args", "extra_body",
-        "extra_key", "file", "frequency_penalty", "function_call", "functions", "guided_choice",
+        "file", "frequency_penalty", "function_call", "functions", "guided_choice",
         "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex", "guided_whitespace_pattern",
         "id", "ignore_eos", "include", "include_reasoning", "include_stop_str_in_output", "inference_geo", "input",
         "input_type", "inputs", "instructions", "item_first", "items", "label_token_ids", "max_output_tokens",
         "max_tool_calls",
         "json_schema", "language", "length_penalty", "log_probs", "logit_bias", "logprob_token_ids", "logprobs",
-        "lora_name", "max_completion_tokens", "max_num_results", "max_tokens", "max_tokens_per_doc",
+        "max_completion_tokens", "max_num_results", "max_tokens", "max_tokens_per_doc",
         "media_io_kwargs", "messages", "metadata", "min_p", "min_tokens", "mm_processor_kwargs", "modalities",
         "model", "n", "n_cmpl", "n_predict", "no_repeat_ngram_size", "no_stop_trim", "normalize", "nvext",
         "output_config", "outputs", "pad_id",

@@ -35,7 +35,7 @@ _raw = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _maybe_raw = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 
 
-class _Named(msgspec.Struct):
+class _Named(msgspec.Struct, frozen=True, gc=False):
     """What every event of one stream repeats. The first has all ids of its prompt beside: nothing is made of them."""
 
     id: Any = None
@@ -82,7 +82,7 @@ class Plan(msgspec.Struct, frozen=True):
     """How a request's stream would be continued."""
 
     chat: bool
-    kept: dict[str, msgspec.Raw]
+    kept: bytes  # of its members those that a continuation has, too, as one document
     max_tokens: int | None
     min_tokens: int
     stops: tuple[str, ...] = ()
@@ -133,7 +133,7 @@ def plan(path: bytes, body: bytes, *, text: bool = False) -> Plan:
     chat = path == CHAT
     if not chat and not _is_one(document.get("prompt")):
         raise Unresumable("answers")
-    kept = {name: document[name].copy() for name in document.keys() & _KEPT}  # else they would hold the whole body
+    kept = msgspec.json.encode({name: value for name, value in document.items() if name in _KEPT})
     limit = _number(document, "max_completion_tokens") if chat else None
     limit = _number(document, "max_tokens") if limit is None else limit
     if not chat and "max_tokens" not in document:
@@ -214,7 +214,7 @@ class Progress(ABC):
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.stops = Stops(plan.stops, hides=plan.hides_stop) if plan.stops else None
-        self._head: dict[str, Any] = {}
+        self._head: _Named | None = None
         self.finished = False
         self._usage_due = self._done_due = True  # at its end: what the client has not been told of it yet
         self.why_not = ""
@@ -323,10 +323,9 @@ class Progress(ABC):
             head = _named.decode(memoryview(events)[at : events.find(b"\n", at)]) if at >= 0 else _Named()
         except UNREADABLE:
             head = _Named()
-        fields = {"id": head.id, "created": head.created, "model": head.model}
-        self._head = {name: value for name, value in fields.items() if value is not None}
-        if len(self._head) < 3:
+        if None in (head.id, head.created, head.model):
             self.why_not = self.why_not or "unreadable"
+        self._head = head
 
     def _note(self, events: bytes) -> None:
         """What else whole events say of the stream: that it cannot go on, that it ends, what was told of its end."""
@@ -362,11 +361,19 @@ class Progress(ABC):
         if ends is not None:
             made["stop_reason"] = choice.get("stop_reason")
         made["token_ids"] = choice.get("token_ids")  # null but for a tier above
-        document = {
-            "id": self._head["id"], "object": "chat.completion.chunk", "created": self._head["created"],
-            "model": self._head["model"], "choices": [made],
-        }  # fmt: skip
+        document = self._document("chat.completion.chunk", [made])
         return event(document if usage is None else document | {"usage": usage})
+
+    def _document(self, kind: str, choices: list[Any]) -> dict[str, Any]:
+        """An event of ours as one of the first stream."""
+        head = self._head
+        assert head is not None  # without it nothing goes on
+        return {"id": head.id, "object": kind, "created": head.created, "model": head.model, "choices": choices}
+
+    def _renamed(self, document: dict[str, Any]) -> bytes:
+        """An event of a continuation by the first stream's name, moment and model."""
+        assert self._head is not None
+        return event({**document, **msgspec.structs.asdict(self._head)})
 
     def _usage_so_far(self, document: dict[str, Any]) -> dict[str, Any] | None:
         """What a continuation's event tells of usage, as of the whole; None where the client wants none with each. What
@@ -399,29 +406,22 @@ class Progress(ABC):
             return self._chunk("", {"finish_reason": "length"})
         choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length", "stop_reason": None}
         choice |= {"prompt_token_ids": None, "token_ids": None}
-        head = self._head
-        return event({
-            "id": head["id"], "object": "text_completion", "created": head["created"], "model": head["model"],
-            "choices": [choice],
-        })  # fmt: skip
+        return event(self._document("text_completion", [choice]))
 
     def end(self, *, sends_usage: bool) -> bytes:
         """What follows its last chunk, but for what was told: a connection may break behind that, too."""
         if not self._done_due:
             return b""
         self._done_due = False
-        usage, head = self.usage, self._head
+        usage = self.usage
         if usage is None or not sends_usage or not self._usage_due:
             return b"data: [DONE]\n\n"
-        last = event({
-            "id": head["id"], "object": "chat.completion.chunk" if self.plan.chat else "text_completion",
-            "created": head["created"], "model": head["model"], "choices": [],
-            "usage": {
-                "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens,
-                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            },
-        })  # fmt: skip
-        return last + b"data: [DONE]\n\n"
+        told = {
+            "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }  # fmt: skip
+        kind = "chat.completion.chunk" if self.plan.chat else "text_completion"
+        return event({**self._document(kind, []), "usage": told}) + b"data: [DONE]\n\n"
 
 
 def event(document: dict[str, Any]) -> bytes:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farhop.balance.machine import Usage
-from farhop.relay.formats import resumption, stops
+from farhop.relay.formats import stops
 from farhop.relay.formats.event_stream import each
 from farhop.relay.formats.openai import UNREADABLE
 from farhop.relay.formats.resumption import CHAT, TARGET, TOKENS_MAX, Progress, Unresumable
@@ -116,7 +116,7 @@ class TextProgress(Progress):
     @property
     def can_resume(self) -> bool:
         """See Progress."""
-        return bool(self._head) and not self.finished and not self.hindrance
+        return self._head is not None and not self.finished and not self.hindrance
 
     @property
     def can_end(self) -> bool:
@@ -163,7 +163,7 @@ class TextProgress(Progress):
 
     def _search(self, event: bytes) -> None:
         self._form_begins = b""
-        if not self._head:
+        if self._head is None:
             self._begin(event)
         self._note(event)
         goes_on = not self.finished and _INDEX.search(event) is not None
@@ -264,7 +264,7 @@ class TextProgress(Progress):
         delta = choice.get("delta")
         if isinstance(delta, dict) and delta.pop("role", None) is not None and not delta.get("content"):
             return b""  # that it begins, which it did before
-        return resumption.event({**document, **self._head})
+        return self._renamed(document)
 
 
 def counting(body: bytes) -> bytes:

@@ -28,7 +28,7 @@ from farhop.relay import answers
 from farhop.relay.http import head
 from farhop.relay.http.body import ChunkedBody, FramingError, LengthBody
 from farhop.relay.http.cork import CROWD
-from farhop.relay.http.exchange import Exchange
+from farhop.relay.http.exchange import Exchange, gather
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -74,7 +74,6 @@ _LARGE_BYTES = 64 * 1024
 # What no head holds, however much of it is still to come: bare line ends, control characters.
 _NEVER = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _END = b"\r\n\r\n"
-_PIECE_BYTES = 16 * 1024  # what comes in smaller pieces is gathered: an object costs 33 bytes beside what it holds
 # Of struct tcp_info (linux/tcp.h): tcpi_min_rtt, microseconds; all bits set where nothing was measured.
 _TCP_INFO_BYTES, _MIN_RTT, _NO_RTT = 152, 148, 0xFFFFFFFF
 _ANYBODY = ""  # whose share it counts to before it is known who asks
@@ -183,7 +182,7 @@ class ClientConnection(asyncio.Protocol):
         self._reads_no_more = False
         # Answering, and ending.
         self.answering: Exchange | None = None
-        self._waiting: list[Exchange] = []  # few, and mostly none: an empty deque takes 600 bytes
+        self._waiting: tuple[Exchange, ...] = ()  # few, and mostly none: an empty deque takes 600 bytes
         self._close_after: Exchange | None = None
         self._advancing = self._write_paused = self._blind = False
         self._unsent, self._unsent_since = 0, 0.0
@@ -376,7 +375,7 @@ class ClientConnection(asyncio.Protocol):
                 return b""
             exchange.held_bytes += size
             if rest is None:
-                _gather(exchange.parts, piece)
+                gather(exchange.parts, piece)
             else:
                 exchange.parts.append(piece)  # the last
         if rest is None:
@@ -441,7 +440,7 @@ class ClientConnection(asyncio.Protocol):
         if self.answering is None and not self._waiting and not self._write_paused:
             self._serve(exchange)
             return
-        self._waiting.append(exchange)
+        self._waiting += (exchange,)
         held_bytes = sum(waiting.held_bytes for waiting in self._waiting)
         if len(self._waiting) >= self._limits.pipelined_max or held_bytes >= self._limits.body_bytes_max:
             # What came beyond is dropped with the connection: a client asks again for what got no answer
@@ -495,7 +494,9 @@ class ClientConnection(asyncio.Protocol):
             return
         self._advancing = True
         while self._waiting and self.answering is None and not self._write_paused and self._transport is not None:
-            self._serve(self._waiting.pop(0))
+            first, *others = self._waiting
+            self._waiting = tuple(others)
+            self._serve(first)
         self._advancing = False
 
     def _give_back(self, exchange: Exchange) -> None:
@@ -655,8 +656,7 @@ class ClientConnection(asyncio.Protocol):
             transport.close()
 
     def _abandon_waiting(self) -> None:
-        waiting = tuple(self._waiting)
-        self._waiting.clear()
+        waiting, self._waiting = self._waiting, ()
         for exchange in waiting:
             self._give_back(exchange)
             exchange.abandon(outcome.CLIENT_LEFT, 0)
@@ -675,15 +675,6 @@ def handshake_us(sock: SupportsOptions) -> int | None:
         return None  # a kernel before 4.6
     least: int = struct.unpack_from("=I", info, _MIN_RTT)[0]
     return least if 0 < least < _NO_RTT else None
-
-
-def _gather(parts: list[bytes | bytearray], piece: bytes) -> None:
-    """Add what came of a body; small pieces in one buffer, however many they are."""
-    last = parts[-1] if parts else None
-    if isinstance(last, bytearray) and len(last) < _PIECE_BYTES:
-        last += piece
-    else:
-        parts.append(piece if len(piece) >= _PIECE_BYTES else bytearray(piece))
 
 
 def _crowded() -> Reply:

@@ -27,6 +27,8 @@ _PERSISTENCE = {
     (False, False): b"connection: close\r\n",
 }
 
+_PIECE_BYTES = 16 * 1024  # what comes in smaller pieces is gathered: an object costs 33 bytes beside what it holds
+
 
 class ExchangeCallbacks(Protocol):
     """Who makes an exchange's answer elsewhere, and is told what becomes of its client: the relay's ActiveRequest."""
@@ -243,3 +245,12 @@ class Exchange:
             self._connection.over(self)
         else:
             self._connection.abort()
+
+
+def gather(parts: list[bytes | bytearray], piece: bytes) -> None:
+    """Add what came of a body; small pieces in one buffer, however many they are."""
+    last = parts[-1] if parts else None
+    if isinstance(last, bytearray) and len(last) < _PIECE_BYTES:
+        last += piece
+    else:
+        parts.append(piece if len(piece) >= _PIECE_BYTES else bytearray(piece))

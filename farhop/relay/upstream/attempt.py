@@ -379,4 +379,5 @@ class AttemptRun:
         self.began, self.whole = True, len(first) == self._length  # what is whole has ended before we return
         self.owner.began(self, self._status, self._last_activity_at)
         headers = self._onward + self.owner.answer_head(self.active, self.timing)
+        self._onward = self.timing = b""
         self.active.exchange.begin(self._status, headers, self._length, first)

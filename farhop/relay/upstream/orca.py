@@ -56,7 +56,11 @@ def _json(rest: bytes) -> dict[str, float]:
         return {}
     named = document.get("named_metrics")
     flat = {**document, **(named if isinstance(named, dict) else {})}
-    return {name: float(value) for name, value in flat.items() if isinstance(value, (int, float))}
+    return {
+        name: float(value)  # not all that JSON may count to has one
+        for name, value in flat.items()
+        if isinstance(value, (int, float)) and 0 <= value <= COUNT_MAX
+    }
 
 
 def _count(loads: dict[str, float], names: tuple[str, ...]) -> int | None:

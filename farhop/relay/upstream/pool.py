@@ -88,7 +88,7 @@ class UpstreamConnection(asyncio.Protocol):
     __slots__ = (
         "_body",
         "_ended",
-        "_head",
+        "_keeps",
         "_partial",
         "_pool",
         "_quiet_bytes",
@@ -112,7 +112,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.carried_bytes = 0  # of the largest body sent on it: so far its congestion window was opened
         self.idle_since = self.lent_at = 0.0
         self._partial = b""  # of a head that is not complete
-        self._head: AnswerHead | None = None
+        self._keeps: bool | None = None  # whether it outlives the answer whose head is here; None: no head is
         self._body: Body | None = None  # None once the head is here: the answer has none
         self._received = False
         self._quiet_bytes = 0
@@ -211,8 +211,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _read(self, data: bytes, attempt: UpstreamHandler) -> bytes | None:
         """Pass on what is here. What is behind the answer once it is whole, None while it is not."""
-        answer = self._head
-        if answer is None:
+        if self._keeps is None:
             if self._partial:
                 data = self._partial + data
             answer, data = self._read_head(data)
@@ -260,7 +259,7 @@ class UpstreamConnection(asyncio.Protocol):
                 raise head.HeadError(outcome.BAD_FRAMING, "nobody asked for another protocol")
             self._bound_quiet(end)
         self._partial = b""
-        self._head, self._body = answer, answer.body
+        self._keeps, self._body = answer.keep_alive, answer.body
         return answer, data
 
     def _bound_quiet(self, size: int) -> None:
@@ -274,8 +273,8 @@ class UpstreamConnection(asyncio.Protocol):
         transport = self.transport
         if transport is not None:
             # An answer may come before the request was sent whole: the rest of it must not open the next one.
-            if keep and self._head is not None and self._head.keep_alive and not transport.get_write_buffer_size():
-                self._partial, self._head, self._body, self._received, self._quiet_bytes = b"", None, None, False, 0
+            if keep and self._keeps and not transport.get_write_buffer_size():
+                self._partial, self._keeps, self._body, self._received, self._quiet_bytes = b"", None, None, False, 0
                 self._pool.give_back(self)
             else:
                 transport.close()

@@ -9,6 +9,7 @@ one.
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 from farhop.balance import machine, outcome
@@ -73,6 +74,7 @@ class Resumption:
     ) -> None:
         self.context_tokens, self._kept_bytes_max, self._mode = context_tokens, kept_bytes_max, mode
         self.writes_on = writes_on
+        self.attempt = partial(ResumableRun, resumption=self)  # makes a request's first attempt
         self.kept_bytes = 0
         self.packs: set[str] = set()  # targets that were seen to put several tokens into an event
         self.outcomes: Counter[tuple[str, str]] = Counter()  # (outcome, reason)

@@ -53,7 +53,7 @@ class StreamTap:
 
     def __init__(self, hide_usage: bool, transcript: Transcript | None = None, geo: str = "") -> None:
         self._hide, self._transcript, self._geo = hide_usage, transcript, geo
-        self._tail = bytearray()
+        self._tail: bytearray | None = None  # of an event that is not complete
         self._searched = 0  # of it: no event ends before here
         self._before = self._last = b""
         self._finish = b""  # the event that says the end, until the next is here
@@ -63,7 +63,7 @@ class StreamTap:
     @property
     def held_bytes(self) -> int:
         """What is kept of the answer now."""
-        return len(self._tail) + len(self._finish) + len(self._before) + len(self._last)
+        return len(self._tail or b"") + len(self._finish) + len(self._before) + len(self._last)
 
     def feed(self, data: bytes) -> bytes:
         """Bytes in, bytes to pass on (maybe none)."""
@@ -86,14 +86,14 @@ class StreamTap:
 
     def _slow(self, data: bytes) -> bytes:
         # However small the pieces, each byte is copied and searched once.
-        tail = self._tail
+        tail = self._tail or bytearray()
         tail += data
         events, start = [], 0
         for end in ANY_END.finditer(tail, max(0, self._searched - END_BYTES_MAX + 1)):
             events.append(bytes(tail[start : end.end()]))
             start = end.end()
         del tail[:start]
-        self._searched = len(tail)
+        self._tail, self._searched = tail or None, len(tail)
         if events:
             self._keep(b"".join(events))
         if len(tail) > self.events_bytes_max:
@@ -122,7 +122,7 @@ class StreamTap:
         return _with_geo(event, self._geo, _USAGE.search(event)) if _FIRST in event else event
 
     def _drain_tail(self) -> bytes:
-        tail, self._tail, self._searched = bytes(self._tail), bytearray(), 0
+        tail, self._tail, self._searched = bytes(self._tail or b""), None, 0
         return tail
 
     def _is_ours(self, event: bytes) -> bool:

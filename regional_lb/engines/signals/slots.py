@@ -46,8 +46,15 @@ def _triton(page: Any) -> Any:
     decoupled = (page.get("model_transaction_policy") or {}).get("decoupled")
     if decoupled or page.get("backend") in _BATCH_THEMSELVES:
         return None
-    instances = sum(group["count"] * max(1, len(group.get("gpus") or ())) for group in page["instance_group"])
+    instances = sum(_count(group["count"]) * max(1, len(group.get("gpus") or ())) for group in page["instance_group"])
     return instances * max(1, page["max_batch_size"] if "dynamic_batching" in page else 1)
+
+
+def _count(value: Any) -> int:
+    """Anything else would be multiplied all the same: a text or list to more than there is memory."""
+    if type(value) is not int:
+        raise TypeError
+    return value
 
 
 # By the engine's name in configuration, or what it calls itself in /v1/models (`owned_by`).

@@ -99,6 +99,23 @@ async def test_where_the_entry_may_not_write_the_region_does(engine: Engine, tmp
     assert {path.parent.name for path, _ in segments.read(tmp_path)} == {"r1"}
 
 
+async def test_what_a_models_rule_keeps_from_here_is_not_written_down_where_it_is_turned_away(
+    engine: Engine, tmp_path: Path
+) -> None:
+    world = topology(tenant("by-model", models={MODEL: {"allow": ["jp"]}}))
+    given = {"usage": {"dir": str(tmp_path), "sync": "never"}}
+    async with both(engine, world, regional=given, global_=given) as running:
+        answer = await send(running.entry, chat("sk-farhop-by-model", path="/v1/route"))
+        assert (answer.status, answer.code) == (503, "no_region_serving")
+        other = await send(running.entry, chat("sk-farhop-by-model", {"model": "other", "messages": []}))
+        assert other.status == 400
+        await running.at_rest()
+        assert running.global_.tier_admin.status()["accounts"]["usage"]["withheld_by_law"] == 1
+    (found,) = events(tmp_path)
+    assert found.id.startswith(f"{other.headers.get('x-farhop-decision', '')}")
+    assert found.data.status == 400
+
+
 @pytest.mark.parametrize("on_full", ["serve", "refuse"])
 async def test_while_nothing_can_be_written(engine: Engine, tmp_path: Path, on_full: str) -> None:
     async with up(engine, tmp_path, on_full=on_full) as running:
@@ -160,10 +177,13 @@ async def test_decisions_are_in_the_audit_log_of_each_tier(
     key = Ed25519PrivateKey.generate()
     (tmp_path / "key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     given = {"audit": {"dir": str(tmp_path), "key": f"file:{tmp_path / 'key'}", "on_full": "refuse"}}
-    world = topology(tenant("noted-in-japan", **residency(["jp"])))
+    world = topology(
+        tenant("noted-in-japan", **residency(["jp"])), tenant("by-model", models={MODEL: {"allow": ["jp"]}})
+    )
     async with both(engine, world, regional=given, global_=given) as running:
         served = await send(running.entry, chat("sk-farhop-anywhere"))
         muted = await send(running.entry, chat("sk-farhop-noted-in-japan"))
+        by_model = await send(running.entry, chat("sk-farhop-by-model"))
         refused = await send(running.entry, chat("sk-farhop-anywhere", x_farhop_allow="jp"))
         await running.at_rest()
         await send(running.global_admin, head("POST", "/log-level", content_length="16") + b'{"level":"info"}')
@@ -188,8 +208,9 @@ async def test_decisions_are_in_the_audit_log_of_each_tier(
     above, below = (found[tier][served.headers["x-farhop-decision"]] for tier in ("g1", "r1"))
     assert (above["served"], above["why"], above["epoch"], below["epoch"]) == ("virginia", "served", 1, 1)
     assert above["lawful"] == ["frankfurt", "tokyo", "virginia"] == below["lawful"]
-    assert "tenant" in above
-    assert "tenant" not in found["g1"][muted.headers["x-farhop-decision"]]
+    assert {"tenant", "key"} <= above.keys()
+    for nobody in (muted, by_model):  # a key tells whose it is
+        assert {"tenant", "key"}.isdisjoint(found["g1"][nobody.headers["x-farhop-decision"]])
     no = found["g1"][refused.headers["x-farhop-decision"]]
     assert (no["served"], no["status"], no["lawful"]) == ("", refused.status, ["tokyo"])
     assert found["g1"]["operator"]["what"] == "/log-level"

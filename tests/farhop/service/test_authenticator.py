@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,6 +18,7 @@ from farhop.relay.formats.prompt import Wishes
 from farhop.relay.http.head import Head
 from farhop.relay.http.head import read as read_head
 from farhop.service.authenticator import Caller, GatewayAuthenticator, KeyAuthenticator, hint_scope, narrowed, recorded
+from regional_lb.app.serve import HopAuthenticator
 from topology.law import Law, Scope
 
 LIMITED = "weights-70b"
@@ -152,6 +155,31 @@ def test_records_follow_the_logging_scope_and_the_models_own_rule() -> None:
     assert recorded(law, "split", MODEL, (), "virginia")
     assert not recorded(law, "split", LIMITED, (), "virginia")
     assert not recorded(law, "nobody", "", (), "virginia")
+
+
+def test_records_follow_the_key_that_a_later_law_narrows() -> None:
+    """What came under an earlier law is looked at once more when it is over."""
+
+    def law(within: list[str]) -> Law:
+        one = tenant("acme")
+        one["keys"][0]["within"] = within
+        return Law(topology(one))
+
+    now = law([])
+    asks = KeyAuthenticator("virginia", lambda: now, lambda _regions: {}, 600.0)
+    flow: Any = SimpleNamespace(law=now, config=SimpleNamespace(region="virginia"))
+    nothing: Any = SimpleNamespace()
+    below = HopAuthenticator(nothing, flow, nothing, names_body=False)
+    caller = asks.trusted("acme", (), "demo")
+    assert caller.recorded
+    assert asks.recorded(caller, MODEL)
+    assert below.recorded(caller, MODEL)
+    for within in (["eu"], None):
+        now = law(within) if within is not None else Law(topology(tenant("acme", keys=[])))
+        flow.law = now
+        assert not asks.recorded(caller, MODEL)
+        assert not below.recorded(caller, MODEL)
+        assert not recorded(now, "acme", "", (), "virginia", "demo")
 
 
 async def test_a_model_that_may_not_be_recorded_here_is_not(up: Both) -> None:

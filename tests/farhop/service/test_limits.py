@@ -155,7 +155,7 @@ async def test_all_that_match_must_have_room_and_nothing_is_taken_of_any_else() 
         (ended(), outcome.SERVED, Usage(30, 20), [1, 50]),
         (ended(), outcome.CLIENT_LEFT, None, [1, 20]),
         (ended(status=400), outcome.REFUSED_BY_ENGINE, None, [1, 0]),
-        (None, outcome.REDIRECTED, None, [1, 20]),
+        (None, outcome.REDIRECTED, None, [0, 0]),  # the region that it is sent to charges it
         (ended(sent=False), outcome.SERVED, None, [1, 0]),  # an answer that was made for another request
         (ended(sent=False), outcome.CLIENT_LEFT, None, [1, 0]),
     ],

@@ -29,8 +29,9 @@ from msgspec.structs import replace
 
 from farhop.identity.api_keys import digest, spelled
 from farhop.identity.redirect_token import RedirectToken, RedirectTokenSigner, RedirectTokenVerifier, holder
-from farhop.store.documents import issued_keys
+from farhop.store.documents import issued_keys, limits
 from farhop.store.documents.issued_keys import IssuedKey
+from farhop.store.documents.limits import Limit, TenantLimits
 from farhop_lab.memory_store import MemoryStore
 from farhop_lab.world.ports import free_ports
 from global_lb.routing.policy import RouteConfig
@@ -89,7 +90,7 @@ def signed(up: Both, target: str, **changed: Any) -> str:
     """The token in a target, signed anew by one who has the key, with some of its claims changed."""
     keys = {"k1": HOP_KEY.encode()}
     verifier = RedirectTokenVerifier(keys, "virginia", holder("r1", up.regional._incarnation))
-    claims = verifier.use(token_of(target).encode(), up.regional.clock.now() * 1e3)
+    claims = verifier.use(token_of(target).encode(), up.regional.clock.now() * 1e3, target.partition("?")[0].encode())
     assert isinstance(claims, RedirectToken)
     anew = RedirectTokenSigner(keys, "k1", "virginia").sign(replace(claims, **changed)).decode()
     return f"/v1/chat/completions?farhop-pass={anew}"
@@ -169,6 +170,17 @@ async def test_a_token_tampered_with_is_no_token(up: Both, engine: Engine, spoil
     assert engine.seen == []
 
 
+async def test_a_token_is_for_the_path_that_was_asked_for(up: Both, engine: Engine) -> None:
+    """A key may be for some paths alone, and the token is what is left of it."""
+    _, target = await asked(up)
+    other = target.replace("/v1/chat/completions", "/v1/completions")
+    body = msgspec.json.encode({"model": MODEL, "prompt": "hello", "max_tokens": 8})
+    answer = await send(up.client, head("POST", other, content_length=str(len(body))) + body)
+    assert (answer.status, answer.code) == (403, "redirect_token_misaddressed")
+    assert engine.seen == []
+    assert (await send(up.client, follow(target))).status == 200, "it was not used"
+
+
 async def test_it_opens_neither_the_tier_listener_nor_an_entry(up: Both, engine: Engine) -> None:
     _, target = await asked(up)
     below = await send(up.tier, follow(target))
@@ -241,6 +253,18 @@ async def test_a_stream_by_anycast_comes_again_by_a_token_for_one_use(engine: En
         await up.at_rest()
 
 
+async def test_a_name_that_stands_for_a_model_does_so_where_a_stream_by_anycast_comes_again(engine: Engine) -> None:
+    unicast = {"url": "http://127.0.0.9:1", "anycast": ["127.0.0.1"]}
+    routes = [{"unicast_tokens": 8}, {"model": "auto", "models": [{"model": MODEL}]}]
+    body = STREAM.replace(MODEL.encode(), b"auto")
+    async with both(engine, WORLD, global_={"routes": routes, "unicast": unicast}) as up:
+        answer = await send(up.entry, chat(body=body))
+        assert answer.status == 307, answer
+        raw = head("POST", answer.headers["location"][18:], content_length=str(len(body))) + body
+        assert (await send(up.entry, raw)).status == 200
+        await up.at_rest()
+
+
 async def test_a_key_issued_for_one_model_is_for_no_other_where_it_is_sent(up: Both) -> None:
     key = spelled("0" * 30)
     one = IssuedKey(
@@ -253,4 +277,28 @@ async def test_a_key_issued_for_one_model_is_for_no_other_where_it_is_sent(up: B
     answer = await send(up.client, head("POST", target, content_length=str(len(other))) + other)
     assert (answer.status, answer.code) == (403, "key_scope")
     _, target = await asked(up, key=key)
+    assert (await send(up.client, follow(target))).status == 200
+
+
+@pytest.mark.parametrize("way", ["redirect", "advise"])
+async def test_the_region_that_serves_charges_what_is_asked_for_there(up: Both, engine: Engine, way: str) -> None:
+    """Neither advice, which nobody charges, nor a small request that was redirected pays for a large one."""
+    limit = Limit(tokens_per_minute=1000)
+    one = TenantLimits(
+        tenant="anywhere", home="virginia", limits=(limit,), author="ann", why="test", at=datetime.now(UTC), seq=1
+    )
+    await up.global_.store.put(one.place, limits.encode(one))
+    for balancer in (up.global_, up.regional):
+        await until(lambda balancer=balancer: balancer.limits.tenants().get("anywhere") == one)  # type: ignore[misc]
+        await until(lambda balancer=balancer: balancer.limiter.status()["lent_by"]["virginia"]["root"])  # type: ignore[misc]
+    if way == "redirect":
+        _, target = await asked(up)
+    else:
+        advice = (await send(up.entry, chat(path="/v1/route", body=BODY, x_farhop_token="yes"))).json
+        target = advice["url"].removeprefix(f"http://127.0.0.1:{up.client}")
+    large = BODY.replace(b'"max_tokens":8', b'"max_tokens":2000')
+    answer = await send(up.client, head("POST", target, content_length=str(len(large))) + large)
+    assert (answer.status, answer.code) == (429, "rate_limit_exceeded")
+    assert engine.seen == []
+    _, target = await asked(up)
     assert (await send(up.client, follow(target))).status == 200

@@ -40,7 +40,7 @@ def authenticator(region: str = "frankfurt", uses_max: int = 8) -> KeyAuthentica
 
 
 def head(token: bytes | None) -> Any:
-    return SimpleNamespace(known={} if token is None else {HEADER: token})
+    return SimpleNamespace(known={} if token is None else {HEADER: token}, path=b"/v1/chat/completions")
 
 
 def token(n: int = 0, **changed: Any) -> bytes:
@@ -69,6 +69,8 @@ def test_a_token_says_all_that_a_caller_is() -> None:
     assert (caller.entry_region, caller.promised_ttft_ms) == ("virginia", 50.0), "a guest, as by the tier listener"
     assert (caller.issuer, caller.decision_id) == ("", "0" * 16)
     assert caller.recorded
+    assert not caller.charged, "it may ask for more than it showed the balancer that sent it"
+    assert isinstance(authenticator().caller(head(token(path="/v1/chat/completions"))), Caller)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +78,7 @@ def test_a_token_says_all_that_a_caller_is() -> None:
     [
         (b"", 401, outcome.PASS_FORGED),
         (token(audience="tokyo"), 403, outcome.PASS_MISADDRESSED),
+        (token(path="/v1/completions"), 403, outcome.PASS_MISADDRESSED),
         (token(expires_ms=NOW_S * 1e3), 403, outcome.PASS_OVER),
     ],
 )

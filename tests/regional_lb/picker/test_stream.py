@@ -55,6 +55,20 @@ async def test_the_head_is_answered_when_the_body_is_whole_and_each_body_ends_on
         assert not any(one.held)
 
 
+async def test_a_body_in_tiny_pieces_takes_no_more_than_its_size() -> None:
+    async with stage(1) as one:
+        stream = one.stream()
+        stream.take(asked())
+        for _ in range(5000):
+            stream.take(body(b"  ", last=False))
+        assert stream.exchange is not None
+        assert len(stream.exchange.parts) == 1
+        stream.take(body(CHAT))
+        assert text_of(sent(stream), of_request=True)[1] == 1
+        stream.gone()
+        assert not any(one.held)
+
+
 async def test_an_answer_of_known_length_ends_with_its_last_piece() -> None:
     async with stage(1) as one:
         for ends in ([response_piece(b"d}")], [response_piece(b"d}", last=False), response_piece(b"")]):

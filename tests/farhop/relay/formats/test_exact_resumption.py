@@ -104,6 +104,18 @@ def test_a_prompt_whose_ids_cannot_be_read_is_gone_on_with_by_nobody(value: byte
     assert progress.held_bytes == 0
 
 
+@pytest.mark.parametrize("number", [b"4294967296", b"99999999999", b"9" * 5000])
+@pytest.mark.parametrize("before", [0, 1])  # a form is known from the first on
+def test_an_id_that_is_none_ends_what_could_go_on_and_nothing_else(number: bytes, before: int) -> None:
+    progress = planned(CHAT)
+    progress.take(chunk("x", [7], [5]))
+    for _ in range(before):
+        progress.take(chunk("y", [8]))
+    event = chunk("z", [9])
+    assert progress.take(event.replace(b"[9]", b"[%b]" % number)) == event.replace(b"[9]", b"null")
+    assert (progress.why_not, list(progress.prompt), list(progress.ids)) == ("unreadable", [], [])
+
+
 def chunk(text: str, ids: list[int], prompt: list[int] | None = None, ends: str | None = None) -> bytes:
     choice = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": ends, "token_ids": ids}
     document = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 5, "model": "m", "choices": [choice]}

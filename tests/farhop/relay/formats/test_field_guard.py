@@ -38,6 +38,10 @@ HOSTILE = {
     "request_id": "chatcmpl-1",
     "rid": "1",
     "session_params": {"id": "1"},
+    "extra_key": "5f2c",
+    "lora_name": "another",
+    "lora_config": [[1]],
+    "adapter_id": "another",
     "previous_response_id": "resp_1",
 }
 DATA_URL = "data:image/png;base64,iVBORw0KGgo="

@@ -22,6 +22,7 @@ from farhop.relay.upstream import orca
         (b"TEXT num_requests_waiting=-1, num_requests_running=2", EngineLoad(None, 2, None)),
         (b"TEXT kv_cache_usage_perc=1.5, num_requests_waiting=0", EngineLoad(0, None, None)),
         (b"TEXT kv_cache_usage_perc=nan", None),
+        (b'JSON {"num_requests_waiting":%b,"num_requests_running":2}' % (b"9" * 400), EngineLoad(None, 2, None)),
         (b"TEXT num_requests_waiting=inf", None),
         (b"TEXT cpu_utilization=0.3", None),
         (b"TEXT a=b", None),

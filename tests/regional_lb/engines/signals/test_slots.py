@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from regional_lb.engines.signals.slots import PAGES, SLOTS_MAX, read_slots
@@ -37,6 +39,21 @@ def test_each_engines_own_page(engine: str, body: bytes, slots: int | None) -> N
 @pytest.mark.parametrize("body", [b"", b"7", b"null", b"[]", b"{}", b"<html>", b"\xff", b"[" * 100_000])
 def test_what_says_nothing(engine: str, body: bytes) -> None:
     assert read_slots(engine, body) is None
+
+
+@pytest.mark.parametrize("count", [b'"aaaa"', b"[0,0,0,0]", b"2.5", b"true", b"null"])
+def test_a_count_that_is_none_is_not_multiplied(count: bytes) -> None:
+    """A long text or list, so many times, is more than a machine has memory."""
+    gpus = b"[" + b"0," * 1000 + b"0]"
+    tracemalloc.start()
+    try:
+        body = b'{"max_batch_size":1,"instance_group":[{"count":%b,"gpus":%b}]}' % (
+            count.replace(b"aaaa", b"a" * 100_000).replace(b"0,", b"0," * 10_000), gpus
+        )  # fmt: skip
+        assert read_slots("triton", body) is None
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("word", [b"0", b"-1", b"true", b"1.5", b'"4"', b"%d" % (SLOTS_MAX + 1)])
