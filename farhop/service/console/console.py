@@ -197,6 +197,7 @@ class Console:
         self._boot = secrets.token_hex(4)
         self._number = 0
         self._picture: Picture = {}
+        self._looking = asyncio.Lock()  # each patch leads from the picture before
         self._ring = Ring()
         self._viewers: set[asyncio.Queue[bytes | None]] = set()
         self._looked_at = asyncio.Event()  # somebody has begun to
@@ -341,6 +342,10 @@ class Console:
 
     async def look(self) -> None:
         """Make the next picture, and tell all viewers what is new in it."""
+        async with self._looking:
+            await self._look()
+
+    async def _look(self) -> None:
         latest = await self._source.snapshots()
         now_ms = _now_ms()
         picture = await _in_turns(snapshots.picture(latest, self._source.law(), now_ms))
