@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -343,7 +343,13 @@ def _stand_alone(server: int, out: int, err: int) -> None:
     os.setsid()
     os.dup2(out, 1)
     os.dup2(err, 2)
+    # The server's own were made for a file in which one can go back, which a pipe is not.
+    sys.stdout, sys.stderr = _anew(sys.stdout, 1, -1), _anew(sys.stderr, 2, 1)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+
+
+def _anew(stream: TextIO, descriptor: int, buffering: int) -> TextIO:
+    return open(descriptor, "w", buffering, encoding=stream.encoding, errors=stream.errors, closefd=False)
 
 
 def _run(asked: _Asked) -> None:
