@@ -54,7 +54,7 @@ _NOTHING = (b"null", b"false", b"[]", b"{}", b'""', b"0", b"0.0")
 # Of a body, what a completion takes as the first stream had it.
 _KEPT = frozenset((
     "model", "temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "stop_token_ids", "ignore_eos",
-    "skip_special_tokens", "spaces_between_special_tokens", "cache_salt", "priority", "user", "allowed_token_ids",
+    "skip_special_tokens", "spaces_between_special_tokens", "cache_salt", "user", "allowed_token_ids",
 ))  # fmt: skip
 # What a continuation would get wrong, and the reason by which it is counted.
 _REFUSED = {
