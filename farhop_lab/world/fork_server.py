@@ -26,6 +26,7 @@ import subprocess
 import sys
 import threading
 import time
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TextIO
 
@@ -344,12 +345,15 @@ def _stand_alone(server: int, out: int, err: int) -> None:
     os.dup2(out, 1)
     os.dup2(err, 2)
     # The server's own were made for a file in which one can go back, which a pipe is not.
-    sys.stdout, sys.stderr = _anew(sys.stdout, 1, -1), _anew(sys.stderr, 2, 1)
+    sys.stdout, sys.stderr = _anew(sys.stdout, 1), _anew(sys.stderr, 2)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
 
 
-def _anew(stream: TextIO, descriptor: int, buffering: int) -> TextIO:
-    return open(descriptor, "w", buffering, encoding=stream.encoding, errors=stream.errors, closefd=False)
+def _anew(stream: TextIO, descriptor: int) -> TextIO:
+    assert isinstance(stream, TextIOWrapper)
+    through = stream.write_through
+    binary = open(descriptor, "wb", 0 if through else -1, closefd=False)  # noqa: SIM115 - while this process lives
+    return TextIOWrapper(binary, stream.encoding, stream.errors, None, stream.line_buffering, through)
 
 
 def _run(asked: _Asked) -> None:
