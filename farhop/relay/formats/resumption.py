@@ -352,7 +352,11 @@ class Progress(ABC):
             choices = document["choices"]
         except (*UNREADABLE, KeyError):
             return event
-        return self._continued(document) if choices else b""  # without: usage, which is told at the end, of the whole
+        if not choices:
+            return b""  # usage, which is told at the end, of the whole
+        if not isinstance(choices, list) or not isinstance(choices[0], dict):
+            return event  # as what cannot be read
+        return self._continued(document)
 
     def _chunk(self, text: str, choice: dict[str, Any], usage: dict[str, Any] | None = None) -> bytes:
         ends = choice.get("finish_reason")
