@@ -174,12 +174,15 @@ class Law:
         ]
 
     def left_by_rules(self, tenant: str, model: str) -> tuple[str, ...] | None:
-        """The regions that the rules about a model leave this tenant, sorted; None where they keep out none."""
+        """Of the regions where anything may be done with a tenant's prompt, those that the rules about a model leave,
+        sorted; None where they keep out none. Others are not named: they may not be for the tenant to know of."""
         who = self._topology.tenants.get(tenant)
         if who is None or model not in self.bound:
             return None
         kept_out = frozenset[str]().union(*self._model_clauses(who, model))
-        return tuple(sorted(self._topology.regions.keys() - kept_out)) if kept_out else None
+        scopes = (Scope.PROCESSING, Scope.LOGGING, Scope.HINTS)
+        anywhere = frozenset[str]().union(*(self.verdict(tenant, "", scope).lawful for scope in scopes))
+        return tuple(sorted(anywhere - kept_out)) if anywhere & kept_out else None
 
     def verdict(
         self, tenant: str, model: str, scope: Scope = Scope.PROCESSING, narrow: Narrow = (), key: str = ""
