@@ -8,13 +8,20 @@ Never knows what is configured, and never reads anything but what it is given.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pydantic_core import ErrorDetails
 
 DAY_S = 86_400.0  # no wait is longer; the hop token says so, too
 
@@ -92,6 +99,9 @@ class Part(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    # Fields that are none of its own and tell another file: whose they are, as a message names it.
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+
 
 _P = TypeVar("_P", bound=BaseModel)
 
@@ -114,7 +124,7 @@ def load(kind: type[_P], path: Path, absent: list[str] | None = None) -> _P:
     try:
         return kind.model_validate(document, context=absent)
     except ValidationError as error:
-        raise ConfigError(str(path), problems_of(error)) from None
+        raise ConfigError(str(path), problems_of(error, kind=kind)) from None
 
 
 _QUOTED = re.compile(r"'[^']*'")
@@ -157,15 +167,42 @@ def parsed(document: bytes, source: str) -> Any:
     raise ConfigError(source, [problem])
 
 
-_REMEDIES = {  # of what the model says without one, by its kind of error
-    "missing": "; give it, as docs/reference/configuration.md says",
-    "extra_forbidden": "; correct its name (docs/reference/configuration.md), or leave it out",
-}
+_MISSING = "; give it, as docs/reference/configuration.md says"
+_UNKNOWN = "unknown field; correct its name (docs/reference/configuration.md), or leave it out"
+_LIKE = 0.7  # how alike two names are of which one is taken for the other, mistyped
 
 
-def problems_of(error: ValidationError, at: str = "") -> list[str]:
-    """A line for each thing wrong, with its path below `at`. Never a value: one may be a secret."""
-    return [f"{at}{_line(e['loc'], e['msg'] + _REMEDIES.get(e['type'], ''))}" for e in error.errors()]
+def problems_of(error: ValidationError, at: str = "", kind: type[BaseModel] | None = None) -> list[str]:
+    """A line for each thing wrong, with its path below `at`. Never a value: one may be a secret. `kind` is what it was
+    to be: then a field's mistyped name is told with the right one."""
+    return [f"{at}{_line(e['loc'], _message(e, kind))}" for e in error.errors(include_url=False, include_input=False)]
+
+
+def _message(found: ErrorDetails, kind: type[BaseModel] | None) -> str:
+    if found["type"] == "missing":
+        return found["msg"] + _MISSING
+    if found["type"] != "extra_forbidden":
+        return found["msg"]
+    *above, name = found["loc"]
+    if not above and isinstance(kind, type) and issubclass(kind, Part) and name in kind.elsewhere:
+        return f"unknown field; it is one of {kind.elsewhere[str(name)]}: is this the right file?"
+    close = difflib.get_close_matches(str(name)[:64], _fields(kind, above), n=1, cutoff=_LIKE)
+    return f'unknown field; did you mean "{close[0]}"?' if close else _UNKNOWN
+
+
+def _fields(kind: Any, where: Sequence[int | str]) -> list[str]:
+    """The names of the fields of what stands there, none where that cannot be told."""
+    for step in (*where, None):
+        while get_origin(kind) in (Annotated, Union, UnionType):
+            kind = get_args(kind)[0]
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            if step is None:
+                return list(kind.model_fields)
+            field = kind.model_fields.get(str(step))
+            kind = field.annotation if field is not None else None
+        else:
+            kind = get_args(kind)[-1] if get_args(kind) and step is not None else None  # of a list or a mapping
+    return []
 
 
 def _line(where: tuple[int | str, ...], message: str) -> str:

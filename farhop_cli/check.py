@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from entry_anycast.app.config import AnycastConfig
     from entry_dns.app.config import DnsConfig
+    from farhop.service.config import Process
     from global_lb.app.config import GlobalConfig
     from regional_lb.app.config import RegionalConfig
     from topology.policy import Policy
@@ -126,6 +127,7 @@ def _configuration(one: Checked, absent: list[str] | None) -> None:
         one.hubs = tuple(sorted(stores.home_hubs(below, one.topology, below.remote_hub)))
         stores.state(below, one.kind)
         one.below = below
+        one.problems += _reached(below, absent)
         return
     above = load(GlobalConfig, one.path, absent)
     one.topology = stores.world(above)
@@ -134,6 +136,34 @@ def _configuration(one: Checked, absent: list[str] | None) -> None:
     above.routes_in(one.topology)
     above.signer_in(one.topology)
     one.above = above
+    one.problems += _reached(above, absent)
+
+
+def _reached(config: Process, absent: list[str] | None) -> list[Problem | str]:
+    """What is wrong with how it would be reached, and would reach etcd, that shows only as it starts."""
+    from farhop.service import certificates
+    from farhop.service.clock import wall
+    from farhop.service.endpoints import Listen
+
+    problems: list[Problem | str] = []
+    hubs = {f"hubs.{name}": part for name, part in config.hubs.items()}
+    for where, part in {"etcd": config.etcd, **hubs}.items():
+        try:
+            certificates.load(part.files, wall())
+        except certificates.TlsFileError as error:
+            if absent is None:
+                problems.append(f"{where}: {error}")
+            else:
+                absent.append(str(error).rpartition(";")[0])
+        except certificates.TlsError as error:
+            problems.append(f"{where}: {error}")
+    taken: dict[tuple[str, int], str] = {}
+    for name, part in config:
+        if isinstance(part, Listen) and part.port:
+            other = taken.setdefault((part.host, part.port), name)
+            if other != name:
+                problems.append(f"{name}.port: {part.port} is {other}'s, too; give each its own")
+    return problems
 
 
 def _entry(one: Checked, absent: list[str] | None) -> None:
@@ -248,6 +278,28 @@ def _meet(above_path: Path, above: GlobalConfig, below_path: Path, below: Region
         problems.append(
             f"{above_path}: tier_tls: is not given for {below.region}, and {below_path} has tier.tls; give it"
         )
+    if certified:
+        problems += _prove(above_path, above, below_path, below)
+    return problems
+
+
+def _prove(above_path: Path, above: GlobalConfig, below_path: Path, below: RegionalConfig) -> list[str]:
+    """Whether each believes the other's certificate, as far as the files are here."""
+    from farhop.service import certificates
+
+    ours, theirs = above.tier_tls, below.tier.tls
+    if ours is None or theirs is None:
+        return []
+    problems = []
+    if not certificates.vouches(ours.ca_file, theirs.cert_file):
+        problem = f"does not vouch for {theirs.cert_file}, tier.tls of {below_path}; give its authority's certificate"
+        problems.append(f"{above_path}: tier_tls.ca_file: {ours.ca_file} {problem}")
+    elif not certificates.bears(theirs.cert_file, name := above.certified_name(below.region) or ""):
+        problem = f"is not in the name of {name}, as {above_path} expects; issue it for region {below.region}"
+        problems.append(f"{below_path}: tier.tls.cert_file: {theirs.cert_file} {problem}")
+    if not certificates.vouches(theirs.client_ca_file, ours.cert_file):
+        problem = f"does not vouch for {ours.cert_file}, tier_tls of {above_path}; give its authority's certificate"
+        problems.append(f"{below_path}: tier.tls.client_ca_file: {theirs.client_ca_file} {problem}")
     return problems
 
 

@@ -54,7 +54,7 @@ class File:
         try:
             return Context.model_validate(_placed(self.contexts[name], self.path.parent))
         except ValidationError as error:
-            fail(f"context {quoted(name)} in {self.path}: {'; '.join(problems_of(error))}")
+            fail(f"context {quoted(name)} in {self.path}: {'; '.join(problems_of(error, kind=Context))}")
 
 
 def path() -> Path:
@@ -383,7 +383,7 @@ def _shipped(file: Path) -> dict[str, Any]:
     except ConfigError as error:
         fail(str(error))
     except ValidationError as error:
-        fail(f"{file}: {'; '.join(problems_of(error))}")
+        fail(f"{file}: {'; '.join(problems_of(error, kind=Context))}")
     return dict(_placed(document, file.absolute().parent))
 
 

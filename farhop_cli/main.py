@@ -7,7 +7,9 @@ balancers could be asked, and what is shown is of the others; 130 Ctrl-C.
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import os
 import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -89,6 +91,13 @@ def app() -> Typer:
             wired = COMMANDS.get(cmd_name)
             return _command(cmd_name, wired) if wired is not None else None
 
+        def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+            """A mistyped name is told with those like it: Typer looks among commands that are imported already."""
+            close = difflib.get_close_matches(args[0], COMMANDS) if args[0] not in COMMANDS else []
+            if close and not ctx.resilient_parsing:
+                ctx.fail(f"No such command {args[0]!r}. Did you mean {', '.join(map(repr, close))}?")
+            return super().resolve_command(ctx, args)
+
         def format_commands(self, _ctx: Any, formatter: Any) -> None:
             with formatter.section("Commands"):
                 formatter.write_dl([(name, wired.help) for name, wired in COMMANDS.items()])
@@ -138,10 +147,35 @@ def _version(asked: bool) -> None:
 
 
 def main() -> None:
-    """The entry point."""
+    """The entry point. What a command failed to handle of its surroundings is one line, too."""
+    _speakable()
     try:
-        if sys.argv[1:] == [VERSION]:
-            _version(True)
-        app()()
+        try:
+            if sys.argv[1:] == [VERSION]:
+                _version(True)
+            app()()
+        finally:
+            sys.stdout.flush()  # here, where it can be said that it failed
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:
+        _mute()
+        sys.exit(1)  # as Click has it: nobody reads on
+    except OSError as error:
+        _mute()
+        sys.stderr.write(f"farhop: {error.filename or 'standard output'}: {error.strerror or error}\n")
+        sys.exit(2)
+
+
+def _speakable() -> None:
+    """A standard stream that is closed leads nowhere, and what its encoding has no letter for is a question mark."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in this order: each takes its own number
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as this process lives
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _mute() -> None:
+    """What is left in its buffer is not tried again at the end of the process."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the same

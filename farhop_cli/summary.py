@@ -282,9 +282,10 @@ def _replicas(one: Balancer) -> Iterator[str]:
     bad = [replica for replica in replicas if replica.get("state") != "up"]
     if bad:
         first = bad[0]
+        why = [first.get("why") or "no reason given", *_texts(first.get("problems"))]
         yield (
             f"{one.name}: {len(bad)} of {len(replicas)} replicas not up, such as {first.get('replica')} "
-            f"({first.get('state')}: {first.get('why') or 'no reason given'})"
+            f"({first.get('state')}: {': '.join(map(str, why))})"
         )
     elif (one.status or {}) and not replicas:
         yield f"{one.name} has no replicas"

@@ -206,7 +206,8 @@ class Top(App[None]):
         if self._paused:
             return
         taken = await self._source.snapshots()
-        self.picture = picture = snapshots.picture(taken, self._source.law(), int(wall().timestamp() * 1e3))
+        steps = snapshots.picture(taken, self._source.law(), int(wall().timestamp() * 1e3))
+        self.picture = picture = snapshots.whole(steps)
         wrong = [f"{_SIGNS.get(one['state'], '?')} {one['where']}: {one['what']}" for one in picture["wrong"]]
         fine = f"● nothing is wrong: {len(picture['regions'])} regions, {len(taken)} balancers seen"
         with contextlib.suppress(LookupError):

@@ -131,4 +131,4 @@ def price_book(path: Path) -> Prices:
     try:
         return Prices(_Book.model_validate(document).epochs)
     except ValidationError as error:
-        raise ConfigError(str(path), problems_of(error)) from None
+        raise ConfigError(str(path), problems_of(error, kind=_Book)) from None

@@ -56,20 +56,24 @@ class HopKey(msgspec.Struct, frozen=True):
             return None
         return known if self.signs else _derive(known, "from", issuer)
 
+    @property
+    def _role(self) -> str:
+        return f"{'signs those of' if self.signs else 'checks those to'} {self.region!r}"
+
     def check_issuer(self, kid: str, region: str) -> None:
         """Raise HopError if it cannot sign for a region's global balancers."""
         if self.region and (not self.signs or self.region != region):
             raise HopError(
-                f"hop keys: key {kid!r} does not sign tokens of region {region!r}; "
-                f"derive one with: farhop certs hop-key --from {region}"
+                f"hop keys: key {kid!r} does not sign tokens of region {region!r}, it {self._role}; "
+                f"correct the region, or derive a key with: farhop certs hop-key --from {region}"
             )
 
     def check_audience(self, kid: str, region: str) -> None:
         """Raise HopError if it cannot check tokens to a region."""
         if self.region and (self.signs or self.region != region):
             raise HopError(
-                f"hop keys: key {kid!r} does not check tokens to region {region!r}; "
-                f"derive one with: farhop certs hop-key --to {region}"
+                f"hop keys: key {kid!r} does not check tokens to region {region!r}, it {self._role}; "
+                f"correct the region, or derive a key with: farhop certs hop-key --to {region}"
             )
 
 

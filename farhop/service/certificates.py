@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 if TYPE_CHECKING:
@@ -138,6 +138,42 @@ def _check_pair(files: Files, chain: bytes, key: bytes, at: datetime) -> float:
             f"key_file: {files.key_file}: is not the key of the certificate in {files.cert_file}; give its own"
         )
     return ends.timestamp()
+
+
+def vouches(ca_file: str | None, cert_file: str | None) -> bool:
+    """Whether an authority of one file issued a certificate of the other, or stands there itself; True where that
+    cannot be told: where one of both is not given, or not here."""
+    if ca_file is None or cert_file is None:
+        return True
+    try:
+        authorities = _certificates("", ca_file, _read("", ca_file))
+        chain = _certificates("", cert_file, _read("", cert_file))
+    except TlsError:
+        return True
+    return any(_issued(one, authority) for one in chain for authority in authorities)
+
+
+def _issued(one: x509.Certificate, authority: x509.Certificate) -> bool:
+    if one == authority:
+        return True
+    try:
+        one.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):  # other names; a key of another kind; another key
+        return False
+    return True
+
+
+def bears(cert_file: str, host: str) -> bool:
+    """Whether a certificate is in the name of a host, or of all below a domain of its; True where it is not here."""
+    try:
+        leaf = _certificates("", cert_file, _read("", cert_file))[0]
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except TlsError:
+        return True
+    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension):
+        return False
+    known = [one.lower() for one in names.get_values_for_type(x509.DNSName)]
+    return host.lower() in known or f"*.{host.lower().partition('.')[2]}" in known
 
 
 def _context(files: Files) -> ssl.SSLContext:

@@ -460,6 +460,8 @@ class Member(Part):
     a restart may fall back to an earlier law, and there is no start while etcd is silent.
     """
 
+    elsewhere = dict.fromkeys(("regions", "countries", "jurisdictions", "rtt_ms", "tenants"), "a topology's")
+
     region: str
     instance: Annotated[str, FromOutside, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
     topology: str = "three-regions"

@@ -159,6 +159,11 @@ class Etcd(Part):
         self.settings(("127.0.0.1:2379",))
         return self
 
+    @property
+    def files(self) -> certificates.Files:
+        """For farhop.service.certificates. Not looked at here: a process that knows the law starts without etcd."""
+        return certificates.Files(False, self.cert_file, self.key_file, self.ca_file)
+
     def settings(self, hub: tuple[str, ...]) -> EtcdSettings:
         """For the store; `hub` are the endpoints to use where none are configured. ValueError if they make no sense."""
         endpoints = tuple(self.endpoints) or hub

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -63,6 +63,11 @@ class GlobalConfig(LinksConfig):
     `drills`: run those that are on the schedule, by whichever balancer holds the lock; left out, this one runs none.
     `answers_bytes`: what answers that routes let be given again (`keep_answers_s`, `coalesce`) take of memory at most.
     """
+
+    elsewhere: ClassVar = {
+        **LinksConfig.elsewhere,
+        **dict.fromkeys(("tier", "control", "replicas", "discovery"), "a regional balancer's (farhop regional)"),
+    }
 
     limits: OuterLimits = OuterLimits()
     listen: Entry

@@ -436,9 +436,10 @@ class Regions:
         candidates = self._candidates(lawful, request.model, now, without, random_draw)
         table, places = candidates.table, candidates.places
         self._write(request.model, table, now)
-        block, least_ms = table.block, table.token_least_ms if places is None else None
-        block = block if places is None else block[:, places]
-        field = Field(request, output_tokens, candidates.names, candidates.at, block, candidates.here, least_ms)
+        block, sent, least_ms = table.block, table.sent, table.token_least_ms if places is None else None
+        if places is not None:
+            block, sent = block[:, places], sent[:, places]
+        field = Field(request, output_tokens, candidates.names, candidates.at, block, sent, candidates.here, least_ms)
         field.absent, field.spill_ms = candidates.absent, self._spill.penalty_ms
         field.moving = bool(table.moving) or candidates.suspect
         field.hits(self.trie.match(request.chain), self.overhang)

@@ -1,5 +1,5 @@
-"""Regions as numbers: a row of each by what it reported, was sent and costs; all of them as columns of one block, which
-a decision reads at once in a few numpy calls.
+"""Regions as numbers: a row of each by what it reported, was sent and costs; all of them as columns of a block, which
+a decision reads at once in a few numpy calls. What changes with every request is a small block of its own.
 
 Invariants: a block is never written after it was handed out (a change makes a new one), so that a decision can be
 looked at long after it was taken; reading never writes. Never decides, and never knows why a number is what it is.
@@ -54,7 +54,8 @@ FREE = Price()
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """One region for one model. The first four, and the four of price, are multiplied by what a request brings.
+    """One region for one model. The first three change with every request; the three that follow, and the four of
+    price, are multiplied by what a request brings.
 
     Milliseconds, tokens, slots, shares and USD. `token_ms`: cost.token_ms of its replicas, who have `batch` requests
     each; one alone would have a token every `alone_ms`, and a prefill that takes longer stalls the others.
@@ -64,8 +65,10 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     predicted of late.
     """
 
-    rtt_ms: float
     wait_ms: float
+    slots_left: float
+    cache_hit_calibration: float
+    rtt_ms: float
     prefill_ms_per_byte: float
     token_ms: float
     usd_per_prompt_byte: float
@@ -73,10 +76,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     usd_per_body_byte: float
     usd_per_answer_byte: float
     bytes_per_token: float
-    cache_hit_calibration: float
     slots_free: float
     slots_total: float
-    slots_left: float
     foreign_tokens: float
     used_share: float
     full: float
@@ -127,20 +128,19 @@ def row_of(
     token_ms = cost.token_ms(capacity.tpot_ms, capacity.batch_interference_ms, batch)
     alone_ms = max(0.0, capacity.tpot_ms - capacity.batch_interference_ms * batch)
     return Row(  # in order: by name takes 8 us, and a report has a row for each model
-        rtt_ms, wait_ms, prefill_ms_per_byte, token_ms,
+        wait_ms, slots_left, cache_hit_calibration, rtt_ms, prefill_ms_per_byte, token_ms,
         usd_per_ms * prefill_ms_per_byte, usd_per_ms * step_ms,
         price_here.egress_usd_per_gb / 1e9 if price_here is not None else 0.0,
         price.egress_usd_per_gb / 1e9 if price_here is not None else 0.0,
-        capacity.bytes_per_token, cache_hit_calibration,
-        capacity.slots_free, capacity.slots_total, slots_left,
-        headroom, capacity.used_share, float(headroom <= 0.0),
-        capacity.tpot_ms, batch, alone_ms,
+        capacity.bytes_per_token, capacity.slots_free, capacity.slots_total,
+        headroom, capacity.used_share, float(headroom <= 0.0), capacity.tpot_ms, batch, alone_ms,
         *rates,
         residual_ms,
     )  # fmt: skip
 
 
-COLUMNS = Row.__struct_fields__
+_SENT = 3  # columns that change with every request
+COLUMNS = Row.__struct_fields__[_SENT:]
 _AT = {name: row for row, name in enumerate(COLUMNS)}
 
 
@@ -152,15 +152,15 @@ def _rows(*names: str) -> slice:
 
 
 # What a request brings is multiplied with each of these at once.
-_TIMES = _rows("rtt_ms", "wait_ms", "prefill_ms_per_byte", "token_ms")
+_TIMES = _rows("rtt_ms", "prefill_ms_per_byte", "token_ms")
 _USD_FIXED = _rows("usd_per_prompt_byte", "usd_per_output_token", "usd_per_body_byte")
 _DRIFT = _rows("drift_at", "drift_wait", "drift_use")
-_RTT, _WAIT, _PREFILL, TOKEN = (_AT[n] for n in ("rtt_ms", "wait_ms", "prefill_ms_per_byte", "token_ms"))
+_RTT, _PREFILL, TOKEN = (_AT[n] for n in ("rtt_ms", "prefill_ms_per_byte", "token_ms"))
 _USD_BODY, _USD_ANSWER, _CACHED = (_AT[n] for n in ("usd_per_body_byte", "usd_per_answer_byte", "usd_per_prompt_byte"))
 _TPOT, _BATCH, _ALONE = (_AT[n] for n in ("tpot_ms", "batch", "alone_ms"))
-_BYTES_PER_TOKEN, _CALIBRATION = (_AT[n] for n in ("bytes_per_token", "cache_hit_calibration"))
-_LEFT, _FOREIGN, _USED, _FULL = (_AT[n] for n in ("slots_left", "foreign_tokens", "used_share", "full"))
-_SLOTS_FREE, _SLOTS = _AT["slots_free"], _AT["slots_total"]
+_FOREIGN, _USED, _FULL = (_AT[n] for n in ("foreign_tokens", "used_share", "full"))
+_BYTES_PER_TOKEN, _SLOTS_FREE, _SLOTS = (_AT[n] for n in ("bytes_per_token", "slots_free", "slots_total"))
+_WAIT, _LEFT, _CALIBRATION = range(_SENT)  # the rows of the small block
 
 
 class Scored(msgspec.Struct, frozen=True):
@@ -209,44 +209,44 @@ class Scored(msgspec.Struct, frozen=True):
 
 
 class Table:
-    """All regions that serve one model: `names`, each one's place (`at`), and the block of columns, a row per COLUMN.
+    """All regions that serve one model: `names`, each one's place (`at`), and the block of columns, a row per COLUMN;
+    `sent` are the three that change with every request: wait, slots left, cache-hit calibration.
 
     `here`: the place of the region that is not foreign, None without it. `full` and `moving`: who is. `token_least_ms`:
     the quickest decoding.
     """
 
-    __slots__ = ("at", "block", "full", "here", "moving", "names", "token_least_ms")
+    __slots__ = ("at", "block", "full", "here", "moving", "names", "sent", "token_least_ms")
 
     def __init__(self, names: tuple[str, ...], here: str) -> None:
         self.names = names
         self.at = {name: place for place, name in enumerate(names)}
         self.here = self.at.get(here)
         self.block: Column = np.zeros((len(COLUMNS), len(names)))
+        self.sent: Column = np.zeros((_SENT, len(names)))
         self.full: set[str] = set()
         self.moving: set[str] = set()
         self.token_least_ms = 0.0
 
     def write(self, rows: Iterable[tuple[str, Row]], sent: Iterable[tuple[str, float, float, float]] = ()) -> None:
         """These regions are so now; of others the wait, the slots left and the cache-hit calibration changed (`sent`:
-        they do with every request). The decisions that look at the block of before go on seeing that."""
-        block, token_moved = self.block.copy(), False
+        they do with every request). The decisions that look at the blocks of before go on seeing those."""
+        self.sent = self.sent.copy()
+        for name, *figures_sent in sent:
+            self.sent[:, self.at[name]] = figures_sent
         places: list[int] = []
         figures: list[tuple[float, ...]] = []
         for name, row in rows:
             place = self.at[name]
-            token_moved |= block.item(TOKEN, place) != row.token_ms
             places.append(place)
             figures.append(msgspec.structs.astuple(row))
             (self.full.add if row.full else self.full.discard)(name)
             (self.moving.add if row.drift_wait or row.drift_use else self.moving.discard)(name)
         if places:
-            block[:, places] = np.array(figures).T
-        for name, wait_ms, slots_left, calibration in sent:
-            place = self.at[name]
-            block[_WAIT, place], block[_LEFT, place], block[_CALIBRATION, place] = wait_ms, slots_left, calibration
-        self.block = block
-        if token_moved:
-            self.token_least_ms = float(block[TOKEN].min())
+            columns = np.array(figures).T
+            self.sent[:, places], block = columns[:_SENT], self.block.copy()
+            block[:, places] = columns[_SENT:]
+            self.block, self.token_least_ms = block, float(block[TOKEN].min())
 
 
 class Field:
@@ -273,17 +273,18 @@ class Field:
         "penalty_ms",
         "prompt_bytes",
         "request",
+        "sent",
         "spill_ms",
         "stream",
     )  # fmt: skip
 
     def __init__(
         self, request: Request, output_tokens: float, names: tuple[str, ...], at: Mapping[str, int], block: Column,
-        here: int | None, token_least_ms: float | None = None,
+        sent: Column, here: int | None, token_least_ms: float | None = None,
     ) -> None:  # fmt: skip
         self.request, self.output_tokens = request, output_tokens
         self.prompt_bytes, self.body_bytes, self.stream = request.prompt_bytes, request.body_bytes, request.stream
-        self.names, self.at, self.block, self.here = names, at, block, here
+        self.names, self.at, self.block, self.sent, self.here = names, at, block, sent, here
         self.absent: Mapping[str, str] = {}
         self.penalty_ms: Column | None = None
         self.hot = _NOWHERE
@@ -318,7 +319,7 @@ class Field:
         names = tuple(self.names[place] for place in kept)
         at = {name: place for place, name in enumerate(names)}
         here = kept.index(self.here) if self.here in kept else None
-        field = Field(self.request, self.output_tokens, names, at, self.block[:, kept], here)
+        field = Field(self.request, self.output_tokens, names, at, self.block[:, kept], self.sent[:, kept], here)
         field.absent = {**self.absent, **{name: why for name in self.names if name not in at}}
         field.penalty_ms = self.penalty_ms[kept] if self.penalty_ms is not None else None
         field.hot = frozenset(at[self.names[place]] for place in self.hot if self.names[place] in at)
@@ -348,7 +349,7 @@ class Field:
     @property
     def left(self) -> Column:
         """Slots free, less what was sent there and is not acknowledged."""
-        left: Column = self.block[_LEFT]
+        left: Column = self.sent[_LEFT]
         return left
 
     def full(self, since: float = -inf) -> list[int]:
@@ -359,19 +360,20 @@ class Field:
     def used_share(self) -> Column:
         """The share of it that is used, with what was sent there and is not acknowledged."""
         block = self.block
-        sent: Column = block[_USED] + (block[_SLOTS_FREE] - block[_LEFT]) / np.maximum(block[_SLOTS], 1.0)
+        sent: Column = block[_USED] + (block[_SLOTS_FREE] - self.sent[_LEFT]) / np.maximum(block[_SLOTS], 1.0)
         return sent
 
     def predicted_ms(self) -> Column:
         """rtt + upload + wait + uncached prefill + BETA * (m * token + what the others there are stalled): the
         predictive score but for a constant."""
         if self._predicted is None:
-            block = self.block
-            brings = (1.0 + self._flights, 1.0, self.prompt_bytes, BETA * self.output_tokens)
+            block, sent = self.block, self.sent
+            brings = (1.0 + self._flights, self.prompt_bytes, BETA * self.output_tokens)
             predicted: Column = np.array(brings).dot(block[_TIMES])
+            predicted += sent[_WAIT]
             prefill_ms = self.prompt_bytes * block[_PREFILL]
             if self._covered is not None:
-                saved_ms = self._covered * block[_CALIBRATION] * block[_PREFILL]
+                saved_ms = self._covered * sent[_CALIBRATION] * block[_PREFILL]
                 predicted -= saved_ms
                 prefill_ms = prefill_ms - saved_ms
             predicted += BETA * block[_BATCH] * np.maximum(prefill_ms - block[_ALONE], 0.0)
@@ -385,7 +387,7 @@ class Field:
         usd: Column = np.array((self.prompt_bytes, tokens, self.body_bytes)).dot(block[_USD_FIXED])
         usd += answer_bytes * block[_USD_ANSWER]
         if self._covered is not None:
-            usd -= self._covered * block[_CALIBRATION] * block[_CACHED]
+            usd -= self._covered * self.sent[_CALIBRATION] * block[_CACHED]
         return usd
 
     def egress_usd(self, place: int, output_tokens: float | None = None) -> float:
@@ -403,9 +405,9 @@ class Field:
         uncached: Column = np.empty(len(self.names))
         uncached.fill(self.prompt_bytes)  # np.full takes three times as long
         if self._covered is not None:
-            uncached -= self._covered * self.block[_CALIBRATION]
+            uncached -= self._covered * self.sent[_CALIBRATION]
         tokens = np.maximum(uncached / self.block[_BYTES_PER_TOKEN], 1e-9)  # of a prompt that is cached whole
-        headroom: Column = np.minimum(self.block[_LEFT], self.block[_FOREIGN] / tokens)
+        headroom: Column = np.minimum(self.sent[_LEFT], self.block[_FOREIGN] / tokens)
         return headroom
 
     def doubt_ms(self, now: float) -> Column:
@@ -434,7 +436,7 @@ class Field:
 
     def scored(self, place: int, score: float, bias_ms: float = 0.0) -> Scored:
         """One of them, with all that was predicted."""
-        row = Row(*self.block[:, place].tolist())
+        row = Row(*self.sent[:, place].tolist(), *self.block[:, place].tolist())
         n = self.prompt_bytes / row.bytes_per_token
         covered = self._covered.item(place) if self._covered is not None else 0.0
         believed = covered / row.bytes_per_token

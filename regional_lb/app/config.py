@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -59,6 +59,11 @@ class RegionalConfig(EnginesConfig, MeshConfig):
     `tokenizers` are by model; an adapter that has none is read by that of its replica's first
     model.
     """
+
+    elsewhere: ClassVar = {
+        **MeshConfig.elsewhere,
+        **dict.fromkeys(("listen", "tier_tls"), "a global balancer's (farhop global)"),
+    }
 
     tier: Listen
     client: ClientEntry | None = None

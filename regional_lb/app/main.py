@@ -245,6 +245,7 @@ class RegionalBalancer:
             peers=self.peers,
             laws=self.laws,
             configuration=self.reloader.status,
+            problems=self.watcher.problems,
         )
         self.tier_admin.newest_epoch = lambda: self.hop_authenticator.newest_epoch
         self.tier_admin.origins = self._origins

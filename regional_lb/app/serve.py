@@ -247,7 +247,9 @@ class RegionalAdmin:
         peers: Peers | None = None,
         laws: LawBook | None = None,
         configuration: Callable[[], dict[str, Any]] = dict,
+        problems: Callable[[str], list[str]] = lambda _name: [],
     ) -> None:
+        self._problems = problems
         self._instance, self._flow, self._authenticator, self._ingress, self._clock = (
             instance,
             flow,
@@ -329,6 +331,7 @@ class RegionalAdmin:
             "role": replica.role,
             "state": health.state,
             "why": health.why,
+            "problems": self._problems(name),
             "until_s": health.until - now if health.until is not None else None,
             "share": flow.standing.offered(name, now),
             "failing_share": flow.standing.outliers.failing(name),

@@ -45,8 +45,15 @@ class ProbeResult(msgspec.Struct, frozen=True):
 READY, UNREADY, FAILED = ProbeResult(True), ProbeResult(True, ready=False), ProbeResult(False)
 
 
+def url_of(address: Address, path: str) -> str:
+    """For people: what was asked."""
+    return f"http{'s' if address.tls is not None else ''}://{address}{path}"
+
+
 class Prober(Protocol):
-    """Looks at one replica, again and again."""
+    """Looks at one replica, again and again. `why`: what the last look saw that was not READY, "" if it was."""
+
+    why: str
 
     async def look(self) -> ProbeResult:
         """One look. Raises nothing."""
@@ -73,6 +80,7 @@ class _Http:
     def __init__(self, pool: Pool, address: Address, path: str, live_path: str, timeout_s: float) -> None:
         self._pool, self._address, self._path, self._live_path = pool, address, path, live_path
         self._timeout_s = timeout_s
+        self.why = ""
 
     async def look(self) -> ProbeResult:
         """2xx: ready (engines say 200, servers put before them 204, too). Else the page for liveness decides, where
@@ -85,10 +93,14 @@ class _Http:
         return UNREADY if await self._status(self._live_path) // 100 == 2 else FAILED
 
     async def _status(self, path: str) -> int:
+        where = url_of(self._address, path)
         try:
-            return (await fetch.get(self._pool, self._address, path, self._timeout_s, _HEALTH_BYTES_MAX)).status
-        except FetchError:
+            status = (await fetch.get(self._pool, self._address, path, self._timeout_s, _HEALTH_BYTES_MAX)).status
+        except FetchError as error:
+            self.why = f"{where}: {error}"
             return 0
+        self.why = "" if status // 100 == 2 and path == self._path else f"{where}: status {status}"
+        return status
 
     async def close(self) -> None:
         """The pool is others' to close."""
@@ -97,6 +109,7 @@ class _Http:
 class _Tcp:
     def __init__(self, address: Address, timeout_s: float) -> None:
         self._address, self._timeout_s = address, timeout_s
+        self.why = ""
 
     async def look(self) -> ProbeResult:
         """Somebody accepts connections there."""
@@ -104,9 +117,11 @@ class _Tcp:
         try:
             async with asyncio.timeout(self._timeout_s):
                 transport, _ = await loop.create_connection(asyncio.Protocol, self._address.host, self._address.port)
-        except OSError:  # TimeoutError is one
+        except OSError as error:  # TimeoutError is one
+            self.why = f"{self._address}: {error.strerror or 'timeout'}"
             return FAILED
         transport.close()
+        self.why = ""
         return READY
 
     async def close(self) -> None:
@@ -123,6 +138,7 @@ class _Grpc:
         self._address, self._timeout_s, self._credentials = address, timeout_s, credentials
         self._request = health_pb2.HealthCheckRequest(service=service)
         self._channel: grpc.aio.Channel | None = None
+        self.why = ""
 
     async def look(self) -> ProbeResult:
         """SERVING: ready. NOT_SERVING: alive, not ready. A server that does not know the service fails."""
@@ -131,11 +147,15 @@ class _Grpc:
         try:
             async with asyncio.timeout(2.0 * self._timeout_s):  # gRPC keeps to its own; it has been known not to
                 reply = await health_pb2_grpc.HealthStub(self._channel).Check(self._request, timeout=self._timeout_s)
-        except (grpc.RpcError, TimeoutError):
+        except (grpc.RpcError, TimeoutError) as error:
             await self.close()
+            code = error.code().name.lower() if isinstance(error, grpc.aio.AioRpcError) else "timeout"
+            self.why = f"{self._address}: gRPC health: {code.replace('_', ' ')}"
             return FAILED
         if reply.status == health_pb2.HealthCheckResponse.SERVING:
+            self.why = ""
             return READY
+        self.why = f"{self._address}: gRPC health: not serving"
         return UNREADY if reply.status == health_pb2.HealthCheckResponse.NOT_SERVING else FAILED
 
     def _open(self) -> grpc.aio.Channel:

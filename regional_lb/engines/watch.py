@@ -47,6 +47,7 @@ _WARMUP_S = 60.0  # each completion of a warm-up may take so long: kernels are c
 _HUNG = "it generates nothing, whatever its health page says"
 # Anything else may be a page whose server says nothing better of it.
 _NO_PAGES = (b"text/html", b"application/json")
+_REMEDY = "is the engine there? else correct its `url`"
 _FRESH_SHARE = 0.5  # of how long a sample counts, between two of an engine at rest
 _GPUS_FRESH = 4  # rounds for which an exporter's last word holds: a GPU that broke does not mend while it is silent
 
@@ -91,6 +92,7 @@ class Watcher:
         self._in_flight, self._warn, self._watched = in_flight, warn, watched
         # No request lives for longer than `request_s`: whoever is leaving then works on none.
         self.members = Members(config.limits.request_s)
+        self._problems: dict[str, dict[str, str]] = {}  # by name and what was asked: what came of it last
         self._tasks = Tasks()
         self._looking: dict[str, tuple[ReplicaConfig, list[asyncio.Task[None]]]] = {}  # by name
         self._exporters: dict[str, asyncio.Task[None]] = {}  # by URL
@@ -126,6 +128,7 @@ class Watcher:
                 for known in (self._ready, self._hung, self._at_rest):
                     known.discard(name)
                 self._worked.pop(name, None)
+                self._problems.pop(name, None)
                 for task in tasks:
                     task.cancel()
         for name, config in watched.items():
@@ -157,6 +160,19 @@ class Watcher:
         looking = self._looking.get(replica.label)
         return looking is not None and looking[0] is replica
 
+    def problems(self, name: str) -> list[str]:
+        """What the last looks at a replica could not see, and why."""
+        return list(self._problems.get(name, {}).values())
+
+    def _problem(self, name: str, what: str, problem: str, said: bool = True) -> None:
+        """What came of a look, "" if all was well. Of one that is not looked at any more nothing is said."""
+        if not problem:
+            self._problems.get(name, {}).pop(what, None)
+        elif name in self._looking:
+            self._problems.setdefault(name, {})[what] = problem
+            if said:
+                self._warn(name, problem)
+
     async def close(self) -> None:
         """Stop looking."""
         await self._tasks.close()
@@ -179,6 +195,7 @@ class Watcher:
                     self._probed(replica, probes.UNREADY)
                     cold = not await self._warm_up(replica)
                     verdict = probes.FAILED if cold else verdict
+                self._problem(replica.label, "health", _unwell(prober.why, verdict), said=not verdict.ok)
                 self._probed(replica, verdict)
                 await self._pause(self._watch.probe_s)
                 if verdict is probes.READY and replica.label in self._at_rest:
@@ -255,8 +272,12 @@ class Watcher:
                 self._react(ReplicaSampled(replica.label, sample))
                 rests = before is not None and sample.same(before) and not self._in_flight(replica.label)
                 before = sample
+                self._problem(replica.label, "metrics", "")
             except (PageError, FetchError) as error:
                 self._refused(f"metrics_{error.reason}")
+                if self._current(replica) and replica.label in self._ready:  # else that is said already
+                    problem = f"{probes.url_of(address, path)}: {error}; its load is not seen until it serves metrics"
+                    self._problem(replica.label, "metrics", problem)
                 places, rests = Places(), False
             (self._at_rest.add if rests else self._at_rest.discard)(replica.label)
             await self._pause(self._rest_s if rests else self._watch.scrape_s)
@@ -282,11 +303,12 @@ class Watcher:
                     self._compare(replica)
                     self._take_in()
                 unknown = unreached = False
+                self._problem(replica.label, "models", "")
             except (PageError, FetchError) as error:
                 unreached = unreached and error.reason == "unreachable"
                 if unknown:
                     self._refused(f"models_{error.reason}")
-                    self._warn(replica.label, f"{replica.url}/v1/models cannot be read ({error}): give it `models`")
+                    self._problem(replica.label, "models", f"{replica.url}/v1/models: {error}; {_remedy(error)}")
             await self._pause(self._watch.probe_s if unknown or unreached else self._watch.models_s)
 
     def _take_in(self) -> None:
@@ -312,7 +334,8 @@ class Watcher:
         assert self._pool is not None
         answer = await fetch.get(self._pool, address, "/v1/models", self._watch.timeout_s, LISTING_BYTES_MAX, self._key)
         if answer.status != 200:
-            raise PageError("status", f"status {answer.status}")
+            wants_key = answer.status in (401, 403)
+            raise PageError("key" if wants_key else "status", f"status {answer.status}")
         return answer.body
 
     async def _slots(self, replica: ReplicaConfig, listing: Listing) -> int | None:
@@ -384,6 +407,20 @@ class Watcher:
         if answer.content_type in _NO_PAGES:
             raise PageError("type", f"{answer.content_type.decode()} is no metrics page")
         return answer.body
+
+
+def _unwell(why: str, seen: probes.ProbeResult) -> str:
+    """What a probe that was not READY says to people."""
+    if not why:
+        return ""
+    return f"{why}; it is not ready yet" if seen.ok else f"{why}; {_REMEDY}"
+
+
+def _remedy(error: PageError | FetchError) -> str:
+    """Of a listing that could not be had."""
+    if isinstance(error, FetchError):
+        return _REMEDY
+    return "give `engine_key`, or its `models`" if error.reason == "key" else f"{_REMEDY}, or give it `models`"
 
 
 def _engine(replica: ReplicaConfig) -> signals.Engine:

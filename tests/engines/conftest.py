@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -24,23 +23,29 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("engines")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Who has engines of its own comes last: those that the others share end for them, and are not started again."""
+    items.sort(
+        key=lambda item: item.path.parent == Path(__file__).parent and "own" in getattr(item, "fixturenames", ())
+    )
+
+
 @pytest.fixture(scope="session")
-def vllms(logs: Path) -> Iterator[list[real.RealEngine]]:
-    """Two real vLLMs with KV events."""
+def shared(logs: Path) -> Iterator[real.Shared]:
+    """The vLLMs of all tests that break none."""
     if not real.VLLM.exists():
         pytest.skip(f"vLLM is {real.MISSING}")
-    running = os.environ.get("FARHOP_TEST_VLLM", "").split()
-    if running:
-        yield [real.RealEngine(url.partition("#")[0], int(url.partition("#")[2] or 0)) for url in running]
-        return
-    started = [real.vllm(logs), real.vllm(logs)]
+    both = real.Shared(logs)
     try:
-        for engine in started:
-            engine.ready()
-        yield started
+        yield both
     finally:
-        for engine in started:
-            engine.stop()
+        both.stop()
+
+
+@pytest.fixture
+def vllms(shared: real.Shared) -> list[real.RealEngine]:
+    """Two real vLLMs with KV events."""
+    return shared.started()
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 Engines that run already are used instead of new ones where FARHOP_TEST_VLLM names them (two, by a space, each as
 URL#PORT of its KV events): to start one takes a minute. What stops or kills an engine starts its own all the same.
+No more than two vLLMs run at once, so that all of it fits into 12 GB of memory.
 """
 
 from __future__ import annotations
@@ -127,6 +128,32 @@ def emulated(folder: Path) -> RealEngine:
     with (folder / f"emulated-{port}.log").open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     return RealEngine(f"http://127.0.0.1:{port}", 0, process)
+
+
+class Shared:
+    """Two vLLMs with KV events, started when they are first asked for. Who needs others stops them before: two take
+    some 9 GB of memory, and four more than many machines have."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._engines = folder, list[RealEngine]()
+
+    def started(self) -> list[RealEngine]:
+        """Both, serving."""
+        if not self._engines:
+            running = os.environ.get("FARHOP_TEST_VLLM", "").split()
+            for url, _, events in (one.partition("#") for one in running):
+                self._engines.append(RealEngine(url, int(events or 0)))
+            if not running:
+                self._engines += [vllm(self._folder), vllm(self._folder)]
+            for engine in self._engines:
+                engine.ready()
+        return self._engines
+
+    def stop(self) -> None:
+        """None runs, but for those that ran already."""
+        for engine in self._engines:
+            engine.stop()
+        self._engines.clear()
 
 
 def told_at(engine: RealEngine) -> dict[str, str]:

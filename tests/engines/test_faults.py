@@ -38,8 +38,7 @@ class Own:
 def own(request: pytest.FixtureRequest, logs: Path) -> Iterator[Own]:
     """Of two vLLMs the second tells nothing of what was cached."""
     if request.param == "vllm":
-        if not real.VLLM.exists():
-            pytest.skip(f"vLLM is {real.MISSING}")
+        request.getfixturevalue("shared").stop()
         started = [real.vllm(logs, tells=False), real.vllm(logs, tells=False, details=False)]
         made = Own("vllm", started, lambda port: real.vllm(logs, port=port, tells=False))
     else:

@@ -75,10 +75,9 @@ class Pipe(RealEngine):
 
 
 @pytest.fixture(scope="module")
-def own(logs: Path) -> Iterator[list[RealEngine]]:
+def own(shared: real.Shared, logs: Path) -> Iterator[list[RealEngine]]:
     """Two engines that nobody else uses."""
-    if not real.VLLM.exists():
-        pytest.skip(f"vLLM is {real.MISSING}")
+    shared.stop()
     started = [real.vllm(logs, tells=False), real.vllm(logs, tells=False)]
     try:
         for engine in started:

@@ -17,11 +17,20 @@ class Kept(Part):
     other: Secret
 
 
+class Spot(Part):
+    port: int = 1
+
+
 class Thing(Part):
     """Something with a secret."""
 
+    elsewhere = {"tier": "another thing's"}
+
     region: str = "tokyo"
     keys: dict[str, Secret]
+    spot: Spot | None = None
+    spots: list[Spot] = []
+    by_name: dict[str, Spot] = {}
 
 
 def loaded(folder: Path, text: str | bytes | dict[str, Any]) -> Thing:
@@ -116,3 +125,21 @@ def test_who_only_looks_reads_it_without_what_is_not_here(tmp_path, monkeypatch)
     (tmp_path / "it").write_text("{key: s3cret, name: n, other: 'env:SET'}")
     with pytest.raises(ConfigError, match="never in the clear"):
         load(Kept, tmp_path / "it", [])
+
+
+def test_a_mistyped_field_is_told_with_the_right_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SET", SECRET)
+    document = {
+        "keys": {"a": "env:SET"}, "regoin": "tokyo", "tier": 1, "zzz": 1, "spot": {"prot": 1}, "spots": [{"Port": 1}],
+        "by_name": {"prot": {"pport": 1}, "x": {"y": 1}},
+    }  # fmt: skip
+    other = "unknown field; correct its name (docs/reference/configuration.md), or leave it out"
+    assert sorted(problems(tmp_path, document)) == [
+        'by_name.prot.pport: unknown field; did you mean "port"?',
+        f"by_name.x.y: {other}",
+        'regoin: unknown field; did you mean "region"?',
+        'spot.prot: unknown field; did you mean "port"?',
+        'spots[0].Port: unknown field; did you mean "port"?',
+        "tier: unknown field; it is one of another thing's: is this the right file?",
+        f"zzz: {other}",
+    ]

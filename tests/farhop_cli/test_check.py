@@ -1,9 +1,14 @@
 """`farhop check`: every fault at once, and what a sound topology's law comes to."""
 
 import json
+import re
 
 import pytest
 
+from farhop.config import ConfigError, load
+from farhop_lab.world.certs import Authority
+from global_lb.app.config import GlobalConfig
+from regional_lb.app.config import RegionalConfig
 from topology.load import shipped
 
 BROKEN = """
@@ -271,3 +276,81 @@ def test_what_leads_to_entries_is_checked_too(cli, tmp_path):
     assert "fra-2" in result.stderr
     announcer.write_text(announcer.read_text().replace("fra-2", "fra-1"))
     assert "fine (anycast, region frankfurt" in cli.run("check", str(announcer)).stdout
+
+
+# -- what would show only once the balancers run
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """TLS of both tiers of paris, as `farhop certs` issues it: ours, theirs, and by whom."""
+    folder = tmp_path_factory.mktemp("certs")
+    authority, other = Authority(folder), Authority(folder, "other-ca")
+    made = {
+        name: authority.issue(name, (f"{name}.farhop.internal",))
+        for name in ("paris.regional", "virginia.regional", "paris.global")
+    }
+
+    def tls(ours=made["paris.global"], theirs=made["paris.regional"], ca=authority, client_ca=authority):
+        tier_tls = {"ca_file": ca.ca_file, "cert_file": ours.cert_file, "key_file": ours.key_file}
+        listen_tls = {"client_ca_file": client_ca.ca_file, "cert_file": theirs.cert_file, "key_file": theirs.key_file}
+        ports = {"tier": {"port": 4, "tls": listen_tls}, "control": {"port": 5, "tls": listen_tls}}
+        return {"above": {"tier_tls": tier_tls}, "below": ports}
+
+    return made, other, tls
+
+
+def test_certificates_of_the_two_tiers_that_do_not_go_together_are_named(cli, fleet, certificates):
+    made, other, tls = certificates
+    result = cli.run("check", *fleet(**tls()))
+    assert result.exit_code == 0, result.stderr
+
+    def wrong(**changes):
+        result = cli.run("check", *fleet(**tls(**changes)))
+        assert result.exit_code == 1
+        (problem,) = result.stderr.splitlines()
+        return problem
+
+    assert f"above.yaml: tier_tls.ca_file: {other.ca_file} does not vouch for" in wrong(ca=other)
+    assert f"below.yaml: tier.tls.client_ca_file: {other.ca_file} does not vouch for" in wrong(client_ca=other)
+    expected = "is not in the name of paris.regional.farhop.internal"
+    assert expected in wrong(theirs=made["virginia.regional"])
+
+
+def test_files_for_etcd_are_looked_at(cli, fleet, certificates):
+    made, other, _ = certificates
+    pair = made["paris.global"]
+    etcd = {"ca_file": other.ca_file, "cert_file": pair.cert_file, "key_file": pair.key_file}
+    assert cli.run("check", *fleet(above={"etcd": etcd})).exit_code == 0
+    crossed = etcd | {"key_file": made["paris.regional"].key_file}
+    result = cli.run("check", *fleet(above={"etcd": crossed}))
+    assert f"above.yaml: etcd: key_file: {crossed['key_file']}: is not the key of the certificate in" in result.stderr
+    paths = fleet(below={"hubs": {"main": etcd | {"ca_file": "/nowhere/ca.pem"}}})
+    result = cli.run("check", *paths)
+    assert "below.yaml: hubs.main: ca_file: /nowhere/ca.pem: No such file" in result.stderr
+    result = cli.run("check", *paths, "--no-secrets")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "not checked, as it is not here: ca_file: /nowhere/ca.pem" in " ".join(result.stdout.split())
+
+
+def test_one_port_for_two_listeners_is_told(cli, fleet):
+    result = cli.run("check", *fleet(below={"control": {"port": 4}}))
+    assert result.exit_code == 1
+    assert re.search(r"below\.yaml: (tier|control)\.port: 4 is (tier|control)'s, too; give each its own", result.stderr)
+    apart = {"host": "127.0.0.2", "port": 4}
+    assert cli.run("check", *fleet(below={"control": apart})).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "problem"),
+    [
+        (GlobalConfig, "below", "tier: unknown field; it is one of a regional balancer's (farhop regional)"),
+        (RegionalConfig, "above", "listen: unknown field; it is one of a global balancer's (farhop global)"),
+        (RegionalConfig, "world", "regions: unknown field; it is one of a topology's"),
+    ],
+)
+def test_the_file_of_another_process_is_told_for_what_it_is(fleet, tmp_path, kind, name, problem):
+    fleet()
+    with pytest.raises(ConfigError) as caught:
+        load(kind, tmp_path / f"{name}.yaml")
+    assert f"{problem}: is this the right file?" in caught.value.problems

@@ -1,6 +1,7 @@
 """The wiring: every command is there, its help whole and with an example, and help imports nothing it does not need."""
 
 import inspect
+import io
 import os
 import re
 import shlex
@@ -227,3 +228,47 @@ def test_a_commands_tree_is_built_once_a_process():
     assert first is not second
     assert all(first.get_command(None, name) is second.get_command(None, name) for name in main.COMMANDS)
     assert first.get_command(None, "drian") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "right"), [(("topp",), "'top'"), (("lw", "get"), "'law'"), (("key", "creat"), "'create'")]
+)
+def test_a_mistyped_command_is_told_with_the_right_one(cli, words, right):
+    result = cli.run(*words)
+    assert result.exit_code == 2
+    assert f"Did you mean {right}" in result.stderr
+
+
+# -- where standard output is not what a command is used to
+
+
+def shell(command, **environment):
+    """The exit code of a command line, and what it says on stderr."""
+    found = subprocess.run(
+        ["sh", "-c", command], env=os.environ | {"FARHOP": f"{sys.executable} -m farhop_cli"} | environment, cwd=ROOT,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return found.returncode, found.stderr
+
+
+@pytest.mark.parametrize("words", ["--version", "--help", "check three-regions", "check three-regions --json"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_standard_output_is_one_line(words, unbuffered):
+    said = shell(f"$FARHOP {words} > /dev/full", PYTHONUNBUFFERED=unbuffered)
+    assert said == (2, "farhop: standard output: No space left on device\n")
+
+
+def test_closed_standard_streams_are_no_fault():
+    assert shell("$FARHOP check three-regions <&- >&-") == (0, "")
+    assert shell("$FARHOP check nowhere <&- >&- 2>&-") == (2, "")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_an_encoding_has_no_letter_for_is_a_question_mark(monkeypatch, capsys, encoding):
+    out = io.TextIOWrapper(io.BytesIO(), encoding)
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "argv", ["farhop", "check", "three-regions"])
+    with pytest.raises(SystemExit) as end:
+        main.main()
+    assert (end.value.code, capsys.readouterr().err) == (0, "")
+    assert b"?" in out.buffer.getvalue()  # the dash where there is nothing

@@ -83,6 +83,9 @@ def test_what_is_wrong_comes_worst_first_and_no_more_of_it_than_fits():
     ]
     whole = summary.of("prod", upper, lower, [])
     assert "tokyo: 2 of 3 replicas not up, such as r1 (down: probe failed)" in whole.wrong
+    lower[0].status["replicas"][1]["problems"] = ["http://r1:8000/health: unreachable"]
+    whole = summary.of("prod", upper, lower, [])
+    assert any(line.endswith("r1 (down: probe failed: http://r1:8000/health: unreachable)") for line in whole.wrong)
     assert "paris is drained by ann: new racks" in whole.wrong
     assert "rome is hot: new work goes elsewhere if it can" in whole.wrong
     assert "the law is not the same everywhere: paris behind epoch 8" in whole.wrong

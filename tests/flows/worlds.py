@@ -224,7 +224,7 @@ def field(asked: Request, output_tokens: float = 100.0, here: str = "london", /,
         )
         rows.append((name, row))
     table.write(rows)
-    made = Field(asked, output_tokens, table.names, table.at, table.block, table.here, table.token_least_ms)
+    made = Field(asked, output_tokens, table.names, table.at, table.block, table.sent, table.here, table.token_least_ms)
     made.hits({name: one["depth"] for name, one in regions.items() if one.get("depth")})
     made.moving, made.spill_ms = bool(table.moving), 300.0
     return made

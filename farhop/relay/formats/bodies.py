@@ -111,9 +111,18 @@ def read(
             return read(kind, as_read, path, headers, guard, default_model)
         raise _invalid_field(str(error)) from None
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise BodyError(outcome.INVALID_JSON, f"the body is not valid JSON: {error}") from None
+        raise BodyError(outcome.INVALID_JSON, f"the body is not valid JSON: {error}{_remedy(body, error)}") from None
     except RecursionError:
         raise BodyError(outcome.INVALID_JSON, "the body is nested too deeply") from None
+
+
+def _remedy(body: bytes, error: Exception) -> str:
+    """Of what clients do without knowing: UTF-16, where a NUL stands beside the first brace, and half of an emoji."""
+    if b"\0" in body[:4]:
+        return "; it is UTF-16 or UTF-32: send it in UTF-8"
+    # Of half a pair within the last bytes msgspec says that the body was cut short; its end shows that it was not.
+    halved = "surrogate" in str(error) or (b"\\ud" in body.lower() and body.rstrip().endswith(b"}"))
+    return "; a character was cut in two (half a surrogate pair): cut texts between characters" if halved else ""
 
 
 def _of(prompt: Prompt, model: str) -> Prompt:

@@ -30,6 +30,7 @@ _TENSORS = "has an engine unpack tensors that a client wrote"
 _DEVICES = "names a device or a worker"
 _OTHERS = "names another request's state"
 _CACHES = "names whose cache an engine shall look in (`cache_salt` keeps yours apart)"
+_TURNS = "says before whom an engine shall serve it (the law and `service_tier` say that)"
 _ADAPTERS = "names an adapter beside the model that law and key are asked about (ask for it by its model's name)"
 _STORED = "names a stored response, and none is stored here (send the whole conversation as `input`)"
 
@@ -43,6 +44,7 @@ _FIELDS: dict[str, str] = {
     "logits_processors": _CODE,  # vLLM: by qualified name
     "chat_template": _CODE,  # vLLM, TGI: Jinja
     "trust_remote_code": _CODE,
+    "priority": _TURNS,  # vLLM, SGLang, Triton: where they go by it, it would push others' out
     "extra_key": _CACHES,  # SGLang: behind the salt, and of who has none in its place
     "lora_path": _FILES,  # SGLang
     "tool_call_parser_plugin": _FILES,
@@ -67,7 +69,10 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"shared_memory(?:_.*)?|sequence_(?:id|start|end)"), _OTHERS),  # Triton
 )
 # Members whose own members an engine takes for its arguments.
-_NESTED = frozenset(("vllm_xargs", "extra_args", "extra_body", "sampling_params", "nvext", "parameters"))
+_NESTED = frozenset((
+    "vllm_xargs", "extra_args", "extra_body", "sampling_params", "nvext", "parameters", "mm_processor_kwargs",
+    "media_io_kwargs",
+))  # fmt: skip
 _TOPMOST = frozenset(("inference_geo", "data_residency"))  # that bind whoever routes: nobody looks for them deeper
 _TEMPLATE_ARGUMENTS = "chat_template_kwargs"
 _TEMPLATE_REFUSED = frozenset(("chat_template", "tokenize", "return_tensors", "return_dict"))  # of transformers' call
@@ -90,7 +95,7 @@ KNOWN = frozenset(
         "media_io_kwargs", "messages", "metadata", "min_p", "min_tokens", "mm_processor_kwargs", "modalities",
         "model", "n", "n_cmpl", "n_predict", "no_repeat_ngram_size", "no_stop_trim", "normalize", "nvext",
         "output_config", "outputs", "pad_id",
-        "parallel_tool_calls", "parameters", "presence_penalty", "priority", "prompt", "prompt_cache_key",
+        "parallel_tool_calls", "parameters", "presence_penalty", "prompt", "prompt_cache_key",
         "prompt_cache_retention", "prompt_ignore_length", "prompt_logprobs", "prompt_truncate_thresh",
         "queries", "query", "rank_fields", "reasoning", "reasoning_effort", "regex", "repetition_penalty",
         "response_format", "return_cached_tokens_details", "return_documents", "return_hidden_states",

@@ -26,9 +26,13 @@ T = TypeVar("T", int, bool)
 def as_read(body: bytes) -> bytes | None:
     """A body whose numbers and truths stand as its API has them; None where they do already, or cannot."""
     try:
-        document = _raw(body)
+        return _as_read(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return None  # it is no object, and its reader says so
+        return None  # it is no object, or a number beyond all numbers is in it: its reader says so
+
+
+def _as_read(body: bytes) -> bytes | None:
+    document = _raw(body)
     found = {name: document[name] for name in _LOOKED_AT & document.keys()}
     for name, value in found.items():
         document[name] = msgspec.Raw(

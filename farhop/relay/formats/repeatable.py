@@ -205,7 +205,10 @@ def whole(kind: Kind, stream: bytes) -> bytes | None:
         return None
     if kind is Kind.CHAT:
         document["object"] = "chat.completion"
-    document["choices"] = [_closed(choices[index], kind) for index in sorted(choices)]
+    try:
+        document["choices"] = [_closed(choices[index], kind) for index in sorted(choices)]
+    except (TypeError, AttributeError):
+        return None
     return msgspec.json.encode(document)
 
 

@@ -13,7 +13,7 @@ import gzip
 import hashlib
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextvars import ContextVar
 from functools import cache
 from ipaddress import ip_address
@@ -27,7 +27,7 @@ from aiohttp import web
 from farhop.service.clock import wall
 from farhop.service.console import snapshot as snapshots
 from farhop.service.console.acts import NO_DRILLS, Act, ActError, Acts
-from farhop.service.console.delta import Picture, Ring, diff
+from farhop.service.console.delta import Picture, Ring, diff_in_turns
 from farhop.service.console.snapshot import LastSnapshot, Snapshot
 from farhop.telemetry import logs
 
@@ -144,13 +144,7 @@ class BalancerSource:
         for name in self._briefs.keys() - set(names):
             del self._briefs[name]
         steps = snapshots.of_status(status, now_ms, list(self._briefs.values()), self._arcs(now_ms))
-        while True:
-            await asyncio.sleep(0)
-            try:
-                next(steps)
-            except StopIteration as end:
-                snapshot: Snapshot = end.value
-                return snapshot
+        return await _in_turns(steps)
 
     def _arcs(self, now_ms: int) -> dict[str, dict[str, float]]:
         """Requests a second by target and by what came of them, over the last SPAN of looks."""
@@ -203,6 +197,7 @@ class Console:
         self._boot = secrets.token_hex(4)
         self._number = 0
         self._picture: Picture = {}
+        self._looking = asyncio.Lock()  # each patch leads from the picture before
         self._ring = Ring()
         self._viewers: set[asyncio.Queue[bytes | None]] = set()
         self._looked_at = asyncio.Event()  # somebody has begun to
@@ -347,10 +342,14 @@ class Console:
 
     async def look(self) -> None:
         """Make the next picture, and tell all viewers what is new in it."""
+        async with self._looking:
+            await self._look()
+
+    async def _look(self) -> None:
         latest = await self._source.snapshots()
         now_ms = _now_ms()
-        picture = snapshots.picture(latest, self._source.law(), now_ms)
-        patch = msgspec.json.encode(diff(self._picture, picture))
+        picture = await _in_turns(snapshots.picture(latest, self._source.law(), now_ms))
+        patch = msgspec.json.encode(await _in_turns(diff_in_turns(self._picture, picture)))
         self._picture = picture
         self._number += 1
         self._ring.add(self._number, now_ms, picture, patch)
@@ -504,6 +503,17 @@ async def _body(request: web.Request, kind: type[Any]) -> Any:
         return msgspec.json.decode(await _raw(request), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ActError(str(error)[:200]) from None
+
+
+async def _in_turns(steps: Generator[None, None, Snapshot]) -> Snapshot:
+    """What they return, made in many turns of the loop."""
+    while True:
+        await asyncio.sleep(0)
+        try:
+            next(steps)
+        except StopIteration as end:
+            made: Snapshot = end.value
+            return made
 
 
 def _end(viewer: asyncio.Queue[bytes | None]) -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
+from collections.abc import Generator
 from typing import Any, NamedTuple
 
 import msgspec
 
 Picture = dict[str, Any]
+AT_ONCE = 200  # values or rows compared in a turn: a third of a millisecond, or one with replicas
 CHUNK = 60  # pictures between two that are kept whole
 STEP_BYTES = 16 * 1024  # compressed at once: half a millisecond
 HISTORY_S = 3600
@@ -37,6 +39,27 @@ def diff(old: Picture, new: Picture) -> Picture:
         elif was != value or type(was) is not type(value):
             # A dict in the place of another value is applied to nothing, so that none of the old is left in it.
             patch[key] = value
+    return patch
+
+
+def diff_in_turns(old: Picture, new: Picture) -> Generator[None, None, Picture]:
+    """The same, returned in the end: at each yield others may have their turn."""
+    patch: Picture = {key: None for key in old if key not in new}
+    for key, value in new.items():
+        was = old.get(key)
+        if isinstance(value, dict) and isinstance(was, dict) and value is not was:
+            inner: Picture = {name: None for name in was if name not in value}
+            compared = 0
+            for name, one in value.items():
+                inner |= diff({name: was[name]} if name in was else {}, {name: one})
+                compared += len(one) if isinstance(one, dict) else 1
+                if compared >= AT_ONCE:
+                    compared = 0
+                    yield
+            if inner:
+                patch[key] = inner
+        else:
+            patch |= diff({key: was} if key in old else {}, {key: value})
     return patch
 
 

@@ -25,6 +25,7 @@ LATE_MS, CUT_OFF_MS = 2_500, 6_000
 DECISIONS_MAX = 24
 REPLICAS_MAX, REGIONS_MAX, QUEUES_MAX, TENANTS_MAX = 256, 128, 64, 128
 ROWS_AT_ONCE = 16
+REGIONS_AT_ONCE = 4  # each of up to some hundred replicas, which are counted
 TEXT_MAX = 160
 FULL_SHARE = 0.9  # of a region's slots: above it is told
 WRONG_MAX = 16
@@ -180,6 +181,16 @@ def _brief(one: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def whole(steps: Generator[None, None, Snapshot]) -> Snapshot:
+    """What such steps return, where nobody waits for a turn."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            made: Snapshot = end.value
+            return made
+
+
 # -- several balancers'
 
 
@@ -193,8 +204,8 @@ def freshness(latest: LastSnapshot, now_ms: int) -> str:
     return "late" if latest.error or age_ms > LATE_MS else "fresh"
 
 
-def picture(latest: Mapping[str, LastSnapshot], law: Law | None, now_ms: int) -> dict[str, Any]:
-    """The world, as those balancers tell it. Keys of `latest` name balancers."""
+def picture(latest: Mapping[str, LastSnapshot], law: Law | None, now_ms: int) -> Generator[None, None, dict[str, Any]]:
+    """The world, as those balancers tell it. Keys of `latest` name balancers. Returned and yields as of_status."""
     fresh = {name: freshness(one, now_ms) for name, one in latest.items()}
     snapshots = {name: one.snapshot for name, one in latest.items() if one.snapshot is not None}
     upper = {name: snapshot for name, snapshot in snapshots.items() if snapshot.get("tier") == "global"}
@@ -205,10 +216,21 @@ def picture(latest: Mapping[str, LastSnapshot], law: Law | None, now_ms: int) ->
     }
     if law is not None:
         names |= set(law.topology.regions)
-    made: dict[str, Any] = plain({
-        "at": now_ms,
-        "balancers": {name: _balancer(one, fresh[name]) for name, one in latest.items()},
-        "regions": {name: _merged(name, latest, upper, lower, fresh) for name in sorted(names)},
+    yield
+    balancers, regions = dict[str, Any](), dict[str, Any]()
+    for at, (name, one) in enumerate(latest.items()):
+        balancers[name[:TEXT_MAX]] = plain(_balancer(one, fresh[name]))
+        if at % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
+            yield
+    of_region: dict[str, dict[str, LastSnapshot]] = {}
+    for key, one in latest.items():
+        for region in {one.region, (one.snapshot or {}).get("region")} - {None}:
+            of_region.setdefault(str(region), {})[key] = one
+    for at, name in enumerate(sorted(names)):
+        regions[name[:TEXT_MAX]] = plain(_merged(name, latest, upper, of_region.get(name, {}), fresh))
+        if at % REGIONS_AT_ONCE == REGIONS_AT_ONCE - 1:
+            yield
+    more = plain({
         "arcs": {
             f"{snapshot.get('region')}>{target}": flows
             for name, snapshot in upper.items()
@@ -217,6 +239,8 @@ def picture(latest: Mapping[str, LastSnapshot], law: Law | None, now_ms: int) ->
         },
         "overrides": {key: one for snapshot in upper.values() for key, one in _dict(snapshot.get("overrides")).items()},
     })  # fmt: skip
+    made: dict[str, Any] = {"at": now_ms, "balancers": balancers, "regions": regions, **more}
+    yield
     # These are most of it, and plain already: snapshots are, and of a law one is made once.
     return {
         **made,
@@ -292,26 +316,28 @@ def _merged(
     name: str,
     latest: Mapping[str, LastSnapshot],
     upper: Mapping[str, Snapshot],
-    lower: Mapping[str, Snapshot],
+    here: Mapping[str, LastSnapshot],
     fresh: Mapping[str, str],
 ) -> dict[str, Any]:
-    """A region: its state by the worst of the global balancers that answer, its load by its own where those are."""
+    """A region: its state by the worst of the global balancers that answer, its load by its own where those are.
+    `here` are those of its balancers that are known."""
     views = {key: one for key, snapshot in upper.items() if (one := _dict(snapshot.get("regions")).get(name))}
     seen = {key: one for key, one in views.items() if fresh[key] != "cut off"}
     worst: dict[str, Any] = min(seen.values(), key=lambda one: _badness(one.get("state")), default={})
     last = worst or max(views.items(), key=lambda one: latest[one[0]].at_ms, default=("", {}))[1]
-    own = [snapshot for key, snapshot in lower.items() if snapshot.get("region") == name]
-    own_latest = [
-        snapshot for key, snapshot in lower.items() if snapshot.get("region") == name and fresh[key] != "cut off"
-    ]
-    known = [key for key, one in latest.items() if one.region == name or (one.snapshot or {}).get("region") == name]
+    lower = {
+        key: one.snapshot
+        for key, one in here.items()
+        if one.snapshot is not None and (one.snapshot.get("tier"), one.snapshot.get("region")) == ("regional", name)
+    }
+    own, own_latest = list(lower.values()), [one for key, one in lower.items() if fresh[key] != "cut off"]
     row: dict[str, Any] = {
         **{k: v for k, v in last.items() if k != "state"},
         "state": worst.get("state", "unknown"),
         "seen": {key: one.get("state") for key, one in seen.items()},
         "of": len(upper),
-        "cut_off": sorted(key for key in known if fresh[key] == "cut off") or None,
-        "seen_at": max((latest[key].at_ms for key in (*views, *known)), default=0) or None,
+        "cut_off": sorted(key for key in here if fresh[key] == "cut off") or None,
+        "seen_at": max((latest[key].at_ms for key in (*views, *here)), default=0) or None,
     }
     if not worst:
         row["why"] = "no global balancer that answers reports it"

@@ -1,9 +1,10 @@
 """Listens to what engines say of their KV caches over ZMQ, and tells the machine (`BlocksChanged`).
 
 One SUB socket per cache (a replica, or a rank of one), and for a moment a DEALER where something must be said again.
-Invariants: what cannot be read is counted by reason and the rest goes on; at most BLOCKS_A_TURN blocks are applied
-before others get the loop; what waits is bounded by messages and bytes; a cut link is told at once, so that nobody
-goes by the word of an engine that may be gone. Never decides, and never says anything to an engine but "again".
+Invariants: what cannot be read is counted by reason and the rest goes on; at most BLOCKS_A_TURN blocks are applied, or
+as much else is done, before others get the loop, whatever an engine says; what waits is bounded by messages and bytes;
+a cut link is told at once, so that nobody goes by the word of an engine that may be gone. Never decides, and never says
+anything to an engine but "again".
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ SOCKETS_MAX = 65_535  # of a context; libzmq has no larger number
 MESSAGES_MAX = 4096  # waiting in each direction; what comes beyond is a gap
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 BLOCKS_A_TURN = 2048  # 1 to 2 ms
+MESSAGE_BLOCKS = 8  # to receive and judge a message takes as long as so many
 SILENCE_S = 2.0  # of a replay
 REPLAY_S = 30.0  # a whole one
 REPLAY_EVERY_S = 1.0  # an engine whose numbers always jump is not asked for ever
@@ -105,7 +107,7 @@ class _Stream:
         self._follower = Follower()
         self._replayed_at = -REPLAY_EVERY_S
         self._waiter: _ReadWaiter | None = None
-        self._applied_blocks = 0  # since others had the loop
+        self._done_blocks = 0  # since others had the loop
 
     async def follow(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Listen until cancelled. A cut link is opened anew: ZeroMQ itself does not after an error of the protocol."""
@@ -145,6 +147,7 @@ class _Stream:
         self._report([Linked(up=True)])
 
     async def _came(self, context: zmq.Context[zmq.Socket[bytes]], frames: list[bytes]) -> None:
+        await self._took(MESSAGE_BLOCKS)
         read = _numbered(frames)
         if read is None:
             self._refused("kv_frames")
@@ -186,6 +189,7 @@ class _Stream:
                     async with asyncio.timeout(SILENCE_S):
                         await waiter.something()
                     continue
+                await self._took(MESSAGE_BLOCKS)
                 if len(frames) >= 2 and frames[-2] == _END:
                     await self._do(self._follower.replay_ended())
                     return False
@@ -217,15 +221,26 @@ class _Stream:
             self._report([Lost()])
             return
         turn: list[KvEvent] = []
-        for change in changes:
-            turn.append(change)
-            self._applied_blocks += 1 + len(change.hashes) if isinstance(change, Stored | Removed) else 1
-            if self._applied_blocks >= BLOCKS_A_TURN:
-                self._report(turn)
-                turn, self._applied_blocks = [], 0
-                await asyncio.sleep(0)
+        for of_event in changes:
+            blocks = 1
+            for change in of_event:
+                turn.append(change)
+                blocks += len(change.hashes) if isinstance(change, Stored | Removed) else 0
+                if self._done_blocks + blocks >= BLOCKS_A_TURN:
+                    self._report(turn)
+                    turn = []
+                    await self._took(blocks)
+                    blocks = 0
+            await self._took(blocks)
         if turn:
             self._report(turn)
+
+    async def _took(self, blocks: int) -> None:
+        """Something was done that takes as long as to apply so many blocks: others have their turn now and then."""
+        self._done_blocks += blocks
+        if self._done_blocks >= BLOCKS_A_TURN:
+            self._done_blocks = 0
+            await asyncio.sleep(0)
 
     def _report(self, changes: list[KvEvent]) -> None:
         self._react(BlocksChanged(self.replica, self._rank, changes))

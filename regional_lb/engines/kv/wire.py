@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from regional_lb.fleet.kv_events import KvEvent
 
 BATCH_BYTES_MAX = 768 * 1024  # a step of 16k tokens takes about 100 KB
+EVENTS_MAX = 32_768  # of a batch: as many have 24 bytes each, and one that names a block has more
 BLOCKS_AT_ONCE = 1024
 BLOCK_TOKENS_MAX = 65_536
 _NAME_MAX = 256
@@ -71,7 +72,7 @@ def _as_array(event: type[_Event]) -> type[Any]:
 
 _Word = BlockStored | BlockRemoved | AllBlocksCleared
 _batch = msgspec.msgpack.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw])
-_events = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_events = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=EVENTS_MAX)])
 _anything = msgspec.msgpack.Decoder()
 _KINDS = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 _of_map = msgspec.msgpack.Decoder(_Word)
@@ -86,8 +87,9 @@ class BatchError(Exception):
         self.reason = reason
 
 
-def read_batch(payload: bytes, dropped: Callable[[str], None]) -> list[KvEvent]:
-    """The changes in a batch, in order; `dropped` is told of each event that could not be used. Raises BatchError."""
+def read_batch(payload: bytes, dropped: Callable[[str], None]) -> Iterator[list[KvEvent]]:
+    """The changes of each event in a batch, in order, read as they are asked for; `dropped` is told of each event that
+    could not be used. Raises BatchError at once."""
     if len(payload) > BATCH_BYTES_MAX:
         raise BatchError("size")
     try:
@@ -96,20 +98,20 @@ def read_batch(payload: bytes, dropped: Callable[[str], None]) -> list[KvEvent]:
         events = _events.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, IndexError, RecursionError):
         raise BatchError("batch") from None
-    changes: list[KvEvent] = []
-    for event in events:
-        try:
-            changes += _changes(event)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            if _is_known(event):
-                changes.append(Lost(all=False))
-                dropped("event")
-            else:
-                dropped("kind")
-        except (ValueError, OverflowError, TypeError):
-            changes.append(Lost(all=False))
-            dropped("value")
-    return changes
+    return (_read(event, dropped) for event in events)
+
+
+def _read(event: msgspec.Raw, dropped: Callable[[str], None]) -> list[KvEvent]:
+    try:
+        return list(_changes(event))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        if not _is_known(event):
+            dropped("kind")
+            return []
+        dropped("event")
+    except (ValueError, OverflowError, TypeError):
+        dropped("value")
+    return [Lost(all=False)]
 
 
 def _is_known(raw: msgspec.Raw) -> bool:

@@ -43,7 +43,7 @@ def prices(tmp_path: Path) -> Prices:
         (BOOK.replace("00:00:00Z", "00:00:00"), "time zone"),
         (BOOK.replace("input: 1.0", "input: -1.0"), "0 or more"),
         (BOOK.replace("input: 1.0", "input: .nan"), "0 or more"),
-        (BOOK.replace("output: 4.0", "outputs: 4.0"), "correct its name"),
+        (BOOK.replace("output: 4.0", "outputs: 4.0"), 'did you mean "output"?'),
     ],
 )
 def test_a_book_that_makes_no_sense_is_refused_with_field_and_remedy(tmp_path: Path, document: str, says: str) -> None:

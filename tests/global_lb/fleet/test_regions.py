@@ -232,7 +232,7 @@ def anew(regions: Regions, asked, lawful, now: float, without) -> list:
 
 
 def states(field) -> list:
-    return [field.names, dict(field.absent), field.block.tolist(), field.here, field.hot,
+    return [field.names, dict(field.absent), field.block.tolist(), field.sent.tolist(), field.here, field.hot,
             None if field.penalty_ms is None else field.penalty_ms.tolist()]  # fmt: skip
 
 

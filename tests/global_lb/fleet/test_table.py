@@ -19,11 +19,24 @@ def row(wait_ms: float) -> Row:
 
 def test_a_block_that_was_handed_out_is_not_written() -> None:
     table = Table(("a", "b"), "a")
-    before = table.block
+    block, sent = table.block, table.sent
     table.write([("b", row(7.0))])
-    assert before[1].tolist() == [0.0, 0.0]
-    assert table.block[1].tolist() == [0.0, 7.0]
+    assert not block.any()
+    assert not sent.any()
+    assert table.block[0].tolist() == [0.0, 1.0]
+    assert table.sent[0].tolist() == [0.0, 7.0]
     assert (table.here, table.moving, table.full) == (0, {"b"}, set())
+
+
+def test_what_is_sent_copies_no_more_than_what_changes_by_it() -> None:
+    table = Table(("a", "b"), "a")
+    table.write([("b", row(7.0))])
+    block, before = table.block, table.sent
+    table.write([], [("b", 9.0, 3.0, 0.5)])
+    assert table.block is block
+    assert (before[:, 1].tolist(), table.sent[:, 1].tolist()) == ([7.0, 1.0, 1.0], [9.0, 3.0, 0.5])
+    found = Row(*table.sent[:, 1].tolist(), *table.block[:, 1].tolist())
+    assert (found.wait_ms, found.slots_left, found.cache_hit_calibration) == (9.0, 3.0, 0.5)
 
 
 def test_a_part_of_a_field_is_the_same_for_those_in_it() -> None:

@@ -81,7 +81,8 @@ async def test_an_engine_that_loads_is_alive_and_then_ready(pool: Pool, site: Si
         seen.append(await look())
     assert seen == [UNREADY, READY, FAILED, FAILED, FAILED, READY, READY, READY]
     site.hangs = True
-    assert await looker(pool, replica(site.url), timeout_s=0.05).look() == FAILED
+    slow = looker(pool, replica(site.url), timeout_s=0.05)
+    assert (await slow.look(), slow.why) == (FAILED, f"{site.url}/health: timeout")
 
 
 async def test_the_path_is_the_replicas_own_and_another_may_say_that_it_lives(pool: Pool, site: Site) -> None:

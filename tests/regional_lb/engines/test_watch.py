@@ -653,8 +653,7 @@ async def test_models_that_are_not_configured_are_asked_for_with_the_engines_key
     asked: list[str | None] = []
     async with engine(models, asked) as url:
         async with watching(monkeypatch, {"one": url}, {"models": []}, models_s=0.02) as found:
-            await until(lambda: found.said)
-            assert "cannot be read (status 503): give it `models`" in found.said[0][1]
+            await until(lambda: any("/v1/models: status 503; " in problem for _, problem in found.said))
             assert found.view.by_model == {}
             models[0] = listing("a", "b")
             await until(lambda: found.view.by_model == {"a": ("one",), "b": ("one",)})
@@ -682,3 +681,53 @@ async def test_more_models_than_a_report_can_say_leave_a_replica_out(monkeypatch
         assert len(found.view.replicas) == 1
         assert found.refused.count("discovery_limit") == 1
         assert found.said[0][1].startswith("left out: more than 2 models")
+
+
+async def test_what_is_wrong_with_a_replica_is_said_with_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong port, a page that is not there, a server that only loads: each by its URL, until it is well."""
+    (nobody,) = free_ports(1)
+    health = [404]
+
+    async def page(request: web.Request) -> web.Response:
+        return web.Response(status=health[0] if request.path == "/health" else 501, text="what?")
+
+    app = web.Application()
+    app.router.add_get("/{tail:.*}", page)
+    async with (
+        served(app) as url,
+        watching(monkeypatch, {"one": url, "two": f"http://127.0.0.1:{nobody}"}, models_s=0.02) as found,
+    ):
+        problems = found.watcher.problems
+        await until(lambda: len(problems("one")) == len(problems("two")) == 1)
+        assert problems("two") == [
+            f"http://127.0.0.1:{nobody}/health: unreachable; is the engine there? else correct its `url`"
+        ]
+        assert problems("one") == [f"{url}/health: status 404; is the engine there? else correct its `url`"]
+        assert ("one", *problems("one")) in found.said
+        health[0] = 503
+        await until(lambda: problems("one") == [f"{url}/health: status 503; it is not ready yet"])
+        assert ("one", *problems("one")) not in found.said  # so does every engine while it loads
+        health[0] = 200
+        lack = f"{url}/metrics: status 501; its load is not seen until it serves metrics"
+        await until(lambda: problems("one") == [lack])
+        assert ("one", lack) in found.said
+        found.watcher.announce([])
+        await until(lambda: not problems("one") and not problems("two"))
+
+
+@pytest.mark.parametrize(
+    ("says", "problem"),
+    [
+        (401, "status 401; give `engine_key`, or its `models`"),
+        (404, "status 404; is the engine there? else correct its `url`, or give it `models`"),
+    ],
+)
+async def test_an_engine_that_does_not_list_its_models_is_named_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, says: int, problem: str
+) -> None:
+    async with (
+        engine([says]) as url,
+        watching(monkeypatch, {"one": url}, {"models": []}, models_s=0.02) as found,
+    ):
+        await until(lambda: ("one", f"{url}/v1/models: {problem}") in found.said)
+        assert f"{url}/v1/models: {problem}" in found.watcher.problems("one")

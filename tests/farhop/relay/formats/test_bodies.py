@@ -56,6 +56,25 @@ def test_what_is_no_json_is_refused() -> None:
                 bodies.read(kind, body)
 
 
+HALVED = "; a character was cut in two (half a surrogate pair): cut texts between characters"
+
+
+@pytest.mark.parametrize(
+    ("body", "remedy"),
+    [
+        ('{"model":"m"}'.encode("utf-16"), "; it is UTF-16 or UTF-32: send it in UTF-8"),
+        ('{"model":"m"}'.encode("utf-32-be"), "; it is UTF-16 or UTF-32: send it in UTF-8"),
+        (b'{"model":"m","user":"\\ud83d"}', HALVED),
+        (b'{"user":"\\uD83D and more","model":"m"}', HALVED),
+    ],
+)
+def test_what_clients_write_without_knowing_is_told_with_the_remedy(body: bytes, remedy: str) -> None:
+    error = refusal(Kind.CHAT, body)
+    assert error is not None
+    assert error.outcome is outcome.INVALID_JSON
+    assert error.detail.endswith(remedy)
+
+
 BODIES = {
     Kind.CHAT: {"messages": [{"role": "user", "content": "hi"}]},
     Kind.COMPLETION: {"prompt": "hi"},

@@ -116,6 +116,16 @@ def test_an_id_that_is_none_ends_what_could_go_on_and_nothing_else(number: bytes
     assert (progress.why_not, list(progress.prompt), list(progress.ids)) == ("unreadable", [], [])
 
 
+@pytest.mark.parametrize("path", [CHAT, TARGET])
+@pytest.mark.parametrize("choices", [b"7", b"true", b'"x"', b'{"content":"a"}', b"[null]", b"[1]", b'["a"]'])
+def test_what_is_no_choice_of_a_continuation_is_passed_as_it_is(path: bytes, choices: bytes) -> None:
+    progress = planned(path, prompt="hi")
+    progress.take(chunk("x", [7], [5]))
+    progress.go_on(0)
+    event = b'data: {"choices":%b}\n\n' % choices
+    assert progress.spelled(progress.take(event), sends_usage=True) == event
+
+
 def chunk(text: str, ids: list[int], prompt: list[int] | None = None, ends: str | None = None) -> bytes:
     choice = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": ends, "token_ids": ids}
     document = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 5, "model": "m", "choices": [choice]}

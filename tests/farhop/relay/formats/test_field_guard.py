@@ -39,6 +39,7 @@ HOSTILE = {
     "rid": "1",
     "session_params": {"id": "1"},
     "extra_key": "5f2c",
+    "priority": -9,
     "lora_name": "another",
     "lora_config": [[1]],
     "adapter_id": "another",
@@ -71,6 +72,13 @@ def test_what_is_known_is_of_no_refused_family_and_passes_where_the_unknown_does
     with pytest.raises(BodyError) as caught:
         _read(CHAT | {"new": 1}, rules=rules)
     assert caught.value.param == "new"
+
+
+@pytest.mark.parametrize("name", ["mm_processor_kwargs", "media_io_kwargs"])
+def test_what_processors_are_told_names_no_device_either(name: str) -> None:
+    with pytest.raises(BodyError, match="device"):
+        _read(CHAT | {name: {"device": "cuda:1"}})
+    assert _read(CHAT | {name: {"max_pixels": 1024, "video": {"num_frames": 8}}}).model == "m"
 
 
 @pytest.mark.parametrize("name", ["chat_template", "tokenize"])

@@ -110,3 +110,18 @@ def test_a_mark_before_utf_8_is_passed_over() -> None:
     assert bodies.read(Kind.CHAT, bodies.without_bom(Kind.CHAT, body)).model == "m"
     for kind in (Kind.TRANSCRIPTION, Kind.INFER):  # whose bodies are not text
         assert bodies.without_bom(kind, body) == body
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b'"max_tokens":1e400', b'"stream":-1e999', b'"stream_options":{"include_usage":1e400}',
+        b'"x":1e400,"stream_options":{"\\ud800":1}', b'"x":1e400,"stream_options":{"include_usage":"\\ud800"}',
+    ],
+)  # fmt: skip
+def test_a_number_beyond_all_numbers_is_the_clients_error(fields: bytes) -> None:
+    body = b'{%b,"model":"m","messages":[{"role":"user","content":"hi"}]}' % fields
+    assert lenient.as_read(body) is None
+    with pytest.raises(BodyError) as caught:
+        bodies.read(Kind.CHAT, body)
+    assert caught.value.outcome is outcome.INVALID_FIELD

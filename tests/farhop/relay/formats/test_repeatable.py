@@ -208,6 +208,8 @@ def test_what_an_engine_streams_is_made_whole() -> None:
         events(delta(content="x"), delta(content=["parts"])) + DONE,
         events(delta(audio={"id": "a"})) + DONE,
         b"data: {broken\n\n" + DONE,
+        b'data: {"choices":[{"index":0,"message":1}]}\n\n' + DONE,
+        b'data: {"choices":[{"index":0,"delta":{}},{"index":"x","delta":{}}]}\n\n' + DONE,
         events(delta(content="x" * repeatable.CONVERTED_BYTES_MAX)) + DONE,
     ],
 )

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhop.service.console.delta import CHUNK, STEP_BYTES, Picture, Ring, apply, diff
+from farhop.service.console.delta import AT_ONCE, CHUNK, STEP_BYTES, Picture, Ring, apply, diff, diff_in_turns
+from farhop.service.console.snapshot import whole
 
 LEAVES = st.one_of(st.integers(-3, 3), st.text(max_size=2), st.booleans(), st.lists(st.integers(0, 2), max_size=2))
 PICTURES = st.recursive(
@@ -25,6 +26,13 @@ def test_a_patch_leads_from_any_picture_to_any_other(old: Picture, new: Picture)
     patch = diff(old, new)
     assert apply(old, patch) == new
     assert diff(new, new) == {}
+    assert whole(diff_in_turns(old, new)) == patch
+    assert list(patch) == list(whole(diff_in_turns(old, new)))
+
+
+def test_many_rows_are_compared_a_few_at_a_time() -> None:
+    rows: Picture = {f"r{n}": {"n": n} for n in range(3 * AT_ONCE)}
+    assert len(list(diff_in_turns({"replicas": {}}, {"replicas": rows}))) == 3
 
 
 @settings(max_examples=40)

@@ -43,7 +43,7 @@ HEARD = st.dictionaries(
 @given(HEARD)
 def test_the_worst_that_is_reported_is_shown_and_nothing_that_is_not(by_balancer: dict[str, Any]) -> None:
     fields = {name: LastSnapshot(upper(at, states), NOW - age) for name, (at, states, age) in by_balancer.items()}
-    made = snapshots.picture(fields, LAW, NOW)
+    made = snapshots.whole(snapshots.picture(fields, LAW, NOW))
     assert set(made["regions"]) == set(REGIONS)
     for region, row in made["regions"].items():
         found = [states[region] for _, states, age in by_balancer.values() if age <= CUT_OFF_MS and region in states]
@@ -64,7 +64,7 @@ def test_who_is_cut_off_keeps_its_last_snapshot_with_its_time_and_has_no_load() 
         "regional frankfurt": LastSnapshot(None, 0, "refused", "regional", "frankfurt"),
         "regional virginia": LastSnapshot(lower("virginia", 2), NOW - 100),
     }
-    made = snapshots.picture(fields, LAW, NOW)
+    made = snapshots.whole(snapshots.picture(fields, LAW, NOW))
     tokyo, virginia = made["regions"]["tokyo"], made["regions"]["virginia"]
     assert (tokyo["state"], tokyo["cut_off"], tokyo["slots"]) == ("down", ["global tokyo", "regional tokyo"], 8)
     assert not {"busy", "used", "queued"} & tokyo.keys()
@@ -87,7 +87,7 @@ def test_what_is_wrong_is_shown_worst_first_and_where_balancers_differ_how_many(
         "global paris": LastSnapshot({**drained, "epoch": 2}, NOW),
         "regional virginia": LastSnapshot(lower("virginia", 8), NOW),
     }
-    assert [(one["where"], one["what"]) for one in snapshots.picture(fields, None, NOW)["wrong"]] == [
+    assert [(one["where"], one["what"]) for one in snapshots.whole(snapshots.picture(fields, None, NOW))["wrong"]] == [
         ("tokyo", "suspect: seen from paris (as 1 of 2 global balancers see it)"),
         ("law", "balancers go by different epochs: 1, 2"),
         ("virginia", "100% of its slots are used, 3 wait"),
@@ -109,10 +109,20 @@ def test_a_decision_is_shown_once_by_who_knows_where_it_came_in() -> None:
         ),
         "global paris": LastSnapshot(upper("paris", {}, decisions={"d": one}), NOW),
     }
-    made = snapshots.picture(fields, None, NOW)["decisions"]
+    made = snapshots.whole(snapshots.picture(fields, None, NOW))["decisions"]
     assert list(made) == ["e", "d"]
     assert (made["d"]["from"], made["d"]["to"]) == ("paris", "tokyo")
     assert (made["e"].get("from"), made["e"]["to"]) == (None, "tokyo")
+
+
+def test_a_picture_of_many_regions_is_made_a_few_at_a_time() -> None:
+    names = [f"r{n}" for n in range(61)]
+    fields = {f"regional {name}": LastSnapshot(lower(name, 1), NOW) for name in names}
+    steps, made = snapshots.picture(fields, None, NOW), 0
+    for _ in steps:
+        made += 1
+    assert made >= 61 // snapshots.REGIONS_AT_ONCE + 61 // snapshots.ROWS_AT_ONCE
+    assert list(snapshots.whole(snapshots.picture(fields, None, NOW))["regions"]) == sorted(names)
 
 
 def of_status(status: dict[str, Any], decisions: list[dict[str, Any]]) -> tuple[snapshots.Snapshot, int]:

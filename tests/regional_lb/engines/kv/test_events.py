@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import zmq
 from inprocess import until
 
 from farhop.balance.machine import Event
@@ -65,6 +66,29 @@ class Recorded:
 
     def least(self, *names: int) -> float:
         return self.blocks.known(prompt(*names)).least.get("one", 0.0)
+
+
+@pytest.mark.parametrize("payload", [None, b"", batch(), batch(*[None] * 20), batch(*[["Unknown"]] * 20)])
+async def test_others_have_their_turns_however_much_an_engine_says_at_once(
+    monkeypatch: pytest.MonkeyPatch, payload: bytes | None
+) -> None:
+    """What cannot be read, or changes nothing, takes time, too."""
+    said = turns = 0
+
+    def received(socket: Any) -> list[bytes] | None:
+        nonlocal said
+        if socket.type != zmq.SocketType.SUB or said >= 20_000:
+            return None
+        said += 1
+        return [b"nonsense"] if payload is None else [said.to_bytes(8, "big"), payload]
+
+    monkeypatch.setattr(kv_events, "_received", received)
+    async with listening(*free_ports(1)):
+        while said < 20_000 and turns < 1_000_000:
+            turns += 1
+            await asyncio.sleep(0)
+    assert said == 20_000
+    assert turns >= 50
 
 
 @asynccontextmanager

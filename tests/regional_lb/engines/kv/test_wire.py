@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from engine_pages import kv_events
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regional_lb.engines.kv.wire import BATCH_BYTES_MAX, BLOCKS_AT_ONCE, BatchError, read_batch
+from regional_lb.engines.kv.wire import BATCH_BYTES_MAX, BLOCKS_AT_ONCE, EVENTS_MAX, BatchError, read_batch
 from regional_lb.fleet.kv_events import Cleared, Lost, Removed, Stored, spell
 
 pack = msgspec.msgpack.encode
@@ -25,7 +26,11 @@ AS_READ = Stored([7, 8], None, struct.pack("<4I", 1, 2, 3, 4), 2)
 def read(*events: Any, **batch: Any) -> tuple[list[Any], list[str]]:
     dropped: list[str] = []
     payload = pack(batch or [1.5, list(events), 0])
-    return read_batch(payload, dropped.append), dropped
+    return read_all(payload, dropped.append), dropped
+
+
+def read_all(payload: bytes, dropped: Callable[[str], None] = pytest.fail) -> list[Any]:
+    return [change for of_event in read_batch(payload, dropped) for change in of_event]
 
 
 def test_maps_and_arrays_say_the_same_at_both_layers() -> None:
@@ -36,7 +41,7 @@ def test_maps_and_arrays_say_the_same_at_both_layers() -> None:
     ]
     assert read({**STORED, "medium": "gpu", "a field": "of tomorrow"})[0] == [AS_READ]
     assert read(ts=1.0, events=[STORED, ["AllBlocksCleared"]], data_parallel_rank=3)[0] == [AS_READ, Cleared()]
-    assert read_batch(pack([1.0, [STORED]]), pytest.fail) == [AS_READ]  # no rank
+    assert read_all(pack([1.0, [STORED]])) == [AS_READ]  # no rank
     assert read(["BlockRemoved", [1, b"\xff"]])[0] == [Removed([1, b"\xff"])]
     assert read({"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU", "group_idx": 2})[0] == [Removed([1], 2)]
     assert read(["AllBlocksCleared", "more"], {"type": "AllBlocksCleared"})[0] == [Cleared(), Cleared()]
@@ -113,6 +118,13 @@ def test_of_a_broken_batch_nothing_is_believed(payload) -> None:
         read_batch(bytes(BATCH_BYTES_MAX + 1), pytest.fail)
 
 
+def test_more_events_than_any_engine_has_are_no_batch() -> None:
+    events = b"\xc0" * EVENTS_MAX
+    assert len(list(read_batch(b"\x92\x01\xdd" + EVENTS_MAX.to_bytes(4, "big") + events, _no))) == EVENTS_MAX
+    with pytest.raises(BatchError, match="batch"):
+        read_batch(b"\x92\x01\xdd" + (EVENTS_MAX + 1).to_bytes(4, "big") + events + b"\xc0", pytest.fail)
+
+
 def test_nesting_without_end_is_refused() -> None:
     deep = b"\x91" * 500_000 + b"\x90"
     with pytest.raises(BatchError, match="batch"):
@@ -130,7 +142,7 @@ def test_no_bytes_do_more_than_be_refused(noise, at, byte) -> None:
     whole[at % len(whole)] = byte
     for payload in (noise, bytes(whole), bytes(whole[:at]), bytes(whole) + noise):
         try:
-            changes = read_batch(payload, _no)
+            changes = read_all(payload, _no)
         except BatchError:
             continue
         assert all(isinstance(change, Stored | Removed | Cleared | Lost) for change in changes)
@@ -140,7 +152,7 @@ def test_no_bytes_do_more_than_be_refused(noise, at, byte) -> None:
 
 
 def changes(step: str) -> list[Any]:
-    return [change for frames in kv_events()[step] if frames[-1] for change in read_batch(frames[-1], pytest.fail)]
+    return [change for frames in kv_events()[step] if frames[-1] for change in read_all(frames[-1])]
 
 
 def test_what_vllm_stores_is_read_to_the_token() -> None:
