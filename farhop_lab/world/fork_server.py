@@ -26,8 +26,9 @@ import subprocess
 import sys
 import threading
 import time
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -343,7 +344,16 @@ def _stand_alone(server: int, out: int, err: int) -> None:
     os.setsid()
     os.dup2(out, 1)
     os.dup2(err, 2)
+    # The server's own were made for a file in which one can go back, which a pipe is not.
+    sys.stdout, sys.stderr = _anew(sys.stdout, 1), _anew(sys.stderr, 2)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+
+
+def _anew(stream: TextIO, descriptor: int) -> TextIO:
+    assert isinstance(stream, TextIOWrapper)
+    through = stream.write_through
+    binary = open(descriptor, "wb", 0 if through else -1, closefd=False)  # noqa: SIM115 - while this process lives
+    return TextIOWrapper(binary, stream.encoding, stream.errors, None, stream.line_buffering, through)
 
 
 def _run(asked: _Asked) -> None:

@@ -25,6 +25,7 @@ print(json.dumps({
     "session": os.getsid(0) == os.getpid(), "threads": len(os.listdir("/proc/self/task")),
     "descriptors": [at for at in range(64) if os.path.exists(f"/proc/self/fd/{at}")],
     "input": os.readlink("/proc/self/fd/0"), "collects": gc.isenabled(),
+    "output": [sys.stdout.seekable(), *((s.encoding, s.errors, s.line_buffering) for s in (sys.stdout, sys.stderr))],
     "handlers": {number.name: str(signal.getsignal(number)) for number in signal.valid_signals() if number < 32
                  if isinstance(number, signal.Signals)},
     "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
