@@ -7,6 +7,7 @@ balancers could be asked, and what is shown is of the others; 130 Ctrl-C.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import os
@@ -172,8 +173,9 @@ def _speakable() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in this order: each takes its own number
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as this process lives
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")
+    if sys.stdout.encoding.lower() not in ("utf-8", "utf8") and hasattr(sys.stdout, "reconfigure"):
+        with contextlib.suppress(OSError):  # of a file in whose place a pipe was put, as in a fork of the lab's server
+            sys.stdout.reconfigure(errors="replace")
 
 
 def _mute() -> None:

@@ -272,3 +272,20 @@ def test_what_an_encoding_has_no_letter_for_is_a_question_mark(monkeypatch, caps
         main.main()
     assert (end.value.code, capsys.readouterr().err) == (0, "")
     assert b"?" in out.buffer.getvalue()  # the dash where there is nothing
+
+
+def test_a_stream_that_was_a_file_and_is_a_pipe_is_written_to(monkeypatch):
+    """So it is in what is forked by a process whose output goes to a file."""
+
+    class Swapped(io.TextIOWrapper):
+        def reconfigure(self, **_given):
+            raise OSError(29, "Illegal seek")
+
+    for encoding in ("utf-8", "ascii"):
+        out = Swapped(io.BytesIO(), encoding)
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "argv", ["farhop", "--version"])
+        with pytest.raises(SystemExit) as end:
+            main.main()
+        assert end.value.code == 0
+        assert out.buffer.getvalue().startswith(b"farhop ")
