@@ -24,6 +24,7 @@ BACK_S = 1.0  # so long everything is at home before it counts as back
 BACK_SHARE = 0.9
 BACK_AHEAD = 10  # of so many requests from the first on that is served at home, as good as all are
 BACK_MAX = 1000  # canaries looked at for it
+BACK_MIN = 3  # so many must have been served at home, however seldom they ask
 GIGABYTE = 1e9
 
 
@@ -110,21 +111,28 @@ def live(
 
 
 def is_back(drill: Drill, canaries: Sequence[Canary], looks: Sequence[Look], marks: Marks, now_s: float) -> bool:
-    """Whether all regions are up, and the affected are all served where they were at first, for a moment now."""
+    """Whether all regions are up, and the affected are all served where they were at first, for a moment now.
+
+    Who asks so seldom that hardly any did in that moment is judged by the last that did since the restoration.
+    """
     if marks.t0_s is None or marks.restored_s is None or now_s < marks.restored_s + BACK_S or not looks:
         return False
     states = looks[-1].states
     if looks[-1].at_s < now_s - LIVE_S or any(state != "up" for state in states.values()):
         return False
     home = homes(canaries, marks.t0_s)
-    since = max(marks.restored_s, now_s - LIVE_S)
     theirs = _served_there(drill, home)
-    recent = [
+    some = [
         one
-        for one in canaries[-BACK_MAX:]
-        if one.began_s >= since and (((one.entry, one.tenant) in theirs) if theirs else _affected(drill, home, one))
+        for one in sorted(canaries[-BACK_MAX:], key=lambda one: one.began_s)
+        if one.began_s >= marks.restored_s
+        and (((one.entry, one.tenant) in theirs) if theirs else _affected(drill, home, one))
     ]
-    return len(recent) >= 3 and all(not one.code and one.region == home.get((one.entry, one.tenant)) for one in recent)
+    recent = sum(one.began_s >= now_s - LIVE_S for one in some)
+    some = some[-max(recent, BACK_MIN) :]
+    return len(some) >= BACK_MIN and all(
+        not one.code and one.region == home.get((one.entry, one.tenant)) for one in some
+    )
 
 
 def measured(

@@ -45,6 +45,11 @@ EXAMPLES = float(os.environ.get("FARHOP_EXAMPLES", "1"))
 EXAMPLES_MIN = 10  # so many are always played, if as many are named
 
 
+def played(named: int) -> int:
+    """So many examples does a test of a property play that names so many."""
+    return max(min(named, EXAMPLES_MIN), round(EXAMPLES * named))
+
+
 class RunningWorld:
     """A world on an event loop in a thread, so that plain tests (and the OpenAI SDK) can use it."""
 
@@ -162,8 +167,7 @@ def _fewer_examples(items: list[pytest.Item]) -> None:
     }
     for owner, name in owners.values():
         named = getattr(owner, name)
-        played = max(min(named.max_examples, EXAMPLES_MIN), round(EXAMPLES * named.max_examples))
-        setattr(owner, name, settings(named, max_examples=played))
+        setattr(owner, name, settings(named, max_examples=played(named.max_examples)))
 
 
 @pytest.hookimpl(optionalhook=True)

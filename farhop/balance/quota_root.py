@@ -44,20 +44,19 @@ class _Lease:
 class _Pool:
     """What its buckets did not need and is not taken yet: `spare`, of which at most POOL_S of their rates is kept."""
 
-    __slots__ = ("looked_at", "members", "spare")
+    __slots__ = ("looked_at", "members", "most", "spare")
 
-    def __init__(self) -> None:
+    def __init__(self, spare: float) -> None:
         self.members: list[_Lent] = []
-        self.spare, self.looked_at = 0.0, -inf
+        self.spare, self.most, self.looked_at = spare, 0.0, -inf
 
     def look(self, now: float) -> None:
-        """Gather what idled until now."""
-        if now - self.looked_at < POOL_LOOK_S:
-            return
-        self.looked_at = now
-        for bucket in self.members:
-            bucket.leak(now)
-        self.spare = min(self.spare, POOL_S * sum(bucket.quota.rate for bucket in self.members))
+        """Gather what idled until now, or until a moment ago. Never is there more than is kept, whoever put it in."""
+        if now - self.looked_at >= POOL_LOOK_S:
+            self.looked_at = now
+            for bucket in self.members:
+                bucket.leak(now)
+        self.spare = min(self.spare, self.most)
 
 
 class _Lent(Bucket):
@@ -215,9 +214,9 @@ class Root:
                 continue
             pool = self._pools.get(name)
             if pool is None:
-                pool = self._pools[name] = _Pool()
-                pool.spare = before[name].spare if name in before else 0.0
+                pool = self._pools[name] = _Pool(before[name].spare if name in before else 0.0)
             pool.members.append(bucket)
+            pool.most += POOL_S * bucket.quota.rate
             bucket.pool = pool
 
     def _forget(self, name: str) -> None:

@@ -8,6 +8,7 @@ load never makes the signal go up and down; it never leaves its bounds. Never re
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from math import ceil, exp
 from typing import TYPE_CHECKING
@@ -61,7 +62,8 @@ def share_of_the_lost(loads: Mapping[str, float]) -> dict[str, float]:
     others = len(loads) - 1
     if others < 1:
         return dict.fromkeys(loads, 0.0)
-    return {name: max(load for other, load in loads.items() if other != name) / others for name in loads}
+    most, next_most = heapq.nlargest(2, loads.values())
+    return {name: (next_most if load >= most else most) / others for name, load in loads.items()}
 
 
 def made_up_for(largest_share: float) -> float:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 SPEEDUP = 20.0  # of the engines alone
 RAMP_PER_S = 0.3
 STEADY = "not-us"  # the tenant whose requests go to the nearest region that serves, whatever waits there
-PAUSE_S = 0.1  # of a worker between two requests
-LOOK_S = 0.1  # between two looks at a status
+PAUSE_S = 0.2  # of a worker between two requests
+LOOK_S = 0.2  # between two looks at a status
 
 
 def settings(folder: Path) -> WorldSettings:

@@ -211,6 +211,7 @@ def test_of_two_that_watch_the_schedule_one_runs_what_is_due_and_both_end_with_w
         return [one for one in output["runs"] if one["began_s"] >= began]
 
     try:
+        until(lambda: [*drilled.folder.glob(f"{name}-*/journal.json")])
         until(runs, COMMAND_EVERY_S)
         assert all(watcher.poll() is None for watcher in watchers)
         for watcher in watchers:

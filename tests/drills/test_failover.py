@@ -47,7 +47,7 @@ async def drawn(failing: RunningWorld, load: Load) -> None:
     await bias(failing.world, "tokyo", DRAW_MS)
     began = time.time()
     for region in FAR:
-        async with asyncio.timeout(15.0):
+        async with asyncio.timeout(60.0):
             while not any(a.region == "tokyo" and a.begun > began and a.result and
                           a.result.entry == failing.entry(region) for a in load.asked):  # fmt: skip
                 await asyncio.sleep(0.02)
@@ -161,11 +161,13 @@ def test_nobody_notices_what_happens_to_etcd(failing: RunningWorld, how: str) ->
             mended = time.time()
             await in_contact(world)
             contact = time.time() - mended
+            async with asyncio.timeout(60.0):
+                while sum(a.begun >= t0 and a.result is not None for a in load.asked) <= 10:
+                    await asyncio.sleep(0.05)
             await asyncio.sleep(1.0)
         figure(f"every etcd {how}", outage=lasted, in_contact_again=contact, most_stalled=stalls.most_s)
         assert load.failed() == []
         since = [a for a in load.asked if a.begun >= t0]
-        assert len(since) > 10
         against = looks.against(t0)
         # Without etcd reports come by the channel alone: where pings were late, for want of a core, neither is there.
         assert [why for why in against if "no recent report" in why and "channel broken" not in why] == []
@@ -195,24 +197,25 @@ async def first_choice(world: Any, asked: Asked) -> str | None:
 
 async def at_home(failing: RunningWorld) -> None:
     """Until requests of the steady tenant are served where they come in: what came back is eased in."""
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(60.0):
         for region in ("frankfurt", "tokyo"):
             inside = 0
             while inside < 10:
                 result = await one(failing, region, "at home?", STEADY)
                 inside = inside + 1 if result.headers.get("x-farhop-region") == region else 0
+                await asyncio.sleep(0.0 if inside else 0.1)
 
 
 async def in_contact(world: Any) -> None:
     """Until every global balancer is in contact with every hub."""
-    async with asyncio.timeout(15.0), aiohttp.ClientSession() as session:
+    async with asyncio.timeout(60.0), aiohttp.ClientSession() as session:
         for run in world.regions.values():
             while True:
                 async with session.get(f"{run.global_admin}/status") as page:
                     hubs = (await page.json())["hubs"]
                 if len(hubs) == 2 and all(hub["in_contact"] and hub["balancers"] == 3 for hub in hubs):
                     break
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.1)
 
 
 async def one(failing: RunningWorld, region: str, text: str, tenant: str) -> Any:
@@ -280,7 +283,7 @@ def test_a_global_balancer_killed_leaves_others_that_know_the_caches(failing: Ru
         await bias(world, "frankfurt", KEEP_MS)
         async with asyncio.timeout(60.0):
             while not all([await offer(admin, body, "bias_ms") for admin in admins]):
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.1)
         async with asyncio.timeout(30.0):  # what came back of late is eased in, and may not take one so long at once
             inside = 0
             while inside < 3:
@@ -288,7 +291,7 @@ def test_a_global_balancer_killed_leaves_others_that_know_the_caches(failing: Ru
         assert await served(talk) == "frankfurt"
         async with asyncio.timeout(60.0):
             while (warm := await offer(admins[0], body, "hit_tokens")) <= cold:
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.1)
         assert frankfurt.global_ is not None
         async with Load(world, [["frankfurt", "virginia"]] * 2 + [["virginia"]] * 2) as load:
             await asyncio.sleep(0.5)
@@ -324,7 +327,7 @@ async def law_of_epoch(world: Any, epoch: int) -> None:
     }  # fmt: skip
     async with hubs_of(world) as store:
         await store.put(LAW_KEY, msgspec.json.encode(document))
-    async with asyncio.timeout(15.0):
+    async with asyncio.timeout(60.0):
         while await epochs(world) != {epoch}:
             await asyncio.sleep(0.05)
 
@@ -377,10 +380,10 @@ def test_an_etcd_restored_from_a_backup_undoes_no_law(failing: RunningWorld, tmp
         seen: set[int] = set()
         async with Load(world, [[name] for name in sorted(ALL)]) as load, aiohttp.ClientSession() as session:
             await restored()
-            async with asyncio.timeout(20.0):
+            async with asyncio.timeout(60.0):
                 while f'"why":"epoch {first + 1}"' not in await etcdctl(member, "get", LAW_KEY):
                     seen |= await epochs(world)
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(0.1)
             await in_contact(world)
             seen |= await epochs(world)
             noticed = 0.0  # by whoever is first to see it: the others find it mended

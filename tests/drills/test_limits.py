@@ -42,20 +42,21 @@ class Clients:
 
     async def _limited(self) -> None:
         while not self._stopped:
+            status = 0
             with contextlib.suppress(OSError):
                 status = (await send(self._port, chat())).status
                 self.served += status == 200
                 self.refused += status == 429
                 if status not in (200, 429):
                     self.other.add(status)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05 if status == 200 else 0.25)
 
     async def _unlimited(self) -> None:
         while not self._stopped:
             with contextlib.suppress(OSError):
                 answer = await send(self._port, chat("sk-farhop-eu-only"))
                 self.others_served += answer.status == 200
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.25)
 
     async def more(self, served: int = 0, refused: int = 0, within_s: float = 60.0) -> None:
         """Until so many more were."""

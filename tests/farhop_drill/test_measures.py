@@ -129,6 +129,15 @@ def test_it_is_back_when_every_region_is_up_and_its_own_are_served_at_home() -> 
     assert not measures.is_back(made(), home, up, MARKS, 21.5)
 
 
+def test_it_is_back_for_those_who_ask_seldom_too() -> None:
+    """Of the last three since the restoration none is within the moment that others are judged by."""
+    up = [Look(at_s=99.0, states={"virginia": "up"}, used={})]
+    seldom = [*BEFORE, canary(30.0, "tokyo"), canary(40.0), canary(50.0), canary(60.0)]
+    assert measures.is_back(made(), seldom, up, MARKS, 99.0)
+    assert not measures.is_back(made(), seldom[:-1], up, MARKS, 99.0)
+    assert not measures.is_back(made(), [*BEFORE, canary(40.0), canary(50.0)], up, MARKS, 99.0)
+
+
 def test_a_percentile_is_the_nearest_rank() -> None:
     assert [percentile([3.0, 1.0, 2.0], share) for share in (0.0, 0.5, 0.99)] == [1.0, 2.0, 3.0]
     assert percentile([], 0.5) is None

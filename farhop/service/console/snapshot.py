@@ -51,20 +51,22 @@ class LastSnapshot(msgspec.Struct, frozen=True):
 
 def plain(value: Any) -> Any:
     """As a picture holds it: no None, text of a bounded length, numbers finite and with three digits that matter."""
-    if isinstance(value, Mapping):
-        return {str(key)[:TEXT_MAX]: plain(one) for key, one in value.items() if _is_shown(one)}
-    if isinstance(value, list | tuple | frozenset | set):
-        return [plain(one) for one in value if _is_shown(one)]
+    if isinstance(value, str):
+        return value[:TEXT_MAX]
     if isinstance(value, float):
         return _rounded(value)
-    return value[:TEXT_MAX] if isinstance(value, str) else value
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, Mapping):  # costs the most to ask
+        return {str(key)[:TEXT_MAX]: made for key, one in value.items() if (made := plain(one)) is not None}
+    if isinstance(value, list | tuple | frozenset | set):
+        return [made for one in value if (made := plain(one)) is not None]
+    return value
 
 
-def _is_shown(value: Any) -> bool:
-    return value is not None and not (isinstance(value, float) and not math.isfinite(value))
-
-
-def _rounded(value: float) -> float | int:
+def _rounded(value: float) -> float | int | None:
+    if not math.isfinite(value):
+        return None
     short = float(f"{value:.3g}")
     return int(short) if short.is_integer() else short
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -22,6 +23,7 @@ from farhop.balance.health.reading import State
 from farhop.balance.health.region import LivenessConfig
 from farhop.balance.machine import Forward, Usage
 from global_lb.fleet.view import ChannelChanged, RegionForced, RegionReported
+from tests.conftest import played
 from topology.model import Residency, Rule
 
 NAMES = tuple(REGIONS)
@@ -274,11 +276,12 @@ class GlobalMachine(RuleBasedStateMachine):
             self.at_rest_nothing_is_held()
 
 
+@pytest.mark.hypothesis  # for `make test-system`, which plays all of them
 def test_the_global_machine() -> None:
     GlobalMachine.resumes[0] = 0
-    bounds = settings(max_examples=240, stateful_step_count=60, deadline=None, derandomize=True)
+    bounds = settings(max_examples=played(600), stateful_step_count=60, deadline=None, derandomize=True)
     run_state_machine_as_test(GlobalMachine, settings=bounds)
-    assert GlobalMachine.resumes[0] >= 40
+    assert GlobalMachine.resumes[0] >= bounds.max_examples // 6
 
 
 def test_what_may_not_be_hinted_leaves_no_trace_whatever_happens() -> None:

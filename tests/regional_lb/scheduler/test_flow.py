@@ -30,6 +30,7 @@ from regional_lb.fleet.table import KV_SHARE_MAX, SAMPLE_FRESH_S
 from regional_lb.fleet.view import Replica, ReplicaProbed, Sample
 from regional_lb.scheduler.flow import K_WAITING
 from regional_lb.scheduler.split import RuleConfig, SplitConfig, SplitsChanged
+from tests.conftest import played
 from topology.model import Rule as LawRule
 
 NAMES = ("r1", "r2", "r3", "p1", "p2")  # the last two prefill for others
@@ -399,12 +400,13 @@ class RegionalMachine(RuleBasedStateMachine):
                 assert not table.kv_taken_tokens.any()
 
 
+@pytest.mark.hypothesis  # for `make test-system`, which plays all of them
 def test_the_regional_machine() -> None:
     RegionalMachine.resumes[0] = RegionalMachine.moves[0] = 0
-    bounds = settings(max_examples=120, stateful_step_count=60, deadline=None, derandomize=True)
+    bounds = settings(max_examples=played(300), stateful_step_count=60, deadline=None, derandomize=True)
     run_state_machine_as_test(RegionalMachine, settings=bounds)
-    assert RegionalMachine.resumes[0] >= 10
-    assert RegionalMachine.moves[0] >= 5
+    assert RegionalMachine.resumes[0] >= bounds.max_examples // 12
+    assert RegionalMachine.moves[0] >= bounds.max_examples // 24
 
 
 def test_a_prompt_that_was_not_found_cached_corrects_the_mirror_and_is_there_now() -> None:
