@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LINES_MAX = 10
 WRONG_MAX, BUSY_MAX = 4, 3
+_LATELY_S = 60.0  # what a request met so long ago is told of no more
 _STATES = ("down", "draining", "suspect", "up")  # worst first, as some balancer sees it
 
 
@@ -227,6 +228,11 @@ def _wrong(
     for one in lower:
         if region in ("", one.region):
             yield from _replicas(one)
+    for one in upper:
+        for view in _dicts((one.status or {}).get("regions")):
+            age_s = view.get("token_rejected_age_s")
+            if isinstance(age_s, int | float) and age_s < _LATELY_S and region in ("", view.get("region")):
+                yield f"{view.get('region')} refuses hop tokens of {one.name}: give both the same key (`farhop check`)"
     for name, view in views.items():
         admitted = view.get("admitted_share")
         if view.get("state") == "up" and isinstance(admitted, int | float) and admitted <= 0.0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -250,6 +251,8 @@ class Top(App[None]):
 
 def run(by: str | None, where: Where, *, read_only: bool) -> int:
     """Show it until `q`; the exit code."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        fail("top: it takes a terminal, and this is none; `farhop status --watch` goes through pipes")
     here = where.fleet()
     if not here.balancers:
         fail(f"{here.name}: no balancer is known; give its admin port by --admin")

@@ -47,7 +47,7 @@ def _by_file(client: str, tenant: str, config: Path) -> dict[str, Any]:
         by_resolver = given.networks.without_subnet == "resolver"
         return where(client, tenant, known, Law(world), standings, given.entries_max, by_resolver=by_resolver)
     except (ConfigError, TopologyError, ValueError) as error:
-        fail(str(error))
+        fail(f"{error}; --config is the DNS server's configuration" if not config.is_file() else str(error))
 
 
 def latencies(config: Path, admin: str, token: str, least_ms: float, as_json: bool) -> int:
@@ -112,7 +112,7 @@ def _admin_of(config: Path) -> str:
     try:
         given = load(DnsConfig, config, [])
     except ConfigError as error:
-        fail(str(error))
+        fail(f"{error}; --config is the DNS server's configuration" if not config.is_file() else str(error))
     scheme = "https" if given.admin.tls is not None else "http"
     return f"{scheme}://{given.admin.reached_at(given.admin.port)}"
 

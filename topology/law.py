@@ -56,6 +56,14 @@ class Verdict:
         return self.excluded.get(region, f"region {_shown(region)} is not in the topology")
 
 
+def joined(one: Verdict, other: Verdict) -> Verdict:
+    """What two verdicts of one law both leave."""
+    if one.lawful <= other.lawful:
+        return one
+    excluded = MappingProxyType({**other.excluded, **one.excluded})
+    return Verdict(one.lawful & other.lawful, excluded, one.epoch)
+
+
 class Law:
     """The rules of one topology, for models of this lineage. Never changes: a new epoch is a new Law, and so are other
     models (`knowing`)."""
@@ -164,6 +172,17 @@ class Law:
             for name in before.lineage.keys() & self.lineage.keys()
             if (bound := self.bound.get(name, ())) is None or bound != before.bound.get(name, ())
         ]
+
+    def left_by_rules(self, tenant: str, model: str) -> tuple[str, ...] | None:
+        """Of the regions where anything may be done with a tenant's prompt, those that the rules about a model leave,
+        sorted; None where they keep out none. Others are not named: they may not be for the tenant to know of."""
+        who = self._topology.tenants.get(tenant)
+        if who is None or model not in self.bound:
+            return None
+        kept_out = frozenset[str]().union(*self._model_clauses(who, model))
+        scopes = (Scope.PROCESSING, Scope.LOGGING, Scope.HINTS)
+        anywhere = frozenset[str]().union(*(self.verdict(tenant, "", scope).lawful for scope in scopes))
+        return tuple(sorted(anywhere - kept_out)) if anywhere & kept_out else None
 
     def verdict(
         self, tenant: str, model: str, scope: Scope = Scope.PROCESSING, narrow: Narrow = (), key: str = ""

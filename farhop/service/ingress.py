@@ -300,6 +300,9 @@ class Ingress:
                 return answers.refusal(error.outcome, error.detail, param=error.param)
             if found is not None:
                 request, prompt, exchange.body = found
+                if request.narrow != caller.narrow:  # a rule about the name binds what is recorded, too
+                    caller = context.caller = replace(caller, narrow=request.narrow)
+                    self._mute_unless_recorded(context, caller, request.model)
             if request.alias:
                 onward, context.body_sha256 = None, b""  # both were of the body that came
                 self._mute_unless_recorded(context, caller, request.model)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from farhop.balance.machine import Request
+    from topology.law import Law
 
 MODELS_MAX = 16  # that one name stands for: each is asked for at most once a request
 _DRAWS = 1 << 64  # of a session's hash
@@ -73,6 +74,13 @@ def alias_note(request: Request) -> str:
     """Which model a request got for the name that it came by, and why not those before, for people."""
     why = f" ({request.alias_why})" if request.alias_why else ""
     return f"{request.alias} stands for {request.model}{why}"
+
+
+def narrowed_by_name(request: Request, law: Law) -> tuple[tuple[str, ...], ...]:
+    """The places that a request stays within once its name stands for another model: so what a rule about the name
+    leaves binds its records and hints, too, also in regions that know nothing of the name."""
+    left = law.left_by_rules(request.tenant, request.model)
+    return request.narrow if left is None or left in request.narrow else (*request.narrow, left)
 
 
 def fallback(request: Request, model: str, refused: str, attempts: int) -> Request:

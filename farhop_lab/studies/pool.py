@@ -7,10 +7,11 @@ nothing but its scenario, router, load and seed, so neither order nor number of 
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
-from multiprocessing import connection
+from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,6 +160,13 @@ class _Crew:
         # Of one that has the imports made: they would take each cell longer than many a cell does.
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["__main__", cell.__name__])
+        # Ctrl-C is for us. It would end that one as it imports, with a stack trace: it ignores it only later.
+        resource_tracker.ensure_running()  # which it starts, too, and that lets SIGINT in again
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
         self._busy: dict[connection.Connection, tuple[Job, ForkServerProcess]] = {}
         self._shares: dict[Key, float] = {}
 
@@ -210,7 +218,12 @@ class _Crew:
 def _work(there: connection.Connection, content: bytes) -> None:
     """A cell's process. Ctrl-C is for its parent, who ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    job = msgspec.msgpack.decode(content, type=Job)
+    with contextlib.suppress(BrokenPipeError):  # who asked for it is gone: nobody is left to tell
+        _tell(there, msgspec.msgpack.decode(content, type=Job))
+    there.close()
+
+
+def _tell(there: connection.Connection, job: Job) -> None:
     try:
         result = cell.run(
             job.document, Path(job.folder), job.key, job.recipe, lambda share: there.send(("share", share))
@@ -219,4 +232,3 @@ def _work(there: connection.Connection, content: bytes) -> None:
         there.send(("error", f"{type(error).__name__}: {error}"))
     else:
         there.send(("result", msgspec.msgpack.encode(result)))
-    there.close()

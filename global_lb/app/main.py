@@ -283,6 +283,7 @@ class GlobalBalancer:
             laws=self.laws,
             configuration=self.reloader.status,
         )
+        self.tier_admin.token_rejected_at = self.tier.token_rejected_at
         self.tier_admin.issued, self.tier_admin.limits = self.identities.status, self.limiter.status
         hub = self.topology.regions[config.region].hub
         self.tier_admin.kept = lambda: stores.kept(self.store, hub)

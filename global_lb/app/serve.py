@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
+from farhop.balance import outcome
 from farhop.identity.hop_token import BUDGET_MAX_MS, LIFE_MS, HopClaims, request_line
 from farhop.identity.hop_token import HEADER as HOP_HEADER
 from farhop.service.admin import composed
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farhop.balance.machine import Request
+    from farhop.balance.outcome import Outcome
     from farhop.identity.hop_token import HopSigner
-    from farhop.relay.active import ActiveRequest
+    from farhop.relay.active import ActiveRequest, Attempt
     from farhop.service.admin import Question
     from farhop.service.authenticator import KeyAuthenticator
     from farhop.service.clock import Clock
@@ -57,7 +59,8 @@ class GlobalTier(InstrumentedTier):
     ) -> None:
         """`mutual`: whether a region and we prove to each other by TLS who we are."""
         super().__init__(telemetry, log)
-        self.concluded = telemetry.concluded
+        self.concluded, self.attempt_over = telemetry.concluded, self._attempt_over
+        self.token_rejected_at: dict[str, float] = {}  # by region: when one last refused what we signed
         self._redirect_tokens, self._mutual = redirect_tokens, mutual
         self.own_tokens: OwnTokens | None = None
         self._flow, self._signer, self._instance, self._clock = flow, signer, instance, clock
@@ -65,6 +68,14 @@ class GlobalTier(InstrumentedTier):
     def resign(self, signer: HopSigner, mutual: Callable[[str], bool]) -> None:
         """Sign with another's keys from now on; `mutual` is as configured now."""
         self._signer, self._mutual = signer, mutual
+
+    def _attempt_over(self, active: ActiveRequest, attempt: Attempt, reason: Outcome) -> None:
+        """See relay.Tier. Of a region that takes none of our tokens all else looks well: it is said aloud."""
+        self.telemetry.attempt_over(active, attempt, reason)
+        if reason is outcome.HOP_REJECTED:
+            self.token_rejected_at[attempt.target] = self._clock.now()
+            problem = "it refuses our hop token; give both the same key (`farhop check` takes both files together)"
+            self._log.error("hop token rejected", attempt.target, region_asked=attempt.target, problem=problem)
 
     def forwarded(self, active: ActiveRequest) -> None:
         """See relay.Tier. What was sent past a hot region is counted."""
@@ -271,6 +282,7 @@ class GlobalAdmin:
         self.issued: Callable[[], dict[str, Any]] = dict  # which API keys main follows
         self.limits: Callable[[], dict[str, Any]] = dict  # what tenants may use
         self.accounts: Callable[[], dict[str, Any]] = dict  # what is written down of requests
+        self.token_rejected_at: dict[str, float] = {}  # see GlobalTier
 
     def ready(self) -> bool:
         """Some region can take work, and we are not on our way out."""
@@ -330,6 +342,7 @@ class GlobalAdmin:
             "desired_replicas": flow.scaling.by_region().get(name, {}),
             "override": self._watcher.drains.status(name),
             "rtt_ms": region.rtt_ms if region is not None else None,
+            "token_rejected_age_s": now - self.token_rejected_at[name] if name in self.token_rejected_at else None,
             "in_flight": flow.ledger.load(name).in_flight,
             **(_queued(region) if region is not None else {}),
             "cache_hit_calibration": cache_hit_calibration.at(now) if cache_hit_calibration is not None else None,

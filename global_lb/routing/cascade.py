@@ -51,9 +51,11 @@ def resolve(
     first that is served there; where none is, the first that it may use, of those `known` if there is one. `allowed`
     are the models of its API key, empty for any; `tools`: it brings some; `micro_usd`: what a request may cost at most,
     None where that has no price. Its `lawful` then holds what the law says of the name asked for, too.
-    Its `fallbacks` are the others that it may use. Its chain is still the name's."""
+    Its `fallbacks` are the others that it may use, and it stays within what a rule about the name leaves. Its chain is
+    still the name's."""
     by_name = admission.processing(request, law).lawful
     by_name = admission.both(by_name, request.lawful)
+    narrow = model_steps.narrowed_by_name(request, law)
     passed: list[str] = []
     lawless = False
     served: tuple[Request, list[str]] | None = None
@@ -65,7 +67,7 @@ def resolve(
             passed.append(f"{step.model}: {unfit[step.model]}")
             continue
         others = tuple(model for model in fitting if model != step.model)
-        one = replace(request, model=step.model, alias=request.model, lawful=by_name, fallbacks=others)
+        one = replace(request, model=step.model, alias=request.model, lawful=by_name, fallbacks=others, narrow=narrow)
         if not admission.processing(one, law).lawful & by_name:
             lawless = True
             passed.append(f"{step.model}: unlawful")

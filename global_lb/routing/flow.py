@@ -568,7 +568,9 @@ class GlobalFlow:
         )
         if isinstance(found, cascade.Unresolved) or found.model != request.model:
             return found
-        return msgspec.structs.replace(request, fallbacks=found.fallbacks) if found.fallbacks else None
+        if not found.fallbacks:
+            return None
+        return msgspec.structs.replace(request, fallbacks=found.fallbacks, narrow=found.narrow)
 
     def _answer_tokens(self, request: Request) -> float:
         """What a request's answers may be at most, or where it does not say are likely to be."""

@@ -99,12 +99,13 @@ class ModelNames:
         steps = tuple(model_steps.ordered(steps, model_steps.drawn(request, self._rng)))
         unfit = model_steps.unfit(steps, request, allowed, canonical.startswith(TOOLS), self._micro_usd)
         fitting = tuple(model for model, why in unfit.items() if not why)
+        narrow = model_steps.narrowed_by_name(request, flow.law)
         passed: list[str] = []
         served: list[tuple[Request, int]] = []  # and how many were passed over before it
         usable: list[Request] = []
         for step in steps:
             others = tuple(model for model in fitting if model != step.model)
-            one = replace(request, model=step.model, alias=name, fallbacks=others)
+            one = replace(request, model=step.model, alias=name, fallbacks=others, narrow=narrow)
             why = unfit[step.model] or self._unlawful(one)
             if not why:
                 usable.append(one)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 REGIONS = frozenset(("virginia", "frankfurt", "tokyo"))
 FROM = "virginia"
-STREAMS, TOKENS = 8, 400
+STREAMS, TOKENS = 5, 400
 
 
 @pytest.fixture(scope="module")

@@ -108,3 +108,12 @@ def test_ten_lines_and_no_fault_whatever_the_statuses(statuses):
     those = [SimpleNamespace(region="tokyo", name="tokyo", status=status) for status in statuses]
     lines = summed(those[::2], those[1::2], ["a", "b", "c", "d", "e"])
     assert 4 <= len(lines) <= summary.LINES_MAX
+
+
+def test_a_region_that_refuses_hop_tokens_is_wrong_for_a_minute():
+    def wrong(age_s):
+        upper = [balancer("paris", regions=[{"region": "tokyo", "state": "up", "token_rejected_age_s": age_s}])]
+        return [line for line in summed(upper, [], []) if line.startswith("wrong")]
+
+    assert wrong(3.0) == ["wrong: tokyo refuses hop tokens of paris: give both the same key (`farhop check`)"]
+    assert wrong(90.0) == wrong(None) == ["wrong: nothing"]

@@ -114,3 +114,8 @@ async def _drain(app: Top, pilot: Any, source: Source) -> None:
     assert entry is not None
     drain = decode_drain(entry.value)
     assert (drain.author, drain.why) == ("ann", "patching")
+
+
+def test_where_there_is_no_terminal_it_says_what_to_use(cli) -> None:  # type: ignore[no-untyped-def]
+    """Into a pipe it wrote a terminal's commands, and went on when nobody read them."""
+    assert "`farhop status --watch`" in cli.failed(cli.run("top", "--admin", "http://127.0.0.1:1"), 2)

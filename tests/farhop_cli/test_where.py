@@ -141,3 +141,9 @@ def test_where_geography_and_measurement_disagree(config, admin, capsys) -> None
     assert "2600::" not in content
     assert latencies(config, admin, "", 300.0, as_json=True) == 0
     assert [one["network"] for one in json.loads(capsys.readouterr().out)] == ["8.8.8.0/24", "1.1.1.0/24"]
+
+
+def test_without_a_configuration_it_says_whose_is_meant(cli, tmp_path):
+    for words in (("where", "192.0.2.1"), ("dns", "--config", str(tmp_path / "nowhere.yaml"), "latencies")):
+        text = cli.failed(cli.run(*words), 2)
+        assert text.endswith("cannot be read: No such file or directory; --config is the DNS server's configuration\n")

@@ -117,6 +117,13 @@ def test_a_rule_for_a_base_holds_for_its_adapters_by_whatever_name_they_go() -> 
     assert unruled.verdict("acme", "stray").lawful == set(REGIONS)
 
 
+def test_what_rules_about_a_model_leave_names_no_region_that_is_nothing_to_the_tenant() -> None:
+    elsewhere = Residency(Rule(("eu",)), logging=Rule(("us",)))
+    law = _law(elsewhere, world={"m": Rule((WORLD,), ("de",)), "n": Rule((WORLD,), ("jp",))})
+    assert law.left_by_rules("acme", "m") == ("virginia",)
+    assert [law.left_by_rules(*who) for who in (("acme", "n"), ("acme", "other"), ("nobody", "m"))] == [None] * 3
+
+
 def test_the_tenants_own_model_rule_is_named_as_such() -> None:
     law = _law(Residency(Rule((WORLD,))), models={"m": Rule((WORLD,), ("us",))})
     assert law.verdict("acme", "m").excluded == {"virginia": "tenant acme, model m: processing denies us"}

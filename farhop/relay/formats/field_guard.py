@@ -114,6 +114,13 @@ KNOWN = frozenset(
 )  # fmt: skip
 _PLAIN = KNOWN - _NESTED - {_TEMPLATE_ARGUMENTS}
 
+# How base64 of images, sound and films begins. Anything else where a medium stands that is no longer than a path may be
+# one: SGLang opens what is a file's name.
+_BASE64 = (
+    "iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "Qk0", "SUkq", "TU0AK", "T2dnU", "ZkxhQ", "SUQz", "AAAA", "GkXfo",
+)  # fmt: skip
+_MEDIA = frozenset(("url", "image", "image_url", "video", "video_url", "audio", "audio_url"))
+_PATH_CHARS_MAX = 4095  # Linux' PATH_MAX, less the NUL
 _EXEMPT = frozenset(("text", "type", "detail", "format", "role", "name", "title", "mime_type", "media_type"))
 _COUNTED_MAX = 256  # names; a client must not be able to make more
 OTHER = "(other)"
@@ -178,11 +185,14 @@ class Guard:
                 if isinstance(one, dict):
                     self._medium(one, at)
                 elif isinstance(one, str) and name not in _EXEMPT and name != "filename":
-                    self._location(one, at)
+                    self._location(one, at, is_medium=name in _MEDIA)
 
-    def _location(self, text: str, at: str) -> None:
-        """Whether this is content, or a place that the configuration allows: base64 has neither colon nor dot."""
-        if text[:5].lower() == "data:" or (":" not in text and "." not in text):
+    def _location(self, text: str, at: str, *, is_medium: bool) -> None:
+        """Whether this is content, or a place that the configuration allows: base64 has neither colon nor dot, and that
+        of a medium its beginning."""
+        plain = ":" not in text and "." not in text
+        may_be_path = is_medium and 0 < len(text) <= _PATH_CHARS_MAX and not text.startswith(_BASE64)
+        if text[:5].lower() == "data:" or (plain and not may_be_path):
             return
         if self.media_hosts:
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -116,3 +117,29 @@ def test_a_folder_that_cannot_be_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(pool.CellError, match="give another folder"):
         pool.opened(tmp_path / "file" / "under")
+
+
+PREPARED = """
+from multiprocessing import forkserver
+from farhop_lab.studies import pool
+
+pool._Crew(1)
+forkserver.ensure_running()
+print(open(f"/proc/{forkserver._forkserver._forkserver_pid}/status").read())
+"""
+
+
+def test_ctrl_c_while_processes_are_prepared_is_not_answered_by_them() -> None:
+    """Python begins with a stack trace for it; held back from its first instruction on it is not there."""
+    said = subprocess.run([sys.executable, "-c", PREPARED], capture_output=True, text=True, timeout=60.0, check=True)
+    (blocked,) = (line for line in said.stdout.splitlines() if line.startswith("SigBlk:"))
+    assert int(blocked.split()[1], 16) & 1 << signal.SIGINT - 1
+
+
+def test_a_cell_whose_asker_is_gone_ends_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # Ctrl-C stays this process's own
+    here, there = multiprocessing.Pipe(duplex=False)
+    here.close()
+    (job,) = pool.jobs(tiny(), ["farhop"], [1])
+    pool._work(there, msgspec.msgpack.encode(job))
+    assert there.closed

@@ -265,6 +265,22 @@ async def test_a_name_that_stands_for_a_model_does_so_where_a_stream_by_anycast_
         await up.at_rest()
 
 
+async def test_what_a_rule_about_a_name_leaves_goes_with_the_request(engine: Engine) -> None:
+    world = topology(tenant("acme", models={"auto": {"allow": ["us", "eu"]}}))
+    routes = [{"model": "auto", "models": [{"model": MODEL}]}]
+    async with both(engine, world, global_={"routes": routes}) as up:
+        verify, seen = up.regional.hop_authenticator.caller, list[Any]()
+
+        def watched(head: Any) -> Any:
+            seen.append(verify(head))
+            return seen[-1]
+
+        up.regional.hop_authenticator.caller = watched  # type: ignore[method-assign]
+        assert (await send(up.entry, chat("sk-farhop-acme", BODY.replace(MODEL.encode(), b"auto")))).status == 200
+        assert [one.narrow for one in seen] == [(("frankfurt", "virginia"),)]
+        await up.at_rest()
+
+
 async def test_a_key_issued_for_one_model_is_for_no_other_where_it_is_sent(up: Both) -> None:
     key = spelled("0" * 30)
     one = IssuedKey(

@@ -213,3 +213,21 @@ async def test_the_client_listener_does_not_hear_of_hop_outcomes(up: Both) -> No
     assert answer.status == 503
     assert "x-farhop-outcome" not in answer.headers
     assert answer.headers["retry-after"]
+
+
+async def test_a_region_that_takes_none_of_our_tokens_is_named(up: Both) -> None:
+    """All else of it looks well: it reports, and its channel works."""
+
+    def age_s() -> float | None:
+        (region,) = up.global_.tier_admin.status()["regions"]
+        age: float | None = region["token_rejected_age_s"]
+        return age
+
+    assert (await send(up.entry, chat())).status == 200
+    assert age_s() is None
+    up.global_.tier.resign(HopSigner({"k1": b"y" * 32}, "k1", "virginia"), lambda _region: False)
+    answer = await send(up.entry, chat())
+    assert (answer.status, "hop_token_rejected" in answer.json["error"]["message"]) == (503, True)
+    found = age_s()
+    assert found is not None
+    assert found < 60.0

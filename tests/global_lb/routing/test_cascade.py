@@ -28,7 +28,7 @@ from global_lb.routing.cascade import Unresolved
 from global_lb.routing.flow import GlobalFlow
 from global_lb.routing.policy import RouteConfig
 from global_lb.routing.routes import Routes, RoutesChanged
-from topology.law import Law
+from topology.law import Law, Scope
 from topology.model import Residency, Rule, Tenant, Topology
 
 NAMES = ("big", "medium", "small")
@@ -329,3 +329,44 @@ def test_whatever_refuses_it_ends_lawfully_and_tries_no_model_twice(
     assert not allowed or set(models) <= set(allowed)
     assert numbers == list(range(1, len(numbers) + 1))
     assert (flow.under_way, len(flow.ledger)) == (0, 0)
+
+
+def test_a_rule_about_a_name_binds_hints_and_records_and_regions_that_know_nothing_of_the_name() -> None:
+    law = ruled(auto=Rule(allow=("world",), deny=("JP",)))
+    flow = worldwide(under=law, view=seen(serving("london", big=4), serving("tokyo", big=4)), routes=auto("big"))
+    found = asked(flow)
+    assert isinstance(found, Request)
+    for scope in (Scope.PROCESSING, Scope.HINTS, Scope.LOGGING):
+        left = law.verdict("anyone", found.model, scope, found.narrow).lawful
+        assert left == frozenset(REGIONS) - {"tokyo"}
+    assert asked(flow, narrow=found.narrow).narrow == found.narrow  # type: ignore[union-attr]  # said once
+
+
+def test_a_rule_about_a_name_narrows_nothing_where_there_is_none() -> None:
+    under = ruled(big=Rule(allow=("eu",)))
+    found = asked(worldwide(under=under, view=seen(serving("london", big=4)), routes=auto("big")))
+    assert isinstance(found, Request)
+    assert found.narrow == ()
+
+
+def test_a_later_rule_about_a_name_binds_who_waits_by_it() -> None:
+    flow = worldwide(under=ruled(), view=seen(serving("tokyo", big=4)), routes=auto("big"))
+    found = asked(flow)
+    assert isinstance(found, Request)
+    later = ruled(auto=Rule(allow=("world",), deny=("JP",)))
+    verdict = admission.processing(found, later)
+    assert verdict.lawful == frozenset(REGIONS) - {"tokyo"}
+    assert "model auto" in verdict.excluded["tokyo"]
+    assert not admission.hints_allowed(found, "tokyo", later)
+
+
+def test_the_rule_of_a_model_that_stands_for_itself_binds_those_in_its_place() -> None:
+    under = ruled(big=Rule(allow=("world",), deny=("JP",)))
+    there = seen(serving("london", big=0), serving("tokyo", small=4))
+    flow = worldwide(under=under, view=there, routes=auto("big", "small", name="big"))
+    found = flow.resolve(request("a", model="big"), (), 0.0)
+    assert isinstance(found, Request)
+    assert (found.model, found.fallbacks) == ("big", ("small",))
+    instead = model_steps.fallback(found, "small", "no_region_serving", 1)
+    assert flow.consider(instead, 0.0).chosen is None
+    assert "tokyo" not in admission.processing(instead, under).lawful

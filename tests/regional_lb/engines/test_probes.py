@@ -37,7 +37,7 @@ def replica(url: str, **probe: Any) -> ReplicaConfig:
     return ReplicaConfig.model_validate({"url": url, "models": ["m"], "probe": probe})
 
 
-def looker(pool: Pool, one: ReplicaConfig, timeout_s: float = 0.5) -> Prober:
+def looker(pool: Pool, one: ReplicaConfig, timeout_s: float = 20.0) -> Prober:
     return prober(one, "/health", pool, timeout_s, grpc.ssl_channel_credentials)
 
 

@@ -108,6 +108,10 @@ def _with(part: dict[str, Any]) -> dict[str, Any]:
             "image_url": "http://10.0.0.1/",
         },  # which is read is up to the engine
         {"image_url": "s3://bucket/key"},
+        {"type": "audio_url", "audio_url": {"url": "/proc/self/environ"}},
+        {"type": "audio_url", "audio_url": {"url": "//proc/self/environ"}},
+        {"type": "video_url", "video_url": {"url": "videos/secret"}},
+        {"type": "video_url", "video_url": {"url": "/dev/stdin"}},
         {"type": "image_embeds", "image_embeds": "gASV"},
         {"type": "image_url", "image_url": {"url": DATA_URL}, "uuid": "another tenant's"},
         {"type": "file", "file": {"file_id": "file-1"}},
@@ -134,6 +138,9 @@ def test_media_bring_their_data(part: dict[str, Any]) -> None:
         {"type": "image_url", "image_url": {"url": "DATA:image/jpeg;base64,/9j/4AAQ"}},
         {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
         {"type": "image", "image": "/9j/4AAQSkZJRg=="},
+        {"type": "image", "image": "iVBORw0KGgo="},
+        {"type": "video", "video": "A" * 4096},  # longer than any path
+        {"type": "input_audio", "input_audio": {"data": "//uQxAAA", "format": "mp3"}},
         {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}},
         {"type": "text", "text": "see http://example.com/a.png", "cache_control": {"type": "ephemeral"}},
         {"type": "input_text", "text": "https://example.com"},

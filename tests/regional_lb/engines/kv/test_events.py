@@ -68,7 +68,11 @@ class Recorded:
         return self.blocks.known(prompt(*names)).least.get("one", 0.0)
 
 
-@pytest.mark.parametrize("payload", [None, b"", batch(), batch(*[None] * 20), batch(*[["Unknown"]] * 20)])
+@pytest.mark.parametrize(
+    "payload",
+    [None, b"", batch(), batch(*[None] * 20), batch(*[["Unknown"]] * 20)],
+    ids=["none", "empty", "no events", "no maps", "unknown"],  # a batch bears the time: workers would not agree
+)
 async def test_others_have_their_turns_however_much_an_engine_says_at_once(
     monkeypatch: pytest.MonkeyPatch, payload: bytes | None
 ) -> None:
