@@ -234,12 +234,30 @@ def _wrong(
             if isinstance(age_s, int | float) and age_s < _LATELY_S and region in ("", view.get("region")):
                 yield f"{view.get('region')} refuses hop tokens of {one.name}: give both the same key (`farhop check`)"
     for name, view in views.items():
-        admitted = view.get("admitted_share")
-        if view.get("state") == "up" and isinstance(admitted, int | float) and admitted <= 0.0:
-            yield f"{name} is hot: new work goes elsewhere if it can"
+        if view.get("state") == "up":
+            yield from _capacity(name, view)
         drain = view.get("override")
         if isinstance(drain, dict):
             yield f"{name} is drained by {drain.get('author') or 'somebody'}: {drain.get('why') or 'no reason given'}"
+
+
+def _capacity(name: str, view: dict[str, Any]) -> Iterator[str]:
+    """What a region that is up lacks: replicas, or room."""
+    offers = [
+        (model, offer["replicas_ready"])
+        for instance in _dicts(view.get("instances"))
+        if isinstance(models := instance.get("models"), dict)
+        for model, offer in models.items()
+        if isinstance(offer, dict) and isinstance(offer.get("replicas_ready"), int)
+    ]
+    ready = {model for model, count in offers if count}
+    if without := {model for model, _ in offers} - ready:
+        yield f"{name} has no replica ready of {_few(sorted(without))}"
+        if not ready:
+            return  # which is why it takes no work
+    admitted = view.get("admitted_share")
+    if isinstance(admitted, int | float) and admitted <= 0.0:
+        yield f"{name} is hot: new work goes elsewhere if it can"
 
 
 def _unannounced(announcers: Iterable[AnnounceReport]) -> Iterator[str]:

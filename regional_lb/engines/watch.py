@@ -195,7 +195,8 @@ class Watcher:
                     self._probed(replica, probes.UNREADY)
                     cold = not await self._warm_up(replica)
                     verdict = probes.FAILED if cold else verdict
-                self._problem(replica.label, "health", _unwell(prober.why, verdict), said=not verdict.ok)
+                # Said once that it is down: one that starts together with us is there a moment later.
+                self._problem(replica.label, "health", _unwell(prober.why, verdict), said=fails >= self._watch.fall)
                 self._probed(replica, verdict)
                 await self._pause(self._watch.probe_s)
                 if verdict is probes.READY and replica.label in self._at_rest:

@@ -187,6 +187,8 @@ async def test_a_green_health_page_over_a_dead_gpu_swallows_nothing(monkeypatch:
 
 # -- cold-start herd
 
+LONG = 1200  # tokens: none of them ends before all are there, however late this machine is
+
 
 async def _herd(naive: bool) -> int:
     """Three replicas work on 8 long answers each when a fourth comes up: how many of the next 8 requests it is sent."""
@@ -200,11 +202,11 @@ async def _herd(naive: bool) -> int:
             "watch": {"probe_s": 0.1, "scrape_s": 0.05, "timeout_s": 2.0},
         }
         async with region(engines, {"slots": 16}, up=3, **config) as (balancer, url), Load(url) as load:
-            asked = [asyncio.create_task(load.ask("long", 5, 400, within_s=60.0)) for _ in range(24)]
+            asked = [asyncio.create_task(load.ask("long", 5, LONG, within_s=60.0)) for _ in range(24)]
             await until(lambda: sum(load_of(balancer, n) for n in range(3)) == 24)
             engines[3].replica.faults.command(None)
             await until(lambda: balancer.flow.health["gpu-3"].read(balancer.clock.now()).state == "up")
-            asked += [asyncio.create_task(load.ask("next", 5, 400, within_s=60.0)) for _ in range(8)]
+            asked += [asyncio.create_task(load.ask("next", 5, LONG, within_s=60.0)) for _ in range(8)]
             await until(lambda: sum(load_of(balancer, n) for n in range(4)) == 32)
             herd = load_of(balancer, 3)
             for one in asked:

@@ -117,3 +117,15 @@ def test_a_region_that_refuses_hop_tokens_is_wrong_for_a_minute():
 
     assert wrong(3.0) == ["wrong: tokyo refuses hop tokens of paris: give both the same key (`farhop check`)"]
     assert wrong(90.0) == wrong(None) == ["wrong: nothing"]
+
+
+def test_a_region_without_a_ready_replica_is_told_so_and_not_that_it_is_hot():
+    def wrong(**ready):
+        models = {model: {"replicas_ready": count} for model, count in ready.items()}
+        one = {"region": "tokyo", "state": "up", "admitted_share": 0.0, "instances": [{"models": models}]}
+        return [line for line in summed([balancer("paris", regions=[one])]) if line.startswith("wrong")]
+
+    hot = "wrong: tokyo is hot: new work goes elsewhere if it can"
+    assert wrong(m=0) == ["wrong: tokyo has no replica ready of m"]
+    assert wrong(m=0, n=2) == ["wrong: tokyo has no replica ready of m", hot]
+    assert wrong(m=1) == [hot]

@@ -45,6 +45,7 @@ def document(of: str, endpoint: str, **more: Any) -> dict[str, Any]:
     if of == "regional":
         replica = {"url": f"http://{NOBODY}", "models": ["m"]}
         own = {"tier": {"port": 0}, "control": {"port": 0}, "client": {"port": 0}, "replicas": [replica]}
+        own["watch"] = {"probe_s": 600.0}  # the log says that it is not there once three probes have found it so
     return {
         "region": "virginia",
         "instance": f"{of}-1",

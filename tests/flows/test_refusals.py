@@ -135,12 +135,12 @@ def test_nobody_is_refused_whom_an_ideal_queue_would_serve_in_time(small: Small)
 
 
 def test_overload_refuses_the_excess_and_hardly_more() -> None:
-    small = Small({"a": 8, "b": 8}, 1.0, {"a": 20.0, "b": 4.0}, 0.0, 3, until_s=90.0)
+    small = Small({"a": 8, "b": 8}, 1.0, {"a": 20.0, "b": 4.0}, 0.0, 3, until_s=60.0)
     found = judged(small, run(small), EXCESS_S)
     assert small.load == 1.5
     assert found["feasible"] == 0
     assert found["infeasible"] > 0
-    assert found["served"] >= 0.95 * sum(small.slots.values()) * small.until_s / small.service_s
+    assert found["served"] >= sum(small.slots.values()) * small.until_s / small.service_s
 
 
 def test_a_burst_of_overload_refuses_nobody() -> None:
