@@ -106,10 +106,12 @@ class Shop:
 
 @pytest.mark.parametrize("at_once", [4, 16, 64])
 def test_two_alike_share_alike_though_their_configured_speed_is_wrong(at_once: int) -> None:
-    shop = Shop(2)
-    shop.clients(at_once)
-    shares = shop.run_requests(400)
-    assert all(abs(n - 200) <= 20 for n in (shares["gpu-0"], shares["gpu-1"])), shares
+    shares: Counter[str] = Counter()
+    for seed in (3, 4, 5):  # 400 at 64 at once are 6 answers a client: one seed is up to 23 apart by chance
+        shop = Shop(2, seed=seed)
+        shop.clients(at_once)
+        shares += shop.run_requests(400)
+    assert all(abs(n - 600) <= 30 for n in (shares["gpu-0"], shares["gpu-1"])), shares
 
 
 @pytest.mark.parametrize(

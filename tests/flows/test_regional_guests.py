@@ -62,7 +62,7 @@ def test_the_last_resort_finds_a_smaller_reserve_and_passes_that_no_more(play) -
 
 def test_the_cache_is_kept_from_the_last_resort_too(play) -> None:
     terms = ForeignConfig(reserve_share=0.5, last_resort_reserve_share=0.5)
-    flow = regional(replica("r1", **ROOMY), foreign=terms)
+    flow = regional(replica("r1", **ROOMY, prefill_ms_per_token=0.01), foreign=terms)
     book = play(flow).on(RequestArrived(request("a", 12_000, **OWN))).expect(sent("a", "r1"))  # 3,000 of 10,000 tokens
     book.on(RequestArrived(request("b", 12_000, **LAST))).expect(held("b"))
     book.on(RequestArrived(request("c", 12_000, **OWN))).expect(held("c"), sent("c", "r1"))

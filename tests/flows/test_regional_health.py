@@ -73,11 +73,12 @@ def test_panic_serves_rather_than_crushing_the_rest(play) -> None:
 @pytest.mark.parametrize("policy", ["predictive", "least-load", "round-robin", "random", "p2c", "session"])
 def test_a_replica_that_joins_is_not_run_over_under_any_policy(policy: str) -> None:
     """Fifty wait when it comes up: it may have a tenth of its slots, and more as time goes by."""
-    flow = regional(replica("r1", slots=10, kv_tokens=10**6, prefill_tokens_max=10**6))
+    roomy = {"kv_tokens": 10**6, "prefill_tokens_max": 10**6, "prefill_ms_per_token": 0.001}
+    flow = regional(replica("r1", slots=10, **roomy))
     flow.policies.override({"": PolicyConfig(name=policy)})
     for n in range(60):
         go(flow, f"q{n}", 0.0)
-    fresh = replica("r2", slots=40, kv_tokens=10**6, prefill_tokens_max=10**6)
+    fresh = replica("r2", slots=40, **roomy)
     old = flow.view.replicas["r1"]
     flow.handle(swapped(old, fresh), 1.0)
     most = []
@@ -97,7 +98,8 @@ def drawn(policy: str, guarded: bool, waits: bool) -> Counter[str]:
 
     Ejection is off: the guard has to do alone. `waits`: three times as many, so that they queue.
     """
-    replicas = [replica(f"r{n}", slots=10, kv_tokens=10**6, prefill_tokens_max=10**6, tpot_ms=1.6) for n in range(4)]
+    roomy = {"slots": 10, "kv_tokens": 10**6, "prefill_tokens_max": 10**6, "prefill_ms_per_token": 0.001}
+    replicas = [replica(f"r{n}", **roomy, tpot_ms=1.6) for n in range(4)]
     flow = regional(*replicas, health=HealthConfig(streak=1000, eject_share_max=0.0, outlier_factor=0.0))
     flow.policies.override({"": PolicyConfig(name=policy)})
     if not guarded:

@@ -45,6 +45,29 @@ def test_room(reserved, uncached: float, fits: bool) -> None:
     assert busy.room(uncached, OUTPUT_TOKENS, now=0.0).tolist() == [fits]
 
 
+@pytest.mark.parametrize(
+    ("backlog", "tpot_ms", "alone", "several"),
+    [
+        (1_499, 20.0, True, True),
+        (1_500, 20.0, True, False),  # two steps of 75 ms
+        (1_999, 100.0, True, True),  # a step takes 100 ms anyway
+        (2_000, 100.0, False, False),
+    ],
+)
+def test_where_several_wait_steps_are_filled_for_no_longer_than_they_need(backlog, tpot_ms, alone, several) -> None:
+    slow = replica("r1", prefill_ms_per_token=0.1, tpot_ms=tpot_ms)
+    busy = rows(slow, reserved=[Reservation("r1", backlog, backlog)])
+    assert [busy.room(0.0, 0.0, 0.0, ahead=ahead).tolist() for ahead in (False, True)] == [[alone], [several]]
+
+
+def test_where_several_wait_a_fast_engine_is_given_two_steps_worth() -> None:
+    for backlog, room in ((3_900, True), (4_100, False)):
+        fast = rows(replica("r1", prefill_ms_per_token=0.01), reserved=[Reservation("r1", backlog, backlog)])
+        assert fast.room(0.0, 0.0, 0.0).tolist() == [False]
+        assert fast.room(0.0, 0.0, 0.0, ahead=True).tolist() == [room]
+        assert rows(replica("r1")).room(1e9, 0.0, 0.0, ahead=True).all()  # idle: it takes anything
+
+
 def test_an_engine_that_queues_has_no_room_while_its_sample_is_fresh() -> None:
     both = rows(replica("r", sample=sample(waiting=1, at=10.0)), replica("s", sample=sample(waiting=0, at=10.0)))
     assert both.room(0.0, 0.0, now=12.9).tolist() == [False, True]
