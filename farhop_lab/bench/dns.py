@@ -41,6 +41,7 @@ from topology.model import Entry, Topology
 
 QUESTIONS = 20_000
 ROUNDS = 5
+SILENT_S = 2.0  # who answers nothing for so long does not answer; in a shorter run it may only have had no core
 TIMES_MAX = 1.6  # of the echo's CPU for an answer
 PLACES = 4_000
 PEERS = ("nsd", "gdnsd")
@@ -258,6 +259,8 @@ def _load(port: int, file: Path, seconds: float, qps: float | None = None) -> tu
         if (match := re.search(pattern, text))
     }
     if not found.get("done"):
+        if seconds < SILENT_S:
+            return _load(port, file, SILENT_S, qps)
         raise BenchError("dnsperf got no answer")
     return found["done"], int(found["lost"]), 1e3 * found.get("mean", 0.0), 1e3 * found.get("worst", 0.0)
 
