@@ -145,7 +145,12 @@ class ModelTokenizer:
 
     def _encoded(self, texts: list[str], *, special: bool) -> list[bytes]:
         # Not `encode`: that keeps the interpreter's lock, and the loop would wait for it.
-        return [_packed(one.ids) for one in self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)]
+        try:
+            return [_packed(one.ids) for one in self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)]
+        except BaseException as error:
+            if type(error).__name__ == "PanicException":  # of the library's Rust: no Exception, and it names no class
+                raise UnreadableError("tokenizer") from None
+            raise
 
     # -- chats
 

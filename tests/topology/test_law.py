@@ -582,7 +582,7 @@ def _plainly_keeps(after: Law, before: Law, scope: Scope, regions: frozenset[str
         before.verdict(name, model, scope, key=key).lawful & regions - after.verdict(name, model, scope, key=key).lawful
         for name, tenant in before.topology.tenants.items()
         for model in ("", "m", "n")
-        for key in ("", *(one.name for one in tenant.keys if one.within))
+        for key in ("", *(one.name for one in tenant.keys))
     )
 
 

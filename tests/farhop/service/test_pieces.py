@@ -21,12 +21,13 @@ TEXTS = st.lists(
     | st.text(max_size=4),
     max_size=12,
 ).map("".join)
+STRIP = {"type": "Strip", "strip_left": True, "strip_right": True}
 NORMALIZERS = (
     None,
     {"type": "Prepend", "prepend": "▁"},
     {"type": "Lowercase"},
     {"type": "NFKC"},
-    {"type": "Strip", "strip_left": True, "strip_right": True},
+    STRIP,
 )
 PRE_TOKENIZERS = (
     {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
@@ -74,11 +75,15 @@ FLAGS = st.dictionaries(
     ),
     max_size=3,
 )
+# Where a normalizer leaves nothing of a token to look for, the library panics (test_tokenizer.py).
+KINDS = st.tuples(FLAGS, st.sampled_from(NORMALIZERS), st.sampled_from(PRE_TOKENIZERS)).filter(
+    lambda kind: not (kind[1] == STRIP and kind[0].get("\n\n", {}).get("normalized"))
+)
 
 
-@given(FLAGS, st.sampled_from(NORMALIZERS), st.sampled_from(PRE_TOKENIZERS), st.lists(TEXTS, min_size=1, max_size=5))
-def test_ids_are_those_of_the_whole_text_however_it_is_cut(flags, normalizer, pre_tokenizer, texts) -> None:
-    tokenizer = made(flags, normalizer, pre_tokenizer)
+@given(KINDS, st.lists(TEXTS, min_size=1, max_size=5))
+def test_ids_are_those_of_the_whole_text_however_it_is_cut(kind, texts) -> None:
+    tokenizer = made(*kind)
     known = reader(tokenizer)
     grown = ""
     for text in texts:  # a chat that grows by a turn
@@ -121,9 +126,9 @@ def test_without_tokens_to_cut_at_the_whole_is_read() -> None:
     assert read == [chat(3)]
 
 
-@given(FLAGS, st.sampled_from(NORMALIZERS), st.sampled_from(PRE_TOKENIZERS), st.lists(TEXTS, max_size=5))
-def test_a_beginning_is_that_of_the_whole_text(flags, normalizer, pre_tokenizer, texts) -> None:
-    tokenizer = made(flags, normalizer, pre_tokenizer)
+@given(KINDS, st.lists(TEXTS, max_size=5))
+def test_a_beginning_is_that_of_the_whole_text(kind, texts) -> None:
+    tokenizer = made(*kind)
     known = reader(tokenizer)
     known.ids("".join(texts[:1]))  # what was read before
     for text in ("".join(texts), "".join(texts) * 3 + " word" * 200 + "".join(texts) * 9):

@@ -168,6 +168,21 @@ def test_what_cannot_be_read_is_counted_by_reason(tmp_path: Path, kind, asked, r
     made.close()
 
 
+def test_a_panic_of_the_library_is_an_unread_prompt(tmp_path: Path) -> None:
+    """Here of one whose normalizer leaves nothing of a token to look for. A panic is no Exception in Python."""
+    file = write(tmp_path)
+    document = msgspec.json.decode(file.read_bytes())
+    empty = {"id": 200, "content": "\n", "normalized": True, "special": True}
+    document["added_tokens"].append({"single_word": False, "lstrip": False, "rstrip": False, **empty})
+    document["normalizer"] = {"type": "Strip", "strip_left": True, "strip_right": True}
+    file.write_bytes(msgspec.json.encode(document))
+    made = Tokenizers({"m": Files(str(file))}, lambda: AT)
+    assert made.now(Kind.COMPLETION, "m", msgspec.json.encode({"prompt": "é"}), "") is None
+    assert made.unread == {"tokenizer": 1}
+    assert made.beginning(Kind.COMPLETION, "m", msgspec.json.encode({"prompt": "é"}), "") is None
+    made.close()
+
+
 def test_a_template_cannot_leave_its_sandbox(tmp_path: Path) -> None:
     made = model(tmp_path, "{{ messages.__class__.__mro__[1].__subclasses__() }}{{ messages.append(1) }}")
     with pytest.raises(UnreadableError, match="template"):

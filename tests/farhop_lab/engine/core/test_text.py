@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farhop_lab.engine.core import text as text_module
 from farhop_lab.engine.core.text import (
     TOKEN_BYTES,
     VOCABULARY,
@@ -60,7 +61,9 @@ def test_a_texts_ids_are_of_31_bits_and_say_the_text(text: str) -> None:
 
 @given(st.integers(0, 2**32 - 1))
 def test_any_number_is_some_token(number: int) -> None:
-    assert number >= 2**31 or id_of(bytes_of(number)) == number
+    """Also one that no text has: what a client sends as ids is anything. Those that a text may have are that one's."""
+    assert len(bytes_of(number)) == TOKEN_BYTES
+    assert number >= len(text_module._PAIRS) ** 2 or id_of(bytes_of(number)) == number
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
