@@ -183,8 +183,9 @@ async def test_a_prompt_that_cannot_be_read_goes_on_by_its_bytes(tmp_path: Path)
 
 async def test_a_client_that_leaves_while_its_prompt_is_read_is_noticed(tmp_path: Path) -> None:
     async with world(tmp_path, replicas=1) as here:
-        body = {"model": MODEL, "messages": [{"role": "user", "content": words(8, 200_000)}], "max_tokens": 2}
-        for _ in range(3):
+        for n in range(3):  # each is new: what was read before is remembered, and read again before anybody looks
+            text = words(100 + n, 200_000)
+            body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 2}
             _, writer = await asyncio.open_connection("127.0.0.1", here.client)
             writer.write(chat(body=body))
             await until(lambda: here.balancer.tokenizers is not None and here.balancer.tokenizers._waiting > 0)
