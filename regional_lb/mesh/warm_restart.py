@@ -2,8 +2,9 @@
 
 It is what a peer would have told (`mesh.feed`), written down now and then and at the end, and read as a peer's word
 before anybody is served: which replica had what cached, and what was learned; nothing that is under way. Invariants:
-what cannot be believed is counted and changes nothing; what is older than AGE_MAX_S is not believed, since engines have
-served others by then; losing the file loses time, and nothing else. Never holds text: prefixes are hashes.
+what cannot be believed is counted and changes nothing; hashes that the law keeps out of this region are not written,
+and after another law the file is written anew; what is older than AGE_MAX_S is not believed, since engines have served
+others by then; losing the file loses time, and nothing else. Never holds text: prefixes are hashes.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class WarmRestart:
 
     async def save(self) -> None:
         """Write it down, if there is anything new."""
-        now = (self._feed.known_cached_seq, self._flow.news)
+        now = (self._feed.known_cached_seq, self._flow.news, self._flow.law.epoch)
         if self._where is None or now == self._saved:
             return
         pieces: list[bytes] = []

@@ -5,20 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from worlds import regional, replica, request
+from worlds import WORLD, law, regional, replica, request
 
 from farhop.balance import machine
 from farhop.balance.machine import Usage
 from farhop.store.state import StateDir
 from regional_lb.mesh.feed import PeerFeed
 from regional_lb.mesh.warm_restart import AGE_MAX_S, NAME, WarmRestart
+from topology.law import Law
+from topology.model import Residency, Rule
+
+ELSEWHERE = Residency(processing=WORLD, hints=Rule(allow=("eu",)))  # computed in London, hashes of it are not for there
 
 
 class Lone:
     """A balancer without a peer, as far as what it knows goes."""
 
-    def __init__(self, folder: Path, wall_s: float | None = None) -> None:
-        self.flow = regional(replica("a"), replica("b"), instance="r1")
+    def __init__(self, folder: Path, wall_s: float | None = None, under: Law | None = None) -> None:
+        self.flow = regional(replica("a"), replica("b"), instance="r1", under=under)
         assert self.flow.shares is not None
         feed = PeerFeed(self.flow, self.flow.shares, 7, lambda: 1.0, lambda *_a, **_k: None)
         self.where = StateDir(folder, "fleet", "regional.london.r1")
@@ -56,6 +60,26 @@ async def test_a_successor_begins_with_what_was_known(tmp_path: Path) -> None:
     assert after.flow.ledger.load(before.replica).in_flight == 0
     assert after.flow.shares is not None
     assert after.flow.shares.alone  # who told it is gone
+
+
+async def test_hashes_that_the_law_keeps_out_of_the_region_are_not_written(tmp_path: Path) -> None:
+    before, after = Lone(tmp_path, under=law(anyone=ELSEWHERE)), Lone(tmp_path)
+    before.serve()
+    await before.warm_restart.save()
+    assert before.flow.trie.nodes > 0  # while it works
+    assert await after.warm_restart.restore() >= 1
+    assert (after.refused, after.flow.trie.nodes) == ([], 0)
+    assert after.flow.estimates.learned() == before.flow.estimates.learned()
+
+
+async def test_a_law_that_takes_hashes_away_takes_them_off_the_disk(tmp_path: Path) -> None:
+    before, after = Lone(tmp_path), Lone(tmp_path)
+    before.serve()
+    await before.warm_restart.save()
+    before.flow.handle(machine.LawChanged(law(2, anyone=ELSEWHERE)), 4.0)
+    await before.warm_restart.save()
+    assert await after.warm_restart.restore() >= 1
+    assert after.flow.trie.nodes == 0
 
 
 async def test_what_was_learned_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
