@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from farhop.balance.estimate import cost
 from farhop.balance.estimate.drift import AGE_MAX_S, DOUBT_MAX_MS, SILENT_MS_PER_S
 from farhop.balance.estimate.residual import corrected
-from farhop.balance.prefix.overhang import Overhang
+from farhop.balance.prefix.partial_blocks import PartialBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ STREAM_TOKEN_BYTES = (
 )
 
 
-_NO_OVERHANG = Overhang()
+_NO_PARTIAL_BLOCKS = PartialBlocks()
 _NOWHERE: frozenset[int] = frozenset()  # Python makes each a new one, of 216 bytes
 _LEAST_MS = 1e-6  # a penalty that is configured to nothing still tells who pays it
 
@@ -303,7 +303,7 @@ class Field:
         """Let go of the request, but for its sizes: decisions are remembered, and a chain is large."""
         del self.request
 
-    def hits(self, depths: Mapping[str, int], overhang: Overhang = _NO_OVERHANG) -> None:
+    def hits(self, depths: Mapping[str, int], partial_blocks: PartialBlocks = _NO_PARTIAL_BLOCKS) -> None:
         """These regions hold the prefix chain to these depths, and what is known to follow there."""
         at, n_bytes, nodes = self.at, self.prompt_bytes, self.request.chain
         for name, depth in depths.items():
@@ -311,7 +311,7 @@ class Field:
             if place is not None:
                 if self._covered is None:
                     self._covered = np.zeros(len(self.names))
-                self._covered[place] = min(overhang.bytes_behind(nodes, depth), n_bytes)
+                self._covered[place] = min(partial_blocks.bytes_behind(nodes, depth), n_bytes)
 
     def only(self, places: Sequence[int], why: str) -> Field:
         """These places of it; `why` the others are left out."""

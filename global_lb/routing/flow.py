@@ -540,8 +540,8 @@ class GlobalFlow:
             now,
             self.config.region,
             overrides=routes.overrides,
-            homes=routes.homes,
-            soft_homes=routes.soft_homes,
+            affinity=routes.affinity,
+            soft_affinity=routes.soft_affinity,
         )
         if not request.alias:
             return decision

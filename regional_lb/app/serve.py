@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from farhop.identity.hop_token import HopVerifier
     from farhop.relay.active import ActiveRequest
     from farhop.relay.answers import Reply
-    from farhop.relay.formats.prompt import Wishes
+    from farhop.relay.formats.prompt import Preferences
     from farhop.relay.http.head import Head
     from farhop.service.admin import Question
     from farhop.service.authenticator import KeyAuthenticator
@@ -103,9 +103,9 @@ class HopAuthenticator:
                 self._standings[who] = stands
         return vouched(claims, stands, issuer, claims.attempt, charged=True)
 
-    def wished(self, caller: Caller, wishes: Wishes, lines: bytes) -> Caller:  # noqa: ARG002
+    def wished(self, caller: Caller, preferences: Preferences, lines: bytes) -> Caller:  # noqa: ARG002
         """Within the residency that the body names, once more: by the map of this region."""
-        return narrowed(self._flow.law, caller, wishes)
+        return narrowed(self._flow.law, caller, preferences)
 
     def models(self, _caller: Caller) -> dict[str, ModelFacts]:
         """The models served here."""

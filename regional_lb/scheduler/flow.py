@@ -650,7 +650,7 @@ class RegionalFlow:
         state.attempts += 1
         state.replica, state.forwarded_at, state.pick = chosen.replica, now, choice
         if request.soft_session:
-            self.wait_estimate.homes.moved_in(request.soft_session, request.model, chosen.replica)
+            self.wait_estimate.affinity.moved_in(request.soft_session, request.model, chosen.replica)
         if choice.policy.learns:
             choice.policy.placed(chosen.replica, state.variant, self._fleet.whole)
         uncached = int(chosen.uncached_tokens)
@@ -682,7 +682,7 @@ class RegionalFlow:
         if not shared:
             return int(max(chosen.uncached_tokens, need.prompt_tokens))
         depth = chain.marked_depth(shared)
-        shared_tokens = self._fleet.mirror.overhang.bytes_behind(need.chain, depth) / need.bytes_per_token
+        shared_tokens = self._fleet.mirror.partial_blocks.bytes_behind(need.chain, depth) / need.bytes_per_token
         return int(max(chosen.uncached_tokens, need.prompt_tokens - shared_tokens))
 
     def _hold(self, state: RequestState, now: float) -> list[Command]:
@@ -1019,7 +1019,7 @@ class RegionalFlow:
             self.actual_tokens += usage.cached_tokens
             believed_bytes = chosen.hit_tokens * state.need.bytes_per_token
             found_bytes = usage.cached_tokens / max(usage.prompt_tokens, 1) * request.prompt_bytes
-            self._fleet.mirror.overhang.learn(request.chain, request.prompt_bytes, believed_bytes, found_bytes)
+            self._fleet.mirror.partial_blocks.learn(request.chain, request.prompt_bytes, believed_bytes, found_bytes)
             lacks = not chosen.exact and self._fleet.mirror.overrated(
                 state.replica, request.chain, state.need.bytes_per_token, chosen.hit_tokens, usage.cached_tokens
             )

@@ -103,7 +103,7 @@ def test_asking_changes_nothing(name: str) -> None:
     asked = [request(f"q{n}", session=n) for n in range(20)]
     before = [flow.consider(one, 0.1).chosen.region for one in asked]
     assert [flow.consider(one, 0.1).chosen.region for one in asked] == before
-    assert len(flow.routes.homes) == 0
+    assert len(flow.routes.affinity) == 0
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from farhop.balance.kept_answers import KeptAnswers
+from farhop.balance.answer_store import AnswerStore
 from farhop.balance.machine import Usage
 from global_lb.routing import admission
 from topology.law import Scope
@@ -75,12 +75,12 @@ class Alone:
     why: str
 
 
-class Repeats(Generic[H]):
+class AnswerCache(Generic[H]):
     """What one balancer keeps, and who leads. `region` is its own; `H` is what stands for an answer under way."""
 
     def __init__(self, capacity_bytes: int, region: str) -> None:
         self._region = region
-        self.store: KeptAnswers[Kept] = KeptAnswers(capacity_bytes)
+        self.store: AnswerStore[Kept] = AnswerStore(capacity_bytes)
         self.outcomes: Counter[tuple[str, str]] = Counter()  # of requests, and why
         self.saved_tokens: Counter[str] = Counter()  # that no engine computed, by kind
         self._leaders: dict[ShareKey, tuple[H, float]] = {}
