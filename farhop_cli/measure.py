@@ -211,7 +211,7 @@ def _cost(figure: results.Figure | None, first: results.Figure | None) -> str:
 def _rest(found: results.Comparison) -> None:
     columns = ["proxy", ">CPU ms/s at rest", ">peak/s, 1 KB", ">at rate/s", ">p50 + ms", ">p99 + ms", ">KiB per stream"]
     title = (
-        "relay: without load; at full load; at half of that (at most 4,000/s) beyond the way straight to the upstream; "
+        "relay: without load; at full load; at half of that (at most 1,000/s) beyond the way straight to the upstream; "
         "memory of an open stream"
     )
     show.table(title, columns, [_second(row) for row in found.rows])

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
@@ -24,7 +25,7 @@ from farhop.relay.http.tls import Handshakes
 from farhop.service import external_metrics as external
 from farhop.service.clock import wall
 from farhop.service.console.acts import ActError
-from farhop.service.console.console import EVENTS, OPERATOR, BalancerSource, Console
+from farhop.service.console.console import BY_ADDRESS, EVENTS, OPERATOR, BalancerSource, Console, is_address
 from farhop.service.operators import OPEN
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import CONTENT_TYPE
@@ -55,6 +56,7 @@ BODY_S = 30.0
 IDLE_S = 15.0  # a connection without a request
 LOG_LEVEL_BYTES_MAX = 256
 CONSOLE = "/console"
+_BROWSERS_OWN = "Accept-Language"  # what no page can keep its browser from sending, and hardly any other client sends
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="farhop admin"'}
 
 
@@ -217,7 +219,20 @@ class AdminServer:
 
     async def _admitted(self, handler: Handler, needed: Right, request: web.Request) -> web.StreamResponse:
         """Answer who may ask for it, before anything of a body is read."""
+        if no := self._from_a_page(request):
+            self._count("other_site")
+            return no
         return await self._given(handler, needed, request, self._operator(request))
+
+    def _from_a_page(self, request: web.Request) -> web.Response | None:
+        """Why a request may come from a page of another site in an operator's browser, which can reach what the page's
+        author cannot; None if it does not."""
+        host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
+        if origin is not None and urlsplit(origin).netloc != host:
+            return _json({"error": "pages of other sites are not answered here"}, 403)
+        if _BROWSERS_OWN in request.headers and not self._operators.asks and not is_address(host):
+            return _json({"error": BY_ADDRESS}, 403)
+        return None
 
     async def _in_console(self, handler: Handler, needed: Right | None, request: web.Request) -> web.StreamResponse:
         """The same for the console, whose page brings a cookie, and which other sites' pages may not ask."""

@@ -30,7 +30,8 @@ from farhop_lab.world.certs import Authority
 
 CONNECTIONS = 32
 PEAK_BYTES = SIZES[0]
-LATENCY_RATE_MAX_PER_S = 4000.0  # the client's own share of a small machine must stay small
+LATENCY_RATE_MAX_PER_S = 1000.0  # far from what fills most of them: a tail of their own, not of a queue
+_LATENCY_TURNS = 5  # each straight to the upstream and through the proxy: one hiccup of the machine is one turn's
 SUBJECTS: tuple[Subject, ...] = (*OURS, *PROXIES)
 _SLACK_S = 30.0
 _FILES_PER_STREAM = 2.2  # one to the client, one upstream, and what proxies keep in reserve
@@ -150,7 +151,7 @@ async def _requests(taken: Taken, plan: Plan, tools: Tools, place: Place, proxy:
         taken.requests.setdefault(size, []).append(window)
         if size == PEAK_BYTES and plan.latency_s and window.requests:
             rate = min(window.requests / window.seconds / 2, LATENCY_RATE_MAX_PER_S)
-            taken.latencies.append(await _latency(plan, place, proxy, rate))
+            taken.latencies += [await _latency(plan, place, proxy, rate) for _ in range(_LATENCY_TURNS)]
 
 
 async def busy(tools: Tools, place: Place, proxy: Running, size: int, seconds: float, *, first: int = -1) -> Window:

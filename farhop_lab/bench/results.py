@@ -21,7 +21,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     repeats: int = 3
-    limit_s: float = 600.0
+    limit_s: float = 1200.0
     once: bool = False
     warm_up: bool = True
     sizes: tuple[int, ...] = SIZES

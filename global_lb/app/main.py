@@ -61,7 +61,6 @@ from global_lb.links.latencies import LatencyTable
 from global_lb.links.prefix_streams import Prefixes
 from global_lb.links.roots import Roots
 from global_lb.links.watch import Watcher
-from global_lb.routing import admission
 from global_lb.routing.flow import FlowConfig, GlobalFlow, Reconfigured
 from global_lb.routing.routes import Routes
 from topology.law import Law
@@ -255,7 +254,7 @@ class GlobalBalancer:
         if decision is None:
             law = self.flow.law
             again = active.began_at and active.forward is None  # its answer was made for another request
-            return law.epoch, admission.processing(active.request, law).lawful if again else None
+            return law.epoch, law.request_verdict(active.request).lawful if again else None
         return decision.verdict.epoch, decision.verdict.lawful
 
     def _gpu_ms(self, active: ActiveRequest, usage: Usage) -> float | None:

@@ -124,11 +124,7 @@ class Repeats(Generic[H]):
     def _may_keep(self, request: Request, law: Law) -> bool:
         """Whether an answer to it may lie here: it is a record of the tenant's, found by a hash of its prompt. A name
         that stands for its model may have a rule of its own."""
-        return all(
-            self._region in law.verdict(request.tenant, model, scope, request.narrow, request.key).lawful
-            for model in dict.fromkeys((request.model, request.alias or request.model))
-            for scope in (Scope.LOGGING, Scope.HINTS)
-        )
+        return all(self._region in law.request_verdict(request, scope).lawful for scope in (Scope.LOGGING, Scope.HINTS))
 
     def _kept(
         self, request: Request, key: bytes, route: RouteConfig, law: Law, now: float, age_s_max: float | None
@@ -140,7 +136,7 @@ class Repeats(Generic[H]):
         if age_s >= route.keep_answers_s:
             self.store.drop(request.tenant, key)
             return None
-        lawful = admission.both(admission.processing(request, law).lawful, request.lawful)
+        lawful = admission.both(law.request_verdict(request).lawful, request.lawful)
         fresh = age_s_max is None or age_s <= age_s_max
         return kept if fresh and kept.region in lawful else None
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from farhop.balance import model_steps
 from farhop.balance.homes import Homes
 from farhop.balance.machine import Event
-from farhop.service import model_steps
 from global_lb.routing.policy.overrides import OperatorOverrides, OverridesChanged
 from global_lb.routing.policy.route import Route, RouteConfig
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from farhop.balance.machine import Request
-    from farhop.service.model_steps import ModelStep
+    from farhop.balance.model_steps import ModelStep
     from global_lb.routing.pick import Decision
     from global_lb.routing.policy.route import RouteScope
 

@@ -61,12 +61,17 @@ class PeerFeed(peers_pb2_grpc.PeersServicer):
         return self._shares.recent.seq
 
     def everything(self) -> Iterator[peers_pb2.PeerUpdate]:
-        """What a peer that begins would be told, but for what is under way and waits here."""
-        stream = _Stream(self, peers_pb2.FollowRequest())
+        """What a peer that begins would be told, but for what is under way and waits here, and for prefixes of which
+        the law does not let hashes be known in this region: it computes such prompts, and writes down nothing of them.
+        """
+        stream, region = _Stream(self, peers_pb2.FollowRequest()), self._flow.config.region
         while (update := stream.update()) is not None:
             for load in update.loads:
                 load.in_flight = load.prefill_tokens = load.kv_tokens = 0
             update.queued.clear()
+            lawful = [path for path in update.cached if not path.restricted or region in path.regions]
+            del update.cached[:]
+            update.cached.extend(lawful)
             yield update
             if update.caught_up:
                 return

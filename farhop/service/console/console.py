@@ -49,6 +49,7 @@ BODY_BYTES_MAX = 64 * 1024
 BODY_S = 10.0
 EVENTS = "/console/of/events"  # a viewer is no request at a time: it has a bound of its own
 GUARD = "x-farhop-console"  # the header that a page of another origin cannot send without being asked about first
+BY_ADDRESS = "ask by the machine's address or as localhost, or give the port tokens: a name may be another's"
 OPERATOR: ContextVar[Operator] = ContextVar("OPERATOR")  # who asks, set by the port that admits
 PAGE = Path(__file__).parent / "page"
 FILES = {
@@ -261,9 +262,8 @@ class Console:
     def refused(self, request: web.Request) -> web.Response | None:
         """Why a request to the console may come from another site's page; None if it does not."""
         host = request.headers.get("Host", "")
-        if not self._operators.asks and not _is_address(host):
-            text = "ask by the machine's address or as localhost, or give the port tokens: a name may be another's"
-            return reply({"error": text}, 403)
+        if not self._operators.asks and not is_address(host):
+            return reply({"error": BY_ADDRESS}, 403)
         if request.method == "GET":
             return None
         origin = request.headers.get("Origin")
@@ -533,8 +533,8 @@ def _file(name: str) -> tuple[bytes, str]:
     return body, f'"{hashlib.sha256(body).hexdigest()[:16]}"'
 
 
-def _is_address(host: str) -> bool:
-    """Whether it names no other machine: a name may lead to another's page first and here afterwards."""
+def is_address(host: str) -> bool:
+    """Whether a `Host` header names no other machine: a name may lead to another's page first and here afterwards."""
     name = urlsplit(f"//{host}").hostname or ""
     try:
         return bool(ip_address(name))

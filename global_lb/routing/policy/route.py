@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
+from farhop.balance import model_steps
+from farhop.balance.model_steps import Name, Steps
 from farhop.config import Part
-from farhop.service import model_steps
-from farhop.service.model_steps import Name, Steps
 from global_lb.routing.policy.account import EgressBudget, ForeignQuota
 from global_lb.routing.policy.predictive import Predictive
 from global_lb.routing.policy.ranked import Failover, LeastLoad, Nearest, Waterfall

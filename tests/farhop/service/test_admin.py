@@ -71,6 +71,24 @@ async def test_metrics_are_prometheus_text(up: Both, http: aiohttp.ClientSession
         assert "farhop_prefix_trie_nodes" in text
 
 
+async def test_pages_of_other_sites_learn_nothing_and_do_nothing(up: Both, http: aiohttp.ClientSession) -> None:
+    page = {"Accept-Language": "en"}
+    for path in ("/status", "/law", "/metrics"):
+        (url, _) = _urls(up, path)
+        for headers in ({"Origin": "https://evil.example"}, {"Origin": "null"}, {**page, "Host": "evil.example:80"}):
+            async with http.get(url, headers=headers) as answer:
+                assert (answer.status, list(await _json(answer))) == (403, ["error"])
+        for headers in (page, {"Host": "balancer.fleet.svc:9090"}):  # a browser by the address, others by a name
+            async with http.get(url, headers=headers) as answer:
+                assert answer.status == 200
+    (url, _) = _urls(up, "/log-level")
+    async with http.post(url, json={"level": "debug"}, headers={**page, "Origin": "https://evil.example"}) as answer:
+        assert answer.status == 403
+    (url, _) = _urls(up, "/metrics")
+    async with http.get(url) as answer:
+        assert 'farhop_admin_requests_refused_total{reason="other_site"' in await answer.text()
+
+
 async def test_alive_and_ready(up: Both, http: aiohttp.ClientSession, engine: Engine) -> None:
     for path in ("/healthz", "/readyz"):
         for url in _urls(up, path):

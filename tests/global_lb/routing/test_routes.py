@@ -12,7 +12,6 @@ from worlds import field, instance, law, request, seen, worldwide
 from farhop.balance.homes import Homes
 from farhop.balance.machine import AttemptBegan, AttemptEnded, Forward, RequestArrived
 from global_lb.fleet.table import Field
-from global_lb.routing import admission
 from global_lb.routing.pick import Decision, pick
 from global_lb.routing.policy import (
     Route,
@@ -22,7 +21,7 @@ from global_lb.routing.routes import Routes, RoutesChanged
 
 
 def choose(value: Field, route: Route) -> Decision:
-    verdict = admission.processing(value.request, law())
+    verdict = law().request_verdict(value.request)
     return pick(copy(value), verdict, route, Random(1), 0.0, "london")
 
 

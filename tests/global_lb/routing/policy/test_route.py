@@ -14,7 +14,6 @@ from worlds import REGIONS, field, law, request, worldwide
 
 from farhop.balance.machine import AttemptBegan, AttemptEnded, Forward, RequestArrived, Usage
 from global_lb.fleet.view import RegionForced
-from global_lb.routing import admission
 from global_lb.routing.pick import pick
 from global_lb.routing.policy import (
     KNOWN,
@@ -41,7 +40,7 @@ def world(size: int, **more: Any) -> dict[str, dict[str, Any]]:
 
 
 def choose(value, chosen: Route, rng: Random | None = None, **more: Any):
-    return pick(copy(value), admission.processing(value.request, law()), chosen, rng or Random(1), 0.0, **more)
+    return pick(copy(value), law().request_verdict(value.request), chosen, rng or Random(1), 0.0, **more)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,8 +2,9 @@
 
 It is what a peer would have told (`mesh.feed`), written down now and then and at the end, and read as a peer's word
 before anybody is served: which replica had what cached, and what was learned; nothing that is under way. Invariants:
-what cannot be believed is counted and changes nothing; what is older than AGE_MAX_S is not believed, since engines have
-served others by then; losing the file loses time, and nothing else. Never holds text: prefixes are hashes.
+what cannot be believed is counted and changes nothing; hashes that the law keeps out of this region are not written,
+and after another law the file is written anew; what is older than AGE_MAX_S is not believed, since engines have served
+others by then; losing the file loses time, and nothing else. Never holds text: prefixes are hashes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _LENGTH_BYTES = 4
 _NOBODY: frozenset[str] = frozenset()
 
 
-class Remembered:
+class WarmRestart:
     """See the module's head. `wall_s` is the wall clock, as the disk's."""
 
     def __init__(
@@ -51,14 +52,14 @@ class Remembered:
         self._react, self._refused, self._wall_s = react, refused, wall_s
         self._saved: tuple[object, ...] = ()
 
-    async def recall(self) -> int:
+    async def restore(self) -> int:
         """Begin with what is on disk; how many messages were believed."""
         if self._where is None:
             return 0
         try:
             kept = await asyncio.to_thread(self._where.load, NAME)
         except StateError:
-            self._refused("remembered_broken")
+            self._refused("warm_restart_broken")
             return 0
         if kept is None or not -AGE_AHEAD_S <= self._wall_s() - kept.written_at <= AGE_MAX_S:
             return 0
@@ -73,7 +74,7 @@ class Remembered:
                 believed += 1
                 await asyncio.sleep(0)  # others may run
         except (PeerUpdateError, DecodeError, ValueError):
-            self._refused("remembered_malformed")
+            self._refused("warm_restart_malformed")
         # Who told it is gone: what it learned stays, and it takes part in nothing.
         self._react(PeersChanged(_NOBODY, _NOBODY))
         return believed
@@ -93,7 +94,7 @@ class Remembered:
 
     async def save(self) -> None:
         """Write it down, if there is anything new."""
-        now = (self._feed.known_cached_seq, self._flow.news)
+        now = (self._feed.known_cached_seq, self._flow.news, self._flow.law.epoch)
         if self._where is None or now == self._saved:
             return
         pieces: list[bytes] = []
@@ -105,7 +106,7 @@ class Remembered:
             await asyncio.to_thread(self._where.save, NAME, b"".join(pieces))
             self._saved = now
         except StateError:
-            self._refused("remembered_unwritten")
+            self._refused("warm_restart_unwritten")
 
 
 def _messages(document: bytes) -> Iterator[peers_pb2.PeerUpdate]:
