@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farhop.balance.estimate import cost
-from farhop.balance.estimate.drift import AGE_MAX_S, DOUBT_MAX_MS, SILENT_MS_PER_S
+from farhop.balance.estimate.drift import AGE_MAX_S, SILENT_MS_PER_S, UNCERTAINTY_MAX_MS
 from farhop.balance.estimate.residual import corrected
 from farhop.balance.prefix.partial_blocks import PartialBlocks
 
@@ -410,9 +410,8 @@ class Field:
         headroom: Column = np.minimum(self.sent[_LEFT], self.block[_FOREIGN] / tokens)
         return headroom
 
-    def doubt_ms(self, now: float) -> Column:
-        """By how much each one's wait may be off at `now`: farhop.balance.estimate.drift.Drift.doubt_ms, of all at
-        once.
+    def uncertainty_ms(self, now: float) -> Column:
+        """By how much each one's wait may be off at `now`: as farhop.balance.estimate.drift has it, of all at once.
 
         By Little's law, one of so many slots frees every service time / slots.
         """
@@ -421,10 +420,10 @@ class Field:
         old_s = np.maximum(now - at, 0.0) * (at != 0.0)  # 0: nothing is known of it
         age_s = np.minimum(old_s, AGE_MAX_S)
         overflow = np.maximum(age_s * use - np.maximum(self.headroom(), 0.0), 0.0)
-        doubt_ms: Column = np.minimum(
-            age_s * wait + overflow * slot_ms + SILENT_MS_PER_S * (old_s - age_s), DOUBT_MAX_MS
+        uncertainty_ms: Column = np.minimum(
+            age_s * wait + overflow * slot_ms + SILENT_MS_PER_S * (old_s - age_s), UNCERTAINTY_MAX_MS
         )
-        return doubt_ms
+        return uncertainty_ms
 
     def least_token_ms(self) -> float:
         """The least that a token costs at any of them."""
