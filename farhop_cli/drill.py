@@ -30,13 +30,13 @@ from farhop_cli.options import duration_s
 from farhop_drill import checks, document, experiment, page, report
 from farhop_drill.checks import Facts
 from farhop_drill.document import Drill, DrillError
-from farhop_drill.eyes import Eyes
 from farhop_drill.injectors import FaultInjector, Injector, TrafficInjector
 from farhop_drill.machine import DrillVerdict
 from farhop_drill.outcome import Outcome
 from farhop_drill.probe import Answer, Probe
-from farhop_drill.records import Held, Order, Past, Records
+from farhop_drill.records import DrillLock, Order, Past, Records
 from farhop_drill.runner import Runner
+from farhop_drill.status_poller import StatusPoller
 from farhop_lab.world import client, deployed, world_file
 from farhop_lab.world.client import Delta, Result
 from farhop_lab.world.faults import Control, FaultError, Faults
@@ -182,7 +182,9 @@ async def carried_out(
     stopped, before anything is touched. Raises StoreError where etcd cannot be read to begin with."""
     records, author = Records(store), asked.by or setting.author_here()
     began = datetime.now(UTC)
-    held = Held(run=f"{drill.drill}-{began:%Y%m%dT%H%M%S}", drill=drill.drill, author=author, since_s=began.timestamp())
+    held = DrillLock(
+        run=f"{drill.drill}-{began:%Y%m%dT%H%M%S}", drill=drill.drill, author=author, since_s=began.timestamp()
+    )
     why = f"drill {held.run}" + (f": {asked.why}" if asked.why else "")
     faults = _faults(here, held.run, drill.duration_max_s + 60.0)
     progress(f"{drill.title} ({held.run})")
@@ -197,7 +199,7 @@ async def carried_out(
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
         clock = asyncio.get_running_loop().time
         balancers = here.fleet.of("global")
-        eyes = Eyes([_asking(http, one.url) for one in balancers if one.url], clock)
+        poller = StatusPoller([_asking(http, one.url) for one in balancers if one.url], clock)
         homes = {name: one.region for name, one in here.topology.entries.items()}
 
         async def raise_epoch() -> int:
@@ -222,9 +224,9 @@ async def carried_out(
 
         egress = {name: one.egress_usd_per_gb for name, one in here.topology.regions.items()}
         oracle = await oracle_of(here, store)
-        eyes.begin()
-        stack.push_async_callback(eyes.close)
-        runner = Runner(drill, held, records, injector, look, eyes, probe, oracle, egress, clock, progress, outcome)
+        poller.begin()
+        stack.push_async_callback(poller.close)
+        runner = Runner(drill, held, records, injector, look, poller, probe, oracle, egress, clock, progress, outcome)
         begun(runner)
         return await runner.run()
 

@@ -44,7 +44,7 @@ PAST_BYTES_MAX = 256 * 1024 * 1024
 CLOSE_S = 12.0  # what is injected ends by itself within half of it
 
 
-class _Going:
+class _ActiveRun:
     """A run that was begun here. `verdict` "" while it goes on."""
 
     def __init__(self, drill: Drill, author: str, why: str) -> None:
@@ -85,7 +85,7 @@ class DrillControl:
 
     def __init__(self, here: Here, store: Store, asked: Asked) -> None:
         self._here, self._store, self._asked = here, store, asked
-        self._going: _Going | None = None
+        self._going: _ActiveRun | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def offered(self) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ class DrillControl:
             raise ActError("somebody changed this drill since it was shown: look again, then decide again", 409)
         if self._task is not None and not self._task.done():
             raise ActError("a drill that was begun here still runs: stop it, or wait for it", 409)
-        self._going = going = _Going(drill, author, why)
+        self._going = going = _ActiveRun(drill, author, why)
         sets = tuple(f"{key}={value}" for key, value in values.items())
         asked = replace(self._asked, name=name, sets=sets, why=why, by=author)
         self._task = asyncio.create_task(self._run(going, asked))
@@ -129,7 +129,7 @@ class DrillControl:
             raise ActError(f"it could not begin, and nothing was touched: {going.ended}", 503)
         return going.runner.outcome.run
 
-    async def _run(self, going: _Going, asked: Asked) -> None:
+    async def _run(self, going: _ActiveRun, asked: Asked) -> None:
         try:
             outcome = await drills.carried_out(going.drill, self._here, self._store, asked, going.progress, going.has)
             await drills.kept(outcome, self._store, asked.out)
@@ -211,7 +211,7 @@ class DrillControl:
         return found, drill
 
 
-def _ended(going: _Going, outcome: Outcome) -> None:
+def _ended(going: _ActiveRun, outcome: Outcome) -> None:
     going.blocked = [f"{one.check}: {one.seen}" for one in outcome.findings if not one.held]
     going.verdict, going.ended = outcome.verdict.value, outcome.why
 

@@ -45,7 +45,7 @@ _ERA = "1970-01-01T00:00:00Z"
 _COLUMNS = (">epoch", "set at", "by", ">tenants", "why")
 
 
-class _Stands(msgspec.Struct, frozen=True):
+class _StandingLaw(msgspec.Struct, frozen=True):
     """A law in etcd as far as anybody can read it; it may still be one that balancers refuse."""
 
     epoch: int
@@ -56,10 +56,10 @@ class _Stands(msgspec.Struct, frozen=True):
     models: dict[str, Any] = {}
 
 
-_reader = msgspec.json.Decoder(_Stands)
+_reader = msgspec.json.Decoder(_StandingLaw)
 
 
-def _read(value: bytes) -> _Stands | None:
+def _read(value: bytes) -> _StandingLaw | None:
     try:
         return _reader.decode(bare(value))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 VERSION = "--version"
 
 
-class Wired(NamedTuple):
+class LazyCommand(NamedTuple):
     """A command: the module and the Typer of it that has the command's wiring, and its line in the help."""
 
     module: str
@@ -30,50 +30,58 @@ class Wired(NamedTuple):
 
 
 COMMANDS = {
-    "up": Wired("verbs", "app", "Run a whole world here until Ctrl-C: etcd, both tiers, engines."),
-    "demo": Wired("verbs", "app", "Boot the default world and check, a line each, what Farhop is for."),
-    "ask": Wired("verbs", "app", "Send a request; show its answer, decision and trace."),
-    "explain": Wired("look", "explain_app", "Tell where a request would go, or why one went."),
-    "status": Wired("look", "status_app", "Sum up the fleet: what is wrong, where the load is, which law."),
-    "console": Wired("look", "console_app", "Serve a page that shows the fleet move, and tells why."),
-    "top": Wired("look", "top_app", "Show the fleet move in this terminal: regions, replicas, decisions, law."),
-    "context": Wired("context", "context_app", "Which fleet the commands are for, by name."),
-    "bundle": Wired("look", "bundle_app", "Collect in one file what a bug report needs, and no secret."),
-    "record": Wired("look", "record_app", "Record a trace of what the fleet serves, for sim and plan."),
-    "usage": Wired("look", "usage_app", "Sum up who used what, and what it came to, from usage files."),
-    "audit": Wired("look", "audit_app", "Whether an audit log holds, and what it proves of a decision."),
-    "log-level": Wired("look", "log_level_app", "Have balancers log more, or less, until they start anew."),
-    "law": Wired(
+    "up": LazyCommand("verbs", "app", "Run a whole world here until Ctrl-C: etcd, both tiers, engines."),
+    "demo": LazyCommand("verbs", "app", "Boot the default world and check, a line each, what Farhop is for."),
+    "ask": LazyCommand("verbs", "app", "Send a request; show its answer, decision and trace."),
+    "explain": LazyCommand("look", "explain_app", "Tell where a request would go, or why one went."),
+    "status": LazyCommand("look", "status_app", "Sum up the fleet: what is wrong, where the load is, which law."),
+    "console": LazyCommand("look", "console_app", "Serve a page that shows the fleet move, and tells why."),
+    "top": LazyCommand("look", "top_app", "Show the fleet move in this terminal: regions, replicas, decisions, law."),
+    "context": LazyCommand("context", "context_app", "Which fleet the commands are for, by name."),
+    "bundle": LazyCommand("look", "bundle_app", "Collect in one file what a bug report needs, and no secret."),
+    "record": LazyCommand("look", "record_app", "Record a trace of what the fleet serves, for sim and plan."),
+    "usage": LazyCommand("look", "usage_app", "Sum up who used what, and what it came to, from usage files."),
+    "audit": LazyCommand("look", "audit_app", "Whether an audit log holds, and what it proves of a decision."),
+    "log-level": LazyCommand("look", "log_level_app", "Have balancers log more, or less, until they start anew."),
+    "law": LazyCommand(
         "law",
         "law_app",
         "The law that all balancers go by: who is served, where their prompts, records and hints may be.",
     ),
-    "route": Wired("overrides", "route_app", "How an entry chooses regions and answers, before its configuration."),
-    "split": Wired("overrides", "split_app", "What share of a model's traffic each version gets in a region."),
-    "policy": Wired("overrides", "policy_app", "By which policy a region picks replicas, before its configuration."),
-    "bias": Wired("overrides", "bias_app", "Draw requests to a region, or away from it, for a while."),
-    "pin": Wired("overrides", "pin_app", "Send a tenant's or a model's requests to one region, for a while."),
-    "drain": Wired("overrides", "drain_app", "Move a region's new work, or an entry's clients, elsewhere."),
-    "undrain": Wired("overrides", "undrain_app", "Take a drain back; the region comes back at a pace."),
-    "drill": Wired("drill", "app", "Rehearse a failure: check, inject, measure, restore, judge."),
-    "check": Wired("verbs", "app", "Check maps, laws and configurations, each and together: every error at once."),
-    "healthcheck": Wired("verbs", "app", "Ask the balancer in this container how it is."),
-    "key": Wired("key", "key_app", "API keys: issue, rotate, revoke and list them."),
-    "limit": Wired("limit", "limit_app", "What tenants, their keys and models may use, fleet-wide."),
-    "hash-key": Wired("verbs", "app", "Print the hash that a topology holds of an API key."),
-    "certs": Wired("verbs", "certs_app", "Make certificates and keys for a fleet."),
-    "sim": Wired("sim", "app", "Simulate a scenario in virtual time, one router beside another."),
-    "plan": Wired(
+    "route": LazyCommand(
+        "overrides", "route_app", "How an entry chooses regions and answers, before its configuration."
+    ),
+    "split": LazyCommand("overrides", "split_app", "What share of a model's traffic each version gets in a region."),
+    "policy": LazyCommand(
+        "overrides", "policy_app", "By which policy a region picks replicas, before its configuration."
+    ),
+    "bias": LazyCommand("overrides", "bias_app", "Draw requests to a region, or away from it, for a while."),
+    "pin": LazyCommand("overrides", "pin_app", "Send a tenant's or a model's requests to one region, for a while."),
+    "drain": LazyCommand("overrides", "drain_app", "Move a region's new work, or an entry's clients, elsewhere."),
+    "undrain": LazyCommand("overrides", "undrain_app", "Take a drain back; the region comes back at a pace."),
+    "drill": LazyCommand("drill", "app", "Rehearse a failure: check, inject, measure, restore, judge."),
+    "check": LazyCommand(
+        "verbs", "app", "Check maps, laws and configurations, each and together: every error at once."
+    ),
+    "healthcheck": LazyCommand("verbs", "app", "Ask the balancer in this container how it is."),
+    "key": LazyCommand("key", "key_app", "API keys: issue, rotate, revoke and list them."),
+    "limit": LazyCommand("limit", "limit_app", "What tenants, their keys and models may use, fleet-wide."),
+    "hash-key": LazyCommand("verbs", "app", "Print the hash that a topology holds of an API key."),
+    "certs": LazyCommand("verbs", "certs_app", "Make certificates and keys for a fleet."),
+    "sim": LazyCommand("sim", "app", "Simulate a scenario in virtual time, one router beside another."),
+    "plan": LazyCommand(
         "verbs", "app", "Plan capacity: replicas per region, N and N-1, with and without routing between regions."
     ),
-    "bench": Wired("bench", "app", "Measure what Farhop costs, how well it routes, and whether it holds."),
-    "global": Wired("verbs", "app", "Run a global balancer."),
-    "regional": Wired("verbs", "app", "Run a regional balancer."),
-    "picker": Wired("verbs", "app", "Run a regional balancer that picks endpoints for gateways (Envoy)."),
-    "dns": Wired("entry", "dns_app", "Answer DNS questions for entries, and publish or check such answers."),
-    "where": Wired("entry", "where_app", "Tell which entry DNS gives a client, why, and for which network."),
-    "anycast": Wired("anycast", "app", "Announce an entry's prefixes by BGP while it is fit, or tell how that is."),
-    "engine": Wired("verbs", "app", "Run emulated engines: OpenAI-like servers with a GPU's timing and no GPU."),
+    "bench": LazyCommand("bench", "app", "Measure what Farhop costs, how well it routes, and whether it holds."),
+    "global": LazyCommand("verbs", "app", "Run a global balancer."),
+    "regional": LazyCommand("verbs", "app", "Run a regional balancer."),
+    "picker": LazyCommand("verbs", "app", "Run a regional balancer that picks endpoints for gateways (Envoy)."),
+    "dns": LazyCommand("entry", "dns_app", "Answer DNS questions for entries, and publish or check such answers."),
+    "where": LazyCommand("entry", "where_app", "Tell which entry DNS gives a client, why, and for which network."),
+    "anycast": LazyCommand(
+        "anycast", "app", "Announce an entry's prefixes by BGP while it is fit, or tell how that is."
+    ),
+    "engine": LazyCommand("verbs", "app", "Run emulated engines: OpenAI-like servers with a GPU's timing and no GPU."),
 }
 
 
@@ -124,7 +132,7 @@ def app() -> Typer:
 
 
 @cache
-def _command(name: str, wired: Wired) -> Any:
+def _command(name: str, wired: LazyCommand) -> Any:
     """Built once a process: what a run leaves behind stands in its context, not in the command."""
     import typer
 

@@ -63,7 +63,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     pilots: Mapping[str, bool] = {}
 
 
-class Marks(msgspec.Struct):
+class Timeline(msgspec.Struct):
     """When what was done: seconds from the run's beginning; None: not yet, or never."""
 
     began_s: float = 0.0
@@ -110,7 +110,7 @@ def live(
     return found
 
 
-def is_back(drill: Drill, canaries: Sequence[Canary], looks: Sequence[Look], marks: Marks, now_s: float) -> bool:
+def is_back(drill: Drill, canaries: Sequence[Canary], looks: Sequence[Look], marks: Timeline, now_s: float) -> bool:
     """Whether all regions are up, and the affected are all served where they were at first, for a moment now.
 
     Who asks so seldom that hardly any did in that moment is judged by the last that did since the restoration.
@@ -139,7 +139,7 @@ def measured(
     drill: Drill,
     canaries: Sequence[Canary],
     looks: Sequence[Look],
-    marks: Marks,
+    marks: Timeline,
     violates: Callable[[Canary], bool],
     egress_usd_per_gb: Mapping[str, float],
 ) -> dict[str, float]:
@@ -264,7 +264,7 @@ def _shift(drill: Drill, home: Mapping[tuple[str, str], str], new: Sequence[Cana
 
 
 def _failback(
-    drill: Drill, home: Mapping[tuple[str, str], str], canaries: Sequence[Canary], marks: Marks
+    drill: Drill, home: Mapping[tuple[str, str], str], canaries: Sequence[Canary], marks: Timeline
 ) -> dict[str, float]:
     if marks.restore_s is None:
         return {}

@@ -12,7 +12,7 @@ import msgspec
 from farhop_drill.checks import Finding
 from farhop_drill.document import MEASURES
 from farhop_drill.machine import DrillVerdict
-from farhop_drill.measures import Canary, Look, Marks
+from farhop_drill.measures import Canary, Look, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +57,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     why: str
     document: dict[str, Any]
     values: dict[str, str] = {}
-    marks: Marks = msgspec.field(default_factory=Marks)
+    marks: Timeline = msgspec.field(default_factory=Timeline)
     measures: dict[str, float] = {}
     judged: list[Judged] = []
     findings: list[Finding] = []

@@ -28,7 +28,7 @@ HISTORY_MAX = 200
 T = TypeVar("T")
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class DrillLock(msgspec.Struct, frozen=True, kw_only=True):
     """Who drills: the run, its drill, who runs it, since when (epoch seconds)."""
 
     run: str
@@ -75,11 +75,11 @@ class Records:
 
     # -- the lock
 
-    async def holder(self) -> Held | None:
+    async def holder(self) -> DrillLock | None:
         """Who drills now."""
-        return _read(await self._store.get(LOCK), Held)
+        return _read(await self._store.get(LOCK), DrillLock)
 
-    async def lock(self, held: Held) -> bool:
+    async def lock(self, held: DrillLock) -> bool:
         """Take the lock if nobody has it. It ends by itself after LEASE_S unless renewed."""
         try:
             await self._store.put(LOCK, msgspec.json.encode(held), expect_revision=0, ttl_s=LEASE_S)
@@ -87,10 +87,10 @@ class Records:
             return False
         return True
 
-    async def renew(self, held: Held) -> bool:
+    async def renew(self, held: DrillLock) -> bool:
         """Keep it; False: somebody else has it. What a lost etcd let go is taken again."""
         there = await self._store.get(LOCK)
-        other = _read(there, Held)
+        other = _read(there, DrillLock)
         if other is not None and other.run != held.run:
             return False
         try:
@@ -100,7 +100,7 @@ class Records:
             return False
         return True
 
-    async def release(self, held: Held) -> None:
+    async def release(self, held: DrillLock) -> None:
         """Give it back."""
         other = await self.holder()
         if other is not None and other.run == held.run:
@@ -177,4 +177,4 @@ def _read(entry: Entry | None, kind: type[T]) -> T | None:
         return None
 
 
-__all__ = ["LEASE_S", "Held", "Order", "Past", "Records", "StoreError"]
+__all__ = ["LEASE_S", "DrillLock", "Order", "Past", "Records", "StoreError"]

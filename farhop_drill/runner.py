@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     from farhop_drill.checks import Facts, Finding
     from farhop_drill.document import Drill
-    from farhop_drill.eyes import Eyes
     from farhop_drill.injectors import Injector
     from farhop_drill.machine import Command, Event
     from farhop_drill.measures import Canary
     from farhop_drill.oracle import Oracle
     from farhop_drill.probe import Probe
-    from farhop_drill.records import Held, Records
+    from farhop_drill.records import DrillLock, Records
+    from farhop_drill.status_poller import StatusPoller
 
 TICK_S = 0.1
 LIVE_EVERY_S = 0.5
@@ -45,11 +45,11 @@ class Runner:
     def __init__(
         self,
         drill: Drill,
-        held: Held,
+        held: DrillLock,
         records: Records,
         injector: Injector,
         facts: Callable[[], Awaitable[Facts]],
-        eyes: Eyes,
+        poller: StatusPoller,
         probe: Callable[[Callable[[Canary], None]], Probe],
         oracle: Oracle,
         egress: Mapping[str, float],
@@ -61,7 +61,7 @@ class Runner:
         self.outcome = outcome
         self.live: Mapping[str, float] = {}  # the measures of the last moment
         self._drill, self._held, self._records, self._injector = drill, held, records, injector
-        self._facts, self._eyes, self._oracle, self._egress = facts, eyes, oracle, egress
+        self._facts, self._poller, self._oracle, self._egress = facts, poller, oracle, egress
         self._clock, self._progress = clock, progress
         self._probe = probe(self._received)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -213,7 +213,7 @@ class Runner:
         if not self._observing or self._clock() < self._live_at + LIVE_EVERY_S:
             return machine.Ticked()
         self._live_at, outcome = self._clock(), self.outcome
-        look = self._eyes.look(self._began)
+        look = self._poller.look(self._began)
         if look is not None and len(outcome.looks) < LOOKS_MAX:
             outcome.looks.append(look)
         now_s = self._now_s()

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Protocol
 
 from topology.lineage import NO_LINEAGE, Lineage
 from topology.model import WORLD, Key, Residency, Rule, Tenant, Topology
@@ -56,12 +57,27 @@ class Verdict:
         return self.excluded.get(region, f"region {_shown(region)} is not in the topology")
 
 
-def joined(one: Verdict, other: Verdict) -> Verdict:
+def _joined(one: Verdict, other: Verdict) -> Verdict:
     """What two verdicts of one law both leave."""
     if one.lawful <= other.lawful:
         return one
     excluded = MappingProxyType({**other.excluded, **one.excluded})
     return Verdict(one.lawful & other.lawful, excluded, one.epoch)
+
+
+class Asked(Protocol):
+    """What the law looks at of a request; `alias` is the name that its model was asked for by, "" if its own."""
+
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def alias(self) -> str: ...
+    @property
+    def narrow(self) -> Narrow: ...
+    @property
+    def key(self) -> str: ...
 
 
 class Law:
@@ -198,6 +214,14 @@ class Law:
         memo = (tenant, model if model in self.bound else "", scope, narrow, key)
         found = self._fresh.get(memo)
         return found if found is not None else self._judge(memo)
+
+    def request_verdict(self, request: Asked, scope: Scope = Scope.PROCESSING) -> Verdict:
+        """`verdict` of a request, by the name, too, that it came by where that stood for its model: both bind."""
+        tenant, model, narrow, key = request.tenant, request.model, request.narrow, request.key
+        verdict = self.verdict(tenant, model, scope, narrow, key)
+        if request.alias not in self.bound:
+            return verdict
+        return _joined(verdict, self.verdict(tenant, request.alias, scope, narrow, key))
 
     def _judge(self, memo: _Memo) -> Verdict:
         found = self._stale.get(memo)

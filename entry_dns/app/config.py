@@ -17,7 +17,7 @@ from entry_dns.fleet.standing import StandingConfig
 from entry_dns.links.config import Latencies, NetworksConfig, Probe
 from entry_dns.links.updates import Publish
 from farhop.config import ConfigError, Part, Seconds, Secret
-from farhop.service.region_ways import RegionWays
+from farhop.service.region_connections import RegionConnections
 
 
 def _domain(text: str) -> str:
@@ -156,7 +156,7 @@ class Ttl(Part):
         return self
 
 
-class DnsConfig(RegionWays):
+class DnsConfig(RegionConnections):
     """A DNS server for entries. `cookie_secrets`: the same on all servers of an anycast address, the first makes
     cookies; without any, each process makes one up. `nsid`: the identifier of this server.
     `region_links`: regions' reports are followed over gRPC, too, wherever a balancer may be by `tier_tls`,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farhop.service.certificates import Certificates
-    from farhop.service.region_ways import RegionWays
+    from farhop.service.region_connections import RegionConnections
     from farhop.store.documents.report import RegionReport
 
 LINKS_MAX = 256  # a balancer serves so many streams at most, and an entry needs no more of a region than its sum
@@ -36,7 +36,7 @@ class RegionLinks:
 
     def __init__(
         self,
-        config: RegionWays,
+        config: RegionConnections,
         certificates: Certificates | None,
         reported: Callable[[RegionReport], None],
         refused: Callable[[str], None],

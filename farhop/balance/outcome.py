@@ -129,7 +129,7 @@ NO_REPLICA = _declare(Source.REGION, "no_replica_serving", retryable=True)
 QUEUE_FULL = _declare(Source.REGION, "queue_full", retryable=True)
 QUEUE_TIMEOUT = _declare(Source.REGION, "queue_timeout", retryable=True)
 # Every replica that was asked says in so many words that it has no such path: another's engine may.
-PATH_UNSPOKEN = _declare(Source.REGION, "path_not_spoken_by_engine", retryable=True)
+PATH_UNSUPPORTED = _declare(Source.REGION, "path_not_supported_by_engine", retryable=True)
 # The region does not accept our token: keys or clocks of the two tiers disagree. Not the client's doing.
 HOP_REJECTED = _declare(Source.REGION, "hop_token_rejected", retryable=True)
 MODEL_NOT_HERE = _declare(Source.REGION, "model_not_in_region", retryable=True)

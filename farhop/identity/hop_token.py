@@ -29,7 +29,7 @@ from farhop.identity.hop_keys import KEY_BYTES_MIN, HopError, HopKey, read_keys
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-__all__ = ["KEY_BYTES_MIN", "HopClaims", "HopError", "HopSigner", "HopVerifier", "Uses", "request_line"]
+__all__ = ["KEY_BYTES_MIN", "HopClaims", "HopError", "HopSigner", "HopVerifier", "ReplayCache", "request_line"]
 
 HEADER = b"x-farhop-hop"
 TOKEN_BYTES_MAX = 4096
@@ -175,7 +175,7 @@ class HopSigner:
         return made
 
 
-class Uses:
+class ReplayCache:
     """Which tokens were used, by mac (one token has one text) and until when; never more than `most` of them."""
 
     __slots__ = ("_looked_ms", "_most", "_until_ms")
@@ -226,7 +226,7 @@ class HopVerifier:
             self._keys[kid.encode()] = key
         self._audience = audience
         self._by_head: dict[bytes, tuple[str, _Primed]] = {}  # of heads that stood before a mac that held
-        self._uses = Uses(uses_max)
+        self._uses = ReplayCache(uses_max)
 
     def adopt(self, other: HopVerifier) -> None:
         """Accept the keys of another; what was used stays used."""

@@ -24,9 +24,9 @@ from farhop.relay.http.head import RESUME
 from farhop.relay.http.listener import SWEEP_S
 from farhop.relay.upstream import orca
 from farhop.relay.upstream.attempt import AttemptRun
+from farhop.relay.upstream.concurrent_pair import ConcurrentPairRun
 from farhop.relay.upstream.pair import DecodeRun, PrefillRun
 from farhop.relay.upstream.resumable import ContinuedRun, carrier
-from farhop.relay.upstream.together import TogetherRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -359,7 +359,7 @@ class Relay:
         if command.prefill is None:
             attempt, address = active.attempts(self, active, command.attempt, now), command.address
         elif command.prefill.together:
-            attempt, address = TogetherRun(self, active, command.attempt, now, command.prefill), command.address
+            attempt, address = ConcurrentPairRun(self, active, command.attempt, now, command.prefill), command.address
         else:
             attempt = PrefillRun(self, active, command.attempt, command.prefill)
             address = command.prefill.address

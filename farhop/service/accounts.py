@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from farhop.service.clock import Clock
     from farhop.service.config import AuditConfig, Process, UsageConfig
     from farhop.service.lawbook import LawBook
-    from farhop.service.request_telemetry import GivenAgain, RequestContext
+    from farhop.service.request_telemetry import CacheUse, RequestContext
     from farhop.telemetry.logs import Throttled
     from farhop.telemetry.metrics import TierMetrics
     from topology.law import Law
@@ -453,7 +453,7 @@ def _used(active: ActiveRequest, usage: Usage | None) -> _Used:
     return _Used(measured, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, again, usage)
 
 
-def _of_cache(given: GivenAgain) -> tuple[str, int, int]:
+def _of_cache(given: CacheUse) -> tuple[str, int, int]:
     saved = given.saved
     return (given.outcome, 0, 0) if saved is None else (given.outcome, saved.prompt_tokens, saved.completion_tokens)
 

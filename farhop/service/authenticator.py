@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from farhop.identity.redirect_token import RedirectToken
     from farhop.identity.tenant_certificates import TenantCertificates
     from farhop.relay.answers import Reply
-    from farhop.relay.formats.prompt import Wishes
+    from farhop.relay.formats.prompt import Preferences
     from farhop.relay.http.head import Head
     from farhop.service.keybook import KeyBook
     from topology.law import Law
@@ -96,8 +96,8 @@ class Authenticator(Protocol):
     def caller(self, head: Head) -> Caller | Reply:
         """Who asks, or why they may not."""
 
-    def wished(self, caller: Caller, wishes: Wishes, lines: bytes) -> Caller | Reply:
-        """The caller with what the body of its request wishes for, and its header `lines`; or why that cannot be."""
+    def wished(self, caller: Caller, preferences: Preferences, lines: bytes) -> Caller | Reply:
+        """The caller with what the body of its request asks for, and its header `lines`; or why that cannot be."""
 
     def models(self, caller: Caller) -> dict[str, ModelFacts]:
         """The models this caller may use, sorted, and what is said of them where it may."""
@@ -195,7 +195,7 @@ class KeyAuthenticator:
         return self._keyring.identify(authorization, x_api_key)
 
     def _let_in(self, principal: Principal, head: Head, host: str = "") -> Caller | Reply:
-        """The caller that this makes, with what the request's head wishes for; or why not. `host` is the residency that
+        """The caller that this makes, with what the request's head asks for; or why not. `host` is the residency that
         the host's name says, "" for none."""
         elsewhere = self._entry(principal.tenant, head.target)
         if elsewhere is not None and not host:
@@ -275,8 +275,8 @@ class KeyAuthenticator:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, f"this balancer may not read the request: {why}")
         return answers.redirect(entry.rstrip("/") + target.decode("latin-1"), outcome.ENTRY_FORBIDDEN)
 
-    def wished(self, caller: Caller, wishes: Wishes, lines: bytes) -> Caller | Reply:
-        """The caller with what the body of its request wishes for, and its header `lines`; or why that cannot be."""
+    def wished(self, caller: Caller, preferences: Preferences, lines: bytes) -> Caller | Reply:
+        """The caller with what the body of its request asks for, and its header `lines`; or why that cannot be."""
         law = self._law()
         tenant = law.topology.tenants.get(caller.tenant)
         objective = next((value for name in _OBJECTIVES for value in values(lines, name)), b"").decode("latin-1")
@@ -285,18 +285,18 @@ class KeyAuthenticator:
         if ttft_ms and caller.ttft_s is None:  # else a token of ours says what is left of it
             caller = replace(caller, ttft_s=min(ttft_ms / 1e3, caller.deadline_s))
         if tenant is not None and (tenant.tiers or tenant.objectives):
-            names = (wishes.tier, objective)
+            names = (preferences.tier, objective)
             priority = min(tenant.priority_of(names, ttft_ms), caller.priority_max)
             caller = replace(caller, priority=priority) if priority != caller.priority else caller
         if objective and (tenant is None or objective not in tenant.tiers):
             caller = self._by_objective(caller, objective)
-        for field, place in wishes.residency:
+        for field, place in preferences.residency:
             if law.within(place) is None:
                 known = law.residencies()
                 more = ", ..." if len(known) > _SHOWN_MAX else ""
                 detail = f"`{field}`: no place here has this name; there is {', '.join(known[:_SHOWN_MAX])}{more}"
                 return answers.refusal(outcome.INVALID_FIELD, detail, param=field)
-        return narrowed(law, caller, wishes)
+        return narrowed(law, caller, preferences)
 
     def _by_objective(self, caller: Caller, name: str) -> Caller:
         """With the priority that an InferenceObjective gives. Whoever may name one may name any: so it lowers what a
@@ -365,10 +365,10 @@ def as_issued(caller: Caller, by: Principal | RedirectToken) -> Caller:
     )
 
 
-def narrowed(law: Law, caller: Caller, wishes: Wishes) -> Caller:
+def narrowed(law: Law, caller: Caller, preferences: Preferences) -> Caller:
     """The caller within the residency that its request's body names, by this law's map: a place that is not on it holds
     nothing. What is said already is not said twice, since a hop token brings it, too."""
-    lists = [within if (within := law.within(place)) is not None else (place,) for _, place in wishes.residency]
+    lists = [within if (within := law.within(place)) is not None else (place,) for _, place in preferences.residency]
     more = tuple(within for within in dict.fromkeys(lists) if within and within not in caller.narrow)
     return replace(caller, narrow=(*caller.narrow, *more)) if more else caller
 

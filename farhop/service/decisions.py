@@ -60,7 +60,7 @@ class Record(msgspec.Struct, frozen=True, eq=False, gc=False):
     duration_ms: float
     attempts: tuple[tuple[str, str], ...]
     usage: Usage | None
-    given: Any  # request_telemetry.GivenAgain, or None
+    given: Any  # request_telemetry.CacheUse, or None
     decision: Any
     reasons: Reasons
     clock: Clock

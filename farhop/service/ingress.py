@@ -25,7 +25,7 @@ from farhop.relay import answers
 from farhop.relay.formats import bodies, openai, paths
 from farhop.relay.formats.field_guard import DEFAULT
 from farhop.relay.formats.paths import Kind, PathRefusal
-from farhop.relay.formats.prompt import NO_WISHES
+from farhop.relay.formats.prompt import NO_PREFERENCES
 from farhop.relay.formats.transcript import continuation
 from farhop.service.authenticator import Caller
 from farhop.service.large_bodies import LARGE_BYTES, Job
@@ -260,7 +260,7 @@ class Ingress:
         except bodies.BodyError as error:
             return answers.refusal(error.outcome, error.detail, param=error.param)
         asks = caller
-        if prompt.wishes is not NO_WISHES or _LLM_D in head.onward or _OBJECTIVE in head.onward:
+        if prompt.preferences is not NO_PREFERENCES or _LLM_D in head.onward or _OBJECTIVE in head.onward:
             wished = self._wished(context, caller, prompt, head.onward)
             if not isinstance(wished, Caller):
                 return wished
@@ -269,8 +269,8 @@ class Ingress:
         return self._understood(exchange, context, request, prompt)
 
     def _wished(self, context: RequestContext, caller: Caller, prompt: Prompt, lines: bytes) -> Caller | Reply:
-        """Who asks, now that the body is read: from here on nothing is decided without what it wishes for."""
-        wished = self._authenticator.wished(caller, prompt.wishes, lines)
+        """Who asks, now that the body is read: from here on nothing is decided without what it preferences for."""
+        wished = self._authenticator.wished(caller, prompt.preferences, lines)
         if isinstance(wished, Caller):
             context.caller, context.law = wished, None  # it may stay within less
         return wished
@@ -308,7 +308,7 @@ class Ingress:
                 self._mute_unless_recorded(context, caller, request.model)
         if self.arrivals is not None:
             self.arrivals.arrived(exchange, caller, request.model)
-        context.user = prompt.wishes.user
+        context.user = prompt.preferences.user
         if context.advised:
             assert self._advisor is not None
             return self._advisor.advise(request, context, exchange.head)
@@ -481,7 +481,7 @@ class Ingress:
             context=context,
             arrived_at=since,
             continuation=more,
-            geo="" if exchange.is_hop else prompt.wishes.geo,  # whom the client asked says it
+            geo="" if exchange.is_hop else prompt.preferences.geo,  # whom the client asked says it
         )
 
     def _salt_kept(self, caller: Caller, kind: Kind, prompt: Prompt) -> str:
@@ -519,7 +519,7 @@ class Ingress:
         Raises bodies.BodyError.
         """
         prompt = bodies.read(kind, body, path, headers, self._guard, lambda: self._only_model(caller))
-        wished = self._authenticator.wished(caller, prompt.wishes, headers)
+        wished = self._authenticator.wished(caller, prompt.preferences, headers)
         if not isinstance(wished, Caller):
             raise bodies.BodyError(wished.outcome, msgspec.json.decode(wished.body)["error"]["message"])
         caller = wished
@@ -536,8 +536,8 @@ class Ingress:
         matches: tuple[HeaderMatch, ...] = ()
         if header_matches is not None and prompt.model in header_matches.wanted.by_model:
             matches = header_matches.header_matches(prompt.model, headers)
-        if prompt.wishes is not NO_WISHES or b"session" in headers:
-            soft = soft_session(caller.tenant, headers, prompt.wishes)
+        if prompt.preferences is not NO_PREFERENCES or b"session" in headers:
+            soft = soft_session(caller.tenant, headers, prompt.preferences)
         if self._session is not None and self._session.wanted():
             hashed = self._session.read(caller.tenant, body, headers, session)
         return Request(

@@ -3,7 +3,7 @@
 A turn of a chat repeats all turns before it. Hugging Face's tokenizers cut a text at its added tokens before anything
 else (`AddedVocabulary.extract_and_normalize`) and read what is between by itself, so a text that is cut before each of
 them gives the ids of the whole. It is cut only at tokens that take nothing of their surroundings (no `lstrip`,
-`rstrip`, `single_word`) and are looked for in the text as it is (not `normalized`). Remembered are digests and ids,
+`rstrip`, `single_word`) and are looked for in the text as it is (not `normalized`). Kept are digests and ids,
 never a text; bounded.
 
 A decision often needs no more than a prompt's beginning: that is to be had without reading the rest.

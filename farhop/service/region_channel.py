@@ -14,7 +14,7 @@ from farhop.store.grpc_options import FIXED_WINDOW
 
 if TYPE_CHECKING:
     from farhop.service.certificates import Certificates
-    from farhop.service.region_ways import RegionWays
+    from farhop.service.region_connections import RegionConnections
 
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -37,7 +37,7 @@ def address_of(text: str) -> Address:
 
 
 def channel(
-    config: RegionWays, region: str, address: str, certificates: Certificates | None, ping_s: float
+    config: RegionConnections, region: str, address: str, certificates: Certificates | None, ping_s: float
 ) -> grpc.aio.Channel:
     """The channel to a regional balancer, encrypted where the configuration says so. `ping_s`: how often it is heard
     of, at least."""

@@ -66,13 +66,13 @@ class Accounting(Protocol):
         """A request is over that was decided on."""
 
 
-class UnderLaw(Protocol):
+class LawHolder(Protocol):
     """Who goes by a law: a tier's machine."""
 
     law: Law
 
 
-class GivenAgain(msgspec.Struct, frozen=True):
+class CacheUse(msgspec.Struct, frozen=True):
     """What became of a request whose route lets answers be given again: `outcome` is hit, shared (it read another's
     along), miss or bypass, `why` a reason where there is one. Of an answer that was another's: in which `region`
     it was made, for which `decision`, how old it is, and what of an engine's work it `saved`."""
@@ -107,7 +107,7 @@ class RequestContext(msgspec.Struct, eq=False):
     recorded: bool = True
     over: bool = False
     advised: bool = False
-    given: GivenAgain | None = None
+    given: CacheUse | None = None
     decided: Any = None
     caller: Caller | None = None
     reserved: Reservation | None = None
@@ -145,7 +145,7 @@ class RequestTelemetry:
         self._clock, self._rng, self._reasons = clock, rng, reasons
         # Whether a request for this model may be recorded here by the law of now; the tier sets it.
         self.may_record: Callable[[Caller, str], bool] = lambda _caller, _model: True
-        self.under: UnderLaw | None = None  # whose law that is; the tier sets it
+        self.under: LawHolder | None = None  # whose law that is; the tier sets it
         self.recorder: Recorder | None = None  # where requests come in; the tier sets it
         self.accounts: Accounting | None = None  # where usage or audit is written; the tier sets it
         self._hops: dict[

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
     from farhop.balance.machine import HeaderMatch
-    from farhop.relay.formats.prompt import Wishes
+    from farhop.relay.formats.prompt import Preferences
 
 NAME_BYTES_MAX = 1024  # of a session's name; a longer one counts by its beginning
 
@@ -36,12 +36,12 @@ _AGENTS = (b"session-id: ", b"session_id: ", b"x-session-id: ", b"x-session-affi
 _PARENT = b"x-parent-session-id: "
 
 
-def soft_session(tenant: str, headers: bytes, wishes: Wishes) -> tuple[int, int]:
+def soft_session(tenant: str, headers: bytes, preferences: Preferences) -> tuple[int, int]:
     """A session that nobody had to configure, and the one it came from, as hashes of the tenant and their names; 0 for
-    none. `headers` as for SessionReader.read; `wishes` are those of the body."""
+    none. `headers` as for SessionReader.read; `preferences` are those of the body."""
     name, parent = _agents(headers) if b"session" in headers else (b"", b"")
     if not name:
-        name = (wishes.cache_key or wishes.user).encode("utf-8", "replace")
+        name = (preferences.cache_key or preferences.user).encode("utf-8", "replace")
     return (_hash(tenant, name), _hash(tenant, parent)) if name else (0, 0)
 
 

@@ -68,7 +68,7 @@ class Files(NamedTuple):
     template: str = ""
 
 
-class Spelled(NamedTuple):
+class TokenizedPrompt(NamedTuple):
     """A prompt's ids, four bytes each, and its shape: what decides how an engine renders it, in a few fixed words.
     `whole`: they are all."""
 
@@ -109,7 +109,7 @@ class ModelTokenizer:
         self._template = _compiled(where, source, wall) if source else None
         self._form = ChatForm(source, in_parts=_PARTS.search(source) is not None)
 
-    def read(self, kind: Kind, body: bytes, *, whole: bool = True) -> Spelled:
+    def read(self, kind: Kind, body: bytes, *, whole: bool = True) -> TokenizedPrompt:
         """The ids of a body's prompt; unless `whole`, those of its beginning may do. Raises UnreadableError."""
         if len(body) > BODY_BYTES_MAX:
             raise UnreadableError("length")
@@ -122,7 +122,7 @@ class ModelTokenizer:
         special = asked.get("add_special_tokens") is True
         return self._spelled(text, _shape(kind, asked), special=special, whole=whole)
 
-    def _completion(self, asked: dict[str, Any], *, whole: bool) -> Spelled:
+    def _completion(self, asked: dict[str, Any], *, whole: bool) -> TokenizedPrompt:
         prompt = asked["prompt"]
         if asked.get("truncate_prompt_tokens") is not None or asked.get("prompt_embeds") is not None:
             raise UnreadableError("option")
@@ -133,15 +133,15 @@ class ModelTokenizer:
         if isinstance(prompt, str):
             special = asked.get("add_special_tokens") is not False
             return self._spelled(prompt, Kind.COMPLETION, special=special, whole=whole)
-        return Spelled(_packed(prompt), Kind.COMPLETION, whole=True)
+        return TokenizedPrompt(_packed(prompt), Kind.COMPLETION, whole=True)
 
-    def _spelled(self, text: str, shape: str, *, special: bool, whole: bool) -> Spelled:
+    def _spelled(self, text: str, shape: str, *, special: bool, whole: bool) -> TokenizedPrompt:
         if not (special and self._adds_tokens):
             ids, whole = (self._pieces.ids(text), True) if whole else self._pieces.beginning(text)
-            return Spelled(ids, shape, whole)
+            return TokenizedPrompt(ids, shape, whole)
         if whole or len(text) <= LOOK_CHARS:
-            return Spelled(self._encoded([text], special=True)[0], shape, whole=True)
-        return Spelled(safe(self._encoded([head(text, LOOK_CHARS)], special=True)[0]), shape, whole=False)
+            return TokenizedPrompt(self._encoded([text], special=True)[0], shape, whole=True)
+        return TokenizedPrompt(safe(self._encoded([head(text, LOOK_CHARS)], special=True)[0]), shape, whole=False)
 
     def _encoded(self, texts: list[str], *, special: bool) -> list[bytes]:
         # Not `encode`: that keeps the interpreter's lock, and the loop would wait for it.
@@ -335,7 +335,7 @@ class Tokenizers:
         done: Callable[[Tokens | None], None],
         *,
         waits: bool = True,
-    ) -> asyncio.Future[Spelled] | None:
+    ) -> asyncio.Future[TokenizedPrompt] | None:
         """As `now`, in a thread; `done` is called on the loop. None, and never called: too many are waiting. Where no
         request `waits` for it, others' come first."""
         if self._waiting >= WAITING_MAX:
@@ -345,7 +345,7 @@ class Tokenizers:
         threads = self._threads if waits else self._behind
         future = asyncio.get_running_loop().run_in_executor(threads, self._reader(model).read, kind, body)
 
-        def over(ended: asyncio.Future[Spelled]) -> None:
+        def over(ended: asyncio.Future[TokenizedPrompt]) -> None:
             self._waiting -= 1
             if ended.cancelled():
                 return
@@ -376,7 +376,7 @@ class Tokenizers:
         for threads in (self._threads, self._behind):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _counted(self, spelled: Spelled, cache_salt: str) -> Tokens:
+    def _counted(self, spelled: TokenizedPrompt, cache_salt: str) -> Tokens:
         self.prompts += spelled.whole
         return Tokens(spelled.ids, cache_salt, spelled.shape, spelled.whole)
 

@@ -34,8 +34,9 @@ IDLE_WAIT_MS = 1.0
 RTT_SLACK_MS = 2.0
 
 PROPERTIES = ("shares", "estimates", "standing", "answers", "open", "ledgers", "law", "sound")
-"""Fair shares; estimates; nobody ejected, suspect, eased or avoided; all is answered; nothing open that is not served;
-ledgers, slots, queues and budgets whole once idle; the last law in force; no machine raised or broke its invariants."""
+"""Fair shares; estimates; nobody ejected, suspect, reduced or avoided; all is answered; nothing open that is not
+served; ledgers, slots, queues and budgets whole once idle; the last law in force; no machine raised or broke its
+invariants."""
 
 
 class Finding(msgspec.Struct, frozen=True, order=True):
@@ -131,8 +132,8 @@ def _off(where: str, name: str, estimate: float, truth: float, *, slack: float =
 
 
 def standing(world: World) -> Iterator[Finding]:
-    """Nobody is out, in doubt, eased or avoided: no cause holds any more. A replica that is back from an ejection is
-    eased in for longer than that (slow start), which is neither."""
+    """Nobody is out, in doubt, reduced or avoided: no cause holds any more. A replica that is back from an ejection is
+    in its slow start for longer than that, which is neither."""
     for name, region in world.regions.items():
         if not region.alive:
             yield Finding("standing", name, "its balancer is not running")

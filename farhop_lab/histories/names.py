@@ -34,7 +34,7 @@ from global_lb.routing.routes import Routes, RoutesChanged
 from regional_lb.fleet import kv_events, recent, shares
 from regional_lb.fleet import view as regional_view
 from regional_lb.mesh.report import Reporter
-from regional_lb.scheduler import admission, doubts, queue, refusals, split
+from regional_lb.scheduler import admission, overdue, queue, refusals, split
 from regional_lb.scheduler import flow as regional_flow
 from regional_lb.scheduler import policy as regional_policy
 from regional_lb.scheduler.pick import Pick
@@ -294,7 +294,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
     ),
     115: _fields(refusals.RefusalsChanged, "by_model"),
     116: _fields(refusals.Refusal, "share until why author"),
-    117: _fields(doubts.LookDue),
+    117: _fields(overdue.OverdueCheckDue),
     72: _fields(
         HealthConfig,
         "rise fall streak eject_s refused_s trial_s fresh_s slow_start_s eject_share_max panic_share outlier_factor",
@@ -557,8 +557,8 @@ def reported(report: RegionReport) -> Any:
 
 
 def reading_writes(flow: Any, now: float) -> bool:
-    """Whether whoever reads a regional machine now (a report, `explain`) changes what it remembers: who is eased in is
-    written anew by whoever looks first when that is due. For recording alone, as it looks inside."""
+    """Whether whoever reads a regional machine now (a report, `explain`) changes what it remembers: who starts slowly
+    is written anew by whoever looks first when that is due. For recording alone, as it looks inside."""
     fleet = flow._fleet
     return bool(now >= fleet._able_until or any(line not in fleet._able for line in flow.view.by_variant))
 

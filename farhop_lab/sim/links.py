@@ -14,7 +14,7 @@ from farhop.balance.machine import Address
 from farhop_lab.sim.prefix_streams import PrefixSubscription
 from global_lb.fleet.distances import Distances, moved
 from global_lb.fleet.view import ChannelChanged, Region, RegionKnown, RegionReported, instance_of
-from global_lb.links.link import AGAIN, HURRY, PINGS_LOST, QuietAttempt, apply_quiet_ms
+from global_lb.links.link import AGAIN, HURRY, PINGS_LOST, SilentAttempt, apply_quiet_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from global_lb.links.prefix_streams import Prefixes
 
 
-class SentAttempt(QuietAttempt, Protocol):
+class SentAttempt(SilentAttempt, Protocol):
     """An attempt under way at a region, which its channel's state matters to."""
 
     @property

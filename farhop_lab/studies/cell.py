@@ -134,7 +134,7 @@ def seldom_tidied() -> Iterator[None]:
 def prepared(scenario: Scenario, key: Key) -> tuple[World, ClientPool]:
     """The world of a cell with its clients and faults, before its first moment."""
     doc = scenario.doc
-    sites = {name: gpus(site.gpu, site.replicas, seed=key.seed) for name, site in doc.sites.items()}
+    sites = {name: gpus(site.gpu, site.replicas, seed=key.seed, token_ids=True) for name, site in doc.sites.items()}
     world = routers.build(
         key.router,
         key.seed,

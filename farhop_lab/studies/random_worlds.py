@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farhop.balance.outcome import ENGINE_ERROR
 from farhop_lab.scenarios.load import Scenario, built
 from farhop_lab.sim.baselines.catalogue import ROUTERS
 from farhop_lab.sim.stats import Interval, interval
@@ -74,11 +75,13 @@ class World(msgspec.Struct, frozen=True):
 
 class Had(msgspec.Struct, frozen=True):
     """What one router had of a world, in the mean over seeds: shares of what was asked that were good and that failed,
-    and the 90th percentile of the time to the first token."""
+    and the 90th percentile of the time to the first token. `refused`: of those that failed all but the prompts that
+    no engine of the world can hold."""
 
     good: float
     failed: float
     ttft_p90_ms: float
+    refused: float = 0.0
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -258,13 +261,17 @@ def chosen(results: Sequence[Result], names: Sequence[str]) -> str:
     return max(names, key=worth)
 
 
-def had(results: Sequence[Result]) -> Had:
-    """What a router had on these seeds: at least one."""
+def had(results: Sequence[Result], *, alike: bool = False) -> Had:
+    """What a router had on these seeds: at least one. `alike`: all engines are of one kind, so that a prompt which one
+    turned away as too long would have been by any."""
     asked = max(1, sum(one.score.whole.asked for one in results))
+    failed = sum(one.score.whole.failed for one in results)
+    too_long = sum(one.score.outcomes.get(ENGINE_ERROR.reason, 0) for one in results) if alike else 0
     return Had(
         good=sum(one.score.whole.good for one in results) / asked,
-        failed=sum(one.score.whole.failed for one in results) / asked,
+        failed=failed / asked,
         ttft_p90_ms=fmean(one.score.whole.ttft_ms.p90 for one in results),
+        refused=(failed - too_long) / asked,
     )
 
 
@@ -285,7 +292,7 @@ def judged(world: World, results: Sequence[Result], rival: str, first: Sequence[
         ttft_p90=p90,
         of_bound=fmean(of_top) if of_top else 0.0,
         asked=fmean(one.score.whole.asked for one in ours),
-        ours=had(ours),
+        ours=had(ours, alike=len({site.gpu for site in doc.sites.values()}) == 1),
         theirs=had(theirs),
         lost=good is not None and good.half is not None and good.high < LOSS,
         slower=p90 is not None and p90.mean > SLOWER,
@@ -314,8 +321,8 @@ def summary(verdicts: Sequence[Verdict]) -> dict[str, float | Interval | int | N
 
 
 def refused_below_capacity(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Those in which we failed some although less came than could be served."""
-    return [one for one in verdicts if one.ours.failed > 0.0 and one.load < FULL and one.kind != "flood"]
+    """Those in which we failed some that could be served, although less came than can."""
+    return [one for one in verdicts if one.ours.refused > 0.0 and one.load < FULL and one.kind != "flood"]
 
 
 def beside(verdicts: Sequence[Verdict]) -> list[Beside]:

@@ -49,19 +49,18 @@ from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.release import release
 from farhop.telemetry.spans import Tracing
 from global_lb.app.advise import Advisor
+from global_lb.app.answer_cache import AnswerCacheRelay
 from global_lb.app.config import GlobalConfig
 from global_lb.app.drills import DrillSchedule
 from global_lb.app.model_names import ModelNames
 from global_lb.app.overrides import RoutingOverrides
 from global_lb.app.redirect_token import OwnTokens, RedirectTokens
-from global_lb.app.repeatable import Repeatable
 from global_lb.app.serve import DecisionReasons, GlobalAdmin, GlobalTier
 from global_lb.fleet.table import Price
 from global_lb.links.latencies import LatencyTable
 from global_lb.links.prefix_streams import Prefixes
 from global_lb.links.roots import Roots
 from global_lb.links.watch import Watcher
-from global_lb.routing import admission
 from global_lb.routing.flow import FlowConfig, GlobalFlow, Reconfigured
 from global_lb.routing.routes import Routes
 from topology.law import Law
@@ -118,7 +117,7 @@ class GlobalBalancer:
             path, config, topology, LIVE, self.laws, self._prepared, stores.hubs if store is None else None
         )
         self.reloader.log = logs.get("global")
-        self.repeatable = Repeatable(
+        self.answer_cache = AnswerCacheRelay(
             self.relay, self.ingress, flow=self.flow, tier=self.tier, capacity_bytes=config.answers_bytes,
             clock=self.clock.now,
         )  # fmt: skip
@@ -255,7 +254,7 @@ class GlobalBalancer:
         if decision is None:
             law = self.flow.law
             again = active.began_at and active.forward is None  # its answer was made for another request
-            return law.epoch, admission.processing(active.request, law).lawful if again else None
+            return law.epoch, law.request_verdict(active.request).lawful if again else None
         return decision.verdict.epoch, decision.verdict.lawful
 
     def _gpu_ms(self, active: ActiveRequest, usage: Usage) -> float | None:
@@ -354,7 +353,7 @@ class GlobalBalancer:
 
     def _adopt(self, law: Law) -> None:
         self.relay.react(LawChanged(law))
-        self.repeatable.law_changed()
+        self.answer_cache.law_changed()
         if self.accounts is not None:
             self.accounts.law_changed(self.laws)
         self.prefixes.adopt(self.flow.law.epoch)
@@ -395,7 +394,7 @@ class GlobalBalancer:
             dataplane.relimit(config.limits, self.relay.pool, self.listener)
             # Decisions first: whoever is looked at again by what follows is looked at by this law and this map.
             self.relay.react(Reconfigured(law, flow_config, routes, _prices(topology)))
-            self.repeatable.law_changed()
+            self.answer_cache.law_changed()
             self.prefixes.adopt(self.flow.law.epoch)
             if self.latencies is not None:
                 self.latencies.lawful()
@@ -418,7 +417,7 @@ class GlobalBalancer:
         self.laws.observe(self.metrics)
         self.identities.observe(self.metrics)
         self.reloader.observe(self.metrics)
-        self.repeatable.observe(self.metrics)
+        self.answer_cache.observe(self.metrics)
         counter(
             "region_prefix_predicted_tokens", "Prompt tokens expected cached there.", lambda: self._hits(0), "target"
         )

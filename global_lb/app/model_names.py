@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from farhop.balance import model_steps
 from farhop.relay.formats.prompt import TOOLS, BodyError
-from farhop.service import model_steps
 from global_lb.routing.cascade import Unresolved
 
 if TYPE_CHECKING:

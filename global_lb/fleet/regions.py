@@ -16,13 +16,13 @@ from pydantic import model_validator
 
 from farhop.balance import hashing
 from farhop.balance.estimate.drift import Drift
-from farhop.balance.estimate.ewma import Returning
+from farhop.balance.estimate.ewma import RevertingMean
 from farhop.balance.estimate.residual import Residual
-from farhop.balance.estimate.unacknowledged import Together, UnacknowledgedLoad
+from farhop.balance.estimate.unacknowledged import CombinedLoad, UnacknowledgedLoad
 from farhop.balance.health.hot_guard import GuardConfig, HotGuard
 from farhop.balance.health.reading import State
 from farhop.balance.health.region import Liveness
-from farhop.balance.prefix.overhang import Overhang
+from farhop.balance.prefix.partial_blocks import PartialBlocks
 from farhop.balance.prefix.trie import PrefixTrie
 from farhop.config import Part
 from global_lb.fleet.instances import Instances
@@ -143,9 +143,9 @@ class Regions:
         self.view = View({})
         self._instances = Instances()  # of the view
         self.trie = PrefixTrie()
-        self.overhang = Overhang()
+        self.partial_blocks = PartialBlocks()
         self.liveness: dict[str, Liveness] = {}
-        self.cache_hit_calibration: dict[str, Returning] = {}
+        self.cache_hit_calibration: dict[str, RevertingMean] = {}
         self._calibration_due = inf  # when the first that is below 1 is brought up to date
         self.hits: dict[str, Hits] = {}
         self.sent: list[Callable[[str, tuple[int, ...]], None]] = []  # called with what prefix went where
@@ -208,7 +208,7 @@ class Regions:
             self._reshaped(was, known)
         if known is not None and name not in self.trie:
             self.trie.add(name, self._trie_bytes)
-            self.cache_hit_calibration[name] = Returning(0.05, 1.0, CALIBRATION_MIN, 1.0, CALIBRATION_TAU_S)
+            self.cache_hit_calibration[name] = RevertingMean(0.05, 1.0, CALIBRATION_MIN, 1.0, CALIBRATION_TAU_S)
 
     def _reported(self, instance: Instance) -> None:
         name = instance.region
@@ -395,7 +395,7 @@ class Regions:
             tokens = chosen.hit_tokens + chosen.uncached_tokens
             believed_bytes = chosen.believed_tokens / tokens * request.prompt_bytes
             found_bytes = cached_tokens / max(usage.prompt_tokens, 1) * request.prompt_bytes
-            self.overhang.learn(request.chain, request.prompt_bytes, believed_bytes, found_bytes)
+            self.partial_blocks.learn(request.chain, request.prompt_bytes, believed_bytes, found_bytes)
         if chosen is not None and chosen.region in self.cache_hit_calibration:
             hits = self.hits.setdefault(chosen.region, Hits())
             hits.predicted_tokens += chosen.hit_tokens
@@ -442,7 +442,7 @@ class Regions:
         field = Field(request, output_tokens, candidates.names, candidates.at, block, sent, candidates.here, least_ms)
         field.absent, field.spill_ms = candidates.absent, self._spill.penalty_ms
         field.moving = bool(table.moving) or candidates.suspect
-        field.hits(self.trie.match(request.chain), self.overhang)
+        field.hits(self.trie.match(request.chain), self.partial_blocks)
         if table.full or self._warm:
             self._guard(field, random_draw, now)
         return field
@@ -574,7 +574,7 @@ class Regions:
         return row_of(
             self._instances.capacity(instance, model),
             # Several send to the same replicas: what one of them was sent takes slots that all of them count.
-            Together(self._loads[name, i.name] for i in region.instances)
+            CombinedLoad(self._loads[name, i.name] for i in region.instances)
             if len(region.instances) > 1
             else self._loads[name, instance.name],
             rtt_ms=region.rtt_ms,

@@ -19,7 +19,7 @@ from farhop.balance.estimate import cost
 from farhop.balance.estimate.drift import AGE_MAX_S, DOUBT_MAX_MS, SILENT_MS_PER_S
 from farhop.balance.estimate.residual import corrected
 from farhop.balance.machine import Request
-from farhop.balance.prefix.overhang import Overhang
+from farhop.balance.prefix.partial_blocks import PartialBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ STREAM_TOKEN_BYTES = (
 )
 
 
-_NO_OVERHANG = Overhang()
+_NO_PARTIAL_BLOCKS = PartialBlocks()
 _NO_REQUEST = Request("", "", "", 0, 0, (), 0.0)
 _ALL_HERE: Mapping[str, str] = MappingProxyType({})
 _NOWHERE: frozenset[int] = frozenset()  # Python makes each a new one, of 216 bytes
@@ -292,7 +292,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
         """Let go of the request, but for its sizes: decisions are remembered, and a chain is large."""
         self.request = _NO_REQUEST
 
-    def hits(self, depths: Mapping[str, int], overhang: Overhang = _NO_OVERHANG) -> None:
+    def hits(self, depths: Mapping[str, int], partial_blocks: PartialBlocks = _NO_PARTIAL_BLOCKS) -> None:
         """These regions hold the prefix chain to these depths, and what is known to follow there."""
         at, n_bytes, nodes = self.at, self.prompt_bytes, self.request.chain
         for name, depth in depths.items():
@@ -300,7 +300,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
             if place is not None:
                 if self._covered is None:
                     self._covered = np.zeros(len(self.names))
-                self._covered[place] = min(overhang.bytes_behind(nodes, depth), n_bytes)
+                self._covered[place] = min(partial_blocks.bytes_behind(nodes, depth), n_bytes)
 
     def only(self, places: Sequence[int], why: str) -> Field:
         """These places of it; `why` the others are left out."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from farhop.config import Part, Seconds
 from farhop.service.config import Process
-from farhop.service.region_ways import RegionWays
+from farhop.service.region_connections import RegionConnections
 
 
 class Watch(Part):
@@ -15,7 +15,7 @@ class Watch(Part):
     report_age_s: Seconds = 3.0
 
 
-class LinksConfig(Process, RegionWays):
+class LinksConfig(Process, RegionConnections):
     """A process that watches regions and sends to them."""
 
     watch: Watch = Watch()

@@ -39,7 +39,7 @@ GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.
 _DISBELIEVED = ("andshake failed", "Hostname Verification")  # in what gRPC says where TLS fails
 
 
-class QuietAttempt(Protocol):
+class SilentAttempt(Protocol):
     """An attempt that is silent: farhop.relay.upstream.attempt.AttemptRun."""
 
     @property
@@ -80,7 +80,7 @@ class LinkEvents(Protocol):
         """The channel broke, or is back."""
         ...
 
-    def quiet(self, name: tuple[str, str]) -> Sequence[QuietAttempt]:
+    def quiet(self, name: tuple[str, str]) -> Sequence[SilentAttempt]:
         """Attempts at it that are silent: to ask about."""
         ...
 
@@ -248,7 +248,7 @@ class BalancerLink:
             await asyncio.sleep(pause_s * watcher.jitter())
 
 
-def apply_quiet_ms(asked: Sequence[QuietAttempt], quiet_ms: Sequence[int], sent_at: float, rtt_s: float) -> None:
+def apply_quiet_ms(asked: Sequence[SilentAttempt], quiet_ms: Sequence[int], sent_at: float, rtt_s: float) -> None:
     """Give each attempt what was said of it; nothing was if the answer does not speak of all of them."""
     if len(quiet_ms) == len(asked):
         for attempt, ms in zip(asked, quiet_ms, strict=True):

@@ -38,7 +38,7 @@ from global_lb.fleet.view import (
 )  # fmt: skip
 from global_lb.links.drains import Drains
 from global_lb.links.hubs import Hub
-from global_lb.links.link import GONE, BalancerLink, QuietAttempt
+from global_lb.links.link import GONE, BalancerLink, SilentAttempt
 from global_lb.links.prefix_streams import CONFIRM_S, Prefixes
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Upstreams(Protocol):
         """The gRPC channel to the balancer whose tier listener that is broke, or works again."""
         ...
 
-    def quiet(self, address: Address) -> Sequence[QuietAttempt]:
+    def quiet(self, address: Address) -> Sequence[SilentAttempt]:
         """Attempts there that are silent."""
         ...
 
@@ -371,7 +371,7 @@ class Watcher:
         if self._upstreams is not None:
             self._upstreams.channel(instance.tier, True)
 
-    def quiet(self, name: tuple[str, str]) -> Sequence[QuietAttempt]:
+    def quiet(self, name: tuple[str, str]) -> Sequence[SilentAttempt]:
         """See LinkEvents."""
         known = self._instances.get(name[0], {}).get(name[1])
         return self._upstreams.quiet(known.tier) if self._upstreams is not None and known is not None else ()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farhop.balance import outcome
-from topology.law import Scope, joined
+from topology.law import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,14 +41,6 @@ def entry(tenant: str, region: str, law: Law, topology: Topology) -> EntryForbid
     return EntryForbidden(why, next(entries, None))
 
 
-def processing(request: Request, law: Law) -> Verdict:
-    """Where the request may be processed by the law of now: by the name, too, that it came by."""
-    verdict = law.verdict(request.tenant, request.model, narrow=request.narrow, key=request.key)
-    if request.alias not in law.bound:
-        return verdict
-    return joined(verdict, law.verdict(request.tenant, request.alias, narrow=request.narrow, key=request.key))
-
-
 def both(one: frozenset[str], other: frozenset[str] | None) -> frozenset[str]:
     """Those of both; where they are the same, the very set that the law gives out: much is kept by it."""
     return one if other is None or one is other or one == other else one & other
@@ -61,10 +53,7 @@ def may_read(tenant: str, region: str, law: Law) -> bool:
 
 def hints_allowed(request: Request, region: str, law: Law) -> bool:
     """Whether a trace of the request's prefix may be kept in `region`."""
-    return all(
-        region in law.verdict(request.tenant, name, _HINTS, request.narrow, request.key).lawful
-        for name in ((request.model, request.alias) if request.alias in law.bound else (request.model,))
-    )
+    return region in law.request_verdict(request, _HINTS).lawful
 
 
 def turned_away(reason: Outcome) -> bool:

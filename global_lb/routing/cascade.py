@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from farhop.balance import outcome
-from farhop.service import model_steps
+from farhop.balance import model_steps, outcome
 from global_lb.routing import admission
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from farhop.balance.machine import Request
+    from farhop.balance.model_steps import ModelStep
     from farhop.balance.outcome import Outcome
-    from farhop.service.model_steps import ModelStep
     from global_lb.routing.pick import Decision
     from topology.law import Law
 
@@ -53,7 +52,7 @@ def resolve(
     None where that has no price. Its `lawful` then holds what the law says of the name asked for, too.
     Its `fallbacks` are the others that it may use, and it stays within what a rule about the name leaves. Its chain is
     still the name's."""
-    by_name = admission.processing(request, law).lawful
+    by_name = law.request_verdict(request).lawful
     by_name = admission.both(by_name, request.lawful)
     narrow = model_steps.narrowed_by_name(request, law)
     passed: list[str] = []
@@ -68,7 +67,7 @@ def resolve(
             continue
         others = tuple(model for model in fitting if model != step.model)
         one = replace(request, model=step.model, alias=request.model, lawful=by_name, fallbacks=others, narrow=narrow)
-        if not admission.processing(one, law).lawful & by_name:
+        if not law.request_verdict(one).lawful & by_name:
             lawless = True
             passed.append(f"{step.model}: unlawful")
             continue

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farhop.balance import machine, outcome, retry
+from farhop.balance import machine, model_steps, outcome, retry
 from farhop.balance.estimate.estimates import Estimates, Learned
 from farhop.balance.health.pilot_light import PilotConfig
 from farhop.balance.health.reading import State
@@ -23,7 +23,6 @@ from farhop.balance.health.region import LivenessConfig
 from farhop.balance.health.suspects import BROKE_OFF, Suspects
 from farhop.balance.ledger import Ledger, Reservation
 from farhop.balance.outcome import Source
-from farhop.service import model_steps
 from global_lb.fleet.regions import Regions, Spill
 from global_lb.fleet.view import ChannelChanged, OutputsReported, RegionForced, RegionKnown, RegionReported, ViewSwapped
 from global_lb.routing import admission, cascade
@@ -62,7 +61,7 @@ _UNSPOKEN = (
     "no engine of this model has this path: ask for a chat on /v1/chat/completions; embeddings, scores and rankings "
     "take a model that is served for them"
 )
-_NO_PATH = outcome.PATH_UNSPOKEN
+_NO_PATH = outcome.PATH_UNSUPPORTED
 _UNLAWFUL_THERE = (outcome.UNLAWFUL_HERE, outcome.UNLAWFUL_UNREAD)
 ASK_AGAIN_S = 2.0  # a request on hold does not ask a region that refused it before this
 
@@ -138,7 +137,7 @@ class RequestState:
     @property
     def unsupported(self) -> bool:
         """Whether all who were asked have no engine with its path."""
-        return bool(self.refusals) and all(reason is outcome.PATH_UNSPOKEN for reason in self.refusals.values())
+        return bool(self.refusals) and all(reason is outcome.PATH_UNSUPPORTED for reason in self.refusals.values())
 
     def summary(self) -> str:
         """What became of it, region by region, for the client."""
@@ -217,7 +216,7 @@ class GlobalFlow:
         request = event.request
         if request.id in self._requests:
             return [machine.Answer(request.id, outcome.INVALID_FIELD, "a request with this id is under way")]
-        verdict = admission.processing(request, self.law)
+        verdict = self.law.request_verdict(request)
         lawful = verdict.lawful if request.lawful is None else verdict.lawful & request.lawful
         if request.by_anycast:
             route = self.routes.of(request.tenant, request.model).config
@@ -291,7 +290,7 @@ class GlobalFlow:
         thought to serve just now it waits: its client has a part of the answer, and whoever could go on may be back."""
         request = state.request
         state.broke |= {attempt.region}
-        lawful = state.lawful & admission.processing(request, self.law).lawful
+        lawful = state.lawful & self.law.request_verdict(request).lawful
         elsewhere = any(self._regions.offers(region, request.model) for region in lawful - state.broke)
         bounded = state.resumes < RESUMES_MAX and state.attempts < retry.ATTEMPTS_MAX
         if not event.resumable or not bounded or not elsewhere:
@@ -529,7 +528,7 @@ class GlobalFlow:
 
         Changes nothing; `explain` asks the same way.
         """
-        verdict, routes = verdict or admission.processing(request, self.law), self.routes
+        verdict, routes = verdict or self.law.request_verdict(request), self.routes
         output_tokens = self.estimates.output_tokens(request.tenant, request.model, request.max_tokens)
         lawful, route = admission.both(verdict.lawful, within), routes.of(request.tenant, request.model)
         field = self._regions.field(request, output_tokens, lawful, now, without, self._rng)
@@ -541,8 +540,8 @@ class GlobalFlow:
             now,
             self.config.region,
             overrides=routes.overrides,
-            homes=routes.homes,
-            soft_homes=routes.soft_homes,
+            affinity=routes.affinity,
+            soft_affinity=routes.soft_affinity,
         )
         if not request.alias:
             return decision
@@ -721,9 +720,7 @@ class GlobalFlow:
                 return [self._answer(state, reason, state.summary())]
             if (instead := self._fall_back(state, now)) is not None:
                 return [instead]
-            return self._wait(state, now) or [
-                self._exhausted(state, admission.processing(state.request, self.law), now)
-            ]
+            return self._wait(state, now) or [self._exhausted(state, self.law.request_verdict(state.request), now)]
         if retry.draws_on_budget(reason, state.transport_retries) and not state.budgeted:
             state.budgeted = self._budget.take()
         if reason.source is Source.TRANSPORT:
@@ -775,7 +772,7 @@ class GlobalFlow:
             why = state.summary() if lawful else admission.summary(verdict, state.lawful)
             return self._answer(state, outcome.UNLAWFUL, why)
         if state.unsupported:
-            return self._answer(state, outcome.PATH_UNSPOKEN, _UNSPOKEN)
+            return self._answer(state, outcome.PATH_UNSUPPORTED, _UNSPOKEN)
         return self._answer(
             state, outcome.NO_REGION, state.summary(), self._regions.opens_in_s(lawful, state.waits_ms, now)
         )

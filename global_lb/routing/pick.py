@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from farhop.balance.homes import Homes
+    from farhop.balance.session_affinity import SessionAffinity
     from global_lb.fleet.table import Column
     from global_lb.routing.policy import Policy
     from topology.law import Verdict
@@ -116,11 +116,11 @@ def pick(
     now: float,
     here: str = "",
     overrides: OperatorOverrides = _NO_OVERRIDES,
-    homes: Homes | None = None,
-    soft_homes: Homes | None = None,
+    affinity: SessionAffinity | None = None,
+    soft_affinity: SessionAffinity | None = None,
 ) -> Decision:
     """Choose among the regions of `field`, all of them lawful and serving the model. `here`: the entry region.
-    `soft_homes`: where sessions were that nobody asked for; they decide near ties alone.
+    `soft_affinity`: where sessions were that nobody asked for; they decide near ties alone.
 
     The field is the decision's from then on.
     """
@@ -145,12 +145,12 @@ def pick(
         place = ties[0][0]
     else:
         among = [at for at, _ in ties]
-        home = _soft_home(field, soft_homes, among)
+        home = _affine(field, soft_affinity, among)
         place = home if home is not None else _drawn(field, among, avoided, rng)
         if home is not None:
             notes.append(f"near tie: the session stays in {field.names[home]}")
     if not route.plain:
-        place = _kept(field, place, avoided, route, homes, notes)
+        place = _kept(field, place, avoided, route, affinity, notes)
     field.forget()
     scored = ScoredField(field, score, shift, bias_ms)
     return Decision(
@@ -215,7 +215,12 @@ def _avoided(field: Field, policy: Policy) -> NDArray[np.bool_] | None:
 
 
 def _kept(
-    field: Field, place: int, avoided: NDArray[np.bool_] | None, route: Route, homes: Homes | None, notes: list[str]
+    field: Field,
+    place: int,
+    avoided: NDArray[np.bool_] | None,
+    route: Route,
+    affinity: SessionAffinity | None,
+    notes: list[str],
 ) -> int:
     """The canary's region or the session's, where that says so; else `place`."""
     config, request, why = route.config, field.request, ""
@@ -225,8 +230,8 @@ def _kept(
         if tries is not None and (avoided is None or not avoided[tries]):
             notes.append(why)
             return tries
-    if config.affinity_ms and homes is not None and request.session:
-        home = homes.of(request.session, request.model)
+    if config.affinity_ms and affinity is not None and request.session:
+        home = affinity.of(request.session, request.model)
         if home is not None:
             place, why = modify.at_home(field, home, place, avoided, config.affinity_ms)
             if why:
@@ -258,12 +263,12 @@ def _near_ties(
     return [tie for tie in ties if not avoided[tie[0]]] or ties
 
 
-def _soft_home(field: Field, homes: Homes | None, ties: Sequence[int]) -> int | None:
+def _affine(field: Field, affinity: SessionAffinity | None, ties: Sequence[int]) -> int | None:
     """Where the request's session was, or the one that it came from, if that is among the ties."""
     request = field.request
-    if homes is None or not request.soft_session:
+    if affinity is None or not request.soft_session:
         return None
-    place = field.at.get(homes.near(request.soft_session, request.parent_session, request.model))
+    place = field.at.get(affinity.near(request.soft_session, request.parent_session, request.model))
     return place if place in ties else None
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from farhop.balance.homes import Homes
+from farhop.balance import model_steps
 from farhop.balance.machine import Event
-from farhop.service import model_steps
+from farhop.balance.session_affinity import SessionAffinity
 from global_lb.routing.policy.overrides import OperatorOverrides, OverridesChanged
 from global_lb.routing.policy.route import Route, RouteConfig
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from farhop.balance.machine import Request
-    from farhop.service.model_steps import ModelStep
+    from farhop.balance.model_steps import ModelStep
     from global_lb.routing.pick import Decision
     from global_lb.routing.policy.route import RouteScope
 
@@ -42,7 +42,7 @@ class Routes:
         self._routes: dict[RouteScope, Route] = {}
         self.cascades: dict[RouteScope, tuple[ModelStep, ...]] = {}
         self.overrides = OperatorOverrides()
-        self.homes, self.soft_homes = Homes(), Homes()
+        self.affinity, self.soft_affinity = SessionAffinity(), SessionAffinity()
         self.changed: list[Callable[[], None]] = []  # called when others are in force
         self.override({})
 
@@ -77,7 +77,7 @@ class Routes:
         self._default = self._routes[ALL]
         self._wants_session = any(route.wants_session() for route in self._routes.values())
         self._affine = any(route.config.affinity_ms for route in self._routes.values())
-        configs = {scope: route.config for scope, route in self._routes.items() if route.config.repeats}
+        configs = {scope: route.config for scope, route in self._routes.items() if route.config.reuses_answers}
         self.repeating = {scope: (config.keep_answers_s, config.coalesce) for scope, config in configs.items()}
         for changed in self.changed:
             changed()
@@ -95,9 +95,9 @@ class Routes:
         if chosen is None or field is None:
             return
         if self._affine and request.session:
-            self.homes.moved_in(request.session, request.model, chosen.region)
+            self.affinity.moved_in(request.session, request.model, chosen.region)
         if request.soft_session:
-            self.soft_homes.moved_in(request.soft_session, request.model, chosen.region)
+            self.soft_affinity.moved_in(request.soft_session, request.model, chosen.region)
         if route.plain:
             return
         if route.quota is not None and decision.lawful_here:

@@ -7,11 +7,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
+from farhop.balance.model_steps import NameRoute, names_of
 from farhop.config import FromOutside, Model, Part
 from farhop.identity.hop_token import HopVerifier
 from farhop.service.config import Entry, ResumeConfig, Session
 from farhop.service.endpoints import Listen
-from farhop.service.model_steps import NameRoute, names_of
 from farhop.store.documents.report import CLIENT_URL, MODELS_LIMIT
 from regional_lb.engines.config import EnginesConfig
 from regional_lb.mesh.config import MeshConfig

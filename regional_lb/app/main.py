@@ -62,10 +62,10 @@ from regional_lb.engines.discovery import Discovery
 from regional_lb.engines.watch import Watcher
 from regional_lb.mesh.limit_root import LimitRoot
 from regional_lb.mesh.peers import Peers
-from regional_lb.mesh.remembered import Remembered
 from regional_lb.mesh.report import Reporter
-from regional_lb.scheduler.doubts import LOOK_S, LookDue
+from regional_lb.mesh.warm_restart import WarmRestart
 from regional_lb.scheduler.flow import FlowConfig, Reconfigured, RegionalFlow
+from regional_lb.scheduler.overdue import CHECK_S, OverdueCheckDue
 from regional_lb.scheduler.policy import Policies
 from regional_lb.scheduler.split import Splits
 from topology.law import Law
@@ -346,7 +346,7 @@ class RegionalBalancer:
             laws=self.laws,
             peer_authenticator=self.peer_authenticator,
         )
-        self.remembered = Remembered(
+        self.warm_restart = WarmRestart(
             stores.state(config, "regional"), self.flow, self.peers.feed, self.relay.react,
             self.metrics.report_refused, lambda: wall().timestamp(),
         )  # fmt: skip
@@ -536,9 +536,9 @@ class RegionalBalancer:
     async def _look(self) -> None:
         """Have the machine look, while anybody waits for an answer to begin, at who should have begun long ago."""
         while True:
-            await asyncio.sleep(LOOK_S)
-            if self.flow.look_due <= self.clock.now():
-                self.relay.react(LookDue())
+            await asyncio.sleep(CHECK_S)
+            if self.flow.overdue_check_due <= self.clock.now():
+                self.relay.react(OverdueCheckDue())
 
     async def open(self) -> str:
         """See farhop.service.process.Balancer."""
@@ -603,9 +603,9 @@ class RegionalBalancer:
         reporter.hold()
         await self.control.start(reporter, self.peers.feed)
         self.limit_root.open(addresses[1])
-        await self.remembered.recall()  # before the peers, who know it better
+        await self.warm_restart.restore()  # before the peers, who know it better
         await self.peers.open(addresses[1])
-        self._tasks.start(self.remembered.keep(), "write down what a restart is to know")
+        self._tasks.start(self.warm_restart.keep(), "write down what a restart is to know")
         return reporter
 
     async def _open_entries(self) -> str:
@@ -628,7 +628,7 @@ class RegionalBalancer:
             self.discovery.close,
             self.limiter.close,
             self.limit_root.close,
-            self.remembered.save,
+            self.warm_restart.save,
             self.peers.close,
             self.watcher.close,
             self._stop_listening,

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 from pydantic import TypeAdapter
 
-from farhop.balance import outcome
+from farhop.balance import model_steps, outcome
+from farhop.balance.model_steps import NameRoute
 from farhop.relay.formats.prompt import TOOLS, BodyError
-from farhop.service import model_steps
-from farhop.service.model_steps import NameRoute
 from farhop.store.contract import route_key
 from farhop.store.documents.authored import routes_parted
 from farhop.store.follow import Documents, follow
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 
     from farhop.accounts.prices import Prices
     from farhop.balance.machine import Request
+    from farhop.balance.model_steps import ModelStep, Scope
     from farhop.service.clock import Clock
-    from farhop.service.model_steps import ModelStep, Scope
     from farhop.store.contract import Change, Store
     from regional_lb.scheduler.flow import RegionalFlow
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from farhop.balance import outcome
+from farhop.balance import model_steps, outcome
 from farhop.balance.outcome import Outcome
 from farhop.identity.hop_token import HEADER as HOP_HEADER
 from farhop.identity.hop_token import request_line
 from farhop.relay import answers
-from farhop.service import model_steps
 from farhop.service.admin import composed
 from farhop.service.authenticator import CALLERS_MAX, Caller, narrowed, recorded
 from farhop.service.lawbook import LawBook
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from farhop.identity.hop_token import HopVerifier
     from farhop.relay.active import ActiveRequest
     from farhop.relay.answers import Reply
-    from farhop.relay.formats.prompt import Wishes
+    from farhop.relay.formats.prompt import Preferences
     from farhop.relay.http.head import Head
     from farhop.service.admin import Question
     from farhop.service.authenticator import KeyAuthenticator
@@ -104,9 +103,9 @@ class HopAuthenticator:
                 self._standings[who] = stands
         return vouched(claims, stands, issuer, claims.attempt, charged=True)
 
-    def wished(self, caller: Caller, wishes: Wishes, lines: bytes) -> Caller:  # noqa: ARG002
+    def wished(self, caller: Caller, preferences: Preferences, lines: bytes) -> Caller:  # noqa: ARG002
         """Within the residency that the body names, once more: by the map of this region."""
-        return narrowed(self._flow.law, caller, wishes)
+        return narrowed(self._flow.law, caller, preferences)
 
     def models(self, _caller: Caller) -> dict[str, ModelFacts]:
         """The models served here."""
@@ -365,7 +364,7 @@ class RegionalAdmin:
         """Which replica a request would get now."""
         flow = self._flow
         region = flow.config.region
-        why = flow.law.verdict(request.tenant, request.model, narrow=request.narrow).why_not(region)
+        why = flow.law.request_verdict(request).why_not(region)
         served = request.model in flow.view.by_model
         need = flow.wait_estimate.need_of(request)
         choice = flow.wait_estimate.consider(request, need, self._clock.now()) if served else None

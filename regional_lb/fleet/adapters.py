@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from farhop.balance.estimate.ewma import Returning
+from farhop.balance.estimate.ewma import RevertingMean
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -52,7 +52,7 @@ class Adapters:
 
     def __init__(self) -> None:
         self.names: frozenset[str] = frozenset()
-        self._load = Returning(_LEARN, LOAD_MS, LOAD_MS_MIN, LOAD_MS_MAX, _FORGET_S, clip=_CLIP)
+        self._load = RevertingMean(_LEARN, LOAD_MS, LOAD_MS_MIN, LOAD_MS_MAX, _FORGET_S, clip=_CLIP)
         self._places: dict[str, _Places] = {}
 
     def adopt(self, served: Mapping[str, frozenset[str]]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from farhop.balance.prefix.chain import ENDS
 from farhop.balance.prefix.journal import Journal
-from farhop.balance.prefix.overhang import Overhang
+from farhop.balance.prefix.partial_blocks import PartialBlocks
 from farhop.balance.prefix.trie import PrefixTrie, spread
 from regional_lb.fleet.blocks import BlockIndex
 from regional_lb.fleet.kv_events import Cleared
@@ -40,7 +40,7 @@ class CacheMirror:
         self.journal = Journal(self.trie)
         self.blocks = BlockIndex()
         self.guard = TokenizerGuard()
-        self.overhang = Overhang()
+        self.partial_blocks = PartialBlocks()
 
     # -- who there is
 
@@ -87,7 +87,7 @@ class CacheMirror:
             some.place_slots(trie.slots(some.names), trie.slots_known, trie.version)
         by_slot = some.by_slot
         hits: list[tuple[float, int | Rows | NDArray[np.bool_]]] = []
-        behind = self.overhang.by_node
+        behind = self.partial_blocks.by_node
         for depth, mask in found:
             held = ENDS[depth] + behind.get(chain[depth - 1], 0.0)
             if mask & (mask - 1):

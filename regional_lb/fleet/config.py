@@ -1,4 +1,4 @@
-"""When replicas are ejected, eased in or spared, as configured. Never probes."""
+"""When replicas are ejected, slowly started or spared, as configured. Never probes."""
 
 from __future__ import annotations
 

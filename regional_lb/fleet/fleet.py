@@ -23,7 +23,7 @@ from regional_lb.fleet.kv_growth import AnswerLengths, peak_tokens
 from regional_lb.fleet.recent import Cached
 from regional_lb.fleet.shares import Paces, PeerReported, PeersChanged, TurnTimerFired
 from regional_lb.fleet.speeds import Speeds
-from regional_lb.fleet.standing import EASE_S, Standing
+from regional_lb.fleet.standing import REDUCED_CHECK_S, Standing
 from regional_lb.fleet.table import SAMPLE_FRESH_S, Subset, Table
 from regional_lb.fleet.unreported_hits import UnreportedHits
 from regional_lb.fleet.view import BlocksChanged, ReplicaProbed, ReplicaSampled, prefill_variant, view_of
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from farhop.balance.machine import EngineLoad, Event
     from farhop.balance.outcome import Outcome
     from regional_lb.fleet.shares import Shares
-    from regional_lb.fleet.table import Eased
+    from regional_lb.fleet.table import ReducedCapacity
     from regional_lb.fleet.view import Replica, View
     from topology.law import Verdict
 
@@ -68,7 +68,7 @@ class Fleet:
         self.silent: list[str] = []  # whom probes have just given up: for the flow to take note of, and to clear
         self.still = False  # the last event said nothing that was not known
         self.alive = ""  # who showed a sign of life with the last event: more than that its server answers
-        self._eased: dict[str, Eased] = {}  # those that are: hardly ever anybody
+        self._reduced: dict[str, ReducedCapacity] = {}  # those that are: hardly ever anybody
         self._handlers: dict[type[Event], Callable[[Any, float], str | None]] = {
             ReplicaProbed: self._probed,
             ReplicaSampled: self._sampled,
@@ -98,7 +98,7 @@ class Fleet:
         for name, replica in view.replicas.items():
             self.mirror.adopt(replica, before.get(name))
         for name in before.keys() - view.replicas.keys():
-            self._eased.pop(name, None)
+            self._reduced.pop(name, None)
             self.mirror.drop(name)
             self.unreported_hits.forget(name)
             self.answer_lengths.pop(name, None)
@@ -107,7 +107,7 @@ class Fleet:
         self.adapters.adopt({name: replica.adapters for name, replica in view.replicas.items()})
         self.standing.adopt(view)
         self._able.clear()
-        self._able_until = -inf  # who has peers, and so may be eased, is another question now
+        self._able_until = -inf  # who has peers, and so may be reduced, is another question now
         if self.shares is not None:
             self.shares.adopt(view)
         self.lineages.learn(replica.lineage for replica in view.replicas.values())
@@ -178,8 +178,8 @@ class Fleet:
             self.still = True
         if health is not None and not was_down and health.read(now).state is State.DOWN:
             self.silent.append(event.target)
-        if self.standing.easing:
-            self._ease(now, event.target)
+        if self.standing.reducing:
+            self._reduce(now, event.target)
         return None
 
     def _blocks_changed(self, event: BlocksChanged, now: float) -> str | None:  # noqa: ARG002
@@ -251,13 +251,13 @@ class Fleet:
         """The replicas that serve the model, or this version of it (`view.variant_of`), and may take work."""
         if now >= self._able_until:
             self._able.clear()
-            self._ease(now)
+            self._reduce(now)
         known = self._able.get(variant)
         return known if known is not None and known.names else self._find_able(variant, now)
 
     def settled_until(self, now: float) -> float:
-        """Until when who is able is known if nothing happens: then somebody's time comes. `now` while one is eased."""
-        return now if self.standing.easing else self._able_until
+        """Until when who is able is known if nothing happens; `now` while the capacity of any is reduced."""
+        return now if self.standing.reducing else self._able_until
 
     def mode(self, model: str, now: float) -> Mode:
         """How the replicas of a model may be used."""
@@ -274,7 +274,7 @@ class Fleet:
 
     def _find_able(self, variant: str, now: float) -> Subset:
         if not self._able:
-            self._able_until = now + EASE_S if self.standing.easing else inf
+            self._able_until = now + REDUCED_CHECK_S if self.standing.reducing else inf
         names, until = self.standing.find(variant, now)
         self._able_until = min(self._able_until, until)
         at = self.whole.of.at
@@ -288,7 +288,7 @@ class Fleet:
     def admit(self, name: str, now: float) -> bool:
         """Whether a request may be dispatched now; a replica on trial takes one."""
         health = self.health[name]
-        if health.unquestioned(now):
+        if health.admits_without_trial(now):
             return True
         if not health.steady:
             self._able.clear()
@@ -312,7 +312,7 @@ class Fleet:
         mine = reason is None or (outcome.blames_target(reason) and reason is not outcome.CONNECT_FAILED)
         if mine and held is not None and held.target in self.speeds:
             self.standing.lingers(held, since + self.speeds[held.target].service_ms / 1e3, now)
-            self._ease(now, held.target)
+            self._reduce(now, held.target)
 
     def failed(self, name: str, reason: Outcome, now: float, sent_at: float = inf) -> None:
         """An attempt that was sent at `sent_at` broke."""
@@ -395,16 +395,18 @@ class Fleet:
         if self.shares is not None and not self.shares.alone:
             self._write_load(self.whole.of.at[name], replica, load)
         else:
-            self.whole.write_load(self.whole.of.at[name], replica, load, self._eased.get(name) if self._eased else None)
+            self.whole.write_load(
+                self.whole.of.at[name], replica, load, self._reduced.get(name) if self._reduced else None
+            )
 
     def _write_load(self, row: int, replica: Replica, load: Load) -> None:
         """What all balancers have under way there; `load` is ours. What is another's to take is no room of ours."""
         shares, name = self.shares, replica.name
-        eased = self._eased.get(name) if self._eased else None
+        reduced = self._reduced.get(name) if self._reduced else None
         if shares is None or shares.alone:
-            self.whole.write_load(row, replica, load, eased)
+            self.whole.write_load(row, replica, load, reduced)
             return
-        self.whole.write_load(row, replica, shares.with_others(name, load), eased)
+        self.whole.write_load(row, replica, shares.with_others(name, load), reduced)
         if shares.gives_way(name):
             self.whole.kv_room_tokens[row] = -inf
 
@@ -445,25 +447,25 @@ class Fleet:
 
     def _write(self, name: str) -> None:
         """The part of a replica's row that says what it has room for."""
-        row, replica, eased = self.whole.of.at[name], self.view.replicas[name], self._eased.get(name)
-        self.whole.allow(row, replica.slots if eased is None else eased.slots)
+        row, replica, reduced = self.whole.of.at[name], self.view.replicas[name], self._reduced.get(name)
+        self.whole.allow(row, replica.slots if reduced is None else reduced.slots)
         self._write_load(row, replica, self.ledger.load(name))
 
     def _recheck_able(self, name: str, now: float) -> None:
         """Who is able must be found out anew, and what this one may use."""
         self._able.clear()
-        self._ease(now, name)
+        self._reduce(now, name)
 
-    def _ease(self, now: float, only: str = "") -> None:
+    def _reduce(self, now: float, only: str = "") -> None:
         """Bring the rows of those up to date who may use less than they have, or more than they might."""
-        for name, eased in self.standing.ease(now, only):
-            if eased is None:
-                self._eased.pop(name, None)
+        for name, reduced in self.standing.reduced(now, only):
+            if reduced is None:
+                self._reduced.pop(name, None)
             else:
-                self._eased[name] = eased
+                self._reduced[name] = reduced
             self._write(name)
-        if self.standing.easing:
-            self._able_until = min(self._able_until, now + EASE_S)
+        if self.standing.reducing:
+            self._able_until = min(self._able_until, now + REDUCED_CHECK_S)
 
 
 def _renewed(replica: Replica, before: Replica | None) -> Replica:

@@ -16,7 +16,7 @@ from farhop.balance.health.reading import Health, State
 from farhop.balance.health.replica import HealthMachine, Mode, may_eject, panic
 from regional_lb.fleet.black_hole import BlackHoleGuard
 from regional_lb.fleet.outliers import SLOW, Outliers
-from regional_lb.fleet.table import Eased
+from regional_lb.fleet.table import ReducedCapacity
 from regional_lb.fleet.view import model_of, view_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from farhop.balance.outcome import Outcome
     from regional_lb.fleet.view import ReplicaProbed, View
 
-EASE_S = 0.25  # how often what is eased is looked at again
+REDUCED_CHECK_S = 0.25  # how often who is reduced is looked at again
 COMPARE_S = 1.0
 
 _ABLE = (State.UP, State.SUSPECT)
@@ -54,7 +54,7 @@ class Standing:
         self._black_holes = BlackHoleGuard()
         self._view = view_of([])
         self._overlooked: dict[str, tuple[str, ...]] = {}  # by model in panic: who is used although ejected
-        self._touched: set[str] = set()  # who may be eased, or is
+        self._touched: set[str] = set()  # whose capacity may be reduced, or is
         self._compare_at = -inf
 
     def adopt(self, view: View) -> None:
@@ -216,7 +216,7 @@ class Standing:
 
     # -- how much of its room each may use
 
-    def ease(self, now: float, only: str = "") -> Iterator[tuple[str, Eased | None]]:
+    def reduced(self, now: float, only: str = "") -> Iterator[tuple[str, ReducedCapacity | None]]:
         """Those it may have changed for since it was last asked: what each is held to, None: to nothing. `only` one of
         them, right after something happened to it: of a thousand the others can wait for their turn."""
         if not only:
@@ -229,18 +229,18 @@ class Standing:
             share = self.share(name, now)
             requests, kv_tokens = self._black_holes.load(name)
             if share < 1.0 or requests:
-                yield name, Eased(max(1, ceil(share * replica.slots)), requests, kv_tokens)
+                yield name, ReducedCapacity(max(1, ceil(share * replica.slots)), requests, kv_tokens)
             else:
                 self._touched.discard(name)
                 yield name, None
 
     @property
-    def easing(self) -> bool:
+    def reducing(self) -> bool:
         """Whether anybody is held to less than it has."""
         return bool(self._touched)
 
     def share(self, name: str, now: float) -> float:
-        """Of its slots, what a replica may use: less while it is eased in, strained, or fails more than its peers."""
+        """Of its slots, what a replica may use: less in its slow start, strained, or failing more than its peers."""
         return self.health[name].share(now) * (1.0 - self.outliers.excess(name))
 
     # -- within

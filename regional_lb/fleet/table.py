@@ -59,7 +59,7 @@ class Columns:
     in_flight: Column  # the first six: see Rates
     prefill_room_tokens: Column  # what is left of a step: with any, it starts on a prompt at once, in chunks if need be
     kv_room_tokens: Column  # KV cache it would still give
-    slots: Column  # requests it may have under way: its own slots, fewer while it is eased in or fails
+    slots: Column  # requests it may have under way: its own slots, fewer while it starts slowly or fails
     kv_tokens: Column
     kv_taken_tokens: Column  # by those under way, at their peak: as counted, less what their engine does not hold
     service_ms: Column
@@ -92,7 +92,7 @@ _RATES = slice(0, len(Rates._fields))
 _NO_ROWS: Rows = np.empty(0, dtype=np.intp)
 
 
-class Eased(msgspec.Struct, frozen=True):
+class ReducedCapacity(msgspec.Struct, frozen=True):
     """What a replica is held to: `slots` in place of its own, and what counts there although it failed."""
 
     slots: int
@@ -287,7 +287,7 @@ class Table(Columns):
         known = WHOLE_SHARE * self.kv_tokens.item(row)
         if taken <= known or self._peak is None:
             return taken
-        # Of prompts alone there is something that is not held. What lingers (Eased) is no sequence, and stays.
+        # Of prompts alone there is something that is not held. What lingers (ReducedCapacity) is no sequence: it stays.
         lingers, prompts = counted - load.kv_tokens, counted - load.answer_tokens
         held_share = (taken - load.answer_tokens) / prompts if prompts else 1.0
         return max(known, held_share * lingers + self._peak(self.of.names[row], load, held_share))
@@ -296,12 +296,12 @@ class Table(Columns):
         """How many requests a replica may have under way: 1 or more."""
         self.slots[row] = slots
 
-    def write_load(self, row: int, replica: Replica, load: Load, eased: Eased | None = None) -> None:
+    def write_load(self, row: int, replica: Replica, load: Load, reduced: ReducedCapacity | None = None) -> None:
         """What is under way at a replica, and so what it has room for."""
         in_flight, backlog, taken = load.in_flight, load.prefill_tokens, float(load.kv_tokens)
         slots = replica.slots
-        if eased is not None:
-            slots, in_flight, taken = eased.slots, in_flight + eased.requests, taken + eased.kv_tokens
+        if reduced is not None:
+            slots, in_flight, taken = reduced.slots, in_flight + reduced.requests, taken + reduced.kv_tokens
         self._counted[row] = taken, load
         each, of = self._unheld.get(row, (0.0, 0.0))
         self.tpot_ms[row] = self.tpot_alone_ms.item(row) + self.batch_interference_ms.item(row) * in_flight

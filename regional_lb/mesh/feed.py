@@ -31,7 +31,7 @@ SLICE_NODES = 2000
 SLICES = 4  # at a time, while one catches up: 400,000 nodes a second, for two seconds at most
 
 
-class OnAsked(Protocol):
+class AskedCallback(Protocol):
     """Who is told the instance and the control address of whoever asks; `proven`: TLS says that it is a peer."""
 
     def __call__(self, instance: str, address: str, /, *, proven: bool) -> None: ...
@@ -46,7 +46,7 @@ class PeerFeed(peers_pb2_grpc.PeersServicer):
         shares: Shares,
         incarnation: int,
         clock: Callable[[], float],
-        on_asked: OnAsked,
+        on_asked: AskedCallback,
         peer_authenticator: PeerAuthenticator = ANY_PEER,
     ) -> None:
         self._flow, self._shares, self._clock, self._on_asked = flow, shares, clock, on_asked

@@ -18,16 +18,13 @@ from pydantic import Field, model_validator
 from farhop.balance import outcome
 from farhop.config import Part, Share
 from regional_lb.fleet.table import TOTAL
-from topology.law import Scope, joined
 
 if TYPE_CHECKING:
     from farhop.balance.machine import Request
     from farhop.balance.outcome import Outcome
     from regional_lb.fleet.table import Table
     from regional_lb.fleet.view import View
-    from topology.law import Law, Verdict
-
-_HINTS = Scope.HINTS  # to look up an enum's member is a call, and this is asked for every request
+    from topology.law import Law
 
 
 class ForeignConfig(Part):
@@ -70,35 +67,19 @@ class Refusal(msgspec.Struct, frozen=True):
     detail: str
 
 
-def hints(request: Request, law: Law) -> Verdict:
-    """Where a trace of the request's prefix may be known."""
-    verdict = law.verdict(request.tenant, request.model, _HINTS, request.narrow, request.key)
-    if request.alias not in law.bound:
-        return verdict
-    return joined(verdict, law.verdict(request.tenant, request.alias, _HINTS, request.narrow, request.key))
-
-
 def unlawful(request: Request, region: str, law: Law) -> Refusal | None:
     """Why the law keeps the request out of here; None if it does not. The token's law and ours each may."""
     if request.lawful is not None and region not in request.lawful:
         return Refusal(outcome.UNLAWFUL_HERE, f"the hop token does not allow region {region}")
-    verdict = _processing(request, law)
+    verdict = law.request_verdict(request)
     if region in verdict.lawful:
         return None
     return Refusal(outcome.UNLAWFUL_HERE, f"region {region}: {verdict.why_not(region)}")
 
 
-def _processing(request: Request, law: Law) -> Verdict:
-    """By the name, too, that it came by."""
-    verdict = law.verdict(request.tenant, request.model, narrow=request.narrow, key=request.key)
-    if request.alias not in law.bound:
-        return verdict
-    return joined(verdict, law.verdict(request.tenant, request.alias, narrow=request.narrow, key=request.key))
-
-
 def refusal(request: Request, region: str, law: Law, view: View, now: float) -> Refusal | None:
     """Why the request may not enter, or not stay; None if it may. Asked at arrival and before every attempt."""
-    verdict = _processing(request, law)
+    verdict = law.request_verdict(request)
     if region not in verdict.lawful or (request.lawful is not None and region not in request.lawful):
         return unlawful(request, region, law)
     if request.model not in view.by_model:

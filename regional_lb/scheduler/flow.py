@@ -18,21 +18,20 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from farhop.balance import machine, outcome, retry
+from farhop.balance import machine, model_steps, outcome, retry
 from farhop.balance.estimate.estimates import Estimates
 from farhop.balance.health.replica import HealthConfig
 from farhop.balance.health.suspects import BROKE_OFF, Suspects
 from farhop.balance.ledger import Reservation
 from farhop.balance.outcome import Source
 from farhop.balance.prefix import chain
-from farhop.service import model_steps
 from regional_lb.fleet.fleet import Fleet
 from regional_lb.fleet.kv_events import TOKEN_BYTES
 from regional_lb.fleet.shares import Shares
 from regional_lb.fleet.table import ANY
 from regional_lb.fleet.view import ViewSwapped, model_of
 from regional_lb.scheduler import admission
-from regional_lb.scheduler.doubts import Doubts, LookDue
+from regional_lb.scheduler.overdue import OverdueCheckDue, OverdueRequests
 from regional_lb.scheduler.pairs import Pairs
 from regional_lb.scheduler.policy import Policies, PoliciesChanged
 from regional_lb.scheduler.queue import LATE_SHARE, SLOWDOWN_MAX, QueueConfig, RequestQueue, work
@@ -65,6 +64,8 @@ if TYPE_CHECKING:
     )
 
 
+_HINTS = Scope.HINTS  # to look up an enum's member is a call, and this is asked for every request
+
 MOVE_AGAIN_S = 2.0  # after a stream could not leave a drained replica: another may have room
 RESUMES_MAX = 3  # of one stream: what ends one engine after another is not handed on for ever
 ISSUERS_MAX = 4096  # global balancers; a report names as many (farhop.store.documents.report.ACCEPTED_LIMIT)
@@ -75,7 +76,7 @@ K_WAITING = 8  # how many of the first in line are compared for the best prefix 
 CHOOSY_S = 2.0  # how long a request waits for who serves it sooner than who has room: others may go on coming there
 RETRY_AFTER_S = 1.0
 _GAVE_UP = {
-    outcome.PATH_UNSPOKEN: "no engine of this model here has this path",
+    outcome.PATH_UNSUPPORTED: "no engine of this model here has this path",
     outcome.WHOLE_ANSWER_TIMEOUT: (
         "no answer within this region's limit for one in one piece: ask for a stream, or less"
     ),
@@ -128,7 +129,7 @@ class RegionalFlow:
         self.ledger, self.standing = self._fleet.ledger, self._fleet.standing
         self.blocks, self.adapters, self.guard = self._fleet.blocks, self._fleet.adapters, self._fleet.mirror.guard
         self.queue = RequestQueue(config.queue.requests_max, config.queue.tokens_max, config.queue.starvation_s)
-        self._pairs = Pairs(self._fleet, lambda request: admission.hints(request, self.law), rng)
+        self._pairs = Pairs(self._fleet, lambda request: self.law.request_verdict(request, _HINTS), rng)
         self.wait_estimate = WaitEstimate(
             config.region, config.foreign, self._fleet, self.queue, self.policies, self.splits, rng
         )
@@ -137,7 +138,7 @@ class RegionalFlow:
         self.predicted_tokens = self.actual_tokens = 0.0
         self.news = 0  # events that were news: engines at rest say the same again, time after time
         self.wake: Callable[[], None] | None = None  # of who waits for news: to be called at least once
-        self._suspects, self._doubts = Suspects(), Doubts()
+        self._suspects, self._overdue_requests = Suspects(), OverdueRequests()
         self.refusals = Refusals()
         self._requests: dict[str, RequestState] = {}
         self._budget = retry.RetryBudget(self._requests)
@@ -159,7 +160,7 @@ class RegionalFlow:
             PoliciesChanged: self._policies_changed,
             SplitsChanged: self._splits_changed,
             RefusalsChanged: self._refusals_changed,
-            LookDue: self._look_due,
+            OverdueCheckDue: self._overdue_check_due,
             **dict.fromkeys(self._fleet.event_types, self._fleet_changed),
         }
 
@@ -262,7 +263,7 @@ class RegionalFlow:
         left = state.replica
         for name in event.passed:
             self._fleet.failed(name, outcome.CONNECT_FAILED, now, state.forwarded_at)
-        self._doubts.over(left, event.id)
+        self._overdue_requests.over(left, event.id)
         self.ledger.release(event.id)
         self.ledger.reserve(event.id, replace(held, target=event.target))
         state.replica, state.pick = event.target, None
@@ -273,17 +274,17 @@ class RegionalFlow:
         if state is None or state.started:
             return []
         self.ledger.began(event.id, now)
-        self._doubts.over(state.replica, event.id)
-        self._doubts.alive(state.replica, now)
+        self._overdue_requests.over(state.replica, event.id)
+        self._overdue_requests.alive(state.replica, now)
         self._start(state, event, now)
         if event.status < 400:
             if state.replica not in self.view.bound:  # what that took over it does not keep for the next
-                self._fleet.caches(state.replica, state.request.chain, admission.hints(state.request, self.law))
+                self._fleet.caches(state.replica, state.request.chain, self.law.request_verdict(state.request, _HINTS))
             chosen = state.chosen if state.request.stream else None
             if chosen is not None:
                 state.prefilled_at, elapsed_ms = now, (now - state.forwarded_at) * 1e3
                 assert state.pick is not None  # it has chosen
-                self._doubts.began(elapsed_ms, self._due_ms(state, chosen, state.pick.prefill_ms))
+                self._overdue_requests.began(elapsed_ms, self._due_ms(state, chosen, state.pick.prefill_ms))
                 if not state.resumes:
                     self._fleet.promised(state.request.model, state.pick.predicted_ms, elapsed_ms)
                 ahead_tokens = 0.0 if state.paired else chosen.backlog_tokens + chosen.uncached_tokens
@@ -330,7 +331,7 @@ class RegionalFlow:
             lacks = lacks or (event.whole and state.replica not in self.view.bound)
             chain = event.chain if self._keeps(state, event) else state.request.chain if lacks else ()
             if chain:
-                self._fleet.caches(state.replica, chain, admission.hints(state.request, self.law))
+                self._fleet.caches(state.replica, chain, self.law.request_verdict(state.request, _HINTS))
         return self._fill(state.replica, now) if self.queue.by_id else []
 
     def _failed(self, event: machine.AttemptFailed | machine.AttemptRefused, now: float) -> list[Command]:
@@ -353,7 +354,7 @@ class RegionalFlow:
             broken = machine.Answer(event.id, event.outcome, "the replica failed while answering")
             return [broken, *self._fill(failed, now)]
         self._pairs.give_back(state)
-        self._doubts.over(failed, event.id)
+        self._overdue_requests.over(failed, event.id)
         state.replica = ""
         return [*self._elsewhere(state, failed, event.outcome, now), *self._fill(failed, now)]
 
@@ -365,7 +366,7 @@ class RegionalFlow:
             self._over(state)
             return [machine.Answer(request.id, event.outcome, "the replica failed while answering")]
         self._pairs.give_back(state)
-        self._doubts.over(failed, request.id)
+        self._overdue_requests.over(failed, request.id)
         state.resumes += 1
         state.started, state.replica, state.tried = False, "", (*state.tried, failed)
         return self._again(state, now)
@@ -405,7 +406,7 @@ class RegionalFlow:
         if state.started:
             return self._fill(failed, now)
         self._pairs.give_back(state)
-        self._doubts.over(freed, event.id)
+        self._overdue_requests.over(freed, event.id)
         if freed in self.view.bound and event.outcome is outcome.FIRST_BYTE_TIMEOUT:
             state.tried += (freed,)  # each waits for the other: either may be the one that is stuck
         state.replica = ""
@@ -544,21 +545,21 @@ class RegionalFlow:
         replica = self._fleet.handle(event, now)
         self.news -= self._fleet.still
         if self._fleet.alive:
-            self._doubts.alive(self._fleet.alive, now)
+            self._overdue_requests.alive(self._fleet.alive, now)
         commands = self._given_up(now) if self._fleet.silent else []
-        if now >= self._doubts.due:
-            commands += self._overdue(now)
+        if now >= self._overdue_requests.due:
+            commands += self._move_overdue(now)
         return commands + (self._fill(replica, now) if replica is not None else self._fill_all(now))
 
-    def _look_due(self, event: LookDue, now: float) -> list[Command]:  # noqa: ARG002
-        commands = self._overdue(now) if now >= self._doubts.due else []
+    def _overdue_check_due(self, event: OverdueCheckDue, now: float) -> list[Command]:  # noqa: ARG002
+        commands = self._move_overdue(now) if now >= self._overdue_requests.due else []
         self.news -= not commands
         return commands
 
     @property
-    def look_due(self) -> float:
-        """When to bring LookDue, infinite while nobody waits for an answer to begin."""
-        return self._doubts.due
+    def overdue_check_due(self) -> float:
+        """When to bring OverdueCheckDue, infinite while nobody waits for an answer to begin."""
+        return self._overdue_requests.due
 
     def _given_up(self, now: float) -> list[Command]:
         """What probes gave up has swallowed what it was sent and never began: others are asked, if there are any."""
@@ -580,10 +581,10 @@ class RegionalFlow:
                 commands += [cancel, *self.handle(broken(request.id, state.attempts, reason), now)]
         return commands
 
-    def _overdue(self, now: float) -> list[Command]:
+    def _move_overdue(self, now: float) -> list[Command]:
         """What a healthy replica would long have begun is asked of another that has room for it, if there is one."""
         commands: list[Command] = []
-        for replica, request_id in self._doubts.doubted(now):
+        for replica, request_id in self._overdue_requests.overdue(now):
             state = self._requests.get(request_id)
             if state is None or state.started or state.replica != replica or state.paired:
                 continue
@@ -649,7 +650,7 @@ class RegionalFlow:
         state.attempts += 1
         state.replica, state.forwarded_at, state.pick = chosen.replica, now, choice
         if request.soft_session:
-            self.wait_estimate.homes.moved_in(request.soft_session, request.model, chosen.replica)
+            self.wait_estimate.affinity.moved_in(request.soft_session, request.model, chosen.replica)
         if choice.policy.learns:
             choice.policy.placed(chosen.replica, state.variant, self._fleet.whole)
         uncached = int(chosen.uncached_tokens)
@@ -660,7 +661,7 @@ class RegionalFlow:
         reservation = Reservation(chosen.replica, 0 if half else uncached, own_tokens + answer, marks, answer)
         self.ledger.reserve(request.id, reservation)
         state.prefilled_at = now + ttft_ms / 1e3
-        self._doubts.sent(chosen.replica, request.id, self._due_ms(state, chosen, ttft_ms), now)
+        self._overdue_requests.sent(chosen.replica, request.id, self._due_ms(state, chosen, ttft_ms), now)
         address = self.view.replicas[chosen.replica].address
         sends = machine.Resume if state.resumes else machine.Forward
         due = state.due = request.deadline if request.stream else min(request.deadline, state.prefilled_at)
@@ -681,7 +682,7 @@ class RegionalFlow:
         if not shared:
             return int(max(chosen.uncached_tokens, need.prompt_tokens))
         depth = chain.marked_depth(shared)
-        shared_tokens = self._fleet.mirror.overhang.bytes_behind(need.chain, depth) / need.bytes_per_token
+        shared_tokens = self._fleet.mirror.partial_blocks.bytes_behind(need.chain, depth) / need.bytes_per_token
         return int(max(chosen.uncached_tokens, need.prompt_tokens - shared_tokens))
 
     def _hold(self, state: RequestState, now: float) -> list[Command]:
@@ -882,7 +883,7 @@ class RegionalFlow:
             state.budgeted = self._budget.take()
         state.transport_retries += reason.source is Source.TRANSPORT
         state.tried += (failed,)
-        if reason is outcome.PATH_UNSPOKEN and not self.wait_estimate.serving(state.variant, now, state.tried):
+        if reason is outcome.PATH_UNSUPPORTED and not self.wait_estimate.serving(state.variant, now, state.tried):
             return [self._refuse(state, reason, _GAVE_UP[reason], now)]  # who has no such path has none a moment later
         return self._again(state, now)
 
@@ -934,7 +935,7 @@ class RegionalFlow:
     def _fall_back(self, request: Request, reason: Outcome, attempts: int, now: float) -> Command | None:
         """Instead of a refusal: another model that its name stands for, if one is served here; of those the first with
         room, else the first, where it may wait. Not where the law, path or request itself is what is refused."""
-        final = reason.source is Source.LAW or reason is outcome.PATH_UNSPOKEN or not reason.retryable
+        final = reason.source is Source.LAW or reason is outcome.PATH_UNSUPPORTED or not reason.retryable
         if not request.fallbacks or final or request.continues is not None or request.once:
             return None
         served: Request | None = None
@@ -956,7 +957,7 @@ class RegionalFlow:
                 return instead
         if reason.source is Source.LAW:
             return machine.Answer(state.request.id, reason, detail)
-        if reason in (outcome.NO_REPLICA, outcome.PATH_UNSPOKEN):
+        if reason in (outcome.NO_REPLICA, outcome.PATH_UNSUPPORTED):
             return machine.Answer(  # nobody knows how long, if ever
                 state.request.id, reason, detail, RETRY_AFTER_S if reason is outcome.NO_REPLICA else None
             )
@@ -980,7 +981,7 @@ class RegionalFlow:
         """Forget a request and give back all it held. `alive_at`: its replica showed a sign of life then."""
         request_id = state.request.id
         del self._requests[request_id]
-        self._doubts.over(state.replica, request_id, alive_at)
+        self._overdue_requests.over(state.replica, request_id, alive_at)
         if state.held_at is not None:  # else it never stood in line
             self.queue.remove(request_id, served=False)
             self.queue.settle(request_id, None)
@@ -1018,7 +1019,7 @@ class RegionalFlow:
             self.actual_tokens += usage.cached_tokens
             believed_bytes = chosen.hit_tokens * state.need.bytes_per_token
             found_bytes = usage.cached_tokens / max(usage.prompt_tokens, 1) * request.prompt_bytes
-            self._fleet.mirror.overhang.learn(request.chain, request.prompt_bytes, believed_bytes, found_bytes)
+            self._fleet.mirror.partial_blocks.learn(request.chain, request.prompt_bytes, believed_bytes, found_bytes)
             lacks = not chosen.exact and self._fleet.mirror.overrated(
                 state.replica, request.chain, state.need.bytes_per_token, chosen.hit_tokens, usage.cached_tokens
             )

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from farhop.balance.homes import Homes
 from farhop.balance.prefix import chain
+from farhop.balance.session_affinity import SessionAffinity
 from regional_lb.fleet.blocks import Path
 from regional_lb.fleet.kv_events import TOKEN_BYTES
 from regional_lb.fleet.table import TOTAL
@@ -62,7 +62,7 @@ class WaitEstimate:
     ) -> None:
         self._region, self._foreign, self._splits = region, foreign, splits
         self._fleet, self._queue, self._policies, self._rng = fleet, queue, policies, rng
-        self.homes = Homes()  # of sessions that nobody asked for; the flow says where they went
+        self.affinity = SessionAffinity()  # of sessions that nobody asked for; the flow says where they went
 
     def foreign_by(self, foreign: admission.ForeignConfig) -> None:
         """Work from other regions is let in on these terms from now on."""
@@ -166,7 +166,7 @@ class WaitEstimate:
         adapters, session = self._fleet.adapters, request.soft_session
         delay_ms = adapters.delay_ms(request.model, table, now) if adapters.names else None
         policy = self._policies.of(request.model)
-        home = self.homes.near(session, request.parent_session, request.model) if session else ""
+        home = self.affinity.near(session, request.parent_session, request.model) if session else ""
         choice = pick(need, table, hits, policy, now, self._rng, known, delay_ms, choosy=choosy, home=home, ahead=ahead)
         choice.assigned = assigned
         chosen = choice.chosen

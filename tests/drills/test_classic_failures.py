@@ -18,7 +18,7 @@ from inprocess import HOP_KEY, MODEL, until
 
 from farhop_lab.engine.core.faults import Fault
 from regional_lb.app.main import RegionalBalancer
-from regional_lb.scheduler import doubts
+from regional_lb.scheduler import overdue
 
 # Who asks engines hardly ever does not take a late answer, on a slow machine, for a sick engine.
 QUIET = {"watch": {"probe_s": 3600.0, "scrape_s": 3600.0}}
@@ -152,7 +152,7 @@ async def _partition(naive: bool) -> int:
 
 async def test_who_cannot_be_reached_swallows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await _partition(naive=False) == 0
-    monkeypatch.setattr(doubts, "CONFIRM_S", inf)  # a naive balancer waits for its time-outs
+    monkeypatch.setattr(overdue, "CONFIRM_S", inf)  # a naive balancer waits for its time-outs
     assert await _partition(naive=True) == 20
 
 
@@ -181,7 +181,7 @@ async def _dead_green(naive: bool) -> int:
 
 async def test_a_green_health_page_over_a_dead_gpu_swallows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await _dead_green(naive=False) == 0
-    monkeypatch.setattr(doubts, "CONFIRM_S", inf)
+    monkeypatch.setattr(overdue, "CONFIRM_S", inf)
     assert await _dead_green(naive=True) == 10
 
 

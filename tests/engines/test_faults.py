@@ -18,11 +18,11 @@ from inprocess import Answer, Both, chat, until
 from real import RealEngine, send, settled, status, tiers
 
 from farhop_lab.world.fork_server import kept_waiting_s
-from regional_lb.scheduler.doubts import Doubts
+from regional_lb.scheduler.overdue import OverdueRequests
 
 pytestmark = pytest.mark.engines
 
-MOVED_S = 1.0  # what has not begun moves within so long of doubt
+MOVED_S = 1.0  # what has not begun moves within so long of being overdue
 
 
 @dataclass
@@ -71,46 +71,46 @@ def text(seed: int, words: int = 120) -> str:
 
 @dataclass
 class Moves:
-    """What is doubted, and when it moves, by the clock of who decides; less what this process waited for a core.
+    """What is overdue, and when it moves, by the clock of who decides; less what this process waited for a core.
 
-    Of each request that moved, `expected_s` is when its answer was expected, and `late_s` how long it was in doubt
+    Of each request that moved, `expected_s` is when its answer was expected, and `late_s` how long it was overdue
     until it was sent anew.
     """
 
-    doubts: Doubts
+    requests: OverdueRequests
     expected_s: list[float] = field(default_factory=list)
     late_s: list[float] = field(default_factory=list)
     _sent: dict[str, tuple[str, float, float, float]] = field(default_factory=dict)
-    _doubted_at: dict[str, float] = field(default_factory=dict)
+    _overdue_at: dict[str, float] = field(default_factory=dict)
     _waited: list[tuple[float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._send, self._doubt = self.doubts.sent, self.doubts.doubted
-        self.doubts.sent, self.doubts.doubted = self.sent, self.doubted  # type: ignore[method-assign]
+        self._send, self._find = self.requests.sent, self.requests.overdue
+        self.requests.sent, self.requests.overdue = self.sent, self.overdue  # type: ignore[method-assign]
 
     def sent(self, replica: str, request_id: str, expected_ms: float, now: float) -> None:
-        """As Doubts has it."""
+        """As OverdueRequests has it."""
         self._send(replica, request_id, expected_ms, now)
         earlier = self._sent.get(request_id)
         if earlier is not None and earlier[0] != replica:
             _, sent_at, due_s, expected_s = earlier
             self._waited.append((now, kept_waiting_s(os.getpid())))
-            doubted_at = self._doubted_at.get(
+            overdue_at = self._overdue_at.get(
                 request_id, sent_at + due_s
             )  # less than 0 late where it did not wait so long
             self.expected_s.append(expected_s)
-            self.late_s.append(now - doubted_at - self._kept_since(doubted_at))
-        due_s = self.doubts._waiting[replica][request_id][1]
+            self.late_s.append(now - overdue_at - self._kept_since(overdue_at))
+        due_s = self.requests._waiting[replica][request_id][1]
         self._sent[request_id] = replica, now, due_s, expected_ms / 1e3
 
-    def doubted(self, now: float) -> list[tuple[str, str]]:
-        """As Doubts has it."""
+    def overdue(self, now: float) -> list[tuple[str, str]]:
+        """As OverdueRequests has it."""
         self._waited.append((now, kept_waiting_s(os.getpid())))
-        found = self._doubt(now)
+        found = self._find(now)
         for replica, request_id in found:
             _, sent_at, due_s, _ = self._sent[request_id]
-            alive_at = self.doubts._alive_at.get(replica, sent_at)
-            self._doubted_at.setdefault(request_id, max(sent_at, alive_at) + due_s)
+            alive_at = self.requests._alive_at.get(replica, sent_at)
+            self._overdue_at.setdefault(request_id, max(sent_at, alive_at) + due_s)
         return found
 
     def _kept_since(self, at: float) -> float:
@@ -125,7 +125,7 @@ async def test_what_a_frozen_engine_never_began_is_answered_by_another(own: Own)
             began = time.monotonic()
             await ask(both, text(seed, 20))
             healthy.append(time.monotonic() - began)
-        moves = Moves(both.regional.flow._doubts)
+        moves = Moves(both.regional.flow._overdue_requests)
         own.engines[0].signal(signal.SIGSTOP)
         try:
             for seed in range(40, 200):
@@ -137,7 +137,7 @@ async def test_what_a_frozen_engine_never_began_is_answered_by_another(own: Own)
             own.engines[0].signal(signal.SIGCONT)
     assert moves.late_s, "nothing was sent to the engine that was frozen"
     assert max(moves.late_s) <= MOVED_S, moves
-    # In doubt is what a healthy engine would have done by now, by what they did: no later than the slowest of it.
+    # Overdue is what a healthy engine would have done by now, by what they did: no later than the slowest of it.
     assert max(moves.expected_s) <= max(healthy), (moves, healthy)
 
 

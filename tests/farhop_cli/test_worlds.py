@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def verdict(number: int, mean: float, *, lost: bool, failed: float = 0.0) -> Verdict:
-    good, ours, theirs = Interval(mean, 0.01, 5), Had(0.9, failed, 200.0), Had(0.8, 0.25, 400.0)
+    good, ours, theirs = Interval(mean, 0.01, 5), Had(0.9, failed, 200.0, failed), Had(0.8, 0.25, 400.0)
     all_ran = {"farhop": ours, "skywalker": theirs, "gorgo": Had(0.85, 0.0, 300.0)}
     return Verdict(
         number, "chat", 0.9, "skywalker", good, None, 0.5, 100.0, ours, theirs, lost, False, "tokyo:1xl4", all_ran

@@ -6,7 +6,7 @@ from drill_documents import made
 
 from farhop_drill.checks import Finding
 from farhop_drill.machine import DrillVerdict
-from farhop_drill.measures import Canary, Look, Marks
+from farhop_drill.measures import Canary, Look, Timeline
 from farhop_drill.outcome import Done, Outcome, judge, worst
 
 EVIL = "</script><script src='//x'>alert(1)</script>&\"'"
@@ -24,7 +24,7 @@ def outcome(verdict: DrillVerdict | None = None, why: str = "", rto_s: float = 0
     return Outcome(
         run="a-drill-1", drill="a-drill", title=drill.title, author="me", fleet="here", epoch_s=1.6e9,
         verdict=worst(judged, verdict), why=why, document=drill.model_dump(mode="json"), values={"region": "virginia"},
-        marks=Marks(0.0, 2.0, 4.0, 4.5, 6.0, 0, [("a part", 2.0), ("all", 3.0)]), measures=measures, judged=judged,
+        marks=Timeline(0.0, 2.0, 4.0, 4.5, 6.0, 0, [("a part", 2.0), ("all", 3.0)]), measures=measures, judged=judged,
         findings=[Finding("n-1", True, "0.2"), Finding("lever", False, EVIL)],
         done=[Done(what="safety checks", kind="check", at_s=0.0, took_s=0.1, ok=True),
               Done(what=EVIL, kind="inject", at_s=2.0, took_s=0.1, ok=False, output="no"),

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from farhop_drill import measures
 from farhop_drill.document import MEASURES
-from farhop_drill.measures import Canary, Look, Marks, measured, percentile
+from farhop_drill.measures import Canary, Look, Timeline, measured, percentile
 
 T0, RESTORE, RESTORED, END = 10.0, 20.0, 21.0, 30.0
-MARKS = Marks(0.0, T0, RESTORE, RESTORED, END)
+MARKS = Timeline(0.0, T0, RESTORE, RESTORED, END)
 
 
 def canary(began_s: float, region: str = "virginia", **changed: Any) -> Canary:
@@ -27,7 +27,7 @@ def failed(began_s: float) -> Canary:
     return canary(began_s, "", first_s=None, ended_s=began_s + 0.2, code="connect_failed")
 
 
-def figures(*canaries: Canary, looks: tuple[Look, ...] = (), marks: Marks = MARKS) -> dict[str, float]:
+def figures(*canaries: Canary, looks: tuple[Look, ...] = (), marks: Timeline = MARKS) -> dict[str, float]:
     return measured(made(), canaries, looks, marks, lambda one: one.region == "tokyo", {"virginia": 1.0, "tokyo": 2.0})
 
 
@@ -107,7 +107,7 @@ def test_violations_cost_utilisation_and_the_laws_way_are_measured() -> None:
         Look(at_s=12.0, states={}, used={"frankfurt": 0.6}, epochs=(2, 2)),
     )
     spilled = canary(11.0, "tokyo", sent_bytes=10**9, got_bytes=10**9)
-    found = figures(*BEFORE, spilled, looks=looks, marks=Marks(0.0, T0, RESTORE, RESTORED, END, 2))
+    found = figures(*BEFORE, spilled, looks=looks, marks=Timeline(0.0, T0, RESTORE, RESTORED, END, 2))
     assert (found["residency_violations"], found["spill_usd"]) == (1.0, 3.0)
     assert (found["survivors_utilisation"], found["law_followed_s"]) == (0.6, 2.0)
 
@@ -157,8 +157,8 @@ CANARIES = st.lists(
 
 
 @settings(max_examples=60)
-@given(CANARIES, st.sampled_from([MARKS, Marks(), Marks(0.0, T0), Marks(0.0, T0, RESTORE)]))
-def test_every_figure_is_one_that_is_known_and_none_is_below_nothing(canaries: list[Canary], marks: Marks) -> None:
+@given(CANARIES, st.sampled_from([MARKS, Timeline(), Timeline(0.0, T0), Timeline(0.0, T0, RESTORE)]))
+def test_every_figure_is_one_that_is_known_and_none_is_below_nothing(canaries: list[Canary], marks: Timeline) -> None:
     found = figures(*sorted(canaries, key=lambda one: one.ended_s), marks=marks)
     assert set(found) <= set(MEASURES)
     assert all(value >= 0.0 for value in found.values())

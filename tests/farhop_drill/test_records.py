@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from farhop_drill.records import HISTORY, HISTORY_MAX, LEASE_S, LOCK, Held, Order, Past, Records
+from farhop_drill.records import HISTORY, HISTORY_MAX, LEASE_S, LOCK, DrillLock, Order, Past, Records
 from farhop_drill.windows import Planned
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-ME = Held(run="r1", drill="d", author="me", since_s=1.0)
-OTHER = Held(run="r2", drill="d", author="other", since_s=1.0)
+ME = DrillLock(run="r1", drill="d", author="me", since_s=1.0)
+OTHER = DrillLock(run="r2", drill="d", author="other", since_s=1.0)
 ORDER = Order(author="ops", why="incident", at_s=2.0)
 NOW = [0.0]
 

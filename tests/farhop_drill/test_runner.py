@@ -11,14 +11,14 @@ import pytest
 from drill_documents import WORLD, made
 from test_checks import REST
 
-from farhop_drill.eyes import Eyes
 from farhop_drill.injectors import InjectError
 from farhop_drill.machine import DrillVerdict
 from farhop_drill.oracle import Oracle
 from farhop_drill.outcome import Outcome
 from farhop_drill.probe import Answer, Client, Probe
-from farhop_drill.records import Held, Order, Records
+from farhop_drill.records import DrillLock, Order, Records
 from farhop_drill.runner import LIVE_EVERY_S, STOP_POLL_S, TICK_S, Runner
+from farhop_drill.status_poller import StatusPoller
 from farhop_lab.memory_store import MemoryStore
 from topology import policy
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from farhop_drill.document import Drill, Step
     from farhop_drill.measures import Canary
 
-HELD = Held(run="r1", drill="a-drill", author="me", since_s=1.0)
+HELD = DrillLock(run="r1", drill="a-drill", author="me", since_s=1.0)
 PLACES = {name: {one.country, *one.jurisdictions} for name, one in WORLD.regions.items()}
 
 
@@ -75,10 +75,10 @@ class Bench:
             run="r1", drill=drill.drill, title=drill.title, author="me", fleet="here", epoch_s=1.0,
             verdict=DrillVerdict.NOT_RUN, why="", document={},
         )  # fmt: skip
-        eyes = Eyes([self.status], clock)
-        eyes.begin()
+        poller = StatusPoller([self.status], clock)
+        poller.begin()
         return Runner(
-            drill, HELD, Records(self.store), self, self.look, eyes, probe,
+            drill, HELD, Records(self.store), self, self.look, poller, probe,
             Oracle(PLACES, policy.document_of(WORLD)), {}, clock, lambda _text: None, outcome,
         )  # fmt: skip
 
@@ -90,7 +90,7 @@ async def bench() -> AsyncIterator[Bench]:
     yield Bench(store)
     await store.close()
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
-        task.cancel()  # the eyes
+        task.cancel()  # the poller
 
 
 async def test_a_run_from_its_checks_to_its_verdict(bench: Bench) -> None:
@@ -127,7 +127,7 @@ async def test_blocked_is_not_run(bench: Bench) -> None:
 
 
 async def test_who_finds_the_lock_taken_does_not_run(bench: Bench) -> None:
-    other = Held(run="r2", drill="d", author="other", since_s=1.0)
+    other = DrillLock(run="r2", drill="d", author="other", since_s=1.0)
     assert await Records(bench.store).lock(other)
     outcome = await bench.runner(made()).run()
     assert outcome.verdict is DrillVerdict.NOT_RUN

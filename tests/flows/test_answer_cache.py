@@ -77,7 +77,7 @@ async def emulated(
         balancers = await stack.enter_async_context(made)
         yield balancers, gpu
         await balancers.at_rest()
-        await until(lambda: balancers.global_.repeatable.repeats.store.taken == 0)
+        await until(lambda: balancers.global_.answer_cache.cache.store.taken == 0)
 
 
 async def test_the_second_of_two_alike_is_a_hit_with_the_same_bytes() -> None:
@@ -159,14 +159,14 @@ async def test_what_may_not_be_repeated_goes_by_and_off_says_nothing() -> None:
         assert word(await send(up.entry, chat(body=keyed, x_farhop_cache_key="other"))) == "miss"
         wrong = await send(up.entry, chat(body=keyed, x_farhop_cache_key="not one"))
         assert (wrong.status, wrong.json["error"]["param"]) == (400, "x-farhop-cache-key")
-        outcomes = up.global_.repeatable.repeats.outcomes
+        outcomes = up.global_.answer_cache.cache.outcomes
         assert outcomes == {
             ("bypass", "sampled"): 1, ("bypass", "no_store"): 2, ("bypass", "no_cache"): 1, ("miss", ""): 3,
             ("hit", ""): 2,
         }  # fmt: skip
         up.global_.relay.react(RoutesChanged({("", MODEL): RouteConfig(model=MODEL)}))
         assert up.global_.ingress.relay is up.global_.relay  # nothing stands between
-        assert len(up.global_.repeatable.repeats.store) == 0
+        assert len(up.global_.answer_cache.cache.store) == 0
         assert word(await send(up.entry, chat(body=body()))) is None
 
 
@@ -221,7 +221,7 @@ async def test_a_change_of_the_law_makes_all_unreachable() -> None:
         up.regional.relay.react(LawChanged(later))
         up.global_.laws._adopt(later)  # as it does when one comes from etcd
         assert up.global_.flow.law.epoch == law.epoch + 1
-        assert len(up.global_.repeatable.repeats.store) == 0
+        assert len(up.global_.answer_cache.cache.store) == 0
         assert word(await send(up.entry, chat(body=body()))) == "miss"
         assert gpu.asked == 2
 
@@ -255,7 +255,7 @@ async def scripted(
         yield up
         engine.release.set()
         await up.at_rest()
-        await until(lambda: up.global_.repeatable.repeats.store.taken == 0)
+        await until(lambda: up.global_.answer_cache.cache.store.taken == 0)
 
 
 class Client:
@@ -296,7 +296,7 @@ class Client:
 
 
 def outcomes(up: Both) -> dict[tuple[str, str], int]:
-    return dict(up.global_.repeatable.repeats.outcomes)
+    return dict(up.global_.answer_cache.cache.outcomes)
 
 
 async def test_requests_under_way_share_one_stream_and_the_leaders_client_may_leave() -> None:
@@ -390,7 +390,7 @@ async def test_errors_are_neither_shared_nor_kept() -> None:
         answers = await asyncio.gather(*(send(up.entry, chat(body=body())) for _ in range(3)))
         assert {answer.status for answer in answers} == {500}
         assert len(engine.seen) == 3
-        assert len(up.global_.repeatable.repeats.store) == 0
+        assert len(up.global_.answer_cache.cache.store) == 0
 
 
 async def test_a_stream_that_breaks_breaks_for_all_and_is_not_kept() -> None:
@@ -409,7 +409,7 @@ async def test_a_stream_that_breaks_breaks_for_all_and_is_not_kept() -> None:
         reply = up.global_.decisions.get(answers[1].headers["x-farhop-decision"])
         assert reply is not None
         assert reply["outcome"] == "upstream_died_mid_stream"
-        assert len(up.global_.repeatable.repeats.store) == 0
+        assert len(up.global_.answer_cache.cache.store) == 0
 
 
 async def test_a_slow_follower_neither_stalls_the_others_nor_fills_the_memory() -> None:
@@ -417,7 +417,7 @@ async def test_a_slow_follower_neither_stalls_the_others_nor_fills_the_memory() 
     engine.events, engine.size = 800, 64 * 1024  # more than the wires hold and one may be behind
     bound = 64 * 1024 * 1024
     async with scripted(engine, routes=[KEEPS | SHARES], answers_bytes=bound) as up:
-        store = up.global_.repeatable.repeats.store
+        store = up.global_.answer_cache.cache.store
         slow = await Client.asking(up, chat(body=stream()))
         fast = [await Client.asking(up, chat(body=stream())) for _ in range(2)]
         answers = await asyncio.gather(*(one.wire() for one in fast))
@@ -436,7 +436,7 @@ async def test_who_reads_alone_has_upstream_wait() -> None:
     async with scripted(engine, answers_bytes=1024 * 1024) as up:
         slow = await Client.asking(up, chat(body=stream()))
         await asyncio.sleep(0.3)
-        assert up.global_.repeatable.repeats.store.taken <= 1024 * 1024
+        assert up.global_.answer_cache.cache.store.taken <= 1024 * 1024
         assert (await slow.wire()).count(b"x" * engine.size) == engine.events
 
 

@@ -31,11 +31,11 @@ async def test_a_path_that_no_engine_has_is_answered_so() -> None:
         answer = await asked(up.entry, MESSAGES, message())
         assert answer.status == 501
         assert answer.json["type"] == "error"
-        assert answer.json["error"]["code"] == "path_not_spoken_by_engine"
+        assert answer.json["error"]["code"] == "path_not_supported_by_engine"
         assert "/v1/chat/completions" in answer.json["error"]["message"]
         assert (await asked(up.client, MESSAGES, message())).status == 501
         embedded = await asked(up.entry, "/v1/embeddings", {"model": MODEL, "input": "hello"})
-        assert (embedded.status, embedded.code) == (501, "path_not_spoken_by_engine")
+        assert (embedded.status, embedded.code) == (501, "path_not_supported_by_engine")
         assert "embeddings, scores and rankings take a model that is served for them" in embedded.body.decode()
         # That says nothing of the engine's health, nor of other paths.
         assert (await asked(up.entry, "/v1/chat/completions", None)).status == 200

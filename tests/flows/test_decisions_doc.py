@@ -11,7 +11,6 @@ import numpy as np
 from worlds import field, law, request
 
 from farhop.balance.prefix import chain
-from global_lb.routing import admission
 from global_lb.routing.pick import pick
 from global_lb.routing.policy import Route, RouteConfig
 
@@ -48,7 +47,7 @@ def decide(
     penalty_ms = np.array([fields[name].get("penalty_ms", 0.0) for name in found.names])
     found.penalty_ms = penalty_ms if penalty_ms.any() else None
     decision = pick(
-        found, admission.processing(asked, law()), Route(RouteConfig(**(route or {}))), Random(1), 0.0, "virginia"
+        found, law().request_verdict(asked), Route(RouteConfig(**(route or {}))), Random(1), 0.0, "virginia"
     )
     return [(s.region, round(s.score)) for s in decision.field]
 

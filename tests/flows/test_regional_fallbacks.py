@@ -117,9 +117,9 @@ def test_what_the_operator_has_refused_goes_on_for_another() -> None:
 def test_what_the_path_is_refused_for_is_not_asked_of_another() -> None:
     flow = fleet({BIG: 1, SMALL: 1})
     flow.handle(RequestArrived(auto("a", BIG, SMALL)), 0.0)
-    (answer,) = flow.handle(AttemptRefused("a", 1, outcome.PATH_UNSPOKEN), 0.1)
+    (answer,) = flow.handle(AttemptRefused("a", 1, outcome.PATH_UNSUPPORTED), 0.1)
     assert isinstance(answer, Answer)
-    assert answer.outcome is outcome.PATH_UNSPOKEN
+    assert answer.outcome is outcome.PATH_UNSUPPORTED
 
 
 def test_what_the_law_refuses_is_not_asked_of_another_nor_is_a_model_that_it_bars() -> None:

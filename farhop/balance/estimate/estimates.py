@@ -10,7 +10,7 @@ from collections import OrderedDict
 from math import exp, inf
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from farhop.balance.estimate.ewma import Mean, Returning
+from farhop.balance.estimate.ewma import Mean, RevertingMean
 from farhop.balance.estimate.windows import Windows
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Estimates:
 
     def __init__(self) -> None:
         self._bytes_per_token: OrderedDict[str, Mean] = OrderedDict()
-        self._output: OrderedDict[tuple[str, str], Returning] = OrderedDict()
+        self._output: OrderedDict[tuple[str, str], RevertingMean] = OrderedDict()
         self.now = 0.0  # whoever owns this sets it from time to time
 
     def bytes_per_token(self, model: str) -> float:
@@ -122,8 +122,8 @@ def _bytes_per_token() -> Mean:
     return Mean(_LEARN, 0.25, 64.0)
 
 
-def _output() -> Returning:
-    return Returning(_LEARN, OUTPUT_TOKENS, 1.0, _OUTPUT_MAX, _OUTPUT_TAU_S, first=1.0, clip=_OUTPUT_CLIP)
+def _output() -> RevertingMean:
+    return RevertingMean(_LEARN, OUTPUT_TOKENS, 1.0, _OUTPUT_MAX, _OUTPUT_TAU_S, first=1.0, clip=_OUTPUT_CLIP)
 
 
 def _keep(known: OrderedDict[_K, _V], key: _K, entry: _V) -> None:
@@ -149,7 +149,7 @@ class Speed:
     def __init__(self) -> None:
         self.interference_share = INTERFERENCE_SHARE
         self._pace, self._alone = Windows(_HALF_TOKENS), Windows()
-        self._service = Fading()
+        self._service = DecayingMean()
         self._samples = 0  # counted as far as they are a cold engine's
         # Of loads and what a token took at each: means, spread of the loads, and how both go together.
         self._load = self._mean_ms = self._var = self._cov = 0.0
@@ -256,7 +256,7 @@ class Measured(NamedTuple):
     var: float
 
 
-class Fading:
+class DecayingMean:
     """A mean (what Little's law asks for) whose evidence fades; one sample moves it by no more than its weight allows
     a sample CLIP times as large."""
 

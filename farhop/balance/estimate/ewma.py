@@ -1,4 +1,4 @@
-"""Moving averages of what was measured: by time (PeakEwma), by sample (Mean), or by both (Returning).
+"""Moving averages of what was measured: by time (PeakEwma), by sample (Mean), or by both (RevertingMean).
 
 Invariants: a value is None or finite and inside the range of the samples taken (and the prior); a sample that is not a
 finite number in its domain changes nothing, and update() says so by False, so that the caller can count it. Reading
@@ -88,7 +88,7 @@ class Mean:
         return True
 
 
-class Returning:
+class RevertingMean:
     """Per-sample average that goes back to `prior` with `tau_s` while nothing is sampled: what is believed decides what
     is tried, and so what is sampled. Each sample weighs `weight`, the first `first`; none counts as more than `clip`
     times what is believed. `lo` and `hi` are the domain, `prior` in it; a sample outside is refused.

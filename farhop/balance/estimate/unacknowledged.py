@@ -33,7 +33,7 @@ class Outstanding(Protocol):
         ...
 
 
-class Together:
+class CombinedLoad:
     """What is outstanding at several instances that share their replicas, now."""
 
     __slots__ = ("outstanding_bytes", "outstanding_requests", "outstanding_uncached_bytes")

@@ -1,4 +1,4 @@
-"""Slow start: of its capacity, the share that a target may use while it is eased in after it came up.
+"""Slow start: of its capacity, the share that a target may use in the first seconds after it came up.
 
     share(t) = max(0.10, t / window)          Envoy's slow start with aggression 1 (FIELD §4), t since it came up
 
@@ -19,7 +19,7 @@ class Ramp:
     def __init__(self, window_s: float, *, warm: bool = False) -> None:
         self._window_s = window_s
         self._since: float | None = None  # None: out
-        # When it left, were it wholly warm then: a target that was still being eased in left the earlier for it.
+        # When it left, were it wholly warm then: a target still in its slow start left the earlier for it.
         self._left_at = inf if warm else -inf
 
     def turn(self, up: bool, now: float) -> None:

@@ -51,7 +51,7 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True):
     refused_s: float = 1.0  # the back-off after a refused connection; doubles likewise, on its own, to 10 times
     trial_s: float = 30.0  # how long a trial may go unanswered before another is let through
     fresh_s: float = 30.0  # how long evidence of life is good for
-    slow_start_s: float = 10.0  # for how long one that comes up is eased in; 0: not
+    slow_start_s: float = 10.0  # for how long one that comes up gets less than its share; 0: not
     eject_share_max: float = 0.5  # of the targets that do the same work, at most so many are ejected
     panic_share: float = 0.5  # with fewer of them ready, ejections are overlooked; 0: never
     outlier_factor: float = (
@@ -267,7 +267,7 @@ class HealthMachine:
         """Whether it is able to take work, and nothing but a failure, a probe or an override will end that."""
         return self._probed_up is True and not self._unready and self._ejected_until is None
 
-    def unquestioned(self, now: float) -> bool:
+    def admits_without_trial(self, now: float) -> bool:
         """Whether it is UP or SUSPECT, steady, and under no override: it may be sent requests."""
         steady = self._probed_up is True and not self._unready and self._ejected_until is None
         return steady and (self.forced.health is None or self.forced.read(now) is None)
@@ -284,7 +284,7 @@ class HealthMachine:
         return alive and self._ejected_until is not None and self._ejected_why != _REFUSED
 
     def share(self, now: float) -> float:
-        """How much of its capacity it may use (0..1]: less while it is eased in, or strained."""
+        """How much of its capacity it may use (0..1]: less in its slow start, or while it is strained."""
         share = self._ramp.share(now)
         return share * _STRAINED_SHARE if self._strain else share
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farhop.balance.estimate.estimates import BYTES_PER_TOKEN
-from farhop.relay.formats import form, wishes
+from farhop.relay.formats import form, preferences
 from farhop.relay.formats.prompt import Prompt, invalid
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def read(body: bytes, _path: bytes, headers: bytes, guard: Guard) -> Prompt:
     model = asked.text("model")
     if not model or len(model) > MODEL_BYTES_MAX:
         raise invalid("model", "`model` is missing: give it as a field of the form")
-    given = {name: asked.text(name) for name in wishes.RESIDENCY}
+    given = {name: asked.text(name) for name in preferences.RESIDENCY}
     size = asked.file_bytes("file")
     if not size:
         raise invalid("file", "`file` is missing or empty: give the sound as a file of the form")
@@ -38,5 +38,5 @@ def read(body: bytes, _path: bytes, headers: bytes, guard: Guard) -> Prompt:
         b"",
         stream=(asked.text("stream") or "").strip().lower() in _YES,
         unspelled_bytes=round(size / FILE_BYTES_PER_TOKEN * BYTES_PER_TOKEN),
-        wishes=wishes.read({name: value for name, value in given.items() if value is not None}),
+        preferences=preferences.read({name: value for name, value in given.items() if value is not None}),
     )

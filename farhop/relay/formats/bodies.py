@@ -11,10 +11,10 @@ import msgspec
 from msgspec.structs import replace
 
 from farhop.balance import outcome
-from farhop.relay.formats import audio, kserve, lenient, messages, openai, ranking, responses, shape, wishes
+from farhop.relay.formats import audio, kserve, lenient, messages, openai, preferences, ranking, responses, shape
 from farhop.relay.formats.field_guard import DEFAULT
 from farhop.relay.formats.paths import Kind
-from farhop.relay.formats.prompt import NO_WISHES, BodyError, invalid
+from farhop.relay.formats.prompt import NO_PREFERENCES, BodyError, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,18 +93,18 @@ def read(
     Raises BodyError naming the field.
     """
     try:
-        wished = NO_WISHES
+        wished = NO_PREFERENCES
         if (numeric := _JSON.get(kind)) is not None:
             small = len(body) <= shape.SMALL_BYTES and body[:1] == b"{"
             fields = shape.once(body) if small else shape.check(body, numeric)
             guard.fields(fields)
-            if fields is not None and not wishes.READ.isdisjoint(fields):
-                wished = wishes.read(fields)
+            if fields is not None and not preferences.READ.isdisjoint(fields):
+                wished = preferences.read(fields)
         prompt = _READERS[kind](body, path, headers, guard)
-        if prompt.model and wished is NO_WISHES:
+        if prompt.model and wished is NO_PREFERENCES:
             return prompt
-        if wished is not NO_WISHES:
-            prompt = replace(prompt, wishes=wished)
+        if wished is not NO_PREFERENCES:
+            prompt = replace(prompt, preferences=wished)
         return prompt if prompt.model else _of(prompt, default_model())
     except msgspec.ValidationError as error:
         if kind in _BY_PYDANTIC and (as_read := lenient.as_read(body)) is not None:

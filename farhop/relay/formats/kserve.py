@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from farhop.relay.formats import paths, shape, wishes
+from farhop.relay.formats import paths, preferences, shape
 from farhop.relay.formats.field_guard import arguments
 from farhop.relay.formats.prompt import PAIR, Prompt, header, invalid, output_limit
 from farhop.relay.formats.texts import texts
@@ -71,7 +71,7 @@ def infer(body: bytes, path: bytes, headers: bytes, guard: Guard) -> Prompt:
         if bytes(memoryview(tensor.shape)[:1]) != b"[":
             raise invalid(f"inputs[{i}].shape", "`shape` must be a list of numbers")
     spelled = [text.encode() for tensor in document.inputs if tensor.datatype == "BYTES" for text in _texts(tensor)]
-    return Prompt(paths.model_in(path), PAIR.join(spelled), wishes=wishes.read(fields))
+    return Prompt(paths.model_in(path), PAIR.join(spelled), preferences=preferences.read(fields))
 
 
 def _json_bytes(body: bytes, headers: bytes) -> int:

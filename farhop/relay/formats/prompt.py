@@ -42,8 +42,8 @@ class AnswerText(msgspec.Struct, frozen=True):
     opening: bytes
 
 
-class Wishes(msgspec.Struct, frozen=True):
-    """What a body says beside its prompt that bears on where it goes (farhop.relay.formats.wishes).
+class Preferences(msgspec.Struct, frozen=True):
+    """What a body says beside its prompt that bears on where it goes (farhop.relay.formats.preferences).
 
     `residency` are words for where to stay, in lower case, with the fields they stand in; `geo` is the one that the
     answer's usage says again. `cache_key` and `user` may name a session; `tier` is a tier of service by its name.
@@ -56,7 +56,7 @@ class Wishes(msgspec.Struct, frozen=True):
     tier: str = ""
 
 
-NO_WISHES = Wishes()
+NO_PREFERENCES = Preferences()
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -71,9 +71,9 @@ class Prompt(msgspec.Struct, frozen=True):
     where it cannot be told how the next turn's text will go on from this one.
     `has_options` and `has_salt`: the body may have a member `stream_options`, `cache_salt`. `lacks_model`: it names no
     model, and `model` is the one that it gets. `lacks_store`: it leaves to the engine whether its answer is kept
-    there, which it shall not be. `wishes` is what it says beside its prompt. `recomputed`: it asks what its prompt's
-    tokens were worth, so that an engine takes none of them from its cache. `answers` is how many it asks for, each of
-    up to `max_tokens`.
+    there, which it shall not be. `preferences` is what it says beside its prompt. `recomputed`: it asks what its
+    prompt's tokens were worth, so that an engine takes none of them from its cache. `answers` is how many it asks for,
+    each of up to `max_tokens`.
     """
 
     model: str
@@ -89,7 +89,7 @@ class Prompt(msgspec.Struct, frozen=True):
     has_salt: bool = True
     lacks_model: bool = False
     lacks_store: bool = False
-    wishes: Wishes = NO_WISHES
+    preferences: Preferences = NO_PREFERENCES
     recomputed: bool = False
     answers: int = 1
 

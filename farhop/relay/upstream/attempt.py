@@ -195,7 +195,7 @@ class AttemptRun:
         self._over = True
         rest = self._tap.rest() if self._tap is not None else b""
         if isinstance(self._tap, engine_faults.UnsupportedTap) and self._tap.unsupported:
-            self.owner.failed(self, outcome.PATH_UNSPOKEN)
+            self.owner.failed(self, outcome.PATH_UNSUPPORTED)
             return
         if not self.began:
             self._length, self._last_activity_at = len(rest), self.owner.clock()

@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from farhop.balance import outcome
+from farhop.relay.formats.cacheable import has_usage
 from farhop.relay.formats.event_stream import each
-from farhop.relay.formats.repeatable import has_usage
 from farhop.relay.http.exchange import Exchange
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _KEPT_LINES = (b"content-type:", b"x-farhop-version:")  # of the answer's head: 
 
 
 class Room(Protocol):
-    """A bound of bytes that recordings share (balance.kept_answers)."""
+    """A bound of bytes that recordings share (balance.answer_store)."""
 
     def take(self, n: int) -> bool:
         """Whether there is room for n bytes more."""

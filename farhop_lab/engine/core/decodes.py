@@ -1,9 +1,13 @@
 """Sequences of which nobody hears every token: each writes one with every pass, and a pass by itself costs nothing.
 
-All decode in step, so where one of them next needs a KV block, fills one or may end is known from when it joined: only
-then is it looked at. Pure. Invariants (nobody can tell a member from a sequence that is stepped):
-- a member's blocks are at any time those that steps would have given it, asked for in the same order;
-- its text and counts lag behind until it is asked for (`caught_up`, `leave`);
+All decode in step, so where one of them next needs a KV block, fills one or may end is known from when it joined. Who
+filled a block that nobody had held goes on alone: nobody holds what follows, and nobody can but past that block, its
+end. Until somebody comes that far, its blocks are counted, and named only when it is looked at. The others are watched,
+which is to say looked at wherever they need a block or fill one. Pure. Invariants (nobody can tell a member from a
+sequence that is stepped):
+- at any time as many blocks are taken as steps would have taken, in the same order where that matters;
+- its text, its counts and, where it is alone, its blocks lag behind until it is asked for (`caught_up`, `leave`) or
+  somebody comes to its end (`watch`);
 - no answer ends within: who is `due` leaves first.
 """
 
@@ -12,6 +16,8 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from operator import attrgetter
 from typing import TYPE_CHECKING
+
+from farhop_lab.engine.core.text import TOKEN_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,17 +30,19 @@ BY_ORDER = attrgetter("order")
 
 
 class Decodes:
-    """See the module's head. `size` is a block's tokens, 2 or more."""
+    """See the module's head. `size` is a block's tokens, 2 or more; `kv` has the members' blocks."""
 
-    __slots__ = ("_context", "_due", "_members", "_passes", "_phases", "_size")
+    __slots__ = ("_alone", "_context", "_due", "_ends", "_kv", "_members", "_passes", "_size", "_watched")
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, size: int, kv: PagedCache) -> None:
+        self._size, self._kv = size, kv
         self._passes = 0
         self._context = 0  # tokens of all members, less their number times the passes
         self._members: dict[Sequence, tuple[int, int]] = {}  # up to which pass it is written, in which it is due
         # By how far into a block a member is when `_passes` is a multiple of the size: that never changes.
-        self._phases: list[dict[Sequence, None]] = [{} for _ in range(size)]
+        self._watched: list[dict[Sequence, None]] = [{} for _ in range(size)]
+        self._alone: list[dict[Sequence, None]] = [{} for _ in range(size)]
+        self._ends: dict[int, Sequence] = {}  # who is alone, by its last named block
         self._due: list[tuple[int, int, Sequence]] = []  # a heap; who has left stays in it until then
 
     def __len__(self) -> int:
@@ -54,7 +62,7 @@ class Decodes:
         due = self._passes + known
         self._members[sequence] = (self._passes, due)
         self._context += sequence.total_tokens - self._passes
-        self._phases[(sequence.computed_tokens - self._passes) % self._size][sequence] = None
+        self._watched[self._phase(sequence)][sequence] = None
         heappush(self._due, (due, sequence.order, sequence))
         return True
 
@@ -63,30 +71,69 @@ class Decodes:
         self._catch_up(sequence)
         del self._members[sequence]
         self._context -= sequence.total_tokens - self._passes
-        del self._phases[(sequence.computed_tokens - self._passes) % self._size][sequence]
+        phase = self._phase(sequence)
+        if sequence in self._alone[phase]:
+            del self._alone[phase][sequence]
+            del self._ends[sequence.table.end]
+        else:
+            del self._watched[phase][sequence]
 
     def disband(self) -> list[Sequence]:
         """All leave."""
         members = self.caught_up()
         self._members.clear()
+        self._ends.clear()
         self._context = 0
         self._due.clear()
-        for phase in self._phases:
+        for phase in (*self._watched, *self._alone):
             phase.clear()
         return members
 
     def caught_up(self) -> list[Sequence]:
-        """The members, their texts and counts as they are now."""
+        """The members, their texts, counts and blocks as they are now."""
         for sequence in self._members:
             self._catch_up(sequence)
         return list(self._members)
 
-    def _catch_up(self, sequence: Sequence) -> None:
+    def _phase(self, sequence: Sequence) -> int:
+        """Of one that is caught up."""
+        return (sequence.computed_tokens - self._passes) % self._size
+
+    def _write(self, sequence: Sequence) -> None:
         written, due = self._members[sequence]
         if written < self._passes:
             sequence.advance(self._passes - written)
             sequence.computed_tokens += self._passes - written
             self._members[sequence] = (self._passes, due)
+
+    def _catch_up(self, sequence: Sequence, granted: int = 0) -> None:
+        """`granted`: 1 once it has been granted the block of the next pass, too."""
+        self._write(sequence)
+        if sequence not in self._alone[self._phase(sequence)]:
+            return
+        table, size, computed = sequence.table, self._size, sequence.computed_tokens + granted
+        table.private = -(-computed // size) - table.named
+        # Where the text is a few bytes shorter than its tokens, a block is filled with the token after its last.
+        late = len(sequence.text) < TOKEN_BYTES * sequence.total_tokens
+        full = (computed - late) // size
+        if full > table.named:
+            del self._ends[table.end]
+            self._kv.fill(table, sequence.block_names(full, since=table.named))
+            self._ends[table.end] = sequence
+
+    def watch(self, end: int, granted_before: int) -> bool:
+        """Somebody has come to this block: if one who is alone ends there, its blocks are named, and it is watched from
+        now on; whether there was one. Those admitted before number `granted_before` were granted the block of the pass
+        that begins."""
+        sequence = self._ends.get(end)
+        if sequence is None:
+            return False
+        self._catch_up(sequence, sequence.order < granted_before)
+        del self._ends[sequence.table.end]
+        phase = self._phase(sequence)
+        del self._alone[phase][sequence]
+        self._watched[phase][sequence] = None
+        return True
 
     # -- passes
 
@@ -115,37 +162,86 @@ class Decodes:
 
     def needs(self, passes: int) -> int:
         """How many blocks so many passes need."""
-        blocks = 0
-        for phase, members in enumerate(self._phases):
+        return self._needs(self._watched, passes) + self._needs(self._alone, passes)
+
+    def _needs(self, phases: list[dict[Sequence, None]], passes: int) -> int:
+        blocks, begun, size = 0, self._passes, self._size
+        for phase, members in enumerate(phases):
             if members:
-                into = (phase + self._passes) % self._size
-                blocks += len(members) * (-(-(into + passes) // self._size) - (into > 0))
+                into = (phase + begun) % size
+                blocks += len(members) * (-(-(into + passes) // size) - (into > 0))
         return blocks
 
+    def at_edges(self) -> int:
+        """How many need a block in the next pass, or fill one."""
+        into, watched, alone = self._passes % self._size, self._watched, self._alone
+        fills = self._size - 1 - into
+        return len(watched[-into]) + len(watched[fills]) + len(alone[-into]) + len(alone[fills])
+
     def edges(self) -> list[Sequence]:
-        """Who needs a block in the next pass, or fills one, in the order of admission."""
-        into = self._passes % self._size
-        needing, filling = self._phases[-into], self._phases[self._size - 1 - into]
-        if not needing and not filling:
-            return []
-        found = [*needing, *filling]
+        """Those, in the order of admission."""
+        into, watched, alone = self._passes % self._size, self._watched, self._alone
+        fills = self._size - 1 - into
+        found = [*watched[-into], *watched[fills], *alone[-into], *alone[fills]]
         if len(found) > 1:
             found.sort(key=BY_ORDER)
         return found
 
-    def grant(self, sequence: Sequence, kv: PagedCache) -> None:
+    def grant(self, sequence: Sequence) -> None:
         """Its block, which it needs or fills in the next pass (one of `edges`). The cache must have it."""
+        kv, needing = self._kv, -(self._passes % self._size)
+        if sequence in self._alone[needing]:
+            kv.take(1)
+            return
+        if sequence in self._alone[needing - 1]:
+            return
         table = sequence.table
-        if sequence in self._phases[-(self._passes % self._size)]:
+        if sequence in self._watched[needing]:
             granted = kv.grow(table, 1)
             assert granted, "whoever lets members pass has counted the blocks"
             if table.private == 1:
                 return
-        self._catch_up(sequence)
-        held = len(table.full)
+        self._write(sequence)
         # None where the text is a few bytes shorter than its tokens: then its block is filled with the next token.
-        for name in sequence.block_names(held + 1, since=held):
-            kv.fill(table, name)
+        for name in sequence.block_names(table.named + 1, since=table.named):
+            self.watch(name, sequence.order)
+            if not kv.fill(table, [name]):
+                phase = self._phase(sequence)
+                del self._watched[phase][sequence]
+                self._alone[phase][sequence] = None
+                self._ends[name] = sequence
+
+    def grant_all(self) -> None:
+        """Everybody's block of the next pass."""
+        if self._unwatched():
+            self._kv.take(self._needs(self._alone, 1))
+        else:
+            for sequence in self.edges():
+                self.grant(sequence)
+
+    def leap(self, passes: int) -> None:
+        """So many passes, each granted its blocks."""
+        while passes:
+            alone = min(passes, self._unwatched())
+            if alone:
+                self._kv.take(self._needs(self._alone, alone))
+            else:
+                for sequence in self.edges():
+                    self.grant(sequence)
+                alone = 1
+            self._passes += alone
+            passes -= alone
+
+    def _unwatched(self) -> int:
+        """How many passes there are before one in which somebody who is watched needs a block or fills one."""
+        fewest, begun, size = FAR, self._passes, self._size
+        for phase, members in enumerate(self._watched):
+            if members:
+                into = (phase + begun) % size
+                if not into:
+                    return 0
+                fewest = min(fewest, size - 1 - into)
+        return fewest
 
     def passed(self) -> None:
         """A pass: each has written a token."""

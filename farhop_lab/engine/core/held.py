@@ -68,7 +68,6 @@ def adopt(kv: PagedCache, chain: Sequence_[int]) -> int:
     kv.share(table, chain[:depth])
     more = min(len(chain) - depth, kv.available)
     kv.grow(table, more)
-    for name in chain[depth : depth + more]:
-        kv.fill(table, name)
+    kv.fill(table, chain[depth : depth + more])
     kv.release(table)
     return depth + more

@@ -5,6 +5,7 @@ Pure: blocks are accounted for, not stored. Never hands out more than it has. In
 - a full block is either referenced (count >= 1) or cached (nobody's), never both;
 - where a block is held, the block before it in its chain is held too (so a prefix match may stop at the first gap):
   a table references whole chains, and returns them leaf first, so that a leaf is always evicted before its parent.
+Neighbours in a chain with one fate are one run, so that to share or return a chain costs its runs, not its blocks.
 vLLM keeps duplicates of a block that two sequences compute at once; here the second takes a reference to the first.
 """
 
@@ -15,7 +16,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 
 class CacheLog(Protocol):
@@ -28,25 +29,47 @@ class CacheLog(Protocol):
         """All cached blocks are forgotten."""
 
 
-class BlockTable:
-    """The blocks of one sequence: `full` by name, in order from the start of the text, then `private` unnamed ones."""
+class _Run:
+    """Blocks that follow one another in a chain, the first of them number `start`, all with so many `references`; what
+    follows in any chain follows the last. `followers` counts the runs that do."""
 
-    __slots__ = ("full", "private")
+    __slots__ = ("before", "followers", "names", "references", "start")
+
+    def __init__(self, before: _Run | None, start: int, names: list[int], references: int) -> None:
+        self.before, self.start, self.names, self.references = before, start, names, references
+        self.followers = 0
+
+
+class BlockTable:
+    """The blocks of one sequence: `named` full ones, from the start of the text, then `private` unnamed ones."""
+
+    __slots__ = ("_last", "named", "private")
 
     def __init__(self) -> None:
-        self.full: list[int] = []
-        self.private = 0
+        self._last: _Run | None = None
+        self.named = self.private = 0
 
     @property
     def blocks(self) -> int:
         """Blocks held by this table."""
-        return len(self.full) + self.private
+        return self.named + self.private
+
+    @property
+    def end(self) -> int:
+        """The name of the last full one; 0 where there is none."""
+        return self._last.names[-1] if self._last is not None else 0
+
+    @property
+    def full(self) -> list[int]:
+        """The names of all full ones, in order; to look at."""
+        runs = [run.names for run in _back(self._last)]
+        return [name for names in reversed(runs) for name in names]
 
 
 class PagedCache:
     """The blocks of one GPU. Tables are passed in; a table belongs to one cache for life."""
 
-    __slots__ = ("_blank", "_cached", "_private", "_references", "capacity", "evictions", "log")
+    __slots__ = ("_blank", "_cached", "_line", "_private", "_runs", "capacity", "evictions", "log")
 
     def __init__(self, capacity: int, log: CacheLog | None = None) -> None:
         if capacity < 1:
@@ -56,86 +79,123 @@ class PagedCache:
         self.log = log
         self._blank = capacity
         self._private = 0
-        self._references: dict[int, int] = {}
-        self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self._cached = 0
+        self._runs: dict[int, _Run] = {}  # of every full block, by its name
+        self._line: OrderedDict[_Run, None] = OrderedDict()  # nobody's, oldest first; the last block of each goes first
 
     @property
     def available(self) -> int:
         """Blocks that a sequence could get now: blank ones, and cached ones it may evict."""
-        return self._blank + len(self._cached)
+        return self._blank + self._cached
 
     @property
     def referenced(self) -> int:
         """Blocks in use by sequences."""
-        return len(self._references) + self._private
+        return self.capacity - self._blank - self._cached
 
     @property
     def cached(self) -> int:
         """Full blocks kept for reuse that no sequence uses."""
-        return len(self._cached)
+        return self._cached
 
     @property
     def usage(self) -> float:
         """Share of blocks in use, 0 to 1. As in vLLM, what is merely cached counts as free."""
         return self.referenced / self.capacity
 
+    @property
+    def names(self) -> set[int]:
+        """Of all full blocks, to look at."""
+        return set(self._runs)
+
+    @property
+    def line(self) -> list[int]:
+        """The cached blocks in the order in which they would go, to look at."""
+        return [name for run in self._line for name in reversed(run.names)]
+
     def references(self, name: int) -> int:
         """How many sequences hold the block now."""
-        return self._references.get(name, 0)
+        run = self._runs.get(name)
+        return run.references if run is not None else 0
 
     def match(self, chain: Sequence[int]) -> int:
         """How many leading blocks of `chain` are held: those before one that is held are, too."""
-        references, cached = self._references, self._cached
-        return bisect_left(chain, True, key=lambda name: name not in references and name not in cached)
+        runs = self._runs
+        return bisect_left(chain, True, key=lambda name: name not in runs)
 
     def share(self, table: BlockTable, chain: Sequence[int]) -> None:
         """Reference the held blocks `chain` as the start of an empty `table`. KeyError where one is not held."""
         assert not table.blocks, "a prefix is shared before anything is grown"
-        references, cached = self._references, self._cached
-        for name in chain:
-            count = references.get(name)
-            if count is None:
-                del cached[name]
-                references[name] = 1
-            else:
-                references[name] = count + 1
-        table.full.extend(chain)
+        if chain:
+            table._last = self._up_to(chain[-1], len(chain))
+            table.named = len(chain)
+            for run in _back(table._last):
+                self._refer(run)
 
     def grow(self, table: BlockTable, blocks: int) -> bool:
         """Give `table` so many private blocks, evicting the oldest cached ones; False, and nothing done, if short."""
-        if blocks > self.available:
+        if blocks > self._blank + self._cached:
             return False
-        while self._blank < blocks:
-            name, _ = self._cached.popitem(last=False)
-            if self.log is not None:
-                self.log.evicted(name)
-            self._blank += 1
-            self.evictions += 1
-        self._blank -= blocks
-        self._private += blocks
+        self.take(blocks)
         table.private += blocks
         return True
 
-    def fill(self, table: BlockTable, name: int) -> bool:
-        """The first private block of `table` is full and is `name` from now on; whether nobody had held that."""
-        assert table.private, "only a private block can be filled"
-        table.private -= 1
-        self._private -= 1
-        held = name in self._references or name in self._cached
+    def take(self, blocks: int) -> None:
+        """As `grow`, of so many as there are, for tables that are told of them later."""
+        while self._blank < blocks:
+            self._evict(blocks - self._blank)
+        self._blank -= blocks
+        self._private += blocks
+
+    def _evict(self, most: int) -> None:
+        """Up to so many blocks of whatever is oldest."""
+        run = next(iter(self._line))
+        gone = run.names[-most:]
+        del run.names[-most:]
+        if not run.names:
+            del self._line[run]
+            if run.before is not None:
+                run.before.followers -= 1
+        for name in reversed(gone):
+            del self._runs[name]
+            if self.log is not None:
+                self.log.evicted(name)
+        self._blank += len(gone)
+        self._cached -= len(gone)
+        self.evictions += len(gone)
+
+    def fill(self, table: BlockTable, names: Sequence[int]) -> int:
+        """The first private blocks of `table` are full and are `names` from now on, one after the other; how many of
+        these, the first ones, were held before."""
+        assert table.private >= len(names), "only private blocks can be filled"
+        held = self.match(names)
+        table.private -= len(names)
+        self._private -= len(names)
         if held:
-            self._refer(name)
-            self._blank += 1
-        else:
-            self._references[name] = 1
-        table.full.append(name)
-        return not held
+            known, table._last = table._last, self._up_to(names[held - 1], table.named + held)
+            for run in _back(table._last):
+                if run is known:
+                    break
+                self._refer(run)
+            self._blank += held
+        if held < len(names):
+            fresh, last = names[held:], table._last
+            if last is None or last.references > 1 or last.followers:
+                if last is not None:
+                    last.followers += 1
+                last = table._last = _Run(last, table.named + held, [], 1)
+            last.names += fresh
+            self._runs.update(dict.fromkeys(fresh, last))
+        table.named += len(names)
+        return held
 
     def reset(self) -> bool:
         """Forget all that is cached. False, and nothing done, while sequences hold blocks, as in vLLM."""
         if self.referenced:
             return False
-        self._blank += len(self._cached)
-        self._cached.clear()
+        self._blank, self._cached = self.capacity, 0
+        self._line.clear()
+        self._runs.clear()
         if self.log is not None:
             self.log.cleared()
         return True
@@ -145,27 +205,56 @@ class PagedCache:
         self._blank += table.private
         self._private -= table.private
         table.private = 0
-        references, cached = self._references, self._cached
-        for name in reversed(table.full):
-            count = references.pop(name)
-            if count > 1:
-                references[name] = count - 1
-            else:
-                cached[name] = None
-        table.full.clear()
+        for run in _back(table._last):
+            run.references -= 1
+            if not run.references:
+                self._line[run] = None
+                self._cached += len(run.names)
+        table._last, table.named = None, 0
 
     def check(self) -> None:
         """Assert the invariants that do not need the tables."""
-        assert self._blank >= 0
-        assert self._private >= 0
+        runs = set(self._runs.values())
+        assert min(self._blank, self._private, self._cached) >= 0
         assert self._blank + self.cached + self.referenced == self.capacity
-        assert all(count > 0 for count in self._references.values())
-        assert not self._references.keys() & self._cached.keys()
+        assert self.referenced == self._private + sum(len(run.names) for run in runs if run.references)
+        assert self._cached == sum(len(run.names) for run in self._line)
+        assert {run for run in runs if not run.references} == self._line.keys()
+        for run in runs:
+            assert all(self._runs[name] is run for name in run.names)
+            assert run.followers == sum(other.before is run for other in runs)
+            before = run.before
+            assert (before is None) is (run.start == 0)
+            if before is not None:
+                assert before in runs
+                assert before.start + len(before.names) == run.start
+                assert before.references >= run.references
 
-    def _refer(self, name: int) -> None:
-        count = self._references.get(name)
-        if count is None:
-            del self._cached[name]
-            self._references[name] = 1
-        else:
-            self._references[name] = count + 1
+    def _up_to(self, name: int, end: int) -> _Run:
+        """The run that ends with this block, `end` blocks from its chain's start: what follows becomes another's."""
+        run = self._runs[name]
+        into = end - run.start
+        if into == len(run.names):
+            return run
+        # The new one is in front, since tables and followers know a run by its end.
+        first = _Run(run.before, run.start, run.names[:into], run.references)
+        first.followers = 1
+        self._runs.update(dict.fromkeys(first.names, first))
+        del run.names[:into]
+        run.before, run.start = first, end
+        if not first.references:
+            self._line[first] = None  # until it is referred to, which is at once
+        return first
+
+    def _refer(self, run: _Run) -> None:
+        if not run.references:
+            del self._line[run]
+            self._cached -= len(run.names)
+        run.references += 1
+
+
+def _back(run: _Run | None) -> Iterator[_Run]:
+    """It and all before it, the last first."""
+    while run is not None:
+        yield run
+        run = run.before

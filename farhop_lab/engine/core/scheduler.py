@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farhop_lab.engine.core.adapters import Adapters
-from farhop_lab.engine.core.decodes import BY_ORDER, Decodes
+from farhop_lab.engine.core.decodes import BY_ORDER, FAR, Decodes
 from farhop_lab.engine.core.held import Held
 from farhop_lab.engine.core.kv import PagedCache
 
@@ -88,7 +88,7 @@ class EngineCore:
         self._waiting_max = waiting_max
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # who is stepped, oldest first
-        self._decodes = Decodes(profile.block_tokens)  # who is passed over
+        self._decodes = Decodes(profile.block_tokens, self.kv)  # who is passed over
         self._passes_over = not each_token and profile.block_tokens > 1
         self._admissions = 0
         self._live: dict[str, Sequence] = {}
@@ -215,8 +215,10 @@ class EngineCore:
         head = self._waiting[0]
         wanted = set(head.block_names(head.total_tokens // self.profile.block_tokens))
         for one in self._decodes:
-            end = one.table.full[-1] if one.table.full else None
-            if end is None or end in wanted or self.kv.references(end) > 1:
+            if one.table.end in wanted:
+                self._decodes.watch(one.table.end, granted_before=-1)
+            end = one.table.end
+            if not end or end in wanted or self.kv.references(end) > 1:
                 return True
         return False
 
@@ -229,13 +231,9 @@ class EngineCore:
 
     def leap(self, steps: int) -> None:
         """Do so many steps, no more than `calm` has told."""
-        decodes, kv = self._decodes, self.kv
-        for _ in range(steps):
-            for sequence in decodes.edges():
-                decodes.grant(sequence, kv)
-            decodes.passed()
+        self._decodes.leap(steps)
         self.counters.steps += steps
-        self.counters.generation_tokens += steps * len(decodes)
+        self.counters.generation_tokens += steps * len(self._decodes)
 
     def _may_pass(self, budget: int) -> bool:
         """Whether who decodes may be passed over in this step: there are tokens and blocks for everybody. Those who are
@@ -247,7 +245,7 @@ class EngineCore:
             running += due
             running.sort(key=BY_ORDER)
         left = budget - len(decodes) - len(running)
-        short = len(decodes.edges())
+        short = decodes.at_edges()
         for sequence in running:
             tokens = min(sequence.total_tokens - sequence.computed_tokens, budget)
             short += -(-(sequence.computed_tokens + tokens) // size) - sequence.table.blocks
@@ -259,13 +257,17 @@ class EngineCore:
 
     def _schedule_beside(self, budget: int, scheduled: list[tuple[Sequence, int]]) -> int:
         """As `_schedule_running`, while others are passed over: there are blocks for everybody (`_may_pass`)."""
-        decodes, edges = self._decodes, self._decodes.edges()
-        for sequence in sorted((*edges, *self._running), key=BY_ORDER) if edges else self._running:
+        decodes, running = self._decodes, self._running
+        if not running:
+            decodes.grant_all()
+            return budget
+        edges = decodes.edges()
+        for sequence in sorted((*edges, *running), key=BY_ORDER) if edges else running:
             if sequence in decodes:
-                decodes.grant(sequence, self.kv)
+                decodes.grant(sequence)
                 continue
             tokens = min(sequence.total_tokens - sequence.computed_tokens, budget)
-            granted = self._grant(sequence, tokens)
+            granted = self._grant(sequence, tokens, sequence.order)
             assert granted, "the blocks were counted"
             scheduled.append((sequence, tokens))
             budget -= tokens
@@ -312,7 +314,7 @@ class EngineCore:
                 passed.append(self._waiting.popleft())
                 continue
             reusable = sequence.block_names((sequence.total_tokens - 1) // self.profile.block_tokens)
-            depth = self.kv.match(reusable)
+            depth = self._held(reusable, FAR)
             self.kv.share(sequence.table, reusable[:depth])
             sequence.computed_tokens = depth * self.profile.block_tokens
             tokens = min(sequence.total_tokens - sequence.computed_tokens, budget)
@@ -341,7 +343,7 @@ class EngineCore:
             self.counters.prefix_queries += sequence.prompt_tokens
             self.counters.prefix_hits += sequence.cached_tokens
 
-    def _grant(self, sequence: Sequence, tokens: int) -> bool:
+    def _grant(self, sequence: Sequence, tokens: int, order: int = FAR) -> bool:
         """Blocks for the next `tokens`. Those they will fill become reusable at once, as vLLM names them on scheduling:
         whoever is scheduled after runs in the same pass or a later one."""
         size = self.profile.block_tokens
@@ -350,12 +352,22 @@ class EngineCore:
         short = -(-computed // size) - table.blocks
         if short > 0 and not self.kv.grow(table, short):
             return False
-        full, held = computed // size, len(table.full)
-        if full > held:
-            fresh = [self.kv.fill(table, name) for name in sequence.block_names(full, since=held)]
+        full, named = computed // size, table.named
+        if full > named:
+            names = sequence.block_names(full, since=named)
+            self._held(names, order)
+            held = self.kv.fill(table, names)
             if self.log is not None:
-                self.log.stored(sequence, held, fresh)
+                self.log.stored(sequence, named, [at >= held for at in range(len(names))])
         return True
+
+    def _held(self, names: list[int], order: int) -> int:
+        """How many of these, the first ones, are held, as it is when everybody admitted before number `order` was
+        granted the blocks of this step."""
+        while True:
+            held = self.kv.match(names)
+            if not held or not self._decodes.watch(names[held - 1], granted_before=order):
+                return held
 
     def _compute(self, scheduled: list[tuple[Sequence, int]]) -> list[Emission]:
         """Advance what was scheduled; a sequence whose whole text is computed yields its next token."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from farhop_lab.engine.core.kv import BlockTable
 from farhop_lab.engine.core.text import TOKEN_BYTES, TextWriter, token_count
@@ -20,6 +20,8 @@ from farhop_lab.engine.core.text import TOKEN_BYTES, TextWriter, token_count
 if TYPE_CHECKING:
     from farhop_lab.engine.core.profiles import Profile
 
+TOGETHER = 64  # blocks whose names are kept together
+KEPT_MAX = 4096  # times so many: some 10 MB
 FORESEEN = 32  # tokens written ahead at once: most answers are longer, few much shorter
 
 
@@ -135,11 +137,11 @@ class Sequence:
         known = len(chain) - 1
         blocks = min(blocks, len(text) // size)
         if known < blocks:
-            name, append = chain[-1], chain.append
             fresh = bytes(memoryview(text)[known * size : blocks * size])  # its slices are made faster
-            for start in range(0, len(fresh), size):
-                name = xxh3_64_intdigest(fresh[start : start + size], name)
-                append(name)
+            whole = len(fresh) - len(fresh) % (TOGETHER * size)
+            for start in range(0, whole, TOGETHER * size):
+                chain += _kept_names(fresh[start : start + TOGETHER * size], size, chain[-1])
+            chain += _names(fresh[whole:], size, chain[-1])
         return chain[since + 1 : blocks + 1]
 
     def write_token(self) -> str:
@@ -215,6 +217,29 @@ class Sequence:
         cut = max(shown, len(text) - self._hold)
         self._held, self._shown_end = text[cut:], text[max(0, len(text) - max(map(len, self._stop)) + 1) :]
         return text[shown:cut]
+
+
+def _names(text: bytes, size: int, before: int) -> list[int]:
+    """Of its blocks, the one before them being named `before`."""
+    names = []
+    for start in range(0, len(text), size):
+        before = xxh3_64_intdigest(text[start : start + size], before)
+        names.append(before)
+    return names
+
+
+_kept: dict[int, list[int]] = {}  # a long prompt comes again and again, and each time a little longer
+
+
+def _kept_names(text: bytes, size: int, before: int) -> list[int]:
+    """As `_names`, known from the last time if that is not long ago."""
+    digest = xxh3_128_intdigest(text, before)
+    names = _kept.get(digest)
+    if names is None:
+        if len(_kept) >= KEPT_MAX:
+            _kept.clear()
+        names = _kept[digest] = _names(text, size, before)
+    return names
 
 
 def _max_tokens(wanted: Wanted, prompt_tokens: int, context_tokens: int) -> int:

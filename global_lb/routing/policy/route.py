@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
+from farhop.balance import model_steps
+from farhop.balance.model_steps import Name, Steps
 from farhop.config import Part
-from farhop.service import model_steps
-from farhop.service.model_steps import Name, Steps
 from global_lb.routing.policy.account import EgressBudget, ForeignQuota
 from global_lb.routing.policy.predictive import Predictive
 from global_lb.routing.policy.ranked import Failover, LeastLoad, Nearest, Waterfall
@@ -117,7 +117,7 @@ class RouteConfig(Part):
             raise ValueError(f"canary: the shares come to {sum(self.canary.values()):g}; at most 1")
         if self.redirect_bytes and self.answer != "redirect":
             raise ValueError("redirect_bytes: goes with `answer: redirect`; say both or neither")
-        if self.repeats and self.answer == "redirect":
+        if self.reuses_answers and self.answer == "redirect":
             option = "keep_answers_s" if self.keep_answers_s else "coalesce"
             raise ValueError(
                 f"{option}: does not go with `answer: redirect`, whose answers do not pass here; leave one out"
@@ -126,7 +126,7 @@ class RouteConfig(Part):
         return self
 
     @property
-    def repeats(self) -> bool:
+    def reuses_answers(self) -> bool:
         """Whether an answer may be for more than one request."""
         return self.coalesce or self.keep_answers_s > 0
 

@@ -406,21 +406,21 @@ def test_of_a_hundred_thousand_networks_answers_are_equal_within_every_scope_giv
 def test_to_take_a_new_view_costs_no_more_with_many_networks() -> None:
     """So no worker pauses for them: it reads the head, and leaves networks where they are."""
     costs = []
-    for count in (100, 100_000):
+    for count in (100, 100, 100_000):  # from Python 3.12 on bytecodes of what is traced for the first time are not seen
         data, responder = of_networks(count)[0], Responder()
         costs.append(worked(lambda data=data, responder=responder: responder.adopt(*decode(data))))
-    assert costs[0] == costs[1]
+    assert costs[1] == costs[2]
 
 
 def test_nor_with_many_names_while_they_are_those_of_the_view_before() -> None:
     costs = []
-    for count in (3, 300):
+    for count in (3, 3, 300):  # the first, too, for Python's sake
         plan = replace(PLAN, names=tuple(NamePlan(f"n{n}.entry.example") for n in range(count)))
         responder, other = served(Responder(), plan=plan), [standing(name) for name in reversed(NAMES)]
         made = memoryview(encode(*view([plan], Law(world()), atlas(world()), other, Ttls(5, 30), 3, 2)))
         costs.append(worked(lambda responder=responder, made=made: responder.adopt(*decode(made))))
         assert addresses(ask(responder, "n2.entry.example", subnet=TOKYO))[0] == "192.0.2.3"
-    assert costs[0] == costs[1]
+    assert costs[1] == costs[2]
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)

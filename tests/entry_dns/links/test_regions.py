@@ -10,13 +10,13 @@ from inprocess import until
 from regions import Region, a_report
 
 from entry_dns.links.regions import RegionLinks
-from farhop.service.region_ways import RegionWays
+from farhop.service.region_connections import RegionConnections
 from farhop.store.documents.report import RegionReport
 
 
 class Following:
     def __init__(self, **more: Any) -> None:
-        ways = RegionWays.model_validate({"region": "virginia", "instance": "d1", "admin": {"port": 1}, **more})
+        ways = RegionConnections.model_validate({"region": "virginia", "instance": "d1", "admin": {"port": 1}, **more})
         self.reports: list[RegionReport] = []
         self.refused: list[str] = []
         self.links = RegionLinks(ways, None, self.reports.append, self.refused.append, lambda: 0.01)

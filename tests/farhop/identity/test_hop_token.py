@@ -21,7 +21,7 @@ from farhop.identity.hop_token import (
     HopError,
     HopSigner,
     HopVerifier,
-    Uses,
+    ReplayCache,
     request_line,
 )
 
@@ -282,7 +282,7 @@ def test_a_refused_key_is_not_in_the_message():
 
 
 def test_a_full_memory_is_not_looked_through_for_each_that_finds_it_full() -> None:
-    uses = Uses(3)
+    uses = ReplayCache(3)
     for mac, until_ms in ((b"a", 9_000.0), (b"b", 1_050.0), (b"c", 9_000.0)):
         assert uses.take(mac, until_ms, 0.0, HOP_USED) is None
     assert uses.take(b"d", 9_000.0, 1_000.0, HOP_USED) is NO_BUFFER
@@ -307,14 +307,14 @@ def test_a_genuine_token_is_good_for_one_use_and_what_is_not_genuine_uses_nothin
 
 
 def test_a_use_is_forgotten_at_the_moment_at_which_its_token_expires() -> None:
-    uses = Uses(2)
+    uses = ReplayCache(2)
     assert uses.take(b"a", 100.0, 0.0, HOP_USED) is None
     assert uses.take(b"b", 200.0, 99.9, HOP_USED) is None
     assert len(uses) == 2
     assert uses.take(b"c", 300.0, 99.9, HOP_USED) is NO_BUFFER
     assert uses.take(b"c", 300.0, 100.0, HOP_USED) is None
     assert len(uses) == 2
-    behind = Uses(2)  # the first used expires last: what expired behind it goes when there is no room
+    behind = ReplayCache(2)  # the first used expires last: what expired behind it goes when there is no room
     assert behind.take(b"a", 900.0, 0.0, HOP_USED) is None
     assert behind.take(b"b", 200.0, 0.0, HOP_USED) is None
     assert behind.take(b"c", 300.0, 200.0, HOP_USED) is None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from inprocess import MODEL, Both, Engine, both, chat, head, send, tenant, topology
 
 from farhop.identity.hop_token import HopClaims
-from farhop.relay.formats.prompt import Wishes
+from farhop.relay.formats.prompt import Preferences
 from farhop.relay.http.head import Head
 from farhop.relay.http.head import read as read_head
 from farhop.service.authenticator import Caller, GatewayAuthenticator, KeyAuthenticator, hint_scope, narrowed, recorded
@@ -234,8 +234,8 @@ def test_a_residency_only_ever_narrows(
     """In every scope, at the entry and once more in the region; what comes with the hop token narrows no less."""
     law = Law(world())
     caller = Caller(tenant, 1.0, "", recorded=True, narrow=narrow)
-    wishes = Wishes(tuple(words))
-    asked = narrowed(law, caller, wishes)
+    preferences = Preferences(tuple(words))
+    asked = narrowed(law, caller, preferences)
     before, after = (law.verdict(tenant, "m", scope, one.narrow).lawful for one in (caller, asked))
     assert after <= before
     for _, word in words:
@@ -243,9 +243,9 @@ def test_a_residency_only_ever_narrows(
             inside = {name for name in law.topology.regions if word in law.topology.ancestors(name)}
             assert after <= inside, "an unknown place holds nothing"
     # The region reads the same words: what the token brought is not brought twice, and nothing is lost.
-    again = narrowed(law, asked, wishes)
+    again = narrowed(law, asked, preferences)
     assert again.narrow == asked.narrow
-    assert narrowed(law, caller, Wishes()) is caller
+    assert narrowed(law, caller, Preferences()) is caller
     claims = HopClaims("tokyo", "virginia", "i", tenant, (), 1, 0, 1.0, 1.0, "d", narrow=asked.narrow)
     carried = msgspec.msgpack.decode(msgspec.msgpack.encode(claims), type=HopClaims)
     assert law.verdict(tenant, "m", scope, carried.narrow).lawful == after
@@ -284,7 +284,7 @@ def test_an_objective_lowers_whoever_names_it_and_raises_where_a_gateway_does() 
 
         def priority(name: str, header: str = "x-gateway-inference-objective", by: KeyAuthenticator = asks) -> int:
             caller = by.trusted("mid", ())
-            wished = by.wished(caller, Wishes(), f"{header}: {name}\r\n".encode())
+            wished = by.wished(caller, Preferences(), f"{header}: {name}\r\n".encode())
             assert isinstance(wished, Caller)
             return wished.priority
 

@@ -9,7 +9,7 @@ from regions import Region
 
 from farhop.balance.machine import Address
 from farhop.service.region_channel import address_of, channel, silence_s
-from farhop.service.region_ways import RegionWays
+from farhop.service.region_connections import RegionConnections
 
 PROCESS = {"region": "virginia", "instance": "d1", "admin": {"port": 1}}
 
@@ -23,11 +23,11 @@ def test_addresses_and_silence() -> None:
 async def test_it_leads_to_the_balancer_and_through_a_proxy_where_one_is_named() -> None:
     region = Region()
     await region.start()
-    ways = RegionWays.model_validate(PROCESS)
+    ways = RegionConnections.model_validate(PROCESS)
     async with channel(ways, "tokyo", region.address, None, 0.1) as way:
         stub = region_pb2_grpc.RegionStub(way)
         assert (await stub.Ping(region_pb2.PingRequest(nonce=7), timeout=20.0)).nonce == 7
-    ways = RegionWays.model_validate({**PROCESS, "proxies": {"tokyo": "http://127.0.0.1:9"}})
+    ways = RegionConnections.model_validate({**PROCESS, "proxies": {"tokyo": "http://127.0.0.1:9"}})
     async with channel(ways, "tokyo", region.address, None, 0.1) as way:
         with pytest.raises(grpc.aio.AioRpcError):
             await region_pb2_grpc.RegionStub(way).Ping(region_pb2.PingRequest(nonce=8), timeout=20.0)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farhop.balance.machine import HeaderMatch
-from farhop.relay.formats.prompt import NO_WISHES, Wishes
+from farhop.relay.formats.prompt import NO_PREFERENCES, Preferences
 from farhop.service.routing_keys import AnyVersion, HeaderMatchReader, SessionReader, soft_session
 
 READER = SessionReader("X-Session-Id", "sid", "user", lambda: True)
@@ -62,28 +62,28 @@ def test_it_never_fails(body: bytes, headers: bytes, name: str) -> None:
      b"x-session-affinity: s\r\n"],
 )  # fmt: skip
 def test_an_agent_names_its_session(line: bytes) -> None:
-    session, parent = soft_session("acme", b"accept: */*\r\n" + line, Wishes(cache_key="k", user="u"))
-    assert (session, parent) == (soft_session("acme", b"", Wishes(user="s"))[0], 0)
-    assert soft_session("other", line, NO_WISHES)[0] not in (0, session)
+    session, parent = soft_session("acme", b"accept: */*\r\n" + line, Preferences(cache_key="k", user="u"))
+    assert (session, parent) == (soft_session("acme", b"", Preferences(user="s"))[0], 0)
+    assert soft_session("other", line, NO_PREFERENCES)[0] not in (0, session)
 
 
 def test_an_agents_agent_comes_from_it() -> None:
     main, agent = b"x-claude-code-session-id: s\r\n", b"x-claude-code-agent-id: a\r\n"
-    first = soft_session("acme", main, NO_WISHES)
-    child = soft_session("acme", main + agent, NO_WISHES)
+    first = soft_session("acme", main, NO_PREFERENCES)
+    child = soft_session("acme", main + agent, NO_PREFERENCES)
     assert child[1] == first[0] != child[0]
     below = b"x-claude-code-agent-id: b\r\nx-claude-code-parent-agent-id: a\r\n"
-    assert soft_session("acme", main + below, NO_WISHES)[1] == child[0]
-    opencode = soft_session("acme", b"x-session-id: t\r\nx-parent-session-id: s\r\n", NO_WISHES)
+    assert soft_session("acme", main + below, NO_PREFERENCES)[1] == child[0]
+    opencode = soft_session("acme", b"x-session-id: t\r\nx-parent-session-id: s\r\n", NO_PREFERENCES)
     assert opencode[1] == first[0]
-    assert soft_session("other", b"x-session-id: t\r\nx-parent-session-id: s\r\n", NO_WISHES)[1] != first[0]
+    assert soft_session("other", b"x-session-id: t\r\nx-parent-session-id: s\r\n", NO_PREFERENCES)[1] != first[0]
 
 
 def test_without_a_header_the_body_says_it() -> None:
-    by_key = soft_session("acme", b"x-sessions: no\r\n", Wishes(cache_key="k", user="u"))
-    assert by_key == soft_session("acme", b"", Wishes(cache_key="k"))
-    assert by_key != soft_session("acme", b"", Wishes(user="u"))
-    assert soft_session("acme", b"x-parent-session-id: s\r\n", NO_WISHES) == (0, 0)
+    by_key = soft_session("acme", b"x-sessions: no\r\n", Preferences(cache_key="k", user="u"))
+    assert by_key == soft_session("acme", b"", Preferences(cache_key="k"))
+    assert by_key != soft_session("acme", b"", Preferences(user="u"))
+    assert soft_session("acme", b"x-parent-session-id: s\r\n", NO_PREFERENCES) == (0, 0)
 
 
 # -- header matches and versions

@@ -155,4 +155,4 @@ def _life(asks: list[tuple], looks: list[int], kv_blocks: int, how: str) -> list
         core = gpu._core
         core.kv.check()
         counters = {name: getattr(core.counters, name) for name in core.counters.__struct_fields__}
-        return [[(job.events, job.usage) for job in events], sorted(seen, key=str), counters, list(core.kv._cached)]
+        return [[(job.events, job.usage) for job in events], sorted(seen, key=str), counters, core.kv.line]

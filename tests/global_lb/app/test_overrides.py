@@ -201,10 +201,10 @@ async def test_sessions_are_read_as_soon_as_a_route_goes_by_them(monkeypatch: py
     async with Engine().running() as engine, both(engine, topology()) as up:
         flow, region = up.global_.flow, up.global_.config.region
         assert (await send(up.entry, chat(x_session_id="alice"))).status == 200
-        assert len(flow.routes.homes) == 0
+        assert len(flow.routes.affinity) == 0
         await up.global_.store.put(route_key(region), b'[{"affinity_ms": 50}]')
         await until(flow.routes.want_session)
         for session in ("alice", "bob", "alice"):
             assert (await send(up.entry, chat(x_session_id=session))).status == 200
-        assert len(flow.routes.homes) == 2
+        assert len(flow.routes.affinity) == 2
         await up.at_rest()

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from farhop.balance.machine import Address, Forward, Request
 from farhop.identity.hop_token import BUDGET_MAX_MS, HopClaims, HopSigner, HopVerifier, request_line
 from farhop.relay.http.listener import PortTakenError
-from farhop.service.request_telemetry import GivenAgain
+from farhop.service.request_telemetry import CacheUse
 from farhop.telemetry import logs
 from farhop_lab.memory_store import MemoryStore
 from global_lb.app.main import GlobalBalancer
@@ -156,7 +156,7 @@ def test_the_client_learns_where_and_under_which_decision() -> None:
     assert tier().answer_headers(passage) == b"x-farhop-region: tokyo\r\nx-farhop-decision: dddddddddddddddd\r\n"  # type: ignore[arg-type]
     passage.forward = None
     assert tier().answer_headers(passage) == b"x-farhop-decision: dddddddddddddddd\r\n"  # type: ignore[arg-type]
-    passage.context.given = GivenAgain("shared", region="frankfurt")
+    passage.context.given = CacheUse("shared", region="frankfurt")
     assert tier().answer_headers(passage) == (  # type: ignore[arg-type]
         b"x-farhop-region: frankfurt\r\nx-farhop-cache: hit\r\nx-farhop-decision: dddddddddddddddd\r\n"
     )

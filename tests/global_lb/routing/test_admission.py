@@ -33,9 +33,9 @@ def test_entry() -> None:
 
 
 def test_processing_is_narrowed_by_key_and_wish() -> None:
-    assert admission.processing(request("a"), LAW).lawful == set(REGIONS)
-    assert admission.processing(request("a", key="home"), LAW).lawful == {"london"}
-    assert admission.processing(request("a", narrow=(("eu", "uk"), ("uk", "apac"))), LAW).lawful == {"london"}
+    assert LAW.request_verdict(request("a")).lawful == set(REGIONS)
+    assert LAW.request_verdict(request("a", key="home")).lawful == {"london"}
+    assert LAW.request_verdict(request("a", narrow=(("eu", "uk"), ("uk", "apac")))).lawful == {"london"}
 
 
 @pytest.mark.parametrize(("region", "hints"), [("tokyo", True), ("frankfurt", False)])
@@ -45,7 +45,7 @@ def test_hints_have_a_law_of_their_own(region: str, hints: bool) -> None:
 
 
 def test_the_summary_names_each_clause_once() -> None:
-    verdict = admission.processing(request("a", tenant="german"), LAW)
+    verdict = LAW.request_verdict(request("a", tenant="german"))
     found = admission.summary(verdict, frozenset({"tokyo"}))
     assert found.startswith("no region may lawfully process this request (")
     assert "london, tokyo: tenant german: processing allows only DE" in found

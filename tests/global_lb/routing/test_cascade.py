@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import REGIONS, capacity, instance, request, seen, worldwide
 
-from farhop.balance import outcome
+from farhop.balance import model_steps, outcome
 from farhop.balance.machine import (
     Answer,
     AttemptBegan,
@@ -19,9 +19,8 @@ from farhop.balance.machine import (
     Request,
     RequestArrived,
 )
+from farhop.balance.model_steps import ModelStep
 from farhop.balance.outcome import Outcome
-from farhop.service import model_steps
-from farhop.service.model_steps import ModelStep
 from global_lb.fleet.view import Instance
 from global_lb.routing import admission
 from global_lb.routing.cascade import Unresolved
@@ -214,9 +213,9 @@ def test_it_never_leads_to_what_may_not_be_used(
     assert found.lawful is not None
     assert found.model in steps
     assert not allowed or found.model in allowed
-    named = admission.processing(request("b", model="auto"), under).lawful
+    named = under.request_verdict(request("b", model="auto")).lawful
     assert found.lawful == named
-    assert admission.processing(found, under).lawful & named
+    assert under.request_verdict(found).lawful & named
     step = next(one for one in cascade if one.model == found.model)
     assert step.prompt_bytes_max is None or prompt_bytes <= step.prompt_bytes_max
 
@@ -269,7 +268,7 @@ def test_what_no_region_takes_for_one_model_goes_on_for_the_next_that_has_room()
     assert (flow.under_way, len(flow.ledger)) == (0, 0)
 
 
-@pytest.mark.parametrize("reason", [outcome.UNLAWFUL_HERE, outcome.PATH_UNSPOKEN])
+@pytest.mark.parametrize("reason", [outcome.UNLAWFUL_HERE, outcome.PATH_UNSUPPORTED])
 def test_what_is_refused_for_another_reason_is_not_asked_of_another_model(reason: Outcome) -> None:
     flow = worldwide(view=seen(serving("london", big=4, small=4)), routes=auto("big", "small"))
     arrived(flow)
@@ -318,8 +317,8 @@ def test_whatever_refuses_it_ends_lawfully_and_tries_no_model_twice(
             commands = flow.handle(RequestArrived(found), 0.1 * step)
             continue
         assert isinstance(last, Forward)
-        assert last.target in admission.processing(found, under).lawful
-        assert last.target in admission.processing(request("b", model="auto"), under).lawful
+        assert last.target in under.request_verdict(found).lawful
+        assert last.target in under.request_verdict(request("b", model="auto")).lawful
         assert found.model in slots[last.target]
         numbers.append(last.attempt)
         commands = flow.handle(AttemptRefused("a", last.attempt, reasons[step % len(reasons)], 10.0), 0.1 * step)
@@ -354,7 +353,7 @@ def test_a_later_rule_about_a_name_binds_who_waits_by_it() -> None:
     found = asked(flow)
     assert isinstance(found, Request)
     later = ruled(auto=Rule(allow=("world",), deny=("JP",)))
-    verdict = admission.processing(found, later)
+    verdict = later.request_verdict(found)
     assert verdict.lawful == frozenset(REGIONS) - {"tokyo"}
     assert "model auto" in verdict.excluded["tokyo"]
     assert not admission.hints_allowed(found, "tokyo", later)
@@ -369,4 +368,4 @@ def test_the_rule_of_a_model_that_stands_for_itself_binds_those_in_its_place() -
     assert (found.model, found.fallbacks) == ("big", ("small",))
     instead = model_steps.fallback(found, "small", "no_region_serving", 1)
     assert flow.consider(instead, 0.0).chosen is None
-    assert "tokyo" not in admission.processing(instead, under).lawful
+    assert "tokyo" not in under.request_verdict(instead).lawful

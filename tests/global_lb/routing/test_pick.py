@@ -11,7 +11,6 @@ import pytest
 from worlds import field, law, request
 
 from farhop.balance.machine import Request
-from global_lb.routing import admission
 from global_lb.routing.pick import Decision, pick
 from global_lb.routing.policy import Bias, OperatorOverrides, Route, RouteConfig
 
@@ -19,7 +18,7 @@ FAR = {"rtt_ms": 400.0}
 
 
 def choose(value, seed: int = 1, route: RouteConfig | None = None, **more: Any) -> Decision:
-    verdict = admission.processing(request("a"), law())
+    verdict = law().request_verdict(request("a"))
     return pick(copy(value), verdict, Route(route or RouteConfig()), Random(seed), 0.0, "london", **more)
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from worlds import field, instance, law, request, seen, worldwide
 
-from farhop.balance.homes import Homes
 from farhop.balance.machine import AttemptBegan, AttemptEnded, Forward, RequestArrived
+from farhop.balance.session_affinity import SessionAffinity
 from global_lb.fleet.table import Field
-from global_lb.routing import admission
 from global_lb.routing.pick import Decision, pick
 from global_lb.routing.policy import (
     Route,
@@ -22,7 +21,7 @@ from global_lb.routing.routes import Routes, RoutesChanged
 
 
 def choose(value: Field, route: Route) -> Decision:
-    verdict = admission.processing(value.request, law())
+    verdict = law().request_verdict(value.request)
     return pick(copy(value), verdict, route, Random(1), 0.0, "london")
 
 
@@ -104,8 +103,8 @@ def test_a_session_stays_while_that_costs_little() -> None:
     assert (goes("b", 5), goes("c", 6), goes("d", 0)) == ("frankfurt", "london", "london")
     flow.handle(seen(instance("london"), instance("frankfurt", wait_ms=300.0)), 0.3)
     assert goes("e", 5) == "london"
-    assert isinstance(flow.routes.homes, Homes)
-    assert flow.routes.homes.of(5, "llama") == "london"
+    assert isinstance(flow.routes.affinity, SessionAffinity)
+    assert flow.routes.affinity.of(5, "llama") == "london"
 
 
 def test_what_a_dollar_is_worth_is_shown_and_the_sum_can_be_checked() -> None:

@@ -11,7 +11,7 @@ from farhop.balance import outcome
 from farhop.balance.health.replica import HealthConfig, Mode
 from farhop.balance.ledger import Reservation
 from regional_lb.fleet.standing import BROKEN, Standing
-from regional_lb.fleet.table import Eased
+from regional_lb.fleet.table import ReducedCapacity
 from regional_lb.fleet.view import ReplicaProbed, view_of
 
 OOM = outcome.ENGINE_OUT_OF_MEMORY
@@ -29,8 +29,8 @@ def able(made: Standing, now: float, model: str = MODEL) -> list[str]:
     return made.find(model, now)[0]
 
 
-def eased(made: Standing, now: float) -> dict[str, Eased]:
-    return {name: held for name, held in made.ease(now) if held is not None}
+def reduced(made: Standing, now: float) -> dict[str, ReducedCapacity]:
+    return {name: held for name, held in made.reduced(now) if held is not None}
 
 
 def test_one_answer_that_says_out_of_memory_is_enough() -> None:
@@ -161,27 +161,31 @@ def test_panic_can_be_turned_off() -> None:
     assert (able(made, 0.0), made.modes[MODEL]) == ([], Mode.ALL_DOWN)
 
 
-def test_who_joins_is_eased_in_and_who_was_there_at_first_is_not() -> None:
+def test_who_joins_starts_slowly_and_who_was_there_at_first_is_not() -> None:
     made = standing(2)
-    assert eased(made, 0.0) == {}
+    assert reduced(made, 0.0) == {}
     made.adopt(view_of([replica(f"r{i}", slots=100) for i in range(3)]))
     made.probed(ReplicaProbed("r2", True), 50.0)
-    assert [eased(made, at) for at in (50.0, 55.0, 60.0)] == [{"r2": Eased(10)}, {"r2": Eased(50)}, {}]
-    assert not made.easing
+    assert [reduced(made, at) for at in (50.0, 55.0, 60.0)] == [
+        {"r2": ReducedCapacity(10)},
+        {"r2": ReducedCapacity(50)},
+        {},
+    ]
+    assert not made.reducing
 
 
 def test_a_crowd_that_fails_fast_counts_for_as_long_as_it_would_have_been_there() -> None:
     made = standing(2)
     made.answered("r0", False, 1.0)
     made.lingers(Reservation("r0", 10, 300), until=6.0, now=1.0)
-    (held,) = eased(made, 1.0).values()
+    (held,) = reduced(made, 1.0).values()
     assert (held.requests, held.kv_tokens) == (1, 300)
     assert held.slots == 90
-    assert eased(made, 6.0)["r0"].requests == 0
+    assert reduced(made, 6.0)["r0"].requests == 0
     made.lingers(Reservation("gone", 10, 300), until=6.0, now=1.0)
     alone = standing(1)
     alone.lingers(Reservation("r0", 10, 300), until=6.0, now=1.0)
-    assert eased(alone, 1.0) == {}  # there is nobody to be drawn away from
+    assert reduced(alone, 1.0) == {}  # there is nobody to be drawn away from
 
 
 def test_who_always_fails_and_may_not_be_ejected_still_has_one() -> None:
@@ -189,7 +193,7 @@ def test_who_always_fails_and_may_not_be_ejected_still_has_one() -> None:
     for _ in range(2000):
         made.answered("r0", False, 1.0)
     assert made.outliers.failing("r0") > 0.999
-    assert eased(made, 1.0) == {"r0": Eased(1)}
+    assert reduced(made, 1.0) == {"r0": ReducedCapacity(1)}
 
 
 def test_an_outlier_is_ejected_and_begins_anew() -> None:
@@ -257,7 +261,7 @@ def test_never_more_than_the_share_is_ejected_and_whoever_is_well_returns(steps,
         assert len(out) <= share * n
         assert len(out) < n
         assert able(made, now)
-        for held in eased(made, now).values():
+        for held in reduced(made, now).values():
             assert 1 <= held.slots <= 100
     now += 20.0 + 30.0  # the longest back-off, and a trial that was lost
     for health in made.health.values():

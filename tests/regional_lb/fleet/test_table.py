@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from worlds import fleet, replica
 
 from farhop.balance.ledger import Load, Reservation
-from regional_lb.fleet.table import Columns, Eased, Rates, Subset, Table
+from regional_lb.fleet.table import Columns, Rates, ReducedCapacity, Subset, Table
 from regional_lb.fleet.view import Sample
 
 OUTPUT_TOKENS = 100.0
@@ -85,21 +85,21 @@ def test_a_part_keeps_its_order_and_its_numbers() -> None:
     assert len(whole.only(whole.of.without(("a", "b", "c")))) == 0
 
 
-def test_who_is_eased_has_fewer_slots_and_what_failed_counts() -> None:
+def test_whose_capacity_is_reduced_has_fewer_slots_and_what_failed_counts() -> None:
     table = rows(replica("r", slots=4), reserved=[Reservation("r", 0, 100)])
     known = fleet(replica("r", slots=4)).view.replicas["r"]
-    for eased, fits, in_flight, kv_tokens in (
+    for reduced, fits, in_flight, kv_tokens in (
         (None, True, 1.0, 100.0),
-        (Eased(2), True, 1.0, 100.0),
-        (Eased(1), False, 1.0, 100.0),
-        (Eased(4, requests=2, kv_tokens=9000), True, 3.0, 9100.0),
-        (Eased(4, requests=2, kv_tokens=9301), False, 3.0, 9401.0),
-        (Eased(3, requests=2), False, 3.0, 100.0),
+        (ReducedCapacity(2), True, 1.0, 100.0),
+        (ReducedCapacity(1), False, 1.0, 100.0),
+        (ReducedCapacity(4, requests=2, kv_tokens=9000), True, 3.0, 9100.0),
+        (ReducedCapacity(4, requests=2, kv_tokens=9301), False, 3.0, 9401.0),
+        (ReducedCapacity(3, requests=2), False, 3.0, 100.0),
     ):
-        table.write_load(0, known, Load(1, 0, 100), eased)
-        assert table.room(0.0, 100.0, now=0.0).tolist() == [fits], eased
+        table.write_load(0, known, Load(1, 0, 100), reduced)
+        assert table.room(0.0, 100.0, now=0.0).tolist() == [fits], reduced
         assert (table.in_flight[0], table.kv_taken_tokens[0]) == (in_flight, kv_tokens)
-    table.write_load(0, known, Load(), Eased(1))
+    table.write_load(0, known, Load(), ReducedCapacity(1))
     assert table.room(1e9, 100.0, now=0.0).all()  # idle: it may have its one
     table.allow(0, 3)
     assert table.slots.tolist() == [3.0]

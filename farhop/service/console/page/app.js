@@ -408,7 +408,7 @@ function* drawRegion() {
   yield* rowsInPieces("replicas", list, (item) => item.key, ({ name, r }) => [
     name, state(r.state), gauge(r.slots ? (r.in_flight + (r.elsewhere || 0)) / r.slots : undefined, "load"), [num(r.in_flight), "n"], [num(r.slots), "n"], [num(r.running), "n"], [num(r.waiting), "n"], gauge(r.kv, "KV used"), [pct(r.hit), "n"], [num(r.tpot_ms, 1), "n"],
     [r.share === undefined ? "all" : pct(r.share), "n"], [r.age_s === undefined ? "–" : r.age_s + " s", "n"], r.version || "–",
-    [[r.why, r.slow, r.share < 1 ? `eased in: ${pct(r.share)} of its share` : "", r.until_s && r.state !== "up" ? `for ${r.until_s} s more` : ""].filter(Boolean).join("; "), "long"],
+    [[r.why, r.slow, r.share < 1 ? `reduced to ${pct(r.share)} of its capacity` : "", r.until_s && r.state !== "up" ? `for ${r.until_s} s more` : ""].filter(Boolean).join("; "), "long"],
   ], { stale: (item) => item.fresh === "cut off", none: mine.some(([, b]) => b.tier === "regional") ? "no replica is known" : "its own balancer is not asked from here: `farhop console` asks all" });
   const queue = mine.flatMap(([key]) => Object.entries(shown.queues?.[key] || {}).map(([line, n]) => ({ key: key + line, band: line.slice(0, line.indexOf(" ")), tenant: line.slice(line.indexOf(" ") + 1), n })));
   rows("queue", queue, (q) => q.key, (q) => [q.band, q.tenant, [q.n, "n"]], { none: "nobody waits" });

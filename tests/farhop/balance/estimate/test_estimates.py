@@ -14,8 +14,8 @@ from farhop.balance.estimate.estimates import (
     ENTRIES_MAX,
     INTERFERENCE_SHARE,
     OUTPUT_TOKENS,
+    DecayingMean,
     Estimates,
-    Fading,
     Speed,
 )
 from farhop.balance.machine import Usage
@@ -174,7 +174,7 @@ def test_a_prefill_alone_waits_for_no_decode_step() -> None:
 
 
 def test_a_fading_mean_is_not_carried_off_by_one_sample_and_fades() -> None:
-    mean = Fading()
+    mean = DecayingMean()
     assert mean.read(5.0) == (0.0, 0.0)
     for n in range(40):
         mean.take(100.0, 0.1 * n)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhop.balance.estimate.ewma import Mean, PeakEwma, Returning
+from farhop.balance.estimate.ewma import Mean, PeakEwma, RevertingMean
 
 RUN = settings(max_examples=150, deadline=None, derandomize=True)
 SAMPLES = st.lists(
@@ -117,7 +117,7 @@ def test_domains_and_priors_are_checked() -> None:
 
 
 def test_what_is_not_sampled_goes_back_to_what_it_was_thought_to_be() -> None:
-    share = Returning(0.5, 1.0, 0.1, 1.0, 60.0)
+    share = RevertingMean(0.5, 1.0, 0.1, 1.0, 60.0)
     assert share.at(5.0) == 1.0
     assert share.update(0.1, 10.0)
     assert share.value == share.at(10.0) == share.at(0.0) == pytest.approx(0.55)
@@ -129,7 +129,7 @@ def test_what_is_not_sampled_goes_back_to_what_it_was_thought_to_be() -> None:
 
 
 def test_the_first_sample_may_count_whole_and_none_counts_as_more_than_the_clip() -> None:
-    length = Returning(0.05, 256.0, 1.0, 1e6, 60.0, first=1.0, clip=8.0)
+    length = RevertingMean(0.05, 256.0, 1.0, 1e6, 60.0, first=1.0, clip=8.0)
     assert length.update(40.0, 0.0)
     assert length.value == 40.0
     assert length.update(1e6, 0.0)
@@ -150,13 +150,13 @@ def test_the_first_sample_may_count_whole_and_none_counts_as_more_than_the_clip(
 )
 def test_a_returning_average_that_cannot_work_is_refused(weight, prior, lo, hi, tau_s, first, clip, named) -> None:
     with pytest.raises(ValueError, match=named):
-        Returning(weight, prior, lo, hi, tau_s, first, clip)
+        RevertingMean(weight, prior, lo, hi, tau_s, first, clip)
 
 
 @given(st.lists(st.tuples(st.floats(allow_nan=True), st.floats(0.0, 1e4)), max_size=30), st.floats(0.0, 1e6))
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_a_returning_average_stays_in_its_domain(samples, later_s: float) -> None:
-    mean, now = Returning(0.25, 200.0, 1.0, 6e4, 300.0, clip=4.0), 0.0
+    mean, now = RevertingMean(0.25, 200.0, 1.0, 6e4, 300.0, clip=4.0), 0.0
     for value, gap_s in samples:
         now += gap_s
         mean.update(value, now)

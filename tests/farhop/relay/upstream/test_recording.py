@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from farhop.balance import outcome
-from farhop.balance.kept_answers import KeptAnswers
+from farhop.balance.answer_store import AnswerStore
 from farhop.balance.outcome import Outcome
 from farhop.relay import answers
 from farhop.relay.http import head
@@ -109,10 +109,10 @@ def reader(owner: Owner, *, wants_usage: bool = False) -> tuple[Reader, Wire]:
     return Reader(owner, exchange, wants_usage=wants_usage), wire
 
 
-def shared(room: KeptAnswers[Any] | None = None, keeps: int = 1 << 16) -> tuple[SharedExchange, Owner, Upstream, Wire]:
+def shared(room: AnswerStore[Any] | None = None, keeps: int = 1 << 16) -> tuple[SharedExchange, Owner, Upstream, Wire]:
     owner, upstream = Owner(), Upstream()
     leader, wire = reader(owner)
-    made = SharedExchange(leader, room if room is not None else KeptAnswers(1 << 20), keeps, stream=True)
+    made = SharedExchange(leader, room if room is not None else AnswerStore(1 << 20), keeps, stream=True)
     made.callbacks = upstream  # type: ignore[assignment]  # of it only these are asked
     return made, owner, upstream, wire
 
@@ -234,7 +234,7 @@ def test_upstream_waits_while_all_are_behind() -> None:
 
 
 def test_who_is_too_far_behind_is_cut_off_and_the_others_go_on() -> None:
-    room = KeptAnswers[Any](1 << 20)
+    room = AnswerStore[Any](1 << 20)
     one, owner, _, first = shared(room, keeps=1000)
     slow, wire = reader(owner)
     near, _ = reader(owner)
@@ -256,7 +256,7 @@ def test_who_is_too_far_behind_is_cut_off_and_the_others_go_on() -> None:
 
 
 def test_without_room_who_is_behind_is_cut_off_and_who_is_not_reads_on() -> None:
-    room = KeptAnswers[Any](100)
+    room = AnswerStore[Any](100)
     one, owner, _, first = shared(room, keeps=100)
     slow, wire = reader(owner)
     one.join(slow)
@@ -276,7 +276,7 @@ class Sharing(RuleBasedStateMachine):
 
     @initialize(capacity=st.sampled_from([200, 2_000, 1 << 20]), keeps=st.sampled_from([0, 100, 1 << 16]))
     def begin(self, capacity: int, keeps: int) -> None:
-        self.room: KeptAnswers[Any] = KeptAnswers(capacity)
+        self.room: AnswerStore[Any] = AnswerStore(capacity)
         self.one, self.owner, self.upstream, wire = shared(self.room, keeps)
         self.kept: list[bytes] = []
         self.one.recorded = lambda: self.kept.append(b"".join(self.one.tape.pieces))

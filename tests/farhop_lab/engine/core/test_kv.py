@@ -21,8 +21,7 @@ def _hold(cache: PagedCache, word: str) -> BlockTable:
     depth = cache.match(chain)
     cache.share(table, chain[:depth])
     assert cache.grow(table, len(chain) - depth)
-    for name in chain[depth:]:
-        cache.fill(table, name)
+    cache.fill(table, chain[depth:])
     return table
 
 
@@ -67,7 +66,7 @@ def test_two_that_compute_the_same_end_up_sharing() -> None:
     assert cache.referenced == 4
     for table in tables:
         for name in _chain("ab"):
-            cache.fill(table, name)
+            cache.fill(table, [name])
     assert cache.referenced == 2
     assert cache.available == CAPACITY - 2
 
@@ -93,8 +92,8 @@ class AnyOrder(RuleBasedStateMachine):
         available = self.cache.available
         granted = self.cache.grow(table, len(chain) - depth)
         assert granted == (len(chain) - depth <= available)
-        for name in chain[depth : depth + computed] if granted else []:
-            self.cache.fill(table, name)
+        if granted:
+            self.cache.fill(table, chain[depth : depth + computed])
         self.held.append((table, word))
 
     @rule(at=st.integers(0, 9))
@@ -102,7 +101,7 @@ class AnyOrder(RuleBasedStateMachine):
         if self.held:
             table, word = self.held[at % len(self.held)]
             if table.private:
-                self.cache.fill(table, _chain(word)[len(table.full)])
+                self.cache.fill(table, _chain(word)[table.named : table.named + 1])
 
     @rule(at=st.integers(0, 9))
     def leave(self, at: int) -> None:

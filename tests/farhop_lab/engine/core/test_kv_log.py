@@ -94,7 +94,7 @@ def test_who_applies_every_event_knows_what_is_held(asked) -> None:
                 held.difference_update(event["block_hashes"])
             else:
                 held.clear()
-        assert held == engine.core.kv._references.keys() | engine.core.kv._cached.keys()
+        assert held == engine.core.kv.names
 
 
 @pytest.mark.parametrize("schema", ["map", "array"])

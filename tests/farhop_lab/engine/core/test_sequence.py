@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
 
 from farhop_lab.engine.core.profiles import PROFILES
 from farhop_lab.engine.core.sequence import Sequence, TextModel, Wanted
 from farhop_lab.engine.core.text import write_all
 
 GPU = PROFILES["l4"]
+ROOMY = PROFILES["h100"]
 VOICE = TextModel("m", seed=3, answer_tokens_mean=40)
 PROMPT = b"tell me of the sea\n"
 ANSWER = write_all(PROMPT, VOICE.seed, VOICE.answer_tokens_mean, 10_000).decode()
@@ -155,3 +157,20 @@ def test_a_pass_over_the_prompt_generates_nothing_and_may_fill_the_context() -> 
     assert _generate(whole)[1].total_tokens == GPU.context_tokens
     with pytest.raises(ValueError, match="maximum context"):
         _generate(Wanted(b"x" * 4 * (GPU.context_tokens + 1), generates=False))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 20_000), st.integers(0, 20_000), st.integers(0, 300))
+def test_names_that_are_known_from_an_earlier_prompt_are_what_they_would_be(shared: int, own: int, since: int) -> None:
+    """Whatever of a long prompt came before, in which portions ever it is asked for."""
+    prompt = b"a" * shared + b"b" * (own + 1)
+    sequences = [Sequence("s", Wanted(prompt, 1), VOICE, replace(ROOMY, block_tokens=size)) for size in (16, 32)]
+    for sequence in sequences:
+        size = sequence._block_bytes
+        blocks = len(prompt) // size
+        sequence.block_names(min(since, blocks))
+        name, names = sequence.chain[0], []
+        for start in range(0, blocks * size, size):
+            name = xxh3_64_intdigest(prompt[start : start + size], name)
+            names.append(name)
+        assert sequence.block_names(blocks) == names

@@ -6,7 +6,6 @@ from random import Random
 
 from worlds import field, law, request
 
-from global_lb.routing import admission
 from global_lb.routing.pick import pick
 from global_lb.routing.policy import Route, RouteConfig
 from global_lb.routing.policy.ranked import Failover, LeastLoad
@@ -15,7 +14,7 @@ from global_lb.routing.policy.ranked import Failover, LeastLoad
 def goes(name: str, **regions) -> str:
     found = field(request("a"), 100.0, "london", **regions)
     route = Route(RouteConfig(policy=name))
-    return pick(found, admission.processing(found.request, law()), route, Random(1), 0.0, "london").chosen.region
+    return pick(found, law().request_verdict(found.request), route, Random(1), 0.0, "london").chosen.region
 
 
 def test_the_nearest_whatever_waits_there() -> None:

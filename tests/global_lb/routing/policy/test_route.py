@@ -14,7 +14,6 @@ from worlds import REGIONS, field, law, request, worldwide
 
 from farhop.balance.machine import AttemptBegan, AttemptEnded, Forward, RequestArrived, Usage
 from global_lb.fleet.view import RegionForced
-from global_lb.routing import admission
 from global_lb.routing.pick import pick
 from global_lb.routing.policy import (
     KNOWN,
@@ -41,7 +40,7 @@ def world(size: int, **more: Any) -> dict[str, dict[str, Any]]:
 
 
 def choose(value, chosen: Route, rng: Random | None = None, **more: Any):
-    return pick(copy(value), admission.processing(value.request, law()), chosen, rng or Random(1), 0.0, **more)
+    return pick(copy(value), law().request_verdict(value.request), chosen, rng or Random(1), 0.0, **more)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -104,7 +103,7 @@ def test_asking_changes_nothing(name: str) -> None:
     asked = [request(f"q{n}", session=n) for n in range(20)]
     before = [flow.consider(one, 0.1).chosen.region for one in asked]
     assert [flow.consider(one, 0.1).chosen.region for one in asked] == before
-    assert len(flow.routes.homes) == 0
+    assert len(flow.routes.affinity) == 0
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,7 @@ from collections import OrderedDict
 SESSIONS_MAX = 65_536
 
 
-class Homes:
+class SessionAffinity:
     """By session and model: a region, or a replica."""
 
     __slots__ = ("_homes",)

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
 from farhop.balance.machine import Request, Usage
+from global_lb.routing.answer_cache import Alone, AnswerCache, Follow, Hit, Kept, Lead
 from global_lb.routing.policy import RouteConfig
-from global_lb.routing.repeats import Alone, Follow, Hit, Kept, Lead, Repeats
 from topology import load
 from topology.law import Law
 from topology.model import Residency, Rule, Tenant
@@ -34,30 +34,30 @@ def kept(region: str = "virginia", made_at: float = 0.0, size: int = 10) -> Kept
     return Kept(False, b"", (b"x" * size,), b"", b"", region, "d1", made_at, Usage(1, 2))
 
 
-def filled(at: str = "virginia", **more: Any) -> Repeats[str]:
-    repeats: Repeats[str] = Repeats(1 << 20, at)
-    repeats.under(LAW)
-    assert repeats.keep("anywhere", b"k1", kept(**more), LAW, LAW)
-    return repeats
+def filled(at: str = "virginia", **more: Any) -> AnswerCache[str]:
+    cache: AnswerCache[str] = AnswerCache(1 << 20, at)
+    cache.under(LAW)
+    assert cache.keep("anywhere", b"k1", kept(**more), LAW, LAW)
+    return cache
 
 
 def test_what_is_kept_is_given_until_its_time_is_over() -> None:
-    repeats = filled()
-    found = repeats.decide(request(), b"k1", KEEPS, LAW, 59.0)
+    cache = filled()
+    found = cache.decide(request(), b"k1", KEEPS, LAW, 59.0)
     assert isinstance(found, Hit)
     assert (found.age_s, found.kept.decision) == (59.0, "d1")
-    assert repeats.decide(request(), b"k2", KEEPS, LAW, 59.0) == Lead(None, keeps=True)
-    assert repeats.decide(request(), b"k1", KEEPS, LAW, 59.0, gives=False) == Lead(None, keeps=True)
-    assert repeats.decide(request(), b"k1", KEEPS, LAW, 60.0) == Lead(None, keeps=True)
-    assert len(repeats.store) == 0  # it is of no use to anybody
+    assert cache.decide(request(), b"k2", KEEPS, LAW, 59.0) == Lead(None, keeps=True)
+    assert cache.decide(request(), b"k1", KEEPS, LAW, 59.0, gives=False) == Lead(None, keeps=True)
+    assert cache.decide(request(), b"k1", KEEPS, LAW, 60.0) == Lead(None, keeps=True)
+    assert len(cache.store) == 0  # it is of no use to anybody
 
 
 def test_a_client_may_want_a_younger_one() -> None:
-    repeats = filled()
-    assert isinstance(repeats.decide(request(), b"k1", KEEPS, LAW, 5.0, age_s_max=5.0), Hit)
-    assert repeats.decide(request(), b"k1", KEEPS, LAW, 5.0, age_s_max=4.0) == Lead(None, keeps=True)
-    assert repeats.decide(request(), b"k1", BOTH, LAW, 5.0, renew=True) == Lead(None, keeps=True)
-    assert len(repeats.store) == 1
+    cache = filled()
+    assert isinstance(cache.decide(request(), b"k1", KEEPS, LAW, 5.0, age_s_max=5.0), Hit)
+    assert cache.decide(request(), b"k1", KEEPS, LAW, 5.0, age_s_max=4.0) == Lead(None, keeps=True)
+    assert cache.decide(request(), b"k1", BOTH, LAW, 5.0, renew=True) == Lead(None, keeps=True)
+    assert len(cache.store) == 1
 
 
 def test_the_law_of_now_says_where_it_may_be_from_and_lie() -> None:
@@ -82,46 +82,46 @@ def test_it_lies_only_where_what_the_name_asked_for_lets_it() -> None:
     law = Law(with_(LAW.topology, tenants={"anyone": anyone}))
     named = request("anyone", alias="auto", lawful=law.verdict("anyone", "auto").lawful)
     for region, may in (("tokyo", False), ("virginia", True)):
-        repeats: Repeats[str] = Repeats(1 << 20, region)
-        assert repeats.decide(named, b"k1", KEEPS, law, 1.0) == (Lead(None, keeps=True) if may else Alone("law"))
-        assert repeats.decide(request("anyone"), b"k1", KEEPS, law, 1.0) == Lead(None, keeps=True)
+        cache: AnswerCache[str] = AnswerCache(1 << 20, region)
+        assert cache.decide(named, b"k1", KEEPS, law, 1.0) == (Lead(None, keeps=True) if may else Alone("law"))
+        assert cache.decide(request("anyone"), b"k1", KEEPS, law, 1.0) == Lead(None, keeps=True)
 
 
 def test_another_law_leaves_nothing() -> None:
-    repeats = filled()
-    repeats.leads(("anywhere", b"k1", False, "", (), None, 0), "one", 600.0)
+    cache = filled()
+    cache.leads(("anywhere", b"k1", False, "", (), None, 0), "one", 600.0)
     later = Law(with_(LAW.topology, epoch=LAW.epoch + 1))
-    assert repeats.decide(request(), b"k1", BOTH, later, 1.0) == Lead(
+    assert cache.decide(request(), b"k1", BOTH, later, 1.0) == Lead(
         ("anywhere", b"k1", False, "", (), None, 0), keeps=True
     )
-    assert not repeats.keep("anywhere", b"k1", kept(), LAW, later)  # it was asked for under the one before
-    assert len(repeats.store) == 0
+    assert not cache.keep("anywhere", b"k1", kept(), LAW, later)  # it was asked for under the one before
+    assert len(cache.store) == 0
 
 
 def test_who_follows_is_as_who_leads() -> None:
-    repeats: Repeats[str] = Repeats(1 << 20, "virginia")
-    lead = repeats.decide(request(), b"k1", SHARES, LAW, 0.0)
+    cache: AnswerCache[str] = AnswerCache(1 << 20, "virginia")
+    lead = cache.decide(request(), b"k1", SHARES, LAW, 0.0)
     assert isinstance(lead, Lead)
     assert lead.share is not None
     assert not lead.keeps
-    repeats.leads(lead.share, "one", 600.0)
-    assert repeats.decide(request(), b"k1", SHARES, LAW, 1.0) == Follow("one")
+    cache.leads(lead.share, "one", 600.0)
+    assert cache.decide(request(), b"k1", SHARES, LAW, 1.0) == Follow("one")
     for other in (
         request("not-us"), request(key="k"), request(narrow=(("eu",),)), request(stream=True), request(priority=1),
         request(deadline=2_000.0), request(lawful=frozenset({"tokyo"}), alias="name"),
     ):  # fmt: skip
-        found = repeats.decide(other, b"k1", SHARES, LAW, 1.0)
+        found = cache.decide(other, b"k1", SHARES, LAW, 1.0)
         assert isinstance(found, Lead), other
-    assert repeats.decide(request(), b"k1", KEEPS, LAW, 1.0) == Lead(None, keeps=True)  # its route does not say so
-    assert repeats.decide(request(), b"k1", SHARES, LAW, 1.0, renew=True) == Lead(None, keeps=False)
-    repeats.settled(lead.share, "another")
-    assert repeats.decide(request(), b"k1", SHARES, LAW, 1.0) == Follow("one")
-    repeats.settled(lead.share, "one")
-    assert isinstance(repeats.decide(request(), b"k1", SHARES, LAW, 1.0), Lead)
+    assert cache.decide(request(), b"k1", KEEPS, LAW, 1.0) == Lead(None, keeps=True)  # its route does not say so
+    assert cache.decide(request(), b"k1", SHARES, LAW, 1.0, renew=True) == Lead(None, keeps=False)
+    cache.settled(lead.share, "another")
+    assert cache.decide(request(), b"k1", SHARES, LAW, 1.0) == Follow("one")
+    cache.settled(lead.share, "one")
+    assert isinstance(cache.decide(request(), b"k1", SHARES, LAW, 1.0), Lead)
 
 
 def test_without_room_nothing_is_kept() -> None:
-    assert Repeats[str](0, "virginia").decide(request(), b"k1", KEEPS, LAW, 0.0) == Alone("room")
+    assert AnswerCache[str](0, "virginia").decide(request(), b"k1", KEEPS, LAW, 0.0) == Alone("room")
 
 
 class Givings(RuleBasedStateMachine):
@@ -130,7 +130,7 @@ class Givings(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.repeats: Repeats[str] = Repeats(1 << 16, "virginia")
+        self.cache: AnswerCache[str] = AnswerCache(1 << 16, "virginia")
         self.law, self.now = LAW, 0.0
         self.made: dict[int, tuple[str, bytes, Law]] = {}
 
@@ -148,7 +148,7 @@ class Givings(RuleBasedStateMachine):
     def keep(self, tenant: str, key: bytes, region: str, stale: bool) -> None:
         answer = replace(kept(region, self.now, 100), decision=str(len(self.made)))
         self.made[len(self.made)] = tenant, key, LAW if stale else self.law
-        self.repeats.keep(tenant, key, answer, LAW if stale else self.law, self.law)
+        self.cache.keep(tenant, key, answer, LAW if stale else self.law, self.law)
 
     @rule(
         tenant=st.sampled_from(NAMES), key=st.sampled_from(KEYS), ttl_s=st.floats(0.001, 100.0),
@@ -156,7 +156,7 @@ class Givings(RuleBasedStateMachine):
     )  # fmt: skip
     def ask(self, tenant: str, key: bytes, ttl_s: float, narrow: tuple[tuple[str, ...], ...]) -> None:
         asked, route = request(tenant, narrow=narrow, deadline=1e9), RouteConfig(keep_answers_s=ttl_s)
-        found = self.repeats.decide(asked, key, route, self.law, self.now)
+        found = self.cache.decide(asked, key, route, self.law, self.now)
         if isinstance(found, Hit):
             assert self.made[int(found.kept.decision)] == (tenant, key, self.law)
             assert found.kept.region in self.law.verdict(tenant, "m", narrow=narrow).lawful
@@ -164,7 +164,7 @@ class Givings(RuleBasedStateMachine):
 
     @invariant()
     def bounded(self) -> None:
-        assert self.repeats.store.kept <= 1 << 16
+        assert self.cache.store.kept <= 1 << 16
 
 
 TestGivings = Givings.TestCase

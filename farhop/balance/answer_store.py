@@ -17,7 +17,7 @@ SHARE = 16
 ENTRY_BYTES = 512  # what an entry takes beside its answer: key, headers, places in tables
 
 
-class KeptAnswers(Generic[A]):
+class AnswerStore(Generic[A]):
     """By holder (a tenant) and key. Sizes are in bytes."""
 
     def __init__(self, capacity: int) -> None:

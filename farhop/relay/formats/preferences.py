@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from farhop.relay.formats.prompt import NO_WISHES, Wishes, invalid
+from farhop.relay.formats.prompt import NO_PREFERENCES, Preferences, invalid
 
 GEO = "inference_geo"  # Anthropic's: the answer's usage says it again
 RESIDENCY = (GEO, "data_residency")  # OpenAI's is the second
@@ -19,12 +19,12 @@ _USERS = ("user", "safety_identifier")  # OpenAI's newer name for it is the seco
 READ = frozenset((*RESIDENCY, "prompt_cache_key", *_USERS, _TIER))
 
 
-def read(fields: Any) -> Wishes:
+def read(fields: Any) -> Preferences:
     """Of a body's own members, or a form's. Raises BodyError."""
     if not isinstance(fields, dict) or READ.isdisjoint(fields):
-        return NO_WISHES
+        return NO_PREFERENCES
     residency = tuple((name, _place(name, text)) for name in RESIDENCY if (text := fields.get(name)) is not None)
-    return Wishes(
+    return Preferences(
         residency,
         next((place for name, place in residency if name == GEO), ""),
         _name(fields.get("prompt_cache_key")),

@@ -8,31 +8,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farhop.relay.formats import wishes
-from farhop.relay.formats.prompt import NO_WISHES, BodyError
+from farhop.relay.formats import preferences
+from farhop.relay.formats.prompt import NO_PREFERENCES, BodyError
 
 
-@given(st.sampled_from(wishes.RESIDENCY), st.none() | st.integers() | st.text(max_size=80) | st.lists(st.text()))
+@given(st.sampled_from(preferences.RESIDENCY), st.none() | st.integers() | st.text(max_size=80) | st.lists(st.text()))
 def test_a_residency_is_read_or_refused_and_never_left_out(field: str, value: Any) -> None:
     readable = isinstance(value, str) and 0 < len(value) <= 64 and value.isascii() and value.isprintable()
     if value is None or readable:
-        read = wishes.read({field: value, "model": "m"})
+        read = preferences.read({field: value, "model": "m"})
         assert read.residency == (() if value is None else ((field, value.strip().lower()),))
         return
     with pytest.raises(BodyError) as caught:
-        wishes.read({field: value, "model": "m"})
+        preferences.read({field: value, "model": "m"})
     assert caught.value.param == field
 
 
 def test_both_count() -> None:
-    read = wishes.read({"inference_geo": "EU", "data_residency": "de", "user": "u", "service_tier": "flex"})
+    read = preferences.read({"inference_geo": "EU", "data_residency": "de", "user": "u", "service_tier": "flex"})
     assert read.residency == (("inference_geo", "eu"), ("data_residency", "de"))
     assert (read.geo, read.user, read.tier) == ("eu", "u", "flex")
-    assert wishes.read({"safety_identifier": "s"}).user == "s"
-    assert wishes.read({"user": "u", "safety_identifier": "s"}).user == "u"
-    assert wishes.read({"user": 7, "safety_identifier": "s"}).user == "s"
+    assert preferences.read({"safety_identifier": "s"}).user == "s"
+    assert preferences.read({"user": "u", "safety_identifier": "s"}).user == "u"
+    assert preferences.read({"user": 7, "safety_identifier": "s"}).user == "s"
 
 
 @pytest.mark.parametrize("fields", [None, [], {}, {"model": "m"}, "x"])
 def test_who_wishes_for_nothing_costs_nothing(fields: Any) -> None:
-    assert wishes.read(fields) is NO_WISHES
+    assert preferences.read(fields) is NO_PREFERENCES

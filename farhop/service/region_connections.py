@@ -64,7 +64,7 @@ def _matches(host: str, place: str) -> bool:
         return False
 
 
-class RegionWays(Member):
+class RegionConnections(Member):
     """A process that connects to regions' balancers.
 
     `proxies` gives, by region, the HTTP proxy (CONNECT) through which its balancers are reached; others directly.

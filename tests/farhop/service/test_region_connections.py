@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from farhop.service.region_ways import RegionWays
+from farhop.service.region_connections import RegionConnections
 from farhop_lab.world.certs import Authority
 
 
@@ -17,7 +17,7 @@ def test_whether_a_region_speaks_tls_and_by_what_name_is_the_configurations_to_s
     ca = {"ca_file": Authority(tmp_path).ca_file}
 
     def name(**more: Any) -> str | None:
-        return RegionWays.model_validate({**process, **more}).certified_name("tokyo")
+        return RegionConnections.model_validate({**process, **more}).certified_name("tokyo")
 
     assert name() is None
     assert name(tier_tls=ca) == "tokyo.regional.farhop.internal"

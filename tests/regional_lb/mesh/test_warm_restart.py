@@ -11,7 +11,7 @@ from farhop.balance import machine
 from farhop.balance.machine import Usage
 from farhop.store.state import StateDir
 from regional_lb.mesh.feed import PeerFeed
-from regional_lb.mesh.remembered import AGE_MAX_S, NAME, Remembered
+from regional_lb.mesh.warm_restart import AGE_MAX_S, NAME, WarmRestart
 from topology.law import Law
 from topology.model import Residency, Rule
 
@@ -31,7 +31,7 @@ class Lone:
         def now_s() -> float:
             return wall_s if wall_s is not None else self.where.path(NAME).stat().st_mtime
 
-        self.remembered = Remembered(
+        self.warm_restart = WarmRestart(
             self.where, self.flow, feed, lambda event: self.flow.handle(event, 1.0), self.refused.append, now_s
         )
 
@@ -47,8 +47,8 @@ class Lone:
 async def test_a_successor_begins_with_what_was_known(tmp_path: Path) -> None:
     before, after = Lone(tmp_path), Lone(tmp_path)
     before.serve()
-    await before.remembered.save()
-    assert await after.remembered.recall() >= 1
+    await before.warm_restart.save()
+    assert await after.warm_restart.restore() >= 1
     assert (after.refused, after.flow.trie.nodes) == ([], before.flow.trie.nodes)
     assert after.flow.trie.nodes > 0
     assert after.flow.estimates.learned() == before.flow.estimates.learned()
@@ -65,9 +65,9 @@ async def test_a_successor_begins_with_what_was_known(tmp_path: Path) -> None:
 async def test_hashes_that_the_law_keeps_out_of_the_region_are_not_written(tmp_path: Path) -> None:
     before, after = Lone(tmp_path, under=law(anyone=ELSEWHERE)), Lone(tmp_path)
     before.serve()
-    await before.remembered.save()
+    await before.warm_restart.save()
     assert before.flow.trie.nodes > 0  # while it works
-    assert await after.remembered.recall() >= 1
+    assert await after.warm_restart.restore() >= 1
     assert (after.refused, after.flow.trie.nodes) == ([], 0)
     assert after.flow.estimates.learned() == before.flow.estimates.learned()
 
@@ -75,19 +75,19 @@ async def test_hashes_that_the_law_keeps_out_of_the_region_are_not_written(tmp_p
 async def test_a_law_that_takes_hashes_away_takes_them_off_the_disk(tmp_path: Path) -> None:
     before, after = Lone(tmp_path), Lone(tmp_path)
     before.serve()
-    await before.remembered.save()
+    await before.warm_restart.save()
     before.flow.handle(machine.LawChanged(law(2, anyone=ELSEWHERE)), 4.0)
-    await before.remembered.save()
-    assert await after.remembered.recall() >= 1
+    await before.warm_restart.save()
+    assert await after.warm_restart.restore() >= 1
     assert after.flow.trie.nodes == 0
 
 
 async def test_what_was_learned_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
     before, after = Lone(tmp_path), Lone(tmp_path)
     before.serve()
-    await before.remembered.save()
+    await before.warm_restart.save()
     after.flow.estimates.learn("anyone", "llama", 8000, Usage(1000, 5))
-    await after.remembered.recall()
+    await after.warm_restart.restore()
     assert after.flow.estimates.output_tokens("anyone", "llama", None) == pytest.approx(5.0, rel=0.1)
 
 
@@ -95,9 +95,9 @@ async def test_what_was_learned_meanwhile_is_not_overwritten(tmp_path: Path) -> 
 async def test_what_is_old_or_from_another_time_is_not_believed(tmp_path: Path, age_s: float) -> None:
     before = Lone(tmp_path)
     before.serve()
-    await before.remembered.save()
+    await before.warm_restart.save()
     after = Lone(tmp_path, before.where.path(NAME).stat().st_mtime + age_s)
-    assert await after.remembered.recall() == 0
+    assert await after.warm_restart.restore() == 0
     assert after.flow.trie.nodes == 0
 
 
@@ -105,15 +105,15 @@ async def test_what_is_old_or_from_another_time_is_not_believed(tmp_path: Path, 
 async def test_what_is_no_message_is_counted_and_changes_nothing(tmp_path: Path, document: bytes) -> None:
     lone = Lone(tmp_path)
     lone.where.save(NAME, document)
-    assert await lone.remembered.recall() == 0
-    assert lone.refused == ["remembered_malformed"]
+    assert await lone.warm_restart.restore() == 0
+    assert lone.refused == ["warm_restart_malformed"]
 
 
 async def test_a_file_that_is_broken_is_counted(tmp_path: Path) -> None:
     lone = Lone(tmp_path)
     lone.where.save(NAME, b"")
     lone.where.path(NAME).write_bytes(b"not one of ours")
-    assert await lone.remembered.recall() == 0
-    assert lone.refused == ["remembered_broken"]
-    await lone.remembered.save()
-    assert await lone.remembered.recall() == 1
+    assert await lone.warm_restart.restore() == 0
+    assert lone.refused == ["warm_restart_broken"]
+    await lone.warm_restart.save()
+    assert await lone.warm_restart.restore() == 1

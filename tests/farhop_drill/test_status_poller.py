@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from farhop_drill.eyes import Eyes, seen
+from farhop_drill.status_poller import StatusPoller, seen
 
 
 def status(state: str, used: float, epoch: int) -> dict[str, Any]:
@@ -50,11 +50,11 @@ async def test_who_does_not_answer_delays_nobody_and_is_forgotten() -> None:
     async def read_status() -> dict[str, Any]:
         return status("up", 0.2, 1)
 
-    eyes = Eyes([silent, read_status], lambda: now[0])
-    eyes.begin()
-    while (look := eyes.look(0.0)) is None:
+    poller = StatusPoller([silent, read_status], lambda: now[0])
+    poller.begin()
+    while (look := poller.look(0.0)) is None:
         await asyncio.sleep(0)
     assert look.states == {"tokyo": "up"}
     now[0] = 60.0
-    assert eyes.look(0.0) is None
-    await eyes.close()
+    assert poller.look(0.0) is None
+    await poller.close()

@@ -1,7 +1,7 @@
 """Answers given again, at work: stands between the ingress and the relay while any route asks for it, and has a request
 answered from what is kept, read along with one under way, or led to upstream and recorded.
 
-What is decided is global_lb.routing.repeats' to say; how an answer is recorded and read, relay.upstream.recording's.
+global_lb.routing.answer_cache decides; relay.upstream.recording records an answer and has clients read it.
 Each client's request is accounted for once and by itself; the tokens of an answer are those of the one that was sent.
 """
 
@@ -17,19 +17,19 @@ from msgspec.structs import replace
 from farhop.balance import outcome
 from farhop.relay import answers
 from farhop.relay.active import ActiveRequest
-from farhop.relay.formats import repeatable
+from farhop.relay.formats import cacheable
 from farhop.relay.formats.prompt import BodyError
 from farhop.relay.upstream.recording import Reader, SharedExchange, Tape, played, sliced
-from farhop.service.request_telemetry import GivenAgain
+from farhop.service.request_telemetry import CacheUse
 from global_lb.app.receipt import ASKED
-from global_lb.routing.repeats import Alone, Follow, Hit, Kept, Lead, Repeats
+from global_lb.routing.answer_cache import Alone, AnswerCache, Follow, Hit, Kept, Lead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farhop.balance.machine import Event, Request
     from farhop.balance.outcome import Outcome
-    from farhop.relay.formats.repeatable import Asked
+    from farhop.relay.formats.cacheable import Asked
     from farhop.relay.formats.transcript import Continuation
     from farhop.relay.http.exchange import Exchange
     from farhop.relay.relay import Relay
@@ -57,7 +57,7 @@ class _Client:
     timer: asyncio.TimerHandle | None = None
 
 
-class Repeatable:
+class AnswerCacheRelay:
     """See the module's head. It is the ingress's relay while any route has it, and costs nothing while none has."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Repeatable:
         clock: Callable[[], float],
     ) -> None:  # fmt: skip
         self._relay, self._ingress, self._flow, self._tier, self._clock = relay, ingress, flow, tier, clock
-        self.repeats: Repeats[SharedExchange] = Repeats(capacity_bytes, flow.config.region)
+        self.cache: AnswerCache[SharedExchange] = AnswerCache(capacity_bytes, flow.config.region)
         self._loop = asyncio.get_running_loop()
         self._repeating: dict[
             RouteScope, tuple[float, bool]
@@ -77,22 +77,22 @@ class Repeatable:
         before, self._repeating = self._repeating, self._flow.routes.repeating
         self._ingress.relay = self if self._repeating else self._relay
         if before != self._repeating:
-            self.repeats.store.clear()  # so an operator has all that is kept forgotten
+            self.cache.store.clear()  # so an operator has all that is kept forgotten
 
     def law_changed(self) -> None:
         """Another law may be in force: what was kept under the one before is given back now."""
-        self.repeats.under(self._flow.law)
+        self.cache.under(self._flow.law)
 
     def observe(self, metrics: TierMetrics) -> None:
         """Show what it does."""
-        repeats, store = self.repeats, self.repeats.store
+        cache, store = self.cache, self.cache.store
         metrics.counter(
             "answer_cache_requests", "Requests whose route gives answers again, by what became of them and why.",
-            lambda: dict(repeats.outcomes), ("outcome", "reason"),
+            lambda: dict(cache.outcomes), ("outcome", "reason"),
         )  # fmt: skip
         metrics.counter(
             "answer_cache_saved_tokens", "Tokens of answers given again, which no engine computed again.",
-            lambda: dict(repeats.saved_tokens), "kind",
+            lambda: dict(cache.saved_tokens), "kind",
         )  # fmt: skip
         metrics.gauge(
             "answer_cache_bytes", "Bytes of answers kept, and of answers being recorded.",
@@ -126,7 +126,7 @@ class Repeatable:
         """Take a request that was read whole and identified, as relay.Relay does."""
         flow = self._flow
         route = flow.routes.of(request.tenant, request.model).config
-        if not route.repeats:
+        if not route.reuses_answers:
             self._relay.start(
                 exchange, request, body, hide_usage=hide_usage, context=context, arrived_at=arrived_at,
                 continuation=continuation, geo=geo,
@@ -149,7 +149,7 @@ class Repeatable:
             self._alone(client, asked)
             return
         decide = partial(
-            self.repeats.decide, request, asked.key, route, flow.law, now, renew=asked.renew, age_s_max=asked.age_s_max
+            self.cache.decide, request, asked.key, route, flow.law, now, renew=asked.renew, age_s_max=asked.age_s_max
         )
         plan = decide()
         if isinstance(plan, Hit):
@@ -174,8 +174,8 @@ class Repeatable:
         if head.known.get(ASKED) == b"1":
             return "receipt"  # it wants to be told of its own way
         assert context.kind is not None  # its body was read
-        named = head.known.get(repeatable.KEY_HEADER)
-        return repeatable.asked(
+        named = head.known.get(cacheable.KEY_HEADER)
+        return cacheable.asked(
             context.kind, head.target, head.onward, body, request.version, named, stream=request.stream
         )
 
@@ -187,34 +187,34 @@ class Repeatable:
         assert context.kind is not None
         if kept.stream:
             lines = kept.lines.replace(b"text/event-stream", b"application/json")
-            document = repeatable.whole(context.kind, b"".join((*kept.body, kept.usage_event, kept.end)))
+            document = cacheable.whole(context.kind, b"".join((*kept.body, kept.usage_event, kept.end)))
             return None if document is None else played(lines, sliced(document), b"", b"", streams=False)
         lines = kept.lines.replace(b"application/json", b"text/event-stream")
-        stream = repeatable.stream(context.kind, b"".join(kept.body))
+        stream = cacheable.stream(context.kind, b"".join(kept.body))
         return None if stream is None else played(lines, sliced(stream[0]), *stream[1:], streams=True)
 
     # -- four ways
 
     def _alone(self, client: _Client, why: str) -> None:
         active = client.active
-        active.context.given = GivenAgain("bypass", why)
-        self.repeats.counted("bypass", why)
+        active.context.given = CacheUse("bypass", why)
+        self.cache.counted("bypass", why)
         self._send(client, active.exchange)
 
     def _give(self, client: _Client, hit: Hit, tape: Tape) -> None:
         """From what is kept."""
         kept, active = hit.kept, client.active
         client.age_s = hit.age_s
-        active.context.given = GivenAgain("hit", "", kept.region, kept.decision, hit.age_s, kept.usage)
+        active.context.given = CacheUse("hit", "", kept.region, kept.decision, hit.age_s, kept.usage)
         active.version = _version(kept.lines)
-        self.repeats.counted("hit", "", kept.usage)
+        self.cache.counted("hit", "", kept.usage)
         active.exchange.body = client.body = b""
         active.exchange.let_go()
         self._reader(client).play(tape)
 
     def _follow(self, client: _Client, shared: SharedExchange) -> None:
         active, leads = client.active, shared.context
-        active.context.given = GivenAgain("shared", "", decision=leads.decision_id)
+        active.context.given = CacheUse("shared", "", decision=leads.decision_id)
         active.exchange.body = b""
         left_s = active.request.deadline - self._clock()
         reader = self._reader(client)
@@ -223,18 +223,18 @@ class Repeatable:
 
     def _lead(self, client: _Client, asked: Asked, plan: Lead, law: Law) -> None:
         """Ask upstream, and record what it says."""
-        active, repeats = client.active, self.repeats
+        active, cache = client.active, self.cache
         request, exchange = active.request, active.exchange
         outcome, why = ("bypass", "no_cache") if asked.renew else ("miss", "")
-        active.context.given = GivenAgain(outcome, why)
-        repeats.counted(outcome, why)
+        active.context.given = CacheUse(outcome, why)
+        cache.counted(outcome, why)
         client.leads, exchange.body = True, b""
-        shared = SharedExchange(self._reader(client), repeats.store, repeats.store.largest, stream=request.stream)
+        shared = SharedExchange(self._reader(client), cache.store, cache.store.largest, stream=request.stream)
         if plan.keeps:
             shared.recorded = partial(self._recorded, shared, client, asked.key, law)
         if plan.share is not None:
-            repeats.leads(plan.share, shared, request.deadline)
-            shared.settled = partial(repeats.settled, plan.share, shared)
+            cache.leads(plan.share, shared, request.deadline)
+            shared.settled = partial(cache.settled, plan.share, shared)
         self._send(client, shared)
         if isinstance(shared.callbacks, ActiveRequest):
             client.active = shared.callbacks  # as the relay has it
@@ -265,7 +265,7 @@ class Repeatable:
         resumed = progress is not None and progress.resumed
         if forward is None or attempt is None or resumed or context.kind is None:
             return
-        if not repeatable.complete(context.kind, b"".join(tape.pieces), stream=active.request.stream):
+        if not cacheable.complete(context.kind, b"".join(tape.pieces), stream=active.request.stream):
             return
         at = tape.end if tape.usage_at is None else tape.usage_at
         body, usage_event, end = (
@@ -275,7 +275,7 @@ class Repeatable:
             active.request.stream, tape.lines, sliced(body), usage_event, end, forward.target, context.decision_id,
             self._clock(), attempt.usage,
         )  # fmt: skip
-        self.repeats.keep(active.request.tenant, key, kept, law, self._flow.law)
+        self.cache.keep(active.request.tenant, key, kept, law, self._flow.law)
 
     # -- recording.ReaderOwner
 
@@ -299,7 +299,7 @@ class Repeatable:
         context: RequestContext = client.active.context
         leads = client.leader = _client(shared.leader).active
         region = leads.forward.target if leads.forward is not None else ""
-        context.given = GivenAgain("shared", "", region, leads.context.decision_id)
+        context.given = CacheUse("shared", "", region, leads.context.decision_id)
         client.active.version = leads.version
 
     def _read_along(self, client: _Client, leads: ActiveRequest, reason: Outcome | None) -> None:
@@ -309,7 +309,7 @@ class Repeatable:
         saved = usage if reason is None else None
         if context.given is not None:
             context.given = replace(context.given, saved=saved)
-        self.repeats.counted("shared", "", saved)
+        self.cache.counted("shared", "", saved)
 
     def over(self, reader: Reader, reason: Outcome | None) -> None:
         """A client's answer is whole, or ended before."""
@@ -321,7 +321,7 @@ class Repeatable:
         if client.leader is not None:
             self._read_along(client, client.leader, reason)
         elif client.age_s is None:
-            self.repeats.counted("shared", "left")  # before there was anything to read
+            self.cache.counted("shared", "left")  # before there was anything to read
         status = 0 if reason is outcome.CLIENT_LEFT else active.status
         self._conclude(active, reason or outcome.SERVED, status)
 
@@ -360,8 +360,8 @@ class Repeatable:
         active = client.active
         _disarm(client)
         if not client.leads:
-            active.context.given = GivenAgain("bypass", reason.reason)
-            self.repeats.counted("bypass", reason.reason)
+            active.context.given = CacheUse("bypass", reason.reason)
+            self.cache.counted("bypass", reason.reason)
         extra = self._tier.answer_headers(active)
         reader.leave()
         reply = answers.refusal(reason, detail, retry_after_s=retry_after_s, extra=extra)

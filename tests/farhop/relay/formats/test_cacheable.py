@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farhop.relay.formats import repeatable
+from farhop.relay.formats import cacheable
+from farhop.relay.formats.cacheable import Asked
 from farhop.relay.formats.event_stream import each
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import BodyError
-from farhop.relay.formats.repeatable import Asked
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "why?"}], "temperature": 0}
 
@@ -21,7 +21,7 @@ CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
 def ask(document: Any, lines: bytes = b"", kind: Kind = Kind.CHAT, **more: Any) -> Asked | str:
     body = document if isinstance(document, bytes) else msgspec.json.encode(document)
     given = {"target": b"/v1/chat/completions", "version": "", "named": None, "stream": False} | more
-    return repeatable.asked(kind, lines=lines, body=body, **given)
+    return cacheable.asked(kind, lines=lines, body=body, **given)
 
 
 def key(document: Any, lines: bytes = b"", kind: Kind = Kind.CHAT, **more: Any) -> bytes:
@@ -71,7 +71,7 @@ def test_everything_else_does() -> None:
         ({**CHAT, "best_of": 3}, "sampled"),
         (b"[]", "body"),
         (b"{", "body"),
-        ({**CHAT, "messages": "x" * repeatable.BODY_BYTES_MAX}, "size"),
+        ({**CHAT, "messages": "x" * cacheable.BODY_BYTES_MAX}, "size"),
     ],
 )
 def test_what_may_not_be_repeated(document: Any, why: str) -> None:
@@ -138,12 +138,12 @@ def chats(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(chats())
 def test_a_chat_as_a_stream_and_whole_again_is_the_same(document: dict[str, Any]) -> None:
-    found = repeatable.stream(Kind.CHAT, msgspec.json.encode(document))
+    found = cacheable.stream(Kind.CHAT, msgspec.json.encode(document))
     assert found is not None
     before, usage, end = found
-    assert not any(map(repeatable.has_usage, each(before)))
-    assert repeatable.has_usage(usage)
-    again = repeatable.whole(Kind.CHAT, before + usage + end)
+    assert not any(map(cacheable.has_usage, each(before)))
+    assert cacheable.has_usage(usage)
+    again = cacheable.whole(Kind.CHAT, before + usage + end)
     assert again is not None
     assert msgspec.json.decode(again) == document
 
@@ -159,9 +159,9 @@ def test_and_so_is_a_completion(text: str, logprobs: Any) -> None:
         "choices": [choice],
         "usage": USAGE,
     }
-    found = repeatable.stream(Kind.COMPLETION, msgspec.json.encode(document))
+    found = cacheable.stream(Kind.COMPLETION, msgspec.json.encode(document))
     assert found is not None
-    again = repeatable.whole(Kind.COMPLETION, b"".join(found))
+    again = cacheable.whole(Kind.COMPLETION, b"".join(found))
     assert again is not None
     assert msgspec.json.decode(again) == document
 
@@ -189,7 +189,7 @@ def test_what_an_engine_streams_is_made_whole() -> None:
         delta("tool_calls"),
         {"choices": [], "usage": USAGE},
     )  # fmt: skip
-    found = repeatable.whole(Kind.CHAT, b": a comment\n\n" + stream + DONE)
+    found = cacheable.whole(Kind.CHAT, b": a comment\n\n" + stream + DONE)
     assert found is not None
     document = msgspec.json.decode(found)
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
@@ -210,11 +210,11 @@ def test_what_an_engine_streams_is_made_whole() -> None:
         b"data: {broken\n\n" + DONE,
         b'data: {"choices":[{"index":0,"message":1}]}\n\n' + DONE,
         b'data: {"choices":[{"index":0,"delta":{}},{"index":"x","delta":{}}]}\n\n' + DONE,
-        events(delta(content="x" * repeatable.CONVERTED_BYTES_MAX)) + DONE,
+        events(delta(content="x" * cacheable.CONVERTED_BYTES_MAX)) + DONE,
     ],
 )
 def test_what_is_not_understood_is_not_converted(stream: bytes) -> None:
-    assert repeatable.whole(Kind.CHAT, stream) is None
+    assert cacheable.whole(Kind.CHAT, stream) is None
 
 
 @pytest.mark.parametrize(
@@ -237,20 +237,20 @@ def test_what_is_not_understood_is_not_converted(stream: bytes) -> None:
     ],
 )
 def test_only_good_answers_are_complete(body: bytes, streams: bool, good: bool) -> None:
-    assert repeatable.complete(Kind.CHAT, body, stream=streams) == good
+    assert cacheable.complete(Kind.CHAT, body, stream=streams) == good
 
 
 def test_a_message_ends_in_its_own_way() -> None:
     begun = b'event: message_start\ndata: {"type":"message_start"}\n\n'
     stop = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
     broke = b'event: error\ndata: {"type":"error","error":{}}\n\n'
-    assert repeatable.complete(Kind.MESSAGES, begun + stop, stream=True)
-    assert not repeatable.complete(Kind.MESSAGES, begun, stream=True)
-    assert not repeatable.complete(Kind.MESSAGES, begun + broke + stop, stream=True)
+    assert cacheable.complete(Kind.MESSAGES, begun + stop, stream=True)
+    assert not cacheable.complete(Kind.MESSAGES, begun, stream=True)
+    assert not cacheable.complete(Kind.MESSAGES, begun + broke + stop, stream=True)
 
 
 def test_nor_as_a_stream() -> None:
     for document in (b"{}", b"[]", b"{", b'{"choices":[{"text":"x"}]}', b'{"choices":7}'):
-        assert repeatable.stream(Kind.CHAT, document) is None
-    assert repeatable.stream(Kind.EMBEDDINGS, b'{"data":[]}') is None
-    assert repeatable.whole(Kind.MESSAGES, DONE) is None
+        assert cacheable.stream(Kind.CHAT, document) is None
+    assert cacheable.stream(Kind.EMBEDDINGS, b'{"data":[]}') is None
+    assert cacheable.whole(Kind.MESSAGES, DONE) is None

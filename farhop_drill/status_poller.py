@@ -18,7 +18,7 @@ FRESH_S = 1.5
 _WORST_FIRST = ("down", "draining", "suspect", "returning", "up")
 
 
-class Eyes:
+class StatusPoller:
     """`asks` give a balancer's /status each, or None where it does not answer; they bound their own patience."""
 
     def __init__(

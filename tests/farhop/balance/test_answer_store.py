@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from farhop.balance.kept_answers import ENTRY_BYTES, SHARE, KeptAnswers
+from farhop.balance.answer_store import ENTRY_BYTES, SHARE, AnswerStore
 
 
 def test_what_was_asked_for_longest_ago_goes_first() -> None:
-    kept = KeptAnswers[str](SHARE * (100 + ENTRY_BYTES))
+    kept = AnswerStore[str](SHARE * (100 + ENTRY_BYTES))
     for n in range(SHARE):
         assert kept.put("a", b"%d" % n, str(n), 100)
     assert kept.get("a", b"0") == "0"  # it was the oldest, and is asked for
@@ -22,7 +22,7 @@ def test_what_was_asked_for_longest_ago_goes_first() -> None:
 
 
 def test_who_keeps_the_most_gives_first() -> None:
-    kept = KeptAnswers[str](SHARE * (100 + ENTRY_BYTES))
+    kept = AnswerStore[str](SHARE * (100 + ENTRY_BYTES))
     kept.put("small", b"mine", "mine", 100)  # the oldest of all
     for n in range(2 * SHARE):
         kept.put("abusive", b"%d" % n, str(n), 100)
@@ -43,7 +43,7 @@ class Name(str):
 
 def test_room_is_found_without_a_look_at_every_holder() -> None:
     """An answer may push out thousands of small ones: the process serves nobody meanwhile."""
-    kept = KeptAnswers[int](4 << 20)
+    kept = AnswerStore[int](4 << 20)
     for n in range(500):
         kept.put(Name(f"tenant {n}"), b"k", n, 10)
     for n in range(8000):
@@ -57,7 +57,7 @@ def test_room_is_found_without_a_look_at_every_holder() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 900)), max_size=60), st.integers(0, 5))
 def test_each_that_gives_keeps_the_most_then(puts: list[tuple[str, int]], drops: int) -> None:
-    kept = KeptAnswers[int](1 << 20)
+    kept = AnswerStore[int](1 << 20)
     for n, (who, size) in enumerate(puts):
         kept.put(who, b"%d" % n, n, size)
     for n in range(min(drops, len(puts))):
@@ -74,17 +74,17 @@ def test_each_that_gives_keeps_the_most_then(puts: list[tuple[str, int]], drops:
 
 
 def test_an_answer_above_its_share_is_not_kept() -> None:
-    kept = KeptAnswers[str](1 << 20)
+    kept = AnswerStore[str](1 << 20)
     assert not kept.put("a", b"k", "large", kept.largest + 1)
     assert kept.put("a", b"k", "fits", kept.largest)
     assert not kept.put("a", b"k", "large", kept.largest + 1)
     assert kept.get("a", b"k") is None  # what it was to replace is not current any more
     assert kept.kept == 0
-    assert not KeptAnswers[str](0).put("a", b"k", "none", 0)
+    assert not AnswerStore[str](0).put("a", b"k", "none", 0)
 
 
 def test_recordings_take_the_room_of_what_is_kept() -> None:
-    kept = KeptAnswers[str](SHARE * (100 + ENTRY_BYTES))
+    kept = AnswerStore[str](SHARE * (100 + ENTRY_BYTES))
     for n in range(SHARE):
         kept.put("a", b"%d" % n, str(n), 100)
     assert kept.take(kept.capacity)
@@ -98,7 +98,7 @@ def test_recordings_take_the_room_of_what_is_kept() -> None:
     with pytest.raises(ValueError, match="0 or more"):
         kept.take(-1)
     with pytest.raises(ValueError, match="0 or more"):
-        KeptAnswers[str](-1)
+        AnswerStore[str](-1)
 
 
 class Bounds(RuleBasedStateMachine):
@@ -106,7 +106,7 @@ class Bounds(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept: KeptAnswers[int] = KeptAnswers(64_000)
+        self.kept: AnswerStore[int] = AnswerStore(64_000)
         self.put_last: dict[tuple[str, bytes], int] = {}
         self.taken = 0
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from farhop.balance.kept_answers import KeptAnswers
+from farhop.balance.answer_store import AnswerStore
 from farhop.balance.machine import Usage
 from global_lb.routing import admission
 from topology.law import Scope
@@ -75,12 +75,12 @@ class Alone:
     why: str
 
 
-class Repeats(Generic[H]):
+class AnswerCache(Generic[H]):
     """What one balancer keeps, and who leads. `region` is its own; `H` is what stands for an answer under way."""
 
     def __init__(self, capacity_bytes: int, region: str) -> None:
         self._region = region
-        self.store: KeptAnswers[Kept] = KeptAnswers(capacity_bytes)
+        self.store: AnswerStore[Kept] = AnswerStore(capacity_bytes)
         self.outcomes: Counter[tuple[str, str]] = Counter()  # of requests, and why
         self.saved_tokens: Counter[str] = Counter()  # that no engine computed, by kind
         self._leaders: dict[ShareKey, tuple[H, float]] = {}
@@ -124,11 +124,7 @@ class Repeats(Generic[H]):
     def _may_keep(self, request: Request, law: Law) -> bool:
         """Whether an answer to it may lie here: it is a record of the tenant's, found by a hash of its prompt. A name
         that stands for its model may have a rule of its own."""
-        return all(
-            self._region in law.verdict(request.tenant, model, scope, request.narrow, request.key).lawful
-            for model in dict.fromkeys((request.model, request.alias or request.model))
-            for scope in (Scope.LOGGING, Scope.HINTS)
-        )
+        return all(self._region in law.request_verdict(request, scope).lawful for scope in (Scope.LOGGING, Scope.HINTS))
 
     def _kept(
         self, request: Request, key: bytes, route: RouteConfig, law: Law, now: float, age_s_max: float | None
@@ -140,7 +136,7 @@ class Repeats(Generic[H]):
         if age_s >= route.keep_answers_s:
             self.store.drop(request.tenant, key)
             return None
-        lawful = admission.both(admission.processing(request, law).lawful, request.lawful)
+        lawful = admission.both(law.request_verdict(request).lawful, request.lawful)
         fresh = age_s_max is None or age_s <= age_s_max
         return kept if fresh and kept.region in lawful else None
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from farhop.balance import model_steps
 from farhop.balance.machine import Request
+from farhop.balance.model_steps import ModelStep, NameRoute, names_of
 from farhop.config import problems_of
-from farhop.service import model_steps
-from farhop.service.model_steps import ModelStep, NameRoute, names_of
 
 
 def request(**more: Any) -> Request:

@@ -11,8 +11,8 @@ from relay_wire import SSE, Line, Message, chunk, plain, post, until
 
 from farhop.balance import machine
 from farhop.balance.machine import Address, Command, Forward, Prefill, Request
+from farhop.relay.upstream.concurrent_pair import both_body
 from farhop.relay.upstream.pool import UpstreamLimits
-from farhop.relay.upstream.together import both_body
 
 ROOM = 2**63 - 1
 BODY = {"model": "m", "prompt": "hé", "max_tokens": 50, "stream": True}

@@ -19,7 +19,7 @@ ENGINE_BLOCK_BYTES = 64  # engines count whole blocks of 16 tokens, and compute 
 _LEARN = 0.25  # what each answer weighs
 
 
-class Overhang:
+class PartialBlocks:
     """See the module's head. `by_node`: by the last node that is shared, the bytes known to follow, to be read only."""
 
     __slots__ = ("by_node",)

@@ -2,7 +2,7 @@
 
 A replica that is frozen closes nothing and refuses nothing: what it was sent waits there until probes give it up. So
 each request is due: when the prompts before it and its own were computed, times how late first tokens are hereabouts,
-as measured. What is overdue is in doubt once its replica has shown no sign of life for as long: no answer begun or
+as measured. What is due is overdue once its replica has shown no sign of life for as long: no answer begun or
 ended, no number on its metrics page that moved, no KV event. A slow replica shows those, however late it is.
 
 Invariants: no age is fixed, but the CONFIRM_S that a sign of life has to arrive; nothing is held against anybody for a
@@ -15,8 +15,8 @@ from math import exp, inf, log
 
 from farhop.balance.machine import Event
 
-CONFIRM_S = 0.6  # after doubt: metrics are looked at more often than that
-LOOK_S = 0.2  # how often to ask; with CONFIRM_S what is doubted moves within a second
+CONFIRM_S = 0.6  # after it was due: metrics are looked at more often than that
+CHECK_S = 0.2  # how often to ask; with CONFIRM_S what is overdue moves within a second
 _DEAF_S = 1.0  # so long without being asked, we were not listening ourselves
 _NOISE_MS = 20.0  # by which short times differ without meaning
 _WEIGHT = 0.02
@@ -25,8 +25,8 @@ _SPREADS = 4.0  # of a normal distribution 1 in 30,000 lies beyond, and signs of
 _FACTORS = 3.0, 30.0
 
 
-class LookDue(Event, frozen=True):
-    """LOOK_S went by: engines that say nothing bring no event about by which it could be seen that they say nothing."""
+class OverdueCheckDue(Event, frozen=True):
+    """CHECK_S went by: engines that say nothing bring no event about by which that could be seen."""
 
 
 def _factor(late: float, spread: float) -> float:
@@ -34,7 +34,7 @@ def _factor(late: float, spread: float) -> float:
     return min(max(exp(late + _SPREADS * spread), lo), hi)
 
 
-class Doubts:
+class OverdueRequests:
     """See the module's head. `factor`: so many times what is expected until a first token, it is due."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Doubts:
         due_s = self.factor * (expected_ms + _NOISE_MS) / 1e3
         self._waiting.setdefault(replica, {})[request_id] = now, due_s
         if self.due == inf:
-            self.due, self._asked_at = now + LOOK_S, now
+            self.due, self._asked_at = now + CHECK_S, now
 
     def began(self, elapsed_ms: float, expected_ms: float) -> None:
         """An answer began after so long."""
@@ -76,10 +76,10 @@ class Doubts:
         if replica in self._waiting:
             self._alive_at[replica] = now
 
-    def doubted(self, now: float) -> list[tuple[str, str]]:
+    def overdue(self, now: float) -> list[tuple[str, str]]:
         """The requests to be moved if they can be, with their replicas; to be asked when `due`."""
         deaf, self._asked_at = now - self._asked_at > _DEAF_S, now
-        self.due = now + LOOK_S if self._waiting else inf
+        self.due = now + CHECK_S if self._waiting else inf
         if deaf:
             self._alive_at = dict.fromkeys(self._waiting, now)
             return []

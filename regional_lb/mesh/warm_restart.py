@@ -36,7 +36,7 @@ _LENGTH_BYTES = 4
 _NOBODY: frozenset[str] = frozenset()
 
 
-class Remembered:
+class WarmRestart:
     """See the module's head. `wall_s` is the wall clock, as the disk's."""
 
     def __init__(
@@ -52,14 +52,14 @@ class Remembered:
         self._react, self._refused, self._wall_s = react, refused, wall_s
         self._saved: tuple[object, ...] = ()
 
-    async def recall(self) -> int:
+    async def restore(self) -> int:
         """Begin with what is on disk; how many messages were believed."""
         if self._where is None:
             return 0
         try:
             kept = await asyncio.to_thread(self._where.load, NAME)
         except StateError:
-            self._refused("remembered_broken")
+            self._refused("warm_restart_broken")
             return 0
         if kept is None or not -AGE_AHEAD_S <= self._wall_s() - kept.written_at <= AGE_MAX_S:
             return 0
@@ -74,7 +74,7 @@ class Remembered:
                 believed += 1
                 await asyncio.sleep(0)  # others may run
         except (PeerUpdateError, DecodeError, ValueError):
-            self._refused("remembered_malformed")
+            self._refused("warm_restart_malformed")
         # Who told it is gone: what it learned stays, and it takes part in nothing.
         self._react(PeersChanged(_NOBODY, _NOBODY))
         return believed
@@ -106,7 +106,7 @@ class Remembered:
             await asyncio.to_thread(self._where.save, NAME, b"".join(pieces))
             self._saved = now
         except StateError:
-            self._refused("remembered_unwritten")
+            self._refused("warm_restart_unwritten")
 
 
 def _messages(document: bytes) -> Iterator[peers_pb2.PeerUpdate]:

@@ -53,7 +53,7 @@ class _Drain(Collector):
             super().received(data)
 
 
-class TogetherRun(AttemptRun):
+class ConcurrentPairRun(AttemptRun):
     """Both halves under way: an attempt like others at the engine that answers, with the other half beside it."""
 
     __slots__ = ("_asked_at", "_body", "_broke", "_half", "_prefill", "_prefill_owner")

@@ -28,16 +28,16 @@ async def up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[B
         yield made
         engine.release.set()
         await made.at_rest()
-        await until(lambda: made.global_.repeatable.repeats.store.taken == 0)
+        await until(lambda: made.global_.answer_cache.cache.store.taken == 0)
 
 
 async def test_it_stands_between_only_while_a_route_wants_it(up: Both) -> None:
     balancer = up.global_
-    assert balancer.ingress.relay is balancer.repeatable
+    assert balancer.ingress.relay is balancer.answer_cache
     balancer.relay.react(RoutesChanged({("", ""): RouteConfig()}))
     assert balancer.ingress.relay is balancer.relay
     balancer.relay.react(RoutesChanged({("", ""): RouteConfig(), ("t", "m"): RouteConfig(coalesce=True)}))
-    assert balancer.ingress.relay is balancer.repeatable
+    assert balancer.ingress.relay is balancer.answer_cache
     assert "x-farhop-cache" not in (await send(up.entry, chat(body=BODY))).headers  # another's route
     balancer.relay.react(RoutesChanged({}))
     assert (await send(up.entry, chat(body=BODY))).headers["x-farhop-cache"] == "miss"
