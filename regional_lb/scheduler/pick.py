@@ -62,7 +62,7 @@ class Known(NamedTuple):
 NOTHING = Known({}, {})
 
 
-class Pick(msgspec.Struct, eq=False):
+class Pick(msgspec.Struct, eq=False, gc=False):
     """The choice and the field it was made from. `chosen` None: nobody has room, or, if that is `declined`, only who is
     worse than somebody who soon will. `explored`: it was chosen to learn how fast it is. `prefill`: who computes the
     prompt for the chosen one, None if that does so.
