@@ -19,6 +19,11 @@ def wall() -> datetime:
     return datetime.now(UTC)
 
 
+def cpu_s() -> float:
+    """Seconds of CPU that this process has used."""
+    return time.process_time()
+
+
 class Clock:
     """`now()` in seconds; `wall_ns(now)` is that moment in epoch nanoseconds, by one reading of the wall clock."""
 

@@ -7,7 +7,6 @@ was opened is closed, and what closing meets never hides why it had to be.
 from __future__ import annotations
 
 import asyncio
-import gc
 import resource
 import signal
 import sys
@@ -17,6 +16,7 @@ import uvloop
 
 from farhop.config import ConfigError
 from farhop.relay.http.listener import PortTakenError
+from farhop.service.garbage import Garbage
 from farhop.service.notify import Notifier
 from farhop.store.contract import StoreError
 from farhop.telemetry import logs
@@ -24,9 +24,6 @@ from topology.problems import TopologyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-# A request makes some hundred objects and no cycles: collecting after every 700, the default, finds nothing.
-_GC_ALLOCATIONS = 50_000
 
 # Python lets a thread that computes go on for 5 ms while the loop waits, after each of its reads and writes again: the
 # exporter of spans works for 0.1 s every 5 s.
@@ -80,9 +77,10 @@ async def _serve(name: str, make: Callable[[], Balancer]) -> None:
         loop.add_signal_handler(signal.SIGHUP, balancer.reload)
         print(f"{name}: {line}", flush=True)
         manager.ready(loop, line)
-        gc.freeze()  # what start-up made stays: the collector need not walk it again
-        gc.set_threshold(_GC_ALLOCATIONS)
+        garbage = Garbage()
+        garbage.open()
         await stop.wait()
+        garbage.close()
     manager.stopping()
     await balancer.close()
     manager.close()

@@ -6,6 +6,7 @@ from being recorded here is muted before anything is.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -42,6 +43,11 @@ MODEL_CHARS_MAX = 128
 PROVIDER = "farhop"  # what clients' spans would name, too: the engines behind are not theirs to know
 _UNTRACED = RequestTrace(b"", None)
 _WELL = (outcome.SERVED, outcome.REDIRECTED, outcome.ADVISED)
+
+
+@lru_cache(maxsize=4096)  # each record keeps it: one for all is nothing for the collector to walk
+def _attempted(target: str, how: str) -> tuple[tuple[str, str], ...]:
+    return ((target, how),)
 
 
 class Accounting(Protocol):
@@ -255,7 +261,7 @@ class RequestTelemetry:
         context: RequestContext = active.context
         target, span = attempt.target, context.relay_span
         self._metrics.attempted(target, reason)
-        context.attempts += ((target, reason.reason),)
+        context.attempts += _attempted(target, reason.reason)
         context.relay_span = None
         if not context.trace.sampled:
             return

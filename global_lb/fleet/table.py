@@ -8,6 +8,7 @@ looked at long after it was taken; reading never writes. Never decides, and neve
 from __future__ import annotations
 
 from math import inf
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -15,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farhop.balance.estimate import cost
-from farhop.balance.estimate.drift import AGE_MAX_S, DOUBT_MAX_MS, SILENT_MS_PER_S
+from farhop.balance.estimate.drift import AGE_MAX_S, SILENT_MS_PER_S, UNCERTAINTY_MAX_MS
 from farhop.balance.estimate.residual import corrected
+from farhop.balance.machine import Request
 from farhop.balance.prefix.partial_blocks import PartialBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from farhop.balance.estimate.unacknowledged import Outstanding
-    from farhop.balance.machine import Request
     from farhop.store.documents.report import ModelReport
 
 Column: TypeAlias = NDArray[np.float64]
@@ -39,6 +40,8 @@ STREAM_TOKEN_BYTES = (
 
 
 _NO_PARTIAL_BLOCKS = PartialBlocks()
+_NO_REQUEST = Request("", "", "", 0, 0, (), 0.0)
+_ALL_HERE: Mapping[str, str] = MappingProxyType({})
 _NOWHERE: frozenset[int] = frozenset()  # Python makes each a new one, of 216 bytes
 _LEAST_MS = 1e-6  # a penalty that is configured to nothing still tells who pays it
 
@@ -249,59 +252,45 @@ class Table:
             self.block, self.token_least_ms = block, float(block[TOKEN].min())
 
 
-class Field:
+class Field(msgspec.Struct, eq=False, gc=False):
     """Who may be asked for one request, as columns; `request` and `output_tokens` are what is asked.
 
     `penalty_ms` (None: nobody pays any) and `hot` (places) are by the hot guard; `absent` says why the other lawful
     ones are not here. `moving`: whether any of them changes.
     """
 
-    __slots__ = (
-        "_covered",
-        "_flights",
-        "_predicted",
-        "_token_least_ms",
-        "absent",
-        "at",
-        "block",
-        "body_bytes",
-        "here",
-        "hot",
-        "moving",
-        "names",
-        "output_tokens",
-        "penalty_ms",
-        "prompt_bytes",
-        "request",
-        "sent",
-        "spill_ms",
-        "stream",
-    )  # fmt: skip
+    request: Request
+    output_tokens: float
+    names: tuple[str, ...]
+    at: Mapping[str, int]
+    block: Column
+    sent: Column
+    here: int | None
+    _token_least_ms: float | None = None
+    prompt_bytes: int = 0
+    body_bytes: int = 0
+    stream: bool = False
+    absent: Mapping[str, str] = _ALL_HERE
+    penalty_ms: Column | None = None
+    hot: frozenset[int] = _NOWHERE
+    moving: bool = False
+    spill_ms: float = 0.0
+    _flights: float = 0.0  # round trips beyond the first that the body takes on an idle connection
+    _covered: Column | None = None
+    _predicted: Column | None = None
 
-    def __init__(
-        self, request: Request, output_tokens: float, names: tuple[str, ...], at: Mapping[str, int], block: Column,
-        sent: Column, here: int | None, token_least_ms: float | None = None,
-    ) -> None:  # fmt: skip
-        self.request, self.output_tokens = request, output_tokens
+    def __post_init__(self) -> None:
+        request = self.request
         self.prompt_bytes, self.body_bytes, self.stream = request.prompt_bytes, request.body_bytes, request.stream
-        self.names, self.at, self.block, self.sent, self.here = names, at, block, sent, here
-        self.absent: Mapping[str, str] = {}
-        self.penalty_ms: Column | None = None
-        self.hot = _NOWHERE
-        self.moving = False
-        self.spill_ms = 0.0
-        # Round trips beyond the first that the body takes on an idle connection.
-        self._flights = cost.upload_ms(self.body_bytes, 1.0) if self.body_bytes > cost.INIT_WINDOW_BYTES else 0.0
-        self._covered: Column | None = None
-        self._predicted: Column | None = None
-        self._token_least_ms = token_least_ms
+        if self.body_bytes > cost.INIT_WINDOW_BYTES:
+            self._flights = cost.upload_ms(self.body_bytes, 1.0)
 
     def __len__(self) -> int:
         return len(self.names)
 
     def forget(self) -> None:
         """Let go of the request, but for its sizes: decisions are remembered, and a chain is large."""
-        del self.request
+        self.request = _NO_REQUEST
 
     def hits(self, depths: Mapping[str, int], partial_blocks: PartialBlocks = _NO_PARTIAL_BLOCKS) -> None:
         """These regions hold the prefix chain to these depths, and what is known to follow there."""
@@ -410,9 +399,8 @@ class Field:
         headroom: Column = np.minimum(self.sent[_LEFT], self.block[_FOREIGN] / tokens)
         return headroom
 
-    def doubt_ms(self, now: float) -> Column:
-        """By how much each one's wait may be off at `now`: farhop.balance.estimate.drift.Drift.doubt_ms, of all at
-        once.
+    def uncertainty_ms(self, now: float) -> Column:
+        """By how much each one's wait may be off at `now`: as farhop.balance.estimate.drift has it, of all at once.
 
         By Little's law, one of so many slots frees every service time / slots.
         """
@@ -421,10 +409,10 @@ class Field:
         old_s = np.maximum(now - at, 0.0) * (at != 0.0)  # 0: nothing is known of it
         age_s = np.minimum(old_s, AGE_MAX_S)
         overflow = np.maximum(age_s * use - np.maximum(self.headroom(), 0.0), 0.0)
-        doubt_ms: Column = np.minimum(
-            age_s * wait + overflow * slot_ms + SILENT_MS_PER_S * (old_s - age_s), DOUBT_MAX_MS
+        uncertainty_ms: Column = np.minimum(
+            age_s * wait + overflow * slot_ms + SILENT_MS_PER_S * (old_s - age_s), UNCERTAINTY_MAX_MS
         )
-        return doubt_ms
+        return uncertainty_ms
 
     def least_token_ms(self) -> float:
         """The least that a token costs at any of them."""

@@ -6,7 +6,6 @@ Never chooses outside the field it is given, and gives its reasons with the choi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
 
 import msgspec
@@ -17,7 +16,7 @@ from global_lb.fleet.table import Field, Scored
 from global_lb.routing.policy import OperatorOverrides, Route, RouteConfig, modify
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from random import Random
 
     from numpy.typing import NDArray
@@ -33,13 +32,13 @@ _NO_OVERRIDES = OperatorOverrides()
 _PLAIN = Route(RouteConfig())
 
 
-class ScoredField(Sequence[Scored]):
+class ScoredField(msgspec.Struct, frozen=True, eq=False, gc=False):
     """The field as it was scored, in its order; made when looked at, since hardly any decision is."""
 
-    __slots__ = ("_bias_ms", "_field", "_score", "_shift")
-
-    def __init__(self, field: Field, score: Column, shift: float, bias_ms: Column | None) -> None:
-        self._field, self._score, self._shift, self._bias_ms = field, score, shift, bias_ms
+    _field: Field
+    _score: Column
+    _shift: float
+    _bias_ms: Column | None
 
     @overload
     def __getitem__(self, place: int) -> Scored: ...
@@ -52,11 +51,14 @@ class ScoredField(Sequence[Scored]):
         bias_ms = self._bias_ms.item(place) if self._bias_ms is not None else 0.0
         return self._field.scored(place, self._score.item(place) - self._shift, bias_ms)
 
+    def __iter__(self) -> Iterator[Scored]:
+        return (self[place] for place in range(len(self)))
+
     def __len__(self) -> int:
         return len(self._field)
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(msgspec.Struct, frozen=True, gc=False):
     """The choice and why: the law's verdict, who was not serving and why, and who was scored, in no order.
 
     `ties`: the doubt in ms about the wait of each that it was drawn from, if there was more than one. `spilled_from`:
@@ -67,7 +69,7 @@ class Decision(msgspec.Struct, frozen=True):
 
     verdict: Verdict
     absent: Mapping[str, str]
-    scored: Sequence[Scored]
+    scored: ScoredField | Sequence[Scored]
     chosen: Scored | None
     ties: Mapping[str, float] = {}
     spilled_from: str | None = None
@@ -156,7 +158,7 @@ def pick(
         field.absent,
         scored,
         scored[place],
-        {field.names[at]: doubt_ms for at, doubt_ms in ties} if len(ties) > 1 else {},
+        {field.names[at]: uncertainty_ms for at, uncertainty_ms in ties} if len(ties) > 1 else {},
         _spilled_from(field, unguarded, avoided, place) if avoided is not None else None,
         tuple(notes),
         route,
@@ -245,13 +247,13 @@ def _spilled_from(field: Field, unguarded: Column, avoided: NDArray[np.bool_], c
 def _near_ties(
     field: Field, ready: Column, avoided: NDArray[np.bool_] | None, policy: Policy, now: float
 ) -> list[tuple[int, float]]:
-    """Who may be the best within what the waits are known to: place and doubt in ms. Of these, the cold if any is."""
+    """Who may be the best within what is known of the waits: place, uncertainty (ms). Of these, the cold if any is."""
     best = int(ready.argmin())
     limit = ready.item(best) + policy.ties
-    if policy.doubts and field.moving:
-        doubt_ms = field.doubt_ms(now)
-        near = (ready - doubt_ms <= limit + doubt_ms.item(best)).nonzero()[0].tolist()
-        ties = [(place, doubt_ms.item(place)) for place in near]
+    if policy.uncertain_waits and field.moving:
+        uncertainty_ms = field.uncertainty_ms(now)
+        near = (ready - uncertainty_ms <= limit + uncertainty_ms.item(best)).nonzero()[0].tolist()
+        ties = [(place, uncertainty_ms.item(place)) for place in near]
     elif policy.ties:
         ties = [(place, 0.0) for place in (ready <= limit).nonzero()[0].tolist()]
     else:

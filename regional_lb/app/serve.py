@@ -349,7 +349,7 @@ class RegionalAdmin:
             "sample_age_s": now - sample.at if sample is not None else None,
             "prefill_ms_per_token": speed.prefill_ms_per_token,
             "tpot_ms": speed.tpot_at(total.in_flight + 1.0),
-            "speed_doubt": speed.doubt,
+            "speed_uncertainty": speed.uncertainty,
             "speed_sample_age_s": now - speed.sampled_at if speed.sampled_at is not None else None,
             "slow": flow.speeds.slow(name, total.in_flight, now),
             "adapters_loaded": list(flow.adapters.loaded(name)),

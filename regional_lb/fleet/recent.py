@@ -19,7 +19,7 @@ NODES_MAX = 524_288  # in all entries together: 8 B each, some 36 B more where t
 _NOBODY: frozenset[str] = frozenset()
 
 
-class Cached(msgspec.Struct, frozen=True):
+class Cached(msgspec.Struct, frozen=True, gc=False):
     """A replica began to serve this path. `audience`: regions that may know, None for all. `own`: we sent it there."""
 
     replica: str

@@ -67,7 +67,7 @@ class Columns:
     running: Column  # as the engine counts
     waiting: Column  # the same: who queues there (Sample.queued)
     filled: Column  # share of its cache that is thought to be taken, as of what was last sent there
-    doubt: Column  # by what share its speed may be other than it is thought to be
+    uncertainty: Column  # by what share its speed may be other than it is thought to be
     step_tokens: Column  # of a prompt, what it computes in a step
     short_step_tokens: Column  # the same, but for no longer than STEP_MS
 
@@ -171,7 +171,7 @@ class Table(Columns):
             self.backlog_tokens, self.prefill_ms_per_token, self.tpot_ms, self.batch_interference_ms,
             self.tpot_alone_ms, self.in_flight, self.prefill_room_tokens,
             self.kv_room_tokens, self.slots, self.kv_tokens, self.kv_taken_tokens, self.service_ms, self.sampled_at,
-            self.running, self.waiting, self.filled, self.doubt, self.step_tokens, self.short_step_tokens,
+            self.running, self.waiting, self.filled, self.uncertainty, self.step_tokens, self.short_step_tokens,
         ) = self._block  # fmt: skip
         self.queued_until = queued_until  # until then some engine's word that it queues is fresh
         # By row, of what is counted for each request there, the tokens that its engine was last seen not to hold, and
@@ -322,7 +322,7 @@ class Table(Columns):
         self.service_ms[:] = speeds.service_ms
         self.batch_interference_ms[:], self.tpot_alone_ms[:] = speeds.batch_interference_ms, speeds.tpot_alone_ms
         self.tpot_ms[:] = speeds.tpot_alone_ms + speeds.batch_interference_ms * self.in_flight
-        self.doubt[:] = speeds.doubt
+        self.uncertainty[:] = speeds.uncertainty
 
 
 class _Part(Table):

@@ -228,7 +228,7 @@ class ClientConnection(asyncio.Protocol):
         if reading is not None:
             self._give_back(reading)
             reading.abandon(outcome.CLIENT_LEFT, 0)
-        self._transport = None
+        self._transport = self._close_after = None  # else the two are a cycle for the collector
         answering, self.answering = self.answering, None
         self._abandon_waiting()
         if answering is not None:

@@ -137,37 +137,43 @@ def _key(bearer: str | None) -> bytes:
 
 
 async def _ask(pool: Pool, address: Address, line: str, rest: bytes, timeout_s: float, bytes_max: int) -> Fetched:
-    # A failure is a result, too: an exception that comes just as nobody waits any more would be logged as lost.
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Fetched | FetchError] = loop.create_future()
-    attempt: Collector
-
     def write(connection: UpstreamConnection) -> None:
         connection.write(
             b"%b HTTP/1.1\r\nhost: %b\r\naccept: text/plain, */*\r\naccept-encoding: identity\r\n"
             b"user-agent: farhop\r\n%b" % (line.encode(), connection.host, rest)
         )
 
+    ends_at = asyncio.get_running_loop().time() + timeout_s
+    result = await _once(pool.lend, address, write, ends_at, bytes_max)
+    if isinstance(result, FetchError) and result.outcome is outcome.KEPT_CLOSED:
+        # Probes and the like change nothing, and a connection closed at rest says nothing of who closed it.
+        result = await _once(pool.lend_fresh, address, write, ends_at, bytes_max)
+    if isinstance(result, FetchError):
+        raise result
+    return result
+
+
+async def _once(
+    lend: Callable[[Address, Collector], None],
+    address: Address,
+    write: Callable[[UpstreamConnection], None],
+    ends_at: float,
+    bytes_max: int,
+) -> Fetched | FetchError:
+    # A failure is a result, too: an exception that comes just as nobody waits any more would be logged as lost.
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Fetched | FetchError] = loop.create_future()
+
     def finish(result: Fetched | FetchError) -> None:
-        nonlocal attempt
-        if done.done():
-            return  # who waited for it was cancelled just now
-        if isinstance(result, FetchError) and result.outcome is outcome.KEPT_CLOSED:
-            # Probes and the like change nothing, and a connection closed at rest says nothing of who closed it.
-            attempt = Collector(write, finish, bytes_max)
-            pool.lend_fresh(address, attempt)
-        else:
+        if not done.done():  # else who waited for it was cancelled just now
             done.set_result(result)
 
     attempt = Collector(write, finish, bytes_max)
     # asyncio.timeout does more, at several times the cost.
-    timer = loop.call_later(timeout_s, lambda: finish(FetchError("timeout", outcome.FIRST_BYTE_TIMEOUT)))
+    timer = loop.call_at(ends_at, lambda: finish(FetchError("timeout", outcome.FIRST_BYTE_TIMEOUT)))
     try:
-        pool.lend(address, attempt)
-        result = await done
+        lend(address, attempt)
+        return await done
     finally:
         timer.cancel()
         attempt.abort()
-    if isinstance(result, FetchError):
-        raise result
-    return result

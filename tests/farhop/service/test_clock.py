@@ -3,7 +3,7 @@ from __future__ import annotations
 import time
 from random import Random
 
-from farhop.service.clock import Clock
+from farhop.service.clock import Clock, cpu_s
 
 
 def test_it_runs_as_the_monotonic_clock_does_from_a_random_start() -> None:
@@ -27,3 +27,9 @@ def test_a_moment_has_its_wall_time() -> None:
     now = clock.now()
     assert abs(clock.wall_ns(now + 1.5) - clock.wall_ns(now) - 1_500_000_000) <= 1_000
     assert clock.wall_s(now) == clock.wall_ns(now) / 1e9
+
+
+def test_cpu_is_what_this_process_used() -> None:
+    before = cpu_s()
+    assert sum(range(1_000_000))
+    assert 0.0 < cpu_s() - before < 60.0
