@@ -291,7 +291,7 @@ class Ingress:
         if caller.models and request.model not in caller.models:
             detail = f"this API key is not for this model; it is for {', '.join(caller.models[:_MODELS_SHOWN])}"
             return answers.refusal(outcome.KEY_SCOPE, detail, param="model")
-        if context.recorded and self._telemetry.bound(context, request.model):
+        if context.recorded and self._telemetry.rule_may_differ(context, request.model):
             self._mute_unless_recorded(context, caller, request.model)
         if self.names is not None:
             try:

@@ -203,7 +203,7 @@ class PickerServer:
         for name in pick.ready():
             if len(places) > self.config.fallbacks:
                 break
-            if name != first and name in view and not view[name].bound:
+            if name != first and name in view and not view[name].decode_only:
                 places.append((name, view[name].address))
         return places
 
