@@ -222,7 +222,7 @@ class PickerServer:
         """See stream.Picker."""
         asyncio.get_running_loop().call_exception_handler({"message": "the picker failed", "exception": error})
 
-    # -- ingress.Carrying
+    # -- ingress.RequestCarrier
 
     def start(
         self,
