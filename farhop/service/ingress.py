@@ -424,7 +424,7 @@ class Ingress:
             if self.relay is not None and self.relay.holds(request.id):  # of what is on its way nobody needs them
                 asyncio.get_running_loop().call_soon(self._read_beside, kind, request, body, salt)
         elif len(exchange.body) <= INLINE_BYTES_MAX:
-            self._start(exchange, self.spelled(caller, kind, request, prompt, exchange.body), prompt)
+            self._start(exchange, self.tokenized(caller, kind, request, prompt, exchange.body), prompt)
         else:
             body, salt = exchange.body, self._salt_kept(caller, kind, prompt)
             tokens = self._tokenizers.beginning(kind, request.model, body, salt)
@@ -491,7 +491,7 @@ class Ingress:
     def _salt(self, caller: Caller, kind: Kind, prompt: Prompt) -> str:
         return openai.salt_of(kind, prompt, caller.hint_scope if self._to_engines else None)
 
-    def spelled(self, caller: Caller, kind: Kind, request: Request, prompt: Prompt, body: bytes) -> Request:
+    def tokenized(self, caller: Caller, kind: Kind, request: Request, prompt: Prompt, body: bytes) -> Request:
         """The request with its prompt's tokens, if they are to be had; at once, however long that takes."""
         if self._tokenizers is None or not self._tokenizers.reads(kind, request.model):
             return request
@@ -545,7 +545,7 @@ class Ingress:
             id=f"{self._rng.getrandbits(64):016x}",
             tenant=caller.tenant,
             model=prompt.model,
-            prompt_bytes=len(prompt.canonical) + prompt.unspelled_bytes,
+            prompt_bytes=len(prompt.canonical) + prompt.opaque_bytes,
             body_bytes=len(body),
             body_hash=xxh3_64_intdigest(body),
             chain=chain.chain(prompt.canonical, _seed(caller, prompt)),

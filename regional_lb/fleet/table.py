@@ -103,11 +103,11 @@ class ReducedCapacity(msgspec.Struct, frozen=True):
 class Subset:
     """Some replicas of a table, in its order: their names, each one's place among them, and its row in the table.
 
-    For Memory.hits as of the trie's `version`: `by_slot` has each slot's place (-1: none), and `spelt` the places of
-    small sets of slots asked for lately.
+    For Memory.hits as of the trie's `version`: `by_slot` has each slot's place (-1: none), and `places_by_mask` the
+    places of small sets of slots asked for lately.
     """
 
-    __slots__ = ("_runs", "_slot_runs", "_slots", "at", "by_slot", "names", "rows", "spelt", "version")
+    __slots__ = ("_runs", "_slot_runs", "_slots", "at", "by_slot", "names", "places_by_mask", "rows", "version")
 
     def __init__(self, names: tuple[str, ...], rows: Rows) -> None:
         self.names, self.rows = names, rows
@@ -115,7 +115,7 @@ class Subset:
         self._runs = _runs(rows)
         self._slots = self.by_slot = _NO_ROWS
         self._slot_runs: list[slice] = []
-        self.spelt: dict[int, Rows] = {}
+        self.places_by_mask: dict[int, Rows] = {}
         self.version = -1
 
     def __len__(self) -> int:
@@ -130,7 +130,7 @@ class Subset:
         self._slots, self._slot_runs = slots, _runs(slots)
         self.by_slot = np.full(n_slots, -1, dtype=np.intp)
         self.by_slot[slots] = np.arange(len(self))
-        self.spelt.clear()
+        self.places_by_mask.clear()
         self.version = version
 
     def of_slots(self, held: NDArray[np.bool_]) -> NDArray[np.bool_]:
