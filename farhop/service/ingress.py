@@ -94,7 +94,7 @@ class ModelNames(Protocol):
         """Names that stand for others when this tenant asks, and for which."""
 
 
-class Carrying(Protocol):
+class RequestCarrier(Protocol):
     """Who takes a request that is read, and has its machine decide: the relay, as far as an ingress needs it."""
 
     def start(
@@ -118,7 +118,7 @@ class Carrying(Protocol):
         """Let the machine decide."""
 
 
-class Arrivals(Protocol):
+class ArrivalObserver(Protocol):
     """Who wants to know from where requests come, once they are read."""
 
     def arrived(self, exchange: Exchange, caller: Caller, model: str) -> None:
@@ -161,8 +161,8 @@ class Ingress:
         self._authenticator, self._telemetry, self._clock, self._rng = authenticator, telemetry, clock, rng
         self._session, self._header_matches, self._tokenizers, self._large = session, header_matches, tokenizers, large
         self._wants_tokens = wants_tokens
-        self.relay: Carrying | None = None
-        self.arrivals: Arrivals | None = None
+        self.relay: RequestCarrier | None = None
+        self.arrivals: ArrivalObserver | None = None
         self.names: ModelNames | None = None  # while there are names that stand for other models
         self.limits: Limiter | None = None  # what clients may use, where that is limited
         self.gate: Callable[[], Reply | None] | None = None  # why nobody is let in just now, where there can be a why
@@ -291,7 +291,7 @@ class Ingress:
         if caller.models and request.model not in caller.models:
             detail = f"this API key is not for this model; it is for {', '.join(caller.models[:_MODELS_SHOWN])}"
             return answers.refusal(outcome.KEY_SCOPE, detail, param="model")
-        if context.recorded and self._telemetry.bound(context, request.model):
+        if context.recorded and self._telemetry.rule_may_differ(context, request.model):
             self._mute_unless_recorded(context, caller, request.model)
         if self.names is not None:
             try:
