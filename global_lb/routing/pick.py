@@ -252,10 +252,10 @@ def _near_ties(
     limit = ready.item(best) + policy.ties
     if policy.doubts and field.moving:
         doubt_ms = field.doubt_ms(now)
-        near = (ready - doubt_ms <= limit + doubt_ms.item(best)).nonzero()[0].tolist()
+        near = (ready - doubt_ms <= np.array(limit + doubt_ms.item(best))).nonzero()[0].tolist()
         ties = [(place, doubt_ms.item(place)) for place in near]
     elif policy.ties:
-        ties = [(place, 0.0) for place in (ready <= limit).nonzero()[0].tolist()]
+        ties = [(place, 0.0) for place in (ready <= np.array(limit)).nonzero()[0].tolist()]
     else:
         return [(best, 0.0)]
     if avoided is None or len(ties) == 1:
