@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from farhop.identity.api_keys import BASE62, CHANCE_CHARS, digest, spelled
+from farhop.identity.api_keys import BASE62, CHANCE_CHARS, digest, with_checksum
 from farhop.store.contract import KEY_PREFIX, Conflict, issued_key
 from farhop.store.documents import issued_keys
 from farhop.store.documents.document import DocumentError
@@ -245,7 +245,7 @@ def _length(option: str, text: str) -> timedelta:
 
 
 def _made() -> str:
-    return spelled(_chance(CHANCE_CHARS))
+    return with_checksum(_chance(CHANCE_CHARS))
 
 
 def _id() -> str:

@@ -52,7 +52,7 @@ class Canary(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.first_s is None else (self.first_s - self.began_s) * 1e3
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class StatusSample(msgspec.Struct, frozen=True, kw_only=True):
     """What the global balancers that answered said at a moment: each region's worst state and fullest share, the epochs
     of the law that they go by, and which regions are pilot lights: True where all of them have woken it."""
 
@@ -91,7 +91,7 @@ def homes(canaries: Iterable[Canary], before_s: float) -> dict[tuple[str, str], 
 
 
 def live(
-    drill: Drill, canaries: Sequence[Canary], looks: Sequence[Look], now_s: float, violations: int
+    drill: Drill, canaries: Sequence[Canary], looks: Sequence[StatusSample], now_s: float, violations: int
 ) -> dict[str, float]:
     """The measures of the last moment, of canaries in the order they ended. `violations` are those of the whole run:
     one is never forgotten."""
@@ -110,7 +110,9 @@ def live(
     return found
 
 
-def is_back(drill: Drill, canaries: Sequence[Canary], looks: Sequence[Look], marks: Timeline, now_s: float) -> bool:
+def is_back(
+    drill: Drill, canaries: Sequence[Canary], looks: Sequence[StatusSample], marks: Timeline, now_s: float
+) -> bool:
     """Whether all regions are up, and the affected are all served where they were at first, for a moment now.
 
     Who asks so seldom that hardly any did in that moment is judged by the last that did since the restoration.
@@ -138,7 +140,7 @@ def is_back(drill: Drill, canaries: Sequence[Canary], looks: Sequence[Look], mar
 def measured(
     drill: Drill,
     canaries: Sequence[Canary],
-    looks: Sequence[Look],
+    looks: Sequence[StatusSample],
     marks: Timeline,
     violates: Callable[[Canary], bool],
     egress_usd_per_gb: Mapping[str, float],
@@ -226,14 +228,14 @@ def _served_there(drill: Drill, home: Mapping[tuple[str, str], str]) -> set[tupl
     return {who for who, region in home.items() if region in drill.blast_radius.regions}
 
 
-def _detect_s(drill: Drill, looks: Sequence[Look], t0: float) -> float | None:
+def _detect_s(drill: Drill, looks: Sequence[StatusSample], t0: float) -> float | None:
     for look in looks:
         if look.at_s >= t0 and any(look.states.get(name) in WRONG for name in drill.blast_radius.regions):
             return look.at_s - t0
     return None
 
 
-def _pilot_light_s(looks: Sequence[Look], t0: float) -> float | None:
+def _pilot_light_s(looks: Sequence[StatusSample], t0: float) -> float | None:
     """Of pilot lights that were asleep when it began: one that was awake shows nothing."""
     before = next((look.pilots for look in reversed(looks) if look.at_s < t0), {})
     asleep = [name for name, awake in before.items() if not awake]
@@ -320,7 +322,7 @@ def _spill_usd(
     )
 
 
-def _survivors(drill: Drill, look: Look) -> list[float]:
+def _survivors(drill: Drill, look: StatusSample) -> list[float]:
     lost = drill.lost()
     return [used for name, used in look.used.items() if name not in lost]
 

@@ -12,7 +12,7 @@ import msgspec
 from farhop_drill.checks import Finding
 from farhop_drill.document import MEASURES
 from farhop_drill.machine import DrillVerdict
-from farhop_drill.measures import Canary, Look, Timeline
+from farhop_drill.measures import Canary, StatusSample, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,7 +63,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     findings: list[Finding] = []
     done: list[Done] = []
     canaries: list[Canary] = []
-    looks: list[Look] = []
+    looks: list[StatusSample] = []
     skipped: int = 0
 
     @property

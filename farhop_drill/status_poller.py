@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from farhop_drill.measures import Look
+from farhop_drill.measures import StatusSample
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -46,13 +46,13 @@ class StatusPoller:
                 self._answers[at] = self._clock(), status
             await asyncio.sleep(EVERY_S)
 
-    def look(self, began: float) -> Look | None:
+    def look(self, began: float) -> StatusSample | None:
         """What those who answered lately say, times counted from `began`; None if nobody did."""
         now = self._clock()
         return seen([status for at, status in self._answers.values() if now - at <= FRESH_S], now - began)
 
 
-def seen(statuses: Sequence[Mapping[str, Any]], at_s: float) -> Look | None:
+def seen(statuses: Sequence[Mapping[str, Any]], at_s: float) -> StatusSample | None:
     """Of each region the worst state that any of these balancers gives it, and its fullest share of any model."""
     if not statuses:
         return None
@@ -76,7 +76,7 @@ def seen(statuses: Sequence[Mapping[str, Any]], at_s: float) -> Look | None:
                 for offer in models.values() if isinstance(models, dict) else ():
                     used[name] = max(used.get(name, 0.0), float(offer.get("used_share") or 0.0))
     epochs = tuple(status["law_epoch"] for status in statuses if isinstance(status.get("law_epoch"), int))
-    return Look(at_s=at_s, states=states, used=used, epochs=epochs, pilots=pilots)
+    return StatusSample(at_s=at_s, states=states, used=used, epochs=epochs, pilots=pilots)
 
 
 def _badness(state: str) -> int:

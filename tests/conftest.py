@@ -25,10 +25,14 @@ from farhop_lab.world.world import World, WorldSettings
 
 T = TypeVar("T")
 _NAP_S = 0.005
+SPANS_EVERY_MS = 500  # of the processes that tests start
 
 NEEDS = ("docker", "root", "browser", "history", "envoy", "chaos")  # the markers of `make test-system`
 TESTS = Path(__file__).parent
 DRILLS = TESTS / "drills"
+# Of processes that tests start: nobody here trusts who this machine trusts, and to load that costs each 30 ms of CPU.
+# A world has none either (farhop_lab.world): with one environment one server forks them all, and a server costs 1 s.
+NO_CERTIFICATES = {"SSL_CERT_FILE": os.devnull}
 ASKS = b"running: RunningWorld"  # in the files whose tests share the world
 VERSION_BEFORE = "e0c6e3d"  # the version that tests/deploy/test_skew.py runs beside this one
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -246,6 +250,15 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         world = item.config.stash[WORLD]
         del item.config.stash[WORLD]
         world.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _spans_in_fewer_exports() -> Iterator[None]:
+    """A quarter of what a world costs under load is exports of spans, by each of its dozen processes ten times a second
+    as it has it. Few tests look at spans, and none at how soon they come."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", str(SPANS_EVERY_MS))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

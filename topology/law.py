@@ -84,7 +84,7 @@ class Law:
     """The rules of one topology, for models of this lineage. Never changes: a new epoch is a new Law, and so are other
     models (`knowing`)."""
 
-    __slots__ = ("_fresh", "_inside", "_ruled_models", "_stale", "_topology", "bound", "epoch", "lineage")
+    __slots__ = ("_fresh", "_inside", "_ruled_models", "_stale", "_topology", "bound_models", "epoch", "lineage")
 
     def __init__(self, topology: Topology, lineage: Lineage = NO_LINEAGE) -> None:
         self._compile(topology, lineage, _members(topology), _ruled(topology))
@@ -95,7 +95,7 @@ class Law:
         self._topology, self.lineage = topology, lineage
         self.epoch = topology.epoch
         self._inside, self._ruled_models = inside, ruled
-        self.bound = _bound(ruled, lineage)  # models that rules bind, by name: any other is any model
+        self.bound_models = _bound(ruled, lineage)  # models that rules bind, by name: any other is any model
         # Two generations bound the memo at 2 × _MEMO_MAX without bookkeeping on a hit.
         self._fresh: dict[_Memo, Verdict] = {}
         self._stale: dict[_Memo, Verdict] = {}
@@ -186,14 +186,14 @@ class Law:
         return [
             name
             for name in before.lineage.keys() & self.lineage.keys()
-            if (bound := self.bound.get(name, ())) is None or bound != before.bound.get(name, ())
+            if (bound := self.bound_models.get(name, ())) is None or bound != before.bound_models.get(name, ())
         ]
 
     def left_by_rules(self, tenant: str, model: str) -> tuple[str, ...] | None:
         """Of the regions where anything may be done with a tenant's prompt, those that the rules about a model leave,
         sorted; None where they keep out none. Others are not named: they may not be for the tenant to know of."""
         who = self._topology.tenants.get(tenant)
-        if who is None or model not in self.bound:
+        if who is None or model not in self.bound_models:
             return None
         kept_out = frozenset[str]().union(*self._model_clauses(who, model))
         scopes = (Scope.PROCESSING, Scope.LOGGING, Scope.HINTS)
@@ -211,7 +211,7 @@ class Law:
         model is not read yet.
         """
         # A model that no rule binds is any model: so clients cannot fill the memo with names.
-        memo = (tenant, model if model in self.bound else "", scope, narrow, key)
+        memo = (tenant, model if model in self.bound_models else "", scope, narrow, key)
         found = self._fresh.get(memo)
         return found if found is not None else self._judge(memo)
 
@@ -219,7 +219,7 @@ class Law:
         """`verdict` of a request, by the name, too, that it came by where that stood for its model: both bind."""
         tenant, model, narrow, key = request.tenant, request.model, request.narrow, request.key
         verdict = self.verdict(tenant, model, scope, narrow, key)
-        if request.alias not in self.bound:
+        if request.alias not in self.bound_models:
             return verdict
         return _joined(verdict, self.verdict(tenant, request.alias, scope, narrow, key))
 
@@ -274,7 +274,7 @@ class Law:
     def _model_clauses(self, who: Tenant, model: str) -> Iterator[_Excluded]:
         """The rules of the model and of what it is based on, each for this tenant and for everybody."""
         everybody = self._topology.models
-        names = self.bound.get(model, ())
+        names = self.bound_models.get(model, ())
         if names is None:
             if who.models or everybody:
                 yield self._nowhere(f"models have rules, and nobody knows the base of adapter {_shown(model)}")
@@ -356,7 +356,7 @@ class _Reach:
 
     def of_model(self, tenant: Tenant | None, model: str) -> int:
         """By the world's rules and the tenant's for it and what it is based on."""
-        names = self._law.bound.get(model, ())
+        names = self._law.bound_models.get(model, ())
         if self._scope is Scope.ENTRY or names == ():
             return self._all
         each = [self._law.topology.models] + ([tenant.models] if tenant is not None else [])

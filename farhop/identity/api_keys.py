@@ -94,7 +94,7 @@ def no_issued_key(_sha256: str) -> Issued | None:
     return None
 
 
-def spelled(chance: str) -> str:
+def with_checksum(chance: str) -> str:
     """The key of 30 base62 characters of chance."""
     check, number = "", zlib.crc32(chance.encode())
     for _ in range(CHECK_CHARS):
@@ -108,7 +108,7 @@ def mistyped(key: str) -> bool:
     if not key.startswith(ISSUED):
         return False
     chance = key[len(ISSUED) : len(ISSUED) + CHANCE_CHARS]
-    return len(chance) != CHANCE_CHARS or spelled(chance) != key
+    return len(chance) != CHANCE_CHARS or with_checksum(chance) != key
 
 
 def digest(key: str) -> str:

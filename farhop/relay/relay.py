@@ -491,7 +491,7 @@ class Relay:
         for active in self._live.values():
             attempt, forward = active.attempt, active.forward
             if isinstance(attempt, AttemptRun) and forward is not None and forward.address == address:
-                attempt.inquiry.doubted = True
+                attempt.inquiry.path_broke = True
 
     def is_dark(self, attempt: AttemptRun) -> bool:
         """Whether the way to its upstream is broken now."""

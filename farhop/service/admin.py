@@ -128,7 +128,7 @@ def composed(ingress: Ingress, authenticator: KeyAuthenticator, question: Questi
     try:
         caller = authenticator.trusted(question.tenant, narrowing(question.allow))
         body = bytes(question.body)
-        return ingress.spelled(caller, kind, *ingress.compose(caller, kind, body, path), body)
+        return ingress.tokenized(caller, kind, *ingress.compose(caller, kind, body, path), body)
     except bodies.BodyError as error:
         raise ExplainError(error.detail) from None
 

@@ -88,7 +88,7 @@ def relimit(limits: Limits, pool: Pool, *listeners: Listener) -> None:
     """By these bounds from now on; connections of clients that are there keep to those they came under."""
     pool.limits = upstream_limits(limits)
     for listener in listeners:
-        listener.bound(client_limits(limits))
+        listener.set_limits(client_limits(limits))
 
 
 def context_of(certificates: Certificates | None) -> Callable[[], ssl.SSLContext]:

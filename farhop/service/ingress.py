@@ -94,7 +94,7 @@ class ModelNames(Protocol):
         """Names that stand for others when this tenant asks, and for which."""
 
 
-class Carrying(Protocol):
+class RequestCarrier(Protocol):
     """Who takes a request that is read, and has its machine decide: the relay, as far as an ingress needs it."""
 
     def start(
@@ -118,7 +118,7 @@ class Carrying(Protocol):
         """Let the machine decide."""
 
 
-class Arrivals(Protocol):
+class ArrivalObserver(Protocol):
     """Who wants to know from where requests come, once they are read."""
 
     def arrived(self, exchange: Exchange, caller: Caller, model: str) -> None:
@@ -161,8 +161,8 @@ class Ingress:
         self._authenticator, self._telemetry, self._clock, self._rng = authenticator, telemetry, clock, rng
         self._session, self._header_matches, self._tokenizers, self._large = session, header_matches, tokenizers, large
         self._wants_tokens = wants_tokens
-        self.relay: Carrying | None = None
-        self.arrivals: Arrivals | None = None
+        self.relay: RequestCarrier | None = None
+        self.arrivals: ArrivalObserver | None = None
         self.names: ModelNames | None = None  # while there are names that stand for other models
         self.limits: Limiter | None = None  # what clients may use, where that is limited
         self.gate: Callable[[], Reply | None] | None = None  # why nobody is let in just now, where there can be a why
@@ -291,7 +291,7 @@ class Ingress:
         if caller.models and request.model not in caller.models:
             detail = f"this API key is not for this model; it is for {', '.join(caller.models[:_MODELS_SHOWN])}"
             return answers.refusal(outcome.KEY_SCOPE, detail, param="model")
-        if context.recorded and self._telemetry.bound(context, request.model):
+        if context.recorded and self._telemetry.rule_may_differ(context, request.model):
             self._mute_unless_recorded(context, caller, request.model)
         if self.names is not None:
             try:
@@ -424,7 +424,7 @@ class Ingress:
             if self.relay is not None and self.relay.holds(request.id):  # of what is on its way nobody needs them
                 asyncio.get_running_loop().call_soon(self._read_beside, kind, request, body, salt)
         elif len(exchange.body) <= INLINE_BYTES_MAX:
-            self._start(exchange, self.spelled(caller, kind, request, prompt, exchange.body), prompt)
+            self._start(exchange, self.tokenized(caller, kind, request, prompt, exchange.body), prompt)
         else:
             body, salt = exchange.body, self._salt_kept(caller, kind, prompt)
             tokens = self._tokenizers.beginning(kind, request.model, body, salt)
@@ -491,7 +491,7 @@ class Ingress:
     def _salt(self, caller: Caller, kind: Kind, prompt: Prompt) -> str:
         return openai.salt_of(kind, prompt, caller.hint_scope if self._to_engines else None)
 
-    def spelled(self, caller: Caller, kind: Kind, request: Request, prompt: Prompt, body: bytes) -> Request:
+    def tokenized(self, caller: Caller, kind: Kind, request: Request, prompt: Prompt, body: bytes) -> Request:
         """The request with its prompt's tokens, if they are to be had; at once, however long that takes."""
         if self._tokenizers is None or not self._tokenizers.reads(kind, request.model):
             return request
@@ -545,7 +545,7 @@ class Ingress:
             id=f"{self._rng.getrandbits(64):016x}",
             tenant=caller.tenant,
             model=prompt.model,
-            prompt_bytes=len(prompt.canonical) + prompt.unspelled_bytes,
+            prompt_bytes=len(prompt.canonical) + prompt.opaque_bytes,
             body_bytes=len(body),
             body_hash=xxh3_64_intdigest(body),
             chain=chain.chain(prompt.canonical, _seed(caller, prompt)),

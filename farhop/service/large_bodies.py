@@ -112,7 +112,7 @@ def _cut(prompt: Prompt) -> Prompt:
     beyond = len(prompt.canonical) - most
     if beyond <= 0:
         return prompt
-    return replace(prompt, canonical=prompt.canonical[:most], unspelled_bytes=prompt.unspelled_bytes + beyond)
+    return replace(prompt, canonical=prompt.canonical[:most], opaque_bytes=prompt.opaque_bytes + beyond)
 
 
 # -- the wire between the two: a frame, a message, and bytes as they are

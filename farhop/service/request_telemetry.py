@@ -160,10 +160,10 @@ class RequestTelemetry:
         now = self._clock.now()
         return RequestContext(_UNTRACED, now, now, None if self.under is None else self.under.law)
 
-    def bound(self, context: RequestContext, model: str) -> bool:
+    def rule_may_differ(self, context: RequestContext, model: str) -> bool:
         """Whether what was said at its head, of any model, may not hold of this one, or not any more."""
         law = context.law
-        return law is None or self.under is None or law is not self.under.law or model in law.bound
+        return law is None or self.under is None or law is not self.under.law or model in law.bound_models
 
     def admitted(self, context: RequestContext, head: Head, *, outside: bool) -> None:
         """It is known who asks. Whoever comes from `outside` may have only so many requests traced by asking for it."""

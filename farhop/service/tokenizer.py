@@ -120,7 +120,7 @@ class ModelTokenizer:
             asked = messages.as_chat(asked)
         text = self._chat(asked)
         special = asked.get("add_special_tokens") is True
-        return self._spelled(text, _shape(kind, asked), special=special, whole=whole)
+        return self._as_prompt(text, _shape(kind, asked), special=special, whole=whole)
 
     def _completion(self, asked: dict[str, Any], *, whole: bool) -> TokenizedPrompt:
         prompt = asked["prompt"]
@@ -132,10 +132,10 @@ class ModelTokenizer:
             prompt = prompt[0]
         if isinstance(prompt, str):
             special = asked.get("add_special_tokens") is not False
-            return self._spelled(prompt, Kind.COMPLETION, special=special, whole=whole)
+            return self._as_prompt(prompt, Kind.COMPLETION, special=special, whole=whole)
         return TokenizedPrompt(_packed(prompt), Kind.COMPLETION, whole=True)
 
-    def _spelled(self, text: str, shape: str, *, special: bool, whole: bool) -> TokenizedPrompt:
+    def _as_prompt(self, text: str, shape: str, *, special: bool, whole: bool) -> TokenizedPrompt:
         if not (special and self._adds_tokens):
             ids, whole = (self._pieces.ids(text), True) if whole else self._pieces.beginning(text)
             return TokenizedPrompt(ids, shape, whole)
@@ -321,10 +321,10 @@ class Tokenizers:
         if len(body) > BEGINNING_BYTES_MAX:
             return None
         try:
-            spelled = self._reader(model).read(kind, body, whole=False)
+            prompt = self._reader(model).read(kind, body, whole=False)
         except Exception:  # noqa: BLE001 - as in `now`; who reads the whole counts why it cannot be read
             return None
-        return self._counted(spelled, cache_salt)
+        return self._counted(prompt, cache_salt)
 
     def later(
         self,
@@ -376,9 +376,9 @@ class Tokenizers:
         for threads in (self._threads, self._behind):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _counted(self, spelled: TokenizedPrompt, cache_salt: str) -> Tokens:
-        self.prompts += spelled.whole
-        return Tokens(spelled.ids, cache_salt, spelled.shape, spelled.whole)
+    def _counted(self, prompt: TokenizedPrompt, cache_salt: str) -> Tokens:
+        self.prompts += prompt.whole
+        return Tokens(prompt.ids, cache_salt, prompt.shape, prompt.whole)
 
     def _unread(self, error: BaseException) -> None:
         self.unread[error.reason if isinstance(error, UnreadableError) else "shape"] += 1

@@ -1,7 +1,8 @@
 """Benchmarks that a command runs: how many requests a second of CPU the simulator carries. Never a test.
 
-Small worlds are the ready-made `arena` (chats, closed loop) with other sites, under farhop and under a router that
-hardly costs anything, which leaves engines, clients and wires. The large one is open loop: 60 regions of 100 GPUs,
+Small worlds are the ready-made `arena` (chats, closed loop) with other sites and `agentic` (contexts to 100k tokens) as
+it is, under farhop and under a router that hardly costs anything, which leaves engines, clients and wires. The large
+one is open loop: 60 regions of 100 GPUs,
 requests at 20 of them, which have a global balancer each. Counted is what was concluded after a warm-up; a world that
 is too much for this machine ends early and says how far it came. One process, one thread; CPU time, since machines are
 shared.
@@ -27,13 +28,14 @@ if TYPE_CHECKING:
 
     from farhop_lab.sim.world import World
 
-SCENARIO = "arena"
+CHATS, AGENTS = "arena", "agentic"
 CLIENTS_PER_REPLICA = 30  # as the scenario has it
 FARHOP, CHEAP = "farhop", "spill-least-load"
 REGIONS, REPLICAS_EACH, BALANCERS = 60, 100, 20
 RATE_PER_S = 4_000.0
 PROMPTS = 50
 SINCE_S, UNTIL_S = 15.0, 60.0
+AGENTS_UNTIL_S = 180.0  # they ask a fifth as often
 LARGE_SINCE_S, LARGE_UNTIL_S = 1.0, 11.0
 STEP_S = 0.25  # of virtual time between two looks at the clock
 LIMIT_S = 50.0  # of CPU, for one world
@@ -44,10 +46,11 @@ class Size(msgspec.Struct, frozen=True):
 
     router: str
     replicas: int = 0
+    scenario: str = CHATS
 
 
-SIZES = (Size(FARHOP, 12), Size(CHEAP, 12), Size(FARHOP, 36), Size(CHEAP, 36), Size(FARHOP))
-QUICK = (Size(FARHOP, 12), Size(CHEAP, 12))
+QUICK = (Size(FARHOP, 12), Size(CHEAP, 12), Size(FARHOP, 6, AGENTS), Size(CHEAP, 6, AGENTS))
+SIZES = (*QUICK, Size(FARHOP, 36), Size(CHEAP, 36), Size(FARHOP))
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -74,7 +77,7 @@ def measure(sizes: Sequence[Size] = SIZES, progress: Callable[[str], None] = lam
     """All rows, one after the other."""
     rows = []
     for size in sizes:
-        what = f"3 regions, {size.replicas} replicas"
+        what = f"{size.scenario}, 3 regions, {size.replicas} replicas"
         if not size.replicas:
             what = f"{REGIONS} regions x {REPLICAS_EACH} replicas, {BALANCERS} global balancers"
         progress(f"{what}, {size.router}")
@@ -83,14 +86,16 @@ def measure(sizes: Sequence[Size] = SIZES, progress: Callable[[str], None] = lam
 
 
 def _small(what: str, size: Size) -> Row:
-    scenario = load.find(SCENARIO, worlds.names())
-    each = {"replicas": size.replicas // 3}
-    sites = {name: site.model_copy(update=each) for name, site in scenario.doc.sites.items()}
-    scenario = scenario.but(sites=sites, duration_s=UNTIL_S, warm_up_s=SINCE_S)
-    clients = sum(sum(work.clients.values()) for work in scenario.doc.work)
-    key = Key(SCENARIO, size.router, CLIENTS_PER_REPLICA * size.replicas / clients, 1)
-    world, _clients = cell.prepared(scenario, key)
-    return _timed(what, size.router, world, SINCE_S, UNTIL_S)
+    scenario = load.find(size.scenario, worlds.names())
+    until, times = AGENTS_UNTIL_S, 1.0
+    if size.scenario == CHATS:
+        each = {"replicas": size.replicas // 3}
+        sites = {name: site.model_copy(update=each) for name, site in scenario.doc.sites.items()}
+        scenario, until = scenario.but(sites=sites), UNTIL_S
+        times = CLIENTS_PER_REPLICA * size.replicas / sum(sum(work.clients.values()) for work in scenario.doc.work)
+    scenario = scenario.but(duration_s=until, warm_up_s=SINCE_S)
+    world, _clients = cell.prepared(scenario, Key(size.scenario, size.router, times, 1))
+    return _timed(what, size.router, world, SINCE_S, until)
 
 
 def _large(what: str, size: Size) -> Row:

@@ -160,7 +160,7 @@ class Hop:
         if due <= context.timeline.now:
             self._give_up(outcome.STALLED)
         else:
-            # The way may break meanwhile: doubt() has it looked at again.
+            # The way may break meanwhile: path_broke() has it looked at again.
             self._watch = context.timeline.at(due, self._quiet)
 
     @property
@@ -176,9 +176,9 @@ class Hop:
         most_s = self._balancer.context.watching.between_bytes_s
         return stall_s(0.0, most_s) if self._balancer.links.is_dark(self._region.name) else most_s
 
-    def doubt(self) -> None:
+    def path_broke(self) -> None:
         """The channel to its region broke."""
-        self.inquiry.doubted = True
+        self.inquiry.path_broke = True
         if self._began:
             self._watch.cancel()
             self._watch = self._balancer.context.timeline.after(0.0, self._quiet)

@@ -35,7 +35,7 @@ class SentAttempt(SilentAttempt, Protocol):
     def quiet(self) -> bool:
         """Whether nothing of it has come for so long that it is to be asked about."""
 
-    def doubt(self) -> None:
+    def path_broke(self) -> None:
         """The channel to its region broke."""
 
 
@@ -160,5 +160,5 @@ class RegionLinks:
         if self._up.get(region) != up and not self._over:
             self._up[region] = up
             for hop in () if up else self._hops(region):
-                hop.doubt()
+                hop.path_broke()
             self._react(ChannelChanged(region, up, self._region(region)))

@@ -140,7 +140,7 @@ class Undrawn(GlobalPredictive):
     """The predictive score, and no near ties."""
 
     ties = 0.0
-    doubts = False
+    uncertain_waits = False
 
 
 class Makers(msgspec.Struct, frozen=True):

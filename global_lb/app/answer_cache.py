@@ -101,7 +101,7 @@ class AnswerCacheRelay:
         metrics.gauge("answer_cache_bytes_max", "Bytes that both may take.", lambda: float(store.capacity))
         metrics.gauge("answer_cache_answers", "Answers kept.", lambda: float(len(store)))
 
-    # -- ingress.Carrying
+    # -- ingress.RequestCarrier
 
     def holds(self, request_id: str) -> bool:
         """Whether a request is here and was sent nowhere yet."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farhop.balance.estimate import cost
-from farhop.balance.estimate.drift import AGE_MAX_S, DOUBT_MAX_MS, SILENT_MS_PER_S
+from farhop.balance.estimate.drift import AGE_MAX_S, SILENT_MS_PER_S, UNCERTAINTY_MAX_MS
 from farhop.balance.estimate.residual import corrected
 from farhop.balance.machine import Request
 from farhop.balance.prefix.partial_blocks import PartialBlocks
@@ -41,7 +41,9 @@ STREAM_TOKEN_BYTES = (
 
 # A float beside a short column takes longer than the column itself.
 _ZERO, _ONE, _TINY, _BETA = (np.array(number) for number in (0.0, 1.0, 1e-9, BETA))
-_AGE_MAX_S, _SILENT_MS_PER_S, _DOUBT_MAX_MS = (np.array(float(n)) for n in (AGE_MAX_S, SILENT_MS_PER_S, DOUBT_MAX_MS))
+_AGE_MAX_S, _SILENT_MS_PER_S, _UNCERTAINTY_MAX_MS = (
+    np.array(float(n)) for n in (AGE_MAX_S, SILENT_MS_PER_S, UNCERTAINTY_MAX_MS)
+)
 _NO_PARTIAL_BLOCKS = PartialBlocks()
 _NO_REQUEST = Request("", "", "", 0, 0, (), 0.0)
 _ALL_HERE: Mapping[str, str] = MappingProxyType({})
@@ -402,9 +404,8 @@ class Field(msgspec.Struct, eq=False, gc=False):
         headroom: Column = np.minimum(self.sent[_LEFT], self.block[_FOREIGN] / tokens)
         return headroom
 
-    def doubt_ms(self, now: float) -> Column:
-        """By how much each one's wait may be off at `now`: farhop.balance.estimate.drift.Drift.doubt_ms, of all at
-        once.
+    def uncertainty_ms(self, now: float) -> Column:
+        """By how much each one's wait may be off at `now`: as farhop.balance.estimate.drift has it, of all at once.
 
         By Little's law, one of so many slots frees every service time / slots.
         """
@@ -413,10 +414,10 @@ class Field(msgspec.Struct, eq=False, gc=False):
         old_s = np.maximum(np.array(now) - at, _ZERO) * (at != _ZERO)  # 0: nothing is known of it
         age_s = np.minimum(old_s, _AGE_MAX_S)
         overflow = np.maximum(age_s * use - np.maximum(self.headroom(), _ZERO), _ZERO)
-        doubt_ms: Column = np.minimum(
-            age_s * wait + overflow * slot_ms + _SILENT_MS_PER_S * (old_s - age_s), _DOUBT_MAX_MS
+        uncertainty_ms: Column = np.minimum(
+            age_s * wait + overflow * slot_ms + _SILENT_MS_PER_S * (old_s - age_s), _UNCERTAINTY_MAX_MS
         )
-        return doubt_ms
+        return uncertainty_ms
 
     def least_token_ms(self) -> float:
         """The least that a token costs at any of them."""

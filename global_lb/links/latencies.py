@@ -55,7 +55,7 @@ class LatencyTable:
         self._changed = asyncio.Event()
 
     def arrived(self, exchange: Exchange, caller: Caller, model: str) -> None:
-        """See farhop.service.ingress.Arrivals."""
+        """See farhop.service.ingress.ArrivalObserver."""
         now = self._clock()
         if now >= self._due:
             self._due, self._left = now + 1.0, SAMPLES_PER_S_MAX

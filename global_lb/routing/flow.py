@@ -107,10 +107,10 @@ class RequestState:
     """One request in the machine's hands. `lawful` is by the law it came under (and its token's, if it has one).
 
     `attempt` is the one under way, `attempts` how many there were. `last_resort`: no promise is made any more;
-    `doubted`: it waits until it is known whether the processes live at which it broke off; `due` is what its timer is
-    set for; `held_until` is when its patience ends, once it began. `waits_ms` is how long it would wait in regions that
-    refused it, as they said; `waited_s` what it waited in queues of regions that let it go; `resumes`: how often its
-    stream broke and was to go on elsewhere, and `broke`: where.
+    `quarantined`: it waits until it is known whether the processes live at which it broke off; `due` is what its timer
+    is set for; `held_until` is when its patience ends, once it began. `waits_ms` is how long it would wait in regions
+    that refused it, as they said; `waited_s` what it waited in queues of regions that let it go; `resumes`: how often
+    its stream broke and was to go on elsewhere, and `broke`: where.
     """
 
     request: Request
@@ -120,7 +120,7 @@ class RequestState:
     transport_retries: int = 0
     budgeted: bool = False
     last_resort: bool = False
-    doubted: bool = False
+    quarantined: bool = False
     decision: Decision | None = None
     refusals: dict[str, Outcome] = field(default_factory=dict)
     waits_ms: dict[str, float] = field(default_factory=dict)
@@ -507,7 +507,7 @@ class GlobalFlow:
                 state.refusals.clear()  # as its timer, which is due, would
             alike = (
                 request.tenant, request.model, request.narrow, request.key, state.lawful, frozenset(state.refusals),
-                state.doubted and request.body_hash,
+                state.quarantined and request.body_hash,
             )  # fmt: skip
             if alike in stuck:
                 continue
@@ -607,7 +607,7 @@ class GlobalFlow:
         request = state.request
         if now >= request.deadline:
             return [self._answer(state, outcome.DEADLINE, "the request's deadline passed")]
-        state.doubted = False
+        state.quarantined = False
         if self._suspects.against and request.body_hash and (commands := self._suspected(state, now)) is not None:
             return commands
         decision = state.decision = self._decide(state, now, verdict)
@@ -689,7 +689,7 @@ class GlobalFlow:
         """What to do instead of sending a request on; None where nothing is held against it."""
         request = state.request
         quarantine = self._suspects.quarantine((request.tenant, request.body_hash), self._reported_at, now)
-        state.doubted = quarantine is not None
+        state.quarantined = quarantine is not None
         if quarantine is None:
             return None
         if quarantine.sure:

@@ -158,7 +158,7 @@ def pick(
         field.absent,
         scored,
         scored[place],
-        {field.names[at]: doubt_ms for at, doubt_ms in ties} if len(ties) > 1 else {},
+        {field.names[at]: uncertainty_ms for at, uncertainty_ms in ties} if len(ties) > 1 else {},
         _spilled_from(field, unguarded, avoided, place) if avoided is not None else None,
         tuple(notes),
         route,
@@ -247,13 +247,13 @@ def _spilled_from(field: Field, unguarded: Column, avoided: NDArray[np.bool_], c
 def _near_ties(
     field: Field, ready: Column, avoided: NDArray[np.bool_] | None, policy: Policy, now: float
 ) -> list[tuple[int, float]]:
-    """Who may be the best within what the waits are known to: place and doubt in ms. Of these, the cold if any is."""
+    """Who may be the best within what is known of the waits: place, uncertainty (ms). Of these, the cold if any is."""
     best = int(ready.argmin())
     limit = ready.item(best) + policy.ties
-    if policy.doubts and field.moving:
-        doubt_ms = field.doubt_ms(now)
-        near = (ready - doubt_ms <= np.array(limit + doubt_ms.item(best))).nonzero()[0].tolist()
-        ties = [(place, doubt_ms.item(place)) for place in near]
+    if policy.uncertain_waits and field.moving:
+        uncertainty_ms = field.uncertainty_ms(now)
+        near = (ready - uncertainty_ms <= np.array(limit + uncertainty_ms.item(best))).nonzero()[0].tolist()
+        ties = [(place, uncertainty_ms.item(place)) for place in near]
     elif policy.ties:
         ties = [(place, 0.0) for place in (ready <= np.array(limit)).nonzero()[0].tolist()]
     else:

@@ -33,20 +33,25 @@ _DETAILS = {
 _regions = lru_cache(maxsize=1024)(frozenset[str])  # of many requests alike: each would hold them as long as it lives
 
 
-class Standing(NamedTuple):
+class TenantTerms(NamedTuple):
     """What the law of a region makes of a tenant: `scope` as `hint_scope` has it, `is_recorded` as `recorded`."""
 
     scope: str
     is_recorded: bool
 
 
-def standing(law: Law, tenant: str, narrow: tuple[tuple[str, ...], ...], region: str, key: str) -> Standing:
+def terms_of(law: Law, tenant: str, narrow: tuple[tuple[str, ...], ...], region: str, key: str) -> TenantTerms:
     """How a tenant stands under this law, where its request asked to stay within `narrow`, by this key."""
-    return Standing(hint_scope(law.topology, tenant), recorded(law, tenant, "", narrow, region, key))
+    return TenantTerms(hint_scope(law.topology, tenant), recorded(law, tenant, "", narrow, region, key))
 
 
 def vouched(
-    claims: HopClaims | RedirectToken, stands: Standing, issuer: str = "", attempt: str = "", *, charged: bool = False
+    claims: HopClaims | RedirectToken,
+    stands: TenantTerms,
+    issuer: str = "",
+    attempt: str = "",
+    *,
+    charged: bool = False,
 ) -> Caller:
     """The caller whom a token vouches for, who `stands` so here. `attempt`: the issuer's name for it. `charged`: as a
     Caller has it."""
@@ -89,5 +94,5 @@ class RedirectedCallers:
         why = law.verdict(claims.tenant, "", Scope.ENTRY).why_not(region)
         if why is not None:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, f"this balancer may not read the request: {why}")
-        caller = vouched(claims, standing(law, claims.tenant, claims.narrow, region, claims.key))
+        caller = vouched(claims, terms_of(law, claims.tenant, claims.narrow, region, claims.key))
         return caller if not claims.key_id else as_issued(caller, claims)

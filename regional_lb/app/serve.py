@@ -21,7 +21,7 @@ from farhop.store.documents.report import TEXT_LIMIT
 from farhop.store.kept import notice
 from farhop.telemetry import attributes as a
 from farhop.telemetry.release import release
-from regional_lb.app.redirect_token import RETRY_AFTER_S, Standing, standing, vouched
+from regional_lb.app.redirect_token import RETRY_AFTER_S, TenantTerms, terms_of, vouched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,7 +69,7 @@ class HopAuthenticator:
         self._verifier, self._flow, self._clock, self._names_body = verifier, flow, clock, names_body
         self.newest_epoch = 0
         self._under = flow.law
-        self._standings: dict[tuple[str, str], Standing] = {}  # by tenant and key, of requests that narrow nothing
+        self._terms: dict[tuple[str, str], TenantTerms] = {}  # by tenant and key, of requests that narrow nothing
 
     def caller(self, head: Head) -> Caller | Reply:
         """Who the global tier asks for. The law here is evaluated again, in admission."""
@@ -94,13 +94,13 @@ class HopAuthenticator:
             if why is not None:
                 return answers.refusal(outcome.UNLAWFUL_UNREAD, f"region {region}: {why}")
         if law is not self._under:
-            self._under, self._standings = law, {}
+            self._under, self._terms = law, {}
         who = claims.tenant, claims.key
-        stands = None if claims.narrow else self._standings.get(who)
+        stands = None if claims.narrow else self._terms.get(who)
         if stands is None:
-            stands = standing(law, claims.tenant, claims.narrow, region, claims.key)
-            if not claims.narrow and len(self._standings) < CALLERS_MAX:
-                self._standings[who] = stands
+            stands = terms_of(law, claims.tenant, claims.narrow, region, claims.key)
+            if not claims.narrow and len(self._terms) < CALLERS_MAX:
+                self._terms[who] = stands
         return vouched(claims, stands, issuer, claims.attempt, charged=True)
 
     def wished(self, caller: Caller, preferences: Preferences, lines: bytes) -> Caller:  # noqa: ARG002
@@ -349,7 +349,7 @@ class RegionalAdmin:
             "sample_age_s": now - sample.at if sample is not None else None,
             "prefill_ms_per_token": speed.prefill_ms_per_token,
             "tpot_ms": speed.tpot_at(total.in_flight + 1.0),
-            "speed_doubt": speed.doubt,
+            "speed_uncertainty": speed.uncertainty,
             "speed_sample_age_s": now - speed.sampled_at if speed.sampled_at is not None else None,
             "slow": flow.speeds.slow(name, total.in_flight, now),
             "adapters_loaded": list(flow.adapters.loaded(name)),

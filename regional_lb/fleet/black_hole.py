@@ -1,4 +1,4 @@
-"""The guard against sinkholes: who fails at once frees its slots at once, looks idle, and so draws all the work.
+"""The guard against black holes: who fails at once frees its slots at once, looks idle, and so draws all the work.
 
 What failed before its time goes on counting at its replica, slot and KV cache, for as long as serving it would have
 taken: to every policy and to `room` alike a replica that fails fast looks no emptier than one that serves. (Prequal

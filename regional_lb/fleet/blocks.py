@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from regional_lb.fleet.kv_events import TOKEN_BYTES, Cleared, Linked, Removed, Stored, spell
+from regional_lb.fleet.kv_events import TOKEN_BYTES, Cleared, Linked, Removed, Stored, canonical_keys
 
 if TYPE_CHECKING:
     from regional_lb.fleet.kv_events import Hash, KvEvent
@@ -38,7 +38,7 @@ class Path:
 
     def __init__(self, ids: bytes, adapter: str = "", cache_salt: str = "") -> None:
         self._ids, self._adapter = ids, adapter
-        self._salt = spell((cache_salt,)) if cache_salt else b""
+        self._salt = canonical_keys((cache_salt,)) if cache_salt else b""
         self._nodes: dict[int, list[int]] = {}
 
     @property

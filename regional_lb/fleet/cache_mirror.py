@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _BLOCK_TOKENS = 16  # an engine counts whole blocks
 _MIRROR_SLACK_BYTES = 64 * 1024  # an answer's first byte may be faster than the event that its prompt is stored
-_SPELT_MAX, _SPELT_PLACES_MAX = 1024, 64
+_PLACES_KEPT_MAX, _PLACES_MAX = 1024, 64
 
 
 class CacheMirror:
@@ -91,8 +91,8 @@ class CacheMirror:
         for depth, mask in found:
             held = ENDS[depth] + behind.get(chain[depth - 1], 0.0)
             if mask & (mask - 1):
-                places = some.spelt.get(mask)
-                hits.append((held, _spell(some, mask, trie.slots_known) if places is None else places))
+                places = some.places_by_mask.get(mask)
+                hits.append((held, _places_of(some, mask, trie.slots_known) if places is None else places))
             else:
                 place = by_slot.item(mask.bit_length() - 1)
                 if place >= 0:
@@ -126,15 +126,15 @@ class CacheMirror:
         return self.trie.confine(name, chain, found) < len(chain)
 
 
-def _spell(some: Subset, mask: int, n_slots: int) -> Rows | NDArray[np.bool_]:
+def _places_of(some: Subset, mask: int, n_slots: int) -> Rows | NDArray[np.bool_]:
     """The places of a set of slots. Those of few are kept, since hot prefixes ask for the same."""
     held = spread(mask, n_slots)
-    if mask.bit_count() > _SPELT_PLACES_MAX:
+    if mask.bit_count() > _PLACES_MAX:
         return some.of_slots(held)
     places = some.by_slot[held.nonzero()[0]]
-    if len(some.spelt) >= _SPELT_MAX:
-        some.spelt.clear()
-    places = some.spelt[mask] = places[places >= 0]
+    if len(some.places_by_mask) >= _PLACES_KEPT_MAX:
+        some.places_by_mask.clear()
+    places = some.places_by_mask[mask] = places[places >= 0]
     return places
 
 

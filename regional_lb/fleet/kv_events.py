@@ -15,8 +15,8 @@ TOKEN_BYTES = 4  # an id as little-endian u32
 class Stored(msgspec.Struct, frozen=True):
     """Blocks that follow one another below `parent` (None: they begin a prompt) are held.
 
-    `tokens` are the ids of all of them, TOKEN_BYTES each; `extras` is one of `spell`ed keys per block, b"" for none, or
-    () where no block has any. `group`: the KV cache group, None where there is but one.
+    `tokens` are the ids of all of them, TOKEN_BYTES each; `extras` has for each block what `canonical_keys` makes of
+    its keys, b"" for none, or is () where no block has any. `group`: the KV cache group, None where there is but one.
     """
 
     hashes: Sequence[Hash]
@@ -54,6 +54,6 @@ class Linked(msgspec.Struct, frozen=True):
 KvEvent: TypeAlias = Stored | Removed | Cleared | Lost | Linked
 
 
-def spell(keys: Sequence[Any]) -> bytes:
+def canonical_keys(keys: Sequence[Any]) -> bytes:
     """What sets a block apart beside its tokens, as bytes that go into its node; b"" for nothing."""
     return b"\xff" + msgspec.msgpack.encode(keys) if keys else b""

@@ -64,7 +64,7 @@ class AnswerLengths:
         if self._longer is None:
             ended = self._counts.cumsum()
             self._longer = 1.0 - (1.0 - _SELDOM) * np.concatenate([[0.0], ended[:-1] / ended[-1]])
-        longer: Tokens = self._longer[_SHARES.searchsorted(shares, side="right")]
+        longer: Tokens = self._longer.take(_SHARES.searchsorted(shares, side="right"))
         return longer
 
     @property
@@ -76,18 +76,35 @@ class AnswerLengths:
         return self._usual
 
 
-def peak_tokens(held: Tokens, expected: Tokens, generated: Tokens, counts: Tokens, lengths: AnswerLengths) -> float:
+def peak_tokens(
+    held: list[float], expected: list[float], generated: list[float], lengths: AnswerLengths, others: float = 0.0
+) -> float:
     """The most that sequences will have taken at any time from now on, but for a chance of CHANCE.
 
-    Of each: the tokens its prompt holds, those expected of its answer (0: it has none), those it has been answered, and
-    how many there are alike. At least one.
+    Of each: the tokens its prompt holds, those expected of its answer (0: it has none), and those it has been answered.
+    At least one. `others`: how many the last two stand for, half of them each, where they are no sequences themselves.
     """
-    ahead = _AHEAD[: int(_AHEAD.searchsorted(_FAR * float(expected.max()))) + 2]
-    grown = np.add.outer(np.minimum(generated, lengths.usual_share * expected), ahead)
-    left = lengths.longer(grown[:, :-1] / np.maximum(expected, 1.0)[:, None])
+    count = len(held)
+    columns = np.array(held + expected + generated).reshape(3, count)  # at once, and of one list: it is asked for often
+    answers = columns[1]
+    most = min(int(_AHEAD.searchsorted(_FAR * max(expected))) + 2, len(_AHEAD))
+    grown = np.minimum(columns[2], lengths.usual_share * answers)[:, None]
+    shares = grown + _AHEAD[: most - 1]
+    shares /= np.maximum(answers, 1.0)[:, None]
+    left = lengths.longer(shares)
     left /= left[:, :1].copy()
-    grown[expected == 0.0] = 0.0
-    size = grown[:, 1:] + held[:, None]
-    mean = size * left
-    peaks = counts @ mean + _Z * np.sqrt(counts @ (mean * (size - mean)))
+    size = grown + _AHEAD[1:most]
+    if 0.0 in expected:
+        size[answers == 0.0] = 0.0
+    size += columns[0][:, None]
+    mean = left
+    mean *= size
+    size -= mean
+    size *= mean  # the variance
+    counts = np.ones(count)
+    if others:
+        counts[-2:] = others / 2.0
+    peaks = np.sqrt(counts @ size)
+    peaks *= _Z
+    peaks += counts @ mean
     return float(peaks.max())

@@ -5,10 +5,11 @@
 Peers serve the same models on the same kind of GPU. What they measure is the weighted median of all their own figures;
 where none has measured of late, what they did before; where none ever has, what is configured, times what other kinds
 of GPU with the same model make of theirs: guesses and measurements are never held against each other as they are. All
-of it is in shares of what is configured for each. The less a replica has measured of late, the greater its doubt.
+of it is in shares of what is configured for each. The less a replica has measured of late, the greater its uncertainty.
 
 Invariants: every figure exists, is positive, finite and in its domain; without samples it goes to the peers' figure,
-and its doubt to DOUBT; nothing is written but by what is told and by `refresh`, some times a second. Never chooses.
+and its uncertainty to UNCERTAINTY; nothing is written but by what is told and by `refresh`, some times a second. Never
+chooses.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ OWN = 1.0
 # By what share GPUs of one kind differ without being slower: what prompts in between make of a token. Within it they
 # are equals, and the load between them decides.
 ALIKE = 0.1
-DOUBT = 0.5  # by what share a replica may be off of which nothing was measured of late
+UNCERTAINTY = 0.5  # by what share a replica may be off of which nothing was measured of late
 SLOW = 1.5  # times its peers' figure: worth telling
 _PRIOR = 0.1  # evidence that a guess is worth beside the first thing measured of its kind
 # Beside what they measure now that counts twice: regions are compared by it, and what the prompts of a few seconds make
@@ -66,14 +67,14 @@ _FADES_S = np.array((TAU_S, TAU_S, SERVICE_TAU_S)).reshape(_FIGURES, 1)
 
 
 class Pace(NamedTuple):
-    """One replica's figures, as they are used. `peers_*`: what its peers measure; `doubt` is a share, 0..DOUBT.
-    `sampled_at`: when it last told anything, None if it never did."""
+    """One replica's figures, as they are used. `peers_*`: what its peers measure; `uncertainty` is a share, at
+    most UNCERTAINTY. `sampled_at`: when it last told anything, None if it never did."""
 
     prefill_ms_per_token: float
     tpot_ms: float  # of an answer that is alone there
     batch_interference_ms: float  # what each request under way adds to a token of every other
     service_ms: float
-    doubt: float
+    uncertainty: float
     sampled_at: float | None
     peers: int  # how many there are beside it
     peers_prefill_ms_per_token: float
@@ -108,7 +109,7 @@ class _Kind:
 
 
 def _medians(own: Columns, evidence: Columns) -> tuple[Columns, Columns]:
-    """Of each row the weighted median (the lesser of two: a doubtful one is better tried) and all of the weight."""
+    """Of each row the weighted median (the lesser of two: an uncertain one is better tried) and all of the weight."""
     if own.shape[1] == 1:
         return own[:, 0], evidence[:, 0]
     order = own.argsort(axis=1)
@@ -141,7 +142,7 @@ class Speeds:
         self._configured = np.ones((_FIGURES, n_rows))
         self._level = np.zeros((_FIGURES, n_rows))
         self._expected = np.ones((_FIGURES, n_rows))
-        self.batch_interference_ms, self.doubt = np.zeros(n_rows), np.full(n_rows, DOUBT)
+        self.batch_interference_ms, self.uncertainty = np.zeros(n_rows), np.full(n_rows, UNCERTAINTY)
 
     # -- reading
 
@@ -175,7 +176,7 @@ class Speeds:
         pace_ms, tpot_ms, service_ms = self._expected[:, row].tolist()
         peers_ms = (self._configured[:, row] * np.exp(self._level[:, row])).tolist()
         return Pace(
-            pace_ms, tpot_ms, self.batch_interference_ms.item(row), service_ms, self.doubt.item(row),
+            pace_ms, tpot_ms, self.batch_interference_ms.item(row), service_ms, self.uncertainty.item(row),
             self._of[row].sampled_at, len(self._kind_of[row].rows) - 1, peers_ms[0], peers_ms[1],
         )  # fmt: skip
 
@@ -308,7 +309,7 @@ class Speeds:
         share = squares / (squares + OWN * OWN)
         expected = self._configured * np.exp(level + differs * share)
         self._expected = np.minimum(np.maximum(expected, _DOMAIN[:, 0]), _DOMAIN[:, 1])
-        self.doubt = DOUBT * np.sqrt(1.0 - np.maximum(share[0], share[1]))
+        self.uncertainty = UNCERTAINTY * np.sqrt(1.0 - np.maximum(share[0], share[1]))
         interference_share = self._interference_share()
         self.batch_interference_ms = self._expected[1] * interference_share
         for row in rows:

@@ -67,7 +67,7 @@ class Columns:
     running: Column  # as the engine counts
     waiting: Column  # the same: who queues there (Sample.queued)
     filled: Column  # share of its cache that is thought to be taken, as of what was last sent there
-    doubt: Column  # by what share its speed may be other than it is thought to be
+    uncertainty: Column  # by what share its speed may be other than it is thought to be
     step_tokens: Column  # of a prompt, what it computes in a step
     short_step_tokens: Column  # the same, but for no longer than STEP_MS
 
@@ -104,11 +104,11 @@ class ReducedCapacity(msgspec.Struct, frozen=True):
 class Subset:
     """Some replicas of a table, in its order: their names, each one's place among them, and its row in the table.
 
-    For Memory.hits as of the trie's `version`: `by_slot` has each slot's place (-1: none), and `spelt` the places of
-    small sets of slots asked for lately.
+    For Memory.hits as of the trie's `version`: `by_slot` has each slot's place (-1: none), and `places_by_mask` the
+    places of small sets of slots asked for lately.
     """
 
-    __slots__ = ("_runs", "_slot_runs", "_slots", "at", "by_slot", "names", "rows", "spelt", "version")
+    __slots__ = ("_runs", "_slot_runs", "_slots", "at", "by_slot", "names", "places_by_mask", "rows", "version")
 
     def __init__(self, names: tuple[str, ...], rows: Rows) -> None:
         self.names, self.rows = names, rows
@@ -116,7 +116,7 @@ class Subset:
         self._runs = _runs(rows)
         self._slots = self.by_slot = _NO_ROWS
         self._slot_runs: list[slice] = []
-        self.spelt: dict[int, Rows] = {}
+        self.places_by_mask: dict[int, Rows] = {}
         self.version = -1
 
     def __len__(self) -> int:
@@ -131,7 +131,7 @@ class Subset:
         self._slots, self._slot_runs = slots, _runs(slots)
         self.by_slot = np.full(n_slots, -1, dtype=np.intp)
         self.by_slot[slots] = np.arange(len(self))
-        self.spelt.clear()
+        self.places_by_mask.clear()
         self.version = version
 
     def of_slots(self, held: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -172,7 +172,7 @@ class Table(Columns):
             self.backlog_tokens, self.prefill_ms_per_token, self.tpot_ms, self.batch_interference_ms,
             self.tpot_alone_ms, self.in_flight, self.prefill_room_tokens,
             self.kv_room_tokens, self.slots, self.kv_tokens, self.kv_taken_tokens, self.service_ms, self.sampled_at,
-            self.running, self.waiting, self.filled, self.doubt, self.step_tokens, self.short_step_tokens,
+            self.running, self.waiting, self.filled, self.uncertainty, self.step_tokens, self.short_step_tokens,
         ) = self._block  # fmt: skip
         self.queued_until = queued_until  # until then some engine's word that it queues is fresh
         # By row, of what is counted for each request there, the tokens that its engine was last seen not to hold, and
@@ -323,7 +323,7 @@ class Table(Columns):
         self.service_ms[:] = speeds.service_ms
         self.batch_interference_ms[:], self.tpot_alone_ms[:] = speeds.batch_interference_ms, speeds.tpot_alone_ms
         self.tpot_ms[:] = speeds.tpot_alone_ms + speeds.batch_interference_ms * self.in_flight
-        self.doubt[:] = speeds.doubt
+        self.uncertainty[:] = speeds.uncertainty
 
 
 class _Part(Table):

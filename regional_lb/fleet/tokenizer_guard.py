@@ -2,8 +2,8 @@
 
 A prompt rendered in another way than the engine does it may have as many tokens and share none of its blocks: so both
 are compared, the tokens that an engine counts and those it found cached. What is wrong for one shape (one client's
-tools) is no reason to disbelieve the others. Invariants: a doubted shape is tried again now and then, so that no doubt
-is for ever; memory is bounded. Never decides, and asking changes nothing.
+tools) is no reason to disbelieve the others. Invariants: a distrusted shape is tried again now and then, so that no
+verdict is for ever; memory is bounded. Never decides, and asking changes nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 _WRONG_MAX = 3  # in a row: neither an eviction nor a late event explains that
-_TRIAL = 16  # of the prompts of a doubted shape, one in so many is gone by all the same
+_TRIAL = 16  # of the prompts of a distrusted shape, one in so many is gone by all the same
 _SHAPES_MAX = 4096
 _BLOCK_TOKENS = 16  # the smallest block that engines have: what differs by less may be one of theirs
 
@@ -26,10 +26,10 @@ class Shape(NamedTuple):
     rendering: str
 
 
-class _Doubt(msgspec.Struct):
+class _Mismatches(msgspec.Struct):
     miscounted: int = 0  # in a row
     mispredicted: int = 0
-    prompts: int = 0  # since it is doubted for what was cached
+    prompts: int = 0  # since it is distrusted for what was cached
 
 
 class TokenizerGuard:
@@ -38,33 +38,33 @@ class TokenizerGuard:
 
     def __init__(self) -> None:
         self.miscounts = self.mispredictions = 0
-        self._doubts: dict[Shape, _Doubt] = {}  # latest doubted last
+        self._mismatches: dict[Shape, _Mismatches] = {}  # latest distrusted last
 
     def believes(self, shape: Shape) -> bool:
         """Whether this shape's tokens are gone by."""
-        doubt = self._doubts.get(shape)
-        if doubt is None:
+        seen = self._mismatches.get(shape)
+        if seen is None:
             return True
-        if doubt.miscounted >= _WRONG_MAX:
+        if seen.miscounted >= _WRONG_MAX:
             return False
-        return doubt.mispredicted < _WRONG_MAX or doubt.prompts % _TRIAL == _TRIAL - 1
+        return seen.mispredicted < _WRONG_MAX or seen.prompts % _TRIAL == _TRIAL - 1
 
     @property
-    def doubted(self) -> list[Shape]:
+    def distrusted(self) -> list[Shape]:
         """The shapes that are not gone by."""
-        return [shape for shape, d in self._doubts.items() if max(d.miscounted, d.mispredicted) >= _WRONG_MAX]
+        return [shape for shape, d in self._mismatches.items() if max(d.miscounted, d.mispredicted) >= _WRONG_MAX]
 
     def counted(self, shape: Shape, ours: int, reported: int) -> None:
         """An engine told how many tokens a prompt has that was tokenized here, too."""
-        doubt = self._doubts.get(shape)
-        if doubt is not None and doubt.mispredicted >= _WRONG_MAX:
-            doubt.prompts += 1
+        seen = self._mismatches.get(shape)
+        if seen is not None and seen.mispredicted >= _WRONG_MAX:
+            seen.prompts += 1
         if ours != reported:
             self.miscounts += 1
-            self._doubt(shape).miscounted += 1
-        elif doubt is not None:
-            doubt.miscounted = 0
-            self._settle(shape, doubt)
+            self._mismatch(shape).miscounted += 1
+        elif seen is not None:
+            seen.miscounted = 0
+            self._settle(shape, seen)
 
     def cached(self, shape: Shape, expected: float, reported: int, held: float) -> None:
         """An engine that reports all found `reported` of a prompt's tokens cached, where it let us expect `expected`;
@@ -75,17 +75,17 @@ class TokenizerGuard:
         more, less = reported > expected + _BLOCK_TOKENS, reported + _BLOCK_TOKENS < expected
         if less or (more and reported > held + _BLOCK_TOKENS):
             self.mispredictions += 1
-            self._doubt(shape).mispredicted += 1
-        elif reported and (doubt := self._doubts.get(shape)) is not None:
-            doubt.mispredicted = doubt.prompts = 0
-            self._settle(shape, doubt)
+            self._mismatch(shape).mispredicted += 1
+        elif reported and (seen := self._mismatches.get(shape)) is not None:
+            seen.mispredicted = seen.prompts = 0
+            self._settle(shape, seen)
 
-    def _doubt(self, shape: Shape) -> _Doubt:
-        doubt = self._doubts[shape] = self._doubts.pop(shape, _Doubt())
-        if len(self._doubts) > _SHAPES_MAX:
-            del self._doubts[next(iter(self._doubts))]
-        return doubt
+    def _mismatch(self, shape: Shape) -> _Mismatches:
+        seen = self._mismatches[shape] = self._mismatches.pop(shape, _Mismatches())
+        if len(self._mismatches) > _SHAPES_MAX:
+            del self._mismatches[next(iter(self._mismatches))]
+        return seen
 
-    def _settle(self, shape: Shape, doubt: _Doubt) -> None:
-        if not (doubt.miscounted or doubt.mispredicted):
-            del self._doubts[shape]
+    def _settle(self, shape: Shape, seen: _Mismatches) -> None:
+        if not (seen.miscounted or seen.mispredicted):
+            del self._mismatches[shape]

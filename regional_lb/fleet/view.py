@@ -116,20 +116,20 @@ class Replica(msgspec.Struct, frozen=True):
         return self.writes_on == "text" or self.writes_on == carrier
 
     @property
-    def bound(self) -> bool:
+    def decode_only(self) -> bool:
         """Whether it answers nothing that no other prefills for it."""
         return self.role == "decode" and self.handover == "sglang"
 
 
 class View(msgspec.Struct, frozen=True):
     """All replicas by name, and the names of those that serve a model, or (`by_variant`) a model or a version of it, of
-    those that only prefill for it (`prefillers`, by variant), and of those that are `bound`."""
+    those that only prefill for it (`prefillers`, by variant), and of those that are `decode_only`."""
 
     replicas: dict[str, Replica]
     by_model: dict[str, tuple[str, ...]]
     by_variant: dict[str, tuple[str, ...]]
     prefillers: dict[str, tuple[str, ...]] = {}
-    bound: frozenset[str] = frozenset()
+    decode_only: frozenset[str] = frozenset()
 
     def facts(self, model: str) -> ModelFacts:
         """What holds of a model at all that serve it."""
@@ -176,8 +176,8 @@ def view_of(replicas: list[Replica]) -> View:
     models = {model: tuple(names) for model, names in by_model.items()}
     halves = {variant: tuple(names) for variant, names in prefillers.items()}
     variants = models | {variant: tuple(names) for variant, names in by_version.items()}
-    bound = frozenset(replica.name for replica in replicas if replica.bound)
-    return View({r.name: r for r in replicas}, models, variants | halves, halves, bound)
+    decode_only = frozenset(replica.name for replica in replicas if replica.decode_only)
+    return View({r.name: r for r in replicas}, models, variants | halves, halves, decode_only)
 
 
 class ViewSwapped(Event, frozen=True):

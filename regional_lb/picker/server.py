@@ -203,7 +203,7 @@ class PickerServer:
         for name in pick.ready():
             if len(places) > self.config.fallbacks:
                 break
-            if name != first and name in view and not view[name].bound:
+            if name != first and name in view and not view[name].decode_only:
                 places.append((name, view[name].address))
         return places
 
@@ -222,7 +222,7 @@ class PickerServer:
         """See stream.Picker."""
         asyncio.get_running_loop().call_exception_handler({"message": "the picker failed", "exception": error})
 
-    # -- ingress.Carrying
+    # -- ingress.RequestCarrier
 
     def start(
         self,

@@ -278,7 +278,7 @@ class RegionalFlow:
         self._overdue_requests.alive(state.replica, now)
         self._start(state, event, now)
         if event.status < 400:
-            if state.replica not in self.view.bound:  # what that took over it does not keep for the next
+            if state.replica not in self.view.decode_only:  # what that took over it does not keep for the next
                 self._fleet.caches(state.replica, state.request.chain, self.law.request_verdict(state.request, _HINTS))
             chosen = state.chosen if state.request.stream else None
             if chosen is not None:
@@ -328,7 +328,7 @@ class RegionalFlow:
         if event.status < 400:
             # Of a stream in pieces nobody knows how long the engine took for which.
             lacks = event.usage is not None and not state.resumes and self._learn(state, event.usage, now)
-            lacks = lacks or (event.whole and state.replica not in self.view.bound)
+            lacks = lacks or (event.whole and state.replica not in self.view.decode_only)
             chain = event.chain if self._keeps(state, event) else state.request.chain if lacks else ()
             if chain:
                 self._fleet.caches(state.replica, chain, self.law.request_verdict(state.request, _HINTS))
@@ -407,7 +407,7 @@ class RegionalFlow:
             return self._fill(failed, now)
         self._pairs.give_back(state)
         self._overdue_requests.over(freed, event.id)
-        if freed in self.view.bound and event.outcome is outcome.FIRST_BYTE_TIMEOUT:
+        if freed in self.view.decode_only and event.outcome is outcome.FIRST_BYTE_TIMEOUT:
             state.tried += (freed,)  # each waits for the other: either may be the one that is stuck
         state.replica = ""
         again = self._again(state, now) if state.whole else self._elsewhere(state, failed, event.outcome, now)
@@ -454,7 +454,7 @@ class RegionalFlow:
         """As with a law: who is with an engine stays, and each further attempt goes by this, too."""
         queue = event.config.queue
         self.config = event.config
-        self.queue.bound(queue.requests_max, queue.tokens_max, queue.starvation_s)
+        self.queue.set_limits(queue.requests_max, queue.tokens_max, queue.starvation_s)
         self.wait_estimate.foreign_by(event.config.foreign)
         self.scaling.configure(event.config.scaling, event.config.scalings)
         self.policies.configure(event.policies)
@@ -567,7 +567,7 @@ class RegionalFlow:
         silent, self._fleet.silent = self._fleet.silent, []
         for state in list(self._requests.values()):
             request, reason = state.request, outcome.FIRST_BYTE_TIMEOUT
-            asked = (state.prefiller or state.replica, state.replica if state.replica in self.view.bound else "")
+            asked = (state.prefiller or state.replica, state.replica if state.replica in self.view.decode_only else "")
             lost = next((name for name in asked if name in silent), "")
             if not lost or state.started or request.id not in self._requests:
                 continue
@@ -645,7 +645,7 @@ class RegionalFlow:
         if not self._holds(chosen.replica, own_tokens + state.need.output_tokens):
             return []
         half = self._pairs.begin(state, choice, now) if choice.prefill is not None else None
-        if half is None and chosen.replica in self.view.bound:
+        if half is None and chosen.replica in self.view.decode_only:
             return []  # who was to prefill is on trial, and has one already
         state.attempts += 1
         state.replica, state.forwarded_at, state.pick = chosen.replica, now, choice
@@ -996,7 +996,11 @@ class RegionalFlow:
     def _keeps(self, state: RequestState, event: machine.AttemptEnded) -> bool:
         """Whether the replica holds the answer behind its prompt, as it was heard and the next turn will bring it. If
         it generated far more, it was thinking, and that stands between the two."""
-        if event.fault is not None or state.replica in self.view.bound or len(event.chain) <= len(state.request.chain):
+        if (
+            event.fault is not None
+            or state.replica in self.view.decode_only
+            or len(event.chain) <= len(state.request.chain)
+        ):
             return False
         tokens = event.usage.completion_tokens if event.usage is not None else 0
         return event.answer_bytes >= ANSWER_SHARE * tokens * self.estimates.bytes_per_token(state.request.model)

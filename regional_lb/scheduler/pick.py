@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 _PART_MIN = 16
 _MASK = np.dtype(np.bool_)
 BLOCKING_TOKENS = 1000.0  # shorter prompts are computed before many come, wherever that is
-EXPLORED_SHARE = 0.05  # of the picks: those that look for somebody more doubtful among near ties
-_DOUBTS = 0.05  # by how much more doubtful that one must be: in an idle fleet all are, and there is nothing to find
+EXPLORED_SHARE = 0.05  # of the picks: those that look for somebody more uncertain among near ties
+_MORE = 0.05  # by how much more uncertain that one must be: in an idle fleet all are, and there is nothing to find
 FIELD_MAX = 64  # of how many replicas a pick is remembered: of more, the best
 
 
@@ -174,9 +174,9 @@ class Pick(msgspec.Struct, eq=False, gc=False):
 
 
 def _latest_ms(need: Need, table: Table, uncached: Column) -> Column:
-    """How long each takes for it at the most, if it is slower than it is thought to be by twice its doubt."""
+    """How long each takes for it at the most, if it is slower than it is thought to be by twice its uncertainty."""
     prefill_ms = (table.backlog_tokens + uncached) * table.prefill_ms_per_token
-    latest_ms: Column = (1.0 + 2.0 * table.doubt) * (prefill_ms + need.output_tokens * table.tpot_ms)
+    latest_ms: Column = (1.0 + 2.0 * table.uncertainty) * (prefill_ms + need.output_tokens * table.tpot_ms)
     return latest_ms
 
 
@@ -267,7 +267,7 @@ def pick(
             explored = row != usual
         left, backlog, pace_ms, tpot_ms = _work(table, uncached, row)
         if policy.explores:  # it might miss the request's deadline, by _latest_ms
-            latest_ms = (1.0 + 2.0 * table.doubt.item(row)) * (
+            latest_ms = (1.0 + 2.0 * table.uncertainty.item(row)) * (
                 (backlog + left) * pace_ms + need.output_tokens * tpot_ms
             )
             if latest_ms > (need.deadline - now) * 1e3:
@@ -303,26 +303,26 @@ def _tied(home: str, best: int, ready: Column, table: Table, policy: Policy) -> 
 def _explored(
     need: Need, table: Table, uncached: Column, ready: Column, policy: Policy, chosen: int, now: float, rng: Random
 ) -> int:
-    """The most doubtful of those who may be as good as the chosen one; that itself where nobody is.
+    """The most uncertain of those who may be as good as the chosen one; that itself where nobody is.
 
-    May be: within near ties if its speed is better by its doubt than it is thought to be. What is no matter of doubt
-    must not be worse, such as a prefix that is cached elsewhere.
+    May be: within near ties if its speed is better by its uncertainty than it is thought to be. What is certain must
+    not be worse, such as a prefix that is cached elsewhere.
     """
-    doubt = table.doubt
-    most = doubt.item(chosen) + _DOUBTS
-    if doubt.item(doubt.argmax()) < most:
+    uncertainty = table.uncertainty
+    most = uncertainty.item(chosen) + _MORE
+    if uncertainty.item(uncertainty.argmax()) < most:
         return chosen
     limit = ready.item(chosen) + max(policy.ties_floor, policy.ties_share * ready.item(chosen))
     prefill_ms = (table.backlog_tokens + uncached) * table.prefill_ms_per_token
-    may = ready - doubt * policy.at_stake(need, table, prefill_ms) <= limit
-    may &= (1.0 - doubt) * prefill_ms <= limit
+    may = ready - uncertainty * policy.at_stake(need, table, prefill_ms) <= limit
+    may &= (1.0 - uncertainty) * prefill_ms <= limit
     may &= _latest_ms(need, table, uncached) <= (need.deadline - now) * 1e3
-    may &= doubt >= most
-    doubtful = np.where(may, doubt, 0.0)
-    greatest = doubtful.item(doubtful.argmax())
+    may &= uncertainty >= most
+    uncertain = np.where(may, uncertainty, 0.0)
+    greatest = uncertain.item(uncertain.argmax())
     if not greatest:
         return chosen
-    rows = (doubtful >= greatest - 1e-3).nonzero()[0]
+    rows = (uncertain >= greatest - 1e-3).nonzero()[0]
     return int(rows[int(rng.random() * len(rows))])
 
 

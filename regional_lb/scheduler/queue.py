@@ -331,7 +331,7 @@ class RequestQueue:
         self._came: dict[str, dict[int, float]] = {}  # by model and band: when the last one came
         self.tokens = 0.0
 
-    def bound(self, requests_max: int, tokens_max: int, starvation_s: float) -> None:
+    def set_limits(self, requests_max: int, tokens_max: int, starvation_s: float) -> None:
         """By these bounds from now on; who waits goes on waiting."""
         self.requests_max, self.tokens_max, self._starvation_s = requests_max, tokens_max, starvation_s
 

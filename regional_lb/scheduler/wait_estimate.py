@@ -152,9 +152,9 @@ class WaitEstimate:
         if aside:
             able = able.without(aside)
         half, view = None, self._fleet.view
-        if view.bound:
+        if view.decode_only:
             half = self._half(request, need, now, without) if request.divisible and not whole else None
-            able = able if half is not None else able.without(view.bound)
+            able = able if half is not None else able.without(view.decode_only)
         if not able.names:
             return None
         if need.recomputed or need.path is not None:
@@ -175,7 +175,7 @@ class WaitEstimate:
             choice.version = replica.version
             residual = self._fleet.residuals.get(request.model)
             choice.residual_ms = residual.value_ms if residual is not None else 0.0
-            if chosen.replica in view.bound:
+            if chosen.replica in view.decode_only:
                 choice.prefill = half
             elif view.prefillers and replica.handover == "vllm" and request.divisible and not whole:
                 others = self._fleet.able_to_prefill(request.model, "vllm", now).without(without)
@@ -189,19 +189,19 @@ class WaitEstimate:
         return () if among is None else tuple(name for name in self._fleet.view.replicas if name not in among)
 
     def _half(self, request: Request, need: Need, now: float, without: tuple[str, ...]) -> Scored | None:
-        """Who would prefill for a bound replica; None if nobody has room. Better one that failed it before."""
+        """Who would prefill for one that only decodes; None if nobody has room. Better one that failed it before."""
         able = self._fleet.able_to_prefill(request.model, "sglang", now)
         others = able.without(without) or able
         return pairs.soonest(need, self._fleet.table(others), *self.hits(need, others), now)
 
     def nobody_for(self, state: RequestState, now: float) -> bool:
-        """Whether nobody able serves its variant, or only bound ones, who cannot take this one now."""
-        request, bound = state.request, self._fleet.view.bound
+        """Whether nobody able serves its variant, or only such as decode alone, who cannot take this one now."""
+        request, decode_only = state.request, self._fleet.view.decode_only
         able = self.serving(state.variant, now, self.outside(request))
-        if bound and not (
+        if decode_only and not (
             request.divisible and not state.whole and self._fleet.able_to_prefill(request.model, "sglang", now)
         ):
-            able = able.without(bound)
+            able = able.without(decode_only)
         return not able
 
     def turned_away(self, request: Request, need: Need, now: float, variant: str = "") -> admission.Refusal | None:

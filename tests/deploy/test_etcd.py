@@ -14,6 +14,7 @@ import yaml
 from farhop_lab.world.child import Child
 from farhop_lab.world.etcd import EmbeddedEtcd, find_binary
 from farhop_lab.world.ports import free_ports
+from tests.conftest import NO_CERTIFICATES
 
 ROLES = machine.DEPLOY / "etcd" / "roles.sh"
 
@@ -100,7 +101,7 @@ async def _balanced(endpoint: str, hub: Hub, folder: Path) -> None:
     }
     path = folder / "regional.yaml"
     path.write_text(yaml.safe_dump(config))
-    environment = {"HOP_KEY": "x" * 32, "ETCD_PASSWORD": "virginia-password"}
+    environment = {"HOP_KEY": "x" * 32, "ETCD_PASSWORD": "virginia-password", **NO_CERTIFICATES}
     child = Child("regional", ["regional", "--config", str(path)], folder / "log", environment)
     await child.start()
     try:

@@ -17,6 +17,7 @@ import yaml
 from farhop_lab.world.child import Child
 from farhop_lab.world.etcd import EmbeddedEtcd
 from farhop_lab.world.ports import free_ports
+from tests.conftest import NO_CERTIFICATES
 
 UNITS = sorted((machine.DEPLOY / "systemd").glob("*.service"))
 EXPOSURE_MAX = 2.0
@@ -74,6 +75,7 @@ def test_a_balancer_says_when_it_is_ready_that_it_lives_and_when_it_stops(tmp_pa
             path.write_text(yaml.safe_dump(config))
             environment = {
                 "HOP_KEY": "x" * 32, "INSTANCE": "global-7", "NOTIFY_SOCKET": str(notify), "WATCHDOG_USEC": "300000",
+                **NO_CERTIFICATES,
             }  # fmt: skip
             child = Child("global", ["global", "--config", str(path)], tmp_path / "log", environment)
             line = await child.start()

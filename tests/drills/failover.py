@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,11 +19,13 @@ from farhop.store.documents import overrides
 from farhop.store.etcd_settings import EtcdSettings
 from farhop.store.hubs import Hubs, store_of
 from farhop_lab.world.client import Delta, Result, ask
+from farhop_lab.world.fork_server import kept_waiting_s
 from farhop_lab.world.world import World, WorldSettings
+from tests.conftest import SPANS_EVERY_MS, unhindered
 from topology import load as worlds
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Collection
     from pathlib import Path
 
 SPEEDUP = 20.0  # of the engines alone
@@ -184,7 +187,9 @@ class Looks:
 
     def __init__(self, world: World, by: set[str]) -> None:
         self._admins = {name: world.regions[name].global_admin for name in sorted(by)}
+        self._pids = balancers(world, by)
         self.seen: list[tuple[float, str, dict[str, Any]]] = []  # when, by whom, its region as it sees it
+        self.waited: list[tuple[float, float]] = []  # when, for how long they had been kept waiting by then
 
     async def __aenter__(self) -> Looks:
         self._task = asyncio.create_task(self._look())
@@ -197,11 +202,19 @@ class Looks:
     async def _look(self) -> None:
         async with aiohttp.ClientSession() as session:
             while True:
+                self.waited.append((time.time(), sum(map(kept_waiting_s, self._pids))))
                 for name, admin in self._admins.items():
                     async with session.get(f"{admin}/status") as answer:
                         status = await answer.json()
                     self.seen += [(time.time(), name, region) for region in status["regions"]]
                 await asyncio.sleep(LOOK_S)
+
+    def hindered(self, since: float, until: float) -> float:
+        """For how long in between those who are looked at and this process could have run and others had the cores: at
+        rest next to nothing, and of a time that was measured not theirs."""
+        before = max(found for found in self.waited if found[0] <= since)
+        after = min((found for found in self.waited if found[0] >= until), default=self.waited[-1])
+        return after[1] - before[1]
 
     def states(self, since: float = 0.0) -> set[tuple[str, str]]:
         """(region, state) as anybody saw it since then."""
@@ -218,9 +231,22 @@ class Looks:
         return [one["admitted_share"] for one in found if one["state"] == "up"]
 
 
+def balancers(world: World, regions: Collection[str]) -> list[int]:
+    """The process ids of these regions' balancers and of this process, which plays clients and the ocean."""
+    runs = [world.regions[name] for name in regions]
+    pids = [child.pid for run in runs for child in (run.regional, run.global_) if child is not None]
+    return [os.getpid(), *(pid for pid in pids if pid is not None)]
+
+
+def hindrance(world: World, regions: Collection[str]) -> Callable[[], float]:
+    """For how long since now these balancers and this process could have run and others had the cores, at a call."""
+    began, unheld = time.monotonic(), unhindered(*balancers(world, regions))
+    return lambda: time.monotonic() - began - unheld()
+
+
 async def last_attempt(world: World, region: str, since: float) -> float:
     """When the last attempt towards a region left a global balancer elsewhere, after `since`; `since` if none did."""
-    await asyncio.sleep(0.4)  # exporters batch, for 0.1 s in this world
+    await asyncio.sleep(0.3 + SPANS_EVERY_MS / 1e3)  # exporters batch
     latest = since
     for trace in world.collector.trace_ids():
         for span in world.collector.trace(trace):

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from farhop_lab.world.child import Child
+from tests.conftest import NO_CERTIFICATES
 
 
 class Process:
@@ -23,8 +24,7 @@ class Process:
         path = folder / f"{tier}-{config['instance']}.yaml"
         path.write_text(yaml.safe_dump(config))
         # What it logs goes nowhere: no file of its own may grow where a disk is full.
-        environment = {"SSL_CERT_FILE": os.devnull}
-        self.child = Child(path.stem, [tier, "--config", str(path)], Path(os.devnull), environment)
+        self.child = Child(path.stem, [tier, "--config", str(path)], Path(os.devnull), NO_CERTIFICATES)
         self.ports: list[int] = []
 
     @property

@@ -63,6 +63,11 @@ class Clients:
         wanted = self.served + served, self.refused + refused
         await until(lambda: self.served >= wanted[0] and self.refused >= wanted[1], within_s)
 
+    async def outruns(self, per_s: float, by: int = 10, within_s: float = 120.0) -> None:
+        """Until so many more were served than a share that fills at this rate would have had in the same time."""
+        since, served = time.monotonic(), self.served
+        await until(lambda: self.served - served >= by + per_s * (time.monotonic() - since), within_s)
+
     async def stop(self) -> None:
         self._stopped = True
         await asyncio.gather(*self._tasks)
@@ -113,8 +118,7 @@ async def test_the_root_is_killed_and_then_its_region(tmp_path: Path, monkeypatc
         await clients.more(served=3)  # its own share comes on and on
         second = "r2" if first == "r1" else "r1"
         await rooted(second)
-        # With its own share alone that would be 15 of them.
-        await clients.more(served=25, within_s=30.0)
+        await clients.outruns(LIMITS.safe_share * A_MINUTE / 60.0)  # what its own share alone would let through
 
         await roots[second].end(signal.SIGKILL)
         others = clients.others_served

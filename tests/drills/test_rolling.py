@@ -16,6 +16,7 @@ import yaml
 from farhop_lab.world.child import Child
 from farhop_lab.world.etcd import EmbeddedEtcd
 from farhop_lab.world.ports import free_ports
+from tests.conftest import NO_CERTIFICATES
 
 MODEL = "llama-3.1-8b"
 TOKENS = 24
@@ -40,7 +41,7 @@ class Fleet:
             }
             path = folder / f"{name}.yaml"
             path.write_text(yaml.safe_dump(config))
-            environment = {"FARHOP_HOP_KEY": "x" * 32}
+            environment = {"FARHOP_HOP_KEY": "x" * 32, **NO_CERTIFICATES}
             self.instances.append(Child(name, [tier, "--config", str(path)], folder / f"{name}.log", environment))
 
 
@@ -54,7 +55,7 @@ async def fleets(folder: Path) -> AsyncIterator[dict[str, Fleet]]:
         at = etcd.endpoint.removeprefix("http://")
         engine_port, regional_port, global_port = free_ports(3)
         arguments = ["engine", "--port", str(engine_port), "--model", MODEL, "--profile", "a100", "--speedup", "5"]
-        engine = Child("engine", arguments, folder / "engine.log", {})
+        engine = Child("engine", arguments, folder / "engine.log", NO_CERTIFICATES)
         replica = {"url": f"http://127.0.0.1:{engine_port}", "models": [MODEL], "kv_tokens": 1_000_000}
         below = {"tier": {"port": 0}, "control": {"port": 0}, "replicas": [replica]}
         made = {

@@ -6,7 +6,7 @@ from drill_documents import made
 
 from farhop_drill.checks import Finding
 from farhop_drill.machine import DrillVerdict
-from farhop_drill.measures import Canary, Look, Timeline
+from farhop_drill.measures import Canary, StatusSample, Timeline
 from farhop_drill.outcome import Done, Outcome, judge, worst
 
 EVIL = "</script><script src='//x'>alert(1)</script>&\"'"
@@ -30,5 +30,5 @@ def outcome(verdict: DrillVerdict | None = None, why: str = "", rto_s: float = 0
               Done(what=EVIL, kind="inject", at_s=2.0, took_s=0.1, ok=False, output="no"),
               Done(what="restore", kind="restore", at_s=4.0, took_s=0.5, ok=True)],
         canaries=canaries,
-        looks=[Look(at_s=n / 2, states={"virginia": "up"}, used={"virginia": 0.5}) for n in range(12)],
+        looks=[StatusSample(at_s=n / 2, states={"virginia": "up"}, used={"virginia": 0.5}) for n in range(12)],
     )  # fmt: skip

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from farhop_drill import measures
 from farhop_drill.document import MEASURES
-from farhop_drill.measures import Canary, Look, Timeline, measured, percentile
+from farhop_drill.measures import Canary, StatusSample, Timeline, measured, percentile
 
 T0, RESTORE, RESTORED, END = 10.0, 20.0, 21.0, 30.0
 MARKS = Timeline(0.0, T0, RESTORE, RESTORED, END)
@@ -27,7 +27,7 @@ def failed(began_s: float) -> Canary:
     return canary(began_s, "", first_s=None, ended_s=began_s + 0.2, code="connect_failed")
 
 
-def figures(*canaries: Canary, looks: tuple[Look, ...] = (), marks: Timeline = MARKS) -> dict[str, float]:
+def figures(*canaries: Canary, looks: tuple[StatusSample, ...] = (), marks: Timeline = MARKS) -> dict[str, float]:
     return measured(made(), canaries, looks, marks, lambda one: one.region == "tokyo", {"virginia": 1.0, "tokyo": 2.0})
 
 
@@ -79,7 +79,10 @@ def test_engines_that_do_not_repeat_themselves_have_no_bytes_compared() -> None:
 def test_shift_detection_and_return_are_timed() -> None:
     during = (canary(10.2), canary(10.8, "frankfurt"), *(canary(11.0 + n / 10, "frankfurt") for n in range(20)))
     after = (canary(21.5, "frankfurt"), *(canary(22.0 + n / 10) for n in range(20)))
-    looks = (Look(at_s=9.0, states={"virginia": "up"}, used={}), Look(at_s=10.6, states={"virginia": "down"}, used={}))
+    looks = (
+        StatusSample(at_s=9.0, states={"virginia": "up"}, used={}),
+        StatusSample(at_s=10.6, states={"virginia": "down"}, used={}),
+    )
     found = figures(*BEFORE, *during, *after, looks=looks)
     assert found["detect_s"] == pytest.approx(0.6)
     assert found["decide_s"] == pytest.approx(0.85)
@@ -89,9 +92,9 @@ def test_shift_detection_and_return_are_timed() -> None:
 
 
 def test_a_pilot_light_that_was_asleep_is_timed_until_all_have_woken_it() -> None:
-    def looks(*awake: bool) -> tuple[Look, ...]:
+    def looks(*awake: bool) -> tuple[StatusSample, ...]:
         return tuple(
-            Look(at_s=at_s, states={}, used={}, pilots={"tokyo": one})
+            StatusSample(at_s=at_s, states={}, used={}, pilots={"tokyo": one})
             for at_s, one in zip((9.0, 10.5, 11.5, 12.0), awake, strict=True)
         )
 
@@ -103,8 +106,8 @@ def test_a_pilot_light_that_was_asleep_is_timed_until_all_have_woken_it() -> Non
 
 def test_violations_cost_utilisation_and_the_laws_way_are_measured() -> None:
     looks = (
-        Look(at_s=11.0, states={}, used={"virginia": 1.0, "frankfurt": 0.4}, epochs=(1, 2)),
-        Look(at_s=12.0, states={}, used={"frankfurt": 0.6}, epochs=(2, 2)),
+        StatusSample(at_s=11.0, states={}, used={"virginia": 1.0, "frankfurt": 0.4}, epochs=(1, 2)),
+        StatusSample(at_s=12.0, states={}, used={"frankfurt": 0.6}, epochs=(2, 2)),
     )
     spilled = canary(11.0, "tokyo", sent_bytes=10**9, got_bytes=10**9)
     found = figures(*BEFORE, spilled, looks=looks, marks=Timeline(0.0, T0, RESTORE, RESTORED, END, 2))
@@ -121,17 +124,17 @@ def test_the_last_moment_forgets_all_but_violations() -> None:
 
 
 def test_it_is_back_when_every_region_is_up_and_its_own_are_served_at_home() -> None:
-    up = [Look(at_s=25.0, states={"virginia": "up"}, used={})]
+    up = [StatusSample(at_s=25.0, states={"virginia": "up"}, used={})]
     home = [*BEFORE, canary(23.5), canary(24.0), canary(24.5)]
     assert measures.is_back(made(), home, up, MARKS, 25.0)
     assert not measures.is_back(made(), [*home, canary(24.8, "tokyo")], up, MARKS, 25.0)
-    assert not measures.is_back(made(), home, [Look(at_s=25.0, states={"x": "down"}, used={})], MARKS, 25.0)
+    assert not measures.is_back(made(), home, [StatusSample(at_s=25.0, states={"x": "down"}, used={})], MARKS, 25.0)
     assert not measures.is_back(made(), home, up, MARKS, 21.5)
 
 
 def test_it_is_back_for_those_who_ask_seldom_too() -> None:
     """Of the last three since the restoration none is within the moment that others are judged by."""
-    up = [Look(at_s=99.0, states={"virginia": "up"}, used={})]
+    up = [StatusSample(at_s=99.0, states={"virginia": "up"}, used={})]
     seldom = [*BEFORE, canary(30.0, "tokyo"), canary(40.0), canary(50.0), canary(60.0)]
     assert measures.is_back(made(), seldom, up, MARKS, 99.0)
     assert not measures.is_back(made(), seldom[:-1], up, MARKS, 99.0)

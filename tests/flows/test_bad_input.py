@@ -20,6 +20,7 @@ from inprocess import HOP, HOP_KEY
 from farhop_lab.world import fork_server
 from farhop_lab.world.etcd import EmbeddedEtcd
 from farhop_lab.world.ports import free_ports
+from tests.conftest import NO_CERTIFICATES
 
 START_S = 5.0  # how long it may take to say what is wrong, with its imports done
 STOP_S = 4.0
@@ -66,7 +67,7 @@ def written(folder: Path, content: dict[str, Any] | str) -> Path:
 
 def environment(**more: str) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-    return {**clean, "FARHOP_TEST_HOP": HOP_KEY, **more}
+    return {**clean, **NO_CERTIFICATES, "FARHOP_TEST_HOP": HOP_KEY, **more}
 
 
 class Started:

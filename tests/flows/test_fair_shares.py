@@ -146,12 +146,12 @@ def test_one_that_stays_slow_is_left_and_looked_at_from_time_to_time() -> None:
     late = shop.shares(since=30.0)
     assert 0.005 < late["gpu-1"] / sum(late.values()) < 0.1
     clock = shop.world.regions[HERE].relay.clock
-    assert shop.flow.speeds["gpu-1"].doubt < 0.5
+    assert shop.flow.speeds["gpu-1"].uncertainty < 0.5
     assert shop.flow.speeds.slow("gpu-1", 0.0, clock()).startswith("slow: ")
 
 
 def test_nobody_is_asked_to_learn_something_at_the_cost_of_a_deadline() -> None:
-    """A slow one grows doubtful; who has just the time that a fast one takes is not sent there."""
+    """A slow one grows uncertain; who has just the time that a fast one takes is not sent there."""
     shop = Shop(2)
     one = shop.engine(1)
     one.until, one.slowness = 1e9, 6.0

@@ -15,7 +15,7 @@ import pytest
 from inprocess import HOP_KEY, MODEL, Both, Engine, both, chat, head, send, tenant, topology, until
 from typer.testing import CliRunner
 
-from farhop.identity.api_keys import digest, spelled
+from farhop.identity.api_keys import digest, with_checksum
 from farhop.service.keybook import KeyBook
 from farhop.store.contract import issued_key, route_key
 from farhop.store.documents import issued_keys
@@ -31,7 +31,7 @@ HOUR = timedelta(hours=1)
 
 
 def a_key(name: str) -> str:
-    return spelled(name.ljust(30, "0"))
+    return with_checksum(name.ljust(30, "0"))
 
 
 def document(name: str, **more: Any) -> bytes:

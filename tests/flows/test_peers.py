@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -21,7 +20,7 @@ from farhop_lab.world.child import Child
 from farhop_lab.world.etcd import EmbeddedEtcd
 from global_lb.app.main import GlobalBalancer
 from regional_lb.mesh import peers
-from tests.conftest import unhindered
+from tests.conftest import NO_CERTIFICATES, unhindered
 
 # Long beside what a busy machine makes of speeds: where it is cached is then the better place by far.
 LONG = "the same long beginning of a conversation " * 240
@@ -175,7 +174,7 @@ async def test_a_killed_one_is_inherited_at_once_and_a_frozen_one_until_it_is_ba
         document |= common("virginia", "r9")
         path = tmp_path / "r9.yaml"
         path.write_text(yaml.safe_dump(document))
-        child = Child("r9", ["regional", "--config", str(path)], tmp_path / "r9.log", {"SSL_CERT_FILE": os.devnull})
+        child = Child("r9", ["regional", "--config", str(path)], tmp_path / "r9.log", NO_CERTIFICATES)
         await child.start()
         try:
             await until(lambda: 0 < west.reported()["r1"] < 7)  # a process starts

@@ -28,6 +28,7 @@ from farhop_lab.world.child import Child
 from farhop_lab.world.etcd import EmbeddedEtcd
 from farhop_lab.world.ports import free_ports
 from global_lb.app.main import GlobalBalancer
+from tests.conftest import NO_CERTIFICATES
 
 pytestmark = pytest.mark.envoy
 STREAM = {"model": MODEL, "messages": [{"role": "user", "content": "x" * 2000}], "stream": True}
@@ -314,7 +315,10 @@ async def test_a_picker_that_is_killed_under_load_lets_nothing_past_and_comes_ba
 
         async def started(name: str) -> Child:
             made = Child(
-                name, ["picker", "--config", str(path)], tmp_path / f"{name}.log", {"FARHOP_TEST_HOP": HOP_KEY}
+                name,
+                ["picker", "--config", str(path)],
+                tmp_path / f"{name}.log",
+                {"FARHOP_TEST_HOP": HOP_KEY, **NO_CERTIFICATES},
             )
             stack.push_async_callback(made.stop, 2.0)
             await made.start()

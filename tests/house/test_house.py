@@ -63,11 +63,17 @@ def _sources() -> dict[str, ast.Module]:
     return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in found}
 
 
+@cache
+def _nodes() -> dict[str, list[ast.AST]]:
+    """The nodes of each, walked once for all rules."""
+    return {path: list(ast.walk(tree)) for path, tree in _sources().items()}
+
+
 def _pure() -> Iterator[tuple[str, ast.AST]]:
     """Every node of the pure rooms, with its path."""
-    for path, tree in _sources().items():
+    for path, nodes in _nodes().items():
         if path.startswith(tuple(f"{room}/" for room in PURE)):
-            yield from ((path, node) for node in ast.walk(tree))
+            yield from ((path, node) for node in nodes)
 
 
 def _tracked() -> list[str]:
@@ -146,9 +152,9 @@ def test_only_the_shell_knows_the_real_clock() -> None:
     allowed = {"farhop/service/clock.py", "regional_lb/app/main.py", "global_lb/app/main.py"}
     found = [
         f"{path}:{node.lineno}"
-        for path, tree in _sources().items()
+        for path, nodes in _nodes().items()
         if path not in allowed and not path.startswith(("farhop_lab/", "farhop_cli/"))
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Import | ast.ImportFrom) and "time" in _imported(node)
     ]
     _none(found, "take a clock as an argument")
@@ -158,9 +164,9 @@ def test_nobody_waits_by_what_forgets_that_it_was_cancelled() -> None:
     """Before Python 3.12 a task that is cancelled at the very moment at which its `asyncio.wait_for` ends lives on."""
     found = [
         f"{path}:{node.lineno}"
-        for path, tree in _sources().items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and ast.unparse(node) == "asyncio.wait_for"
+        for path, nodes in _nodes().items()
+        for node in nodes
+        if isinstance(node, ast.Attribute) and node.attr == "wait_for" and ast.unparse(node) == "asyncio.wait_for"
     ]
     _none(found, "wait under `asyncio.timeout`")
 
@@ -191,8 +197,8 @@ def _imports() -> dict[str, set[str]]:
     """Which files a file imports, for types or inside a function, too. Of a package: what is named of it."""
     modules = _modules()
     found: dict[str, set[str]] = {path: set() for path in _sources()}
-    for path, tree in _sources().items():
-        for node in ast.walk(tree):
+    for path, nodes in _nodes().items():
+        for node in nodes:
             names: list[str] = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]

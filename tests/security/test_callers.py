@@ -17,7 +17,7 @@ from provider import Provider
 
 from farhop.accounts import segments
 from farhop.accounts.usage import Reading
-from farhop.identity.api_keys import digest, spelled
+from farhop.identity.api_keys import digest, with_checksum
 from farhop.store.contract import issued_key
 from farhop.store.documents import issued_keys, limits
 from farhop.store.documents.issued_keys import IssuedKey
@@ -27,7 +27,7 @@ NOW = datetime.now(UTC)
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
 SERVED_TOKENS = 11 + 3
 ACME = "authorization: Bearer sk-farhop-acme"
-ISSUED = spelled("a".ljust(30, "0"))
+ISSUED = with_checksum("a".ljust(30, "0"))
 
 
 def posted(body: Any, *lines: str) -> bytes:

@@ -1,23 +1,23 @@
 """How far a report is to be believed when it has grown old: by how fast what it says was changing.
 
-    doubt_ms = age * rate of wait + (age * rate of use - slots left, if positive) * ms until a slot frees
-               + SILENT_MS_PER_S * silence                      age up to AGE_MAX_S, silence what is beyond it
+    uncertainty_ms = age * rate of wait + (age * rate of use - slots left, if positive) * ms until a slot frees
+                     + SILENT_MS_PER_S * silence                      age up to AGE_MAX_S, silence what is beyond it
 
-Who fell silent is doubted more and more, however still it was: that its wait does not change was its own word.
-Invariants: the doubt is never negative, never above DOUBT_MAX_MS, 0 at age 0 unless the slots are overdrawn, 0 for a
-target that reports and does not change, and never falls as time goes by. Never reads a clock: `now` is monotonic
-seconds.
+Who fell silent grows more and more uncertain, however still it was: that its wait does not change was its own word.
+Invariants: the uncertainty is never negative, never above UNCERTAINTY_MAX_MS, 0 at age 0 unless the slots are
+overdrawn, 0 for a target that reports and does not change, and never falls as time goes by. Never reads a clock: `now`
+is monotonic seconds.
 """
 
 from __future__ import annotations
 
 from math import exp
 
-DOUBT_MAX_MS = 500.0  # beyond it, an ocean away would count as near
+UNCERTAINTY_MAX_MS = 500.0  # beyond it, an ocean away would count as near
 MEMORY_S = 5.0
 GAP_MIN_S = 0.05  # reports closer than this measure jitter, not change
 AGE_MAX_S = 3.0  # reports come once a second at least: beyond it a target is silent, and its rates say nothing more
-SILENT_MS_PER_S = 100.0  # all doubt there is after 5 s: answers take seconds, and a queue is another one by then
+SILENT_MS_PER_S = 100.0  # all uncertainty there is after 5 s: answers take seconds, and a queue is another one by then
 
 
 class Drift:
@@ -50,7 +50,7 @@ class Drift:
 
     @property
     def still(self) -> bool:
-        """Whether nothing was seen to change: then there is no doubt while it reports."""
+        """Whether nothing was seen to change: then there is no uncertainty while it reports."""
         return not self._wait and not self._use
 
     @property
@@ -58,12 +58,12 @@ class Drift:
         """Since when its figures are known, and how fast wait (ms a second) and use (slots a second) change."""
         return self._at or 0.0, self._wait or 0.0, self._use
 
-    def doubt_ms(self, now: float, slots_left: float, slot_ms: float) -> float:
+    def uncertainty_ms(self, now: float, slots_left: float, slot_ms: float) -> float:
         """By how much the wait may be off at `now`. `slot_ms`: how long until one more slot frees."""
         if self._at is None:
             return 0.0
         age_s = min(max(0.0, now - self._at), AGE_MAX_S)
         overflow = age_s * self._use - max(0.0, slots_left)
-        doubt_ms = age_s * (self._wait or 0.0) + max(0.0, overflow) * slot_ms
-        doubt_ms += SILENT_MS_PER_S * max(0.0, now - self._at - AGE_MAX_S)
-        return min(doubt_ms, DOUBT_MAX_MS)
+        uncertainty_ms = age_s * (self._wait or 0.0) + max(0.0, overflow) * slot_ms
+        uncertainty_ms += SILENT_MS_PER_S * max(0.0, now - self._at - AGE_MAX_S)
+        return min(uncertainty_ms, UNCERTAINTY_MAX_MS)

@@ -22,12 +22,12 @@ def stall_s(longest_pause_s: float, most_s: float) -> float:
 
 
 class Inquiry:
-    """What is known of one silent attempt. `doubted`: the way to its upstream broke while it was under way."""
+    """What is known of one silent attempt. `path_broke`: the way to its upstream broke while it was under way."""
 
-    __slots__ = ("_missed", "_since", "_wait_s", "doubted")
+    __slots__ = ("_missed", "_since", "_wait_s", "path_broke")
 
     def __init__(self) -> None:
-        self.doubted = False
+        self.path_broke = False
         self._missed = 0
         self._since = self._wait_s = 0.0
 
@@ -49,7 +49,7 @@ class Inquiry:
             return False
         self._missed += 1
         if not began:
-            return self.doubted or self._missed >= 2
+            return self.path_broke or self._missed >= 2
         if self._missed == 1:
             self._since, self._wait_s = now, max(LATER_S, silent_s)
         return self._missed >= 2 and now - self._since >= self._wait_s

@@ -37,6 +37,6 @@ def read(body: bytes, _path: bytes, headers: bytes, guard: Guard) -> Prompt:
         model,
         b"",
         stream=(asked.text("stream") or "").strip().lower() in _YES,
-        unspelled_bytes=round(size / FILE_BYTES_PER_TOKEN * BYTES_PER_TOKEN),
+        opaque_bytes=round(size / FILE_BYTES_PER_TOKEN * BYTES_PER_TOKEN),
         preferences=preferences.read({name: value for name, value in given.items() if value is not None}),
     )

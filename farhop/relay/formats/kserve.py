@@ -70,8 +70,8 @@ def infer(body: bytes, path: bytes, headers: bytes, guard: Guard) -> Prompt:
     for i, tensor in enumerate(document.inputs):
         if bytes(memoryview(tensor.shape)[:1]) != b"[":
             raise invalid(f"inputs[{i}].shape", "`shape` must be a list of numbers")
-    spelled = [text.encode() for tensor in document.inputs if tensor.datatype == "BYTES" for text in _texts(tensor)]
-    return Prompt(paths.model_in(path), PAIR.join(spelled), preferences=preferences.read(fields))
+    texts = [text.encode() for tensor in document.inputs if tensor.datatype == "BYTES" for text in _texts(tensor)]
+    return Prompt(paths.model_in(path), PAIR.join(texts), preferences=preferences.read(fields))
 
 
 def _json_bytes(body: bytes, headers: bytes) -> int:

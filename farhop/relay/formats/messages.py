@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farhop.relay.formats.field_guard import json_reader
-from farhop.relay.formats.openai import Message, spell
+from farhop.relay.formats.openai import Message, canonical_chat
 from farhop.relay.formats.prompt import ASSISTANT_TURN, NO_OUTPUT, AnswerText, Prompt, generated, invalid
 
 if TYPE_CHECKING:
@@ -49,15 +49,15 @@ class _Messages(_Count, kw_only=True):
 
 
 def _read(body: _Messages, guard: Guard) -> Prompt:
-    return generated(body, _spelled(body, guard), (body.max_tokens, "max_tokens"), _ANSWER)
+    return generated(body, _canonical(body, guard), (body.max_tokens, "max_tokens"), _ANSWER)
 
 
 def _read_count(body: _Count, guard: Guard) -> Prompt:
-    _spelled(body, guard)  # for what may be wrong with it: to count tokens costs no GPU
+    _canonical(body, guard)  # for what may be wrong with it: to count tokens costs no GPU
     return Prompt(body.model or "", b"", max_tokens=NO_OUTPUT, has_options=False)
 
 
-def _spelled(body: _Count, guard: Guard) -> tuple[bytes, int]:
+def _canonical(body: _Count, guard: Guard) -> tuple[bytes, int]:
     """The canonical text of the chat, and how much media it has, in bytes."""
     if not body.messages:
         raise invalid("messages", "`messages` must hold at least one message")
@@ -67,7 +67,7 @@ def _spelled(body: _Count, guard: Guard) -> tuple[bytes, int]:
     messages, tools = _chat(body)
     if not messages:
         raise invalid("messages", "`messages` say nothing: give a text")
-    return spell([msgspec.convert(message, Message) for message in messages], tools)
+    return canonical_chat([msgspec.convert(message, Message) for message in messages], tools)
 
 
 def _check(content: str | list[dict[str, Any]] | None, guard: Guard) -> None:
@@ -148,7 +148,7 @@ def _turn(message: _Message, turns: list[dict[str, Any]]) -> None:
 
 
 def _call(block: dict[str, Any]) -> dict[str, Any]:
-    import json  # as engines spell what a template gets: with blanks
+    import json  # as engines write what a template gets: with blanks
 
     arguments = json.dumps(block.get("input") or {})
     return {

@@ -120,7 +120,7 @@ def _read_chat(body: _Chat, guard: Guard) -> Prompt:
     for message in body.messages:
         if not isinstance(message.content, str):
             guard.media(message.content, "messages")
-    canonical, media_bytes = spell(body.messages, body.tools)
+    canonical, media_bytes = canonical_chat(body.messages, body.tools)
     limit, param = body.max_completion_tokens, "max_completion_tokens"
     if limit is None:
         limit, param = body.max_tokens, "max_tokens"
@@ -136,14 +136,14 @@ def _read_batch(body: _Batch, guard: Guard) -> Prompt:
         raise invalid("messages", "`messages` must hold at least one chat, each with at least one message")
     if body.stream:
         raise invalid("stream", "a batch of chats is answered in one piece: leave `stream` out")
-    spelled = []
+    chats = []
     for chat in body.messages:
         _check_media(chat, guard)
-        spelled.append(spell(chat, None))
+        chats.append(canonical_chat(chat, None))
     limit, param = body.max_completion_tokens, "max_completion_tokens"
     if limit is None:
         limit, param = body.max_tokens, "max_tokens"
-    canonical, media_bytes = ITEM.join(text for text, _ in spelled), sum(size for _, size in spelled)
+    canonical, media_bytes = ITEM.join(text for text, _ in chats), sum(size for _, size in chats)
     return _prompt(body, canonical, limit, param, media_bytes, None, divisible=False, prompts=len(body.messages))
 
 
@@ -160,7 +160,7 @@ def _answer_text(body: _Chat) -> AnswerText | None:
     return _ANSWER_CONTINUED if plain else None
 
 
-def spell(messages: list[Message], tools: list[Any] | None) -> tuple[bytes, int]:
+def canonical_chat(messages: list[Message], tools: list[Any] | None) -> tuple[bytes, int]:
     """The canonical text of a chat, and how much media it has, in bytes. `messages` is not empty."""
     parts: list[bytes] = []
     media_bytes = 0
@@ -169,7 +169,7 @@ def spell(messages: list[Message], tools: list[Any] | None) -> tuple[bytes, int]
     for message in messages:
         text = message.content
         if not isinstance(text, str) or message.name or message.tool_call_id or message.tool_calls:
-            media_bytes += _spell(message, parts)
+            media_bytes += _add_canonical(message, parts)
         else:  # as most are
             parts += (message.role.encode(), FIELD, text.encode(), ITEM)
     # The last message is open: its next turn, or its continuation, goes on from here.
@@ -177,7 +177,7 @@ def spell(messages: list[Message], tools: list[Any] | None) -> tuple[bytes, int]
     return b"".join(parts), media_bytes
 
 
-def _spell(message: Message, parts: list[bytes]) -> int:
+def _add_canonical(message: Message, parts: list[bytes]) -> int:
     """Add a message to the canonical text; returns how much media it has, in bytes."""
     media_bytes = 0
     parts += (message.role.encode(), FIELD)
@@ -208,8 +208,8 @@ def _read_completion(body: _Completion, _guard: Guard) -> Prompt:
     prompt = texts(body.prompt, "prompt")
     echo = body.echo is not None and truth(body.echo) is True
     if body.max_tokens == NO_OUTPUT and echo:  # what the prompt itself scores
-        unspelled_bytes = -prompt.surplus_bytes
-        scored = _prompt(body, prompt.canonical, None, "max_tokens", unspelled_bytes, None, divisible=False)
+        opaque_bytes = -prompt.surplus_bytes
+        scored = _prompt(body, prompt.canonical, None, "max_tokens", opaque_bytes, None, divisible=False)
         return replace(scored, max_tokens=NO_OUTPUT)
     answer = _ANSWER_IN_COMPLETION if prompt.is_text else None  # not of token ids
     divisible = prompt.items == 1 and not echo
@@ -232,7 +232,7 @@ def _prompt(
     canonical: bytes,
     limit: int | None,
     param: str,
-    unspelled_bytes: int,
+    opaque_bytes: int,
     answer: AnswerText | None,
     *,
     divisible: bool = True,
@@ -250,7 +250,7 @@ def _prompt(
     computes_only = limit == NO_OUTPUT
     made = generated(
         body,
-        (canonical, unspelled_bytes),
+        (canonical, opaque_bytes),
         (None if computes_only else limit, param),
         answer if divisible else None,
         hide_usage=bool(body.stream) and not (options and options.include_usage),
@@ -265,19 +265,19 @@ def _prompt(
 def _read_embeddings(body: _Embeddings, guard: Guard) -> Prompt:
     if body.messages:
         _check_media(body.messages, guard)
-        canonical, unspelled_bytes = spell(body.messages, None)
+        canonical, opaque_bytes = canonical_chat(body.messages, None)
     elif bytes(body.input) == b"null":
         raise invalid("input", "`input` is missing: give a text, token ids, or a list of either")
     else:
         given = texts(body.input, "input")
-        canonical, unspelled_bytes = given.canonical, -given.surplus_bytes
+        canonical, opaque_bytes = given.canonical, -given.surplus_bytes
     return Prompt(
         body.model or "",
         canonical,
         max_tokens=NO_OUTPUT,
         has_salt=body.cache_salt is not msgspec.UNSET,
         cache_salt=body.cache_salt or "",
-        unspelled_bytes=unspelled_bytes,
+        opaque_bytes=opaque_bytes,
     )
 
 

@@ -62,7 +62,7 @@ NO_PREFERENCES = Preferences()
 class Prompt(msgspec.Struct, frozen=True):
     """What routing needs of a body.
 
-    `canonical` is the text that a prefix cache would hold, b"" where there is none. `unspelled_bytes` is the rest of
+    `canonical` is the text that a prefix cache would hold, b"" where there is none. `opaque_bytes` is the rest of
     what an engine computes before its first token, in bytes of text that cost as much: images and audio, a query
     repeated for each document; less than 0 where the canonical text is longer than what it costs (token ids in digits).
     `max_tokens` 0: nothing is generated. `hide_usage`: the client did not ask for the usage
@@ -82,7 +82,7 @@ class Prompt(msgspec.Struct, frozen=True):
     hide_usage: bool = False
     max_tokens: int | None = None
     cache_salt: str = ""
-    unspelled_bytes: int = 0
+    opaque_bytes: int = 0
     divisible: bool = False
     answer: AnswerText | None = None
     has_options: bool = True
@@ -131,7 +131,7 @@ class Generating(Protocol):
 
 def generated(
     body: Generating,
-    spelled: tuple[bytes, int],
+    canonical_text: tuple[bytes, int],
     limit: tuple[int | None, str],
     answer: AnswerText | None,
     *,
@@ -141,9 +141,9 @@ def generated(
     recomputed: bool = False,
     answers: int = 1,
 ) -> Prompt:
-    """The prompt of such a body. `spelled` is its canonical text and `unspelled_bytes`, `limit` how many tokens the
-    answer may have and the field that says so; the rest is as in Prompt. Raises BodyError."""
-    canonical, unspelled_bytes = spelled
+    """The prompt of such a body. `canonical_text` is `canonical` and `opaque_bytes`, `limit` how many tokens
+    the answer may have and the field that says so; the rest is as in Prompt. Raises BodyError."""
+    canonical, opaque_bytes = canonical_text
     most, param = limit
     return Prompt(
         model=body.model or "",
@@ -152,7 +152,7 @@ def generated(
         hide_usage=hide_usage,
         max_tokens=most if most is None or 0 < most <= OUTPUT_TOKENS_MAX else output_limit(most, param),
         cache_salt=body.cache_salt or "",
-        unspelled_bytes=unspelled_bytes,
+        opaque_bytes=opaque_bytes,
         divisible=divisible,
         answer=answer,
         has_options=has_options,

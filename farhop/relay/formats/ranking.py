@@ -89,19 +89,19 @@ def _pairs(model: str, left: list[Passage], right: list[Passage], names: tuple[s
                 guard.media(passage.get("content"), name)
     if len(left) not in (1, len(right)):
         raise invalid(names[0], f"`{names[0]}` must be one, or as many as `{names[1]}`")
-    spelled = [[_spell(passage) for passage in side] for side in (left, right)]
-    unspelled_bytes = sum(size for side in spelled for _, size in side)
-    (query, query_bytes), *_ = spelled[0]
+    sides = [[_canonical(passage) for passage in side] for side in (left, right)]
+    opaque_bytes = sum(size for side in sides for _, size in side)
+    (query, query_bytes), *_ = sides[0]
     if len(left) == 1:
-        canonical = PAIR.join((query, *(text for text, _ in spelled[1])))
-        unspelled_bytes += (len(query) + query_bytes) * (len(right) - 1)
+        canonical = PAIR.join((query, *(text for text, _ in sides[1])))
+        opaque_bytes += (len(query) + query_bytes) * (len(right) - 1)
     else:
-        canonical = ITEM.join(PAIR.join((a, b)) for (a, _), (b, _) in zip(*spelled, strict=True))
-    return Prompt(model, canonical, max_tokens=NO_OUTPUT, unspelled_bytes=unspelled_bytes)
+        canonical = ITEM.join(PAIR.join((a, b)) for (a, _), (b, _) in zip(*sides, strict=True))
+    return Prompt(model, canonical, max_tokens=NO_OUTPUT, opaque_bytes=opaque_bytes)
 
 
-def _spell(passage: Passage) -> tuple[bytes, int]:
-    """Its text, and how many bytes of it are not spelled out."""
+def _canonical(passage: Passage) -> tuple[bytes, int]:
+    """Its text, and how many bytes of it are opaque."""
     if isinstance(passage, str):
         return passage.encode(), 0
     text = passage.get("text")
@@ -117,7 +117,7 @@ def _read_generative_score(body: _GenerativeScore, _guard: Guard) -> Prompt:
         max_tokens=NO_OUTPUT,
         has_salt=body.cache_salt is not msgspec.UNSET,
         cache_salt=body.cache_salt or "",
-        unspelled_bytes=len(query.canonical) * (count - 1) - query.surplus_bytes - items.surplus_bytes,
+        opaque_bytes=len(query.canonical) * (count - 1) - query.surplus_bytes - items.surplus_bytes,
     )
 
 

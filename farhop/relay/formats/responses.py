@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from farhop.relay.formats.field_guard import json_reader
-from farhop.relay.formats.openai import Message, spell
+from farhop.relay.formats.openai import Message, canonical_chat
 from farhop.relay.formats.prompt import ASSISTANT_TURN, AnswerText, Prompt, generated, invalid
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _read(body: _Response, guard: Guard) -> Prompt:
         raise invalid("input", "`input` says nothing: give a text")
     for message in messages:
         guard.media(message.content, "input")
-    made = generated(body, spell(messages, body.tools), (body.max_output_tokens, "max_output_tokens"), _ANSWER)
+    made = generated(body, canonical_chat(messages, body.tools), (body.max_output_tokens, "max_output_tokens"), _ANSWER)
     return made if body.store is False else replace(made, lacks_store=True)
 
 

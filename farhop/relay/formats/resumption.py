@@ -338,12 +338,12 @@ class Progress(ABC):
             self._usage_due = self._usage_due and _USAGE.search(events) is None
             self._done_due = self._done_due and _DONE.search(events) is None
 
-    def spelled(self, events: bytes, *, sends_usage: bool) -> bytes:
+    def rewritten(self, events: bytes, *, sends_usage: bool) -> bytes:
         """Whole events of a continuation as those of the first stream. `sends_usage`: the client asked for it."""
-        pieces = [self._spelled(event, sends_usage) for event in each(events) if event.strip()]
+        pieces = [self._rewritten(event, sends_usage) for event in each(events) if event.strip()]
         return self.visible(b"".join(pieces))
 
-    def _spelled(self, event: bytes, sends_usage: bool) -> bytes:
+    def _rewritten(self, event: bytes, sends_usage: bool) -> bytes:
         data = b"\n".join(_DATA.findall(event)).strip()
         if data == b"[DONE]":
             return self.end(sends_usage=sends_usage)

@@ -114,7 +114,7 @@ class Listener:
         chosen: int = self._server.sockets[0].getsockname()[1]
         return chosen
 
-    def bound(self, limits: ClientLimits) -> None:
+    def set_limits(self, limits: ClientLimits) -> None:
         """By these limits from now on: connections that are there keep to those that they came under."""
         self._limits = limits
         self._expect_acknowledgements()

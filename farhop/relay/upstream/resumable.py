@@ -198,7 +198,7 @@ class ResumableTap(StreamTap):
             self.progress.why_not = self.progress.why_not or "memory"
 
     def _stopping(self, events: bytes) -> bytes:
-        """The same where there are stop strings. What continues a stream is shown when it is spelled."""
+        """The same where there are stop strings. What continues a stream is shown when it is rewritten."""
         progress = self.progress
         passed = progress.take(progress.apply_stops(events))
         return passed if progress.resumed else progress.visible(passed)
@@ -446,9 +446,9 @@ class ContinuedRun(ResumableRun):
         if not self.began:
             self.began = True
             self.owner.resumed(self, self._status)
-        spelled = self._progress.spelled(events, sends_usage=self._usage_due)
-        if spelled:
-            self.active.exchange.write(spelled)
+        rewritten = self._progress.rewritten(events, sends_usage=self._usage_due)
+        if rewritten:
+            self.active.exchange.write(rewritten)
 
     @property
     def usage(self) -> Usage | None:

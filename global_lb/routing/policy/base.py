@@ -24,15 +24,15 @@ class Policy(ABC):
     """How a region is preferred. `unit` is that of its scores, for people.
 
     `in_ms`: what is hot, biased or dear is so many milliseconds worse; in any other unit, who is hot comes after all
-    who are not. `ties`: how much worse than the best, in its unit, still counts as equal; `doubts`: so does what the
-    waits are not known to.
+    who are not. `ties`: how much worse than the best, in its unit, still counts as equal; `uncertain_waits`: so
+    does what the waits are not known to.
     """
 
     name: ClassVar[str]
     unit: ClassVar[str]
     in_ms: ClassVar[bool] = False
     ties: ClassVar[float] = 0.0
-    doubts: ClassVar[bool] = False
+    uncertain_waits: ClassVar[bool] = False
     wants_session: ClassVar[bool] = False
 
     @abstractmethod

@@ -23,7 +23,7 @@ class Predictive(Policy):
     """The default."""
 
     name, unit = "predictive", "ms"
-    in_ms = doubts = True
+    in_ms = uncertain_waits = True
     ties = TIE_MS
 
     def score(self, field: Field) -> Column:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from regional_lb.fleet.kv_events import TOKEN_BYTES, Cleared, Lost, Removed, Stored, spell
+from regional_lb.fleet.kv_events import TOKEN_BYTES, Cleared, Lost, Removed, Stored, canonical_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -172,5 +172,5 @@ def _extras(event: BlockStored, adapter: str) -> tuple[bytes, ...]:
         return ()
     if len(given) != len(event.block_hashes):
         raise ValueError("extra_keys must be one for each of block_hashes")
-    extras = tuple(spell([key for key in keys if key != adapter] if keys else ()) for keys in given)
+    extras = tuple(canonical_keys([key for key in keys if key != adapter] if keys else ()) for keys in given)
     return extras if any(extras) else ()

@@ -109,7 +109,7 @@ def test_a_prompt_that_no_chain_covers_is_cut_and_counted_whole() -> None:
     assert prompt is not None
     assert len(prompt.canonical) == chain.bytes_at(chain.DEPTH_MAX)
     assert chain.chain(prompt.canonical, 1) == chain.chain(whole.canonical, 1)
-    assert len(prompt.canonical) + prompt.unspelled_bytes == len(whole.canonical) + whole.unspelled_bytes
+    assert len(prompt.canonical) + prompt.opaque_bytes == len(whole.canonical) + whole.opaque_bytes
     assert (found.session, found.unknown) == (b"u1", ["extra_thing"])
     assert msgspec.json.decode(found.change.whole)["stream_options"] == {"include_usage": True}
 

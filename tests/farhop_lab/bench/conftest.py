@@ -13,6 +13,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from bench_runs import listening
 
+from tests.conftest import NO_CERTIFICATES
+
+
+@pytest.fixture(autouse=True)
+def _processes_as_others_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in NO_CERTIFICATES.items():
+        monkeypatch.setenv(name, value)
+
 
 @pytest.fixture
 async def engines() -> AsyncIterator[int]:

@@ -13,6 +13,7 @@ from farhop_lab.bench import sim as bench
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "SINCE_S", 3.0)
     monkeypatch.setattr(bench, "UNTIL_S", 9.0)
+    monkeypatch.setattr(bench, "AGENTS_UNTIL_S", 8.0)
     monkeypatch.setattr(bench, "CLIENTS_PER_REPLICA", 4)
     for name, value in {"REGIONS": 4, "REPLICAS_EACH": 2, "BALANCERS": 2, "RATE_PER_S": 40.0}.items():
         monkeypatch.setattr(bench, name, value)
@@ -22,13 +23,15 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_world_is_measured_after_its_warm_up() -> None:
     seen: list[str] = []
     sizes = [bench.Size(bench.FARHOP, 3), bench.Size(bench.CHEAP, 3), bench.Size(bench.FARHOP)]
+    sizes.append(bench.Size(bench.FARHOP, 6, bench.AGENTS))
     rows = bench.measure(sizes, seen.append)
     assert [(row.what, row.router, row.simulated_s) for row in rows] == [
-        ("3 regions, 3 replicas", "farhop", 6.0),
-        ("3 regions, 3 replicas", "spill-least-load", 6.0),
+        ("arena, 3 regions, 3 replicas", "farhop", 6.0),
+        ("arena, 3 regions, 3 replicas", "spill-least-load", 6.0),
         ("4 regions x 2 replicas, 2 global balancers", "farhop", 2.0),
+        ("agentic, 3 regions, 6 replicas", "farhop", 5.0),
     ]
-    assert len(seen) == 3
+    assert len(seen) == 4
     for row in rows:
         assert row.violations == 0
         assert row.requests > 0

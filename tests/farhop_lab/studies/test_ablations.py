@@ -73,7 +73,7 @@ def test_the_scores_lack_what_was_taken() -> None:
         world(name, {"a": gpus("l4", 1)}).balancers["a"][0].flow.routes.of("t", "llama").policy  # type: ignore[attr-defined]
         for name in ("farhop", "farhop-no-tpot", "farhop-no-tie-draw")
     )
-    assert (plain.ties, plain.doubts) == (1.0, True)
-    assert (undrawn.ties, undrawn.doubts) == (0.0, False)
+    assert (plain.ties, plain.uncertain_waits) == (1.0, True)
+    assert (undrawn.ties, undrawn.uncertain_waits) == (0.0, False)
     assert type(first) is not type(plain)
     assert first.shift(None) == 0.0

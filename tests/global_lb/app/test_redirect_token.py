@@ -27,7 +27,7 @@ from inprocess import (
 )
 from msgspec.structs import replace
 
-from farhop.identity.api_keys import digest, spelled
+from farhop.identity.api_keys import digest, with_checksum
 from farhop.identity.redirect_token import RedirectToken, RedirectTokenSigner, RedirectTokenVerifier, holder
 from farhop.store.documents import issued_keys, limits
 from farhop.store.documents.issued_keys import IssuedKey
@@ -282,7 +282,7 @@ async def test_what_a_rule_about_a_name_leaves_goes_with_the_request(engine: Eng
 
 
 async def test_a_key_issued_for_one_model_is_for_no_other_where_it_is_sent(up: Both) -> None:
-    key = spelled("0" * 30)
+    key = with_checksum("0" * 30)
     one = IssuedKey(
         id="k1", sha256=digest(key), tenant="anywhere", models=(MODEL,), author="ann", why="test", at=datetime.now(UTC)
     )

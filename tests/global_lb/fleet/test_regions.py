@@ -348,7 +348,7 @@ def test_among_silent_regions_what_each_said_last_is_doubted(regions: Regions) -
     for name in ALL:
         known.liveness_of(name).channel(True)
     silent = known.field(request("q"), 100.0, ALL, 5.0 + AGE_MAX_S + 2.0)
-    assert silent.doubt_ms(5.0 + AGE_MAX_S + 2.0).tolist() == pytest.approx([2.0 * SILENT_MS_PER_S] * 3)
+    assert silent.uncertainty_ms(5.0 + AGE_MAX_S + 2.0).tolist() == pytest.approx([2.0 * SILENT_MS_PER_S] * 3)
 
 
 def piloted(**loads: float) -> Regions:

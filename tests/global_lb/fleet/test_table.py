@@ -63,8 +63,8 @@ def test_doubt_is_that_of_a_drift(wait_ms: float, left: int, age_s: float, slots
     })  # fmt: skip
     now = 1.0 + gap_s + age_s
     slot_ms = 100.0 * 20.0 / max(1, slots)
-    wanted = drift.doubt_ms(now, found.headroom().item(0), slot_ms)
-    assert found.doubt_ms(now).item(0) == pytest.approx(wanted)
+    wanted = drift.uncertainty_ms(now, found.headroom().item(0), slot_ms)
+    assert found.uncertainty_ms(now).item(0) == pytest.approx(wanted)
 
 
 def test_headroom_is_what_slots_and_foreign_tokens_leave() -> None:

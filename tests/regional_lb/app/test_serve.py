@@ -350,7 +350,7 @@ async def test_the_status_shows_who_is_slow_and_since_when_nothing_came(up: Both
     flow = up.regional.flow
     (name,) = flow.view.replicas
     (found,) = up.regional.tier_admin.status()["replicas"]
-    assert (found["slow"], found["speed_sample_age_s"], found["speed_doubt"]) == ("", None, 0.5)
+    assert (found["slow"], found["speed_sample_age_s"], found["speed_uncertainty"]) == ("", None, 0.5)
     now = up.regional.clock.now()
     for n in range(30):
         flow.speeds.ended(name, 1000.0, 1000.0, 101, 1.0, now - 31.0 + n)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regional_lb.fleet.blocks import BlockIndex, Path
-from regional_lb.fleet.kv_events import Cleared, Linked, Lost, Removed, Stored, spell
+from regional_lb.fleet.kv_events import Cleared, Linked, Lost, Removed, Stored, canonical_keys
 
 SIZE = 4
 
@@ -72,7 +72,7 @@ def test_the_last_token_is_always_computed() -> None:
 def test_adapters_and_salts_keep_apart() -> None:
     blocks = index("r1")
     blocks.apply("r1", 0, stored("ab", adapter="sql"))
-    blocks.apply("r1", 0, stored("cd", extras=(spell(["pepper"]), b"")))
+    blocks.apply("r1", 0, stored("cd", extras=(canonical_keys(["pepper"]), b"")))
     assert exact(blocks, "ab") == exact(blocks, "cd") == {"r1": 0.0}
     assert exact(blocks, "ab", adapter="sql") == {"r1": 8.0}
     assert exact(blocks, "cd", cache_salt="pepper") == {"r1": 8.0}

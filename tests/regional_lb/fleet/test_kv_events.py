@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from regional_lb.fleet.kv_events import spell
+from regional_lb.fleet.kv_events import canonical_keys
 
 
 def test_keys_are_spelled_apart() -> None:
-    assert spell(()) == spell([]) == b""
-    spelled = [spell(keys) for keys in (["a"], ["a", "b"], ["ab"], [["a", 1]], [b"a"], ["a", None])]
+    assert canonical_keys(()) == canonical_keys([]) == b""
+    spelled = [canonical_keys(keys) for keys in (["a"], ["a", "b"], ["ab"], [["a", 1]], [b"a"], ["a", None])]
     assert len({*spelled, b""}) == 7
-    assert spell(("a",)) == spell(["a"])
+    assert canonical_keys(("a",)) == canonical_keys(["a"])

@@ -29,8 +29,8 @@ def learned(ratios) -> AnswerLengths:
 
 
 def peak(rows, lengths: AnswerLengths) -> float:
-    held, expected, found = np.array(rows, dtype=np.float64).T
-    return peak_tokens(held, expected, found, np.ones(len(rows)), lengths)
+    held, expected, found = (list(map(float, column)) for column in zip(*rows, strict=True))
+    return peak_tokens(held, expected, found, lengths)
 
 
 @given(sequences, shares, st.data())

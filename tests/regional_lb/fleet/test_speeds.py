@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from worlds import OTHER_MODEL, replica
 
 from farhop.balance.machine import Address
-from regional_lb.fleet.speeds import ALIKE, DOUBT, REFRESH_S, Speeds
+from regional_lb.fleet.speeds import ALIKE, REFRESH_S, UNCERTAINTY, Speeds
 from regional_lb.fleet.view import Replica
 
 RUN = settings(max_examples=100, deadline=None, derandomize=True)
@@ -45,7 +45,7 @@ def test_without_any_sample_it_is_what_is_configured_and_doubted() -> None:
     assert pace.prefill_ms_per_token == pytest.approx(0.1)
     assert pace.tpot_at(1.0) == pytest.approx(20.0)
     assert pace.batch_interference_ms == pytest.approx(0.14)
-    assert (pace.doubt, pace.sampled_at) == (DOUBT, None)
+    assert (pace.uncertainty, pace.sampled_at) == (UNCERTAINTY, None)
     assert (list(known), "a" in known, "b" in known) == (["a"], True, False)
 
 
@@ -57,7 +57,7 @@ def test_one_that_was_never_asked_is_taken_for_its_peers_and_not_for_its_configu
     assert known["b"].prefill_ms_per_token == pytest.approx(0.08, rel=0.05)
     # Of another kind of GPU it is only known that what is configured for this model is three times too slow.
     assert alone(known, "c") == pytest.approx(8.0, rel=0.4)
-    assert known["c"].doubt == DOUBT > known["a"].doubt
+    assert known["c"].uncertainty == UNCERTAINTY > known["a"].uncertainty
 
 
 def test_another_model_is_another_kind() -> None:
@@ -70,13 +70,13 @@ def test_one_that_was_slow_once_is_as_its_peers_again_half_a_minute_later() -> N
     known = speeds(*(replica(name, tpot_ms=25.0) for name in "abcd"))
     now = serve(known, 0.0, 10, a=10.0, b=10.0, c=10.0, d=60.0)
     assert alone(known, "d") == pytest.approx(60.0, rel=0.3)
-    doubts = [known["d"].doubt]
+    uncertainty = [known["d"].uncertainty]
     off = [alone(known, "d")]
     for _ in range(3):
         now = serve(known, now, 10, a=10.0, b=10.0, c=10.0)
-        doubts.append(known["d"].doubt)
+        uncertainty.append(known["d"].uncertainty)
         off.append(alone(known, "d"))
-    assert doubts == sorted(doubts)
+    assert uncertainty == sorted(uncertainty)
     assert off == sorted(off, reverse=True)
     assert off[-1] == pytest.approx(10.0, rel=0.25)
     serve(known, now, 4, a=10.0, b=10.0, c=10.0, d=10.0)
@@ -150,7 +150,7 @@ def test_another_process_begins_anew_and_who_stays_goes_on() -> None:
     known.restarted("b")
     known.restarted("nobody")
     known.refresh(15.0)
-    assert known["b"].doubt == DOUBT
+    assert known["b"].uncertainty == UNCERTAINTY
     known.adopt({})
     known.refresh(16.0)
     assert list(known) == []
@@ -195,17 +195,17 @@ def test_every_figure_is_positive_and_finite_whatever_is_measured_and_doubt_grow
             assert 1e-4 <= pace.tpot_at(1.0) <= 1e5
             assert 1e-3 <= pace.service_ms <= 1e8
             assert 0.0 <= pace.batch_interference_ms < inf
-            assert 0.0 < pace.doubt <= DOUBT
-    before = {name: known[name].doubt for name in known}
+            assert 0.0 < pace.uncertainty <= UNCERTAINTY
+    before = {name: known[name].uncertainty for name in known}
     for _ in range(4):
         now += 7.0
         known.refresh(now)
-        assert all(known[name].doubt >= before[name] - 1e-12 for name in known)
-        before = {name: known[name].doubt for name in known}
+        assert all(known[name].uncertainty >= before[name] - 1e-12 for name in known)
+        before = {name: known[name].uncertainty for name in known}
     known.refresh(now + 1e5)
     for name in known:
         pace = known[name]
-        assert pace.doubt == pytest.approx(DOUBT)
+        assert pace.uncertainty == pytest.approx(UNCERTAINTY)
         assert pace.tpot_ms == pytest.approx(max(1e-4, min(pace.peers_tpot_ms, 1e5)), rel=1e-6)
 
 

@@ -15,10 +15,10 @@ def test_a_tokenizer_is_gone_by_until_it_counts_wrong_thrice_in_a_row() -> None:
     guard.counted(TOOLS, 10, 11)
     assert not guard.believes(TOOLS)
     assert guard.believes(PLAIN)
-    assert (guard.miscounts, guard.doubted) == (5, [TOOLS])
+    assert (guard.miscounts, guard.distrusted) == (5, [TOOLS])
     guard.counted(TOOLS, 10, 10)
     assert guard.believes(TOOLS)
-    assert not guard.doubted
+    assert not guard.distrusted
 
 
 def test_who_counts_right_and_predicts_wrong_is_found_out() -> None:
@@ -65,4 +65,4 @@ def test_memory_is_bounded() -> None:
     guard = TokenizerGuard()
     for n in range(5000):
         guard.counted(Shape("m", str(n), "chat"), 1, 2)
-    assert len(guard._doubts) == 4096
+    assert len(guard._mismatches) == 4096

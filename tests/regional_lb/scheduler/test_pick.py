@@ -195,21 +195,23 @@ def turns_of(rows) -> RoundRobin:
     return policy
 
 
-# -- who is doubtful
+# -- who is uncertain
 
 
-def doubtful(times: int = 1000, doubt=(0.1, 0.5, 0.5), deadline: float = inf, **fields) -> list[tuple[str, bool]]:
+def uncertain(
+    times: int = 1000, uncertainty=(0.1, 0.5, 0.5), deadline: float = inf, **fields
+) -> list[tuple[str, bool]]:
     """Whom picks choose of three, of whom the second is thought to be slower and the third was never near."""
     rows = table(replica("r1", slots=64), replica("r2", slots=64, tpot_ms=fields.pop("tpot_ms", 24.0)),
                  replica("r3", slots=64, tpot_ms=200.0))  # fmt: skip
-    rows.doubt[:] = doubt
+    rows.uncertainty[:] = uncertainty
     dice, need = Random(3), replace(NEED, deadline=deadline)
     found = [pick(need, rows, fields.get("hits", ()), Predictive(), 0.0, dice) for _ in range(times)]
     return [(choice.chosen.replica, choice.explored) for choice in found]
 
 
 def test_the_doubtful_who_may_be_as_good_get_a_stated_share() -> None:
-    found = doubtful()
+    found = uncertain()
     explored = [name for name, explored in found if explored]
     assert set(explored) == {"r2"}
     assert 0.03 < len(explored) / len(found) < 0.07 == EXPLORED_SHARE + 0.02
@@ -217,21 +219,21 @@ def test_the_doubtful_who_may_be_as_good_get_a_stated_share() -> None:
 
 
 def test_nobody_is_explored_who_is_known_as_well_as_the_best_or_could_not_be_as_good() -> None:
-    assert not any(explored for _, explored in doubtful(doubt=(0.5, 0.5, 0.5)))
-    assert not any(explored for _, explored in doubtful(tpot_ms=60.0))
+    assert not any(explored for _, explored in uncertain(uncertainty=(0.5, 0.5, 0.5)))
+    assert not any(explored for _, explored in uncertain(tpot_ms=60.0))
 
 
 def test_a_cached_prefix_is_not_left_to_explore() -> None:
-    assert not any(explored for _, explored in doubtful(hits=((2048.0, 0),)))
+    assert not any(explored for _, explored in uncertain(hits=((2048.0, 0),)))
 
 
 def test_a_deadline_is_not_left_to_doubt() -> None:
     """2.4 s on the doubtful one, twice as long at the most; 2 s on the known one, a fifth more at the most."""
-    assert any(explored for _, explored in doubtful(deadline=5.2))
-    assert {name for name, _ in doubtful(deadline=3.0)} == {"r1"}
+    assert any(explored for _, explored in uncertain(deadline=5.2))
+    assert {name for name, _ in uncertain(deadline=3.0)} == {"r1"}
     # Even where it would be the better by a little.
-    assert {name for name, _ in doubtful(deadline=3.0, tpot_ms=19.0)} == {"r1"}
-    assert {name for name, _ in doubtful(deadline=5.2, tpot_ms=19.0)} == {"r2"}
+    assert {name for name, _ in uncertain(deadline=3.0, tpot_ms=19.0)} == {"r1"}
+    assert {name for name, _ in uncertain(deadline=5.2, tpot_ms=19.0)} == {"r2"}
 
 
 def test_a_session_breaks_near_ties_and_nothing_else() -> None:

@@ -20,7 +20,7 @@ def test_one_that_has_not_begun_is_lost_when_it_is_unknown_twice_in_a_row() -> N
 
 def test_where_the_way_broke_once_is_enough() -> None:
     known = Inquiry()
-    known.doubted = True
+    known.path_broke = True
     assert not known.lost(4.0, 3.9, WAY_S, 10.0, began=False)
     assert known.lost(4.5, None, WAY_S, 11.0, began=False)
 
@@ -34,7 +34,7 @@ def test_what_was_heard_between_makes_it_void() -> None:
 
 def test_a_begun_answer_gets_the_time_in_which_tcp_may_bring_it() -> None:
     known = Inquiry()
-    known.doubted = True
+    known.path_broke = True
     found = [known.lost(4.0 + after, None, WAY_S, 10.0 + after, began=True) for after in (0.0, 1.0, 2.0, 3.9, 4.0)]
     assert found == [False, False, False, False, True]
 
@@ -49,12 +49,12 @@ def test_what_was_sent_there_and_did_not_come_here_tells_that_it_is_lost() -> No
     pauses=st.lists(st.floats(QUIET_S, 600.0), min_size=1, max_size=20),
     lag_s=st.floats(-LATER_S, LATER_S),
     began=st.booleans(),
-    doubted=st.booleans(),
+    path_broke=st.booleans(),
 )
-def test_what_is_slow_there_is_never_lost(pauses: list[float], lag_s: float, began: bool, doubted: bool) -> None:
+def test_what_is_slow_there_is_never_lost(pauses: list[float], lag_s: float, began: bool, path_broke: bool) -> None:
     """An engine that pauses is silent there as long as here, give or take the way."""
     known = Inquiry()
-    known.doubted = doubted
+    known.path_broke = path_broke
     now = 0.0
     for silent_s in pauses:
         now += silent_s

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +34,7 @@ def test_it_is_a_map(steps: list[tuple[list[int], int, bool]]) -> None:
     assert (len(ours), list(ours)) == (0, [])
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python 3.14 walks every dict, whatever it holds")
 def test_the_collector_has_nothing_to_walk() -> None:
     nodes = NodeMap(range(10_000))
     assert not any(gc.is_tracked(part) for part in nodes._shards)

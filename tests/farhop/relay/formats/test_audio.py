@@ -32,7 +32,7 @@ def read(**fields: str | bytes) -> Prompt:
 def test_thirty_seconds_cost_what_whisper_encodes_them_to() -> None:
     prompt = read(model="whisper-1", file=b"\xff" * 240_000)
     assert (prompt.model, prompt.canonical, prompt.stream, prompt.max_tokens) == ("whisper-1", b"", False, None)
-    assert prompt.unspelled_bytes / BYTES_PER_TOKEN == 1500
+    assert prompt.opaque_bytes / BYTES_PER_TOKEN == 1500
     # The body goes on as it came: a form has no place to ask for the usage in.
     assert not prompt.hide_usage
 

@@ -123,7 +123,7 @@ def test_what_is_no_choice_of_a_continuation_is_passed_as_it_is(path: bytes, cho
     progress.take(chunk("x", [7], [5]))
     progress.go_on(0)
     event = b'data: {"choices":%b}\n\n' % choices
-    assert progress.spelled(progress.take(event), sends_usage=True) == event
+    assert progress.rewritten(progress.take(event), sends_usage=True) == event
 
 
 def chunk(text: str, ids: list[int], prompt: list[int] | None = None, ends: str | None = None) -> bytes:
@@ -194,11 +194,11 @@ def test_a_continuation_reads_as_the_first_stream() -> None:
     progress.go_on(0)
     choice = {"index": 0, "text": " two", "logprobs": None, "finish_reason": None, "stop_reason": None}
     document = {"id": "cmpl-9", "object": "text_completion", "created": 99, "model": "m", "choices": [choice]}
-    spelled = progress.spelled(b"data: " + msgspec.json.encode(document) + b"\n\n", sends_usage=True)
-    body = msgspec.json.decode(spelled.removeprefix(b"data: "))
+    rewritten = progress.rewritten(b"data: " + msgspec.json.encode(document) + b"\n\n", sends_usage=True)
+    body = msgspec.json.decode(rewritten.removeprefix(b"data: "))
     assert (body["id"], body["created"], body["object"]) == ("chatcmpl-1", 5, "chat.completion.chunk")
     assert body["choices"][0]["delta"] == {"content": " two"}
-    end = progress.spelled(b'data: {"choices":[],"usage":{}}\n\ndata: [DONE]\n\n', sends_usage=True)
+    end = progress.rewritten(b'data: {"choices":[],"usage":{}}\n\ndata: [DONE]\n\n', sends_usage=True)
     usage, done = end.split(b"\n\n")[:2]
     fields = {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
     assert msgspec.json.decode(usage[6:])["usage"] == fields
@@ -207,7 +207,7 @@ def test_a_continuation_reads_as_the_first_stream() -> None:
     quiet = planned()
     quiet.take(chunk("one", [1], [10, 11]))
     quiet.go_on(0)
-    assert quiet.spelled(b"data: [DONE]\n\n", sends_usage=False) == b"data: [DONE]\n\n"
+    assert quiet.rewritten(b"data: [DONE]\n\n", sends_usage=False) == b"data: [DONE]\n\n"
 
 
 def test_an_end_that_was_sent_is_not_sent_again() -> None:
@@ -288,7 +288,7 @@ def test_who_has_all_events_so_far_can_go_on_from_their_ids(
         sure -= 1
     below.go_on(0)
     rest = [text_at(at) for at in range(sure, len(tokens))]
-    events += [below.spelled(below.take(event), sends_usage=False) for event in rest]
+    events += [below.rewritten(below.take(event), sends_usage=False) for event in rest]
     found = [event + b"\n\n" for event in b"".join(events).split(b"\n\n") if event][: max(1, region_dies)]
     passed = [msgspec.json.decode(above.take(event)[6:])["choices"][0] for event in found]
     known = msgspec.json.decode(above.go_on(0))["prompt"]

@@ -101,7 +101,7 @@ def test_what_is_wrong_is_named(param: str, body: dict[str, Any]) -> None:
 def test_pictures_in_the_request_pass_and_are_counted() -> None:
     source = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo" * 40}
     prompt = read(messages=[{"role": "user", "content": [{"type": "image", "source": source}, block("what?")]}])
-    assert prompt.unspelled_bytes > 400
+    assert prompt.opaque_bytes > 400
 
 
 def test_to_count_costs_no_prompt() -> None:

@@ -37,7 +37,7 @@ def test_what_routing_needs() -> None:
         cache_salt="s", temperature=0.5,
     )  # fmt: skip
     assert (prompt.model, prompt.stream, prompt.hide_usage) == ("m", True, False)
-    assert (prompt.max_tokens, prompt.cache_salt, prompt.unspelled_bytes) == (7, "s", 0)
+    assert (prompt.max_tokens, prompt.cache_salt, prompt.opaque_bytes) == (7, "s", 0)
     plain = completion("x", stream=None, max_tokens=None, cache_salt=None, stream_options={})
     assert (plain.stream, plain.hide_usage, plain.max_tokens, plain.cache_salt) == (False, False, None, "")
     assert plain.canonical == b"x"
@@ -174,7 +174,7 @@ def test_media_are_hashed_and_counted() -> None:
     other = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "B" * 5000}}
     text = {"type": "text", "text": "what is this?"}
     prompt = chat([user([text, image])])
-    assert prompt.unspelled_bytes > 5000
+    assert prompt.opaque_bytes > 5000
     assert len(prompt.canonical) < 100
     assert b"what is this?" in prompt.canonical
     assert prompt.canonical != chat([user([text, other])]).canonical

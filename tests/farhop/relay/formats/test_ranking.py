@@ -38,7 +38,7 @@ def test_more_documents_extend_the_text(query: str, documents: list[str], more: 
 def test_a_query_counts_once_for_each_document() -> None:
     prompt = read(Kind.RERANK, query="q" * 100, documents=["a" * 10, "b" * 10, "c" * 10])
     assert prompt.canonical.startswith(b"q" * 100)
-    assert prompt.unspelled_bytes == 200
+    assert prompt.opaque_bytes == 200
     assert (prompt.max_tokens, prompt.stream, prompt.hide_usage) == (NO_OUTPUT, False, False)
 
 
@@ -48,7 +48,7 @@ def test_a_document_with_nothing_but_text_is_its_text_and_others_are_hashed() ->
     picture = {"type": "image_url", "image_url": "data:," + "x" * 500}
     image = read(Kind.RERANK, query="q", documents={"content": [picture]})
     assert len(image.canonical) < 60
-    assert image.unspelled_bytes > 500
+    assert image.opaque_bytes > 500
 
 
 @pytest.mark.parametrize("names", [("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2")])

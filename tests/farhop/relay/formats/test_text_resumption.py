@@ -168,14 +168,14 @@ def test_a_continuation_reads_as_the_first_stream_and_is_counted_as_one(begins: 
     for one in later[:-1]:
         progress.take(one)
     progress.set_usage(Usage(20, 2))
-    spelled = progress.spelled(b"".join(later), sends_usage=True)
-    documents = [msgspec.json.decode(one[6:]) for one in spelled.split(b"\n\n") if one and b"[DONE]" not in one]
+    rewritten = progress.rewritten(b"".join(later), sends_usage=True)
+    documents = [msgspec.json.decode(one[6:]) for one in rewritten.split(b"\n\n") if one and b"[DONE]" not in one]
     assert {(one["id"], one["created"]) for one in documents} == {("chat-1", 5)}
     assert [one["choices"][0]["delta"]["content"] for one in documents[:-1]] == [" is", " wide"]
     assert not any("role" in one["choices"][0]["delta"] for one in documents[:-1])
     assert not any(one["usage"] for one in documents[:-1])
     assert documents[-1]["usage"] == {"prompt_tokens": 17, "completion_tokens": 5, "total_tokens": 22}
-    assert spelled.endswith(b"data: [DONE]\n\n")
+    assert rewritten.endswith(b"data: [DONE]\n\n")
     assert progress.usage == Usage(17, 5)
     assert progress.recomputed == 20
 
@@ -242,7 +242,7 @@ def test_usage_is_that_of_an_unbroken_stream_wherever_it_breaks(
             if below is not None:
                 below.set_usage(usage)
                 passed = below.take(event)
-                passed = below.spelled(passed, sends_usage=True) if below.resumed and passed else passed
+                passed = below.rewritten(passed, sends_usage=True) if below.resumed and passed else passed
             if passed and not above.adds(passed):
                 above.take(passed)
         if above.finished:
@@ -303,8 +303,8 @@ def test_a_client_that_wants_usage_with_each_event_gets_that_of_the_whole_behind
     assert progress.take(first) == first
     progress.go_on(0)
     second = with_usage(chunk(" b"), 2, 12).replace(b'"chat-1"', b'"chat-2"')
-    spelled = progress.spelled(progress.take(second), sends_usage=True)
-    document = msgspec.json.decode(spelled[6:])
+    rewritten = progress.rewritten(progress.take(second), sends_usage=True)
+    document = msgspec.json.decode(rewritten[6:])
     assert document["usage"] == {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}
 
 

@@ -59,7 +59,7 @@ async def test_a_client_that_acknowledges_nothing_is_ended_by_the_kernel(stage: 
     first = await s.client()
     await until(lambda: s.listener.connections == 1)
     assert accepted_ms() == [7500]
-    s.listener.bound(ClientLimits(send_s=1e9))
+    s.listener.set_limits(ClientLimits(send_s=1e9))
     await s.client()
     await until(lambda: s.listener.connections == 2)
     assert accepted_ms() == [7500, 2**31 - 1], "who was there keeps to what he came under"

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regional_lb.engines.kv.wire import BATCH_BYTES_MAX, BLOCKS_AT_ONCE, EVENTS_MAX, BatchError, read_batch
-from regional_lb.fleet.kv_events import Cleared, Lost, Removed, Stored, spell
+from regional_lb.fleet.kv_events import Cleared, Lost, Removed, Stored, canonical_keys
 
 pack = msgspec.msgpack.encode
 STORED: dict[str, Any] = {
@@ -58,10 +58,10 @@ def test_what_keeps_caches_apart() -> None:
     assert read({**STORED, "lora_name": "sql", "lora_id": 1})[0][0].adapter == "sql"
     assert read({**STORED, "lora_id": 1})[0][0].adapter == "#1"  # an older engine: nobody's name
     (change,) = read({**STORED, "lora_name": "sql", "extra_keys": [["sql", "pepper"], ["sql"]]})[0]
-    assert change.extras == (spell(["pepper"]), b"")
+    assert change.extras == (canonical_keys(["pepper"]), b"")
     assert read({**STORED, "extra_keys": [None, []]})[0] == [AS_READ]
     picture = read({**STORED, "extra_keys": [None, [["a-picture", 3]]]})[0][0]
-    assert picture.extras[1] not in (b"", spell([["another", 3]]))
+    assert picture.extras[1] not in (b"", canonical_keys([["another", 3]]))
 
 
 def test_other_media_and_other_layers_are_passed_over() -> None:
@@ -165,7 +165,7 @@ def test_what_vllm_stores_is_read_to_the_token() -> None:
     (adapted,) = changes("stored by an adapter")
     assert (adapted.adapter, adapted.extras, adapted.parent) == ("adapted", (), None)
     (salted,) = changes("stored with a salt")
-    assert salted.extras == (spell(["pepper"]), b"")
+    assert salted.extras == (canonical_keys(["pepper"]), b"")
     assert len({first.hashes[0], adapted.hashes[0], salted.hashes[0]}) == 3
 
 
