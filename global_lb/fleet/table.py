@@ -239,9 +239,10 @@ class Table:
     def write(self, rows: Iterable[tuple[str, Row]], sent: Iterable[tuple[str, float, float, float]] = ()) -> None:
         """These regions are so now; of others the wait, the slots left and the cache-hit calibration changed (`sent`:
         they do with every request). The decisions that look at the blocks of before go on seeing those."""
-        self.sent = self.sent.copy()
-        for name, *figures_sent in sent:
-            self.sent[:, self.at[name]] = figures_sent
+        kept = self.sent = self.sent.copy()
+        for name, wait_ms, slots_left, calibration in sent:  # one by one: to make a column of them takes longer
+            at = self.at[name]
+            kept[_WAIT, at], kept[_LEFT, at], kept[_CALIBRATION, at] = wait_ms, slots_left, calibration
         places: list[int] = []
         figures: list[tuple[float, ...]] = []
         for name, row in rows:
@@ -261,7 +262,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
     """Who may be asked for one request, as columns; `request` and `output_tokens` are what is asked.
 
     `penalty_ms` (None: nobody pays any) and `hot` (places) are by the hot guard; `absent` says why the other lawful
-    ones are not here. `moving`: whether any of them changes.
+    ones are not here. `moving`: whether any of them changes; `any_full`: whether any may be full.
     """
 
     request: Request
@@ -279,6 +280,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
     penalty_ms: Column | None = None
     hot: frozenset[int] = _NOWHERE
     moving: bool = False
+    any_full: bool = True
     spill_ms: float = 0.0
     _flights: float = 0.0  # round trips beyond the first that the body takes on an idle connection
     _covered: Column | None = None
@@ -317,7 +319,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
         field.absent = {**self.absent, **{name: why for name in self.names if name not in at}}
         field.penalty_ms = self.penalty_ms[kept] if self.penalty_ms is not None else None
         field.hot = frozenset(at[self.names[place]] for place in self.hot if self.names[place] in at)
-        field.moving, field.spill_ms = self.moving, self.spill_ms
+        field.moving, field.any_full, field.spill_ms = self.moving, self.any_full, self.spill_ms
         field._covered = self._covered[kept] if self._covered is not None else None
         return field
 
@@ -348,6 +350,8 @@ class Field(msgspec.Struct, eq=False, gc=False):
 
     def full(self, since: float = -inf) -> list[int]:
         """Places that take nothing from here, by reports no older than that."""
+        if not self.any_full:
+            return []
         places: list[int] = (self.block[_FULL] * (self.block[_DRIFT][0] >= since)).nonzero()[0].tolist()
         return places
 
