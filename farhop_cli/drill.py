@@ -12,6 +12,7 @@ import platform
 import signal
 import sys
 import time
+from collections import Counter
 from contextlib import AsyncExitStack, aclosing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,6 +55,7 @@ SHOWN = (
     "rto_s", "detect_s", "decide_s", "shifted_90_s", "failback_s", "canaries", "requests_failed", "streams_lost",
     "residency_violations", "ttft_before_p99_ms", "ttft_during_p99_ms", "ttft_after_p99_ms",
 )  # fmt: skip
+_CODES_MAX = 5  # of the codes that failed requests were answered with
 _STYLE = {
     DrillVerdict.PASS: "green",
     DrillVerdict.FAIL: "red",
@@ -281,6 +283,8 @@ async def reported(outcome: Outcome, store: Store, asked: Asked, where: Where) -
         show.json({**msgspec.to_builtins(past), "folder": str(folder), "report_s": took_s})
     else:
         _show(past, [f"{one.check}: {one.seen}" for one in outcome.findings if not one.held])
+        if failed := Counter(one.code for one in outcome.canaries if one.code).most_common(_CODES_MAX):
+            show.line(f"failed requests were answered: {', '.join(f'{code} ({n})' for code, n in failed)}", "yellow")
         show.line(f"report in {took_s:.2f} s: {folder}/report.html, journal.json, junit.xml", "dim")
     if outcome.verdict is not DrillVerdict.PASS:
         warn(f"drill {outcome.drill}: {outcome.verdict}" + (f": {outcome.why}" if outcome.why else ""))

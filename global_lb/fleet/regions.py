@@ -441,7 +441,7 @@ class Regions:
             block, sent = block[:, places], sent[:, places]
         field = Field(request, output_tokens, candidates.names, candidates.at, block, sent, candidates.here, least_ms)
         field.absent, field.spill_ms = candidates.absent, self._spill.penalty_ms
-        field.moving = bool(table.moving) or candidates.suspect
+        field.moving, field.any_full = bool(table.moving) or candidates.suspect, bool(table.full)
         field.hits(self.trie.match(request.chain), self.partial_blocks)
         if table.full or self._warm:
             self._guard(field, random_draw, now)

@@ -39,6 +39,11 @@ STREAM_TOKEN_BYTES = (
 )
 
 
+# A float beside a short column takes longer than the column itself.
+_ZERO, _ONE, _TINY, _BETA = (np.array(number) for number in (0.0, 1.0, 1e-9, BETA))
+_AGE_MAX_S, _SILENT_MS_PER_S, _UNCERTAINTY_MAX_MS = (
+    np.array(float(n)) for n in (AGE_MAX_S, SILENT_MS_PER_S, UNCERTAINTY_MAX_MS)
+)
 _NO_PARTIAL_BLOCKS = PartialBlocks()
 _NO_REQUEST = Request("", "", "", 0, 0, (), 0.0)
 _ALL_HERE: Mapping[str, str] = MappingProxyType({})
@@ -234,9 +239,10 @@ class Table:
     def write(self, rows: Iterable[tuple[str, Row]], sent: Iterable[tuple[str, float, float, float]] = ()) -> None:
         """These regions are so now; of others the wait, the slots left and the cache-hit calibration changed (`sent`:
         they do with every request). The decisions that look at the blocks of before go on seeing those."""
-        self.sent = self.sent.copy()
-        for name, *figures_sent in sent:
-            self.sent[:, self.at[name]] = figures_sent
+        kept = self.sent = self.sent.copy()
+        for name, wait_ms, slots_left, calibration in sent:  # one by one: to make a column of them takes longer
+            at = self.at[name]
+            kept[_WAIT, at], kept[_LEFT, at], kept[_CALIBRATION, at] = wait_ms, slots_left, calibration
         places: list[int] = []
         figures: list[tuple[float, ...]] = []
         for name, row in rows:
@@ -256,7 +262,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
     """Who may be asked for one request, as columns; `request` and `output_tokens` are what is asked.
 
     `penalty_ms` (None: nobody pays any) and `hot` (places) are by the hot guard; `absent` says why the other lawful
-    ones are not here. `moving`: whether any of them changes.
+    ones are not here. `moving`: whether any of them changes; `any_full`: whether any may be full.
     """
 
     request: Request
@@ -274,6 +280,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
     penalty_ms: Column | None = None
     hot: frozenset[int] = _NOWHERE
     moving: bool = False
+    any_full: bool = True
     spill_ms: float = 0.0
     _flights: float = 0.0  # round trips beyond the first that the body takes on an idle connection
     _covered: Column | None = None
@@ -312,7 +319,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
         field.absent = {**self.absent, **{name: why for name in self.names if name not in at}}
         field.penalty_ms = self.penalty_ms[kept] if self.penalty_ms is not None else None
         field.hot = frozenset(at[self.names[place]] for place in self.hot if self.names[place] in at)
-        field.moving, field.spill_ms = self.moving, self.spill_ms
+        field.moving, field.any_full, field.spill_ms = self.moving, self.any_full, self.spill_ms
         field._covered = self._covered[kept] if self._covered is not None else None
         return field
 
@@ -343,6 +350,8 @@ class Field(msgspec.Struct, eq=False, gc=False):
 
     def full(self, since: float = -inf) -> list[int]:
         """Places that take nothing from here, by reports no older than that."""
+        if not self.any_full:
+            return []
         places: list[int] = (self.block[_FULL] * (self.block[_DRIFT][0] >= since)).nonzero()[0].tolist()
         return places
 
@@ -360,12 +369,12 @@ class Field(msgspec.Struct, eq=False, gc=False):
             brings = (1.0 + self._flights, self.prompt_bytes, BETA * self.output_tokens)
             predicted: Column = np.array(brings).dot(block[_TIMES])
             predicted += sent[_WAIT]
-            prefill_ms = self.prompt_bytes * block[_PREFILL]
+            prefill_ms = np.array(float(self.prompt_bytes)) * block[_PREFILL]
             if self._covered is not None:
                 saved_ms = self._covered * sent[_CALIBRATION] * block[_PREFILL]
                 predicted -= saved_ms
                 prefill_ms = prefill_ms - saved_ms
-            predicted += BETA * block[_BATCH] * np.maximum(prefill_ms - block[_ALONE], 0.0)
+            predicted += _BETA * block[_BATCH] * np.maximum(prefill_ms - block[_ALONE], _ZERO)
             self._predicted = predicted
         return self._predicted
 
@@ -395,7 +404,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
         uncached.fill(self.prompt_bytes)  # np.full takes three times as long
         if self._covered is not None:
             uncached -= self._covered * self.sent[_CALIBRATION]
-        tokens = np.maximum(uncached / self.block[_BYTES_PER_TOKEN], 1e-9)  # of a prompt that is cached whole
+        tokens = np.maximum(uncached / self.block[_BYTES_PER_TOKEN], _TINY)  # of a prompt that is cached whole
         headroom: Column = np.minimum(self.sent[_LEFT], self.block[_FOREIGN] / tokens)
         return headroom
 
@@ -405,12 +414,12 @@ class Field(msgspec.Struct, eq=False, gc=False):
         By Little's law, one of so many slots frees every service time / slots.
         """
         at, wait, use = self.block[_DRIFT]
-        slot_ms = self.output_tokens * self.block[_TPOT] / np.maximum(self.block[_SLOTS], 1.0)
-        old_s = np.maximum(now - at, 0.0) * (at != 0.0)  # 0: nothing is known of it
-        age_s = np.minimum(old_s, AGE_MAX_S)
-        overflow = np.maximum(age_s * use - np.maximum(self.headroom(), 0.0), 0.0)
+        slot_ms = np.array(self.output_tokens) * self.block[_TPOT] / np.maximum(self.block[_SLOTS], _ONE)
+        old_s = np.maximum(np.array(now) - at, _ZERO) * (at != _ZERO)  # 0: nothing is known of it
+        age_s = np.minimum(old_s, _AGE_MAX_S)
+        overflow = np.maximum(age_s * use - np.maximum(self.headroom(), _ZERO), _ZERO)
         uncertainty_ms: Column = np.minimum(
-            age_s * wait + overflow * slot_ms + SILENT_MS_PER_S * (old_s - age_s), UNCERTAINTY_MAX_MS
+            age_s * wait + overflow * slot_ms + _SILENT_MS_PER_S * (old_s - age_s), _UNCERTAINTY_MAX_MS
         )
         return uncertainty_ms
 

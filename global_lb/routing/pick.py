@@ -252,10 +252,10 @@ def _near_ties(
     limit = ready.item(best) + policy.ties
     if policy.uncertain_waits and field.moving:
         uncertainty_ms = field.uncertainty_ms(now)
-        near = (ready - uncertainty_ms <= limit + uncertainty_ms.item(best)).nonzero()[0].tolist()
+        near = (ready - uncertainty_ms <= np.array(limit + uncertainty_ms.item(best))).nonzero()[0].tolist()
         ties = [(place, uncertainty_ms.item(place)) for place in near]
     elif policy.ties:
-        ties = [(place, 0.0) for place in (ready <= limit).nonzero()[0].tolist()]
+        ties = [(place, 0.0) for place in (ready <= np.array(limit)).nonzero()[0].tolist()]
     else:
         return [(best, 0.0)]
     if avoided is None or len(ties) == 1:

@@ -16,6 +16,8 @@ Pure. Invariants:
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,6 +31,7 @@ _SELDOM = 0.01  # the share of answers that may get longer than any that is reme
 
 _STEPS_PER_DOUBLING = 4
 _SHARES = 2.0 ** (np.arange(-4 * _STEPS_PER_DOUBLING, 3 * _STEPS_PER_DOUBLING + 1) / _STEPS_PER_DOUBLING)
+_BOUNDS: list[float] = _SHARES.tolist()  # one is looked up in these in a tenth of the time
 _EXPECTED = int(np.searchsorted(_SHARES, 1.0))
 # Tokens ahead at which the cache is looked at: those of one interval are counted with who is left at its beginning, and
 # as large as at its end.
@@ -52,7 +55,7 @@ class AnswerLengths:
 
     def learn(self, tokens: float, expected: float) -> None:
         """An answer had so many tokens; both above 0."""
-        self._counts[_SHARES.searchsorted(tokens / expected)] += self._weight
+        self._counts[bisect_left(_BOUNDS, tokens / expected)] += self._weight
         self._weight *= 1.0 + 1.0 / _MEMORY
         self._longer = self._usual = None
         if self._weight > _REBASE:

@@ -89,6 +89,7 @@ class Rates(NamedTuple):
 
 assert Rates._fields == _COLUMNS[: len(Rates._fields)]
 _RATES = slice(0, len(Rates._fields))
+_ZERO = np.array(0.0)  # a float beside a short column takes longer than the column itself
 _NO_ROWS: Rows = np.empty(0, dtype=np.intp)
 
 
@@ -205,8 +206,8 @@ class Table(Columns):
         has nothing to prefill until its balancer hears of that: where several wait, the next step is filled, too, but
         neither for longer than STEP_MS.
         """
-        room = self.backlog_tokens < 2.0 * self.short_step_tokens if ahead else self.prefill_room_tokens > 0.0
-        room &= self.kv_room_tokens >= uncached_tokens + output_tokens
+        room = self.backlog_tokens < 2.0 * self.short_step_tokens if ahead else self.prefill_room_tokens > _ZERO
+        room &= self.kv_room_tokens >= uncached_tokens + np.array(output_tokens)
         return room if now >= self.queued_until else room & self._unqueued(now)
 
     def fits(self, uncached_tokens: Column | float, output_tokens: float, now: float) -> NDArray[np.bool_]:
@@ -307,7 +308,7 @@ class Table(Columns):
         self.tpot_ms[row] = self.tpot_alone_ms.item(row) + self.batch_interference_ms.item(row) * in_flight
         counted, unheld = taken, each * min(of, in_flight)
         taken = max(float(load.answer_tokens), counted - unheld)
-        if taken > WHOLE_SHARE * self.kv_tokens.item(row):  # hardly ever
+        if taken > WHOLE_SHARE * replica.kv_tokens:  # hardly ever
             taken = self._taken(row, counted, unheld, load)
         self.in_flight[row], self.backlog_tokens[row], self.kv_taken_tokens[row] = in_flight, backlog, taken
         self.prefill_room_tokens[row] = replica.prefill_tokens_max - backlog if backlog else inf

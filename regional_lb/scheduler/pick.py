@@ -180,11 +180,14 @@ def _latest_ms(need: Need, table: Table, uncached: Column) -> Column:
     return latest_ms
 
 
-def _may_be_late(need: Need, table: Table, uncached: Column, row: int, now: float) -> bool:
-    """Whether one might miss the request's deadline, by `_latest_ms`."""
-    tokens = table.backlog_tokens.item(row) + uncached.item(row)
-    likely_ms = tokens * table.prefill_ms_per_token.item(row) + need.output_tokens * table.tpot_ms.item(row)
-    return (1.0 + 2.0 * table.uncertainty.item(row)) * likely_ms > (need.deadline - now) * 1e3
+def _work(table: Table, uncached: Column, row: int) -> tuple[float, float, float, float]:
+    """What one has to do: tokens left of the prompt and before it, ms for each, and for one of the answer."""
+    return (
+        uncached.item(row),
+        table.backlog_tokens.item(row),
+        table.prefill_ms_per_token.item(row),
+        table.tpot_ms.item(row),
+    )
 
 
 def _surest(need: Need, table: Table, uncached: Column, ready: Column) -> int:
@@ -251,9 +254,10 @@ def pick(
     best = int(ready.argmin())
     names = table.of.names
     chosen, declined, explored = None, False, False
-    if choosy and not all_room and (best_score := ready.item(best)) < inf:
+    best_score = ready.item(best)
+    if choosy and not all_room and best_score < inf:
         declined = _worth_waiting(need, table, uncached, score, policy, best_score, now)
-    if ready.item(best) < inf and not declined:
+    if best_score < inf and not declined:
         row = policy.choose(best, ready, need, table, rng)
         at_home = _tied(home, best, ready, table, policy) if home else None
         if at_home is not None:
@@ -261,13 +265,17 @@ def pick(
         elif policy.explores and rng.random() < EXPLORED_SHARE:
             usual, row = row, _explored(need, table, uncached, ready, policy, row, now, rng)
             explored = row != usual
-        if policy.explores and _may_be_late(need, table, uncached, row, now):
-            row = _surest(need, table, uncached, ready)
-        left = uncached.item(row)
+        left, backlog, pace_ms, tpot_ms = _work(table, uncached, row)
+        if policy.explores:  # it might miss the request's deadline, by _latest_ms
+            latest_ms = (1.0 + 2.0 * table.uncertainty.item(row)) * (
+                (backlog + left) * pace_ms + need.output_tokens * tpot_ms
+            )
+            if latest_ms > (need.deadline - now) * 1e3:
+                row = _surest(need, table, uncached, ready)
+                left, backlog, pace_ms, tpot_ms = _work(table, uncached, row)
         chosen = Scored(
-            names[row], score.item(row), need.prompt_tokens - left, left, table.backlog_tokens.item(row),
-            table.prefill_ms_per_token.item(row), table.tpot_ms.item(row), names[row] in known.exact,
-            delay_ms.item(row) if delay_ms is not None else 0.0,
+            names[row], score.item(row), need.prompt_tokens - left, left, backlog, pace_ms, tpot_ms,
+            names[row] in known.exact, delay_ms.item(row) if delay_ms is not None else 0.0,
         )  # fmt: skip
     if len(names) <= FIELD_MAX:
         return Pick(

@@ -91,7 +91,7 @@ class Policy(ABC):
         Here: the less busy of two drawn among near ties, and of two as busy the one with more room in its cache.
         """
         least = ready.item(best)
-        ties = (ready <= least + max(self.ties_floor, self.ties_share * least)).nonzero()[0]
+        ties = (ready <= np.array(least + max(self.ties_floor, self.ties_share * least))).nonzero()[0]
         if len(ties) < 2:
             return best
         first, second = map(ties.item, choose.two_of(len(ties), rng))  # an idle fleet is all ties: none is spelled out

@@ -60,6 +60,17 @@ def test_why_the_others_are_not_offered(regions: Regions) -> None:
     assert "mars" not in regions.liveness  # to look changes nothing
 
 
+def test_who_is_full_is_known_from_report_to_report(regions: Regions) -> None:
+    for tokens, wanted in ((1e9, []), (0.0, ["tokyo"]), (1e9, [])):
+        others = (instance("frankfurt"), instance("london"))
+        regions.adopt(seen(instance("tokyo", headroom_foreign_tokens=tokens), *others).view, 0.0)
+        for without in (NOBODY, frozenset({"london"})):
+            field = regions.field(request("a"), 100.0, ALL, 0.0, without)
+            assert [field.names[place] for place in field.full()] == wanted
+            assert field.any_full == bool(wanted)
+            assert [field.only([place], "").full() for place in range(len(field))].count([0]) == len(wanted)
+
+
 def test_an_offer_is_of_the_instance_that_waits_least_with_what_was_sent(regions: Regions) -> None:
     a, b = instance("london", "a", wait_ms=5.0), instance("london", "b", wait_ms=9.0)
     regions.adopt(seen(a, b).view, 0.0)
