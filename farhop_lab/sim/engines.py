@@ -227,7 +227,7 @@ class Gpu:
         job, sequence, begun = self._jobs.get(job_id, (None, None, False))
         if job is None or sequence is None or not begun:
             return None
-        return bytes(memoryview(sequence.text)[len(job.prompt) :])
+        return bytes(memoryview(self._core.caught_up(sequence).text)[len(job.prompt) :])
 
     def break_off(self) -> list[Job]:
         """Forget all that is under way, and return whose it was; they are not told."""

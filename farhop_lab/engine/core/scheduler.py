@@ -110,6 +110,12 @@ class EngineCore:
         """Who is in the batch, oldest first; to look at."""
         return sorted((*self._running, *self._decodes.caught_up()), key=BY_ORDER)
 
+    def caught_up(self, sequence: Sequence) -> Sequence:
+        """One of them, its text as it is now."""
+        if sequence in self._decodes:
+            self._decodes.caught_up()
+        return sequence
+
     @property
     def line(self) -> deque[Sequence]:
         """Who waits, in order; to look at."""

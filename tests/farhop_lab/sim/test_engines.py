@@ -101,6 +101,19 @@ def test_a_gpu_takes_the_time_its_profile_says_and_remembers_prefixes() -> None:
     assert again.usage.cached_tokens > 500
 
 
+def test_what_a_gpu_has_said_is_all_of_it_up_to_now() -> None:
+    """A stream that goes on elsewhere goes on from there: what is missing would be computed, and told, once more."""
+    timeline = Timeline()
+    gpu = Gpu(timeline, PROFILES["h100"], TextModel("llama", 1, 200.0))
+    (job,) = jobs(timeline, gpu, 1, max_tokens=1000, answer_tokens=1000)
+    timeline.run(2.0)
+    said = gpu.generated(job.id)
+    assert said is not None
+    (sequence,) = gpu.core.batch
+    assert said == bytes(sequence.text)[len(job.prompt) :]
+    assert len(said) // 4 > 200
+
+
 def test_a_gpu_forgets_what_is_aborted_and_refuses_what_can_never_fit() -> None:
     timeline = Timeline()
     engine = Gpu(timeline, PROFILES["l4"], TextModel("llama"))
