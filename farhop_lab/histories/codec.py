@@ -11,6 +11,7 @@ import lzma
 import zlib
 from collections.abc import Callable, Mapping
 from functools import cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -189,6 +190,9 @@ class Reader:
             if not length:
                 return made()
             element, get = node.kids[_ELEMENT], self._get
+            if element.kinds.count(_INT, element.at, element.at + length) == length:  # as of most: blocks, fingerprints
+                element.at += length
+                return made(islice(element.ints, length))
             return made([get(element) for _ in range(length)])
         if kind == _DICT:
             pairs = range(next(node.ints))

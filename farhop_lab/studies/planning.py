@@ -1,11 +1,11 @@
 """How many replicas each region needs: the least fleet that meets an objective, by search over simulated runs.
 
 Without routing between regions each one needs what its own clients need (region-local), all searched for at once, by
-halving. With it (Farhop) the search begins with that fleet: the least multiple of it that is enough, by halving, then
-one replica less wherever that still is enough, the dearest first. N-1 asks the same with any one region lost. A fleet
-is enough if in every region the share of good answers reaches `good`. Taken for granted: more replicas never serve
-worse. Bounded by ROUNDS_MAX and by `over()`: what is known then is the answer, `settled` False. Opens nothing; `ask`
-runs.
+halving. With it (Farhop) the search begins with that fleet: the least multiple of it that is enough, by doubling and
+halving, then one replica less wherever that still is enough, the dearest first. N-1 asks the same with any one region
+lost. A fleet is enough if in every region the share of good answers reaches `good`. Taken for granted: more replicas
+never serve worse. Bounded by ROUNDS_MAX and by `over()`: what is known then is the answer, `settled` False. Opens
+nothing; `ask` runs.
 """
 
 from __future__ import annotations
@@ -142,20 +142,24 @@ class Search:
         # What is lost must be made up for by the others: the largest region's share, and one over.
         largest = max(shape.values()) / sum(shape.values())
         top = 1.0 if not any(lost) else min(made_up_for(largest), self._most / max(shape.values()))
-        if self._worst(_scaled(shape, top), lost) < self._good:
-            top = self._most / max(shape.values())
-            if self._worst(_scaled(shape, top), lost) < self._good:
-                # Its proportions are of no use: all there may be, everywhere alike.
-                shape, top = dict.fromkeys(self._prices, self._most), 1.0
-                if self._worst(shape, lost) < self._good:
-                    return Need(None, why=f"{self._most} replicas in every region are not enough")
-        fleet, settled = self._halved(shape, top, lost)
+        low, most = 0.0, self._most / max(shape.values())
+        while self._worst(_scaled(shape, top), lost) < self._good:
+            if top < most:  # by doubling: large fleets take longer to run
+                low, top = top, most if self._over_now() else min(2.0 * top, most)
+                continue
+            # Its proportions are of no use: all there may be, everywhere alike.
+            shape, low, top = dict.fromkeys(self._prices, self._most), 0.0, 1.0
+            if self._worst(shape, lost) < self._good:
+                return Need(None, why=f"{self._most} replicas in every region are not enough")
+            break
+        fleet, settled = self._halved(shape, low, top, lost)
         fleet, pared = self._pared(fleet, lost)
         return self._need(fleet, True, lost, settled=settled and pared)
 
-    def _halved(self, shape: Mapping[str, int], top: float, lost: Sequence[str]) -> tuple[dict[str, int], bool]:
-        """The least multiple that is enough, to a replica of the largest region."""
-        low, high = 0.0, top
+    def _halved(
+        self, shape: Mapping[str, int], low: float, high: float, lost: Sequence[str]
+    ) -> tuple[dict[str, int], bool]:
+        """The least multiple that is enough, above `low`, which is not, to a replica of the largest region."""
         while (high - low) * max(shape.values()) > 0.5:
             if self._over_now():
                 return _scaled(shape, high), False

@@ -10,8 +10,15 @@ import pytest
 from typer.testing import CliRunner
 
 from farhop_cli.main import app
-from farhop_lab.studies import fidelity
+from farhop_lab.studies import cell, fidelity
 from tests.farhop_lab.studies.test_fidelity import TEXT
+
+_RUN, _FOUND = cell.run, dict[cell.Key, cell.Result]()
+
+
+def simulated(document: Any, folder: Path, key: cell.Key, recipe: Any) -> cell.Result:
+    """One cell for all: what is shown of it is at issue here."""
+    return _FOUND.get(key) or _FOUND.setdefault(key, _RUN(document, folder, key, recipe))
 
 
 @pytest.mark.parametrize(("ttft_ms", "code"), [(60.0, 0), (6000.0, 1)])
@@ -22,6 +29,7 @@ def test_both_are_shown_and_too_far_apart_is_flagged(
         return [fidelity.Seen(ttft_ms, 100, 30)], 2
 
     monkeypatch.setattr(fidelity, "live", live)  # a world of processes is for tests/farhop_lab/studies
+    monkeypatch.setattr(cell, "run", simulated)
     monkeypatch.setattr(fidelity, "WITHIN", 1.0 if code == 0 else 0.15)
     path = tmp_path / "live.yaml"
     path.write_text(TEXT)

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 from inprocess import HOP, MODEL, Answer, chat, send, topology, until
+from prometheus_client.parser import text_string_to_metric_families
 
 from farhop_lab.engine import main as engine
 from farhop_lab.engine.core.text import VOCABULARY
@@ -59,7 +60,14 @@ class World:
             await until(lambda: all(stream._follower.applied == text._seq - 1 for stream, text in followed))
 
     def hits(self) -> dict[str, list[float]]:
-        return self.balancer.metrics._prefixes
+        """By source, as the metrics page says: tokens predicted to be cached, found cached, and the error."""
+        found: dict[str, list[float]] = {}
+        for family in text_string_to_metric_families(self.balancer.metrics.render().decode()):
+            for name in ("predicted", "actual", "error"):
+                if family.name == f"farhop_prefix_{name}_tokens":
+                    for sample in family.samples:
+                        found.setdefault(sample.labels["source"], []).append(sample.value)
+        return found
 
     async def reset(self, index: int) -> None:
         url = f"http://{self.engines[index]}/reset_prefix_cache"

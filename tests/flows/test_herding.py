@@ -122,6 +122,9 @@ class Threshold(Naive):
         return "far" if 1.0 - slots_free(here) / 40 >= 0.9 else "near"
 
 
+SWINGS, SWING_S = 14, 6.0
+
+
 def oscillating(*, naive: bool) -> World:
     """`near` swings around 0.90: its own 32 to 36 of 40 slots, and 4 more unless they go to `far`, which is idle."""
     small, large = station(40, 2.0, replicas=4), station(400, 2.0, replicas=4)
@@ -133,11 +136,11 @@ def oscillating(*, naive: bool) -> World:
         make_global=Threshold if naive else None,
     )
     world.journal.hush()
-    for n in range(20):
+    for n in range(SWINGS):
         per_s = (16.0, 18.0)[n % 2]
-        at, until = n * 6.0, (n + 1) * 6.0
+        at, until = n * SWING_S, (n + 1) * SWING_S
         world.stream(per_s, lambda: world.arrive("near", "t", SHORT, direct=True), since=at, until=until, even=True)
-    world.stream(2.0, lambda: world.arrive("near", "t", SHORT), since=5.0, until=120.0, even=True)
+    world.stream(2.0, lambda: world.arrive("near", "t", SHORT), since=5.0, until=SWINGS * SWING_S, even=True)
     return world
 
 
@@ -161,9 +164,9 @@ def test_a_region_that_swings_around_its_threshold_is_left_once() -> None:
     shares = {}
     for name, naive in (("threshold", True), ("ours", False)):
         world = oscillating(naive=naive)
-        measures = world.run(130.0)
+        measures = world.run(SWINGS * SWING_S + 10.0)
         assert measures.violations == 0, measures.journal.first_violations
-        shares[name] = sent_far(world, 12.0, 120.0, 3.0)
+        shares[name] = sent_far(world, 2 * SWING_S, SWINGS * SWING_S, SWING_S / 2)
         print(f"\n{name}: {moves(shares[name])} moves, {sum(shares[name]) / len(shares[name]):.2f} sent far", end="")
     assert moves(shares["threshold"]) >= 8, "else the control shows nothing"
     assert moves(shares["ours"]) <= 1

@@ -191,7 +191,10 @@ async def test_a_client_that_leaves_while_its_prompt_is_read_is_noticed(tmp_path
             await until(lambda: here.balancer.tokenizers is not None and here.balancer.tokenizers._waiting > 0)
             writer.transport.abort()
         await _at_rest(here, lambda: here.balancer.metrics.in_flight + here.balancer.budget.used_bytes)
-        assert here.balancer.metrics._requests == {("client_left", 0): 3}
+        page = here.balancer.metrics.render().decode()
+        (line,) = [line for line in page.splitlines() if line.startswith("farhop_requests_total{")]
+        assert "client_left" in line
+        assert line.endswith("} 3.0")
         assert (await here.ask(words(9, 20))).status == 200
 
 

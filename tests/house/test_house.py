@@ -264,5 +264,11 @@ def test_files_that_the_documents_name_exist() -> None:
     _none(gone, "name files that are there")
 
 
+def test_the_map_lists_all_of_the_largest_package() -> None:
+    section = (ROOT / "docs/architecture.md").read_text().split("## Inside `farhop/service/`")[1].split("\n## ")[0]
+    modules = {path.name for path in (ROOT / "farhop/service").glob("*.py") if path.name != "__init__.py"}
+    assert set(re.findall(r"`(\w+\.py)`", section)) == modules
+
+
 def test_contributing_says_how() -> None:
     assert (ROOT / "CONTRIBUTING.md").exists()
