@@ -96,7 +96,7 @@ class Authenticator(Protocol):
     def caller(self, head: Head) -> Caller | Reply:
         """Who asks, or why they may not."""
 
-    def wished(self, caller: Caller, preferences: Preferences, lines: bytes) -> Caller | Reply:
+    def with_preferences(self, caller: Caller, preferences: Preferences, lines: bytes) -> Caller | Reply:
         """The caller with what the body of its request asks for, and its header `lines`; or why that cannot be."""
 
     def models(self, caller: Caller) -> dict[str, ModelFacts]:
@@ -275,7 +275,7 @@ class KeyAuthenticator:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, f"this balancer may not read the request: {why}")
         return answers.redirect(entry.rstrip("/") + target.decode("latin-1"), outcome.ENTRY_FORBIDDEN)
 
-    def wished(self, caller: Caller, preferences: Preferences, lines: bytes) -> Caller | Reply:
+    def with_preferences(self, caller: Caller, preferences: Preferences, lines: bytes) -> Caller | Reply:
         """The caller with what the body of its request asks for, and its header `lines`; or why that cannot be."""
         law = self._law()
         tenant = law.topology.tenants.get(caller.tenant)

@@ -261,19 +261,21 @@ class Ingress:
             return answers.refusal(error.outcome, error.detail, param=error.param)
         asks = caller
         if prompt.preferences is not NO_PREFERENCES or _LLM_D in head.onward or _OBJECTIVE in head.onward:
-            wished = self._wished(context, caller, prompt, head.onward)
-            if not isinstance(wished, Caller):
-                return wished
-            asks = wished
+            asking = self._with_preferences(context, caller, prompt, head.onward)
+            if not isinstance(asking, Caller):
+                return asking
+            asks = asking
         request = self._request(asks, prompt, exchange.body, head.onward, version, self._clock.now())
         return self._understood(exchange, context, request, prompt)
 
-    def _wished(self, context: RequestContext, caller: Caller, prompt: Prompt, lines: bytes) -> Caller | Reply:
-        """Who asks, now that the body is read: from here on nothing is decided without what it preferences for."""
-        wished = self._authenticator.wished(caller, prompt.preferences, lines)
-        if isinstance(wished, Caller):
-            context.caller, context.law = wished, None  # it may stay within less
-        return wished
+    def _with_preferences(
+        self, context: RequestContext, caller: Caller, prompt: Prompt, lines: bytes
+    ) -> Caller | Reply:
+        """Who asks, now that the body is read: from here on nothing is decided without what its preferences ask for."""
+        asking = self._authenticator.with_preferences(caller, prompt.preferences, lines)
+        if isinstance(asking, Caller):
+            context.caller, context.law = asking, None  # it may stay within less
+        return asking
 
     def _only_model(self, caller: Caller) -> str:
         """The model that is meant where none is named: the one there is; "" where there are several."""
@@ -519,10 +521,10 @@ class Ingress:
         Raises bodies.BodyError.
         """
         prompt = bodies.read(kind, body, path, headers, self._guard, lambda: self._only_model(caller))
-        wished = self._authenticator.wished(caller, prompt.preferences, headers)
-        if not isinstance(wished, Caller):
-            raise bodies.BodyError(wished.outcome, msgspec.json.decode(wished.body)["error"]["message"])
-        caller = wished
+        asking = self._authenticator.with_preferences(caller, prompt.preferences, headers)
+        if not isinstance(asking, Caller):
+            raise bodies.BodyError(asking.outcome, msgspec.json.decode(asking.body)["error"]["message"])
+        caller = asking
         request = self._request(caller, prompt, body, headers, version, self._clock.now())
         found = self._renamed(self.names, caller, kind, request, prompt, body) if self.names is not None else None
         return (request, prompt) if found is None else found[:2]
@@ -660,10 +662,10 @@ class _ReadingApart(_Waiting):
         if parsed.prompt is None:
             refused = parsed.refusal()
             return answers.refusal(refused.outcome, refused.detail, param=refused.param)
-        wished = ingress._wished(self._context, caller, parsed.prompt, exchange.head.onward)
-        if not isinstance(wished, Caller):
-            return wished
-        caller = wished
+        asking = ingress._with_preferences(self._context, caller, parsed.prompt, exchange.head.onward)
+        if not isinstance(asking, Caller):
+            return asking
+        caller = asking
         head, body, self._context.body_sha256 = exchange.head, exchange.body, parsed.onward_sha256
         version = head.known.get(VERSION_HEADER)
         request = ingress._request(caller, parsed.prompt, body, head.onward, version, self._since, parsed.session)

@@ -103,7 +103,7 @@ class HopAuthenticator:
                 self._terms[who] = stands
         return vouched(claims, stands, issuer, claims.attempt, charged=True)
 
-    def wished(self, caller: Caller, preferences: Preferences, lines: bytes) -> Caller:  # noqa: ARG002
+    def with_preferences(self, caller: Caller, preferences: Preferences, lines: bytes) -> Caller:  # noqa: ARG002
         """Within the residency that the body names, once more: by the map of this region."""
         return narrowed(self._flow.law, caller, preferences)
 

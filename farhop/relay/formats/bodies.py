@@ -93,18 +93,18 @@ def read(
     Raises BodyError naming the field.
     """
     try:
-        wished = NO_PREFERENCES
+        found = NO_PREFERENCES
         if (numeric := _JSON.get(kind)) is not None:
             small = len(body) <= shape.SMALL_BYTES and body[:1] == b"{"
             fields = shape.once(body) if small else shape.check(body, numeric)
             guard.fields(fields)
             if fields is not None and not preferences.READ.isdisjoint(fields):
-                wished = preferences.read(fields)
+                found = preferences.read(fields)
         prompt = _READERS[kind](body, path, headers, guard)
-        if prompt.model and wished is NO_PREFERENCES:
+        if prompt.model and found is NO_PREFERENCES:
             return prompt
-        if wished is not NO_PREFERENCES:
-            prompt = replace(prompt, preferences=wished)
+        if found is not NO_PREFERENCES:
+            prompt = replace(prompt, preferences=found)
         return prompt if prompt.model else _of(prompt, default_model())
     except msgspec.ValidationError as error:
         if kind in _BY_PYDANTIC and (as_read := lenient.as_read(body)) is not None:

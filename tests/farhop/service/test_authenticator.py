@@ -284,9 +284,9 @@ def test_an_objective_lowers_whoever_names_it_and_raises_where_a_gateway_does() 
 
         def priority(name: str, header: str = "x-gateway-inference-objective", by: KeyAuthenticator = asks) -> int:
             caller = by.trusted("mid", ())
-            wished = by.wished(caller, Preferences(), f"{header}: {name}\r\n".encode())
-            assert isinstance(wished, Caller)
-            return wished.priority
+            asking = by.with_preferences(caller, Preferences(), f"{header}: {name}\r\n".encode())
+            assert isinstance(asking, Caller)
+            return asking.priority
 
         assert (priority("chat"), priority("batch"), priority("low"), priority("nobody's")) == (raised, 0, 2, 4)
         assert priority("chat", "x-llm-d-inference-objective") == raised

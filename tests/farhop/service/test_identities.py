@@ -117,16 +117,16 @@ async def test_a_token_lowers_priority_and_no_tier_raises_it_again(provider: Pro
     for says, gets in ((9, 9), (2, 2)):
         seen = list[int]()
         authenticator = up.global_.authenticator
-        wished = authenticator.wished
+        asking = authenticator.with_preferences
 
-        def watching(*given: Any, wished: Any = wished, seen: list[int] = seen) -> Any:
-            caller = wished(*given)
+        def watching(*given: Any, asking: Any = asking, seen: list[int] = seen) -> Any:
+            caller = asking(*given)
             seen.append(caller.priority)
             return caller
 
-        authenticator.wished = watching  # type: ignore[method-assign]
+        authenticator.with_preferences = watching  # type: ignore[method-assign]
         assert (await send(up.entry, chat(key=token(provider, priority=says), body=engine_body))).status == 200
-        authenticator.wished = wished  # type: ignore[method-assign]
+        authenticator.with_preferences = asking  # type: ignore[method-assign]
         assert seen == [gets]
 
 
