@@ -81,8 +81,8 @@ def estimates(world: World, truth: Truth) -> Iterator[Finding]:
     """Every estimate of both tiers against what the engines truly did since `truth` counts."""
     for name, region in world.regions.items():
         flow = region.flow
-        yield from _off(f"{name}", "bytes per token", flow.estimates.bytes_per_token(MODEL), _bytes_per_token())
-        table = flow._fleet.table(flow._fleet.whole.of)  # what a pick reads
+        yield from _off(f"{name}", "bytes per token", flow.fleet.estimates.bytes_per_token(MODEL), _bytes_per_token())
+        table = flow.fleet.table(flow.fleet.whole.of)  # what a pick reads
         for replica, row in table.of.at.items():
             answers = truth.by.get((name, replica), [])
             if len(answers) < 2:
@@ -97,7 +97,7 @@ def estimates(world: World, truth: Truth) -> Iterator[Finding]:
             yield from _off(where, "tpot ms", tpot_ms, workload.tpot_ms(answers))
             yield from _off(where, "service ms", table.service_ms.item(row), service_ms)
     for balancer, tier in _globals(world):
-        for name, seen in tier.view.regions.items():
+        for name, seen in tier.regions.view.regions.items():
             where = f"{balancer.name} of {name}"
             wire_ms = world.wire.rtt_ms(balancer.region, name)
             yield from _off(where, "rtt ms", seen.rtt_ms, wire_ms, slack=RTT_SLACK_MS)
@@ -106,7 +106,7 @@ def estimates(world: World, truth: Truth) -> Iterator[Finding]:
 
 
 def _reported(where: str, flow: GlobalFlow, name: str) -> Iterator[Finding]:
-    for instance in flow.view.regions[name].instances:
+    for instance in flow.regions.view.regions[name].instances:
         capacity = instance.models.get(MODEL)
         if capacity is None:
             yield Finding("estimates", where, "its report names no model")
@@ -144,7 +144,7 @@ def standing(world: World) -> Iterator[Finding]:
 
 
 def _replicas(name: str, region: RegionProcess) -> Iterator[Finding]:
-    now, fleet = region.relay.clock(), region.flow.standing
+    now, fleet = region.relay.clock(), region.flow.fleet.standing
     for replica in region.hosts:
         health = fleet.read(replica, now)
         if health.state is not State.UP:
@@ -160,14 +160,14 @@ def _replicas(name: str, region: RegionProcess) -> Iterator[Finding]:
 def _regions(world: World, balancer: BalancerProcess, flow: GlobalFlow) -> Iterator[Finding]:
     now = balancer.relay.clock()
     for name in world.regions:
-        where, known = f"{balancer.name} of {name}", flow.liveness.get(name)
+        where, known = f"{balancer.name} of {name}", flow.regions.liveness.get(name)
         if known is None:
             yield Finding("standing", where, "never heard of")
             continue
         health = known.read(now)
         if health.state is not State.UP:
             yield Finding("standing", where, f"{health.state}: {health.why}")
-        elif (cold := flow.admitted_share(name, now)) < 1.0:
+        elif (cold := flow.regions.admitted_share(name, now)) < 1.0:
             yield Finding("standing", where, f"asked gladly by {cold:.0%} of requests")
 
 
@@ -210,19 +210,19 @@ def ledgers(world: World) -> Iterator[Finding]:
         for what, count in _global_books(balancer, flow):
             if count:
                 yield Finding("ledgers", balancer.name, f"{what}: {count:g} at rest")
-        for name, seen in flow.view.regions.items():
+        for name, seen in flow.regions.view.regions.items():
             waits = [one.models[MODEL].wait_ms for one in seen.instances if MODEL in one.models]
             if max(waits, default=0.0) > IDLE_WAIT_MS:
                 yield Finding("estimates", f"{balancer.name} of {name}", f"wait ms: {max(waits):.4g}, in truth 0")
 
 
 def _regional_books(region: RegionProcess) -> list[tuple[str, float]]:
-    flow, table = region.flow, region.flow._fleet.whole
+    flow, table = region.flow, region.flow.fleet.whole
     now = region.relay.clock()
     return [
         ("requests under way", max(region.relay.under_way, flow.under_way)),
-        ("reservations", len(flow.ledger)),
-        ("targets with load", len(flow.ledger.targets())),
+        ("reservations", len(flow.fleet.ledger)),
+        ("targets with load", len(flow.fleet.ledger.targets())),
         ("queued requests", len(flow.queue)),
         ("queued tokens", flow.queue.tokens),
         ("retries in the budget", flow._budget.retrying),
@@ -234,7 +234,7 @@ def _regional_books(region: RegionProcess) -> list[tuple[str, float]]:
 
 
 def _global_books(balancer: BalancerProcess, flow: GlobalFlow) -> list[tuple[str, float]]:
-    reckonings = flow._regions._loads.values()
+    reckonings = flow.regions._loads.values()
     return [
         ("requests under way", max(balancer.relay.under_way, flow.under_way)),
         ("reservations", len(flow.ledger)),

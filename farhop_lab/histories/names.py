@@ -483,8 +483,8 @@ class Rig:
             self._consider,
         )  # fmt: skip
         if isinstance(self.flow, GlobalFlow):
-            self._prefixes = Prefixes(self.flow.trie, lambda _reason: None, self.flow.law.epoch)
-            self.flow.sent.append(self._prefixes.sent)
+            self._prefixes = Prefixes(self.flow.regions.trie, lambda _reason: None, self.flow.law.epoch)
+            self.flow.regions.sent.append(self._prefixes.sent)
             self.flow.forgotten.append(self._prefixes.begin_anew)
         else:
             config = self.flow.config
@@ -559,8 +559,8 @@ def reported(report: RegionReport) -> Any:
 def reading_writes(flow: Any, now: float) -> bool:
     """Whether whoever reads a regional machine now (a report, `explain`) changes what it remembers: who starts slowly
     is written anew by whoever looks first when that is due. For recording alone, as it looks inside."""
-    fleet = flow._fleet
-    return bool(now >= fleet._able_until or any(line not in fleet._able for line in flow.view.by_variant))
+    fleet = flow.fleet
+    return bool(now >= fleet._able_until or any(line not in fleet._able for line in flow.fleet.view.by_variant))
 
 
 def of_region(region: str, law: Law, seed: str) -> tuple[Any, ...]:

@@ -137,7 +137,7 @@ class Room:
         self.tapes.append(tape)
         self._by_flow[id(flow)] = tape
         if names.is_global(flow):
-            self._by_trie[id(flow.trie)] = tape
+            self._by_trie[id(flow.regions.trie)] = tape
         return tape.watch(flow)
 
     def patches(self) -> list[Any]:

@@ -265,8 +265,8 @@ class BalancerProcess:
         self.hops: dict[str, dict[Hop, None]] = {}  # under way, by region
         self.prefixes: Prefixes | None = None
         if isinstance(self.flow, GlobalFlow):
-            self.prefixes = Prefixes(self.flow.trie, self._disbelieved, self.flow.law.epoch)
-            self.flow.sent.append(self.prefixes.sent)
+            self.prefixes = Prefixes(self.flow.regions.trie, self._disbelieved, self.flow.law.epoch)
+            self.flow.regions.sent.append(self.prefixes.sent)
             self.flow.forgotten.append(self.prefixes.begin_anew)
             context.timeline.after(CONFIRM_S, self._tidy, self.prefixes)
         self.links = RegionLinks(

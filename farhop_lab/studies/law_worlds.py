@@ -225,7 +225,7 @@ class Process:
         self.authenticator = KeyAuthenticator(self.region, lambda: self.flow.law, lambda _regions: {}, 600.0)
         self.book.remember()
         if isinstance(self.flow, RegionalFlow):
-            self.flow.journal.listen()
+            self.flow.fleet.journal.listen()
 
     def _adopt(self, law: Law) -> None:
         self.handle(LawChanged(law))
@@ -567,17 +567,20 @@ class World:
             if above.flow.law.epoch != flow.law.epoch:
                 continue  # the stream tells nothing to whoever goes by another law
             at, nodes = below.read.get(above.region, -1), list[int]()
-            if not flow.journal.reaches(at):
-                at = flow.journal.seq
+            if not flow.fleet.journal.reaches(at):
+                at = flow.fleet.journal.seq
                 nodes += [
-                    n for slice_ in flow.journal.snapshot(above.region, 1000) for path in slice_ for n in path.nodes
+                    n
+                    for slice_ in flow.fleet.journal.snapshot(above.region, 1000)
+                    for path in slice_
+                    for n in path.nodes
                 ]
-            at, changes, _ = flow.journal.read(at, above.region, 1 << 20)
+            at, changes, _ = flow.fleet.journal.read(at, above.region, 1 << 20)
             nodes += [node for change in changes if isinstance(change, Stored) for node in change.nodes]
             below.read[above.region] = at
             self._check_shared(nodes, above.region, below, "told")
-        assert flow.shares is not None
-        for entry in flow.shares.recent.read(0, 0, 1 << 20)[1]:
+        assert flow.fleet.shares is not None
+        for entry in flow.fleet.shares.recent.read(0, 0, 1 << 20)[1]:
             for name in REGIONS if entry.audience is None else entry.audience:
                 self._check_shared(entry.chain, name, below, "told to a peer")
 
@@ -593,7 +596,7 @@ class World:
         for above in self.above.values():
             assert isinstance(above.flow, global_flow.GlobalFlow)
             for node in self.owners:
-                if above.flow.trie.match((node,)):
+                if above.flow.regions.trie.match((node,)):
                     self.seen["kept"] += 1
                     if not self.may_know(node, above.region, above):
                         self.violations.append(f"{above.name}: keeps a node of {self.owners[node]}")

@@ -70,7 +70,7 @@ class Advisor:
         verdict = decision.verdict
         if not verdict.lawful:
             return answers.refusal(outcome.UNLAWFUL, admission.summary(verdict, verdict.lawful))
-        offered = self._flow.view.models(frozenset(self._flow.view.regions))
+        offered = self._flow.regions.view.models(frozenset(self._flow.regions.view.regions))
         if offered and request.model not in offered:
             detail = f"the model `{request.model[:128]}` does not exist or no region serves it"
             return answers.refusal(outcome.UNKNOWN_MODEL, detail)
@@ -85,7 +85,7 @@ class Advisor:
         assert chosen is not None
         if request.alias:
             return None  # regions do not know the name that is in its body
-        instance = flow.best_instance(chosen.region, request.model)
+        instance = flow.regions.best_instance(chosen.region, request.model)
         if instance is None or not flow.redirects.open_to(request.tenant, instance, flow.law):
             return None
         base = instance.client_url

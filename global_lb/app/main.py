@@ -185,7 +185,7 @@ class GlobalBalancer:
 
     def _context_tokens(self, region: str, model: str) -> int | None:
         """See Resumption. Whether a region's engines tell ids is seen in its answer."""
-        known = self.flow.view.regions.get(region)
+        known = self.flow.regions.view.regions.get(region)
         reports = () if known is None else (i.models[model] for i in known.instances if model in i.models)
         return min((report.max_model_len for report in reports), default=0)
 
@@ -196,8 +196,8 @@ class GlobalBalancer:
         keep = stores.keep(config, "global", rng, log)
         self.store = stores.sealed(hubs, config.signing.made(), self.metrics.report_refused, rng, keep)
         self.laws = stores.law_book(config, "global", self.store, self.flow.law, self._adopt, self.metrics, log, rng)
-        self.prefixes = prefixes = Prefixes(self.flow.trie, self.metrics.report_refused, self.flow.law.epoch)
-        self.flow.sent.append(prefixes.sent)
+        self.prefixes = prefixes = Prefixes(self.flow.regions.trie, self.metrics.report_refused, self.flow.law.epoch)
+        self.flow.regions.sent.append(prefixes.sent)
         self.flow.forgotten.append(prefixes.begin_anew)
         self.watcher = Watcher(
             config,
@@ -259,7 +259,7 @@ class GlobalBalancer:
 
     def _gpu_ms(self, active: ActiveRequest, usage: Usage) -> float | None:
         """What a request took of a GPU, as its price counts it (fleet.table.row_of), by what was computed."""
-        known = self.flow.view.regions.get(active.forward.target) if active.forward is not None else None
+        known = self.flow.regions.view.regions.get(active.forward.target) if active.forward is not None else None
         name = active.request.model
         report = None if known is None else next((i.models[name] for i in known.instances if name in i.models), None)
         if report is None:
@@ -303,7 +303,7 @@ class GlobalBalancer:
         config = self.config
         self.authenticator = KeyAuthenticator(
             config.region, lambda: self.flow.law,
-            lambda regions: self.flow.view.models(regions), config.limits.request_s,
+            lambda regions: self.flow.regions.view.models(regions), config.limits.request_s,
         )  # fmt: skip
         self.telemetry.may_record, self.telemetry.under = self.authenticator.recorded, self.flow
         if config.unicast is not None:
@@ -409,7 +409,7 @@ class GlobalBalancer:
 
     def _gauges(self) -> None:
         gauge, counter = self.metrics.gauge, self.metrics.counter
-        gauge("prefix_trie_nodes", "Nodes of the prefix trie.", lambda: float(self.flow.trie.nodes))
+        gauge("prefix_trie_nodes", "Nodes of the prefix trie.", lambda: float(self.flow.regions.trie.nodes))
         gauge("region_up", "1 if the region may be chosen.", self._regions_up, "target")
         gauge("desired_replicas", "Replicas that should be there.", self._desired, ("target", "model"))
         gauge("pilot_light_awake", "Of each pilot-light region: 1 awake, 0.5 waking, 0 asleep.", self._pilots, "target")
@@ -433,25 +433,27 @@ class GlobalBalancer:
         )
 
     def _hits(self, which: int) -> dict[str, float]:
-        return {name: (hits.predicted_tokens, hits.actual_tokens)[which] for name, hits in self.flow.hits.items()}
+        return {
+            name: (hits.predicted_tokens, hits.actual_tokens)[which] for name, hits in self.flow.regions.hits.items()
+        }
 
     def _cache_hit_calibration(self) -> dict[str, float]:
         now = self.clock.now()
-        return {name: mean.at(now) for name, mean in self.flow.cache_hit_calibration.items()}
+        return {name: mean.at(now) for name, mean in self.flow.regions.cache_hit_calibration.items()}
 
     def _desired(self) -> dict[tuple[str, str], float]:
-        return {of: float(replicas) for of, replicas in self.flow.scaling.desired.items()}
+        return {of: float(replicas) for of, replicas in self.flow.regions.scaling.desired.items()}
 
     def _pilots(self) -> dict[str, float]:
-        return {name: _PILOT[pilot.state] for name, pilot in self.flow.scaling.pilots.items()}
+        return {name: _PILOT[pilot.state] for name, pilot in self.flow.regions.scaling.pilots.items()}
 
     def _regions_up(self) -> dict[str, float]:
         now = self.clock.now()
-        return {name: float(h.read(now).state in ("up", "suspect")) for name, h in self.flow.liveness.items()}
+        return {name: float(h.read(now).state in ("up", "suspect")) for name, h in self.flow.regions.liveness.items()}
 
     def _ages(self) -> dict[str, float]:
         now = self.clock.now()
-        return {n: now - max(i.received_at for i in r.instances) for n, r in self.flow.view.regions.items()}
+        return {n: now - max(i.received_at for i in r.instances) for n, r in self.flow.regions.view.regions.items()}
 
     async def open(self) -> str:
         """See farhop.service.process.Balancer."""

@@ -85,7 +85,7 @@ class RedirectTokens:
         caller: Caller | None = None,
     ) -> str:  # fmt: skip
         """`base` and `target`, a request's, with a token in the query. The instance is the one at the address."""
-        instances = self._flow.view.regions[forward.target].instances
+        instances = self._flow.regions.view.regions[forward.target].instances
         instance = next(i for i in instances if i.tier == forward.address)  # decided by this very view
         now_ms, promised_ms = self._clock.now() * 1e3, forward.promised_ttft_ms
         wanted_by = request.first_token_by

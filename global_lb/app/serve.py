@@ -142,7 +142,7 @@ class GlobalTier(InstrumentedTier):
         """The clock of the instance that the attempt goes to, less ours."""
         forward = active.forward
         assert forward is not None
-        region = self._flow.view.regions.get(forward.target)
+        region = self._flow.regions.view.regions.get(forward.target)
         instances = region.instances if region is not None else ()
         for instance in instances:
             if instance.tier == forward.address:
@@ -287,12 +287,14 @@ class GlobalAdmin:
     def ready(self) -> bool:
         """Some region can take work, and we are not on our way out."""
         now = self._clock.now()
-        return not self.stopping and any(h.read(now).state in ("up", "suspect") for h in self._flow.liveness.values())
+        return not self.stopping and any(
+            h.read(now).state in ("up", "suspect") for h in self._flow.regions.liveness.values()
+        )
 
     def leads_somewhere(self) -> bool:
         """Whether some region that is up is lawful for anybody: otherwise clients are better off at another entry."""
         now, law = self._clock.now(), self._flow.law
-        up = {name for name, life in self._flow.liveness.items() if life.read(now).state in ("up", "suspect")}
+        up = {name for name, life in self._flow.regions.liveness.items() if life.read(now).state in ("up", "suspect")}
         return any(not up.isdisjoint(law.verdict(tenant, "").lawful) for tenant in law.topology.tenants)
 
     def notice(self) -> str:
@@ -302,7 +304,7 @@ class GlobalAdmin:
     def status(self) -> dict[str, Any]:
         """Regions with health and why, wire time, wait."""
         flow, now = self._flow, self._clock.now()
-        names = sorted({*flow.view.regions, *flow.liveness} & flow.law.topology.regions.keys())
+        names = sorted({*flow.regions.view.regions, *flow.regions.liveness} & flow.law.topology.regions.keys())
         return {
             "tier": "global",
             "region": flow.config.region,
@@ -316,7 +318,7 @@ class GlobalAdmin:
             "limits": self.limits(),
             "accounts": self.accounts(),
             "under_way": flow.under_way,
-            "trie_nodes": flow.trie.nodes,
+            "trie_nodes": flow.regions.trie.nodes,
             "store_trouble": self._watcher.store_trouble,
             "hubs": [hub.status() for hub in self._watcher.hubs],
             "policies": flow.routes.policies(),
@@ -328,25 +330,25 @@ class GlobalAdmin:
 
     def _region(self, name: str, now: float) -> dict[str, Any]:
         flow = self._flow
-        region, liveness = flow.view.regions.get(name), flow.liveness.get(name)
+        region, liveness = flow.regions.view.regions.get(name), flow.regions.liveness.get(name)
         health = liveness.read(now) if liveness is not None else None
-        cache_hit_calibration, hits = flow.cache_hit_calibration.get(name), flow.hits.get(name)
+        cache_hit_calibration, hits = flow.regions.cache_hit_calibration.get(name), flow.regions.hits.get(name)
         return {
             "region": name,
             "state": health.state if health is not None else "down",
             "why": health.why if health is not None else "never heard of",
             "forced": health.forced if health is not None else False,
             "share": health.share if health is not None and health.state == "draining" else None,
-            "admitted_share": flow.admitted_share(name, now),
-            "pilot_light": flow.scaling.status(name),
-            "desired_replicas": flow.scaling.by_region().get(name, {}),
+            "admitted_share": flow.regions.admitted_share(name, now),
+            "pilot_light": flow.regions.scaling.status(name),
+            "desired_replicas": flow.regions.scaling.by_region().get(name, {}),
             "override": self._watcher.drains.status(name),
             "rtt_ms": region.rtt_ms if region is not None else None,
             "token_rejected_age_s": now - self.token_rejected_at[name] if name in self.token_rejected_at else None,
             "in_flight": flow.ledger.load(name).in_flight,
             **(_queued(region) if region is not None else {}),
             "cache_hit_calibration": cache_hit_calibration.at(now) if cache_hit_calibration is not None else None,
-            "prefix_nodes": flow.trie.count(name) if name in flow.trie else 0,
+            "prefix_nodes": flow.regions.trie.count(name) if name in flow.regions.trie else 0,
             "prefix_stream": self._watcher.prefixes.state(name),
             "prefix_behind_s": self._watcher.prefixes.behind_s(name, now),
             "predicted_hit_tokens": hits.predicted_tokens if hits is not None else 0.0,
@@ -361,17 +363,17 @@ class GlobalAdmin:
     def explain(self, request: Request) -> dict[str, Any]:
         """Which region a request would go to now."""
         decision = self._flow.consider(request, self._clock.now(), request.lawful)
-        flow = self._flow
+        scaling = self._flow.regions.scaling
         return {
             "model": request.model,
-            "reasons": DecisionReasons(flow.config.region).record(decision),
-            "pilot_lights": {name: flow.scaling.status(name) for name in sorted(flow.scaling.pilots)},
+            "reasons": DecisionReasons(self._flow.config.region).record(decision),
+            "pilot_lights": {name: scaling.status(name) for name in sorted(scaling.pilots)},
             "law": self._laws.status(),
         }
 
     def scaling(self) -> dict[str, dict[str, int]]:
         """See TierAdmin."""
-        return self._flow.scaling.by_region()
+        return self._flow.regions.scaling.by_region()
 
     def law(self) -> dict[str, Any]:
         """See TierAdmin."""

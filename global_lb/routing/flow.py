@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Answer, Command, Event, Request
     from farhop.balance.outcome import Outcome
     from global_lb.fleet.table import Price
-    from global_lb.fleet.view import Instance, View
+    from global_lb.fleet.view import Instance
     from global_lb.routing.policy import RouteConfig, RouteScope
     from topology.law import Law, Verdict
 
@@ -159,12 +159,8 @@ class GlobalFlow:
         self.config, self.law, self._rng, self._patience_s = config, law, rng, patience_s
         self.redirects = Redirects(https_only=config.https_only)
         self.routes = routes or Routes()
-        self._regions = Regions(config.trie_bytes, config.liveness, config.spill, config.region, prices, config.pilots)
-        self._regions.on_map, self.scaling = frozenset(law.topology.regions), self._regions.scaling
-        self.trie = self._regions.trie
-        self.liveness, self.cache_hit_calibration = self._regions.liveness, self._regions.cache_hit_calibration
-        self.best_instance = self._regions.best_instance
-        self.hits, self.sent, self.admitted_share = self._regions.hits, self._regions.sent, self._regions.admitted_share
+        self.regions = Regions(config.trie_bytes, config.liveness, config.spill, config.region, prices, config.pilots)
+        self.regions.on_map = frozenset(law.topology.regions)
         self.forgotten: list[Callable[[], None]] = []  # called when all prefixes are forgotten
         self.ledger, self.estimates = Ledger(), Estimates()
         self._suspects = Suspects()
@@ -199,11 +195,6 @@ class GlobalFlow:
     def handle(self, event: Event, now: float) -> list[Command]:
         """One event in, commands out."""
         return self._handlers[type(event)](event, now)
-
-    @property
-    def view(self) -> View:
-        """The regions as they are known now: frozen."""
-        return self._regions.view
 
     @property
     def under_way(self) -> int:
@@ -253,7 +244,7 @@ class GlobalFlow:
             self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
             if state.decision is not None:
                 self.routes.answered(state.decision, usage.completion_tokens, now)
-                self._regions.compare(request, state.decision.chosen, usage, now)
+                self.regions.compare(request, state.decision.chosen, usage, now)
         return []
 
     def _refused(self, event: machine.AttemptRefused, now: float) -> list[Command]:
@@ -261,7 +252,7 @@ class GlobalFlow:
         if found is None:
             return []
         state, attempt = found
-        self._regions.liveness_of(attempt.region).relay_succeeded()
+        self.regions.liveness_of(attempt.region).relay_succeeded()
         # What the region's machine refuses it has counted; its listeners turn away uncounted (client, balancer).
         counted = event.outcome.source not in (Source.CLIENT, Source.BALANCER)
         counted = counted and event.outcome is not outcome.UNLAWFUL_UNREAD
@@ -270,7 +261,7 @@ class GlobalFlow:
         if event.outcome is outcome.QUEUE_TIMEOUT:
             state.waited_s += now - attempt.sent_at
         if event.outcome.source is Source.REGION:
-            self._regions.refused(attempt.instance, state.request.model, event.outcome, event.wait_ms)
+            self.regions.refused(attempt.instance, state.request.model, event.outcome, event.wait_ms)
         return self._came_back(state, attempt, event.outcome, now, counted=counted)
 
     def _failed(self, event: machine.AttemptFailed, now: float) -> list[Command]:
@@ -279,7 +270,7 @@ class GlobalFlow:
             return []
         state, attempt = found
         if outcome.blames_target(event.outcome) and not event.target_lives:
-            self._regions.liveness_of(attempt.region).relay_failed(now)
+            self.regions.liveness_of(attempt.region).relay_failed(now)
             self._broke_off(state, attempt, event.outcome, now)
         if attempt.started:
             return self._resume(state, attempt, event, now)
@@ -291,7 +282,7 @@ class GlobalFlow:
         request = state.request
         state.broke |= {attempt.region}
         lawful = state.lawful & self.law.request_verdict(request).lawful
-        elsewhere = any(self._regions.offers(region, request.model) for region in lawful - state.broke)
+        elsewhere = any(self.regions.offers(region, request.model) for region in lawful - state.broke)
         bounded = state.resumes < RESUMES_MAX and state.attempts < retry.ATTEMPTS_MAX
         if not event.resumable or not bounded or not elsewhere:
             self._over(state)
@@ -325,7 +316,7 @@ class GlobalFlow:
         if now >= state.request.deadline:
             return [self._answer(state, outcome.DEADLINE, "the request's deadline passed")]
         if self._swallowed(state, attempt, now):
-            self._regions.liveness_of(attempt.region).relay_failed(now)
+            self.regions.liveness_of(attempt.region).relay_failed(now)
             self._broke_off(state, attempt, outcome.FIRST_BYTE_TIMEOUT, now)
             cancel = machine.Cancel(state.request.id, state.attempts)
             return [cancel, *self._came_back(state, attempt, outcome.FIRST_BYTE_TIMEOUT, now, counted=False)]
@@ -343,12 +334,12 @@ class GlobalFlow:
         one that left the map nobody hears any more: the relay's time limits hold."""
         if attempt.region not in self.law.topology.regions:
             return False
-        health = State.UP if attempt.started else self._regions.liveness_of(attempt.region).read(now).state
+        health = State.UP if attempt.started else self.regions.liveness_of(attempt.region).read(now).state
         if health is not State.SUSPECT:
             return health is State.DOWN
         elsewhere = frozenset((attempt.region, *state.refusals))
         other = self.consider(state.request, now, state.lawful, elsewhere).chosen
-        return other is not None and self._regions.liveness_of(other.region).read(now).state is State.UP
+        return other is not None and self.regions.liveness_of(other.region).read(now).state is State.UP
 
     def _under_way(self, event: AttemptEvent) -> tuple[RequestState, Attempt] | None:
         """The request, and the attempt if it is this very one: an event of an earlier one changes nothing."""
@@ -359,19 +350,19 @@ class GlobalFlow:
 
     def _start(self, state: RequestState, attempt: Attempt, status: int) -> None:
         attempt.started = True
-        self._regions.liveness_of(attempt.region).relay_succeeded()
+        self.regions.liveness_of(attempt.region).relay_succeeded()
         attempt.load.settled(state.request.prompt_bytes, attempt.uncached_bytes)
-        self._regions.settled(attempt.region)
+        self.regions.settled(attempt.region)
         # The region holds this prefix now: known here only if the law lets a trace of it be kept here.
         if status < 400 and admission.hints_allowed(state.request, self.config.region, self.law):
-            self._regions.caches(attempt.region, state.request.chain)
+            self.regions.caches(attempt.region, state.request.chain)
 
     def _compare_promise(self, state: RequestState, attempt: Attempt, status: int, now: float) -> None:
         """What was promised against what was seen. An answer in one piece does not show its first token, and a stream
         that goes on elsewhere is another request there."""
         chosen = state.decision.chosen if state.decision is not None else None
         if chosen is not None and status < 400 and state.request.stream and not state.resumes:
-            self._regions.began(state.request.model, chosen, (now - attempt.sent_at) * 1e3)
+            self.regions.began(state.request.model, chosen, (now - attempt.sent_at) * 1e3)
 
     # -- the world's edges
 
@@ -379,41 +370,41 @@ class GlobalFlow:
         """Who is under way stays where the prompt is; whoever is sent from now on, or again, goes by this law, too."""
         if not event.law.supersedes(self.law):
             return []
-        return self._go_by(event.law.knowing(self._regions.lineages.of), now)
+        return self._go_by(event.law.knowing(self.regions.lineages.of), now)
 
     def _reconfigured(self, event: Reconfigured, now: float) -> list[Command]:
         """As with a law: who is under way stays, and each further attempt goes by this, too."""
         self.config = event.config
-        self._regions.on_map = frozenset(event.law.topology.regions)
-        self._regions.reconfigure(event.config.spill, event.prices, event.config.pilots)
+        self.regions.on_map = frozenset(event.law.topology.regions)
+        self.regions.reconfigure(event.config.spill, event.prices, event.config.pilots)
         self.routes.configure(event.routes)
-        return self._go_by(event.law.knowing(self._regions.lineages.of), now)
+        return self._go_by(event.law.knowing(self.regions.lineages.of), now)
 
     def _go_by(self, law: Law, now: float) -> list[Command]:
         before, self.law = self.law, law
         if not law.widens(before, Scope.HINTS, frozenset((self.config.region,))):
-            self._regions.forget_prefixes()  # whose nodes they are nobody can tell any more
+            self.regions.forget_prefixes()  # whose nodes they are nobody can tell any more
             for forgotten in self.forgotten:
                 forgotten()
         return self._wake(now)
 
     def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
-        self.redirects.settle(self._regions, now)
-        self._regions.adopt(event.view, now)
-        law = self.law.knowing(self._regions.lineages.of)
+        self.redirects.settle(self.regions, now)
+        self.regions.adopt(event.view, now)
+        law = self.law.knowing(self.regions.lineages.of)
         return self._wake(now) if law is self.law else self._go_by(law, now)
 
     def _region_known(self, event: RegionKnown, now: float) -> list[Command]:
-        return self._changed(event.region, lambda: self._regions.take(event.region, event.known), now)
+        return self._changed(event.region, lambda: self.regions.take(event.region, event.known), now)
 
     def _region_reported(self, event: RegionReported, now: float) -> list[Command]:
         region, known = event.region, event.known
 
         def change() -> None:
-            self._regions.liveness_of(region).reported(now, renewed=event.renewed)
+            self.regions.liveness_of(region).reported(now, renewed=event.renewed)
             if known is not None:
-                self.redirects.settle(self._regions, now)
-                self._regions.take(region, known)
+                self.redirects.settle(self.regions, now)
+                self.regions.take(region, known)
 
         return self._changed(region, change, now)
 
@@ -421,9 +412,9 @@ class GlobalFlow:
         region, known = event.region, event.known
 
         def change() -> None:
-            self._regions.liveness_of(region).channel(event.up)
+            self.regions.liveness_of(region).channel(event.up)
             if known is not None:
-                self._regions.take(region, known)
+                self.regions.take(region, known)
 
         commands = self._changed(region, change, now)
         if not event.up:
@@ -435,7 +426,7 @@ class GlobalFlow:
         return commands
 
     def _region_forced(self, event: RegionForced, now: float) -> list[Command]:
-        forced = self._regions.liveness_of(event.region).forced
+        forced = self.regions.liveness_of(event.region).forced
         pace = {"over_s": event.over_s, "keep_share": event.keep_share}
         force = partial(forced.force, State.DRAINING, event.why, event.until, now=now, **pace)
         commands = self._changed(event.region, force if event.drain else forced.lift, now)
@@ -459,7 +450,7 @@ class GlobalFlow:
 
     def _move(self, state: RequestState, attempt: Attempt, now: float) -> list[Command]:
         """Whether the stream can go on at all the relay knows; what cannot ends where it is."""
-        if self._regions.liveness_of(attempt.region).forced.read(now) is None:
+        if self.regions.liveness_of(attempt.region).forced.read(now) is None:
             del self._moving[attempt.region]
             return [self._look_again(state, attempt, now)]
         again: Command = self._move_at(state, now + MOVE_AGAIN_S)
@@ -484,7 +475,7 @@ class GlobalFlow:
 
         Whoever is on hold is looked at if it can be asked otherwise than before; once in LOOK_HELD_S in any case.
         """
-        regions = self._regions
+        regions = self.regions
         before = regions.standing(region, now) if self._held else None
         regions.settle(region, now)
         change()
@@ -531,7 +522,7 @@ class GlobalFlow:
         verdict, routes = verdict or self.law.request_verdict(request), self.routes
         output_tokens = self.estimates.output_tokens(request.tenant, request.model, request.max_tokens)
         lawful, route = admission.both(verdict.lawful, within), routes.of(request.tenant, request.model)
-        field = self._regions.field(request, output_tokens, lawful, now, without, self._rng)
+        field = self.regions.field(request, output_tokens, lawful, now, without, self._rng)
         decision = pick(
             field,
             verdict,
@@ -561,7 +552,7 @@ class GlobalFlow:
             allowed,
             self.law,
             consider=lambda one: self.consider(one, now, one.lawful),
-            known=self._regions.may_exist,
+            known=self.regions.may_exist,
             tools=tools,
             micro_usd=lambda one: self.micro_usd(one, self._answer_tokens(one)),
         )
@@ -615,15 +606,15 @@ class GlobalFlow:
         if chosen is None:
             return self._nowhere(state, decision, now)
         self._held.pop(request.id, None)
-        instance = self._regions.best_instance(chosen.region, request.model)
+        instance = self.regions.best_instance(chosen.region, request.model)
         assert instance is not None  # it was among the offers, and no await lies between
         lawful = admission.both(state.lawful, decision.verdict.lawful)
         self.routes.sent(request, decision, now)
         if state.attempts == 0 and self.redirects.redirects(request, decision, instance, self.law):
             self._over(state)
-            return [self.redirects.redirect(request, decision, instance, lawful, self._regions, now)]
+            return [self.redirects.redirect(request, decision, instance, lawful, self.regions, now)]
         state.attempts += 1
-        load, uncached_bytes = self._regions.load_of(instance), chosen.uncached_share * request.prompt_bytes
+        load, uncached_bytes = self.regions.load_of(instance), chosen.uncached_share * request.prompt_bytes
         state.attempt = attempt = Attempt(chosen.region, instance, load, uncached_bytes, now)
         self.ledger.reserve(request.id, Reservation(chosen.region, int(chosen.uncached_tokens), 0))
         load.sent(request.prompt_bytes, uncached_bytes)
@@ -648,7 +639,7 @@ class GlobalFlow:
         lawful = state.lawful & decision.verdict.lawful
         if not lawful:
             return [self._answer(state, outcome.UNLAWFUL, admission.summary(decision.verdict, state.lawful))]
-        if not self._regions.may_exist(request.model):
+        if not self.regions.may_exist(request.model):
             detail = f"the model `{request.model[:128]}` does not exist or no region serves it"
             return [self._answer(state, outcome.UNKNOWN_MODEL, detail)]
         if state.held_until is None:
@@ -680,7 +671,7 @@ class GlobalFlow:
     def _reported_at(self, process: tuple[str, ...]) -> float:
         """When a report of this very process came, by whatever path."""
         region, name, incarnation = process
-        known = self.view.regions.get(region)
+        known = self.regions.view.regions.get(region)
         instances = () if known is None else known.instances
         same = (i.received_at for i in instances if i.name == name and str(i.incarnation) == incarnation)
         return max(same, default=-inf)
@@ -774,7 +765,7 @@ class GlobalFlow:
         if state.unsupported:
             return self._answer(state, outcome.PATH_UNSUPPORTED, _UNSPOKEN)
         return self._answer(
-            state, outcome.NO_REGION, state.summary(), self._regions.opens_in_s(lawful, state.waits_ms, now)
+            state, outcome.NO_REGION, state.summary(), self.regions.opens_in_s(lawful, state.waits_ms, now)
         )
 
     def _answer(self, state: RequestState, reason: Outcome, detail: str, retry_after_s: float | None = None) -> Answer:
@@ -798,4 +789,4 @@ class GlobalFlow:
         if not attempt.started:
             settle = attempt.load.settled if counted else attempt.load.came_back
             settle(state.request.prompt_bytes, attempt.uncached_bytes)
-            self._regions.settled(attempt.region)
+            self.regions.settled(attempt.region)

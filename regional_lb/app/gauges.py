@@ -24,10 +24,10 @@ def observe_flow(metrics: TierMetrics, flow: RegionalFlow, clock: Callable[[], f
     gauge, counter = metrics.gauge, metrics.counter
     gauge("queued_requests", "Requests that wait here.", lambda: float(len(flow.queue)))
     gauge("queued_tokens", "Prompt tokens that wait here.", lambda: flow.queue.tokens)
-    gauge("prefix_trie_nodes", "Nodes of the prefix trie.", lambda: float(flow.trie.nodes))
-    gauge("kv_blocks", "Blocks of KV cache that replicas reported.", lambda: float(len(flow.blocks)))
-    gauge("kv_exact_replicas", "Replicas whose cache is known wholly.", lambda: float(flow.blocks.exact))
-    counter("kv_blocks_ignored", "Reported blocks that made no sense.", lambda: flow.blocks.ignored, "reason")
+    gauge("prefix_trie_nodes", "Nodes of the prefix trie.", lambda: float(flow.fleet.trie.nodes))
+    gauge("kv_blocks", "Blocks of KV cache that replicas reported.", lambda: float(len(flow.fleet.blocks)))
+    gauge("kv_exact_replicas", "Replicas whose cache is known wholly.", lambda: float(flow.fleet.blocks.exact))
+    counter("kv_blocks_ignored", "Reported blocks that made no sense.", lambda: flow.fleet.blocks.ignored, "reason")
     gauge("replica_in_flight", "Requests at each replica.", partial(_in_flight, flow), "replica")
     gauge(
         "replica_kv_cache_usage_ratio",
@@ -37,8 +37,8 @@ def observe_flow(metrics: TierMetrics, flow: RegionalFlow, clock: Callable[[], f
     )
     usable = partial(_usable_shares, flow, clock)
     gauge("replica_usable_ratio", "Of its slots, what each replica may use; 0: none.", usable, "replica")
-    gauge("replicas", "Replicas by state.", lambda: flow.standing.states(clock()), "state")
-    counter("replica_ejections", "Ejections of replicas.", flow.standing.ejections.copy, "reason")
+    gauge("replicas", "Replicas by state.", lambda: flow.fleet.standing.states(clock()), "state")
+    counter("replica_ejections", "Ejections of replicas.", flow.fleet.standing.ejections.copy, "reason")
     ready = partial(_ready_replicas, flow, clock)
     gauge("ready_replicas", "Replicas that can take work, by model.", ready, "model")
     gauge("desired_replicas", "Replicas that should be there.", partial(_desired_replicas, flow), "model")
@@ -50,11 +50,15 @@ def observe_tokenizers(metrics: TierMetrics, flow: RegionalFlow, tokenizers: Tok
     counter = metrics.counter
     counter("tokenized_prompts", "Prompts read as tokens.", lambda: float(tokenizers.prompts))
     counter("untokenized_prompts", "Prompts that could not be read as tokens.", lambda: tokenizers.unread, "reason")
-    counter("miscounted_prompts", "Prompts of which an engine counts other tokens.", lambda: flow.guard.miscounts)
+    counter(
+        "miscounted_prompts",
+        "Prompts of which an engine counts other tokens.",
+        lambda: flow.fleet.mirror.guard.miscounts,
+    )
     counter(
         "mispredicted_prompts",
         "Prompts of which an engine found other tokens cached than its KV events had it hold.",
-        lambda: flow.guard.mispredictions,
+        lambda: flow.fleet.mirror.guard.mispredictions,
     )
 
 
@@ -72,16 +76,16 @@ def observe_picker(metrics: TierMetrics, picker: PickerServer, failing_open: Cal
 
 
 def _in_flight(flow: RegionalFlow) -> dict[str, float]:
-    return {name: float(flow.ledger.load(name).in_flight) for name in flow.view.replicas}
+    return {name: float(flow.fleet.ledger.load(name).in_flight) for name in flow.fleet.view.replicas}
 
 
 def _kv_shares(flow: RegionalFlow) -> dict[str, float]:
-    samples = ((name, replica.sample) for name, replica in flow.view.replicas.items())
+    samples = ((name, replica.sample) for name, replica in flow.fleet.view.replicas.items())
     return {name: sample.kv_usage for name, sample in samples if sample is not None and sample.kv_usage is not None}
 
 
 def _usable_shares(flow: RegionalFlow, clock: Callable[[], float]) -> dict[str, float]:
-    now, standing = clock(), flow.standing
+    now, standing = clock(), flow.fleet.standing
     return {name: standing.offered(name, now) for name in standing.health}
 
 
@@ -91,10 +95,10 @@ def _desired_replicas(flow: RegionalFlow) -> dict[str, float]:
 
 def _ready_replicas(flow: RegionalFlow, clock: Callable[[], float]) -> dict[str, float]:
     now = clock()
-    return {model: float(len(flow.wait_estimate.able(model, now))) for model in flow.view.by_model}
+    return {model: float(len(flow.wait_estimate.able(model, now))) for model in flow.fleet.view.by_model}
 
 
 def _modes(flow: RegionalFlow, clock: Callable[[], float]) -> dict[str, float]:
     now = clock()
-    modes = [flow.wait_estimate.mode(model, now) for model in flow.view.by_model]
+    modes = [flow.fleet.mode(model, now) for model in flow.fleet.view.by_model]
     return {mode: float(modes.count(mode)) for mode in (Mode.NORMAL, Mode.PANIC, Mode.ALL_DOWN)}

@@ -190,12 +190,12 @@ class RegionalBalancer:
 
     def _writes_on(self, replica: str) -> bool:
         """See Resumption."""
-        known = self.flow.view.replicas.get(replica)
+        known = self.flow.fleet.view.replicas.get(replica)
         return known is not None and bool(known.writes_on)
 
     def _context_tokens(self, replica: str, model: str) -> int | None:
         """See Resumption."""
-        known = self.flow.view.replicas.get(replica)
+        known = self.flow.fleet.view.replicas.get(replica)
         if known is None or not known.token_ids:
             return None
         facts = known.facts.get(model)
@@ -225,7 +225,7 @@ class RegionalBalancer:
         """What a request took of its replica's GPU: its prompt's prefill, and a slot's share of each step."""
         pick: Pick | None = active.reasons
         chosen = pick.chosen if pick is not None else None
-        replica = self.flow.view.replicas.get(chosen.replica) if chosen is not None else None
+        replica = self.flow.fleet.view.replicas.get(chosen.replica) if chosen is not None else None
         if chosen is None or replica is None:
             return None
         computed = usage.prompt_tokens - (usage.cached_tokens or 0)
@@ -277,7 +277,7 @@ class RegionalBalancer:
             context=dataplane.context_of(engines),
             trouble=self.tls.trouble,
             credentials=grpc.ssl_channel_credentials if engines is None else lambda: engines.material.channel(),
-            answered_at=self.flow.standing.answered_at,
+            answered_at=self.flow.fleet.standing.answered_at,
             in_flight=self._in_flight_at,
             warn=self._warn,
             watched=self._listen_to_kv_events,
@@ -329,12 +329,12 @@ class RegionalBalancer:
     def _meet_peers(self, rng: Random) -> None:
         """The region's other balancers, and what a restart is to know without them."""
         config = self.config
-        assert self.flow.shares is not None  # it has a name
+        assert self.flow.fleet.shares is not None  # it has a name
         self.peer_authenticator = peer_authenticator_of(config.control, config.trust_domain)
         self.peers = Peers(
             config,
             self.flow,
-            self.flow.shares,
+            self.flow.fleet.shares,
             self.store,
             react=self.relay.react,
             refused=self.metrics.report_refused,
@@ -382,7 +382,7 @@ class RegionalBalancer:
         return known.weight if known is not None else 1.0
 
     def _in_flight_at(self, replica: str) -> int:
-        return self.flow.ledger.load(replica).in_flight
+        return self.flow.fleet.ledger.load(replica).in_flight
 
     def _warn(self, whom: str, problem: str) -> None:
         self._log.warning("replicas", f"{whom}: {problem}", source=whom, problem=problem)
@@ -399,7 +399,8 @@ class RegionalBalancer:
         header_matches = HeaderMatchReader(splits)
         self.tokenizers = _tokenizers(config)
         if self.tokenizers is not None:
-            self.tokenizers.bases_of = self.flow.bases_of
+            lineages = self.flow.fleet.lineages
+            self.tokenizers.bases_of = lambda model: lineages.of.get(model) or ()
         self.guard, self.large = config.requests.guard(), LargeBodyReader()
         ingress = partial(
             Ingress,
@@ -462,8 +463,8 @@ class RegionalBalancer:
         self.ingresses.append(handler)
         handler.relay = self.picker = PickerServer(
             config, handler, self.relay, limits, self.budget, self.requests,
-            tls=self.tls.listener("picker", config, protocol="h2"), view=lambda: self.flow.view, ready=self._ready,
-            log=self._log,
+            tls=self.tls.listener("picker", config, protocol="h2"), view=lambda: self.flow.fleet.view,
+            ready=self._ready, log=self._log,
         )  # fmt: skip
 
     def reload(self) -> None:
@@ -506,7 +507,7 @@ class RegionalBalancer:
         return self.tier_admin.ready()
 
     def _offered(self, regions: frozenset[str]) -> dict[str, ModelFacts]:
-        view = self.flow.view
+        view = self.flow.fleet.view
         return {model: view.facts(model) for model in view.by_model} if self.config.region in regions else {}
 
     def _gauges(self) -> None:

@@ -109,7 +109,7 @@ class HopAuthenticator:
 
     def models(self, _caller: Caller) -> dict[str, ModelFacts]:
         """The models served here."""
-        view = self._flow.view
+        view = self._flow.fleet.view
         return {model: view.facts(model) for model in sorted(view.by_model)}
 
     def recorded(self, caller: Caller, model: str) -> bool:
@@ -274,7 +274,7 @@ class RegionalAdmin:
         flow = self._flow
         if self.stopping or (self._peers is not None and not self._peers.warm):
             return False
-        return any(len(flow.wait_estimate.able(model, now)) for model in flow.view.by_model)
+        return any(len(flow.wait_estimate.able(model, now)) for model in flow.fleet.view.by_model)
 
     def notice(self) -> str:
         """See TierAdmin."""
@@ -292,7 +292,7 @@ class RegionalAdmin:
             "law": {**self._laws.status(), "newest_named": self.newest_epoch()},
             "configuration": self._configuration(),
             "policies": flow.policies.status(),
-            "splits": flow.splits.status(flow.view.by_variant),
+            "splits": flow.splits.status(flow.fleet.view.by_variant),
             "overrides": {one.what: one.status() for one in self._overrides},
             "kept": self.kept(),
             "keys": self.issued(),
@@ -305,21 +305,25 @@ class RegionalAdmin:
                 {"priority": band, "tenant": tenant, "requests": n}
                 for (band, tenant), n in flow.queue.by_tenant().most_common(QUEUES_SHOWN_MAX)
             ],
-            "trie_nodes": flow.trie.nodes,
+            "trie_nodes": flow.fleet.trie.nodes,
             "predicted_hit_tokens": flow.predicted_tokens,
             "actual_hit_tokens": flow.actual_tokens,
             "scaling": flow.scaling.status(),
-            "modes": {model: flow.wait_estimate.mode(model, now) for model in sorted(flow.view.by_model)},
-            "ejections": dict(flow.standing.ejections),
+            "modes": {model: flow.fleet.mode(model, now) for model in sorted(flow.fleet.view.by_model)},
+            "ejections": dict(flow.fleet.standing.ejections),
             "peers": self._peers.status() if self._peers is not None else [],
-            "replicas": [self._replica(name, now) for name in sorted(flow.view.replicas)],
+            "replicas": [self._replica(name, now) for name in sorted(flow.fleet.view.replicas)],
             **self.origins(),
         }
 
     def _replica(self, name: str, now: float) -> dict[str, Any]:
         flow = self._flow
-        replica, health, load = flow.view.replicas[name], flow.standing.read(name, now), flow.ledger.load(name)
-        sample, speed, shares = replica.sample, flow.speeds[name], flow.shares
+        replica, health, load = (
+            flow.fleet.view.replicas[name],
+            flow.fleet.standing.read(name, now),
+            flow.fleet.ledger.load(name),
+        )
+        sample, speed, shares = replica.sample, flow.fleet.speeds[name], flow.fleet.shares
         total = load if shares is None else shares.with_others(name, load)
         return {
             "replica": name,
@@ -332,8 +336,8 @@ class RegionalAdmin:
             "why": health.why,
             "problems": self._problems(name),
             "until_s": health.until - now if health.until is not None else None,
-            "share": flow.standing.offered(name, now),
-            "failing_share": flow.standing.outliers.failing(name),
+            "share": flow.fleet.standing.offered(name, now),
+            "failing_share": flow.fleet.standing.outliers.failing(name),
             "owned": shares is None or shares.owns(name),
             "in_flight": load.in_flight,
             "in_flight_elsewhere": total.in_flight - load.in_flight,
@@ -345,15 +349,15 @@ class RegionalAdmin:
             "engine_running": sample.running if sample is not None else None,
             "engine_kv_usage": sample.kv_usage if sample is not None else None,
             "engine_hit_share": sample.hit_share if sample is not None else None,
-            "reports_cached_tokens": flow.reports_cached_tokens(name),
+            "reports_cached_tokens": flow.fleet.unreported_hits.reported(name),
             "sample_age_s": now - sample.at if sample is not None else None,
             "prefill_ms_per_token": speed.prefill_ms_per_token,
             "tpot_ms": speed.tpot_at(total.in_flight + 1.0),
             "speed_uncertainty": speed.uncertainty,
             "speed_sample_age_s": now - speed.sampled_at if speed.sampled_at is not None else None,
-            "slow": flow.speeds.slow(name, total.in_flight, now),
-            "adapters_loaded": list(flow.adapters.loaded(name)),
-            "kv_events": flow.blocks.events_state(name),
+            "slow": flow.fleet.speeds.slow(name, total.in_flight, now),
+            "adapters_loaded": list(flow.fleet.adapters.loaded(name)),
+            "kv_events": flow.fleet.blocks.events_state(name),
         }
 
     def compose(self, question: Question) -> Request:
@@ -365,7 +369,7 @@ class RegionalAdmin:
         flow = self._flow
         region = flow.config.region
         why = flow.law.request_verdict(request).why_not(region)
-        served = request.model in flow.view.by_model
+        served = request.model in flow.fleet.view.by_model
         need = flow.wait_estimate.need_of(request)
         choice = flow.wait_estimate.consider(request, need, self._clock.now()) if served else None
         return {

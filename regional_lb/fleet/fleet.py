@@ -260,7 +260,7 @@ class Fleet:
         return now if self.standing.reducing else self._able_until
 
     def mode(self, model: str, now: float) -> Mode:
-        """How the replicas of a model may be used."""
+        """How the replicas of a model may be used: PANIC overlooks ejections, ALL_DOWN has nobody left."""
         self.able(model, now)
         return self.standing.modes.get(model, Mode.EMPTY)
 

@@ -47,7 +47,7 @@ class PrefixPublisher:
     ) -> None:
         self._instance, self._flow, self._clock = instance, flow, clock
         self._incarnation, self._nodes_per_s = incarnation, nodes_per_s
-        self._journal = flow.journal
+        self._journal = flow.fleet.journal
         self._snapshots = 0
         self._left_at: float | None = None
         self.readers = 0
@@ -98,7 +98,7 @@ class PrefixPublisher:
                 if sent:
                     yield Pause(BATCH_S)
                 else:
-                    yield Pause(LOOK_S if self._flow.trie.sweeping else IDLE_S, wakes=True)
+                    yield Pause(LOOK_S if self._flow.fleet.trie.sweeping else IDLE_S, wakes=True)
         finally:
             self.readers -= 1
             self._left_at = self._clock()
@@ -119,7 +119,7 @@ class _Stream:
         while True:
             journal.under(self._publisher._flow.law.epoch)
             # What a cleared replica held is told even if nothing else happens.
-            self._publisher._flow.trie.sweep(SWEEP_NODES)
+            self._publisher._flow.fleet.trie.sweep(SWEEP_NODES)
             if not journal.reaches(self._at):
                 yield from self._snapshot()
                 continue  # the journal may have run past it meanwhile

@@ -83,7 +83,7 @@ class WarmRestart:
         """Until these replicas are found, for a while: what is told of one that is not here is not kept."""
         loop = asyncio.get_running_loop()
         end = loop.time() + REPLICAS_S
-        while not names <= self._flow.view.replicas.keys() and loop.time() < end:
+        while not names <= self._flow.fleet.view.replicas.keys() and loop.time() < end:
             await asyncio.sleep(0.02)
 
     async def keep(self) -> None:

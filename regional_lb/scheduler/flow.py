@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Answer, Command, Event, Request, Usage
     from farhop.balance.outcome import Outcome
-    from regional_lb.fleet.shares import Paces
     from regional_lb.fleet.table import Subset, Table
     from regional_lb.scheduler.pick import Scored
     from regional_lb.scheduler.policy import PolicyConfig
@@ -121,19 +120,13 @@ class RegionalFlow:
     ) -> None:
         self.config, self.law, self._rng, self._weight_of = config, law, rng, weight_of
         self.policies, self.splits = policies or Policies(), splits or Splits()
-        self.estimates = Estimates()
-        self.shares = Shares(config.instance) if config.instance else None
-        self._fleet = Fleet(config.health, self.estimates, self.shares)
-        self.view, self.health = self._fleet.view, self._fleet.health
-        self.speeds, self.trie, self.journal = self._fleet.speeds, self._fleet.trie, self._fleet.journal
-        self.ledger, self.standing = self._fleet.ledger, self._fleet.standing
-        self.blocks, self.adapters, self.guard = self._fleet.blocks, self._fleet.adapters, self._fleet.mirror.guard
+        self.fleet = Fleet(config.health, Estimates(), Shares(config.instance) if config.instance else None)
         self.queue = RequestQueue(config.queue.requests_max, config.queue.tokens_max, config.queue.starvation_s)
-        self._pairs = Pairs(self._fleet, lambda request: self.law.request_verdict(request, _HINTS), rng)
+        self._pairs = Pairs(self.fleet, lambda request: self.law.request_verdict(request, _HINTS), rng)
         self.wait_estimate = WaitEstimate(
-            config.region, config.foreign, self._fleet, self.queue, self.policies, self.splits, rng
+            config.region, config.foreign, self.fleet, self.queue, self.policies, self.splits, rng
         )
-        self.scaling = Scaling(self._fleet, self.wait_estimate, config.scaling, config.scalings)
+        self.scaling = Scaling(self.fleet, self.wait_estimate, config.scaling, config.scalings)
         self.accepted_bytes: dict[str, float] = {}  # by global balancer, who sent last at the end
         self.predicted_tokens = self.actual_tokens = 0.0
         self.news = 0  # events that were news: engines at rest say the same again, time after time
@@ -161,15 +154,15 @@ class RegionalFlow:
             SplitsChanged: self._splits_changed,
             RefusalsChanged: self._refusals_changed,
             OverdueCheckDue: self._overdue_check_due,
-            **dict.fromkeys(self._fleet.event_types, self._fleet_changed),
+            **dict.fromkeys(self.fleet.event_types, self._fleet_changed),
         }
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """One event in, commands out."""
         self.news += 1
-        self._fleet.now = now
-        if now >= self.speeds.due:
-            self._fleet.age(now)
+        self.fleet.now = now
+        if now >= self.fleet.speeds.due:
+            self.fleet.age(now)
             self.news += 1  # beside the event, which may be none
         news, wake = self.news, self.wake
         commands = self._handlers[type(event)](event, now)  # which may bring an event about itself
@@ -181,26 +174,14 @@ class RegionalFlow:
     def still_until(self, news: int, now: float) -> float:
         """Until when all is as it was after so much news, unless there is more: nobody's health is other than then.
         Not after `now` where there is some."""
-        return self._fleet.settled_until(now) if self.news == news else now
-
-    def bases_of(self, model: str) -> frozenset[str]:
-        """What a model is an adapter of, as its engines say."""
-        return self._fleet.lineages.of.get(model) or frozenset()
+        return self.fleet.settled_until(now) if self.news == news else now
 
     def wants_tokens(self, request: Request, now: float) -> bool:
         """Whether this request should arrive with its prompt's tokens; else they may follow (PromptTokenized). Not
         where it would be refused, or waits in line for longer than they take."""
         if self.queue.waiting(request.model) or not self.wait_estimate.goes_by_tokens(request):
             return False
-        return admission.refusal(request, self.config.region, self.law, self.view, now) is None
-
-    def reports_cached_tokens(self, name: str) -> bool | None:
-        """Whether a replica's answers say how much of their prompts was cached; None: it gave none yet."""
-        return self._fleet.unreported_hits.reported(name)
-
-    def learned(self, now: float) -> Paces:
-        """What a balancer of this region that begins is to begin with."""
-        return self._fleet.learned(now)
+        return admission.refusal(request, self.config.region, self.law, self.fleet.view, now) is None
 
     @property
     def under_way(self) -> int:
@@ -215,7 +196,7 @@ class RegionalFlow:
             self._accepted(request.issuer, request.prompt_bytes)
         if request.id in self._requests:
             return [machine.Answer(request.id, outcome.INVALID_FIELD, "a request with this id is under way")]
-        refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
+        refusal = admission.refusal(request, self.config.region, self.law, self.fleet.view, now)
         if refusal is not None:
             instead = self._fall_back(request, refusal.outcome, request.attempted, now)
             return [instead or machine.Answer(request.id, refusal.outcome, refusal.detail)]
@@ -257,15 +238,20 @@ class RegionalFlow:
 
     def _moved(self, event: machine.AttemptMoved, now: float) -> list[Command]:
         """What it takes, it takes elsewhere. Nothing is learned from how long it takes there: nobody expected it."""
-        state, held = self._under_way(event), self.ledger.held(event.id)
-        if state is None or held is None or event.target == state.replica or event.target not in self.view.replicas:
+        state, held = self._under_way(event), self.fleet.ledger.held(event.id)
+        if (
+            state is None
+            or held is None
+            or event.target == state.replica
+            or event.target not in self.fleet.view.replicas
+        ):
             return []
         left = state.replica
         for name in event.passed:
-            self._fleet.failed(name, outcome.CONNECT_FAILED, now, state.forwarded_at)
+            self.fleet.failed(name, outcome.CONNECT_FAILED, now, state.forwarded_at)
         self._overdue_requests.over(left, event.id)
-        self.ledger.release(event.id)
-        self.ledger.reserve(event.id, replace(held, target=event.target))
+        self.fleet.ledger.release(event.id)
+        self.fleet.ledger.reserve(event.id, replace(held, target=event.target))
         state.replica, state.pick = event.target, None
         return self._fill(left, now)
 
@@ -273,35 +259,35 @@ class RegionalFlow:
         state = self._under_way(event)
         if state is None or state.started:
             return []
-        self.ledger.began(event.id, now)
+        self.fleet.ledger.began(event.id, now)
         self._overdue_requests.over(state.replica, event.id)
         self._overdue_requests.alive(state.replica, now)
         self._start(state, event, now)
         if event.status < 400:
-            if state.replica not in self.view.decode_only:  # what that took over it does not keep for the next
-                self._fleet.caches(state.replica, state.request.chain, self.law.request_verdict(state.request, _HINTS))
+            if state.replica not in self.fleet.view.decode_only:  # what that took over it does not keep for the next
+                self.fleet.caches(state.replica, state.request.chain, self.law.request_verdict(state.request, _HINTS))
             chosen = state.chosen if state.request.stream else None
             if chosen is not None:
                 state.prefilled_at, elapsed_ms = now, (now - state.forwarded_at) * 1e3
                 assert state.pick is not None  # it has chosen
                 self._overdue_requests.began(elapsed_ms, self._due_ms(state, chosen, state.pick.prefill_ms))
                 if not state.resumes:
-                    self._fleet.promised(state.request.model, state.pick.predicted_ms, elapsed_ms)
+                    self.fleet.promised(state.request.model, state.pick.predicted_ms, elapsed_ms)
                 ahead_tokens = 0.0 if state.paired else chosen.backlog_tokens + chosen.uncached_tokens
                 if chosen.delay_ms:
-                    self._fleet.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token, now)
+                    self.fleet.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token, now)
                 else:
                     sure = chosen.exact or chosen.hit_tokens <= ahead_tokens
-                    self._fleet.prefilled(state.replica, elapsed_ms, ahead_tokens, now, sure=sure)
+                    self.fleet.prefilled(state.replica, elapsed_ms, ahead_tokens, now, sure=sure)
         moves = [self._move_at(state, now + MOVE_AGAIN_S)] if self._leaves(state) else []
         return moves + self._fill(state.replica, now)
 
     def _start(self, state: RequestState, event: machine.AttemptBegan | machine.AttemptEnded, now: float) -> None:
         """Its first byte is here, alone or with all others."""
         state.started = True
-        self._fleet.answered(state.replica, event.status, now, state.forwarded_at)
+        self.fleet.answered(state.replica, event.status, now, state.forwarded_at)
         if event.load is not None:
-            self._fleet.on_engine_load(state.replica, event.load, now)
+            self.fleet.on_engine_load(state.replica, event.load, now)
         if event.status < 400 and state.pick is not None and state.pick.policy.learns:
             state.pick.policy.answered(state.replica, (now - state.forwarded_at) * 1e3, now)
 
@@ -312,9 +298,9 @@ class RegionalFlow:
         if event.whole:
             self._start(state, event, now)
             if event.status >= 400:
-                self.ledger.began(event.id, now)  # what lingers is not its prompt
+                self.fleet.ledger.began(event.id, now)  # what lingers is not its prompt
         failed = event.fault is not None or event.status in outcome.ENGINES_FAULTS
-        held = self.ledger.held(event.id) if failed else None
+        held = self.fleet.ledger.held(event.id) if failed else None
         if event.usage is not None and state.held_at is not None:
             self.queue.settle(event.id, work(event.usage.prompt_tokens, event.usage.completion_tokens))
         self._over(state, now)
@@ -322,16 +308,16 @@ class RegionalFlow:
             self._suspects.answered((state.request.tenant, state.request.body_hash))
         if event.fault is not None:
             began_well = event.status not in outcome.ENGINES_FAULTS
-            self._fleet.broke(state.replica, event.fault, now, began_well=began_well, sent_at=state.forwarded_at)
+            self.fleet.broke(state.replica, event.fault, now, began_well=began_well, sent_at=state.forwarded_at)
         if failed:
-            self._fleet.lingers(held, state.forwarded_at, now)
+            self.fleet.lingers(held, state.forwarded_at, now)
         if event.status < 400:
             # Of a stream in pieces nobody knows how long the engine took for which.
             lacks = event.usage is not None and not state.resumes and self._learn(state, event.usage, now)
-            lacks = lacks or (event.whole and state.replica not in self.view.decode_only)
+            lacks = lacks or (event.whole and state.replica not in self.fleet.view.decode_only)
             chain = event.chain if self._keeps(state, event) else state.request.chain if lacks else ()
             if chain:
-                self._fleet.caches(state.replica, chain, self.law.request_verdict(state.request, _HINTS))
+                self.fleet.caches(state.replica, chain, self.law.request_verdict(state.request, _HINTS))
         return self._fill(state.replica, now) if self.queue.by_id else []
 
     def _failed(self, event: machine.AttemptFailed | machine.AttemptRefused, now: float) -> list[Command]:
@@ -339,13 +325,13 @@ class RegionalFlow:
         if state is None:
             return []
         failed, sent_at = state.replica, state.forwarded_at
-        held = self.ledger.held(event.id)
+        held = self.fleet.ledger.held(event.id)
         if event.outcome.source is Source.ENGINE:  # its own word, in the midst of a stream
-            self._fleet.broke(failed, event.outcome, now, began_well=True, sent_at=sent_at)
-            self._fleet.lingers(held, sent_at, now)
+            self.fleet.broke(failed, event.outcome, now, began_well=True, sent_at=sent_at)
+            self.fleet.lingers(held, sent_at, now)
         else:
-            self._fleet.failed(failed, event.outcome, now, sent_at)
-            self._fleet.lingers(held, sent_at, now, event.outcome)
+            self.fleet.failed(failed, event.outcome, now, sent_at)
+            self.fleet.lingers(held, sent_at, now, event.outcome)
         self._broke_off(state, event.outcome, now)
         if state.started and isinstance(event, machine.AttemptFailed) and event.resumable:
             return [*self._resume(state, failed, event, now), *self._fill(failed, now)]
@@ -373,8 +359,8 @@ class RegionalFlow:
 
     def _unable_to_resume(self, model: str, carrier: machine.Carrier) -> tuple[str, ...]:
         """Replicas that do not take up a stream that goes on by this."""
-        replicas = self.view.replicas
-        return tuple(name for name in self.view.by_model.get(model, ()) if not replicas[name].takes_up(carrier))
+        replicas = self.fleet.view.replicas
+        return tuple(name for name in self.fleet.view.by_model.get(model, ()) if not replicas[name].takes_up(carrier))
 
     def _tokenized(self, event: machine.PromptTokenized, now: float) -> list[Command]:  # noqa: ARG002
         """Where it is under way already they are compared with what its engine counts; where it waits it is placed by
@@ -407,7 +393,7 @@ class RegionalFlow:
             return self._fill(failed, now)
         self._pairs.give_back(state)
         self._overdue_requests.over(freed, event.id)
-        if freed in self.view.decode_only and event.outcome is outcome.FIRST_BYTE_TIMEOUT:
+        if freed in self.fleet.view.decode_only and event.outcome is outcome.FIRST_BYTE_TIMEOUT:
             state.tried += (freed,)  # each waits for the other: either may be the one that is stuck
         state.replica = ""
         again = self._again(state, now) if state.whole else self._elsewhere(state, failed, event.outcome, now)
@@ -434,7 +420,7 @@ class RegionalFlow:
         if self._leaves(state):
             return self._move(state, now)
         # An answer in one piece does not show when its prefill was over: it is over when it was due.
-        self.ledger.began(event.id, now)
+        self.fleet.ledger.began(event.id, now)
         return [self._timer(state, state.request.deadline), *self._fill(state.replica, now)]
 
     def _under_way(self, event: AttemptEvent | machine.PrefillEnded | machine.PrefillFailed) -> RequestState | None:
@@ -448,7 +434,7 @@ class RegionalFlow:
         """Who waits and may not stay is told at once; whom an engine has been sent stays there."""
         if not event.law.supersedes(self.law):
             return []
-        return self._go_by(event.law.knowing(self._fleet.lineages.of), now)
+        return self._go_by(event.law.knowing(self.fleet.lineages.of), now)
 
     def _reconfigured(self, event: Reconfigured, now: float) -> list[Command]:
         """As with a law: who is with an engine stays, and each further attempt goes by this, too."""
@@ -459,14 +445,14 @@ class RegionalFlow:
         self.scaling.configure(event.config.scaling, event.config.scalings)
         self.policies.configure(event.policies)
         self._reassign(self.splits.configure(event.splits))
-        return self._go_by(event.law.knowing(self._fleet.lineages.of), now)
+        return self._go_by(event.law.knowing(self.fleet.lineages.of), now)
 
     def _go_by(self, law: Law, now: float) -> list[Command]:
         before, self.law = self.law, law
         if law.widens(before, Scope.HINTS, frozenset(before.topology.regions)):
-            self.journal.under(law.epoch, widened=True)
+            self.fleet.journal.under(law.epoch, widened=True)
         else:
-            self._fleet.narrowed(law.epoch)
+            self.fleet.narrowed(law.epoch)
         commands: list[Command] = []
         for state in [state for state in self._requests.values() if not state.replica]:
             refusal = admission.unlawful(state.request, self.config.region, self.law)
@@ -475,10 +461,10 @@ class RegionalFlow:
         return commands + self._fill_all(now)
 
     def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
-        stood = {name for name, one in self.view.replicas.items() if not one.draining}
-        self.view = self._fleet.adopt(event.view)
-        self.policies.adopt(self._fleet.whole.of.names)
-        law = self.law.knowing(self._fleet.lineages.of)
+        stood = {name for name, one in self.fleet.view.replicas.items() if not one.draining}
+        self.fleet.adopt(event.view)
+        self.policies.adopt(self.fleet.whole.of.names)
+        law = self.law.knowing(self.fleet.lineages.of)
         commands = self._fill_all(now) if law is self.law else self._go_by(law, now)
         return commands + self._move_away(stood, now)
 
@@ -488,12 +474,12 @@ class RegionalFlow:
         """Whether it is a stream under way at a drained replica, which is to go on elsewhere."""
         if self.config.move_over_s is None or not state.started or state.resumes >= RESUMES_MAX:
             return False
-        known = self.view.replicas.get(state.replica)
+        known = self.fleet.view.replicas.get(state.replica)
         return known is not None and known.draining and state.request.stream
 
     def _move_away(self, stood: set[str], now: float) -> list[Command]:
         if self.config.move_over_s is None or not any(
-            self.view.replicas[name].draining for name in stood & self.view.replicas.keys()
+            self.fleet.view.replicas[name].draining for name in stood & self.fleet.view.replicas.keys()
         ):
             return []
         streams = [one for one in self._requests.values() if one.replica in stood and self._leaves(one)]
@@ -506,11 +492,11 @@ class RegionalFlow:
     def _move(self, state: RequestState, now: float) -> list[Command]:
         """Whether the stream can go on at all the relay knows; what cannot ends where it is."""
         need, again = state.need, [self._move_at(state, now + MOVE_AGAIN_S)]
-        known = self.view.replicas.get(state.replica)
+        known = self.fleet.view.replicas.get(state.replica)
         carrier: machine.Carrier = "ids" if known is not None and known.token_ids else "text"
         unable = self._unable_to_resume(state.request.model, carrier)
         others = self.wait_estimate.serving(state.variant, now, (state.replica, *unable))
-        if not others or not self._fleet.table(others).room(need.prompt_tokens, need.output_tokens, now).any():
+        if not others or not self.fleet.table(others).room(need.prompt_tokens, need.output_tokens, now).any():
             return [*again]
         return [*again, machine.Move(state.request.id, state.attempts)]
 
@@ -542,11 +528,11 @@ class RegionalFlow:
             state.need = replace(state.need, variant=state.variant)
 
     def _fleet_changed(self, event: Event, now: float) -> list[Command]:
-        replica = self._fleet.handle(event, now)
-        self.news -= self._fleet.still
-        if self._fleet.alive:
-            self._overdue_requests.alive(self._fleet.alive, now)
-        commands = self._given_up(now) if self._fleet.silent else []
+        replica = self.fleet.handle(event, now)
+        self.news -= self.fleet.still
+        if self.fleet.alive:
+            self._overdue_requests.alive(self.fleet.alive, now)
+        commands = self._given_up(now) if self.fleet.silent else []
         if now >= self._overdue_requests.due:
             commands += self._move_overdue(now)
         return commands + (self._fill(replica, now) if replica is not None else self._fill_all(now))
@@ -564,10 +550,13 @@ class RegionalFlow:
     def _given_up(self, now: float) -> list[Command]:
         """What probes gave up has swallowed what it was sent and never began: others are asked, if there are any."""
         commands: list[Command] = []
-        silent, self._fleet.silent = self._fleet.silent, []
+        silent, self.fleet.silent = self.fleet.silent, []
         for state in list(self._requests.values()):
             request, reason = state.request, outcome.FIRST_BYTE_TIMEOUT
-            asked = (state.prefiller or state.replica, state.replica if state.replica in self.view.decode_only else "")
+            asked = (
+                state.prefiller or state.replica,
+                state.replica if state.replica in self.fleet.view.decode_only else "",
+            )
             lost = next((name for name in asked if name in silent), "")
             if not lost or state.started or request.id not in self._requests:
                 continue
@@ -590,7 +579,7 @@ class RegionalFlow:
                 continue
             others = self.wait_estimate.serving(state.variant, now, (replica, *state.tried))
             need, reason = state.need, outcome.FIRST_BYTE_TIMEOUT
-            if not others or not self._fleet.table(others).room(need.prompt_tokens, need.output_tokens, now).any():
+            if not others or not self.fleet.table(others).room(need.prompt_tokens, need.output_tokens, now).any():
                 continue
             if self._may_go_on(state, reason):
                 failed = machine.AttemptFailed(request_id, state.attempts, reason)
@@ -638,31 +627,31 @@ class RegionalFlow:
             state.cached_tokens = choice.most_cached_tokens if choice is not None else 0.0
             return []
         chosen = choice.chosen
-        if not self._fleet.admit(chosen.replica, now):
+        if not self.fleet.admit(chosen.replica, now):
             return []
         marks = chain.marks(request.chain)
         own_tokens = self._own_tokens(state, chosen, marks)
         if not self._holds(chosen.replica, own_tokens + state.need.output_tokens):
             return []
         half = self._pairs.begin(state, choice, now) if choice.prefill is not None else None
-        if half is None and chosen.replica in self.view.decode_only:
+        if half is None and chosen.replica in self.fleet.view.decode_only:
             return []  # who was to prefill is on trial, and has one already
         state.attempts += 1
         state.replica, state.forwarded_at, state.pick = chosen.replica, now, choice
         if request.soft_session:
             self.wait_estimate.affinity.moved_in(request.soft_session, request.model, chosen.replica)
         if choice.policy.learns:
-            choice.policy.placed(chosen.replica, state.variant, self._fleet.whole)
+            choice.policy.placed(chosen.replica, state.variant, self.fleet.whole)
         uncached = int(chosen.uncached_tokens)
-        if self._fleet.adapters.names:
-            self._fleet.adapters.sent(chosen.replica, request.model)
+        if self.fleet.adapters.names:
+            self.fleet.adapters.sent(chosen.replica, request.model)
         ttft_ms = choice.prefill_ms
         answer = int(state.need.output_tokens)
         reservation = Reservation(chosen.replica, 0 if half else uncached, own_tokens + answer, marks, answer)
-        self.ledger.reserve(request.id, reservation)
+        self.fleet.ledger.reserve(request.id, reservation)
         state.prefilled_at = now + ttft_ms / 1e3
         self._overdue_requests.sent(chosen.replica, request.id, self._due_ms(state, chosen, ttft_ms), now)
-        address = self.view.replicas[chosen.replica].address
+        address = self.fleet.view.replicas[chosen.replica].address
         sends = machine.Resume if state.resumes else machine.Forward
         due = state.due = request.deadline if request.stream else min(request.deadline, state.prefilled_at)
         return [
@@ -673,16 +662,16 @@ class RegionalFlow:
     def _holds(self, replica: str, tokens: float) -> bool:
         """Whether its KV cache has room: of a prefix that it has cached less may be in use already than its room for
         the request was measured by."""
-        return self._fleet.whole.holds(replica, tokens)
+        return self.fleet.whole.holds(replica, tokens)
 
     def _own_tokens(self, state: RequestState, chosen: Scored, marks: tuple[int, ...]) -> int:
         """Of its prompt, what is in the replica's KV cache for its sake: a cached prefix cannot be evicted while it is
         used, so a hit takes room as well, but for what somebody else there holds anyway."""
-        need, shared = state.need, self.ledger.shared(chosen.replica, marks)
+        need, shared = state.need, self.fleet.ledger.shared(chosen.replica, marks)
         if not shared:
             return int(max(chosen.uncached_tokens, need.prompt_tokens))
         depth = chain.marked_depth(shared)
-        shared_tokens = self._fleet.mirror.partial_blocks.bytes_behind(need.chain, depth) / need.bytes_per_token
+        shared_tokens = self.fleet.mirror.partial_blocks.bytes_behind(need.chain, depth) / need.bytes_per_token
         return int(max(chosen.uncached_tokens, need.prompt_tokens - shared_tokens))
 
     def _hold(self, state: RequestState, now: float) -> list[Command]:
@@ -758,9 +747,9 @@ class RegionalFlow:
 
     def _fill(self, replica: str, now: float) -> list[Command]:
         """Give what was freed at a replica to those who wait for what it serves."""
-        if not self.queue.by_id or replica not in self.view.replicas:
+        if not self.queue.by_id or replica not in self.fleet.view.replicas:
             return []
-        serves = self.view.replicas[replica].models
+        serves = self.fleet.view.replicas[replica].models
         return [
             c
             for variant in self.queue.models()
@@ -784,7 +773,7 @@ class RegionalFlow:
                 ]
             # No room for the smallest request there is: there is no point in scoring.
             ahead = self.queue.on_time(variant) > 1
-            free = ANY(self._fleet.table(able).room(0.0, 0.0, now, ahead=ahead))
+            free = ANY(self.fleet.table(able).room(0.0, 0.0, now, ahead=ahead))
             released = self._release_one(variant, able, now, ahead=ahead) if free else []
             released = released or self._release_fallen(variant, now, ahead=ahead)
             if not released:
@@ -794,7 +783,7 @@ class RegionalFlow:
 
     def _release_one(self, variant: str, able: Subset, now: float, *, ahead: bool) -> list[Command]:
         """The best prefix match among the first in line. While one starves, a replica is kept free until it fits."""
-        table, starved = self._fleet.table(able), self.queue.starved(variant, now)
+        table, starved = self.fleet.table(able), self.queue.starved(variant, now)
         aside: tuple[str, ...] = ()
         if starved is not None:
             if released := self._release(self._requests[starved.id], table, now, aside, ahead=ahead):
@@ -816,7 +805,7 @@ class RegionalFlow:
             return []
         for state in [self._requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING, now)]:
             able = self.wait_estimate.serving(variant, now, state.tried) if state.tried else None
-            if able and (released := self._release(state, self._fleet.table(able), now, (), ahead=ahead)):
+            if able and (released := self._release(state, self.fleet.table(able), now, (), ahead=ahead)):
                 return released
         return []
 
@@ -825,7 +814,7 @@ class RegionalFlow:
     ) -> list[Command]:
         """Forward one that waits, or refuse it if it may not go any more; [] if it must go on waiting."""
         request = state.request
-        refusal = admission.refusal(request, self.config.region, self.law, self.view, now)
+        refusal = admission.refusal(request, self.config.region, self.law, self.fleet.view, now)
         if refusal is not None:
             return [self._refuse(state, refusal.outcome, refusal.detail, now)]
         if self.wait_estimate.too_late(request, state.need, able, now):
@@ -894,7 +883,7 @@ class RegionalFlow:
         return retry.may_redispatch(reason, state.attempts, state.transport_retries, self._budget)
 
     def _again(self, state: RequestState, now: float) -> list[Command]:
-        refusal = admission.refusal(state.request, self.config.region, self.law, self.view, now)
+        refusal = admission.refusal(state.request, self.config.region, self.law, self.fleet.view, now)
         if refusal is not None:
             return [self._refuse(state, refusal.outcome, refusal.detail, now)]
         if (suspected := self._suspected(state, now)) is not None:
@@ -914,7 +903,7 @@ class RegionalFlow:
 
     def _sampled_at(self, process: tuple[str, ...]) -> float:
         """When a replica last told of itself."""
-        replica = self.view.replicas.get(process[0])
+        replica = self.fleet.view.replicas.get(process[0])
         return replica.sample.at if replica is not None and replica.sample is not None else -inf
 
     def _suspected(self, state: RequestState, now: float) -> Answer | None:
@@ -941,7 +930,7 @@ class RegionalFlow:
         served: Request | None = None
         for model in request.fallbacks:
             one = model_steps.fallback(request, model, reason.reason, attempts)
-            if admission.refusal(one, self.config.region, self.law, self.view, now) is not None:
+            if admission.refusal(one, self.config.region, self.law, self.fleet.view, now) is not None:
                 continue
             choice = self.wait_estimate.consider(one, self.wait_estimate.need_of(one), now)
             if choice is not None and choice.chosen is not None:
@@ -985,7 +974,7 @@ class RegionalFlow:
         if state.held_at is not None:  # else it never stood in line
             self.queue.remove(request_id, served=False)
             self.queue.settle(request_id, None)
-        self.ledger.release(request_id)
+        self.fleet.ledger.release(request_id)
         if state.prefiller:
             self._pairs.over(state)
         if state.budgeted:
@@ -998,39 +987,41 @@ class RegionalFlow:
         it generated far more, it was thinking, and that stands between the two."""
         if (
             event.fault is not None
-            or state.replica in self.view.decode_only
+            or state.replica in self.fleet.view.decode_only
             or len(event.chain) <= len(state.request.chain)
         ):
             return False
         tokens = event.usage.completion_tokens if event.usage is not None else 0
-        return event.answer_bytes >= ANSWER_SHARE * tokens * self.estimates.bytes_per_token(state.request.model)
+        return event.answer_bytes >= ANSWER_SHARE * tokens * self.fleet.estimates.bytes_per_token(state.request.model)
 
     def _learn(self, state: RequestState, usage: Usage, now: float) -> bool:
         """Take a finished request's usage. Whether the mirror, thereby corrected, lacks some of the prompt."""
         request, lacks = state.request, False
-        self.estimates.now = now
-        self.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
+        self.fleet.estimates.now = now
+        self.fleet.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
         decode_ms, service_ms = (now - state.prefilled_at) * 1e3, (now - state.forwarded_at) * 1e3
-        self._fleet.served(state.replica, decode_ms, service_ms, usage.completion_tokens, now)
-        self._fleet.answer_ended(state.replica, usage.completion_tokens, state.need.output_tokens)
+        self.fleet.served(state.replica, decode_ms, service_ms, usage.completion_tokens, now)
+        self.fleet.answer_ended(state.replica, usage.completion_tokens, state.need.output_tokens)
         pick = state.pick
         chosen = pick.chosen if pick is not None and pick.prefill is None else None
         if chosen is not None:
             believed = 0.0 if chosen.exact else chosen.hit_tokens
-            self._fleet.unreported_hits.answered(state.replica, believed, reported=usage.cached_tokens is not None)
+            self.fleet.unreported_hits.answered(state.replica, believed, reported=usage.cached_tokens is not None)
         if usage.cached_tokens is not None and chosen is not None:
             self.predicted_tokens += chosen.hit_tokens
             self.actual_tokens += usage.cached_tokens
             believed_bytes = chosen.hit_tokens * state.need.bytes_per_token
             found_bytes = usage.cached_tokens / max(usage.prompt_tokens, 1) * request.prompt_bytes
-            self._fleet.mirror.partial_blocks.learn(request.chain, request.prompt_bytes, believed_bytes, found_bytes)
-            lacks = not chosen.exact and self._fleet.mirror.overrated(
+            self.fleet.mirror.partial_blocks.learn(request.chain, request.prompt_bytes, believed_bytes, found_bytes)
+            lacks = not chosen.exact and self.fleet.mirror.overrated(
                 state.replica, request.chain, state.need.bytes_per_token, chosen.hit_tokens, usage.cached_tokens
             )
             path, whole = state.need.path, request.tokens is not None and request.tokens.whole
-            if chosen.exact and path is not None and (whole or self.blocks.ends_within(path)):
-                held = self.blocks.known(path).exact.get(state.replica, 0.0)
-                self.guard.cached(shape_of(request), chosen.hit_tokens, usage.cached_tokens, held)
+            if chosen.exact and path is not None and (whole or self.fleet.blocks.ends_within(path)):
+                held = self.fleet.blocks.known(path).exact.get(state.replica, 0.0)
+                self.fleet.mirror.guard.cached(shape_of(request), chosen.hit_tokens, usage.cached_tokens, held)
         if request.tokens is not None and request.tokens.whole:
-            self.guard.counted(shape_of(request), len(request.tokens.ids) // TOKEN_BYTES, usage.prompt_tokens)
+            self.fleet.mirror.guard.counted(
+                shape_of(request), len(request.tokens.ids) // TOKEN_BYTES, usage.prompt_tokens
+            )
         return lacks

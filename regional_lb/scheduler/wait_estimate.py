@@ -24,7 +24,6 @@ from regional_lb.scheduler.policy import Need
 if TYPE_CHECKING:
     from random import Random
 
-    from farhop.balance.health.replica import Mode
     from farhop.balance.machine import Request
     from regional_lb.fleet.fleet import Fleet
     from regional_lb.fleet.table import Hits, Subset, Table
@@ -382,10 +381,6 @@ class WaitEstimate:
             return state.late, -state.request.priority, not pressed, -share if share >= CACHED_SHARE else 0.0
 
         return sorted(first, key=turn)
-
-    def mode(self, model: str, now: float) -> Mode:
-        """How the model's replicas may be used: PANIC overlooks ejections, ALL_DOWN has nobody left."""
-        return self._fleet.mode(model, now)
 
 
 def _patience_ms(request: Request, service_ms: float, most_s: float, now: float) -> float:

@@ -82,7 +82,7 @@ class Stage:
         document = {**common("london", "r1"), **ports, "replicas": replicas, **config}
         made = RegionalConfig.model_validate(document)
         self.flow = regional(replica("g1"), replica("g2"), replica("g3"), instance="r1")
-        assert self.flow.shares is not None
+        assert self.flow.fleet.shares is not None
         self.store = MemoryStore(Random(1), MemoryCluster())
         self.refused: Counter[str] = Counter()
         self.troubles: list[str] = []
@@ -92,8 +92,9 @@ class Stage:
             self.flow.handle(event, self.clock())
 
         self.peers = Peers(
-            made, self.flow, self.flow.shares, self.store, react=react, refused=lambda why: self.refused.update([why]),
-            clock=self.clock, rng=Random(3), incarnation=7, trouble=lambda _address, why: self.troubles.append(why),
+            made, self.flow, self.flow.fleet.shares, self.store,
+            react=react, refused=lambda why: self.refused.update([why]), clock=self.clock,
+            rng=Random(3), incarnation=7, trouble=lambda _address, why: self.troubles.append(why),
         )  # fmt: skip
 
     async def reports(self, instance: str, address: str, seq: int = 1, incarnation: int = 5, **fields: Any) -> None:
@@ -106,8 +107,8 @@ class Stage:
 
     @property
     def owned(self) -> int:
-        assert self.flow.shares is not None
-        return sum(map(self.flow.shares.owns, self.flow.view.replicas))
+        assert self.flow.fleet.shares is not None
+        return sum(map(self.flow.fleet.shares.owns, self.flow.fleet.view.replicas))
 
     def one(self, instance: str = "r3") -> dict[str, Any]:
         """What an operator is told of a peer."""

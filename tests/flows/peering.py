@@ -98,7 +98,9 @@ class Region:
         self.clients[instance] = int(line.split("clients on 127.0.0.1:")[1].split(",")[0])
         self.balancers[instance] = balancer
         self._stack.push_async_callback(self.stop, instance)
-        await until(lambda: all(h.read(balancer.clock.now()).state == "up" for h in balancer.flow.health.values()))
+        await until(
+            lambda: all(h.read(balancer.clock.now()).state == "up" for h in balancer.flow.fleet.health.values())
+        )
         return balancer
 
     async def stop(self, instance: str) -> None:

@@ -19,7 +19,7 @@ def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _lora(here: World, name: str) -> Any:
-    sample = here.flow.view.replicas[name].sample
+    sample = here.flow.fleet.view.replicas[name].sample
     return sample.lora if sample is not None else None
 
 

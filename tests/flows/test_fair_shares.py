@@ -132,7 +132,7 @@ def test_one_that_was_slow_or_stood_still_is_back_at_its_share_within_thirty_sec
     fair = sum(back.values()) / replicas
     # What chance makes of a share of some 30 to 120 requests, twice.
     assert abs(back["gpu-1"] - fair) <= max(0.2 * fair, 2.0 * fair**0.5), back
-    paces = [shop.flow.speeds[f"gpu-{n}"] for n in range(replicas)]
+    paces = [shop.flow.fleet.speeds[f"gpu-{n}"] for n in range(replicas)]
     assert paces[1].tpot_ms == pytest.approx(paces[0].tpot_ms, rel=0.25)
     assert paces[1].prefill_ms_per_token == pytest.approx(paces[0].prefill_ms_per_token, rel=0.25)
 
@@ -146,8 +146,8 @@ def test_one_that_stays_slow_is_left_and_looked_at_from_time_to_time() -> None:
     late = shop.shares(since=30.0)
     assert 0.005 < late["gpu-1"] / sum(late.values()) < 0.1
     clock = shop.world.regions[HERE].relay.clock
-    assert shop.flow.speeds["gpu-1"].uncertainty < 0.5
-    assert shop.flow.speeds.slow("gpu-1", 0.0, clock()).startswith("slow: ")
+    assert shop.flow.fleet.speeds["gpu-1"].uncertainty < 0.5
+    assert shop.flow.fleet.speeds.slow("gpu-1", 0.0, clock()).startswith("slow: ")
 
 
 def test_nobody_is_asked_to_learn_something_at_the_cost_of_a_deadline() -> None:

@@ -75,7 +75,7 @@ def test_a_whole_answer_that_takes_too_long_is_no_failure_of_its_region(play) ->
             answered("b", outcome.WHOLE_ANSWER_TIMEOUT))
         .on(RequestArrived(request("c", deadline=90.0))).expect(sent("c", "london"))
     )  # fmt: skip
-    assert flow.liveness["london"].read(2.0).state is State.UP
+    assert flow.regions.liveness["london"].read(2.0).state is State.UP
     assert flow._budget.retrying == 0
 
 
@@ -89,7 +89,7 @@ def test_a_kept_connection_that_was_closed_says_nothing_of_its_region(play) -> N
         .on(AttemptEnded("a", 2, 200, None)).expect()
         .on(RequestArrived(request("b"))).expect(sent("b", "london"))
     )  # fmt: skip
-    assert flow.liveness["london"].read(0.1).state is State.UP
+    assert flow.regions.liveness["london"].read(0.1).state is State.UP
 
 
 def test_the_only_lawful_region_is_tried_again_after_a_transport_failure(play) -> None:
@@ -177,7 +177,7 @@ def test_streams_that_a_living_region_breaks_off_say_nothing_against_it(play) ->
         for n in range(3):
             broken = AttemptFailed(f"{state} {n}", 1, outcome.DIED_MID_STREAM, target_lives=lives)
             book.on(broken).expect(answered(f"{state} {n}", outcome.DIED_MID_STREAM))
-        assert flow.liveness["london"].read(0.0).state is state
+        assert flow.regions.liveness["london"].read(0.0).state is state
 
 
 def test_refusals_do_not_go_on_for_ever(play) -> None:
@@ -330,7 +330,7 @@ def test_one_that_its_region_does_not_know_goes_elsewhere_and_the_region_is_not_
     for n in range(LivenessConfig().relay_streak):
         book.on(RequestArrived(request(f"r{n}"))).expect(sent(f"r{n}", "london"))
         book.on(AttemptFailed(f"r{n}", 1, outcome.LOST)).expect(sent(f"r{n}", "frankfurt", attempt=2))
-    assert flow.liveness["london"].read(0.0).state is State.UP  # it was the region that said so
+    assert flow.regions.liveness["london"].read(0.0).state is State.UP  # it was the region that said so
     assert flow.ledger.load("london").in_flight == 0
 
 
@@ -464,7 +464,7 @@ def test_streams_leave_a_drained_region_at_its_pace(play) -> None:
     book.at(3.0).on(TimerFired("b")).expect(timer("b", at=3.0 + MOVE_AGAIN_S), moved("b", 1))
     book.on(AttemptEnded("b", 1, 200, None)).expect()  # it could not go on, and ended where it was
     book.on(AttemptEnded("a", 2, 200, None)).expect()
-    assert flow.liveness["london"].read(3.0).why == "racks"  # nothing is held against it
+    assert flow.regions.liveness["london"].read(3.0).why == "racks"  # nothing is held against it
     assert (flow.under_way, len(flow.ledger)) == (0, 0)
 
 

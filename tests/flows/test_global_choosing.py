@@ -161,26 +161,26 @@ def test_a_warm_region_is_worth_a_hop_as_far_as_it_proves_warm(play) -> None:
     # 4096 tokens of prefill are 410 ms; Frankfurt is 11 ms further and holds them all.
     book.on(RequestArrived(request("b", **long))).expect(sent("b", "frankfurt"))
     serve(book, "b", 1.0, Usage(4096, 10, cached_tokens=0))
-    assert flow.cache_hit_calibration["frankfurt"].value == pytest.approx(0.955)
+    assert flow.regions.cache_hit_calibration["frankfurt"].value == pytest.approx(0.955)
     for n in range(200):
         flow.handle(RequestArrived(request(f"c{n}", **long)), 1.0)
         flow.handle(AttemptEnded(f"c{n}", 1, 200, Usage(4096, 10, cached_tokens=0)), 1.0)
     # A region that never proves warm is believed less, but never nothing: it may still prove the opposite.
-    assert 0.1 <= flow.cache_hit_calibration["frankfurt"].value < 0.2
-    cache_hit_calibration = flow.cache_hit_calibration["frankfurt"].value
+    assert 0.1 <= flow.regions.cache_hit_calibration["frankfurt"].value < 0.2
+    cache_hit_calibration = flow.regions.cache_hit_calibration["frankfurt"].value
     book.on(RequestArrived(request("d", **long)))
     book.expect(
         sent("d", "frankfurt", reasons=lambda d: d.chosen.hit_tokens == pytest.approx(4096 * cache_hit_calibration))
     )
     book.on(AttemptEnded("d", 1, 200, Usage(4096, 10, cached_tokens=4096))).expect()
-    assert flow.cache_hit_calibration["frankfurt"].value > cache_hit_calibration
+    assert flow.regions.cache_hit_calibration["frankfurt"].value > cache_hit_calibration
 
 
 def test_an_error_leaves_no_hint(play) -> None:
     flow = worldwide()
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "london"))
     book.on(AttemptBegan("a", 1, 400)).expect().on(AttemptEnded("a", 1, 400, None)).expect()
-    assert flow.trie.nodes == 0
+    assert flow.regions.trie.nodes == 0
 
 
 def test_hints_obey_the_law(play) -> None:
@@ -188,10 +188,10 @@ def test_hints_obey_the_law(play) -> None:
     flow = worldwide(under=law(secretive=secretive))
     book = play(flow).on(RequestArrived(request("a", tenant="secretive"))).expect(sent("a", "london"))
     serve(book, "a", 0.1)
-    assert flow.trie.nodes == 0  # this balancer stands in London
+    assert flow.regions.trie.nodes == 0  # this balancer stands in London
     book.on(RequestArrived(request("b"))).expect(sent("b", "london"))
     serve(book, "b", 0.2)
-    assert flow.trie.match(chain.chain(text("b", 1024), SEED)) == {"london": 4}
+    assert flow.regions.trie.match(chain.chain(text("b", 1024), SEED)) == {"london": 4}
 
 
 def test_sizes_are_learned(play) -> None:

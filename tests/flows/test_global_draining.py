@@ -68,13 +68,13 @@ def test_without_a_pace_it_is_at_once() -> None:
 
 
 def test_a_region_that_dies_while_it_fades_is_not_asked(draining) -> None:
-    assert draining.liveness["london"].read(1.0).share > 0.8
+    assert draining.regions.liveness["london"].read(1.0).share > 0.8
     draining.handle(ChannelChanged("london", False), 5.0)
     for region in ("frankfurt", "tokyo"):
         draining.handle(RegionReported(region), 5.0)
     (*_, forward) = draining.handle(RequestArrived(request("a")), 5.0)
     assert forward.target == "frankfurt"
-    assert draining.liveness["london"].read(5.0).share == 0.0
+    assert draining.regions.liveness["london"].read(5.0).share == 0.0
 
 
 def test_it_ends_by_itself_and_the_next_drain_starts_anew() -> None:
@@ -83,7 +83,7 @@ def test_it_ends_by_itself_and_the_next_drain_starts_anew() -> None:
     assert taken(flow, 4.9)["london"] == 0
     assert taken(flow, 500.0)["london"] > 0
     flow.handle(RegionForced("london", True, "x", until=900.0, over_s=10.0), 600.0)
-    assert flow.liveness["london"].read(600.0).share == 1.0
+    assert flow.regions.liveness["london"].read(600.0).share == 1.0
 
 
 def test_what_is_under_way_finishes_and_a_retry_goes_elsewhere(play) -> None:

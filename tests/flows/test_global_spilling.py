@@ -83,9 +83,9 @@ def test_what_was_hot_is_returned_to_at_a_pace() -> None:
 
 def test_what_share_goes_there_gladly_is_shown() -> None:
     flow = hot()
-    assert (flow.admitted_share("london", 2.6), flow.admitted_share("tokyo", 2.6)) == (0.0, 1.0)
+    assert (flow.regions.admitted_share("london", 2.6), flow.regions.admitted_share("tokyo", 2.6)) == (0.0, 1.0)
     flow.handle(at(3.0, london=0.1), 3.0)
-    shares = [flow.admitted_share("london", now) for now in (3.0, 8.0, 13.0, 60.0)]
+    shares = [flow.regions.admitted_share("london", now) for now in (3.0, 8.0, 13.0, 60.0)]
     assert shares == [pytest.approx(0.05), pytest.approx(0.3), pytest.approx(0.55), 1.0]  # 5 % a second
 
 

@@ -118,7 +118,7 @@ def test_hints_that_may_not_be_here_any_more_vanish(play, change, kept) -> None:
         .on(AttemptEnded("a", 1, 200, None)).expect()
         .on(to(2, **change)).expect()
     )  # fmt: skip
-    assert bool(flow.trie.match(request("a").chain)) is kept
+    assert bool(flow.regions.trie.match(request("a").chain)) is kept
 
 
 def test_refused_for_the_laws_sake_everywhere_is_the_laws_answer(play) -> None:

@@ -195,7 +195,7 @@ class Play:
         for region, (balancer,) in self.world.balancers.items():
             document = self.oracle.known_to(balancer.name)
             for node, owners in self.oracle.owners.items():
-                known = bool(balancer.flow.trie.match((node,)))
+                known = bool(balancer.flow.regions.trie.match((node,)))
                 self.oracle.seen["hints known"] += known
                 if known and not any(region in lawful(document, "hints", *one, MODEL, {}) for one in owners):
                     raise AssertionError(f"{balancer.name} knows of a prefix of {owners}")

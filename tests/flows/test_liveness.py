@@ -172,7 +172,7 @@ class Life:
             await asyncio.sleep(0.05)
 
     def state(self) -> str:
-        liveness = self.flow.liveness.get("tokyo")
+        liveness = self.flow.regions.liveness.get("tokyo")
         return liveness.read(asyncio.get_running_loop().time()).state if liveness is not None else "unheard"
 
     async def stays(self, state: str, for_s: float) -> None:
@@ -222,7 +222,7 @@ async def test_without_both_it_is_down_within_the_reports_age(life: Life) -> Non
     life.by_store = False
     await life.region.stop()
     await until(lambda: life.state() == "down")
-    liveness = life.flow.liveness["tokyo"]
+    liveness = life.flow.regions.liveness["tokyo"]
     assert liveness.read(liveness._report_at + 0.499).state == "suspect"
     assert liveness.read(liveness._report_at + 0.5).state == "down"
     life.store.restore()

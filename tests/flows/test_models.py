@@ -47,7 +47,7 @@ async def entries(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dict[str, in
         above = GlobalBalancer(global_config(), world, Random(7), MemoryStore(Random(17), cluster))
         stack.push_async_callback(above.close)
         ports["global"] = _entry(await above.open())
-        await until(lambda: len(above.flow.view.regions) == len(MODELS))
+        await until(lambda: len(above.flow.regions.view.regions) == len(MODELS))
         yield ports
 
 

@@ -121,14 +121,14 @@ async def test_whoever_breaks_off_wherever_nothing_is_kept(tmp_path: Path, mode:
         for engine in one.engines:
             engine.behaviour = "wait"
         _, writer = await begin(port, whole)  # before the answer
-        await until(lambda: len(flow.ledger) == 1)
+        await until(lambda: len(flow.fleet.ledger) == 1)
         writer.transport.abort()
         await one.at_rest()
         for engine in one.engines:
             engine.behaviour = "pause"
         reader, writer = await begin(port, whole)  # mid-answer
         await reader.readuntil(b"\r\n\r\n")
-        assert len(flow.ledger) == 1
+        assert len(flow.fleet.ledger) == 1
         writer.transport.abort()
         await one.at_rest()
         for engine in one.engines:
@@ -139,7 +139,7 @@ async def test_whoever_breaks_off_wherever_nothing_is_kept(tmp_path: Path, mode:
             engine.behaviour = "serve"
         assert (await send(port, whole)).status == 200
         await one.at_rest()
-        assert flow.estimates.output_tokens("anywhere", MODEL, None) > 0
+        assert flow.fleet.estimates.output_tokens("anywhere", MODEL, None) > 0
 
 
 async def test_who_waits_in_the_queue_goes_when_there_is_room(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ async def test_the_next_in_the_list_serves_where_nobody_listens(tmp_path: Path) 
         answers = [await send(port, chat(body=STREAM)) for _ in range(4)]
         assert {served(answer) for answer in answers} == {"b"}
         assert one.picker.moved == 1
-        assert one.balancer.flow.standing.read("a", one.balancer.clock.now()).why == "connection refused"
+        assert one.balancer.flow.fleet.standing.read("a", one.balancer.clock.now()).why == "connection refused"
         await one.at_rest()
 
 

@@ -183,4 +183,4 @@ def test_whatever_happens_it_is_over_once_for_each_model_and_no_model_is_asked_t
             if other in open_ and not open_[other][1]:
                 carried_out(flow.handle(TimerFired(other), now))
         assert flow.under_way == len(open_)
-    assert len(flow.ledger) <= len(open_)
+    assert len(flow.fleet.ledger) <= len(open_)

@@ -50,7 +50,7 @@ def _alone(name: str, decode: str, **fields: Any) -> Expectation:
 
 
 def _load(flow: RegionalFlow, name: str) -> tuple[int, int, int]:
-    load = flow.ledger.load(name)
+    load = flow.fleet.ledger.load(name)
     return load.in_flight, load.prefill_tokens, load.kv_tokens
 
 
@@ -61,26 +61,26 @@ def test_a_long_prompt_is_computed_there_and_answered_here(play: Play) -> None:
     book.at(0.06).on(PrefillEnded("q", 1)).expect()
     assert (_load(flow, "p1"), _load(flow, "d1")) == ((0, 0, 0), (1, 0, HELD))
     chain = request("q", BYTES).chain
-    assert set(flow.trie.match(chain)) == {"p1"}
+    assert set(flow.fleet.trie.match(chain)) == {"p1"}
     book.at(0.08).on(AttemptBegan("q", 1, 200)).expect()
-    assert set(flow.trie.match(chain)) == {"p1", "d1"}
+    assert set(flow.fleet.trie.match(chain)) == {"p1", "d1"}
     whole = (*chain, 1)
     book.at(1.0).on(AttemptEnded("q", 1, 200, Usage(1000, 50, 992), chain=whole, answer_bytes=200)).expect()
-    assert flow.trie.match(whole) == {"p1": len(chain), "d1": len(whole)}
-    assert (flow.under_way, len(flow.ledger)) == (0, 0)
+    assert flow.fleet.trie.match(whole) == {"p1": len(chain), "d1": len(whole)}
+    assert (flow.under_way, len(flow.fleet.ledger)) == (0, 0)
 
 
 def test_it_teaches_each_only_what_it_did(play: Play) -> None:
     flow = _flow("p1")
-    before = flow.speeds["d1"].prefill_ms_per_token
+    before = flow.fleet.speeds["d1"].prefill_ms_per_token
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
     book.at(0.2).on(PrefillEnded("q", 1)).expect()  # four times as slow as it was thought to be
     book.at(0.9).on(AttemptBegan("q", 1, 200)).expect()
     book.at(1.9).on(AttemptEnded("q", 1, 200, Usage(1000, 51, 992))).expect()
-    flow._fleet.age(3.0)
-    assert flow.speeds["p1"].prefill_ms_per_token > 0.1
-    assert flow.speeds["d1"].prefill_ms_per_token == before
-    assert flow.speeds["d1"].tpot_ms == pytest.approx(20.0)  # a second for fifty
+    flow.fleet.age(3.0)
+    assert flow.fleet.speeds["p1"].prefill_ms_per_token > 0.1
+    assert flow.fleet.speeds["d1"].prefill_ms_per_token == before
+    assert flow.fleet.speeds["d1"].tpot_ms == pytest.approx(20.0)  # a second for fifty
     assert (flow.predicted_tokens, flow.actual_tokens) == (0.0, 0.0)
 
 
@@ -93,7 +93,7 @@ def test_what_is_short_or_of_another_kind_or_model_is_not_divided(play: Play, fi
 def test_the_next_turn_goes_straight_to_where_the_first_one_is_cached(play: Play) -> None:
     flow = _flow("p1", decode=("d1", "d2"))
     book = play(flow).on(_ask(prefix="alice")).expect(_pair("q", lambda name: name in ("d1", "d2"), "p1"))
-    there = next(name for name in ("d1", "d2") if flow.ledger.load(name).in_flight)
+    there = next(name for name in ("d1", "d2") if flow.fleet.ledger.load(name).in_flight)
     book.at(0.1).on(PrefillEnded("q", 1)).expect()
     book.at(0.1).on(AttemptBegan("q", 1, 200)).expect()
     book.at(0.2).on(AttemptEnded("q", 1, 200, None)).expect()
@@ -120,12 +120,12 @@ def test_a_prefiller_dies_and_another_takes_over(play: Play) -> None:
     again = _pair("q", "d1", "p2", attempt=2)
     book.at(0.02).on(PrefillFailed("q", 1, outcome.CONNECT_FAILED)).expect(again)
     assert (_load(flow, "p1"), _load(flow, "p2"), _load(flow, "d1")) == ((0, 0, 0), (1, 1000, 1000), (1, 0, HELD))
-    assert flow.health["p1"].read(0.02).state == "down"
+    assert flow.fleet.health["p1"].read(0.02).state == "down"
     book.on(PrefillEnded("q", 1)).expect()  # old news
     book.on(PrefillFailed("q", 1, outcome.CONNECT_FAILED)).expect()
     assert _load(flow, "p2") == (1, 1000, 1000)
     book.at(0.1).on(PrefillEnded("q", 2)).expect()
-    assert len(flow.ledger) == 1
+    assert len(flow.fleet.ledger) == 1
 
 
 def test_the_only_prefiller_dies_and_it_goes_whole(play: Play) -> None:
@@ -140,7 +140,7 @@ def test_what_the_engine_refuses_is_asked_whole_and_no_fault_of_it(play: Play) -
     flow = _flow("p1", "p2")
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
     book.at(0.02).on(PrefillFailed("q", 1, outcome.ENGINE_ERROR)).expect(_alone("q", "d1", attempt=2))
-    assert flow.health["p1"].read(0.02).state == "up"
+    assert flow.fleet.health["p1"].read(0.02).state == "up"
 
 
 def test_a_prefiller_that_probes_give_up_is_given_up(play: Play) -> None:
@@ -150,18 +150,18 @@ def test_a_prefiller_that_probes_give_up_is_given_up(play: Play) -> None:
     book.at(0.2).on(ReplicaProbed("p1", False)).expect()
     commands = flow.handle(ReplicaProbed("p1", False), 0.3)
     assert [type(command).__name__ for command in commands] == ["Cancel", "SetTimer", "Forward"]
-    assert flow.ledger.load("p1").in_flight == 0
-    assert flow.ledger.load("d1").prefill_tokens == 1000
+    assert flow.fleet.ledger.load("p1").in_flight == 0
+    assert flow.fleet.ledger.load("d1").prefill_tokens == 1000
 
 
 def test_the_decode_half_fails_and_both_are_asked_again(play: Play) -> None:
     flow = _flow("p1", decode=("d1", "d2"))
     book = play(flow).on(_ask()).expect(_pair("q", lambda _: True, "p1"))
-    first = next(name for name in ("d1", "d2") if flow.ledger.load(name).in_flight)
+    first = next(name for name in ("d1", "d2") if flow.fleet.ledger.load(name).in_flight)
     other = "d2" if first == "d1" else "d1"
     book.at(0.1).on(PrefillEnded("q", 1)).expect()
     book.at(0.2).on(AttemptFailed("q", 1, outcome.DIED_BEFORE_START)).expect(_pair("q", other, "p1", attempt=2))
-    assert (_load(flow, first), len(flow.ledger)) == ((0, 0, 0), 2)
+    assert (_load(flow, first), len(flow.fleet.ledger)) == ((0, 0, 0), 2)
 
 
 @pytest.mark.parametrize("half", ["prefill", "decode"])
@@ -171,7 +171,7 @@ def test_a_client_that_leaves_frees_both(play: Play, half: str) -> None:
     if half == "decode":
         book.at(0.1).on(PrefillEnded("q", 1)).expect()
     book.at(0.2).on(ClientLeft("q")).expect()
-    assert (flow.under_way, len(flow.ledger)) == (0, 0)
+    assert (flow.under_way, len(flow.fleet.ledger)) == (0, 0)
     book.on(PrefillEnded("q", 1)).expect()
 
 
@@ -185,7 +185,7 @@ def test_a_deadline_ends_either_half(play: Play, half: str, stream: bool) -> Non
     if not stream:  # the prefill should be over by now
         book.at(0.06).on(TimerFired("q")).expect(timer("q", at=2.0))
     book.at(2.0).on(TimerFired("q")).expect(answered("q", outcome.DEADLINE))
-    assert (flow.under_way, len(flow.ledger)) == (0, 0)
+    assert (flow.under_way, len(flow.fleet.ledger)) == (0, 0)
 
 
 def test_the_law_is_asked_again_between_two_pairs(play: Play) -> None:
@@ -195,7 +195,7 @@ def test_the_law_is_asked_again_between_two_pairs(play: Play) -> None:
     flow.law = law(epoch=2, anyone=Rule(allow=("eu",)))
     book.on(PrefillFailed("a", 1, outcome.DIED_BEFORE_START)).expect(answered("a", outcome.UNLAWFUL_HERE))
     book.on(PrefillFailed("b", 1, outcome.ENGINE_ERROR)).expect(answered("b", outcome.UNLAWFUL_HERE))
-    assert len(flow.ledger) == 0
+    assert len(flow.fleet.ledger) == 0
 
 
 def test_a_prefiller_that_leaves_the_view_ends_what_it_has(play: Play) -> None:
@@ -203,7 +203,7 @@ def test_a_prefiller_that_leaves_the_view_ends_what_it_has(play: Play) -> None:
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
     book.on(swapped(replica("d1", role="decode"))).expect()
     book.at(0.1).on(PrefillEnded("q", 1)).expect()
-    assert len(flow.ledger) == 1
+    assert len(flow.fleet.ledger) == 1
     book.at(0.2).on(_ask("r", prefix="bob")).expect(_alone("r", "d1"))
 
 

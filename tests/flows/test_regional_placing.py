@@ -34,7 +34,7 @@ def test_a_free_replica_takes_a_request_at_once(play) -> None:
     play(flow).at(0.0).on(arrived).expect(timer("a", at=60.0), forward).at(0.1).on(AttemptBegan("a", 1, 200)).expect(
         *NOTHING
     ).at(2.0).on(ended("a")).expect(*NOTHING)
-    assert (flow.under_way, len(flow.ledger)) == (0, 0)
+    assert (flow.under_way, len(flow.fleet.ledger)) == (0, 0)
 
 
 def test_a_full_region_holds_and_the_slot_that_frees_goes_to_who_waits(play) -> None:
@@ -48,7 +48,7 @@ def test_a_full_region_holds_and_the_slot_that_frees_goes_to_who_waits(play) -> 
         .at(4.0).on(AttemptBegan("b", 1, 200)).expect()
         .at(5.0).on(ended("b")).expect()
     )  # fmt: skip
-    assert (flow.under_way, len(flow.queue), len(flow.ledger)) == (0, 0, 0)
+    assert (flow.under_way, len(flow.queue), len(flow.fleet.ledger)) == (0, 0, 0)
 
 
 def test_an_engine_that_queues_itself_gets_nothing_until_it_says_otherwise(play) -> None:
@@ -303,7 +303,7 @@ def test_a_client_may_leave_the_queue_or_a_replica(play) -> None:
         .on(ClientLeft("a")).expect()
         .on(ClientLeft("c")).expect()
     )  # fmt: skip
-    assert (flow.under_way, len(flow.queue), len(flow.ledger)) == (0, 0, 0)
+    assert (flow.under_way, len(flow.queue), len(flow.fleet.ledger)) == (0, 0, 0)
 
 
 def test_the_warm_replica_is_chosen_and_load_moves_it_elsewhere(play) -> None:
@@ -317,7 +317,7 @@ def test_the_warm_replica_is_chosen_and_load_moves_it_elsewhere(play) -> None:
     hit = sent("b", warm, reasons=lambda choice: choice.chosen.hit_tokens == pytest.approx(4096.0))
     book.on(RequestArrived(request("b", big, prefix="alice"))).expect(hit)
     # 64 KiB of somebody else's prompt ahead of it there: 1.6 s of backlog outweigh 0.4 s of prefill.
-    flow.ledger.reserve("x", Reservation(warm, 16_384, 16_384))
+    flow.fleet.ledger.reserve("x", Reservation(warm, 16_384, 16_384))
     book.on(RequestArrived(request("c", big, prefix="alice"))).expect(sent("c", cold))
 
 
@@ -336,9 +336,9 @@ def test_who_waits_goes_where_its_prefix_is(play) -> None:
 def test_a_freed_slot_goes_to_the_best_match_at_that_replica(play) -> None:
     """Bob's prompt is cached at r2, which has no room: of those who wait, what r1 holds most of goes to r1."""
     flow = regional(replica("r1", slots=1), replica("r2", slots=1))
-    flow.trie.insert("r1", request("a", 4096, prefix="alice").chain)
-    flow.trie.insert("r1", request("c", 2400, prefix="carol").chain)
-    flow.trie.insert("r2", request("b", 4096, prefix="bob").chain)
+    flow.fleet.trie.insert("r1", request("a", 4096, prefix="alice").chain)
+    flow.fleet.trie.insert("r1", request("c", 2400, prefix="carol").chain)
+    flow.fleet.trie.insert("r2", request("b", 4096, prefix="bob").chain)
     (
         play(flow)
         .on(RequestArrived(request("a", 4096, prefix="alice"))).expect(sent("a", "r1"))
@@ -544,12 +544,12 @@ def test_what_is_measured_is_believed(play) -> None:
     book.at(3.020).on(ended("a", usage=Usage(2000, 101, cached_tokens=0))).expect()
     book.at(4.0).on(ReplicaProbed("r1", True)).expect()
     # One second for 1000 tokens (as then believed) after one decode step; 100 steps in two seconds.
-    speed, guess = flow.speeds["r1"], replica("r1").prefill_ms_per_token
+    speed, guess = flow.fleet.speeds["r1"], replica("r1").prefill_ms_per_token
     assert guess < speed.prefill_ms_per_token < 1.0
     assert speed.tpot_ms == pytest.approx(20.0)
     assert 3020.0 < speed.service_ms < 5120.0
-    assert flow.estimates.bytes_per_token(MODEL) == pytest.approx(2.0)
-    assert flow.estimates.output_tokens("anyone", MODEL, None) == pytest.approx(101.0, abs=0.1)
+    assert flow.fleet.estimates.bytes_per_token(MODEL) == pytest.approx(2.0)
+    assert flow.fleet.estimates.output_tokens("anyone", MODEL, None) == pytest.approx(101.0, abs=0.1)
     assert (flow.predicted_tokens, flow.actual_tokens) == (0.0, 0.0)
 
 
@@ -558,8 +558,8 @@ def test_an_answer_in_one_piece_does_not_pass_for_a_slow_prefill(play) -> None:
     book = play(flow).on(RequestArrived(request("a", 4000, stream=False))).expect(sent("a", "r1"))
     book.at(2.1).on(AttemptBegan("a", 1, 200)).expect()
     book.on(ended("a", usage=Usage(1000, 101))).expect()
-    assert flow.speeds["r1"].prefill_ms_per_token == 0.1
-    assert flow.speeds["r1"].tpot_ms == pytest.approx(20.0)  # 2.1 s less the 0.1 s that prefill was due to take
+    assert flow.fleet.speeds["r1"].prefill_ms_per_token == 0.1
+    assert flow.fleet.speeds["r1"].tpot_ms == pytest.approx(20.0)  # 2.1 s less the 0.1 s that prefill was due to take
 
 
 def test_an_error_teaches_nothing_of_speed_or_cache(play) -> None:
@@ -567,8 +567,8 @@ def test_an_error_teaches_nothing_of_speed_or_cache(play) -> None:
     book = play(flow).on(RequestArrived(request("a", 4000))).expect(sent("a", "r1"))
     book.at(0.001).on(AttemptBegan("a", 1, 400)).expect()
     book.on(AttemptEnded("a", 1, 400, None)).expect()
-    assert flow.trie.nodes == 0
-    assert flow.speeds["r1"].prefill_ms_per_token == 0.1
+    assert flow.fleet.trie.nodes == 0
+    assert flow.fleet.speeds["r1"].prefill_ms_per_token == 0.1
 
 
 def test_where_several_wait_the_next_step_is_filled_too(play) -> None:

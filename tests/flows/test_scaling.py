@@ -100,7 +100,7 @@ def pilot_world(seed: int, sleep_after_s: float = 20.0) -> tuple[World, Autoscal
         for region in ("paris", "rome"):
             balancer = world.balancers[region][0]
             if balancer.alive:
-                answer = balancer.relay.flow.scaling.desired.get(("rome", MODEL))
+                answer = balancer.relay.flow.regions.scaling.desired.get(("rome", MODEL))
                 if answer is not None:
                     return answer
         return None
@@ -109,7 +109,7 @@ def pilot_world(seed: int, sleep_after_s: float = 20.0) -> tuple[World, Autoscal
 
 
 def pilot(world: World, at: str = "rome") -> str:
-    return world.balancers[at][0].relay.flow.scaling.pilots["rome"].state.value
+    return world.balancers[at][0].relay.flow.regions.scaling.pilots["rome"].state.value
 
 
 def test_a_pilot_light_sleeps_wakes_and_sleeps_again() -> None:
@@ -121,7 +121,9 @@ def test_a_pilot_light_sleeps_wakes_and_sleeps_again() -> None:
     def look() -> None:
         world.at(world.now + 1.0, look)
         flow = world.balancers["rome"][0].relay.flow
-        seen.append((world.now, pilot(world), flow.admitted_share("rome", world.balancers["rome"][0].relay.clock())))
+        seen.append(
+            (world.now, pilot(world), flow.regions.admitted_share("rome", world.balancers["rome"][0].relay.clock()))
+        )
 
     world.at(1.0, look)
     world.at(50.0, world.kill, "paris")

@@ -55,7 +55,7 @@ class Stage:
         line = await made.open()
         self.regionals[name] = made
         self.ports[name] = int(next(word for word in line.split(", ") if "clients" in word).rsplit(":", 1)[1])
-        await until(lambda: all(h.read(made.clock.now()).state == "up" for h in made.flow.health.values()))
+        await until(lambda: all(h.read(made.clock.now()).state == "up" for h in made.flow.fleet.health.values()))
         return made
 
     async def stop(self, name: str) -> None:
@@ -100,7 +100,7 @@ def of_region(flow: Any) -> Callable[[], tuple[float, float]]:
 
 def of_world(flow: Any) -> Callable[[], tuple[float, float]]:
     def read() -> tuple[float, float]:
-        hits = flow.hits.get("virginia")
+        hits = flow.regions.hits.get("virginia")
         return (hits.predicted_tokens, hits.actual_tokens) if hits is not None else (0.0, 0.0)
 
     return read
@@ -121,26 +121,26 @@ async def test_a_region_with_a_peer(stage: Stage) -> None:
     peer = await stage.start("r2")
     before = await _talk(stage, "r1", stage.regionals["r1"].flow)
     flow = stage.regionals["r1"].flow
-    await until(lambda: peer.flow.trie.nodes == flow.trie.nodes)
+    await until(lambda: peer.flow.fleet.trie.nodes == flow.fleet.trie.nodes)
     # What the peer knows of speeds and lengths it has measured itself.
     await stage.turn("r2", 3, of_region(peer.flow))
     await stage.stop("r1")
     again = await stage.start("r1")
-    learned, expected = (one.flow.estimates.learned().output_tokens for one in (again, peer))
+    learned, expected = (one.flow.fleet.estimates.learned().output_tokens for one in (again, peer))
     assert learned == pytest.approx(expected, rel=0.2)
     await _as_before(stage, "r1", of_region(again.flow), before)
-    assert any(again.flow.speeds[name].sampled_at is not None for name in again.flow.speeds)
+    assert any(again.flow.fleet.speeds[name].sampled_at is not None for name in again.flow.fleet.speeds)
 
 
 async def test_a_region_alone_by_what_it_wrote_down(stage: Stage, tmp_path: Path) -> None:
     kept = {"state_dir": str(tmp_path)}
     first = await stage.start("r1", **kept)
     before = await _talk(stage, "r1", first.flow)
-    learned = first.flow.estimates.learned()
+    learned = first.flow.fleet.estimates.learned()
     await stage.stop("r1")
     again = await stage.start("r1", **kept)
-    assert again.flow.trie.nodes == first.flow.trie.nodes
-    assert again.flow.estimates.learned().output_tokens == pytest.approx(learned.output_tokens, rel=0.2)
+    assert again.flow.fleet.trie.nodes == first.flow.fleet.trie.nodes
+    assert again.flow.fleet.estimates.learned().output_tokens == pytest.approx(learned.output_tokens, rel=0.2)
     await _as_before(stage, "r1", of_region(again.flow), before)
 
 
@@ -153,8 +153,8 @@ async def test_a_global_balancer_by_what_its_regions_tell(stage: Stage) -> None:
         before = await stage.turn("above", number, of_world(first.flow))
     await stage.stop_above()
     again = await stage.start_above()
-    assert again.flow.trie.nodes > 0  # before anybody was let in
-    expected = stage.regionals["r1"].flow.estimates.learned().output_tokens
+    assert again.flow.regions.trie.nodes > 0  # before anybody was let in
+    expected = stage.regionals["r1"].flow.fleet.estimates.learned().output_tokens
     assert again.flow.estimates.learned().output_tokens == pytest.approx(expected, rel=0.2)
     await _as_before(stage, "above", of_world(again.flow), before)
 

@@ -48,7 +48,7 @@ def break_wire(world: World) -> None:
 
 def eject(world: World) -> None:
     region = world.regions["elm"]
-    region.flow.health["gpu-1"].eject("by hand", region.relay.clock())
+    region.flow.fleet.health["gpu-1"].eject("by hand", region.relay.clock())
 
 
 def drain(world: World) -> None:
@@ -77,7 +77,7 @@ def swallow(world: World) -> None:
 
 
 def leak(world: World) -> None:
-    world.regions["ash"].flow.ledger.reserve("nobody's", Reservation("gpu-0", 10, 10))
+    world.regions["ash"].flow.fleet.ledger.reserve("nobody's", Reservation("gpu-0", 10, 10))
 
 
 def leak_globally(world: World) -> None:

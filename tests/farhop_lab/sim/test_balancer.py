@@ -28,7 +28,7 @@ def only(world: World) -> BalancerProcess:
 
 def state(world: World, region: str = "there") -> str:
     flow = only(world).flow
-    return str(flow.liveness[region].read(only(world).relay.clock()).state)  # type: ignore[attr-defined]
+    return str(flow.regions.liveness[region].read(only(world).relay.clock()).state)  # type: ignore[attr-defined]
 
 
 def test_a_far_answer_takes_a_round_trip_more() -> None:
@@ -49,7 +49,7 @@ def test_a_region_learns_who_sends_and_that_is_acknowledged() -> None:
     world.run(9.0)
     flow = only(world).flow
     assert world.regions["there"].flow.accepted_bytes == {"here/g0": 2048.0}
-    instance = flow.view.regions["there"].instances[0]  # type: ignore[attr-defined]
+    instance = flow.regions.view.regions["there"].instances[0]  # type: ignore[attr-defined]
     assert instance.accepted == 2048.0
     assert MODEL in instance.models
 

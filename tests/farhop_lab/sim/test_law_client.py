@@ -100,7 +100,7 @@ def test_while_etcd_is_silent_nobody_hears_and_all_do_once_it_speaks() -> None:
     made.run(4.0)
     assert set(epochs(made).values()) == {4}
     states = {
-        str(one.flow.liveness["tokyo"].read(one.relay.clock()).state)  # type: ignore[attr-defined]
+        str(one.flow.regions.liveness["tokyo"].read(one.relay.clock()).state)  # type: ignore[attr-defined]
         for those in made.balancers.values()
         for one in those
     }

@@ -28,7 +28,7 @@ def flow_of(world: World) -> GlobalFlow:
 
 
 def state(world: World) -> str:
-    return str(flow_of(world).liveness["there"].read(only(world).relay.clock()).state)
+    return str(flow_of(world).regions.liveness["there"].read(only(world).relay.clock()).state)
 
 
 def test_an_older_report_never_undoes_a_newer_one() -> None:
@@ -36,22 +36,22 @@ def test_an_older_report_never_undoes_a_newer_one() -> None:
     world.run(3.0)
     links = only(world).links
     newest, heard_at = links.reports["there"]
-    view = flow_of(world).view
+    view = flow_of(world).regions.view
     links.on_report(msgspec.structs.replace(newest, seq=newest.seq - 1, draining=True))
     links.on_report(newest)
     assert links.reports["there"] == (newest, heard_at)
-    assert flow_of(world).view is view
+    assert flow_of(world).regions.view is view
     links.on_report(msgspec.structs.replace(newest, incarnation=newest.incarnation + 1, seq=0, draining=True))
-    assert flow_of(world).view is not view
+    assert flow_of(world).regions.view is not view
 
 
 def test_wire_time_follows_the_pings() -> None:
     world = apart(watching=Watching(ping_jitter=0.0))
     world.at(5.0, world.wire.set_rtt, "here", "there", 300.0)
     world.run(4.0)
-    assert flow_of(world).view.regions["there"].rtt_ms == pytest.approx(100.0)
+    assert flow_of(world).regions.view.regions["there"].rtt_ms == pytest.approx(100.0)
     world.run(60.0)
-    assert flow_of(world).view.regions["there"].rtt_ms == pytest.approx(300.0)
+    assert flow_of(world).regions.view.regions["there"].rtt_ms == pytest.approx(300.0)
 
 
 def test_reports_that_are_lost_leave_a_region_suspect_not_down() -> None:
@@ -91,5 +91,5 @@ def test_the_clock_offset_is_that_of_the_ping_not_of_an_old_report() -> None:
     world = apart(reporting=Reporting(every_s=1.0, delay_s=3.0), watching=Watching(ping_jitter=0.0))
     world.run(10.0)
     offset_ms = (world.regions["there"].relay.clock() - only(world).relay.clock()) * 1e3
-    (instance,) = flow_of(world).view.regions["there"].instances
+    (instance,) = flow_of(world).regions.view.regions["there"].instances
     assert instance.clock_offset_ms == pytest.approx(offset_ms, abs=0.01)

@@ -44,11 +44,15 @@ def balancer(made: World, region: str) -> BalancerProcess:
 def known(made: World, here: str, of: str) -> set[int]:
     flow = balancer(made, here).flow
     assert isinstance(flow, GlobalFlow)
-    return {node for node in flow.trie.all_nodes() if flow.trie.holds(of, node)} if of in flow.trie else set()
+    return (
+        {node for node in flow.regions.trie.all_nodes() if flow.regions.trie.holds(of, node)}
+        if of in flow.regions.trie
+        else set()
+    )
 
 
 def held(made: World, region: str) -> set[int]:
-    trie = made.regions[region].flow.trie
+    trie = made.regions[region].flow.fleet.trie
     return {node for node in trie.all_nodes() if trie.is_held(node)}
 
 
@@ -111,7 +115,7 @@ def test_who_returns_empty_is_known_to_be_empty() -> None:
 def test_who_falls_behind_the_journal_begins_anew() -> None:
     made = world()
     made.run(5.0)
-    made.regions["paris"].flow.journal._entries_max = 8
+    made.regions["paris"].flow.fleet.journal._entries_max = 8
     subscription = balancer(made, "tokyo").links.subscriptions["paris"]
     snapshots = made.regions["paris"].reporter.prefixes._snapshots
     made.freeze("paris", "tokyo")

@@ -53,11 +53,11 @@ def test_it_learns_what_its_engines_say() -> None:
     world.at(1.0, ask, world, 4)
     world.run(10.0)
     flow = world.regions["paris"].flow
-    sample = flow.view.replicas["gpu-0"].sample
+    sample = flow.fleet.view.replicas["gpu-0"].sample
     assert sample is not None
     assert (sample.waiting, sample.running) == (0, 0)
-    assert abs(flow.estimates.bytes_per_token(MODEL) - 4.0) < 0.1
-    assert 1900.0 < flow.speeds["gpu-0"].service_ms < 26_000.0
+    assert abs(flow.fleet.estimates.bytes_per_token(MODEL) - 4.0) < 0.1
+    assert 1900.0 < flow.fleet.speeds["gpu-0"].service_ms < 26_000.0
 
 
 def test_it_hears_what_its_engines_answer_and_expects_it_to_be_found_by_the_next_turn() -> None:
@@ -173,13 +173,13 @@ def test_a_replica_is_seen_as_it_is() -> None:
     hosts["gpu-3"].command(Fault("xid", xid=79))
 
     def seen() -> list[tuple[str, str]]:
-        healths = [region.flow.standing.read(f"gpu-{n}", region.relay.clock()) for n in range(5)]
+        healths = [region.flow.fleet.standing.read(f"gpu-{n}", region.relay.clock()) for n in range(5)]
         return [(str(health.state), health.why) for health in healths]
 
     world.run(14.0)
     assert [state for state, _ in seen()] == ["down"] * 4 + ["up"]
     assert seen()[3][1] == "GPU 0: XID 79, fell off the bus"
-    sample = region.flow.view.replicas["gpu-0"].sample
+    sample = region.flow.fleet.view.replicas["gpu-0"].sample
     assert sample is not None
     assert region.relay.clock() - sample.at > 11.0, "a paused process says nothing"
     hosts["gpu-0"].resume()
@@ -214,7 +214,7 @@ def test_what_an_engine_reports_of_itself_is_read_as_the_relay_reads_it() -> Non
     busy.command(Fault("oom"))
     (record,) = world.run(2.5).records
     assert record.outcome == "engine_error"
-    assert region.flow.standing.ejections == {"engine_out_of_memory": 1.0}
+    assert region.flow.fleet.standing.ejections == {"engine_out_of_memory": 1.0}
 
 
 @pytest.mark.parametrize("token_ids", [True, False])

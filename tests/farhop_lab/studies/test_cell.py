@@ -76,7 +76,7 @@ def test_when_clients_come_every_balancer_of_every_ready_made_scenario_is_ready(
         for balancer in balancers:
             flow, now = balancer.flow, balancer.relay.clock()
             assert isinstance(flow, GlobalFlow)
-            assert {region: one.read(now).state for region, one in flow.liveness.items()} == dict.fromkeys(
+            assert {region: one.read(now).state for region, one in flow.regions.liveness.items()} == dict.fromkeys(
                 scenario.doc.sites, State.UP
             )
 

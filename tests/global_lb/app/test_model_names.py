@@ -144,7 +144,7 @@ async def test_where_a_model_is_refused_its_client_gets_the_next(
         accounts = {"usage": {"dir": str(tmp_path), "sync": "never"}}
         async with both(engine, WORLD, regional=regional, global_={"routes": routes, **accounts}) as up:
             flow = up.global_.flow
-            await until(lambda: {"large", MODEL} <= set(flow.view.models(frozenset({"virginia"}))))
+            await until(lambda: {"large", MODEL} <= set(flow.regions.view.models(frozenset({"virginia"}))))
             first = await send(up.entry, chat(body=asking("large")))
             assert (first.status, gone.seen[-1][1]["model"]) == (200, "large")
             await prefixes_are_known_for_the_model_that_is_got(up, gone)

@@ -63,7 +63,7 @@ class Flow:
             Instance(name, "tokyo", Address("10.0.0.1", port), 1, 0.0, offset_ms, False, 0.0, {})
             for name, port, offset_ms in (("a", 1, 5_000.0), ("b", 2, -7_000.0))
         )
-        self.view = View({"tokyo": Region("tokyo", 166.0, instances)})
+        self.regions = SimpleNamespace(view=View({"tokyo": Region("tokyo", 166.0, instances)}))
 
 
 class Observed:
@@ -184,9 +184,11 @@ async def test_what_was_sent_is_acknowledged_under_our_own_name(up: Both) -> Non
     assert (await send(up.entry, chat())).status == 200
     accepted = up.regional.flow.accepted_bytes
     assert accepted.keys() == {"virginia/g1"}
-    (instance,) = up.global_.flow.view.regions["virginia"].instances
-    await until(lambda: up.global_.flow.view.regions["virginia"].instances[0].accepted == accepted["virginia/g1"])
-    assert up.global_.flow._regions.load_of(instance).outstanding_bytes == 0.0
+    (instance,) = up.global_.flow.regions.view.regions["virginia"].instances
+    await until(
+        lambda: up.global_.flow.regions.view.regions["virginia"].instances[0].accepted == accepted["virginia/g1"]
+    )
+    assert up.global_.flow.regions.load_of(instance).outstanding_bytes == 0.0
 
 
 async def test_the_status_names_every_known_region(up: Both) -> None:

@@ -400,7 +400,7 @@ def _region(balancer: GlobalBalancer, name: str = "virginia") -> dict[str, Any]:
 
 
 def _known(balancer: GlobalBalancer, name: str = "virginia") -> int:
-    return balancer.flow.trie.count(name) if name in balancer.flow.trie else 0
+    return balancer.flow.regions.trie.count(name) if name in balancer.flow.regions.trie else 0
 
 
 async def test_a_prompt_served_via_one_global_balancer_is_known_to_others_within_a_second() -> None:
@@ -439,7 +439,7 @@ async def test_a_prompt_served_via_one_global_balancer_is_known_to_others_within
             began = clock()
             answer = await send(port, chat(f"sk-farhop-{who}", body))
             assert answer.status == 200
-            expected = below.flow.trie.nodes
+            expected = below.flow.fleet.trie.nodes
             await until(lambda: all(_known(above[i]) >= expected for i in knows))
             took_s = clock() - began
             if 2 not in knows:

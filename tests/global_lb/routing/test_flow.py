@@ -81,19 +81,19 @@ class GlobalMachine(RuleBasedStateMachine):
         assert rider.refused_by.count(forward.target) <= (forward.promised_ttft_ms is None)
         assert forward.lawful is not None
         assert forward.lawful <= lawful
-        assert self.flow.liveness[forward.target].read(now).state in (State.UP, State.SUSPECT)
-        asked = [i for i in self.flow.view.regions[forward.target].instances if i.tier == forward.address]
+        assert self.flow.regions.liveness[forward.target].read(now).state in (State.UP, State.SUSPECT)
+        asked = [i for i in self.flow.regions.view.regions[forward.target].instances if i.tier == forward.address]
         assert len(asked) == 1
         assert not asked[0].draining
         assert asked[0].models[rider.request.model].replicas_ready > 0
         # Suspects only if nobody is sure.
-        if self.flow.liveness[forward.target].read(now).state is State.SUSPECT:
+        if self.flow.regions.liveness[forward.target].read(now).state is State.SUSPECT:
             tried = set(self.flow._requests[forward.id].refusals)
             assert not [r for r in lawful - tried if self._sure(r, rider.request.model)]
 
     def _sure(self, region: str, model: str) -> bool:
-        serving = self.flow._regions.best_instance(region, model) is not None
-        return serving and self.flow.liveness[region].read(self.now).state is State.UP
+        serving = self.flow.regions.best_instance(region, model) is not None
+        return serving and self.flow.regions.liveness[region].read(self.now).state is State.UP
 
     def _tell(self, event: machine.Event) -> None:
         self.referee.happen(event, self.now)
@@ -253,13 +253,13 @@ class GlobalMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_outstanding_is_under_way(self) -> None:
         waiting = sum(r.request.prompt_bytes for r in self.referee.states("sent"))
-        outstanding = [r.outstanding_bytes for r in self.flow._regions._loads.values()]
+        outstanding = [r.outstanding_bytes for r in self.flow.regions._loads.values()]
         assert all(n >= 0.0 for n in outstanding)
         assert sum(outstanding) <= waiting
 
     @invariant()
     def what_is_learned_stays_in_its_domain(self) -> None:
-        assert all(0.1 <= r.value <= 1.0 for r in self.flow.cache_hit_calibration.values())
+        assert all(0.1 <= r.value <= 1.0 for r in self.flow.regions.cache_hit_calibration.values())
 
     @precondition(lambda self: not self.referee.riders)
     @invariant()
@@ -295,8 +295,8 @@ def test_what_may_not_be_hinted_leaves_no_trace_whatever_happens() -> None:
         flow.handle(machine.AttemptBegan(f"q{n}", 1, 200), 0.0)
         flow.handle(machine.AttemptEnded(f"q{n}", 1, 200, Usage(256, 10, 0)), 0.0)
     report_in(flow, NAMES, 0.0)
-    assert flow.trie.match(request("probe", prefix="secretive").chain) == {}
-    assert flow.trie.match(request("probe", prefix="anyone").chain) != {}
+    assert flow.regions.trie.match(request("probe", prefix="secretive").chain) == {}
+    assert flow.regions.trie.match(request("probe", prefix="anyone").chain) != {}
 
 
 def test_a_stream_that_broke_may_go_on_where_it_was_refused_before_it_began() -> None:

@@ -92,15 +92,15 @@ def test_nobody_is_sent_where_the_body_may_not_be_read_first() -> None:
 
 def test_what_was_redirected_counts_as_sent_for_a_while() -> None:
     machine = flow()
-    view = machine.view
-    load = machine._regions.load_of(view.regions["london"].instances[0])
+    view = machine.regions.view
+    load = machine.regions.load_of(view.regions["london"].instances[0])
     machine.handle(RequestArrived(request("a", 40_000)), 0.0)
     assert load.outstanding_bytes == 40_000
     waits = machine.consider(request("b"), 0.0).field
     assert next(s for s in waits if s.region == "london").wait_ms > 5.0
-    machine.redirects.settle(machine._regions, REDIRECTED_S - 0.01)
+    machine.redirects.settle(machine.regions, REDIRECTED_S - 0.01)
     assert load.outstanding_bytes == 40_000
-    machine.redirects.settle(machine._regions, REDIRECTED_S)
+    machine.redirects.settle(machine.regions, REDIRECTED_S)
     assert load.outstanding_bytes == 0
     assert next(s for s in machine.consider(request("b"), 0.0).field if s.region == "london").wait_ms == 5.0
 
@@ -108,13 +108,13 @@ def test_what_was_redirected_counts_as_sent_for_a_while() -> None:
 def test_a_new_view_ends_redirected_and_there_are_never_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redirect, "REDIRECTED_MAX", 2)
     machine = flow()
-    instances = {name: one.instances[0] for name, one in machine.view.regions.items()}
+    instances = {name: one.instances[0] for name, one in machine.regions.view.regions.items()}
     for n in range(4):
         machine.handle(RequestArrived(request(f"q{n}", 1000)), 0.0)
-    sent = sum(machine._regions.load_of(one).outstanding_bytes for one in instances.values())
+    sent = sum(machine.regions.load_of(one).outstanding_bytes for one in instances.values())
     assert sent == 2000
     machine.handle(seen(*instances.values()), REDIRECTED_S)
-    assert sum(machine._regions.load_of(one).outstanding_bytes for one in instances.values()) == 0
+    assert sum(machine.regions.load_of(one).outstanding_bytes for one in instances.values()) == 0
 
 
 @pytest.mark.parametrize(

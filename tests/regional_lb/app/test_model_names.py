@@ -116,7 +116,7 @@ async def test_the_first_with_room_and_else_the_first_that_is_served(
             {"url": f"http://{engine.address}", "models": [MODEL], "name": "one", "slots": 1},
         ]
         async with both(engine, WORLD, regional={"replicas": replicas, "routes": routes}) as up:
-            view = lambda: up.regional.flow.view.by_model.keys()  # noqa: E731
+            view = lambda: up.regional.flow.fleet.view.by_model.keys()  # noqa: E731
             await until(lambda: {"large", MODEL} <= view())
             busy.behaviour = engine.behaviour = "wait"
             first = asyncio.create_task(send(up.client, chat(body=asking())))
@@ -145,7 +145,7 @@ async def test_what_broke_for_its_model_is_answered_by_another_instead_of_refuse
             {"url": f"http://{engine.address}", "models": [MODEL], "name": "one"},
         ]
         async with both(engine, WORLD, regional={"replicas": replicas, "routes": routes}) as up:
-            await until(lambda: {"large", MODEL} <= up.regional.flow.view.by_model.keys())
+            await until(lambda: {"large", MODEL} <= up.regional.flow.fleet.view.by_model.keys())
             broken.behaviour = "vanish"
             answer = await send(up.client, chat(body=asking("large")))
             assert (answer.status, answer.headers["x-farhop-model"]) == (200, MODEL)
@@ -170,7 +170,7 @@ async def test_what_may_have_ended_engines_of_two_models_is_not_handed_to_a_thir
             for one, model in ((first, "large"), (second, "middle"), (engine, MODEL))
         ]
         async with both(engine, WORLD, regional={"replicas": replicas, "routes": routes}) as up:
-            await until(lambda: {"large", "middle", MODEL} <= up.regional.flow.view.by_model.keys())
+            await until(lambda: {"large", "middle", MODEL} <= up.regional.flow.fleet.view.by_model.keys())
             first.behaviour = second.behaviour = "vanish"
             for _ in range(2):
                 answer = await send(up.client, chat(body=asking()))

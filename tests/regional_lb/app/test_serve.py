@@ -348,13 +348,13 @@ def test_a_pick_says_what_its_scores_are_made_of_and_whether_it_explored() -> No
 
 async def test_the_status_shows_who_is_slow_and_since_when_nothing_came(up: Both) -> None:
     flow = up.regional.flow
-    (name,) = flow.view.replicas
+    (name,) = flow.fleet.view.replicas
     (found,) = up.regional.tier_admin.status()["replicas"]
     assert (found["slow"], found["speed_sample_age_s"], found["speed_uncertainty"]) == ("", None, 0.5)
     now = up.regional.clock.now()
     for n in range(30):
-        flow.speeds.ended(name, 1000.0, 1000.0, 101, 1.0, now - 31.0 + n)
-    flow._fleet.age(now)
+        flow.fleet.speeds.ended(name, 1000.0, 1000.0, 101, 1.0, now - 31.0 + n)
+    flow.fleet.age(now)
     (found,) = up.regional.tier_admin.status()["replicas"]
     assert found["speed_sample_age_s"] == pytest.approx(2.0, abs=1.0)
     assert found["tpot_ms"] == pytest.approx(10.0, rel=0.2)

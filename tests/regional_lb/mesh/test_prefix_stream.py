@@ -137,7 +137,7 @@ async def test_a_snapshot_then_what_changes() -> None:
         assert reader.nodes == there
         more = serve(flow, "y")
         await reader.until(lambda r: r.nodes == there | more)
-        flow.trie.clear("a")
+        flow.fleet.trie.clear("a")
         await reader.until(lambda r: not r.nodes)
         assert (reader.snapshots, reader.gaps) == (1, 0)
 
@@ -146,20 +146,20 @@ async def test_a_stream_with_nothing_to_send_looks_while_there_is_something_to_s
     flow = regional(replica("a", kv_tokens=CACHE), replica("b", kv_tokens=CACHE))
     for name in ("a", "b"):  # the other holds them all: nobody is told that one of them does no more
         for path in range(100):
-            flow.trie.insert(name, range(1 + 100 * path, 101 + 100 * path))
+            flow.fleet.trie.insert(name, range(1 + 100 * path, 101 + 100 * path))
     steps = told_by(flow).prefixes.subscribe(asked())
 
     def rests() -> float:
         return next(step.seconds for step in steps if isinstance(step, prefix_stream.Pause) and step.wakes)
 
     assert rests() == prefix_stream.IDLE_S
-    flow.trie.clear("a")
+    flow.fleet.trie.clear("a")
     assert rests() == prefix_stream.LOOK_S
     looks = 1
     while rests() == prefix_stream.LOOK_S:
         looks += 1
     assert looks <= 10_000 / prefix_stream.SWEEP_NODES
-    assert not flow.trie.sweeping
+    assert not flow.fleet.trie.sweeping
     steps.close()
 
 
@@ -212,7 +212,7 @@ async def test_an_idle_publisher_forgets_its_readers(monkeypatch: pytest.MonkeyP
 
     def at_rest() -> bool:
         found.prefixes.tidy()
-        return flow.trie.observer is None
+        return flow.fleet.trie.observer is None
 
     async with calling(found) as stub:
         first = Reader(stub, asked())
@@ -234,7 +234,7 @@ async def test_a_region_nobody_knows_gets_nothing() -> None:
 async def test_a_slow_reader_begins_anew_and_ends_with_the_truth() -> None:
     """Tiny buffers, a reader that does not read, and a journal that is soon overrun."""
     flow = flow_of()
-    flow.journal._entries_max = 8
+    flow.fleet.journal._entries_max = 8
     options = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0), ("grpc.http2.write_buffer_size", 1))
     async with calling(told_by(flow, prefix_nodes_per_s=10**7), options) as stub:
         reader = Reader(stub, asked())
@@ -320,13 +320,13 @@ async def test_what_a_cleared_replica_held_is_sent_though_nothing_else_happens(m
         reader = Reader(stub, asked())
         await reader.until(lambda r: r.snapshots)
         for n in range(1, 30):
-            flow.journal.insert("a", (1, 100 + n), None)
-        flow.journal.insert("b", (1, 2), None)
+            flow.fleet.journal.insert("a", (1, 100 + n), None)
+        flow.fleet.journal.insert("b", (1, 2), None)
         await reader.until(lambda r: {1, 2, 129} <= r.nodes)
-        flow.trie.clear("a")
-        assert flow.trie.nodes > 20
+        flow.fleet.trie.clear("a")
+        assert flow.fleet.trie.nodes > 20
         await reader.until(lambda r: r.nodes == {1, 2})
-    assert flow.trie.nodes == 2
+    assert flow.fleet.trie.nodes == 2
 
 
 @pytest.mark.usefixtures("nobody_looks")

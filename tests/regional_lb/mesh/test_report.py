@@ -45,7 +45,7 @@ async def test_a_report_says_what_is_true_of_this_instance() -> None:
     flow.handle(ReplicaProbed("b", False), 0.0)
     for _ in range(3):
         flow.handle(ReplicaProbed("b", False), 0.0)
-    flow.ledger.reserve("x", Reservation("a", 100, 400))
+    flow.fleet.ledger.reserve("x", Reservation("a", 100, 400))
     found = reporter(flow, lambda: 1.0).build()
     assert (found.region, found.instance, found.incarnation, found.seq, found.clock_ms) == (
         "london",
@@ -118,9 +118,9 @@ async def test_what_is_slower_than_a_report_may_say_is_reported_as_the_slowest_i
     crowd = Sample(0.0, waiting=10**9, running=1, kv_usage=1.0)
     flow = regional(replica("a", tpot_ms=60_000.0, sample=crowd))
     for n in range(200):
-        flow.speeds.ended("a", 9e4, 9e7, 2, 1.0, 0.1 * n)
+        flow.fleet.speeds.ended("a", 9e4, 9e7, 2, 1.0, 0.1 * n)
     flow.handle(ReplicaProbed("a", True), 20.0)
-    assert flow.speeds["a"].tpot_ms > RATE_LIMIT_MS
+    assert flow.fleet.speeds["a"].tpot_ms > RATE_LIMIT_MS
     (model,) = decode(encode(reporter(flow, lambda: 0.0).build())).models
     assert (model.tpot_ms, model.wait_ms) == (RATE_LIMIT_MS, WAIT_LIMIT_MS)
 
@@ -181,14 +181,14 @@ def test_whatever_the_region_is_like_its_report_is_one_that_readers_take(
         if state != "never":
             flow.handle(ReplicaProbed(one.name, state == "up"), now)
         for n, (prefill_tokens, kv_tokens) in enumerate(held):
-            flow.ledger.reserve(f"{one.name}-{n}", Reservation(one.name, prefill_tokens, kv_tokens))
+            flow.fleet.ledger.reserve(f"{one.name}-{n}", Reservation(one.name, prefill_tokens, kv_tokens))
         for elapsed_ms, service_ms, tokens in speeds:
-            flow.speeds.began(one.name, elapsed_ms, tokens, now)
-            flow.speeds.ended(one.name, elapsed_ms, service_ms, tokens, 1.0, now)
+            flow.fleet.speeds.began(one.name, elapsed_ms, tokens, now)
+            flow.fleet.speeds.ended(one.name, elapsed_ms, service_ms, tokens, 1.0, now)
     for n, (issuer, size) in enumerate(arrivals):
         flow.handle(RequestArrived(request(f"q{n}", size, issuer=issuer, deadline=now + 1e5)), now)
     for prompt_bytes, tokens in learnt:
-        flow.estimates.learn("anyone", MODEL, prompt_bytes, Usage(tokens, tokens))
+        flow.fleet.estimates.learn("anyone", MODEL, prompt_bytes, Usage(tokens, tokens))
 
     async def reported() -> RegionReport:
         return reporter(flow, lambda: now).build()
@@ -496,7 +496,7 @@ async def test_the_reports_of_all_who_share_replicas_add_up_to_one_that_has_them
         flow.handle(PeersChanged(others, others), 0.0)
     load = PeerLoad(str(replica("g2").address), 1, 100, 200, 1)
     for flow in (alone, together["r1"]):
-        flow.ledger.reserve("q", Reservation("g2", 100, 200))
+        flow.fleet.ledger.reserve("q", Reservation("g2", 100, 200))
     for me in ("r2", "r3"):
         together[me].handle(PeerReported("r1", {"g2": load}, {}), 0.0)
     fields = {me: reporter(flow).build().models[0] for me, flow in together.items()}

@@ -23,8 +23,8 @@ class Lone:
 
     def __init__(self, folder: Path, wall_s: float | None = None, under: Law | None = None) -> None:
         self.flow = regional(replica("a"), replica("b"), instance="r1", under=under)
-        assert self.flow.shares is not None
-        feed = PeerFeed(self.flow, self.flow.shares, 7, lambda: 1.0, lambda *_a, **_k: None)
+        assert self.flow.fleet.shares is not None
+        feed = PeerFeed(self.flow, self.flow.fleet.shares, 7, lambda: 1.0, lambda *_a, **_k: None)
         self.where = StateDir(folder, "fleet", "regional.london.r1")
         self.refused: list[str] = []
 
@@ -49,27 +49,27 @@ async def test_a_successor_begins_with_what_was_known(tmp_path: Path) -> None:
     before.serve()
     await before.warm_restart.save()
     assert await after.warm_restart.restore() >= 1
-    assert (after.refused, after.flow.trie.nodes) == ([], before.flow.trie.nodes)
-    assert after.flow.trie.nodes > 0
-    assert after.flow.estimates.learned() == before.flow.estimates.learned()
+    assert (after.refused, after.flow.fleet.trie.nodes) == ([], before.flow.fleet.trie.nodes)
+    assert after.flow.fleet.trie.nodes > 0
+    assert after.flow.fleet.estimates.learned() == before.flow.fleet.estimates.learned()
     for one in (before, after):
-        one.flow.speeds.refresh(4.0)
-    pace, was = after.flow.speeds[before.replica], before.flow.speeds[before.replica]
+        one.flow.fleet.speeds.refresh(4.0)
+    pace, was = after.flow.fleet.speeds[before.replica], before.flow.fleet.speeds[before.replica]
     assert pace.sampled_at is not None
     assert pace.tpot_ms == pytest.approx(was.tpot_ms, rel=0.2)
-    assert after.flow.ledger.load(before.replica).in_flight == 0
-    assert after.flow.shares is not None
-    assert after.flow.shares.alone  # who told it is gone
+    assert after.flow.fleet.ledger.load(before.replica).in_flight == 0
+    assert after.flow.fleet.shares is not None
+    assert after.flow.fleet.shares.alone  # who told it is gone
 
 
 async def test_hashes_that_the_law_keeps_out_of_the_region_are_not_written(tmp_path: Path) -> None:
     before, after = Lone(tmp_path, under=law(anyone=ELSEWHERE)), Lone(tmp_path)
     before.serve()
     await before.warm_restart.save()
-    assert before.flow.trie.nodes > 0  # while it works
+    assert before.flow.fleet.trie.nodes > 0  # while it works
     assert await after.warm_restart.restore() >= 1
-    assert (after.refused, after.flow.trie.nodes) == ([], 0)
-    assert after.flow.estimates.learned() == before.flow.estimates.learned()
+    assert (after.refused, after.flow.fleet.trie.nodes) == ([], 0)
+    assert after.flow.fleet.estimates.learned() == before.flow.fleet.estimates.learned()
 
 
 async def test_a_law_that_takes_hashes_away_takes_them_off_the_disk(tmp_path: Path) -> None:
@@ -79,16 +79,16 @@ async def test_a_law_that_takes_hashes_away_takes_them_off_the_disk(tmp_path: Pa
     before.flow.handle(machine.LawChanged(law(2, anyone=ELSEWHERE)), 4.0)
     await before.warm_restart.save()
     assert await after.warm_restart.restore() >= 1
-    assert after.flow.trie.nodes == 0
+    assert after.flow.fleet.trie.nodes == 0
 
 
 async def test_what_was_learned_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
     before, after = Lone(tmp_path), Lone(tmp_path)
     before.serve()
     await before.warm_restart.save()
-    after.flow.estimates.learn("anyone", "llama", 8000, Usage(1000, 5))
+    after.flow.fleet.estimates.learn("anyone", "llama", 8000, Usage(1000, 5))
     await after.warm_restart.restore()
-    assert after.flow.estimates.output_tokens("anyone", "llama", None) == pytest.approx(5.0, rel=0.1)
+    assert after.flow.fleet.estimates.output_tokens("anyone", "llama", None) == pytest.approx(5.0, rel=0.1)
 
 
 @pytest.mark.parametrize("age_s", [AGE_MAX_S + 5.0, -3600.0])
@@ -98,7 +98,7 @@ async def test_what_is_old_or_from_another_time_is_not_believed(tmp_path: Path, 
     await before.warm_restart.save()
     after = Lone(tmp_path, before.where.path(NAME).stat().st_mtime + age_s)
     assert await after.warm_restart.restore() == 0
-    assert after.flow.trie.nodes == 0
+    assert after.flow.fleet.trie.nodes == 0
 
 
 @pytest.mark.parametrize("document", [b"\0\0\0\x09short", b"\0\0\0\x04\xff\xff\xff\xff"])

@@ -19,7 +19,7 @@ EVENTS = ("content-type", b"text/event-stream")
 
 
 def address(one: Stage, name: str) -> str:
-    return str(one.balancer.flow.view.replicas[name].address)
+    return str(one.balancer.flow.fleet.view.replicas[name].address)
 
 
 async def test_the_head_is_answered_when_the_body_is_whole_and_each_body_ends_once() -> None:
@@ -115,7 +115,7 @@ async def test_an_answer_that_does_not_come_by_ends_with_the_stream() -> None:
         assert "stream_options" not in msgspec.json.decode(onward)  # its usage could not be taken out again
         stream.take(answered(b"200", EVENTS))
         assert [each.WhichOneof("response") for each in sent(stream)] == ["response_headers"]
-        assert len(one.balancer.flow.ledger) == 1
+        assert len(one.balancer.flow.fleet.ledger) == 1
         stream.gone()
         assert not any(one.held)
 
@@ -129,10 +129,13 @@ async def test_it_went_to_a_later_endpoint_and_the_ledger_with_it() -> None:
         lb = sent(stream)[0].dynamic_metadata.fields["envoy.lb"].struct_value.fields
         first, second = lb["x-gateway-destination-endpoint"].string_value.split(",")
         names = {address(one, name): name for name in "ab"}
-        assert flow.ledger.load(names[first]).in_flight == 1
+        assert flow.fleet.ledger.load(names[first]).in_flight == 1
         stream.take(answered(b"200", EVENTS, served=second))
-        assert (flow.ledger.load(names[first]).in_flight, flow.ledger.load(names[second]).in_flight) == (0, 1)
-        assert flow.standing.read(names[first], one.balancer.clock.now()).why == "connection refused"
+        assert (flow.fleet.ledger.load(names[first]).in_flight, flow.fleet.ledger.load(names[second]).in_flight) == (
+            0,
+            1,
+        )
+        assert flow.fleet.standing.read(names[first], one.balancer.clock.now()).why == "connection refused"
         stream.take(response_piece(EVENT, last=False))
         head = {
             h.header.key: h.header.raw_value

@@ -107,38 +107,38 @@ class RegionalMachine(RuleBasedStateMachine):
     def _forwarded(self, rider: Rider, forward: Forward, now: float) -> None:
         assert "london" in rider.lawful & self._lawful(rider.request)
         self._may_take(forward.target, rider, now)
-        assert self.flow.view.replicas[forward.target].role != "prefill"
+        assert self.flow.fleet.view.replicas[forward.target].role != "prefill"
         resumes = isinstance(forward, machine.Resume)
         self.resumes[0] += resumes
         carrier = self.flow._requests[rider.request.id].carrier
         assert (carrier is not None) == (resumes or rider.request.continues is not None)
         if carrier is not None:
-            assert self.flow.view.replicas[forward.target].takes_up(carrier)
+            assert self.flow.fleet.view.replicas[forward.target].takes_up(carrier)
         if forward.prefill is not None:
             assert not resumes
             assert rider.request.divisible
             self._may_take(forward.prefill.target, rider, now)
-            assert self.flow.view.replicas[forward.prefill.target].role == "prefill"
+            assert self.flow.fleet.view.replicas[forward.prefill.target].role == "prefill"
 
     def _may_take(self, name: str, rider: Rider, now: float) -> None:
-        target = self.flow.view.replicas[name]
+        target = self.flow.fleet.view.replicas[name]
         assert rider.request.model in target.models
         assigned, split = self.flow._requests[rider.request.id].assigned, self.flow.splits.of(rider.request.model)
         if target.role != "prefill" and assigned is not None and split is not None and not split.config.fallback:
             assert target.version == assigned.version
-        machine = self.flow.health[name]
+        machine = self.flow.fleet.health[name]
         health = machine.read(now)
         if health.state not in (State.UP, State.SUSPECT) and health.why != "a trial is under way":
             line = rider.request.model
             assert target.role != "prefill"  # panic is a model's, and never overlooks who only prefills
-            assert self.flow.wait_estimate.mode(line, now) is Mode.PANIC
+            assert self.flow.fleet.mode(line, now) is Mode.PANIC
             assert machine.held_out(now)
         # The books are read when all is done: whoever was sent later in the same breath only made it tighter.
-        load = self.flow.ledger.load(name)
+        load = self.flow.fleet.ledger.load(name)
         if load.in_flight > 1:
             assert load.in_flight <= target.slots
             assert load.kv_tokens <= KV_SHARE_MAX * target.kv_tokens
-            there = [held.prefill_tokens for held in self.flow.ledger._held.values() if held.target == name]
+            there = [held.prefill_tokens for held in self.flow.fleet.ledger._held.values() if held.target == name]
             # Whoever was sent last found some of a step free, or of the next one where several waited.
             last = next((tokens for tokens in reversed(there) if tokens), 0)
             assert load.prefill_tokens - last < 2 * target.prefill_tokens_max
@@ -149,7 +149,7 @@ class RegionalMachine(RuleBasedStateMachine):
         """What riders hold there, by the ledger's own word: whole attempts, and prefill halves."""
         keys = [rider.request.id for rider in self.referee.states("sent", "started") if rider.target == name]
         keys += [f"{rider.request.id}/prefill" for rider in self.referee.states("sent") if rider.prefiller == name]
-        found = [self.flow.ledger.held(key) for key in keys]
+        found = [self.flow.fleet.ledger.held(key) for key in keys]
         return [held for held in found if held is not None and held.target == name]
 
     def _tell(self, event: machine.Event) -> None:
@@ -334,7 +334,7 @@ class RegionalMachine(RuleBasedStateMachine):
                 chosen = choice.chosen if choice is not None else None
                 if chosen is not None:
                     own_tokens = flow._own_tokens(live, chosen, marks(live.request.chain))
-                    assert not flow._fleet.whole.holds(chosen.replica, own_tokens + live.need.output_tokens)
+                    assert not flow.fleet.whole.holds(chosen.replica, own_tokens + live.need.output_tokens)
 
     # -- what always holds
 
@@ -345,18 +345,18 @@ class RegionalMachine(RuleBasedStateMachine):
         assert {name for name, rider in riders.items() if rider.state == "held"} == set(flow.queue.by_id)
         assert flow.queue._taken.keys() <= riders.keys()
         sent = self.referee.states("sent", "started")
-        assert len(flow.ledger) == len(sent) + sum(bool(rider.prefiller) for rider in sent)
+        assert len(flow.fleet.ledger) == len(sent) + sum(bool(rider.prefiller) for rider in sent)
         for rider in sent:
-            held = flow.ledger.held(rider.request.id)
+            held = flow.fleet.ledger.held(rider.request.id)
             assert held is not None
             assert held.target == rider.target
             if rider.prefiller:
                 assert held.prefill_tokens == 0
-                half = flow.ledger.held(f"{rider.request.id}/prefill")
+                half = flow.fleet.ledger.held(f"{rider.request.id}/prefill")
                 assert half is not None
                 assert half.target == rider.prefiller
-        for target in flow.ledger.targets():
-            load = flow.ledger.load(target)
+        for target in flow.fleet.ledger.targets():
+            load = flow.fleet.ledger.load(target)
             held = self._held_at(target)
             assert load.in_flight == len(held)
             assert load.prefill_tokens == sum(h.prefill_tokens for h in held)
@@ -380,7 +380,7 @@ class RegionalMachine(RuleBasedStateMachine):
     @invariant()
     def at_rest_nothing_is_held(self) -> None:
         assert self.flow._budget.retrying == 0
-        assert self.flow.ledger.targets() == ()
+        assert self.flow.fleet.ledger.targets() == ()
         assert self.flow.queue.tokens == 0.0
 
     def teardown(self) -> None:
@@ -416,8 +416,10 @@ def test_a_prompt_that_was_not_found_cached_corrects_the_mirror_and_is_there_now
         flow.handle(machine.RequestArrived(asked), n)
         flow.handle(machine.AttemptBegan(asked.id, 1, 200), n + 0.1)
         flow.handle(machine.AttemptEnded(asked.id, 1, 200, Usage(16 * 1024, 10, 0 if n else None)), n + 0.2)
-    assert flow.trie.match_one("r1", first.chain) == 20  # the first was gone, but for what the second brought back
-    assert flow.trie.match_one("r1", (*first.chain[:20], *second.chain[20:])) == len(second.chain)
+    assert (
+        flow.fleet.trie.match_one("r1", first.chain) == 20
+    )  # the first was gone, but for what the second brought back
+    assert flow.fleet.trie.match_one("r1", (*first.chain[:20], *second.chain[20:])) == len(second.chain)
 
 
 @pytest.mark.parametrize(("status", "usage"), [(200, Usage(16 * 1024, 10, 0)), (200, None), (500, None)])
@@ -433,10 +435,12 @@ def test_an_answer_reported_once_and_whole_leaves_what_one_reported_in_two_leave
             if not whole:
                 flow.handle(machine.AttemptBegan(asked.id, 1, status), n + 0.2)
             flow.handle(machine.AttemptEnded(asked.id, 1, status, usage, whole=whole), n + 0.2)
-        speed, table = flow.speeds["r1"], flow.wait_estimate.able(MODEL, 5.0)
+        fleet, table = flow.fleet, flow.wait_estimate.able(MODEL, 5.0)
+        speed = fleet.speeds["r1"]
         left.append((
-            flow.under_way, flow.ledger.load("r1"), flow.trie.match_one("r1", asked.chain), flow.health["r1"].read(5.0),
-            (speed.prefill_ms_per_token, speed.tpot_ms, speed.service_ms), flow.estimates.bytes_per_token(MODEL),
+            flow.under_way, fleet.ledger.load("r1"), fleet.trie.match_one("r1", asked.chain),
+            fleet.health["r1"].read(5.0),
+            (speed.prefill_ms_per_token, speed.tpot_ms, speed.service_ms), fleet.estimates.bytes_per_token(MODEL),
             table.in_flight.tolist(), table.kv_taken_tokens.tolist(), flow.wait_estimate.wait_ms(MODEL, 5.0),
         ))  # fmt: skip
     assert left[0] == left[1]
@@ -463,7 +467,7 @@ def test_what_a_replica_answered_it_holds_behind_the_prompt_and_the_next_turn_fi
     flow = regional(replica("r1", kv_tokens=1_000_000), replica("r2", kv_tokens=1_000_000))
     first, second = _turns()
     target = _turn(flow, first, second.chain).target
-    assert flow.trie.match(second.chain) == {target: len(second.chain)}
+    assert flow.fleet.trie.match(second.chain) == {target: len(second.chain)}
     again = _turn(flow, second, (), 1.0)
     assert again.target == target
     assert again.reasons.chosen.hit_tokens == (4096 + SAID) / 4
@@ -484,22 +488,22 @@ def test_what_was_not_heard_whole_or_not_all_it_generated_is_not_thought_to_be_h
     flow = regional(replica("r1", kv_tokens=1_000_000))
     first, second = _turns()
     _turn(flow, first, second.chain, **ended)
-    assert flow.trie.match(second.chain) == {"r1": len(first.chain)}
+    assert flow.fleet.trie.match(second.chain) == {"r1": len(first.chain)}
 
 
 def test_without_a_count_of_tokens_what_was_heard_counts() -> None:
     flow = regional(replica("r1", kv_tokens=1_000_000))
     first, second = _turns()
     _turn(flow, first, second.chain, usage=None)
-    assert flow.trie.match_one("r1", second.chain) == len(second.chain)
+    assert flow.fleet.trie.match_one("r1", second.chain) == len(second.chain)
 
 
 def test_an_answer_to_a_prompt_that_was_not_found_cached_is_held_with_it() -> None:
     flow = regional(replica("r1", kv_tokens=1_000_000))
     first, second = _turns(64 * 1024)
-    flow.trie.insert("r1", first.chain)
+    flow.fleet.trie.insert("r1", first.chain)
     _turn(flow, first, second.chain, usage=Usage(16 * 1024, SAID // 4, 0))
-    assert flow.trie.match_one("r1", second.chain) == len(second.chain)
+    assert flow.fleet.trie.match_one("r1", second.chain) == len(second.chain)
 
 
 def test_an_adapter_stays_where_it_was_loaded_and_loading_is_learned() -> None:
@@ -515,8 +519,8 @@ def test_an_adapter_stays_where_it_was_loaded_and_loading_is_learned() -> None:
         flow.handle(machine.AttemptEnded(asked.id, 1, 200, Usage(256, 10)), n + 0.95)
     assert len(set(targets)) == 1
     assert promised[0] >= LOAD_MS > max(promised[1:])
-    assert LOAD_MS < flow.adapters.load_ms(0.0) < 900.0
-    assert flow.adapters.loaded(targets[0]) == ("sql",)
+    assert LOAD_MS < flow.fleet.adapters.load_ms(0.0) < 900.0
+    assert flow.fleet.adapters.loaded(targets[0]) == ("sql",)
 
 
 def test_who_asks_for_long_answers_gets_fewer_of_them() -> None:
@@ -543,7 +547,7 @@ def test_who_finds_room_goes_and_who_does_not_waits_and_nobody_is_both() -> None
     flow = regional(replica("r1", slots=1))
     commands = [c for n in range(3) for c in flow.handle(RequestArrived(request(f"q{n}")), 0.0)]
     assert [type(c) for c in commands if isinstance(c, Forward | Hold)] == [Forward, Hold, Hold]
-    assert (flow.queue.waiting(MODEL), len(flow.ledger), flow.under_way) == (2, 1, 3)
+    assert (flow.queue.waiting(MODEL), len(flow.fleet.ledger), flow.under_way) == (2, 1, 3)
 
 
 def test_a_hit_takes_its_place_in_the_cache_once_for_all_who_use_it() -> None:
@@ -553,7 +557,7 @@ def test_a_hit_takes_its_place_in_the_cache_once_for_all_who_use_it() -> None:
     for n, own in enumerate(((), (101, 102, 103, 104), (), (201, 202, 203, 204))):
         asked = request(f"q{n}", prompt_bytes=bytes_at(len(stem + own)), chain=stem + own, max_tokens=10)
         flow.handle(RequestArrived(asked), 0.0)
-        held = flow.ledger.held(f"q{n}")
+        held = flow.fleet.ledger.held(f"q{n}")
         assert held is not None
         taken.append(held.kv_tokens - 10)
         flow.handle(AttemptBegan(f"q{n}", 1, 200), 0.1)
@@ -562,7 +566,7 @@ def test_a_hit_takes_its_place_in_the_cache_once_for_all_who_use_it() -> None:
         flow.handle(ClientLeft(f"q{n}"), 0.2)
     again = request("last", prompt_bytes=bytes_at(12), chain=(*stem, 301, 302, 303, 304), max_tokens=10)
     flow.handle(RequestArrived(again), 0.3)
-    last = flow.ledger.held("last")
+    last = flow.fleet.ledger.held("last")
     assert last is not None
     # Two thirds are cached and need no prefill, but nobody else holds them: they cannot be evicted for its sake alone.
     assert (last.prefill_tokens, last.kv_tokens) == (256, 768 + 10)
@@ -575,7 +579,7 @@ def test_who_waits_by_choice_is_never_refused_for_it(stands_s: float) -> None:
         queue_wait_s=1.0, queue_stands_s=stands_s, queue_ttft_objective_s=0.4,
     )  # fmt: skip
     stem = tuple(range(1, 39))  # 26 KiB, 6,656 tokens
-    flow.trie.insert("r1", stem)
+    flow.fleet.trie.insert("r1", stem)
     other = request("other", prompt_bytes=bytes_at(28), chain=(*stem[:17], *range(51, 62)), max_tokens=10)
     (first,) = (c for c in flow.handle(RequestArrived(other), 0.0) if isinstance(c, Forward))
     assert first.target == "r1"

@@ -72,8 +72,8 @@ def test_nobody_is_sent_home_before_anybody_was_probed() -> None:
 def test_a_model_that_is_gone_is_forgotten() -> None:
     flow = busy(2)
     flow.scaling.look(1.0)
-    other = regional(replica("a", models=frozenset({"qwen"})), scaling=FIXED).view
-    flow._fleet.adopt(other)
+    other = regional(replica("a", models=frozenset({"qwen"})), scaling=FIXED).fleet.view
+    flow.fleet.adopt(other)
     flow.scaling.look(2.5)
     assert MODEL not in flow.scaling.desired()
 
