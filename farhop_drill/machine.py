@@ -142,7 +142,6 @@ class Run:
         self._since: dict[int, float] = {}  # since when an abort condition holds, by its place
         self._due = 0.0
         self._bound = float("inf")
-        self._restore_failed = ""
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event; what is to be done about it, in order."""

@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from topology.model import Topology
 
 LEASE_S = 5.0  # of what others count on; a killed announcer is healthy to them for as long
-LOG_EVERY_S = 1.0
 OBSERVED_S = 2.0  # how long the speaker may take to report what it announces
 HOLD = "anycast-hold"
 

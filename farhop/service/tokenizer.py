@@ -43,7 +43,6 @@ BODY_BYTES_MAX = 1024 * 1024  # what is longer would hold a thread for half a se
 WAITING_MAX = 64
 _THREADS = 2
 _NICE = 19
-_TOKEN_MAX = (1 << 31) - 1
 _EXTRA = "needs the extra `tokenizer`: pip install 'farhop[tokenizer]'"
 _PARTS = re.compile(r"for\s+\w+\s+in\s+\w+(?:\.content|\[['\"]content['\"]\])")
 _GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")  # marks of training, without a meaning here

@@ -35,7 +35,7 @@ class StateError(Exception):
     """A document that cannot be believed, read or written; the text names the file, why, and the remedy."""
 
 
-class Kept(msgspec.Struct, frozen=True):
+class SavedDocument(msgspec.Struct, frozen=True):
     """A document as it was written. `written_at`: by the disk's wall clock, seconds, to be shown, and for what is of no
     use when it is old; never compared with another host's."""
 
@@ -58,7 +58,7 @@ class StateDir:
         """Where a document stands."""
         return self._folder / _checked("name", name)
 
-    def load(self, name: str) -> Kept | None:
+    def load(self, name: str) -> SavedDocument | None:
         """The document as saved last; None if there never was one. StateError if what stands there is not that."""
         path = self.path(name)
         try:
@@ -73,7 +73,7 @@ class StateDir:
             return None
         except OSError as error:
             raise StateError(f"{path}: cannot be read: {error.strerror or error}; check its permissions") from None
-        return Kept(self._opened(path, name, written), about.st_mtime)
+        return SavedDocument(self._opened(path, name, written), about.st_mtime)
 
     def save(self, name: str, document: bytes) -> None:
         """Keep the document in the place of the one before. StateError if it cannot be; that one then stands."""

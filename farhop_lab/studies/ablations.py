@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Command, Event
     from global_lb.fleet.table import Column, Field
-    from global_lb.routing.flow import RequestState
+    from global_lb.routing.request_state import RequestState
     from regional_lb.fleet.table import Table
     from regional_lb.scheduler.pick import Pick
     from regional_lb.scheduler.policy import Need, Policy

@@ -46,7 +46,7 @@ from farhop.service.lawbook import LawBook
 from farhop.store.contract import LAW_KEY, Change, ChangeKind, Conflict, Entry, StoreUnreachable
 from farhop.store.documents.report import COUNT_LIMIT, ModelReport
 from farhop.store.envelope import NO_KEYS, Keys, Signer, public_key
-from farhop.store.state import Kept
+from farhop.store.state import SavedDocument
 from farhop_lab.studies.law_oracle import INSIDE, MAP, REGIONS, Document, KnownBases, allows, lawful
 from global_lb.fleet import view as global_view
 from global_lb.routing import flow as global_flow
@@ -149,9 +149,9 @@ class Disk:
     def __init__(self) -> None:
         self.document: bytes | None = None
 
-    def load(self, _name: str) -> Kept | None:
+    def load(self, _name: str) -> SavedDocument | None:
         """See StateDir."""
-        return None if self.document is None else Kept(self.document, 0.0)
+        return None if self.document is None else SavedDocument(self.document, 0.0)
 
     def save(self, _name: str, document: bytes) -> None:
         """See StateDir."""

@@ -22,7 +22,7 @@ from farhop.relay.formats.prompt import BodyError
 from farhop.relay.upstream.recording import Reader, SharedExchange, Tape, played, sliced
 from farhop.service.request_telemetry import CacheUse
 from global_lb.app.receipt import ASKED
-from global_lb.routing.answer_cache import Alone, AnswerCache, Follow, Hit, Kept, Lead
+from global_lb.routing.answer_cache import Alone, AnswerCache, Follow, Hit, Lead, StoredAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,7 +180,7 @@ class AnswerCacheRelay:
         )
 
     @staticmethod
-    def _tape(kept: Kept, request: Request, context: RequestContext) -> Tape | None:
+    def _tape(kept: StoredAnswer, request: Request, context: RequestContext) -> Tape | None:
         """What is kept, in the form that is asked for; None where that cannot be told for sure."""
         if kept.stream == request.stream:
             return played(kept.lines, kept.body, kept.usage_event, kept.end, streams=kept.stream)
@@ -271,7 +271,7 @@ class AnswerCacheRelay:
         body, usage_event, end = (
             b"".join(part) for part in (tape.pieces[:at], tape.pieces[at : at + 1], tape.pieces[at + 1 :])
         )
-        kept = Kept(
+        kept = StoredAnswer(
             active.request.stream, tape.lines, sliced(body), usage_event, end, forward.target, context.decision_id,
             self._clock(), attempt.usage,
         )  # fmt: skip

@@ -29,7 +29,7 @@ H = TypeVar("H")
 ShareKey: TypeAlias = "tuple[str, bytes, bool, str, tuple[tuple[str, ...], ...], frozenset[str] | None, int]"
 
 
-class Kept(msgspec.Struct, frozen=True):
+class StoredAnswer(msgspec.Struct, frozen=True):
     """An answer that is kept: the `lines` of its head, its `body` in pieces (of a stream up to its usage, the
     `usage_event`, if it has one, and its `end`), and for which decision it was made, where, and when (the machine's
     seconds)."""
@@ -49,7 +49,7 @@ class Kept(msgspec.Struct, frozen=True):
 class Hit:
     """Give this one again; it is `age_s` old."""
 
-    kept: Kept
+    kept: StoredAnswer
     age_s: float
 
 
@@ -80,7 +80,7 @@ class AnswerCache(Generic[H]):
 
     def __init__(self, capacity_bytes: int, region: str) -> None:
         self._region = region
-        self.store: AnswerStore[Kept] = AnswerStore(capacity_bytes)
+        self.store: AnswerStore[StoredAnswer] = AnswerStore(capacity_bytes)
         self.outcomes: Counter[tuple[str, str]] = Counter()  # of requests, and why
         self.saved_tokens: Counter[str] = Counter()  # that no engine computed, by kind
         self._leaders: dict[ShareKey, tuple[H, float]] = {}
@@ -128,7 +128,7 @@ class AnswerCache(Generic[H]):
 
     def _kept(
         self, request: Request, key: bytes, route: RouteConfig, law: Law, now: float, age_s_max: float | None
-    ) -> Kept | None:
+    ) -> StoredAnswer | None:
         kept = self.store.get(request.tenant, key)
         if kept is None:
             return None
@@ -150,7 +150,7 @@ class AnswerCache(Generic[H]):
         if known is not None and known[0] is leader:
             del self._leaders[share]
 
-    def keep(self, tenant: str, key: bytes, kept: Kept, made_under: Law, law: Law) -> bool:
+    def keep(self, tenant: str, key: bytes, kept: StoredAnswer, made_under: Law, law: Law) -> bool:
         """Keep an answer that was asked for under one law and is whole under another, if that is the same."""
         self.under(law)
         if made_under is not law:

@@ -8,7 +8,6 @@ never opens anything, never sees a body.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,7 @@ from global_lb.routing import admission, cascade
 from global_lb.routing.pick import Decision, pick
 from global_lb.routing.policy import OverridesChanged
 from global_lb.routing.redirect import Redirects
+from global_lb.routing.request_state import Attempt, RequestState
 from global_lb.routing.routes import Routes, RoutesChanged
 from topology.law import Scope
 
@@ -36,11 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from random import Random
 
-    from farhop.balance.estimate.unacknowledged import UnacknowledgedLoad
     from farhop.balance.machine import Answer, Command, Event, Request
     from farhop.balance.outcome import Outcome
     from global_lb.fleet.table import Price
-    from global_lb.fleet.view import Instance
     from global_lb.routing.policy import RouteConfig, RouteScope
     from topology.law import Law, Verdict
 
@@ -62,7 +60,6 @@ _UNSPOKEN = (
     "take a model that is served for them"
 )
 _NO_PATH = outcome.PATH_UNSUPPORTED
-_UNLAWFUL_THERE = (outcome.UNLAWFUL_HERE, outcome.UNLAWFUL_UNREAD)
 ASK_AGAIN_S = 2.0  # a request on hold does not ask a region that refused it before this
 
 
@@ -88,60 +85,6 @@ class Reconfigured(machine.Event, frozen=True):
     config: FlowConfig
     routes: dict[RouteScope, RouteConfig]
     prices: dict[str, Price]
-
-
-@dataclass(slots=True)
-class Attempt:
-    """One attempt under way: where, since when (`sent_at`), and what it was counted with in `load`."""
-
-    region: str
-    instance: Instance
-    load: UnacknowledgedLoad
-    uncached_bytes: float
-    sent_at: float
-    started: bool = False
-
-
-@dataclass(slots=True)
-class RequestState:
-    """One request in the machine's hands. `lawful` is by the law it came under (and its token's, if it has one).
-
-    `attempt` is the one under way, `attempts` how many there were. `last_resort`: no promise is made any more;
-    `quarantined`: it waits until it is known whether the processes live at which it broke off; `due` is what its timer
-    is set for; `held_until` is when its patience ends, once it began. `waits_ms` is how long it would wait in regions
-    that refused it, as they said; `waited_s` what it waited in queues of regions that let it go; `resumes`: how often
-    its stream broke and was to go on elsewhere, and `broke`: where.
-    """
-
-    request: Request
-    lawful: frozenset[str]
-    attempt: Attempt | None = None
-    attempts: int = 0
-    transport_retries: int = 0
-    budgeted: bool = False
-    last_resort: bool = False
-    quarantined: bool = False
-    decision: Decision | None = None
-    refusals: dict[str, Outcome] = field(default_factory=dict)
-    waits_ms: dict[str, float] = field(default_factory=dict)
-    held_until: float | None = None
-    waited_s: float = 0.0
-    due: float = 0.0
-    resumes: int = 0
-    broke: frozenset[str] = frozenset()
-
-    def law_refused(self, lawful: frozenset[str]) -> bool:
-        """Whether every lawful region's own copy of the law said no."""
-        return all(self.refusals.get(region) in _UNLAWFUL_THERE for region in lawful)
-
-    @property
-    def unsupported(self) -> bool:
-        """Whether all who were asked have no engine with its path."""
-        return bool(self.refusals) and all(reason is outcome.PATH_UNSUPPORTED for reason in self.refusals.values())
-
-    def summary(self) -> str:
-        """What became of it, region by region, for the client."""
-        return admission.refused_by(self.refusals, self.decision.absent if self.decision is not None else {})
 
 
 class GlobalFlow:

@@ -306,8 +306,8 @@ class RegionalAdmin:
                 for (band, tenant), n in flow.queue.by_tenant().most_common(QUEUES_SHOWN_MAX)
             ],
             "trie_nodes": flow.fleet.trie.nodes,
-            "predicted_hit_tokens": flow.predicted_tokens,
-            "actual_hit_tokens": flow.actual_tokens,
+            "predicted_hit_tokens": flow.learning.predicted_tokens,
+            "actual_hit_tokens": flow.learning.actual_tokens,
             "scaling": flow.scaling.status(),
             "modes": {model: flow.fleet.mode(model, now) for model in sorted(flow.fleet.view.by_model)},
             "ejections": dict(flow.fleet.standing.ejections),

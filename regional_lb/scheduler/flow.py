@@ -1,7 +1,7 @@
 """The regional tier's machine: admission -> queue -> policy -> pick, and what follows when things break.
 
 Reads from top to bottom: the events of a request, the events of the world around it, dispatch (to a replica or into
-the queue, and out of it), retries, and what finished requests teach.
+the queue, and out of it), retries, and endings.
 
 Invariants: a request holds at most one reservation, from its Forward until its attempt is over, beside that of its
 prefill half (regional_lb.scheduler.pairs); it is in the queue or holds a reservation or is being concluded, never two
@@ -26,30 +26,31 @@ from farhop.balance.ledger import Reservation
 from farhop.balance.outcome import Source
 from farhop.balance.prefix import chain
 from regional_lb.fleet.fleet import Fleet
-from regional_lb.fleet.kv_events import TOKEN_BYTES
 from regional_lb.fleet.shares import Shares
 from regional_lb.fleet.table import ANY
 from regional_lb.fleet.view import ViewSwapped, model_of
 from regional_lb.scheduler import admission
+from regional_lb.scheduler.learning import Learning
 from regional_lb.scheduler.overdue import OverdueCheckDue, OverdueRequests
 from regional_lb.scheduler.pairs import Pairs
+from regional_lb.scheduler.patience import Patience
 from regional_lb.scheduler.policy import Policies, PoliciesChanged
-from regional_lb.scheduler.queue import LATE_SHARE, SLOWDOWN_MAX, QueueConfig, RequestQueue, work
+from regional_lb.scheduler.queue import QueueConfig, RequestQueue, work
 from regional_lb.scheduler.refusals import Refusals, RefusalsChanged
 from regional_lb.scheduler.request_state import RequestState
 from regional_lb.scheduler.scaling import Scaling, ScalingConfig
 from regional_lb.scheduler.split import Splits, SplitsChanged
-from regional_lb.scheduler.wait_estimate import WaitEstimate, shape_of
+from regional_lb.scheduler.wait_estimate import WaitEstimate
 from topology.law import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from farhop.balance.machine import Answer, Command, Event, Request, Usage
+    from farhop.balance.machine import Answer, Command, Event, Request
     from farhop.balance.outcome import Outcome
     from regional_lb.fleet.table import Subset, Table
-    from regional_lb.scheduler.pick import Scored
+    from regional_lb.scheduler.pick import Pick, Scored
     from regional_lb.scheduler.policy import PolicyConfig
     from regional_lb.scheduler.split import SplitConfig
     from topology.law import Law
@@ -68,9 +69,7 @@ _HINTS = Scope.HINTS  # to look up an enum's member is a call, and this is asked
 MOVE_AGAIN_S = 2.0  # after a stream could not leave a drained replica: another may have room
 RESUMES_MAX = 3  # of one stream: what ends one engine after another is not handed on for ever
 ISSUERS_MAX = 4096  # global balancers; a report names as many (farhop.store.documents.report.ACCEPTED_LIMIT)
-ANSWER_SHARE = 0.5  # of the tokens that an answer took; its text may have other bytes per token than prompts have
 
-LATE_MIN_S = 1e-3  # where what is wanted cannot be had
 K_WAITING = 8  # how many of the first in line are compared for the best prefix when a slot frees
 CHOOSY_S = 2.0  # how long a request waits for who serves it sooner than who has room: others may go on coming there
 RETRY_AFTER_S = 1.0
@@ -126,9 +125,10 @@ class RegionalFlow:
         self.wait_estimate = WaitEstimate(
             config.region, config.foreign, self.fleet, self.queue, self.policies, self.splits, rng
         )
+        self._patience = Patience(config.queue, self.queue, self.wait_estimate, weight_of)
+        self.learning = Learning(self.fleet)
         self.scaling = Scaling(self.fleet, self.wait_estimate, config.scaling, config.scalings)
         self.accepted_bytes: dict[str, float] = {}  # by global balancer, who sent last at the end
-        self.predicted_tokens = self.actual_tokens = 0.0
         self.news = 0  # events that were news: engines at rest say the same again, time after time
         self.wake: Callable[[], None] | None = None  # of who waits for news: to be called at least once
         self._suspects, self._overdue_requests = Suspects(), OverdueRequests()
@@ -270,7 +270,7 @@ class RegionalFlow:
             if chosen is not None:
                 state.prefilled_at, elapsed_ms = now, (now - state.forwarded_at) * 1e3
                 assert state.pick is not None  # it has chosen
-                self._overdue_requests.began(elapsed_ms, self._due_ms(state, chosen, state.pick.prefill_ms))
+                self._overdue_requests.began(elapsed_ms, state.expected_ms)
                 if not state.resumes:
                     self.fleet.promised(state.request.model, state.pick.predicted_ms, elapsed_ms)
                 ahead_tokens = 0.0 if state.paired else chosen.backlog_tokens + chosen.uncached_tokens
@@ -313,9 +313,9 @@ class RegionalFlow:
             self.fleet.lingers(held, state.forwarded_at, now)
         if event.status < 400:
             # Of a stream in pieces nobody knows how long the engine took for which.
-            lacks = event.usage is not None and not state.resumes and self._learn(state, event.usage, now)
+            lacks = event.usage is not None and not state.resumes and self.learning.ended(state, event.usage, now)
             lacks = lacks or (event.whole and state.replica not in self.fleet.view.decode_only)
-            chain = event.chain if self._keeps(state, event) else state.request.chain if lacks else ()
+            chain = event.chain if self.learning.holds_answer(state, event) else state.request.chain if lacks else ()
             if chain:
                 self.fleet.caches(state.replica, chain, self.law.request_verdict(state.request, _HINTS))
         return self._fill(state.replica, now) if self.queue.by_id else []
@@ -440,6 +440,7 @@ class RegionalFlow:
         """As with a law: who is with an engine stays, and each further attempt goes by this, too."""
         queue = event.config.queue
         self.config = event.config
+        self._patience.config = queue
         self.queue.set_limits(queue.requests_max, queue.tokens_max, queue.starvation_s)
         self.wait_estimate.foreign_by(event.config.foreign)
         self.scaling.configure(event.config.scaling, event.config.scalings)
@@ -586,10 +587,6 @@ class RegionalFlow:
                 commands += [machine.Cancel(request_id, state.attempts), *self.handle(failed, now)]
         return commands
 
-    def _due_ms(self, state: RequestState, chosen: Scored, ttft_ms: float) -> float:
-        """Until its answer should begin; one in one piece begins with its end."""
-        return ttft_ms + (1.0 if state.request.stream else state.need.output_tokens) * chosen.tpot_ms
-
     # -- dispatch: to a replica, or into the queue
 
     def _timer(self, state: RequestState, at: float) -> Command:
@@ -633,6 +630,13 @@ class RegionalFlow:
         own_tokens = self._own_tokens(state, chosen, marks)
         if not self._holds(chosen.replica, own_tokens + state.need.output_tokens):
             return []
+        return self._send(state, choice, chosen, own_tokens, marks, now)
+
+    def _send(
+        self, state: RequestState, choice: Pick, chosen: Scored, own_tokens: int, marks: tuple[int, ...], now: float
+    ) -> list[Command]:
+        """Forward it as the pick says; [] if the other half of a pair may not be asked now."""
+        request = state.request
         half = self._pairs.begin(state, choice, now) if choice.prefill is not None else None
         if half is None and chosen.replica in self.fleet.view.decode_only:
             return []  # who was to prefill is on trial, and has one already
@@ -650,7 +654,8 @@ class RegionalFlow:
         reservation = Reservation(chosen.replica, 0 if half else uncached, own_tokens + answer, marks, answer)
         self.fleet.ledger.reserve(request.id, reservation)
         state.prefilled_at = now + ttft_ms / 1e3
-        self._overdue_requests.sent(chosen.replica, request.id, self._due_ms(state, chosen, ttft_ms), now)
+        state.expected_ms = ttft_ms + (1.0 if request.stream else state.need.output_tokens) * chosen.tpot_ms
+        self._overdue_requests.sent(chosen.replica, request.id, state.expected_ms, now)
         address = self.fleet.view.replicas[chosen.replica].address
         sends = machine.Resume if state.resumes else machine.Forward
         due = state.due = request.deadline if request.stream else min(request.deadline, state.prefilled_at)
@@ -677,16 +682,20 @@ class RegionalFlow:
     def _hold(self, state: RequestState, now: float) -> list[Command]:
         request, tokens = state.request, state.need.prompt_tokens
         if self.wait_estimate.nobody_for(state, now):
-            return [self._refuse(state, outcome.NO_REPLICA, self._nobody(state, now), now)]
+            return [self._refuse(state, outcome.NO_REPLICA, self.wait_estimate.why_nobody(state, now), now)]
         self.queue.note(state.variant, self.config.queue.late_s, now)
-        most_s = self._most_s(state, now) - request.waited_s
+        most_s = self._patience.most_s(state, now) - request.waited_s
         # Who stepped back in another region stands with those who did here. Where nobody did, there is room soon, and
         # it goes before those who come by what it has waited.
-        if request.waited_s and self.queue.stepped_back(state.variant) and request.waited_s >= self._late_s(state, now):
+        if (
+            request.waited_s
+            and self.queue.stepped_back(state.variant)
+            and request.waited_s >= self._patience.late_s(state, now)
+        ):
             most_s = 0.0
         weight = self._weight_of(request.tenant)
-        if most_s <= 0.0 and self._waits_on(state, now):
-            state.late = self.queue.crowds(state.variant, request.priority, request.tenant, weight, more=1)
+        if most_s <= 0.0 and self._patience.waits_on(state, now):
+            state.late = self._patience.crowds(state, more=1)
             most_s = self.config.queue.wait_s - request.waited_s
         if most_s <= 0.0:
             return self._last_call(state, now)
@@ -708,42 +717,12 @@ class RegionalFlow:
             request.id, state.variant, request.tenant, weight, request.priority, tokens, now,
             state.need.output_tokens, cached_tokens=state.cached_tokens, waited_s=request.waited_s,
             foreign=state.foreign, late=state.late,
-            late_s=0.0 if request.first_token_by is None else self._late_s(state, now),
+            late_s=0.0 if request.first_token_by is None else self._patience.late_s(state, now),
         )  # fmt: skip
         state.held_at = now if state.held_at is None else state.held_at
         commands += [machine.Hold(request.id), self._timer(state, min(request.deadline, now + most_s))]
         # Alone in its variant it was just tried; before others it may be due, and among them the one that fits.
         return commands + self._fill_variant(state.variant, now) if self.queue.waiting(state.variant) > 1 else commands
-
-    def _most_s(self, state: RequestState, now: float) -> float:
-        """How long a request may wait: less where its band's queue stands, and is no burst that will be worked off.
-        Who takes long to prefill may wait for as much longer.
-
-        First come, first served, everybody would wait as long as anybody may, and all that is served be late. A queue
-        stands where the oldest has always been late (CoDel, RFC 8289), not where it merely was never empty: that it is
-        for long stretches at 0.9 of capacity, and nobody need be refused. Who is late already still goes before nobody.
-        What it waited in regions that let it go counts; where no queue stands it may wait that little once more. Who
-        stepped back is in nobody's way, and may wait as long as anybody.
-        """
-        if state.late:
-            return self.config.queue.wait_s
-        config, waited_s = self.config, state.request.waited_s
-        stands = self.queue.stands_s(state.variant, state.request.priority, now) > config.queue.stands_s
-        if not stands and not waited_s:
-            return config.queue.wait_s
-        return min(config.queue.wait_s, self._late_s(state, now) + (0.0 if stands else waited_s))
-
-    def _late_s(self, state: RequestState, now: float) -> float:
-        """After what wait in all it is late, or cannot be in time any more if its client says what that is."""
-        objective_s, prefill_s = self._objective_s(state, now), self.wait_estimate.prefill_s(state, now)
-        if state.request.first_token_by is None:
-            return max(LATE_SHARE * objective_s, SLOWDOWN_MAX * prefill_s)
-        return max(min(LATE_SHARE * objective_s, objective_s - prefill_s), LATE_MIN_S)
-
-    def _objective_s(self, state: RequestState, now: float) -> float:
-        """Within how long its first token was wanted when it began to wait, wherever that was."""
-        by, since = state.request.first_token_by, now if state.held_at is None else state.held_at
-        return self.config.queue.ttft_objective_s if by is None else by - since + state.request.waited_s
 
     def _fill(self, replica: str, now: float) -> list[Command]:
         """Give what was freed at a replica to those who wait for what it serves."""
@@ -769,7 +748,8 @@ class RegionalFlow:
             if not able:
                 everybody = [self._requests[w.id] for w in self.queue.first(variant, waiting, now)]
                 return commands + [
-                    self._refuse(state, outcome.NO_REPLICA, self._nobody(state, now), now) for state in everybody
+                    self._refuse(state, outcome.NO_REPLICA, self.wait_estimate.why_nobody(state, now), now)
+                    for state in everybody
                 ]
             # No room for the smallest request there is: there is no point in scoring.
             ahead = self.queue.on_time(variant) > 1
@@ -819,7 +799,11 @@ class RegionalFlow:
             return [self._refuse(state, refusal.outcome, refusal.detail, now)]
         if self.wait_estimate.too_late(request, state.need, able, now):
             return [self._refuse(state, outcome.QUEUE_TIMEOUT, "no replica had room in time", now)]
-        if not state.late and self.queue.outlived(request.id, self._most_s(state, now), now) and self._crowds(state):
+        if (
+            not state.late
+            and self.queue.outlived(request.id, self._patience.most_s(state, now), now)
+            and self._patience.crowds(state)
+        ):
             return self._last_call(state, now)
         placed = self._place(state, now, aside, ahead=ahead)
         if placed:
@@ -835,31 +819,12 @@ class RegionalFlow:
             if placed:
                 self.queue.remove(state.request.id, served=True)
                 return placed
-        if state.request.id in self.queue and self._waits_on(state, now):
-            if self._crowds(state):
+        if state.request.id in self.queue and self._patience.waits_on(state, now):
+            if self._patience.crowds(state):
                 state.late = True
                 self.queue.step_back(state.request.id)
             return [self._timer(state, min(state.request.deadline, state.late_until))]
         return [self._refuse(state, outcome.QUEUE_TIMEOUT, "no replica had room in time", now)]
-
-    def _crowds(self, state: RequestState) -> bool:
-        """Whether its tenant has its share of those who wait, or more: see RequestQueue.crowds."""
-        request = state.request
-        weight = self._weight_of(request.tenant)
-        return self.queue.crowds(state.variant, request.priority, request.tenant, weight)
-
-    def _waits_on(self, state: RequestState, now: float) -> bool:
-        """Whether one that waited too long goes on waiting: not where it stepped back already, or has waited as long as
-        anybody may. Where another region may have room for it, that is no longer than its first token was wanted in:
-        let go as soon as it steps back, it would find less of its prompt cached, and as little room."""
-        request, config = state.request, self.config.queue
-        if state.late:
-            return False
-        elsewhere = request.issuer and request.promised_ttft_ms is not None and not request.waited_s
-        most_s = min(config.wait_s, self._objective_s(state, now)) if elsewhere else config.wait_s
-        since = now if state.held_at is None else state.held_at
-        state.late_until = since + most_s - request.waited_s
-        return now < state.late_until
 
     def _elsewhere(self, state: RequestState, failed: str, reason: Outcome, now: float) -> list[Command]:
         """After a failure before the first byte: another replica, within the retry rules, or an answer."""
@@ -953,19 +918,6 @@ class RegionalFlow:
         wait_ms = self.wait_estimate.wait_ms(state.variant, now)
         return machine.Answer(state.request.id, reason, detail, max(RETRY_AFTER_S, wait_ms / 1e3), wait_ms)
 
-    def _nobody(self, state: RequestState, now: float) -> str:
-        """Why a request is refused where nobody is able."""
-        which = f"version {state.assigned.version} of this model" if state.assigned is not None else "this model"
-        if not self.wait_estimate.serving(state.variant, now):
-            return f"no replica of {which} is healthy"
-        if not self.wait_estimate.serving(state.variant, now, self.wait_estimate.outside(state.request)):
-            return f"none of the endpoints that the gateway lets this request go to is a healthy replica of {which}"
-        if state.whole:
-            return f"the replica that prefills for those of {which} refused it"
-        if state.request.divisible:
-            return f"no replica that prefills for those of {which} is healthy"
-        return f"no replica of {which} takes one with several prompts or answers, or that asks what its prompt was"
-
     def _over(self, state: RequestState, alive_at: float | None = None) -> None:
         """Forget a request and give back all it held. `alive_at`: its replica showed a sign of life then."""
         request_id = state.request.id
@@ -979,49 +931,3 @@ class RegionalFlow:
             self._pairs.over(state)
         if state.budgeted:
             self._budget.give()
-
-    # -- learning
-
-    def _keeps(self, state: RequestState, event: machine.AttemptEnded) -> bool:
-        """Whether the replica holds the answer behind its prompt, as it was heard and the next turn will bring it. If
-        it generated far more, it was thinking, and that stands between the two."""
-        if (
-            event.fault is not None
-            or state.replica in self.fleet.view.decode_only
-            or len(event.chain) <= len(state.request.chain)
-        ):
-            return False
-        tokens = event.usage.completion_tokens if event.usage is not None else 0
-        return event.answer_bytes >= ANSWER_SHARE * tokens * self.fleet.estimates.bytes_per_token(state.request.model)
-
-    def _learn(self, state: RequestState, usage: Usage, now: float) -> bool:
-        """Take a finished request's usage. Whether the mirror, thereby corrected, lacks some of the prompt."""
-        request, lacks = state.request, False
-        self.fleet.estimates.now = now
-        self.fleet.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
-        decode_ms, service_ms = (now - state.prefilled_at) * 1e3, (now - state.forwarded_at) * 1e3
-        self.fleet.served(state.replica, decode_ms, service_ms, usage.completion_tokens, now)
-        self.fleet.answer_ended(state.replica, usage.completion_tokens, state.need.output_tokens)
-        pick = state.pick
-        chosen = pick.chosen if pick is not None and pick.prefill is None else None
-        if chosen is not None:
-            believed = 0.0 if chosen.exact else chosen.hit_tokens
-            self.fleet.unreported_hits.answered(state.replica, believed, reported=usage.cached_tokens is not None)
-        if usage.cached_tokens is not None and chosen is not None:
-            self.predicted_tokens += chosen.hit_tokens
-            self.actual_tokens += usage.cached_tokens
-            believed_bytes = chosen.hit_tokens * state.need.bytes_per_token
-            found_bytes = usage.cached_tokens / max(usage.prompt_tokens, 1) * request.prompt_bytes
-            self.fleet.mirror.partial_blocks.learn(request.chain, request.prompt_bytes, believed_bytes, found_bytes)
-            lacks = not chosen.exact and self.fleet.mirror.overrated(
-                state.replica, request.chain, state.need.bytes_per_token, chosen.hit_tokens, usage.cached_tokens
-            )
-            path, whole = state.need.path, request.tokens is not None and request.tokens.whole
-            if chosen.exact and path is not None and (whole or self.fleet.blocks.ends_within(path)):
-                held = self.fleet.blocks.known(path).exact.get(state.replica, 0.0)
-                self.fleet.mirror.guard.cached(shape_of(request), chosen.hit_tokens, usage.cached_tokens, held)
-        if request.tokens is not None and request.tokens.whole:
-            self.fleet.mirror.guard.counted(
-                shape_of(request), len(request.tokens.ids) // TOKEN_BYTES, usage.prompt_tokens
-            )
-        return lacks

@@ -203,6 +203,19 @@ class WaitEstimate:
             able = able.without(decode_only)
         return not able
 
+    def why_nobody(self, state: RequestState, now: float) -> str:
+        """Why a request is refused where nobody is able."""
+        which = f"version {state.assigned.version} of this model" if state.assigned is not None else "this model"
+        if not self.serving(state.variant, now):
+            return f"no replica of {which} is healthy"
+        if not self.serving(state.variant, now, self.outside(state.request)):
+            return f"none of the endpoints that the gateway lets this request go to is a healthy replica of {which}"
+        if state.whole:
+            return f"the replica that prefills for those of {which} refused it"
+        if state.request.divisible:
+            return f"no replica that prefills for those of {which} is healthy"
+        return f"no replica of {which} takes one with several prompts or answers, or that asks what its prompt was"
+
     def turned_away(self, request: Request, need: Need, now: float, variant: str = "") -> admission.Refusal | None:
         """Why a foreign request that others could take may not enter; None for who is none, and for one whom nobody
         else would take. That nobody is healthy is for the queue to say."""

@@ -54,6 +54,6 @@ async def test_its_page_is_read_and_its_cache_is_learned_of(llama: RealEngine) -
             answer = await send(both.entry, chat(body=body, content_type="application/json"))
         assert answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
         await settled(both)
-        assert both.regional.flow.actual_tokens > 100
+        assert both.regional.flow.learning.actual_tokens > 100
         models = await send(both.entry, head("GET", "/v1/models", authorization="Bearer sk-farhop-anywhere"))
         assert [model["id"] for model in models.json["data"]] == ["tiny"]

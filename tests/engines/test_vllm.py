@@ -262,11 +262,11 @@ async def _turns(both: Both, seed: int, n_turns: int, **more: Any) -> list[tuple
         if "tools" in more and turn % 2:  # a client whose maps have no order
             body["tools"] = [dict(reversed(tool.items())) for tool in more["tools"]]
         flow = both.regional.flow
-        before = flow.predicted_tokens, flow.actual_tokens
+        before = flow.learning.predicted_tokens, flow.learning.actual_tokens
         answer = await send(both.entry, chat(body=body, content_type="application/json"))
         assert answer.status == 200, answer.body
         await settled(both)
-        seen.append((flow.predicted_tokens - before[0], int(flow.actual_tokens - before[1])))
+        seen.append((flow.learning.predicted_tokens - before[0], int(flow.learning.actual_tokens - before[1])))
         messages.append({**answer.json["choices"][0]["message"]})
         messages[-1] = message("assistant", messages[-1]["content"] or "")
     return seen

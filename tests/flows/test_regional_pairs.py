@@ -81,7 +81,7 @@ def test_it_teaches_each_only_what_it_did(play: Play) -> None:
     assert flow.fleet.speeds["p1"].prefill_ms_per_token > 0.1
     assert flow.fleet.speeds["d1"].prefill_ms_per_token == before
     assert flow.fleet.speeds["d1"].tpot_ms == pytest.approx(20.0)  # a second for fifty
-    assert (flow.predicted_tokens, flow.actual_tokens) == (0.0, 0.0)
+    assert (flow.learning.predicted_tokens, flow.learning.actual_tokens) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("fields", [{"size": 1024}, {"divisible": False}, {"model": "qwen"}])

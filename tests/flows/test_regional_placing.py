@@ -550,7 +550,7 @@ def test_what_is_measured_is_believed(play) -> None:
     assert 3020.0 < speed.service_ms < 5120.0
     assert flow.fleet.estimates.bytes_per_token(MODEL) == pytest.approx(2.0)
     assert flow.fleet.estimates.output_tokens("anyone", MODEL, None) == pytest.approx(101.0, abs=0.1)
-    assert (flow.predicted_tokens, flow.actual_tokens) == (0.0, 0.0)
+    assert (flow.learning.predicted_tokens, flow.learning.actual_tokens) == (0.0, 0.0)
 
 
 def test_an_answer_in_one_piece_does_not_pass_for_a_slow_prefill(play) -> None:

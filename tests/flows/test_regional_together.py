@@ -80,7 +80,7 @@ def test_both_are_asked_at_once_and_each_is_freed_in_its_time(play: Play) -> Non
     assert set(flow.fleet.trie.match(whole)) == {"p1"}  # nor what it answered
     assert (flow.under_way, len(flow.fleet.ledger)) == (0, 0)
     assert flow.fleet.speeds["d1"].tpot_ms == pytest.approx(20.0)  # a second for fifty, from its first token on
-    assert (flow.predicted_tokens, flow.actual_tokens) == (0.0, 0.0)
+    assert (flow.learning.predicted_tokens, flow.learning.actual_tokens) == (0.0, 0.0)
 
 
 def test_rooms_differ(play: Play) -> None:

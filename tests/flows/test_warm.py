@@ -95,7 +95,7 @@ class Stage:
 
 
 def of_region(flow: Any) -> Callable[[], tuple[float, float]]:
-    return lambda: (flow.predicted_tokens, flow.actual_tokens)
+    return lambda: (flow.learning.predicted_tokens, flow.learning.actual_tokens)
 
 
 def of_world(flow: Any) -> Callable[[], tuple[float, float]]:

@@ -25,7 +25,7 @@ class Latency(msgspec.Struct, frozen=True):
     samples: int
 
 
-class _Kept(msgspec.Struct):
+class _Measured(msgspec.Struct):
     window: int
     least_us: int
     samples: int
@@ -38,7 +38,7 @@ class NetworkLatencies:
 
     def __init__(self, networks_max: int) -> None:
         self._most = networks_max
-        self._kept: dict[str, _Kept] = {}  # by the network's first bytes as text, measured last at the end
+        self._kept: dict[str, _Measured] = {}  # by the network's first bytes as text, measured last at the end
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -55,7 +55,7 @@ class NetworkLatencies:
                 return
             if len(self._kept) >= self._most:
                 del self._kept[next(iter(self._kept))]
-            kept = _Kept(window, rtt_us, 0)
+            kept = _Measured(window, rtt_us, 0)
         elif kept.window != window:
             follows = window == kept.window + 1
             kept.before_us, kept.before_samples = (kept.least_us, kept.samples) if follows else (0, 0)

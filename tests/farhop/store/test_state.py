@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farhop.store import state
-from farhop.store.state import Kept, StateDir, StateError
+from farhop.store.state import SavedDocument, StateDir, StateError
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def test_what_was_saved_last_is_what_is_loaded(kept: StateDir) -> None:
     kept.save("law", b"three\n\x00")
     kept.save("view", b"")
     law, view = kept.load("law"), kept.load("view")
-    assert isinstance(law, Kept)
-    assert isinstance(view, Kept)
+    assert isinstance(law, SavedDocument)
+    assert isinstance(view, SavedDocument)
     assert (law.document, view.document) == (b"three\n\x00", b"")
     assert law.written_at == kept.path("law").stat().st_mtime
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
 from farhop.balance.machine import Request, Usage
-from global_lb.routing.answer_cache import Alone, AnswerCache, Follow, Hit, Kept, Lead
+from global_lb.routing.answer_cache import Alone, AnswerCache, Follow, Hit, Lead, StoredAnswer
 from global_lb.routing.policy import RouteConfig
 from topology import load
 from topology.law import Law
@@ -30,8 +30,8 @@ def request(tenant: str = "anywhere", **more: Any) -> Request:
     return Request("1", tenant, "m", 100, 200, (), **({"deadline": 600.0} | more))
 
 
-def kept(region: str = "virginia", made_at: float = 0.0, size: int = 10) -> Kept:
-    return Kept(False, b"", (b"x" * size,), b"", b"", region, "d1", made_at, Usage(1, 2))
+def kept(region: str = "virginia", made_at: float = 0.0, size: int = 10) -> StoredAnswer:
+    return StoredAnswer(False, b"", (b"x" * size,), b"", b"", region, "d1", made_at, Usage(1, 2))
 
 
 def filled(at: str = "virginia", **more: Any) -> AnswerCache[str]:

@@ -1,0 +1,71 @@
+"""What finished requests teach: sizes of prompts and answers, speeds, and how true what was believed cached was.
+
+Never decides anything, and keeps nothing of a request but sums.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from regional_lb.fleet.kv_events import TOKEN_BYTES
+from regional_lb.scheduler.wait_estimate import shape_of
+
+if TYPE_CHECKING:
+    from farhop.balance.machine import AttemptEnded, Usage
+    from regional_lb.fleet.fleet import Fleet
+    from regional_lb.scheduler.request_state import RequestState
+
+ANSWER_SHARE = 0.5  # of the tokens that an answer took; its text may have other bytes per token than prompts have
+
+
+class Learning:
+    """See the module's head. Of all answers that told what of their prompts was cached: what was predicted to be, and
+    what was, in tokens."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self.predicted_tokens = self.actual_tokens = 0.0
+
+    def holds_answer(self, state: RequestState, event: AttemptEnded) -> bool:
+        """Whether the replica holds the answer behind its prompt, as it was heard and the next turn will bring it. If
+        it generated far more, it was thinking, and that stands between the two."""
+        if (
+            event.fault is not None
+            or state.replica in self._fleet.view.decode_only
+            or len(event.chain) <= len(state.request.chain)
+        ):
+            return False
+        tokens = event.usage.completion_tokens if event.usage is not None else 0
+        return event.answer_bytes >= ANSWER_SHARE * tokens * self._fleet.estimates.bytes_per_token(state.request.model)
+
+    def ended(self, state: RequestState, usage: Usage, now: float) -> bool:
+        """Take a finished request's usage. Whether the mirror, thereby corrected, lacks some of the prompt."""
+        request, lacks = state.request, False
+        self._fleet.estimates.now = now
+        self._fleet.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
+        decode_ms, service_ms = (now - state.prefilled_at) * 1e3, (now - state.forwarded_at) * 1e3
+        self._fleet.served(state.replica, decode_ms, service_ms, usage.completion_tokens, now)
+        self._fleet.answer_ended(state.replica, usage.completion_tokens, state.need.output_tokens)
+        pick = state.pick
+        chosen = pick.chosen if pick is not None and pick.prefill is None else None
+        if chosen is not None:
+            believed = 0.0 if chosen.exact else chosen.hit_tokens
+            self._fleet.unreported_hits.answered(state.replica, believed, reported=usage.cached_tokens is not None)
+        if usage.cached_tokens is not None and chosen is not None:
+            self.predicted_tokens += chosen.hit_tokens
+            self.actual_tokens += usage.cached_tokens
+            believed_bytes = chosen.hit_tokens * state.need.bytes_per_token
+            found_bytes = usage.cached_tokens / max(usage.prompt_tokens, 1) * request.prompt_bytes
+            self._fleet.mirror.partial_blocks.learn(request.chain, request.prompt_bytes, believed_bytes, found_bytes)
+            lacks = not chosen.exact and self._fleet.mirror.overrated(
+                state.replica, request.chain, state.need.bytes_per_token, chosen.hit_tokens, usage.cached_tokens
+            )
+            path, whole = state.need.path, request.tokens is not None and request.tokens.whole
+            if chosen.exact and path is not None and (whole or self._fleet.blocks.ends_within(path)):
+                held = self._fleet.blocks.known(path).exact.get(state.replica, 0.0)
+                self._fleet.mirror.guard.cached(shape_of(request), chosen.hit_tokens, usage.cached_tokens, held)
+        if request.tokens is not None and request.tokens.whole:
+            self._fleet.mirror.guard.counted(
+                shape_of(request), len(request.tokens.ids) // TOKEN_BYTES, usage.prompt_tokens
+            )
+        return lacks

@@ -1,0 +1,29 @@
+"""What regions' refusals come to, taken together."""
+
+from __future__ import annotations
+
+from worlds import request
+
+from farhop.balance import outcome
+from global_lb.routing.request_state import RequestState
+
+
+def test_the_law_is_the_answer_only_where_every_lawful_region_gives_it() -> None:
+    lawful = frozenset({"london", "tokyo"})
+    state = RequestState(request("a"), lawful, refusals={"london": outcome.UNLAWFUL_HERE})
+    assert not state.law_refused(lawful)
+    state.refusals["tokyo"] = outcome.QUEUE_FULL
+    assert not state.law_refused(lawful)
+    state.refusals["tokyo"] = outcome.UNLAWFUL_UNREAD
+    assert state.law_refused(lawful)
+
+
+def test_a_path_is_unsupported_where_all_who_were_asked_say_so() -> None:
+    state = RequestState(request("a"), frozenset({"london", "tokyo"}))
+    assert not state.unsupported  # nobody was asked
+    state.refusals["london"] = outcome.PATH_UNSUPPORTED
+    assert state.unsupported
+    state.refusals["tokyo"] = outcome.NO_REPLICA
+    assert not state.unsupported
+    assert "london" in state.summary()
+    assert "tokyo" in state.summary()

@@ -1,0 +1,34 @@
+"""What a finished request teaches, and what an answer says of the replica's memory."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+from worlds import regional, replica, request
+
+from farhop.balance.machine import AttemptBegan, AttemptEnded, RequestArrived, Usage
+from regional_lb.scheduler.learning import ANSWER_SHARE, Learning
+from regional_lb.scheduler.request_state import RequestState
+
+
+def test_what_was_predicted_to_be_cached_is_compared_with_what_was() -> None:
+    flow = regional(replica("r1"))
+    for name in ("first", "again"):
+        asked = replace(request("same", 8192), id=name)
+        flow.handle(RequestArrived(asked), 0.0)
+        flow.handle(AttemptBegan(name, 1, 200), 0.1)
+        flow.handle(AttemptEnded(name, 1, 200, Usage(2048, 10, 0 if name == "first" else 1024)), 0.2)
+    assert flow.learning.predicted_tokens > 1024.0  # its mirror knew the first prompt
+    assert flow.learning.actual_tokens == 1024.0
+
+
+def test_an_answer_far_shorter_than_its_tokens_is_not_what_stands_behind_the_prompt() -> None:
+    flow = regional(replica("r1"))
+    learning, asked = Learning(flow.fleet), request("a", 1024)
+    state = RequestState(asked, flow.wait_estimate.need_of(asked), asked.model, replica="r1")
+    chain = (*asked.chain, 1)
+    least = ANSWER_SHARE * 100 * flow.fleet.estimates.bytes_per_token(asked.model)
+    for answer_bytes, holds in ((int(least), True), (int(least) - 1, False)):
+        ended = AttemptEnded("a", 1, 200, Usage(256, 100), chain=chain, answer_bytes=answer_bytes)
+        assert learning.holds_answer(state, ended) is holds
+    ended = AttemptEnded("a", 1, 200, Usage(256, 100), chain=asked.chain, answer_bytes=4096)
+    assert not learning.holds_answer(state, ended)  # nothing was heard behind the prompt
