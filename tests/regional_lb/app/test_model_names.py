@@ -185,9 +185,7 @@ async def test_what_may_have_ended_engines_of_two_models_is_not_handed_to_a_thir
         async with both(engine, WORLD, regional={"replicas": replicas, "routes": routes}) as up:
             await until(lambda: {"large", "middle", MODEL} <= up.regional.flow.fleet.view.by_model.keys())
             healths, now = up.regional.flow.fleet.health, up.regional.clock.now
-            await until(
-                lambda: all(one.read(clock.now()).state == "up" for one in healths.values())
-            )  # else it is passed by
+            await until(lambda: all(one.read(now()).state == "up" for one in healths.values()))  # others are passed by
             first.behaviour = second.behaviour = "vanish"
             for _ in range(2):
                 answer = await send(up.client, chat(body=asking()))
