@@ -26,7 +26,7 @@ import yaml
 from farhop.config import ConfigError, parsed
 from farhop_cli import admin, fleet, show, summary
 from farhop_cli.access import AdminError
-from farhop_cli.exits import PARTIAL, fail, warn
+from farhop_cli.exits import PARTIAL, fail, first_of, warn
 from farhop_cli.fleet import Seen
 from topology.problems import quoted
 
@@ -181,7 +181,7 @@ def _added(name: str) -> bytes:
     except OSError as error:
         fail(f"--add: {quoted(name)}: {(error.strerror or 'cannot be read').lower()}")
     except ConfigError as error:
-        fail(f"--add: {error}")
+        fail(f"--add: {first_of(error)}")
     if not isinstance(document, dict):
         fail(f"--add: {quoted(name)}: must be a balancer's configuration, a mapping of fields")
     return yaml.safe_dump(withheld(document), sort_keys=False, allow_unicode=True).encode()
