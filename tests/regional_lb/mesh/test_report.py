@@ -179,7 +179,7 @@ async def test_an_engine_that_names_more_than_etcd_takes_neither_hides_its_regio
         flow.handle(swapped(replica("a")), asyncio.get_running_loop().time())
         await until(lambda: any(one.models for _, one in store.written))
         assert value.published("hub") == {"hub": None}
-        flow.handle(swapped(*named_at_length(64, 32).view.replicas.values()), asyncio.get_running_loop().time())
+        flow.handle(swapped(*named_at_length(64, 32).fleet.view.replicas.values()), asyncio.get_running_loop().time())
         await until(lambda: value.published("hub")["hub"] is not None)
     assert store.written[-1][1].draining, "and its end is told"
 
