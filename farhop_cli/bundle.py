@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import os
 import platform
 import re
@@ -25,12 +26,12 @@ import yaml
 from farhop.config import ConfigError, parsed
 from farhop_cli import admin, fleet, show, summary
 from farhop_cli.access import AdminError
-from farhop_cli.exits import PARTIAL, fail, warn
+from farhop_cli.exits import PARTIAL, fail, first_of, warn
 from farhop_cli.fleet import Seen
 from topology.problems import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from farhop_cli.fleet import Balancer, Fleet
     from farhop_cli.options import Where
@@ -38,9 +39,12 @@ if TYPE_CHECKING:
 WITHHELD = "(withheld)"
 SECRET_CHARS_MIN = 4  # a shorter one could be any word
 ADDED_BYTES_MAX = 4 * 1024 * 1024
+FOLDER_CHARS_MAX = 200
+_NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 # Under a field of such a name no text is told, however deep; but for the names of files and variables.
 _SENSITIVE = re.compile(
-    r"(?i)(secret|token|passw|private|credential|authori[sz]ation|cookie|sha256|digest|bearer|^hop$|^keys?$|api_?key)"
+    r"(?i)(secret|token|passw|private|credential|authori[sz]ation|cookie|sha256|digest|bearer|salt"
+    r"|^hop$|(^|_)keys?$|api_?key)"
 )
 _REFERENCE = re.compile(r"(env|file):[^\n]{1,4096}")
 _PATH = re.compile(r".*_file|tokenizers?")  # paths
@@ -85,9 +89,9 @@ async def _collected(here: Fleet, decisions: int) -> tuple[list[Seen], dict[str,
         async def one(balancer: Balancer) -> Seen:
             seen = await fleet.look(http, balancer)
             of = seen.balancer
-            folder = "-".join(filter(None, (of.tier or "balancer", of.region, of.instance))) or "balancer"
             if seen.status is None:
                 return seen
+            folder = _folder(of, {name.partition("/")[0] for name in files})
             files[f"{folder}/status.json"] = _json(withheld(seen.status))
             for name in ("config", "law"):
                 files[f"{folder}/{name}.json"] = _json(withheld(await _or_why(http, of, f"/{name}")))
@@ -101,6 +105,14 @@ async def _collected(here: Fleet, decisions: int) -> tuple[list[Seen], dict[str,
             return seen
 
         return list(await asyncio.gather(*map(one, here.balancers))), files
+
+
+def _folder(of: Balancer, taken: Collection[str]) -> str:
+    """Where its files go. It may have said itself who it is, and be wrong: a name is no path, and nobody's but its."""
+    said = "-".join(filter(None, (of.tier, of.region, of.instance)))
+    name = _NO_NAME.sub("_", said)[:FOLDER_CHARS_MAX].lstrip(".") or "balancer"
+    others = (f"{name}-{n}" for n in itertools.count(2))
+    return next(one for one in itertools.chain((name,), others) if one not in taken)
 
 
 async def _or_why(http: admin.Session, of: Balancer, path: str) -> dict[str, Any]:
@@ -169,7 +181,7 @@ def _added(name: str) -> bytes:
     except OSError as error:
         fail(f"--add: {quoted(name)}: {(error.strerror or 'cannot be read').lower()}")
     except ConfigError as error:
-        fail(f"--add: {error}")
+        fail(f"--add: {first_of(error)}")
     if not isinstance(document, dict):
         fail(f"--add: {quoted(name)}: must be a balancer's configuration, a mapping of fields")
     return yaml.safe_dump(withheld(document), sort_keys=False, allow_unicode=True).encode()

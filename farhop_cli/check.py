@@ -90,7 +90,8 @@ def _kind(path: Path) -> tuple[Path, str, _Document]:
         if field_ in document and "hop" not in document:
             return path, what, document
     if document.keys() & {"region", "instance", "admin", "hop"}:
-        return path, "regional" if document.keys() & {"tier", "control", "client"} else "global", document
+        below = document.keys() & {"tier", "control", "client", "picker", "replicas"}
+        return path, "regional" if below else "global", document
     if "tenants" in document and not document.keys() & {"regions", "countries", "hubs", "rtt_ms"}:
         return path, "law", document
     return path, "topology", document

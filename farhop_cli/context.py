@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farhop_cli import show
-from farhop_cli.exits import NEGATIVE, fail, warn
+from farhop_cli.exits import NEGATIVE, fail, first_of, warn
 from farhop_lab.world import world_file
 from farhop_lab.world.world_file import WorldFileError
 from topology.problems import quoted
@@ -81,7 +81,7 @@ def read() -> File:
     try:
         document = parsed(text, str(where)) or {}
     except ConfigError as error:
-        fail(str(error))
+        fail(first_of(error))
     if not isinstance(document, dict) or not set(document) <= {"current", "contexts"}:
         fail(f"{where}: must hold `current` and `contexts`, and nothing else; `farhop context set` writes it")
     current, contexts = document.get("current") or "", document.get("contexts") or {}
@@ -381,7 +381,7 @@ def _shipped(file: Path) -> dict[str, Any]:
     except OSError as error:
         fail(f"{file}: {(error.strerror or 'cannot be read').lower()}")
     except ConfigError as error:
-        fail(str(error))
+        fail(first_of(error))
     except ValidationError as error:
         fail(f"{file}: {'; '.join(problems_of(error, kind=Context))}")
     return dict(_placed(document, file.absolute().parent))

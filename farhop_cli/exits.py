@@ -29,6 +29,12 @@ def warn(text: str) -> None:
     typer.echo(f"farhop: {' '.join(text.split())}", err=True)
 
 
+def first_of(error: Exception) -> str:
+    """The first of the problems that an error lists, a line each, and how many more there are."""
+    first, *more = str(error).splitlines() or [""]
+    return f"{first} (and {len(more)} more)" if more else first
+
+
 def listed(names: Iterable[str]) -> str:
     """Names for an error."""
     shown = sorted(names)

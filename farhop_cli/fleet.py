@@ -32,7 +32,7 @@ from farhop.store.envelope import NO_KEYS, Keys, bare
 from farhop.store.etcd_settings import EtcdSettings
 from farhop.store.sealed import Sealed
 from farhop_cli.access import NO_ACCESS, Access, AdminError
-from farhop_cli.exits import fail, listed
+from farhop_cli.exits import fail, first_of, listed
 from farhop_lab.world.world_file import WORLD_FILE
 from topology.problems import TopologyError, quoted
 
@@ -142,6 +142,11 @@ class Fleet:
             nobody = Balancer("regional", region, why="no balancer of this region is known here")
             self.asked[nobody] = Seen(nobody, None, f"{nobody}: {nobody.why}")
         return next((one.status for one in seen if one.status is not None), None)
+
+    async def all_statuses(self) -> list[Status]:
+        """What each global balancer, and one balancer of each region, says, of those that answer."""
+        regional = await asyncio.gather(*(self.status_of(region) for region in self.regional))
+        return [*await self.statuses(), *(status for status in regional if status is not None)]
 
     @property
     def unanswered(self) -> tuple[str, ...]:
@@ -315,7 +320,7 @@ def _configured(path: Path, admins: Sequence[str]) -> Fleet:
         topology = stores.world(config)
         hubs = stores.hubs(config, topology)
     except (ConfigError, TopologyError) as error:
-        fail(f"--config: {error}; it must be a global balancer's configuration")
+        fail(f"--config: {first_of(error)}; it must be a global balancer's configuration")
     if any(one.password is not None and is_absent(one.password) for one in (config.etcd, *config.hubs.values())):
         fail("--config: etcd.password: what it names is not here; set it, or give --etcd")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.admin.host, config.admin.host)

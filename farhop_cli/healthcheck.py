@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from farhop_cli.exits import NEGATIVE, fail, warn
+from farhop_cli.exits import NEGATIVE, fail, first_of, warn
 
 ANSWER_S = 3.0
 ALIVE, READY = "/healthz", "/readyz"
@@ -46,7 +46,7 @@ def admin_url(config: Path, path: str) -> str:
     except OSError as error:
         fail(f"{config}: {error.strerror or error}; name a configuration by --config, or give a URL")
     except ConfigError as error:
-        fail(str(error))
+        fail(first_of(error))
     except (KeyError, TypeError, ValueError, AttributeError):
         fail(f"{config}: admin.port: a balancer's configuration must give it; or give a URL")
     host = _LOOPBACK.get(host, host)

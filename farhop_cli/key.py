@@ -187,7 +187,8 @@ def _encoded(one: IssuedKey) -> bytes:
 
 async def _reported(here: Fleet, where: Where, changed: Sequence[IssuedKey], key: str | None) -> int:
     """Print what was done. The key last, so that nobody misses it."""
-    of = 0 if where.dry_run else len(here.admins)
+    # Regional balancers let keys in, too: at their own client ports, and when they check what a hop token names.
+    of = 0 if where.dry_run else len(here.admins) + len(here.regional)
     aware = await setting.settled(lambda: _followed(here, changed[0]), of)
     if where.as_json:
         made = {} if key is None or where.dry_run else {"key": key}
@@ -205,7 +206,7 @@ async def _reported(here: Fleet, where: Where, changed: Sequence[IssuedKey], key
 
 
 async def _followed(here: Fleet, one: IssuedKey) -> int:
-    return sum((status.get("keys") or {}).get("last") == one.at.isoformat() for status in await here.statuses())
+    return sum((status.get("keys") or {}).get("last") == one.at.isoformat() for status in await here.all_statuses())
 
 
 def _row(one: IssuedKey) -> dict[str, Any]:

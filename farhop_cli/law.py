@@ -7,7 +7,6 @@ is a compare-and-set; what it replaces is kept for a while.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sys
 from datetime import UTC, datetime
@@ -24,7 +23,7 @@ from farhop.store.envelope import EnvelopeError, Keys, bare, is_sealed, key_name
 from farhop.store.hubs import stores_of
 from farhop.store.sealed import inner
 from farhop_cli import show
-from farhop_cli.exits import NEGATIVE, PARTIAL, fail, warn
+from farhop_cli.exits import NEGATIVE, PARTIAL, fail, first_of, warn
 from farhop_cli.setting import author_here, print_aware, settled, signing_key, unanswered, with_store
 from topology import policy
 from topology.document import TEXT_CHARS_MAX, read
@@ -77,7 +76,7 @@ def get(epoch: int | None, where: Where) -> int:
         entry = await _of_epoch(store, epoch, here.topology)
         if entry is None and here.topology is None:
             fail("no law stands in that etcd; balancers go by their topology files", NEGATIVE)
-        _print(entry, here.topology, where.as_json)
+        _print(entry, epoch, here.topology, where.as_json)
         return 0
 
     return with_store(here, work)
@@ -99,11 +98,12 @@ def _epoch_of(entry: Entry) -> int | None:
     return known.epoch if known is not None else None
 
 
-def _print(entry: Entry | None, world: Topology | None, as_json: bool) -> None:
+def _print(entry: Entry | None, epoch: int | None, world: Topology | None, as_json: bool) -> None:
     if entry is None:
         assert world is not None  # who asked saw to it
         law, signature = policy.document_of(world), {"epoch": world.epoch, "source": f"topology {world.name}"}
-        head = f"# law of epoch {world.epoch}, of topology {world.name}: none stands in etcd\n"
+        none = ": none stands in etcd" if epoch is None else ""
+        head = f"# law of epoch {world.epoch}, of topology {world.name}{none}\n"
     else:
         known = _read(entry.value)
         if known is None:
@@ -239,7 +239,7 @@ async def _set(
     where: Where,
 ) -> int:
     before = await store.get(LAW_KEY)
-    statuses = await _statuses(here)
+    statuses = await here.all_statuses()
     newest = await _newest(store, before, statuses, world)
     if after is not None and after != newest:
         fail(f"--after: the newest law is of epoch {newest}, not {after}; look at it, then decide again", NEGATIVE)
@@ -285,7 +285,7 @@ async def raised(store: Store, here: Fleet, world: Topology, why: str, by: str) 
     """Put the law in force under the next epoch, unchanged, for a drill; that epoch."""
     before = await store.get(LAW_KEY)
     held = under(world, before.value if before is not None else None)
-    epoch = await _newest(store, before, await _statuses(here), world) + 1
+    epoch = await _newest(store, before, await here.all_statuses(), world) + 1
     await _write(store, before, _written(policy.document_of(held), epoch, why, by))
     return epoch
 
@@ -334,14 +334,9 @@ async def _trim(store: Store) -> None:
         await store.delete(entry.key)
 
 
-async def _statuses(here: Fleet) -> list[Status]:
-    regional = await asyncio.gather(*(here.status_of(region) for region in here.regional))
-    return [*await here.statuses(), *(status for status in regional if status is not None)]
-
-
 async def _aware(here: Fleet, epoch: int) -> int:
     """How many balancers say that they go by it."""
-    epochs = [status.get("law_epoch") for status in await _statuses(here)]
+    epochs = [status.get("law_epoch") for status in await here.all_statuses()]
     return sum(isinstance(known, int) and known >= epoch for known in epochs)
 
 
@@ -384,7 +379,7 @@ def diff(file: str, epoch: int | None, where: Where) -> int:
             document = bare(sealed) if sealed is not None else policy.encode(law, 1, "author", "why", _ERA)
             made = _checked(document, world, file or "the topology").over(world)
         difference = policy.changed(held, made)
-        effects = effect.of_law(held, made, await _statuses(here))
+        effects = effect.of_law(held, made, await here.all_statuses())
         if where.as_json:
             show.json({**difference, "effects": effects, "unreachable": list(unanswered(here, store))})
         else:
@@ -440,7 +435,7 @@ def _keys(public: Sequence[str], config: Path | None) -> Keys:
             try:
                 keys[name or Path(path).name.partition(".")[0]] = (public_key(Path(path).read_text("utf-8")), ("law",))
             except (OSError, ValueError) as error:
-                fail(f"--public: {getattr(error, 'strerror', None) or error}")
+                fail(f"--public: {path}: {getattr(error, 'strerror', None) or error}")
         return Keys(keys)
     if config is None:
         fail("give --config, a balancer's configuration with its signing keys, or --public [NAME=]PATH")
@@ -450,7 +445,7 @@ def _keys(public: Sequence[str], config: Path | None) -> Keys:
     try:
         keys_made = load(GlobalConfig, config, absent=[]).signing.made()
     except ConfigError as error:
-        fail(f"--config: {error}")
+        fail(f"--config: {first_of(error)}")
     if not keys_made.asks(LAW_KEY):
         fail("--config: no key is configured to sign laws (`signing.keys`): any law counts", NEGATIVE)
     return keys_made

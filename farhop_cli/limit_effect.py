@@ -17,7 +17,7 @@ from farhop.config import ConfigError
 from farhop.service import effect
 from farhop.service.clock import wall
 from farhop.store.documents import limits as documents
-from farhop_cli.exits import fail, warn
+from farhop_cli.exits import fail, first_of, warn
 from topology.problems import quoted
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def prices_in(path: Path) -> Prices:
     try:
         return price_book(path)
     except ConfigError as error:
-        fail(f"--prices: {error}")
+        fail(f"--prices: {first_of(error)}")
 
 
 def check_priced(model: str, prices: Prices | None, statuses: Sequence[Status]) -> None:

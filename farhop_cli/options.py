@@ -47,7 +47,7 @@ Config = Annotated[
 Etcd = Annotated[
     str | None,
     typer.Option(
-        "--etcd", help="HOST:PORT of an etcd, such as one without TLS and without a context; or in place of its."
+        "--etcd", help="HOST:PORT of an etcd without TLS; with --context, used in place of the context's etcd."
     ),
 ]
 From = Annotated[

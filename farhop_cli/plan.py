@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, fail, warn
 from farhop_cli.sim import found, shortened
 from farhop_lab.scenarios.schema import FaultDoc
+from farhop_lab.sim.stats import share_interval
 from farhop_lab.studies import pool, routers
 from farhop_lab.studies.planning import REPLICAS_MAX, Outcome, Planned, Search, Trial
 
@@ -88,9 +90,15 @@ class _Asking:
         self._ran += len(trials)
         fleets = "; ".join(_summary(trial) for trial in trials[:1])
         self._progress(f"{self._ran} fleets tried, now {fleets}")
-        jobs = [job for trial in trials for job in self._jobs(trial)]
-        results = iter(pool.run(jobs, out=self._out))
-        return [_outcome([next(results) for _ in range(self._seeds)]) for _ in trials]
+        jobs = [self._jobs(trial) for trial in trials]
+        found: list[list[Result]] = [[] for _ in trials]
+        good = self._scenario.doc.objective.good
+        for seed in range(self._seeds):
+            # Another seed only where those before leave it open.
+            open_ = [n for n, results in enumerate(found) if not results or not _is_sure(_outcome(results), good)]
+            for n, result in zip(open_, pool.run([jobs[n][seed] for n in open_], out=self._out), strict=True):
+                found[n].append(result)
+        return [_outcome(results) for results in found]
 
     def _jobs(self, trial: Trial) -> list[pool.Job]:
         doc = self._scenario.doc
@@ -98,7 +106,7 @@ class _Asking:
         faults = [FaultDoc(at_s=0.0, what="kill", region=trial.lost)] if trial.lost else []
         name = f"plan-{xxhash.xxh3_64_hexdigest(msgspec.json.encode((doc.name, trial)))}"
         scenario = self._scenario.but(name=name, work_name=self._scenario.work_name, sites=sites, faults=faults)
-        return pool.jobs(scenario, [routers.FARHOP if trial.routed else LOCAL], range(1, self._seeds + 1))
+        return pool.jobs(scenario, [routers.FARHOP if trial.routed else LOCAL], range(1, self._seeds + 1), sure=True)
 
 
 def _summary(trial: Trial) -> str:
@@ -107,13 +115,19 @@ def _summary(trial: Trial) -> str:
 
 
 def _outcome(results: Sequence[Result]) -> Outcome:
-    regions = {region for result in results for region in result.score.regions}
-    good = {
-        region: sum(r.score.regions[region].good_share for r in results if region in r.score.regions)
-        / sum(region in r.score.regions for r in results)
-        for region in sorted(regions)
-    }
-    return Outcome(good, sum(result.usd_per_hour for result in results) / len(results))
+    shares = [(region, share) for result in results for region, share in sorted(result.score.regions.items())]
+    good, asked = Counter[str](), Counter[str]()
+    for region, share in shares:
+        good[region] += share.good
+        asked[region] += share.asked
+    usd_per_hour = sum(result.usd_per_hour for result in results) / len(results)
+    return Outcome({name: good[name] / n for name, n in asked.items() if n}, usd_per_hour, dict(asked))
+
+
+def _is_sure(outcome: Outcome, good: float) -> bool:
+    """Whether more of the same would hardly change the verdict."""
+    ranges = [share_interval(outcome.good[name] * n, n) for name, n in outcome.asked.items() if n]
+    return any(high < good for _, high in ranges) or all(low >= good for low, _ in ranges)
 
 
 def print_plan(scenario: Scenario, planned: Planned) -> None:
@@ -132,7 +146,8 @@ def print_plan(scenario: Scenario, planned: Planned) -> None:
     )
     show.table(title, ["fleet", "for", *(f">{name}" for name in doc.sites), ">total", ">$/h", ">good %", ""], rows)
     show.line(
-        "N: all regions well; N-1: any one lost. $/h: GPUs and egress at the topology's prices; good: worst region"
+        "N: all regions well; N-1: any one lost. $/h: GPUs and egress at the topology's prices; good: worst region, "
+        "± its 95 % interval"
     )
     together, alone = planned.together, planned.alone
     if together.replicas is not None and alone.replicas is not None:
@@ -148,4 +163,5 @@ def _row(regions: Iterable[str], need: Need, good: float) -> list[str]:
     note = "" if need.settled else "time was up: no more than this"
     if need.worst < good:
         note = f"misses {good:.0%}{' when time was up' if not need.settled else ''}: give more replicas or --seeds"
-    return [*counts, str(need.total), f"{need.usd_per_hour:,.2f}", f"{100 * need.worst:.1f}", note]
+    share = f"{100 * need.worst:.1f}" + (f" ± {100 * need.half:.1f}" if need.half else "")
+    return [*counts, str(need.total), f"{need.usd_per_hour:,.2f}", share, note]

@@ -241,7 +241,8 @@ def _print(
 def print_aware(aware: int, asked: int) -> None:
     """Say how many balancers follow, of how many."""
     if aware < asked:
-        warn(f"{aware} of {asked} balancers follow it by now; the others follow when they can: see `farhop status`")
+        late = f"{aware} of {asked} balancers follow it by now; the others follow when they can: see `farhop status`"
+        warn(late if os.environ.get(SIGNING_KEY) else f"{late} (where signatures are required: set {SIGNING_KEY})")
     elif asked:
         show.line(f"{aware} of {asked} balancers follow it", "dim")
 

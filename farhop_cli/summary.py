@@ -289,10 +289,18 @@ def _wrong_at(one: Balancer) -> Iterator[str]:
     picker = status.get("picker")
     for what in _texts(picker.get("trouble")) if isinstance(picker, dict) else ():
         yield f"{one.name}: {what}"
+    keys = status.get("keys")
+    issuers = keys.get("issuers") if isinstance(keys, dict) else None
+    for name, issuer in issuers.items() if isinstance(issuers, dict) else ():
+        if isinstance(issuer, dict) and issuer.get("trouble"):
+            yield f"{one.name} cannot fetch the keys of issuer {name}: {issuer['trouble']}"
     accounts = status.get("accounts")
     for what, status in accounts.items() if isinstance(accounts, dict) else ():
         if isinstance(status, dict) and status.get("trouble"):
             yield f"{one.name} cannot write {what}: {status['trouble']}"
+        for prices in _dicts([status.get("prices")]) if isinstance(status, dict) else ():
+            if prices.get("trouble"):
+                yield f"{one.name}, price book passed over: {prices['trouble']}"
         delivery = status.get("delivery") if isinstance(status, dict) else None
         if isinstance(delivery, dict) and delivery.get("trouble"):
             yield f"{one.name} cannot send {what} on: {delivery['trouble']}"

@@ -15,7 +15,7 @@ from farhop.accounts.prices import price_book
 from farhop.accounts.usage import DIMENSIONS, Reading, Sums, value_of
 from farhop.config import ConfigError
 from farhop_cli import show
-from farhop_cli.exits import NEGATIVE, PARTIAL, fail, warn
+from farhop_cli.exits import NEGATIVE, PARTIAL, fail, first_of, warn
 
 _COUNTS = ("requests", "failed", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens",
            "regenerated_tokens")  # fmt: skip
@@ -49,7 +49,7 @@ def run(options: Options) -> int:
     try:
         prices = price_book(options.prices) if options.prices is not None else None
     except ConfigError as error:
-        fail(str(error))
+        fail(first_of(error))
     reading, sums = Reading(), dict[tuple[str, ...], Sums]()
     for event in reading.events(line for _, line in segments.read(options.folder)):
         if (options.tenant and event.data.tenant != options.tenant) or not _within(event.time, since, until):

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from farhop.config import ConfigError, load
-from farhop_cli.exits import NEGATIVE, fail
+from farhop_cli.exits import NEGATIVE, fail, first_of
 from topology.problems import TopologyError
 
 _TIMEOUT_S = 5.0
@@ -47,7 +47,7 @@ def _by_file(client: str, tenant: str, config: Path) -> dict[str, Any]:
         by_resolver = given.networks.without_subnet == "resolver"
         return where(client, tenant, known, Law(world), standings, given.entries_max, by_resolver=by_resolver)
     except (ConfigError, TopologyError, ValueError) as error:
-        fail(f"{error}; --config is the DNS server's configuration" if not config.is_file() else str(error))
+        fail(first_of(error) + ("" if config.is_file() else "; --config is the DNS server's configuration"))
 
 
 def latencies(config: Path, admin: str, token: str, least_ms: float, as_json: bool) -> int:
@@ -112,7 +112,7 @@ def _admin_of(config: Path) -> str:
     try:
         given = load(DnsConfig, config, [])
     except ConfigError as error:
-        fail(f"{error}; --config is the DNS server's configuration" if not config.is_file() else str(error))
+        fail(first_of(error) + ("" if config.is_file() else "; --config is the DNS server's configuration"))
     scheme = "https" if given.admin.tls is not None else "http"
     return f"{scheme}://{given.admin.reached_at(given.admin.port)}"
 

@@ -17,6 +17,7 @@ POOL_S = 10.0  # of a pool's rates: how much of what idles is kept for who comes
 POOL_LOOK_S = 0.25  # between two looks at what idles
 USERS_MAX = 32_768
 MARKS_MAX = 8192  # of buckets that are no more
+MARK_MAX = 2**53  # whatever holders say, what is written down stays a number that every reader keeps
 
 
 class _Account:
@@ -251,7 +252,7 @@ class Root:
         marks = dict(self._marks)
         for name, bucket in self._buckets.items():
             if bucket.mark < inf:
-                marks[name] = bucket.next = bucket.ahead_of(now)
+                marks[name] = bucket.next = min(bucket.ahead_of(now), MARK_MAX)
                 bucket.mark = min(bucket.mark, bucket.next)
         return marks
 
@@ -261,6 +262,15 @@ class Root:
         for bucket in self._buckets.values():
             if bucket.mark < inf:  # else it is not written down
                 bucket.mark = bucket.next
+
+    def leases_of(self, place: str, now: float) -> int:
+        """How many are alive of holders whose names begin so."""
+        return sum(lease.until >= now and lease.holder.startswith(place) for lease in self._leases.values())
+
+    def knows(self, holder: str, lease: int) -> bool:
+        """Whether an ask of this holder under this lease goes on from one before."""
+        known = self._leases.get(lease)
+        return known is not None and known.holder == holder
 
     def exchange(self, holder: str, ask: Ask, now: float) -> LeaseReply:
         """Take what a holder tells, and lend. `holder` is another for each life of its process."""
@@ -334,7 +344,7 @@ class Root:
         free = own + spare
         # Half of what is left, so that the next finds some; but what waits is served if it can be.
         more = max(0, min(lacking, floor(free), max(want.least - account.unspent, floor(free / 2))))
-        if more > own:
+        if more and more > own:  # `own` is below 0 where more was used than there is: that alone is nobody's to lend
             bucket.borrow(more - own)
         account.granted += more
         bucket.lent += more

@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Meta
 
 from farhop.balance.outcome import HOP_EXPIRED, HOP_FORGED, HOP_MISADDRESSED, HOP_MISSING, HOP_USED, NO_BUFFER, Outcome
+from farhop.identity.api_keys import PRIORITY_MAX
 from farhop.identity.hop_keys import KEY_BYTES_MIN, HopError, HopKey, read_keys
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class HopClaims(msgspec.Struct, frozen=True, array_like=True):
     `ttft_ms` is the budget left for the first token, the way there and back taken off; None where the client does not
     say.
     `attempt` names the attempt, uniquely to its issuer: by it the issuer asks later whether the region has it; "" of a
-    build that does not ask.
+    build that does not ask. `priority` is no more than a law may give.
     """
 
     audience: str
@@ -77,7 +78,7 @@ class HopClaims(msgspec.Struct, frozen=True, array_like=True):
     tenant: str
     lawful: Annotated[tuple[str, ...], Meta(max_length=LAWFUL_MAX)]
     epoch: int
-    priority: int
+    priority: Annotated[int, Meta(ge=0, le=PRIORITY_MAX)]
     deadline_ms: float
     expires_ms: float
     decision_id: str

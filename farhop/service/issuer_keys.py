@@ -12,7 +12,14 @@ import asyncio
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
+from aiohttp import (
+    ClientConnectorCertificateError,
+    ClientError,
+    ClientSession,
+    ClientTimeout,
+    DummyCookieJar,
+    TCPConnector,
+)
 
 from farhop.identity.jwt_tokens import KeysError, read_keys
 from farhop.service.config import REFETCH_S
@@ -160,4 +167,6 @@ class IssuerKeys:
 def _why(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return f"jwks_url did not answer within {FETCH_S:g} s"
+    if isinstance(error, ClientConnectorCertificateError):
+        return "jwks_url: its certificate is not believed; name the authority that issued it as ca_file"
     return f"jwks_url could not be asked: {type(error).__name__}"

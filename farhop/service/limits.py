@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 MATCHES_MAX = 10_000  # of tenant, key, model and user, remembered
 USERS_MAX = 8192  # users of tenants that limit each, remembered
+_UNITS_MAX = 2**53  # what is lent of a limit at most
 USERS_LOOKED_AT = 32  # for one that is idle and can be forgotten
 REFRESH_S = 2.0  # between two exchanges with a root
 GAP_S = 0.01  # at least
@@ -444,8 +445,11 @@ class Limiter:
         except (grpc.aio.AioRpcError, TimeoutError, OSError):
             lender.silent_at = self._clock()
             return
-        lender.silent_at = -inf
         grants = tuple(Grant(one.bucket, one.granted, one.free, one.soon) for one in reply.grants)
+        if not all(0 <= one.granted <= _UNITS_MAX and -_UNITS_MAX <= one.free <= _UNITS_MAX for one in grants):
+            lender.silent_at = self._clock()  # no root in its right mind says that, nor a number that is none
+            return
+        lender.silent_at = -inf
         lender.holder.on_reply(LeaseReply(reply.lease, grants), ask, self._clock())
 
     def status(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def withdraw(config: Config = CONFIG, dry_run: DryRun = False) -> None:
     from entry_anycast.speakers.watchdog import withdraw_bird
     from farhop.config import ConfigError, load
     from farhop_cli import show
-    from farhop_cli.exits import NEGATIVE, fail
+    from farhop_cli.exits import NEGATIVE, fail, first_of
 
     try:
         bird = load(AnycastConfig, config).speaker.bird
@@ -56,7 +56,7 @@ def withdraw(config: Config = CONFIG, dry_run: DryRun = False) -> None:
         elif bird is not None and withdraw_bird(bird.socket, bird.file) != 0:
             fail("bird did not take its configuration; `birdc configure check` says why", NEGATIVE)
     except ConfigError as error:
-        fail(str(error))
+        fail(first_of(error))
     except OSError as error:
         fail(f"{bird.socket if bird is not None else ''}: {error.strerror or error}", NEGATIVE)
 

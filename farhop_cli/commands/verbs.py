@@ -86,7 +86,7 @@ def run_plan(
     ttft_ms: Annotated[float | None, typer.Option("--ttft", min=1.0, help="Good: TTFT within these ms.")] = None,
     tpot_ms: Annotated[float | None, typer.Option("--tpot", min=1.0, help="Good: TPOT within these ms.")] = None,
     length: Annotated[str | None, typer.Option("--for", help="Simulated time, such as 3m, at most 7d.")] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, max=100, help="Runs of each fleet.")] = 1,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, max=100, help="Runs of a fleet at the most.")] = 1,
     most: Annotated[int, typer.Option("--most", min=1, max=1000, help="Replicas per region at the most.")] = 64,
     within: Annotated[str, typer.Option("--within", help="Stop searching after so long.")] = "30m",
     out: Annotated[Path | None, typer.Option("--out", help="Keep results here, and go on from there.")] = None,

@@ -33,6 +33,7 @@ PEAK_BYTES = SIZES[0]
 LATENCY_RATE_MAX_PER_S = 1000.0  # far from what fills most of them: a tail of their own, not of a queue
 _LATENCY_TURNS = 5  # each straight to the upstream and through the proxy: one hiccup of the machine is one turn's
 SUBJECTS: tuple[Subject, ...] = (*OURS, *PROXIES)
+_FEW, _LONGER = 20 * CONNECTIONS, 10  # a window with fewer answers is taken again, so many times as long
 _SLACK_S = 30.0
 _FILES_PER_STREAM = 2.2  # one to the client, one upstream, and what proxies keep in reserve
 _SETTLE_S = 0.7  # what a proxy does after its first answers (probes of all its upstreams, other threads' start) is over
@@ -148,6 +149,8 @@ async def _requests(taken: Taken, plan: Plan, tools: Tools, place: Place, proxy:
         await busy(tools, place, proxy, PEAK_BYTES, plan.request_s)
     for size in plan.sizes:
         window = await busy(tools, place, proxy, size, plan.request_s)
+        if window.requests < _FEW and not plan.once:  # what was under way at its end was paid for, and is not counted
+            window = await busy(tools, place, proxy, size, plan.request_s * _LONGER)
         taken.requests.setdefault(size, []).append(window)
         if size == PEAK_BYTES and plan.latency_s and window.requests:
             rate = min(window.requests / window.seconds / 2, LATENCY_RATE_MAX_PER_S)

@@ -104,9 +104,9 @@ class Surroundings:
     async def __aexit__(self, *_exc: object) -> None:
         await self.stack.aclose()
 
-    async def tier(self, name: str, config: dict[str, Any]) -> int:
-        """Start a tier from its configuration file; its process id."""
-        folder = self._place.folder
+    async def tier(self, role: str, config: dict[str, Any], number: int = 1) -> int:
+        """Start a tier from its configuration file, the so-manieth of its kind; its process id."""
+        folder, name = self._place.folder, role if number == 1 else f"{role}-{number}"
         common: dict[str, Any] = {
             "region": HERE,
             "instance": f"bench-{name}",
@@ -118,7 +118,7 @@ class Surroundings:
         }
         path = folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump({**common, **config}, sort_keys=False))
-        child = Child(f"farhop {name}", [name, "--config", str(path)], folder / f"{name}.log", self._environment())
+        child = Child(f"farhop {name}", [role, "--config", str(path)], folder / f"{name}.log", self._environment())
         self.stack.push_async_callback(child.stop, 3.0)
         await child.start(_READY_S)
         assert child.pid is not None
@@ -175,6 +175,15 @@ async def _regional(
     if reader.kv_events:
         await _announce_kv(around, admin, kv_ports)
     return client, pid
+
+
+async def _sharing(around: Surroundings, place: Place, count: int) -> tuple[int, tuple[int, ...]]:
+    """So many regional balancers on one client port over the same replicas: the port and their process ids."""
+    client, *admins = free_ports(1 + count)
+    around.admins.extend(admins)
+    entry = _listen(client, place) | {"reuse_port": True}
+    configs = [regional_config(place) | {"admin": {"port": admin}, "client": entry} for admin in admins]
+    return client, tuple([await around.tier("regional", one, number) for number, one in enumerate(configs, 1)])
 
 
 def regional_config(
@@ -257,6 +266,11 @@ def regional(place: Place, kv_tokens: int = KV_TOKENS) -> AbstractAsyncContextMa
     return _row(place, start)
 
 
+def two_regional(place: Place) -> AbstractAsyncContextManager[Running]:
+    """Clients at two regional balancers of one region that share a port; the CPU of both."""
+    return _row(place, lambda around: _sharing(around, place, 2))
+
+
 def global_(place: Place) -> AbstractAsyncContextManager[Running]:
     """Clients at a global balancer over twelve regions."""
 
@@ -294,6 +308,11 @@ async def side_by_side(place: Place, reader: Reader) -> AsyncIterator[tuple[Runn
         yield Running(regional_port, (lower,), tls=running.tls, admins=running.admins), running
 
 
-OURS = (Tiers("farhop regional", regional), Tiers("farhop global", global_), Tiers("both tiers", both))
+OURS = (
+    Tiers("farhop regional", regional),
+    Tiers("farhop global", global_),
+    Tiers("both tiers", both),
+    Tiers("two instances on one port", two_regional),
+)
 # For soaks: a KV cache as an H100 has it for a small model, so that the prefix trie has to forget.
 SOAKED = Tiers("farhop regional", partial(regional, kv_tokens=400_000))

@@ -17,6 +17,7 @@ _T95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
     2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
+CORRELATED = 2.0
 
 
 def t95(freedom: int) -> float:
@@ -59,6 +60,17 @@ def interval(values: Sequence[float]) -> Interval:
     if len(values) == 1:
         return Interval(values[0], None, 1)
     return Interval(fmean(values), t95(len(values) - 1) * stdev(values) / sqrt(len(values)), len(values))
+
+
+def share_interval(good: float, asked: int, z: float = 1.96) -> tuple[float, float]:
+    """The share that so many good ones of `asked` tell of, from and to (Wilson's interval; `z` 1.96: 95 %). Requests of
+    one run are not independent: one that waits has others wait. Two count as one. ValueError for none."""
+    if not 0.0 <= good <= asked or not asked:
+        raise ValueError(f"{good} of {asked} is no share; give at least one request")
+    n, share = asked / CORRELATED, good / asked
+    centre = share + z * z / (2.0 * n)
+    half = z * sqrt(max(0.0, share * (1.0 - share)) / n + z * z / (4.0 * n * n))
+    return (centre - half) / (1.0 + z * z / n), (centre + half) / (1.0 + z * z / n)
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:

@@ -19,16 +19,17 @@ import msgspec
 
 from farhop_lab.sim.measures import quantile
 from farhop_lab.sim.sites import MODEL
-from farhop_lab.sim.stats import interval, jain
+from farhop_lab.sim.stats import interval, jain, share_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from farhop_lab.sim.measures import OpenRequest, RequestRecord, Use
     from farhop_lab.sim.stats import Interval
     from farhop_lab.sim.world import World
 
 GB = 1e9
+_Z99 = 2.576  # of the normal distribution, 99 % lie within
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -163,10 +164,20 @@ def _flat(before: str, share: Share) -> dict[str, float]:
     return found
 
 
-def judge(world: World, window: Window, objective: Objective, *, drain_s: float = 120.0) -> Score:
-    """Let the window pass, and up to `drain_s` more for what came in it to be answered; then say what it was worth."""
+def judge(
+    world: World,
+    window: Window,
+    objective: Objective,
+    *,
+    drain_s: float = 120.0,
+    until_sure: Callable[[], tuple[Window, float]] | None = None,
+) -> Score:
+    """Let the window pass, and up to `drain_s` more for what came in it to be answered; then say what it was worth.
+    `until_sure` may let a part of it pass, and says which window and drain that makes."""
     world.run(window.since)
     before = world.wire.carried.copy()
+    if until_sure is not None:
+        window, drain_s = until_sure()
     world.run(window.until)
     carried = world.wire.carried - before
     end, step_s = window.until + drain_s, max(1.0, drain_s / 20)
@@ -224,6 +235,26 @@ def is_good(record: RequestRecord, objective: Objective) -> bool:
     if not record.served or record.ttft_ms is None or record.ttft_ms > objective.ttft_ms:
         return False
     return record.tpot_ms is None or record.tpot_ms <= objective.tpot_ms
+
+
+def is_enough(world: World, window: Window, objective: Objective, good: float) -> bool | None:
+    """Whether surely enough of what came in the window is good in every region, surely not in some, or None: not sure
+    yet. With 99 %, and who has not heard the end taken as it is against being sure."""
+    good_by, asked_by, open_by = Counter[str](), Counter[str](), Counter[str]()
+    for record in world.measures.records:
+        if window.has(record.arrived_at):
+            asked_by[record.entry] += 1
+            good_by[record.entry] += is_good(record, objective)
+    for pending in world.measures.unfinished():
+        if window.has(pending.arrived_at):
+            asked_by[pending.entry] += 1
+            open_by[pending.entry] += 1
+    surely = bool(asked_by)
+    for region, asked in asked_by.items():
+        if share_interval(good_by[region] + open_by[region], asked, _Z99)[1] < good:
+            return False
+        surely &= share_interval(good_by[region], asked, _Z99)[0] >= good
+    return True if surely else None
 
 
 def share_of(records: Sequence[RequestRecord], unfinished: int, objective: Objective) -> Share:

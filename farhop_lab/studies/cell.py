@@ -23,18 +23,21 @@ from farhop_lab.sim.clients import ClientPool, ProgramCounts
 from farhop_lab.sim.faults import Fault, FaultInjector
 from farhop_lab.sim.measures import quantile
 from farhop_lab.sim.sites import Reporting, gpus
-from farhop_lab.sim.study import Objective, Score, Window, is_good, judge
+from farhop_lab.sim.study import Objective, Score, Window, is_enough, is_good, judge
 from farhop_lab.studies import routers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from farhop_lab.scenarios.schema import ScenarioDoc
     from farhop_lab.sim.measures import Measures, RequestRecord
     from farhop_lab.sim.world import World
 
 POINTS = 120
 """Of a curve over time that a result keeps, at the most."""
 PARTS = 20
+ANSWERED_S = 20.0
+"""Who came so long ago has been answered by now, if well."""
 STOOD_S = 5.0
 """Nobody sends clients to a balancer that is not ready: when they come, a router of whatever kind has stood so long and
 knows of its regions. What fails all the same counts."""
@@ -82,9 +85,16 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(
-    document: dict[str, Any], folder: Path, key: Key, recipe: str, progress: Callable[[float], None] | None = None
+    document: dict[str, Any],
+    folder: Path,
+    key: Key,
+    recipe: str,
+    progress: Callable[[float], None] | None = None,
+    *,
+    sure: bool = False,
 ) -> Result:
-    """Run the cell of a scenario's document. `tell` hears from time to time what share of it is done."""
+    """Run the cell of a scenario's document. `progress` hears from time to time what share of it is done. `sure`: only
+    until it is sure whether enough answers are good (`_Watch`); the result's window tells how far that was."""
     scenario = built(document, folder)
     doc = scenario.doc
     began = time.perf_counter()
@@ -95,8 +105,10 @@ def run(
             world.at(doc.duration_s * part / PARTS, progress, part / PARTS)
     window = Window(doc.warm_up_s, doc.duration_s)
     aims = Objective(ttft_ms=doc.objective.ttft_ms, tpot_ms=doc.objective.tpot_ms, patience_ms=doc.timeout_s * 1e3)
+    watch = _Watch(world, clients, window, aims, doc.objective.good, doc.timeout_s) if sure and _steady(doc) else None
     with seldom_tidied():
-        score = judge(world, window, aims, drain_s=doc.timeout_s)
+        score = judge(world, window, aims, drain_s=doc.timeout_s, until_sure=watch)
+    window = watch.window if watch is not None else window
     measures = world.measures
     ttft = sorted(f.ttft_ms for f in measures.records if f.ttft_ms is not None and window.has(f.arrived_at))
     curves, curve_s = _curves(measures, window.until)
@@ -116,6 +128,37 @@ def run(
         first_violations=measures.journal.first_violations[:20],
         wall_s=round(time.perf_counter() - began, 3),
     )
+
+
+def _steady(doc: ScenarioDoc) -> bool:
+    """Whether one part of it is as good as another: no days, no trace with hours of its own, nothing that happens on
+    the way."""
+    return not doc.days and all(not work.path for work in doc.work) and all(not fault.at_s for fault in doc.faults)
+
+
+class _Watch:
+    """Ends a run once it is sure whether enough answers are good. That they are nobody knows before half of it: what
+    is a little too small falls behind little by little. `window` is what was looked at in the end."""
+
+    def __init__(
+        self, world: World, clients: ClientPool, window: Window, aims: Objective, good: float, drain_s: float
+    ) -> None:
+        self._world, self._clients, self._aims, self._good, self._drain_s = world, clients, aims, good, drain_s
+        self.window = window
+
+    def __call__(self) -> tuple[Window, float]:
+        """See study.judge."""
+        whole, world = self.window, self._world
+        for part in range(1, PARTS):
+            at = whole.since + whole.seconds * part / PARTS
+            world.run(at)
+            enough = is_enough(world, Window(whole.since, at), self._aims, self._good)
+            if enough is None and 2 * part >= PARTS and at - ANSWERED_S > whole.since:
+                enough = is_enough(world, Window(whole.since, at - ANSWERED_S), self._aims, self._good)
+            if enough is False or (enough and 2 * part >= PARTS):
+                self.window, self._clients.until = Window(whole.since, at), at
+                return self.window, self._drain_s if enough else 0.0
+        return whole, self._drain_s
 
 
 @contextmanager

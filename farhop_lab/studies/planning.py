@@ -1,51 +1,77 @@
 """How many replicas each region needs: the least fleet that meets an objective, by search over simulated runs.
 
 Without routing between regions each one needs what its own clients need (region-local), all searched for at once, by
-halving. With it (Farhop) the search begins with that fleet: the least multiple of it that is enough, by doubling and
-halving, then one replica less wherever that still is enough, the dearest first. N-1 asks the same with any one region
-lost. A fleet is enough if in every region the share of good answers reaches `good`. Taken for granted: more replicas
-never serve worse. Bounded by ROUNDS_MAX and by `over()`: what is known then is the answer, `settled` False. Opens
-nothing; `ask` runs.
+doubling and then by thirds. With it (Farhop) the search begins with that fleet: the least multiple of it that is
+enough, by doubling and halving, then one replica less wherever that still is enough, the dearest first. N-1 asks the
+same with any one region lost, side by side with N. A fleet is enough if in every region the share of good answers
+reaches `good`. Taken for granted: more replicas never serve worse; so what follows from a trial of a larger or a
+smaller fleet is not tried, and of N-1 not the rest once one lost region is too much. Bounded by ROUNDS_MAX and by
+`over()`: what is known then is the answer, `settled` False. Opens nothing; `ask` runs.
 """
 
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from farhop.balance.scaling import made_up_for
+from farhop_lab.sim.stats import share_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
 REPLICAS_MAX = 64
 ROUNDS_MAX = 200
+FIRST = 4  # replicas of each region that are tried first: large fleets take longer to run
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """A fleet to try: replicas by region, with or without routing between regions, with a region lost or none."""
+    """A fleet to try: replicas by region, with or without routing between regions, with a region lost or none. How many
+    a lost one had is nothing to anybody: 1."""
 
     replicas: tuple[tuple[str, int], ...]
     routed: bool
     lost: str = ""
 
+    def within(self, other: Trial) -> bool:
+        """Whether the other has as many replicas everywhere, or more, of those that are not lost."""
+        return all(
+            name == self.lost or (name != other.lost and n <= m)
+            for (name, n), (_, m) in zip(self.replicas, other.replicas, strict=True)
+        )
+
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of a trial: shares of good answers by the region where clients are, dollars per hour."""
+    """What came of a trial: shares of good answers by the region where clients are, dollars per hour, and of how many
+    requests the shares are, where that is known."""
 
     good: dict[str, float]
     usd_per_hour: float
+    asked: dict[str, int] = {}
+
+    @property
+    def worst(self) -> tuple[float, float]:
+        """The worst region's share, and half the width of its 95 % interval (0: unknown)."""
+        if not self.good:
+            return 1.0, 0.0
+        region = min(self.good, key=lambda name: self.good[name])
+        if not (asked := self.asked.get(region, 0)):
+            return self.good[region], 0.0
+        low, high = share_interval(self.good[region] * asked, asked)
+        return self.good[region], (high - low) / 2.0
 
 
 class Need(msgspec.Struct, frozen=True):
-    """A fleet that is enough: by region, what it costs, and the worst region's share of good answers. `replicas` None:
-    none within the bounds is, and `why` says it. `settled`: the search came to its end."""
+    """A fleet that is enough: by region, what it costs, and the worst region's share of good answers, give or take
+    `half` (95 %; 0: unknown). `replicas` None: none within the bounds is, and `why` says it. `settled`: the search came
+    to its end."""
 
     replicas: dict[str, int] | None
     usd_per_hour: float = 0.0
     worst: float = 0.0
+    half: float = 0.0
     settled: bool = True
     why: str = ""
 
@@ -65,6 +91,12 @@ class Planned(msgspec.Struct, frozen=True):
     rounds: int
 
 
+if TYPE_CHECKING:
+    _T = TypeVar("_T")
+    # Yields the trials that it wants to know of next; in the end it has its answer.
+    _Search = Generator[Sequence[Trial], None, _T]
+
+
 class Search:
     """See the module's head. `prices` are dollars per replica and hour, by region."""
 
@@ -79,98 +111,147 @@ class Search:
     ) -> None:
         self._prices, self._good, self._ask, self._most, self._over = prices, good, ask, most, over
         self._known: dict[Trial, Outcome] = {}
+        self._tight: dict[str, float] = {}  # by lost region, the worst share that was seen last
+        self._together_alone = False  # whether but one search is left: it may fill all cores
         self.rounds = 0
 
     def run(self) -> Planned:
         """All four."""
-        alone = self._alone()
-        spare = "its clients have nobody else while their region is lost"
+        (alone,) = self._side_by_side(self._alone())
+        spare = Need(None, why="its clients have nobody else while their region is lost")
         if len(self._prices) == 1:
-            return Planned(
-                alone, Need(None, why=spare), self._together(alone, ("",)), Need(None, why=spare), self.rounds
-            )
-        together = self._together(alone, ("",))
-        together_spare = self._together(alone, tuple(self._prices))
-        return Planned(alone, Need(None, why=spare), together, together_spare, self.rounds)
+            (together,) = self._side_by_side(self._together(alone, ("",)))
+            return Planned(alone, spare, together, spare, self.rounds)
+        together, together_spare = self._side_by_side(
+            self._together(alone, ("",)), self._together(alone, tuple(self._prices))
+        )
+        return Planned(alone, spare, together, together_spare, self.rounds)
 
     # -- trials
+
+    def _side_by_side(self, *searches: _Search[Need]) -> list[Need]:
+        """What all of them want next is one round."""
+        needs: dict[int, Need] = {}
+        live = dict(enumerate(searches))
+        while live:
+            self._together_alone = len(live) == 1
+            wanted: dict[Trial, None] = {}
+            for place, search in tuple(live.items()):
+                try:
+                    wanted |= dict.fromkeys(next(search))
+                except StopIteration as end:
+                    needs[place] = end.value
+                    del live[place]
+            if wanted:
+                self.rounds += 1
+                self._known.update(zip(wanted, self._ask(tuple(wanted)), strict=True))
+        return [needs[place] for place in sorted(needs)]
 
     def _over_now(self) -> bool:
         return self.rounds >= ROUNDS_MAX or self._over()
 
-    def _tried(self, replicas: Mapping[str, int], routed: bool, lost: Sequence[str]) -> list[Outcome]:
-        trials = [Trial(tuple(sorted(replicas.items())), routed, region) for region in lost]
-        new = [trial for trial in trials if trial not in self._known]
-        if new:
-            self.rounds += 1
-            self._known.update(zip(new, self._ask(new), strict=True))
+    def _try(self, trials: Sequence[Trial]) -> _Search[list[Outcome]]:
+        if new := [trial for trial in trials if trial not in self._known]:
+            yield new
         return [self._known[trial] for trial in trials]
 
-    def _worst(self, replicas: Mapping[str, int], lost: Sequence[str]) -> float:
-        outcomes = self._tried(replicas, True, lost)
-        return min((share for outcome in outcomes for share in outcome.good.values()), default=1.0)
+    def _is_enough(self, replicas: Mapping[str, int], lost: Sequence[str]) -> _Search[bool]:
+        """Whether it is, whichever of these is lost: the one that was the worst the last time first."""
+        trials = [_trial(replicas, True, region) for region in lost]
+        if any(self._follows(trial, enough=False) for trial in trials):
+            return False
+        open_ = [trial for trial in trials if not self._follows(trial, enough=True)]
+        open_.sort(key=lambda trial: self._tight.get(trial.lost, 1.0))
+        while open_:
+            count = 2 if self._together_alone else 1
+            now, open_ = open_[:count], open_[count:]
+            outcomes = yield from self._try(now)
+            shares = [outcome.worst[0] for outcome in outcomes]
+            self._tight.update({trial.lost: share for trial, share in zip(now, shares, strict=True)})
+            if min(shares) < self._good:
+                return False
+        return True
 
-    def _need(self, replicas: dict[str, int], routed: bool, lost: Sequence[str], *, settled: bool) -> Need:
-        outcomes = self._tried(replicas, routed, lost)
-        worst = min((share for outcome in outcomes for share in outcome.good.values()), default=1.0)
-        return Need(replicas, max(outcome.usd_per_hour for outcome in outcomes), worst, settled)
+    def _follows(self, trial: Trial, *, enough: bool) -> bool:
+        """Whether that is known: of it, of a smaller fleet that is `enough`, or of a larger one that is not."""
+        return any(
+            known.routed
+            and (known.within(trial) if enough else trial.within(known))
+            and (outcome.worst[0] >= self._good) is enough
+            for known, outcome in self._known.items()
+        )
+
+    def _need(self, replicas: dict[str, int], routed: bool, lost: Sequence[str], *, settled: bool) -> _Search[Need]:
+        outcomes = yield from self._try([_trial(replicas, routed, region) for region in lost])
+        usd = [
+            outcome.usd_per_hour + (self._prices[region] * (replicas[region] - 1) if region else 0.0)
+            for region, outcome in zip(lost, outcomes, strict=True)
+        ]
+        return Need(replicas, max(usd), *min(outcome.worst for outcome in outcomes), settled)
 
     # -- searches
 
-    def _alone(self) -> Need:
-        """Regions do not touch one another: each halves its own range, all in the same runs."""
+    def _alone(self) -> _Search[Need]:
+        """Regions do not touch one another: each narrows its own range, all in the same runs."""
         low = dict.fromkeys(self._prices, 1)
-        high = dict.fromkeys(self._prices, self._most)
-        (most,) = self._tried(high, False, ("",))
-        short = [region for region in high if most.good.get(region, 1.0) < self._good]
-        if short:
-            return Need(None, why=f"{self._most} replicas are not enough in {', '.join(short)}")
+        high = dict.fromkeys(self._prices, min(FIRST, self._most))
+        while True:
+            (outcome,) = yield from self._try([_trial(high, False)])
+            short = [region for region in high if outcome.good.get(region, 1.0) < self._good]
+            if not short:
+                break
+            if any(high[region] == self._most for region in short):
+                return Need(None, why=f"{self._most} replicas are not enough in {', '.join(short)}")
+            for region in short:
+                low[region] = high[region] + 1
+                high[region] = self._most if self._over_now() else min(2 * high[region], self._most)
         while any(low[region] < high[region] for region in low) and not self._over_now():
-            middle = {region: (low[region] + high[region]) // 2 for region in low}
-            (outcome,) = self._tried(middle, False, ("",))
-            for region, replicas in middle.items():
-                if low[region] == high[region]:
-                    continue
-                if outcome.good.get(region, 1.0) >= self._good:
-                    high[region] = replicas
-                else:
-                    low[region] = replicas + 1
-        return self._need(high, False, ("",), settled=low == high)
+            thirds = [{region: low[region] + n * (high[region] - low[region]) // 3 for region in low} for n in (1, 2)]
+            outcomes = yield from self._try(list(dict.fromkeys(_trial(fleet, False) for fleet in thirds)))
+            for fleet, outcome in zip(thirds, (outcomes[0], outcomes[-1]), strict=True):
+                for region, replicas in fleet.items():
+                    if not low[region] <= replicas < high[region]:
+                        continue
+                    if outcome.good.get(region, 1.0) >= self._good:
+                        high[region] = replicas
+                    else:
+                        low[region] = replicas + 1
+        return (yield from self._need(high, False, ("",), settled=low == high))
 
-    def _together(self, alone: Need, lost: Sequence[str]) -> Need:
+    def _together(self, alone: Need, lost: Sequence[str]) -> _Search[Need]:
         shape = alone.replicas or dict.fromkeys(self._prices, self._most)
         # What is lost must be made up for by the others: the largest region's share, and one over.
         largest = max(shape.values()) / sum(shape.values())
         top = 1.0 if not any(lost) else min(made_up_for(largest), self._most / max(shape.values()))
         low, most = 0.0, self._most / max(shape.values())
-        while self._worst(_scaled(shape, top), lost) < self._good:
+        while not (yield from self._is_enough(_scaled(shape, top), lost)):
             if top < most:  # by doubling: large fleets take longer to run
                 low, top = top, most if self._over_now() else min(2.0 * top, most)
                 continue
             # Its proportions are of no use: all there may be, everywhere alike.
             shape, low, top = dict.fromkeys(self._prices, self._most), 0.0, 1.0
-            if self._worst(shape, lost) < self._good:
+            if not (yield from self._is_enough(shape, lost)):
                 return Need(None, why=f"{self._most} replicas in every region are not enough")
             break
-        fleet, settled = self._halved(shape, low, top, lost)
-        fleet, pared = self._pared(fleet, lost)
-        return self._need(fleet, True, lost, settled=settled and pared)
+        fleet, settled = yield from self._halved(shape, low, top, lost)
+        fleet, pared = yield from self._pared(fleet, lost)
+        return (yield from self._need(fleet, True, lost, settled=settled and pared))
 
     def _halved(
         self, shape: Mapping[str, int], low: float, high: float, lost: Sequence[str]
-    ) -> tuple[dict[str, int], bool]:
+    ) -> _Search[tuple[dict[str, int], bool]]:
         """The least multiple that is enough, above `low`, which is not, to a replica of the largest region."""
         while (high - low) * max(shape.values()) > 0.5:
             if self._over_now():
                 return _scaled(shape, high), False
             middle = (low + high) / 2.0
-            if self._worst(_scaled(shape, middle), lost) >= self._good:
+            if (yield from self._is_enough(_scaled(shape, middle), lost)):
                 high = middle
             else:
                 low = middle
         return _scaled(shape, high), True
 
-    def _pared(self, fleet: dict[str, int], lost: Sequence[str]) -> tuple[dict[str, int], bool]:
+    def _pared(self, fleet: dict[str, int], lost: Sequence[str]) -> _Search[tuple[dict[str, int], bool]]:
         """One less wherever that is still enough, the dearest first, until none is."""
         again = True
         while again:
@@ -181,9 +262,13 @@ class Search:
                 if self._over_now():
                     return fleet, False
                 less = {**fleet, region: fleet[region] - 1}
-                if self._worst(less, lost) >= self._good:
+                if (yield from self._is_enough(less, lost)):
                     fleet, again = less, True
         return fleet, True
+
+
+def _trial(replicas: Mapping[str, int], routed: bool, lost: str = "") -> Trial:
+    return Trial(tuple((name, 1 if name == lost else n) for name, n in sorted(replicas.items())), routed, lost)
 
 
 def _scaled(shape: Mapping[str, int], factor: float) -> dict[str, int]:

@@ -40,12 +40,13 @@ class CellError(Exception):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A cell to run, with what another process needs for it."""
+    """A cell to run, with what another process needs for it. `sure`: see cell.run."""
 
     key: Key
     document: dict[str, Any]
     folder: str
     recipe: str
+    sure: bool = False
 
 
 def recipe(scenario: Scenario) -> str:
@@ -66,12 +67,12 @@ def recipe(scenario: Scenario) -> str:
     return made.hexdigest()
 
 
-def jobs(scenario: Scenario, routers: Sequence[str], seeds: Sequence[int]) -> list[Job]:
+def jobs(scenario: Scenario, routers: Sequence[str], seeds: Sequence[int], *, sure: bool = False) -> list[Job]:
     """Every cell of a scenario: by seed first, so that an interrupted run has all routers of the seeds it has."""
     doc, made = scenario.doc, recipe(scenario)
     document = scenario.document()
     return [
-        Job(Key(doc.name, router, load, seed), document, str(scenario.folder), made)
+        Job(Key(doc.name, router, load, seed), document, str(scenario.folder), made, sure)
         for seed in seeds
         for load in doc.loads
         for router in routers
@@ -226,7 +227,12 @@ def _work(there: connection.Connection, content: bytes) -> None:
 def _tell(there: connection.Connection, job: Job) -> None:
     try:
         result = cell.run(
-            job.document, Path(job.folder), job.key, job.recipe, lambda share: there.send(("share", share))
+            job.document,
+            Path(job.folder),
+            job.key,
+            job.recipe,
+            lambda share: there.send(("share", share)),
+            sure=job.sure,
         )
     except Exception as error:  # noqa: BLE001 - told to the parent, who says it in one line
         there.send(("error", f"{type(error).__name__}: {error}"))

@@ -1,13 +1,17 @@
 """The port where a region's global balancers and its peers come by gRPC.
 
 In two steps: `listen`, after which its number is known and can be announced, and `start`, once there is something to
-answer with. Never says anything itself: what is served is given.
+answer with. Never says anything itself: what is served is given. Never tells who asked what broke here: an
+exception's text may name a tenant, a path, a key; it goes to the log.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from farhop_wire import peers_pb2_grpc, region_pb2_grpc
@@ -16,6 +20,8 @@ from farhop.relay.http.listener import PortTakenError
 from farhop.store.grpc_options import FIXED_WINDOW
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
     from farhop.service.certificates import Certificates
     from farhop.service.endpoints import Listen
 
@@ -33,6 +39,8 @@ CONTROL_OPTIONS = (
 )
 _GRACE_S = 0.5
 
+_logger = logging.getLogger("farhop.control")
+
 
 class ControlPort:
     """One gRPC server at `config`'s host and port."""
@@ -47,7 +55,7 @@ class ControlPort:
         options: list[tuple[str, int]] = [*CONTROL_OPTIONS]
         if config.tls is not None:
             options.append(("grpc.server_handshake_timeout_ms", int(1e3 * config.tls.handshake_s)))
-        server = self._server = grpc.aio.server(options=options)
+        server = self._server = grpc.aio.server(interceptors=(_Discreet(),), options=options)
         return _bound(server, config.host, config.port, self._certificates)
 
     async def start(self, region: region_pb2_grpc.RegionServicer, peers: peers_pb2_grpc.PeersServicer) -> None:
@@ -61,6 +69,48 @@ class ControlPort:
         """End what is open. Idempotent, and at any time."""
         if self._server is not None:
             await self._server.stop(_GRACE_S)
+
+
+class _Discreet(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs alone
+    """Of a method that broke, whoever called is told that alone; by itself gRPC sends the exception's text."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler, method = await continuation(handler_call_details), handler_call_details.method
+        if handler is None:  # there is no such method
+            return handler
+        kinds = handler.request_deserializer, handler.response_serializer
+        if not handler.response_streaming:
+
+            async def answer(request: Any, context: Any) -> Any:
+                async with _discreet(method, context):
+                    return await handler.unary_unary(request, context)
+
+            return grpc.unary_unary_rpc_method_handler(answer, *kinds)
+
+        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            async with (
+                _discreet(method, context),
+                contextlib.aclosing(handler.unary_stream(request, context)) as messages,
+            ):
+                async for message in messages:
+                    yield message
+
+        return grpc.unary_stream_rpc_method_handler(stream, *kinds)
+
+
+@contextlib.asynccontextmanager
+async def _discreet(method: str, context: Any) -> AsyncIterator[None]:
+    try:
+        yield
+    except (grpc.aio.AbortError, grpc.aio.UsageError, asyncio.CancelledError, GeneratorExit):
+        raise  # what a method says itself, and a caller who left
+    except Exception:
+        _logger.exception("%s broke", method)
+        await context.abort(grpc.StatusCode.INTERNAL, "internal error: this balancer's log says more")
 
 
 def _bound(server: grpc.aio.Server, host: str, port: int, certificates: Certificates | None) -> int:

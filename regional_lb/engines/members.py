@@ -251,7 +251,9 @@ def _lineage(config: ReplicaConfig, listing: Listing | None) -> dict[str, Bases]
             continue
         bases = (reported if model in known.adapters else frozenset()) | frozenset(config.models)
         bases = bases or frozenset(known.ids) - known.adapters - frozenset(config.adapters)
-        lineage[model] = frozenset(sorted(bases - {model})[:BASES_LIMIT]) or None
+        bases -= {model}
+        # Of more than a report names none may be left out: its rule would bind no more.
+        lineage[model] = bases if 0 < len(bases) <= BASES_LIMIT else None
     return lineage
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from farhop_wire import region_pb2
 
+    from farhop.balance.quota import Ask
     from farhop.service.limit_book import LimitBook
     from farhop.store.contract import Entry, Store
     from farhop.telemetry.metrics import TierMetrics
@@ -41,7 +43,12 @@ LEASES = 1 << 40  # of one root
 LOOK_S = 10.0  # between two looks at how full the buckets are
 NEARLY = 0.9  # of a limit, used
 _HOLDER_CHARS_MAX = 512
+# What no holder in its right mind says is not answered: it may be a balancer that was taken over.
 _WANTS_MAX = 100_000
+_BUCKET_CHARS_MAX = 4096
+_UNITS_MAX = 2**53
+HOLDERS_MAX = 256  # alive, of one tier and region: each life of a balancer is another, for LEASE_S
+_units = attrgetter("spent", "returned", "refunded", "owed", "wanted", "least", "held")
 
 
 class LimitRoot:
@@ -113,10 +120,20 @@ class LimitRoot:
             return None
         if not 0 < len(request.holder) <= _HOLDER_CHARS_MAX or len(request.wants) > _WANTS_MAX:
             return None
-        reply = reply_of(self._root.exchange(request.holder, ask_of(request), now))
+        ask = ask_of(request)
+        if not _is_sound(ask) or self._is_one_too_many(request, now):
+            return None
+        reply = reply_of(self._root.exchange(request.holder, ask, now))
         if self._root.runs_out:
             self._wake.set()
         return reply
+
+    def _is_one_too_many(self, request: region_pb2.BorrowRequest, now: float) -> bool:
+        assert self._root is not None
+        if self._root.knows(request.holder, request.lease):
+            return False
+        tier_and_region = request.holder.partition("/")[0]
+        return self._root.leases_of(f"{tier_and_region}/", now) >= HOLDERS_MAX
 
     async def answer(self, request: region_pb2.BorrowRequest, context: Any) -> region_pb2.BorrowReply:
         """The same over gRPC. Aborts the call where this is not the root."""
@@ -228,6 +245,16 @@ class LimitRoot:
         )
         self._claim, self._until, self._seen = claim, began_at + TERM_S, None
         root.written()
+
+
+def _is_sound(ask: Ask) -> bool:
+    """Whether its numbers are some that a holder may come to, and no bucket is named twice."""
+    if ask.lease < 0 or ask.number < 0 or len({want.bucket for want in ask.wants}) < len(ask.wants):
+        return False
+    return all(
+        0 < len(want.bucket) <= _BUCKET_CHARS_MAX and all(0 <= n <= _UNITS_MAX for n in _units(want))
+        for want in ask.wants
+    )
 
 
 def _read(entry: Entry | None) -> RootClaim | None:

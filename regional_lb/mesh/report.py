@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import numpy as np
 from farhop_wire import region_pb2, region_pb2_grpc
+from msgspec.structs import replace
 
 from farhop.balance.health.inquiry import ASKED_MAX
 from farhop.service.peer_authenticator import ANY_PEER
 from farhop.service.tasks import Tasks
 from farhop.store.contract import StoreError, report_key
+from farhop.store.documents.document import DocumentError
 from farhop.store.documents.report import (
     BASES_LIMIT,
     RATE_LIMIT_MS,
@@ -103,6 +105,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         self._latest = self.build()
         self._tasks = Tasks()
         self._publication: Publication | None = None
+        self._unfit = ""  # why the last report is not in etcd
         self._streams = 0
         self.prefixes = PrefixPublisher(instance, flow, clock, incarnation, prefix_nodes_per_s)
 
@@ -141,6 +144,8 @@ class Reporter(region_pb2_grpc.RegionServicer):
             prefill_ms = min(flow.speeds[name].prefill_ms_per_token for name in replicas)
             tpot_ms, batch_interference_ms = min(flow.speeds[name].tpot_ms for name in replicas), 0.0
         bases = flow.law.lineage.get(model, frozenset())
+        if bases is not None and len(bases) > BASES_LIMIT:
+            bases = None  # one left out would bind nobody: then none is known
         gpus, facts = self._served_by(model)
         left = admission.headroom(owned, flow.config.foreign.reserve_share)
         return ModelReport(
@@ -163,7 +168,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             batch_interference_ms=min(RATE_LIMIT_MS, batch_interference_ms),
             used_share=min(estimate.used_share(model, now), USED_LIMIT),
             gpu_types=gpus,
-            bases=tuple(sorted(bases)[:BASES_LIMIT]) if bases else (),
+            bases=tuple(sorted(bases)) if bases else (),
             base_unknown=bases is None,
             max_model_len=facts.max_model_len,
             root=facts.root,
@@ -187,7 +192,8 @@ class Reporter(region_pb2_grpc.RegionServicer):
 
     def published(self, hub: str) -> dict[str, str | None]:
         """By hub, why our report does not stand there; None where it does. A single one goes by the name `hub`."""
-        return publication_status(self._publication, hub)
+        status = publication_status(self._publication, hub)
+        return status if not self._unfit else {name: why or self._unfit for name, why in status.items()}
 
     def hold(self) -> None:
         """Whoever asks before we are open is told that nothing is taken yet."""
@@ -201,16 +207,28 @@ class Reporter(region_pb2_grpc.RegionServicer):
         await self._publish(self.build())
         key = report_key(self._region, self._instance)
         stored = self._latest
-        self._publication = await store.publish(key, self._document(stored), LEASE_S)
+        self._publication = await store.publish(key, self._document(stored) or self._bare(stored), LEASE_S)
         self._tasks.start(self._look(), "look for changes to report")
         self._tasks.start(self._store(self._publication, stored.seq), "report to the store")
 
-    def _document(self, report: RegionReport) -> bytes:
-        """As it stands in etcd. To sign takes some 50 us, at most four times a second."""
-        document = encode(report)
+    def _document(self, report: RegionReport) -> bytes | None:
+        """As it stands in etcd; None where it is too large for that, since engines name a lot: over gRPC all of it is
+        told. To sign takes some 50 us, at most four times a second."""
+        try:
+            document, self._unfit = encode(report), ""
+        except DocumentError as error:
+            self._unfit = f"the report is not renewed in etcd, only over gRPC: {error}"
+            return None
         return (
             document if self._signer is None else self._signer.seal(report_key(self._region, self._instance), document)
         )
+
+    def _bare(self, report: RegionReport) -> bytes:
+        """What stands in its place: where this balancer is, and whether it takes anything."""
+        unfit, document = self._unfit, self._document(replace(report, models=(), accepted_bytes={}))
+        assert document is not None  # addresses and names alone
+        self._unfit = unfit
+        return document
 
     def look(self) -> RegionReport | None:
         """What is to be told by now; None: what was told last still says it. Asked every LOOK_S."""
@@ -270,7 +288,8 @@ class Reporter(region_pb2_grpc.RegionServicer):
                     await self._changed.wait()
                 latest = self._latest
             stored = latest.seq
-            await publication.update(self._document(latest))
+            if (document := self._document(latest)) is not None:
+                await publication.update(document)
 
     async def withdraw(self) -> None:
         """Say on both paths that nothing more is taken, then take the report away."""
@@ -280,7 +299,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         if self._publication is not None:
             with contextlib.suppress(TimeoutError, StoreError):  # then its lease ends it
                 async with asyncio.timeout(FINAL_REPORT_S):
-                    await self._publication.update(self._document(self._latest))
+                    await self._publication.update(self._document(self._latest) or self._bare(self._latest))
             await self._publication.withdraw()
 
     # -- over gRPC

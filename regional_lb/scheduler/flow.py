@@ -69,6 +69,7 @@ _HINTS = Scope.HINTS  # to look up an enum's member is a call, and this is asked
 MOVE_AGAIN_S = 2.0  # after a stream could not leave a drained replica: another may have room
 RESUMES_MAX = 3  # of one stream: what ends one engine after another is not handed on for ever
 ISSUERS_MAX = 4096  # global balancers; a report names as many (farhop.store.documents.report.ACCEPTED_LIMIT)
+ISSUERS_CHARS_MAX = 64 * 1024  # of all their names: one that was taken over may invent some, and a report must fit etcd
 ANSWER_SHARE = 0.5  # of the tokens that an answer took; its text may have other bytes per token than prompts have
 
 LATE_MIN_S = 1e-3  # where what is wanted cannot be had
@@ -135,6 +136,7 @@ class RegionalFlow:
         )
         self.scaling = Scaling(self._fleet, self.wait_estimate, config.scaling, config.scalings)
         self.accepted_bytes: dict[str, float] = {}  # by global balancer, who sent last at the end
+        self._issuers_chars = 0
         self.predicted_tokens = self.actual_tokens = 0.0
         self.news = 0  # events that were news: engines at rest say the same again, time after time
         self.wake: Callable[[], None] | None = None  # of who waits for news: to be called at least once
@@ -251,9 +253,13 @@ class RegionalFlow:
         Of too many senders the one not heard of for the longest is forgotten: it has nothing on its way to us.
         """
         known = self.accepted_bytes
+        if issuer not in known:
+            self._issuers_chars += len(issuer)
         known[issuer] = known.pop(issuer, 0.0) + prompt_bytes
-        if len(known) > ISSUERS_MAX:
-            del known[next(iter(known))]
+        while len(known) > ISSUERS_MAX or self._issuers_chars > ISSUERS_CHARS_MAX:
+            oldest = next(iter(known))
+            self._issuers_chars -= len(oldest)
+            del known[oldest]
 
     def _moved(self, event: machine.AttemptMoved, now: float) -> list[Command]:
         """What it takes, it takes elsewhere. Nothing is learned from how long it takes there: nobody expected it."""

@@ -1,16 +1,23 @@
 """What is withheld of a bundle: nothing that stands in the place of a secret gets through, and the rest does."""
 
 import json
+import re
+import tarfile
+from typing import get_args
 
 import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from pydantic import BaseModel, SecretStr
 
+from entry_dns.app.config import DnsConfig
 from farhop_cli import bundle
+from global_lb.app.config import GlobalConfig
+from regional_lb.app.config import RegionalConfig
 
 PLACES = (
     "token", "password", "secret", "private", "api_key", "hop", "keys", "key", "authorization", "sha256", "hop_secret",
-    "admin_token", "Cookie", "credentials", "bearer",
+    "admin_token", "Cookie", "credentials", "bearer", "user_salt",
 )  # fmt: skip
 PLAIN = ("region", "instance", "url", "wait_ms", "policy", "tokenizer", "file")
 SECRET = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=6, max_size=30).map(
@@ -62,6 +69,46 @@ def test_where_a_secret_stands_is_shown_and_a_login_in_a_url_is_not():
     assert bundle.withheld({"password": 12345678, "hop": {"keys": {"k": 5}}}) == {
         "password": bundle.WITHHELD, "hop": {"keys": {"k": bundle.WITHHELD}},
     }  # fmt: skip
+
+
+def _secrets(part, found):
+    """The names of all fields of a configuration that hold a secret, however deep."""
+    for name, field in part.model_fields.items():
+        for kind in _kinds(field.annotation, field.metadata):
+            if kind is SecretStr:
+                found.add(name)
+            elif isinstance(kind, type) and issubclass(kind, BaseModel):
+                _secrets(kind, found)
+    return found
+
+
+def _kinds(annotation, metadata=()):
+    inner = get_args(annotation)
+    return [annotation] if not inner else [kind for one in inner for kind in _kinds(one)]
+
+
+def test_every_secret_of_a_configuration_is_withheld_by_its_name():
+    names = _secrets(GlobalConfig, set()) | _secrets(RegionalConfig, set()) | _secrets(DnsConfig, set())
+    assert {"user_salt", "password", "token"} <= names
+    for name in names:
+        document = {"part": {name: "0123456789abcdef"}, "parts": {name: {"one": ["0123456789abcdef"]}}}
+        assert "0123456789abcdef" not in str(bundle.withheld(document)), name
+
+
+async def test_what_a_balancer_calls_itself_is_no_path_and_not_anothers_place(world, cli, made, tmp_path):
+    status = made.regional_status("r")
+    for name in world.file.regions:
+        for role in ("global_admin", "regional_admin"):
+            world.status[name, role] = status | {"region": "../../etc", "instance": "/cron.d/\nx\x1b[2J" + 300 * "i"}
+    ports = sorted(port for port, (_, role) in world.ports.items() if role.endswith("_admin"))[:3]
+    asked = [word for port in ports for word in ("--admin", f"http://127.0.0.1:{port}")]
+    result = await cli.in_thread("bundle", *asked, "--out", str(tmp_path / "b.tar.gz"))
+    assert result.exit_code == 0, result.output
+    with tarfile.open(tmp_path / "b.tar.gz") as archive:
+        names = archive.getnames()
+    shape = re.compile(r"b/([A-Za-z0-9_-][A-Za-z0-9._-]{0,210}/)?[a-z]+\.(json|txt)")
+    assert [one for one in names if not shape.fullmatch(one)] == []
+    assert sum(one.endswith("/status.json") for one in names) == len(ports), "none took another's place"
 
 
 async def test_what_cannot_be_added_is_named_before_anything_is_asked(world, cli, tmp_path):

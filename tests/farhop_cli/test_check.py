@@ -341,6 +341,15 @@ def test_one_port_for_two_listeners_is_told(cli, fleet):
     assert cli.run("check", *fleet(below={"control": apart})).exit_code == 0
 
 
+def test_a_regional_configuration_that_lacks_its_listeners_is_told_what_it_lacks(cli, tmp_path):
+    (tmp_path / "picks.yaml").write_text(
+        "region: tokyo\ninstance: a\nadmin: {port: 1}\npicker: {port: 2}\nreplicas: []\n"
+    )
+    result = cli.run("check", str(tmp_path / "picks.yaml"))
+    assert "picks.yaml: tier: Field required" in result.stderr
+    assert "right file" not in result.stderr
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "problem"),
     [

@@ -3,7 +3,7 @@
 import pytest
 import typer
 
-from farhop_cli.exits import FAULT, NEGATIVE, fail, warn
+from farhop_cli.exits import FAULT, NEGATIVE, fail, first_of, warn
 
 
 def test_codes_differ_and_zero_is_neither():
@@ -21,3 +21,8 @@ def test_a_failure_is_one_line_and_its_code(capsys, code):
 def test_a_warning_goes_on(capsys):
     warn("careful")
     assert capsys.readouterr().err == "farhop: careful\n"
+
+
+@pytest.mark.parametrize(("text", "says"), [("", ""), ("one", "one"), ("one\ntwo\nthree", "one (and 2 more)")])
+def test_of_many_problems_a_line_tells_the_first_and_how_many(text, says):
+    assert first_of(ValueError(text)) == says

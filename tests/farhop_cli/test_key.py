@@ -51,6 +51,14 @@ def test_a_key_from_its_making_to_its_end(cli, stands):
     assert rotated["key"] not in shown
 
 
+def test_balancers_of_both_tiers_are_counted(cli, stands):
+    made = output_of(cli, "create", "eu-only", *WHY)
+    assert (made["balancers"], made["aware"]) == (
+        6,
+        0,
+    )  # three entries and three regions, which pretend, and follow nothing
+
+
 def test_a_dry_run_makes_nothing(cli, stands):
     output = cli.run("key", "create", "eu-only", "--dry-run", *WHY).stdout
     assert "nothing is written" in output

@@ -55,6 +55,8 @@ def test_what_is_shown_can_be_set_and_says_whose_it_is(cli, stands, law, tmp_pat
     assert "# law of epoch 2, from etcd (revision " in shown
     assert ": as it is\n" in shown
     assert yaml.safe_load(shown) == policy.document_of(WORLD)
+    # The topology's own, asked for by its epoch, beside one that does stand in etcd.
+    assert cli.run("law", "get", "--epoch", "1").stdout.startswith("# law of epoch 1, of topology three-regions\n")
 
 
 def test_what_changes_is_shown_and_what_was_is_kept(cli, stands, law):
@@ -263,6 +265,7 @@ def test_what_balancers_would_not_heed_is_not_written(cli, stands, law, keys, tm
 
 def test_a_signed_law_that_is_not_there_is_no_bad_signature(cli, keys):
     assert "no such file" in cli.failed(cli.run("law", "verify", "absent", "--public", str(keys / "ops.pub")), 2)
+    assert "absent.pub: no such file" in cli.failed(cli.run("law", "verify", "--public", "absent.pub"), 2).lower()
 
 
 @pytest.mark.parametrize(("key", "says"), [("absent.pem", "no such file"), ("law.yaml", "openssl genpkey")])

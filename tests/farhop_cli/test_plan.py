@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from farhop_cli import plan
 from farhop_cli.main import app
 from farhop_lab.scenarios import load
-from farhop_lab.studies import bound, routers
-from farhop_lab.studies.planning import Need, Planned, Trial
+from farhop_lab.studies import bound, cell, pool, routers
+from farhop_lab.studies.cell import Result
+from farhop_lab.studies.planning import Need, Outcome, Planned, Trial
 
 TEXT = """
 name: small
@@ -52,6 +53,27 @@ def test_every_fleet_is_asked_the_same(tmp_path: Path) -> None:
     assert work[0] == work[1] == work[2]
     assert work[0][0] != work[0][1], "seeds differ"
     assert len({job.key.scenario for trial in trials for job in asking._jobs(trial)}) == 3
+
+
+def test_another_seed_is_run_only_where_those_before_leave_it_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario = load.parse(TEXT, "small.yaml", tmp_path, routers.names())
+    ran: list[int] = []
+
+    def run(jobs: list[pool.Job], **_: object) -> list[Result]:
+        ran.append(len(jobs))
+        return [cell.run(job.document, tmp_path, job.key, job.recipe, sure=job.sure) for job in jobs]
+
+    monkeypatch.setattr(pool, "run", run)
+    trials = [Trial((("tokyo", n), ("virginia", n)), routed=True) for n in (1, 2)]
+    asked = [sum(found.asked.values()) for found in plan._Asking(scenario, 3, None, print)(trials)]
+    assert ran[0] == 2
+    assert ran == [2, 2, 2]  # some ten requests leave it open
+    assert asked[0] == asked[1] > 12
+    clear = Outcome({"virginia": 1.0, "tokyo": 0.2}, 1.0, {"virginia": 9, "tokyo": 60})
+    assert plan._is_sure(clear, 0.8)
+    assert not plan._is_sure(Outcome({"virginia": 0.9}, 1.0, {"virginia": 50}), 0.8)
 
 
 def test_a_fleet_that_misses_is_not_shown_as_enough(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

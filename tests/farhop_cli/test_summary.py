@@ -129,3 +129,13 @@ def test_a_region_without_a_ready_replica_is_told_so_and_not_that_it_is_hot():
     assert wrong(m=0) == ["wrong: tokyo has no replica ready of m"]
     assert wrong(m=0, n=2) == ["wrong: tokyo has no replica ready of m", hot]
     assert wrong(m=1) == [hot]
+
+
+def test_an_identity_provider_and_a_price_book_that_cannot_be_used_are_wrong():
+    keys = {"issuers": {"corp": {"trouble": "jwks_url: status 500"}, "fine": {"trouble": None}}}
+    accounts = {"usage": {"trouble": None, "prices": {"epoch": 1, "trouble": "epoch 1 is in force, and changed"}}}
+    found = [line for line in summed([balancer("paris", keys=keys, accounts=accounts)]) if line.startswith("wrong")]
+    assert found == [
+        "wrong: paris cannot fetch the keys of issuer corp: jwks_url: status 500",
+        "wrong: paris, price book passed over: epoch 1 is in force, and changed",
+    ]

@@ -5,6 +5,7 @@ The one place that turns what can be wrong with a body into an error for the cli
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,7 +15,7 @@ from farhop.balance import outcome
 from farhop.relay.formats import audio, kserve, lenient, messages, openai, preferences, ranking, responses, shape
 from farhop.relay.formats.field_guard import DEFAULT
 from farhop.relay.formats.paths import Kind
-from farhop.relay.formats.prompt import NO_PREFERENCES, BodyError, invalid
+from farhop.relay.formats.prompt import NO_PREFERENCES, BodyError, header, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +66,7 @@ _JSON: dict[Kind, str] = {
 # Whose engines read bodies so (farhop.relay.formats.lenient). Triton's server does not.
 _BY_PYDANTIC = frozenset(_JSON) - {Kind.GENERATE, Kind.GENERATE_STREAM}
 BOM = b"\xef\xbb\xbf"
+_UTF_8 = re.compile(rb'[^;"]*(?:; *charset=(?:"utf-?8"|utf-?8|us-ascii) *)(?:;[^"]*)?')
 
 
 def without_bom(kind: Kind, body: bytes) -> bytes:
@@ -74,8 +76,9 @@ def without_bom(kind: Kind, body: bytes) -> bytes:
 
 
 def renames(kind: Kind) -> bool:
-    """Whether the model stands in such a body, as JSON, so that another can be put there."""
-    return kind in _JSON
+    """Whether the model stands in such a body, as JSON, so that another can be put there. In Triton's it is the
+    path's."""
+    return kind in _BY_PYDANTIC
 
 
 def _none() -> str:
@@ -95,6 +98,8 @@ def read(
     try:
         found = NO_PREFERENCES
         if (numeric := _JSON.get(kind)) is not None:
+            if b"charset" in headers.lower():
+                _check_charset(headers)
             small = len(body) <= shape.SMALL_BYTES and body[:1] == b"{"
             fields = shape.once(body) if small else shape.check(body, numeric)
             guard.fields(fields)
@@ -114,6 +119,14 @@ def read(
         raise BodyError(outcome.INVALID_JSON, f"the body is not valid JSON: {error}{_remedy(body, error)}") from None
     except RecursionError:
         raise BodyError(outcome.INVALID_JSON, "the body is nested too deeply") from None
+
+
+def _check_charset(headers: bytes) -> None:
+    """JSON is UTF-8 (RFC 8259 §8.1). An engine that goes by another charset (aiohttp's `json()` decodes UTF-7, if told)
+    would read another body out of the same bytes. Raises BodyError."""
+    value = (header(headers, b"content-type") or b"").lower()
+    if b"charset" in value and (value.count(b"charset") > 1 or _UTF_8.fullmatch(value) is None):
+        raise invalid("content-type", "`Content-Type` names a charset that is not read: send JSON in UTF-8")
 
 
 def _remedy(body: bytes, error: Exception) -> str:

@@ -25,6 +25,7 @@ _ids = msgspec.json.Decoder(list[int])
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NONE = array("I")  # which nobody writes to
 _IDS = re.compile(rb'"(prompt_token_ids|token_ids)"\s*:\s*(\[[0-9,\s]*\])')
+_SAYS_MORE = re.compile(rb'"usage"\s*:\s*\{|"finish_reason"\s*:\s*"|"error"')  # what a stream's tap looks for
 _HAS_TEXT = re.compile(rb'"(?:content|text)"\s*:\s*"(?!")')
 _ID, _PROMPT_ID, _GOES_ON, _QUOTE = b'"token_ids":[', b'"prompt_token_ids":[', b'"finish_reason":null', ord('"')
 _CONTENT, _TEXT = b'"content":"', b'"text":"'
@@ -102,29 +103,37 @@ class ExactProgress(Progress):
         """See Progress."""
         return bool(self._prompt_json or self._prompt)
 
+    def token(self, events: bytes) -> tuple[bytes, bytes] | None:
+        """Take an event that brings one token in the form of the last one, as nearly all do: what passes of it, and its
+        text as JSON spells it. Nothing else is in it: no usage, no end, no error. None, and nothing is taken, for all
+        that is not exactly that."""
+        if self._form is None:
+            return None
+        head, middle, tail, passed = self._form
+        behind = len(events) - len(tail)
+        id_at = events.rfind(b"[", behind - _ID_DIGITS, behind) + 1
+        number, middle_at = events[id_at:behind], id_at - len(middle)
+        alike = events.startswith(head) and events.startswith(middle, middle_at) and events.endswith(tail)
+        if not alike or not number.isdigit() or self._tokens_left <= 0 or self.why_not:
+            return None
+        text = events[len(head) : middle_at]
+        if b'"' in text or b"\n" in text:  # it is more than one event, or says a quote
+            return None
+        self._tokens_left -= 1
+        ids = self.ids
+        try:
+            ids.append(int(number))
+        except OverflowError:
+            self._lost("unreadable")
+            return events[: id_at - 1] + passed, text
+        if text:
+            self._sure = len(ids)
+        return events[: id_at - 1] + passed, text
+
     def take(self, events: bytes) -> bytes:
         """See Progress."""
-        # Nearly always it is one event with one token, in the form of the last one: five times as fast as a search.
-        if self._form is not None:
-            head, middle, tail, passed = self._form
-            behind = len(events) - len(tail)
-            id_at = events.rfind(b"[", behind - _ID_DIGITS, behind) + 1
-            number, middle_at = events[id_at:behind], id_at - len(middle)
-            alike = events.startswith(head) and events.startswith(middle, middle_at) and events.endswith(tail)
-            if alike and number.isdigit() and self._tokens_left > 0 and not self.why_not:
-                text = events[len(head) : middle_at]
-                if b'"' not in text:  # else it is more than one event, or says a quote
-                    self._tokens_left -= 1
-                    ids = self.ids
-                    try:
-                        ids.append(int(number))
-                    except OverflowError:
-                        self._lost("unreadable")
-                        return events[: id_at - 1] + passed
-                    if text:
-                        self._sure = len(ids)
-                    return events[: id_at - 1] + passed
-        return self._search(events)
+        known = self.token(events)  # five times as fast as a search
+        return known[0] if known is not None else self._search(events)
 
     def _search(self, events: bytes) -> bytes:
         at = events.find(_ID)
@@ -144,7 +153,8 @@ class ExactProgress(Progress):
                 text_at = events.find(begins)
                 if text_at >= 0 and events[text_at + len(begins)] != _QUOTE:
                     self._sure = len(self.ids)
-                    self._form = _form(events, text_at + len(begins), at + _ID_BYTES, end)
+                    said = _SAYS_MORE.search(events) is not None or events.count(begins) != 1
+                    self._form = None if said else _form(events, text_at + len(begins), at + _ID_BYTES, end)
                 return passed
         return self._take(events)
 
@@ -263,6 +273,16 @@ class HopProgress(ExactProgress):
         if self.stops is not None:
             self.stops.hides = False  # the tier above does
         self._ids_passed, self._prompt_passed = 0, False
+
+    def token(self, events: bytes) -> tuple[bytes, bytes] | None:
+        """See ExactProgress. It passes as it came, with its id, where that is the id of its own text."""
+        if self._ids_passed != len(self.ids) or (known := super().token(events)) is None:
+            return None
+        taken, text = known
+        if self._ids_passed < self._sure == len(self.ids) and not self.why_not:
+            self._ids_passed = self._sure
+            return events, text
+        return self._with_ids(taken), text
 
     def take(self, events: bytes) -> bytes:
         """Whole events as the tier above gets them."""

@@ -2,9 +2,10 @@
 other requests' state.
 
 Engines trust whoever speaks to them: a field may have one fetch from an address, unpickle a tensor, load a file or read
-another request's cache. Such fields are refused by family and by name, whoever asks. Media by URL pass only from hosts
-that the configuration names. Fields that nobody knows pass, counted, or are refused where the configuration says so.
-Headers towards engines are an allow-list. Never changes a body, never reads text.
+another request's cache. Such fields are refused by family and by name, in letters of either case, whoever asks; so is
+what differs from a field that we read by their case alone, since an engine may read it as that one. Media by URL pass
+only from hosts that the configuration names. Fields that nobody knows pass, counted, or are refused where the
+configuration says so. Headers towards engines are an allow-list. Never changes a body, never reads text.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ _OTHERS = "names another request's state"
 _CACHES = "names whose cache an engine shall look in (`cache_salt` keeps yours apart)"
 _TURNS = "says before whom an engine shall serve it (the law and `service_tier` say that)"
 _ADAPTERS = "names an adapter beside the model that law and key are asked about (ask for it by its model's name)"
+_MODELS = "names models beside the one that law and key are asked about (name that one as `model`)"
 _STORED = "names a stored response, and none is stored here (send the whole conversation as `input`)"
 
 # By name, with the engine that knows it.
@@ -53,6 +55,11 @@ _FIELDS: dict[str, str] = {
     "rid": _OTHERS,  # SGLang, the same
     "session_params": _OTHERS,  # SGLang: goes on from another request
     "previous_response_id": _STORED,
+    "draft_model": _MODELS,  # LM Studio
+    "models": _MODELS,  # OpenRouter: whom else to ask
+    "fallbacks": _MODELS,  # LiteLLM, the same
+    "user_config": _MODELS,  # LiteLLM: models, and where they are
+    "api_base": _HOSTS,  # LiteLLM
     "mcp_servers": _HOSTS,  # Anthropic's: whose tools to use
     "server_url": _HOSTS,  # of a tool in OpenAI's Responses
     "file_id": _OTHERS,
@@ -178,7 +185,8 @@ class Guard:
 
     def _medium(self, value: dict[str, Any], at: str) -> None:
         for name, member in value.items():
-            family = _FIELDS.get(name) or (_TENSORS if name.endswith("_embeds") else None)
+            folded = name.casefold()
+            family = _FIELDS.get(folded) or (_TENSORS if folded.endswith("_embeds") else None)
             if family is not None and member is not None:
                 raise _refused(name, family)
             for one in member if isinstance(member, list) else (member,):
@@ -215,6 +223,8 @@ class Guard:
         if family is not None:
             raise _refused(name, family)
         shown = name if _NAME_CHARS.fullmatch(name) else OTHER
+        if (known := name.casefold()) in KNOWN and known != name:
+            raise invalid(shown, f"`{shown}` differs from `{known}` by the case of its letters alone: write it so")
         if self.refuses_unknown:
             raise invalid(shown, f"`{shown}` is not a field that is known here: leave it out, or have it allowed")
         self.count(shown)
@@ -257,7 +267,7 @@ def arguments(name: str, given: Any) -> None:
             family = family_of(inner)
             if family is not None and rule is not None:
                 raise _refused(inner, family, f"{name}.")
-            if inner in _TOPMOST and rule is not None:
+            if inner.casefold() in _TOPMOST and rule is not None:
                 raise invalid(inner, f"`{name}.{inner}` is not read there: it must be a member of the body itself")
 
 
@@ -269,6 +279,7 @@ def _template(given: Any) -> None:
 
 def family_of(name: str) -> str | None:
     """What a field of this name would have an engine do that no client may ask for; None where it is harmless."""
+    name = name.casefold()  # engines in Go (Ollama, LocalAI) take a member for another of the same letters
     return _FIELDS.get(name) or next((rule for shape, rule in _FAMILIES if shape.fullmatch(name)), None)
 
 

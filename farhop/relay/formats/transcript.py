@@ -69,6 +69,15 @@ class Transcript:
         if len(pieces) > TEXT_BYTES_MAX:
             self.miss()
 
+    def add(self, piece: bytes) -> None:
+        """The text of one event, as JSON spells it, by who knows it already."""
+        if self._find is _deaf:
+            return
+        pieces = self._pieces
+        pieces += piece
+        if len(pieces) > TEXT_BYTES_MAX:
+            self.miss()
+
     def read(self, document: bytes) -> None:
         """An answer in one piece."""
         text = openai.answer_text(document)

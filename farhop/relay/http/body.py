@@ -31,6 +31,7 @@ _TOO_MUCH = "too many chunk extensions or trailers for the body, or too many chu
 _NEVER_TRAILERS = (b"transfer-encoding", b"content-length", b"host")  # RFC 9110 §6.5.1
 _sizes: dict[bytes, int] = {}  # lines read before: a stream's chunks have few different sizes
 _SIZES_MAX = 4096
+_SIZE_LINE_BYTES = 14  # the longest line that is remembered, and its end
 
 
 class FramingError(Exception):
@@ -120,6 +121,21 @@ class ChunkedBody:
                 if self._framing_bytes > self._slack_bytes + self._most * self._body_bytes:
                     raise FramingError(_TOO_MUCH)
                 self._last = not size
+
+    def single(self, data: bytes) -> bytes | None:
+        """The payload of `data` where that is exactly one chunk, as a stream's segments mostly are; None, and nothing
+        is read, where it is anything else. Raises FramingError."""
+        at = data.find(b"\r\n", 0, _SIZE_LINE_BYTES)
+        size = _sizes.get(data[:at])
+        if not size or len(data) != at + 4 + size or not data.endswith(b"\r\n"):
+            return None
+        if self._left or self._ending or self._last or self._held:
+            return None
+        self._framing_bytes += at + 4  # as in _count: each chunk comes by here
+        self._body_bytes += size
+        if self._framing_bytes > self._slack_bytes + self._most * self._body_bytes:
+            raise FramingError(_TOO_MUCH)
+        return data[at + 2 : -2]
 
     @property
     def broken_off(self) -> bool:

@@ -222,12 +222,17 @@ class UpstreamConnection(asyncio.Protocol):
                 return data
             if not data:
                 return None
-        body, parts = self._body, list[bytes]()
+        body = self._body
         assert body is not None
+        if type(body) is ChunkedBody and (piece := body.single(data)) is not None:
+            self._quiet_bytes = 0
+            attempt.received(piece)
+            return None
         if type(body) is LengthBody and body.left == len(data):  # as mostly: all that was missing
             body.left, self._quiet_bytes = 0, 0
             attempt.received(data)
             return b""
+        parts: list[bytes] = []
         rest = body.feed(data, parts)
         if parts:
             self._quiet_bytes = 0

@@ -211,6 +211,19 @@ class ExactTap(ResumableTap):
 
     progress: ExactProgress
 
+    def feed(self, data: bytes) -> bytes:
+        """See StreamTap."""
+        progress = self.progress
+        if self._tail or self._finish or progress.stops is not None or (known := progress.token(data)) is None:
+            return super().feed(data)
+        passed, text = known  # nothing else is in it: so nothing is searched for
+        if self._transcript is not None:
+            self._transcript.add(text)
+        self._before, self._last = self._last, b""
+        if len(progress.ids) & _COUNTED_EACH == 1:
+            self._count()
+        return passed
+
     def _taken(self, events: bytes) -> bytes:
         progress = self.progress
         passed = progress.take(events) if progress.stops is None else self._stopping(events)

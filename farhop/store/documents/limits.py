@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from farhop.balance.quota import Quota
+from farhop.balance.quota_root import MARK_MAX
 from farhop.store.contract import limit_key, limit_root_key
 from farhop.store.documents.document import DocumentError, check_size, check_text, read
 from farhop.store.documents.overrides import AUTHOR_LIMIT, WHY_LIMIT
@@ -23,6 +24,7 @@ LIMITS_MAX = 256  # of a tenant
 SAFE_MAX = 256
 MINUTE_S, DAY_S, MONTH_S = 60.0, 86_400.0, 30 * 86_400.0
 UNITS_MAX = 1_000_000_000_000
+_NUMBER_MAX = 1 << 62  # leases are int64 on the wire, and a root's successor adds some
 
 Units = Annotated[int, Meta(ge=1, le=UNITS_MAX)]
 
@@ -122,9 +124,9 @@ class RootClaim(msgspec.Struct, frozen=True, kw_only=True):
     region: str
     instance: str
     address: str
-    seq: int
-    first_lease: int
-    marks: dict[str, int]
+    seq: Annotated[int, Meta(ge=0, le=_NUMBER_MAX)]
+    first_lease: Annotated[int, Meta(ge=0, le=_NUMBER_MAX)]
+    marks: dict[str, Annotated[int, Meta(ge=0, le=MARK_MAX)]]
 
     @property
     def place(self) -> str:

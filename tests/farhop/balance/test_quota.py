@@ -113,6 +113,30 @@ def test_what_was_not_used_is_given_back_and_what_was_beyond_is_owed() -> None:
     assert lender.levels(1.0)[B]["used"] == pytest.approx(35)
 
 
+def test_who_owes_more_than_its_whole_limit_waits_and_nobody_else_does() -> None:
+    quotas = {B: Quota(100.0, 1.0), "other": Quota(10.0, 1.0), "pooled": Quota(100.0, 1.0, "p")}
+    quotas["idle"] = Quota(100.0, 1.0, "p")
+    lender, one = Root({}, 0.0, 1), Holder()
+    lender.configure(quotas, 0.0)
+    one.holdings = {name: new_holding(name, quota, None, 0.0) for name, quota in quotas.items()}
+    for name in (B, "pooled"):
+        one.holdings[name].waiting = 50
+    for now in (0.0, 0.1):
+        exchange(one, lender, now)
+    for name in (B, "pooled"):
+        one.holdings[name].waiting = 0
+        assert one.holdings[name].take(50)
+        one.holdings[name].settle(50, 500, True, 0.2)
+    one.holdings["other"].waiting = 4
+    exchange(one, lender, 0.2)
+    assert one.holdings["other"].available >= 4
+    assert lender.levels(0.2)[B]["used"] == pytest.approx(500, abs=1)
+    assert lender.levels(0.2)["pooled"]["used"] == pytest.approx(500, abs=1), "not paid of what others may still have"
+    exchange(one, lender, 9.0)
+    assert lender.levels(9.0)["pooled"]["borrowed"] == 0.0
+    assert (one.holdings[B].available, one.holdings["pooled"].available) == (0, 0)
+
+
 def test_an_answer_under_a_lease_that_was_given_up_is_nothing() -> None:
     lender, one = root(), holder()
     one.holdings[B].waiting = 5

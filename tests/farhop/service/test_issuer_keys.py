@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +19,7 @@ from farhop.service.certificates import system_context
 from farhop.service.config import IssuerConfig
 from farhop.service.issuer_keys import IssuerKeys
 from farhop.service.tasks import Tasks
+from farhop_lab.world.certs import Authority
 
 
 class Following:
@@ -105,6 +108,21 @@ async def test_what_cannot_be_used_replaces_nothing(
     provider.answer = "keys"
     one.now_s += 1
     await until(lambda: one.status["trouble"] is None)
+
+
+async def test_who_does_not_believe_a_provider_is_told_which_field_helps(
+    provider: Provider, tasks: Tasks, tmp_path: Path
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    pair = Authority(tmp_path).issue("idp")
+    context.load_cert_chain(pair.cert_file, pair.key_file)
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
+    provider.url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/jwks"
+    one = Following(provider)
+    tasks.start(one.keys.keep(), "test")
+    await until(lambda: one.problems)
+    server.close()
+    assert "ca_file" in one.problems[0]
 
 
 async def test_keys_that_grew_too_old_count_no_more_until_they_are_fetched(provider: Provider, tasks: Tasks) -> None:

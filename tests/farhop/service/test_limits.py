@@ -124,6 +124,32 @@ async def test_who_is_not_limited_costs_a_look_up() -> None:
         await stage.limiter.close()
 
 
+@pytest.mark.parametrize("said", [
+    {"free": float("nan")}, {"free": float("inf")}, {"free": float("-inf")}, {"granted": -1}, {"granted": 2**62},
+])  # fmt: skip
+@pytest.mark.parametrize("limit", [Limit(requests_per_minute=5), Limit(concurrency=5)])
+async def test_a_root_that_says_what_no_root_says_is_silent_and_its_next_word_counts(
+    limit: Limit, said: dict[str, Any]
+) -> None:
+    stage = Stage(limit)
+
+    async def astray(_claim: RootClaim, asked: region_pb2.BorrowRequest) -> region_pb2.BorrowReply:
+        grants = [region_pb2.Grant(**{"bucket": want.bucket, "granted": 5, "free": 1.0} | said) for want in asked.wants]
+        return region_pb2.BorrowReply(lease=7, grants=grants)
+
+    try:
+        honest, stage.limiter._borrow = stage.limiter._borrow, astray
+        refused = await stage.admit()
+        assert isinstance(refused, Reply)
+        assert refused.status == 429
+        assert stage.limiter._is_silent(stage.limiter._lenders["tokyo"])
+        stage.limiter._borrow, stage.now = honest, stage.now + limits.REFRESH_S
+        context = await stage.admit()
+        assert b"ratelimit" in context.reserved.headers()
+    finally:
+        await stage.limiter.close()
+
+
 async def test_all_that_match_must_have_room_and_nothing_is_taken_of_any_else() -> None:
     stage = Stage(
         Limit(requests_per_minute=5, output_tokens_per_minute=25), Limit(key="law-key", requests_per_minute=3)

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from farhop_lab.bench import bodies, tiers
+from farhop_lab.bench.place import HOST, answers, engines, open_files
 from farhop_lab.world.etcd import EtcdLabError
 from topology import load as worlds
 from topology.law import Law, Scope
@@ -26,3 +27,9 @@ def test_without_an_etcd_ours_are_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert tiers.OURS[0].missing() is None
     monkeypatch.setattr(tiers, "find_binary", nowhere)
     assert tiers.OURS[0].missing() == "no etcd binary: install one on PATH"
+
+
+async def test_two_instances_share_a_port(tmp_path: Path) -> None:
+    async with engines(tmp_path, open_files(), None) as place, tiers.two_regional(place) as running:
+        assert len(set(running.pids)) == len(set(running.admins)) == 2
+        assert all([await answers(HOST, running.port) for _ in range(8)])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farhop_lab.sim.stats import Interval, fewest, interval, jain, ratio, t95
+from farhop_lab.sim.stats import Interval, fewest, interval, jain, ratio, share_interval, t95
 
 SHARES = st.lists(st.floats(0.0, 1e6, allow_subnormal=False), min_size=1, max_size=20)
 
@@ -86,3 +86,12 @@ def test_the_fewest_that_are_enough(low: int, more: int, need: int) -> None:
 def test_an_empty_range_has_no_fewest() -> None:
     with pytest.raises(ValueError, match="low 3 is above high 2"):
         fewest(lambda _count: True, 3, 2)
+
+
+def test_a_share_s_interval_by_hand() -> None:
+    # Wilson's interval of 45 of 50 is 0.786 to 0.957; twice as many requests, of which two count as one, say no more.
+    assert share_interval(90, 100) == pytest.approx((0.786, 0.957), abs=1e-3)
+    low, high = share_interval(100, 100)
+    assert 0.9 < low < high == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="at least one request"):
+        share_interval(0, 0)

@@ -151,3 +151,43 @@ def test_what_lasts_mends_itself_and_leaves_nothing() -> None:
     found = result(small(f"faults:\n{text}"))
     assert found.score.violations == 0
     assert found.figures()["served"] > 0
+
+
+OPEN = """
+name: open
+sites:
+  virginia: {gpu: l4, replicas: 2}
+work:
+  - {kind: requests, figures: {prompt_tokens: 512, answer_tokens: 4, max_tokens: 4}, per_s: {virginia: PER_S}}
+duration_s: 100
+warm_up_s: 4
+objective: {ttft_ms: TTFT, tpot_ms: 400, good: 0.5}
+"""
+
+
+def until(per_s: int, ttft_ms: int, extra: str = "", *, sure: bool = True) -> tuple[float, int]:
+    """Up to when it was looked at, and how many requests that cost, warm-up included."""
+    text = OPEN.replace("PER_S", str(per_s)).replace("TTFT", str(ttft_ms)) + extra
+    scenario = parse(text, "it", Path(), ["farhop"])
+    found = run(scenario.document(), scenario.folder, Key("open", "farhop", 1.0, 1), "r", sure=sure)
+    return found.window.until, found.program_counts.asked
+
+
+def test_a_run_ends_when_it_is_sure_whether_enough_is_good() -> None:
+    whole_s, whole = until(2, 5_000, sure=False)
+    assert whole_s == 100.0
+    hopeless_s, hopeless = until(2, 1)
+    assert hopeless_s < 25.0
+    assert hopeless < whole / 4
+    well_s, well = until(2, 5_000)
+    assert 50.0 <= well_s < 65.0
+    assert well < 0.7 * whole
+
+
+@pytest.mark.parametrize(
+    "extra",
+    ["days:\n  virginia: {utc_hours: 0, swing: 4}\n", "faults:\n  - {at_s: 50, what: kill, region: virginia}\n"],
+    ids=["days", "faults"],
+)
+def test_where_one_part_is_not_as_good_as_another_a_run_goes_to_its_end(extra: str) -> None:
+    assert until(2, 1, extra)[0] == 100.0

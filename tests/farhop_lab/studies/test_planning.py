@@ -57,7 +57,28 @@ def test_nothing_is_asked_twice_and_rounds_are_few() -> None:
     fleet = Fleet()
     planned = Search(PRICES, 0.9, fleet).run()
     assert len(fleet.asked) == len(set(fleet.asked))
-    assert planned.rounds <= 40
+    assert planned.rounds <= 17
+    assert len(fleet.asked) <= 30  # 27 rounds of 51 if one waits for the other and nothing follows from other trials
+
+
+def test_what_a_lost_region_had_is_nothing_to_anybody() -> None:
+    fleet = Fleet()
+    Search(PRICES, 0.9, fleet).run()
+    lost = [trial for trial in fleet.asked if trial.lost]
+    assert lost
+    assert all(dict(trial.replicas)[trial.lost] == 1 for trial in lost)
+    small, large = Trial((("a", 1), ("b", 2)), True, "a"), Trial((("a", 3), ("b", 2)), True)
+    assert small.within(large)
+    assert not large.within(small)
+    assert small.within(small)
+
+
+def test_the_worst_share_is_told_with_its_interval() -> None:
+    outcome = Outcome({"a": 0.9, "b": 1.0}, 1.0, {"a": 100, "b": 100})
+    share, half = outcome.worst
+    assert share == 0.9
+    assert 0.07 < half < 0.1
+    assert Outcome({"a": 0.9}, 1.0).worst == (0.9, 0.0)
 
 
 def test_what_cannot_be_enough_is_reported() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -12,6 +12,9 @@ from farhop_wire import peers_pb2_grpc, region_pb2, region_pb2_grpc
 from farhop.relay.http.listener import PortTakenError
 from farhop.service.endpoints import Listen
 from regional_lb.app.control_port import ControlPort
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 
 class Region(region_pb2_grpc.RegionServicer):
@@ -44,3 +47,46 @@ async def test_a_port_that_is_taken_is_named_with_the_remedy() -> None:
             port.listen()
         await port.close()
     await ControlPort(Listen(port=0), None).close()  # it never listened
+
+
+class Broken(Region):
+    """Its methods break with a text that is for nobody, and refuse with one that is."""
+
+    async def Ping(self, request: region_pb2.PingRequest, context: Any) -> region_pb2.PingReply:
+        raise KeyError("tenant-of-somebody")
+
+    async def Reports(self, request: region_pb2.ReportsRequest, context: Any) -> AsyncIterator[region_pb2.Report]:
+        yield region_pb2.Report(region="tokyo")
+        raise OSError("/var/lib/farhop/tokyo")
+
+    async def Law(self, request: region_pb2.LawExchange, context: Any) -> region_pb2.LawExchange:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "sender: a printable name")
+        raise AssertionError
+
+
+async def test_a_caller_is_told_that_a_method_broke_and_the_log_how(caplog: pytest.LogCaptureFixture) -> None:
+    port = ControlPort(Listen(port=0), None)
+    number = port.listen()
+    await port.start(Broken(), peers_pb2_grpc.PeersServicer())
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{number}") as channel:
+        stub: Any = region_pb2_grpc.RegionStub(channel)  # type: ignore[no-untyped-call]
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Law(region_pb2.LawExchange(), timeout=10.0)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert refused.value.details() == "sender: a printable name"
+        assert not caplog.records
+        with pytest.raises(grpc.aio.AioRpcError) as broke:
+            await stub.Ping(region_pb2.PingRequest(), timeout=10.0)
+        reports = stub.Reports(region_pb2.ReportsRequest(), timeout=10.0)
+        assert (await reports.read()).region == "tokyo"
+        with pytest.raises(grpc.aio.AioRpcError) as cut_short:
+            await reports.read()
+        for error in (broke.value, cut_short.value):
+            assert error.code() is grpc.StatusCode.INTERNAL
+            assert error.details() == "internal error: this balancer's log says more"
+        with pytest.raises(grpc.aio.AioRpcError) as absent:
+            await channel.unary_unary("/farhop.Region/Nothing")(b"", timeout=10.0)
+        assert absent.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    await port.close()
+    assert "tenant-of-somebody" in caplog.text
+    assert "/var/lib/farhop/tokyo" in caplog.text

@@ -84,6 +84,19 @@ async def test_the_law_holds_for_the_model_and_for_the_name(up: Both, engine: En
     assert engine.seen == []
 
 
+@pytest.mark.parametrize("operation", ["generate", "generate_stream", "infer"])
+async def test_a_path_that_names_the_model_itself_cannot_ask_for_another(
+    up: Both, engine: Engine, operation: str
+) -> None:
+    texts = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["hi"]}
+    body = {"inputs": [texts]} if operation == "infer" else {"text_input": "hi"}
+    for port in (up.client, up.entry):
+        answer = await send(port, chat(body=body, path=f"/v2/models/auto/{operation}"))
+        assert answer.status == 400
+        assert "stands for other models, which this path cannot ask for" in answer.json["error"]["message"]
+    assert engine.seen == []
+
+
 async def test_absurd_routes_leave_those_before_them(up: Both) -> None:
     await up.regional.store.put(
         route_key("virginia"), msgspec.json.encode([{"model": "auto", "models": [{"model": "x", "tools": True}]}])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from farhop.balance.model_facts import ModelFacts
-from farhop.store.documents.report import GPU_TYPES_LIMIT, MODELS_LIMIT
+from farhop.store.documents.report import BASES_LIMIT, GPU_TYPES_LIMIT, MODELS_LIMIT
 from regional_lb.engines.config import ReplicaConfig
 from regional_lb.engines.members import Listing, Members, read_listing
 from regional_lb.engines.signals.exposition import PageError
@@ -140,6 +140,18 @@ def test_an_adapter_is_based_on_its_parent_as_listed_and_as_configured() -> None
     assert lineage["both"] == {"alias": frozenset(), "sql": {"base", "alias"}}
     assert lineage["mute"]["mute"] == {"base"}
     assert lineage["alone"] == {"mute": None}
+
+
+@pytest.mark.parametrize(("models", "known"), [(BASES_LIMIT, True), (BASES_LIMIT + 1, False)])
+def test_an_adapter_that_may_be_based_on_more_models_than_are_told_is_of_none_that_is_known(
+    models: int, known: bool
+) -> None:
+    """A rule of one that was left out would not bind it."""
+    beside = tuple(f"m{n:02}" for n in range(models))
+    members = Members(10.0)
+    members.announce([config("a", models=beside, adapters=("sql",))], 0.0)
+    (found,) = members.replicas()
+    assert found.lineage["sql"] == (frozenset(beside) if known else None)
 
 
 @pytest.mark.parametrize(

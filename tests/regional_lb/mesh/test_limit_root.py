@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
+import pytest
 from farhop_wire import region_pb2
 
 from farhop.service.limit_book import LimitBook
@@ -12,7 +13,7 @@ from farhop.store.documents import limits as documents
 from farhop.store.documents.limits import Limit, TenantLimits
 from farhop.telemetry.metrics import TierMetrics
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
-from regional_lb.mesh.limit_root import LOOK_S, TAKEOVER_S, TERM_S, LimitRoot
+from regional_lb.mesh.limit_root import HOLDERS_MAX, LOOK_S, TAKEOVER_S, TERM_S, LimitRoot
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
 
@@ -20,16 +21,16 @@ NOW = datetime(2026, 11, 23, tzinfo=UTC)
 class Stage:
     """Balancers of one region that stand for it, each with a clock of its own that moves with true time."""
 
-    def __init__(self, *names: str) -> None:
+    def __init__(self, *names: str, concurrency: int | None = None) -> None:
+        self.concurrency = concurrency
         self.now, self.cluster, self.lost = 0.0, MemoryCluster(), False
         self.lease = self.spent = 0
         self.roots = {name: self.stands(name, 1000.0 * n) for n, name in enumerate(names)}
 
     def stands(self, name: str, offset: float) -> LimitRoot:
         book = LimitBook(None, lambda _: None)  # type: ignore[arg-type]
-        one = TenantLimits(
-            tenant="acme", home="tokyo", limits=(Limit(requests_per_day=1000),), author="a", why="w", at=NOW
-        )
+        limit = Limit(requests_per_day=1000, concurrency=self.concurrency)
+        one = TenantLimits(tenant="acme", home="tokyo", limits=(limit,), author="a", why="w", at=NOW)
         book.changed(Change(ChangeKind.PUT, 1, one.place, documents.encode(one)))
         made = LimitRoot(book, MemoryStore(Random(1), self.cluster), "tokyo", name, lambda: self.now + offset)
         made.address = f"{name}:1"
@@ -118,6 +119,47 @@ async def test_what_asks_for_too_much_is_not_answered() -> None:
     await stage.roots["r1"]._step()
     assert stage.roots["r1"].borrowed(region_pb2.BorrowRequest(holder="")) is None
     assert stage.roots["r1"].borrowed(region_pb2.BorrowRequest(holder="h" * 513)) is None
+
+
+@pytest.mark.parametrize("number", ["spent", "returned", "refunded", "owed", "wanted", "least", "held"])
+@pytest.mark.parametrize("value", [-1, -(2**62), 2**53 + 1, 2**63 - 1])
+async def test_numbers_that_no_holder_comes_to_are_not_counted(number: str, value: int) -> None:
+    stage = Stage("r1", concurrency=10)
+    await stage.open()
+    root = stage.roots["r1"]
+    await root._step()
+    before = root.status()["buckets"]
+    for bucket in root._book.lent_by("tokyo"):
+        want = region_pb2.Want(bucket=bucket, wanted=1)
+        setattr(want, number, value)
+        assert root.borrowed(region_pb2.BorrowRequest(holder="h", number=1, wants=[want])) is None
+    assert root.status()["buckets"] == before
+
+
+async def test_what_holders_say_is_written_down_or_refused_and_ends_nothing() -> None:
+    stage = Stage("r1", concurrency=10)
+    await stage.open()
+    root = stage.roots["r1"]
+    await root._step()
+    buckets = list(root._book.lent_by("tokyo"))
+    twice = [region_pb2.Want(bucket=buckets[0], wanted=1)] * 2
+    assert root.borrowed(region_pb2.BorrowRequest(holder="h", wants=twice)) is None
+    named_at_length = [region_pb2.Want(bucket="x" * 5000, wanted=1)]
+    assert root.borrowed(region_pb2.BorrowRequest(holder="h", wants=named_at_length)) is None
+    most = [region_pb2.Want(bucket=bucket, held=2**53, owed=2**53) for bucket in buckets]
+    for n in range(HOLDERS_MAX):
+        ask = region_pb2.BorrowRequest(holder=f"global virginia/g{n} x", number=1, wants=most)
+        assert root.borrowed(ask) is not None
+        if n % 64 == 0:
+            await root._step()
+            assert root.trouble == ""
+    one_more = region_pb2.BorrowRequest(holder="global virginia/g x", number=1, wants=most)
+    assert root.borrowed(one_more) is None, "each life of a balancer is a holder, but not so many"
+    one_more.holder = "global tokyo/g x"
+    assert root.borrowed(one_more) is not None, "others are not kept out"
+    await root._step()
+    assert (root.trouble, root.status()["lends"]) == ("", True)
+    documents.decode_root(documents.encode_root(await stage.claim()))
 
 
 async def test_a_limit_that_is_nearly_used_is_shown_with_since_when() -> None:

@@ -18,8 +18,10 @@ from worlds import MODEL, OTHER_MODEL, regional, replica, request, swapped
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import AttemptBegan, RequestArrived, Usage
 from farhop.store.contract import ChangeKind, report_key
+from farhop.store.documents.document import DocumentError
 from farhop.store.documents.report import (
     ACCEPTED_LIMIT,
+    BASES_LIMIT,
     RATE_LIMIT_MS,
     WAIT_LIMIT_MS,
     ModelReport,
@@ -33,7 +35,7 @@ from regional_lb.fleet.shares import PeerLoad, PeerReported, PeersChanged
 from regional_lb.fleet.view import ReplicaProbed, ReplicaSampled, Sample
 from regional_lb.mesh import report
 from regional_lb.mesh.report import moved
-from regional_lb.scheduler.flow import ISSUERS_MAX
+from regional_lb.scheduler.flow import ISSUERS_MAX, RegionalFlow
 from regional_lb.scheduler.split import RuleConfig, SplitConfig
 from tests.conftest import unhindered
 
@@ -140,6 +142,52 @@ async def test_the_balancers_that_sent_last_are_acknowledged_when_there_are_too_
     assert len(document.accepted_bytes) == ACCEPTED_LIMIT
     assert (document.accepted_bytes["g0"], document.accepted_bytes["new"]) == (200.0, 100.0)
     assert "g1" not in document.accepted_bytes
+
+
+async def test_names_that_a_balancer_invents_leave_room_for_the_report() -> None:
+    flow = regional(replica("a"), up=False)
+    for n in range(ISSUERS_MAX):
+        flow.handle(RequestArrived(request("q", 100, issuer=f"tokyo/{n:0250}")), 0.0)
+    flow.handle(RequestArrived(request("q", 100, issuer="virginia/honest")), 0.0)
+    document = decode(encode(reporter(flow).build()))
+    assert document.accepted_bytes["virginia/honest"] == 100.0
+    assert 100 < len(document.accepted_bytes) < ISSUERS_MAX
+
+
+def named_at_length(models: int, bases: int) -> RegionalFlow:
+    """Of an engine that says so much that etcd does not take it."""
+    names = {f"m{n:0250}": frozenset(f"{n}-{base:0250}" for base in range(bases)) for n in range(models)}
+    flow = regional(replica("a", models=frozenset(names), lineage=names))
+    assert flow.law.lineage.keys() == names.keys()
+    return flow
+
+
+async def test_an_engine_that_names_more_than_etcd_takes_neither_hides_its_region_nor_keeps_it_from_starting() -> None:
+    flow = named_at_length(64, 32)
+    value = live(flow)
+    with pytest.raises(DocumentError, match="bytes"):
+        encode(value.build())
+    async with publishing(flow, value) as (_, store):
+        assert [one.models for _, one in store.written] == [()]
+        (why,) = value.published("hub").values()
+        assert why is not None
+        assert "only over gRPC" in why
+        async with calling(value) as stub:
+            call = stub.Reports(region_pb2.ReportsRequest(balancer="g"))
+            assert len(from_wire(await call.read()).models) == 64
+            call.cancel()
+        flow.handle(swapped(replica("a")), asyncio.get_running_loop().time())
+        await until(lambda: any(one.models for _, one in store.written))
+        assert value.published("hub") == {"hub": None}
+        flow.handle(swapped(*named_at_length(64, 32).view.replicas.values()), asyncio.get_running_loop().time())
+        await until(lambda: value.published("hub")["hub"] is not None)
+    assert store.written[-1][1].draining, "and its end is told"
+
+
+async def test_a_model_of_more_bases_than_a_report_names_has_none_that_are_known() -> None:
+    for bases, unknown in ((BASES_LIMIT, False), (BASES_LIMIT + 1, True)):
+        found = reporter(named_at_length(1, bases)).build().models[0]
+        assert (len(found.bases), found.base_unknown) == (0 if unknown else bases, unknown)
 
 
 SIZES = st.sampled_from([0, 1, 37, 10_000, 10**6])

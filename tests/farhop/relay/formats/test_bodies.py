@@ -90,6 +90,34 @@ BODIES = {
 }
 
 
+@pytest.mark.parametrize(
+    ("content_type", "passes"),
+    [
+        ("application/json", True),
+        ("application/json; charset=utf-8", True),
+        ('application/json;charset="UTF-8"', True),
+        ("application/json; charset=utf8; profile=x", True),
+        ("application/json; charset=us-ascii", True),
+        ("application/json; charset=utf-7", False),
+        ("application/json; charset=utf-16", False),
+        ("application/json; Charset = utf-7", False),
+        ('application/json; x="; charset=utf-8"; charset=utf-7', False),
+        ("application/json; charset=utf-8; charset=utf-7", False),
+        ("application/json; charset", False),
+    ],
+)
+def test_bytes_that_another_charset_makes_another_body_of_are_refused(content_type: str, passes: bool) -> None:
+    """aiohttp's `json()` would read `model` a second time here, if told that this is UTF-7."""
+    lines = f"content-type: {content_type}\r\n".encode()
+    for kind in BODIES.keys() - {Kind.INFER}:
+        body = msgspec.json.encode({"model": "m", **BODIES[kind], "+AG0-odel": "big"})
+        if passes:
+            assert bodies.read(kind, body, b"/v2/models/m/generate", lines).model == "m"
+        else:
+            with pytest.raises(BodyError, match="send JSON in UTF-8"):
+                bodies.read(kind, body, b"/v2/models/m/generate", lines)
+
+
 def test_nor_where_two_engines_meet() -> None:
     for name in ["bootstrap_host", "bootstrap_port", "bootstrap_room"]:
         for kind in BODIES:

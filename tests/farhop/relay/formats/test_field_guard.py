@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -44,6 +45,11 @@ HOSTILE = {
     "lora_config": [[1]],
     "adapter_id": "another",
     "previous_response_id": "resp_1",
+    "draft_model": "another",
+    "models": ["another"],
+    "fallbacks": ["another"],
+    "user_config": {"model_list": []},
+    "api_base": "http://10.0.0.1",
 }
 DATA_URL = "data:image/png;base64,iVBORw0KGgo="
 
@@ -63,6 +69,22 @@ def test_a_field_that_no_client_may_set_is_named() -> None:
             assert _read(CHAT | ({within: unset} if within else unset)).model == "m", (
                 "SDKs send null for what is not set"
             )
+
+
+@pytest.mark.parametrize("spelled", [str.upper, str.title, lambda name: name.replace("k", "\u212a")])
+def test_an_engine_that_takes_letters_of_either_case_for_one_another_is_told_nothing_else(spelled: Any) -> None:
+    """As Go's encoding/json does: of `model` and `Model` the later one would be read."""
+    for name in HOSTILE:
+        if (other := spelled(name)) != name:
+            for within in ["", "vllm_xargs"]:
+                with pytest.raises(BodyError) as caught:
+                    _read(CHAT | ({within: {other: 1}} if within else {other: 1}))
+                assert caught.value.param == other
+    for name in field_guard.KNOWN:
+        if (other := spelled(name)) != name:
+            with pytest.raises(BodyError, match=f"differs from `{re.escape(name)}` by the case of its letters"):
+                _read(CHAT | {other: "another"})
+            assert _read(CHAT | {other: None}).model == "m", "Go's readers pass over null"
 
 
 def test_what_is_known_is_of_no_refused_family_and_passes_where_the_unknown_does_not() -> None:

@@ -122,3 +122,27 @@ def test_garbage_is_an_error_or_the_same_body(data: bytes, cuts: list[int]) -> N
     whole, pieces = outcome(data), outcome(*cut(data, cuts))
     # A line that cannot become one may be refused before it is whole; nothing else may differ.
     assert whole == pieces or "error" in (whole, pieces)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=8), CUTS, st.booleans())
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_a_chunk_that_comes_alone_reads_the_same_the_short_way(payload, cuts, whole) -> None:
+    segments = [b"%x\r\n%b\r\n" % (len(p), p) for p in payload] if whole else cut(chunked(payload)[:-5], cuts)
+    short, parts = ChunkedBody(), list[bytes]()
+    for segment in segments:
+        piece = short.single(segment)
+        if piece is not None:
+            parts.append(piece)
+        else:
+            assert short.feed(segment, parts) is None
+    assert b"".join(parts) == b"".join(payload)
+    assert short.feed(b"0\r\n\r\nrest", parts) == b"rest"
+
+
+def test_the_short_way_takes_no_more_framing_than_the_long_one() -> None:
+    body = ChunkedBody()
+    line = b"1" + b";" * 10
+    fed(ChunkedBody(), line + b"\r\nx\r\n")  # its size is remembered
+    with pytest.raises(FramingError, match="too many chunk extensions"):
+        for _ in range(10_000):
+            assert body.single(line + b"\r\nx\r\n") == b"x"

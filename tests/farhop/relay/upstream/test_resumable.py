@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
 
 from farhop.balance import outcome
 from farhop.balance.machine import Usage
+from farhop.balance.prefix import chain
+from farhop.relay.formats.exact_resumption import ExactProgress, HopProgress
 from farhop.relay.formats.resumption import CHAT, plan
 from farhop.relay.formats.text_resumption import TEXT_BYTES_MAX, TextProgress
+from farhop.relay.formats.transcript import Continuation, Transcript
 from farhop.relay.upstream.resumable import ExactTap, Resumption, TextTap
 
 BODY = msgspec.json.encode({"model": "m", "messages": [], "max_tokens": 9, "stream": True})
@@ -120,3 +125,38 @@ def test_usage_that_its_client_does_not_see_is_known_all_the_same() -> None:
         assert tap.feed(ends) + tap.feed(found + end) + tap.rest() == ends
         assert progress.can_end
         assert progress.usage == Usage(3, 1)
+
+
+PIECES = st.sampled_from(("a", " sea", "\U0001f30a", '"', "\\", "", '"error"', '"usage":{'))
+ENDS = st.sampled_from(
+    (
+        b'data: {"choices":[],"usage":{"prompt_tokens":2,"completion_tokens":3,"total_tokens":5}}\n\n',
+        b'data: {"error":{"message":"out of memory","code":500}}\n\n',
+        b'data: {"id":"a","choices":[{"index":0,"delta":{"content":"!"},"finish_reason":"stop","token_ids":[9]}]}\n\n',
+        b": ping\n\n",
+    )
+)
+
+
+@given(st.lists(PIECES, min_size=1, max_size=12), st.lists(ENDS, max_size=3), st.booleans(), st.booleans())
+def test_an_event_in_the_form_of_the_last_is_heard_as_any_other(
+    texts: list[str], ends: list[bytes], hide: bool, for_hop: bool
+) -> None:
+    def tap() -> tuple[ExactTap, Transcript]:
+        request = plan(CHAT, BODY)
+        heard = Transcript(Continuation(chain.tail(b"prompt", (), 1, b""), "content"))
+        progress = HopProgress(request) if for_hop else ExactProgress(request)
+        return ExactTap(hide, heard, "", progress, owner(1_000_000)), heard
+
+    (short, short_heard), (long, long_heard) = tap(), tap()
+    events = [
+        event([at], None if at else [5, 6]).replace(b'"x"', msgspec.json.encode(text)) for at, text in enumerate(texts)
+    ]
+    for one in events + ends + events[1:]:
+        long.progress._form = None
+        assert short.feed(one) == long.feed(one)
+        kept, same = ((tap._before, tap._last, tap._finish, tap.usage, tap.withheld) for tap in (short, long))
+        assert kept == same
+        assert (short_heard._pieces, short.progress.ids) == (long_heard._pieces, long.progress.ids)
+    assert short.rest() == long.rest()
+    assert (short.fault, short.progress.why_not) == (long.fault, long.progress.why_not)
