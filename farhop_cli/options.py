@@ -55,7 +55,7 @@ From = Annotated[
     typer.Option("--from", help="Where the client is: a region, a city or LAT,LON. Default: the first region."),
 ]
 Allow = Annotated[str | None, typer.Option("--allow", help="Narrow the request to these places, such as eu,jp.")]
-Why = Annotated[str, typer.Option("--why", help="The reason, for whoever asks.")]
+Why = Annotated[str, typer.Option("--why", help="The reason, kept with the change.")]
 Keys = Annotated[
     list[str] | None,
     typer.Option("--key", metavar="TENANT=PLACE", help="A canary's API key: TENANT=env:NAME or TENANT=file:PATH."),
@@ -63,8 +63,8 @@ Keys = Annotated[
 Drills = Annotated[Path | None, typer.Option("--folder", help="A folder of drills, beside those of etcd.")]
 Out = Annotated[Path, typer.Option("--out", help="Where reports of drills go, a folder each.")]
 OUT = Path(".farhop/drills")
-By = Annotated[str | None, typer.Option("--by", help="Who does it. Default: user@host.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check it and show it; write nothing.")]
+By = Annotated[str | None, typer.Option("--by", help="Who makes the change. Default: user@host.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and show the change, and write nothing.")]
 Length = Annotated[str, typer.Option("--for", help="For how long: 90s, 30m, 2h; at most 7d.")]
 
 

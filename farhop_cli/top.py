@@ -16,6 +16,7 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
+from textual.css.query import NoMatches
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Label, Static, TabbedContent, TabPane
 
@@ -211,7 +212,7 @@ class Top(App[None]):
         self.picture = picture = snapshots.whole(steps)
         wrong = [f"{_SIGNS.get(one['state'], '?')} {one['where']}: {one['what']}" for one in picture["wrong"]]
         fine = f"● nothing is wrong: {len(picture['regions'])} regions, {len(taken)} balancers seen"
-        with contextlib.suppress(LookupError):
+        with contextlib.suppress(LookupError, NoMatches):  # it ends: its screen is gone, or has nothing left
             self.screen_stack[0].query_one("#wrong", Static).update(text("\n".join(wrong) or fine))
             for name, wanted in rows(picture).items():
                 self._fill(self.screen_stack[0].query_one(f"#table-{name}", DataTable), name, wanted)

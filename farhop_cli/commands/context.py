@@ -58,26 +58,35 @@ def context_unset(name: ContextName, dry_run: DryRun = False) -> None:
 def context_set(
     name: ContextName,
     etcd: Annotated[
-        list[str] | None, typer.Option("--etcd", metavar="HOST:PORT", help="An endpoint of its etcd; may be repeated.")
+        list[str] | None,
+        typer.Option("--etcd", metavar="HOST:PORT", help="An endpoint of the fleet's etcd; may be repeated."),
     ] = None,
     hub: Annotated[
-        str, typer.Option("--hub", help="They are of this hub: a fleet with several etcd clusters names each.")
+        str, typer.Option("--hub", help="The hub these endpoints belong to, if the fleet has several.")
     ] = "",
-    etcd_ca: Annotated[Path | None, typer.Option("--etcd-ca", metavar="FILE", help="etcd's authority.")] = None,
-    etcd_cert: Annotated[Path | None, typer.Option("--etcd-cert", metavar="FILE", help="Ours for etcd.")] = None,
+    etcd_ca: Annotated[
+        Path | None, typer.Option("--etcd-ca", metavar="FILE", help="The authority (CA) of etcd's certificate.")
+    ] = None,
+    etcd_cert: Annotated[
+        Path | None, typer.Option("--etcd-cert", metavar="FILE", help="Your certificate for etcd.")
+    ] = None,
     etcd_key: Annotated[Path | None, typer.Option("--etcd-key", metavar="FILE", help="Its key.")] = None,
-    etcd_user: Annotated[str | None, typer.Option("--etcd-user", help="Who logs in at etcd.")] = None,
+    etcd_user: Annotated[str | None, typer.Option("--etcd-user", help="The user name for etcd.")] = None,
     etcd_password: Annotated[
-        str | None, typer.Option("--etcd-password", metavar="env:NAME|file:PATH", help="Where the password stands.")
+        str | None, typer.Option("--etcd-password", metavar="env:NAME|file:PATH", help="Where the password is.")
     ] = None,
     admin: Annotated[
         list[str] | None, typer.Option("--admin", metavar="URL", help="An admin port; may be repeated.")
     ] = None,
-    ca: Annotated[Path | None, typer.Option("--ca", metavar="FILE", help="Admin ports' authority.")] = None,
-    cert: Annotated[Path | None, typer.Option("--cert", metavar="FILE", help="Ours for admin ports.")] = None,
+    ca: Annotated[
+        Path | None, typer.Option("--ca", metavar="FILE", help="The authority (CA) of the admin ports' certificates.")
+    ] = None,
+    cert: Annotated[
+        Path | None, typer.Option("--cert", metavar="FILE", help="Your certificate for admin ports.")
+    ] = None,
     key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Its key.")] = None,
     token: Annotated[
-        str | None, typer.Option("--token", metavar="env:NAME|file:PATH", help="Where the admin ports' token stands.")
+        str | None, typer.Option("--token", metavar="env:NAME|file:PATH", help="Where the admin ports' token is.")
     ] = None,
     server_name: Annotated[
         str | None,
@@ -90,12 +99,12 @@ def context_set(
         list[str] | None,
         typer.Option("--public", metavar="[NAME=]PATH", help="A public key whose signatures count; may be repeated."),
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Its etcd is reached without TLS, off this machine.")
-    ] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow an etcd on another machine without TLS.")] = False,
     file: Annotated[
         Path | None,
-        typer.Option("--file", metavar="FILE", help="As this file says, such as deploy/compose/context.yaml."),
+        typer.Option(
+            "--file", metavar="FILE", help="Take the context from this file, such as deploy/compose/context.yaml."
+        ),
     ] = None,
     make_current: Annotated[bool, typer.Option("--use", help="Make it the current one, too.")] = False,
     dry_run: DryRun = False,

@@ -26,7 +26,7 @@ Within = Annotated[
     list[str] | None,
     typer.Option("--within", metavar="PLACE", help="Only within this place, such as eu; may be repeated."),
 ]
-KeyLength = Annotated[str | None, typer.Option("--for", help="It ends after so long: 12h, 90d. Default: never.")]
+KeyLength = Annotated[str | None, typer.Option("--for", help="How long it is valid: 12h, 90d. Default: without end.")]
 
 
 @verb(key_app, "create", 'farhop key create acme --model llama --for 90d --why "nightly batch"', writes=True)
@@ -37,7 +37,9 @@ def key_create(
     path: Paths = None,
     within: Within = None,
     length: KeyLength = None,
-    after: Annotated[str | None, typer.Option("--after", help="It begins after so long. Default: at once.")] = None,
+    after: Annotated[
+        str | None, typer.Option("--after", help="How long until it becomes valid. Default: at once.")
+    ] = None,
     by: By = None,
     *,
     where: Where,
@@ -55,7 +57,7 @@ def key_create(
 def key_rotate(
     id_: KeyId,
     why: Why,
-    grace: Annotated[str, typer.Option("--grace", help="The old one is good for so long still.")] = "24h",
+    grace: Annotated[str, typer.Option("--grace", help="How long the old key stays valid.")] = "24h",
     length: KeyLength = None,
     by: By = None,
     *,
@@ -83,7 +85,7 @@ def key_revoke(id_: KeyId, why: Why, by: By = None, *, where: Where) -> int:
 
 @verb(key_app, "list", "farhop key list --tenant acme")
 def key_list(
-    tenant: Annotated[str, typer.Option("--tenant", help="Of this tenant alone.")] = "", *, where: Where
+    tenant: Annotated[str, typer.Option("--tenant", help="Only this tenant's keys.")] = "", *, where: Where
 ) -> int:
     """List the keys issued: whose, for what, until when."""
     from farhop_cli.key import listed

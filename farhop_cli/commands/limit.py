@@ -16,31 +16,33 @@ limit_app = group(
 )  # fmt: skip
 LimitedTenant = Annotated[str, typer.Argument(metavar="TENANT", help="Whose requests.")]
 OfKey = Annotated[
-    str, typer.Option("--key", help="Of this key alone: the id of an issued one, or its name in the law.")
+    str, typer.Option("--key", help="Only for this key: the id of an issued key, or a key's name in the law.")
 ]
 OnModel = Annotated[str, typer.Option("--model", help="For this model alone.")]
-EachUser = Annotated[bool, typer.Option("--each-user", help="Of each of its users by itself.")]
+EachUser = Annotated[bool, typer.Option("--each-user", help="For each of its users separately.")]
 MOST = 1_000_000_000_000
 RequestsMinute = Annotated[int | None, typer.Option("--requests-per-minute", min=1, max=MOST, help="Requests.")]
 RequestsDay = Annotated[int | None, typer.Option("--requests-per-day", min=1, max=MOST, help="Requests.")]
 InputMinute = Annotated[
     int | None, typer.Option("--input-tokens-per-minute", min=1, max=MOST, help="Tokens of prompts.")
 ]
-InputDay = Annotated[int | None, typer.Option("--input-tokens-per-day", min=1, max=MOST, help="Of prompts.")]
+InputDay = Annotated[int | None, typer.Option("--input-tokens-per-day", min=1, max=MOST, help="Tokens of prompts.")]
 OutputMinute = Annotated[
     int | None, typer.Option("--output-tokens-per-minute", min=1, max=MOST, help="Tokens of answers.")
 ]
-OutputDay = Annotated[int | None, typer.Option("--output-tokens-per-day", min=1, max=MOST, help="Of answers.")]
-TokensMinute = Annotated[int | None, typer.Option("--tokens-per-minute", min=1, max=MOST, help="Of both.")]
-TokensDay = Annotated[int | None, typer.Option("--tokens-per-day", min=1, max=MOST, help="Of both.")]
+OutputDay = Annotated[int | None, typer.Option("--output-tokens-per-day", min=1, max=MOST, help="Tokens of answers.")]
+TokensMinute = Annotated[
+    int | None, typer.Option("--tokens-per-minute", min=1, max=MOST, help="Tokens of prompts and answers.")
+]
+TokensDay = Annotated[
+    int | None, typer.Option("--tokens-per-day", min=1, max=MOST, help="Tokens of prompts and answers.")
+]
 Concurrency = Annotated[int | None, typer.Option("--concurrency", min=1, max=MOST, help="Requests under way at once.")]
 LEAST_USD, MOST_USD = 0.000001, 1_000_000.0
 UsdDay = Annotated[
-    float | None, typer.Option("--usd-per-day", min=LEAST_USD, max=MOST_USD, help="Money, at the balancers' prices.")
+    float | None, typer.Option("--usd-per-day", min=LEAST_USD, max=MOST_USD, help="USD, at the balancers' prices.")
 ]
-UsdMonth = Annotated[
-    float | None, typer.Option("--usd-per-month", min=LEAST_USD, max=MOST_USD, help="The same, in 30 days.")
-]
+UsdMonth = Annotated[float | None, typer.Option("--usd-per-month", min=LEAST_USD, max=MOST_USD, help="USD in 30 days.")]
 
 
 @verb(
@@ -63,10 +65,17 @@ def limit_set(
     concurrency: Concurrency = None,
     usd_per_day: UsdDay = None,
     usd_per_month: UsdMonth = None,
-    home: Annotated[str, typer.Option("--home", help="The region that lends it out.", autocompletion=regions)] = "",
+    home: Annotated[
+        str, typer.Option("--home", help="The region whose balancer counts the limit for all.", autocompletion=regions)
+    ] = "",
     safe_share: Annotated[
         float | None,
-        typer.Option("--safe-share", min=0, max=1, help="Split among the global balancers of now, for partitions."),
+        typer.Option(
+            "--safe-share",
+            min=0,
+            max=1,
+            help="Share split among today's global balancers, for when the home is out of reach.",
+        ),
     ] = None,
     pool: Annotated[
         str | None, typer.Option("--pool", help="Limits of one pool lend each other what idles; '' takes it out.")
@@ -83,8 +92,8 @@ def limit_set(
 ) -> int:
     """Limit what a tenant may use, fleet-wide.
 
-    Of a tenant, or of one key or one model of it; all that match a request hold. What is left out stays. Exit code 1
-    if somebody else changed it meanwhile, or limits contradict one another.
+    For a tenant, or one of its keys or models; all limits that match a request hold. Limits that are left out stay as
+    they are. Exit code 1 if somebody else changed it meanwhile, or limits contradict one another.
     """
     from farhop_cli.limit import Against, Shared, micro_usd, set_limit
 

@@ -169,7 +169,7 @@ usage_app = typer.Typer(**PLAIN)
 @usage_app.command("usage", epilog="Example:  farhop usage /var/lib/farhop/usage --tenant acme --by model,day")
 def usage(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where balancers write (usage.dir), or a copy.")],
-    tenant: Annotated[str, typer.Option("--tenant", help="Of this tenant alone.")] = "",
+    tenant: Annotated[str, typer.Option("--tenant", help="Only this tenant's usage.")] = "",
     by: Annotated[str, typer.Option("--by", help="Such as tenant,model,region,day.")] = "tenant,model",
     since: Annotated[str, typer.Option("--since", help="From this day or moment on, such as 2026-11-01 (UTC).")] = "",
     until: Annotated[str, typer.Option("--until", help="Before this day or moment (UTC).")] = "",

@@ -18,7 +18,7 @@ from farhop_cli.options import PLAIN, By, Length, Where, Why
 drain_app = group(
     "drain", "Move a region's new work, or an entry's clients, elsewhere.", 'set tokyo --for 30m --why "new kernel"'
 )
-DrainedEntry = Annotated[str, typer.Option("--entry", metavar="NAME", help="Not a region: this entry, of clients.")]
+DrainedEntry = Annotated[str, typer.Option("--entry", metavar="NAME", help="Drain this entry instead of a region.")]
 
 
 @verb(drain_app, "set", 'farhop drain set tokyo --for 30m --why "kernel update"', writes=True)
@@ -29,9 +29,9 @@ def drain_set(
     length: Length = "1h",
     over: Annotated[str, typer.Option("--over", help="Pace: new work moves away over this time. 0s: at once.")] = "10s",
     by: By = None,
-    force: Annotated[bool, typer.Option("--force", help="Also if it is the last region of some tenant.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Do it even if it is the last region of a tenant.")] = False,
     move_streams: Annotated[
-        bool, typer.Option("--move-streams", help="Streams under way go on elsewhere, at that pace, too.")
+        bool, typer.Option("--move-streams", help="Move streams under way elsewhere, too, at the same pace.")
     ] = False,
     *,
     where: Where,

@@ -44,6 +44,7 @@ OTHERS = 3  # regions that each sends to: 180 arcs of 60
 BYTES_MAX, CPU_MAX, FRAME_MS_MAX = 20_000.0, 0.005, 8.0
 SETTLE_S = 4.0
 SILENT_S = 20.0  # without a picture
+START_S = 120.0  # detects a hang alone: beside a load of 18 a start took more than 30 s
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -185,7 +186,7 @@ async def _served(regions: int, replicas: int) -> Any:
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(START_S):
             line = await process.stdout.readline()
         if not line.strip().isdigit():
             raise BenchError("the console's port did not open")

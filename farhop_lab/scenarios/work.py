@@ -249,8 +249,10 @@ def check_trace(work: WorkDoc, folder: Path) -> None:
     rows = _READERS[work.kind](path)
     if work.place == "recorded":
         strangers = {row.region for row in rows} - set(work.regions)
+        if "" in strangers:
+            raise load.TraceError(f"{path}: it does not say of each request where it came in; give another `place`")
         if strangers:
-            named = ", ".join(sorted(name or "none" for name in strangers))[:200]
+            named = ", ".join(sorted(strangers))[:200]
             raise load.TraceError(f"{path}: it says of requests that they came in {named}; list these in `regions`")
     last = _moment(rows[-1])
     if work.since_s > last:

@@ -111,11 +111,11 @@ class Journal:
         self.lines: list[str] | None = [] if keep else None
         self.violations = 0
         self.first_violations: list[str] = []
-        self._hushed = False
+        self.hushed = False
 
     def hush(self) -> None:
         """From now on nothing is noted but violations: for runs of which only figures are wanted."""
-        self._hushed = True
+        self.hushed = True
 
     @property
     def digest(self) -> str:
@@ -124,7 +124,7 @@ class Journal:
 
     def note(self, name: str, event: Event, commands: Sequence[Command]) -> None:
         """A machine was told something."""
-        if self._hushed:
+        if self.hushed:
             return
         line = f"{self._timeline.now:.9f} {name} {_event(event)}" + "".join(f" > {_command(c)}" for c in commands)
         self._hash.update(line.encode())

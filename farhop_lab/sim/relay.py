@@ -174,17 +174,20 @@ class SimulatedRelay:
 
     def react(self, event: Event) -> None:
         """Let the machine decide, then act."""
-        commands: list[Any] = self.flow.handle(event, self.clock())
-        self._journal.note(self.name, event, commands)
+        commands: list[Any] = self.flow.handle(event, self._timeline.now + self._clock_s)
+        journal, live = self._journal, self._live
+        if not journal.hushed:
+            journal.note(self.name, event, commands)
         for command in commands:
-            active = self._live.get(command.id)
+            active = live.get(command.id)
             if active is None:
                 self._wrong(f"{type(command).__name__} for {command.id}, which is over")
                 continue
             self._perform[type(command)](active, command)
-        name = event.request.id if isinstance(event, machine.RequestArrived) else getattr(event, "id", "")
-        self._most = max(self._most, len(self._live))  # after the machine had its say: a refusal occupies nothing
-        active = self._live.get(name)
+        if len(live) > self._most:
+            self._most = len(live)  # after the machine had its say: a refusal occupies nothing
+        name = event.request.id if isinstance(event, machine.RequestArrived) else getattr(event, "id", None)
+        active = live.get(name) if name is not None else None
         if active is not None and (active.timer is None or (active.attempt is None and not active.held)):
             self._wrong(f"{name} was forgotten after {type(event).__name__}")
 

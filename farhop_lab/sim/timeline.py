@@ -62,7 +62,15 @@ class Timeline:
 
     def after(self, delay_s: float, act: Callable[..., object], *args: Any) -> Call:
         """Do it `delay_s` from now."""
-        return self.at(self.now + delay_s, act, *args)
+        # As `at` does, without calling it: nearly everything is asked for so.
+        now, due = self.now, self._due
+        at = now + delay_s
+        if len(due) >= self._tidy_from or not at < inf:
+            return self.at(at, act, *args)
+        self._asked += 1
+        call = Call((at if at > now else now, self._asked, act, args))
+        heappush(due, call)
+        return call
 
     def _tidy(self) -> None:
         """Let go of what was cancelled: most of what is asked for is a time-out that never happens, and each would
@@ -76,12 +84,13 @@ class Timeline:
 
     def run(self, until: float) -> None:
         """Let everything happen that is due up to `until`, that moment included; then it is `until`."""
-        due = self._due
+        due, pop = self._due, heappop
         while due and due[0][0] <= until:
-            call = heappop(due)
+            call = pop(due)
             self.now, _, act, args = call
             if act is not None:
-                call[2], call[3] = None, ()  # as `cancel` does
+                call[2] = None  # as `cancel` does
+                call[3] = ()
                 self.happened += 1
                 act(*args)
         self.now = max(self.now, until)

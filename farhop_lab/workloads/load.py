@@ -130,6 +130,8 @@ def own_log(path: Path, fields: Mapping[str, str], *, skip: bool = False) -> tup
             found.append((row, took_s))
         except (msgspec.MsgspecError, own_logs.FieldError, TraceError) as error:
             complaint = str(error) if isinstance(error, TraceError) else f"{path}, line {number}: {error}"
+            if isinstance(error, msgspec.MsgspecError):
+                complaint += "; one JSON object a line, or one whole array, is expected"
             if not skip:
                 raise TraceError(complaint) from None
             complaints.append(complaint)

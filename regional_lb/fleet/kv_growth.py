@@ -38,6 +38,8 @@ _EXPECTED = int(np.searchsorted(_SHARES, 1.0))
 _AHEAD = np.concatenate([[0.0], 4.0 * 1.2 ** np.arange(47)])
 _FAR = 2.0  # times the longest answer expected: further nobody looks
 _REBASE = 1e9
+_ONES = np.ones(256)
+MOST = np.maximum.reduce  # what an array's `max` calls in the end, after as long again
 
 
 class AnswerLengths:
@@ -104,10 +106,13 @@ def peak_tokens(
     mean *= size
     size -= mean
     size *= mean  # the variance
-    counts = np.ones(count)
-    if others:
-        counts[-2:] = others / 2.0
+    if count < len(_ONES) and not others:
+        counts = _ONES[:count]
+    else:
+        counts = np.ones(count)
+        if others:
+            counts[-2:] = others / 2.0
     peaks = np.sqrt(counts @ size)
     peaks *= _Z
     peaks += counts @ mean
-    return float(peaks.max())
+    return float(MOST(peaks))

@@ -51,6 +51,16 @@ def test_regions_that_are_recorded_are_kept(tmp_path: Path) -> None:
     assert (work.place, sorted(work.regions)) == ("recorded", ["tokyo", "virginia"])
 
 
+@pytest.mark.parametrize("text", ['{"timestamp": 5, "usa', "17\n"], ids=["cut", "no object"])
+def test_what_is_no_log_is_one_line_with_what_is_expected(tmp_path: Path, text: str) -> None:
+    (tmp_path / "own").write_text(text)
+    output = CliRunner().invoke(app(), ["sim", "import", str(tmp_path / "own"), "--out", str(tmp_path / "mine.yaml")])
+    assert output.exit_code == 2
+    assert output.stderr.count("\n") == 1
+    assert "own, line 1: " in output.stderr
+    assert "; one JSON object a line, or one whole array, is expected" in output.stderr
+
+
 def test_lines_that_cannot_be_read_are_shown_and_counted(tmp_path: Path) -> None:
     log, out = written(tmp_path / "own", [*LINES, {"timestamp": 5, "usage": None}]), tmp_path / "mine.yaml"
     text = CliRunner().invoke(app(), ["sim", "import", log, "--out", str(out)])

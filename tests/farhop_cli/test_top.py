@@ -94,6 +94,13 @@ async def test_it_shows_what_is_reported_and_drains_by_name() -> None:
         assert name == "virginia"  # the third, and nobody's last
 
 
+async def test_a_look_while_it_ends_is_no_fault() -> None:
+    app = Top(Source(), "ann")
+    async with app.run_test():
+        await app.query_one("#wrong").remove()
+        await app.look()
+
+
 async def _drain(app: Top, pilot: Any, source: Source) -> None:
     """The region under the cursor: why, the dry run, a wrong name, the right one."""
     await pilot.press("d")

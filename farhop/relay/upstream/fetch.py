@@ -149,7 +149,10 @@ async def _ask(pool: Pool, address: Address, line: str, rest: bytes, timeout_s: 
         # Probes and the like change nothing, and a connection closed at rest says nothing of who closed it.
         result = await _once(pool.lend_fresh, address, write, ends_at, bytes_max)
     if isinstance(result, FetchError):
-        raise result
+        try:
+            raise result
+        finally:
+            del result  # its traceback holds this frame: a cycle for each failed probe
     return result
 
 

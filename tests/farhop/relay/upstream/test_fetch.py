@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -11,6 +13,7 @@ import pytest
 from farhop.balance.machine import Address
 from farhop.relay.upstream.fetch import Fetched, FetchError, get, post
 from farhop.relay.upstream.pool import Pool, UpstreamLimits
+from tests.conftest import at_once
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: Text/Plain; version=0.0.4\r\ncontent-length: 3\r\n\r\n1 2"
@@ -137,6 +140,21 @@ async def test_who_is_slow_or_away_is_an_error_and_leaves_nothing_behind() -> No
         await get(pool, address, "/", 1.0, 100)
     assert caught.value.reason == "unreachable"
     await pool.close()
+
+
+async def test_a_failure_is_gone_with_who_caught_it() -> None:
+    """Of an error that a local of its own raiser holds, only the garbage collector would let go: with every probe."""
+    errors: list[weakref.ref[FetchError]] = []
+    async with serving(saying(b"HTTP/1.1 nonsense\r\n\r\n")) as (pool, address):
+        gc.disable()
+        try:
+            try:
+                await get(pool, address, "/health", 1.0, 100)
+            except FetchError as error:
+                errors.append(weakref.ref(error))
+            await at_once(lambda: [error() for error in errors] == [None])
+        finally:
+            gc.enable()
 
 
 async def test_a_late_answer_is_not_the_next_ones() -> None:
