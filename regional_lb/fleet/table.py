@@ -28,7 +28,6 @@ Hits: TypeAlias = "Sequence[tuple[float, int | Rows | NDArray[np.bool_]]]"
 Peak: TypeAlias = "Callable[[str, Load, float], float]"
 
 SAMPLE_FRESH_S = 3.0  # an older scrape says nothing about the queue of now
-KV_SHARE_MAX = 0.95  # the rest is for prompts longer than thought: preemption costs a whole recompute
 # Where all answers whole would fit this share of the cache, so much is what they are thought to take: by far not all
 # are there at once, and how many does not matter yet.
 WHOLE_SHARE = 0.5
@@ -315,7 +314,7 @@ class Table(Columns):
         if in_flight >= slots:
             self.kv_room_tokens[row] = -inf
         else:
-            self.kv_room_tokens[row] = KV_SHARE_MAX * replica.kv_tokens - taken if load.in_flight else inf
+            self.kv_room_tokens[row] = replica.kv_tokens - taken if load.in_flight else inf
 
     def rate(self, speeds: Speeds) -> None:
         """How fast all of them work."""

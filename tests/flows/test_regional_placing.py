@@ -181,7 +181,7 @@ def test_one_that_starves_gets_every_fourth_turn(play) -> None:
 def test_a_replica_is_kept_free_for_a_large_one_that_starves(play) -> None:
     """Small ones that fit must not pass it for ever."""
     flow = regional(
-        replica("r1", slots=4, kv_tokens=1000, prefill_tokens_max=9999), queue_starvation_s=5.0, queue_wait_s=99.0
+        replica("r1", slots=4, kv_tokens=950, prefill_tokens_max=9999), queue_starvation_s=5.0, queue_wait_s=99.0
     )
     book = play(flow)
     for name in ("a", "b"):

@@ -244,7 +244,7 @@ def _agrees(fleet: Fleet, now: float) -> None:
             assert taken == counted
         fits = load.in_flight + held < slots and (
             load.in_flight == 0
-            or (load.prefill_tokens < known.prefill_tokens_max and taken + 10 + 5 <= 0.95 * known.kv_tokens + 1e-6)
+            or (load.prefill_tokens < known.prefill_tokens_max and taken + 10 + 5 <= known.kv_tokens + 1e-6)
         )
         fits = fits and (not queued or now - known.sample.at >= 3.0)
         assert bool(table.room(10.0, 5.0, now)[place]) is fits

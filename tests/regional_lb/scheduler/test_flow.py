@@ -26,7 +26,7 @@ from farhop.balance.ledger import Reservation
 from farhop.balance.machine import AttemptBegan, ClientLeft, Forward, Hold, RequestArrived, SetTimer, TimerFired, Usage
 from farhop.balance.prefix.chain import bytes_at, marks
 from regional_lb.fleet.adapters import LOAD_MS
-from regional_lb.fleet.table import KV_SHARE_MAX, SAMPLE_FRESH_S
+from regional_lb.fleet.table import SAMPLE_FRESH_S
 from regional_lb.fleet.view import Replica, ReplicaProbed, Sample
 from regional_lb.scheduler.flow import K_WAITING
 from regional_lb.scheduler.split import RuleConfig, SplitConfig, SplitsChanged
@@ -137,7 +137,7 @@ class RegionalMachine(RuleBasedStateMachine):
         load = self.flow.fleet.ledger.load(name)
         if load.in_flight > 1:
             assert load.in_flight <= target.slots
-            assert load.kv_tokens <= KV_SHARE_MAX * target.kv_tokens
+            assert load.kv_tokens <= target.kv_tokens
             there = [held.prefill_tokens for held in self.flow.fleet.ledger._held.values() if held.target == name]
             # Whoever was sent last found some of a step free, or of the next one where several waited.
             last = next((tokens for tokens in reversed(there) if tokens), 0)

@@ -39,7 +39,7 @@ def test_the_one_that_would_be_done_first() -> None:
 
 
 def test_one_without_room_is_passed_over() -> None:
-    full = [Reservation("p1", 2000, 2000), Reservation("p2", 0, 9000), Reservation("p3", 0, 1), Reservation("p3", 0, 1)]
+    full = [Reservation("p1", 2000, 2000), Reservation("p2", 0, 9500), Reservation("p3", 0, 1), Reservation("p3", 0, 1)]
     assert _best(fleet(_p("p1"), _p("p2"), _p("p3"), reserved=full)) is None
 
 
