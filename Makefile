@@ -30,8 +30,13 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/farhop demo
 
-# To read every test file is most of what comes before the tests, and pytest's own rewriting most of that: it is kept.
-test: $(STAMP)
+# Each worker reads every test file, and pytest's own rewriting of them is most of that: it is done once and kept.
+TESTS_STAMP := $(VENV)/.tests-compiled
+$(TESTS_STAMP): $(STAMP) $(shell find tests -name '*.py')
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --collect-only -qq > /dev/null || true  # what is wrong is told below
+	@touch $@
+
+test: $(TESTS_STAMP)
 	PYTHONDONTWRITEBYTECODE= FARHOP_EXAMPLES=$(EXAMPLES) \
 	  $(BIN)/pytest -n $(WORKERS) -m 'not ($(APART))'
 
@@ -50,11 +55,11 @@ engine-pages: $(STAMP)
 # pytest ends with 5 where no test is marked so: then there is nothing to do. Building images takes minutes: no dump before.
 # Then the tests of properties, with all the examples that they name: not beside them, as hold timers and health checks of
 # others' programs are late where everything computes.
-test-system: $(STAMP)
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -o faulthandler_timeout=600 -m '$(SYSTEM)'; ended=$$?; \
+test-system: $(TESTS_STAMP)
+	@$(BIN)/pytest -o faulthandler_timeout=600 -m '$(SYSTEM)'; ended=$$?; \
 	  if [ $$ended = 5 ]; then echo 'No test needs $(SYSTEM): nothing to do.'; \
   elif [ $$ended != 0 ]; then exit $$ended; fi
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) -m 'hypothesis and not ($(APART))'
+	$(BIN)/pytest -n $(WORKERS) -m 'hypothesis and not ($(APART))'
 
 # Lines and branches, by the tests that mirror what ships: minutes. `make coverage TESTS=tests` takes all but the drills,
 # which a tracer slows beyond what they are about, and whose killed processes would tell nothing. Two figures: what

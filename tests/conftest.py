@@ -22,7 +22,6 @@ from farhop_lab.bench.proxies import ENVOY
 from farhop_lab.world.client import Result, answer
 from farhop_lab.world.fork_server import kept_waiting_s
 from farhop_lab.world.world import World, WorldSettings
-from tests.workers import Group, Workers
 
 T = TypeVar("T")
 _NAP_S = 0.005
@@ -34,6 +33,7 @@ DRILLS = TESTS / "drills"
 # Of processes that tests start: nobody here trusts who this machine trusts, and to load that costs each 30 ms of CPU.
 # A world has none either (farhop_lab.world): with one environment one server forks them all, and a server costs 1 s.
 NO_CERTIFICATES = {"SSL_CERT_FILE": os.devnull}
+ASKS = b"running: RunningWorld"  # in the files whose tests share the world
 VERSION_BEFORE = "e0c6e3d"  # the version that tests/deploy/test_skew.py runs beside this one
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
@@ -158,10 +158,6 @@ def _in_world(item: pytest.Item | None) -> bool:
     return item is not None and "running" in getattr(item, "fixturenames", ())
 
 
-def _is_drill(item: pytest.Item) -> bool:
-    return str(item.path).startswith(f"{DRILLS}{os.sep}")
-
-
 def _fewer_examples(items: list[pytest.Item]) -> None:
     """Of a hypothesis test the settings stand at its function, of a machine at its class."""
     owners = {
@@ -178,30 +174,32 @@ def _fewer_examples(items: list[pytest.Item]) -> None:
         setattr(owner, name, settings(named, max_examples=played(named.max_examples)))
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Of one letter, as pytest has its own: `_addoption` alone allows it."""
-    parser.getgroup("workers")._addoption(
-        "-n", dest="workers", type=int, default=0, help="Run on so many cores at once."
-    )
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where tests run on several cores a file stays together, and all files that share the world are one. Every other
+    worker begins with the drills, which wait more than they work, the others with all else: both are under way at once.
 
+    Not by `--dist loadgroup`: its marks are of no effect with pytest 9.2, and every worker had worlds of its own.
+    """
+    from xdist.scheduler import LoadScopeScheduling
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Where tests run on several cores a file stays together, and all files that share the world are one."""
-    if session.config.option.workers > 0:
-        session.config.pluginmanager.register(Workers(session.config.option.workers, _groups))
+    config.option.loadscopereorder = False
+    # Who hands the tests out has not collected them: of each it knows the name.
+    asks = {f"{path.relative_to(TESTS.parent)}" for path in TESTS.rglob("test_*.py") if ASKS in path.read_bytes()}
 
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "world" if file in asks else file
 
-def _groups(items: list[pytest.Item]) -> tuple[list[Group], list[Group]]:
-    """Drills, which wait more than they work, and all others."""
-    in_world = {item.path for item in items if _in_world(item)}
-    drills: dict[Path | None, Group] = {}
-    others: dict[Path, Group] = {}
-    for item in items:
-        if item.path in in_world:
-            drills.setdefault(None, []).append(item)
-        else:
-            (drills if _is_drill(item) else others).setdefault(item.path, []).append(item)
-    return list(drills.values()), list(others.values())
+        def _assign_work_unit(self, node: Any) -> None:
+            drills = self.nodes.index(node) % 2 == 0
+            first = next((one for one in self.workqueue if one.startswith(("world", "tests/drills/")) == drills), None)
+            if first is not None:
+                self.workqueue.move_to_end(first, last=False)
+            super()._assign_work_unit(node)
+
+    return ByFile(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -228,7 +226,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in missing:
             if item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=missing[name]))
-    items.sort(key=lambda item: (not _in_world(item), not _is_drill(item)))
+    drills = f"{DRILLS}{os.sep}"
+    items.sort(key=lambda item: (not _in_world(item), not str(item.path).startswith(drills)))
 
 
 @pytest.fixture
@@ -236,6 +235,11 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """The default world, up, for all that ask for it. A test that breaks a part mends it before it ends."""
     stash = request.config.stash
     if WORLD not in stash:
+        if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # of the folder of all workers, each has one in it
+            only = tmp_path_factory.getbasetemp().parent / "world"
+            only.touch()
+            assert only.read_text() in ("", worker), f"a second world: {only.read_text()} has one, too (see ASKS)"
+            only.write_text(worker)
         made = RunningWorld(WorldSettings(speedup=20.0), tmp_path_factory.mktemp("world"))
         try:
             made.call(made.world.start())
