@@ -55,7 +55,7 @@ class ControlPort:
         options: list[tuple[str, int]] = [*CONTROL_OPTIONS]
         if config.tls is not None:
             options.append(("grpc.server_handshake_timeout_ms", int(1e3 * config.tls.handshake_s)))
-        server = self._server = grpc.aio.server(interceptors=(_Discreet(),), options=options)
+        server = self._server = grpc.aio.server(interceptors=(_ExceptionInterceptor(),), options=options)
         return _bound(server, config.host, config.port, self._certificates)
 
     async def start(self, region: region_pb2_grpc.RegionServicer, peers: peers_pb2_grpc.PeersServicer) -> None:
@@ -71,7 +71,7 @@ class ControlPort:
             await self._server.stop(_GRACE_S)
 
 
-class _Discreet(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs alone
+class _ExceptionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs alone
     """Of a method that broke, whoever called is told that alone; by itself gRPC sends the exception's text."""
 
     async def intercept_service(
@@ -86,14 +86,14 @@ class _Discreet(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
         if not handler.response_streaming:
 
             async def answer(request: Any, context: Any) -> Any:
-                async with _discreet(method, context):
+                async with _masked_exceptions(method, context):
                     return await handler.unary_unary(request, context)
 
             return grpc.unary_unary_rpc_method_handler(answer, *kinds)
 
         async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
             async with (
-                _discreet(method, context),
+                _masked_exceptions(method, context),
                 contextlib.aclosing(handler.unary_stream(request, context)) as messages,
             ):
                 async for message in messages:
@@ -103,7 +103,7 @@ class _Discreet(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
 
 
 @contextlib.asynccontextmanager
-async def _discreet(method: str, context: Any) -> AsyncIterator[None]:
+async def _masked_exceptions(method: str, context: Any) -> AsyncIterator[None]:
     try:
         yield
     except (grpc.aio.AbortError, grpc.aio.UsageError, asyncio.CancelledError, GeneratorExit):

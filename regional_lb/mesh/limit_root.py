@@ -121,14 +121,15 @@ class LimitRoot:
         if not 0 < len(request.holder) <= _HOLDER_CHARS_MAX or len(request.wants) > _WANTS_MAX:
             return None
         ask = ask_of(request)
-        if not _is_sound(ask) or self._is_one_too_many(request, now):
+        if not _is_sound(ask) or self._has_too_many_holders(request, now):
             return None
         reply = reply_of(self._root.exchange(request.holder, ask, now))
         if self._root.runs_out:
             self._wake.set()
         return reply
 
-    def _is_one_too_many(self, request: region_pb2.BorrowRequest, now: float) -> bool:
+    def _has_too_many_holders(self, request: region_pb2.BorrowRequest, now: float) -> bool:
+        """Whether who asks is new, and its tier and region have as many holders as they may."""
         assert self._root is not None
         if self._root.knows(request.holder, request.lease):
             return False
