@@ -153,23 +153,29 @@ class BalancerLink:
     async def _rest(self, lost: int) -> None:
         """Until the next ping is due; sooner if a stream breaks, or a channel that was fine falls silent."""
         watcher, ping_s, now = self._watcher, self._config.watch.ping_s, _loop_time()
-        pause_s = ping_s * watcher.jitter()
-        end, silence_s = now + pause_s, SILENCE * pause_s
+        pause_s, silence_s = ping_s * watcher.jitter(), SILENCE * ping_s
+        moving = watcher.distances.moving(self._name[0])
         if lost:
             end = now + (AGAIN if lost < PINGS_LOST else HURRY) * pause_s
-        elif watcher.distances.moving(self._name[0]):
+        elif moving:
             end = now + HURRY * pause_s
-        elif not watcher.in_use(self._name, IDLE_S):
-            end, silence_s = now + IDLE * pause_s, IDLE_SILENCE * ping_s
+        else:
+            end = now + pause_s
         least = now + AGAIN * pause_s
 
-        def due() -> float:
-            return end if lost else max(least, min(end, self._alive_at + silence_s))
+        def due(in_use: bool) -> float:
+            if lost:
+                return end
+            if in_use or moving:
+                return max(least, min(end, self._alive_at + silence_s))
+            return max(least, min(end + (IDLE - 1.0) * pause_s, self._alive_at + IDLE_SILENCE * ping_s))
 
+        # An idle region may be sent a request while this rests: whether it was is seen as often as one in use is asked.
         # asyncio.timeout does more, at several times the cost; and uvloop's timers may fire a millisecond early.
         loop, broke = asyncio.get_running_loop(), False
-        while (at := due()) > loop.time() and not broke:
-            timer = loop.call_at(at + 1e-3, self._wake.set)
+        while (at := due(watcher.in_use(self._name, IDLE_S))) > (now := loop.time()) and not broke:
+            looks_at = due(True)
+            timer = loop.call_at((looks_at if looks_at > now else min(at, now + silence_s)) + 1e-3, self._wake.set)
             try:
                 await self._wake.wait()
             finally:

@@ -120,6 +120,29 @@ async def test_a_region_that_nothing_is_sent_to_is_asked_less_often(region: Regi
     assert asked[-1] - asked[1] >= 0.95 * 3 * gap * ping_s  # the first is the one that found it
 
 
+async def test_a_region_that_falls_silent_just_after_its_first_request_is_asked_as_soon_as_any(region: Region) -> None:
+    """That request, and not when the last ping was, says how long its silence may last."""
+    ping_s = 2.0
+    async with watching(ping_s=ping_s) as (watcher, store, heard):
+        upstreams = watcher._upstreams = Upstreams()
+        upstreams.used = False
+        await put(store, a_report(control_address=region.address))
+        await until(lambda: ("tokyo", True) in heard.channels)
+
+        async def first_asked() -> float:
+            upstreams.used = False
+            await region.say(a_report(control_address=region.address, seq=len(region.pinged) + 2))
+            asked = len(region.pinged)
+            await until(lambda: len(region.pinged) > asked)  # it rests as one at rest does
+            began = time.monotonic()
+            await asyncio.sleep(0.1 * ping_s)
+            upstreams.used = True
+            await until(lambda: len(region.pinged) > asked + 1)
+            return time.monotonic() - began
+
+        await soonest(first_asked, 0.8 * IDLE_SILENCE * ping_s)
+
+
 async def test_pings_ask_about_silent_attempts(region: Region) -> None:
     region.known = {"here/1": 1500}
     here, lost = Silent("here/1"), Silent("lost/1")
