@@ -128,7 +128,8 @@ def composed(ingress: Ingress, authenticator: KeyAuthenticator, question: Questi
     try:
         caller = authenticator.trusted(question.tenant, narrowing(question.allow))
         body = bytes(question.body)
-        return ingress.tokenized(caller, kind, *ingress.compose(caller, kind, body, path), body)
+        request, prompt = ingress.compose(caller, kind, body, path)
+        return request if ingress.tokens is None else ingress.tokens.now(caller, kind, request, prompt, body)
     except bodies.BodyError as error:
         raise ExplainError(error.detail) from None
 

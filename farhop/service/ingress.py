@@ -16,13 +16,13 @@ from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from farhop.balance import outcome
-from farhop.balance.machine import PromptTokenized, Request
+from farhop.balance.machine import Request
 from farhop.balance.model_facts import UNKNOWN_FACTS
 from farhop.balance.prefix import chain
 from farhop.identity import redirect_token
 from farhop.identity.tenant_certificates import HEADER as CERTIFICATE
 from farhop.relay import answers
-from farhop.relay.formats import bodies, openai, paths
+from farhop.relay.formats import bodies, model_list, openai, paths
 from farhop.relay.formats.field_guard import DEFAULT
 from farhop.relay.formats.paths import Kind, PathRefusal
 from farhop.relay.formats.prompt import NO_PREFERENCES
@@ -30,18 +30,18 @@ from farhop.relay.formats.transcript import continuation
 from farhop.service.authenticator import Caller
 from farhop.service.large_bodies import LARGE_BYTES, Job
 from farhop.service.limits import WAIT_S
+from farhop.service.prompt_tokens import RequestHolder
 from farhop.service.request_telemetry import MODEL_CHARS_MAX, RequestContext
 from farhop.service.routing_keys import VERSION_HEADER, soft_session
-from farhop.service.tokenizer import INLINE_BYTES_MAX
+from farhop.service.waiting import Waiting
 from farhop.telemetry.release import release
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from farhop.balance.machine import Event, HeaderMatch, Tokens
+    from farhop.balance.machine import HeaderMatch
     from farhop.balance.model_facts import ModelFacts
-    from farhop.balance.outcome import Outcome
     from farhop.relay.active import ActiveRequest
     from farhop.relay.answers import Reply
     from farhop.relay.formats.field_guard import Guard
@@ -53,13 +53,12 @@ if TYPE_CHECKING:
     from farhop.service.clock import Clock
     from farhop.service.large_bodies import LargeBodyReader, ParsedBody
     from farhop.service.limits import Limiter
+    from farhop.service.prompt_tokens import PromptTokens
     from farhop.service.request_telemetry import RequestTelemetry
     from farhop.service.routing_keys import HeaderMatchReader, SessionReader
-    from farhop.service.tokenizer import Tokenizers
 
 _MODELS, _VERSION = Kind.MODELS, Kind.VERSION  # to look up an enum's member is a call, and each request asks for it
 _BODILESS = (_MODELS, _VERSION)
-_BESIDE_S = 0.05  # an engine takes longer for so long a prompt, and what is first to be sent goes first
 _MODELS_SHOWN = 16
 
 
@@ -94,7 +93,7 @@ class ModelNames(Protocol):
         """Names that stand for others when this tenant asks, and for which."""
 
 
-class RequestCarrier(Protocol):
+class RequestCarrier(RequestHolder, Protocol):
     """Who takes a request that is read, and has its machine decide: the relay, as far as an ingress needs it."""
 
     def start(
@@ -111,12 +110,6 @@ class RequestCarrier(Protocol):
     ) -> None:
         """See relay.Relay."""
 
-    def holds(self, request_id: str) -> bool:
-        """Whether a request is here and was sent nowhere yet."""
-
-    def react(self, event: Event, now: float | None = None) -> None:
-        """Let the machine decide."""
-
 
 class ArrivalObserver(Protocol):
     """Who wants to know from where requests come, once they are read."""
@@ -130,11 +123,9 @@ class Ingress:
 
     `relay` is set once it exists: the two need one another. With an `advisor`, decisions alone may be asked for
     here, too. `guard` says what engines may be sent. `to_engines`: they are asked from here, so that what they
-    answer is of use, as they hold it behind its prompt, and what they cache is kept apart. `wants_tokens`: whether
-    a request's decision goes by its prompt's tokens; others go on at once, and of one that waits in line the
-    machine is told when they are read. Bodies above LARGE_BYTES are read by `large`, where there is one. `signs`:
-    the hash of what is sent on is wanted, too. `ready`, where clients come: whether work should be sent here.
-    `anycast`: those of our addresses that other entries announce, too."""
+    answer is of use, as they hold it behind its prompt, and what they cache is kept apart. Bodies above LARGE_BYTES
+    are read by `large`, where there is one. `signs`: the hash of what is sent on is wanted, too. `ready`, where clients
+    come: whether work should be sent here. `anycast`: those of our addresses that other entries announce, too."""
 
     def __init__(
         self,
@@ -145,8 +136,7 @@ class Ingress:
         rng: Random,
         session: SessionReader | None = None,
         header_matches: HeaderMatchReader | None = None,
-        tokenizers: Tokenizers | None = None,
-        wants_tokens: Callable[[Request], bool] = lambda _: True,
+        tokens: PromptTokens | None = None,
         advisor: Advisor | None = None,
         guard: Guard = DEFAULT,
         large: LargeBodyReader | None = None,
@@ -159,8 +149,8 @@ class Ingress:
         self._advisor, self._guard, self._to_engines, self._signs = advisor, guard, to_engines, signs
         self.asks_certificate = False  # whether tenants are known by their certificates, too
         self._authenticator, self._telemetry, self._clock, self._rng = authenticator, telemetry, clock, rng
-        self._session, self._header_matches, self._tokenizers, self._large = session, header_matches, tokenizers, large
-        self._wants_tokens = wants_tokens
+        self._session, self._header_matches, self._large = session, header_matches, large
+        self.tokens = tokens
         self.relay: RequestCarrier | None = None
         self.arrivals: ArrivalObserver | None = None
         self.names: ModelNames | None = None  # while there are names that stand for other models
@@ -241,12 +231,13 @@ class Ingress:
         assert kind is not None
         assert self.relay is not None
         if self._large is not None and len(exchange.body) > LARGE_BYTES and kind not in _BODILESS:
-            _ReadingApart(self, exchange, context).begin(self._large)
+            parsed = self._large.later(self._job(exchange), exchange.body)
+            Waiting(exchange, self._telemetry, parsed, partial(self._parsed, exchange, self._clock.now()))
             return None
         if caller.body_hash and hashlib.sha256(exchange.body).digest() != caller.body_hash:
             return _other_body()
         if kind is _MODELS:
-            return _model_list(self._listed(caller), exchange.head)
+            return answers.Reply(200, model_list.listed(self._listed(caller), exchange.head.onward), outcome.SERVED)
         if kind is _VERSION:
             return answers.Reply(200, msgspec.json.encode({"version": release()}), outcome.SERVED)
         try:
@@ -267,6 +258,42 @@ class Ingress:
             asks = asking
         request = self._request(asks, prompt, exchange.body, head.onward, version, self._clock.now())
         return self._understood(exchange, context, request, prompt)
+
+    def _job(self, exchange: Exchange) -> Job:
+        """How a large body is to be read in the process for them."""
+        head, context, guard = exchange.head, exchange.context, self._guard
+        caller = context.caller
+        return Job(
+            context.kind,
+            head.path,
+            head.onward,
+            tuple(guard.media_hosts),
+            guard.refuses_unknown,
+            caller.hint_scope if self._to_engines else None,
+            bool(caller.body_hash),
+            self._signs,
+            self._session.field if self._session is not None else "",
+            self._only_model(caller),
+        )
+
+    def _parsed(self, exchange: Exchange, since: float, reading: asyncio.Future[ParsedBody]) -> Reply | None:
+        """A large body is read: start relaying, or say what to answer instead."""
+        parsed, context, head, body = reading.result(), exchange.context, exchange.head, exchange.body
+        caller = context.caller
+        for name in parsed.unknown:
+            self._guard.count(name)
+        if caller.body_hash and parsed.sha256 != caller.body_hash:
+            return _other_body()
+        if parsed.prompt is None:
+            refused = parsed.refusal()
+            return answers.refusal(refused.outcome, refused.detail, param=refused.param)
+        asking = self._with_preferences(context, caller, parsed.prompt, head.onward)
+        if not isinstance(asking, Caller):
+            return asking
+        context.body_sha256 = parsed.onward_sha256
+        version = head.known.get(VERSION_HEADER)
+        request = self._request(asking, parsed.prompt, body, head.onward, version, since, parsed.session)
+        return self._understood(exchange, context, request, parsed.prompt, parsed.change.of(body), since)
 
     def _with_preferences(
         self, context: RequestContext, caller: Caller, prompt: Prompt, lines: bytes
@@ -315,16 +342,28 @@ class Ingress:
             assert self._advisor is not None
             return self._advisor.advise(request, context, exchange.head)
         if self.limits is not None and request.tenant in self.limits.tenants and not caller.charged:
-            admitted = self.limits.admit(context, request, context.user)
-            if isinstance(admitted, asyncio.Future):
-                since = since or self._clock.now()
-                go_on = partial(self._go_on, exchange, context, request, prompt, onward, since)
-                _Borrowing(self, exchange, request, go_on).begin(self.limits, admitted)
-                return None
-            if admitted is not None:
-                return admitted
-        self._go_on(exchange, context, request, prompt, onward, since)
+            go_on = partial(self._go_on, exchange, request, prompt, onward)
+            return self._charge(self.limits, exchange, request, go_on, since)
+        self._go_on(exchange, request, prompt, onward, since)
         return None
+
+    def _charge(
+        self, limits: Limiter, exchange: Exchange, request: Request, go_on: Callable[[float], None], since: float = 0.0,
+        until: float | None = None,
+    ) -> Reply | None:  # fmt: skip
+        """Take what it may use off its tenant's limits and have it go on, with `since` as for `_start`; or say why it
+        may not. Where what is lent here is not enough it waits for more, `until` then."""
+        context: RequestContext = exchange.context
+        waits = until is None or self._clock.now() < until
+        admitted = limits.admit(context, request, context.user, waits=waits)
+        if isinstance(admitted, asyncio.Future):
+            now = self._clock.now()
+            again = partial(self._charge, limits, exchange, request, go_on, since or now, until or now + WAIT_S)
+            Waiting(exchange, self._telemetry, admitted, lambda _: again())
+            return None
+        if admitted is None:
+            go_on(since)
+        return admitted
 
     def begin_anew(self, active: ActiveRequest, request: Request) -> None:
         """A request that nobody took for its model goes on for another that its name stands for, as if it had come for
@@ -337,26 +376,22 @@ class Ingress:
         context.body_sha256 = b""  # it was of the body that came
         self._mute_unless_recorded(context, caller, request.model)
 
-        def go_on() -> None:
+        def go_on(_since: float) -> None:
             assert self.relay is not None
             self.relay.start(
                 exchange, request, body, hide_usage=active.hide_usage, context=context, arrived_at=active.arrived_at,
                 geo=active.geo,
             )  # fmt: skip
 
-        admitted = None
-        if context.reserved is not None and self.limits is not None:
-            context.reserved.settle(None, outcome.NO_REGION, None)
-            context.reserved = None
-            admitted = self.limits.admit(context, request, context.user)
-        if isinstance(admitted, asyncio.Future):
-            assert self.limits is not None
-            _Borrowing(self, exchange, request, go_on).begin(self.limits, admitted)
-        elif admitted is not None:
-            self._telemetry.turned_away(context, admitted.outcome, admitted.status)
-            exchange.reply(admitted)
-        else:
-            go_on()
+        if context.reserved is None or self.limits is None:
+            go_on(0.0)
+            return
+        context.reserved.settle(None, outcome.NO_REGION, None)
+        context.reserved = None
+        refused = self._charge(self.limits, exchange, request, go_on)
+        if refused is not None:
+            self._telemetry.turned_away(context, refused.outcome, refused.status)
+            exchange.reply(refused)
 
     def _chain_anew(self, exchange: Exchange, body: bytes) -> tuple[int, ...]:
         """Of a prompt that was read before, for another model: caches know it by the model. A large one is not read
@@ -410,48 +445,17 @@ class Ingress:
                 models.setdefault(name, UNKNOWN_FACTS)  # they may differ in all that is said of them
         return dict(sorted(models.items()))
 
-    def _go_on(
-        self, exchange: Exchange, context: RequestContext, request: Request, prompt: Prompt, onward: bytes | None,
-        since: float,
-    ) -> None:  # fmt: skip
+    def _go_on(self, exchange: Exchange, request: Request, prompt: Prompt, onward: bytes | None, since: float) -> None:
         """It may go on: its prompt's tokens are read, where they are of use."""
-        kind, caller = context.kind, context.caller
-        assert caller is not None
-        assert kind is not None
-        if self._tokenizers is None or not self._tokenizers.reads(kind, request.model):
+        if self.tokens is None or not self.tokens.reads(exchange.context.kind, request.model):
             self._start(exchange, request, prompt, since, onward)
-        elif not self._wants_tokens(request):
-            body, salt = exchange.body, self._salt_kept(caller, kind, prompt)
+            return
+
+        def start(request: Request, since: float) -> None:
             self._start(exchange, request, prompt, since, onward)
-            if self.relay is not None and self.relay.holds(request.id):  # of what is on its way nobody needs them
-                asyncio.get_running_loop().call_soon(self._read_beside, kind, request, body, salt)
-        elif len(exchange.body) <= INLINE_BYTES_MAX:
-            self._start(exchange, self.tokenized(caller, kind, request, prompt, exchange.body), prompt)
-        else:
-            body, salt = exchange.body, self._salt_kept(caller, kind, prompt)
-            tokens = self._tokenizers.beginning(kind, request.model, body, salt)
-            begun = request if tokens is None else replace(request, tokens=tokens)
-            if tokens is None or self._wants_tokens(begun):
-                _Reading(self, exchange, request, prompt, onward, since).begin(self._tokenizers, kind)
-                return
-            self._start(exchange, begun, prompt, since, onward)
-            if not tokens.whole:  # its next turn begins with all of them, and what an engine counts is compared
-                asyncio.get_running_loop().call_later(_BESIDE_S, self._read_beside, kind, request, body, salt)
 
-    def _read_beside(self, kind: Kind, request: Request, body: bytes, salt: str) -> None:
-        """Tell the machine the tokens of a prompt that it has, when they are read."""
-        tokenizers, relay = self._tokenizers, self.relay
-        assert tokenizers is not None
-        assert relay is not None
-
-        def read(tokens: Tokens | None) -> None:
-            if tokens is not None:
-                relay.react(PromptTokenized(request.id, tokens))
-
-        if len(body) <= INLINE_BYTES_MAX:
-            read(tokenizers.now(kind, request.model, body, salt))
-        else:
-            tokenizers.later(kind, request.model, body, salt, read, waits=False)
+        assert self.relay is not None
+        self.tokens.go_on(exchange, request, prompt, since, start, self.relay)
 
     def _start(
         self, exchange: Exchange, request: Request, prompt: Prompt, since: float = 0.0, onward: bytes | None = None
@@ -485,27 +489,6 @@ class Ingress:
             continuation=more,
             geo="" if exchange.is_hop else prompt.preferences.geo,  # whom the client asked says it
         )
-
-    def _salt_kept(self, caller: Caller, kind: Kind, prompt: Prompt) -> str:
-        """The salt that engines keep their blocks by: none take one with Anthropic's messages."""
-        return "" if kind is Kind.MESSAGES else self._salt(caller, kind, prompt)
-
-    def _salt(self, caller: Caller, kind: Kind, prompt: Prompt) -> str:
-        return openai.salt_of(kind, prompt, caller.hint_scope if self._to_engines else None)
-
-    def tokenized(self, caller: Caller, kind: Kind, request: Request, prompt: Prompt, body: bytes) -> Request:
-        """The request with its prompt's tokens, if they are to be had; at once, however long that takes."""
-        if self._tokenizers is None or not self._tokenizers.reads(kind, request.model):
-            return request
-        tokens = self._tokenizers.now(kind, request.model, body, self._salt_kept(caller, kind, prompt))
-        return replace(request, tokens=tokens) if tokens is not None else request
-
-    def _broke(self, exchange: Exchange) -> None:
-        """A bug, past the connection's own last line of defence."""
-        reply = answers.refusal(outcome.INTERNAL, "the balancer failed on this request; it is logged")
-        self._telemetry.turned_away(exchange.context, outcome.INTERNAL, reply.status)
-        if exchange.is_open and not exchange.started:
-            exchange.reply(reply)
 
     def compose(
         self,
@@ -574,174 +557,6 @@ class Ingress:
         )
 
 
-_ANTHROPIC = b"anthropic-version: "
-
-
-class _Waiting:
-    """A request that is read elsewhere: until it can be relayed."""
-
-    def __init__(self, ingress: Ingress, exchange: Exchange) -> None:
-        self._ingress, self._exchange = ingress, exchange
-        self._future: asyncio.Future[Any] | None = None
-
-    def client_left(self) -> None:
-        """See exchange.ExchangeCallbacks."""
-        self._give_up(outcome.CLIENT_LEFT, 0)
-
-    def stopped(self) -> None:
-        """See exchange.ExchangeCallbacks."""
-        reply = answers.stopping()
-        self._give_up(reply.outcome, reply.status)
-        self._exchange.reply(reply)
-
-    def _give_up(self, reason: Outcome, status: int) -> None:
-        self._exchange.callbacks = None
-        if self._future is not None:
-            self._future.cancel()
-        self._ingress._telemetry.turned_away(self._exchange.context, reason, status)
-
-    def pause(self) -> None:
-        """See exchange.ExchangeCallbacks. Nothing is written yet."""
-
-    def resume(self) -> None:
-        """See exchange.ExchangeCallbacks."""
-
-
-class _ReadingApart(_Waiting):
-    """A request whose body is large."""
-
-    def __init__(self, ingress: Ingress, exchange: Exchange, context: RequestContext) -> None:
-        super().__init__(ingress, exchange)
-        self._context, self._since = context, ingress._clock.now()
-
-    def begin(self, large: LargeBodyReader) -> None:
-        """Have it read."""
-        ingress, head, kind, caller = self._ingress, self._exchange.head, self._context.kind, self._context.caller
-        assert caller is not None
-        assert kind is not None
-        guard, session = ingress._guard, ingress._session
-        job = Job(
-            kind,
-            head.path,
-            head.onward,
-            tuple(guard.media_hosts),
-            guard.refuses_unknown,
-            caller.hint_scope if ingress._to_engines else None,
-            bool(caller.body_hash),
-            ingress._signs,
-            session.field if session is not None else "",
-            ingress._only_model(caller),
-        )
-        self._future = large.later(job, self._exchange.body)
-        self._exchange.callbacks = self
-        self._future.add_done_callback(self._over)
-
-    def _over(self, future: asyncio.Future[ParsedBody]) -> None:
-        if future.cancelled():
-            return
-        if self._exchange.callbacks is not self:
-            future.exception()  # it is nobody's any more
-            return
-        self._exchange.callbacks = None
-        try:
-            reply = self._parsed(future.result())
-        except Exception:
-            self._ingress._broke(self._exchange)
-            raise  # the loop's handler has it logged
-        if reply is not None:
-            self._ingress._telemetry.turned_away(self._context, reply.outcome, reply.status)
-            self._exchange.reply(reply)
-
-    def _parsed(self, parsed: ParsedBody) -> Reply | None:
-        ingress, exchange, caller = self._ingress, self._exchange, self._context.caller
-        assert caller is not None
-        for name in parsed.unknown:
-            ingress._guard.count(name)
-        if caller.body_hash and parsed.sha256 != caller.body_hash:
-            return _other_body()
-        if parsed.prompt is None:
-            refused = parsed.refusal()
-            return answers.refusal(refused.outcome, refused.detail, param=refused.param)
-        asking = ingress._with_preferences(self._context, caller, parsed.prompt, exchange.head.onward)
-        if not isinstance(asking, Caller):
-            return asking
-        caller = asking
-        head, body, self._context.body_sha256 = exchange.head, exchange.body, parsed.onward_sha256
-        version = head.known.get(VERSION_HEADER)
-        request = ingress._request(caller, parsed.prompt, body, head.onward, version, self._since, parsed.session)
-        return ingress._understood(exchange, self._context, request, parsed.prompt, parsed.change.of(body), self._since)
-
-
-class _Borrowing(_Waiting):
-    """A request for which what is lent here is not enough."""
-
-    def __init__(self, ingress: Ingress, exchange: Exchange, request: Request, go_on: Callable[[], None]) -> None:
-        super().__init__(ingress, exchange)
-        self._request, self._go_on = request, go_on
-        self._until = ingress._clock.now() + WAIT_S
-
-    def begin(self, limits: Limiter, future: asyncio.Future[None]) -> None:
-        """Wait for more."""
-        self._limits, self._future, self._exchange.callbacks = limits, future, self
-        future.add_done_callback(self._lent)
-
-    def _lent(self, future: asyncio.Future[None]) -> None:
-        exchange, ingress = self._exchange, self._ingress
-        if future.cancelled() or exchange.callbacks is not self:
-            return
-        context: RequestContext = exchange.context
-        try:
-            waits = ingress._clock.now() < self._until
-            admitted = self._limits.admit(context, self._request, context.user, waits=waits)
-            if isinstance(admitted, asyncio.Future):
-                self.begin(self._limits, admitted)
-                return
-            exchange.callbacks = None
-            if admitted is None:
-                self._go_on()
-            else:
-                ingress._telemetry.turned_away(context, admitted.outcome, admitted.status)
-                exchange.reply(admitted)
-        except Exception:
-            exchange.callbacks = None
-            ingress._broke(exchange)
-            raise  # the loop's handler has it logged
-
-
-class _Reading(_Waiting):
-    """A request whose prompt is being tokenized."""
-
-    def __init__(
-        self, ingress: Ingress, exchange: Exchange, request: Request, prompt: Prompt, onward: bytes | None = None,
-        since: float = 0.0,
-    ) -> None:  # fmt: skip
-        super().__init__(ingress, exchange)
-        self._request, self._prompt, self._onward, self._since = request, prompt, onward, since
-
-    def begin(self, tokenizers: Tokenizers, kind: Kind) -> None:
-        """Start, now or when it is read."""
-        exchange, model, self._since = self._exchange, self._request.model, self._since or self._ingress._clock.now()
-        context: RequestContext = exchange.context
-        assert context.caller is not None  # `head` let it pass
-        salt = self._ingress._salt_kept(context.caller, kind, self._prompt)
-        self._future = tokenizers.later(kind, model, exchange.body, salt, self._read)
-        if self._future is None:
-            self._ingress._start(exchange, self._request, self._prompt, onward=self._onward)
-        else:
-            exchange.callbacks = self
-
-    def _read(self, tokens: Tokens | None) -> None:
-        if self._exchange.callbacks is not self:
-            return
-        self._exchange.callbacks = None
-        try:
-            request = replace(self._request, tokens=tokens) if tokens is not None else self._request
-            self._ingress._start(self._exchange, request, self._prompt, self._since, self._onward)
-        except Exception:
-            self._ingress._broke(self._exchange)
-            raise  # the loop's handler has it logged
-
-
 def _other_body() -> Reply:
     return answers.refusal(outcome.HOP_FORGED, "the hop token was signed for another body")
 
@@ -755,18 +570,3 @@ def _seed(caller: Caller, prompt: Prompt) -> int:
 @lru_cache(maxsize=1024)  # a salt is a secret, and a long name may be anything: neither is remembered
 def _unsalted_seed(model: str, scope: str) -> int:
     return chain.seed_of(model, "", "", scope)
-
-
-def _model_list(models: dict[str, ModelFacts], head: Head) -> Reply:
-    data = [
-        {"id": model, "object": "model", "created": 0, "owned_by": "farhop"}
-        | {name: value for name, value in msgspec.structs.asdict(facts).items() if value}  # as engines word it
-        for model, facts in models.items()
-    ]
-    document: dict[str, Any] = {"object": "list", "data": data}
-    if head.onward.startswith(_ANTHROPIC) or b"\r\n" + _ANTHROPIC in head.onward:  # its SDK reads other members
-        for one in data:
-            one |= {"type": "model", "display_name": one["id"], "created_at": "1970-01-01T00:00:00Z"}
-        ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-        document |= {"has_more": False, "first_id": ends[0], "last_id": ends[1]}
-    return answers.Reply(200, msgspec.json.encode(document), outcome.SERVED)

@@ -39,6 +39,7 @@ from farhop.service.limits import Limiter
 from farhop.service.loop_lag import LoopLag
 from farhop.service.peer_authenticator import peer_authenticator_of
 from farhop.service.process import run as run_process
+from farhop.service.prompt_tokens import PromptTokens
 from farhop.service.recorder import Recorder
 from farhop.service.reload import LIVE as LIVE_OF_BOTH
 from farhop.service.reload import Reloader
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
 
     from farhop_wire import region_pb2
 
-    from farhop.balance.machine import Usage
+    from farhop.balance.machine import Request, Usage
     from farhop.balance.model_facts import ModelFacts
     from farhop.relay.active import ActiveRequest
     from farhop.relay.http.connection import ClientLimits
@@ -384,6 +385,9 @@ class RegionalBalancer:
     def _in_flight_at(self, replica: str) -> int:
         return self.flow.fleet.ledger.load(replica).in_flight
 
+    def _wants_tokens(self, request: Request) -> bool:
+        return self.flow.wants_tokens(request, self.clock.now())
+
     def _warn(self, whom: str, problem: str) -> None:
         self._log.warning("replicas", f"{whom}: {problem}", source=whom, problem=problem)
 
@@ -397,10 +401,11 @@ class RegionalBalancer:
             **config.session.model_dump(), wanted=lambda: splits.wants_session or policies.wants_session
         )
         header_matches = HeaderMatchReader(splits)
-        self.tokenizers = _tokenizers(config)
+        self.tokenizers, tokens = _tokenizers(config), None
         if self.tokenizers is not None:
             lineages = self.flow.fleet.lineages
             self.tokenizers.bases_of = lambda model: lineages.of.get(model) or ()
+            tokens = PromptTokens(self.tokenizers, self._wants_tokens, self.clock, self.telemetry)
         self.guard, self.large = config.requests.guard(), LargeBodyReader()
         ingress = partial(
             Ingress,
@@ -409,8 +414,7 @@ class RegionalBalancer:
             rng=rng,
             session=session,
             header_matches=header_matches,
-            tokenizers=self.tokenizers,
-            wants_tokens=lambda request: self.flow.wants_tokens(request, self.clock.now()),
+            tokens=tokens,
             guard=self.guard,
             large=self.large,
             to_engines=True,
