@@ -43,6 +43,7 @@ from farhop.service.prompt_tokens import PromptTokens
 from farhop.service.recorder import Recorder
 from farhop.service.reload import LIVE as LIVE_OF_BOTH
 from farhop.service.reload import Reloader
+from farhop.service.request_reader import RequestReader
 from farhop.service.request_telemetry import RequestTelemetry
 from farhop.service.routing_keys import HeaderMatchReader, SessionReader
 from farhop.service.tasks import Tasks, all_of
@@ -401,24 +402,29 @@ class RegionalBalancer:
             **config.session.model_dump(), wanted=lambda: splits.wants_session or policies.wants_session
         )
         header_matches = HeaderMatchReader(splits)
-        self.tokenizers, tokens = _tokenizers(config), None
+        self.tokenizers, self.prompt_tokens = _tokenizers(config), None
         if self.tokenizers is not None:
             lineages = self.flow.fleet.lineages
             self.tokenizers.bases_of = lambda model: lineages.of.get(model) or ()
-            tokens = PromptTokens(self.tokenizers, self._wants_tokens, self.clock, self.telemetry)
+            self.prompt_tokens = PromptTokens(self.tokenizers, self._wants_tokens, self.clock, self.telemetry)
         self.guard, self.large = config.requests.guard(), LargeBodyReader()
-        ingress = partial(
-            Ingress,
-            telemetry=self.telemetry,
-            clock=self.clock,
-            rng=rng,
-            session=session,
-            header_matches=header_matches,
-            tokens=tokens,
-            guard=self.guard,
-            large=self.large,
-            to_engines=True,
-        )
+
+        def ingress(authenticator: Authenticator, ready: Callable[[], bool] | None = None) -> Ingress:
+            reader = RequestReader(
+                authenticator,
+                clock=self.clock,
+                rng=rng,
+                session=session,
+                header_matches=header_matches,
+                guard=self.guard,
+                large=self.large,
+                to_engines=True,
+            )
+            return Ingress(
+                authenticator, reader, telemetry=self.telemetry, clock=self.clock, rng=rng, tokens=self.prompt_tokens,
+                ready=ready,
+            )  # fmt: skip
+
         self.hop_ingress = ingress(self.hop_authenticator)
         self.authenticator = KeyAuthenticator(
             config.region, lambda: self.flow.law, self._offered, config.limits.request_s
@@ -505,7 +511,7 @@ class RegionalBalancer:
 
     def _named(self, names: ModelNames) -> None:
         """At the clients' own port; names are looked up only while some stand for other models."""
-        self.client_ingress.names = names if names.in_force else None
+        self.client_ingress.reader.names = names if names.in_force else None
 
     def _ready(self) -> bool:
         return self.tier_admin.ready()

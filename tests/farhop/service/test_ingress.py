@@ -213,7 +213,7 @@ async def test_a_bug_in_the_ingress_is_counted_and_answered(up: Both, monkeypatc
     def broken(*_args: object) -> None:
         raise ZeroDivisionError("the prompt must not be told")
 
-    monkeypatch.setattr(up.global_.ingress, "_request", broken)
+    monkeypatch.setattr(up.global_.reader, "read", broken)
     answer = await send(up.entry, chat())
     assert (answer.status, answer.code) == (500, "internal_error")
     assert b"ZeroDivision" not in answer.body
