@@ -204,7 +204,7 @@ async def test_the_tiers_take_up_renewed_certificates_of_a_new_authority_without
         before, (link,) = moving.context(), up.global_.watcher._links.values()
         renewed = Pki(tmp_path)
         for balancer in (up.regional, up.global_):
-            await balancer.tls.manager.look()
+            await balancer.plane.tls.manager.look()
         assert await asked(up.entry, renewed.context()) == "hello"
         with pytest.raises(openai.APIConnectionError):
             await asked(up.entry, before)
