@@ -174,11 +174,11 @@ class DataPlane:
     process may take at a time. `slots` bound the connections of clients: each may need a descriptor upstream, too."""
 
     def __init__(
-        self, config: Process, seen: Instruments, part: str, upstream: ConnectTls | None, aside: int = 0
+        self, config: Process, instruments: Instruments, part: str, upstream: ConnectTls | None, aside: int = 0
     ) -> None:
-        limits, self._log = config.limits, seen.log
+        limits, self._log = config.limits, instruments.log
         self._limits, self._listeners = limits, list[Listener]()
-        self.tls = TlsSetup(TlsManager(seen.logger, wall), seen.metrics, seen.log)
+        self.tls = TlsSetup(TlsManager(instruments.logger, wall), instruments.metrics, instruments.log)
         self.certificates = self.tls.upstream(part, upstream)
         self.pool = self.tls.pool(limits, self.certificates)
         self.budget, self.requests = ByteBudget(limits.buffered_bytes_max), SlotLimit(limits.requests_max)

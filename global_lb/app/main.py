@@ -97,8 +97,11 @@ class GlobalBalancer:
         """`path`: the file that the configuration is read from anew; None: it stays."""
         self.config, self.topology = config, topology
         self.clock = Clock(rng)
-        self.seen = seen = Instruments("global", "decide", config, self.clock, rng, DecisionReasons(config.region))
-        self.metrics, self.decisions, self.telemetry, self._log = seen.metrics, seen.decisions, seen.telemetry, seen.log
+        self.instruments = instruments = Instruments(
+            "global", "decide", config, self.clock, rng, DecisionReasons(config.region)
+        )
+        self.metrics, self.decisions = instruments.metrics, instruments.decisions
+        self.telemetry, self._log = instruments.telemetry, instruments.log
         routes = Routes(config.routes_in(topology))
         self.flow = GlobalFlow(
             _flow_config(config, topology), Law(topology), rng, self._patience_s, routes, _prices(topology)
@@ -124,7 +127,7 @@ class GlobalBalancer:
     def _data_plane(self) -> None:
         """What requests pass through to regions."""
         config, now = self.config, self.clock.now
-        self.plane = plane = DataPlane(config, self.seen, "tier_tls", config.tier_tls)
+        self.plane = plane = DataPlane(config, self.instruments, "tier_tls", config.tier_tls)
         self.redirect_tokens = RedirectTokens(
             RedirectTokenSigner(config.hop.secrets(), config.hop.active, config.region), self.flow, self.clock
         )
@@ -477,7 +480,7 @@ class GlobalBalancer:
             self.store.close,
             self.admin.close,
             self.plane.close,
-            lambda: self.seen.tracing.close(2.0),
+            lambda: self.instruments.tracing.close(2.0),
         )
 
     async def _close_drills(self) -> None:

@@ -51,7 +51,7 @@ class Listeners:
         flow: RegionalFlow,
         relay: Relay,
         plane: DataPlane,
-        seen: Instruments,
+        instruments: Instruments,
         clock: Clock,
         rng: Random,
         *,
@@ -59,7 +59,7 @@ class Listeners:
         ready: Callable[[], bool],
     ) -> None:
         self._config, self._flow, self._plane, self._clock, self._ready = config, flow, plane, clock, ready
-        self._seen, self._rng, tls = seen, rng, plane.tls
+        self._instruments, self._rng, tls = instruments, rng, plane.tls
         self._session = SessionReader(
             **config.session.model_dump(), wanted=lambda: flow.splits.wants_session or flow.policies.wants_session
         )
@@ -67,13 +67,13 @@ class Listeners:
         if self.tokenizers is not None:
             lineages = flow.fleet.lineages
             self.tokenizers.bases_of = lambda model: lineages.of.get(model) or ()
-            self.prompt_tokens = PromptTokens(self.tokenizers, self._wants_tokens, clock, seen.telemetry)
+            self.prompt_tokens = PromptTokens(self.tokenizers, self._wants_tokens, clock, instruments.telemetry)
 
         self._hop_verifier = HopVerifier(config.hop.secrets(), config.region)
         above = peer_authenticator_of(config.tier, config.trust_domain)
         self.hop_authenticator = HopAuthenticator(self._hop_verifier, flow, clock, names_body=not above.mutual)
         self.authenticator = KeyAuthenticator(config.region, lambda: flow.law, self._offered, config.limits.request_s)
-        seen.telemetry.may_record, seen.telemetry.under = self.authenticator.recorded, flow
+        instruments.telemetry.may_record, instruments.telemetry.under = self.authenticator.recorded, flow
         self._redirect_tokens = RedirectTokenVerifier(
             config.hop.secrets(), config.region, holder(config.instance, incarnation)
         )
@@ -106,7 +106,7 @@ class Listeners:
             to_engines=True,
         )
         return Ingress(
-            authenticator, reader, telemetry=self._seen.telemetry, clock=self._clock, rng=self._rng,
+            authenticator, reader, telemetry=self._instruments.telemetry, clock=self._clock, rng=self._rng,
             tokens=self.prompt_tokens, ready=ready,
         )  # fmt: skip
 
@@ -121,7 +121,7 @@ class Listeners:
         handler.relay = self.picker = PickerServer(
             config, handler, relay, dataplane.client_limits(self._config.limits), plane.budget, plane.requests,
             tls=plane.tls.listener("picker", config, protocol="h2"), view=lambda: flow.fleet.view, ready=self._ready,
-            log=self._seen.log,
+            log=self._instruments.log,
         )  # fmt: skip
 
     def _authenticator_of(self, config: PickerConfig) -> Authenticator:

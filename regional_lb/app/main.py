@@ -83,13 +83,14 @@ class RegionalBalancer:
         self.config, self.topology = config, topology
         self.clock = Clock(rng)
         self.incarnation = time.time_ns() // 1_000_000  # tells this life of the process from earlier ones
-        self.seen = seen = Instruments("regional", "pick", config, self.clock, rng, PickReasons())
-        self.metrics, self.decisions, self.telemetry, self._log = seen.metrics, seen.decisions, seen.telemetry, seen.log
+        self.instruments = instruments = Instruments("regional", "pick", config, self.clock, rng, PickReasons())
+        self.metrics, self.decisions = instruments.metrics, instruments.decisions
+        self.telemetry, self._log = instruments.telemetry, instruments.log
         policies, splits = Policies({"": config.policy, **config.policies}), Splits(config.splits)
         self.flow = RegionalFlow(_flow_config(config), Law(topology), rng, self._weight, policies, splits)
         self._data_plane()
         self.listeners = Listeners(
-            config, self.flow, self.relay, self.plane, seen, self.clock, rng, incarnation=self.incarnation,
+            config, self.flow, self.relay, self.plane, instruments, self.clock, rng, incarnation=self.incarnation,
             ready=lambda: self.tier_admin.ready(),
         )  # fmt: skip
         self._watch_replicas(rng)
@@ -98,7 +99,7 @@ class RegionalBalancer:
         self._tasks = Tasks()
         self.limits = LimitBook(self.store, self.metrics.report_refused)
         self.mesh = Mesh(
-            config, self.flow, self.plane, seen, self.store, topology.regions[config.region].hub, laws=self.laws,
+            config, self.flow, self.plane, instruments, self.store, topology.regions[config.region].hub, laws=self.laws,
             limits=self.limits, react=self.relay.react, clock=self.clock, rng=rng, incarnation=self.incarnation,
         )  # fmt: skip
         self._limit_tenants()
@@ -113,7 +114,7 @@ class RegionalBalancer:
     def _data_plane(self) -> None:
         """What requests pass through to engines."""
         config, aside = self.config, _descriptors(self.config)
-        self.plane = plane = DataPlane(config, self.seen, "engine_tls", config.engine_tls, aside)
+        self.plane = plane = DataPlane(config, self.instruments, "engine_tls", config.engine_tls, aside)
         engine_key = config.engine_key.get_secret_value() if config.engine_key else None
         self.relay = Relay(
             b"regional",
@@ -383,7 +384,7 @@ class RegionalBalancer:
             self.store.close,
             self.admin.close,
             self.plane.close,
-            lambda: self.seen.tracing.close(2.0),
+            lambda: self.instruments.tracing.close(2.0),
         )
 
     def _listen_to_kv_events(self, watched: Mapping[str, ReplicaConfig]) -> None:

@@ -46,7 +46,7 @@ class Mesh:
         config: RegionalConfig,
         flow: RegionalFlow,
         plane: DataPlane,
-        seen: Instruments,
+        instruments: Instruments,
         store: Store,
         hub: str,
         *,
@@ -58,8 +58,9 @@ class Mesh:
         incarnation: int,
     ) -> None:
         assert flow.fleet.shares is not None  # it has a name
-        self._config, self._flow, self._seen, self._store, self._hub = config, flow, seen, store, hub
-        self._laws, self._clock, self._incarnation, refused = laws, clock, incarnation, seen.metrics.report_refused
+        self._config, self._flow, self._instruments, self._store, self._hub = config, flow, instruments, store, hub
+        self._laws, self._clock, self._incarnation = laws, clock, incarnation
+        refused = instruments.metrics.report_refused
         self._control = ControlPort(config.control, plane.tls.listened("control", config.control))
         self._peer_authenticator = peer_authenticator_of(config.control, config.trust_domain)
         self.limit_root = LimitRoot(
@@ -88,7 +89,7 @@ class Mesh:
 
     def observe(self) -> None:
         """Show what is heard of peers, and lent."""
-        metrics, peers = self._seen.metrics, self.peers
+        metrics, peers = self._instruments.metrics, self.peers
         metrics.gauge("peers_connected", "Other balancers of the region whose stream is open.", lambda: float(peers.up))
         metrics.gauge("peer_age_seconds", "Since the last message of each peer.", peers.ages_s, "peer")
         self.limit_root.observe(metrics)
@@ -107,7 +108,7 @@ class Mesh:
             incarnation=self._incarnation,
             prefix_nodes_per_s=config.prefix_nodes_per_s,
             client_url=(config.client.url or "") if config.client is not None else "",
-            quiet_s=self._seen.telemetry.quiet_s,
+            quiet_s=self._instruments.telemetry.quiet_s,
             laws=self._laws,
             peer_authenticator=self._peer_authenticator,
             signer=config.report_signer,

@@ -128,7 +128,7 @@ class Region:
         counts: dict[str, int] = {}
         for name, balancer in self.balancers.items():
             assert balancer.mesh.reporter is not None
-            counts[name] = sum(model.replicas_total for model in balancer.mesh.reporter._latest.models)
+            counts[name] = sum(model.replicas_total for model in balancer.mesh.reporter.latest.models)
         return counts
 
     async def stored(self) -> dict[str, int]:
