@@ -321,8 +321,8 @@ class EngineCore:
                 continue
             reusable = sequence.block_names((sequence.total_tokens - 1) // self.profile.block_tokens)
             depth = self._held(reusable, FAR)
-            # As in vLLM: there is room for all its text, not for this chunk alone; and who finds none leaves no trace, so
-            # that what is cached for it grows old.
+            # As in vLLM: there is room for all its text, not for this chunk alone; and who finds none leaves no trace:
+            # what is cached for it grows old.
             short = -(-sequence.total_tokens // self.profile.block_tokens) - depth
             if short > self.kv.available - self.kv.unreferenced(reusable[:depth]):
                 break
