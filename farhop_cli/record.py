@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -114,7 +115,7 @@ def _print(path: Path, received: _Received, as_json: bool) -> int:
         show.line(f"{path}: {received.requests} requests of {received.balancers} balancers", "bold")
         if received.lost or received.unmeasured:
             show.line(f"left out: {received.lost} that came too fast, {received.unmeasured} of which no usage was told")
-        show.line(f"Play it: farhop sim import {path} --out mine.yaml")
+        show.line(f"Play it: farhop sim import {shlex.quote(str(path))} --out mine.yaml")
     if received.errors:
         return PARTIAL
     return 0 if received.requests else NEGATIVE

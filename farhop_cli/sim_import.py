@@ -6,6 +6,8 @@ alone.
 
 from __future__ import annotations
 
+import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from topology.model import Topology
 
 COMPLAINTS_SHOWN = 3
+NAME_CHARS, _NOT_OF_A_NAME = 63, re.compile(r"[^a-z0-9._-]+")
 REPLICAS = 2
 GPUS = ("a100", "h100")  # the first on which the longest request has room
 LENGTH_S_MAX, WARM_UP_SHARE = 604_800.0, 0.1
@@ -79,7 +82,7 @@ def run(options: Options) -> int:
         return 0
     columns = (" ", ">")
     show.table(f"{options.log}", columns, [(name.replace("_", " "), _shown(value)) for name, value in facts.items()])
-    show.line(f"Say in {options.out} which GPUs you have, then: farhop sim {options.out}")
+    show.line(f"Say in {options.out} which GPUs you have, then: farhop sim {shlex.quote(str(options.out))}")
     return 0
 
 
@@ -154,7 +157,7 @@ def _scenario(
     answer_tokens = max(1, max(row.output_tokens for row in rows))
     work["figures"] = {"context_tokens": room, "max_tokens": min(answer_tokens, room // 2)}  # what is longer is cut
     document = {
-        "name": options.out.stem.lower(),
+        "name": _NOT_OF_A_NAME.sub("-", options.out.stem.lower()).strip("._-")[:NAME_CHARS].rstrip("._-") or "imported",
         "about": f"Made of {options.log.name[:200]}: {len(rows)} requests.",
         "topology": str(Path(options.topology).resolve()) if _is_file(options) else options.topology,
         "sites": {name: {"gpu": gpu, "replicas": REPLICAS} for name in regions},

@@ -51,6 +51,14 @@ def test_regions_that_are_recorded_are_kept(tmp_path: Path) -> None:
     assert (work.place, sorted(work.regions)) == ("recorded", ["tokyo", "virginia"])
 
 
+@pytest.mark.parametrize(("file", "name"), [("My Friday_2.yaml", "my-friday_2"), ("_.yaml", "imported")])
+def test_whatever_its_file_is_called_the_scenario_can_be_run(tmp_path: Path, file: str, name: str) -> None:
+    out = tmp_path / file
+    text = CliRunner().invoke(app(), ["sim", "import", written(tmp_path / "own", LINES), "--out", str(out)])
+    assert text.exit_code == 0, text.output
+    assert load.find(str(out), routers.names()).doc.name == name
+
+
 @pytest.mark.parametrize("text", ['{"timestamp": 5, "usa', "17\n"], ids=["cut", "no object"])
 def test_what_is_no_log_is_one_line_with_what_is_expected(tmp_path: Path, text: str) -> None:
     (tmp_path / "own").write_text(text)
