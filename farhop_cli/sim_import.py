@@ -171,7 +171,7 @@ def _scenario(
     gpu = next((name for name in GPUS if longest <= PROFILES[name].context_tokens), GPUS[-1])
     room = PROFILES[gpu].context_tokens
     answer_tokens = max(1, max(row.output_tokens for row in rows))
-    # No more than it needs, so that any GPU with room for the log's longest request may be put in; what is longer is cut.
+    # No more than is needed: any GPU with room for the longest request may be put in. What is longer is cut.
     context_tokens = min(room, max(longest, answer_tokens + 1))
     work["figures"] = {"context_tokens": context_tokens, "max_tokens": min(answer_tokens, room // 2)}
     document = {
