@@ -39,6 +39,7 @@ from farhop.service.process import run as run_process
 from farhop.service.recorder import Recorder
 from farhop.service.reload import LIVE as LIVE_OF_BOTH
 from farhop.service.reload import Reloader
+from farhop.service.request_reader import RequestReader
 from farhop.service.request_telemetry import RequestTelemetry
 from farhop.service.routing_keys import AnyVersion, HeaderMatchReader, SessionReader
 from farhop.service.tasks import Tasks, all_of
@@ -313,18 +314,23 @@ class GlobalBalancer:
         header_matches = HeaderMatchReader(AnyVersion())
         advisor = Advisor(self.flow, self.telemetry, redirect_tokens, self.clock)
         self.guard, self.large = config.requests.guard(), LargeBodyReader()
-        signs = _signs(config, self.topology)
-        self.ingress = Ingress(
+        self.reader = RequestReader(
             self.authenticator,
-            telemetry=self.telemetry,
             clock=self.clock,
             rng=rng,
             session=session,
             header_matches=header_matches,
-            advisor=advisor,
             guard=self.guard,
             large=self.large,
-            signs=signs,
+            signs=_signs(config, self.topology),
+        )
+        self.ingress = Ingress(
+            self.authenticator,
+            self.reader,
+            telemetry=self.telemetry,
+            clock=self.clock,
+            rng=rng,
+            advisor=advisor,
             ready=lambda: self.tier_admin.ready() and self.tier_admin.leads_somewhere(),
             anycast=frozenset(config.unicast.anycast) if config.unicast is not None else frozenset(),
         )
@@ -346,7 +352,7 @@ class GlobalBalancer:
 
     def _named(self) -> None:
         """Names are looked up only while some stand for other models."""
-        self.ingress.names = self._names if self.flow.routes.cascades else None
+        self.reader.names = self._names if self.flow.routes.cascades else None
 
     def _patience_s(self, tenant: str) -> float:
         return self.flow.law.patience_s(tenant)
@@ -390,7 +396,7 @@ class GlobalBalancer:
             self.redirect_tokens.resign(redirects)
             self.guard.adopt(guard)
             self.session.adopt(session)
-            self.ingress.sign_bodies(_signs(config, topology))
+            self.reader.signs = _signs(config, topology)
             dataplane.relimit(config.limits, self.relay.pool, self.listener)
             # Decisions first: whoever is looked at again by what follows is looked at by this law and this map.
             self.relay.react(Reconfigured(law, flow_config, routes, _prices(topology)))

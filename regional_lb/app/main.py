@@ -39,9 +39,11 @@ from farhop.service.limits import Limiter
 from farhop.service.loop_lag import LoopLag
 from farhop.service.peer_authenticator import peer_authenticator_of
 from farhop.service.process import run as run_process
+from farhop.service.prompt_tokens import PromptTokens
 from farhop.service.recorder import Recorder
 from farhop.service.reload import LIVE as LIVE_OF_BOTH
 from farhop.service.reload import Reloader
+from farhop.service.request_reader import RequestReader
 from farhop.service.request_telemetry import RequestTelemetry
 from farhop.service.routing_keys import HeaderMatchReader, SessionReader
 from farhop.service.tasks import Tasks, all_of
@@ -75,7 +77,7 @@ if TYPE_CHECKING:
 
     from farhop_wire import region_pb2
 
-    from farhop.balance.machine import Usage
+    from farhop.balance.machine import Request, Usage
     from farhop.balance.model_facts import ModelFacts
     from farhop.relay.active import ActiveRequest
     from farhop.relay.http.connection import ClientLimits
@@ -384,6 +386,9 @@ class RegionalBalancer:
     def _in_flight_at(self, replica: str) -> int:
         return self.flow.fleet.ledger.load(replica).in_flight
 
+    def _wants_tokens(self, request: Request) -> bool:
+        return self.flow.wants_tokens(request, self.clock.now())
+
     def _warn(self, whom: str, problem: str) -> None:
         self._log.warning("replicas", f"{whom}: {problem}", source=whom, problem=problem)
 
@@ -397,24 +402,29 @@ class RegionalBalancer:
             **config.session.model_dump(), wanted=lambda: splits.wants_session or policies.wants_session
         )
         header_matches = HeaderMatchReader(splits)
-        self.tokenizers = _tokenizers(config)
+        self.tokenizers, self.prompt_tokens = _tokenizers(config), None
         if self.tokenizers is not None:
             lineages = self.flow.fleet.lineages
             self.tokenizers.bases_of = lambda model: lineages.of.get(model) or ()
+            self.prompt_tokens = PromptTokens(self.tokenizers, self._wants_tokens, self.clock, self.telemetry)
         self.guard, self.large = config.requests.guard(), LargeBodyReader()
-        ingress = partial(
-            Ingress,
-            telemetry=self.telemetry,
-            clock=self.clock,
-            rng=rng,
-            session=session,
-            header_matches=header_matches,
-            tokenizers=self.tokenizers,
-            wants_tokens=lambda request: self.flow.wants_tokens(request, self.clock.now()),
-            guard=self.guard,
-            large=self.large,
-            to_engines=True,
-        )
+
+        def ingress(authenticator: Authenticator, ready: Callable[[], bool] | None = None) -> Ingress:
+            reader = RequestReader(
+                authenticator,
+                clock=self.clock,
+                rng=rng,
+                session=session,
+                header_matches=header_matches,
+                guard=self.guard,
+                large=self.large,
+                to_engines=True,
+            )
+            return Ingress(
+                authenticator, reader, telemetry=self.telemetry, clock=self.clock, rng=rng, tokens=self.prompt_tokens,
+                ready=ready,
+            )  # fmt: skip
+
         self.hop_ingress = ingress(self.hop_authenticator)
         self.authenticator = KeyAuthenticator(
             config.region, lambda: self.flow.law, self._offered, config.limits.request_s
@@ -501,7 +511,7 @@ class RegionalBalancer:
 
     def _named(self, names: ModelNames) -> None:
         """At the clients' own port; names are looked up only while some stand for other models."""
-        self.client_ingress.names = names if names.in_force else None
+        self.client_ingress.reader.names = names if names.in_force else None
 
     def _ready(self) -> bool:
         return self.tier_admin.ready()

@@ -188,10 +188,10 @@ async def test_a_client_that_leaves_while_its_prompt_is_read_is_noticed(tmp_path
             body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 2}
             _, writer = await asyncio.open_connection("127.0.0.1", here.client)
             writer.write(chat(body=body))
-            await until(lambda: here.balancer.tokenizers is not None and here.balancer.tokenizers._waiting > 0)
+            await until(lambda: here.balancer.tokenizers is not None and here.balancer.tokenizers.waiting > 0)
             writer.transport.abort()
             # The next one's reading is not to be taken for what is left of this one's.
-            await until(lambda: here.balancer.tokenizers._waiting == 0)
+            await until(lambda: here.balancer.tokenizers.waiting == 0)
         await _at_rest(here, lambda: here.balancer.metrics.in_flight + here.balancer.budget.used_bytes)
         page = here.balancer.metrics.render().decode()
         (line,) = [line for line in page.splitlines() if line.startswith("farhop_requests_total{")]
