@@ -24,7 +24,7 @@ def _collector_left_as_it_was() -> Iterator[None]:
     gc.collect()
     yield
     gc.set_threshold(*before)
-    gc.unfreeze()
+    gc.freeze()  # as tests/conftest.py had it: thawed, each later walk of a worker would go through all that it collected
 
 
 def left_behind() -> weakref.ref[Cycle]:
