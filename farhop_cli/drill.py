@@ -36,7 +36,7 @@ from farhop_drill.machine import DrillVerdict
 from farhop_drill.outcome import Outcome
 from farhop_drill.probe import Answer, Probe
 from farhop_drill.records import DrillLock, Order, Past, Records
-from farhop_drill.runner import Runner
+from farhop_drill.runner import DrilledFleet, Runner
 from farhop_drill.status_poller import StatusPoller
 from farhop_lab.world import client, deployed, world_file
 from farhop_lab.world.client import Delta, Result
@@ -180,8 +180,8 @@ async def carried_out(
     progress: Callable[[str], None],
     begun: Callable[[Runner], None],
 ) -> Outcome:
-    """Run it from the checks to the verdict. `say` hears each phase; `begun` is given the runner, by which it can be
-    stopped, before anything is touched. Raises StoreError where etcd cannot be read to begin with."""
+    """Run it from the checks to the verdict. `progress` is told of each phase; `begun` is given the runner, by which it
+    can be stopped, before anything is touched. Raises StoreError where etcd cannot be read to begin with."""
     records, author = Records(store), asked.by or setting.author_here()
     began = datetime.now(UTC)
     held = DrillLock(
@@ -228,7 +228,8 @@ async def carried_out(
         oracle = await oracle_of(here, store)
         poller.begin()
         stack.push_async_callback(poller.close)
-        runner = Runner(drill, held, records, injector, look, poller, probe, oracle, egress, clock, progress, outcome)
+        fleet = DrilledFleet(injector, look, poller, probe, oracle, egress)
+        runner = Runner(drill, held, records, fleet, outcome, clock, progress)
         begun(runner)
         return await runner.run()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from farhop.store.contract import StoreError
 from farhop_drill import checks, machine, measures
@@ -38,30 +38,36 @@ STORE_S = 2.0
 STOP_POLL_S = 0.5  # so that an order to stop is followed within a second
 
 
+class DrilledFleet(NamedTuple):
+    """By what a run looks at a fleet, acts on it and judges it. `facts` are what safety checks go by; `probe` makes the
+    probe, of who receives canaries; `egress` are regions' prices in USD per GB."""
+
+    injector: Injector
+    facts: Callable[[], Awaitable[Facts]]
+    poller: StatusPoller
+    probe: Callable[[Callable[[Canary], None]], Probe]
+    oracle: Oracle
+    egress: Mapping[str, float]
+
+
 class Runner:
-    """Runs one drill, once. `facts` look at the fleet; `probe` makes the probe, of who receives canaries; `egress` are
-    regions' prices in USD per GB; `clock` is monotonic seconds."""
+    """Runs one drill, once. `clock` is monotonic seconds."""
 
     def __init__(
         self,
         drill: Drill,
         held: DrillLock,
         records: Records,
-        injector: Injector,
-        facts: Callable[[], Awaitable[Facts]],
-        poller: StatusPoller,
-        probe: Callable[[Callable[[Canary], None]], Probe],
-        oracle: Oracle,
-        egress: Mapping[str, float],
+        fleet: DrilledFleet,
+        outcome: Outcome,
         clock: Callable[[], float],
         progress: Callable[[str], None],
-        outcome: Outcome,
     ) -> None:
         self.run_ = Run(drill)
         self.outcome = outcome
         self.live: Mapping[str, float] = {}  # the measures of the last moment
-        self._drill, self._held, self._records, self._injector = drill, held, records, injector
-        self._facts, self._poller, self._oracle, self._egress = facts, poller, oracle, egress
+        self._drill, self._held, self._records = drill, held, records
+        self._injector, self._facts, self._poller, probe, self._oracle, self._egress = fleet
         self._clock, self._progress = clock, progress
         self._probe = probe(self._received)
         self._events: asyncio.Queue[Event] = asyncio.Queue()

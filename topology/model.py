@@ -160,7 +160,7 @@ class Topology:
         for name in ("regions", "tenants", "models", "hubs", "rtt", "places", "entries"):
             object.__setattr__(self, name, _frozen(getattr(self, name)))
         object.__setattr__(self, "_keys", _index_keys(self.tenants))
-        object.__setattr__(self, "_rtt_ms", _both_ways(self.rtt, self.regions, self.local_rtt_ms))
+        object.__setattr__(self, "_rtt_ms", _symmetric(self.rtt, self.regions, self.local_rtt_ms))
         object.__setattr__(self, "_ancestors", {name: _ancestry(region) for name, region in self.regions.items()})
 
     def rtt_ms(self, a: str, b: str) -> float:
@@ -201,7 +201,7 @@ def _index_keys(tenants: Mapping[str, Tenant]) -> dict[str, tuple[Tenant, Key]]:
     return index
 
 
-def _both_ways(
+def _symmetric(
     rtt: Mapping[tuple[str, str], float], regions: Mapping[str, Region], local_rtt_ms: float
 ) -> dict[tuple[str, str], float]:
     matrix = {(name, name): local_rtt_ms for name in regions}

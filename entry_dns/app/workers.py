@@ -91,7 +91,7 @@ class Workers:
         self._sockets = sockets
         self._tasks = [Task(sock.fileno(), str(view), str(counters), row, settings) for row, sock in enumerate(sockets)]
         self._running = Tasks()
-        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self.processes: dict[int, asyncio.subprocess.Process] = {}
         self.restarts = 0
 
     def open(self) -> None:
@@ -104,7 +104,7 @@ class Workers:
         once it answers the old one ends, after the question at hand. No question waits for that."""
         self._tasks = [msgspec.structs.replace(task, settings=settings) for task in self._tasks]
         for task in self._tasks:
-            old = self._processes.get(task.row)
+            old = self.processes.get(task.row)
             if old is None or old.returncode is not None:
                 continue  # it is being started again, from the new task
             new = await self._spawn(task)
@@ -114,8 +114,8 @@ class Workers:
                     ready = await new.stdout.readline() == READY
             except TimeoutError:
                 ready = False
-            if ready and self._processes.get(task.row) is old:
-                self._processes[task.row] = new
+            if ready and self.processes.get(task.row) is old:
+                self.processes[task.row] = new
                 new, old = old, new
             # Else the old one goes on by the old settings until it ends, or another was started meanwhile.
             with contextlib.suppress(ProcessLookupError):
@@ -127,12 +127,12 @@ class Workers:
     @property
     def alive(self) -> int:
         """How many run now."""
-        return sum(one.returncode is None for one in self._processes.values())
+        return sum(one.returncode is None for one in self.processes.values())
 
     async def close(self) -> None:
         """End them."""
         await self._running.close()
-        for process in self._processes.values():
+        for process in self.processes.values():
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.terminate()
@@ -142,12 +142,12 @@ class Workers:
 
     async def _keep(self, task: Task) -> None:
         while True:
-            process = self._processes[task.row] = await self._spawn(self._tasks[task.row])
+            process = self.processes[task.row] = await self._spawn(self._tasks[task.row])
             while True:
                 await process.wait()
-                if self._processes[task.row] is process:
+                if self.processes[task.row] is process:
                     break
-                process = self._processes[task.row]  # it was replaced
+                process = self.processes[task.row]  # it was replaced
             self.restarts += 1
             await asyncio.sleep(_AGAIN_S)
 

@@ -9,11 +9,12 @@ load never makes the signal go up and down; it never leaves its bounds. Never re
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from math import ceil, exp
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from farhop.balance.estimate.window_max import WindowMax
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,14 +80,14 @@ class DesiredReplicas:
     would do with less, and BAND more of it too.
     """
 
-    __slots__ = ("_at", "_began", "_bounds", "_fast", "_held", "_slow", "needed")
+    __slots__ = ("_at", "_began", "_bounds", "_fast", "_highest", "_slow", "needed")
 
     def __init__(self, bounds: ScalingBounds) -> None:
         self._bounds = bounds
         self._began = self._at = 0.0
         self._fast: float | None = None
         self._slow = 0.0
-        self._held: deque[tuple[float, float]] = deque()  # when, and a load that none since was as high as
+        self._highest = WindowMax()  # of the loads foreseen
         self.needed = 0  # without bounds
 
     def configure(self, bounds: ScalingBounds) -> None:
@@ -106,20 +107,14 @@ class DesiredReplicas:
     @property
     def load(self) -> float:
         """The highest that was foreseen lately, in replicas kept at their target share."""
-        return self._held[0][1] / self._bounds.target_share if self._held else 0.0
+        return self._highest.most / self._bounds.target_share
 
     def observe(self, load: float, present: int, now: float) -> None:
         """The load in replicas, and how many are there, at `now`: not before the last time. NaN changes nothing."""
         if not load >= 0.0:
             return
-        foreseen = self._foreseen(min(load, REPLICAS_MAX), now)
-        held, bounds = self._held, self._bounds
-        while held and held[-1][1] <= foreseen:
-            held.pop()
-        held.append((now, foreseen))
-        while held[0][0] < now - bounds.down_after_s:
-            held.popleft()
-        most = held[0][1]
+        bounds = self._bounds
+        most = self._highest.take(self._foreseen(min(load, REPLICAS_MAX), now), now, bounds.down_after_s)
         needed = replicas_for(most, bounds.target_share, bounds.spare_replicas)
         if now - self._began < SETTLE_S:
             needed = max(needed, min(present, bounds.replicas_max), self.needed)

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 from aiohttp import web
 
-from farhop.relay.formats import bodies, paths
+from farhop.relay.formats import paths
 from farhop.relay.http.listener import PortTakenError
 from farhop.relay.http.tls import Handshakes
 from farhop.service import external_metrics as external
@@ -27,6 +27,7 @@ from farhop.service.clock import wall
 from farhop.service.console.acts import ActError
 from farhop.service.console.console import BY_ADDRESS, EVENTS, OPERATOR, BalancerSource, Console, is_address
 from farhop.service.operators import OPEN
+from farhop.service.request_reader import RefusedError
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import CONTENT_TYPE
 from topology.law import narrowing
@@ -127,10 +128,9 @@ def composed(ingress: Ingress, authenticator: KeyAuthenticator, question: Questi
         raise ExplainError(kind.detail)
     try:
         caller = authenticator.trusted(question.tenant, narrowing(question.allow))
-        body = bytes(question.body)
-        return ingress.tokenized(caller, kind, *ingress.compose(caller, kind, body, path), body)
-    except bodies.BodyError as error:
-        raise ExplainError(error.detail) from None
+        return ingress.compose(caller, kind, bytes(question.body), path)
+    except RefusedError as refused:
+        raise ExplainError(msgspec.json.decode(refused.reply.body)["error"]["message"]) from None
 
 
 class AdminServer:

@@ -12,30 +12,32 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from farhop.balance.limits import SlotLimit
+from farhop.balance.limits import ByteBudget, SlotLimit
 from farhop.config import ConfigError
 from farhop.relay.http.connection import ClientLimits
+from farhop.relay.http.listener import Listener
 from farhop.relay.http.tls import ListenerTls
 from farhop.relay.upstream.pool import Pool, UpstreamLimits
-from farhop.service.certificates import TlsError, system_context
-from farhop.service.tasks import Tasks
+from farhop.relay.upstream.resumable import MODES, ResumeMode, Resumption
+from farhop.service.certificates import TlsError, TlsManager, system_context
+from farhop.service.clock import wall
+from farhop.service.large_bodies import LargeBodyReader
+from farhop.service.loop_lag import LoopLag
+from farhop.service.tasks import Tasks, until
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-    from farhop.balance.limits import ByteBudget
     from farhop.balance.machine import Address
-    from farhop.relay.formats.field_guard import Guard
-    from farhop.relay.http.listener import Listener
-    from farhop.relay.upstream.resumable import Resumption
-    from farhop.service.certificates import Certificates, Files, TlsManager
-    from farhop.service.config import Entry, Limits
+    from farhop.relay.http.exchange import RequestHandler
+    from farhop.service.certificates import Certificates, Files
+    from farhop.service.config import Entry, Limits, Process, ResumeConfig
     from farhop.service.endpoints import ConnectTls, Listen
-    from farhop.service.large_bodies import LargeBodyReader
-    from farhop.service.loop_lag import LoopLag
+    from farhop.service.instruments import Instruments
     from farhop.telemetry.logs import Throttled
     from farhop.telemetry.metrics import TierMetrics
+    from topology.law import Law
 
 _JOIN_S = 5.0
 _DESCRIPTORS_ASIDE = 256  # etcd, gRPC, the admin port, logs, and connections that are turned away with an answer
@@ -72,7 +74,7 @@ def upstream_limits(limits: Limits) -> UpstreamLimits:
     )
 
 
-# Those that `relimit` changes in a process that lives, and `drain_s`, which is read when it ends.
+# Those that `DataPlane.relimit` changes in a process that lives, and `drain_s`, which is read when it ends.
 LIVE_LIMITS = tuple(
     f"limits.{name}"
     for name in (
@@ -82,13 +84,6 @@ LIVE_LIMITS = tuple(
         "drain_s",
     )
 )  # fmt: skip
-
-
-def relimit(limits: Limits, pool: Pool, *listeners: Listener) -> None:
-    """By these bounds from now on; connections of clients that are there keep to those they came under."""
-    pool.limits = upstream_limits(limits)
-    for listener in listeners:
-        listener.set_limits(client_limits(limits))
 
 
 def context_of(certificates: Certificates | None) -> Callable[[], ssl.SSLContext]:
@@ -161,24 +156,6 @@ class TlsSetup:
         self._log.warning("TLS upstream failed", str(address), upstream=str(address), problem=why)
 
 
-def slots(aside: int = 0) -> SlotLimit:
-    """How many client connections the process may have: each may need a descriptor upstream, too.
-
-    `aside` are the descriptors that something else of the process may take at a time.
-    """
-    return SlotLimit(max(1, (_descriptors() - aside - _DESCRIPTORS_ASIDE) // 2))
-
-
-def check_descriptors(limits: Limits, slots: SlotLimit, log: Throttled) -> None:
-    """Say so if not even one listener's connections fit."""
-    if slots.capacity < limits.connections_max:
-        problem = (
-            f"limits.connections_max {limits.connections_max} does not fit: with {_descriptors()} file descriptors at"
-            f" most {slots.capacity} clients are let in; raise the hard limit (ulimit -Hn, LimitNOFILE) or lower it"
-        )
-        log.warning("limits", problem=problem)
-
-
 def _descriptors() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
@@ -187,55 +164,121 @@ async def open_entry(listener: Listener, entry: Entry, ready: Callable[[], bool]
     """Listen for clients; returns the port. A shared port is joined when work can be done, or after a while all the
     same: the kernel would send this instance its share of clients before it knows anybody to send them to. One's own
     port waits for `settle_s`: clients who went elsewhere when we were gone are better off there until then."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + (_JOIN_S if entry.reuse_port else settle_s)
-    while not ready() and loop.time() < end:
-        await asyncio.sleep(0.01)
+    await until(ready, _JOIN_S if entry.reuse_port else settle_s)
     return await listener.open(entry.host, entry.port, reuse_port=entry.reuse_port)
 
 
-def observe(
+class DataPlane:
+    """What requests pass through, and the bounds that all listeners of a process share. `part` of the configuration
+    says how upstreams are connected to (`upstream`); `aside` are the file descriptors that something else of the
+    process may take at a time. `slots` bound the connections of clients: each may need a descriptor upstream, too."""
+
+    def __init__(
+        self, config: Process, instruments: Instruments, part: str, upstream: ConnectTls | None, aside: int = 0
+    ) -> None:
+        limits, self._log = config.limits, instruments.log
+        self._limits, self._listeners = limits, list[Listener]()
+        self.tls = TlsSetup(TlsManager(instruments.logger, wall), instruments.metrics, instruments.log)
+        self.certificates = self.tls.upstream(part, upstream)
+        self.pool = self.tls.pool(limits, self.certificates)
+        self.budget, self.requests = ByteBudget(limits.buffered_bytes_max), SlotLimit(limits.requests_max)
+        self.slots = SlotLimit(max(1, (_descriptors() - aside - _DESCRIPTORS_ASIDE) // 2))
+        self.guard, self.large, self.lag = config.requests.guard(), LargeBodyReader(), LoopLag()
+
+    def listener(
+        self, name: str, handler: RequestHandler, tls: ListenerTls | None, *, is_hop: bool = False
+    ) -> Listener:
+        """Another listener under these bounds."""
+        limits = client_limits(self._limits)
+        made = Listener(
+            name, handler, limits, self.budget, self.slots, self.requests, is_hop=is_hop, tls=tls
+        )  # fmt: skip
+        self._listeners.append(made)
+        return made
+
+    def open(self) -> None:
+        """Begin to look at certificates and at the loop. Say so if not even one listener's connections fit."""
+        self.tls.open()
+        self.lag.open()
+        most = self._limits.connections_max
+        if self.slots.capacity < most:
+            problem = (
+                f"limits.connections_max {most} does not fit: with {_descriptors()} file descriptors at most"
+                f" {self.slots.capacity} clients are let in; raise the hard limit (ulimit -Hn, LimitNOFILE) or lower it"
+            )
+            self._log.warning("limits", problem=problem)
+
+    async def drain(self) -> None:
+        """No new connections; requests under way may finish, for as long as is configured."""
+        await asyncio.gather(*(listener.close(self._limits.drain_s) for listener in self._listeners))
+
+    async def close(self) -> None:
+        """End what `open` began, and read no more."""
+        self.large.close()
+        await self.tls.close()
+        await self.lag.close()
+
+    def relimit(self, limits: Limits) -> None:
+        """By these bounds from now on; connections of clients that are there keep to those they came under."""
+        self._limits = limits
+        self.pool.limits = upstream_limits(limits)
+        for listener in self._listeners:
+            listener.set_limits(client_limits(limits))
+
+    def observe(self, metrics: TierMetrics) -> None:
+        """Show what is held here and what was turned away unread."""
+        gauge, counter, budget = metrics.gauge, metrics.counter, self.budget
+        gauge("buffered_bytes", "Request bytes held.", lambda: float(budget.used_bytes))
+        gauge("buffered_answer_bytes", "Answer bytes held, as last looked at.", lambda: float(budget.noted))
+        gauge("buffering_tenants", "Tenants with something buffered.", lambda: float(budget.holders))
+        gauge(
+            "request_slots_used", "Requests in flight, against limits.requests_max.", lambda: float(self.requests.used)
+        )
+        gauge("loop_lag_seconds", "The longest that the event loop was late in the last 15 s.", self.lag.worst_s)
+        counter("loop_late_seconds", "By how much it was late, in all.", lambda: self.lag.total_s)
+        gauge("buffered_bytes_max", "Request bytes that may be held.", lambda: float(budget.capacity_bytes))
+        counter(
+            "unknown_body_fields", "Requests with a body field unknown here.", lambda: dict(self.guard.unknown), "field"
+        )
+        counter(
+            "large_bodies", "Bodies read in a process of their own, by how.", lambda: dict(self.large.counts), "how"
+        )
+        gauge("upstream_connections", "Open connections upstream.", lambda: float(self.pool.connections))
+
+        def clients() -> dict[str, float]:
+            return {listener.name: float(listener.connections) for listener in self._listeners}
+
+        gauge("connections", "Open connections of clients.", clients, "listener")
+        metrics.refused_unread = lambda: sum((li.refused for li in self._listeners), Counter())
+
+
+def resumption(
+    config: ResumeConfig,
+    law: Callable[[], Law],
     metrics: TierMetrics,
-    budget: ByteBudget,
-    requests: SlotLimit,
-    pool: Pool,
-    lag: LoopLag,
-    guard: Guard,
-    large: LargeBodyReader,
-    *listeners: Listener,
-) -> None:
-    """Show what the data plane holds and what it turned away unread, as both tiers do."""
-    gauge, counter = metrics.gauge, metrics.counter
-    gauge("buffered_bytes", "Request bytes held.", lambda: float(budget.used_bytes))
-    gauge("buffered_answer_bytes", "Answer bytes held, as last looked at.", lambda: float(budget.noted))
-    gauge("buffering_tenants", "Tenants with something buffered.", lambda: float(budget.holders))
-    gauge("request_slots_used", "Requests in flight, against limits.requests_max.", lambda: float(requests.used))
-    gauge("loop_lag_seconds", "The longest that the event loop was late in the last 15 s.", lag.worst_s)
-    counter("loop_late_seconds", "By how much it was late, in all.", lambda: lag.total_s)
-    gauge("buffered_bytes_max", "Request bytes that may be held.", lambda: float(budget.capacity_bytes))
-    counter("unknown_body_fields", "Requests with a body field unknown here.", lambda: dict(guard.unknown), "field")
-    counter("large_bodies", "Bodies read in a process of their own, by how.", lambda: dict(large.counts), "how")
-    gauge("upstream_connections", "Open connections upstream.", lambda: float(pool.connections))
+    context_tokens: Callable[[str, str], int | None],
+    writes_on: Callable[[str], bool] = lambda _target: False,
+) -> Resumption | None:
+    """How streams go on elsewhere, with what is told of it; None where that is off. By the stricter of what is
+    configured and what the tenant says. `context_tokens`, `writes_on`: see Resumption."""
+    if not config.on:
+        return None
 
-    def clients() -> dict[str, float]:
-        return {listener.name: float(listener.connections) for listener in listeners}
+    def mode(tenant: str, model: str) -> ResumeMode:
+        known = law().topology.tenants.get(tenant)
+        return min(config.of(model), "off" if known is None else known.resume, key=MODES.index)
 
-    gauge("connections", "Open connections of clients.", clients, "listener")
-    metrics.refused_unread = lambda: sum((li.refused for li in listeners), Counter())
-
-
-def resume_metrics(metrics: TierMetrics, resumption: Resumption) -> None:
-    """What is told of streams that go on."""
+    made = Resumption(context_tokens, mode=mode, writes_on=writes_on)
     metrics.counter(
         "resumes",
         "Streams whose engine broke, by what became of them, and streams that could not have gone on, by why.",
-        lambda: dict(resumption.outcomes), ("outcome", "reason"),
+        lambda: dict(made.outcomes), ("outcome", "reason"),
     )  # fmt: skip
     metrics.counter(
         "resume_recomputed_tokens", "Tokens computed again where streams went on elsewhere; nobody is billed for.",
-        lambda: resumption.recomputed_tokens,
+        lambda: made.recomputed_tokens,
     )  # fmt: skip
     metrics.gauge(
-        "resume_kept_bytes", "Kept of streams under way, so that they can go on elsewhere.",
-        lambda: resumption.kept_bytes,
-    )  # fmt: skip
+        "resume_kept_bytes", "Kept of streams under way, so that they can go on elsewhere.", lambda: made.kept_bytes
+    )
+    return made

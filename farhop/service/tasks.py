@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
 _CANCEL_AGAIN_S = 0.5
+_LOOK_S = 0.01
 
 
 class Tasks:
@@ -58,6 +59,17 @@ async def in_turns(work: Iterator[None]) -> None:
     """Do work that stops where others may run: there they do."""
     for _ in work:
         await asyncio.sleep(0)
+
+
+async def until(seen: Callable[[], bool], within_s: float) -> bool:
+    """Wait for what nobody tells of, for so long at most; whether it came."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + within_s
+    while not seen():
+        if loop.time() >= end:
+            return False
+        await asyncio.sleep(_LOOK_S)
+    return True
 
 
 async def all_of(*steps: Callable[[], Awaitable[object]]) -> None:

@@ -298,7 +298,7 @@ class Tokenizers:
             self._of[model] = known[named]
         self._threads = ThreadPoolExecutor(_THREADS, "tokenizer")
         self._behind = ThreadPoolExecutor(1, "tokenizer-behind", _give_way)
-        self._waiting = 0
+        self.waiting = 0  # of `later`, those that are not read yet
         self.unread: Counter[str] = Counter()
         self.prompts = 0
         self.bases_of: Callable[[str], Iterable[str]] = _no_bases
@@ -326,37 +326,32 @@ class Tokenizers:
         return self._counted(prompt, cache_salt)
 
     def later(
-        self,
-        kind: Kind,
-        model: str,
-        body: bytes,
-        cache_salt: str,
-        done: Callable[[Tokens | None], None],
-        *,
-        waits: bool = True,
-    ) -> asyncio.Future[TokenizedPrompt] | None:
-        """As `now`, in a thread; `done` is called on the loop. None, and never called: too many are waiting. Where no
-        request `waits` for it, others' come first."""
-        if self._waiting >= WAITING_MAX:
+        self, kind: Kind, model: str, body: bytes, cache_salt: str, *, waits: bool = True
+    ) -> asyncio.Future[Tokens | None] | None:
+        """As `now`, in a thread; None: too many are waiting. Where no request `waits` for it, others' come first."""
+        if self.waiting >= WAITING_MAX:
             self.unread["busy"] += 1
             return None
-        self._waiting += 1
-        threads = self._threads if waits else self._behind
-        future = asyncio.get_running_loop().run_in_executor(threads, self._reader(model).read, kind, body)
+        self.waiting += 1
+        loop, threads = asyncio.get_running_loop(), self._threads if waits else self._behind
+        reading = loop.run_in_executor(threads, self._reader(model).read, kind, body)
+        tokens: asyncio.Future[Tokens | None] = loop.create_future()
 
         def over(ended: asyncio.Future[TokenizedPrompt]) -> None:
-            self._waiting -= 1
+            self.waiting -= 1
             if ended.cancelled():
+                tokens.cancel()
                 return
             error = ended.exception()
-            if error is None:
-                done(self._counted(ended.result(), cache_salt))
-            else:
+            if error is not None:
                 self._unread(error)
-                done(None)
+            found = self._counted(ended.result(), cache_salt) if error is None else None
+            if not tokens.done():
+                tokens.set_result(found)
 
-        future.add_done_callback(over)
-        return future
+        reading.add_done_callback(over)
+        tokens.add_done_callback(lambda _: reading.cancel())  # who gave up needs no thread
+        return tokens
 
     def _for(self, model: str) -> ModelTokenizer | None:
         """Its own; else that of the model which it is an adapter of: they read alike."""

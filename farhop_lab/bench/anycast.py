@@ -200,7 +200,7 @@ def measure(repeats: int, progress: Callable[[str], None], events: tuple[Event, 
         try:
             progress("starting two sites")
             sites.open()
-            sites.net.until_ways(*SPEAKERS)
+            sites.net.until_routed(*SPEAKERS)
             clients = Clients(sites)
             return [
                 row(event.name, site, [_once(sites, clients, event, site, progress) for _ in range(repeats)])
@@ -215,12 +215,12 @@ def measure(repeats: int, progress: Callable[[str], None], events: tuple[Event, 
 def _once(sites: Sites, clients: Clients, event: Event, site: str, progress: Callable[[str], None]) -> Sample:
     progress(f"{event.name}, {SPEAKERS[site]}")
     (other,) = SPEAKERS.keys() - {site}
-    sites.net.until_ways(*SPEAKERS, within_s=WITHIN_S)
+    sites.net.until_routed(*SPEAKERS, within_s=WITHIN_S)
     clients.until_calm(set(REGIONS.values()))
     clients.seen.clear()
     event_at = event.do(sites, site)
     route_ms = sites.watch.first_after(event_at - 0.002, WITHIN_S) - 2.0
-    sites.net.until_ways(other, within_s=WITHIN_S)
+    sites.net.until_routed(other, within_s=WITHIN_S)
     clients.until_calm({REGIONS[other]})
     taken = sample(list(clients.seen), REGIONS[site], event_at, event_at + 1e-3 * route_ms)
     event.undo(sites, site)

@@ -1,8 +1,8 @@
 """What the console costs: its server and each viewer in CPU and bytes, and a browser in time a frame.
 
-The server is a process of its own with the shipped port on a stage, where every figure changes each second. The browser
-is headless Chromium, where Selenium, chromium and chromedriver are there; its own trace says what a frame takes of the
-page's thread. Never for anything but benchmarks and tests.
+The server is a process of its own with the shipped port over a fleet that is made up, where every figure changes each
+second. The browser is headless Chromium, where Selenium, chromium and chromedriver are there; its own trace says what a
+frame takes of the page's thread. Never for anything but benchmarks and tests.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Row(msgspec.Struct, frozen=True):
         return self.bound is None or self.value <= self.bound
 
 
-class Stage:
+class ChangingFleet:
     """A source of a fleet in which every figure changes each second. See farhop.service.console.console.Source."""
 
-    name = "the stage"
+    name = "the changing fleet"
 
     def __init__(self, regions: int, replicas: int) -> None:
         self._law = Law(world(regions))
@@ -118,7 +118,7 @@ class Stage:
 
     async def explain(self, question: bytes) -> dict[str, Any]:  # noqa: ARG002 - nobody decides
         """See Source."""
-        raise ActError("a stage decides nothing")
+        raise ActError("a fleet that is made up decides nothing")
 
     def acts(self) -> None:
         """See Source."""
@@ -135,7 +135,7 @@ def world(regions: int) -> topology.model.Topology:
     step = max(1.0, len(cities) / regions)
     chosen = [cities[int(i * step) % len(cities)] for i in range(regions)]
     raw = {
-        "name": "stage",
+        "name": "changing",
         "epoch": 1,
         "countries": [{"name": "us"}],
         "hubs": {"main": []},
@@ -154,13 +154,13 @@ def world(regions: int) -> topology.model.Topology:
         "local_rtt_ms": 1.0,
         "rtt_ms": {f"region-{i}": {f"region-{k}": 50.0 for k in range(i + 1, regions)} for i in range(regions - 1)},
     }  # fmt: skip
-    return parse(yaml.safe_dump(raw), "stage")
+    return parse(yaml.safe_dump(raw), "changing")
 
 
 async def serve(regions: int, replicas: int) -> None:
-    """Open the port of such a stage, print its number, and serve until the process is ended."""
+    """Open the port over such a fleet, print its number, and serve until the process is ended."""
     server = AdminServer(SimpleNamespace(), TierMetrics("console", "", ""), Decisions(), None, OPEN)
-    server.have(Stage(regions, replicas))
+    server.have(ChangingFleet(regions, replicas))
     print(await server.open("127.0.0.1", 0), flush=True)
     await asyncio.Event().wait()
 
@@ -181,7 +181,7 @@ async def costs(seconds: float) -> list[Row]:
 
 @contextlib.asynccontextmanager
 async def _served(regions: int, replicas: int) -> Any:
-    """Such a stage in a process of its own: its port and process id."""
+    """Such a fleet in a process of its own: its port and process id."""
     command = (sys.executable, "-m", "farhop_lab.bench.console", str(regions), str(replicas))
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None

@@ -42,7 +42,7 @@ class Ocean:
         if not speedup > 0:
             raise LinkError(f"speedup: {speedup} is not above 0")
         self._speedup, self._local_rtt_ms, self._jitter_share = speedup, local_rtt_ms, jitter_share
-        self._rtt_ms = _both_ways(rtt_ms)
+        self._rtt_ms = _symmetric(rtt_ms)
         self._alarm: Alarm | None = None
         self._links = {
             (a, b): Link(
@@ -148,7 +148,7 @@ class Ocean:
         yield from (link for pair, link in self._links.items() if region in pair)
 
 
-def _both_ways(rtt_ms: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
+def _symmetric(rtt_ms: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
     """Every ordered pair of different regions."""
     found: dict[tuple[str, str], float] = {}
     for (a, b), ms in rtt_ms.items():

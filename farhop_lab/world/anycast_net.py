@@ -113,17 +113,17 @@ class Net:
             if child.stdout is None or not child.stdout.readline():
                 raise NetError(f"{child.args!r} did not start; its log is in {self.folder}")
 
-    def ways(self) -> frozenset[str]:
+    def routed_sites(self) -> frozenset[str]:
         """The sites to which the router's kernel sends what is for the address."""
         hops = set(re.findall(r"via (10\.77\.[12]\.2)", self.ip(ROUTER, "route", "show", VIP)))
         return frozenset(site for n, site in enumerate(SITES, 1) if f"10.77.{n}.2" in hops)
 
-    def until_ways(self, *sites: str, within_s: float = 20.0) -> float:
+    def until_routed(self, *sites: str, within_s: float = 20.0) -> float:
         """Wait until it is so; the moment."""
         end = time.monotonic() + within_s
-        while self.ways() != frozenset(sites):
+        while self.routed_sites() != frozenset(sites):
             if time.monotonic() >= end:
-                raise NetError(f"the ways are {sorted(self.ways())}, not {sorted(sites)}, after {within_s:g} s")
+                raise NetError(f"it sends to {sorted(self.routed_sites())}, not {sorted(sites)}, after {within_s:g} s")
             time.sleep(0.005)
         return time.monotonic()
 

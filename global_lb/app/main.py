@@ -14,40 +14,33 @@ from typing import TYPE_CHECKING
 from farhop.balance.estimate.estimates import BYTES_PER_TOKEN
 from farhop.balance.health.pilot_light import PilotState
 from farhop.balance.health.region import LivenessConfig
-from farhop.balance.limits import ByteBudget, SlotLimit
 from farhop.balance.machine import LawChanged
 from farhop.config import load, redacted
 from farhop.identity.redirect_token import RedirectTokenSigner
-from farhop.relay.http.listener import Listener
 from farhop.relay.relay import Relay
-from farhop.relay.upstream.resumable import MODES, ResumeMode, Resumption
 from farhop.service import dataplane, stores
 from farhop.service.accounts import Accounts
 from farhop.service.admin import AdminServer
 from farhop.service.authenticator import KeyAuthenticator
-from farhop.service.certificates import TlsManager
-from farhop.service.clock import Clock, wall
-from farhop.service.decisions import Decisions
+from farhop.service.clock import Clock
+from farhop.service.dataplane import DataPlane
 from farhop.service.identities import Identities
 from farhop.service.ingress import Ingress
+from farhop.service.instruments import Instruments
 from farhop.service.keybook import KeyBook
-from farhop.service.large_bodies import LargeBodyReader
 from farhop.service.limit_book import LimitBook
 from farhop.service.limits import Limiter
-from farhop.service.loop_lag import LoopLag
 from farhop.service.process import run as run_process
 from farhop.service.recorder import Recorder
 from farhop.service.reload import LIVE as LIVE_OF_BOTH
 from farhop.service.reload import Reloader
-from farhop.service.request_telemetry import RequestTelemetry
+from farhop.service.request_reader import RequestReader
 from farhop.service.routing_keys import AnyVersion, HeaderMatchReader, SessionReader
-from farhop.service.tasks import Tasks, all_of
+from farhop.service.tasks import Tasks, all_of, until
 from farhop.store.contract import entry_key
 from farhop.store.documents.entry import EntryReport, encode
 from farhop.telemetry import logs
-from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.release import release
-from farhop.telemetry.spans import Tracing
 from global_lb.app.advise import Advisor
 from global_lb.app.answer_cache import AnswerCacheRelay
 from global_lb.app.config import GlobalConfig
@@ -71,7 +64,6 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Request, Usage
     from farhop.relay.active import ActiveRequest
-    from farhop.service.certificates import Certificates
     from farhop.store.contract import Store
     from global_lb.routing.pick import Decision
     from topology.model import Topology
@@ -105,14 +97,18 @@ class GlobalBalancer:
         """`path`: the file that the configuration is read from anew; None: it stays."""
         self.config, self.topology = config, topology
         self.clock = Clock(rng)
-        self._instruments(rng)
+        self.instruments = instruments = Instruments(
+            "global", "decide", config, self.clock, rng, DecisionReasons(config.region)
+        )
+        self.metrics, self.decisions = instruments.metrics, instruments.decisions
+        self.telemetry, self._log = instruments.telemetry, instruments.log
         routes = Routes(config.routes_in(topology))
         self.flow = GlobalFlow(
             _flow_config(config, topology), Law(topology), rng, self._patience_s, routes, _prices(topology)
         )
-        regions = self._data_plane()
+        self._data_plane()
         self._entry(rng, self.redirect_tokens)
-        self._watch_and_follow(rng, regions, store)
+        self._watch_and_follow(rng, store)
         self.reloader = Reloader(
             path, config, topology, LIVE, self.laws, self._prepared, stores.hubs if store is None else None
         )
@@ -128,60 +124,27 @@ class GlobalBalancer:
         if config.drills is not None and path is not None:
             self.drills = DrillSchedule(config.drills, path, rng, self._log)
 
-    def _instruments(self, rng: Random) -> None:
-        """Logs, metrics, spans and decisions: what watches the process and its requests."""
-        config = self.config
-        self._log = log = logs.Throttled(logs.get("global"), 10.0, self.clock.now)
-        self.metrics = TierMetrics("global", config.region, config.instance)
-        self.decisions = Decisions()
-        self.tracing = Tracing("farhop-global", config.region, config.instance)
-        for problem in self.tracing.problems:
-            log.warning("telemetry", problem, problem=problem)
-        self.telemetry = RequestTelemetry(
-            "farhop.global",
-            "farhop.global.decide",
-            tracing=self.tracing,
-            metrics=self.metrics,
-            decisions=self.decisions,
-            clock=self.clock,
-            rng=rng,
-            reasons=DecisionReasons(config.region),
-            traced_per_s_max=config.limits.traced_per_s_max,
-        )
-
-    def _data_plane(self) -> Certificates | None:
-        """What requests pass through to regions; the regions' certificates."""
-        config, log = self.config, self._log
-        signer = config.signer_in(self.topology)
-        self.tls = dataplane.TlsSetup(TlsManager(logs.get("global"), wall), self.metrics, log)
-        regions = self.tls.upstream("tier_tls", config.tier_tls)
-        pool = self.tls.pool(config.limits, regions)
+    def _data_plane(self) -> None:
+        """What requests pass through to regions."""
+        config, now = self.config, self.clock.now
+        self.plane = plane = DataPlane(config, self.instruments, "tier_tls", config.tier_tls)
         self.redirect_tokens = RedirectTokens(
             RedirectTokenSigner(config.hop.secrets(), config.hop.active, config.region), self.flow, self.clock
         )
-        self.tier = tier = GlobalTier(
+        self.tier = GlobalTier(
             self.telemetry,
-            log,
+            self._log,
             flow=self.flow,
-            signer=signer,
+            signer=config.signer_in(self.topology),
             instance=config.balancer,
             clock=self.clock,
             redirect_tokens=self.redirect_tokens,
             mutual=config.mutual,
         )
-        self.budget, self.requests = ByteBudget(config.limits.buffered_bytes_max), SlotLimit(config.limits.requests_max)
-        self.lag = LoopLag()
-        self.relay = Relay(b"global", self.flow, tier, pool, self.clock.now, upstream_is_tier=True, budget=self.budget)
-        if config.resume.on:
-            self.relay.resumption = resumption = Resumption(self._context_tokens, mode=self._resume_mode)
-            dataplane.resume_metrics(self.metrics, resumption)
-        self._slots = dataplane.slots()
-        return regions
-
-    def _resume_mode(self, tenant: str, model: str) -> ResumeMode:
-        """See Resumption. The stricter of what is configured here and what the tenant says."""
-        known = self.flow.law.topology.tenants.get(tenant)
-        return min(self.config.resume.of(model), "off" if known is None else known.resume, key=MODES.index)
+        self.relay = Relay(b"global", self.flow, self.tier, plane.pool, now, upstream_is_tier=True, budget=plane.budget)
+        self.relay.resumption = dataplane.resumption(
+            config.resume, lambda: self.flow.law, self.metrics, self._context_tokens
+        )
 
     def _context_tokens(self, region: str, model: str) -> int | None:
         """See Resumption. Whether a region's engines tell ids is seen in its answer."""
@@ -189,9 +152,9 @@ class GlobalBalancer:
         reports = () if known is None else (i.models[model] for i in known.instances if model in i.models)
         return min((report.max_model_len for report in reports), default=0)
 
-    def _watch_and_follow(self, rng: Random, regions: Certificates | None, store: Store | None) -> None:
+    def _watch_and_follow(self, rng: Random, store: Store | None) -> None:
         """What looks at regions and at the store, and tells the machine."""
-        config, topology, log = self.config, self.topology, self._log
+        config, topology, log, plane = self.config, self.topology, self._log, self.plane
         hubs = store if store is not None else stores.hubs(config, topology)
         keep = stores.keep(config, "global", rng, log)
         self.store = stores.sealed(hubs, config.signing.made(), self.metrics.report_refused, rng, keep)
@@ -208,8 +171,8 @@ class GlobalBalancer:
             clock=self.clock.now,
             rng=rng,
             prefixes=prefixes,
-            certificates=regions,
-            trouble=self.tls.trouble,
+            certificates=plane.certificates,
+            trouble=plane.tls.trouble,
             upstreams=self.relay,
             laws=self.laws,
         )
@@ -217,9 +180,9 @@ class GlobalBalancer:
             self.store, config.region, topology.regions, self.relay.react, self.metrics.report_refused, self.clock.now
         )
         self.keys = KeyBook(self.store, self.metrics.report_refused)
-        self.identities = Identities(config.identity, self.keys, self.tls, self.clock, log)
+        self.identities = Identities(config.identity, self.keys, plane.tls, self.clock, log)
         self.identities.let_in(self.authenticator, self.ingress)
-        self.roots = Roots(lambda: self.config, regions)
+        self.roots = Roots(lambda: self.config, plane.certificates)
         self.limits = LimitBook(self.store, self.metrics.report_refused)
         self.limiter = self.ingress.limits = Limiter(
             self.limits, self.store, f"global {config.balancer}", config.balancer, self.roots.borrow, self.clock.now,
@@ -289,7 +252,7 @@ class GlobalBalancer:
         if self.accounts is not None:
             self.tier_admin.accounts = self.accounts.status
         self.admin = AdminServer(
-            self.tier_admin, self.metrics, self.decisions, self.tls.listener("admin", config.admin),
+            self.tier_admin, self.metrics, self.decisions, self.plane.tls.listener("admin", config.admin),
             config.admin.made(config.trust_domain), lambda: redacted(self.config),
         )  # fmt: skip
         if self.accounts is not None:
@@ -312,19 +275,23 @@ class GlobalBalancer:
         self.session = session = SessionReader(**config.session.model_dump(), wanted=self.flow.routes.want_session)
         header_matches = HeaderMatchReader(AnyVersion())
         advisor = Advisor(self.flow, self.telemetry, redirect_tokens, self.clock)
-        self.guard, self.large = config.requests.guard(), LargeBodyReader()
-        signs = _signs(config, self.topology)
-        self.ingress = Ingress(
+        self.reader = RequestReader(
             self.authenticator,
-            telemetry=self.telemetry,
             clock=self.clock,
             rng=rng,
             session=session,
             header_matches=header_matches,
+            guard=self.plane.guard,
+            large=self.plane.large,
+            signs=_signs(config, self.topology),
+        )
+        self.ingress = Ingress(
+            self.authenticator,
+            self.reader,
+            telemetry=self.telemetry,
+            clock=self.clock,
+            rng=rng,
             advisor=advisor,
-            guard=self.guard,
-            large=self.large,
-            signs=signs,
             ready=lambda: self.tier_admin.ready() and self.tier_admin.leads_somewhere(),
             anycast=frozenset(config.unicast.anycast) if config.unicast is not None else frozenset(),
         )
@@ -339,14 +306,11 @@ class GlobalBalancer:
                 measured, config.region, config.instance, lambda: self.flow.law, self.clock.now
             )
             self.ingress.arrivals = self.latencies
-        self.listener = Listener(
-            "listen", self.ingress, dataplane.client_limits(config.limits), self.budget, self._slots, self.requests,
-            tls=self.tls.listener("listen", config.listen),
-        )  # fmt: skip
+        self.listener = self.plane.listener("listen", self.ingress, self.plane.tls.listener("listen", config.listen))
 
     def _named(self) -> None:
         """Names are looked up only while some stand for other models."""
-        self.ingress.names = self._names if self.flow.routes.cascades else None
+        self.reader.names = self._names if self.flow.routes.cascades else None
 
     def _patience_s(self, tenant: str) -> float:
         return self.flow.law.patience_s(tenant)
@@ -372,7 +336,7 @@ class GlobalBalancer:
     def reload(self) -> None:
         """See farhop.service.process.Balancer."""
         self._tasks.start(self.reloader.reload(), "read the configuration anew")
-        self._tasks.start(self.tls.manager.look(), "look at the certificates now")
+        self._tasks.start(self.plane.tls.manager.look(), "look at the certificates now")
 
     def _prepared(self, config: GlobalConfig, topology: Topology) -> Callable[[Law], None]:
         """What a configuration and a map come to, made ready; see Reloader."""
@@ -388,10 +352,10 @@ class GlobalBalancer:
             self.config, self.topology = config, topology
             self.tier.resign(signer, config.mutual)
             self.redirect_tokens.resign(redirects)
-            self.guard.adopt(guard)
+            self.plane.guard.adopt(guard)
             self.session.adopt(session)
-            self.ingress.sign_bodies(_signs(config, topology))
-            dataplane.relimit(config.limits, self.relay.pool, self.listener)
+            self.reader.signs = _signs(config, topology)
+            self.plane.relimit(config.limits)
             # Decisions first: whoever is looked at again by what follows is looked at by this law and this map.
             self.relay.react(Reconfigured(law, flow_config, routes, _prices(topology)))
             self.answer_cache.law_changed()
@@ -428,9 +392,7 @@ class GlobalBalancer:
             self._cache_hit_calibration,
             "target",
         )
-        dataplane.observe(
-            self.metrics, self.budget, self.requests, self.relay.pool, self.lag, self.guard, self.large, self.listener
-        )
+        self.plane.observe(self.metrics)
 
     def _hits(self, which: int) -> dict[str, float]:
         return {
@@ -476,25 +438,20 @@ class GlobalBalancer:
         await self._settle()
         port = await dataplane.open_entry(self.listener, config.listen, self.tier_admin.ready)
         admin = await self.admin.open(config.admin.host, config.admin.port)
-        self.tls.open()
         self._tasks.start(self.reloader.keep(), "look at the configuration")
-        self.lag.open()
         self._tasks.start(self._publish_entry(admin), "say in etcd where the admin port is")
         if self.latencies is not None:
             self._tasks.start(self.latencies.publish(self.store), "publish how far clients' networks are")
         if self.drills is not None:
             self.drills.open(self._tasks)
-        dataplane.check_descriptors(config.limits, self._slots, self._log)
+        self.plane.open()
         return f"region {config.region}: clients on {config.listen.host}:{port}, admin on {config.admin.host}:{admin}"
 
     async def _settle(self) -> None:
         """Before clients are let in: until some region serves, and what there is to know of them is here; or not."""
         for seen, patience_s in ((self.tier_admin.ready, SETTLE_S), (self.watcher.caught_up, WARM_S)):
-            end = self.clock.now() + patience_s
-            while not seen():
-                if self.clock.now() >= end:
-                    return  # of whom there is not, there is nothing to know either
-                await asyncio.sleep(0.01)
+            if not await until(seen, patience_s):
+                return  # of whom there is not, there is nothing to know either
 
     async def _publish_entry(self, admin_port: int) -> None:
         """For operators alone: that we are there, and where to ask us. The store takes it back as it closes."""
@@ -513,9 +470,8 @@ class GlobalBalancer:
         self.tier_admin.stopping = True
         await all_of(
             self._close_drills,
-            lambda: self.listener.close(self.config.limits.drain_s),
+            self.plane.drain,
             self.relay.close,
-            self._close_readers,
             self._close_accounts,
             self.watcher.close,
             self.limiter.close,
@@ -523,17 +479,13 @@ class GlobalBalancer:
             self._tasks.close,
             self.store.close,
             self.admin.close,
-            self.tls.close,
-            self.lag.close,
-            lambda: self.tracing.close(2.0),
+            self.plane.close,
+            lambda: self.instruments.tracing.close(2.0),
         )
 
     async def _close_drills(self) -> None:
         if self.drills is not None:
             await self.drills.close()
-
-    async def _close_readers(self) -> None:
-        self.large.close()
 
     async def _close_accounts(self) -> None:
         if self.accounts is not None:

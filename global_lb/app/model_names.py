@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ModelNames:
-    """See farhop.service.ingress.ModelNames."""
+    """See farhop.service.request_reader.ModelNames."""
 
     def __init__(self, flow: GlobalFlow, clock: Clock) -> None:
         self._flow, self._clock = flow, clock

@@ -9,12 +9,12 @@ anything.
 
 from __future__ import annotations
 
-from collections import deque
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farhop.balance.estimate.window_max import WindowMax
 from farhop.balance.health.pilot_light import PilotConfig, PilotLight, PilotState
 from farhop.balance.scaling import NOTHING, share_of_the_lost
 
@@ -71,7 +71,7 @@ class Scaling:
         self._warm: dict[tuple[str, str], float] = {}  # of pilots: what is there of what is wanted
         self._served: dict[str, set[str]] = {}  # by model: regions that could be used for it once
         self._down_since: dict[tuple[str, str], float] = {}  # by region and model
-        self._totals: dict[str, deque[tuple[float, float]]] = {}
+        self._totals: dict[str, WindowMax] = {}  # by model: what all regions carried
         self.due = -inf
 
     def configure(self, pilots: Mapping[str, PilotConfig]) -> None:
@@ -138,7 +138,8 @@ class Scaling:
         for name, f in active.items():
             together = ceil(f.load + shares[name] - NOTHING)
             self.desired[name, model] = f.clamp(max(f.needed, together if f.load + shares[name] > NOTHING else 0))
-        total = self._held(model, sum(f.load for f in regions.values()), now)
+        carried = sum(f.load for f in regions.values())
+        total = self._totals.setdefault(model, WindowMax()).take(carried, now, HELD_S)
         there = (max(f.ready, min(f.needed, f.most)) for f in active.values() if not f.down)
         lacking = max(0.0, total - sum(there))
         for name in pilots:
@@ -146,16 +147,6 @@ class Scaling:
             wanted = f.clamp(max(f.needed, ceil(lacking / len(pilots) - NOTHING))) if awake else f.least
             self.desired[name, model] = wanted
             self._warm[name, model] = min(1.0, f.ready / wanted) if wanted else 1.0
-
-    def _held(self, model: str, total: float, now: float) -> float:
-        """The most that all of them carried of late."""
-        held = self._totals.setdefault(model, deque())
-        while held and held[-1][1] <= total:
-            held.pop()
-        held.append((now, total))
-        while held[0][0] < now - HELD_S:
-            held.popleft()
-        return held[0][1]
 
     def _warmest(self, region: str) -> float:
         """Of what is wanted of the region, the share that is there: of the model that lacks most."""

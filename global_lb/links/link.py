@@ -131,7 +131,7 @@ class BalancerLink:
             asked_at = _loop_time()
             try:
                 sent_at = watcher.now()
-                reply = await self._stub.Ping(request, timeout=max(watch.ping_timeout_s, self._two_ways_s()))
+                reply = await self._stub.Ping(request, timeout=max(watch.ping_timeout_s, self._two_round_trips_s()))
                 if lost == 0:  # else it may have waited for the connection, too
                     watcher.on_ping(self._name, reply, sent_at)
                 lost, self._alive_at = 0, _loop_time()
@@ -146,7 +146,7 @@ class BalancerLink:
                     watcher.on_channel(self._name, False)
             await self._rest(lost)
 
-    def _two_ways_s(self) -> float:
+    def _two_round_trips_s(self) -> float:
         """Twice the wire time: what takes longer is lost, however far the region."""
         return 2.0 * self._watcher.distances.rtt_ms(self._name[0], self._watcher.now()) / 1e3
 

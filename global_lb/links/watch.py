@@ -108,7 +108,7 @@ class Watcher:
         self._tiers: dict[tuple[str, str], Address] = {}
         self._balancer = config.balancer
         self._known_ms: dict[str, float] = {}  # by region, the wire time that the machine knows
-        self._links: dict[tuple[str, str], BalancerLink] = {}
+        self.links: dict[tuple[str, str], BalancerLink] = {}  # to each balancer of each region, by both names
         self._up: dict[tuple[str, str], bool] = {}
         self._past: dict[tuple[str, str], tuple[int, int]] = {}  # incarnation and seq of what came after all later ones
         self._tasks = Tasks()
@@ -144,7 +144,7 @@ class Watcher:
         """Stop watching."""
         self._closed = True
         await self._tasks.close()
-        for link in self._links.values():
+        for link in self.links.values():
             self._retire(link)
         await self._retired.settle()
 
@@ -188,7 +188,7 @@ class Watcher:
         if self.laws is not None:
             self.laws.left("/".join(name))
         self.distances.forget(name)
-        self._retire(self._links.pop(name))
+        self._retire(self.links.pop(name))
         if self._up.pop(name, False):
             self._channel_of(region)
 
@@ -198,7 +198,7 @@ class Watcher:
         """By this map and these ways to its regions from now on. What of a region that is gone, or is no longer where
         its balancers may be, was known is forgotten; what stands in the hubs is read anew where there are more."""
         before, self._topology = self._topology, topology
-        rerouted = _ways(self._config) != _ways(config)
+        rerouted = _reachability(self._config) != _reachability(config)
         self._config = config
         gone = before.regions.keys() - topology.regions.keys()
         left = {name for name, (report, _) in self._reports.items() if name[0] in gone or not self._in_place(report)}
@@ -328,18 +328,18 @@ class Watcher:
     # -- by gRPC
 
     def _link(self, name: tuple[str, str], report: RegionReport) -> None:
-        known = self._links.get(name)
+        known = self.links.get(name)
         if known is not None and known.address == report.control_address:
             return
         if known is not None:
             self._retire(known)
-        self._links[name] = BalancerLink(self, name, report.control_address, self._config)
+        self.links[name] = BalancerLink(self, name, report.control_address, self._config)
 
     def _relink(self) -> None:
         # A gRPC channel keeps the certificates it was opened with.
-        for name, link in tuple(self._links.items()):
+        for name, link in tuple(self.links.items()):
             self._retire(link)
-            self._links[name] = BalancerLink(self, name, link.address, self._config)
+            self.links[name] = BalancerLink(self, name, link.address, self._config)
 
     def on_tls_failure(self, address: str, why: str) -> None:
         """TLS with a regional balancer failed."""
@@ -431,7 +431,7 @@ class Watcher:
         return 0.8 + 0.4 * self._rng.random()
 
 
-def _ways(config: LinksConfig) -> tuple[object, ...]:
+def _reachability(config: LinksConfig) -> tuple[object, ...]:
     """What of a configuration says how regions are reached, and may change while this process lives."""
     return config.proxies, config.region_hosts
 

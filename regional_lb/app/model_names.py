@@ -37,8 +37,8 @@ _routes = TypeAdapter(list[dict[str, Any]])
 
 
 class ModelNames:
-    """See farhop.service.ingress.ModelNames. `prices` is the price book in force, if there is one; `changed` is called
-    when other names are."""
+    """See farhop.service.request_reader.ModelNames. `prices` is the price book in force, if there is one; `changed` is
+    called when other names are."""
 
     what = "model names"
 

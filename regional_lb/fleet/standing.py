@@ -51,7 +51,7 @@ class Standing:
         self.modes: dict[str, Mode] = {}
         self.ejections: dict[str, float] = {}
         self.outliers = Outliers(config.outlier_factor)
-        self._black_holes = BlackHoleGuard()
+        self.black_holes = BlackHoleGuard()
         self._view = view_of([])
         self._overlooked: dict[str, tuple[str, ...]] = {}  # by model in panic: who is used although ejected
         self._touched: set[str] = set()  # whose capacity may be reduced, or is
@@ -69,9 +69,9 @@ class Standing:
         for name in self.health.keys() - view.replicas.keys():
             del self.health[name]
         self.outliers.adopt(view.replicas)
-        for name in self._black_holes.names():
+        for name in self.black_holes.names():
             if not self._has_peers(name):
-                self._black_holes.forget(name)
+                self.black_holes.forget(name)
         self.modes.clear()
         self._overlooked.clear()
         self._touched |= view.replicas.keys()
@@ -211,7 +211,7 @@ class Standing:
         """A request failed that would have been at its replica until `until`."""
         replica = self._view.replicas.get(held.target)
         if replica is not None and self._has_peers(replica.name):
-            self._black_holes.failed(replica.name, held.kv_tokens, until, now, replica.slots)
+            self.black_holes.failed(replica.name, held.kv_tokens, until, now, replica.slots)
             self._touched.add(replica.name)
 
     # -- how much of its room each may use
@@ -220,14 +220,14 @@ class Standing:
         """Those it may have changed for since it was last asked: what each is held to, None: to nothing. `only` one of
         them, right after something happened to it: of a thousand the others can wait for their turn."""
         if not only:
-            self._black_holes.expire(now)
+            self.black_holes.expire(now)
         for name in self._touched & {only} if only else tuple(self._touched):
             replica = self._view.replicas.get(name)
             if replica is None:
                 self._touched.discard(name)
                 continue
             share = self.share(name, now)
-            requests, kv_tokens = self._black_holes.load(name)
+            requests, kv_tokens = self.black_holes.load(name)
             if share < 1.0 or requests:
                 yield name, ReducedCapacity(max(1, ceil(share * replica.slots)), requests, kv_tokens)
             else:

@@ -21,7 +21,7 @@ from farhop_wire import peers_pb2, peers_pb2_grpc, region_pb2, region_pb2_grpc
 from farhop.balance.machine import Address
 from farhop.identity import certificate_names
 from farhop.service.peer_authenticator import ANY_PEER
-from farhop.service.tasks import Tasks
+from farhop.service.tasks import Tasks, until
 from farhop.store.backoff import Backoff
 from farhop.store.contract import REGION_PREFIX, StoreError
 from farhop.store.documents.document import DocumentError
@@ -124,9 +124,7 @@ class Peers:
                     self._read(entry.key, entry.value)
         self._tasks.start(self._follow(), "watch the peers' reports")
         self._tasks.start(self._tick(), "judge who takes part")
-        end = self.clock() + WARM_S
-        while self.clock() < end and not all(link.settled for link in self._links.values()):
-            await asyncio.sleep(0.01)
+        await until(lambda: all(link.settled for link in self._links.values()), WARM_S)
         self.warm = True
 
     def withdraw(self) -> None:

@@ -102,7 +102,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         self.draining = False
         self._changed = asyncio.Condition()
         self._published_at, self._seen = -inf, -1  # and how much of the flow's news that knew
-        self._latest = self.build()
+        self.latest = self.build()
         self._tasks = Tasks()
         self._publication: Publication | None = None
         self._unfit = ""  # why the last report is not in etcd
@@ -198,7 +198,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
     def hold(self) -> None:
         """Whoever asks before we are open is told that nothing is taken yet."""
         self.draining = True
-        self._latest = self.build()
+        self.latest = self.build()
 
     async def open(self, store: Store) -> None:
         """Publish from now on."""
@@ -206,7 +206,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         self._published_at = self._clock()
         await self._publish(self.build())
         key = report_key(self._region, self._instance)
-        stored = self._latest
+        stored = self.latest
         self._publication = await store.publish(key, self._document(stored) or self._bare(stored), LEASE_S)
         self._tasks.start(self._look(), "look for changes to report")
         self._tasks.start(self._store(self._publication, stored.seq), "report to the store")
@@ -240,10 +240,10 @@ class Reporter(region_pb2_grpc.RegionServicer):
         if not due and flow.still_until(self._seen, now) > now and self._unchanged():
             return None
         self._seen, fresh = flow.news, self.build()
-        if not due and not moved(self._latest, fresh):
+        if not due and not moved(self.latest, fresh):
             self._seq -= 1  # not told to anybody: the number is free again
             return None
-        self._published_at, self._latest = now, fresh
+        self._published_at, self.latest = now, fresh
         return fresh
 
     async def _look(self) -> None:
@@ -271,11 +271,11 @@ class Reporter(region_pb2_grpc.RegionServicer):
 
     def _unchanged(self) -> bool:
         """Whether what is told beside the models stands as it was told last."""
-        latest, flow = self._latest, self._flow
+        latest, flow = self.latest, self._flow
         return latest.draining == self.draining and latest.accepted_bytes == flow.accepted_bytes
 
     async def _publish(self, report: RegionReport) -> None:
-        self._latest = report
+        self.latest = report
         async with self._changed:
             self._changed.notify_all()
 
@@ -284,9 +284,9 @@ class Reporter(region_pb2_grpc.RegionServicer):
         while True:
             await asyncio.sleep(STORE_GAP_S)
             async with self._changed:
-                while self._latest.seq == stored:
+                while self.latest.seq == stored:
                     await self._changed.wait()
-                latest = self._latest
+                latest = self.latest
             stored = latest.seq
             if (document := self._document(latest)) is not None:
                 await publication.update(document)
@@ -299,7 +299,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         if self._publication is not None:
             with contextlib.suppress(TimeoutError, StoreError):  # then its lease ends it
                 async with asyncio.timeout(FINAL_REPORT_S):
-                    await self._publication.update(self._document(self._latest) or self._bare(self._latest))
+                    await self._publication.update(self._document(self.latest) or self._bare(self.latest))
             await self._publication.withdraw()
 
     # -- over gRPC
@@ -391,9 +391,9 @@ class Reporter(region_pb2_grpc.RegionServicer):
             seen = 0
             while True:
                 async with self._changed:
-                    while self._latest.seq == seen:
+                    while self.latest.seq == seen:
                         await self._changed.wait()
-                    latest = self._latest
+                    latest = self.latest
                 seen = latest.seq
                 message = to_wire(latest)
                 if teaches:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from farhop_wire import peers_pb2
 from google.protobuf.message import DecodeError
 
+from farhop.service.tasks import until
 from farhop.store.state import StateError
 from regional_lb.fleet.shares import PeersChanged
 from regional_lb.mesh.messages import PeerUpdateError, event_of
@@ -81,10 +82,7 @@ class WarmRestart:
 
     async def _found(self, names: set[str]) -> None:
         """Until these replicas are found, for a while: what is told of one that is not here is not kept."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + REPLICAS_S
-        while not names <= self._flow.fleet.view.replicas.keys() and loop.time() < end:
-            await asyncio.sleep(0.02)
+        await until(lambda: names <= self._flow.fleet.view.replicas.keys(), REPLICAS_S)
 
     async def keep(self) -> None:
         """Write it down now and then, until cancelled."""

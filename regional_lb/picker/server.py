@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from farhop.relay.http.listener import SWEEP_S, PortTakenError
 from farhop.relay.http.tls import Handshakes
+from farhop.service.tasks import until
 from regional_lb.picker.connection import FAILED_PRECONDITION, INVALID_ARGUMENT, NOT_FOUND, OK, Call, GatewayConnection
 from regional_lb.picker.stream import GatewayRun, GatewayStream
 
@@ -123,10 +124,7 @@ class PickerServer:
             connection.close()
 
     async def _emptied(self, within_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        end = loop.time() + within_s
-        while self._streams and loop.time() < end:
-            await asyncio.sleep(0.02)
+        await until(lambda: not self._streams, within_s)
 
     def healthy(self, service: str) -> bool | None:
         """By the names that the protocol has; None for another."""

@@ -81,7 +81,7 @@ def fleet(tmp_path):
 
 def test_two_sites_one_address(fleet: Fleet) -> None:
     net, took = fleet.net, {}
-    net.until_ways("a", "b")
+    net.until_routed("a", "b")
     took["announce (ExaBGP)"] = fleet.word_ms("a", "announced")
     took["announce (BIRD)"] = fleet.word_ms("b", "announced")
     assert set(fleet.asked(24)) == {"frankfurt", "tokyo"}
@@ -94,7 +94,7 @@ def test_two_sites_one_address(fleet: Fleet) -> None:
     shared, own = fleet.streams(16, VIP, LONG - 1, "", "again"), fleet.streams(8, VIP, LONG)
     time.sleep(1.5)
     fleet.cli("drain", "set", "--entry", "site-a", "--why", "new kernel", "--by", "ann")
-    net.until_ways("b")
+    net.until_routed("b")
     took["drain (ExaBGP)"] = fleet.word_ms("a", "draining")
     assert fleet.asked(8) == {"tokyo": 8}
     fleet.until("a", wanted="withdrawn", actual="withdrawn")
@@ -119,7 +119,7 @@ def test_two_sites_one_address(fleet: Fleet) -> None:
     os.kill(_balancer(fleet, "b"), signal.SIGKILL)
     fleet.until("b", kept_as_last=True, wanted="announced", others_healthy=0)
     fleet.cli("undrain", "--entry", "site-a")
-    net.until_ways("a")
+    net.until_routed("a")
     took["withdraw (BIRD)"] = fleet.word_ms("b", "withdrawn")
     assert fleet.asked(8) == {"frankfurt": 8}
 
@@ -127,7 +127,7 @@ def test_two_sites_one_address(fleet: Fleet) -> None:
     stopped = time.time()
     fleet.announcers["a"].send_signal(signal.SIGSTOP)
     took["announcer hangs (ExaBGP)"] = fleet.watch.first_after(stopped)
-    net.until_ways()
+    net.until_routed()
     _anew(fleet, "a")
     killed = time.time()
     os.kill(fleet.speaker_of("a"), signal.SIGKILL)
@@ -136,17 +136,17 @@ def test_two_sites_one_address(fleet: Fleet) -> None:
     killed = time.time()
     fleet.announcers["a"].kill()
     took["announcer killed (ExaBGP)"] = fleet.watch.first_after(killed)
-    net.until_ways()
+    net.until_routed()
     fleet.start_balancer("b")
-    net.until_ways("b")  # back before its hold is over: nobody else is healthy
+    net.until_routed("b")  # back before its hold is over: nobody else is healthy
     stopped = time.time()
     fleet.announcers["b"].send_signal(signal.SIGSTOP)
     took["announcer hangs (BIRD)"] = fleet.watch.first_after(stopped)
-    net.until_ways()
+    net.until_routed()
 
     # An orderly end: drained, withdrawn, and only then gone.
     fleet.announce("a")
-    net.until_ways("a")
+    net.until_routed("a")
     fleet.announcers["a"].terminate()
     assert fleet.asked(4) == {"frankfurt": 4}
     assert fleet.announcers["a"].wait(timeout=20.0) == 0
@@ -163,6 +163,6 @@ def _balancer(fleet: Fleet, site: str) -> int:
 
 def _anew(fleet: Fleet, site: str) -> None:
     """Another announcer in the place of one that is dead or hangs."""
-    fleet.net.until_ways()
+    fleet.net.until_routed()
     fleet.announce_anew(site)
-    fleet.net.until_ways(site)
+    fleet.net.until_routed(site)

@@ -17,7 +17,7 @@ from farhop_drill.oracle import Oracle
 from farhop_drill.outcome import Outcome
 from farhop_drill.probe import Answer, Client, Probe
 from farhop_drill.records import DrillLock, Order, Records
-from farhop_drill.runner import LIVE_EVERY_S, STOP_POLL_S, TICK_S, Runner
+from farhop_drill.runner import LIVE_EVERY_S, STOP_POLL_S, TICK_S, DrilledFleet, Runner
 from farhop_drill.status_poller import StatusPoller
 from farhop_lab.memory_store import MemoryStore
 from topology import policy
@@ -78,8 +78,9 @@ class Bench:
         poller = StatusPoller([self.status], clock)
         poller.begin()
         return Runner(
-            drill, HELD, Records(self.store), self, self.look, poller, probe,
-            Oracle(PLACES, policy.document_of(WORLD)), {}, clock, lambda _text: None, outcome,
+            drill, HELD, Records(self.store),
+            DrilledFleet(self, self.look, poller, probe, Oracle(PLACES, policy.document_of(WORLD)), {}),
+            outcome, clock, lambda _text: None,
         )  # fmt: skip
 
 

@@ -133,7 +133,7 @@ class Both:
         self.entry, self.global_admin = _ports(lines[1])
 
     def _held(self) -> int:
-        return sum(b.metrics.in_flight + b.budget.used_bytes for b in (self.global_, self.regional))
+        return sum(b.metrics.in_flight + b.plane.budget.used_bytes for b in (self.global_, self.regional))
 
     async def at_rest(self) -> None:
         """Until nothing is in flight and nothing held, which must come to be."""

@@ -117,8 +117,8 @@ async def world(folder: Path, *, tokenizer: bool = True, events: bool = True, sc
             "watch": {"probe_s": 0.05, "scrape_s": 0.05, "rise": 1}, "tokenizers": {MODEL: files} if tokenizer else {},
         })  # fmt: skip
         balancer = RegionalBalancer(config, WORLD, Random(1), MemoryStore(Random(2)))
-        if first:
-            balancer.hop_ingress._wants_tokens = balancer.client_ingress._wants_tokens = lambda _request: True
+        if first and balancer.listeners.prompt_tokens is not None:
+            balancer.listeners.prompt_tokens.wanted = lambda _request: True
         line = await balancer.open()
         stack.push_async_callback(balancer.close)
         client = int(line.split("clients on ")[1].split(":")[1].split(",")[0])

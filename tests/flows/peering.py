@@ -112,7 +112,8 @@ class Region:
         """Until everybody takes part in the eyes of everybody."""
         n = len(self.balancers)
         await until(
-            lambda: all(sum(p["takes_part"] for p in b.peers.status()) == n - 1 for b in self.balancers.values()), 8.0
+            lambda: all(sum(p["takes_part"] for p in b.mesh.peers.status()) == n - 1 for b in self.balancers.values()),
+            8.0,
         )
 
     async def ask(self, instance: str, text: str = "hello", **more: Any) -> str:
@@ -126,8 +127,8 @@ class Region:
         """How many replicas each balancer says are its own, of what it would report now."""
         counts: dict[str, int] = {}
         for name, balancer in self.balancers.items():
-            assert balancer.reporter is not None
-            counts[name] = sum(model.replicas_total for model in balancer.reporter._latest.models)
+            assert balancer.mesh.reporter is not None
+            counts[name] = sum(model.replicas_total for model in balancer.mesh.reporter.latest.models)
         return counts
 
     async def stored(self) -> dict[str, int]:

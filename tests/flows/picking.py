@@ -31,15 +31,15 @@ class Stage:
 
     @property
     def picker(self) -> PickerServer:
-        assert self.balancer.picker is not None
-        return self.balancer.picker
+        assert self.balancer.listeners.picker is not None
+        return self.balancer.listeners.picker
 
     @property
     def held(self) -> tuple[int, ...]:
         """Reservations, requests in flight, bytes, request slots and streams: all 0 at rest."""
         one = self.balancer
         flow = (len(one.flow.fleet.ledger), one.flow.under_way, one.metrics.in_flight)
-        return (*flow, one.budget.used_bytes, one.requests.used, self.picker.streams)
+        return (*flow, one.plane.budget.used_bytes, one.plane.requests.used, self.picker.streams)
 
     async def kill(self) -> None:
         """Have the picker break off, without a word to anybody."""

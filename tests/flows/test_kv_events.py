@@ -34,8 +34,8 @@ async def test_the_engines_own_events_are_exact_to_the_token(tmp_path: Path, sch
         predicted, actual, off = here.hits()["exact"]
         assert (predicted, off) == (actual, 0.0)
         assert here.hits()["trie"] == [0.0, 0.0, 0.0]
-        assert here.balancer.tokenizers is not None
-        assert (here.balancer.tokenizers.prompts, here.flow.fleet.mirror.guard.miscounts) == (2, 0)
+        assert here.balancer.listeners.tokenizers is not None
+        assert (here.balancer.listeners.tokenizers.prompts, here.flow.fleet.mirror.guard.miscounts) == (2, 0)
 
 
 async def test_after_a_reset_the_mirror_would_be_wrong_and_the_engines_events_are_right(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ async def test_events_without_a_tokenizer_still_clear_the_mirror(tmp_path: Path)
         await until(lambda: here.flow.fleet.trie.bytes_held("e0") == 0)
         assert _cached(await here.ask(words(5, 400))) == 0
         assert here.hits()["trie"] == [0.0, 0.0, 0.0]
-        assert here.balancer.tokenizers is None
+        assert here.balancer.listeners.tokenizers is None
 
 
 async def test_salts_and_token_ids_and_streams(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ async def test_where_there_is_no_choice_nothing_is_read(tmp_path: Path) -> None:
     async with world(tmp_path, replicas=1, first=False) as here:
         for text in (words(12, 20), words(11, 10_000)):
             await here.ask(text)
-        assert here.balancer.tokenizers.prompts == 0
+        assert here.balancer.listeners.tokenizers.prompts == 0
         assert here.hits()["exact"][0] == 0.0
 
 
@@ -130,7 +130,7 @@ async def test_what_waits_in_line_is_read_beside(tmp_path: Path) -> None:
         waiting = [
             asyncio.create_task(here.ask(words(seed, tokens), max_tokens=2)) for seed, tokens in ((15, 20), (16, 2000))
         ]  # one is read by the loop itself, one in a thread
-        await until(lambda: here.balancer.tokenizers.prompts == 2)
+        await until(lambda: here.balancer.listeners.tokenizers.prompts == 2)
         assert len(here.flow.queue) == 2
         running.cancel()
         await asyncio.gather(*waiting)
@@ -143,7 +143,7 @@ def _waited_ms(answer: Answer) -> float:
 
 async def test_it_is_read_before_only_where_its_beginning_does_not_tell(tmp_path: Path) -> None:
     async with world(tmp_path, first=False) as here:
-        tokenizers = here.balancer.tokenizers
+        tokenizers = here.balancer.listeners.tokenizers
         assert tokenizers is not None
         new = await here.ask(words(13, 6_000))  # nobody holds its beginning: all that a decision needs
         await until(lambda: tokenizers.prompts == 1)  # it is read nonetheless, for what the engine counts
@@ -174,8 +174,8 @@ async def test_a_prompt_that_cannot_be_read_goes_on_by_its_bytes(tmp_path: Path)
             body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 2}
             assert (await send(here.client, chat(body=body))).status == 200
             await here.settled()
-        assert here.balancer.tokenizers is not None
-        assert here.balancer.tokenizers.unread == {"media": 2}
+        assert here.balancer.listeners.tokenizers is not None
+        assert here.balancer.listeners.tokenizers.unread == {"media": 2}
         assert here.hits()["trie"][0] > 0
         page = here.balancer.metrics.render().decode()
         assert 'farhop_untokenized_prompts_total{reason="media",region="virginia",tier="regional"} 2.0' in page
@@ -183,16 +183,18 @@ async def test_a_prompt_that_cannot_be_read_goes_on_by_its_bytes(tmp_path: Path)
 
 async def test_a_client_that_leaves_while_its_prompt_is_read_is_noticed(tmp_path: Path) -> None:
     async with world(tmp_path, replicas=1) as here:
+        tokenizers = here.balancer.listeners.tokenizers
+        assert tokenizers is not None
         for n in range(3):  # each is new: what was read before is remembered, and read again before anybody looks
             text = words(100 + n, 200_000)
             body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 2}
             _, writer = await asyncio.open_connection("127.0.0.1", here.client)
             writer.write(chat(body=body))
-            await until(lambda: here.balancer.tokenizers is not None and here.balancer.tokenizers._waiting > 0)
+            await until(lambda: tokenizers.waiting > 0)
             writer.transport.abort()
             # The next one's reading is not to be taken for what is left of this one's.
-            await until(lambda: here.balancer.tokenizers._waiting == 0)
-        await _at_rest(here, lambda: here.balancer.metrics.in_flight + here.balancer.budget.used_bytes)
+            await until(lambda: tokenizers.waiting == 0)
+        await _at_rest(here, lambda: here.balancer.metrics.in_flight + here.balancer.plane.budget.used_bytes)
         page = here.balancer.metrics.render().decode()
         (line,) = [line for line in page.splitlines() if line.startswith("farhop_requests_total{")]
         assert "client_left" in line
@@ -206,7 +208,7 @@ async def _at_rest(here: World, held: Callable[[], int]) -> None:
 
 async def test_a_tokenizer_that_is_not_the_engines_is_found_out(tmp_path: Path) -> None:
     async with world(tmp_path, replicas=1) as here:
-        (template,) = [here.balancer.tokenizers]
+        (template,) = [here.balancer.listeners.tokenizers]
         assert template is not None
         model = template._of[MODEL]
         model._special, model._template = {}, None  # as if the template were another

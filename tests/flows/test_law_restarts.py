@@ -175,12 +175,12 @@ async def test_a_regions_balancers_give_one_another_the_later_law(engine: Engine
     async with AsyncExitStack() as stack:
         stack.push_async_callback(first.close)
         await first.open()
-        peers = {"addresses": [first.peers.control_address]}
+        peers = {"addresses": [first.mesh.peers.control_address]}
         made = regional_config(engine, instance="r2", signing=SIGNING, peers=peers)
         second = RegionalBalancer(made, WORLD, Random(2), stores[1])
         stack.push_async_callback(second.close)
         await second.open()
-        await until(lambda: second.peers.up == 1)
+        await until(lambda: second.mesh.peers.up == 1)
         stores[1].outage()
         cluster.put(LAW_KEY, OPS.seal(LAW_KEY, law(5)))
         await until(lambda: first.flow.law.epoch == 5)

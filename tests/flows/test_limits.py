@@ -65,7 +65,7 @@ class Regions:
         await self.store.put(one.place, documents.encode(one))
         for both in self.both:
             await until(lambda both=both: both.global_.limits.tenants().get(tenant) == one)  # type: ignore[misc]
-        lends = [both.regional.limit_root.status for both in self.both]
+        lends = [both.regional.mesh.limit_root.status for both in self.both]
         await until(lambda: any(status()["lends"] for status in lends))
         await until(lambda: all(b.global_.limiter.status()["lent_by"][home]["root"] for b in self.both))
 
@@ -142,7 +142,7 @@ async def test_what_idles_in_a_pool_of_two_tenants_is_lent_and_whoever_comes_has
         return won
 
     def borrowed() -> dict[str, float]:
-        buckets = up.both[0].regional.limit_root.status()["buckets"]
+        buckets = up.both[0].regional.mesh.limit_root.status()["buckets"]
         return {name: one.get("borrowed", 0.0) for name, one in buckets.items()}
 
     async with asyncio.timeout(60.0):
@@ -165,7 +165,7 @@ async def test_tokens_are_settled_by_what_the_engine_counts_and_what_never_fits_
     ask = chat(key="sk-farhop-acme", body=body)
     first = await send(entry, ask)
     assert first.status == 200
-    root = up.both[1].regional.limit_root
+    root = up.both[1].regional.mesh.limit_root
     # 11 tokens of prompt and 3 of answer, by the engine's own count.
     await until(lambda: 10 <= next(iter(root.status()["buckets"].values()))["used"] <= 14)
     assert (await send(entry, ask)).status == 200
@@ -213,7 +213,7 @@ async def test_another_takes_over_the_root_and_forgets_nothing(up: Regions) -> N
     await up.limit(requests_per_minute=10)
     virginia = up.both[0].regional
     assert [answer.status for answer in [await send(up.both[1].entry, asked()) for _ in range(6)]] == [200] * 6
-    await virginia.limit_root.close()
+    await virginia.mesh.limit_root.close()
     claim = documents.decode_root((await up.store.get("/farhop/v1/limit-root/virginia")).value)  # type: ignore[union-attr]
     assert claim.instance == ""
     assert set(claim.marks.values()) == {10}, "of a minute's limit all counts as used"
@@ -241,7 +241,7 @@ async def test_requests_at_once_are_held_to_in_all_regions_whatever_end_they_tak
         one.cancel()  # its client is gone
 
     def held() -> float:
-        (slots,) = up.both[0].regional.limit_root.status()["buckets"].values()
+        (slots,) = up.both[0].regional.mesh.limit_root.status()["buckets"].values()
         return float(slots["used"] + slots["lent"])
 
     await until(lambda: held() == 2)
@@ -269,7 +269,7 @@ async def test_a_budget_in_money_holds_in_all_regions_at_once_and_is_settled_at_
     answers = [await send(entries[n % 3], ask) for n in range(6)]
     assert {answer.status for answer in answers} == {200}
     assert answers[-1].headers["x-ratelimit-limit-micro-usd"] == "40000"
-    (root,) = [both.regional.limit_root for both in up.both if both.regional.limit_root.status()["lends"]]
+    (root,) = [both.regional.mesh.limit_root for both in up.both if both.regional.mesh.limit_root.status()["lends"]]
 
     def spent() -> float:
         (level,) = root.status()["buckets"].values()

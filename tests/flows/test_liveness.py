@@ -60,7 +60,7 @@ async def test_a_link_follows_a_changed_address(region: Region) -> None:
         await region.say(a_report(control_address=other.address, seq=2))  # told by the link that this ends
         await until(lambda: other.readers == 1)
         await until(lambda: region.readers == 0)
-        assert len(watcher._links) == 1
+        assert len(watcher.links) == 1
         await until(lambda: len(watcher._retired) == 0)
         await other.say(a_report(control_address=other.address, seq=3, draining=True))
         await until(lambda: found.view.regions["tokyo"].instances[0].draining)

@@ -78,8 +78,8 @@ async def test_peers_speak_mutual_tls_as_the_control_port_does(etcd: str, tmp_pa
         other = stranger.issue("other")
         intruder = {"ca_file": authority.ca_file, "cert_file": other.cert_file, "key_file": other.key_file}
         await west.start("r3", **{**more, "peers": {"tls": intruder}})
-        await until(lambda: len(west.balancers["r1"].peers.status()) == 2)  # it is seen to report
-        assert west.balancers["r3"].peers.up == 0
+        await until(lambda: len(west.balancers["r1"].mesh.peers.status()) == 2)  # it is seen to report
+        assert west.balancers["r3"].mesh.peers.up == 0
         assert west.balancers["r1"].tier_admin.status()["peers"][0]["connected"]
 
 
@@ -181,7 +181,7 @@ async def test_a_killed_one_is_inherited_at_once_and_a_frozen_one_until_it_is_ba
             mine = west.reported()["r1"]
             child.signal(signal.SIGSTOP)
             await until(lambda: west.reported()["r1"] == 7)  # it speaks to nobody any more
-            await until(lambda: here.peers.up == 0)
+            await until(lambda: here.mesh.peers.up == 0)
             child.signal(signal.SIGCONT)
             await until(lambda: west.reported()["r1"] == mine)
             child.signal(signal.SIGKILL)

@@ -115,7 +115,7 @@ async def test_whoever_breaks_off_wherever_nothing_is_kept(tmp_path: Path, mode:
         flow = one.balancer.flow
         whole = chat(body=STREAM)
         _, writer = await begin(port, whole[:-500])  # mid-body
-        await until(lambda: one.picker.streams == 1 and one.balancer.budget.used_bytes > 1000)
+        await until(lambda: one.picker.streams == 1 and one.balancer.plane.budget.used_bytes > 1000)
         writer.transport.abort()
         await one.at_rest()
         for engine in one.engines:

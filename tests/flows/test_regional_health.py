@@ -103,7 +103,7 @@ def drawn(policy: str, guarded: bool, waits: bool) -> Counter[str]:
     flow = regional(*replicas, health=HealthConfig(streak=1000, eject_share_max=0.0, outlier_factor=0.0))
     flow.policies.override({"": PolicyConfig(name=policy)})
     if not guarded:
-        flow.fleet.standing._black_holes = _NoGuard()
+        flow.fleet.standing.black_holes = _NoGuard()
         flow.fleet.standing.outliers.excess = lambda _name: 0.0  # type: ignore[method-assign]
     went: Counter[str] = Counter()
     ends: list[tuple[float, str, str]] = []

@@ -201,17 +201,17 @@ async def test_the_tiers_take_up_renewed_certificates_of_a_new_authority_without
     moving = Pki(tmp_path)
     async with Engine().running() as engine, both(engine, topology(), **everywhere(moving)) as up:
         assert await asked(up.entry, moving.context()) == "hello"
-        before, (link,) = moving.context(), up.global_.watcher._links.values()
+        before, (link,) = moving.context(), up.global_.watcher.links.values()
         renewed = Pki(tmp_path)
         for balancer in (up.regional, up.global_):
-            await balancer.tls.manager.look()
+            await balancer.plane.tls.manager.look()
         assert await asked(up.entry, renewed.context()) == "hello"
         with pytest.raises(openai.APIConnectionError):
             await asked(up.entry, before)
         with pytest.raises(openai.APIConnectionError):
             await asked(up.client, before)
         assert await asked(up.client, renewed.context(renewed.client)) == "hello"
-        (again,) = up.global_.watcher._links.values()
+        (again,) = up.global_.watcher.links.values()
         assert again is not link
         await until(lambda: again._channel.get_state() is grpc.ChannelConnectivity.READY)
 

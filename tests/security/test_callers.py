@@ -108,7 +108,7 @@ async def test_each_is_answered_and_nothing_is_counted_wrongly(tmp_path: Path, m
             await up.at_rest()
 
             def used() -> list[float]:
-                return sorted(one["used"] for one in up.regional.limit_root.status()["buckets"].values())
+                return sorted(one["used"] for one in up.regional.mesh.limit_root.status()["buckets"].values())
 
             # Of 10,000 tokens a day some two leak meanwhile.
             most = 4, 4 * SERVED_TOKENS

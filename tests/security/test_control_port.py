@@ -56,8 +56,8 @@ async def virginia(authority: Authority) -> AsyncIterator[tuple[RegionalBalancer
         balancer = RegionalBalancer(made, topology(), Random(1), MemoryStore(Random(2), MemoryCluster()))
         try:
             await balancer.open()
-            assert balancer.reporter is not None
-            yield balancer, balancer.reporter.build().control_address
+            assert balancer.mesh.reporter is not None
+            yield balancer, balancer.mesh.reporter.build().control_address
         finally:
             await balancer.close()
 
@@ -120,7 +120,7 @@ async def test_the_certificate_alone_says_who_may_see_and_say_what(tmp_path: Pat
         async with channel(address, authority, authority.issue("nobody", ("127.0.0.1",))) as up:
             for what, ask in asks.items():
                 assert await code(ask(up, "tokyo")) is DENIED, what
-        assert "127.0.0.1:9" in balancer.peers._links, "a proven peer is followed where it says that it is"
+        assert "127.0.0.1:9" in balancer.mesh.peers._links, "a proven peer is followed where it says that it is"
 
 
 async def test_who_is_unproven_is_not_dialled_and_his_loads_are_not_heard() -> None:

@@ -57,7 +57,7 @@ class Journal:
     """Of one trie. `seq` numbers entries from 1; `epoch` is that of the law by which audiences were judged."""
 
     def __init__(self, trie: PrefixTrie, entries_max: int = ENTRIES_MAX, nodes_max: int = NODES_MAX) -> None:
-        self._trie, self._entries_max, self._nodes_max = trie, entries_max, nodes_max
+        self._trie, self.entries_max, self._nodes_max = trie, entries_max, nodes_max
         self._entries: dict[int, _Entry] = {}
         self._n_nodes = 0
         self._restricted = NodeMap()  # node -> its audience's place in `_audiences`
@@ -204,7 +204,7 @@ class Journal:
 
     def _bound(self, n_nodes: int) -> None:
         self._n_nodes += n_nodes
-        while len(self._entries) > self._entries_max or self._n_nodes > self._nodes_max:
+        while len(self._entries) > self.entries_max or self._n_nodes > self._nodes_max:
             self.floor += 1
             gone = self._entries.pop(self.floor).what
             self._n_nodes -= len(gone) if type(gone) is list else len(gone.nodes) if isinstance(gone, Stored) else 1

@@ -72,7 +72,7 @@ class Resumption:
         mode: Callable[[str, str], ResumeMode] = lambda _tenant, _model: "exact",
         writes_on: Callable[[str], bool] = lambda _target: False,
     ) -> None:
-        self.context_tokens, self._kept_bytes_max, self._mode = context_tokens, kept_bytes_max, mode
+        self.context_tokens, self._kept_bytes_max, self.mode = context_tokens, kept_bytes_max, mode
         self.writes_on = writes_on
         self.attempt = partial(ResumableRun, resumption=self)  # makes a request's first attempt
         self.kept_bytes = 0
@@ -85,7 +85,7 @@ class Resumption:
         `asked`: what the tier above says, which is to know it, too."""
         if carrier(asked) is not None:
             return None  # what it goes on by passes as it is, and the tier above goes on from there
-        mode, why_not = self._mode(tenant, model), "tenant"
+        mode, why_not = self.mode(tenant, model), "tenant"
         if mode != "off":
             try:
                 return self.by_ids(resumption.plan(path, body, text=mode == "text"), for_hop=asked is not None)
@@ -127,6 +127,7 @@ class Resumption:
 
     def keeps(self, progress: Progress) -> bool:
         """Account for what a stream keeps now; whether there is room for it."""
+        progress.settle()
         self.kept_bytes += progress.held_bytes - progress.counted_bytes
         progress.counted_bytes = progress.held_bytes
         return self.kept_bytes <= self._kept_bytes_max

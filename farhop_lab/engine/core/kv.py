@@ -123,6 +123,16 @@ class PagedCache:
         runs = self._runs
         return bisect_left(chain, True, key=lambda name: name not in runs)
 
+    def unreferenced(self, chain: Sequence[int]) -> int:
+        """How many of the held blocks `chain`, the start of some text, are merely cached."""
+        count, end = 0, len(chain)
+        for run in _back(self._runs[chain[-1]] if chain else None):
+            if run.references:
+                break
+            count += end - run.start
+            end = run.start
+        return count
+
     def share(self, table: BlockTable, chain: Sequence[int]) -> None:
         """Reference the held blocks `chain` as the start of an empty `table`. KeyError where one is not held."""
         assert not table.blocks, "a prefix is shared before anything is grown"

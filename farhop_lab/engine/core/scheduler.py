@@ -321,13 +321,16 @@ class EngineCore:
                 continue
             reusable = sequence.block_names((sequence.total_tokens - 1) // self.profile.block_tokens)
             depth = self._held(reusable, FAR)
+            # As in vLLM: there is room for all its text, not for this chunk alone; and who finds none leaves no trace:
+            # what is cached for it grows old.
+            short = -(-sequence.total_tokens // self.profile.block_tokens) - depth
+            if short > self.kv.available - self.kv.unreferenced(reusable[:depth]):
+                break
             self.kv.share(sequence.table, reusable[:depth])
             sequence.computed_tokens = depth * self.profile.block_tokens
             tokens = min(sequence.total_tokens - sequence.computed_tokens, budget)
-            if not self._grant(sequence, tokens):
-                self.kv.release(sequence.table)
-                sequence.computed_tokens = 0
-                break
+            granted = self._grant(sequence, tokens)
+            assert granted, "the blocks were counted"
             self._waiting.popleft()
             self._running.append(sequence)
             if sequence.adapter:

@@ -140,7 +140,7 @@ async def test_a_key_is_replaced_and_the_zone_validates_throughout(files, server
     old, new = files.keys["old"], files.keys["new"]
     assert "; fully validated" in await delved(server, files, "old")
     assert "; fully validated" not in await delved(server, files, "new")
-    first = server.workers._processes[0]
+    first = server.workers.processes[0]
 
     files.write(old="active", new="active")  # both sign: either DS will do
     await server.reloader.reload()
@@ -168,13 +168,13 @@ async def test_a_key_is_replaced_and_the_zone_validates_throughout(files, server
 
 
 async def test_the_map_and_the_names_change_at_work(files, server) -> None:
-    process = server.workers._processes[0]
+    process = server.workers.processes[0]
     await until(server, f"api.{ZONE}", "A", {"192.0.2.1", "192.0.2.2"})
     files.map("frankfurt", "virginia", "tokyo")
     files.write("also", old="active")
     await server.reloader.reload()
     await until(server, f"also.{ZONE}", "A", {"192.0.2.1", "192.0.2.2", "192.0.2.3"})
-    assert server.workers._processes[0] is process  # by a view alone
+    assert server.workers.processes[0] is process  # by a view alone
     assert sum(server._led_so_far().values()) >= 0
     (files.folder / "map.yaml").write_text("nonsense")
     await server.reloader.reload()

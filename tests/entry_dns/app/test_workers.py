@@ -46,10 +46,10 @@ async def test_a_worker_that_ends_is_started_again(tmp_path) -> None:
     async with asyncio.timeout(60):
         while not workers.alive:
             await asyncio.sleep(0.02)
-        first = workers._processes[0]
+        first = workers.processes[0]
         with contextlib.suppress(ProcessLookupError):
             first.kill()
-        while workers._processes[0] is first or not workers.alive:
+        while workers.processes[0] is first or not workers.alive:
             await asyncio.sleep(0.02)
     assert workers.restarts == 1
     await workers.close()

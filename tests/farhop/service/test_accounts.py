@@ -84,13 +84,13 @@ async def test_where_the_entry_may_not_write_the_region_does(engine: Engine, tmp
         assert regional.accounts is not None
         assert running.global_.accounts is not None
         running.global_.accounts._region = "tokyo"  # as if it stood there
-        verify = regional.hop_authenticator.caller
+        verify = regional.listeners.hop_authenticator.caller
 
         def from_tokyo(head: Any) -> Any:
             caller = verify(head)
             return replace(caller, entry_region="tokyo") if isinstance(caller, Caller) else caller
 
-        regional.hop_authenticator.caller = from_tokyo  # type: ignore[method-assign]
+        regional.listeners.hop_authenticator.caller = from_tokyo  # type: ignore[method-assign]
         answer = await send(running.entry, chat("sk-farhop-noted-here", streaming()))
         await running.at_rest()
     (found,) = events(tmp_path)

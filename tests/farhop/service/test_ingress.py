@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from inprocess import MODEL, Both, Engine, both, chat, head, send, streaming, tenant, topology, until
 
-from farhop.balance import outcome
 from farhop.balance.machine import AttemptEnded, Event, RequestArrived
 from farhop.service.authenticator import NARROW_BYTES_MAX, NARROW_PLACES_MAX, narrow_of
-from farhop.service.ingress import _Reading
 
 
 @pytest.fixture
@@ -216,7 +213,7 @@ async def test_a_bug_in_the_ingress_is_counted_and_answered(up: Both, monkeypatc
     def broken(*_args: object) -> None:
         raise ZeroDivisionError("the prompt must not be told")
 
-    monkeypatch.setattr(up.global_.ingress, "_request", broken)
+    monkeypatch.setattr(up.global_.reader, "read", broken)
     answer = await send(up.entry, chat())
     assert (answer.status, answer.code) == (500, "internal_error")
     assert b"ZeroDivision" not in answer.body
@@ -275,38 +272,6 @@ async def test_a_pipelined_pair_is_answered_in_order(up: Both) -> None:
     assert wire.index(b"HTTP/1.1 404") < wire.index(b"HTTP/1.1 200")
     document = wire[wire.index(b"{") : wire.index(b"HTTP/1.1 200")]
     assert msgspec.json.decode(document)["error"]["code"] == "model_not_found"
-
-
-@pytest.mark.parametrize(("end", "as_"), [("client_left", ()), ("stopped", (503,))])
-def test_what_was_read_for_a_client_that_left_or_as_we_stopped_goes_nowhere(end: str, as_: tuple[int, ...]) -> None:
-    seen: list[Any] = []
-    answered: list[int] = []
-    telemetry = SimpleNamespace(turned_away=lambda *message: seen.append(message))
-    exchange: Any = SimpleNamespace(
-        callbacks=None, context="context", reply=lambda reply: answered.append(reply.status)
-    )
-    reading = _Reading(SimpleNamespace(_start=pytest.fail, _telemetry=telemetry), exchange, None, None)  # type: ignore[arg-type]
-    exchange.callbacks = reading
-    reading.pause()
-    reading.resume()
-    getattr(reading, end)()
-    reading._read(None)  # it was read at that very moment
-    why = outcome.STOPPING if as_ else outcome.CLIENT_LEFT
-    assert (seen, exchange.callbacks) == ([("context", why, *(as_ or (0,)))], None)
-    assert tuple(answered) == as_
-
-
-def test_a_bug_after_the_reading_is_answered_and_raised() -> None:
-    def start(*_given: Any) -> None:
-        raise KeyError
-
-    seen: list[Any] = []
-    exchange: Any = SimpleNamespace(callbacks=None)
-    reading = _Reading(SimpleNamespace(_start=start, _broke=seen.append), exchange, None, None)  # type: ignore[arg-type]
-    exchange.callbacks = reading
-    with pytest.raises(KeyError):
-        reading._read(None)
-    assert seen == [exchange]
 
 
 async def test_a_client_is_measured_once_a_connection_where_the_configuration_says_so(engine: Engine) -> None:

@@ -197,7 +197,7 @@ async def test_large_bodies_go_through_both_tiers_as_small_ones_do(
     assert seen.pop("stream_options") == {"include_usage": True}
     seen.pop("cache_salt", None)
     assert seen == body
-    assert (up.global_.large.counts["read"], up.regional.large.counts["read"]) == (1, 1)
+    assert (up.global_.plane.large.counts["read"], up.regional.plane.large.counts["read"]) == (1, 1)
     refused = await send(up.client, chat(body=text(300_000) | {"model": 7}))
     assert (refused.status, refused.code) == (400, "invalid_field")
     assert refused.json["error"]["param"] == "model"
@@ -206,12 +206,13 @@ async def test_large_bodies_go_through_both_tiers_as_small_ones_do(
 
 async def test_who_leaves_while_a_large_body_is_read_is_counted_and_nothing_is_sent(up: Both, engine: Engine) -> None:
     assert (await send(up.client, chat(body=text(300_000)))).status == 200  # the process is there
-    assert up.regional.large._process is not None
-    child = up.regional.large._process._child.pid
+    assert up.regional.plane.large._process is not None
+    child = up.regional.plane.large._process._child.pid
     os.kill(child, signal.SIGSTOP)
     _, writer = await asyncio.open_connection("127.0.0.1", up.client)
     writer.write(chat(body=text(300_000)))
-    await until(lambda: up.regional.large._thread._work_queue.qsize() == 0 and up.regional.budget.used_bytes > 300_000)
+    plane = up.regional.plane
+    await until(lambda: plane.large._thread._work_queue.qsize() == 0 and plane.budget.used_bytes > 300_000)
     await asyncio.sleep(0.05)
     writer.transport.abort()
     await up.at_rest()

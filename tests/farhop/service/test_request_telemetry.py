@@ -52,8 +52,8 @@ async def up(collector: Collector, engine: Engine) -> AsyncIterator[Both]:
 
 
 async def _trace(up: Both, collector: Collector, count: int, trace_id: str = TRACE) -> dict[str, list[SpanRecord]]:
-    await up.global_.tracing.flush()
-    await up.regional.tracing.flush()
+    await up.global_.instruments.tracing.flush()
+    await up.regional.instruments.tracing.flush()
     by_name: dict[str, list[SpanRecord]] = {}
     for span in await collector.wait_for(trace_id, count, 60.0):
         by_name.setdefault(span.name, []).append(span)

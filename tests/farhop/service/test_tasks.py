@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import farhop.service.tasks
-from farhop.service.tasks import Tasks, all_of, in_turns
+from farhop.service.tasks import Tasks, all_of, in_turns, until
 
 
 async def test_closing_ends_all_and_waits_for_it() -> None:
@@ -119,3 +119,11 @@ async def test_others_run_where_long_work_stops() -> None:
 
     await asyncio.gather(in_turns(long()), other())
     assert seen == ["long 0", "other 0", "long 1", "other 1", "long 2", "other 2"]
+
+
+async def test_what_nobody_tells_of_is_waited_for_and_not_for_ever() -> None:
+    looks = iter([False, False, True])
+    assert await until(lambda: next(looks), 60.0)
+    assert list(looks) == []
+    assert not await until(lambda: False, 0.0)
+    assert await until(lambda: True, 0.0), "it may be so already"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import sys
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from farhop.balance.machine import Tokens
 from farhop.config import ConfigError
 from farhop.relay.formats.paths import Kind
 from farhop.service import tokenizer
@@ -195,18 +195,38 @@ async def test_long_ones_are_read_in_a_thread(tmp_path: Path, monkeypatch) -> No
     assert made.reads(Kind.CHAT, "m")
     assert not made.reads(Kind.CHAT, "other")
     assert not made.reads(Kind.EMBEDDINGS, "m")
-    got: list[Tokens | None] = []
     good = msgspec.json.encode({"messages": [user("a")]})
-    for body in (good, b"{"):
-        future = made.later(Kind.CHAT, "m", body, "salt", got.append)
+    for body, tokens in ((good, made.now(Kind.CHAT, "m", good, "salt")), (b"{", None)):
+        future = made.later(Kind.CHAT, "m", body, "salt")
         assert future is not None
-        await asyncio.wait([future])
-        await asyncio.sleep(0)
-    assert got == [made.now(Kind.CHAT, "m", good, "salt"), None]
+        assert (await future, made.waiting) == (tokens, 0)
     assert (made.unread, made.prompts) == ({"shape": 1}, 2)
     monkeypatch.setattr(tokenizer, "WAITING_MAX", 0)
-    assert made.later(Kind.CHAT, "m", good, "", got.append) is None
+    assert made.later(Kind.CHAT, "m", good, "") is None
     assert made.unread["busy"] == 1
+    made.close()
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+async def test_what_waits_for_a_thread_is_let_go_when_given_up_and_when_it_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given_up: bool
+) -> None:
+    made, holding = Tokenizers({"m": Files(str(write(tmp_path)))}, lambda: AT), threading.Event()
+    monkeypatch.setattr(ModelTokenizer, "read", lambda *_: holding.wait(60.0))
+    *begun, last = [made.later(Kind.COMPLETION, "m", b"", "") for _ in range(tokenizer._THREADS + 1)]
+    assert last is not None
+    assert made.waiting == tokenizer._THREADS + 1
+    if given_up:
+        last.cancel()
+    else:
+        made.close()
+    async with asyncio.timeout(60.0):
+        await asyncio.wait([last])
+        while made.waiting > tokenizer._THREADS:
+            await asyncio.sleep(0)
+    assert last.cancelled()
+    assert not any(one.done() for one in begun if one is not None)
+    holding.set()
     made.close()
 
 

@@ -1,4 +1,4 @@
-"""What the console costs: the stage is what it says, the server is measured, and a trace is read."""
+"""What the console costs: the made-up fleet is what it says, the server is measured, and a trace is read."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def test_a_map_of_any_size() -> None:
 
 
 async def test_every_figure_of_the_world_changes() -> None:
-    stage = console.Stage(3, 2)
-    one, other = await stage.snapshots(), await stage.snapshots()
+    fleet = console.ChangingFleet(3, 2)
+    one, other = await fleet.snapshots(), await fleet.snapshots()
     assert len(one) == 6
     for name in one:
         assert one[name].snapshot != other[name].snapshot

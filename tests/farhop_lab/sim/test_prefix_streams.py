@@ -115,7 +115,7 @@ def test_who_returns_empty_is_known_to_be_empty() -> None:
 def test_who_falls_behind_the_journal_begins_anew() -> None:
     made = world()
     made.run(5.0)
-    made.regions["paris"].flow.fleet.journal._entries_max = 8
+    made.regions["paris"].flow.fleet.journal.entries_max = 8
     subscription = balancer(made, "tokyo").links.subscriptions["paris"]
     snapshots = made.regions["paris"].reporter.prefixes._snapshots
     made.freeze("paris", "tokyo")

@@ -28,9 +28,9 @@ def test_ways_follow_the_router_s_routes_a_silent_site_is_cut_off_and_nothing_st
     try:
         net.open()
         watch = RouteWatch(net)
-        assert net.ways() == frozenset()
+        assert net.routed_sites() == frozenset()
         net.ip(ROUTER, "route", "add", VIP, "via", "10.77.2.2")
-        net.until_ways("b")
+        net.until_routed("b")
         assert watch.first_after(0.0) > 0.0
         ping = ("ip", "netns", "exec", net.name("b"), sys.executable, "-c", PING)
         assert subprocess.run(ping, timeout=20, check=False).returncode == 0
@@ -39,7 +39,7 @@ def test_ways_follow_the_router_s_routes_a_silent_site_is_cut_off_and_nothing_st
         net.undo_silence("b")
         assert subprocess.run(ping, timeout=20, check=False).returncode == 0
         with pytest.raises(NetError, match="the ways are"):
-            net.until_ways(*SITES, within_s=0.1)
+            net.until_routed(*SITES, within_s=0.1)
     finally:
         net.close()
     assert net.name("") not in run("ip", "netns")

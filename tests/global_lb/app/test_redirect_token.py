@@ -89,7 +89,7 @@ def token_of(target: str) -> str:
 def signed(up: Both, target: str, **changed: Any) -> str:
     """The token in a target, signed anew by one who has the key, with some of its claims changed."""
     keys = {"k1": HOP_KEY.encode()}
-    verifier = RedirectTokenVerifier(keys, "virginia", holder("r1", up.regional._incarnation))
+    verifier = RedirectTokenVerifier(keys, "virginia", holder("r1", up.regional.incarnation))
     claims = verifier.use(token_of(target).encode(), up.regional.clock.now() * 1e3, target.partition("?")[0].encode())
     assert isinstance(claims, RedirectToken)
     anew = RedirectTokenSigner(keys, "k1", "virginia").sign(replace(claims, **changed)).decode()
@@ -124,14 +124,14 @@ async def test_it_is_good_for_one_use(up: Both, engine: Engine) -> None:
 async def test_no_token_reaches_an_engine_and_the_rest_of_the_query_does(up: Both, engine: Engine) -> None:
     _, target = await asked(up, "/v1/chat/completions?api-version=1")
     seen: list[str] = []
-    on_head = up.regional.client_ingress.head
+    on_head = up.regional.listeners.client_ingress.head
 
     def watched(exchange: Any) -> Any:
         reply = on_head(exchange)
         seen.append(exchange.head.target.decode())
         return reply
 
-    up.regional.client_listener._handler.head = watched
+    up.regional.listeners.client_listener._handler.head = watched
     assert (await send(up.client, follow(target))).status == 200
     assert seen == ["/v1/chat/completions?api-version=1"]
     (headers, _) = engine.seen[-1]
@@ -269,13 +269,13 @@ async def test_what_a_rule_about_a_name_leaves_goes_with_the_request(engine: Eng
     world = topology(tenant("acme", models={"auto": {"allow": ["us", "eu"]}}))
     routes = [{"model": "auto", "models": [{"model": MODEL}]}]
     async with both(engine, world, global_={"routes": routes}) as up:
-        verify, seen = up.regional.hop_authenticator.caller, list[Any]()
+        verify, seen = up.regional.listeners.hop_authenticator.caller, list[Any]()
 
         def watched(head: Any) -> Any:
             seen.append(verify(head))
             return seen[-1]
 
-        up.regional.hop_authenticator.caller = watched  # type: ignore[method-assign]
+        up.regional.listeners.hop_authenticator.caller = watched  # type: ignore[method-assign]
         assert (await send(up.entry, chat("sk-farhop-acme", BODY.replace(MODEL.encode(), b"auto")))).status == 200
         assert [one.narrow for one in seen] == [(("frankfurt", "virginia"),)]
         await up.at_rest()

@@ -131,7 +131,7 @@ async def test_what_is_gone_and_silent_is_forgotten_and_the_view_says_so() -> No
         await until(lambda: not watcher._listed)
         watcher.forget()
         assert found.view.regions == {}
-        assert watcher._links == {}
+        assert watcher.links == {}
 
 
 async def test_an_outage_of_the_store_keeps_the_view_and_its_trouble_is_shown() -> None:

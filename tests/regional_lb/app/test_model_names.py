@@ -73,7 +73,7 @@ async def test_it_goes_with_its_route_and_is_unknown_then(up: Both) -> None:
     await put(up, None)
     answer = await send(up.client, chat(body=asking()))
     assert answer.status == 404
-    assert up.regional.client_ingress.names is None, "then nothing is looked up"
+    assert up.regional.listeners.client_ingress.reader.names is None, "then nothing is looked up"
 
 
 async def test_the_law_holds_for_the_model_and_for_the_name(up: Both, engine: Engine) -> None:

@@ -196,8 +196,8 @@ async def test_how_a_tenant_stands_goes_by_the_law_of_now(up: Both) -> None:
 async def test_an_issuer_that_was_let_in_can_be_reported(up: Both) -> None:
     for issuer in ("tokyo/" + "a" * 250, "tokyo/ü", "tokyo/a b"):
         assert (await _ask(up, token(up, issuer=issuer))).status == 200
-    assert up.regional.reporter is not None
-    check(up.regional.reporter.build())
+    assert up.regional.mesh.reporter is not None
+    check(up.regional.mesh.reporter.build())
 
 
 async def test_models_of_the_tier_listener_are_those_served_here(up: Both) -> None:
@@ -295,19 +295,19 @@ async def test_what_was_opened_is_closed_when_the_rest_cannot_be(engine: Engine,
 
 
 def _control(up: Both) -> int:
-    assert up.regional.reporter is not None
-    return int(up.regional.reporter.build().control_address.rpartition(":")[2])
+    assert up.regional.mesh.reporter is not None
+    return int(up.regional.mesh.reporter.build().control_address.rpartition(":")[2])
 
 
 def seen(room: bool) -> Pick:
     """A pick from a field of one: 100 prompt tokens, 36 of them not cached, behind 100 others."""
-    rates = np.array([[100.0], [0.5], [20.0], [0.1], [19.0], [1.0]])
-    return Pick(RoundRobin(), ("one",), 100.0, 10.0, np.array([36.0]), np.array([12.5]), rates, np.array([room]))
+    paces, own = np.array([[0.5], [1.0], [19.0]]), np.array([36.0, 12.5, 100.0, 1.0])
+    return Pick(RoundRobin(), ("one",), 100.0, 10.0, paces, own.tobytes(), np.array([room]))
 
 
 def test_the_reasons_of_a_pick() -> None:
     pick = seen(room=True)
-    pick.chosen = pick.scored(0)
+    pick.chosen = pick.field[0]
     reasons = PickReasons()
     record = reasons.record(pick)
     assert (record["chosen"], record["candidates"][0]["full"]) == ("one", False)
@@ -363,7 +363,7 @@ async def test_the_status_shows_who_is_slow_and_since_when_nothing_came(up: Both
 
 def test_the_version_of_a_pick_is_shown_with_why() -> None:
     pick, reasons = seen(room=True), PickReasons()
-    pick.chosen = pick.scored(0)
+    pick.chosen = pick.field[0]
     assert not {"farhop.version", "farhop.split"} & set(reasons.attributes(pick))
     pick.version, pick.assigned = "v1", Assigned("v2", f"{MODEL} v2", "rule 3")
     found, record = reasons.attributes(pick), reasons.record(pick)
@@ -391,8 +391,8 @@ async def test_a_draining_region_finishes_what_it_has(up: Both, engine: Engine) 
     engine.behaviour = "pause"
     asked = asyncio.create_task(send(up.entry, chat(body=streaming())))
     await until(lambda: up.regional.flow.under_way == 1 and up.regional.metrics.in_flight == 1)
-    draining = asyncio.create_task(up.regional._drain())
-    await until(lambda: up.regional.tier_listener.stopping and up.regional.client_listener.stopping)
+    draining = asyncio.create_task(up.regional.listeners.drain())
+    await until(lambda: up.regional.listeners.tier_listener.stopping and up.regional.listeners.client_listener.stopping)
     for port in (up.tier, up.client):  # neither takes anything new while the other drains
         with pytest.raises(OSError):
             await asyncio.open_connection("127.0.0.1", port)
@@ -406,7 +406,8 @@ async def test_what_the_listeners_hold_and_turn_away_is_in_the_metrics(up: Both)
     reader, writer = await asyncio.open_connection("127.0.0.1", up.client)
     assert (await send(up.tier, b"garbage\r\n\r\n")).status == 400
     assert (await send(up.client, chat())).status == 200
-    await until(lambda: up.regional.client_listener.connections == 1 and not up.regional.tier_listener.connections)
+    listeners = up.regional.listeners
+    await until(lambda: listeners.client_listener.connections == 1 and not listeners.tier_listener.connections)
     page = up.regional.metrics.render().decode()
     labels = 'region="virginia",tier="regional"'
     for line in (

@@ -232,7 +232,7 @@ def _agrees(fleet: Fleet, now: float) -> None:
         assert table.kv_tokens[place] == known.kv_tokens
         queued = _queued(known.sample)
         assert table.waiting[place] == queued
-        held, held_tokens = fleet.standing._black_holes.load(name)
+        held, held_tokens = fleet.standing.black_holes.load(name)
         slots = max(1, ceil(fleet.standing.share(name, now) * known.slots))
         assert held <= known.slots
         assert table.slots[place] == slots

@@ -234,7 +234,7 @@ async def test_a_region_nobody_knows_gets_nothing() -> None:
 async def test_a_slow_reader_begins_anew_and_ends_with_the_truth() -> None:
     """Tiny buffers, a reader that does not read, and a journal that is soon overrun."""
     flow = flow_of()
-    flow.fleet.journal._entries_max = 8
+    flow.fleet.journal.entries_max = 8
     options = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0), ("grpc.http2.write_buffer_size", 1))
     async with calling(told_by(flow, prefix_nodes_per_s=10**7), options) as stub:
         reader = Reader(stub, asked())

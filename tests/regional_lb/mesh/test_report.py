@@ -434,7 +434,7 @@ async def test_an_outage_ends_with_the_newest_report(faster: None) -> None:
         store.outage()
         before = len(store.written)
         flow.accepted_bytes["g"] = 3.0
-        await until(lambda: found._latest.accepted_bytes == {"g": 3.0})
+        await until(lambda: found.latest.accepted_bytes == {"g": 3.0})
         assert len(store.written) == before
         store.restore()
         await until(lambda: store.written[-1][1].accepted_bytes == {"g": 3.0})
@@ -474,8 +474,8 @@ async def test_at_rest_nobody_looks_for_what_has_not_happened(monkeypatch: pytes
     monkeypatch.setattr(report.Reporter, "look", lambda self: (looks.append(0.0), look(self))[1])
     flow = regional(replica("a"))
     async with publishing(flow) as (found, _):
-        begun = found._latest.seq
-        await until(lambda: found._latest.seq > begun)  # after a second
+        begun = found.latest.seq
+        await until(lambda: found.latest.seq > begun)  # after a second
     assert len(looks) < 10  # where a look every LOOK_S would be 20
 
 
@@ -501,7 +501,7 @@ async def test_a_slow_reader_gets_the_newest_and_not_what_it_missed(faster: None
         first = await anext(stream)
         for n in range(10):
             flow.accepted_bytes["g"] = float(n)
-            await until(lambda n=n: found._latest.accepted_bytes == {"g": float(n)})
+            await until(lambda n=n: found.latest.accepted_bytes == {"g": float(n)})
         second = await anext(stream)
         assert second.accepted_bytes == {"g": 9.0}
         assert second.seq >= first.seq + 10
@@ -529,7 +529,7 @@ async def test_numbers_only_grow_and_are_not_spent_on_what_is_not_published(fast
     flow.handle(swapped(replica("a")), 0.0)
     async with publishing(flow) as (found, store):
         await until(lambda: len(store.written) >= 4)
-        assert found._latest.seq <= len(store.written) + 2
+        assert found.latest.seq <= len(store.written) + 2
 
 
 async def test_the_reports_of_all_who_share_replicas_add_up_to_one_that_has_them_alone() -> None:

@@ -48,6 +48,15 @@ def test_leaves_go_first_and_the_oldest_of_them() -> None:
     assert cache.evictions == 3
 
 
+def test_of_a_held_chain_it_tells_what_is_merely_cached() -> None:
+    cache = PagedCache(CAPACITY)
+    first = _hold(cache, "abcx")
+    cache.release(_hold(cache, "abcdef"))
+    assert [cache.unreferenced(_chain("abcdef")[:depth]) for depth in range(7)] == [0, 0, 0, 0, 1, 2, 3]
+    cache.release(first)
+    assert [cache.unreferenced(_chain("abcdef")[:depth]) for depth in range(7)] == [0, 1, 2, 3, 4, 5, 6]
+
+
 def test_what_is_referenced_is_never_evicted() -> None:
     cache = PagedCache(CAPACITY)
     _hold(cache, "abcdef")

@@ -164,6 +164,19 @@ def test_the_head_of_the_line_waits_for_blocks_and_nobody_overtakes() -> None:
     assert set(book.texts) == {"big", "next", "small"}
 
 
+def test_nobody_is_admitted_for_whose_whole_prompt_there_is_no_room() -> None:
+    book = Playbook(replace(GPU, kv_blocks=16, max_model_len=256))
+    book.submit("a", 100, max_tokens=12)
+    book.step()
+    book.submit("b", 150, max_tokens=1)  # of its 10 blocks 9 are there, and 7 would do for what one step computes
+    for _ in range(11):
+        assert _who(book.step()) == ["a"]
+        assert book.core.waiting == 1
+    book.run()
+    assert set(book.texts) == {"a", "b"}
+    assert book.core.counters.preemptions == 0
+
+
 def test_old_prefixes_are_evicted_for_new_work() -> None:
     book = Playbook(replace(GPU, kv_blocks=8, max_model_len=128))
     for name in "abc":
@@ -173,6 +186,19 @@ def test_old_prefixes_are_evicted_for_new_work() -> None:
     gone = book.submit("a", 64, max_tokens=1)
     book.run()
     assert gone.cached_tokens == 0
+
+
+def test_what_is_cached_for_who_waits_grows_old() -> None:
+    book = Playbook(replace(GPU, kv_blocks=10, max_model_len=160))
+    for name in "pq":  # two full blocks of each stay cached, p's are the older ones
+        book.submit(name, 33, max_tokens=1)
+        book.run()
+    book.submit("r", 80, max_tokens=40)
+    book.step()
+    waits = book.submit("p goes on", 0, max_tokens=1, text=b"p".ljust(4 * 32, b".") + b"x" * 4 * 98)
+    while book.core.waiting:
+        book.step()
+    assert waits.cached_tokens == 0
 
 
 def test_abort_frees_at_once_wherever_it_is() -> None:

@@ -1,0 +1,32 @@
+"""The most that a figure was within a while, by the monotonic queue that every sliding-window maximum is kept in.
+
+Kept are only those that none since was as high as: a look costs no more than what it drops. Never reads a clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class WindowMax:
+    """See the module's head. How long the window is, each look says."""
+
+    __slots__ = ("_highest",)
+
+    def __init__(self) -> None:
+        self._highest: deque[tuple[float, float]] = deque()  # when, and a figure that none since was as high as
+
+    def take(self, figure: float, now: float, window_s: float) -> float:
+        """The most of the last `window_s`, this one included. `now` is not before the last time."""
+        highest = self._highest
+        while highest and highest[-1][1] <= figure:
+            highest.pop()
+        highest.append((now, figure))
+        while highest[0][0] < now - window_s:
+            highest.popleft()
+        return highest[0][1]
+
+    @property
+    def most(self) -> float:
+        """As of the last look; 0 before the first."""
+        return self._highest[0][1] if self._highest else 0.0

@@ -1,0 +1,108 @@
+"""When a prompt's tokens are read: before its request goes on, where its decision goes by them; else beside it.
+
+A short prompt is read on the spot. Of a long one its beginning is, and all of it only if the decision still goes by
+tokens then; otherwise the machine is told the rest when it is there. Never changes a body, never decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import replace
+
+from farhop.balance.machine import PromptTokenized
+from farhop.relay.formats import openai
+from farhop.relay.formats.paths import Kind
+from farhop.service.tokenizer import INLINE_BYTES_MAX
+from farhop.service.waiting import Waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farhop.balance.machine import Event, Request, Tokens
+    from farhop.relay.formats.prompt import Prompt
+    from farhop.relay.http.exchange import Exchange
+    from farhop.service.authenticator import Caller
+    from farhop.service.clock import Clock
+    from farhop.service.request_telemetry import RequestTelemetry
+    from farhop.service.tokenizer import Tokenizers
+
+_BESIDE_S = 0.05  # an engine takes longer for so long a prompt, and what is first to be sent goes first
+
+
+class RequestHolder(Protocol):
+    """Who has the requests that went on, and a machine that may be told more of them."""
+
+    def holds(self, request_id: str) -> bool:
+        """Whether a request is here and was sent nowhere yet."""
+
+    def react(self, event: Event, now: float | None = None) -> None:
+        """Let the machine decide."""
+
+
+class PromptTokens:
+    """Prompts of requests that are answered by engines. `wanted`: whether a request's decision goes by its tokens."""
+
+    def __init__(
+        self, tokenizers: Tokenizers, wanted: Callable[[Request], bool], clock: Clock, telemetry: RequestTelemetry
+    ) -> None:
+        self._tokenizers, self.wanted, self._clock, self._telemetry = tokenizers, wanted, clock, telemetry
+
+    def reads(self, kind: Kind, model: str) -> bool:
+        """Whether such a prompt is to be read."""
+        return self._tokenizers.reads(kind, model)
+
+    def now(self, caller: Caller, kind: Kind, request: Request, prompt: Prompt, body: bytes) -> Request:
+        """The request with its prompt's tokens, if they are to be had; at once, however long that takes."""
+        if not self.reads(kind, request.model):
+            return request
+        return _with(request, self._tokenizers.now(kind, request.model, body, _salt_kept(caller, kind, prompt)))
+
+    def go_on(
+        self, exchange: Exchange, request: Request, prompt: Prompt, since: float,
+        start: Callable[[Request, float], None], holder: RequestHolder,
+    ) -> None:  # fmt: skip
+        """Have the request started, with the tokens that it wants, now or when they are read; `since` is when it would
+        have been otherwise, 0 for now. What is read later `holder` is told. Such a prompt is to be read."""
+        kind, model, body, loop = exchange.context.kind, request.model, exchange.body, asyncio.get_running_loop()
+        salt = _salt_kept(exchange.context.caller, kind, prompt)
+        if not self.wanted(request):
+            start(request, since)
+            if holder.holds(request.id):  # of what is on its way nobody needs them
+                loop.call_soon(self._read_beside, holder, kind, request, body, salt)
+        elif len(body) <= INLINE_BYTES_MAX:
+            start(_with(request, self._tokenizers.now(kind, model, body, salt)), since)
+        else:
+            beginning = self._tokenizers.beginning(kind, model, body, salt)
+            begun = _with(request, beginning)
+            if beginning is not None and not self.wanted(begun):
+                start(begun, since)
+                if not beginning.whole:  # its next turn begins with all of them, and an engine's count is compared
+                    loop.call_later(_BESIDE_S, self._read_beside, holder, kind, request, body, salt)
+            elif (tokens := self._tokenizers.later(kind, model, body, salt)) is None:
+                start(request, since)
+            else:
+                since = since or self._clock.now()
+                Waiting(exchange, self._telemetry, tokens, lambda read: start(_with(request, read.result()), since))
+
+    def _read_beside(self, holder: RequestHolder, kind: Kind, request: Request, body: bytes, salt: str) -> None:
+        """Tell the machine the tokens of a prompt that it has, when they are read."""
+
+        def tell(tokens: Tokens | None) -> None:
+            if tokens is not None:
+                holder.react(PromptTokenized(request.id, tokens))
+
+        if len(body) <= INLINE_BYTES_MAX:
+            tell(self._tokenizers.now(kind, request.model, body, salt))
+        elif (tokens := self._tokenizers.later(kind, request.model, body, salt, waits=False)) is not None:
+            tokens.add_done_callback(lambda read: None if read.cancelled() else tell(read.result()))
+
+
+def _with(request: Request, tokens: Tokens | None) -> Request:
+    return request if tokens is None else replace(request, tokens=tokens)
+
+
+def _salt_kept(caller: Caller, kind: Kind, prompt: Prompt) -> str:
+    """The salt that engines keep their blocks by: none take one with Anthropic's messages."""
+    return "" if kind is Kind.MESSAGES else openai.salt_of(kind, prompt, caller.hint_scope)

@@ -1,0 +1,156 @@
+"""What this balancer and others tell one another: reports and prefixes for global balancers, what the region's other
+balancers need to know, what a root of limits lends, and what a restart begins with.
+
+All of it comes by the control port, but what stands in etcd. Never decides: what is heard goes to the flow as events.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from farhop.service import stores
+from farhop.service.clock import wall
+from farhop.service.peer_authenticator import peer_authenticator_of
+from farhop.service.tasks import Tasks, all_of
+from farhop.store.hubs import stores_of
+from farhop.store.sealed import inner
+from regional_lb.app.control_port import ControlPort
+from regional_lb.mesh.limit_root import LimitRoot
+from regional_lb.mesh.peers import Peers
+from regional_lb.mesh.report import Reporter
+from regional_lb.mesh.warm_restart import WarmRestart
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from farhop_wire import region_pb2
+
+    from farhop.balance.machine import Event
+    from farhop.service.clock import Clock
+    from farhop.service.dataplane import DataPlane
+    from farhop.service.instruments import Instruments
+    from farhop.service.lawbook import LawBook
+    from farhop.service.limit_book import LimitBook
+    from farhop.store.contract import Store
+    from farhop.store.documents.limits import RootClaim
+    from regional_lb.app.config import RegionalConfig
+    from regional_lb.scheduler.flow import RegionalFlow
+
+
+class Mesh:
+    """Of one balancer. `hub` is the etcd cluster of its region, `react` tells its flow an event."""
+
+    def __init__(
+        self,
+        config: RegionalConfig,
+        flow: RegionalFlow,
+        plane: DataPlane,
+        instruments: Instruments,
+        store: Store,
+        hub: str,
+        *,
+        laws: LawBook,
+        limits: LimitBook,
+        react: Callable[[Event], None],
+        clock: Clock,
+        rng: Random,
+        incarnation: int,
+    ) -> None:
+        assert flow.fleet.shares is not None  # it has a name
+        self._config, self._flow, self._instruments, self._store, self._hub = config, flow, instruments, store, hub
+        self._laws, self._clock, self._incarnation = laws, clock, incarnation
+        refused = instruments.metrics.report_refused
+        self._control = ControlPort(config.control, plane.tls.listened("control", config.control))
+        self._peer_authenticator = peer_authenticator_of(config.control, config.trust_domain)
+        self.limit_root = LimitRoot(
+            limits, inner(stores_of(store, hub)[hub]), config.region, config.instance, clock.now
+        )
+        self.peers = Peers(
+            config,
+            flow,
+            flow.fleet.shares,
+            store,
+            react=react,
+            refused=refused,
+            clock=clock.now,
+            rng=rng,
+            incarnation=incarnation,
+            certificates=plane.tls.upstream("peers.tls", config.peers.tls),
+            trouble=plane.tls.trouble,
+            laws=laws,
+            peer_authenticator=self._peer_authenticator,
+        )
+        self._warm_restart = WarmRestart(
+            stores.state(config, "regional"), flow, self.peers.feed, react, refused, lambda: wall().timestamp()
+        )
+        self.reporter: Reporter | None = None
+        self._tasks = Tasks()
+
+    def observe(self) -> None:
+        """Show what is heard of peers, and lent."""
+        metrics, peers = self._instruments.metrics, self.peers
+        metrics.gauge("peers_connected", "Other balancers of the region whose stream is open.", lambda: float(peers.up))
+        metrics.gauge("peer_age_seconds", "Since the last message of each peer.", peers.ages_s, "peer")
+        self.limit_root.observe(metrics)
+
+    async def open(self, tier_port: int, admin_port: int) -> None:
+        """Answer on the control port and learn from peers; returns once they told what they know, or that took too
+        long. The ports are those where this process is reached. Nothing is published yet. Raises PortTakenError."""
+        config, advertised, port = self._config, self._config.advertise, self._control.listen()
+        control = f"{advertised}:{port}"
+        self.reporter = reporter = Reporter(
+            self._flow,
+            region=config.region,
+            instance=config.instance,
+            addresses=(f"{advertised}:{tier_port}", control, config.admin.reached_at(admin_port, advertised)),
+            clock=self._clock.now,
+            incarnation=self._incarnation,
+            prefix_nodes_per_s=config.prefix_nodes_per_s,
+            client_url=(config.client.url or "") if config.client is not None else "",
+            quiet_s=self._instruments.telemetry.quiet_s,
+            laws=self._laws,
+            peer_authenticator=self._peer_authenticator,
+            signer=config.report_signer,
+            admin_tls=config.admin.tls is not None,
+        )
+        reporter.limit_root = self.limit_root
+        reporter.hold()
+        await self._control.start(reporter, self.peers.feed)
+        self.limit_root.open(control)
+        await self._warm_restart.restore()  # before the peers, who know it better
+        await self.peers.open(control)
+        self._tasks.start(self._warm_restart.keep(), "write down what a restart is to know")
+
+    async def publish(self) -> None:
+        """Tell the world: from now on work may come."""
+        assert self.reporter is not None  # it is open
+        await self.reporter.open(self._store)
+
+    def published(self) -> list[dict[str, Any]]:
+        """What is amiss with reports in each hub, for people."""
+        troubles = {} if self.reporter is None else self.reporter.published(self._hub)
+        return [{"hub": name, "trouble": why} for name, why in troubles.items()]
+
+    async def borrow(self, claim: RootClaim, request: region_pb2.BorrowRequest) -> region_pb2.BorrowReply:
+        """Of this region's root, which may be this very process. Raises OSError."""
+        if claim.region != self._config.region:
+            raise OSError("a regional balancer borrows in its own region alone")
+        if claim.instance == self._config.instance:
+            reply = self.limit_root.borrowed(request)
+            if reply is None:
+                raise OSError("not the root any more")
+            return reply
+        return await self.peers.borrow(claim.address, request)
+
+    async def withdraw(self) -> None:
+        """Tell all that we go; they are still answered."""
+        self.peers.withdraw()
+        if self.reporter is not None:
+            await self.reporter.withdraw()
+
+    async def close(self) -> None:
+        """Answer nobody any more. At any time."""
+        await all_of(
+            self._tasks.close, self.limit_root.close, self._warm_restart.save, self.peers.close, self._control.close
+        )

@@ -1,0 +1,53 @@
+"""A region's ports: each with its own callers, and all of them closed, reconfigured and drained together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from inprocess import HOP_KEY, Both, Engine, both, chat, send, topology
+
+from farhop.balance import outcome
+from farhop.relay import answers
+
+
+@pytest.fixture(autouse=True)
+def hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+
+
+@pytest.fixture
+async def up() -> AsyncIterator[Both]:
+    async with Engine().running() as engine, both(engine, topology()) as running:
+        yield running
+
+
+async def test_a_key_opens_the_clients_port_and_a_token_the_tiers(up: Both) -> None:
+    assert (await send(up.client, chat())).status == 200
+    assert (await send(up.entry, chat())).status == 200
+    assert (await send(up.tier, chat())).status == 401, "a client's key is nothing to it"
+
+
+async def test_while_the_gate_is_shut_nobody_is_let_in_at_any_port(up: Both) -> None:
+    up.regional.listeners.gate(lambda: answers.refusal(outcome.UNACCOUNTED, "nothing is served unaccounted"))
+    for port in (up.client, up.tier):
+        answer = await send(port, chat())
+        assert (answer.status, answer.code) == (503, outcome.UNACCOUNTED.reason)
+
+
+async def test_priorities_by_objective_are_those_of_now(up: Both) -> None:
+    up.regional.listeners.prioritise({"urgent": 7}.get)
+    assert up.regional.listeners.authenticator.objective("urgent") == 7
+    assert up.regional.listeners.authenticator.objective("gone") is None
+
+
+async def test_a_configuration_is_made_ready_first_and_put_in_one_step(up: Both) -> None:
+    listeners, plane = up.regional.listeners, up.regional.plane
+    config = up.regional.config.model_copy(
+        update={"limits": up.regional.config.limits.model_copy(update={"connect_s": 3.5})}
+    )
+    put = listeners.prepared(config)
+    assert plane.pool.limits.connect_s != 3.5
+    put()
+    assert plane.pool.limits.connect_s == 3.5
+    assert (await send(up.entry, chat())).status == 200, "the token's keys are the same ones"

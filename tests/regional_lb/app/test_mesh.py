@@ -1,0 +1,67 @@
+"""A region's balancer among others: of whom it borrows, and that it can end at any time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from random import Random
+from typing import Any
+
+import pytest
+from farhop_wire import region_pb2
+from inprocess import HOP_KEY, Both, Engine, both, regional_config, topology
+
+from farhop.store.documents.limits import RootClaim
+from farhop_lab.memory_store import MemoryCluster, MemoryStore
+from regional_lb.app.main import RegionalBalancer
+
+
+@pytest.fixture(autouse=True)
+def hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+
+
+@pytest.fixture
+async def up() -> AsyncIterator[Both]:
+    async with Engine().running() as engine, both(engine, topology()) as running:
+        yield running
+
+
+def claim(**more: Any) -> RootClaim:
+    return RootClaim(
+        **{"region": "virginia", "instance": "r1", "address": "127.0.0.1:1", "seq": 1, "first_lease": 1, "marks": {}}
+        | more
+    )
+
+
+async def test_it_borrows_in_its_own_region_of_itself_or_of_a_peer(up: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh, asked = up.regional.mesh, list[str]()
+    request, reply = region_pb2.BorrowRequest(), region_pb2.BorrowReply()
+
+    async def borrow(address: str, _: region_pb2.BorrowRequest) -> region_pb2.BorrowReply:
+        asked.append(address)
+        return reply
+
+    monkeypatch.setattr(mesh.peers, "borrow", borrow)
+    monkeypatch.setattr(mesh.limit_root, "borrowed", lambda _: reply)
+    own = up.regional.config.instance
+    assert await mesh.borrow(claim(instance=own), request) is reply
+    assert asked == []
+    assert await mesh.borrow(claim(instance="another"), request) is reply
+    assert asked == ["127.0.0.1:1"]
+    with pytest.raises(OSError, match="own region"):
+        await mesh.borrow(claim(region="tokyo"), request)
+    monkeypatch.setattr(mesh.limit_root, "borrowed", lambda _: None)
+    with pytest.raises(OSError, match="not the root"):
+        await mesh.borrow(claim(instance=own), request)
+
+
+async def test_what_is_amiss_with_reports_is_said_by_hub(up: Both) -> None:
+    assert [one["trouble"] for one in up.regional.mesh.published()] == [None]
+
+
+async def test_one_that_never_opened_withdraws_and_closes() -> None:
+    async with Engine().running() as engine:
+        made = RegionalBalancer(regional_config(engine), topology(), Random(1), MemoryStore(Random(2), MemoryCluster()))
+        assert made.mesh.published() == []
+        await made.mesh.withdraw()
+        await made.close()
