@@ -9,7 +9,7 @@ from farhop.store.contract import STEER_PREFIX
 from farhop.store.documents import overrides as documents
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.overrides import BiasOverride, PinOverride
-from farhop_cli import leased
+from farhop_cli import leased, setting
 from farhop_cli.exits import NEGATIVE, fail
 from farhop_cli.law import in_force
 from farhop_cli.setting import Item, Noun, Setting
@@ -56,6 +56,8 @@ def set_pin(
 
     async def check(store: Store) -> None:
         _lawful(document, await in_force(store, here.topology))
+        if not where.dry_run:  # which says it of each tenant
+            await setting.warn_unserved(here, [model] if model else [])
 
     async def effects(store: Store) -> Sequence[str]:
         world = await in_force(store, here.topology)

@@ -92,6 +92,8 @@ def _kind(path: Path) -> tuple[Path, str, _Document]:
     if document.keys() & {"region", "instance", "admin", "hop"}:
         below = document.keys() & {"tier", "control", "client", "picker", "replicas"}
         return path, "regional" if below else "global", document
+    if {"sites", "work"} <= document.keys():
+        return path, "scenario", document
     if "tenants" in document and not document.keys() & {"regions", "countries", "hubs", "rtt_ms"}:
         return path, "law", document
     return path, "topology", document
@@ -102,6 +104,10 @@ def _checked(path: Path, kind: str, no_secrets: bool) -> Checked:
     try:
         if kind == "topology":
             one.topology = worlds.load(path)
+        elif kind == "scenario":
+            one.problems = [
+                Problem("", "a scenario, which is no part of a fleet", f"check it with `farhop sim {path}`")
+            ]
         elif kind in ("dns", "anycast"):
             _entry(one, one.absent if no_secrets else None)
         else:

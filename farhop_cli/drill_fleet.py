@@ -215,13 +215,18 @@ async def facts_now(here: Here, drill: Drill, records: Records, store: Store, fa
             trouble.append(f"{entry.key} cannot be read")
     trouble += [f"{entry.key}: a region refuses new work" for entry in await store.list(REFUSE_PREFIX)]
     lever, holder = await records.lever(), await records.holder()
-    injects, injecting = {"traffic"}, list[str]()
+    injects, injecting, impossible = {"traffic"}, list[str](), ""
     if faults is not None:
         try:
             injecting = await faults.standing()
             injects.add("fault")
         except InjectError as error:
             trouble.append(str(error))
+        if drill.kind == "fault" and "fault" in injects and not injecting:
+            try:
+                await faults.possible(drill.steps)
+            except InjectError as error:
+                impossible = str(error)
     under = await law.in_force(store, here.topology)
     _, missing = here.clients(drill)
     if not model_of(drill, here, listed):
@@ -237,6 +242,7 @@ async def facts_now(here: Here, drill: Drill, records: Records, store: Store, fa
         holder=str(holder) if holder is not None else "",
         injects=frozenset(injects),
         injecting=injecting,
+        impossible=impossible,
         missing=missing,
     )
 

@@ -104,6 +104,7 @@ class Fleet:
     access: Access = NO_ACCESS
     name: str = "this fleet"
     trouble: tuple[str, ...] = ()
+    speedup: float = 1.0  # how many times faster than real GPUs and wires: a world of `farhop up`
     announcers: tuple[AnnounceReport, ...] = ()  # what announces an entry by BGP, where balancers were found in etcd
     asked: dict[Balancer, Seen] = field(default_factory=dict, compare=False, repr=False)
 
@@ -231,6 +232,7 @@ def _of_world(world: Path) -> Fleet:
             *(Balancer("regional", name, one.regional_admin) for name, one in regions.items()),
         ),
         name=f"the world in {world}",
+        speedup=here.file.speedup,
     )
 
 

@@ -60,6 +60,7 @@ def create(
 
     async def work(store: Store) -> int:
         _lawful(one, await in_force(store, here.topology))
+        await setting.warn_unserved(here, models)
         if not where.dry_run:
             await store.put(one.key, document, expect_revision=0)
         return await _reported(here, where, [one], key)
@@ -145,6 +146,13 @@ async def _issued(store: Store, id_: str) -> tuple[Entry, IssuedKey]:
     if one.revoked is not None:
         fail(f"{id_} is revoked already, by {one.author}: {one.why}", NEGATIVE)
     return entry, one
+
+
+async def issued_to(store: Store, id_: str) -> str | None:
+    """The tenant that a key was issued to; None for what is no key's id."""
+    entry = await store.get(issued_key(id_)) if id_ and "/" not in id_ else None
+    one = _read(entry) if entry is not None else None
+    return one.tenant if one is not None else None
 
 
 def _read(entry: Entry) -> IssuedKey | None:

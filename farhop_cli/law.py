@@ -28,6 +28,7 @@ from farhop_cli.setting import author_here, print_aware, settled, signing_key, u
 from topology import policy
 from topology.document import TEXT_CHARS_MAX, read
 from topology.problems import TopologyError, quoted
+from topology.schema import EPOCH_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +56,7 @@ class _StandingLaw(msgspec.Struct, frozen=True):
     models: dict[str, Any] = {}
 
 
+_DIGITS_MAX = 20  # of a key of the history: what is longer is nobody's epoch
 _reader = msgspec.json.Decoder(_StandingLaw)
 
 
@@ -320,12 +322,16 @@ def _named(names: list[str]) -> str:
 
 
 async def _newest(store: Store, before: Entry | None, statuses: list[Status], world: Topology) -> int:
-    """The largest epoch that anybody knows of: an etcd that was wiped must not lead back."""
+    """The largest epoch that anybody knows of: an etcd that was wiped must not lead back. What is above all that a law
+    may have no balancer goes by, and it keeps nobody from setting one."""
     kept = [entry.key.removeprefix(LAW_HISTORY_PREFIX) for entry in await store.list(LAW_HISTORY_PREFIX)]
-    epochs = [world.epoch, *(int(key) for key in kept if key.isascii() and key.isdigit())]
-    epochs += [e for e in (status.get("law_epoch") for status in statuses) if isinstance(e, int)]
-    known = _epoch_of(before) if before is not None else None
-    return max([*epochs, *([known] if known is not None else [])])
+    known: list[Any] = [int(key) for key in kept if key.isascii() and key.isdigit() and len(key) <= _DIGITS_MAX]
+    known += [status.get("law_epoch") for status in statuses]
+    known += [_epoch_of(before)] if before is not None else []
+    newest = max([world.epoch, *(one for one in known if isinstance(one, int) and one <= EPOCH_MAX)])
+    if newest == EPOCH_MAX:
+        fail(f"the law that stands has the last epoch that there is, {EPOCH_MAX}: no other can follow it", NEGATIVE)
+    return newest
 
 
 async def _trim(store: Store) -> None:

@@ -17,7 +17,7 @@ from farhop.store.documents import limits as documents
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.limits import NAMES, Limit, TenantLimits
 from farhop_cli import region_document, setting
-from farhop_cli.exits import NEGATIVE, fail
+from farhop_cli.exits import NEGATIVE, fail, warn
 from farhop_cli.setting import UNREADABLE, Item, Noun, Setting, SettingChange
 from topology.problems import quoted
 
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from farhop.store.documents.authored import Authorship
     from farhop_cli.fleet import Fleet
     from farhop_cli.options import Where
+    from topology.model import Tenant
 
 MICRO_ERROR = 1e-3  # of a float that was written as whole microdollars
+BY_IDENTITY = ("jwt:", "cert:")  # issuers and certificates, which stand in balancers' configurations
 _TENANTS = ("region", "safe_share", "safe")  # said of all of a tenant's limits at once
 
 
@@ -123,6 +125,7 @@ class _New:
         if self._how.safe_share:
             statuses = await self.fleet.statuses()
             self._entries.extend(sorted({f"{one['region']}/{one['instance']}" for one in statuses}))
+        await setting.warn_unserved(self.fleet, [self._whose[1]] if self._whose[1] else [])
         world = await in_force(store, self.fleet.topology)
         if world is None:
             return
@@ -130,6 +133,15 @@ class _New:
             fail(f"TENANT: {quoted(self._tenant)} is no tenant of topology {quoted(world.name)}")
         if self._how.home and self._how.home not in world.regions:
             fail(f"--home: no region {quoted(self._how.home)}; there is {', '.join(sorted(world.regions)[:8])}")
+        await self._warn_of_key(self._whose[0], world.tenants[self._tenant], store)
+
+    async def _warn_of_key(self, key: str, tenant: Tenant, store: Store) -> None:
+        if not key or key.startswith(BY_IDENTITY) or any(one.name == key for one in tenant.keys):
+            return
+        from farhop_cli.key import issued_to
+
+        if await issued_to(store, key) != tenant.name:
+            warn(f"--key: {tenant.name} has no key {quoted(key)}, issued or in the law; see `farhop key list`")
 
     def document(self, before: Setting | None) -> bytes:
         """The tenant's limits with this one among them."""

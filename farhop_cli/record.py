@@ -1,16 +1,18 @@
 """`farhop record`: a trace of what a fleet serves, for `farhop sim` and `farhop plan`; no text, no tenant, no key.
 
 Every balancer that clients come to is listened to for a while. What is written is a `log` trace; nothing is written
-over, and what was recorded is kept if it ends early.
+over, and what was recorded is kept if it ends early. Moments are the fleet's own: of a world that runs faster than real
+GPUs, those that real ones would have taken.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
@@ -58,7 +60,7 @@ def run(out: str, for_s: float, region: str, where: Where) -> int:
     try:
         with path.open("xb") as file:
             try:
-                asyncio.run(_all(balancers, file, for_s, received, here.access))
+                asyncio.run(_all(balancers, _Trace(file, here.speedup), for_s, received, here.access))
             except KeyboardInterrupt:
                 received.errors.append("stopped by hand: what came until then is kept")
     except FileExistsError:
@@ -68,22 +70,39 @@ def run(out: str, for_s: float, region: str, where: Where) -> int:
     return _print(path, received, where.as_json)
 
 
-async def _all(balancers: list[Balancer], file: IO[bytes], for_s: float, received: _Received, access: Access) -> None:
+class _Trace:
+    """Takes the lines, and slows down what ran `speedup` times too fast."""
+
+    def __init__(self, file: IO[bytes], speedup: float) -> None:
+        self._file, self._speedup = file, speedup
+        self._since: float | None = None
+
+    def write(self, line: bytes) -> None:
+        """Write a balancer's line."""
+        if self._speedup != 1.0:
+            row = msgspec.json.decode(line, type=dict[str, Any])
+            since = self._since = row["at_s"] if self._since is None else self._since
+            row["at_s"] = round(since + (row["at_s"] - since) * self._speedup, 4)
+            if "pause_s" in row:
+                row["pause_s"] = round(row["pause_s"] * self._speedup, 4)
+            line = msgspec.json.encode(row)
+        self._file.write(line + b"\n")
+
+
+async def _all(balancers: list[Balancer], trace: _Trace, for_s: float, received: _Received, access: Access) -> None:
     # One salt for all, so that what begins alike is seen across balancers; it is kept nowhere.
     path = f"/record?for_s={for_s:g}&salt={secrets.token_hex(SALT_BYTES)}"
     async with admin.session(access) as http:
-        await asyncio.gather(*(_one(http, one, path, for_s, file, received) for one in balancers))
+        await asyncio.gather(*(_one(http, one, path, for_s, trace, received) for one in balancers))
 
 
-async def _one(
-    http: admin.Session, one: Balancer, path: str, for_s: float, file: IO[bytes], received: _Received
-) -> None:
+async def _one(http: admin.Session, one: Balancer, path: str, for_s: float, trace: _Trace, received: _Received) -> None:
     ended = False
     try:
         async for line in admin.lines(http, one.at, path, for_s + GRACE_S):
             end = msgspec.json.decode(line, type=_Line).end
             if end is None:
-                file.write(line + b"\n")
+                trace.write(line)
                 received.requests += 1
             else:
                 ended = True
@@ -114,7 +133,7 @@ def _print(path: Path, received: _Received, as_json: bool) -> int:
         show.line(f"{path}: {received.requests} requests of {received.balancers} balancers", "bold")
         if received.lost or received.unmeasured:
             show.line(f"left out: {received.lost} that came too fast, {received.unmeasured} of which no usage was told")
-        show.line(f"Play it: farhop sim import {path} --out mine.yaml")
+        show.line(f"Play it: farhop sim import {shlex.quote(str(path))} --out mine.yaml")
     if received.errors:
         return PARTIAL
     return 0 if received.requests else NEGATIVE

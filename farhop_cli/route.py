@@ -49,7 +49,11 @@ def put(region: str, text: str, tenant: str, model: str, why: str, by: str | Non
         world = await in_force(store, here.topology)
         return () if world is None else effect.routed(world, await here.statuses(), region, tenant, model, route)
 
-    return region_document.put(NOUN, encode, region, whom, lambda _: route, authorship, where, notes, None, effects)
+    async def unserved(here: Fleet) -> Sequence[str]:
+        names = [model] if model and not route.get("models") else []
+        return [f"--model: {text}" for text in effect.unserved(await here.statuses(), names)]
+
+    return region_document.put(NOUN, encode, region, whom, lambda _: route, authorship, where, notes, unserved, effects)
 
 
 def unset(region: str, tenant: str, model: str, why: str, by: str | None, where: Where) -> int:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farhop.service import effect
 from farhop.store.contract import ChangeKind, Conflict, StoreError
 from farhop.store.envelope import KEY_TEXT_MAX, NO_KEYS, EnvelopeError, Signer, bare
 from farhop.store.sealed import Sealed
@@ -233,9 +234,15 @@ def _print(
         show.line(f"{dry}what stood there could not be read", "yellow")
     for note in asked.notes:
         show.line(note)
-    for effect in effects:
-        show.line(effect, "yellow" if effect.startswith("strands") else None)
+    for text in effects:
+        show.line(text, "yellow" if text.startswith("strands") else None)
     print_aware(*known)
+
+
+async def warn_unserved(here: Fleet, models: Sequence[str]) -> None:
+    """Say it where a model is served nowhere: it may be mistyped, or come later."""
+    for text in effect.unserved(await here.statuses(), models) if models else ():
+        warn(f"--model: {text}")
 
 
 def print_aware(aware: int, asked: int) -> None:

@@ -6,6 +6,8 @@ alone.
 
 from __future__ import annotations
 
+import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from topology.model import Topology
 
 COMPLAINTS_SHOWN = 3
+NAME_CHARS, _NOT_OF_A_NAME = 63, re.compile(r"[^a-z0-9._-]+")
 REPLICAS = 2
 GPUS = ("a100", "h100")  # the first on which the longest request has room
 LENGTH_S_MAX, WARM_UP_SHARE = 604_800.0, 0.1
@@ -74,12 +77,14 @@ def run(options: Options) -> int:
         options.out.write_text(scenario, encoding="utf-8")
     except OSError as error:
         fail(f"--out: {error.filename}: {error.strerror}; give a place that can be written to")
+    for note in _notes(rows):
+        warn(note)
     if options.as_json:
         show.json(facts)
         return 0
     columns = (" ", ">")
     show.table(f"{options.log}", columns, [(name.replace("_", " "), _shown(value)) for name, value in facts.items()])
-    show.line(f"Say in {options.out} which GPUs you have, then: farhop sim {options.out}")
+    show.line(f"Say in {options.out} which GPUs you have, then: farhop sim {shlex.quote(str(options.out))}")
     return 0
 
 
@@ -139,6 +144,20 @@ def _facts(rows: Sequence[LogRow]) -> dict[str, Any]:
     }
 
 
+def _notes(rows: Sequence[LogRow]) -> list[str]:
+    """What the log does not say, and what that makes of a plan."""
+    notes = []
+    room = max(PROFILES[name].context_tokens for name in GPUS)
+    if cut := sum(row.input_tokens + row.output_tokens > room for row in rows):
+        notes.append(f"{cut} of {len(rows)} requests are longer than {room} tokens, and are cut to that")
+    if not any(row.session or row.blocks for row in rows):
+        notes.append(
+            "no sessions and no blocks are told: every prompt counts as new, so a plan will be too large where prompts "
+            "begin alike; say where sessions are by --field session=PATH, or record with `farhop record`"
+        )
+    return notes
+
+
 def _scenario(
     options: Options, topology: Topology, rows: Sequence[LogRow], regions: Sequence[str], recorded: bool
 ) -> str:
@@ -152,9 +171,11 @@ def _scenario(
     gpu = next((name for name in GPUS if longest <= PROFILES[name].context_tokens), GPUS[-1])
     room = PROFILES[gpu].context_tokens
     answer_tokens = max(1, max(row.output_tokens for row in rows))
-    work["figures"] = {"context_tokens": room, "max_tokens": min(answer_tokens, room // 2)}  # what is longer is cut
+    # No more than is needed: any GPU with room for the longest request may be put in. What is longer is cut.
+    context_tokens = min(room, max(longest, answer_tokens + 1))
+    work["figures"] = {"context_tokens": context_tokens, "max_tokens": min(answer_tokens, room // 2)}
     document = {
-        "name": options.out.stem.lower(),
+        "name": _NOT_OF_A_NAME.sub("-", options.out.stem.lower()).strip("._-")[:NAME_CHARS].rstrip("._-") or "imported",
         "about": f"Made of {options.log.name[:200]}: {len(rows)} requests.",
         "topology": str(Path(options.topology).resolve()) if _is_file(options) else options.topology,
         "sites": {name: {"gpu": gpu, "replicas": REPLICAS} for name in regions},

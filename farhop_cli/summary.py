@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LINES_MAX = 10
 WRONG_MAX, BUSY_MAX = 4, 3
+NOT_TOLD = "as entries see it: no regional balancer answered, or none is known here (a context finds them)"
 _LATELY_S = 60.0  # what a request met so long ago is told of no more
 _STATES = ("down", "draining", "suspect", "up")  # worst first, as some balancer sees it
 
@@ -109,7 +110,8 @@ def lines(summary: Summary) -> Iterator[tuple[str, str | None]]:
         yield f"wrong: {what}", "red"
     if len(few) < len(summary.wrong):
         yield f"wrong: and {len(summary.wrong) - len(few)} more; see --wide", "red"
-    yield f"load: {_total(summary.loads)}", None
+    told = not summary.loads or any(load.in_flight is not None for load in summary.loads)
+    yield f"load: {_total(summary.loads) if told else NOT_TOLD}", None
     for load in summary.loads[:BUSY_MAX]:
         yield f"  {_shown(load)}", None
 
@@ -199,10 +201,12 @@ def _total(loads: Sequence[Load]) -> str:
 
 def _shown(load: Load) -> str:
     used = f"{load.used_share:.0%} used" if load.used_share is not None else "use unknown"
-    replicas = f"{load.replicas_up} of {load.replicas} replicas up" if load.replicas is not None else "replicas unknown"
+    seen = f"{used}, wait {number(load.wait_ms)} ms"
+    if load.replicas is None:  # none of its own balancers says
+        return f"{load.region}: {load.state}, {seen}"
     return (
-        f"{load.region}: {load.state}, {number(load.in_flight)} under way, {number(load.queued)} queued, {used}, "
-        f"wait {number(load.wait_ms)} ms, {replicas}"
+        f"{load.region}: {load.state}, {number(load.in_flight)} under way, {number(load.queued)} queued, {seen}, "
+        f"{load.replicas_up} of {load.replicas} replicas up"
     )
 
 

@@ -35,7 +35,7 @@ class Finding(msgspec.Struct, frozen=True):
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a fleet just now. `statuses` are the global balancers' own pages, `silent` who did not answer;
     `reports` the regions' own, from etcd; `trouble` why something could not be read. `holder`: who else drills;
-    `injects`: what this fleet can have injected: traffic, fault."""
+    `injects`: what this fleet can have injected: traffic, fault; `impossible`: why not what this drill injects."""
 
     topology: Topology
     statuses: Sequence[Mapping[str, Any]]
@@ -47,6 +47,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     holder: str = ""
     injects: frozenset[str] = frozenset()
     injecting: Sequence[str] = ()
+    impossible: str = ""
     missing: Sequence[str] = ()
 
 
@@ -84,11 +85,13 @@ def _window(drill: Drill, facts: Facts) -> Finding:
 
 def _injector(drill: Drill, facts: Facts) -> Finding:
     if drill.kind in facts.injects and not facts.injecting:
+        if facts.impossible:
+            return Finding("injector", False, facts.impossible)
         return Finding("injector", True, f"{drill.kind} drills can be run here")
     if facts.injecting:
         return Finding("injector", False, f"still injected from before: {', '.join(facts.injecting)}")
     what = {
-        "fault": "real faults need a world that `farhop up` runs, on this machine",
+        "fault": "real faults need a world that `farhop up` runs on this machine, or `farhop drill faults` beside this",
         "traffic": "overrides need this fleet's etcd; give a context that has `etcd.endpoints`",
     }
     return Finding("injector", False, what[drill.kind])
@@ -111,7 +114,7 @@ def _incident(facts: Facts) -> Finding:
         ]
     if not facts.statuses:
         wrong.append("no global balancer answers")
-    return _clear("incident", _few(dict.fromkeys(wrong)), "every region is up, every balancer answers")
+    return _clear("incident", _few(dict.fromkeys(wrong)), "every region is up, every global balancer answers")
 
 
 def _fresh(facts: Facts) -> Finding:

@@ -26,7 +26,7 @@ from farhop.store.documents.overrides import (
 from farhop_drill.records import LEASE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from datetime import datetime
 
     from farhop.store.contract import Store
@@ -181,12 +181,17 @@ class FaultInjector:
         answer = await self._call("GET", "/faults", None)
         return [str(one) for one in answer.get("faults") or ()]
 
+    async def possible(self, steps: Iterable[Step]) -> None:
+        """Ask whether all of it can be made there. InjectError says what cannot; nothing is touched."""
+        bounds = {"lease_s": LEASE_S, "for_s": self._for_s}
+        await self._call("POST", "/faults", [{**_fault(one), **bounds} for step in steps for one in step.inject])
+
     async def close(self) -> None:
         """See Injector."""
         if self._session is not None:
             await self._session.close()
 
-    async def _call(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    async def _call(self, method: str, path: str, body: Any) -> dict[str, Any]:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=MEND_S))
         try:

@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from topology.problems import Problem, did_you_mean, path_of, quoted
 
+EPOCH_MAX = 2**53  # of a law; every JSON reader keeps it exactly
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{5,15}(Z|[+-][0-9]{2}:[0-9]{2})")
@@ -341,7 +342,7 @@ class TopologyDoc(Doc):
     epoch: int = Field(
         title="of the law in it, named by every decision; only ever raised",
         ge=1,
-        le=2**53,
+        le=EPOCH_MAX,
         description="give a whole number from 1, raised with every change of policy",
     )
     jurisdictions: list[PlaceDoc] = Field(
@@ -404,7 +405,7 @@ class PolicyDoc(Doc):
     epoch: int = Field(
         title="larger than that of any law before",
         ge=1,
-        le=2**53,
+        le=EPOCH_MAX,
         description="give a whole number from 1, larger than that of the law before",
     )
     author: Annotated[str, AfterValidator(_printable)] = Field(

@@ -170,6 +170,7 @@ def _put(path: Path, text: str) -> None:
     beside = path.with_name(f".{path.name}.new")
     with contextlib.suppress(FileNotFoundError):
         beside.unlink()
-    beside.write_text(text)
+    with beside.open("x") as file:  # never through a link that somebody put there meanwhile
+        file.write(text)
     beside.chmod(0o644)  # BIRD runs as somebody else, and it holds nothing but prefixes
     os.replace(beside, path)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 
-class Reservation(msgspec.Struct, frozen=True):
+class Reservation(msgspec.Struct, frozen=True, gc=False):
     """What one request takes at a target: `prefill_tokens` until its prefill is done, `kv_tokens` until it is over, of
     which `answer_tokens` are those of its answer. `began_at`: since when that comes (monotonic seconds), None before.
 
@@ -31,7 +31,7 @@ class Reservation(msgspec.Struct, frozen=True):
     began_at: float | None = None
 
 
-class Load(msgspec.Struct, frozen=True):
+class Load(msgspec.Struct, frozen=True, gc=False):
     """The sum of a target's live reservations: requests, tokens still to be prefilled, tokens of KV cache, how many of
     the requests are still to be prefilled, and of the KV cache what is for answers. Of `decoding` requests the answer
     has begun, at moments (monotonic seconds) whose sum is `began_s`: so long they have been answered in all."""

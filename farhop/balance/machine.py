@@ -22,7 +22,7 @@ Carrier = Literal["ids", "solid", "text"]
 trims; any text."""
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """What an engine says it used, in its own tokens. `cached_tokens` and `reasoning_tokens` (of the completion) are
     None where the engine does not tell."""
 
@@ -32,7 +32,7 @@ class Usage(msgspec.Struct, frozen=True):
     reasoning_tokens: int | None = None
 
 
-class EngineLoad(msgspec.Struct, frozen=True):
+class EngineLoad(msgspec.Struct, frozen=True, gc=False):
     """What an engine told of itself beside an answer: requests that wait and run, the share (0..1) of its KV cache in
     use. None: not told."""
 
@@ -41,7 +41,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
     kv_usage: float | None = None
 
 
-class HeaderMatch(msgspec.Struct, frozen=True):
+class HeaderMatch(msgspec.Struct, frozen=True, gc=False):
     """Something of a request's head that an operator's rule looks for: a header or a cookie of this name and value."""
 
     kind: Literal["header", "cookie"]
@@ -49,7 +49,7 @@ class HeaderMatch(msgspec.Struct, frozen=True):
     value: str
 
 
-class Tokens(msgspec.Struct, frozen=True):
+class Tokens(msgspec.Struct, frozen=True, gc=False):
     """A prompt as its model's tokenizer reads it: `ids`, four bytes each, least first. `cache_salt` is the client's.
     `shape`: of all ways in which a body may be rendered, which this was; one of few words. `whole`: they are all of
     them; else those that it begins with."""
@@ -60,7 +60,7 @@ class Tokens(msgspec.Struct, frozen=True):
     whole: bool = True
 
 
-class Request(msgspec.Struct, frozen=True):
+class Request(msgspec.Struct, frozen=True, gc=False):
     """All that either tier may decide by. Bodies stay in the relay; `chain` is the prefix chain of the prompt.
 
     `deadline` is in seconds of this process's monotonic clock. `lawful` is the hop token's set of regions, None where
@@ -121,7 +121,7 @@ class Request(msgspec.Struct, frozen=True):
     first_token_by: float | None = None
 
 
-class Address(msgspec.Struct, frozen=True):
+class Address(msgspec.Struct, frozen=True, gc=False):
     """Where to connect. `host` is a name or literal address, `port` a TCP port, `via` an HTTP proxy on the way.
 
     `tls` is the name that the certificate there must bear; None is plaintext.
@@ -137,7 +137,7 @@ class Address(msgspec.Struct, frozen=True):
         return f"{host}:{self.port}"
 
 
-class Event(msgspec.Struct, frozen=True):
+class Event(msgspec.Struct, frozen=True, gc=False):
     """Something that happened."""
 
 
@@ -249,11 +249,11 @@ class TimerFired(Event, frozen=True):
     id: str
 
 
-class Command(msgspec.Struct, frozen=True):
+class Command(msgspec.Struct, frozen=True, gc=False):
     """Something to be done."""
 
 
-class Prefill(msgspec.Struct, frozen=True):
+class Prefill(msgspec.Struct, frozen=True, gc=False):
     """The replica that computes a request's prompt before the one that answers it is asked, or, with a `room` of its
     own at its `bootstrap_port`, while that one waits for it there."""
 

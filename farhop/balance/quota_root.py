@@ -17,6 +17,7 @@ POOL_S = 10.0  # of a pool's rates: how much of what idles is kept for who comes
 POOL_LOOK_S = 0.25  # between two looks at what idles
 USERS_MAX = 32_768
 MARKS_MAX = 8192  # of buckets that are no more
+_SCALE_MIN = 1e-100
 MARK_MAX = 2**53  # whatever holders say, what is written down stays a number that every reader keeps
 
 
@@ -35,10 +36,13 @@ class _Account:
 
 
 class _Lease:
-    __slots__ = ("accounts", "holder", "id", "number", "until")
+    """`place`: of which tier and region its holder is, which is what a certificate proves."""
+
+    __slots__ = ("accounts", "holder", "id", "number", "place", "until")
 
     def __init__(self, number: int, holder: str) -> None:
         self.id, self.holder, self.until, self.number = number, holder, -inf, 0
+        self.place = holder.partition("/")[0]
         self.accounts: dict[str, _Account] = {}
 
 
@@ -63,24 +67,46 @@ class _Pool:
 class _Lent(Bucket):
     """A bucket at its root: `lent` is unspent elsewhere, `mark` what a successor takes for its level, `next` that of
     the snapshot that is being written. `reported` is the part of its level that holders reported as spent: the rest
-    may be unspent elsewhere, and nothing is given back of that. `waited`: what requests waited for at one holder, at
-    most, since the last snapshot. `borrowed` of its pool, in all."""
+    may be unspent elsewhere, and nothing is given back of that. Each place is given back of its own part alone
+    (`_parts`, each times `_scale`): one that lies about it frees nothing of what others spent. `waited`: what requests
+    waited for at one holder, at most, since the last snapshot. `borrowed` of its pool, in all."""
 
-    __slots__ = ("borrowed", "lent", "mark", "next", "pool", "reported", "waited")
+    __slots__ = ("_parts", "_scale", "borrowed", "lent", "mark", "next", "pool", "reported", "waited")
 
     def __init__(self, quota: Quota, now: float, level: float = 0.0, mark: float = 0.0) -> None:
         super().__init__(quota, now, level)
         self.lent, self.mark, self.next, self.reported = 0, mark, ceil(min(mark, quota.depth)), 0.0
+        self._parts, self._scale = dict[str, float](), 1.0
         self.waited = 0
         self.pool: _Pool | None = None
         self.borrowed = 0.0
 
     def leak(self, now: float) -> float:
         before, since = self.level, self.at
-        self.reported = max(0.0, self.reported - before + super().leak(now))
+        if (gone := before - super().leak(now)) > 0.0:  # below 0 where what is borrowed left less than nothing
+            self._gone(gone)
         if self.pool is not None:
             self.pool.spare += max(0.0, (self.at - since) * self.quota.rate - before)
         return self.level
+
+    def _gone(self, n: float) -> None:
+        """So much of what was reported is there no more; each place's part shrinks alike."""
+        left = self.reported - n
+        if left <= 0.0:
+            self.reported, self._scale = 0.0, 1.0
+            self._parts.clear()
+            return
+        self._scale *= left / self.reported
+        self.reported = left
+        if self._scale < _SCALE_MIN:
+            self._parts = {place: part * self._scale for place, part in self._parts.items()}
+            self._scale = 1.0
+
+    def report(self, n: int, place: str) -> None:
+        """So much was spent there."""
+        self.level += n
+        self.reported += n
+        self._parts[place] = self._parts.get(place, 0.0) + n / self._scale
 
     def spare(self, now: float) -> float:
         """What may be borrowed for it now: once it is lent to the brim, as much as was spent of it and has not
@@ -95,15 +121,18 @@ class _Lent(Bucket):
         assert self.pool is not None
         self.pool.spare -= n
         self.level -= n
-        self.reported = max(0.0, self.reported - n)
+        self._gone(n)
         self.borrowed += n
 
-    def refund(self, n: int, now: float) -> None:
-        """Give n back, as far as that was reported as spent and has not leaked."""
+    def refund(self, n: int, place: str, now: float) -> None:
+        """Give n back, as far as that was reported as spent there and has not leaked."""
         self.leak(now)
-        n_reported = min(float(n), self.reported)
-        self.reported -= n_reported
-        self.give(n_reported, now)
+        part = self._parts.get(place, 0.0) * self._scale
+        n_reported = min(float(n), part, self.reported)
+        if n_reported:
+            self._parts[place] = max(0.0, part - n_reported) / self._scale
+            self.reported -= n_reported
+            self.give(n_reported, now)
 
     def free(self, now: float) -> float:
         return min(self.quota.depth, self.mark) - self.leak(now) - self.lent
@@ -330,14 +359,14 @@ class Root:
         spent = min(spent, account.unspent)  # nobody spends, or returns, what was not lent
         returned = min(returned, account.unspent - spent)
         bucket.lent -= spent + returned
-        bucket.level += spent + owed
-        bucket.reported += spent + owed
+        if spent or owed:
+            bucket.report(spent + owed, lease.place)
         account.spent += spent
         account.returned += returned
         account.owed += owed
         account.refunded += refunded
         if refunded:
-            bucket.refund(refunded, now)
+            bucket.refund(refunded, lease.place, now)
         own = bucket.free(now)
         lacking = max(0, want.wanted - account.unspent)
         spare = bucket.spare(now) if lacking > own else 0.0

@@ -78,9 +78,10 @@ _EXPIRED = NotIdentified(KEY_NOT_VALID, "this token has expired: ask for another
 _EARLY = NotIdentified(KEY_NOT_VALID, "this token is not valid yet (`nbf`, `iat`)")
 _LIVES_LONG = NotIdentified(KEY_NOT_VALID, "this token lives longer than is allowed here: ask for a shorter one")
 _TENANT = NotIdentified(UNKNOWN_KEY, "this token does not name a tenant that its issuer may speak for")
-_CLAIMS = NotIdentified(
-    KEY_NOT_VALID, "this token lacks a claim that its issuer was to set, or it is of the wrong type"
-)
+_CLAIM_FORMS = {
+    "user": "a text", "places": f"a list, or text with spaces, of 1 to {PLACES_MAX} places",
+    "priority": f"a whole number, 0 to {PRIORITY_MAX}",
+}  # fmt: skip
 
 
 class Issuer(msgspec.Struct, frozen=True):
@@ -311,18 +312,25 @@ class TokenVerifier:
         else:
             (tenant,) = issuer.tenants
         user = claims.get(issuer.user_claim, "") if issuer.user_claim else ""
-        priority = claims.get(issuer.priority_claim) if issuer.priority_claim else PRIORITY_MAX
+        if not isinstance(user, str) or (issuer.user_claim and not user):
+            return _claim_missing("user", issuer.user_claim)
         places = _places(claims.get(issuer.places_claim)) if issuer.places_claim else ()
-        fits = type(priority) is int and 0 <= priority <= PRIORITY_MAX
-        if not isinstance(user, str) or (issuer.user_claim and not user) or places is None or not fits:
-            return _CLAIMS
-        assert isinstance(priority, int)
+        if places is None:
+            return _claim_missing("places", issuer.places_claim)
+        priority = claims.get(issuer.priority_claim) if issuer.priority_claim else PRIORITY_MAX
+        if type(priority) is not int or not 0 <= priority <= PRIORITY_MAX:
+            return _claim_missing("priority", issuer.priority_claim)
         hidden = ""
         if user and self._salt:
             hidden = hidden_user(self._salt, issuer.issuer, user)
         return Principal(
             tenant, "", places, key_id=f"jwt:{issuer.name}", user=hidden, priority_max=priority,
         )  # fmt: skip
+
+
+def _claim_missing(what: str, claim: str) -> NotIdentified:
+    """Names the claim, which is the configuration's, and never what stands in it."""
+    return NotIdentified(KEY_NOT_VALID, f"this token's claim `{claim}` is not there, or not {_CLAIM_FORMS[what]}")
 
 
 def hidden_user(salt: bytes, whose: str, name: str) -> str:

@@ -261,5 +261,15 @@ def serving(status: Mapping[str, Any]) -> dict[str, dict[str, bool]]:
     return found
 
 
+def unserved(statuses: Iterable[Mapping[str, Any]], models: Iterable[str]) -> list[str]:
+    """Which of these models no region serves now and no name stands for, in lines for people."""
+    known = [
+        {*serving(one), *(str(r["model"]) for r in _dicts(one.get("routes")) if r.get("models"))} for one in statuses
+    ]
+    there = set().union(*known)
+    named = _named(sorted(there)) or "none"
+    return [f'no region serves "{one}" now; there is {named}' for one in models if known and one not in there]
+
+
 def _dicts(value: object) -> list[dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

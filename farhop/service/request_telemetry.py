@@ -94,10 +94,10 @@ class RequestContext(msgspec.Struct, eq=False):
     """A client's request beside the relay: who asks, since when, its open spans.
 
     `advised`: a decision is asked for, and nothing is to be sent. `law`: by which it was asked whether it may be
-    recorded; None: to be asked anew. `given`: where answers may be given again. `reserved`: of what its tenant may use.
-    `decided`: the last decision that has a span. `law_epoch`: when it was sent on last, where that is written down.
-    `body_sha256`: of the body as it is sent on, once it was wanted. `active`: while it is relayed. `attempts`: target,
-    and how it ended.
+    recorded; None: to be asked anew. `host`: as its client named us, where spans are recorded. `given`: where answers
+    may be given again. `reserved`: of what its tenant may use. `decided`: the last decision that has a span.
+    `law_epoch`: when it was sent on last, where that is written down. `body_sha256`: of the body as it is sent on, once
+    it was wanted. `active`: while it is relayed. `attempts`: target, and how it ended.
     """
 
     trace: RequestTrace
@@ -107,6 +107,7 @@ class RequestContext(msgspec.Struct, eq=False):
     recorded: bool = True
     over: bool = False
     advised: bool = False
+    host: bytes = b""
     given: CacheUse | None = None
     decided: Any = None
     caller: Caller | None = None
@@ -173,6 +174,8 @@ class RequestTelemetry:
         context.trace = self._tracing.begin(
             parent, known.get(b"tracestate"), self._name, self._clock.wall_ns(context.arrived_at), self._rng
         )
+        if context.trace.sampled:
+            context.host = known.get(b"host", b"")
 
     def _may_ask(self, now: float) -> bool:
         """A bucket that holds a second's worth."""
@@ -323,10 +326,10 @@ class RequestTelemetry:
         }
         if request.max_tokens is not None:
             attributes[a.REQUEST_MAX_TOKENS] = request.max_tokens
-        if (host := head.known.get(b"host")) is not None:
-            name, _, port = host.decode("ascii", "replace").rpartition(":")
+        if host := context.host.decode("ascii", "replace"):
+            name, _, port = host.rpartition(":")
             bare = not name or not port.isdigit()
-            attributes[a.SERVER_ADDRESS] = host.decode("ascii", "replace") if bare else name
+            attributes[a.SERVER_ADDRESS] = host if bare else name
             if not bare:
                 attributes[a.SERVER_PORT] = int(port)
         if usage is not None:

@@ -11,6 +11,8 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from farhop.telemetry import context, export
 from farhop.telemetry.attributes import Value
 from farhop.telemetry.export import Kind, SpanRecord
@@ -23,13 +25,10 @@ if TYPE_CHECKING:
 SPANS_MAX = 64  # per request and tier; a request has some six, and each retry adds one
 
 
-class Span:
+class Span(msgspec.Struct, eq=False, gc=False):
     """One span. As such it records nothing and only hands the context on."""
 
-    __slots__ = ("traceparent",)
-
-    def __init__(self, traceparent: bytes) -> None:
-        self.traceparent = traceparent
+    traceparent: bytes
 
     def end(self, end_ns: int, attributes: Mapping[str, Value] | None = None, error: str | None = None) -> None:
         """Conclude at `end_ns`. `error` is an outcome's reason (low cardinality), None if all went well. Once only."""
@@ -42,12 +41,8 @@ class RequestTrace(Span):
     whether spans are recorded here; build attributes only if so.
     """
 
-    __slots__ = ("sampled", "tracestate")
-
-    def __init__(self, traceparent: bytes, tracestate: bytes | None) -> None:
-        self.traceparent = traceparent
-        self.tracestate = tracestate
-        self.sampled = False
+    tracestate: bytes | None = None
+    sampled: bool = False
 
     @property
     def trace_id(self) -> str:
@@ -75,11 +70,7 @@ class RequestTrace(Span):
 class _OpenSpan(Span):
     """A span under way. Ending it fills its record; the record is handed over with the whole trace."""
 
-    __slots__ = ("_record",)
-
-    def __init__(self, traceparent: bytes, record: SpanRecord) -> None:
-        self.traceparent = traceparent
-        self._record = record
+    _record: SpanRecord
 
     def end(self, end_ns: int, attributes: Mapping[str, Value] | None = None, error: str | None = None) -> None:
         record = self._record
@@ -87,30 +78,16 @@ class _OpenSpan(Span):
             record.end_ns, record.attributes, record.error = end_ns, attributes, error
 
 
-class _RecordedTrace(RequestTrace):
+class _RecordedTrace(RequestTrace, kw_only=True):
     """A sampled request: gathers its records, and hands them over when it ends."""
 
-    __slots__ = ("_flags", "_parent", "_recorder", "_records", "_rng", "_root", "_skipped")
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        parent: context.Parent | None,
-        trace_id: bytes,
-        root: SpanRecord,
-        flags: int,
-        rng: Random,
-    ) -> None:
-        self.traceparent = context.write(trace_id, root.span_id, flags)
-        self.tracestate = None
-        self.sampled = True
-        self._recorder: Recorder | None = recorder
-        self._parent = parent
-        self._flags = flags
-        self._rng = rng
-        self._root = root
-        self._records = [root]
-        self._skipped = 0
+    _recorder: Recorder | None
+    _parent: context.Parent | None
+    _flags: int
+    _rng: Random
+    _root: SpanRecord
+    _records: list[SpanRecord]
+    _skipped: int = 0
 
     def child(
         self,
@@ -242,13 +219,13 @@ class Tracing:
         rng: Random,
     ) -> RequestTrace:
         flags = context.SAMPLED if parent is None else parent.flags | context.SAMPLED
-        trace: RequestTrace
         if self._recorder is None:
             # Nothing is kept here, yet the choice stands: the tiers below may well export.
             span_id = _span_id(rng) if parent is None else parent.span_id
-            trace = RequestTrace(context.write(trace_id, span_id, flags), None)
-        else:
-            root = SpanRecord(name, "server", _span_id(rng), now_ns)
-            trace = _RecordedTrace(self._recorder, parent, trace_id, root, flags, rng)
-        trace.tracestate = tracestate
-        return trace
+            return RequestTrace(context.write(trace_id, span_id, flags), tracestate)
+        root = SpanRecord(name, "server", _span_id(rng), now_ns)
+        traceparent = context.write(trace_id, root.span_id, flags)
+        return _RecordedTrace(
+            traceparent, tracestate, True, _recorder=self._recorder, _parent=parent, _flags=flags, _rng=rng,
+            _root=root, _records=[root],
+        )  # fmt: skip

@@ -16,7 +16,7 @@ limit_app = group(
 )  # fmt: skip
 LimitedTenant = Annotated[str, typer.Argument(metavar="TENANT", help="Whose requests.")]
 OfKey = Annotated[
-    str, typer.Option("--key", help="Only for this key: the id of an issued key, or a key's name in the law.")
+    str, typer.Option("--key", help="Only for this key: an issued key's id, a name in the law, jwt:ISSUER, cert:NAME.")
 ]
 OnModel = Annotated[str, typer.Option("--model", help="For this model alone.")]
 EachUser = Annotated[bool, typer.Option("--each-user", help="For each of its users separately.")]

@@ -130,7 +130,7 @@ async def one_trace(checker: Checker) -> None:
     spans = await checker.world.collector.wait_for(trace_id, spans=7, timeout_s=PATIENCE_S)
     services = sorted({span.service for span in spans})
     for line in tree(spans):
-        checker.progress(f"       {line}")
+        checker.progress(f"       {line.partition(']')[0]}]")  # whose span; its attributes `farhop ask` shows
     want = ["engine", "farhop-global", "farhop-regional"]
     checker.check("f", "one trace, from both tiers and the engine", " ".join(want), " ".join(services),
                 services == want)  # fmt: skip

@@ -7,6 +7,7 @@ with a problem in it.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from topology.problems import Problem, TopologyError, did_you_mean, path_of, quo
 from topology.schema import problems_of
 
 _SHIPPED = Path(__file__).parent
+_GZIP = b"\x1f\x8b"
 
 
 class ScenarioError(TopologyError):
@@ -81,12 +83,27 @@ def find(name: str, routers: Iterable[str]) -> Scenario:
 def _text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return file.read(4 * TEXT_CHARS_MAX + 1).decode("utf-8-sig")
+            raw = file.read(4 * TEXT_CHARS_MAX + 1)
+        if _is_log(raw):
+            remedy = f"make a scenario of it: farhop sim import {shlex.quote(str(path))} --out mine.yaml"
+            raise ScenarioError(str(path), [Problem("", "a request log or a trace, and no scenario", remedy)])
+        return raw.decode("utf-8-sig")
     except OSError as error:
         fault = Problem("", error.strerror or "cannot be read", "give the path of a readable file")
     except UnicodeDecodeError as error:
         fault = Problem("", f"not UTF-8 at byte {error.start}", "save the file as UTF-8")
     raise ScenarioError(str(path), [fault])
+
+
+def _is_log(raw: bytes) -> bool:
+    """Whether it is what `farhop record` writes, or another log: JSON lines, an array of objects, or gzip."""
+    first = raw.lstrip().partition(b"\n")[0]
+    if raw.startswith(_GZIP) or first.startswith(b"["):
+        return True
+    try:
+        return first.startswith(b"{") and "work" not in msgspec.json.decode(first, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return False
 
 
 def parse(text: str, source: str, folder: Path, routers: Iterable[str]) -> Scenario:

@@ -76,12 +76,13 @@ class ProgramCounts(msgspec.Struct):
 class ProgramRun:
     """One program on its way. `over` is told whether it went well."""
 
-    __slots__ = ("_answers", "_clients", "_failed", "_over", "_program", "_region", "_waits")
+    __slots__ = ("_answers", "_clients", "_failed", "_over", "_program", "_region", "_sent_at", "_waits")
 
     def __init__(self, clients: ClientPool, region: str, program: Program, over: Callable[[bool], None] | None) -> None:
         self._clients, self._region, self._program, self._over = clients, region, program, over
         self._answers: list[bytes] = []
         self._waits = 0
+        self._sent_at = clients.timeline.now
         self._failed = False
         clients.counts.programs += 1
         self._next(None)
@@ -104,9 +105,11 @@ class ProgramRun:
         clients = self._clients
         # Whoever goes on has heard the end of what came before, and is heard: the client's own round trip between the
         # two. Never at once: an answer that comes at once must not find half a batch, nor call this again from inside.
-        near_s = clients.service.near_s(self._region)
-        for at, ask in enumerate(batch):
-            clients.timeline.after(near_s + ask.think_s, self._ask, at, ask)
+        near_s, now, before = clients.service.near_s(self._region), clients.timeline.now, self._sent_at
+        waits_s = [max(near_s + ask.think_s, before + ask.since_s - now) for ask in batch]
+        self._sent_at = now + min(waits_s)
+        for at, (ask, wait_s) in enumerate(zip(batch, waits_s, strict=True)):
+            clients.timeline.after(wait_s, self._ask, at, ask)
 
     def _ask(self, at: int, ask: Ask) -> None:
         clients = self._clients

@@ -76,14 +76,16 @@ def _token_s(scenario: Scenario) -> float:
 
 def _asked(start: Start, until: float, token_s: float) -> Iterator[tuple[Ask, bytes]]:
     """What a program asks before the end, if every answer came as fast as the fastest GPU decodes it alone."""
-    program, at = start.make(), start.at
+    program, at, before = start.make(), start.at, start.at
     batch = next(program, None)
     while batch is not None:
         answers = tuple(
             prose(f"answer {xxhash.xxh3_64_hexdigest(ask.prompt)}", ask.answer_tokens or 0) for ask in batch
         )
-        yield from ((ask, text) for ask, text in zip(batch, answers, strict=True) if at + ask.think_s < until)
-        at += max(ask.think_s + token_s * ((ask.answer_tokens or 1) - 1) for ask in batch)
+        sends = [max(at + ask.think_s, before + ask.since_s) for ask in batch]
+        yield from ((ask, text) for ask, text, sent in zip(batch, answers, sends, strict=True) if sent < until)
+        took = (token_s * ((ask.answer_tokens or 1) - 1) for ask in batch)
+        before, at = min(sends), max(map(sum, zip(sends, took, strict=True)))
         if at >= until:
             program.close()
             return

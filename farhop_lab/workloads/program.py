@@ -21,7 +21,8 @@ BATCH_MAX = 4096
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """One request. `answer_tokens` is the exact length of its answer, None for as long as the model likes, up to
-    `max_tokens`. `session` names what belongs together (64 bits, 0 for nothing). `think_s` passes before it is sent.
+    `max_tokens`. `session` names what belongs together (64 bits, 0 for nothing). It is sent `think_s` after the answers
+    before, and not before `since_s` have passed since the batch before was sent.
     """
 
     prompt: bytes
@@ -30,6 +31,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = "t"
     session: int = 0
     think_s: float = 0.0
+    since_s: float = 0.0
 
 
 Batch = tuple[Ask, ...]

@@ -88,11 +88,13 @@ class LogRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
 class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A call within a session: how many tokens it adds to all that was said before, how long its answer is, and the
-    seconds since the answer before (a person thinks, a tool works)."""
+    seconds since the answer before (a person thinks, a tool works). Where those are not known, `since_s` since the
+    request before: it is sent then, or once its answer is there."""
 
     input_tokens: int
     output_tokens: int
     pause_s: float = 0.0
+    since_s: float = 0.0
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -166,7 +168,9 @@ def _text(blocks: Blocks, own: str, tokens: int) -> bytes:
     return b"".join(parts)[: tokens * TOKEN_BYTES]
 
 
-def _ask(prompt: bytes, answer_tokens: int, session: str, limits: Limits, think_s: float = 0.0) -> Ask:
+def _ask(
+    prompt: bytes, answer_tokens: int, session: str, limits: Limits, think_s: float = 0.0, since_s: float = 0.0
+) -> Ask:
     return Ask(
         prompt=prompt,
         max_tokens=answer_tokens,
@@ -174,6 +178,7 @@ def _ask(prompt: bytes, answer_tokens: int, session: str, limits: Limits, think_
         tenant=limits.tenant,
         session=xxh3_64_intdigest(session.encode()) or 1,
         think_s=think_s,
+        since_s=since_s,
     )
 
 
@@ -207,8 +212,8 @@ def sessions_of(rows: Sequence[LogRow]) -> list[SessionRow]:
     """A log's sessions, for a closed loop; a row without a session is one of its own.
 
     A turn whose prompt is not as long as all that was said before began its context anew (it was cut or summed up):
-    the session ends there, and another of the same blocks begins as much later as it did. A pause that was not recorded
-    is the whole time since the request before: the answer's time is not known.
+    the session ends there, and another of the same blocks begins as much later as it did. Where a
+    pause was not recorded, a turn comes when it came, or after the answer before: how much was asked stays as it was.
     """
     found: dict[str, list[LogRow]] = {}
     for number, row in enumerate(rows):
@@ -232,9 +237,9 @@ def _session(name: str, rows: Sequence[LogRow]) -> SessionRow:
     prefix_tokens = min(first.input_tokens, sum(tokens for _, tokens in first.blocks))
     before = first.at_s
     for row in rows:
-        pause_s = row.pause_s if row.pause_s is not None else row.at_s - before
         new = row.input_tokens - (held or prefix_tokens)
-        turns.append(Turn(new, row.output_tokens, pause_s if held else 0.0))
+        since_s = row.at_s - before if row.pause_s is None else 0.0
+        turns.append(Turn(new, row.output_tokens, row.pause_s or 0.0 if held else 0.0, since_s))
         held, before = row.input_tokens + row.output_tokens, row.at_s
     prefix = _cut(first.blocks, prefix_tokens)
     return SessionRow(session=name, at_s=first.at_s, turns=tuple(turns), prefix=prefix, region=first.region)
@@ -271,7 +276,8 @@ class _Talk:
                 if number:
                     return
                 prompt = prompt[: prompt_tokens * TOKEN_BYTES]
-            (reply,) = yield (_ask(prompt, answer_tokens, row.session, limits, turn.pause_s if number else 0.0),)
+            waits_s = (turn.pause_s, turn.since_s) if number else (0.0, 0.0)
+            (reply,) = yield (_ask(prompt, answer_tokens, row.session, limits, *waits_s),)
             prompt += reply
 
 

@@ -92,6 +92,11 @@ class Faults:
         """The names of those that stand."""
         return sorted(self._stands)
 
+    async def known(self, wanted: Iterable[Wanted]) -> None:
+        """Whether all of these can be made here. FaultError for the first that cannot; nothing is touched."""
+        for one in wanted:
+            await self._in.known(one)
+
     async def make(self, name: str, wanted: Wanted) -> None:
         """Break it; one of the same name that stands is renewed. FaultError, and then nothing of it stands."""
         if not (0.0 < wanted.lease_s <= 3600.0 and 0.0 < wanted.for_s <= 86_400.0):
@@ -277,6 +282,7 @@ class Control:
         """Listen on any free port."""
         app = web.Application(client_max_size=64 * 1024, middlewares=[self._guarded])
         app.router.add_get("/faults", _after(self._list))
+        app.router.add_post("/faults", _after(self._known))
         app.router.add_put("/faults/{name}", _after(self._make))
         app.router.add_post("/faults/{name}/renew", _after(self._renew))
         app.router.add_delete("/faults/{name}", _after(self._mend))
@@ -306,6 +312,10 @@ class Control:
 
     async def _list(self, _request: web.Request) -> None:
         """The middleware tells."""
+
+    async def _known(self, request: web.Request) -> None:
+        """Whether these could be made: `known` says why not, the middleware that nothing was."""
+        await self._faults.known(msgspec.json.decode(await request.read(), type=list[Wanted]))
 
     async def _make(self, request: web.Request) -> None:
         await self._faults.make(request.match_info["name"], msgspec.json.decode(await request.read(), type=Wanted))

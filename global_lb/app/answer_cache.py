@@ -19,9 +19,9 @@ from farhop.relay import answers
 from farhop.relay.active import ActiveRequest
 from farhop.relay.formats import cacheable
 from farhop.relay.formats.prompt import BodyError
+from farhop.relay.http.head import EXPLAIN
 from farhop.relay.upstream.recording import Reader, SharedExchange, Tape, played, sliced
 from farhop.service.request_telemetry import CacheUse
-from global_lb.app.receipt import ASKED
 from global_lb.routing.answer_cache import Alone, AnswerCache, Follow, Hit, Lead, StoredAnswer
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class AnswerCacheRelay:
     @staticmethod
     def _asked(exchange: Exchange, request: Request, body: bytes, context: RequestContext) -> Asked | str:
         head = exchange.head
-        if head.known.get(ASKED) == b"1":
+        if head.known.get(EXPLAIN) == b"1":
             return "receipt"  # it wants to be told of its own way
         assert context.kind is not None  # its body was read
         named = head.known.get(cacheable.KEY_HEADER)

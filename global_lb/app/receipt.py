@@ -14,6 +14,8 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from farhop.relay.http.head import EXPLAIN
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from global_lb.routing.pick import Decision
     from topology.model import Topology
 
-ASKED = b"x-farhop-explain"
 HEADER = b"x-farhop-receipt"
 CANDIDATES_MAX = 16
 CLAUSES_MAX = 8
@@ -35,7 +36,7 @@ _OTHERS = "a rule of the model"
 
 def receipt(head: Head, request: Request, decision: Decision | None, topology: Topology) -> bytes:
     """The header's line; b"" where nobody asked, or nothing was decided."""
-    if head.get(ASKED) != b"1" or decision is None:
+    if head.get(EXPLAIN) != b"1" or decision is None:
         return b""
     fields = _receipt_of(decision) if _may(request, topology) else _REFUSED
     if request.alias and fields is not _REFUSED:
@@ -49,7 +50,7 @@ def tail(
 ) -> bytes:
     """The SSE comment behind a stream; b"" where nobody asked, or may not know. `attempts`: the regions that were asked
     before the one that answered, each with how that ended."""
-    if head.get(ASKED) != b"1" or not _may(request, topology):
+    if head.get(EXPLAIN) != b"1" or not _may(request, topology):
         return b""
     passed = [{"region": region, "outcome": reason} for region, reason in attempts[:CANDIDATES_MAX]]
     fields = {"ttft_ms": _number(ttft_ms), "before": passed}

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from farhop.balance import outcome
 from farhop.identity.hop_token import BUDGET_MAX_MS, LIFE_MS, HopClaims, request_line
 from farhop.identity.hop_token import HEADER as HOP_HEADER
+from farhop.relay.http.head import EXPLAIN
 from farhop.service.admin import composed
 from farhop.service.request_telemetry import InstrumentedTier
 from farhop.service.routing_keys import VERSION_HEADER
 from farhop.store.kept import notice
 from farhop.telemetry import attributes as a
 from farhop.telemetry.release import release
-from global_lb.app.receipt import ASKED, receipt, tail
+from global_lb.app.receipt import receipt, tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,7 +156,7 @@ class GlobalTier(InstrumentedTier):
         forward = active.forward
         region = b"x-farhop-region: " + forward.target.encode() + b"\r\n" if forward is not None else b""
         head, extra = active.exchange.head, b""
-        if ASKED in head.known:
+        if EXPLAIN in head.known:
             extra = receipt(head, active.request, active.reasons, self._flow.law.topology)
         if context.reserved is not None:
             extra += context.reserved.headers()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from farhop.balance import outcome
 from global_lb.routing import admission
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
 _UNLAWFUL_THERE = (outcome.UNLAWFUL_HERE, outcome.UNLAWFUL_UNREAD)
 
 
-@dataclass(slots=True)
-class Attempt:
+class Attempt(msgspec.Struct, eq=False, gc=False):
     """One attempt under way: where, since when (`sent_at`), and what it was counted with in `load`."""
 
     region: str
@@ -30,8 +30,7 @@ class Attempt:
     started: bool = False
 
 
-@dataclass(slots=True)
-class RequestState:
+class RequestState(msgspec.Struct, eq=False, gc=False):
     """One request in the machine's hands. `lawful` is by the law it came under (and its token's, if it has one).
 
     `attempt` is the one under way, `attempts` how many there were. `last_resort`: no promise is made any more;
@@ -50,8 +49,8 @@ class RequestState:
     last_resort: bool = False
     quarantined: bool = False
     decision: Decision | None = None
-    refusals: dict[str, Outcome] = field(default_factory=dict)
-    waits_ms: dict[str, float] = field(default_factory=dict)
+    refusals: dict[str, Outcome] = {}
+    waits_ms: dict[str, float] = {}
     held_until: float | None = None
     waited_s: float = 0.0
     due: float = 0.0

@@ -50,12 +50,12 @@ class Columns:
 
     __slots__ = ()
 
-    backlog_tokens: Column  # dispatched, and not prefilled yet
     prefill_ms_per_token: Column
-    tpot_ms: Column  # with one request more than there are
     batch_interference_ms: Column  # what each request adds to a token of every other
     tpot_alone_ms: Column
-    in_flight: Column  # the first six: see Rates
+    backlog_tokens: Column  # dispatched, and not prefilled yet
+    in_flight: Column  # the first five: see Rates
+    tpot_ms: Column  # with one request more than there are
     prefill_room_tokens: Column  # what is left of a step: with any, it starts on a prompt at once, in chunks if need be
     kv_room_tokens: Column  # KV cache it would still give
     slots: Column  # requests it may have under way: its own slots, fewer while it starts slowly or fails
@@ -76,18 +76,22 @@ _COLUMNS = tuple(Columns.__annotations__)
 
 class Rates(NamedTuple):
     """What scores are made of, as it was when they were made: a column each, one row per replica scored. The first
-    columns of a table, in its order."""
+    columns of a table, in its order; the first PACES of them change now and then only."""
 
-    backlog_tokens: Column
     prefill_ms_per_token: Column
-    tpot_ms: Column
     batch_interference_ms: Column
     tpot_alone_ms: Column
+    backlog_tokens: Column
     in_flight: Column
+
+    @property
+    def tpot_ms(self) -> Column:
+        """See Columns."""
+        return self.tpot_alone_ms + self.batch_interference_ms * self.in_flight
 
 
 assert Rates._fields == _COLUMNS[: len(Rates._fields)]
-_RATES = slice(0, len(Rates._fields))
+PACES = 3
 _ZERO = np.array(0.0)  # a float beside a short column takes longer than the column itself
 _NO_ROWS: Rows = np.empty(0, dtype=np.intp)
 
@@ -160,16 +164,17 @@ def _runs(rows: Rows) -> list[slice]:
 class Table(Columns):
     """One row per replica of `of`, which gives a replica's place by its name."""
 
-    __slots__ = (*_COLUMNS, "_block", "_counted", "_peak", "_unheld", "of", "queued_until")
+    __slots__ = (*_COLUMNS, "_block", "_counted", "_paces", "_peak", "_unheld", "of", "queued_until")
 
     def __init__(
         self, of: Subset, block: Column | None = None, queued_until: float = -inf, peak: Peak | None = None
     ) -> None:
         self.of, self._peak = of, peak
         self._block = np.zeros((len(_COLUMNS), len(of))) if block is None else block
+        self._paces: Column | None = None
         (
-            self.backlog_tokens, self.prefill_ms_per_token, self.tpot_ms, self.batch_interference_ms,
-            self.tpot_alone_ms, self.in_flight, self.prefill_room_tokens,
+            self.prefill_ms_per_token, self.batch_interference_ms, self.tpot_alone_ms,
+            self.backlog_tokens, self.in_flight, self.tpot_ms, self.prefill_room_tokens,
             self.kv_room_tokens, self.slots, self.kv_tokens, self.kv_taken_tokens, self.service_ms, self.sampled_at,
             self.running, self.waiting, self.filled, self.uncertainty, self.step_tokens, self.short_step_tokens,
         ) = self._block  # fmt: skip
@@ -190,7 +195,7 @@ class Table(Columns):
         if n_rows == len(self.of.names):
             return self
         if n_rows < _MANY_ROWS:
-            return Table(some, self._block[:, some.rows], self.queued_until)
+            return Table(some, self._block.take(some.rows, 1), self.queued_until)
         return _Part(some, self)
 
     def room(
@@ -223,12 +228,12 @@ class Table(Columns):
         """Whether a replica's KV cache has room for so many tokens."""
         return self.kv_room_tokens.item(self.of.at[name]) >= tokens
 
-    def rates(self, rows: Rows | None = None) -> Column:
-        """A copy of what scores are made of, of all rows or some, as one block: `Rates(*block)` names its columns."""
-        if rows is None:
-            rates: Column = self._block[_RATES].copy()
-            return rates
-        return np.array([column[rows] for column in self._block[_RATES]])
+    def paces(self) -> Column:
+        """The first PACES of its Rates, as one block the same for all who ask until they change."""
+        paces = self._paces
+        if paces is None:
+            paces = self._paces = self._block[:PACES].copy()
+        return paces
 
     def filled_at(self, place: int) -> float:
         """One row's, without the whole column."""
@@ -318,6 +323,7 @@ class Table(Columns):
 
     def rate(self, speeds: Speeds) -> None:
         """How fast all of them work."""
+        self._paces = None
         self.prefill_ms_per_token[:] = speeds.prefill_ms_per_token
         self.service_ms[:] = speeds.service_ms
         self.batch_interference_ms[:], self.tpot_alone_ms[:] = speeds.batch_interference_ms, speeds.tpot_alone_ms
@@ -344,10 +350,9 @@ class _Part(Table):
         setattr(self, name, column)
         return column
 
-    def rates(self, rows: Rows | None = None) -> Column:
+    def paces(self) -> Column:
         """See Table."""
-        columns = [getattr(self, name) for name in Rates._fields]
-        return np.array(columns if rows is None else [column[rows] for column in columns])
+        return np.array([getattr(self, name) for name in Rates._fields[:PACES]])
 
     def filled_at(self, place: int) -> float:
         """See Table."""

@@ -16,7 +16,7 @@ from farhop_wire import ext_proc_pb2 as wire
 from farhop.balance import outcome
 from farhop.relay import answers
 from farhop.relay.http import head
-from farhop.relay.http.exchange import Exchange, gather
+from farhop.relay.http.exchange import Exchange
 from farhop.relay.upstream.attempt import AttemptRun
 from regional_lb.picker import messages
 
@@ -268,7 +268,7 @@ class GatewayStream:
                 self._refuse(exchange, answers.refusal(outcome.NO_BUFFER, _FULL, retry_after_s=1.0))
                 return
             exchange.held_bytes += size
-            gather(exchange.parts, data)
+            exchange.gather(data)
         if part.end_of_stream:
             self._arrive(exchange)
 
@@ -281,8 +281,7 @@ class GatewayStream:
     def _arrive(self, exchange: GatewayExchange) -> None:
         """The request is whole."""
         self._phase = _DECIDING
-        exchange.body = b"".join(exchange.parts)
-        exchange.parts.clear()
+        exchange.body = exchange.gathered()
         size = len(exchange.body)
         reading_bytes = _READING_TIMES * size if size > _LARGE_BYTES else 0
         if reading_bytes and not self.picker.budget.take(reading_bytes, exchange.tenant):

@@ -8,7 +8,8 @@ whichever replica frees first. Never reserves: the flow does, in the same breath
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, cast
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -32,10 +33,11 @@ _MASK = np.dtype(np.bool_)
 BLOCKING_TOKENS = 1000.0  # shorter prompts are computed before many come, wherever that is
 EXPLORED_SHARE = 0.05  # of the picks: those that look for somebody more uncertain among near ties
 _MORE = 0.05  # by how much more uncertain that one must be: in an idle fleet all are, and there is nothing to find
+_OWN, _IN_FLIGHT = 4, 3  # a pick's own columns, and which is Rates.in_flight
 FIELD_MAX = 64  # of how many replicas a pick is remembered: of more, the best
 
 
-class Scored(msgspec.Struct, frozen=True):
+class Scored(msgspec.Struct, frozen=True, gc=False):
     """A replica's score, in its policy's unit, and what is known of it for this request."""
 
     replica: str
@@ -76,9 +78,8 @@ class Pick(msgspec.Struct, eq=False, gc=False):
     _names: tuple[str, ...]
     _prompt_tokens: float
     _output_tokens: float
-    _uncached: Column
-    _score: Column
-    _rates: Column
+    _paces: Column  # shared with other picks
+    _columns: bytes  # its own, in half of what arrays take: uncached tokens, score, and the rest of its Rates
     _room: NDArray[np.bool_] | None
     chosen: Scored | None = None
     _exact: Collection[str] = ()
@@ -91,14 +92,25 @@ class Pick(msgspec.Struct, eq=False, gc=False):
     prefill: Scored | None = None
     residual_ms: float = 0.0
 
-    def scored(self, place: int) -> Scored:
-        """One replica of the field."""
-        name, (backlog, prefill_ms, tpot_ms) = self._names[place], self._rates[:3, place].tolist()
-        uncached = self._uncached.item(place)
-        return Scored(
-            name, self._score.item(place), self._prompt_tokens - uncached, uncached, backlog, prefill_ms, tpot_ms,
-            name in self._exact, self._delay.item(place) if self._delay is not None else 0.0,
-        )  # fmt: skip
+    @property
+    def _block(self) -> Column:
+        return np.frombuffer(self._columns).reshape(_OWN, -1)
+
+    @property
+    def _rates(self) -> Rates:
+        return Rates(*self._paces, *self._block[2:])
+
+    def _scored(self) -> list[Scored]:
+        """The replicas of the field, in the table's order."""
+        rates, (uncached, score) = self._rates, self._block[:2]
+        delay = np.zeros(len(score)) if self._delay is None else self._delay
+        told = uncached, score, rates.backlog_tokens, rates.prefill_ms_per_token, rates.tpot_ms, delay
+        return [
+            Scored(name, ms, self._prompt_tokens - left, left, backlog, pace, tpot, name in self._exact, late)
+            for name, left, ms, backlog, pace, tpot, late in zip(
+                self._names, *(of.tolist() for of in told), strict=True
+            )
+        ]
 
     def terms(self) -> dict[str, dict[str, float]]:
         """What the scores of the field are made of, by replica, where that is milliseconds: they add up to the score.
@@ -108,11 +120,12 @@ class Pick(msgspec.Struct, eq=False, gc=False):
             return {}
         added = {"adapter": self._delay, "blocking": self._blocking}
         more = {of: ms for of, ms in added.items() if ms is not None}
-        own_ms = self._score
+        uncached, own_ms = self._block[:2]
         for ms in more.values():
             own_ms = own_ms - ms
-        terms = policy.terms(Rates(*self._rates), self._uncached, self._output_tokens, own_ms) | more
-        return {name: {of: ms.item(place) for of, ms in terms.items()} for place, name in enumerate(self._names)}
+        terms = policy.terms(self._rates, uncached, self._output_tokens, own_ms) | more
+        parts = zip(*(ms.tolist() for ms in terms.values()), strict=True)
+        return {name: dict(zip(terms, part, strict=True)) for name, part in zip(self._names, parts, strict=True)}
 
     @property
     def split(self) -> str:
@@ -137,7 +150,7 @@ class Pick(msgspec.Struct, eq=False, gc=False):
         if chosen is None:
             return 0.0
         names = self._names
-        busy = chosen.replica in names and Rates(*self._rates).in_flight.item(names.index(chosen.replica)) > 0.0
+        busy = chosen.replica in names and self._block.item(_IN_FLIGHT, names.index(chosen.replica)) > 0.0
         return max(self.prefill_ms, chosen.tpot_ms) + (0.5 * chosen.tpot_ms if busy else 0.0)
 
     @property
@@ -148,7 +161,7 @@ class Pick(msgspec.Struct, eq=False, gc=False):
     @property
     def most_cached_tokens(self) -> float:
         """Of its prompt, what the replica that holds most of it has cached, of those remembered."""
-        return self._prompt_tokens - self._uncached.item(self._uncached.argmin())
+        return self._prompt_tokens - float(LEAST(self._block[0]))
 
     @property
     def field(self) -> tuple[Scored, ...]:
@@ -156,12 +169,12 @@ class Pick(msgspec.Struct, eq=False, gc=False):
 
         Not every policy takes one of the best: what it took stands last if it is not among those remembered.
         """
-        best = tuple(self.scored(place) for place in self._score.argsort(kind="stable").tolist())
+        best = tuple(sorted(self._scored(), key=attrgetter("score")))
         return best if self.chosen is None or self.chosen.replica in self._names else (*best, self.chosen)
 
     def ready(self) -> Iterator[str]:
         """Those of the field with room, best first: as many as are asked for."""
-        for place in self._score.argsort(kind="stable").tolist():
+        for place in self._block[1].argsort(kind="stable").tolist():
             if self._room is None or self._room.item(place):
                 yield self._names[place]
 
@@ -277,15 +290,18 @@ def pick(
             names[row], score.item(row), need.prompt_tokens - left, left, backlog, pace_ms, tpot_ms,
             names[row] in known.exact, delay_ms.item(row) if delay_ms is not None else 0.0,
         )  # fmt: skip
+    own: tuple[Any, ...] = (uncached, score, table.backlog_tokens, table.in_flight)
     if len(names) <= FIELD_MAX:
         return Pick(
-            policy, names, need.prompt_tokens, need.output_tokens, uncached, score, table.rates(),
+            policy, names, need.prompt_tokens, need.output_tokens, table.paces(),
+            b"".join(own),
             None if all_room else room, chosen, known.exact, delay_ms, blocking_ms, declined, explored,
         )  # fmt: skip
     kept = least(score, FIELD_MAX)
     names = tuple([names[place] for place in kept.tolist()])
     return Pick(
-        policy, names, need.prompt_tokens, need.output_tokens, uncached[kept], score[kept], table.rates(kept),
+        policy, names, need.prompt_tokens, need.output_tokens, table.paces()[:, kept],
+        b"".join([column[kept] for column in own]),
         None if all_room else room[kept], chosen, known.exact, delay_ms[kept] if delay_ms is not None else None,
         blocking_ms[kept] if blocking_ms is not None else None, declined, explored,
     )  # fmt: skip

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from regional_lb.scheduler.split import Assigned
 
 
-class RequestState(msgspec.Struct, eq=False):
+class RequestState(msgspec.Struct, eq=False, gc=False):
     """One request in the machine's hands. `replica` is "" unless an attempt is under way there.
 
     `due` is what its timer is set for, `held_at` when it was first held, None if it never was. `prefilled_at` is when

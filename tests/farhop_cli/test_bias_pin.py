@@ -29,6 +29,10 @@ def test_a_pin_is_for_a_tenant_or_a_model(cli, stands):
     assert "farhop pin unset --tenant eu-only" in result.stdout
     output = json.loads(cli.run("pin", "set", "tokyo", "--model", "a/b", "--strict", "--why", "x", "--json").stdout)
     assert (output["set"][0]["model"], output["set"][0]["value"]) == ("a/b", {"region": "tokyo", "strict": True})
+    assert (
+        'no region serves "a/b" now; there is m'
+        in cli.run("pin", "set", "tokyo", "--model", "a/b", "--strict", "--why", "x").stderr
+    )
     assert {(one.tenant, one.model, one.strict) for one in stored(stands).values()} == {
         ("eu-only", "", False), ("", "a/b", True),
     }  # fmt: skip

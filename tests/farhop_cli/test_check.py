@@ -2,10 +2,12 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from farhop.config import ConfigError, load
+from farhop_lab import scenarios
 from farhop_lab.world.certs import Authority
 from global_lb.app.config import GlobalConfig
 from regional_lb.app.config import RegionalConfig
@@ -73,6 +75,13 @@ def test_problems_as_json(cli, tmp_path):
 ])  # fmt: skip
 def test_what_is_not_there_is_a_fault_of_usage(cli, name, says):
     assert says in cli.failed(cli.run("check", name), 2)
+
+
+def test_a_scenario_is_named_so(cli):
+    result = cli.run("check", str(Path(scenarios.__file__).parent / "arena.yaml"))
+    assert result.exit_code == 1
+    assert "a scenario, which is no part of a fleet; check it with `farhop sim " in result.output
+    assert "1 problem" in result.output
 
 
 def test_a_file_without_the_usual_ending_is_read(cli, tmp_path):

@@ -136,6 +136,19 @@ def test_an_etcd_that_was_wiped_does_not_lead_back(cli, stands, law):
     assert "0 of 6 balancers follow it by now" in result.stderr
 
 
+def test_an_epoch_that_no_law_may_have_keeps_nobody_from_setting_one(cli, stands, law):
+    cli.run("law", "set", law(), "--why", "first", "--by", "ann")
+    document = json.loads(bare(stands.get(LAW_KEY)))
+    stands.put(LAW_KEY, json.dumps(document | {"epoch": 2**63 - 1}).encode())
+    stands.put(f"{LAW_HISTORY_PREFIX}{2**60}", b"{}")
+    stands.put(f"{LAW_HISTORY_PREFIX}{'9' * 5000}", b"{}")
+    result = cli.run("law", "set", law(), "--why", "second", "--by", "ann")
+    assert (result.exit_code, law_of(stands).why) == (0, "second"), result.output
+    assert law_of(stands).epoch < 10
+    stands.put(LAW_KEY, json.dumps(document | {"epoch": 2**53}).encode())
+    assert "no other can follow it" in cli.failed(cli.run("law", "set", law(), "--why", "third"), 1)
+
+
 def test_what_cannot_be_read_is_replaced_and_shown(cli, stands, law):
     stands.put(LAW_KEY, b"nonsense")
     assert "cannot be read" in cli.failed(cli.run("law", "get"), 1)

@@ -1,5 +1,7 @@
 """`farhop limit` against a real etcd: one document for a tenant, changed a key and a model at a time."""
 
+import json
+
 from farhop.store.documents import limits
 
 SET = ("limit", "set", "eu-only", "--why", "contract", "--by", "ann")
@@ -65,6 +67,20 @@ def test_a_limit_of_each_user_stands_beside_that_of_all(cli, stands):
     ]  # fmt: skip
     assert cli.run("limit", "unset", "eu-only", "--each-user").exit_code == 0
     assert len(limits.decode(stands.get(KEY)).limits) == 1
+
+
+def test_a_limit_of_what_nobody_has_is_set_and_said(cli, stands):
+    result = cli.run(*SET, "--home", "virginia", "--requests-per-minute", "9", "--model", "nosuch", "--key", "nokey")
+    assert result.exit_code == 0
+    assert result.stderr.splitlines()[:-1] == [
+        'farhop: --model: no region serves "nosuch" now; there is m',
+        'farhop: --key: eu-only has no key "nokey", issued or in the law; see `farhop key list`',
+    ]
+    made = [cli.run("key", "create", tenant, "--why", "w", "--json") for tenant in ("eu-only", "anywhere")]
+    own, foreign = (json.loads(one.stdout)["keys"][0]["id"] for one in made)
+    for key in (own, "jwt:corp", "cert:nightly"):
+        assert cli.run(*SET, "--requests-per-minute", "9", "--model", "m", "--key", key).stderr.count("\n") == 1
+    assert "has no key" in cli.run(*SET, "--requests-per-minute", "9", "--key", foreign).stderr
 
 
 def test_a_pool_is_joined_and_left(cli, stands):

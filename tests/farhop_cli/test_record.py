@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from pathlib import Path
 
 from typer.testing import CliRunner
 
+from farhop_cli import record
 from farhop_cli.main import app
 from tests.conftest import RunningWorld
+
+
+def test_a_world_that_runs_too_fast_is_told_as_if_it_had_not() -> None:
+    file = io.BytesIO()
+    trace = record._Trace(file, 10.0)
+    for at_s in (1000.0, 1000.5, 1002.0):
+        trace.write(json.dumps({"at_s": at_s, "input_tokens": 3, "pause_s": 0.25}).encode())
+    rows = [json.loads(line) for line in file.getvalue().splitlines()]
+    assert [row["at_s"] for row in rows] == [1000.0, 1005.0, 1020.0]
+    assert rows[0] == {"at_s": 1000.0, "input_tokens": 3, "pause_s": 2.5}
+
 
 SHARED = "a long beginning that both of them have, said again and again " * 30
 

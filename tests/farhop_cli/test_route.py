@@ -26,6 +26,14 @@ def test_routes_are_set_changed_and_taken_back_one_by_one(cli, stands):
     assert "configurations decide" in cli.run("route", "get", "virginia").stdout
 
 
+def test_a_route_of_a_model_that_nobody_serves_is_set_and_said(cli, stands):
+    def said(route):
+        return cli.run("route", "set", "virginia", route, "--model", "auto", "--why", "x").stderr
+
+    assert 'no region serves "auto" now; there is m' in said("{policy: nearest}")
+    assert "no region serves" not in said("{models: [{model: m}]}"), "it is a name"
+
+
 def test_what_was_written_by_hand_is_kept(cli, stands):
     stands.put(KEY, b'[{"tenant": "anywhere", "policy": "nearest"}]')
     assert "no author is named" in cli.run("route", "get").stdout

@@ -51,6 +51,34 @@ def test_regions_that_are_recorded_are_kept(tmp_path: Path) -> None:
     assert (work.place, sorted(work.regions)) == ("recorded", ["tokyo", "virginia"])
 
 
+def test_what_the_log_does_not_say_is_said(tmp_path: Path) -> None:
+    lines = [{"timestamp": n, "prompt_tokens": 150_000 * n + 1, "completion_tokens": 5} for n in range(2)]
+    text = CliRunner().invoke(
+        app(), ["sim", "import", written(tmp_path / "own", lines), "--out", str(tmp_path / "m.yaml")]
+    )
+    assert text.exit_code == 0, text.output
+    cut, alike = text.stderr.splitlines()
+    assert "1 of 2 requests are longer than 131072 tokens" in cut
+    assert "every prompt counts as new" in alike
+
+
+def test_smaller_gpus_than_were_proposed_may_be_put_in(tmp_path: Path) -> None:
+    out = tmp_path / "mine.yaml"
+    text = CliRunner().invoke(app(), ["sim", "import", written(tmp_path / "own", LINES), "--out", str(out)])
+    assert (text.exit_code, text.stderr) == (0, "")
+    out.write_text(out.read_text().replace("gpu: a100", "gpu: l4"))
+    (work,) = load.find(str(out), routers.names()).doc.work
+    assert (work.figures["context_tokens"], work.figures["max_tokens"]) == (950, 100)
+
+
+@pytest.mark.parametrize(("file", "name"), [("My Friday_2.yaml", "my-friday_2"), ("_.yaml", "imported")])
+def test_whatever_its_file_is_called_the_scenario_can_be_run(tmp_path: Path, file: str, name: str) -> None:
+    out = tmp_path / file
+    text = CliRunner().invoke(app(), ["sim", "import", written(tmp_path / "own", LINES), "--out", str(out)])
+    assert text.exit_code == 0, text.output
+    assert load.find(str(out), routers.names()).doc.name == name
+
+
 @pytest.mark.parametrize("text", ['{"timestamp": 5, "usa', "17\n"], ids=["cut", "no object"])
 def test_what_is_no_log_is_one_line_with_what_is_expected(tmp_path: Path, text: str) -> None:
     (tmp_path / "own").write_text(text)

@@ -62,6 +62,15 @@ def test_where_all_is_well_it_says_so_and_where_the_load_is():
     assert summed(upper, lower, region="paris")[-1].startswith("  paris")
 
 
+def test_of_entries_alone_it_says_that_nobody_else_was_asked():
+    upper = [balancer("tokyo", law_epoch=7, regions=[view("tokyo"), view("paris")])]
+    assert summed(upper, [])[3:] == [
+        "load: as entries see it: no regional balancer answered, or none is known here (a context finds them)",
+        "  paris: up, 25% used, wait 12.0 ms",
+        "  tokyo: up, 25% used, wait 12.0 ms",
+    ]
+
+
 def test_what_is_wrong_comes_worst_first_and_no_more_of_it_than_fits():
     drain = {"author": "ann", "why": "new racks"}
     views = [view("oslo", "down"), view("tokyo", "suspect")]

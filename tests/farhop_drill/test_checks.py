@@ -68,6 +68,7 @@ def test_faults_need_a_world_of_their_own_and_none_that_still_stands() -> None:
     assert "farhop up" in failing(fault)["injector"]
     both = frozenset({"traffic", "fault"})
     assert failing(fault, injects=both) == {}
+    assert failing(fault, injects=both, impossible="not made in pods") == {"injector": "not made in pods"}
     assert "still injected" in failing(fault, injects=both, injecting=["r.kill"])["injector"]
 
 

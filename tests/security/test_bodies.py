@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import BodyError
 from farhop.relay.http.body import ChunkedBody, FramingError
 from farhop.relay.http.connection import LargeBodyQueue
-from farhop.relay.http.exchange import gather
+from farhop.relay.http.exchange import Exchange
+from farhop.relay.http.head import UNREAD
 from farhop_lab.bench.hostile import crafted
 
 SIZE = 1 << 18
@@ -64,11 +66,12 @@ def test_a_megabyte_of_items_is_refused_before_any_is_built(item: bytes) -> None
 @pytest.mark.parametrize("size", [1, 2, 7])
 def test_tiny_chunks_are_held_as_what_they_say(size: int) -> None:
     """However small the pieces in which a body comes, an object for each would be 20 times its bytes."""
-    parts: list[bytes | bytearray] = []
+    exchange = Exchange(SimpleNamespace(is_hop=False), UNREAD)  # type: ignore[arg-type]
     for _ in range(20_000):
-        gather(parts, b"x" * size)
-    assert sum(map(len, parts)) == 20_000 * size
-    assert len(parts) <= 1 + 20_000 * size // (16 * 1024)
+        exchange.gather(b"x" * size)
+    assert len(exchange._parts or ()) <= 1 + 20_000 * size // (16 * 1024)
+    assert exchange.gathered() == b"x" * 20_000 * size
+    assert exchange.gathered() == b""
 
 
 def test_tiny_chunks_of_one_read_are_one_piece() -> None:

@@ -63,7 +63,7 @@ def chain(data: bytes, seed: int) -> tuple[int, ...]:
     return tuple(nodes)
 
 
-class Tail(msgspec.Struct, frozen=True):
+class Tail(msgspec.Struct, frozen=True, gc=False):
     """Where the chain of a text goes on: its nodes, the seed of the next one, and what no whole block holds yet."""
 
     nodes: tuple[int, ...]

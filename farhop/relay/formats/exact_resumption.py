@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from array import array
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from farhop.balance.machine import Usage
 from farhop.relay.formats.event_stream import each
@@ -31,13 +33,14 @@ _ID, _PROMPT_ID, _GOES_ON, _QUOTE = b'"token_ids":[', b'"prompt_token_ids":[', b
 _CONTENT, _TEXT = b'"content":"', b'"text":"'
 _TOOLS, _REASONING, _REFUSAL = b'"tool_calls"', b'"reasoning', b'"refusal"'
 _ID_BYTES, _ID_DIGITS = len(_ID), 12
+_SHORT_BYTES = 256  # what is told of a prompt is not packed below
+_BEHIND_BYTES_MAX = 512  # of an event behind its text, where its form is remembered
 _NO_IDS, _NO_PROMPT_IDS = b'"token_ids":null', b'"prompt_token_ids":null'
 
 
-class _Form(NamedTuple):
-    """What the events of one stream have in common that bring one token each: all but their text and their id."""
+class _Behind(NamedTuple):
+    """What stands behind the text of events that bring one token each: but for the id alike in all of an engine's."""
 
-    head: bytes  # to the text
     middle: bytes  # from its quote to the bracket before the id
     tail: bytes  # from the bracket behind it
     passed: bytes  # what stands there instead, from the bracket before it
@@ -53,10 +56,10 @@ class ExactProgress(Progress):
         super().__init__(plan)
         self._tokens_left = tokens_max
         self._prompt, self.ids = _NONE, array("I")
-        self._prompt_json = b""  # the same, as long as nobody needed them
+        self._prompt_json = b""  # the same, as long as nobody needed them; once it settled, packed
         self._sure = 0  # of the ids, those whose text the client has, wholly
         self._begins = _CONTENT if plan.chat else _TEXT  # what comes before an event's text
-        self._form: _Form | None = None
+        self._form: tuple[bytes, _Behind] | None = None  # of this stream's events: to the text, and behind it
 
     @property
     def held_bytes(self) -> int:
@@ -67,12 +70,23 @@ class ExactProgress(Progress):
     def prompt(self) -> array[int]:
         """Its prompt's tokens; none where the engine did not say, or cannot be read."""
         if self._prompt_json:
-            listed, self._prompt_json = self._prompt_json, b""
+            listed, self._prompt_json = self._prompt_listed, b""
             try:
                 self._prompt = array("I", _ids.decode(listed))
             except (msgspec.DecodeError, OverflowError):
                 self._lost("unreadable")
         return self._prompt
+
+    @property
+    def _prompt_listed(self) -> bytes:
+        """The same as JSON."""
+        told = self._prompt_json
+        return told if told[:1] == b"[" else _unpacked(told) if told else _listed(self._prompt)
+
+    def settle(self) -> None:
+        """See Progress."""
+        if len(self._prompt_json) > _SHORT_BYTES and self._prompt_json[:1] == b"[":
+            self._prompt_json = _packed(self._prompt_json)
 
     @property
     def tokens(self) -> int:
@@ -92,7 +106,7 @@ class ExactProgress(Progress):
     @property
     def can_resume(self) -> bool:
         """See Progress."""
-        return not self.why_not and not self.finished and bool(self.prompt) and self._head is not None
+        return not self.why_not and not self.finished and bool(self.prompt) and bool(self._head)
 
     def bounded(self, context_tokens: int) -> bool:
         """See Progress. Without either nobody could say: a completion's default is another than a chat's."""
@@ -109,7 +123,7 @@ class ExactProgress(Progress):
         that is not exactly that."""
         if self._form is None:
             return None
-        head, middle, tail, passed = self._form
+        head, (middle, tail, passed) = self._form
         behind = len(events) - len(tail)
         id_at = events.rfind(b"[", behind - _ID_DIGITS, behind) + 1
         number, middle_at = events[id_at:behind], id_at - len(middle)
@@ -137,7 +151,7 @@ class ExactProgress(Progress):
 
     def _search(self, events: bytes) -> bytes:
         at = events.find(_ID)
-        if at >= 0 and self._head is not None and _PROMPT_ID not in events:
+        if at >= 0 and self._head and _PROMPT_ID not in events:
             end = events.find(b"]", at)
             digits = events[at + _ID_BYTES : end]
             plain = digits.isdigit() and _GOES_ON in events and events.find(_ID, end) < 0 and self._tokens_left > 0
@@ -159,7 +173,7 @@ class ExactProgress(Progress):
         return self._take(events)
 
     def _take(self, events: bytes) -> bytes:
-        if self._head is None:
+        if not self._head:
             self._begin(events)
         self._note(events)
         pieces: list[bytes] = []
@@ -297,7 +311,7 @@ class HopProgress(ExactProgress):
     def _with_ids(self, event: bytes) -> bytes:
         if self.counts and not self._prompt_passed:
             self._prompt_passed = True
-            event = event.replace(_NO_PROMPT_IDS, _NO_PROMPT_IDS[:-4] + (self._prompt_json or _listed(self.prompt)), 1)
+            event = event.replace(_NO_PROMPT_IDS, _NO_PROMPT_IDS[:-4] + self._prompt_listed, 1)
         known = len(self.ids) if self.finished else self._sure
         at = event.rfind(_NO_IDS) if known > self._ids_passed else -1
         if at < 0:
@@ -306,12 +320,40 @@ class HopProgress(ExactProgress):
         return event[: at + len(_NO_IDS) - 4] + ids + event[at + len(_NO_IDS) :]
 
 
-def _form(events: bytes, text_at: int, id_at: int, end: int) -> _Form | None:
+def _form(events: bytes, text_at: int, id_at: int, end: int) -> tuple[bytes, _Behind] | None:
     """That of an event whose text begins and whose id begins and ends there; None where that cannot be said."""
     quote = events.find(b'"', text_at)
     if not text_at < quote < id_at or b"\\" in events[text_at:quote] or events.find(b"\n\n") != len(events) - 2:
         return None
-    return _Form(events[:text_at], events[quote:id_at], events[end:], b"null" + events[end + 1 :])
+    if len(events) - quote > _BEHIND_BYTES_MAX:
+        return None
+    return events[:text_at], _behind(events[quote:id_at], events[end:])
+
+
+@lru_cache(maxsize=64)
+def _behind(middle: bytes, tail: bytes) -> _Behind:
+    return _Behind(middle, tail, b"null" + tail[1:])
+
+
+# What stands in a list of numbers differs by its lower four bits: digits, the comma, and what fills the last byte up.
+_COMMA, _FILLS = ord(","), b"/"
+_OF_NIBBLE = b"0123456789??,??/" + bytes(240)
+
+
+def _packed(listed: bytes) -> bytes:
+    """A JSON list of numbers in half of its bytes, of which none is `[`; as it came where it has spaces."""
+    halves = listed[1:-1] + _FILLS * (len(listed) % 2)
+    letters = np.frombuffer(halves, np.uint8)
+    if np.minimum.reduce(letters) < _COMMA:
+        return listed
+    pairs = letters.view("<u2")
+    return ((pairs & 0x0F) | (pairs >> 4 & 0xF0)).astype(np.uint8).tobytes()
+
+
+def _unpacked(packed: bytes) -> bytes:
+    both = np.frombuffer(packed, np.uint8)
+    nibbles = np.stack((both & 0x0F, both >> 4), axis=1).tobytes()
+    return b"[" + nibbles.translate(_OF_NIBBLE).rstrip(_FILLS) + b"]"
 
 
 def _listed(ids: array[int]) -> bytes:

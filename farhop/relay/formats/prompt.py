@@ -34,7 +34,7 @@ class BodyError(Exception):
         self.outcome, self.detail, self.param = reason, detail, param
 
 
-class AnswerText(msgspec.Struct, frozen=True):
+class AnswerText(msgspec.Struct, frozen=True, gc=False):
     """How a text answer goes on from its prompt: the member that holds it, in a stream's events as in a document, and
     what comes before it in the canonical text of the next turn."""
 
@@ -42,7 +42,7 @@ class AnswerText(msgspec.Struct, frozen=True):
     opening: bytes
 
 
-class Preferences(msgspec.Struct, frozen=True):
+class Preferences(msgspec.Struct, frozen=True, gc=False):
     """What a body says beside its prompt that bears on where it goes (farhop.relay.formats.preferences).
 
     `residency` are words for where to stay, in lower case, with the fields they stand in; `geo` is the one that the
@@ -59,7 +59,7 @@ class Preferences(msgspec.Struct, frozen=True):
 NO_PREFERENCES = Preferences()
 
 
-class Prompt(msgspec.Struct, frozen=True):
+class Prompt(msgspec.Struct, frozen=True, gc=False):
     """What routing needs of a body.
 
     `canonical` is the text that a prefix cache would hold, b"" where there is none. `opaque_bytes` is the rest of

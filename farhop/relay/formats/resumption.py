@@ -79,7 +79,7 @@ class Unresumable(ValueError):  # noqa: N818 - it is what a stream is, not what 
     """A stream that cannot be continued; the text is the reason by which it is counted."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Plan(msgspec.Struct, frozen=True, gc=False):
     """How a request's stream would be continued."""
 
     chat: bool
@@ -215,7 +215,7 @@ class Progress(ABC):
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.stops = Stops(plan.stops, hides=plan.hides_stop) if plan.stops else None
-        self._head: _Named | None = None
+        self._head = b""  # a _Named, as JSON takes less than half as much
         self.finished = False
         self._usage_due = self._done_due = True  # at its end: what the client has not been told of it yet
         self.why_not = ""
@@ -230,6 +230,9 @@ class Progress(ABC):
     @abstractmethod
     def held_bytes(self) -> int:
         """What it keeps."""
+
+    def settle(self) -> None:  # noqa: B027 - text has nothing of the kind
+        """Its first events have passed: what is kept of them, and may not be needed any more, may be kept tighter."""
 
     @property
     @abstractmethod
@@ -321,12 +324,12 @@ class Progress(ABC):
         """Name, moment and model, which every event of one stream repeats."""
         at = events.find(b"{")
         try:
-            head = _named.decode(memoryview(events)[at : events.find(b"\n", at)]) if at >= 0 else _Named()
+            named = _named.decode(memoryview(events)[at : events.find(b"\n", at)]) if at >= 0 else _Named()
         except UNREADABLE:
-            head = _Named()
-        if None in (head.id, head.created, head.model):
+            named = _Named()
+        if None in (named.id, named.created, named.model):
             self.why_not = self.why_not or "unreadable"
-        self._head = head
+        self._head = msgspec.json.encode(named)
 
     def _note(self, events: bytes) -> None:
         """What else whole events say of the stream: that it cannot go on, that it ends, what was told of its end."""
@@ -371,14 +374,12 @@ class Progress(ABC):
 
     def _document(self, kind: str, choices: list[Any]) -> dict[str, Any]:
         """An event of ours as one of the first stream."""
-        head = self._head
-        assert head is not None  # without it nothing goes on
+        head = _named.decode(self._head)  # without which nothing goes on
         return {"id": head.id, "object": kind, "created": head.created, "model": head.model, "choices": choices}
 
     def _renamed(self, document: dict[str, Any]) -> bytes:
         """An event of a continuation by the first stream's name, moment and model."""
-        assert self._head is not None
-        return event({**document, **msgspec.structs.asdict(self._head)})
+        return event({**document, **msgspec.json.decode(self._head)})
 
     def _usage_so_far(self, document: dict[str, Any]) -> dict[str, Any] | None:
         """What a continuation's event tells of usage, as of the whole; None where the client wants none with each. What

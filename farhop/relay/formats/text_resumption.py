@@ -116,7 +116,7 @@ class TextProgress(Progress):
     @property
     def can_resume(self) -> bool:
         """See Progress."""
-        return self._head is not None and not self.finished and not self.hindrance
+        return bool(self._head) and not self.finished and not self.hindrance
 
     @property
     def can_end(self) -> bool:
@@ -163,7 +163,7 @@ class TextProgress(Progress):
 
     def _search(self, event: bytes) -> None:
         self._form_begins = b""
-        if self._head is None:
+        if not self._head:
             self._begin(event)
         self._note(event)
         goes_on = not self.finished and _INDEX.search(event) is not None

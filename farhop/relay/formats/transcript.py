@@ -15,8 +15,6 @@ from farhop.balance.prefix import chain
 from farhop.relay.formats import openai
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from farhop.balance.prefix.chain import Tail
     from farhop.relay.formats.prompt import Prompt
 
@@ -32,7 +30,7 @@ _PIECES["delta"] = re.compile(rb'event: ?response\.output_text\.delta\r?\ndata: 
 _string = msgspec.json.Decoder(str)
 
 
-class Continuation(msgspec.Struct, frozen=True):
+class Continuation(msgspec.Struct, frozen=True, gc=False):
     """Where a request's chain goes on with its answer, and under which key that is said."""
 
     tail: Tail
@@ -46,16 +44,16 @@ def continuation(prompt: Prompt, nodes: tuple[int, ...], seed: int) -> Continuat
     return Continuation(chain.tail(prompt.canonical, nodes, seed, prompt.answer.opening), prompt.answer.key)
 
 
-class Transcript:
+class Transcript(msgspec.Struct, eq=False, gc=False):
     """Of one attempt's answer."""
 
-    __slots__ = ("_find", "_pieces", "_tail", "_text")
+    _of: Continuation
+    _deaf: bool = False
+    _pieces: bytearray = msgspec.field(default_factory=bytearray)  # as the engine wrote them, escapes and all
+    _text: bytes = b""
 
-    def __init__(self, of: Continuation) -> None:
-        self._tail = of.tail
-        self._find: Callable[[bytes], Iterable[bytes]] = _PIECES[of.key]
-        self._pieces = bytearray()  # as the engine wrote them, escapes and all
-        self._text = b""
+    def __repr__(self) -> str:
+        return "Transcript"
 
     @property
     def held_bytes(self) -> int:
@@ -64,14 +62,16 @@ class Transcript:
 
     def feed(self, events: bytes) -> None:
         """Whole events of a stream."""
+        if self._deaf:
+            return
         pieces = self._pieces
-        pieces += b"".join(self._find(events))
+        pieces += b"".join(_PIECES[self._of.key](events))
         if len(pieces) > TEXT_BYTES_MAX:
             self.miss()
 
     def add(self, piece: bytes) -> None:
         """The text of one event, as JSON spells it, by who knows it already."""
-        if self._find is _deaf:
+        if self._deaf:
             return
         pieces = self._pieces
         pieces += piece
@@ -85,16 +85,12 @@ class Transcript:
 
     def miss(self) -> None:
         """Something passed unread: neither what was read nor what follows is of use."""
-        self._pieces, self._find = bytearray(), _deaf
+        self._pieces, self._deaf = bytearray(), True
 
     def result(self) -> tuple[tuple[int, ...], int]:
         """At the end: the chain of prompt and answer, and the answer's bytes; () and 0 where nothing can be said."""
         text = self._text or _unescaped(bytes(self._pieces))
-        return (chain.go_on(self._tail, text), len(text)) if text else ((), 0)
-
-
-def _deaf(_events: bytes) -> Iterable[bytes]:
-    return ()
+        return (chain.go_on(self._of.tail, text), len(text)) if text else ((), 0)
 
 
 def _unescaped(pieces: bytes) -> bytes:

@@ -38,7 +38,7 @@ class FramingError(Exception):
     """The bytes do not delimit a body; the text says why."""
 
 
-class LengthBody(msgspec.Struct):
+class LengthBody(msgspec.Struct, gc=False):
     """`Content-Length`. `left` are the bytes still to come."""
 
     left: int

@@ -28,7 +28,7 @@ from farhop.relay import answers
 from farhop.relay.http import head
 from farhop.relay.http.body import ChunkedBody, FramingError, LengthBody
 from farhop.relay.http.cork import CROWD
-from farhop.relay.http.exchange import Exchange, gather
+from farhop.relay.http.exchange import Exchange
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -374,14 +374,10 @@ class ClientConnection(asyncio.Protocol):
                 self._refuse(self._no_room(exchange.tenant))
                 return b""
             exchange.held_bytes += size
-            if rest is None:
-                gather(exchange.parts, piece)
-            else:
-                exchange.parts.append(piece)  # the last
+            exchange.gather(piece, last=rest is not None)
         if rest is None:
             return b""
-        exchange.body = b"".join(exchange.parts)  # of one that is bytes: itself
-        exchange.parts.clear()
+        exchange.body = exchange.gathered()
         self._complete(exchange)
         return rest
 
@@ -413,7 +409,7 @@ class ClientConnection(asyncio.Protocol):
             self._listener.refused[reply.outcome.reason] += 1
             exchange = Exchange(self, head.UNREAD)
         self._reading = self._body = None
-        exchange.parts.clear()
+        exchange.gathered()
         self._release_head()
         self._give_back(exchange)
         if exchange.early is None:

@@ -118,6 +118,7 @@ class Exchange:
     __slots__ = (
         "_chunked",
         "_connection",
+        "_parts",
         "body",
         "body_bytes",
         "callbacks",
@@ -128,7 +129,6 @@ class Exchange:
         "held_bytes",
         "is_hop",
         "on_abandoned",
-        "parts",
         "sees_answer",
         "started",
         "tenant",
@@ -139,7 +139,6 @@ class Exchange:
         self._connection = connection
         self.is_hop = connection.is_hop  # the tier above asks, who understands refusals and broken streams
         self.head = request_head
-        self.parts: list[bytes | bytearray] = []
         self.tenant = ""
         self.counted = self.waits = False
         self.body = b""
@@ -151,6 +150,7 @@ class Exchange:
         self.started = False
         self.sees_answer = True
         self._chunked = False
+        self._parts: list[bytes | bytearray] | None = None  # of a body that comes in pieces
 
     @property
     def local_host(self) -> str:
@@ -170,6 +170,22 @@ class Exchange:
     def is_open(self) -> bool:
         """Whether it is its turn and its answer is not complete."""
         return self._connection.answering is self
+
+    def gather(self, piece: bytes, *, last: bool = False) -> None:
+        """A piece of the body; small ones go into one buffer, however many they are."""
+        parts = self._parts = self._parts or []
+        before = parts[-1] if parts else None
+        if last or len(piece) >= _PIECE_BYTES:
+            parts.append(piece)
+        elif isinstance(before, bytearray) and len(before) < _PIECE_BYTES:
+            before += piece
+        else:
+            parts.append(bytearray(piece))
+
+    def gathered(self) -> bytes:
+        """All pieces; none is kept."""
+        parts, self._parts = self._parts, None
+        return b"".join(parts or ())  # of one that is bytes: itself
 
     def abandon(self, reason: Outcome, status: int) -> None:
         """Tell the handler, if it wants to know, that the request will not arrive."""
@@ -204,6 +220,7 @@ class Exchange:
             framing = b"content-length: %d\r\n" % length
         elif self.head.http_11:
             self._chunked = True
+            self.head.forget()
             framing = b"transfer-encoding: chunked\r\n"
             if first:
                 first = b"%x\r\n%b\r\n" % (len(first), first)
@@ -245,12 +262,3 @@ class Exchange:
             self._connection.over(self)
         else:
             self._connection.abort()
-
-
-def gather(parts: list[bytes | bytearray], piece: bytes) -> None:
-    """Add what came of a body; small pieces in one buffer, however many they are."""
-    last = parts[-1] if parts else None
-    if isinstance(last, bytearray) and len(last) < _PIECE_BYTES:
-        last += piece
-    else:
-        parts.append(piece if len(piece) >= _PIECE_BYTES else bytearray(piece))

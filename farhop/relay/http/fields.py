@@ -24,6 +24,7 @@ _REPEATED = frozenset(
     (
         b"accept", b"accept-encoding", b"accept-language", b"cache-control", b"connection", b"content-length",
         b"content-type", b"date", b"host", b"keep-alive", b"server", b"transfer-encoding", b"user-agent", b"via",
+        b"x-farhop-region", b"x-farhop-replica",
     )
 )  # fmt: skip
 _REPEATED_PREFIX = b"x-stainless-"  # what OpenAI's SDKs say of themselves

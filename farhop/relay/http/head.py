@@ -38,6 +38,8 @@ _OURS = frozenset(
 )
 _NOT_FORWARDED = _HOP_BY_HOP | _OURS
 RESUME = b"x-farhop-resume"  # between tiers: tell token ids; or: this is a continuation
+EXPLAIN = b"x-farhop-explain"  # a client wants to be told how it goes, when its answer begins and when it ends
+_FORGOTTEN: dict[bytes, bytes] = {}  # nobody writes here
 _INTERNAL = (b"x-farhop-", b"x-forwarded-")
 _UNREMARKABLE = frozenset((b"close", b"keep-alive"))  # what `Connection` says without naming a header
 _LISTS = (b"connection", b"keep-alive", b"te", b"trailer", b"upgrade", b"via", b"forwarded", b"tracestate")
@@ -91,7 +93,7 @@ class HeadError(Exception):
         self.outcome, self.detail = reason, detail
 
 
-class Head(msgspec.Struct):
+class Head(msgspec.Struct, gc=False):
     """One request's head. `known` are the headers the balancer reads itself; `onward` is ready to be sent on.
 
     `content_length` is None where the body is chunked.
@@ -110,6 +112,11 @@ class Head(msgspec.Struct):
         """A header the balancer reads itself, by its name in lower case."""
         return self.known.get(name)
 
+    def forget(self) -> None:
+        """A stream has begun, and may last: of `known` no more is needed than what its end asks for."""
+        if EXPLAIN not in self.known:
+            self.known = _FORGOTTEN
+
 
 # Stands for a request whose head could not be read: it is refused, and the connection ends with it.
 UNREAD = Head(
@@ -117,7 +124,7 @@ UNREAD = Head(
 )  # fmt: skip
 
 
-class AnswerHead(msgspec.Struct):
+class AnswerHead(msgspec.Struct, gc=False):
     """An upstream's head. `known` are the headers we read ourselves, `onward` those that may reach the client.
 
     `length` is the body's where it is told, else None. `body` reads it, None where there is none.

@@ -12,7 +12,7 @@ import asyncio
 import errno
 import ssl
 from collections import Counter
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
@@ -82,6 +82,11 @@ _CLOSE_S = 1.0  # what closing every connection may take
 _OURS = frozenset((errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM))
 
 
+@lru_cache(maxsize=4096)
+def _host(address: Address) -> bytes:
+    return str(address).encode()
+
+
 class UpstreamConnection(asyncio.Protocol):
     """One connection to an upstream. `host` is its `Host` header's value."""
 
@@ -105,7 +110,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def __init__(self, pool: Pool, address: Address) -> None:
         self._pool, self.address = pool, address
-        self.host = str(address).encode()
+        self.host = _host(address)
         self.transport: asyncio.Transport | None = None
         self.attempt: UpstreamHandler | None = None
         self.reused = self._ended = False

@@ -142,6 +142,7 @@ class BalancerSource:
         for name in reversed(names):  # each is spelled out once: that is what costs
             if name not in self._briefs and (record := self._decisions.get(name)) is not None:
                 self._briefs[name] = record
+                await asyncio.sleep(0)
         for name in self._briefs.keys() - set(names):
             del self._briefs[name]
         steps = snapshots.of_status(status, now_ms, list(self._briefs.values()), self._arcs(now_ms))

@@ -207,7 +207,8 @@ def _needed(page: Page, series: Series) -> float | None:
     for rank, number in found:
         value = _sound(number, COUNT_MAX)
         if value is None:
-            raise PageError("value", f"{series.name.decode()}: {number[:32]!r} is not in 0..{COUNT_MAX}")
+            shown = number[:32].decode("ascii", "backslashreplace")
+            raise PageError("value", f"{series.name.decode()}: {shown!r} is not in 0..{COUNT_MAX}")
         ranks[rank] = max(value, ranks.get(rank, 0.0))
     return min(sum(ranks.values()), float(COUNT_MAX))
 

@@ -9,6 +9,7 @@ import pytest
 from inprocess import until
 
 from entry_anycast.announcing.machine import Phase
+from entry_anycast.speakers import bird
 from entry_anycast.speakers.bird import Bird, BirdConfig, written
 from entry_anycast.speakers.speaker import SpeakerError
 from entry_anycast.speakers.watchdog import NOTHING
@@ -31,6 +32,19 @@ def test_the_file_says_the_phase() -> None:
     assert 'via "lo" { bgp_community.add((65535, 0)); };' in written(BOTH, Phase.DRAINING, config)
     longer = BirdConfig("/s", "/f", 65001, 2)
     assert "bgp_path.prepend(65001); bgp_path.prepend(65001);" in written(BOTH, Phase.DRAINING, longer)
+
+
+def test_the_file_is_never_written_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "other"
+    other.write_text("precious")
+    (tmp_path / ".f.conf.new").symlink_to(other)
+    bird._put(tmp_path / "f.conf", "routes")
+    assert ((tmp_path / "f.conf").read_text(), other.read_text()) == ("routes", "precious")
+    (tmp_path / ".f.conf.new").symlink_to(other)
+    monkeypatch.setattr(Path, "unlink", lambda _path: None)  # it comes back at once
+    with pytest.raises(OSError, match="exists"):
+        bird._put(tmp_path / "f.conf", "more")
+    assert ((tmp_path / "f.conf").read_text(), other.read_text()) == ("routes", "precious")
 
 
 class FakeBird:

@@ -192,6 +192,40 @@ def test_nothing_is_given_back_of_what_may_be_unspent_elsewhere() -> None:
     assert lender.levels(0.0)[B]["used"] == 60, "its predecessor may have lent that to others"
 
 
+def test_who_says_that_more_was_given_back_than_it_spent_frees_nothing_of_what_others_did() -> None:
+    """A balancer that was taken over: without it 1,600 of these 100 were spent."""
+    lender = written(root(Quota(100.0, 0.1)))
+    liar, lies, honest, spent = lender.exchange("global tokyo/l", ask(Want(B)), 0.0).lease, 0, 0, 0
+    total = 0
+    for n in range(1, 200):
+        written(lender)
+        reply = lender.exchange(
+            "global paris/h", ask(Want(B, spent=spent, wanted=100, least=100), lease=honest, number=n), 0.0
+        )
+        honest, before = reply.lease, spent
+        spent = reply.grants[0].granted
+        total += spent - before
+        lies += 50
+        lender.exchange("global tokyo/l", ask(Want(B, refunded=lies), lease=liar, number=n + 1), 0.0)
+    assert total == 100
+
+
+def test_each_place_is_given_back_what_is_left_of_its_own_part() -> None:
+    lender, leases = root(Quota(1000.0, 40.0)), {}
+    for place, n in (("a", 100), ("b", 300)):
+        lender.snapshot(0.0)
+        lender.written()
+        found = lender.exchange(f"{place}/1", ask(Want(B, wanted=n, least=n)), 0.0)
+        leases[place] = found.lease
+        lender.exchange(f"{place}/1", ask(Want(B, spent=n), lease=found.lease, number=2), 0.0)
+    assert lender.levels(5.0)[B]["used"] == 200, "half has leaked, of both"
+    lender.exchange("a/1", ask(Want(B, spent=100, refunded=100), lease=leases["a"], number=3), 5.0)
+    assert lender.levels(5.0)[B]["used"] == 150
+    lender.exchange("a/2", ask(Want(B, refunded=100)), 5.0)
+    lender.exchange("b/1", ask(Want(B, spent=300, refunded=300), lease=leases["b"], number=3), 5.0)
+    assert lender.levels(5.0)[B]["used"] == 0
+
+
 # -- slots
 
 

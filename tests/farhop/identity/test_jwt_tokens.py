@@ -99,7 +99,9 @@ def test_what_claims_say_is_read_by_their_configured_names() -> None:
         ("prio", None), ("where", None), ("where", []), ("where", ["eu", 3]), ("where", ["e u"]), ("where", {}),
         ("where", ["eu"] * 33),
     ):  # fmt: skip
-        assert asked.why(signed(**{**fields, name: value}))[0] is KEY_NOT_VALID, (name, value)
+        reason, detail = asked.why(signed(**{**fields, name: value}))
+        assert reason is KEY_NOT_VALID, (name, value)
+        assert f"claim `{name}` is not there, or not " in detail
 
 
 def test_an_issuer_speaks_for_its_own_tenants_alone() -> None:

@@ -28,7 +28,7 @@ def unsent_upstream(s: Any) -> int:
 async def test_a_client_that_reads_nothing_holds_the_engine_up(stage: Any) -> None:
     s = await stage()
     event = b"data: " + b"x" * (64 * 1024) + b"\n\n"
-    events = 50 * MIB // len(event)
+    events = 34 * MIB // len(event)
     sent = 0
 
     async def streams(line: Line) -> None:

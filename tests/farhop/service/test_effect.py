@@ -56,6 +56,16 @@ def test_one_balancers_fear_is_enough():
     assert stranded_by(topology(), [status(**UP), fearful], "milan") == ["eu (small)"]
 
 
+def test_a_model_that_no_region_serves_is_told_beside_those_that_are():
+    one = status("small", **UP) | {"routes": [{"model": "auto", "models": [{"model": "small"}]}, {"model": "later"}]}
+    assert effect.unserved([one], ["small", "auto"]) == []
+    assert effect.unserved([status(**{**UP, "paris": "down"}), one], ["big", "later"]) == [
+        'no region serves "big" now; there is auto, small',
+        'no region serves "later" now; there is auto, small',
+    ]
+    assert effect.unserved([], ["big"]) == [], "nobody answers: nobody knows"
+
+
 def test_a_region_that_serves_nobody_can_be_drained():
     for dead in (status(**{**UP, "osaka": "down"}), status(ready=0, **UP), status(draining=True, **UP)):
         assert stranded_by(topology(), [dead], "osaka") == []

@@ -24,7 +24,7 @@ def _collector_left_as_it_was() -> Iterator[None]:
     gc.collect()
     yield
     gc.set_threshold(*before)
-    gc.unfreeze()
+    gc.freeze()  # as tests/conftest.py had it: thawed, a worker would walk all that it collected again and again
 
 
 def left_behind() -> weakref.ref[Cycle]:

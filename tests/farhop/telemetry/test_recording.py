@@ -133,14 +133,16 @@ async def test_spans_go_out_over_grpc_where_asked(monkeypatch):
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Service(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    made = Tracing("farhop-global", "virginia", "g1")
-    trace_id = serve_one(made, made, random.Random(1))
-    assert await made.close()
-    await server.stop(0)
+    try:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        made = Tracing("farhop-global", "virginia", "g1")
+        trace_id = serve_one(made, made, random.Random(1))
+        assert await made.close()
+    finally:
+        await server.stop(0)
     assert len(held.trace(trace_id)) == 6
 
 

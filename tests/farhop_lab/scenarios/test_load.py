@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from farhop_lab.scenarios.load import ScenarioError, built, find, parse, shipped_names
 from farhop_lab.studies import routers
@@ -138,6 +140,19 @@ def test_an_unknown_scenario_names_those_there_are(name: str) -> None:
 @pytest.mark.parametrize("text", ["- a list", "", "a: [", "x: 2026-13-45"])
 def test_what_is_no_scenario_is_reported(text: str) -> None:
     assert len(problems(text)) == 1
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"at_s": 0.0, "output_tokens": 3}\n{"at_s": 1.0}\n', b'[\n  {"at_s": 0.0}\n]', b"\x1f\x8b\x08rest"]
+)
+def test_a_log_is_named_so_with_what_makes_a_scenario_of_it(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "t.jsonl").write_bytes(content)
+    with pytest.raises(ScenarioError, match=r"a request log or a trace.*farhop sim import .*t.jsonl --out mine.yaml"):
+        find(str(tmp_path / "t.jsonl"), ROUTERS)
+
+
+def test_a_scenario_may_be_one_line_of_json() -> None:
+    assert parse(json.dumps(yaml.safe_load(GOOD)), "s", Path(), ROUTERS).doc.name == "small"
 
 
 def test_what_is_not_text_is_reported(tmp_path: Path) -> None:

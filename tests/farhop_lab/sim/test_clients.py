@@ -95,6 +95,22 @@ def test_between_an_answer_and_what_follows_lies_the_client_s_own_round_trip() -
     assert [at for at, _, _ in service.asked] == [0.25, 3.5]
 
 
+@pytest.mark.parametrize(("took_s", "second"), [(1.0, 8.0), (30.0, 30.25)])
+def test_who_is_due_so_long_after_its_request_waits_for_its_answer_too(took_s: float, second: float) -> None:
+    def traced() -> Program:
+        yield asks(b"hi")
+        yield (Ask(prompt=b"more", since_s=8.0),)
+        yield (Ask(prompt=b"at once", since_s=0.5),)
+
+    service = FakeService(default_s=took_s)
+    service.wire_s = 0.25
+    service.clients().closed("a", iter([traced()]))
+    service.timeline.run(95.0)
+    first, then, last = (at for at, _, _ in service.asked)
+    assert (first, then) == (0.25, second + 0.25)
+    assert last == then + took_s + 0.25, "its own round trip, as for everybody"
+
+
 def test_a_tree_waits_for_its_whole_batch() -> None:
     def tree() -> Program:
         found = yield asks(b"quick", b"slow")

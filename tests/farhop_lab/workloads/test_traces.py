@@ -192,6 +192,15 @@ def test_a_session_goes_by_the_answers_it_gets() -> None:
     assert (len(two.prompt), two.answer_tokens, two.think_s) == (240 + 20 + 40, 6, 1.5)
 
 
+def test_a_turn_whose_pause_nobody_knows_comes_when_it_came() -> None:
+    rows = [row(1, 10, 20, session="s"), row(9, 40, 5, session="s"), row(11, 60, 5, session="s", pause_s=0.5)]
+    (talk,) = sessions_of(rows)
+    assert [(turn.pause_s, turn.since_s) for turn in talk.turns] == [(0.0, 0.0), (0.0, 8.0), (0.5, 0.0)]
+    (start,) = sessions([talk], PLACE)
+    batches = run(start.make(), lambda ask: b"A" * (4 * (ask.answer_tokens or 0)))
+    assert [(ask.think_s, ask.since_s) for (ask,) in batches] == [(0.0, 0.0), (0.0, 8.0), (0.5, 0.0)]
+
+
 def test_a_session_ends_where_the_context_is_full() -> None:
     talk = SessionRow(session="s", at_s=0.0, turns=(Turn(60, 20), Turn(5, 20), Turn(50, 20), Turn(1, 1)))
     (start,) = sessions([talk], PLACE, Limits(context_tokens=120, max_tokens=20))

@@ -149,6 +149,9 @@ async def test_the_control_port_asks_for_the_token_and_says_what_stands() -> Non
             async with http.put(f"{control.url}/faults/f", json=fault, headers=headers) as answer:
                 assert answer.status == 401
         assert world.did == []
+        for questions, status in (([fault], 200), ([fault, {**fault, "do": "explode"}], 400), ([{"do": "x"}], 400)):
+            async with http.post(f"{control.url}/faults", json=questions, headers=known) as answer:
+                assert (answer.status, world.did) == (status, []), "asked, and not made"
         for method, path, body, status, standing in (
             ("PUT", "/faults/f", fault, 200, ["f"]), ("PUT", "/faults/g", {"do": "x"}, 400, None),
             ("POST", "/faults/f/renew", {"lease_s": 5}, 200, ["f"]),

@@ -113,7 +113,7 @@ def test_the_line_is_ascii_and_of_one_line():
     verdict = Law(WORLD).verdict("curious", "m")
     fields = {"verdict": verdict, "field": (), "chosen": None, "ties": {}, "spilled_from": None, "absent": {}}
     decision: Any = type("D", (), {**fields, "route": route})()
-    asking: Any = type("H", (), {"get": lambda _self, name: b"1" if name == receipts.ASKED else None})()
+    asking: Any = type("H", (), {"get": lambda _self, name: b"1" if name == receipts.EXPLAIN else None})()
     line = receipts.receipt(asking, request, decision, WORLD)
     assert line.startswith(b"x-farhop-receipt: {")
     assert line.endswith(b"}\r\n")
@@ -125,7 +125,7 @@ def test_the_line_is_ascii_and_of_one_line():
 def test_behind_a_stream_a_comment_tells_how_it_went_to_whom_may_know():
     key = next(iter(WORLD.tenants["curious"].keys))
     request: Any = type("R", (), {"tenant": "curious", "key": key.name, "alias": ""})()
-    asking: Any = type("H", (), {"get": lambda _self, name: b"1" if name == receipts.ASKED else None})()
+    asking: Any = type("H", (), {"get": lambda _self, name: b"1" if name == receipts.EXPLAIN else None})()
     silent: Any = type("H", (), {"get": lambda _self, _name: None})()
     went = [("tokyo", "connect_failed")]
     assert receipts.tail(asking, request, WORLD, went, 93.416) == (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -17,6 +18,20 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 
+@asynccontextmanager
+async def served(region: region_pb2_grpc.RegionServicer) -> AsyncIterator[tuple[ControlPort, grpc.aio.Channel]]:
+    """A port and a channel to it. Closed however the test ends: gRPC's server raises where its loop is gone before it,
+    in whatever pytest does by then."""
+    port = ControlPort(Listen(port=0), None)
+    try:
+        number = port.listen()
+        await port.start(region, peers_pb2_grpc.PeersServicer())
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{number}") as channel:
+            yield port, channel
+    finally:
+        await port.close()
+
+
 class Region(region_pb2_grpc.RegionServicer):
     """Answers pings alone."""
 
@@ -25,16 +40,12 @@ class Region(region_pb2_grpc.RegionServicer):
 
 
 async def test_it_answers_where_it_said_that_it_listens_until_it_is_closed() -> None:
-    port = ControlPort(Listen(port=0), None)
-    number = port.listen()
-    await port.start(Region(), peers_pb2_grpc.PeersServicer())
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{number}") as channel:
+    async with served(Region()) as (port, channel):
         stub: Any = region_pb2_grpc.RegionStub(channel)  # type: ignore[no-untyped-call]
         assert await stub.Ping(region_pb2.PingRequest(), timeout=10.0) == region_pb2.PingReply()
         await port.close()
         with pytest.raises(grpc.aio.AioRpcError):
             await stub.Ping(region_pb2.PingRequest(), timeout=10.0)
-    await port.close()
 
 
 async def test_a_port_that_is_taken_is_named_with_the_remedy() -> None:
@@ -65,10 +76,7 @@ class Broken(Region):
 
 
 async def test_a_caller_is_told_that_a_method_broke_and_the_log_how(caplog: pytest.LogCaptureFixture) -> None:
-    port = ControlPort(Listen(port=0), None)
-    number = port.listen()
-    await port.start(Broken(), peers_pb2_grpc.PeersServicer())
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{number}") as channel:
+    async with served(Broken()) as (_, channel):
         stub: Any = region_pb2_grpc.RegionStub(channel)  # type: ignore[no-untyped-call]
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.Law(region_pb2.LawExchange(), timeout=10.0)
@@ -87,6 +95,5 @@ async def test_a_caller_is_told_that_a_method_broke_and_the_log_how(caplog: pyte
         with pytest.raises(grpc.aio.AioRpcError) as absent:
             await channel.unary_unary("/farhop.Region/Nothing")(b"", timeout=10.0)
         assert absent.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    await port.close()
     assert "tenant-of-somebody" in caplog.text
     assert "/var/lib/farhop/tokyo" in caplog.text

@@ -301,13 +301,13 @@ def _control(up: Both) -> int:
 
 def seen(room: bool) -> Pick:
     """A pick from a field of one: 100 prompt tokens, 36 of them not cached, behind 100 others."""
-    rates = np.array([[100.0], [0.5], [20.0], [0.1], [19.0], [1.0]])
-    return Pick(RoundRobin(), ("one",), 100.0, 10.0, np.array([36.0]), np.array([12.5]), rates, np.array([room]))
+    paces, own = np.array([[0.5], [1.0], [19.0]]), np.array([36.0, 12.5, 100.0, 1.0])
+    return Pick(RoundRobin(), ("one",), 100.0, 10.0, paces, own.tobytes(), np.array([room]))
 
 
 def test_the_reasons_of_a_pick() -> None:
     pick = seen(room=True)
-    pick.chosen = pick.scored(0)
+    pick.chosen = pick.field[0]
     reasons = PickReasons()
     record = reasons.record(pick)
     assert (record["chosen"], record["candidates"][0]["full"]) == ("one", False)
@@ -363,7 +363,7 @@ async def test_the_status_shows_who_is_slow_and_since_when_nothing_came(up: Both
 
 def test_the_version_of_a_pick_is_shown_with_why() -> None:
     pick, reasons = seen(room=True), PickReasons()
-    pick.chosen = pick.scored(0)
+    pick.chosen = pick.field[0]
     assert not {"farhop.version", "farhop.split"} & set(reasons.attributes(pick))
     pick.version, pick.assigned = "v1", Assigned("v2", f"{MODEL} v2", "rule 3")
     found, record = reasons.attributes(pick), reasons.record(pick)

@@ -163,12 +163,14 @@ async def test_a_server_without_health_and_one_that_says_nothing_fail(pool: Pool
     server = grpc.aio.server()
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        for at in (port, mute.getsockname()[1]):
-            one = looker(pool, replica(f"http://127.0.0.1:{at}", kind="grpc"), timeout_s=0.3)
-            assert await one.look() == FAILED
-            await one.close()
-    await server.stop(None)
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as mute:
+            for at in (port, mute.getsockname()[1]):
+                one = looker(pool, replica(f"http://127.0.0.1:{at}", kind="grpc"), timeout_s=0.3)
+                assert await one.look() == FAILED
+                await one.close()
+    finally:
+        await server.stop(None)
 
 
 def _bytes(name: str) -> bytes:

@@ -57,6 +57,21 @@ def test_the_client_gets_what_it_would_get_if_nobody_had_asked(with_ids: str, wi
     assert not progress.can_resume
 
 
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=600), st.booleans())
+def test_a_prompts_ids_take_half_of_their_bytes_once_they_passed(prompt: list[int], spaced: bool) -> None:
+    kept, made = ExactProgress(plan(CHAT, msgspec.json.encode(ASKED))), msgspec.json.encode(prompt)
+    listed = made.replace(b",", b", ") if spaced else made
+    event = b'data: {"id":"i","created":1,"model":"m","choices":[],"prompt_token_ids":%b}\n\n' % listed
+    kept.take(event)
+    kept.settle()
+    kept.settle()
+    if len(made) > 300 and not spaced:
+        assert kept.held_bytes == len(made) // 2 - 1 + len(made) % 2
+    assert kept._prompt_listed == listed
+    assert list(kept.prompt) == prompt
+    assert kept._prompt_listed == made, "of what is read already, too"
+
+
 @pytest.mark.parametrize("cut", range(1, 6))
 def test_a_token_without_text_yet_is_computed_again(cut: int) -> None:
     """vLLM's completion of tokens that end within a character: that one's text comes with the next one's."""

@@ -89,7 +89,7 @@ async def test_a_client_that_does_not_read_bounds_what_is_buffered(stage: Any, c
     s = await stage()
     event = b"data: " + b"x" * 8190 + b"\n\n"
     sent = 0
-    total = 64 << 20
+    total = 32 << 20
 
     async def flood(line: Line) -> None:
         nonlocal sent
@@ -113,7 +113,7 @@ async def test_a_client_that_does_not_read_bounds_what_is_buffered(stage: Any, c
         seen = sent
         await asyncio.sleep(0.1)
     assert connection._transport.get_write_buffer_size() < 1 << 20
-    assert sent < total // 4, "the upstream was not held back"
+    assert sent < total // 2, "the upstream was not held back"
     c.reader._transport.resume_reading()  # type: ignore[attr-defined]
     received = 0
     while received < sent or sent < total:

@@ -125,7 +125,7 @@ def test_numbers_are_read_as_prometheus_writes_them(number: str, taken: int) -> 
 @pytest.mark.parametrize("number", ["NaN", "nan", "-1", "-0.5", "+Inf", "-Inf", "1e10", "x", "0x10", "1,5"])
 def test_numbers_outside_their_domain_are_never_used(number: str) -> None:
     """Without its queue a page says nothing; without another number it says less, and that is counted."""
-    with pytest.raises(PageError, match=r"num_requests_waiting: .* is not in 0\.\.") as caught:
+    with pytest.raises(PageError, match=r"num_requests_waiting: '.*' is not in 0\.\.") as caught:
         read(page(waiting=number))
     assert caught.value.reason == "value"
     dropped: list[str] = []

@@ -51,6 +51,8 @@ def test_it_works_at_every_size_and_names_what_it_chose(name: str, size: int) ->
         assert choice.policy.name == name
         assert len(choice.field) in (min(size, FIELD_MAX), FIELD_MAX + 1)
         assert choice.chosen.replica in {one.replica for one in choice.field}
+        remembered = {one.replica: one for one in choice.field}[choice.chosen.replica]
+        assert remembered == choice.chosen, "what is remembered in bytes is what was scored"
 
 
 @pytest.mark.parametrize("name", NAMES)
