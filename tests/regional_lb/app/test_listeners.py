@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-import pytest
-from inprocess import HOP_KEY, Both, Engine, both, chat, send, topology
+from inprocess import Both, chat, send
 
 from farhop.balance import outcome
 from farhop.relay import answers
-
-
-@pytest.fixture(autouse=True)
-def hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
-
-
-@pytest.fixture
-async def up() -> AsyncIterator[Both]:
-    async with Engine().running() as engine, both(engine, topology()) as running:
-        yield running
 
 
 async def test_a_key_opens_the_clients_port_and_a_token_the_tiers(up: Both) -> None:

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
 import pytest
 from farhop_wire import region_pb2
-from inprocess import HOP_KEY, Both, Engine, both, regional_config, topology
+from inprocess import Both, Engine, regional_config, topology
 
 from farhop.store.documents.limits import RootClaim
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
 from regional_lb.app.main import RegionalBalancer
-
-
-@pytest.fixture(autouse=True)
-def hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
-
-
-@pytest.fixture
-async def up() -> AsyncIterator[Both]:
-    async with Engine().running() as engine, both(engine, topology()) as running:
-        yield running
 
 
 def claim(**more: Any) -> RootClaim:
@@ -59,6 +47,7 @@ async def test_what_is_amiss_with_reports_is_said_by_hub(up: Both) -> None:
     assert [one["trouble"] for one in up.regional.mesh.published()] == [None]
 
 
+@pytest.mark.usefixtures("hop_key")
 async def test_one_that_never_opened_withdraws_and_closes() -> None:
     async with Engine().running() as engine:
         made = RegionalBalancer(regional_config(engine), topology(), Random(1), MemoryStore(Random(2), MemoryCluster()))

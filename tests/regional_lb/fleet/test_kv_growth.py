@@ -83,6 +83,15 @@ def test_staggered_answers_take_little_more_than_now_and_those_that_began_togeth
     assert peak(staggered, lengths) <= 1.12 * now
 
 
+@pytest.mark.parametrize("apart", [0.0, 2.0])
+def test_until_answers_have_ended_not_all_are_thought_to_get_as_long_as_was_guessed(apart: float) -> None:
+    """Else a fleet that starts seems full while half of its caches is empty; one kind of answers is soon known."""
+    rows = [(145.0, 256.0, apart * n) for n in range(60)]
+    whole = 60 * (145.0 + 256.0)
+    assert sum(held + found for held, _, found in rows) <= peak(rows, AnswerLengths()) <= 0.6 * whole
+    assert peak([(145.0, 256.0, 0.0)] * 60, learned([1.0] * 60)) >= 0.9 * whole
+
+
 def test_prompts_of_which_nobody_is_answered_do_not_grow() -> None:
     assert peak([(700.0, 0.0, 0.0), (300.0, 0.0, 50.0)], AnswerLengths()) == 1_000.0
 
