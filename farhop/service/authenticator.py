@@ -214,7 +214,7 @@ class KeyAuthenticator:
         if wish is None:
             detail = f"`x-farhop-allow` must be a comma-separated list of at most {NARROW_PLACES_MAX} names of places"
             return answers.refusal(outcome.INVALID_FIELD, detail, param="x-farhop-allow")
-        patience_s = self._patience_s(head.get(b"x-farhop-timeout-ms"))
+        patience_s = self.patience_of(head.get(b"x-farhop-timeout-ms"))
         if patience_s is None:
             detail = "`x-farhop-timeout-ms` must be a whole number of milliseconds above 0"
             return answers.refusal(outcome.INVALID_FIELD, detail, param="x-farhop-timeout-ms")
@@ -229,7 +229,7 @@ class KeyAuthenticator:
             within
         )
 
-    def _patience_s(self, given: bytes | None) -> float | None:
+    def patience_of(self, given: bytes | None) -> float | None:
         """How long the client will wait for the whole answer: what it says, or what we allow if that is less."""
         if given is None:
             return self._request_s
