@@ -61,11 +61,11 @@ class Caller(msgspec.Struct, frozen=True):
     """Who asks, under which law, with how much time. `hint_scope` separates prefixes that may not be shared.
 
     `recorded`: whether spans and decisions of this caller may be kept here, whatever the model. `decision_id` comes
-    with a hop token, and so may the mac or the SHA-256 of the one body that it lets in. `key` names a key of the law, `key_id` one
-    that was issued; `models`, if any, are all that the latter is for. `user` is the salted hash of whom a token named,
-    and `priority_max` what it allows at most. `charged`: the balancer that relays it took what it may use off its
-    tenant's limits; a client that was sent here may ask for more than it showed that one. `ttft_s`: within how long its
-    client wants the first token, None where it does not say.
+    with a hop token, and so may the mac or the SHA-256 of the one body that it lets in. `key` names a key of the law,
+    `key_id` one that was issued; `models`, if any, are all that the latter is for. `user` is the salted hash of whom a
+    token named, and `priority_max` what it allows at most. `charged`: the balancer that relays it took what it may use
+    off its tenant's limits; a client that was sent here may ask for more than it showed that one. `ttft_s`: within how
+    long its client wants the first token, None where it does not say.
     """
 
     tenant: str
