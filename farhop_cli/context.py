@@ -200,7 +200,7 @@ def show_one(name: str, as_json: bool) -> int:
         fail("no context is current; choose one with `farhop context use`, or name one", NEGATIVE)
     if name not in file.contexts:
         file.checked(name)
-    document = {"name": name, "current": name == file.current, **_without_secrets(file.contexts[name])}
+    document = {"name": name, "current": name == file.current, **without_secrets(file.contexts[name])}
     if as_json:
         show.json(document)
     else:
@@ -208,14 +208,14 @@ def show_one(name: str, as_json: bool) -> int:
     return 0
 
 
-def _without_secrets(document: Any) -> Any:
+def without_secrets(document: Any) -> Any:
     """What a context says; a secret that somebody wrote there in the clear is not repeated."""
     if not isinstance(document, dict):
         return {"unreadable": True} if not isinstance(document, list) else document
     return {
         name: "(withheld)"
         if name in _SECRETS and not str(value).startswith(("env:", "file:"))
-        else (_without_secrets(value) if isinstance(value, dict) else value)
+        else (without_secrets(value) if isinstance(value, dict) else value)
         for name, value in document.items()
     }
 

@@ -53,7 +53,7 @@ def run(options: Options) -> int:
     try:
         folder = pool.opened(options.out) if options.out is not None else None
         with show.progress(f"plan {scenario.doc.name}") as progress:
-            ask = _Asking(scenario, options.seeds, folder, progress)
+            ask = Asking(scenario, options.seeds, folder, progress)
             search = Search(
                 prices, scenario.doc.objective.good, ask, most=options.most, over=lambda: time.monotonic() > until
             )
@@ -79,7 +79,7 @@ def _aimed(scenario: Scenario, options: Options) -> Scenario:
     return scenario.but(objective=objective, loads=[1.0], faults=[])
 
 
-class _Asking:
+class Asking:
     """Runs trials, all cells of one round side by side."""
 
     def __init__(self, scenario: Scenario, seeds: int, out: Path | None, progress: Callable[[str], None]) -> None:
@@ -90,17 +90,17 @@ class _Asking:
         self._ran += len(trials)
         fleets = "; ".join(_summary(trial) for trial in trials[:1])
         self._progress(f"{self._ran} fleets tried, now {fleets}")
-        jobs = [self._jobs(trial) for trial in trials]
+        jobs = [self.jobs(trial) for trial in trials]
         found: list[list[Result]] = [[] for _ in trials]
         good = self._scenario.doc.objective.good
         for seed in range(self._seeds):
             # Another seed only where those before leave it open.
-            open_ = [n for n, results in enumerate(found) if not results or not _is_sure(_outcome(results), good)]
+            open_ = [n for n, results in enumerate(found) if not results or not is_sure(_outcome(results), good)]
             for n, result in zip(open_, pool.run([jobs[n][seed] for n in open_], out=self._out), strict=True):
                 found[n].append(result)
         return [_outcome(results) for results in found]
 
-    def _jobs(self, trial: Trial) -> list[pool.Job]:
+    def jobs(self, trial: Trial) -> list[pool.Job]:
         doc = self._scenario.doc
         sites = {name: doc.sites[name].model_copy(update={"replicas": n}) for name, n in trial.replicas}
         faults = [FaultDoc(at_s=0.0, what="kill", region=trial.lost)] if trial.lost else []
@@ -124,7 +124,7 @@ def _outcome(results: Sequence[Result]) -> Outcome:
     return Outcome({name: good[name] / n for name, n in asked.items() if n}, usd_per_hour, dict(asked))
 
 
-def _is_sure(outcome: Outcome, good: float) -> bool:
+def is_sure(outcome: Outcome, good: float) -> bool:
     """Whether more of the same would hardly change the verdict."""
     ranges = [share_interval(outcome.good[name] * n, n) for name, n in outcome.asked.items() if n]
     return any(high < good for _, high in ranges) or all(low >= good for low, _ in ranges)

@@ -60,7 +60,7 @@ def run(out: str, for_s: float, region: str, where: Where) -> int:
     try:
         with path.open("xb") as file:
             try:
-                asyncio.run(_all(balancers, _Trace(file, here.speedup), for_s, received, here.access))
+                asyncio.run(_all(balancers, Trace(file, here.speedup), for_s, received, here.access))
             except KeyboardInterrupt:
                 received.errors.append("stopped by hand: what came until then is kept")
     except FileExistsError:
@@ -70,7 +70,7 @@ def run(out: str, for_s: float, region: str, where: Where) -> int:
     return _print(path, received, where.as_json)
 
 
-class _Trace:
+class Trace:
     """Takes the lines, and slows down what ran `speedup` times too fast."""
 
     def __init__(self, file: IO[bytes], speedup: float) -> None:
@@ -89,14 +89,14 @@ class _Trace:
         self._file.write(line + b"\n")
 
 
-async def _all(balancers: list[Balancer], trace: _Trace, for_s: float, received: _Received, access: Access) -> None:
+async def _all(balancers: list[Balancer], trace: Trace, for_s: float, received: _Received, access: Access) -> None:
     # One salt for all, so that what begins alike is seen across balancers; it is kept nowhere.
     path = f"/record?for_s={for_s:g}&salt={secrets.token_hex(SALT_BYTES)}"
     async with admin.session(access) as http:
         await asyncio.gather(*(_one(http, one, path, for_s, trace, received) for one in balancers))
 
 
-async def _one(http: admin.Session, one: Balancer, path: str, for_s: float, trace: _Trace, received: _Received) -> None:
+async def _one(http: admin.Session, one: Balancer, path: str, for_s: float, trace: Trace, received: _Received) -> None:
     ended = False
     try:
         async for line in admin.lines(http, one.at, path, for_s + GRACE_S):

@@ -209,7 +209,7 @@ def _print(asked: Asked, upper: list[Seen], lower: list[Seen]) -> None:
     if splits:
         show.table("traffic split between versions", _SPLITS, splits)
     if wide or asked.replicas:
-        show.table("replicas", _REPLICAS, [row for one in lower for row in _replicas(one)])
+        show.table("replicas", _REPLICAS, [row for one in lower for row in replica_rows(one)])
     if wide:
         built = [(tier, one) for tier, those in (("global", upper), ("regional", lower)) for one in those]
         show.table("builds", _BUILDS, [_build(tier, one) for tier, one in built])
@@ -513,7 +513,7 @@ def _splits(one: Seen) -> list[list[str]]:
     ]
 
 
-def _replicas(one: Seen) -> list[list[str]]:
+def replica_rows(one: Seen) -> list[list[str]]:
     return [
         [
             one.name,

@@ -46,7 +46,7 @@ def run(
 ) -> int:
     """Run and judge them; the exit code."""
     if page is not None:
-        _parts(page)  # before an hour's work
+        parts_of(page)  # before an hour's work
     verdicts: list[drawn.Verdict] = []
     names = drawn.rivals()
     half = seeds // 2
@@ -71,7 +71,7 @@ def run(
                 judging = drawn.jobs(world, [routers.FARHOP, rival], range(half + 1, seeds + 1))
                 verdicts.append(drawn.judged(world, ran(judging, cells - len(judging)), rival, first))
                 if page is not None:
-                    _write(page, verdicts, f"seed {seed}, {seeds - half} seeds, {window_s:g} s")
+                    write_verdicts(page, verdicts, f"seed {seed}, {seeds - half} seeds, {window_s:g} s")
     except (pool.CellError, TraceError, WorkloadError) as error:
         fail(str(error))
     except KeyboardInterrupt:
@@ -185,7 +185,7 @@ def report(verdicts: Sequence[drawn.Verdict], of: str) -> str:
     return "\n".join(parts)
 
 
-def _parts(page: Path) -> tuple[str, str]:
+def parts_of(page: Path) -> tuple[str, str]:
     """What stands in a page before and behind its tables; nothing where there is no such page."""
     try:
         text = page.read_text() if page.exists() else f"{BEGIN}\n{END}\n"
@@ -198,8 +198,8 @@ def _parts(page: Path) -> tuple[str, str]:
     return before, behind
 
 
-def _write(page: Path, verdicts: Sequence[drawn.Verdict], of: str) -> None:
-    before, behind = _parts(page)
+def write_verdicts(page: Path, verdicts: Sequence[drawn.Verdict], of: str) -> None:
+    before, behind = parts_of(page)
     try:
         page.write_text(f"{before}{BEGIN}\n\n{report(verdicts, of)}\n{END}{behind}")
     except OSError as error:

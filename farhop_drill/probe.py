@@ -70,7 +70,7 @@ class Probe:
         self._ask, self._clock, self._received, self._salt = ask, clock, received, salt
         self._emulated = emulated
         self._sending: asyncio.Task[None] | None = None
-        self._under_way: set[asyncio.Task[None]] = set()
+        self.under_way: set[asyncio.Task[None]] = set()
         self._began = 0.0
         self.skipped = 0  # not sent since too many were under way
 
@@ -85,11 +85,11 @@ class Probe:
             self._sending.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._sending
-        if self._under_way:
-            await asyncio.wait(tuple(self._under_way), timeout=patience_s)
-        for task in tuple(self._under_way):
+        if self.under_way:
+            await asyncio.wait(tuple(self.under_way), timeout=patience_s)
+        for task in tuple(self.under_way):
             task.cancel()
-        await asyncio.gather(*self._under_way, return_exceptions=True)
+        await asyncio.gather(*self.under_way, return_exceptions=True)
 
     async def _send(self) -> None:
         """Each client in turn, at the rate; a part of them long, by a fraction carried over."""
@@ -99,10 +99,10 @@ class Probe:
             carried[at] += self._wanted.long_share
             is_long = carried[at] >= 1.0
             carried[at] -= is_long
-            if len(self._under_way) < UNDER_WAY_MAX:
+            if len(self.under_way) < UNDER_WAY_MAX:
                 task = asyncio.create_task(self._one(self._clients[at], number, is_long=is_long))
-                self._under_way.add(task)
-                task.add_done_callback(self._under_way.discard)
+                self.under_way.add(task)
+                task.add_done_callback(self.under_way.discard)
             else:
                 self.skipped += 1
             number += 1

@@ -84,7 +84,7 @@ class Law:
     """The rules of one topology, for models of this lineage. Never changes: a new epoch is a new Law, and so are other
     models (`knowing`)."""
 
-    __slots__ = ("_fresh", "_inside", "_ruled_models", "_stale", "_topology", "bound_models", "epoch", "lineage")
+    __slots__ = ("_inside", "_ruled_models", "_topology", "bound_models", "epoch", "fresh", "lineage", "stale")
 
     def __init__(self, topology: Topology, lineage: Lineage = NO_LINEAGE) -> None:
         self._compile(topology, lineage, _members(topology), _ruled(topology))
@@ -97,8 +97,8 @@ class Law:
         self._inside, self._ruled_models = inside, ruled
         self.bound_models = _bound(ruled, lineage)  # models that rules bind, by name: any other is any model
         # Two generations bound the memo at 2 × _MEMO_MAX without bookkeeping on a hit.
-        self._fresh: dict[_Memo, Verdict] = {}
-        self._stale: dict[_Memo, Verdict] = {}
+        self.fresh: dict[_Memo, Verdict] = {}
+        self.stale: dict[_Memo, Verdict] = {}
 
     @property
     def topology(self) -> Topology:
@@ -212,7 +212,7 @@ class Law:
         """
         # A model that no rule binds is any model: so clients cannot fill the memo with names.
         memo = (tenant, model if model in self.bound_models else "", scope, narrow, key)
-        found = self._fresh.get(memo)
+        found = self.fresh.get(memo)
         return found if found is not None else self._judge(memo)
 
     def request_verdict(self, request: Asked, scope: Scope = Scope.PROCESSING) -> Verdict:
@@ -224,14 +224,14 @@ class Law:
         return _joined(verdict, self.verdict(tenant, request.alias, scope, narrow, key))
 
     def _judge(self, memo: _Memo) -> Verdict:
-        found = self._stale.get(memo)
+        found = self.stale.get(memo)
         if found is None:
             found = self._decide(*memo)
             if not self._may_keep(memo):
                 return found
-        if len(self._fresh) >= _MEMO_MAX:
-            self._stale, self._fresh = self._fresh, {}
-        self._fresh[memo] = found
+        if len(self.fresh) >= _MEMO_MAX:
+            self.stale, self.fresh = self.fresh, {}
+        self.fresh[memo] = found
         return found
 
     def _may_keep(self, memo: _Memo) -> bool:

@@ -74,7 +74,7 @@ class Bird:
         """See Speaker."""
         text = written(self._prefixes, phase, self._config)
         try:
-            _put(Path(self._config.file), text)
+            replace_file(Path(self._config.file), text)
         except OSError as error:
             why = f"cannot write {self._config.file}: {error.strerror}"
             raise SpeakerError(
@@ -165,7 +165,7 @@ def written(prefixes: Sequence[str], phase: Phase, config: BirdConfig) -> str:
     return "\n".join(blocks) + "\n"
 
 
-def _put(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """Whole or not at all: BIRD may read it at any time."""
     beside = path.with_name(f".{path.name}.new")
     with contextlib.suppress(FileNotFoundError):

@@ -80,7 +80,7 @@ class ExaBgp:
     ) -> None:
         self.name = "exabgp"
         self._config, self._prefixes, self._silence_s, self._lost = config, tuple(prefixes), silence_s, lost
-        self._guarded: Guarded | None = None
+        self.guarded: Guarded | None = None
         self._folder: Path | None = None
         self._server: asyncio.Server | None = None
         self._helper: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] | None = None
@@ -96,20 +96,20 @@ class ExaBgp:
         file = self._folder / "exabgp.conf"
         file.touch(0o600)
         file.write_text(written(self._config, shlex.join([sys.executable, "-I", str(Path(pipe.__file__)), str(where)])))
-        guarded = self._guarded = Guarded(self._silence_s, lambda: self._ended(guarded))
+        guarded = self.guarded = Guarded(self._silence_s, lambda: self._ended(guarded))
         environment = {**_ENVIRONMENT, "exabgp_daemon_user": _user()}
         await guarded.start(["exec", sys.executable, "-I", "-m", "exabgp", "server", str(file)], environment)
         try:
             async with asyncio.timeout(STARTED_S):
                 await self._helper
-            lines = await self._ask("version")
+            lines = await self.ask("version")
         except TimeoutError:
             raise SpeakerError(f"exabgp: did not start within {STARTED_S:g} s; its log is above") from None
         if not lines or not lines[0].startswith(f"exabgp {MAJOR}."):
             raise SpeakerError(f"exabgp: {' '.join(lines)[:80]!r} is not version {MAJOR}; {_INSTALL}")
 
     def _ended(self, which: Guarded) -> None:
-        if which is self._guarded:
+        if which is self.guarded:
             self._lost("exabgp ended")
 
     async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,7 +124,7 @@ class ExaBgp:
         """See Speaker. A neighbour gets the prefixes of its own family."""
         lines = [f"neighbor {peer.address} {self._announcement(phase, peer, prefix)}" for peer, prefix in self._pairs()]
         for line in lines:
-            await self._ask(line)
+            await self.ask(line)
 
     def _pairs(self) -> list[tuple[Peer, str]]:
         return [
@@ -148,18 +148,18 @@ class ExaBgp:
     async def observe(self) -> Seen:
         """See Speaker."""
         found: set[tuple[str, bool]] = set()
-        for line in await self._ask("show adj-rib out extensive"):
+        for line in await self.ask("show adj-rib out extensive"):
             match = _ROUTE.match(line)
             if match is not None:
                 longer = match[3].count(str(self._config.local_as)) > 1 and "as-path" in match[3]
                 found.add((f"{match[1]} {match[2]}", "65535:0" in match[3] or longer))
         sessions = {peer.address: False for peer in self._config.peers}
-        for line in await self._ask("show neighbor summary"):
+        for line in await self.ask("show neighbor summary"):
             if (row := _SUMMARY.match(line)) is not None and row[1] in sessions:
                 sessions[row[1]] = row[2] == "established"
         return Seen(phase_of(found, {f"{peer.address} {prefix}" for peer, prefix in self._pairs()}), sessions)
 
-    async def _ask(self, line: str) -> list[str]:
+    async def ask(self, line: str) -> list[str]:
         """What it answers, up to its acknowledgement. Raises SpeakerError."""
         async with self._one:
             if self._helper is None or not self._helper.done():
@@ -186,7 +186,7 @@ class ExaBgp:
 
     async def kill(self) -> None:
         """See Speaker."""
-        guarded, self._guarded = self._guarded, None
+        guarded, self.guarded = self.guarded, None
         if guarded is not None:
             await guarded.end()
         if self._helper is not None and self._helper.done() and not self._helper.cancelled():

@@ -144,11 +144,11 @@ class Responder:
         slip: int = 2,
         keys: dict[bytes, ZoneKeys] | None = None,
     ) -> None:
-        self._cookies, self._nsid, self._rate, self._slip = cookies, nsid, rate, slip
+        self._cookies, self._nsid, self.rate, self._slip = cookies, nsid, rate, slip
         self._keys = keys or {}
         self._seen = [0] * BUCKETS
-        self._askers: dict[str, tuple[bytes, int]] = {}
-        self._tails: dict[bytes, _Tail] = {}
+        self.askers: dict[str, tuple[bytes, int]] = {}
+        self.tails: dict[bytes, _Tail] = {}
         self._subnet_senders: dict[
             bytes, float
         ] = {}  # who sent a client subnet for a name that is not lawful alike, and when
@@ -165,7 +165,7 @@ class Responder:
             self._listed = head.names
             self._names = {name.wire: name for name in head.names}
             self._above = {above for name in head.names for above in _above(name.wire)}
-        self._head, self._tables = head, tables
+        self.head, self._tables = head, tables
         self.led = [0] * len(head.entries)
         self._zones = {zone.wire: zone for zone in head.zones}
         self._slots: dict[bytes, _Slot] = {}
@@ -184,14 +184,14 @@ class Responder:
             and not (kind == DNSKEY and wired in self._keys and wired in self._zones)
         ):
             return None
-        made = _Slot(name, kind, self._tables[at] if 0 <= at < len(self._tables) else None, self._head.by_resolver)
+        made = _Slot(name, kind, self._tables[at] if 0 <= at < len(self._tables) else None, self.head.by_resolver)
         self._slots[question] = made
         return made
 
     def tick(self, now: float) -> None:
         """A second has passed: rates are counted anew. `now`: seconds since 1970."""
         if int(now) // 60 != int(self.now) // 60:
-            self._tails.clear()  # cookies grow old
+            self.tails.clear()  # cookies grow old
         self.now = now
         self._seen = [0] * BUCKETS
 
@@ -206,16 +206,16 @@ class Responder:
         """
         counts = self.counts
         counts[0] += 1
-        asker, bucket = self._askers.get(host) or self._meet(host)
+        asker, bucket = self.askers.get(host) or self._meet(host)
         end = data.find(b"\0", 12) + 5
         question = data[12:end]
         at = end + 19 if data[end + 11 : end + 14] == _SUBNET else data.find(_SUBNET, end + 11) + 8
         if at > 7:
             stop = at + _OCTETS[data[at - 2 : at - 1]]
             network = data[at:stop]
-            tail = self._tails.get(data[2:12] + data[end:at] + data[stop:])
+            tail = self.tails.get(data[2:12] + data[end:at] + data[stop:])
         else:
-            tail = self._tails.get(data[2:12] + data[end:])
+            tail = self.tails.get(data[2:12] + data[end:])
         slot = self._slots.get(question)
         if slot is None:
             slot = self._slots.get(data[12 : end - 4].lower() + data[end - 4 : end])
@@ -226,7 +226,7 @@ class Responder:
             if owner is not None:
                 return self._strict(data, asker, bucket, udp)
             seen = self._seen[bucket]
-            if seen >= self._rate > 0:
+            if seen >= self.rate > 0:
                 return self._strict(data, asker, bucket, udp)
             self._seen[bucket] = seen + 1
         else:
@@ -270,10 +270,10 @@ class Responder:
 
     def _meet(self, host: str) -> tuple[bytes, int]:
         """An asker's address in bytes, and by which count his network's rate is held."""
-        if len(self._askers) >= ASKERS_MAX:
-            self._askers.clear()
+        if len(self.askers) >= ASKERS_MAX:
+            self.askers.clear()
         asker = ip_address(host.partition("%")[0]).packed
-        met = self._askers[host] = asker, hash(asker[:3] if len(asker) == 4 else asker[:8]) % BUCKETS
+        met = self.askers[host] = asker, hash(asker[:3] if len(asker) == 4 else asker[:8]) % BUCKETS
         return met
 
     def _assembled(
@@ -350,7 +350,7 @@ class Responder:
 
     def _prepared(self, slot: _Slot, group: int, signed: bool) -> Prepared:
         if signed:
-            keys = self._keys.get(self._head.zones[slot.name.zone].wire)
+            keys = self._keys.get(self.head.zones[slot.name.zone].wire)
             if keys is not None:
                 found = slot.signed.get(group)
                 if found is None or self.now - found.made_at > AGAIN_S:
@@ -362,7 +362,7 @@ class Responder:
         return found
 
     def _make(self, slot: _Slot, group: int, keys: ZoneKeys | None) -> Prepared:
-        head, kind, table = self._head, slot.kind, slot.table
+        head, kind, table = self.head, slot.kind, slot.table
         zone = head.zones[slot.name.zone]
         if not head.ready and (kind in slot.name.tables or kind in slot.name.guarded):
             return Prepared(message.SERVFAIL, 0, 0, b"", self.now, error=_UNREADY, authoritative=False)
@@ -471,10 +471,10 @@ class Responder:
         at = data.find(_SUBNET, end + 11) + 8
         if end != query.end or at != max(query.ecs_at, 7):
             return
-        if len(self._tails) >= TAILS_MAX:
-            self._tails.clear()
+        if len(self.tails) >= TAILS_MAX:
+            self.tails.clear()
         behind = data[end:] if tail.family == 0 else data[end:at] + data[at + len(query.ecs[2]) :] if query.ecs else b""
-        self._tails[data[2:12] + behind] = tail
+        self.tails[data[2:12] + behind] = tail
 
     def _refusal(self, data: bytes, error: message.RefusedError) -> bytes:
         flags = bytes((0x80 | data[2] & 0x79, error.rcode & 15))
@@ -532,7 +532,7 @@ class Responder:
     def _limited(self, bucket: int) -> bool:
         """Whether who proves nothing by a cookie is beyond his network's rate; counts him."""
         seen = self._seen[bucket]
-        if seen >= self._rate > 0:
+        if seen >= self.rate > 0:
             self.counts[LIMITED] += 1
             return True
         self._seen[bucket] = seen + 1

@@ -261,7 +261,7 @@ class DnsServer:
 
         def put(law: Law) -> None:
             if known.entries != self.atlas.entries:
-                self._led_before, self._led_from = self._led_so_far(), self._led_raw(known.entries)
+                self._led_before, self._led_from = self.led_so_far(), self._led_raw(known.entries)
             self.config, self.world, self.law_now = config, world, law
             self.geography, self.findings = geography, findings
             self._plans, self._ttls, self.atlas = plans, config.ttls(), known
@@ -521,9 +521,9 @@ class DnsServer:
         return 0.0 if self.workers is None else float(self.workers.restarts)
 
     def _led(self) -> dict[str, float]:
-        return {name: float(n) for name, n in self._led_so_far().items()}
+        return {name: float(n) for name, n in self.led_so_far().items()}
 
-    def _led_so_far(self) -> dict[str, int]:
+    def led_so_far(self) -> dict[str, int]:
         """By entry, whatever maps it was in. What a worker still had when a map changed may be counted elsewhere."""
         raw = self._led_raw(self.atlas.entries)
         return self._led_before | {

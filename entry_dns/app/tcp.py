@@ -33,8 +33,8 @@ class TcpServer:
         self.answers, self._most, self._idle_s, self._now = answers, connections_max, idle_s, now
         self._each = max(1, connections_max // SHARE)
         # Of each connection when its last message came; the longest ago first.
-        self._last_message: dict[asyncio.StreamWriter, float] = {}
-        self._of: Counter[bytes] = Counter()
+        self.last_message_at: dict[asyncio.StreamWriter, float] = {}
+        self.open_of: Counter[bytes] = Counter()
         self._servers: list[asyncio.Server] = []
         self.refused = 0
 
@@ -49,7 +49,7 @@ class TcpServer:
         """Close everything."""
         for server in self._servers:
             server.close()
-        for writer in tuple(self._last_message):
+        for writer in tuple(self.last_message_at):
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -59,29 +59,29 @@ class TcpServer:
             return
         host = peer[0]
         network = _network(host)
-        if self._of[network] >= self._each or not self._room():
+        if self.open_of[network] >= self._each or not self._room():
             self.refused += 1
             writer.transport.abort()
             return
-        self._of[network] += 1
+        self.open_of[network] += 1
         try:
             with contextlib.suppress(TimeoutError, OSError, asyncio.IncompleteReadError):
                 await self._talk(reader, writer, host)
         finally:
-            self._last_message.pop(writer, None)
-            self._of[network] -= 1
-            if not self._of[network]:
-                del self._of[network]
+            self.last_message_at.pop(writer, None)
+            self.open_of[network] -= 1
+            if not self.open_of[network]:
+                del self.open_of[network]
             writer.close()
 
     def _room(self) -> bool:
         """Whether another may come; whoever was silent longest goes for it."""
-        if len(self._last_message) < self._most:
+        if len(self.last_message_at) < self._most:
             return True
-        longest = next(iter(self._last_message))
-        if self._time() - self._last_message[longest] < WAITED_S:
+        longest = next(iter(self.last_message_at))
+        if self._time() - self.last_message_at[longest] < WAITED_S:
             return False
-        del self._last_message[longest]
+        del self.last_message_at[longest]
         longest.transport.abort()
         return True
 
@@ -90,16 +90,16 @@ class TcpServer:
         return self._now()
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
-        self._last_message[writer] = self._time()
+        self.last_message_at[writer] = self._time()
         for _ in range(MESSAGES_MAX):
             async with asyncio.timeout(self._idle_s):
                 length = int.from_bytes(await reader.readexactly(2), "big")
                 if length > MESSAGE_BYTES_MAX:
                     return
                 data = await reader.readexactly(length)
-            if self._last_message.pop(writer, None) is None:
+            if self.last_message_at.pop(writer, None) is None:
                 return  # it had to give way
-            self._last_message[writer] = self._time()
+            self.last_message_at[writer] = self._time()
             reply = self.answers.answer(data, host, udp=False)
             if reply is None:
                 return

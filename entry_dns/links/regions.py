@@ -44,7 +44,7 @@ class RegionLinks:
     ) -> None:
         self._config, self._certificates, self._reported = config, certificates, reported
         self._refused, self._jitter = refused, jitter
-        self._links: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
+        self.links: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
         self._connected: set[tuple[str, str]] = set()
         self._unlisted: set[tuple[str, str]] = set()  # taken from etcd while they speak: until their streams end
         self._tasks = Tasks()
@@ -59,25 +59,25 @@ class RegionLinks:
     def named(self, report: RegionReport) -> None:
         """A report names where its sender may be found."""
         name, address = (report.region, report.instance), report.control_address
-        known = self._links.get(name)
+        known = self.links.get(name)
         self._unlisted.discard(name)
         if known is not None and known[0] == address:
             return
         if known is not None:
             known[1].cancel()
-            del self._links[name]
+            del self.links[name]
         if not self._config.allows(report.region, address_of(address).host):
             self._refused("address_not_allowed")
-        elif len(self._links) < LINKS_MAX:
-            self._links[name] = (address, self._tasks.start(self._follow(name, address), f"read reports of {address}"))
+        elif len(self.links) < LINKS_MAX:
+            self.links[name] = (address, self._tasks.start(self._follow(name, address), f"read reports of {address}"))
 
     def gone(self, region: str, instance: str) -> None:
         """A balancer withdrew its key; one whose stream stands goes on until its stream ends."""
         name = (region, instance)
         if name in self._connected:
             self._unlisted.add(name)
-        elif name in self._links:
-            self._links.pop(name)[1].cancel()
+        elif name in self.links:
+            self.links.pop(name)[1].cancel()
 
     async def close(self) -> None:
         """Follow none any more."""
@@ -85,9 +85,9 @@ class RegionLinks:
 
     def _relink(self) -> None:
         # A gRPC channel keeps the certificates it was opened with.
-        for name, (address, task) in tuple(self._links.items()):
+        for name, (address, task) in tuple(self.links.items()):
             task.cancel()
-            self._links[name] = (address, self._tasks.start(self._follow(name, address), f"read reports of {address}"))
+            self.links[name] = (address, self._tasks.start(self._follow(name, address), f"read reports of {address}"))
 
     async def _follow(self, name: tuple[str, str], address: str) -> None:
         request = region_pb2.ReportsRequest(balancer=f"{self._config.balancer}/dns", region=self._config.region)
@@ -104,7 +104,7 @@ class RegionLinks:
                     self._connected.discard(name)
                 if name in self._unlisted:
                     self._unlisted.discard(name)
-                    self._links.pop(name, None)
+                    self.links.pop(name, None)
                     return
                 await asyncio.sleep(AGAIN_S * self._jitter())
 

@@ -107,7 +107,7 @@ class Watcher:
         if self._learned is not None:
             works.append(("watch the latencies", follow(self._store, LATENCY_PREFIX, self.latencies_changed)))
         for name, one in self._hubs.items():
-            works.append((f"watch the reports in hub {name}", follow(one, REGION_PREFIX, self._reported(name))))
+            works.append((f"watch the reports in hub {name}", follow(one, REGION_PREFIX, self.on_reports(name))))
         return works
 
     def drains_changed(self, change: Change) -> None:
@@ -152,7 +152,7 @@ class Watcher:
             elif name is not None:
                 self._learned.gone(*name)
 
-    def _reported(self, hub: str) -> Callable[[Change], None]:
+    def on_reports(self, hub: str) -> Callable[[Change], None]:
         listed: set[str] = set()
 
         def take(change: Change) -> None:
@@ -168,11 +168,11 @@ class Watcher:
                     self.links.gone(*name)
             for entry in change.written:
                 listed.add(entry.key)
-                self._read(entry.key, entry.value, kept=change.kept)
+                self.read(entry.key, entry.value, kept=change.kept)
 
         return take
 
-    def _read(self, key: str, value: bytes, *, kept: bool) -> None:
+    def read(self, key: str, value: bytes, *, kept: bool) -> None:
         name = parse_report_key(key)
         if name is None:
             return

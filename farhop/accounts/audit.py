@@ -108,7 +108,7 @@ class AuditLog:
         self.folder, self.origin, self._key, self._now, self._wall_s = folder, origin, key, now, wall_s
         self._queue: deque[Decided | Event] = deque()
         self._made: list[bytes] = []  # entries that are not in the journal yet
-        self._alike: dict[tuple[Any, ...], str] = {}  # what of decisions stands behind id and moment
+        self.alike: dict[tuple[Any, ...], str] = {}  # what of decisions stands behind id and moment
         self.trouble = ""
         self.lost = self.sealed = self.recovered = 0
         self.unclean = False
@@ -282,7 +282,7 @@ class AuditLog:
 
     def _entries(self, some: Iterable[Decided | Event]) -> list[bytes]:
         """As they stand in the log: what decisions have alike is spelled once, all but the id and the moment."""
-        known, made, ms, begun = self._alike.get, list[bytes](), -1, ""
+        known, made, ms, begun = self.alike.get, list[bytes](), -1, ""
         for one in some:
             if isinstance(one, Event):
                 made.append(_event(one))
@@ -306,9 +306,9 @@ class AuditLog:
             one.entry, one.served, one.why, one.status,
             UNSET if one.lawful is None else sorted(one.lawful)[:WIDTH],
         ))  # fmt: skip
-        if len(self._alike) >= ALIKE_MAX:
-            self._alike.clear()
-        found = self._alike[alike] = '",' + whole.decode()[1:]
+        if len(self.alike) >= ALIKE_MAX:
+            self.alike.clear()
+        found = self.alike[alike] = '",' + whole.decode()[1:]
         return found
 
     def salted(self, name: str) -> str:

@@ -95,7 +95,7 @@ class Segments:
         """Make the folder, finish what a killed process left, and begin. Raises OSError. Blocks."""
         with self._opening:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._recover()
+            self.recover()
             self._begin()
             self._measure()
             self._thread = threading.Thread(target=self._run, name=f"write {self.folder.name}", daemon=True)
@@ -226,7 +226,7 @@ class Segments:
         finally:
             os.close(fd)
 
-    def _recover(self) -> None:
+    def recover(self) -> None:
         """What a process left that was killed: its last line may be torn; between two files it leaves both."""
         killed = False
         for path in sorted(self.folder.glob(f"*{OPEN}")):

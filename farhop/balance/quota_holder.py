@@ -237,12 +237,12 @@ class Holder:
 
     def __init__(self) -> None:
         self.holdings: dict[str, Holding] = {}
-        self._lease, self._until, self._number = 0, -inf, 0
+        self._lease, self.lease_until, self._number = 0, -inf, 0
         self._ended = -inf  # the last lease, where there is none
 
     def alive(self, now: float) -> bool:
         """Whether what is lent may be spent. What may not is given up, for good."""
-        if now <= self._until:
+        if now <= self.lease_until:
             return True
         if self._lease:
             self.void()
@@ -250,7 +250,7 @@ class Holder:
 
     def void(self) -> None:
         """Give up what is lent."""
-        self._lease, self._until, self._ended = 0, -inf, self._until
+        self._lease, self.lease_until, self._ended = 0, -inf, self.lease_until
         for one in self.holdings.values():
             one.void()
 
@@ -279,7 +279,7 @@ class Holder:
         if reply.lease != self._lease:
             self.void()
             self._lease = reply.lease
-        self._until = ask.at + LEASE_S
+        self.lease_until = ask.at + LEASE_S
         for grant in reply.grants:
             one = self.holdings.get(grant.bucket)
             if one is not None:

@@ -200,7 +200,7 @@ class Root:
         self._buckets: dict[str, _Lent] = {}
         self._leases: dict[int, _Lease] = {}  # also those that their holder does not know of, until they end
         self._tenures: dict[str, _Tenure] = {}  # by holder
-        self._pools: dict[str, _Pool] = {}
+        self.pools: dict[str, _Pool] = {}
         self._each: dict[str, Quota] = {}  # of limits for each user
         self._users: dict[str, None] = {}  # their buckets, the least recently used first
 
@@ -236,15 +236,15 @@ class Root:
 
     def _pool(self) -> None:
         """Which buckets are of which pool."""
-        before, self._pools = self._pools, {}
+        before, self.pools = self.pools, {}
         for bucket in self._buckets.values():
             name = bucket.quota.pool
             if not name:
                 bucket.pool = None
                 continue
-            pool = self._pools.get(name)
+            pool = self.pools.get(name)
             if pool is None:
-                pool = self._pools[name] = _Pool(before[name].spare if name in before else 0.0)
+                pool = self.pools[name] = _Pool(before[name].spare if name in before else 0.0)
             pool.members.append(bucket)
             pool.most += POOL_S * bucket.quota.rate
             bucket.pool = pool

@@ -137,7 +137,7 @@ class Keyring:
     must not live on in the memo. `tokens` are asked about what is no key; they remember for themselves.
     """
 
-    __slots__ = ("_issued", "_latest_s", "_lookup", "_memo", "_tokens", "_wall_s")
+    __slots__ = ("_issued", "_latest_s", "_lookup", "_tokens", "_wall_s", "memo")
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Keyring:
     ) -> None:
         self._lookup, self._issued, self._wall_s, self._latest_s = lookup, issued, wall_s, 0.0
         self._tokens = tokens
-        self._memo: dict[bytes, Principal] = {}  # by the header's SHA-256: no key stands in memory in the clear
+        self.memo: dict[bytes, Principal] = {}  # by the header's SHA-256: no key stands in memory in the clear
 
     def identify(
         self, authorization: bytes | None, x_api_key: bytes | None = None
@@ -166,17 +166,17 @@ class Keyring:
 
     def _identify(self, authorization: bytes) -> Principal | NotIdentified | Outcome:
         credential = hashlib.sha256(authorization).digest()
-        known = self._memo.get(credential)
+        known = self.memo.get(credential)
         return known if known is not None else self._learn(authorization, credential)
 
     def replace(self, lookup: Lookup) -> None:
         """Answer by another topology from now on; everything remembered is forgotten."""
         self._lookup = lookup
-        self._memo = {}
+        self.memo = {}
 
     def forget(self) -> None:
         """What is issued has changed."""
-        self._memo = {}
+        self.memo = {}
 
     def _learn(self, authorization: bytes, credential: bytes) -> Principal | NotIdentified | Outcome:
         tokens = self._tokens
@@ -209,7 +209,7 @@ class Keyring:
         else:
             tenant, entry = found
             principal = Principal(tenant.name, entry.name, tuple(entry.within))
-        if len(self._memo) >= MEMO_MAX:
-            del self._memo[next(iter(self._memo))]
-        self._memo[credential] = principal
+        if len(self.memo) >= MEMO_MAX:
+            del self.memo[next(iter(self.memo))]
+        self.memo[credential] = principal
         return principal

@@ -196,7 +196,7 @@ class TokenVerifier:
         self._by_iss = {one.issuer: one for one in issuers.values()}
         self._salt, self._wall_s, self._latest_s = salt, wall_s, 0.0
         self._keys: dict[str, Keys] = {}
-        self._memo: dict[bytes, tuple[Principal, float, str]] = {}  # by the header's SHA-256; until when, whose
+        self.memo: dict[bytes, tuple[Principal, float, str]] = {}  # by the header's SHA-256; until when, whose
         self.wanted: Callable[[str], None] = lambda _name: None
 
     def publish(self, name: str, keys: Keys | None) -> bool:
@@ -208,17 +208,17 @@ class TokenVerifier:
             self._keys[name] = keys
         if before == keys:
             return False
-        self._memo = {credential: known for credential, known in self._memo.items() if known[2] != name}
+        self.memo = {credential: known for credential, known in self.memo.items() if known[2] != name}
         return True
 
     def known(self, credential: bytes) -> Principal | None:
         """Whose a token is that was verified before, by its header's SHA-256."""
-        known = self._memo.get(credential)
+        known = self.memo.get(credential)
         if known is None:
             return None
         if self._now_s() < known[1]:
             return known[0]
-        del self._memo[credential]
+        del self.memo[credential]
         return None
 
     def identify(self, authorization: bytes, credential: bytes) -> Principal | NotIdentified | None:
@@ -231,9 +231,9 @@ class TokenVerifier:
         found = self._verified(parts)
         if isinstance(found, NotIdentified):
             return found
-        if len(self._memo) >= MEMO_MAX:
-            del self._memo[next(iter(self._memo))]
-        self._memo[credential] = found
+        if len(self.memo) >= MEMO_MAX:
+            del self.memo[next(iter(self.memo))]
+        self.memo[credential] = found
         return found[0]
 
     def _now_s(self) -> float:
@@ -272,7 +272,7 @@ class TokenVerifier:
             return _KEY
         if header.alg not in good:
             return _ALGORITHM
-        if not _holds(header.alg, key, parts[1].rpartition(b".")[0], signature):
+        if not signature_holds(header.alg, key, parts[1].rpartition(b".")[0], signature):
             if not header.kid:  # its issuer may sign with another one by now
                 self.wanted(issuer.name)
             return _FORGED
@@ -347,7 +347,7 @@ def _decoded(part: bytes) -> bytes | None:
     return data if b2a_base64(data, newline=False).translate(_TO_URL, b"=") == part else None
 
 
-def _holds(algorithm: str, key: PublicKey, signed: bytes, signature: bytes) -> bool:
+def signature_holds(algorithm: str, key: PublicKey, signed: bytes, signature: bytes) -> bool:
     verify: Any = _ALGORITHMS[algorithm].verify
     try:
         return bool(verify(signed, key, signature))

@@ -32,20 +32,20 @@ class TenantCertificates:
 
     def __init__(self, by_uri: Mapping[str, Principal], wall_s: Callable[[], float]) -> None:
         self._by_uri, self._wall_s, self._latest_s = dict(by_uri), wall_s, 0.0
-        self._memo: dict[bytes, tuple[Principal, float]] = {}  # by the certificate's SHA-256; until when
+        self.memo: dict[bytes, tuple[Principal, float]] = {}  # by the certificate's SHA-256; until when
 
     def identify(self, certificate: bytes) -> Principal | NotIdentified:
         """Whose a verified certificate (DER) is, or why it is nobody's."""
         digest = hashlib.sha256(certificate).digest()
-        known = self._memo.get(digest)
+        known = self.memo.get(digest)
         if known is None:
             found = certificate_names.uris(certificate)
             principal = self._by_uri.get(found[0]) if len(found) == 1 else None
             if principal is None:
                 return _UNKNOWN
             known = principal, x509.load_der_x509_certificate(certificate).not_valid_after_utc.timestamp()
-            if len(self._memo) >= MEMO_MAX:
-                del self._memo[next(iter(self._memo))]
-            self._memo[digest] = known
+            if len(self.memo) >= MEMO_MAX:
+                del self.memo[next(iter(self.memo))]
+            self.memo[digest] = known
         self._latest_s = now_s = max(self._latest_s, self._wall_s())
         return known[0] if now_s < known[1] else _ENDED

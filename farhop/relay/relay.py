@@ -93,17 +93,17 @@ class Relay:
     ) -> None:
         """`asks_load`: engines are asked to tell their load with each answer."""
         self.asks_load = asks_load
-        self._name, self._flow, self._tier, self.pool, self.clock = name, flow, tier, pool, clock
+        self._name, self.flow, self._tier, self.pool, self.clock = name, flow, tier, pool, clock
         self.upstream_is_tier, self._budget = upstream_is_tier, budget
         self._loop = asyncio.get_running_loop()
-        self._live: dict[str, ActiveRequest] = {}
+        self.live: dict[str, ActiveRequest] = {}
         self._quiet: dict[Address, list[AttemptRun]] = {}  # attempts that the last sweep found silent
         self._dark: set[Address] = set()  # upstreams to which the way is broken, by other evidence
         self._news: list[tuple[Event, float]] = []  # what the machine is told once the bytes it came with are sent
         self.begin_anew: Callable[[ActiveRequest, Request], None] | None = None  # for another model; main sets it
         self.resumption: Resumption | None = None  # where streams can go on elsewhere; main sets it
         self._ending = False  # time is up, and nothing more is sent upstream
-        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+        self._sweeper = self._loop.call_later(SWEEP_S, self.sweep)
         self._perform: dict[type[Command], Callable[[ActiveRequest, Any, float], None]] = {
             machine.Forward: self._forward,
             machine.Resume: self._resume,
@@ -119,7 +119,7 @@ class Relay:
     @property
     def under_way(self) -> int:
         """How many requests are neither answered nor given up."""
-        return len(self._live)
+        return len(self.live)
 
     def start(
         self,
@@ -149,14 +149,14 @@ class Relay:
         )
         active.progress = progress
         exchange.body = b""  # its request has it now, perhaps changed
-        exchange.callbacks = self._live[request.id] = active
+        exchange.callbacks = self.live[request.id] = active
         if self._news:
             self._catch_up()
         self._react(machine.RequestArrived(request), now)
 
     def holds(self, request_id: str) -> bool:
         """Whether a request is here and was sent nowhere yet."""
-        active = self._live.get(request_id)
+        active = self.live.get(request_id)
         return active is not None and active.forward is None
 
     def react(self, event: Event, now: float | None = None) -> None:
@@ -173,13 +173,13 @@ class Relay:
 
     def _react(self, event: Event, now: float) -> None:
         try:
-            commands: list[Any] = self._flow.handle(event, now)  # every command names its request as `id`
+            commands: list[Any] = self.flow.handle(event, now)  # every command names its request as `id`
         except Exception as error:  # noqa: BLE001 - the last line of defence: a bug must not take the process or leak a trace
             name: str = event.request.id if isinstance(event, machine.RequestArrived) else getattr(event, "id", "")
-            self.fault(self._live.get(name), error)
+            self.fault(self.live.get(name), error)
             return
         for command in commands:
-            active = self._live.get(command.id)
+            active = self.live.get(command.id)
             if active is None:
                 continue
             try:
@@ -488,7 +488,7 @@ class Relay:
             return
         self._dark.add(address)
         self.pool.give_up(address)
-        for active in self._live.values():
+        for active in self.live.values():
             attempt, forward = active.attempt, active.forward
             if isinstance(attempt, AttemptRun) and forward is not None and forward.address == address:
                 attempt.inquiry.path_broke = True
@@ -527,7 +527,7 @@ class Relay:
         if active.timer is not None:
             active.timer.cancel()
             active.timer = None
-        return self._live.pop(active.request.id, None) is not None
+        return self.live.pop(active.request.id, None) is not None
 
     def _conclude(self, active: ActiveRequest, reason: Outcome) -> None:
         if active.progress is not None and self.resumption is not None:
@@ -539,10 +539,10 @@ class Relay:
 
     # -- upkeep
 
-    def _sweep(self) -> None:
-        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+    def sweep(self) -> None:
+        self._sweeper = self._loop.call_later(SWEEP_S, self.sweep)
         now, held_bytes, quiet = self.clock(), 0, dict[Address, list[AttemptRun]]()
-        for active in tuple(self._live.values()):
+        for active in tuple(self.live.values()):
             self._arm(active, now)
             attempt = active.attempt
             if attempt is None:

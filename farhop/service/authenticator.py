@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
 from farhop.identity.api_keys import PRIORITY_MAX, Keyring, NotIdentified, Principal
+from farhop.identity.hop_token import BodyMac
 from farhop.identity.redirect_token import HEADER as PASS
 from farhop.identity.tenant_certificates import HEADER as CERTIFICATE
 from farhop.relay import answers
@@ -60,11 +61,11 @@ class Caller(msgspec.Struct, frozen=True):
     """Who asks, under which law, with how much time. `hint_scope` separates prefixes that may not be shared.
 
     `recorded`: whether spans and decisions of this caller may be kept here, whatever the model. `decision_id` comes
-    with a hop token, and so may the SHA-256 of the one body that it lets in. `key` names a key of the law, `key_id` one
-    that was issued; `models`, if any, are all that the latter is for. `user` is the salted hash of whom a token named,
-    and `priority_max` what it allows at most. `charged`: the balancer that relays it took what it may use off its
-    tenant's limits; a client that was sent here may ask for more than it showed that one. `ttft_s`: within how long its
-    client wants the first token, None where it does not say.
+    with a hop token, and so may the mac or the SHA-256 of the one body that it lets in. `key` names a key of the law,
+    `key_id` one that was issued; `models`, if any, are all that the latter is for. `user` is the salted hash of whom a
+    token named, and `priority_max` what it allows at most. `charged`: the balancer that relays it took what it may use
+    off its tenant's limits; a client that was sent here may ask for more than it showed that one. `ttft_s`: within how
+    long its client wants the first token, None where it does not say.
     """
 
     tenant: str
@@ -80,6 +81,7 @@ class Caller(msgspec.Struct, frozen=True):
     lawful: frozenset[str] | None = None
     narrow: tuple[tuple[str, ...], ...] = ()
     promised_ttft_ms: float | None = None
+    body_mac: BodyMac | None = None
     body_hash: bytes = b""
     waited_s: float = 0.0
     key_id: str = ""
@@ -212,7 +214,7 @@ class KeyAuthenticator:
         if wish is None:
             detail = f"`x-farhop-allow` must be a comma-separated list of at most {NARROW_PLACES_MAX} names of places"
             return answers.refusal(outcome.INVALID_FIELD, detail, param="x-farhop-allow")
-        patience_s = self._patience_s(head.get(b"x-farhop-timeout-ms"))
+        patience_s = self.patience_of(head.get(b"x-farhop-timeout-ms"))
         if patience_s is None:
             detail = "`x-farhop-timeout-ms` must be a whole number of milliseconds above 0"
             return answers.refusal(outcome.INVALID_FIELD, detail, param="x-farhop-timeout-ms")
@@ -227,7 +229,7 @@ class KeyAuthenticator:
             within
         )
 
-    def _patience_s(self, given: bytes | None) -> float | None:
+    def patience_of(self, given: bytes | None) -> float | None:
         """How long the client will wait for the whole answer: what it says, or what we allow if that is less."""
         if given is None:
             return self._request_s

@@ -63,11 +63,11 @@ class IssuerKeys:
         log: Throttled,
     ) -> None:
         self._tokens, self._now, self._log, self._since = tokens, now, log, now()
-        self._sources = {name: _Source(*given) for name, given in issuers.items()}
+        self.sources = {name: _Source(*given) for name, given in issuers.items()}
         tokens.wanted = self._wanted
 
     def _wanted(self, name: str) -> None:
-        self._sources[name].wanted = True
+        self.sources[name].wanted = True
 
     async def keep(self) -> None:
         """Fetch, for as long as the process lives."""
@@ -81,12 +81,12 @@ class IssuerKeys:
             ) as session,
             asyncio.TaskGroup() as group,
         ):
-            for name, source in self._sources.items():
+            for name, source in self.sources.items():
                 group.create_task(self._keep(session, name, source))
 
     async def begun(self) -> None:
         """Until each issuer was asked once. Not for long: one that is gone must not keep the others' tenants out."""
-        waiting = [asyncio.create_task(one.answered.wait()) for one in self._sources.values()]
+        waiting = [asyncio.create_task(one.answered.wait()) for one in self.sources.values()]
         if waiting:
             _, late = await asyncio.wait(waiting, timeout=BEGIN_S)
             for task in late:
@@ -148,7 +148,7 @@ class IssuerKeys:
     def ages_s(self) -> dict[str, float]:
         """How long ago each issuer's keys were fetched last; of one that never answered, since we began."""
         now = self._now()
-        return {name: now - max(one.fetched_at, self._since) for name, one in self._sources.items()}
+        return {name: now - max(one.fetched_at, self._since) for name, one in self.sources.items()}
 
     def status(self) -> dict[str, Any]:
         """For people: which keys count, how old they are in seconds, and what is wrong."""
@@ -160,7 +160,7 @@ class IssuerKeys:
                 "stale": one.is_stale,
                 "trouble": one.trouble or None,
             }
-            for name, one in self._sources.items()
+            for name, one in self.sources.items()
         }
 
 

@@ -121,7 +121,7 @@ _job = msgspec.msgpack.Decoder(Job)
 _answered = msgspec.msgpack.Decoder(tuple[int, ParsedBody])
 
 
-def _send(link: socket.socket, message: bytes, *raw: bytes) -> None:
+def send_message(link: socket.socket, message: bytes, *raw: bytes) -> None:
     link.sendall(_FRAME.pack(len(message), sum(map(len, raw))) + message)
     for piece in raw:
         link.sendall(piece)
@@ -152,10 +152,10 @@ def _answer(link: socket.socket, parsed: ParsedBody) -> None:
     if parsed.prompt is not None:
         parsed.prompt = replace(parsed.prompt, canonical=b"")
     parsed.change = replace(parsed.change, whole=b"")
-    _send(link, msgspec.msgpack.encode((len(canonical), parsed)), canonical, whole)
+    send_message(link, msgspec.msgpack.encode((len(canonical), parsed)), canonical, whole)
 
 
-def _received(link: socket.socket, body_bytes: int) -> ParsedBody:
+def received_message(link: socket.socket, body_bytes: int) -> ParsedBody:
     """What a body of so many bytes says."""
     message, raw = _receive(link, _MESSAGE_BYTES_MAX + _REPEATED * body_bytes)
     canonical_bytes, parsed = _answered.decode(message)
@@ -176,7 +176,7 @@ def serve(link: socket.socket) -> None:
 # -- the balancer's side
 
 
-class _Process:
+class ParserProcess:
     """The process, and the way to it. OSError if it cannot be started."""
 
     def __init__(self) -> None:
@@ -186,7 +186,7 @@ class _Process:
         kept["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         try:
             with its:
-                self._child = subprocess.Popen(  # noqa: S603 - a module of ours
+                self.child = subprocess.Popen(  # noqa: S603 - a module of ours
                     program, stdin=its.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=kept,
                     start_new_session=True,
                 )  # fmt: skip
@@ -197,15 +197,15 @@ class _Process:
         self._link = ours
 
     def ask(self, job: Job, body: bytes) -> ParsedBody:
-        _send(self._link, msgspec.msgpack.encode(job), body)
-        return _received(self._link, len(body))
+        send_message(self._link, msgspec.msgpack.encode(job), body)
+        return received_message(self._link, len(body))
 
     def end(self) -> None:
         """Kill it, and whoever waits for it gets an error."""
         with contextlib.suppress(OSError):
             self._link.shutdown(socket.SHUT_RDWR)
-        self._child.kill()
-        self._child.wait()
+        self.child.kill()
+        self.child.wait()
 
     def close(self) -> None:
         self.end()
@@ -217,7 +217,7 @@ class LargeBodyReader:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "large-bodies")
-        self._process: _Process | None = None
+        self.process: ParserProcess | None = None
         self._closed = False
         self.counts = {"read": 0, "here": 0, "failed": 0}
 
@@ -226,19 +226,19 @@ class LargeBodyReader:
         return asyncio.get_running_loop().run_in_executor(self._thread, self._ask, job, body)
 
     def _ask(self, job: Job, body: bytes) -> ParsedBody:
-        if self._process is None:
+        if self.process is None:
             try:
-                self._process = _Process()
+                self.process = ParserProcess()
             except OSError:
                 self.counts["here"] += 1
                 return read(job, body)
         if self._closed:
-            self._process.end()
+            self.process.end()
         try:
-            parsed = self._process.ask(job, body)
+            parsed = self.process.ask(job, body)
         except (OSError, EOFError, msgspec.DecodeError) as error:
-            self._process.close()
-            self._process = None
+            self.process.close()
+            self.process = None
             self.counts["failed"] += 1
             raise ReaderError(f"the process that reads large bodies ended over one of {len(body)} bytes") from error
         self.counts["read"] += 1
@@ -247,13 +247,13 @@ class LargeBodyReader:
     def close(self) -> None:
         """Read no more; whoever waits gets an error."""
         self._closed = True
-        process = self._process  # the thread may part with it at this very moment
+        process = self.process  # the thread may part with it at this very moment
         if process is not None:
             process.end()
         self._thread.shutdown(wait=True, cancel_futures=True)
-        if self._process is not None:
-            self._process.close()
-            self._process = None
+        if self.process is not None:
+            self.process.close()
+            self.process = None
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ def refusal(
         return answers.refusal(outcome.RATE_LIMITED, detail, extra=extra, kind=type_, code=code)
     needs = f", and this request may {uses} {n_text}" if period else ""
     what = ("budget used up" if used_up else "budget not lent in time") if money else "rate limit reached"
-    detail = f"{what}: {limit}{needs}; try again in {_span(retry_s)}"
+    detail = f"{what}: {limit}{needs}; try again in {span(retry_s)}"
     extra += b"retry-after-ms: %d\r\nx-should-retry: %b\r\n" % (
         ceil(retry_s * 1e3), b"false" if money and used_up else b"true"
     )  # fmt: skip
@@ -104,10 +104,10 @@ def _form(of: list[tuple[str, int, int]]) -> bytes:
 
 @lru_cache(SPANS_MAX)
 def _whole_span(seconds: int) -> bytes:
-    return _span(float(seconds)).encode()
+    return span(float(seconds)).encode()
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
     """As OpenAI writes a length of time: 120ms, 6s, 1m30s, 2h0m0s."""
     if seconds < 1.0:
         return f"{ceil(seconds * 1e3)}ms"

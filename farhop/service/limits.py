@@ -167,11 +167,11 @@ class Limiter:
         self._name = f"{name} {secrets.token_hex(8)}"  # what a process of its name held before is not its own
         self._borrow, self._clock = borrow, clock
         self._roots: Documents[RootClaim] = Documents(lambda _, one: documents.decode_root(one), refused, "limit_root")
-        self._lenders: dict[str, Lender] = {}
+        self.lenders: dict[str, Lender] = {}
         self.tenants: dict[str, TenantLimits] = {}
-        self._matches: dict[_Whose, Matched | None] = {}
+        self.matches: dict[_Whose, Matched | None] = {}
         self._by_user: set[str] = set()  # tenants that limit each user
-        self._users: dict[tuple[str, str], _User] = {}
+        self.users: dict[tuple[str, str], _User] = {}
         self._refused = Counter[tuple[str, str]]()
         self._tasks = Tasks()
         book.changes.append(self._changed)
@@ -183,7 +183,7 @@ class Limiter:
 
         def priced() -> None:
             self._prices = None if book is None else book.prices
-            for matched in self._matches.values():
+            for matched in self.matches.values():
                 if matched is not None and matched.until_s is not None:
                     matched.until_s = -inf  # of what is under way those it began with
 
@@ -199,10 +199,10 @@ class Limiter:
         )  # fmt: skip
         metrics.gauge(
             "limit_root_silent", "1 while the root of a region's limits does not answer, or there is none.",
-            lambda: {home: float(self._is_silent(lender)) for home, lender in self._lenders.items()}, "target",
+            lambda: {home: float(self.is_silent(lender)) for home, lender in self.lenders.items()}, "target",
         )  # fmt: skip
 
-    def _is_silent(self, lender: Lender) -> bool:
+    def is_silent(self, lender: Lender) -> bool:
         return bool(lender.holder.holdings) and (lender.silent_at > -inf or self._root(lender.region) is None)
 
     def open(self) -> None:
@@ -213,7 +213,7 @@ class Limiter:
     async def close(self) -> None:
         """Follow, and borrow, no more. What is lent here, and what was under way, is over."""
         await self._tasks.close()
-        leaving = [self._leave(lender) for lender in self._lenders.values()]
+        leaving = [self._leave(lender) for lender in self.lenders.values()]
         await asyncio.gather(*leaving)
 
     # -- of a request
@@ -230,7 +230,7 @@ class Limiter:
         who = self._user(tenant, caller.user or user) if tenant in self._by_user else ""
         # A longer name is no limit's, and is not remembered as long as its client made it.
         whose = tenant, caller.key_id, request.key, request.model[: NAME_LIMIT + 1], who
-        matched = self._matches[whose] if whose in self._matches else self._match(*whose)
+        matched = self.matches[whose] if whose in self.matches else self._match(*whose)
         if matched is None:
             return None
         now = self._clock()
@@ -291,9 +291,9 @@ class Limiter:
 
     def _match(self, tenant: str, key_id: str, key: str, model: str, user: str) -> Matched | None:
         one, whose = self.tenants[tenant], (tenant, key_id, key, model, user)
-        lender = self._lenders[one.home]
+        lender = self.lenders[one.home]
         holdings, of = lender.holder.holdings, list[tuple[int, int, int, Holding]]()
-        known = self._users.setdefault((tenant, user), _User(lender)) if user else None
+        known = self.users.setdefault((tenant, user), _User(lender)) if user else None
         for limit in one.limits:
             if limit.key not in ("", key_id or key) or limit.model not in ("", model):
                 continue
@@ -306,11 +306,11 @@ class Limiter:
                     known.holdings[bucket] = holdings[bucket]
                 if bucket in holdings:
                     of.append((KINDS[kind_of(name)], n, int(period_s(name)), holdings[bucket]))
-        if len(self._matches) >= MATCHES_MAX:
-            del self._matches[old := next(iter(self._matches))]
-            if (user_of_old := self._users.get((old[0], old[4]))) is not None:
+        if len(self.matches) >= MATCHES_MAX:
+            del self.matches[old := next(iter(self.matches))]
+            if (user_of_old := self.users.get((old[0], old[4]))) is not None:
                 user_of_old.matches.discard(old)
-        self._matches[whose] = matched = Matched(lender, tuple(of)) if of else None
+        self.matches[whose] = matched = Matched(lender, tuple(of)) if of else None
         money = next((holding for kind, _, _, holding in of if kind == MONEY), None)
         if matched is not None and money is not None:
             self._price(matched, money, model)
@@ -326,7 +326,7 @@ class Limiter:
 
     def _matched_anew(self, whose: _Whose) -> Matched:
         """The same at the prices of now: what is under way is settled by those it began with."""
-        old, matched = self._matches.pop(whose), self._match(*whose)
+        old, matched = self.matches.pop(whose), self._match(*whose)
         assert old is not None
         assert matched is not None  # it matches the same limits
         matched.output_tokens, matched.tokens_per_s = old.output_tokens, old.tokens_per_s
@@ -341,28 +341,28 @@ class Limiter:
         if not named:
             return _REST
         user = hashlib.sha256(f"{tenant}\n{named}".encode("utf-8", "surrogatepass")).hexdigest()[:_USER_CHARS]
-        if (tenant, user) in self._users or len(self._users) < USERS_MAX:
+        if (tenant, user) in self.users or len(self.users) < USERS_MAX:
             return user
         for _ in range(USERS_LOOKED_AT):  # who came first, and is idle, is forgotten; who is not comes to the end
-            whose = next(iter(self._users))
-            old = self._users.pop(whose)
+            whose = next(iter(self.users))
+            old = self.users.pop(whose)
             if old.idle:
-                old.forget(self._matches)
+                old.forget(self.matches)
                 return user
-            self._users[whose] = old
+            self.users[whose] = old
         return _REST
 
     # -- what stands in etcd
 
     def _changed(self) -> None:
-        self.tenants, self._matches, now = self._book.tenants(), {}, self._clock()
+        self.tenants, self.matches, now = self._book.tenants(), {}, self._clock()
         self._by_user = {one.tenant for one in self.tenants.values() if any(limit.each_user for limit in one.limits)}
-        wanted: dict[str, set[str]] = {home: set() for home in self._lenders}
+        wanted: dict[str, set[str]] = {home: set() for home in self.lenders}
         each: dict[str, Quota] = {}
         for one in self.tenants.values():
-            lender = self._lenders.get(one.home)
+            lender = self.lenders.get(one.home)
             if lender is None:
-                lender = self._lenders[one.home] = Lender(one.home)
+                lender = self.lenders[one.home] = Lender(one.home)
                 self._tasks.start(self._lend(lender), f"borrow from {one.home}")
             has_safe = bool(self._safe) and self._safe in one.safe
             for limit in one.limits:
@@ -380,16 +380,16 @@ class Limiter:
                     elif (known.quota, known.safe and known.safe.quota) != (lent, safe):
                         known.resize(lent, safe, now)
         for home, buckets in wanted.items():
-            holdings = self._lenders[home].holder.holdings
+            holdings = self.lenders[home].holder.holdings
             for bucket in holdings.keys() - buckets:
                 quota = each.get(bucket.rpartition(EACH)[0] + EACH) if EACH in bucket else None
                 if quota is None:
                     del holdings[bucket]
                 elif quota != holdings[bucket].quota:
                     holdings[bucket].resize(quota, None, now)
-        self._users = {whose: user for whose, user in self._users.items() if whose[0] in self._by_user}
-        for whose, user in self._users.items():
-            user.lender = self._lenders[self.tenants[whose[0]].home]
+        self.users = {whose: user for whose, user in self.users.items() if whose[0] in self._by_user}
+        for whose, user in self.users.items():
+            user.lender = self.lenders[self.tenants[whose[0]].home]
             held = user.lender.holder.holdings
             user.holdings = {name: held[name] for name in user.holdings if name in held}
             user.matches.clear()
@@ -400,7 +400,7 @@ class Limiter:
     def rooted(self, change: Change) -> None:
         """Take one step of the watch of the roots."""
         for key in self._roots.take(change):
-            lender = self._lenders.get(key.removeprefix(LIMIT_ROOT_PREFIX))
+            lender = self.lenders.get(key.removeprefix(LIMIT_ROOT_PREFIX))
             if lender is not None:
                 lender.silent_at = -inf
                 lender.wake.set()
@@ -419,7 +419,7 @@ class Limiter:
             lender.wake.clear()
             waiters, lender.waiters = lender.waiters, []
             try:
-                await self._exchange(lender)
+                await self.exchange(lender)
             finally:
                 for future in waiters:
                     _done(future)
@@ -429,7 +429,7 @@ class Limiter:
         if self._clock() - lender.silent_at >= REFRESH_S:
             await self._send_ask(lender, lender.holder.leaves(self._clock()))
 
-    async def _exchange(self, lender: Lender) -> None:
+    async def exchange(self, lender: Lender) -> None:
         await self._send_ask(lender, lender.holder.asked(self._clock()))
 
     async def _send_ask(self, lender: Lender, ask: Ask) -> None:
@@ -458,7 +458,7 @@ class Limiter:
         roots = {
             name: {"root": claim.instance if (claim := self._root(name)) is not None else None,
                    "lease": lender.holder.alive(now), "buckets": len(lender.holder.holdings)}
-            for name, lender in sorted(self._lenders.items())
+            for name, lender in sorted(self.lenders.items())
         }  # fmt: skip
         return {**self._book.status(), "lent_by": roots, "prices": self._priced(self._wall_s(now))}
 

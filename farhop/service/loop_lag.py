@@ -9,14 +9,14 @@ import asyncio
 from collections import deque
 
 EVERY_S = 0.1
-_KEPT = 150  # looks: 15 s, so that no scrape at the usual 15 s misses the worst
+KEPT = 150  # looks: 15 s, so that no scrape at the usual 15 s misses the worst
 
 
 class LoopLag:
     """Measures from `open` to `close`, in the loop's own time."""
 
     def __init__(self) -> None:
-        self._late_s: deque[float] = deque(maxlen=_KEPT)
+        self._late_s: deque[float] = deque(maxlen=KEPT)
         self._timer: asyncio.TimerHandle | None = None
         self.total_s = 0.0
 

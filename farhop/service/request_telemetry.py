@@ -149,7 +149,7 @@ class RequestTelemetry:
         self.under: LawHolder | None = None  # whose law that is; the tier sets it
         self.recorder: Recorder | None = None  # where requests come in; the tier sets it
         self.accounts: Accounting | None = None  # where usage or audit is written; the tier sets it
-        self._hops: dict[
+        self.hops: dict[
             tuple[str, str], RequestContext
         ] = {}  # by issuer and its name for the attempt: from head to end
 
@@ -188,11 +188,11 @@ class RequestTelemetry:
 
     def came(self, context: RequestContext, caller: Caller) -> None:
         """It is an attempt of another balancer, which may ask later whether it is here."""
-        self._hops[caller.issuer, caller.attempt] = context
+        self.hops[caller.issuer, caller.attempt] = context
 
     def quiet_s(self, issuer: str, attempt: str) -> float | None:
         """Seconds since something of this attempt's answer, or it, came to us; None if it is not here, or is over."""
-        context = self._hops.get((issuer, attempt))
+        context = self.hops.get((issuer, attempt))
         if context is None:
             return None
         run = context.active.attempt if context.active is not None else None
@@ -353,7 +353,7 @@ class RequestTelemetry:
         if context.reserved is not None:
             context.reserved.settle(active, reason, usage)
         if context.caller is not None and context.caller.attempt:
-            self._hops.pop((context.caller.issuer, context.caller.attempt), None)
+            self.hops.pop((context.caller.issuer, context.caller.attempt), None)
         ttft_s = tpot_s = None
         target = ""
         # An engine's error comes fast: as a first token it would make a broken replica look quick.

@@ -41,7 +41,7 @@ INLINE_BYTES_MAX = 2048  # a longer body is read in a thread: 32 KB take some 10
 BEGINNING_BYTES_MAX = 256 * 1024  # to parse and render a longer one takes more than a millisecond
 BODY_BYTES_MAX = 1024 * 1024  # what is longer would hold a thread for half a second
 WAITING_MAX = 64
-_THREADS = 2
+THREADS = 2
 _NICE = 19
 _EXTRA = "needs the extra `tokenizer`: pip install 'farhop[tokenizer]'"
 _PARTS = re.compile(r"for\s+\w+\s+in\s+\w+(?:\.content|\[['\"]content['\"]\])")
@@ -291,12 +291,12 @@ class Tokenizers:
 
     def __init__(self, files: Mapping[str, Files], wall: Callable[[], datetime]) -> None:
         known: dict[Files, ModelTokenizer] = {}
-        self._of: dict[str, ModelTokenizer] = {}
+        self.by_model: dict[str, ModelTokenizer] = {}
         for model, named in files.items():
             if named not in known:
                 known[named] = ModelTokenizer(f"tokenizers.{model}", named, wall)
-            self._of[model] = known[named]
-        self._threads = ThreadPoolExecutor(_THREADS, "tokenizer")
+            self.by_model[model] = known[named]
+        self._threads = ThreadPoolExecutor(THREADS, "tokenizer")
         self._behind = ThreadPoolExecutor(1, "tokenizer-behind", _give_way)
         self.waiting = 0  # of `later`, those that are not read yet
         self.unread: Counter[str] = Counter()
@@ -355,10 +355,10 @@ class Tokenizers:
 
     def _for(self, model: str) -> ModelTokenizer | None:
         """Its own; else that of the model which it is an adapter of: they read alike."""
-        own = self._of.get(model)
-        if own is not None or not self._of:
+        own = self.by_model.get(model)
+        if own is not None or not self.by_model:
             return own
-        return next((known for base in self.bases_of(model) if (known := self._of.get(base)) is not None), None)
+        return next((known for base in self.bases_of(model) if (known := self.by_model.get(base)) is not None), None)
 
     def _reader(self, model: str) -> ModelTokenizer:
         reader = self._for(model)

@@ -44,7 +44,7 @@ class EtcdStore(Store):
     """A Store on an etcd cluster. `rng` jitters its back-offs."""
 
     def __init__(self, settings: EtcdSettings, rng: Random) -> None:
-        self._link = EtcdLink(settings)
+        self.link = EtcdLink(settings)
         self._settings = settings
         self._rng = rng
         self._publications: set[LeasedPublication] = set()
@@ -54,16 +54,16 @@ class EtcdStore(Store):
         """See the contract."""
         self._closed.clear()
         try:
-            await self._link.open()
+            await self.link.open()
         except BaseException:
-            await self._link.close()
+            await self.link.close()
             raise
 
     async def close(self) -> None:
         """See the contract."""
         self._closed.set()
         await asyncio.gather(*(publication.withdraw() for publication in tuple(self._publications)))
-        await self._link.close()
+        await self.link.close()
 
     async def publish(self, key: str, value: bytes, ttl_s: float) -> LeasedPublication:
         """See the contract."""
@@ -95,7 +95,7 @@ class EtcdStore(Store):
 
     async def get(self, key: str) -> Entry | None:
         """See the contract."""
-        reply = await self._link.call("kvstub", "Range", aetcd.rpc.RangeRequest(key=key.encode()))
+        reply = await self.link.call("kvstub", "Range", aetcd.rpc.RangeRequest(key=key.encode()))
         return _entry(reply.kvs[0]) if reply.kvs else None
 
     async def list(self, prefix: str) -> tuple[Entry, ...]:
@@ -109,7 +109,7 @@ class EtcdStore(Store):
         put = aetcd.rpc.PutRequest(key=key.encode(), value=value, lease=lease)
         try:
             if expect_revision is None:
-                return int((await self._link.call("kvstub", "Put", put)).header.revision)
+                return int((await self.link.call("kvstub", "Put", put)).header.revision)
             reply = await self._compare(key, expect_revision, aetcd.rpc.RequestOp(request_put=put))
         except Conflict:
             if lease:
@@ -121,20 +121,20 @@ class EtcdStore(Store):
         """See the contract."""
         request = aetcd.rpc.DeleteRangeRequest(key=key.encode())
         if expect_revision is None:
-            return bool((await self._link.call("kvstub", "DeleteRange", request)).deleted)
+            return bool((await self.link.call("kvstub", "DeleteRange", request)).deleted)
         await self._compare(key, expect_revision, aetcd.rpc.RequestOp(request_delete_range=request))
         return expect_revision > 0
 
     async def grant(self, ttl_s: float) -> int:
         """A lease of whole seconds, at least what etcd allows. See `Leases`."""
         request = aetcd.rpc.LeaseGrantRequest(TTL=max(1, math.ceil(ttl_s)))
-        return int((await self._link.call("leasestub", "LeaseGrant", request)).ID)
+        return int((await self.link.call("leasestub", "LeaseGrant", request)).ID)
 
     async def keep_alive(self, lease: int) -> bool:
         """See `Leases`."""
         request = aetcd.rpc.LeaseKeepAliveRequest(ID=lease)
         alive = False
-        async with self._link.session() as client:
+        async with self.link.session() as client:
             metadata = (*(client.metadata or ()), *REQUIRE_LEADER)
             replies = client.leasestub.LeaseKeepAlive(
                 iter((request,)), timeout=self._settings.timeout_s, metadata=metadata
@@ -146,7 +146,7 @@ class EtcdStore(Store):
     async def put_leased(self, key: str, value: bytes, lease: int) -> bool:
         """See `Leases`."""
         try:
-            await self._link.call("kvstub", "Put", aetcd.rpc.PutRequest(key=key.encode(), value=value, lease=lease))
+            await self.link.call("kvstub", "Put", aetcd.rpc.PutRequest(key=key.encode(), value=value, lease=lease))
         except StoreError as error:
             if _LEASE_GONE in str(error):
                 return False
@@ -156,7 +156,7 @@ class EtcdStore(Store):
     async def revoke(self, lease: int) -> None:
         """See `Leases`. A lease that is gone already is what was wanted."""
         try:
-            await self._link.call("leasestub", "LeaseRevoke", aetcd.rpc.LeaseRevokeRequest(ID=lease))
+            await self.link.call("leasestub", "LeaseRevoke", aetcd.rpc.LeaseRevokeRequest(ID=lease))
         except StoreError as error:
             if _LEASE_GONE not in str(error):
                 raise
@@ -168,7 +168,7 @@ class EtcdStore(Store):
             key=key.encode(),
             mod_revision=expect_revision,
         )
-        reply = await self._link.call("kvstub", "Txn", aetcd.rpc.TxnRequest(compare=[compare], success=[operation]))
+        reply = await self.link.call("kvstub", "Txn", aetcd.rpc.TxnRequest(compare=[compare], success=[operation]))
         if not reply.succeeded:
             raise Conflict(key, expect_revision)
         return reply
@@ -180,7 +180,7 @@ class EtcdStore(Store):
         revision = 0
         while True:
             request = aetcd.rpc.RangeRequest(key=start, range_end=end, limit=PAGE, revision=revision)
-            reply = await self._link.call("kvstub", "Range", request)
+            reply = await self.link.call("kvstub", "Range", request)
             revision = revision or int(reply.header.revision)
             entries.extend(_entry(pair) for pair in reply.kvs)
             if not reply.more:
@@ -193,8 +193,8 @@ class EtcdStore(Store):
         """One snapshot and what follows it, until a StoreError or a _GapError ends it."""
         revision, entries = await self._list(prefix)
         yield Change(ChangeKind.SNAPSHOT, revision, entries=entries)
-        async with self._link.session() as client:
-            self._link.watched(client)
+        async with self.link.session() as client:
+            self.link.watched(client)
             metadata = (*(client.metadata or ()), *REQUIRE_LEADER)
             stream = _WatchStream(client.watchstub.Watch(metadata=metadata), self._settings.timeout_s)
             try:

@@ -93,7 +93,7 @@ class EtcdLink:
 
     def __init__(self, settings: EtcdSettings) -> None:
         self.settings = settings
-        self._client: EtcdClient | None = None
+        self.client: EtcdClient | None = None
         self._turn = 0
         self._opening = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
@@ -117,8 +117,8 @@ class EtcdLink:
             except StoreUnreachable as error:
                 failures.append(str(error))
             except TimeoutError:
-                if self._client is not None:
-                    self.retire(self._client)
+                if self.client is not None:
+                    self.retire(self.client)
                 failures.append(f"etcd at {endpoint}: no answer within {share_s:g} s; is it running?")
             else:
                 return
@@ -127,8 +127,8 @@ class EtcdLink:
     async def close(self) -> None:
         """Close the connection and wait until those replaced are closed. Idempotent."""
         self._closed = True
-        if self._client is not None:
-            self.retire(self._client)
+        if self.client is not None:
+            self.retire(self.client)
         if self._closing:
             await asyncio.wait(self._closing)
 
@@ -173,7 +173,7 @@ class EtcdLink:
         # holds itself: whether it has a leader its watches say (REQUIRE_LEADER).
         loop, silence_s = asyncio.get_running_loop(), self.settings.timeout_s / 2
         request = aetcd.rpc.RangeRequest(key=ROOT.encode(), limit=1, keys_only=True, serializable=True)
-        while self._client is client:
+        while self.client is client:
             if (rest_s := client.answered_at + silence_s - loop.time()) > 0:
                 await asyncio.sleep(rest_s)
                 continue
@@ -187,9 +187,9 @@ class EtcdLink:
 
     def retire(self, client: EtcdClient) -> None:
         """Never use this client again; the next call goes to the next endpoint."""
-        if client is not self._client:
+        if client is not self.client:
             return
-        self._client = None
+        self.client = None
         self._turn += 1
         self._dispose(client)
 
@@ -202,12 +202,12 @@ class EtcdLink:
 
     async def _current(self) -> EtcdClient:
         async with self._opening:
-            if self._client is None and self._credentials is not None:
+            if self.client is None and self._credentials is not None:
                 with contextlib.suppress(StoreError):  # certificates are renewed under us; what was may still serve
                     self._credentials = await asyncio.to_thread(_read_credentials, self.settings)
             if self._closed:
                 raise StoreError(f"etcd at {self._where()}: the store is closed; open it")
-            if self._client is None:
+            if self.client is None:
                 endpoint = self._endpoint()
                 credentials = self._credentials if self.settings.tls(endpoint) else None
                 client = EtcdClient(endpoint, self.settings, credentials)
@@ -217,8 +217,8 @@ class EtcdLink:
                     self._turn += 1
                     self._dispose(client)
                     raise
-                self._client = client
-            return self._client
+                self.client = client
+            return self.client
 
     def _endpoint(self) -> str:
         return self.settings.endpoints[self._turn % len(self.settings.endpoints)]

@@ -63,7 +63,7 @@ class KeptStore(Store):
         self.trouble: str | None = None
         self.written_at: float | None = None  # of the law that a start without etcd rests on
         self._known: dict[str, tuple[int, dict[str, Entry]]] = {}  # by prefix watched
-        self._saved: dict[str, tuple[float, bytes]] = {}  # by prefix, when and what
+        self.saved: dict[str, tuple[float, bytes]] = {}  # by prefix, when and what
         self._dirty: dict[str, bool] = {}  # prefixes to save; whether at once
         self._woken = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -77,11 +77,11 @@ class KeptStore(Store):
             await self.inner.open()
         except StoreUnreachable as error:
             try:
-                law = await asyncio.to_thread(self._state.load, self._name(LAW_KEY))
+                law = await asyncio.to_thread(self._state.load, self.name(LAW_KEY))
             except StateError as broken:
                 raise StoreUnreachable(f"{error}; nor can what was kept stand in for it: {broken}") from None
             if law is None:
-                where = self._state.path(self._name(LAW_KEY))
+                where = self._state.path(self.name(LAW_KEY))
                 raise StoreUnreachable(f"{error}; nor was anything kept yet in {where.parent}") from None
             self.silent, self.written_at = str(error), law.written_at
             self._warn(f"hub {self._hub}: started from what was kept on disk, as etcd is silent: {error}")
@@ -135,7 +135,7 @@ class KeptStore(Store):
     async def _recall(self, prefix: str) -> _Snapshot | None:
         """What was kept of it; None if nothing can be told."""
         try:
-            kept = await asyncio.to_thread(self._state.load, self._name(prefix))
+            kept = await asyncio.to_thread(self._state.load, self.name(prefix))
             return _decode(kept.document) if kept is not None else None
         except (StateError, msgspec.DecodeError) as error:
             self._troubled(str(error))
@@ -166,32 +166,32 @@ class KeptStore(Store):
             await asyncio.sleep(SAVE_S)
             self._woken.clear()
             for prefix, at_once in tuple(self._dirty.items()):
-                if at_once or loop.time() - self._saved.get(prefix, (0.0, b""))[0] >= LAZY_S:
+                if at_once or loop.time() - self.saved.get(prefix, (0.0, b""))[0] >= LAZY_S:
                     await self._keep(prefix)
 
     async def _keep(self, prefix: str) -> None:
         del self._dirty[prefix]
         revision, known = self._known[prefix]
         document = _encode(_Snapshot(revision, tuple(known[key] for key in sorted(known))))
-        before = self._saved.get(prefix, (0.0, b""))[1]
+        before = self.saved.get(prefix, (0.0, b""))[1]
         if document == before:
             return
-        self._writing = asyncio.create_task(asyncio.to_thread(self._state.save, self._name(prefix), document))
+        self._writing = asyncio.create_task(asyncio.to_thread(self._state.save, self.name(prefix), document))
         try:
             await asyncio.shield(self._writing)  # where this is cancelled meanwhile, `close` waits for it
         except StateError as error:
             self._troubled(str(error))
-            self._saved[prefix] = asyncio.get_running_loop().time(), before
+            self.saved[prefix] = asyncio.get_running_loop().time(), before
             self._dirty.setdefault(prefix, False)  # once more, after LAZY_S
             return
-        self._saved[prefix] = asyncio.get_running_loop().time(), document
+        self.saved[prefix] = asyncio.get_running_loop().time(), document
         self.trouble = None
 
     def _troubled(self, why: str) -> None:
         self.trouble = why
         self._warn(f"hub {self._hub}: {why}")
 
-    def _name(self, prefix: str) -> str:
+    def name(self, prefix: str) -> str:
         """Of the document. Two prefixes of ours never have the same: they differ in letters."""
         return _UNSAFE.sub(".", f"{self._hub}.{prefix.removeprefix(ROOT)}").strip(".")
 

@@ -27,7 +27,7 @@ WITHHELD = "[withheld]"
 # structlog takes the word `logger` for itself, so the name travels under another until it is printed.
 _NAME = "_name"
 # Chatty at INFO about every request they serve or make.
-_QUIET = ("aiohttp.access", "urllib3", "grpc")
+QUIET = ("aiohttp.access", "urllib3", "grpc")
 
 
 class LogError(ValueError):
@@ -115,7 +115,7 @@ def _adopt_libraries(shared: list[Processor], out: TextIO, threshold: int) -> No
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(threshold)
-    for name in _QUIET:
+    for name in QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
@@ -126,7 +126,7 @@ class Throttled:
     stops in between leaves its last count unsaid until `flush`, which a tier calls from its periodic work.
     """
 
-    __slots__ = ("_clock", "_every_s", "_faults", "_log")
+    __slots__ = ("_clock", "_every_s", "_log", "faults")
 
     def __init__(self, log: FilteringBoundLogger, every_s: float, clock: Callable[[], float]) -> None:
         if not every_s > 0:
@@ -134,7 +134,7 @@ class Throttled:
         self._log = log
         self._every_s = every_s
         self._clock = clock
-        self._faults: dict[tuple[str, str], _Fault] = {}
+        self.faults: dict[tuple[str, str], _Fault] = {}
 
     def warning(self, event: str, key: str = "", **fields: object) -> None:
         """Log the fault, or count it."""
@@ -147,26 +147,26 @@ class Throttled:
     def flush(self) -> None:
         """Say the counts whose period is over, and forget the faults that have stopped."""
         now = self._clock()
-        for at, fault in list(self._faults.items()):
+        for at, fault in list(self.faults.items()):
             if now - fault.logged_at >= self._every_s:
-                del self._faults[at]
+                del self.faults[at]
                 if fault.suppressed:
                     self._emit(fault, at[0])
 
     def _throttle(self, level: str, event: str, key: str, fields: dict[str, object]) -> None:
         now = self._clock()
         at = (event, key)
-        fault = self._faults.pop(at, None)
+        fault = self.faults.pop(at, None)
         if fault is None:
-            if len(self._faults) >= FAULTS_MAX:
-                quietest = next(iter(self._faults))
-                forgotten = self._faults.pop(quietest)
+            if len(self.faults) >= FAULTS_MAX:
+                quietest = next(iter(self.faults))
+                forgotten = self.faults.pop(quietest)
                 if forgotten.suppressed:
                     self._emit(forgotten, quietest[0])
             fault = _Fault(level, now - self._every_s, 0, fields)
         fault.suppressed += 1
         fault.fields = fields
-        self._faults[at] = fault  # last in the dict: the first is the one quiet for longest
+        self.faults[at] = fault  # last in the dict: the first is the one quiet for longest
         if now - fault.logged_at >= self._every_s:
             self._emit(fault, event)
             fault.logged_at = now

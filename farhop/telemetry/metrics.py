@@ -81,8 +81,8 @@ class TierMetrics(Collector):
         self._const = (("tier", tier), ("region", region))
         self._instance = instance
         self.in_flight = 0
-        self._over: list[tuple[str, int, float, float | None, float | None, str, str, Usage | None]] = []
-        self._hits: list[tuple[str, float, float]] = []
+        self.pending_over: list[tuple[str, int, float, float | None, float | None, str, str, Usage | None]] = []
+        self.pending_hits: list[tuple[str, float, float]] = []
         self._targets = Labels(TARGETS_MAX)
         self._reasons, self._versions = Labels(REASONS_MAX), Labels(VERSIONS_MAX)
         self._models: dict[str, _OfModel] = {}
@@ -176,14 +176,14 @@ class TierMetrics(Collector):
         Refusals and residency denials are derived from this: do not count them apart.
         """
         self.in_flight -= 1
-        over = self._over
+        over = self.pending_over
         over.append((outcome.reason, status, duration_s, ttft_s, tpot_s, target, model, usage))
         if len(over) >= AT_ONCE:
             self._count()
 
     def _count(self) -> None:
         """Count those that are over. Many in turn take half of what they would between other work."""
-        over, self._over = self._over, []
+        over, self.pending_over = self.pending_over, []
         requests, duration, ttft, tpot = self._requests, self._duration, self._ttft, self._tpot
         for reason, status, duration_s, ttft_s, tpot_s, target, model, usage in over:
             key = (reason, status // 100)
@@ -214,7 +214,7 @@ class TierMetrics(Collector):
                     sound = False
             if not sound:
                 self._invalid.add(())
-        hits, self._hits = self._hits, []
+        hits, self.pending_hits = self.pending_hits, []
         for source, predicted_tokens, actual_tokens in hits:
             if 0 <= predicted_tokens <= SAMPLE_MAX and 0 <= actual_tokens <= SAMPLE_MAX:
                 sums = self._prefixes[source]
@@ -301,7 +301,9 @@ class TierMetrics(Collector):
 
         `source` is one of HIT_SOURCES: `trie` is our own guess, `exact` what the engine's KV events say.
         """
-        self._hits.append((source, predicted_tokens, actual_tokens))  # counted with the request that is over by it
+        self.pending_hits.append(
+            (source, predicted_tokens, actual_tokens)
+        )  # counted with the request that is over by it
 
     def promised(self, promised_ttft_ms: float, actual_ttft_ms: float) -> None:
         """The TTFT a choice rested on against what it was."""

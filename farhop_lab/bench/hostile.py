@@ -128,7 +128,7 @@ def crafted(size: int) -> dict[str, tuple[str, bytes]]:
     }
 
 
-def _wire(path: str, body: bytes, host: str, *, chunk: int = 0) -> bytes:
+def wire_of(path: str, body: bytes, host: str, *, chunk: int = 0) -> bytes:
     head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {bodies.KEY}\r\n"
     head += "content-type: application/json\r\n"
     if not chunk:
@@ -167,7 +167,7 @@ async def _cost(proxy: Running, what: str, wire: bytes, rounds: int) -> Row:
 
 async def _p99(proxy: Running, seconds: float, wire: bytes | None) -> float:
     """An innocent's p99 in ms, alone or beside those who send `wire` without a pause."""
-    small = _wire(bodies.PATH, bodies.plain(1024, 1)[0], proxy.host)
+    small = wire_of(bodies.PATH, bodies.plain(1024, 1)[0], proxy.host)
     over = asyncio.Event()
 
     async def crowd() -> None:
@@ -205,11 +205,11 @@ async def measure(*, quick: bool = False, progress: Callable[[str], None] = lamb
         raise BenchError(why)
     rounds, seconds = (3, 2.0) if quick else (10, 8.0)
     async with _running() as proxy:
-        wires = {what: _wire(path, body, proxy.host) for what, (path, body) in crafted(BYTES).items()}
+        wires = {what: wire_of(path, body, proxy.host) for what, (path, body) in crafted(BYTES).items()}
         plain = next(iter(wires.values()))
         path, body = crafted(BYTES // 8)["plain prompt"]
-        wires["chunks of two bytes"] = _wire(path, body, proxy.host, chunk=2)
-        wires["chunks of 1 and 2 bytes"] = _mixed(path, body, proxy.host)
+        wires["chunks of two bytes"] = wire_of(path, body, proxy.host, chunk=2)
+        wires["chunks of 1 and 2 bytes"] = mixed_wire(path, body, proxy.host)
         for _ in range(rounds):
             await _ask(proxy, plain)  # connections and code that are needed once
         rows: list[Row] = []
@@ -221,7 +221,7 @@ async def measure(*, quick: bool = False, progress: Callable[[str], None] = lamb
         await asyncio.sleep(_REMEMBERED_S)
         await _p99(proxy, seconds, None)
         quiet_lag_ms = await _lag_ms(proxy)
-        huge = [_wire(path, body, proxy.host) for path, body in crafted(HUGE_BYTES).values()]
+        huge = [wire_of(path, body, proxy.host) for path, body in crafted(HUGE_BYTES).values()]
         huge_lag_ms = 0.0
         for wire in huge:
             for _ in range(rounds):
@@ -244,8 +244,8 @@ async def _lag_ms(proxy: Running) -> float:
     return worst * 1e3
 
 
-def _mixed(path: str, body: bytes, host: str) -> bytes:
-    head, _, _ = _wire(path, b"", host, chunk=1).partition(b"0\r\n\r\n")
+def mixed_wire(path: str, body: bytes, host: str) -> bytes:
+    head, _, _ = wire_of(path, b"", host, chunk=1).partition(b"0\r\n\r\n")
     return head + b"".join(
         b"1\r\n%b\r\n2\r\n%b\r\n" % (body[i : i + 1], body[i + 1 : i + 3]) for i in range(0, 99_999, 3)
     )

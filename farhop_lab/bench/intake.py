@@ -73,7 +73,7 @@ def measure(regions: int = REGIONS, models: int = MODELS) -> Intake:
 async def _measure(regions: int, models: int) -> Intake:
     samples: tuple[list[float], ...] = ([], [], [])
     for repeat in range(REPEATS):
-        world = _World(regions, models, random.Random(repeat))
+        world = World(regions, models, random.Random(repeat))
         steps = [world.round(number) for number in range(ROUNDS + 1)][1:]  # the first one opens the links
         await world.close()
         for known, spent in zip(samples, zip(*steps, strict=True), strict=True):
@@ -83,7 +83,7 @@ async def _measure(regions: int, models: int) -> Intake:
     return Intake(regions, models, rows)
 
 
-class _World:
+class World:
     """A balancer in r0 that hears all regions, and what they have to say."""
 
     def __init__(self, regions: int, models: int, rng: random.Random) -> None:
@@ -96,7 +96,7 @@ class _World:
         self.flow = GlobalFlow(FlowConfig("r0", held_max=HELD), Law(topology), rng, lambda _tenant: 1e6)
         # What the watcher asks of a configuration: hop keys and listeners are not its matter.
         config = GlobalConfig.model_construct(region="r0", instance="g", watch=Watch(), proxies={}, tier_tls=None)
-        self._watcher = Watcher(
+        self.watcher = Watcher(
             config, topology, MemoryStore(rng),
             react=self._react, refused=lambda _reason: None, clock=lambda: self.now, rng=rng,
         )  # fmt: skip
@@ -108,9 +108,9 @@ class _World:
     def round(self, number: int) -> tuple[float, float, float]:
         """Every region reports once, then somebody decides by each model: CPU seconds to read, to take in, to write."""
         self.now += 1.0 / REPORTS_PER_S
-        sent = [self._report(name, number).SerializeToString() for name in self._names]
+        sent = [self.report(name, number).SerializeToString() for name in self._names]
         read_s, reports = _timed(lambda: [from_wire(region_pb2.Report.FromString(data)) for data in sent])
-        taken_s, _ = _timed(lambda: [self._watcher.on_report(report) for report in reports])
+        taken_s, _ = _timed(lambda: [self.watcher.on_report(report) for report in reports])
         if not self._began:
             self._begin()
         asked = [_request(f"q{number}", model, self.now) for model in self._models]
@@ -130,7 +130,7 @@ class _World:
         for number in range(HELD):
             self._react(machine.RequestArrived(_request(f"h{number}", "down", self.now)))
 
-    def _report(self, name: str, number: int) -> region_pb2.Report:
+    def report(self, name: str, number: int) -> region_pb2.Report:
         rng = self._rng
         models = [
             ModelReport(
@@ -158,7 +158,7 @@ class _World:
 
     async def close(self) -> None:
         """Close the links."""
-        await self._watcher.close()
+        await self.watcher.close()
 
 
 def _timed(work: Callable[[], list[_T]]) -> tuple[float, list[_T]]:

@@ -37,7 +37,11 @@ _PATIENCE_S, _LOOK_S = 30.0, 0.01
 _LOOPS = asyncio.Runner.run.__code__
 _COUNTED, _TURNS = ("frames", "c_calls", "opcodes"), "turns with "
 _CARRY = ("http/connection.py", "relay/relay.py", "upstream/attempt.py", "http/cork.py")
-_TIMERS = ("_fire", "_sweep")  # when an answer in one piece comes later than it should, as it does on a busy machine
+_TIMERS = (
+    "_fire",
+    "_sweep",
+    "sweep",
+)  # when an answer in one piece comes later than it should, as it does on a busy machine
 _ASKS = ("upstream/fetch.py",)
 _MODE = "mode"  # the file that says what to count
 

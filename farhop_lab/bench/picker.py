@@ -72,7 +72,7 @@ async def measure(rounds: int, window_s: float, progress: Callable[[str], None])
                     for size in SIZES:
                         await relay.busy(tools, place, running, size, window_s / 4)
                         windows[name][size].append(await relay.busy(tools, place, running, size, window_s))
-    rows = [_row(name, taken, rest[name]) for name, taken in windows.items()]
+    rows = [row_of(name, taken, rest[name]) for name, taken in windows.items()]
     ratios = {size: rows[0].cpu_ms[size][0] / rows[1].cpu_ms[size][0] for size in SIZES}
     return Found(rows, ratios, rounds)
 
@@ -85,7 +85,7 @@ async def _rest(running: Running) -> float:
     return (usage.cpu_s(pids) - before) / (time.monotonic() - began)
 
 
-def _row(name: str, taken: dict[int, list[Window]], rest: list[float]) -> Row:
+def row_of(name: str, taken: dict[int, list[Window]], rest: list[float]) -> Row:
     cpu_ms: dict[int, tuple[float, float, float]] = {}
     for size, windows in taken.items():
         each = [

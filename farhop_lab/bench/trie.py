@@ -61,10 +61,10 @@ def measure(*, quick: bool = False, progress: Callable[[str], None] = lambda _: 
         progress(f"repeat {turn + 1} of {REPEATS}, {nodes:,} nodes")
         with context.Pool(1) as pool:
             taken.append(pool.apply(repeat, (nodes, turn)))
-    return [_row(what, unit, [one[what] for one in taken], limit) for what, unit, limit in _ROWS]
+    return [_row(what, unit, [one[what] for one in taken], limit) for what, unit, limit in ROWS]
 
 
-_ROWS: tuple[tuple[str, str, float | None], ...] = (
+ROWS: tuple[tuple[str, str, float | None], ...] = (
     ("memory per node and location", "B", 200.0),
     ("memory of the whole", "MB", 500.0),
     ("insert, new nodes", "µs per node", 2.0),

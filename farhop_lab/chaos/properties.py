@@ -225,7 +225,7 @@ def _regional_books(region: RegionProcess) -> list[tuple[str, float]]:
         ("targets with load", len(flow.fleet.ledger.targets())),
         ("queued requests", len(flow.queue)),
         ("queued tokens", flow.queue.tokens),
-        ("retries in the budget", flow._budget.retrying),
+        ("retries in the budget", flow.budget.retrying),
         ("in flight by the table", float(table.in_flight.sum())),
         ("prefill backlog by the table", float(table.backlog_tokens.sum())),
         ("KV tokens taken by the table", float(table.kv_taken_tokens.sum())),
@@ -234,12 +234,12 @@ def _regional_books(region: RegionProcess) -> list[tuple[str, float]]:
 
 
 def _global_books(balancer: BalancerProcess, flow: GlobalFlow) -> list[tuple[str, float]]:
-    reckonings = flow.regions._loads.values()
+    reckonings = flow.regions.loads.values()
     return [
         ("requests under way", max(balancer.relay.under_way, flow.under_way)),
         ("reservations", len(flow.ledger)),
-        ("held requests", len(flow._held)),
-        ("retries in the budget", flow._budget.retrying),
+        ("held requests", len(flow.held)),
+        ("retries in the budget", flow.budget.retrying),
         ("bytes outstanding", sum(one.outstanding_bytes for one in reckonings)),
         ("requests outstanding", sum(one.outstanding_requests for one in reckonings)),
     ]

@@ -29,14 +29,14 @@ class KvPublisher:
 
     def __init__(self, host: str, port: int, replay_port: int | None, schema: str, topic: bytes = b"") -> None:
         self._schema, self._topic = schema, topic
-        self._seq = 0
-        self._kept: deque[tuple[int, bytes]] = deque(maxlen=BUFFER_BATCHES)
+        self.seq = 0
+        self.kept: deque[tuple[int, bytes]] = deque(maxlen=BUFFER_BATCHES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._pub = self._context.socket(zmq.SocketType.PUB)
-        self._pub.set_hwm(WAITING_MAX)
+        self.pub = self._context.socket(zmq.SocketType.PUB)
+        self.pub.set_hwm(WAITING_MAX)
         self._router: zmq.Socket[bytes] | None = None
         try:
-            self._bind(self._pub, host, port)
+            self._bind(self.pub, host, port)
             if replay_port is not None:
                 self._router = self._context.socket(zmq.SocketType.ROUTER)
                 self._router.set_hwm(WAITING_MAX)
@@ -60,9 +60,9 @@ class KvPublisher:
 
     def publish(self, payload: bytes) -> None:
         """Send a batch under the next number."""
-        self._kept.append((self._seq, payload))
-        self._pub.send_multipart((self._topic, self._seq.to_bytes(8, "big"), payload), zmq.Flag.NOBLOCK)
-        self._seq += 1
+        self.kept.append((self.seq, payload))
+        self.pub.send_multipart((self._topic, self.seq.to_bytes(8, "big"), payload), zmq.Flag.NOBLOCK)
+        self.seq += 1
         if self._router is not None:
             self._asked()  # sending hides what came in the meantime from the descriptor
 
@@ -85,7 +85,7 @@ class KvPublisher:
             if len(frames) != 3:
                 continue  # as vLLM: who asks in another way is not answered
             who, start = frames[0], int.from_bytes(frames[2], "big")
-            for seq, payload in self._kept:
+            for seq, payload in self.kept:
                 if seq >= start:
                     self._router.send_multipart((who, b"", seq.to_bytes(8, "big"), payload), zmq.Flag.NOBLOCK)
             self._router.send_multipart((who, b"", _END, b""), zmq.Flag.NOBLOCK)

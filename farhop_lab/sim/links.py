@@ -67,8 +67,8 @@ class RegionLinks:
         self._prefixes, self.subscriptions = prefixes, dict[str, PrefixSubscription]()
         self._instances: dict[str, Instance] = {}  # by region: made once of each report
         self._given_ms: dict[str, float] = {}  # by region, the wire time that the machine was told
-        self._up: dict[str, bool] = {}
-        self._lost: dict[str, int] = {}
+        self.channel_up: dict[str, bool] = {}
+        self.lost: dict[str, int] = {}
         self._over = False
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class RegionLinks:
         offset_ms = self.distances.offset_ms((region, report.instance), report.incarnation)
         self._instances[region] = instance_of(report, Address(region, 1), now, offset_ms, self._balancer)
         if known is None:
-            self._lost[region] = PINGS_LOST
+            self.lost[region] = PINGS_LOST
             self._ping(region)
             if self._prefixes is not None:
                 self.subscriptions[region] = PrefixSubscription(
@@ -127,38 +127,38 @@ class RegionLinks:
             context.timeline.after(rtt_s, self._no_pong, region)
 
     def _pong(self, region: str, incarnation: int, clock_ms: float, sent_at: float, inquiry: _Inquiry) -> None:
-        if self._lost[region] == 0:
+        if self.lost[region] == 0:
             name = (region, self.reports[region][0].instance)
             if not self.distances.pinged(name, incarnation, clock_ms, sent_at, self._clock()):
                 self._context.journal.violated(f"{self._balancer}: an absurd ping of {region}")
             given_ms = self._given_ms[region]
             if moved(given_ms, self.distances.rtt_ms(region, self._clock())):
                 self._react(RegionKnown(region, self._region(region)))
-        self._lost[region] = 0
+        self.lost[region] = 0
         self._channel(region, True)
         apply_quiet_ms(*inquiry)
         self._again(region)
 
     def _no_pong(self, region: str) -> None:
-        self._lost[region] += 1
-        if self._lost[region] >= PINGS_LOST:
+        self.lost[region] += 1
+        if self.lost[region] >= PINGS_LOST:
             self._channel(region, False)
         self._again(region)
 
     def _again(self, region: str) -> None:
         soon = HURRY if self.distances.moving(region) else 1.0
-        if 0 < self._lost[region] < PINGS_LOST:
+        if 0 < self.lost[region] < PINGS_LOST:
             soon = AGAIN
         jitter = 0.8 + 0.4 * self._rng.random()
         self._context.timeline.after(self._context.watching.ping_s * jitter * soon, self._ping, region)
 
     def is_dark(self, region: str) -> bool:
         """Whether its channel was up and is broken now."""
-        return self._up.get(region) is False
+        return self.channel_up.get(region) is False
 
     def _channel(self, region: str, up: bool) -> None:
-        if self._up.get(region) != up and not self._over:
-            self._up[region] = up
+        if self.channel_up.get(region) != up and not self._over:
+            self.channel_up[region] = up
             for hop in () if up else self._hops(region):
                 hop.path_broke()
             self._react(ChannelChanged(region, up, self._region(region)))

@@ -195,7 +195,7 @@ class RegionProcess:
         self.alive = False
         self.hosts: dict[str, Host] = {}
         self._hung: set[str] = set()  # replicas whose probe has not come back
-        self._make, self._on_report = make, on_report
+        self._make, self.on_report = make, on_report
         self.incarnation = 0
         self._samples = 0
         self._seen: list[tuple[int, int, float]] = []
@@ -346,7 +346,7 @@ class RegionProcess:
         except DocumentError as error:
             self.context.journal.violated(f"the report of {self.name} would be refused: {error}")
             return
-        self._on_report(report)
+        self.on_report(report)
 
     def _measure(self) -> None:
         now, most = 0, self.relay.most_under_way()

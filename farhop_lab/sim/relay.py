@@ -133,7 +133,7 @@ class SimulatedRelay:
     ) -> None:
         self.name, self.flow = name, flow
         self._timeline, self._clock_s, self._journal, self._attempt = timeline, clock_s, journal, attempt
-        self._live: dict[str, ActiveRequest] = {}
+        self.live: dict[str, ActiveRequest] = {}
         self._most = 0
         self._perform: dict[type[Command], Callable[[ActiveRequest, Any], None]] = {
             machine.Forward: self._forward,
@@ -152,30 +152,30 @@ class SimulatedRelay:
     @property
     def under_way(self) -> int:
         """Requests neither answered nor given up."""
-        return len(self._live)
+        return len(self.live)
 
     def has(self, request_id: str) -> bool:
         """Whether this request is under way here."""
-        return request_id in self._live
+        return request_id in self.live
 
     def attempts(self) -> list[Attempt]:
         """Those under way."""
-        return [active.attempt for active in self._live.values() if active.attempt is not None]
+        return [active.attempt for active in self.live.values() if active.attempt is not None]
 
     def most_under_way(self) -> int:
         """The most there were since this was asked last."""
-        most, self._most = self._most, len(self._live)
+        most, self._most = self._most, len(self.live)
         return most
 
     def start(self, active: ActiveRequest) -> None:
         """Take a request."""
-        self._live[active.request.id] = active
+        self.live[active.request.id] = active
         self.react(machine.RequestArrived(active.request))
 
     def react(self, event: Event) -> None:
         """Let the machine decide, then act."""
         commands: list[Any] = self.flow.handle(event, self._timeline.now + self._clock_s)
-        journal, live = self._journal, self._live
+        journal, live = self._journal, self.live
         if not journal.hushed:
             journal.note(self.name, event, commands)
         for command in commands:
@@ -238,7 +238,7 @@ class SimulatedRelay:
 
     def client_left(self, request_id: str) -> bool:
         """Cancel what runs upstream, and tell the machine. False if the request is over."""
-        active = self._live.get(request_id)
+        active = self.live.get(request_id)
         if active is None:
             return False
         self._forget(active)
@@ -248,7 +248,7 @@ class SimulatedRelay:
 
     def die(self) -> list[ActiveRequest]:
         """The process is gone, and its machine with it. Returns what it leaves behind, so that clients can be told."""
-        orphans = list(self._live.values())
+        orphans = list(self.live.values())
         for active in orphans:
             generated = active.so_far()
             self._forget(active)
@@ -315,6 +315,6 @@ class SimulatedRelay:
             attempt.abort()
 
     def _forget(self, active: ActiveRequest) -> None:
-        del self._live[active.request.id]
+        del self.live[active.request.id]
         if active.timer is not None:
             active.timer.cancel()

@@ -85,14 +85,14 @@ class World:
         context.observer, context.timed = observer or context.observer, timed
         self.timeline, self.wire, self.measures = context.timeline, context.wire, context.measures
         self.journal = context.journal
-        self._lost: dict[str, float] = {}
-        self._drained: dict[str, tuple[str, float | None]] = {}  # in etcd: why, and until when
-        self._etcd_silent = False
+        self.lost: dict[str, float] = {}
+        self.drained: dict[str, tuple[str, float | None]] = {}  # in etcd: why, and until when
+        self.etcd_silent = False
         self._law_in_etcd, self._revision = b"", 0
         self._dice, self._dice_law = context.rng("reports"), context.rng("laws")
         self._streams = self._arrivals = 0
         self._turn = dict.fromkeys(counts, 0)
-        self._entered: dict[str, Arrival] = {}  # who is not over yet
+        self.entered: dict[str, Arrival] = {}  # who is not over yet
         self.last_entry = ""  # where the last request came in
         self._scopes: dict[str, int] = {}
         make = make_regional or self._regional
@@ -283,13 +283,13 @@ class World:
         )
 
         def over(record: RequestRecord, answer: bytes) -> None:
-            self._entered.pop(request_id, None)  # its prompt may be large
+            self.entered.pop(request_id, None)  # its prompt may be large
             if on_done is not None:
                 on_done(record, answer)
 
         self._context.observer("read", entry, entry if balancer is None else balancer.name, request)
         arrival = Arrival(self._context, request, prompt, entry, relay, over, direct=balancer is None)
-        self._entered[request_id] = arrival
+        self.entered[request_id] = arrival
         self.last_entry = entry
         if balancer is not None:
             if isinstance(balancer, BalancerProcess) and not balancer.alive:
@@ -319,7 +319,7 @@ class World:
 
     def leave(self, request_id: str) -> None:
         """Its client goes away; harmless if it is over."""
-        arrival = self._entered.get(request_id)
+        arrival = self.entered.get(request_id)
         if arrival is not None and arrival.relay.client_left(request_id):
             arrival.over(outcome.CLIENT_LEFT)
 
@@ -349,22 +349,22 @@ class World:
         return [*self._everybody, *self.regions.values()]
 
     def _deliver_law(self, process: BalancerProcess | RegionProcess, document: bytes, revision: int) -> None:
-        if process.alive and not self._etcd_silent:
+        if process.alive and not self.etcd_silent:
             self._context.observer("heard", process.region, process.name, document)
             process.law_client.apply(document, revision)
 
     def _list_law(self, process: BalancerProcess | RegionProcess) -> None:
         """What a process that starts, or finds etcd again, reads there."""
-        if process.alive and not self._etcd_silent:
+        if process.alive and not self.etcd_silent:
             self._context.observer("heard", process.region, process.name, self._law_in_etcd)
             process.law_client.apply(self._law_in_etcd, self._revision, anew=True)
 
     def _list_drains(self, balancer: BalancerProcess) -> None:
         """Operators' words that stand in etcd, as one who starts, or finds etcd again, reads them there."""
-        if not balancer.alive or self._etcd_silent:
+        if not balancer.alive or self.etcd_silent:
             return
         for region in self.regions:
-            why, ends_at = self._drained.get(region, ("", -inf))
+            why, ends_at = self.drained.get(region, ("", -inf))
             until = None if ends_at is None else balancer.relay.clock() + (ends_at - self.now)
             stands = ends_at is None or ends_at > self.now
             balancer.relay.react(RegionForced(region, stands, why, until if stands else None))
@@ -408,12 +408,12 @@ class World:
     def silence_etcd(self) -> None:
         """Nobody hears of what is written there, until it `speaks` again; who starts meanwhile knows of nothing in it.
         Reports come by the fast path alone, and go on."""
-        self._etcd_silent = True
+        self.etcd_silent = True
 
     def etcd_up(self) -> None:
         """Everybody lists it anew. Harmless while it does."""
-        if self._etcd_silent:
-            self._etcd_silent = False
+        if self.etcd_silent:
+            self.etcd_silent = False
             for process in self._processes():
                 self._list_law(process)
             for balancer in self._everybody:
@@ -458,24 +458,24 @@ class World:
         """That share (0..1) of the region's reports arrives nowhere, each listener's lost by itself."""
         if not 0.0 <= share <= 1.0:
             raise ValueError(f"share: {share!r} is not within 0 and 1")
-        self._lost[region] = share
+        self.lost[region] = share
 
     def drain(self, region: str, why: str = "drill", for_s: float | None = None) -> None:
         """An operator drains a region at every global balancer."""
-        self._drained[region] = why, None if for_s is None else self.now + for_s
+        self.drained[region] = why, None if for_s is None else self.now + for_s
         for balancer in self._listening():
             until = None if for_s is None else balancer.relay.clock() + for_s
             balancer.relay.react(RegionForced(region, True, why, until))
 
     def undrain(self, region: str) -> None:
         """The drain is lifted."""
-        self._drained.pop(region, None)
+        self.drained.pop(region, None)
         for balancer in self._listening():
             balancer.relay.react(RegionForced(region, False))
 
     def _listening(self) -> list[BalancerProcess]:
         """Global balancers that hear at once what is written in etcd."""
-        return [] if self._etcd_silent else [balancer for balancer in self._everybody if balancer.alive]
+        return [] if self.etcd_silent else [balancer for balancer in self._everybody if balancer.alive]
 
     # -- reports on their way
 
@@ -483,7 +483,7 @@ class World:
         self.timeline.after(self._context.reporting.delay_s, self._send, report)
 
     def _send(self, report: RegionReport) -> None:
-        lost = self._lost.get(report.region, self._context.reporting.lost)
+        lost = self.lost.get(report.region, self._context.reporting.lost)
         for balancer in self._everybody:
             if lost <= 0.0 or self._dice.random() >= lost:
                 self.wire.send(report.region, balancer.region, balancer.links.on_report, report)

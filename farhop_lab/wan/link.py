@@ -72,7 +72,7 @@ class Link:
         self.name = name
         self._settings = LinkSettings(0.0, 0.0)
         self._rng, self._limits, self._allowed_hosts = rng, limits or LinkLimits(), allowed_hosts
-        self._path: Path | None = None
+        self.path: Path | None = None
         self._server: asyncio.Server | None = None
         self._own_alarm: Alarm | None = None
         self._port = 0
@@ -89,7 +89,7 @@ class Link:
             return
         if alarm is None:
             alarm = self._own_alarm = Alarm()
-        path = self._path = Path(self._settings, self._rng, alarm, self._limits, self._allowed_hosts)
+        path = self.path = Path(self._settings, self._rng, alarm, self._limits, self._allowed_hosts)
         path.is_cut = self.state is LinkState.CUT
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: Tunnel(path).near, HOST, 0, backlog=1024)
@@ -101,12 +101,12 @@ class Link:
         if server is None:
             return
         server.close()
-        assert self._path is not None
+        assert self.path is not None
         end = asyncio.get_running_loop().time() + _BREAK_S
         while True:
-            for tunnel in tuple(self._path.tunnels):
+            for tunnel in tuple(self.path.tunnels):
                 tunnel.break_off()
-            if not self._path.tunnels or asyncio.get_running_loop().time() > end:
+            if not self.path.tunnels or asyncio.get_running_loop().time() > end:
                 break
             await asyncio.sleep(0.001)
         if self._own_alarm is not None:
@@ -184,17 +184,17 @@ class Link:
     def _enter(self, state: LinkState) -> None:
         self.state = state
         self._settings.frozen = state is LinkState.FROZEN
-        if self._path is not None:
-            self._path.is_cut = state is LinkState.CUT
+        if self.path is not None:
+            self.path.is_cut = state is LinkState.CUT
 
     def _tunnels(self) -> tuple[Tunnel, ...]:
-        return () if self._path is None else tuple(self._path.tunnels)
+        return () if self.path is None else tuple(self.path.tunnels)
 
     # -- what it has seen
 
     def stats(self) -> LinkStats:
         """Counters, and the state."""
-        path = self._path
+        path = self.path
         if path is None:
             return LinkStats(self.state, 0, 0, 0, 0, 0, 0, 0)
         return LinkStats(

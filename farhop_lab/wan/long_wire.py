@@ -40,7 +40,7 @@ def lacking() -> str:
     return "" if shutil.which("ip") else "ip is not installed (Debian: iproute2)"
 
 
-class _Way:
+class Way:
     """One direction: packets read from a device, and when each is due at the other."""
 
     def __init__(self, source: int, target: int, delay_s: float) -> None:
@@ -79,7 +79,7 @@ class LongWire:
         self._delay_s, self._settings = rtt_ms / 2e3, settings
         self._tag = f"fhw{os.getpid() % 100_000}"
         self._devices: dict[str, int] = {}
-        self._ways: list[_Way] = []
+        self._ways: list[Way] = []
 
     def command(self, end: str, words: Sequence[str]) -> list[str]:
         """What runs these words at that end."""
@@ -96,7 +96,7 @@ class LongWire:
             for end, host in HOSTS.items():
                 self._open(end, host)
             near, far = self._devices[NEAR], self._devices[FAR]
-            self._ways = [_Way(near, far, self._delay_s), _Way(far, near, self._delay_s)]
+            self._ways = [Way(near, far, self._delay_s), Way(far, near, self._delay_s)]
         except BaseException:
             self._close()
             raise

@@ -64,10 +64,10 @@ class Path:
 class Tunnel:
     """A client's connection (`near`), the one made for it (`far`), and the channels `out` and `back` between them."""
 
-    __slots__ = ("_connecting", "_head", "_is_up", "_path", "_reply", "_target", "_timer", "back", "far", "near", "out")
+    __slots__ = ("_head", "_is_up", "_reply", "_target", "_timer", "back", "connecting", "far", "near", "out", "path")
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self.out = self._channel(path.out, self._at_far)
         self.back = self._channel(path.back, self._at_near)
         self.near = End(self, self._read_head, self.back)
@@ -77,19 +77,19 @@ class Tunnel:
         self._target: Target | None = None  # once asked for, and allowed
         self._reply = ESTABLISHED
         self._is_up = False
-        self._connecting: asyncio.Task[None] | None = None
+        self.connecting: asyncio.Task[None] | None = None
         self._timer = path.loop.call_later(path.limits.head_s, self.near.reset)
         path.accepted += 1
         path.tunnels.add(self)
 
     def _channel(self, direction: Direction, deliver: Callable[[Signal], None]) -> Channel:
-        path = self._path
+        path = self.path
         return Channel(Shaper(path.settings, direction, path.rng), direction, path.alarm, path.queued_max, deliver)
 
     # -- the client's head
 
     def _read_head(self, data: bytes) -> None:
-        path = self._path
+        path = self.path
         self._head += data
         if len(path.tunnels) > path.limits.connections_max:
             self._refuse(RefusedError(503, "link: too many connections; raise connections_max"))
@@ -107,14 +107,14 @@ class Tunnel:
 
     def _refuse(self, error: RefusedError) -> None:
         """Ours to answer, at once; the client then has `head_s` to leave."""
-        self._path.refused += 1
+        self.path.refused += 1
         self.near.on_data = _ignore
         self.near.write(reply(error.status, str(error)))
         self.near.write_end()
 
     def _depart(self, rest: bytes) -> None:
         self._timer.cancel()
-        if self._path.is_cut:
+        if self.path.is_cut:
             self._fail(502, f"{self._target}: no route: the link is cut")
             return
         self.near.on_data = self.out.put
@@ -127,16 +127,16 @@ class Tunnel:
     def _at_far(self, signal: Signal) -> None:
         if signal is Signal.OPEN:
             self.out.pause()  # until there is somebody to hear what follows
-            self._connecting = self._path.loop.create_task(self._connect())
+            self.connecting = self.path.loop.create_task(self._connect())
         elif self.far is not None:
             self._give(signal, self.far)
 
     async def _connect(self) -> None:
-        target, limits = self._target, self._path.limits
+        target, limits = self._target, self.path.limits
         assert target is not None
         try:
             async with asyncio.timeout(limits.connect_s):
-                await self._path.loop.create_connection(self._far_end, target.host, target.port)
+                await self.path.loop.create_connection(self._far_end, target.host, target.port)
         except TimeoutError:  # also the kernel's own ETIMEDOUT
             self._fail(504, f"{target}: no answer within {limits.connect_s:g} s")
         except OSError as error:
@@ -145,7 +145,7 @@ class Tunnel:
             text = os.strerror(number) if number > 0 else str(error)
             self._fail(502, f"{target}: {text}")
         finally:
-            self._connecting = None
+            self.connecting = None
 
     def _far_end(self) -> End:
         return End(self, self.back.put, self.out)
@@ -153,7 +153,7 @@ class Tunnel:
     def made(self, end: End) -> None:
         """A connection is there: the client's, or the one made for it as the far side accepted."""
         if end is self.near:
-            if len(self._path.tunnels) > self._path.limits.connections_max + _TURNED_AWAY_MAX:
+            if len(self.path.tunnels) > self.path.limits.connections_max + _TURNED_AWAY_MAX:
                 end.reset()
         elif self.near.transport is None or self.near.on_data is _ignore:
             end.reset()  # too late: the client left, or was told that the link is cut
@@ -163,7 +163,7 @@ class Tunnel:
             self.out.flow()
 
     def _fail(self, status: int, text: str) -> None:
-        self._path.failed += 1
+        self.path.failed += 1
         self._reply = reply(status, text)
         self.near.on_data = _ignore
         self.out.clear()
@@ -180,9 +180,9 @@ class Tunnel:
         self.near.write(self._reply)
         if self.far is not None:
             self._is_up = True
-            self._path.established += 1
+            self.path.established += 1
         else:
-            self._timer = self._path.loop.call_later(self._path.limits.head_s, self.near.reset)
+            self._timer = self.path.loop.call_later(self.path.limits.head_s, self.near.reset)
 
     # -- endings
 
@@ -207,8 +207,8 @@ class Tunnel:
         end.inward.pause()
         if end is self.near:
             self._timer.cancel()
-            if self._connecting is not None:
-                self._connecting.cancel()
+            if self.connecting is not None:
+                self.connecting.cancel()
         if other is None or other.transport is None:
             self._over()
         elif not end.clean:
@@ -221,8 +221,8 @@ class Tunnel:
         elif self._target is not None and self.near.on_data is not _ignore:
             far, self.far = self.far, None
             self.back.clear()
-            if self._connecting is not None:
-                self._connecting.cancel()
+            if self.connecting is not None:
+                self.connecting.cancel()
             if far is not None:
                 far.on_data = _ignore
                 far.reset()
@@ -242,8 +242,8 @@ class Tunnel:
         """Break both ends at once, whatever is under way."""
         self.out.clear()
         self.back.clear()
-        if self._connecting is not None:
-            self._connecting.cancel()
+        if self.connecting is not None:
+            self.connecting.cancel()
         self.near.reset()
         if self.far is not None:
             self.far.reset()
@@ -251,4 +251,4 @@ class Tunnel:
     def _over(self) -> None:
         self.out.clear()
         self.back.clear()
-        self._path.tunnels.discard(self)
+        self.path.tunnels.discard(self)

@@ -76,16 +76,16 @@ class EventReader:
     """Server-sent events, fed as they come. `usage` and `error` hold what was said so far."""
 
     def __init__(self) -> None:
-        self._tail = b""
+        self.tail = b""
         self._done = False
         self.usage: Usage | None = None
         self.error: Failure | None = None
 
     def feed(self, data: bytes) -> list[str]:
         """The texts in the events that these bytes complete. Empty texts (the role's chunk, the last) are left out."""
-        *lines, self._tail = (self._tail + data).split(b"\n")
-        if len(self._tail) > EVENT_BYTES_MAX:
-            self._tail = b""
+        *lines, self.tail = (self.tail + data).split(b"\n")
+        if len(self.tail) > EVENT_BYTES_MAX:
+            self.tail = b""
             self.error = self.error or Failure(f"an event is longer than {EVENT_BYTES_MAX} bytes", "bad_stream")
         return [text for line in lines if (text := self._line(line.rstrip(b"\r")))]
 

@@ -74,7 +74,7 @@ def _receipt_of(decision: Decision) -> dict[str, Any]:
         "spilled_from": decision.spilled_from,
         "candidates": [_candidate(one) for one in field[:CANDIDATES_MAX]],
         "not_serving": sorted(set(decision.absent) & decision.verdict.lawful)[:CANDIDATES_MAX],
-        "excluded_by_law": _excluded(decision),
+        "excluded_by_law": excluded(decision),
     }
 
 
@@ -89,7 +89,7 @@ def _margin(field: tuple[Scored, ...], chosen: Scored | None) -> float | None:
     return _number(min(others) - chosen.score) if chosen is not None and others else None
 
 
-def _excluded(decision: Decision) -> dict[str, int]:
+def excluded(decision: Decision) -> dict[str, int]:
     """How many regions each clause keeps out."""
     clauses = (why if why.startswith(_OWN) else _OTHERS for why in decision.verdict.excluded.values())
     return dict(Counter(clauses).most_common(CLAUSES_MAX))

@@ -151,9 +151,9 @@ class Regions:
         self.sent: list[Callable[[str, tuple[int, ...]], None]] = []  # called with what prefix went where
         self.guards: dict[tuple[str, str], HotGuard] = {}
         self._warm: dict[tuple[str, str], HotGuard] = {}  # of them, those that say something
-        self._loads: dict[tuple[str, str], UnacknowledgedLoad] = {}
+        self.loads: dict[tuple[str, str], UnacknowledgedLoad] = {}
         self._turn = 0  # of those that are sent something, to any
-        self._drifts: dict[tuple[str, str, str], Drift] = {}
+        self.drifts: dict[tuple[str, str, str], Drift] = {}
         self._residuals: dict[tuple[str, str], Residual] = {}  # by region and model
         self._tables: dict[str, Table] = {}  # by model: those asked for
         self._stale: dict[str, dict[str, bool]] = {}  # regions whose row there changed: whole, or by what was sent
@@ -212,14 +212,14 @@ class Regions:
 
     def _reported(self, instance: Instance) -> None:
         name = instance.region
-        load = self._loads.get((name, instance.name))
+        load = self.loads.get((name, instance.name))
         if load is None or load.incarnation > instance.incarnation:
             # A clock was set back between two starts: the one before would pass over all it says.
-            load = self._loads[name, instance.name] = UnacknowledgedLoad()
+            load = self.loads[name, instance.name] = UnacknowledgedLoad()
         load.acknowledged(instance.incarnation, instance.accepted)
         if len(self._models) < MODELS_MAX:
             self._models.update(instance.models)
-        drifts, alone = self._drifts, len(self.view.regions[name].instances) == 1
+        drifts, alone = self.drifts, len(self.view.regions[name].instances) == 1
         for model, capacity in instance.models.items():
             line = (name, instance.name, model)
             drift = drifts.get(line)
@@ -236,9 +236,9 @@ class Regions:
             for model in instance.models.keys() - offered:
                 self._residuals.pop((instance.region, model), None)
             if instance.name not in models:
-                self._loads.pop((instance.region, instance.name), None)
+                self.loads.pop((instance.region, instance.name), None)
             for model in instance.models.keys() - models.get(instance.name, ()):
-                self._drifts.pop((instance.region, instance.name, model), None)
+                self.drifts.pop((instance.region, instance.name, model), None)
         if known is not None:
             self._learn(known)
 
@@ -316,7 +316,7 @@ class Regions:
 
     def refused(self, instance: Instance, model: str, reason: Outcome, wait_ms: float | None) -> None:
         """What a refusal tells is newer than the instance's report, and holds until the next one."""
-        if model not in instance.models or (instance.region, instance.name) not in self._loads:
+        if model not in instance.models or (instance.region, instance.name) not in self.loads:
             return
         self._instances.refused(instance, model, reason, wait_ms)
         self._moved(instance.region)
@@ -333,7 +333,7 @@ class Regions:
         """What was sent to an instance of this view and is not acknowledged; asked for when more is. Later changes: see
         `settled`."""
         self._moved(instance.region, whole=False)
-        load = self._loads[instance.region, instance.name]
+        load = self.loads[instance.region, instance.name]
         self._turn = load.turn = self._turn + 1
         return load
 
@@ -561,7 +561,7 @@ class Regions:
             if whole or len(self.view.regions[name].instances) > 1:  # another instance may be the better one now
                 rows.append((name, self._row(name, model, now)))
             else:
-                capacity, load = self._instances.capacity(able[0], model), self._loads[name, able[0].name]
+                capacity, load = self._instances.capacity(able[0], model), self.loads[name, able[0].name]
                 sent.append((name, *remaining(capacity, load), self.cache_hit_calibration[name].at(now)))
         table.write(rows, sent)
         stale.clear()
@@ -569,14 +569,14 @@ class Regions:
     def _row(self, name: str, model: str, now: float) -> Row:
         instance = self.best_instance(name, model)
         assert instance is not None  # else it had no row
-        drift, region = self._drifts.get((name, instance.name, model)), self.view.regions[name]
+        drift, region = self.drifts.get((name, instance.name, model)), self.view.regions[name]
         residual = self._residuals.get((name, model))
         return row_of(
             self._instances.capacity(instance, model),
             # Several send to the same replicas: what one of them was sent takes slots that all of them count.
-            CombinedLoad(self._loads[name, i.name] for i in region.instances)
+            CombinedLoad(self.loads[name, i.name] for i in region.instances)
             if len(region.instances) > 1
-            else self._loads[name, instance.name],
+            else self.loads[name, instance.name],
             rtt_ms=region.rtt_ms,
             cache_hit_calibration=self.cache_hit_calibration[name].at(now),
             rates=drift.rates if drift is not None else (0.0, 0.0, 0.0),
@@ -593,7 +593,7 @@ class Regions:
             return able[0] if able else None
         best, least = able[0], (inf, inf, inf)
         for instance in able:
-            load = self._loads[region, instance.name]
+            load = self.loads[region, instance.name]
             wait_ms, left = remaining(self._instances.capacity(instance, model), load)
             key = wait_ms, -left, load.turn
             if key < least:

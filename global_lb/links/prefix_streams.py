@@ -31,9 +31,9 @@ CONFIRM_S = 5.0  # what we sent, and its region has not confirmed after once to 
 MESSAGE_NODES_MAX = 16_384
 INSTANCE_NODES_MAX = 1 << 20
 SENT_NODES_MAX = 262_144  # beyond it what we send a region stands until its next snapshot, or is evicted with age
-_TURN_NODES = 256  # applied in one turn: some 0.5 ms
+TURN_NODES = 256  # applied in one turn: some 0.5 ms
 _TURN_FREED = 4000  # given back in one turn
-_STALE_MAX = 8
+STALE_MAX = 8
 
 
 class PrefixGapError(Exception):
@@ -75,7 +75,7 @@ class _Instance:
     def abandon(self) -> None:
         """No more of this snapshot comes: what came of it is kept with the rest, and the next stream begins anew."""
         if self.arriving is not None:
-            if len(self.stale) < _STALE_MAX:
+            if len(self.stale) < STALE_MAX:
                 self.stale.append(self.arriving)
             else:
                 self.stale[-1].put(self.arriving)
@@ -224,15 +224,15 @@ class Prefixes:
             done += 1
             if not region.holds(node) and not any(node in sent for sent in without):
                 done += yield from self._evict(name, region, node)
-            if done >= _TURN_NODES:
+            if done >= TURN_NODES:
                 yield
                 done = 0
 
     def _evict(self, name: str, region: _Region, node: int) -> Count:
         """The region holds this node no more, nor what descends from it; how many went in this turn."""
         while name in self._trie:
-            gone = self._trie.evict(name, node, _TURN_NODES)
-            if gone < _TURN_NODES:
+            gone = self._trie.evict(name, node, TURN_NODES)
+            if gone < TURN_NODES:
                 return gone
             yield
             if region.holds(node):
@@ -268,14 +268,14 @@ class PrefixStream:
     """One stream of one instance. `known_incarnation` and `known_seq` are what it may go on from."""
 
     def __init__(self, prefixes: Prefixes, name: tuple[str, str], region: _Region, instance: _Instance) -> None:
-        self._prefixes, self._region, self._instance = prefixes, region, instance
+        self._prefixes, self._region, self.instance = prefixes, region, instance
         self._name, self._who = name
         self._trie, self._session, self._law_epoch = prefixes._trie, instance.session, prefixes.law_epoch
         self.known_incarnation, self.known_seq = instance.incarnation, instance.seq
 
     def ended(self, now: float) -> None:
         """It is over, for whatever reason: what was reported is kept for a while."""
-        instance = self._instance
+        instance = self.instance
         if self._current:
             instance.connected = False
             instance.abandon()
@@ -283,7 +283,7 @@ class PrefixStream:
 
     @property
     def _current(self) -> bool:
-        instance = self._instance
+        instance = self.instance
         return instance.session == self._session and self._region.instances.get(self._who) is instance
 
     def take(self, message: region_pb2.PrefixDelta) -> Iterator[None]:
@@ -296,7 +296,7 @@ class PrefixStream:
             raise PrefixGapError("superseded, or forgotten meanwhile")
         if self._law_epoch != self._prefixes.law_epoch:
             raise PrefixGapError("asked under another law")
-        self._instance.lost_at = None  # it speaks, even if not all is reported yet
+        self.instance.lost_at = None  # it speaks, even if not all is reported yet
         if message.HasField("slice"):
             yield from self._slice(message, content)
         else:
@@ -339,7 +339,7 @@ class PrefixStream:
         return PrefixGapError(why)
 
     def _slice(self, message: region_pb2.PrefixDelta, content: _Content) -> Iterator[None]:
-        instance, slice_ = self._instance, message.slice
+        instance, slice_ = self.instance, message.slice
         if slice_.slice == 0:
             instance.abandon()
             instance.arriving, instance.snapshot_id, instance.slice = NodeMap(), slice_.snapshot_id, 0
@@ -367,7 +367,7 @@ class PrefixStream:
                 yield from prefixes._leave(self._name, region, nodes.drain())
 
     def _changes(self, message: region_pb2.PrefixDelta, content: _Content) -> Iterator[None]:
-        instance = self._instance
+        instance = self.instance
         if instance.arriving is not None or (message.incarnation, message.after) != (
             instance.incarnation,
             instance.seq,
@@ -383,14 +383,14 @@ class PrefixStream:
             elif what == "cleared":
                 gone, instance.nodes = instance.nodes, NodeMap()
                 yield from self._prefixes._leave(self._name, self._region, gone.drain())
-            if done >= _TURN_NODES:
+            if done >= TURN_NODES:
                 done = yield from self._turn(done)
         instance.seq = message.seq
         instance.whole()
 
     def _turn(self, done: int) -> Count:
         """Let others run once enough was done; what was superseded meanwhile goes no further."""
-        if done < _TURN_NODES:
+        if done < TURN_NODES:
             return done
         yield
         if not self._current:
@@ -412,9 +412,9 @@ class PrefixStream:
     def _evicted(self, nodes: tuple[int, ...], done: int) -> Count:
         region = self._region
         for node in nodes:
-            self._instance.nodes.pop(node)
+            self.instance.nodes.pop(node)
             done += 1
             if not region.holds(node):
                 done += yield from self._prefixes._evict(self._name, region, node)
-            done = (yield from self._turn(done)) if done >= _TURN_NODES else done
+            done = (yield from self._turn(done)) if done >= TURN_NODES else done
         return done

@@ -96,7 +96,7 @@ class Watcher:
         upstreams: Upstreams | None = None,
         laws: LawBook | None = None,
     ) -> None:
-        self._upstreams, self.laws = upstreams, laws
+        self.upstreams, self.laws = upstreams, laws
         self.certificates, self._trouble = certificates, trouble
         if certificates is not None:
             certificates.changed = self._relink
@@ -112,7 +112,7 @@ class Watcher:
         self._up: dict[tuple[str, str], bool] = {}
         self._past: dict[tuple[str, str], tuple[int, int]] = {}  # incarnation and seq of what came after all later ones
         self._tasks = Tasks()
-        self._retired = Tasks()
+        self.retired = Tasks()
         self._closed = False
         self._following: list[asyncio.Task[None]] = []
         self.distances = Distances(topology, config.region)
@@ -131,7 +131,7 @@ class Watcher:
         return "; ".join(f"hub {name}: {why}" for name, why in lost) or None
 
     @property
-    def _listed(self) -> set[tuple[str, str]]:
+    def listed(self) -> set[tuple[str, str]]:
         return set().union(*(hub.listed for hub in self.hubs))
 
     async def open(self) -> None:
@@ -146,11 +146,11 @@ class Watcher:
         await self._tasks.close()
         for link in self.links.values():
             self._retire(link)
-        await self._retired.settle()
+        await self.retired.settle()
 
     def _retire(self, link: BalancerLink) -> None:
         """Close a link without waiting for it."""
-        self._retired.start(link.close(), f"close the link to {link.address}")
+        self.retired.start(link.close(), f"close the link to {link.address}")
 
     # -- what is gone
 
@@ -166,7 +166,7 @@ class Watcher:
 
     def forget(self) -> None:
         """Drop instances that are gone from every hub and silent; a link that still speaks keeps one alive."""
-        now, listed = self._clock(), self._listed
+        now, listed = self._clock(), self.listed
         gone = [
             name
             for name, (_, received_at) in self._reports.items()
@@ -362,24 +362,24 @@ class Watcher:
         if name not in self._reports or self._up.get(name) == up:
             return
         self._up[name] = up
-        if self._upstreams is not None:
-            self._upstreams.channel(self._instances[name[0]][name[1]].tier, up)
+        if self.upstreams is not None:
+            self.upstreams.channel(self._instances[name[0]][name[1]].tier, up)
         self._channel_of(name[0])
 
     def _unwatched(self, instance: Instance) -> None:
         """Nobody tells of the way to it any more: it counts as it does before anybody has."""
-        if self._upstreams is not None:
-            self._upstreams.channel(instance.tier, True)
+        if self.upstreams is not None:
+            self.upstreams.channel(instance.tier, True)
 
     def quiet(self, name: tuple[str, str]) -> Sequence[SilentAttempt]:
         """See LinkEvents."""
         known = self._instances.get(name[0], {}).get(name[1])
-        return self._upstreams.quiet(known.tier) if self._upstreams is not None and known is not None else ()
+        return self.upstreams.quiet(known.tier) if self.upstreams is not None and known is not None else ()
 
     def in_use(self, name: tuple[str, str], within_s: float) -> bool:
         """See LinkEvents; where nobody knows, it is."""
         known = self._instances.get(name[0], {}).get(name[1])
-        return self._upstreams is None or known is None or self._upstreams.in_use(known.tier, within_s)
+        return self.upstreams is None or known is None or self.upstreams.in_use(known.tier, within_s)
 
     def _channel_of(self, region: str) -> None:
         """A region's channel is up while that of any of its instances is."""

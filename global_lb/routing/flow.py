@@ -109,9 +109,9 @@ class GlobalFlow:
         self._suspects = Suspects()
         # What a request with so many tokens of answers may cost, in millionths of a USD; the tier sets it.
         self.micro_usd: Callable[[Request, float], int | None] = lambda _request, _tokens: None
-        self._requests: dict[str, RequestState] = {}
-        self._budget = retry.RetryBudget(self._requests)
-        self._held: dict[str, None] = {}
+        self.requests: dict[str, RequestState] = {}
+        self.budget = retry.RetryBudget(self.requests)
+        self.held: dict[str, None] = {}
         self._moving: dict[str, float] = {}  # drained regions that streams leave, and by when
         self._woken_at = -inf  # when all on hold were looked at last
         self._standings: dict[str, Any] = {}  # of each region, when it was last looked at for those on hold
@@ -142,13 +142,13 @@ class GlobalFlow:
     @property
     def under_way(self) -> int:
         """Requests that are neither answered nor given up."""
-        return len(self._requests)
+        return len(self.requests)
 
     # -- a request's edges
 
     def _arrived(self, event: machine.RequestArrived, now: float) -> list[Command]:
         request = event.request
-        if request.id in self._requests:
+        if request.id in self.requests:
             return [machine.Answer(request.id, outcome.INVALID_FIELD, "a request with this id is under way")]
         verdict = self.law.request_verdict(request)
         lawful = verdict.lawful if request.lawful is None else verdict.lawful & request.lawful
@@ -157,7 +157,7 @@ class GlobalFlow:
             own = self.redirects.to_own_name(request, route, self.config.unicast_url)
             if own is not None:
                 return [own]
-        state = self._requests[request.id] = RequestState(request, lawful, attempts=request.attempted)
+        state = self.requests[request.id] = RequestState(request, lawful, attempts=request.attempted)
         self.estimates.now = now
         return self._dispatch(state, now, verdict)
 
@@ -241,13 +241,13 @@ class GlobalFlow:
         return self._dispatch(state, now)
 
     def _client_left(self, event: machine.ClientLeft, _now: float) -> list[Command]:
-        state = self._requests.get(event.id)
+        state = self.requests.get(event.id)
         if state is not None:
             self._over(state)
         return []
 
     def _timer_fired(self, event: machine.TimerFired, now: float) -> list[Command]:
-        state = self._requests.get(event.id)
+        state = self.requests.get(event.id)
         if state is None:
             return []
         if now < state.due:
@@ -286,7 +286,7 @@ class GlobalFlow:
 
     def _under_way(self, event: AttemptEvent) -> tuple[RequestState, Attempt] | None:
         """The request, and the attempt if it is this very one: an event of an earlier one changes nothing."""
-        state = self._requests.get(event.id)
+        state = self.requests.get(event.id)
         if state is None or state.attempt is None or state.attempts != event.attempt:
             return None
         return state, state.attempt
@@ -361,7 +361,7 @@ class GlobalFlow:
 
         commands = self._changed(region, change, now)
         if not event.up:
-            for state in self._requests.values():
+            for state in self.requests.values():
                 attempt = state.attempt
                 waits = attempt is not None and attempt.region == region and not attempt.started
                 if waits and now + LOOK_SOON_S < state.due:  # its channel may be back then
@@ -383,7 +383,7 @@ class GlobalFlow:
     def _move_away(self, region: str, over_s: float, now: float) -> list[Command]:
         known = region in self._moving
         self._moving[region] = now + over_s
-        there = [s for s in self._requests.values() if s.attempt and s.attempt.started and s.attempt.region == region]
+        there = [s for s in self.requests.values() if s.attempt and s.attempt.started and s.attempt.region == region]
         streams = [state for state in there if state.request.stream and (not known or state.due > now + over_s)]
         pace_s = over_s / max(1, len(streams))
         return [self._move_at(state, now + n * pace_s) for n, state in enumerate(streams, 1)]
@@ -419,7 +419,7 @@ class GlobalFlow:
         Whoever is on hold is looked at if it can be asked otherwise than before; once in LOOK_HELD_S in any case.
         """
         regions = self.regions
-        before = regions.standing(region, now) if self._held else None
+        before = regions.standing(region, now) if self.held else None
         regions.settle(region, now)
         change()
         regions.settle(region, now)
@@ -434,8 +434,8 @@ class GlobalFlow:
         commands: list[Command] = []
         stuck: set[Any] = set()
         self._woken_at = now
-        for request_id in tuple(self._held):
-            state = self._requests[request_id]
+        for request_id in tuple(self.held):
+            state = self.requests[request_id]
             request = state.request
             if now >= state.due:
                 state.refusals.clear()  # as its timer, which is due, would
@@ -447,7 +447,7 @@ class GlobalFlow:
                 continue
             released = self._dispatch(state, now)
             commands += released
-            if request_id in self._held:
+            if request_id in self.held:
                 stuck.add(alike)
         return commands
 
@@ -548,7 +548,7 @@ class GlobalFlow:
         chosen = decision.chosen
         if chosen is None:
             return self._nowhere(state, decision, now)
-        self._held.pop(request.id, None)
+        self.held.pop(request.id, None)
         instance = self.regions.best_instance(chosen.region, request.model)
         assert instance is not None  # it was among the offers, and no await lies between
         lawful = admission.both(state.lawful, decision.verdict.lawful)
@@ -587,8 +587,8 @@ class GlobalFlow:
             return [self._answer(state, outcome.UNKNOWN_MODEL, detail)]
         if state.held_until is None:
             state.held_until = min(request.deadline, now + self._patience_s(request.tenant))
-        held = request.id in self._held
-        crowded = not held and len(self._held) >= self.config.held_max
+        held = request.id in self.held
+        crowded = not held and len(self.held) >= self.config.held_max
         if state.refusals and (instead := self._fall_back(state, now)) is not None:
             return [instead]
         if crowded or now >= state.held_until or state.law_refused(lawful) or state.unsupported:
@@ -596,7 +596,7 @@ class GlobalFlow:
         due = min(state.held_until, now + ASK_AGAIN_S) if state.refusals else state.held_until
         if held and now < state.due:
             return []  # it waits already
-        self._held[request.id] = None
+        self.held[request.id] = None
         timer = self._timer(state, due)
         return [timer] if held else [machine.Hold(request.id), timer]
 
@@ -628,10 +628,10 @@ class GlobalFlow:
             return None
         if quarantine.sure:
             return [self._answer(state, outcome.ENDS_PROCESSES, _ENDED_TWO, quarantine.until - now)]
-        held, due = request.id in self._held, min(request.deadline, quarantine.until)
+        held, due = request.id in self.held, min(request.deadline, quarantine.until)
         if held and state.due == due:
             return []
-        self._held[request.id] = None
+        self.held[request.id] = None
         timer = self._timer(state, due)
         return [timer] if held else [machine.Hold(request.id), timer]
 
@@ -649,14 +649,14 @@ class GlobalFlow:
         region = attempt.region
         self._withdraw(state, attempt, counted=counted)
         state.refusals[region] = reason
-        if not retry.may_redispatch(reason, state.attempts, state.transport_retries, self._budget):
+        if not retry.may_redispatch(reason, state.attempts, state.transport_retries, self.budget):
             if not reason.retryable:
                 return [self._answer(state, reason, state.summary())]
             if (instead := self._fall_back(state, now)) is not None:
                 return [instead]
             return self._wait(state, now) or [self._exhausted(state, self.law.request_verdict(state.request), now)]
         if retry.draws_on_budget(reason, state.transport_retries) and not state.budgeted:
-            state.budgeted = self._budget.take()
+            state.budgeted = self.budget.take()
         if reason.source is Source.TRANSPORT:
             state.transport_retries += 1
             # A region that tells of its replica's failure has tried what it could; one that did not speak may yet.
@@ -691,10 +691,10 @@ class GlobalFlow:
     def _wait(self, state: RequestState, now: float) -> list[Command]:
         """A broken stream that was tried elsewhere as often as may be at once is tried again later; [] for what is
         none, or has waited."""
-        full = state.attempts >= retry.ATTEMPTS_MAX or len(self._held) >= self.config.held_max
+        full = state.attempts >= retry.ATTEMPTS_MAX or len(self.held) >= self.config.held_max
         if not state.resumes or state.held_until is None or now >= state.held_until or full:
             return []
-        self._held[state.request.id] = None
+        self.held[state.request.id] = None
         return [machine.Hold(state.request.id), self._timer(state, min(state.held_until, now + ASK_AGAIN_S))]
 
     # -- endings and learning
@@ -718,12 +718,12 @@ class GlobalFlow:
     def _over(self, state: RequestState) -> None:
         """Forget a request and give back all it held."""
         request_id = state.request.id
-        del self._requests[request_id]
-        self._held.pop(request_id, None)
+        del self.requests[request_id]
+        self.held.pop(request_id, None)
         if state.attempt is not None:
             self._withdraw(state, state.attempt, counted=state.attempt.started)
         if state.budgeted:
-            self._budget.give()
+            self.budget.give()
 
     def _withdraw(self, state: RequestState, attempt: Attempt, *, counted: bool) -> None:
         """The attempt is over: give back what it held."""

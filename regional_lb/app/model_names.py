@@ -48,7 +48,7 @@ class ModelNames:
     ) -> None:  # fmt: skip
         self._store, self._flow, self._clock, self._rng, self._changed = store, flow, clock, rng, changed
         self._key = route_key(flow.config.region)
-        self._documents: Documents[dict[Scope, tuple[ModelStep, ...]]] = Documents(
+        self.documents: Documents[dict[Scope, tuple[ModelStep, ...]]] = Documents(
             _read, refused, "routes", self._key
         )  # fmt: skip
         self.prices: Callable[[], Prices | None] = lambda: None
@@ -65,11 +65,11 @@ class ModelNames:
 
     def changed(self, change: Change) -> None:
         """Take one step of the watch."""
-        if self._documents.take(change):
+        if self.documents.take(change):
             self._put()
 
     def _put(self) -> None:
-        chosen = {**self._configured, **(self._documents.get(self._key) or {})}
+        chosen = {**self._configured, **(self.documents.get(self._key) or {})}
         self.in_force: Mapping[Scope, tuple[ModelStep, ...]] = {of: steps for of, steps in chosen.items() if steps}
         self._changed(self)
 

@@ -116,16 +116,16 @@ class Outliers:
 
     def __init__(self, factor: float) -> None:
         self._margin = log(factor) if factor else inf
-        self._records: dict[str, Record] = {}
+        self.records: dict[str, Record] = {}
         self._compared_at: float | None = None
 
     def adopt(self, names: Iterable[str]) -> None:
         """These are the replicas now; who left is forgotten."""
-        self._records = {name: self._records.get(name) or Record() for name in names}
+        self.records = {name: self.records.get(name) or Record() for name in names}
 
     def answered(self, name: str, ok: bool) -> None:
         """An answer began, or failed to. Who has left is nobody."""
-        record = self._records.get(name)
+        record = self.records.get(name)
         if record is None or (ok and not record.failing and record.answers == ANSWERS_MIN):
             return  # nearly always
         record.answers = min(record.answers + 1, ANSWERS_MIN)
@@ -143,7 +143,7 @@ class Outliers:
 
         `step_ms`, a decode step, is taken out: it waits for one before its own prompt's turn comes.
         """
-        record = self._records.get(name)
+        record = self.records.get(name)
         if record is None or self._margin == inf or elapsed_ms <= 0.0:
             return
         pace = log(max(elapsed_ms - step_ms, _STEP_LEAST * elapsed_ms) / tokens)
@@ -153,22 +153,22 @@ class Outliers:
 
     def failing(self, name: str) -> float:
         """The share of its latest answers that failed."""
-        record = self._records.get(name)
+        record = self.records.get(name)
         return record.failing if record is not None else 0.0
 
     def excess(self, name: str) -> float:
         """By how much that is more than is usual among its peers, 0..1. 0 for one without peers."""
-        record = self._records.get(name)
+        record = self.records.get(name)
         return max(0.0, record.failing - record.usual_failing) if record is not None else 0.0
 
     def on_trial(self, name: str) -> bool:
         """Whether it was taken out as slow, and is so still by all that is known."""
-        record = self._records.get(name)
+        record = self.records.get(name)
         return record is not None and record.trial
 
     def forgive(self, name: str, *, slow: bool = False) -> None:
         """It is out, as `slow` or for another reason, and begins anew when it is back."""
-        self._records[name].forgive(slow=slow)
+        self.records[name].forgive(slow=slow)
 
     def found(self, by_model: Mapping[str, tuple[str, ...]], now: float) -> list[tuple[str, str]]:
         """Who is one, and why, the worst first. Call it about once a second: it also lets old failures fade."""
@@ -176,18 +176,18 @@ class Outliers:
         found: dict[str, tuple[float, str]] = {}
         usual: dict[str, float] = {}
         for names in by_model.values():
-            records = [(name, self._records[name]) for name in names]
+            records = [(name, self.records[name]) for name in names]
             middle = self._usual(records)
             for name, _ in records:
                 usual[name] = min(usual.get(name, inf), middle)
             rates = [(name, r.failing) for name, r in records if r.answers >= ANSWERS_MIN]
             for name, above in _above(rates, _MARGIN, _MARGIN_FEW):
-                if self._records[name].well < WELL_MIN:
+                if self.records[name].well < WELL_MIN:
                     found.setdefault(name, (above, FAILING))
             for name, above in self._slow(records, now):
                 found.setdefault(name, (above, SLOW))
         for name, middle in usual.items():
-            self._records[name].usual_failing = middle
+            self.records[name].usual_failing = middle
         worst_first = sorted(found.items(), key=lambda item: (item[1][1] != FAILING, -item[1][0], item[0]))
         return [(name, why) for name, (_, why) in worst_first]
 
@@ -226,7 +226,7 @@ class Outliers:
     def _fade(self, now: float) -> None:
         if self._compared_at is not None and now > self._compared_at:
             keep = exp((self._compared_at - now) / _FADE_S)
-            for record in self._records.values():
+            for record in self.records.values():
                 faded = record.failing * keep
                 record.failing = faded if faded >= _NONE else 0.0
         self._compared_at = now

@@ -164,20 +164,20 @@ def _runs(rows: Rows) -> list[slice]:
 class Table(Columns):
     """One row per replica of `of`, which gives a replica's place by its name."""
 
-    __slots__ = (*_COLUMNS, "_block", "_counted", "_paces", "_peak", "_unheld", "of", "queued_until")
+    __slots__ = (*_COLUMNS, "block", "_counted", "_paces", "_peak", "_unheld", "of", "queued_until")
 
     def __init__(
         self, of: Subset, block: Column | None = None, queued_until: float = -inf, peak: Peak | None = None
     ) -> None:
         self.of, self._peak = of, peak
-        self._block = np.zeros((len(_COLUMNS), len(of))) if block is None else block
+        self.block = np.zeros((len(_COLUMNS), len(of))) if block is None else block
         self._paces: Column | None = None
         (
             self.prefill_ms_per_token, self.batch_interference_ms, self.tpot_alone_ms,
             self.backlog_tokens, self.in_flight, self.tpot_ms, self.prefill_room_tokens,
             self.kv_room_tokens, self.slots, self.kv_tokens, self.kv_taken_tokens, self.service_ms, self.sampled_at,
             self.running, self.waiting, self.filled, self.uncertainty, self.step_tokens, self.short_step_tokens,
-        ) = self._block  # fmt: skip
+        ) = self.block  # fmt: skip
         self.queued_until = queued_until  # until then some engine's word that it queues is fresh
         # By row, of what is counted for each request there, the tokens that its engine was last seen not to hold, and
         # of how many requests.
@@ -195,7 +195,7 @@ class Table(Columns):
         if n_rows == len(self.of.names):
             return self
         if n_rows < _MANY_ROWS:
-            return Table(some, self._block.take(some.rows, 1), self.queued_until)
+            return Table(some, self.block.take(some.rows, 1), self.queued_until)
         return _Part(some, self)
 
     def room(
@@ -232,7 +232,7 @@ class Table(Columns):
         """The first PACES of its Rates, as one block the same for all who ask until they change."""
         paces = self._paces
         if paces is None:
-            paces = self._paces = self._block[:PACES].copy()
+            paces = self._paces = self.block[:PACES].copy()
         return paces
 
     def filled_at(self, place: int) -> float:

@@ -38,11 +38,11 @@ class TokenizerGuard:
 
     def __init__(self) -> None:
         self.miscounts = self.mispredictions = 0
-        self._mismatches: dict[Shape, _Mismatches] = {}  # latest distrusted last
+        self.mismatches: dict[Shape, _Mismatches] = {}  # latest distrusted last
 
     def believes(self, shape: Shape) -> bool:
         """Whether this shape's tokens are gone by."""
-        seen = self._mismatches.get(shape)
+        seen = self.mismatches.get(shape)
         if seen is None:
             return True
         if seen.miscounted >= _WRONG_MAX:
@@ -52,11 +52,11 @@ class TokenizerGuard:
     @property
     def distrusted(self) -> list[Shape]:
         """The shapes that are not gone by."""
-        return [shape for shape, d in self._mismatches.items() if max(d.miscounted, d.mispredicted) >= _WRONG_MAX]
+        return [shape for shape, d in self.mismatches.items() if max(d.miscounted, d.mispredicted) >= _WRONG_MAX]
 
     def counted(self, shape: Shape, ours: int, reported: int) -> None:
         """An engine told how many tokens a prompt has that was tokenized here, too."""
-        seen = self._mismatches.get(shape)
+        seen = self.mismatches.get(shape)
         if seen is not None and seen.mispredicted >= _WRONG_MAX:
             seen.prompts += 1
         if ours != reported:
@@ -76,16 +76,16 @@ class TokenizerGuard:
         if less or (more and reported > held + _BLOCK_TOKENS):
             self.mispredictions += 1
             self._mismatch(shape).mispredicted += 1
-        elif reported and (seen := self._mismatches.get(shape)) is not None:
+        elif reported and (seen := self.mismatches.get(shape)) is not None:
             seen.mispredicted = seen.prompts = 0
             self._settle(shape, seen)
 
     def _mismatch(self, shape: Shape) -> _Mismatches:
-        seen = self._mismatches[shape] = self._mismatches.pop(shape, _Mismatches())
-        if len(self._mismatches) > _SHAPES_MAX:
-            del self._mismatches[next(iter(self._mismatches))]
+        seen = self.mismatches[shape] = self.mismatches.pop(shape, _Mismatches())
+        if len(self.mismatches) > _SHAPES_MAX:
+            del self.mismatches[next(iter(self.mismatches))]
         return seen
 
     def _settle(self, shape: Shape, seen: _Mismatches) -> None:
         if not (seen.miscounted or seen.mispredicted):
-            del self._mismatches[shape]
+            del self.mismatches[shape]

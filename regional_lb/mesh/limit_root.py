@@ -78,7 +78,7 @@ class LimitRoot:
             lambda: max((self._looked_at - since for since in self._nearly.values()), default=0.0),
         )  # fmt: skip
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Those of users are left out: one user that has all it may is no news."""
         now = self._clock()
         if now - self._looked_at < LOOK_S:
@@ -165,8 +165,8 @@ class LimitRoot:
         while True:
             self._wake.clear()
             if self._book.answered and (self._root is not None or self._book.lent_by(self._region)):
-                await self._step()
-            self._look()
+                await self.step()
+            self.look()
             try:
                 async with asyncio.timeout(WRITE_S):
                     await self._wake.wait()
@@ -174,7 +174,7 @@ class LimitRoot:
             except TimeoutError:
                 pass  # nobody woke it: it is written at its pace
 
-    async def _step(self) -> None:
+    async def step(self) -> None:
         """Write the claim anew, or look whether it is to be had."""
         try:
             async with asyncio.timeout(WRITE_S):

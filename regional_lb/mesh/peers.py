@@ -105,9 +105,9 @@ class Peers:
         self._config, self._flow, self.shares, self._store = config, flow, shares, store
         self._react, self.refused, self.clock, self.rng = react, refused, clock, rng
         self._certificates, self.trouble, self._laws = certificates, trouble, laws
-        self.feed = PeerFeed(flow, shares, incarnation, clock, self._met, peer_authenticator)
-        self._known: dict[str, _Instance] = {}
-        self._links: dict[str, PeerLink] = {}
+        self.feed = PeerFeed(flow, shares, incarnation, clock, self.met, peer_authenticator)
+        self.known: dict[str, _Instance] = {}
+        self.links: dict[str, PeerLink] = {}
         self._taking_part: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
         self._tasks = Tasks()
         self.control_address = ""
@@ -120,11 +120,11 @@ class Peers:
             self._link(address)
         with contextlib.suppress(StoreError, TimeoutError):  # the watch goes on trying
             async with asyncio.timeout(LIST_S):
-                for entry in await self._store.list(self._prefix):
+                for entry in await self._store.list(self.prefix):
                     self._read(entry.key, entry.value)
         self._tasks.start(self._follow(), "watch the peers' reports")
         self._tasks.start(self._tick(), "judge who takes part")
-        await until(lambda: all(link.settled for link in self._links.values()), WARM_S)
+        await until(lambda: all(link.settled for link in self.links.values()), WARM_S)
         self.warm = True
 
     def withdraw(self) -> None:
@@ -135,18 +135,18 @@ class Peers:
     async def close(self) -> None:
         """Follow nobody any more."""
         await self._tasks.close()
-        for link in tuple(self._links.values()):
+        for link in tuple(self.links.values()):
             await link.close()
-        self._links.clear()
+        self.links.clear()
 
     # -- finding them
 
     @property
-    def _prefix(self) -> str:
+    def prefix(self) -> str:
         return f"{REGION_PREFIX}{self._config.region}/lb/"
 
     async def _follow(self) -> None:
-        await follow(self._store, self._prefix, self.changed)
+        await follow(self._store, self.prefix, self.changed)
 
     def changed(self, change: Change) -> None:
         """Take one step of the watch. A key that goes is no death: its lease may have ended before its process."""
@@ -159,7 +159,7 @@ class Peers:
         except DocumentError:
             self.refused("peer_report_malformed")
             return
-        if key != f"{self._prefix}{report.instance}":
+        if key != f"{self.prefix}{report.instance}":
             self.refused("peer_report_misplaced")
         elif report.instance == self._config.instance:
             if report.incarnation > self.feed.incarnation:
@@ -179,7 +179,7 @@ class Peers:
         known.address = report.control_address
         self._link(report.control_address)
 
-    def _met(self, instance: str, address: str, *, proven: bool) -> None:
+    def met(self, instance: str, address: str, *, proven: bool) -> None:
         """Somebody follows us: follow them, where they are if they proved who they are, else where we know them."""
         if instance == self._config.instance or not address:
             return
@@ -190,23 +190,23 @@ class Peers:
             return
         if proven:
             self._link(address)
-        elif address not in self._links:
+        elif address not in self.links:
             self.refused("peer_unproven_address")
-        if address in self._links:
-            self._links[address].retry_soon()
+        if address in self.links:
+            self.links[address].retry_soon()
 
     def _link(self, address: str) -> None:
-        if address in self._links:
+        if address in self.links:
             return
-        if len(self._links) < PEERS_MAX:
-            self._links[address] = PeerLink(self, address)
+        if len(self.links) < PEERS_MAX:
+            self.links[address] = PeerLink(self, address)
         else:
             self.refused("peer_too_many")
 
     def _instance(self, name: str) -> _Instance | None:
-        known = self._known.get(name)
-        if known is None and len(self._known) < PEERS_MAX:
-            known = self._known[name] = _Instance()
+        known = self.known.get(name)
+        if known is None and len(self.known) < PEERS_MAX:
+            known = self.known[name] = _Instance()
         if known is None:
             self.refused("peer_too_many")
         return known
@@ -221,7 +221,7 @@ class Peers:
     async def _tick(self) -> None:
         turn = 0
         while True:
-            ticks = 1 if self._known else _TURN  # alone there is nobody to give way to
+            ticks = 1 if self.known else _TURN  # alone there is nobody to give way to
             await asyncio.sleep(ticks * TICK_S)
             if self.shares.contended:
                 self._react(TurnTimerFired())
@@ -232,23 +232,23 @@ class Peers:
 
     def _judge(self, *, anyway: bool = False) -> None:
         now = self.clock()
-        speaking = frozenset(n for n, known in self._known.items() if now - known.stream_at < GONE_S)
-        live = frozenset(n for n, known in self._known.items() if known.synced and _lives(known, now))
+        speaking = frozenset(n for n, known in self.known.items() if now - known.stream_at < GONE_S)
+        live = frozenset(n for n, known in self.known.items() if known.synced and _lives(known, now))
         if anyway or (live, speaking) != self._taking_part:
             self._taking_part = live, speaking
             self._react(PeersChanged(live, speaking, serving=not self.feed.draining))
 
     async def _forget(self) -> None:
         now = self.clock()
-        for name, known in tuple(self._known.items()):
+        for name, known in tuple(self.known.items()):
             if known.link is None and now - max(known.stream_at, known.reported_at) > FORGET_S:
-                del self._known[name]
+                del self.known[name]
                 if self._laws is not None:
                     self._laws.left(f"peer {name}")
-        wanted = {known.address for known in self._known.values()} | set(self._config.peers.addresses)
-        for address, link in tuple(self._links.items()):
+        wanted = {known.address for known in self.known.values()} | set(self._config.peers.addresses)
+        for address, link in tuple(self.links.items()):
             if address not in wanted and not link.connected and now - link.idle_since > FORGET_S:
-                del self._links[address]
+                del self.links[address]
                 await link.close()
 
     async def borrow(self, address: str, request: region_pb2.BorrowRequest) -> region_pb2.BorrowReply:
@@ -302,7 +302,7 @@ class Peers:
 
     def take(self, name: str, update: peers_pb2.PeerUpdate, *, first: bool) -> None:
         """Believe one message. Raises PeerUpdateError."""
-        known = self._known[name]
+        known = self.known[name]
         event = event_of(update, self._flow.law.epoch, first=first)
         if update.instance != name or update.incarnation != known.incarnation:
             raise PeerUpdateError("peer_misplaced")
@@ -327,7 +327,7 @@ class Peers:
 
     def hung_up(self, name: str, link: PeerLink) -> None:
         """The stream of a peer ended. It may be back at once: what it said stands for a while."""
-        known = self._known.get(name)
+        known = self.known.get(name)
         if known is not None and known.link is link:
             known.link = None
 
@@ -335,7 +335,7 @@ class Peers:
         """Nobody listens there: what lived there is gone, unless it says something hereafter. Operators still see it
         for FORGET_S."""
         gone_at = self.clock() - GONE_S
-        for known in self._known.values():
+        for known in self.known.values():
             if known.address == address and known.link is None and known.stream_at > -inf:
                 known.stream_at, known.reported_at = min(known.stream_at, gone_at), min(known.reported_at, gone_at)
                 self._judge()
@@ -345,12 +345,12 @@ class Peers:
     @property
     def up(self) -> int:
         """Peers whose stream is open."""
-        return sum(known.link is not None for known in self._known.values())
+        return sum(known.link is not None for known in self.known.values())
 
     def ages_s(self) -> dict[str, float]:
         """Seconds since each peer last spoke to us, of those that ever did."""
         now = self.clock()
-        return {name: now - known.stream_at for name, known in self._known.items() if known.stream_at > -inf}
+        return {name: now - known.stream_at for name, known in self.known.items() if known.stream_at > -inf}
 
     def status(self) -> list[dict[str, Any]]:
         """Each peer."""
@@ -366,12 +366,12 @@ class Peers:
                 "in_flight": loads.get(name, (0, 0))[0],
                 "queued_requests": loads.get(name, (0, 0))[1],
             }
-            for name, known in sorted(self._known.items())
+            for name, known in sorted(self.known.items())
         ]
 
     def resume(self, name: str) -> tuple[int, int]:
         """From where a peer's stream may go on: its incarnation, and how far it had come."""
-        known = self._known.get(name)
+        known = self.known.get(name)
         return (known.incarnation, known.cached_seq) if known is not None else (0, 0)
 
 

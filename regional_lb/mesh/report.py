@@ -21,6 +21,7 @@ from farhop_wire import region_pb2, region_pb2_grpc
 from msgspec.structs import replace
 
 from farhop.balance.health.inquiry import ASKED_MAX
+from farhop.identity import hop_token
 from farhop.service.peer_authenticator import ANY_PEER
 from farhop.service.tasks import Tasks
 from farhop.store.contract import StoreError, report_key
@@ -106,7 +107,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         self._tasks = Tasks()
         self._publication: Publication | None = None
         self._unfit = ""  # why the last report is not in etcd
-        self._streams = 0
+        self.streams = 0
         self.prefixes = PrefixPublisher(instance, flow, clock, incarnation, prefix_nodes_per_s)
 
     # -- what is said
@@ -129,6 +130,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             client_url=self._client_url,
             law_epoch=self._flow.law.held_epoch,
             admin_tls=self._admin_tls,
+            hop_version=hop_token.READ,
         )
 
     def _model(self, model: str) -> ModelReport:
@@ -384,9 +386,9 @@ class Reporter(region_pb2_grpc.RegionServicer):
         """The latest report, and every one after it. A slow reader skips some: each is whole."""
         peer = await self._peer_authenticator.proven(context, "global")
         teaches = request.begins and (peer is None or peer.region == request.region)
-        if self._streams >= STREAMS_MAX:
+        if self.streams >= STREAMS_MAX:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {STREAMS_MAX} global balancers")
-        self._streams += 1
+        self.streams += 1
         try:
             seen = 0
             while True:
@@ -401,7 +403,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
                     teaches = False
                 yield message
         finally:
-            self._streams -= 1
+            self.streams -= 1
 
     def outputs(self, region: str) -> list[region_pb2.OutputLearned]:
         """What was learned of answers' lengths, of tenants whose law lets this region have their hints."""

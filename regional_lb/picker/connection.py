@@ -112,7 +112,7 @@ class GatewayConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._heads = Decoder(max_header_list_size=_HEADERS_BYTES_MAX)
-        self._streams: dict[int, _Stream] = {}
+        self.streams: dict[int, _Stream] = {}
         self._due: dict[int, _Stream] = {}  # those with something to say
         self._last = 0  # the last stream that the other end has begun
         # Reading: what is not whole yet and how much of it there must be; the head that goes on in further frames.
@@ -124,8 +124,8 @@ class GatewayConnection(asyncio.Protocol):
         self._window, self._stream_window = http2.WINDOW_BYTES, http2.WINDOW_BYTES
         self._out: list[bytes | memoryview] = []
         self._out_bytes = 0
-        self._reading = self._asked = self._paused = self._leaves = self._pinged = False
-        self._received_at = self._loop.time()
+        self._reading = self._asked = self._paused = self._leaves = self.pinged = False
+        self.received_at = self._loop.time()
 
     # -- asyncio.Protocol
 
@@ -143,7 +143,7 @@ class GatewayConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take all of it, then answer."""
-        self._received_at, self._pinged, self._reading = self._loop.time(), False, True
+        self.received_at, self.pinged, self._reading = self._loop.time(), False, True
         try:
             if self._partial:
                 self._partial += data
@@ -186,18 +186,18 @@ class GatewayConnection(asyncio.Protocol):
 
     def sweep(self, now: float) -> None:
         """Apply the time limits, on the loop's clock."""
-        for stream in tuple(self._streams.values()):
+        for stream in tuple(self.streams.values()):
             if stream.ended_at is None:
                 stream.call.check(now)
             elif now - stream.ended_at > _LINGER_S:
-                del self._streams[stream.identity]
+                del self.streams[stream.identity]
                 self._put(http2.reset(stream.identity, http2.NO_ERROR))
-        quiet_s = now - self._received_at
+        quiet_s = now - self.received_at
         if quiet_s > _QUIET_S + _PING_S:
             if self._transport is not None:
                 self._transport.abort()
-        elif quiet_s > _QUIET_S and not self._pinged and not self._paused:
-            self._pinged = True
+        elif quiet_s > _QUIET_S and not self.pinged and not self._paused:
+            self.pinged = True
             self._put(_PING)
         self._flush()
 
@@ -213,7 +213,7 @@ class GatewayConnection(asyncio.Protocol):
         self._loop.call_later(_LINGER_S, transport.abort)  # of one that does not read its last word
 
     def _drop(self) -> None:
-        streams, self._streams = self._streams, {}
+        streams, self.streams = self.streams, {}
         self._due.clear()
         for stream in streams.values():
             if stream.ended_at is None:
@@ -269,7 +269,7 @@ class GatewayConnection(asyncio.Protocol):
         for key, value in http2.read_settings(payload):
             if key == http2.INITIAL_WINDOW_SIZE:
                 more, self._stream_window = value - self._stream_window, value
-                for stream in self._streams.values():
+                for stream in self.streams.values():
                     stream.window = self._wider(stream.window, more)
         self._put(http2.frame(http2.SETTINGS, http2.ACK, 0))
         self._all_due()
@@ -301,7 +301,7 @@ class GatewayConnection(asyncio.Protocol):
         except HPACKError as error:
             raise Http2Error(http2.COMPRESSION_ERROR, f"a head cannot be read: {error}") from None
         if identity <= self._last:
-            if identity in self._streams and not ends:
+            if identity in self.streams and not ends:
                 raise Http2Error(http2.PROTOCOL_ERROR, "a second head must be the end")
             self._ended(identity)
             return
@@ -309,7 +309,7 @@ class GatewayConnection(asyncio.Protocol):
             raise Http2Error(http2.PROTOCOL_ERROR, "a client's streams have odd numbers")
         self._last = identity
         kind = fields.get(b"content-type", b"")
-        if len(self._streams) >= self._calls_max:
+        if len(self.streams) >= self._calls_max:
             self._put(http2.reset(identity, http2.REFUSED_STREAM))
         elif fields.get(b":method") != b"POST" or not kind.startswith(b"application/grpc"):
             self._refuse(identity, http2.UNSUPPORTED_MEDIA_TYPE, ends=ends)
@@ -318,7 +318,7 @@ class GatewayConnection(asyncio.Protocol):
 
     def _begin(self, identity: int, path: bytes, *, ends: bool) -> None:
         def wake() -> None:
-            if self._streams.get(identity) is stream:
+            if self.streams.get(identity) is stream:
                 self._due[identity] = stream
                 self._ask()
 
@@ -326,12 +326,12 @@ class GatewayConnection(asyncio.Protocol):
         if call is None:
             self._refuse(identity, http2.BEGUN + http2.status(UNIMPLEMENTED, "there is no such method here"), ends=ends)
             return
-        stream = self._streams[identity] = _Stream(identity, call, self._stream_window)
+        stream = self.streams[identity] = _Stream(identity, call, self._stream_window)
         if ends:
             self._ended(identity)
 
     def _data(self, flags: int, identity: int, payload: bytes) -> None:
-        size, stream = len(payload), self._streams.get(identity)
+        size, stream = len(payload), self.streams.get(identity)
         self._room -= size
         self._taken += size
         if identity > self._last or not identity or self._room < 0:
@@ -380,7 +380,7 @@ class GatewayConnection(asyncio.Protocol):
 
     def _ended(self, identity: int) -> None:
         """The other end has said its last word on it."""
-        stream = self._streams.get(identity)
+        stream = self.streams.get(identity)
         if stream is None:
             return
         stream.closed = True
@@ -388,12 +388,12 @@ class GatewayConnection(asyncio.Protocol):
             stream.call.ended()
             self._due[identity] = stream
         else:
-            del self._streams[identity]
+            del self.streams[identity]
 
     def _reset(self, _flags: int, identity: int, _payload: bytes) -> None:
         if not identity or identity > self._last:
             raise Http2Error(http2.PROTOCOL_ERROR, "RST_STREAM of no stream")
-        stream = self._streams.pop(identity, None)
+        stream = self.streams.pop(identity, None)
         self._due.pop(identity, None)
         if stream is not None and stream.ended_at is None:
             stream.call.ended()
@@ -405,7 +405,7 @@ class GatewayConnection(asyncio.Protocol):
         if not identity:
             self._window = self._wider(self._window, more)
             self._all_due()
-        elif (stream := self._streams.get(identity)) is not None:
+        elif (stream := self.streams.get(identity)) is not None:
             stream.window = self._wider(stream.window, more)
             self._due[identity] = stream
 
@@ -431,7 +431,7 @@ class GatewayConnection(asyncio.Protocol):
     # -- what goes
 
     def _all_due(self) -> None:
-        self._due.update((identity, stream) for identity, stream in self._streams.items() if stream.unsent)
+        self._due.update((identity, stream) for identity, stream in self.streams.items() if stream.unsent)
 
     def _ask(self) -> None:
         """Flush soon, unless that is done anyway once all that came is taken."""
@@ -452,7 +452,7 @@ class GatewayConnection(asyncio.Protocol):
             self._put(http2.window_update(0, self._taken))
             self._room, self._taken = self._room + self._taken, 0
         self._write()
-        if self._leaves and not self._streams:
+        if self._leaves and not self.streams:
             self._end(http2.NO_ERROR, "")
 
     def _send_due(self, stream: _Stream) -> None:
@@ -504,7 +504,7 @@ class GatewayConnection(asyncio.Protocol):
         stream.partial.clear()
         stream.call.ended()
         if stream.closed:
-            self._streams.pop(stream.identity, None)
+            self.streams.pop(stream.identity, None)
 
     def _fail(self, stream: _Stream, code: int, text: str) -> None:
         """Nothing more is read or sent of it."""

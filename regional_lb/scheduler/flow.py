@@ -133,10 +133,10 @@ class RegionalFlow:
         self._issuers_chars = 0
         self.news = 0  # events that were news: engines at rest say the same again, time after time
         self.wake: Callable[[], None] | None = None  # of who waits for news: to be called at least once
-        self._suspects, self._overdue_requests = Suspects(), OverdueRequests()
+        self._suspects, self.overdue_requests = Suspects(), OverdueRequests()
         self.refusals = Refusals()
-        self._requests: dict[str, RequestState] = {}
-        self._budget = retry.RetryBudget(self._requests)
+        self.requests: dict[str, RequestState] = {}
+        self.budget = retry.RetryBudget(self.requests)
         self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
             machine.RequestArrived: self._arrived,
             machine.AttemptMoved: self._moved,
@@ -188,7 +188,7 @@ class RegionalFlow:
     @property
     def under_way(self) -> int:
         """Requests that are neither answered nor given up."""
-        return len(self._requests)
+        return len(self.requests)
 
     # -- a request's edges
 
@@ -196,7 +196,7 @@ class RegionalFlow:
         request = event.request
         if request.issuer:
             self._accepted(request.issuer, request.prompt_bytes)
-        if request.id in self._requests:
+        if request.id in self.requests:
             return [machine.Answer(request.id, outcome.INVALID_FIELD, "a request with this id is under way")]
         refusal = admission.refusal(request, self.config.region, self.law, self.fleet.view, now)
         if refusal is not None:
@@ -205,7 +205,7 @@ class RegionalFlow:
         if self.refusals.by_model and (why := self.refusals.of(request.model, now, self._rng)):
             instead = self._fall_back(request, outcome.REFUSED_BY_OPERATOR, request.attempted, now)
             return [instead or machine.Answer(request.id, outcome.REFUSED_BY_OPERATOR, why, RETRY_AFTER_S)]
-        state = self._requests[request.id] = RequestState(
+        state = self.requests[request.id] = RequestState(
             request,
             self.wait_estimate.need_of(request),
             request.model,
@@ -255,7 +255,7 @@ class RegionalFlow:
         left = state.replica
         for name in event.passed:
             self.fleet.failed(name, outcome.CONNECT_FAILED, now, state.forwarded_at)
-        self._overdue_requests.over(left, event.id)
+        self.overdue_requests.over(left, event.id)
         self.fleet.ledger.release(event.id)
         self.fleet.ledger.reserve(event.id, replace(held, target=event.target))
         state.replica, state.pick = event.target, None
@@ -266,8 +266,8 @@ class RegionalFlow:
         if state is None or state.started:
             return []
         self.fleet.ledger.began(event.id, now)
-        self._overdue_requests.over(state.replica, event.id)
-        self._overdue_requests.alive(state.replica, now)
+        self.overdue_requests.over(state.replica, event.id)
+        self.overdue_requests.alive(state.replica, now)
         self._start(state, event, now)
         if event.status < 400:
             if state.replica not in self.fleet.view.decode_only:  # what that took over it does not keep for the next
@@ -276,7 +276,7 @@ class RegionalFlow:
             if chosen is not None:
                 state.prefilled_at, elapsed_ms = now, (now - state.forwarded_at) * 1e3
                 assert state.pick is not None  # it has chosen
-                self._overdue_requests.began(elapsed_ms, state.expected_ms)
+                self.overdue_requests.began(elapsed_ms, state.expected_ms)
                 if not state.resumes:
                     self.fleet.promised(state.request.model, state.pick.predicted_ms, elapsed_ms)
                 ahead_tokens = 0.0 if state.paired else chosen.backlog_tokens + chosen.uncached_tokens
@@ -346,7 +346,7 @@ class RegionalFlow:
             broken = machine.Answer(event.id, event.outcome, "the replica failed while answering")
             return [broken, *self._fill(failed, now)]
         self._pairs.give_back(state)
-        self._overdue_requests.over(failed, event.id)
+        self.overdue_requests.over(failed, event.id)
         state.replica = ""
         return [*self._elsewhere(state, failed, event.outcome, now), *self._fill(failed, now)]
 
@@ -358,7 +358,7 @@ class RegionalFlow:
             self._over(state)
             return [machine.Answer(request.id, event.outcome, "the replica failed while answering")]
         self._pairs.give_back(state)
-        self._overdue_requests.over(failed, request.id)
+        self.overdue_requests.over(failed, request.id)
         state.resumes += 1
         state.started, state.replica, state.tried = False, "", (*state.tried, failed)
         return self._again(state, now)
@@ -371,7 +371,7 @@ class RegionalFlow:
     def _tokenized(self, event: machine.PromptTokenized, now: float) -> list[Command]:  # noqa: ARG002
         """Where it is under way already they are compared with what its engine counts; where it waits it is placed by
         them."""
-        state = self._requests.get(event.id)
+        state = self.requests.get(event.id)
         if state is None or (state.request.tokens is not None and state.request.tokens.whole):
             return []
         state.request = replace(state.request, tokens=event.tokens)
@@ -398,7 +398,7 @@ class RegionalFlow:
         if state.started:
             return self._fill(failed, now)
         self._pairs.give_back(state)
-        self._overdue_requests.over(freed, event.id)
+        self.overdue_requests.over(freed, event.id)
         if freed in self.fleet.view.decode_only and event.outcome is outcome.FIRST_BYTE_TIMEOUT:
             state.tried += (freed,)  # each waits for the other: either may be the one that is stuck
         state.replica = ""
@@ -406,14 +406,14 @@ class RegionalFlow:
         return [*again, *self._fill(freed, now)]
 
     def _client_left(self, event: machine.ClientLeft, now: float) -> list[Command]:
-        state = self._requests.get(event.id)
+        state = self.requests.get(event.id)
         if state is None:
             return []
         self._over(state)
         return self._fill(state.replica, now)
 
     def _timer_fired(self, event: machine.TimerFired, now: float) -> list[Command]:
-        state = self._requests.get(event.id)
+        state = self.requests.get(event.id)
         if state is None:
             return []
         if now < state.due:
@@ -431,7 +431,7 @@ class RegionalFlow:
 
     def _under_way(self, event: AttemptEvent | machine.PrefillEnded | machine.PrefillFailed) -> RequestState | None:
         """The request if this very attempt of it is under way: what is said of an earlier one is no news."""
-        state = self._requests.get(event.id)
+        state = self.requests.get(event.id)
         return state if state is not None and state.replica and state.attempts == event.attempt else None
 
     # -- the world's edges
@@ -461,7 +461,7 @@ class RegionalFlow:
         else:
             self.fleet.narrowed(law.epoch)
         commands: list[Command] = []
-        for state in [state for state in self._requests.values() if not state.replica]:
+        for state in [state for state in self.requests.values() if not state.replica]:
             refusal = admission.unlawful(state.request, self.config.region, self.law)
             if refusal is not None:
                 commands.append(self._refuse(state, refusal.outcome, refusal.detail, now))
@@ -489,7 +489,7 @@ class RegionalFlow:
             self.fleet.view.replicas[name].draining for name in stood & self.fleet.view.replicas.keys()
         ):
             return []
-        streams = [one for one in self._requests.values() if one.replica in stood and self._leaves(one)]
+        streams = [one for one in self.requests.values() if one.replica in stood and self._leaves(one)]
         pace_s = self.config.move_over_s / max(1, len(streams))
         return [self._move_at(state, now + n * pace_s) for n, state in enumerate(streams, 1)]
 
@@ -522,7 +522,7 @@ class RegionalFlow:
 
     def _reassign(self, changed: frozenset[str]) -> None:
         """The splits of these models are others now: so may be whose turn it is."""
-        concerned = [state for state in self._requests.values() if state.request.model in changed]
+        concerned = [state for state in self.requests.values() if state.request.model in changed]
         for state in concerned:
             self._assign(state)
         self.queue.reassign({state.request.id: state.variant for state in concerned})
@@ -538,34 +538,34 @@ class RegionalFlow:
         replica = self.fleet.handle(event, now)
         self.news -= self.fleet.still
         if self.fleet.alive:
-            self._overdue_requests.alive(self.fleet.alive, now)
+            self.overdue_requests.alive(self.fleet.alive, now)
         commands = self._given_up(now) if self.fleet.silent else []
-        if now >= self._overdue_requests.due:
+        if now >= self.overdue_requests.due:
             commands += self._move_overdue(now)
         return commands + (self._fill(replica, now) if replica is not None else self._fill_all(now))
 
     def _overdue_check_due(self, event: OverdueCheckDue, now: float) -> list[Command]:  # noqa: ARG002
-        commands = self._move_overdue(now) if now >= self._overdue_requests.due else []
+        commands = self._move_overdue(now) if now >= self.overdue_requests.due else []
         self.news -= not commands
         return commands
 
     @property
     def overdue_check_due(self) -> float:
         """When to bring OverdueCheckDue, infinite while nobody waits for an answer to begin."""
-        return self._overdue_requests.due
+        return self.overdue_requests.due
 
     def _given_up(self, now: float) -> list[Command]:
         """What probes gave up has swallowed what it was sent and never began: others are asked, if there are any."""
         commands: list[Command] = []
         silent, self.fleet.silent = self.fleet.silent, []
-        for state in list(self._requests.values()):
+        for state in list(self.requests.values()):
             request, reason = state.request, outcome.FIRST_BYTE_TIMEOUT
             asked = (
                 state.prefiller or state.replica,
                 state.replica if state.replica in self.fleet.view.decode_only else "",
             )
             lost = next((name for name in asked if name in silent), "")
-            if not lost or state.started or request.id not in self._requests:
+            if not lost or state.started or request.id not in self.requests:
                 continue
             others = self.wait_estimate.serving(state.variant, now, (state.replica, *state.tried))
             halved = lost == state.prefiller
@@ -580,8 +580,8 @@ class RegionalFlow:
     def _move_overdue(self, now: float) -> list[Command]:
         """What a healthy replica would long have begun is asked of another that has room for it, if there is one."""
         commands: list[Command] = []
-        for replica, request_id in self._overdue_requests.overdue(now):
-            state = self._requests.get(request_id)
+        for replica, request_id in self.overdue_requests.overdue(now):
+            state = self.requests.get(request_id)
             if state is None or state.started or state.replica != replica or state.paired:
                 continue
             others = self.wait_estimate.serving(state.variant, now, (replica, *state.tried))
@@ -661,7 +661,7 @@ class RegionalFlow:
         self.fleet.ledger.reserve(request.id, reservation)
         state.prefilled_at = now + ttft_ms / 1e3
         state.expected_ms = ttft_ms + (1.0 if request.stream else state.need.output_tokens) * chosen.tpot_ms
-        self._overdue_requests.sent(chosen.replica, request.id, state.expected_ms, now)
+        self.overdue_requests.sent(chosen.replica, request.id, state.expected_ms, now)
         address = self.fleet.view.replicas[chosen.replica].address
         sends = machine.Resume if state.resumes else machine.Forward
         due = state.due = request.deadline if request.stream else min(request.deadline, state.prefilled_at)
@@ -717,7 +717,7 @@ class RegionalFlow:
             if victim is None:
                 return [self._refuse(state, outcome.QUEUE_FULL, "the region's queue is full", now)]
             detail = "the region's queue is full, and others go first"
-            commands.append(self._refuse(self._requests[victim.id], outcome.QUEUE_FULL, detail, now))
+            commands.append(self._refuse(self.requests[victim.id], outcome.QUEUE_FULL, detail, now))
         self.queue.settle(request.id, 0.0)  # a turn that came to nothing
         self.queue.push(
             request.id, state.variant, request.tenant, weight, request.priority, tokens, now,
@@ -752,7 +752,7 @@ class RegionalFlow:
             self.queue.note(variant, self.config.queue.late_s, now)
             able = self.wait_estimate.serving(variant, now)
             if not able:
-                everybody = [self._requests[w.id] for w in self.queue.first(variant, waiting, now)]
+                everybody = [self.requests[w.id] for w in self.queue.first(variant, waiting, now)]
                 return commands + [
                     self._refuse(state, outcome.NO_REPLICA, self.wait_estimate.why_nobody(state, now), now)
                     for state in everybody
@@ -772,14 +772,14 @@ class RegionalFlow:
         table, starved = self.fleet.table(able), self.queue.starved(variant, now)
         aside: tuple[str, ...] = ()
         if starved is not None:
-            if released := self._release(self._requests[starved.id], table, now, aside, ahead=ahead):
+            if released := self._release(self.requests[starved.id], table, now, aside, ahead=ahead):
                 return released
             aside = (able.names[int(table.kv_taken_tokens.argmin())],)
         # What is free may be the reserve: then foreign requests, however many, do not stand before those it is for.
         foreign = self.queue.foreign(variant)
         kept = bool(foreign) and self.wait_estimate.left_for_foreign(variant, now).slots < 1
         for own in (True,) if kept else (False, True) if foreign else (False,):
-            first = [self._requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING, now, own=own)]
+            first = [self.requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING, now, own=own)]
             for state in self.wait_estimate.in_turn(first, table, now, ahead=ahead):
                 if released := self._release(state, table, now, aside, ahead=ahead):
                     return released
@@ -789,7 +789,7 @@ class RegionalFlow:
         """One that all replicas of its version failed and those of another may take: its line waits for the former."""
         if model_of(variant) == variant:
             return []
-        for state in [self._requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING, now)]:
+        for state in [self.requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING, now)]:
             able = self.wait_estimate.serving(variant, now, state.tried) if state.tried else None
             if able and (released := self._release(state, self.fleet.table(able), now, (), ahead=ahead)):
                 return released
@@ -840,7 +840,7 @@ class RegionalFlow:
                 return [suspected]
             return [self._refuse(state, reason, _GAVE_UP.get(reason, "the replica failed before it answered"), now)]
         if retry.draws_on_budget(reason, state.transport_retries) and not state.budgeted:
-            state.budgeted = self._budget.take()
+            state.budgeted = self.budget.take()
         state.transport_retries += reason.source is Source.TRANSPORT
         state.tried += (failed,)
         if reason is outcome.PATH_UNSUPPORTED and not self.wait_estimate.serving(state.variant, now, state.tried):
@@ -851,7 +851,7 @@ class RegionalFlow:
         """Whether it may be sent to another after this."""
         if state.request.once:
             return False
-        return retry.may_redispatch(reason, state.attempts, state.transport_retries, self._budget)
+        return retry.may_redispatch(reason, state.attempts, state.transport_retries, self.budget)
 
     def _again(self, state: RequestState, now: float) -> list[Command]:
         refusal = admission.refusal(state.request, self.config.region, self.law, self.fleet.view, now)
@@ -927,8 +927,8 @@ class RegionalFlow:
     def _over(self, state: RequestState, alive_at: float | None = None) -> None:
         """Forget a request and give back all it held. `alive_at`: its replica showed a sign of life then."""
         request_id = state.request.id
-        del self._requests[request_id]
-        self._overdue_requests.over(state.replica, request_id, alive_at)
+        del self.requests[request_id]
+        self.overdue_requests.over(state.replica, request_id, alive_at)
         if state.held_at is not None:  # else it never stood in line
             self.queue.remove(request_id, served=False)
             self.queue.settle(request_id, None)
@@ -936,4 +936,4 @@ class RegionalFlow:
         if state.prefiller:
             self._pairs.over(state)
         if state.budgeted:
-            self._budget.give()
+            self.budget.give()

@@ -40,15 +40,15 @@ class OverdueRequests:
     def __init__(self) -> None:
         self._late, self._spread = _LATE, _SPREAD
         self.factor = _factor(_LATE, _SPREAD)
-        self._waiting: dict[str, dict[str, tuple[float, float]]] = {}  # by replica and request: sent at, due in s
-        self._alive_at: dict[str, float] = {}
+        self.waiting: dict[str, dict[str, tuple[float, float]]] = {}  # by replica and request: sent at, due in s
+        self.alive_at: dict[str, float] = {}
         self._asked_at = -inf
         self.due = inf  # when to ask next
 
     def sent(self, replica: str, request_id: str, expected_ms: float, now: float) -> None:
         """A request was sent there, whose answer should begin `expected_ms` from now."""
         due_s = self.factor * (expected_ms + _NOISE_MS) / 1e3
-        self._waiting.setdefault(replica, {})[request_id] = now, due_s
+        self.waiting.setdefault(replica, {})[request_id] = now, due_s
         if self.due == inf:
             self.due, self._asked_at = now + CHECK_S, now
 
@@ -61,31 +61,31 @@ class OverdueRequests:
 
     def over(self, replica: str, request_id: str, alive_at: float | None = None) -> None:
         """It waits there no longer: it began, ended, or went away. `alive_at`: its replica showed a sign of life."""
-        waiting = self._waiting.get(replica)
+        waiting = self.waiting.get(replica)
         if waiting is None:
             return
         waiting.pop(request_id, None)
         if not waiting:
-            del self._waiting[replica]
-            self._alive_at.pop(replica, None)
+            del self.waiting[replica]
+            self.alive_at.pop(replica, None)
         elif alive_at is not None:
-            self._alive_at[replica] = alive_at
+            self.alive_at[replica] = alive_at
 
     def alive(self, replica: str, now: float) -> None:
         """It showed a sign of life."""
-        if replica in self._waiting:
-            self._alive_at[replica] = now
+        if replica in self.waiting:
+            self.alive_at[replica] = now
 
     def overdue(self, now: float) -> list[tuple[str, str]]:
         """The requests to be moved if they can be, with their replicas; to be asked when `due`."""
         deaf, self._asked_at = now - self._asked_at > _DEAF_S, now
-        self.due = now + CHECK_S if self._waiting else inf
+        self.due = now + CHECK_S if self.waiting else inf
         if deaf:
-            self._alive_at = dict.fromkeys(self._waiting, now)
+            self.alive_at = dict.fromkeys(self.waiting, now)
             return []
         found: list[tuple[str, str]] = []
-        for replica, waiting in self._waiting.items():
-            alive_at = self._alive_at.get(replica, -inf)
+        for replica, waiting in self.waiting.items():
+            alive_at = self.alive_at.get(replica, -inf)
             if now - alive_at <= CONFIRM_S:
                 continue
             found += [

@@ -93,16 +93,16 @@ class Pick(msgspec.Struct, eq=False, gc=False):
     residual_ms: float = 0.0
 
     @property
-    def _block(self) -> Column:
+    def block(self) -> Column:
         return np.frombuffer(self._columns).reshape(_OWN, -1)
 
     @property
     def _rates(self) -> Rates:
-        return Rates(*self._paces, *self._block[2:])
+        return Rates(*self._paces, *self.block[2:])
 
     def _scored(self) -> list[Scored]:
         """The replicas of the field, in the table's order."""
-        rates, (uncached, score) = self._rates, self._block[:2]
+        rates, (uncached, score) = self._rates, self.block[:2]
         delay = np.zeros(len(score)) if self._delay is None else self._delay
         told = uncached, score, rates.backlog_tokens, rates.prefill_ms_per_token, rates.tpot_ms, delay
         return [
@@ -120,7 +120,7 @@ class Pick(msgspec.Struct, eq=False, gc=False):
             return {}
         added = {"adapter": self._delay, "blocking": self._blocking}
         more = {of: ms for of, ms in added.items() if ms is not None}
-        uncached, own_ms = self._block[:2]
+        uncached, own_ms = self.block[:2]
         for ms in more.values():
             own_ms = own_ms - ms
         terms = policy.terms(self._rates, uncached, self._output_tokens, own_ms) | more
@@ -150,7 +150,7 @@ class Pick(msgspec.Struct, eq=False, gc=False):
         if chosen is None:
             return 0.0
         names = self._names
-        busy = chosen.replica in names and self._block.item(_IN_FLIGHT, names.index(chosen.replica)) > 0.0
+        busy = chosen.replica in names and self.block.item(_IN_FLIGHT, names.index(chosen.replica)) > 0.0
         return max(self.prefill_ms, chosen.tpot_ms) + (0.5 * chosen.tpot_ms if busy else 0.0)
 
     @property
@@ -161,7 +161,7 @@ class Pick(msgspec.Struct, eq=False, gc=False):
     @property
     def most_cached_tokens(self) -> float:
         """Of its prompt, what the replica that holds most of it has cached, of those remembered."""
-        return self._prompt_tokens - float(LEAST(self._block[0]))
+        return self._prompt_tokens - float(LEAST(self.block[0]))
 
     @property
     def field(self) -> tuple[Scored, ...]:
@@ -174,7 +174,7 @@ class Pick(msgspec.Struct, eq=False, gc=False):
 
     def ready(self) -> Iterator[str]:
         """Those of the field with room, best first: as many as are asked for."""
-        for place in self._block[1].argsort(kind="stable").tolist():
+        for place in self.block[1].argsort(kind="stable").tolist():
             if self._room is None or self._room.item(place):
                 yield self._names[place]
 

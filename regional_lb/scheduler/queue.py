@@ -321,13 +321,13 @@ class _Line:
 class RequestQueue:
     """The queue of one region's balancer instance. Where a model is named that nothing waits for, there is nothing."""
 
-    __slots__ = ("_came", "_lines", "_starvation_s", "_taken", "by_id", "requests_max", "tokens", "tokens_max")
+    __slots__ = ("_came", "_starvation_s", "by_id", "lines", "requests_max", "taken", "tokens", "tokens_max")
 
     def __init__(self, requests_max: int, tokens_max: int, starvation_s: float) -> None:
         self.requests_max, self.tokens_max, self._starvation_s = requests_max, tokens_max, starvation_s
-        self._lines: dict[str, _Line] = {}
+        self.lines: dict[str, _Line] = {}
         self.by_id: dict[str, Waiting] = {}
-        self._taken: dict[str, _Taken] = {}  # turns, by request, until it is known what they were
+        self.taken: dict[str, _Taken] = {}  # turns, by request, until it is known what they were
         self._came: dict[str, dict[int, float]] = {}  # by model and band: when the last one came
         self.tokens = 0.0
 
@@ -343,17 +343,17 @@ class RequestQueue:
 
     def waiting(self, model: str) -> int:
         """How many requests wait for the model."""
-        line = self._lines.get(model)
+        line = self.lines.get(model)
         return len(line) if line is not None else 0
 
     def on_time(self, model: str) -> int:
         """How many of those have not stepped back: all that somebody who comes now finds before him."""
-        line = self._lines.get(model)
+        line = self.lines.get(model)
         return len(line.by_id) if line is not None else 0
 
     def stepped_back(self, model: str) -> int:
         """How many of them have."""
-        line = self._lines.get(model)
+        line = self.lines.get(model)
         return len(line.late) if line is not None else 0
 
     def by_tenant(self) -> Counter[tuple[int, str]]:
@@ -362,13 +362,13 @@ class RequestQueue:
 
     def foreign(self, model: str) -> int:
         """How many of those who wait for the model come from other regions."""
-        line = self._lines.get(model)
+        line = self.lines.get(model)
         return line.foreign + line.late_foreign if line is not None else 0
 
     def note(self, model: str, late_s: float, now: float) -> None:
         """Take down how long the oldest of each band has waited for the model: asked for whenever somebody may come or
         go, so that `stands_s` can tell a queue that stands from one that is worked off."""
-        line = self._lines.get(model)
+        line = self.lines.get(model)
         if line is not None:
             for at, band in line.bands.items():
                 if at >= 0:
@@ -377,7 +377,7 @@ class RequestQueue:
     def stands_s(self, model: str, priority: int, now: float) -> float:
         """For how long the oldest of the band, whoever that was, has always waited too long (see `note`). 0 where
         others of a lower band came of late: they are to suffer first."""
-        line = self._lines.get(model)
+        line = self.lines.get(model)
         band = line.bands.get(priority) if line is not None else None
         if band is None or band.late_since is None:
             return 0.0
@@ -391,7 +391,7 @@ class RequestQueue:
         waiting, since = self.by_id[request_id], now - most_s
         if waiting.since - waiting.waited_s >= since:
             return False
-        for other in reversed(self._lines[waiting.model].by_id.values()):
+        for other in reversed(self.lines[waiting.model].by_id.values()):
             if other.since < since:
                 break
             if other.priority >= waiting.priority and other.since - other.waited_s >= since:
@@ -401,7 +401,7 @@ class RequestQueue:
     def ahead(self, model: str, priority: int, tenant: str, weight: float) -> int:
         """How many that wait for the model go before one more request of the tenant: those of higher bands, and of its
         own band those whose turn is before its. However many somebody else has waiting, its turn comes."""
-        line = self._lines.get(model)
+        line = self.lines.get(model)
         if line is None:
             return 0
         above = (band for at, band in line.bands.items() if at > priority)
@@ -411,7 +411,7 @@ class RequestQueue:
     def crowds(self, model: str, priority: int, tenant: str, weight: float, more: int = 0) -> bool:
         """Whether the tenant, with so many `more` of its requests, has its share by weight of those who wait for the
         model in its band and have not stepped back, or more than that. Where nobody has more, everybody does."""
-        line = self._lines.get(model)
+        line = self.lines.get(model)
         band = line.bands.get(priority) if line is not None else None
         if band is None:
             return True
@@ -421,7 +421,7 @@ class RequestQueue:
 
     def models(self) -> list[str]:
         """The models waited for: those with the highest band first, then whoever's oldest is oldest."""
-        lines = self._lines
+        lines = self.lines
         return sorted(lines, key=lambda model: (-max(lines[model].bands), lines[model].oldest.since))
 
     def fits(self, tokens: float) -> bool:
@@ -459,12 +459,12 @@ class RequestQueue:
             request_id, model, tenant, priority, tokens, counts, left, now, waited_s, foreign, late, late_s
         )
         self.by_id[request_id] = waiting
-        self._lines.setdefault(model, _Line()).push(waiting, weight)
+        self.lines.setdefault(model, _Line()).push(waiting, weight)
         self.tokens += tokens
         if late:
             return  # it is in nobody's way
         if len(self._came) > MODELS_MAX:
-            self._came = {name: self._came[name] for name in self._lines if name in self._came}
+            self._came = {name: self._came[name] for name in self.lines if name in self._came}
         self._came.setdefault(model, {})[priority] = now
 
     def step_back(self, request_id: str) -> None:
@@ -473,7 +473,7 @@ class RequestQueue:
         waiting = self.by_id[request_id]
         if waiting.late:
             return
-        line = self._lines[waiting.model]
+        line = self.lines[waiting.model]
         weight = line.bands[waiting.band].tenants[waiting.tenant].weight
         line.remove(waiting, served=False)
         self.by_id[request_id] = waiting = replace(waiting, late=True)
@@ -486,19 +486,19 @@ class RequestQueue:
         touched = {*moved.values(), *(self.by_id[i].model for i in moved)}
         weights = {
             (line, tenant): known.weight
-            for line in touched & self._lines.keys()
-            for band in self._lines[line].bands.values()
+            for line in touched & self.lines.keys()
+            for band in self.lines[line].bands.values()
             for tenant, known in band.tenants.items()
         }
         for line in touched:
-            self._lines.pop(line, None)
+            self.lines.pop(line, None)
         for request_id, waiting in self.by_id.items():  # in order of arrival
             before = waiting.model
             if before in touched:
                 waiting = self.by_id[request_id] = replace(waiting, model=moved.get(request_id, before))
                 if not waiting.late:
                     self._came.setdefault(waiting.model, {})[waiting.priority] = waiting.since
-                self._lines.setdefault(waiting.model, _Line()).push(waiting, weights[before, waiting.tenant])
+                self.lines.setdefault(waiting.model, _Line()).push(waiting, weights[before, waiting.tenant])
 
     def remove(self, request_id: str, *, served: bool) -> Waiting | None:
         """Take a request out, wherever it stands; `served` has its tenant pay for the turn, which is to be settled.
@@ -506,19 +506,19 @@ class RequestQueue:
         waiting = self.by_id.pop(request_id, None)
         if waiting is None:
             return None
-        line = self._lines[waiting.model]
+        line = self.lines[waiting.model]
         taken = line.remove(waiting, served=served)
         if served:
-            self._taken[request_id] = taken
+            self.taken[request_id] = taken
         if not len(line):
-            del self._lines[waiting.model]
+            del self.lines[waiting.model]
         self.tokens = self.tokens - waiting.tokens if self.by_id else 0.0  # sums of floats drift: an empty room is 0
         return waiting
 
     def settle(self, request_id: str, actual: float | None) -> None:
         """A request that was served is over, and was this much `work` (None: nobody knows, what was counted stands).
         No news of one that never waited, or is settled."""
-        taken = self._taken.pop(request_id, None)
+        taken = self.taken.pop(request_id, None)
         if taken is not None and actual is not None:
             taken.band.settle(taken.tenant, (actual - taken.work) / taken.weight)
 
@@ -539,18 +539,18 @@ class RequestQueue:
 
         None if nobody has to make way, or that one place would not do.
         """
-        lowest = min((band for line in self._lines.values() for band in line.bands), default=priority)
+        lowest = min((band for line in self.lines.values() for band in line.bands), default=priority)
         if lowest < priority:
             newest = next(w for w in reversed(self.by_id.values()) if w.band == lowest)
         elif (
             not foreign
-            and any(line.foreign for line in self._lines.values())
+            and any(line.foreign for line in self.lines.values())
             and (found := self._newest_foreign(priority))
         ):
             newest = found
         else:
             most = self._most(priority)
-            mine = self._lines[model].bands.get(priority) if model in self._lines else None
+            mine = self.lines[model].bands.get(priority) if model in self.lines else None
             own = mine.tenants.get(tenant) if mine is not None else None
             if most is None or (len(own.requests) + 1 if own is not None else 1) / weight >= most.share:
                 return None
@@ -565,14 +565,14 @@ class RequestQueue:
 
     def _most(self, priority: int) -> _Tenant | None:
         """The tenant that has most of the room for one model in this band."""
-        bands = (line.bands[priority] for line in self._lines.values() if priority in line.bands)
+        bands = (line.bands[priority] for line in self.lines.values() if priority in line.bands)
         return max(
             (tenant for band in bands for tenant in band.tenants.values()), key=attrgetter("share"), default=None
         )
 
     def starved(self, model: str, now: float) -> Waiting | None:
         """The oldest waiting for the model, if it is too old and the next turn is its."""
-        line = self._lines.get(model)
+        line = self.lines.get(model)
         if (
             line is None
             or not line.by_id
@@ -585,7 +585,7 @@ class RequestQueue:
 
     def first(self, model: str, most: int, now: float, *, own: bool = False) -> list[Waiting]:
         """The next `most` requests for the model in the order they are due; `own`: foreign requests left out."""
-        line = self._lines.get(model)
+        line = self.lines.get(model)
         if line is None or (own and line.foreign + line.late_foreign == len(line)):
             return []
         due = line.in_order(now)

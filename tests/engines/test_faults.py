@@ -100,7 +100,7 @@ class Moves:
             )  # less than 0 late where it did not wait so long
             self.expected_s.append(expected_s)
             self.late_s.append(now - overdue_at - self._kept_since(overdue_at))
-        due_s = self.requests._waiting[replica][request_id][1]
+        due_s = self.requests.waiting[replica][request_id][1]
         self._sent[request_id] = replica, now, due_s, expected_ms / 1e3
 
     def overdue(self, now: float) -> list[tuple[str, str]]:
@@ -109,7 +109,7 @@ class Moves:
         found = self._find(now)
         for replica, request_id in found:
             _, sent_at, due_s, _ = self._sent[request_id]
-            alive_at = self.requests._alive_at.get(replica, sent_at)
+            alive_at = self.requests.alive_at.get(replica, sent_at)
             self._overdue_at.setdefault(request_id, max(sent_at, alive_at) + due_s)
         return found
 
@@ -125,7 +125,7 @@ async def test_what_a_frozen_engine_never_began_is_answered_by_another(own: Own)
             began = time.monotonic()
             await ask(both, text(seed, 20))
             healthy.append(time.monotonic() - began)
-        moves = Moves(both.regional.flow._overdue_requests)
+        moves = Moves(both.regional.flow.overdue_requests)
         own.engines[0].signal(signal.SIGSTOP)
         try:
             for seed in range(40, 200):

@@ -147,7 +147,7 @@ def test_a_secret_in_the_clear_is_never_shown(secret):
         "hubs": {"a": {"password": secret}},
         "admin": {"token": secret, "urls": ["u"]},
     }
-    assert secret not in json.dumps(context._without_secrets(fields))
+    assert secret not in json.dumps(context.without_secrets(fields))
 
 
 def test_a_world_has_its_own_context_while_it_runs(cli, world, monkeypatch):

@@ -46,13 +46,13 @@ def test_a_plan_is_a_table_and_json(tmp_path: Path) -> None:
 
 def test_every_fleet_is_asked_the_same(tmp_path: Path) -> None:
     scenario = load.parse(TEXT, "small.yaml", tmp_path, routers.names())
-    asking = plan._Asking(scenario, 2, None, print)
+    asking = plan.Asking(scenario, 2, None, print)
     trials = [Trial((("tokyo", n), ("virginia", n)), routed=n > 1) for n in (1, 2, 3)]
-    found = [[load.built(job.document, tmp_path) for job in asking._jobs(trial)] for trial in trials]
+    found = [[load.built(job.document, tmp_path) for job in asking.jobs(trial)] for trial in trials]
     work = [[bound.demands(one, seed, 1.0) for seed, one in enumerate(fleet)] for fleet in found]
     assert work[0] == work[1] == work[2]
     assert work[0][0] != work[0][1], "seeds differ"
-    assert len({job.key.scenario for trial in trials for job in asking._jobs(trial)}) == 3
+    assert len({job.key.scenario for trial in trials for job in asking.jobs(trial)}) == 3
 
 
 def test_another_seed_is_run_only_where_those_before_leave_it_open(
@@ -67,13 +67,13 @@ def test_another_seed_is_run_only_where_those_before_leave_it_open(
 
     monkeypatch.setattr(pool, "run", run)
     trials = [Trial((("tokyo", n), ("virginia", n)), routed=True) for n in (1, 2)]
-    asked = [sum(found.asked.values()) for found in plan._Asking(scenario, 3, None, print)(trials)]
+    asked = [sum(found.asked.values()) for found in plan.Asking(scenario, 3, None, print)(trials)]
     assert ran[0] == 2
     assert ran == [2, 2, 2]  # some ten requests leave it open
     assert asked[0] == asked[1] > 12
     clear = Outcome({"virginia": 1.0, "tokyo": 0.2}, 1.0, {"virginia": 9, "tokyo": 60})
-    assert plan._is_sure(clear, 0.8)
-    assert not plan._is_sure(Outcome({"virginia": 0.9}, 1.0, {"virginia": 50}), 0.8)
+    assert plan.is_sure(clear, 0.8)
+    assert not plan.is_sure(Outcome({"virginia": 0.9}, 1.0, {"virginia": 50}), 0.8)
 
 
 def test_a_fleet_that_misses_is_not_shown_as_enough(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.conftest import RunningWorld
 
 def test_a_world_that_runs_too_fast_is_told_as_if_it_had_not() -> None:
     file = io.BytesIO()
-    trace = record._Trace(file, 10.0)
+    trace = record.Trace(file, 10.0)
     for at_s in (1000.0, 1000.5, 1002.0):
         trace.write(json.dumps({"at_s": at_s, "input_tokens": 3, "pause_s": 0.25}).encode())
     rows = [json.loads(line) for line in file.getvalue().splitlines()]

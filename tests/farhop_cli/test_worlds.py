@@ -48,10 +48,10 @@ def test_a_page_says_what_was_met_and_marks_only_what_is_sure() -> None:
 def test_tables_stand_between_the_lines_for_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.md"
     for of in ("seed 1", "seed 2"):
-        worlds._write(page, [verdict(3, 1.1, lost=False)], of)
+        worlds.write_verdicts(page, [verdict(3, 1.1, lost=False)], of)
     assert page.read_text().count("### Goals") == 1
     page.write_text(f"# Before\n{page.read_text()}after\n")
-    worlds._write(page, [verdict(3, 1.1, lost=False)], "seed 3")
+    worlds.write_verdicts(page, [verdict(3, 1.1, lost=False)], "seed 3")
     text = page.read_text()
     assert text.startswith("# Before\n")
     assert text.endswith("after\n")
@@ -59,7 +59,7 @@ def test_tables_stand_between_the_lines_for_them(tmp_path: Path, capsys: pytest.
     assert "seed 2" not in text
     page.write_text("# Somebody's page\n")
     with pytest.raises(typer.Exit):
-        worlds._parts(page)
+        worlds.parts_of(page)
     assert "it lacks the lines" in capsys.readouterr().err
 
 

@@ -55,7 +55,7 @@ async def test_clients_take_turns_and_a_quarter_of_each_ones_requests_is_long_an
 async def test_no_more_is_sent_than_may_be_under_way_and_none_is_left_behind() -> None:
     world = World(answers=False)
     probe = world.probe(50.0, emulated=True)
-    probe._under_way = {asyncio.create_task(asyncio.sleep(60)) for _ in range(UNDER_WAY_MAX)}
+    probe.under_way = {asyncio.create_task(asyncio.sleep(60)) for _ in range(UNDER_WAY_MAX)}
     probe.begin(0.0)
     while probe.skipped < 2:
         await asyncio.sleep(0.01)

@@ -57,7 +57,7 @@ class World:
         await until(lambda: self.flow.under_way == 0)
         if (listener := self.balancer.kv_listener) is not None:
             followed = list(zip(listener.streams, self._publishers, strict=True))
-            await until(lambda: all(stream._follower.applied == text._seq - 1 for stream, text in followed))
+            await until(lambda: all(stream.follower.applied == text.seq - 1 for stream, text in followed))
 
     def hits(self) -> dict[str, list[float]]:
         """By source, as the metrics page says: tokens predicted to be cached, found cached, and the error."""

@@ -181,14 +181,14 @@ async def test_a_tier_of_service_is_worth_what_the_tenants_policy_says(
     async with Engine().running() as engine, both(engine, topology(tenant("tiered", **policy))) as up:
         seen: list[int] = []
         for balancer in (up.global_, up.regional):
-            handle = balancer.relay._flow.handle
+            handle = balancer.relay.flow.handle
 
             def noted(event: Any, now: float, handle: Any = handle) -> Any:
                 if isinstance(event, RequestArrived):
                     seen.append(event.request.priority)
                 return handle(event, now)
 
-            monkeypatch.setattr(balancer.relay._flow, "handle", noted)
+            monkeypatch.setattr(balancer.relay.flow, "handle", noted)
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], **fields}
         assert (await asked(up.entry, "/v1/chat/completions", body, "sk-farhop-tiered", **headers)).status == 200
         assert seen == [priority, priority]
@@ -205,7 +205,7 @@ async def test_within_how_long_a_client_wants_its_first_token_is_known_in_both_t
     async with Engine().running() as engine, both(engine, topology()) as up:
         seen: list[float | None] = []
         for balancer in (up.global_, up.regional):
-            handle = balancer.relay._flow.handle
+            handle = balancer.relay.flow.handle
 
             def noted(event: Any, now: float, handle: Any = handle) -> Any:
                 if isinstance(event, RequestArrived):
@@ -213,7 +213,7 @@ async def test_within_how_long_a_client_wants_its_first_token_is_known_in_both_t
                     seen.append(None if by is None else by - now)
                 return handle(event, now)
 
-            monkeypatch.setattr(balancer.relay._flow, "handle", noted)
+            monkeypatch.setattr(balancer.relay.flow, "handle", noted)
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
         headers = {"x_llm_d_slo_ttft_ms": header} if header else {}
         assert (await asked(up.entry, "/v1/chat/completions", body, **headers)).status == 200

@@ -59,7 +59,7 @@ def test_a_transport_failure_is_answered_by_the_runner_up(play) -> None:
         .on(AttemptFailed("a", 3, outcome.CONNECT_FAILED)).expect(
             answered("a", outcome.NO_REGION, detail=lambda d: "london: connect_timeout" in d and "tokyo: " in d))
     )  # fmt: skip
-    assert (flow.under_way, flow._budget.retrying) == (0, 0)
+    assert (flow.under_way, flow.budget.retrying) == (0, 0)
 
 
 def test_a_whole_answer_that_takes_too_long_is_no_failure_of_its_region(play) -> None:
@@ -76,7 +76,7 @@ def test_a_whole_answer_that_takes_too_long_is_no_failure_of_its_region(play) ->
         .on(RequestArrived(request("c", deadline=90.0))).expect(sent("c", "london"))
     )  # fmt: skip
     assert flow.regions.liveness["london"].read(2.0).state is State.UP
-    assert flow._budget.retrying == 0
+    assert flow.budget.retrying == 0
 
 
 def test_a_kept_connection_that_was_closed_says_nothing_of_its_region(play) -> None:
@@ -271,7 +271,7 @@ def test_a_region_taken_out_of_the_topology_finishes_what_it_began_and_gets_noth
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "london"))
     book.on(AttemptBegan("a", 1, 200)).expect()
     book.on(RequestArrived(request("b"))).expect(sent("b", "london"))
-    before = law(epoch=2)._topology
+    before = law(epoch=2).topology
     flow.law = Law(replace(before, regions={n: r for n, r in before.regions.items() if n != "london"}))
     book.on(RequestArrived(request("c"))).expect(sent("c", "frankfurt"))  # though it still reports
     book.on(AttemptFailed("b", 1, outcome.CONNECT_FAILED)).expect(sent("b", "frankfurt", attempt=2))
@@ -395,7 +395,7 @@ def test_a_stream_that_nobody_takes_up_at_once_is_tried_again(play) -> None:
         .at(8.5).on(AttemptBegan("a", 5, 200)).expect()
         .at(8.6).on(AttemptEnded("a", 5, 200, None)).expect()
     )  # fmt: skip
-    assert (flow.under_way, len(flow.ledger), flow._budget.retrying) == (0, 0, 0)
+    assert (flow.under_way, len(flow.ledger), flow.budget.retrying) == (0, 0, 0)
 
 
 def test_a_stream_waits_for_a_region_that_serves_and_no_longer_than_a_while(play) -> None:

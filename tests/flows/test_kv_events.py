@@ -210,7 +210,7 @@ async def test_a_tokenizer_that_is_not_the_engines_is_found_out(tmp_path: Path) 
     async with world(tmp_path, replicas=1) as here:
         (template,) = [here.balancer.listeners.tokenizers]
         assert template is not None
-        model = template._of[MODEL]
+        model = template.by_model[MODEL]
         model._special, model._template = {}, None  # as if the template were another
         plain = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
         from farhop.service.clock import wall

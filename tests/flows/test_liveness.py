@@ -61,7 +61,7 @@ async def test_a_link_follows_a_changed_address(region: Region) -> None:
         await until(lambda: other.readers == 1)
         await until(lambda: region.readers == 0)
         assert len(watcher.links) == 1
-        await until(lambda: len(watcher._retired) == 0)
+        await until(lambda: len(watcher.retired) == 0)
         await other.say(a_report(control_address=other.address, seq=3, draining=True))
         await until(lambda: found.view.regions["tokyo"].instances[0].draining)
     await other.stop()
@@ -82,7 +82,7 @@ async def test_a_forgotten_instance_takes_its_channel_along(region: Region) -> N
         await put(store, a_report(control_address=region.address))
         await until(lambda: found.channels == [("tokyo", True)])
         await store.delete(report_key("tokyo", "r1"))
-        await until(lambda: not watcher._listed)
+        await until(lambda: not watcher.listed)
         clock.at += watch.FORGET_S + 1.0
         watcher.forget()
         assert found.channels[-1] == ("tokyo", False)
@@ -223,8 +223,8 @@ async def test_without_both_it_is_down_within_the_reports_age(life: Life) -> Non
     await life.region.stop()
     await until(lambda: life.state() == "down")
     liveness = life.flow.regions.liveness["tokyo"]
-    assert liveness.read(liveness._report_at + 0.499).state == "suspect"
-    assert liveness.read(liveness._report_at + 0.5).state == "down"
+    assert liveness.read(liveness.report_at + 0.499).state == "suspect"
+    assert liveness.read(liveness.report_at + 0.5).state == "down"
     life.store.restore()
     life.by_store = True
     await life.region.start()

@@ -169,7 +169,7 @@ def test_the_reserve_is_kept_when_a_region_is_lost() -> None:
 
     def look() -> None:
         for region in ("a", "b"):
-            under_way = [one for one in world.regions[region].flow._requests.values() if one.replica]
+            under_way = [one for one in world.regions[region].flow.requests.values() if one.replica]
             guests.append(sum(one.foreign for one in under_way))
 
     for tick in range(200):

@@ -73,7 +73,7 @@ def test_a_whole_answer_that_takes_too_long_is_no_failure_of_its_replica(play) -
         assert flow.fleet.standing.share(name, 620.0) == 1.0
         assert flow.fleet.ledger.load(name).in_flight == 0
     assert not flow.fleet.standing.ejections
-    assert (flow.under_way, flow._budget.retrying) == (0, 0)
+    assert (flow.under_way, flow.budget.retrying) == (0, 0)
 
 
 def test_a_kept_connection_that_was_closed_is_a_retry_like_others_and_nobodys_failure(play) -> None:
@@ -85,9 +85,9 @@ def test_a_kept_connection_that_was_closed_is_a_retry_like_others_and_nobodys_fa
         book.at(float(n)).on(failed(f"q{n}", 1, outcome.KEPT_CLOSED)).expect(
             sent(f"q{n}", elsewhere(target), attempt=2)
         )
-        assert flow._budget.retrying == 0
+        assert flow.budget.retrying == 0
         book.on(failed(f"q{n}", 2, outcome.KEPT_CLOSED)).expect(sent(f"q{n}", ANY, attempt=3))
-        assert flow._budget.retrying == 1
+        assert flow.budget.retrying == 1
         book.on(failed(f"q{n}", 3, outcome.KEPT_CLOSED)).expect(answered(f"q{n}", outcome.KEPT_CLOSED))
     for name in ("r1", "r2"):
         assert flow.fleet.health[name].read(12.0).state is State.UP
@@ -103,11 +103,11 @@ def test_one_redispatch_is_free_and_the_next_draws_on_the_budget(play) -> None:
     second = flow.fleet.ledger.held("a").target
     book.expect(sent("a", second, attempt=2))
     third = ({"r1", "r2", "r3"} - {first, second}).pop()
-    assert flow._budget.retrying == 0
+    assert flow.budget.retrying == 0
     book.on(failed("a", 2)).expect(sent("a", third, attempt=3))
-    assert flow._budget.retrying == 1
+    assert flow.budget.retrying == 1
     book.on(failed("a", 3)).expect(answered("a", outcome.DIED_BEFORE_START))
-    assert (flow._budget.retrying, flow.under_way, len(flow.fleet.ledger)) == (0, 0, 0)
+    assert (flow.budget.retrying, flow.under_way, len(flow.fleet.ledger)) == (0, 0, 0)
 
 
 def test_without_budget_the_second_failure_is_the_answer(play) -> None:
@@ -118,10 +118,10 @@ def test_without_budget_the_second_failure_is_the_answer(play) -> None:
         flow.handle(failed(f"a{n}"), 0.0)
     for n in range(3):  # 3 + 20 % of 4: three fit
         flow.handle(failed(f"a{n}", 2), 0.0)
-    assert flow._budget.retrying == 3
+    assert flow.budget.retrying == 3
     book.on(failed("a3", 2)).expect(answered("a3", outcome.DIED_BEFORE_START))
     book.on(ClientLeft("a0")).expect()
-    assert flow._budget.retrying == 2
+    assert flow.budget.retrying == 2
 
 
 def test_the_same_replica_again_is_better_than_none(play) -> None:

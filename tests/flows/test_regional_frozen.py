@@ -37,7 +37,7 @@ def test_what_a_frozen_replica_never_began_goes_to_another() -> None:
     at, (cancel, again) = _moved(flow, {other: 10.0})
     assert (cancel.id, cancel.attempt, again.target, again.attempt) == (sent.id, 1, other, 2)
     expected_s = (sent.promised_ttft_ms + 100.0) / 1e3
-    assert at < flow._overdue_requests.factor * expected_s + 1.0
+    assert at < flow.overdue_requests.factor * expected_s + 1.0
 
 
 def test_one_whose_server_alone_answers_is_frozen_too() -> None:

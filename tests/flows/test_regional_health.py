@@ -121,7 +121,7 @@ def drawn(policy: str, guarded: bool, waits: bool) -> Counter[str]:
             ends.remove(end)
             at, name, target = end
             status = 503 if target == "r0" else 200
-            attempt = flow._requests[name].attempts
+            attempt = flow.requests[name].attempts
             carry(flow.handle(AttemptBegan(name, attempt, status), at), at)
             carry(flow.handle(AttemptEnded(name, attempt, status, Usage(256, 200) if status == 200 else None), at), at)
         if n % 100 == 0:

@@ -124,8 +124,8 @@ async def test_whoever_goes_on_waits_for_a_client_that_is_behind() -> None:
         expected = await ask(url, asked)
         answer = asyncio.create_task(ask(url, asked))
         relay = balancer.relay
-        await until(lambda: any(one.attempt is not None and one.attempt.began for one in relay._live.values()))
-        (active,) = relay._live.values()
+        await until(lambda: any(one.attempt is not None and one.attempt.began for one in relay.live.values()))
+        (active,) = relay.live.values()
         active.pause()
         relay._move(active, Move(active.request.id, active.attempt.number), relay.clock())  # type: ignore[union-attr]
         run = active.attempt

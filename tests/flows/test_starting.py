@@ -92,7 +92,7 @@ async def test_both_tiers_start_without_etcd_and_say_so(engine: Engine, tmp_path
         assert above.tier_admin.notice() == below.tier_admin.notice() == ""
         store = inner(above.store)
         assert isinstance(store, KeptStore)
-        await until(lambda: {LAW_KEY, REGION_PREFIX} <= store._saved.keys())
+        await until(lambda: {LAW_KEY, REGION_PREFIX} <= store.saved.keys())
     finally:
         await above.close()
         await below.close()

@@ -120,7 +120,7 @@ async def test_the_certificate_alone_says_who_may_see_and_say_what(tmp_path: Pat
         async with channel(address, authority, authority.issue("nobody", ("127.0.0.1",))) as up:
             for what, ask in asks.items():
                 assert await code(ask(up, "tokyo")) is DENIED, what
-        assert "127.0.0.1:9" in balancer.mesh.peers._links, "a proven peer is followed where it says that it is"
+        assert "127.0.0.1:9" in balancer.mesh.peers.links, "a proven peer is followed where it says that it is"
 
 
 async def test_who_is_unproven_is_not_dialled_and_his_loads_are_not_heard() -> None:
@@ -129,9 +129,9 @@ async def test_who_is_unproven_is_not_dialled_and_his_loads_are_not_heard() -> N
     await fake.start()
     try:
         stage = Stage()
-        stage.peers._met("r9", fake.address, proven=False)
+        stage.peers.met("r9", fake.address, proven=False)
         assert stage.refused["peer_unproven_address"] == 1
-        assert (fake.address in stage.peers._links, fake.asked) == (False, [])
+        assert (fake.address in stage.peers.links, fake.asked) == (False, [])
     finally:
         await fake.stop()
 

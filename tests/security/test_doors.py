@@ -85,7 +85,7 @@ def test_no_key_stands_in_memory_in_the_clear() -> None:
     ring = Keyring(lambda _digest: (SimpleNamespace(name="acme"), SimpleNamespace(name="k", within=())))  # type: ignore[arg-type,return-value]
     for _ in range(2):
         assert ring.identify(b"Bearer sk-secret-key") == Principal("acme", "k")
-    assert b"secret" not in repr(ring._memo).encode()
+    assert b"secret" not in repr(ring.memo).encode()
 
 
 class _Desk:

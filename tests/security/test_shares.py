@@ -123,8 +123,8 @@ async def test_an_upload_has_a_least_rate(stage: Any, sent: int, after_s: float,
     s = await stage(client_limits=ClientLimits())
     c = await s.client()
     await c.send(post(b"x" * 50_000)[: sent - 50_000])
-    await until(lambda: any(i._reading and i._reading.body_bytes >= sent for i in s.listener._connections))
-    (connection,) = s.listener._connections
+    await until(lambda: any(i._reading and i._reading.body_bytes >= sent for i in s.listener.open_connections))
+    (connection,) = s.listener.open_connections
     connection.check(connection._request_since + after_s, 75.0)
     if slow:
         assert b"bytes a second" in (await c.read()).body

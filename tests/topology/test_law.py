@@ -290,7 +290,7 @@ def test_a_verdict_is_remembered_and_names_its_epoch() -> None:
 
 
 def _remembered(law: Law) -> int:
-    return len(law._fresh) + len(law._stale)
+    return len(law.fresh) + len(law.stale)
 
 
 def test_clients_cannot_grow_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -688,7 +688,7 @@ def test_many_tenants_are_compared_without_a_verdict_each() -> None:
     finally:
         sys.setprofile(None)
     assert calls < 25 * many
-    assert not before._fresh, "no verdict was made"
+    assert not before.fresh, "no verdict was made"
 
 
 def test_only_the_regions_asked_for_count() -> None:

@@ -42,12 +42,12 @@ class Liveness:
     nothing cannot show that it has recovered.
     """
 
-    __slots__ = ("_channel_up", "_config", "_fine", "_relay_failed_at", "_relay_fails", "_report_at", "forced")
+    __slots__ = ("_channel_up", "_config", "_fine", "_relay_failed_at", "_relay_fails", "forced", "report_at")
 
     def __init__(self, config: LivenessConfig = _LIVENESS) -> None:
         self._config = config
         self.forced = ForcedState()
-        self._report_at, self._channel_up = -inf, False
+        self.report_at, self._channel_up = -inf, False
         self._relay_fails, self._relay_failed_at = 0, -inf
         self._fine: Health | None = None  # the reading before `_fine.until`, where all signals agree: nearly always
 
@@ -56,7 +56,7 @@ class Liveness:
 
         `renewed`: of a new incarnation, which has nothing to do with how relaying to the one before failed.
         """
-        self._report_at = now
+        self.report_at = now
         if renewed:
             self._relay_fails = 0
         self._agree()
@@ -84,7 +84,7 @@ class Liveness:
 
     def _agree(self) -> None:
         agreed = self._channel_up and self._relay_fails < self._config.relay_streak
-        self._fine = _fine(self._report_at + self._config.report_age_s) if agreed else None
+        self._fine = _fine(self.report_at + self._config.report_age_s) if agreed else None
 
     def read(self, now: float) -> Health:
         """The liveness at `now`, with the signals against the region as `why`. Changes nothing."""
@@ -98,7 +98,7 @@ class Liveness:
 
     def _signalled(self, now: float) -> Health:
         config = self._config
-        report_until = self._report_at + config.report_age_s
+        report_until = self.report_at + config.report_age_s
         relay_until = self._relay_failed_at + config.relay_hold_s
         silent = now >= report_until
         failing = self._relay_fails >= config.relay_streak and now < relay_until

@@ -57,7 +57,7 @@ class Journal:
     """Of one trie. `seq` numbers entries from 1; `epoch` is that of the law by which audiences were judged."""
 
     def __init__(self, trie: PrefixTrie, entries_max: int = ENTRIES_MAX, nodes_max: int = NODES_MAX) -> None:
-        self._trie, self.entries_max, self._nodes_max = trie, entries_max, nodes_max
+        self.trie, self.entries_max, self._nodes_max = trie, entries_max, nodes_max
         self._entries: dict[int, _Entry] = {}
         self._n_nodes = 0
         self._restricted = NodeMap()  # node -> its audience's place in `_audiences`
@@ -77,7 +77,7 @@ class Journal:
 
     def insert(self, location: str, chain: Sequence[int], audience: Audience) -> None:
         """The location caches this path now; of those who may know of it, `audience` (None: all) is added."""
-        trie = self._trie
+        trie = self.trie
         if audience is None and trie.observer is None:
             trie.insert(location, chain)  # nobody to tell, and nothing to keep from anybody
             return
@@ -108,9 +108,9 @@ class Journal:
         self._entries.clear()
         self._n_nodes = 0
         self.floor = self.seq
-        if self._trie.nodes:
-            self._trie.observer = self
-            self._restricted = NodeMap.alike(self._trie.shards, self._place(_NOBODY))
+        if self.trie.nodes:
+            self.trie.observer = self
+            self._restricted = NodeMap.alike(self.trie.shards, self._place(_NOBODY))
         self._record(Cleared(), None, 1)
 
     def _widen(self, chain: Sequence[int], audience: Audience) -> None:
@@ -215,7 +215,7 @@ class Journal:
         """Record from now on. What happened while nobody listened is lost: a reader of before begins anew."""
         if not self._recording:
             self._recording = True
-            self._trie.observer = self
+            self.trie.observer = self
             self.seq += 1
             self.floor = self._sealed = self.seq
 
@@ -226,7 +226,7 @@ class Journal:
         self._n_nodes = 0
         self.floor = self.seq
         if not len(self._restricted):
-            self._trie.observer = None
+            self.trie.observer = None
 
     def reaches(self, seq: int) -> bool:
         """Whether a reader who has applied everything up to `seq` can go on from there."""
@@ -260,7 +260,7 @@ class Journal:
         sent = NodeMap()
         work = 0  # about as much as it is to tell so many nodes of one path
         slice_: list[Stored] = []
-        for node in self._trie.all_nodes():
+        for node in self.trie.all_nodes():
             work += 1
             path = self._unsent(node, region, sent)
             if path:
@@ -276,10 +276,10 @@ class Journal:
 
     def _unsent(self, node: int, region: str, sent: NodeMap) -> Stored | None:
         """The path down to `node` from the first node that was not sent; marks it as sent."""
-        if node in sent or not self._trie.is_held(node):
+        if node in sent or not self.trie.is_held(node):
             return None
         nodes: list[int] = []
-        restricted, parent = self._restricted, self._trie.parent
+        restricted, parent = self._restricted, self.trie.parent
         while node and node not in sent:
             # Chains made to collide could lead above what the region may know.
             audience = self._known_to(node) if restricted.most else None

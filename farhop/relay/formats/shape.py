@@ -56,8 +56,8 @@ def check(body: bytes | memoryview, numeric: str = "") -> Any:
         return once(body)
     body = bytes(body)
     if len(body) > 2 * _BEGINNING_BYTES:
-        _count(_skeleton(body[:_BEGINNING_BYTES]))  # what is too much already here need not be looked at whole
-    skeleton = _skeleton(body)
+        _count(skeleton_of(body[:_BEGINNING_BYTES]))  # what is too much already here need not be looked at whole
+    skeleton = skeleton_of(body)
     few = len(skeleton) <= SMALL_BYTES and skeleton.count(b"[") + skeleton.count(b"{") <= DEPTH_MAX
     numbers = 0 if few else _count(skeleton)
     if numbers:
@@ -65,12 +65,12 @@ def check(body: bytes | memoryview, numeric: str = "") -> Any:
     return once(skeleton)
 
 
-def _skeleton(body: bytes) -> bytes:
+def skeleton_of(body: bytes) -> bytes:
     """The same JSON with its long texts emptied. Raises BodyError where strings or escapes are too many."""
     data = np.frombuffer(body, np.uint8)
     if b"\\" in body and _number_of(data, b"\\") > ESCAPES_MAX:
         raise _too_much(f"the body's strings have too many escapes: at most {ESCAPES_MAX}; write text as UTF-8")
-    quotes = _quotes(body, data)
+    quotes = quotes_of(body, data)
     if len(quotes) > 4 * ITEMS_MAX:  # an item is a value, at most with a key: two strings
         raise _too_many_items()
     begins, ends = quotes[: len(quotes) & ~1 : 2], quotes[1::2]
@@ -87,7 +87,7 @@ def _skeleton(body: bytes) -> bytes:
     return b"".join(kept)
 
 
-def _quotes(body: bytes, data: _Bytes) -> _Places:
+def quotes_of(body: bytes, data: _Bytes) -> _Places:
     """Where strings begin and end, by turns."""
     quotes: _Places = np.flatnonzero(data == 0x22)
     if b"\\" not in body:
@@ -130,7 +130,7 @@ def _count(skeleton: bytes) -> int:
 
 def _outside(skeleton: bytes, data: _Bytes) -> _Bytes:
     """What no string holds."""
-    ends = np.concatenate((_quotes(skeleton, data), [len(data)]))
+    ends = np.concatenate((quotes_of(skeleton, data), [len(data)]))
     if len(ends) > _CUTS_MAX:
         outside: _Bytes = data[np.repeat(np.arange(len(ends)) % 2 == 0, np.diff(ends, prepend=0))]
         return outside

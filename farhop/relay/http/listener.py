@@ -86,7 +86,7 @@ class Listener:
         self.refused: Counter[str] = Counter()
         self._by_client: Counter[str] = Counter()
         self._rest_s = limits.idle_s
-        self._connections: set[ClientConnection] = set()
+        self.open_connections: set[ClientConnection] = set()
         self._turned_away: set[ClientConnection] = set()
         self._server: asyncio.Server | None = None
         self._shares_port = False
@@ -139,14 +139,14 @@ class Listener:
         reason = None
         if client and self._by_client[client] >= self._limits.connections_per_client_max:
             reason = outcome.CLIENT_CROWDS
-        elif len(self._connections) >= self._limits.connections_max or not (
+        elif len(self.open_connections) >= self._limits.connections_max or not (
             self.slots is None or self.slots.take(1, "")
         ):
             reason = outcome.TOO_MANY_CONNECTIONS
         if reason is None:
             connection.client = client
             self._by_client[client] += 1
-            self._connections.add(connection)
+            self.open_connections.add(connection)
         elif len(self._turned_away) < _TURNED_AWAY_MAX:
             self._turned_away.add(connection)
         else:
@@ -156,9 +156,9 @@ class Listener:
     def forget(self, connection: ClientConnection) -> None:
         """Count a connection out."""
         self._turned_away.discard(connection)
-        if connection not in self._connections:
+        if connection not in self.open_connections:
             return
-        self._connections.discard(connection)
+        self.open_connections.discard(connection)
         if self.slots is not None:
             self.slots.give(1, connection.tenant)
         self._by_client[connection.client] -= 1
@@ -168,7 +168,7 @@ class Listener:
     @property
     def connections(self) -> int:
         """How many clients are connected."""
-        return len(self._connections)
+        return len(self.open_connections)
 
     def _sweep(self) -> None:
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
@@ -176,7 +176,7 @@ class Listener:
 
     def _check(self) -> None:
         now = asyncio.get_running_loop().time()
-        for connection in (*self._connections, *self._turned_away):
+        for connection in (*self.open_connections, *self._turned_away):
             connection.check(now, self._rest_s)
 
     async def stop_accepting(self) -> None:
@@ -210,10 +210,10 @@ class Listener:
         await self._emptied(deadline_s)
         if self._handshakes is not None:
             await self._handshakes.close()
-        for connection in tuple(self._connections):
+        for connection in tuple(self.open_connections):
             connection.expel()
         await self._emptied(_CLOSING_S)
-        for connection in (*self._connections, *self._turned_away):
+        for connection in (*self.open_connections, *self._turned_away):
             connection.abort()
         await self._emptied(_BREAK_S)
         if self._sweeper is not None:
@@ -222,7 +222,7 @@ class Listener:
     async def _emptied(self, within_s: float) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + within_s
-        while (self._connections or self._turned_away or self._shaking) and loop.time() < end:
+        while (self.open_connections or self._turned_away or self._shaking) and loop.time() < end:
             await asyncio.sleep(0.02)
 
     @property

@@ -76,7 +76,6 @@ class AttemptRun:
     __slots__ = (
         "_connection",
         "_inquiry",
-        "_last_activity_at",
         "_length",
         "_onward",
         "_over",
@@ -89,6 +88,7 @@ class AttemptRun:
         "_transcript",
         "active",
         "began",
+        "last_activity_at",
         "load",
         "number",
         "owner",
@@ -100,7 +100,7 @@ class AttemptRun:
     def __init__(self, owner: AttemptOwner, active: ActiveRequest, number: int, now: float) -> None:
         self.owner, self.active, self.number = owner, active, number
         self._connection: UpstreamConnection | None = None
-        self._last_activity_at = now
+        self.last_activity_at = now  # when something of the answer came last; before that, when it was made
         self._silent_s = self._pause_s = 0.0  # at the last sweep, and the longest that ended, as sweeps see them
         self._inquiry: Inquiry | None = None  # once its upstream was asked about it
         self._status = 0
@@ -178,7 +178,7 @@ class AttemptRun:
         """Pass body bytes on."""
         if self._refusal is not None or self._over:
             return
-        self._last_activity_at = self.owner.clock()
+        self.last_activity_at = self.owner.clock()
         if self._tap is not None:
             data = self._tap.feed(data)
         if not self.began:
@@ -198,7 +198,7 @@ class AttemptRun:
             self.owner.failed(self, outcome.PATH_UNSUPPORTED)
             return
         if not self.began:
-            self._length, self._last_activity_at = len(rest), self.owner.clock()
+            self._length, self.last_activity_at = len(rest), self.owner.clock()
             self._begin(rest)
         elif rest:
             self.active.exchange.write(rest)
@@ -292,7 +292,7 @@ class AttemptRun:
     def resume(self) -> None:
         """The client caught up."""
         self._paused = False
-        self._last_activity_at = self.owner.clock()
+        self.last_activity_at = self.owner.clock()
         if self._connection is not None and self._connection.attempt is self:
             self._connection.resume()
 
@@ -304,11 +304,6 @@ class AttemptRun:
         return f"{self.active.request.id}/{self.number}"
 
     @property
-    def last_activity_at(self) -> float:
-        """When something of the answer came last; before that, when the attempt was made."""
-        return self._last_activity_at
-
-    @property
     def inquiry(self) -> Inquiry:
         """What is known of it where it is silent."""
         known = self._inquiry = self._inquiry or Inquiry()
@@ -317,24 +312,24 @@ class AttemptRun:
     def is_quiet(self, now: float) -> bool:
         """Whether its upstream, which should have it by now, is worth being asked about it."""
         waits = not self._over and not self._paused and self._connection is not None
-        return waits and now - self._last_activity_at >= QUIET_S
+        return waits and now - self.last_activity_at >= QUIET_S
 
     def on_inquiry_answer(self, asked_at: float, quiet_s: float | None, rtt_s: float) -> None:
         """What its upstream said when asked: see balance.inquiry."""
         if self._over or self._paused:
             return
-        if self._last_activity_at > asked_at:
+        if self.last_activity_at > asked_at:
             self.inquiry.clear()
             return
         now = self.owner.clock()
-        if self.inquiry.lost(now - self._last_activity_at, quiet_s, rtt_s, now, began=self.began):
+        if self.inquiry.lost(now - self.last_activity_at, quiet_s, rtt_s, now, began=self.began):
             self._give_up(outcome.STALLED if self.began else outcome.LOST)
 
     # -- upkeep
 
     def check(self, now: float) -> None:
         """Apply the time limits; called by the relay's sweep."""
-        silent_s, limits = now - self._last_activity_at, self.owner.pool.limits
+        silent_s, limits = now - self.last_activity_at, self.owner.pool.limits
         if self._over or self._paused or self._connection is None:
             return  # connecting has its own limit, and a slow client is not a slow upstream
         if self.began:
@@ -370,14 +365,14 @@ class AttemptRun:
         """What another upstream said, whole, is this attempt's answer."""
         self.abort()
         self._status, self._tap, self._length = other.status, None, len(other.body)
-        self._last_activity_at, self.streams = self.owner.clock(), False
+        self.last_activity_at, self.streams = self.owner.clock(), False
         self._onward = b"content-type: %b\r\n" % other.content_type if other.content_type else b""
         self._begin(other.body)
         self.owner.ended(self, self._ended())
 
     def _begin(self, first: bytes) -> None:
         self.began, self.whole = True, len(first) == self._length  # what is whole has ended before we return
-        self.owner.began(self, self._status, self._last_activity_at)
+        self.owner.began(self, self._status, self.last_activity_at)
         headers = self._onward + self.owner.answer_head(self.active, self.timing)
         self._onward = self.timing = b""
         self.active.exchange.begin(self._status, headers, self._length, first)

@@ -332,7 +332,7 @@ class ResumableRun(AttemptRun):
         if not isinstance(tap, ResumableTap):
             super().received(data)
         elif not self._over:
-            self._last_activity_at = self.owner.clock()
+            self.last_activity_at = self.owner.clock()
             if events := tap.feed(data):
                 if self.began:
                     self.active.exchange.write(events)
@@ -432,7 +432,7 @@ class ContinuedRun(ResumableRun):
         """See AttemptRun."""
         if self._over or self._tap is None:
             return
-        self._last_activity_at = self.owner.clock()
+        self.last_activity_at = self.owner.clock()
         self._write(self._tap.feed(data))
         stops = self._progress.stops
         if stops is not None and stops.ended:  # over a seam, which the engine cannot see: it would go on

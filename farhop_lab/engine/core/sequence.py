@@ -65,7 +65,6 @@ class Sequence:
 
     __slots__ = (
         "_ahead",
-        "_block_bytes",
         "_held",
         "_hold",
         "_piece_ids",
@@ -76,6 +75,7 @@ class Sequence:
         "_wide",
         "_writer",
         "adapter",
+        "block_bytes",
         "cache_salt",
         "cached_tokens",
         "chain",
@@ -116,7 +116,7 @@ class Sequence:
         self.finished: str | None = None
         self.stop_reason: str | None = None
         self.table = BlockTable()
-        self._block_bytes = profile.block_tokens * TOKEN_BYTES
+        self.block_bytes = profile.block_tokens * TOKEN_BYTES
         # The first link carries what keeps caches apart; full blocks follow as they are known.
         self.chain: list[int] = [
             xxh3_64_intdigest(f"{wanted.adapter or text_model.model}\0{wanted.cache_salt}".encode())
@@ -133,7 +133,7 @@ class Sequence:
     def block_names(self, blocks: int, *, since: int = 0) -> list[int]:
         """Names of the first `blocks` blocks but for `since`; fewer where the text is shorter. A name covers all text
         before it too."""
-        chain, size, text = self.chain, self._block_bytes, self.text
+        chain, size, text = self.chain, self.block_bytes, self.text
         known = len(chain) - 1
         blocks = min(blocks, len(text) // size)
         if known < blocks:

@@ -59,8 +59,8 @@ def _pairs() -> list[int]:
     return sorted(one << 8 | other for one, others in follows.items() for other in others)
 
 
-_PAIRS = _pairs()
-_RANKS = {pair: rank for rank, pair in enumerate(_PAIRS)}
+PAIRS = _pairs()
+_RANKS = {pair: rank for rank, pair in enumerate(PAIRS)}
 
 
 def id_of(piece: bytes | bytearray) -> int:
@@ -68,13 +68,13 @@ def id_of(piece: bytes | bytearray) -> int:
     themselves would need 32 bits, and no engine has ids of more than 31. Any other token is the number of its bytes."""
     number = int.from_bytes(piece, "big")
     high, low = _RANKS.get(number >> 16), _RANKS.get(number & 0xFFFF)
-    return number if high is None or low is None else high * len(_PAIRS) + low
+    return number if high is None or low is None else high * len(PAIRS) + low
 
 
 def bytes_of(token: int) -> bytes:
     """The other way: TOKEN_BYTES bytes, zeros before those of a shorter token. `token`: below 2^32."""
-    high, low = divmod(token, len(_PAIRS))
-    number = _PAIRS[high] << 16 | _PAIRS[low] if high < len(_PAIRS) else token
+    high, low = divmod(token, len(PAIRS))
+    number = PAIRS[high] << 16 | PAIRS[low] if high < len(PAIRS) else token
     return number.to_bytes(TOKEN_BYTES, "big")
 
 

@@ -89,12 +89,12 @@ class E2:
 
     def __init__(self, pools: Mapping[str, EnginePool]) -> None:
         self._caches = EngineCaches(pools)
-        self._root = _Node(b"", None)
-        self._window: deque[tuple[float, _Node, int, int]] = deque()
+        self.root = _Node(b"", None)
+        self.window: deque[tuple[float, _Node, int, int]] = deque()
         self._counted: dict[_Node, None] = {}
         self._tpots: dict[str, deque[float]] = {}
-        self._held: dict[str, OrderedDict[_Node, None]] = {}  # an engine's nodes, least recently used first
-        self._held_bytes: dict[str, int] = {}
+        self.held: dict[str, OrderedDict[_Node, None]] = {}  # an engine's nodes, least recently used first
+        self.held_bytes: dict[str, int] = {}
         self._memory_bytes: dict[str, int] = {}
         self._sent: dict[str, tuple[_Node, _Node, str]] = {}
 
@@ -102,7 +102,7 @@ class E2:
 
     def choose(self, request: Request, among: Sequence[str], state: RouterState, now: float) -> str:
         """See router.Picker."""
-        self._forget(now)
+        self.forget(now)
         text = text_of(request)
         node, depth = self._find(text)
         new = len(text) - depth or depth - node.before  # what would be its own node
@@ -110,12 +110,12 @@ class E2:
         able = [name for name in among if assigned is None or name in assigned] or list(among)
         if len(able) == 1:
             return able[0]
-        loads = self._loads(able, state)
+        loads = self.loads(able, state)
         return min(able, key=lambda name: loads[name] + self._eviction_s(new, name, state))
 
     def _find(self, text: bytes) -> tuple[_Node, int]:
         """The last node on the text's path, and how many of its bytes the tree holds."""
-        node, at = self._root, 0
+        node, at = self.root, 0
         while at < len(text) and (child := node.children.get(text[at])) is not None:
             same = common(text, at, child.label)
             at += same
@@ -134,7 +134,7 @@ class E2:
         miss_rate = node.misses / node.tokens if node.tokens else 1.0
         return miss_rate * (node.requests or node.active.get(name, 0)) * self._prefill_s(node, name, state)
 
-    def _loads(self, among: Sequence[str], state: RouterState) -> dict[str, float]:
+    def loads(self, among: Sequence[str], state: RouterState) -> dict[str, float]:
         loads = dict.fromkeys(among, 0.0)
         tpots = {name: median(self._tpots.get(name) or (TPOT_S,)) for name in among}
         for node in self._counted:
@@ -147,7 +147,7 @@ class E2:
     def _eviction_s(self, new_bytes: int, name: str, state: RouterState) -> float:
         """It takes memory as always full, as published."""
         lost_s = 0.0
-        for node in self._held.get(name, ()):
+        for node in self.held.get(name, ()):
             if new_bytes <= 0:
                 break
             if not node.active.get(name, 0):
@@ -168,20 +168,20 @@ class E2:
         counted.tokens += len(text)
         counted.misses += misses
         self._counted[counted] = None
-        self._window.append((now, counted, len(text), misses))
+        self.window.append((now, counted, len(text), misses))
         self._sent[request.id] = counted, leaf, target
-        held = self._held.setdefault(target, OrderedDict())
+        held = self.held.setdefault(target, OrderedDict())
         for node in leaf.path():
             node.assigned.add(target)
             node.active[target] = node.active.get(target, 0) + 1
             if node not in held:
-                self._held_bytes[target] = self._held_bytes.get(target, 0) + len(node.label)
+                self.held_bytes[target] = self.held_bytes.get(target, 0) + len(node.label)
             held[node] = None
             held.move_to_end(node)
         self._evict(target, state)
 
     def _insert(self, text: bytes) -> _Node:
-        node, at = self._root, 0
+        node, at = self.root, 0
         while at < len(text):
             child = node.children.get(text[at])
             if child is None:
@@ -210,9 +210,9 @@ class E2:
             node.answers = []
             if self._counted.pop(node, 0) is None:
                 self._counted[upper] = None
-            self._window = deque((at_s, upper if one is node else one, a, b) for at_s, one, a, b in self._window)
+            self.window = deque((at_s, upper if one is node else one, a, b) for at_s, one, a, b in self.window)
             self._sent = {k: (upper if one is node else one, leaf, to) for k, (one, leaf, to) in self._sent.items()}
-        for held in self._held.values():
+        for held in self.held.values():
             if node in held:
                 held[upper] = None
         return upper
@@ -221,20 +221,20 @@ class E2:
         if name not in self._memory_bytes:
             gpu = self._caches.gpu(name, state)
             self._memory_bytes[name] = TOKEN_BYTES * (gpu.core.profile.kv_tokens if gpu else MEMORY_TOKENS)
-        over = self._held_bytes[name] - self._memory_bytes[name]
-        held = self._held[name]
+        over = self.held_bytes[name] - self._memory_bytes[name]
+        held = self.held[name]
         for node in list(held) if over > 0 else ():
             if over <= 0:
                 break
             if not node.active.get(name, 0):
                 del held[node]
                 over -= len(node.label)
-                self._held_bytes[name] -= len(node.label)
+                self.held_bytes[name] -= len(node.label)
 
-    def _forget(self, now: float) -> None:
+    def forget(self, now: float) -> None:
         """What was asked for longer ago than the window. A node that nobody asks for is assigned to nobody."""
-        while self._window and self._window[0][0] < now - WINDOW_S:
-            _, node, tokens, misses = self._window.popleft()
+        while self.window and self.window[0][0] < now - WINDOW_S:
+            _, node, tokens, misses = self.window.popleft()
             node.requests -= 1
             node.tokens -= tokens
             node.misses -= misses

@@ -32,9 +32,9 @@ class EtcdKeys:
 
     async def follow(self, on_update: OnUpdate) -> None:
         """See Source. Ends when the store is closed."""
-        await follow(self._store, self._prefix, lambda change: on_update(self._changed(change)))
+        await follow(self._store, self._prefix, lambda change: on_update(self.changed(change)))
 
-    def _changed(self, change: Change) -> Found | Failed:
+    def changed(self, change: Change) -> Found | Failed:
         if change.kind is ChangeKind.LOST:
             return Failed(self.label, change.why)
         self._replicas.take(change)

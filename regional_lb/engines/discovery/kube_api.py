@@ -207,7 +207,7 @@ class Api:
 
     def _get(self, path: str, params: Mapping[str, str], timeout: aiohttp.ClientTimeout) -> Any:
         assert self._session is not None
-        base = self._base()
+        base = self.base_url()
         headers = {"accept": "application/json", "user-agent": "farhop"}
         context: ssl.SSLContext | bool = True
         if base.startswith("https://"):
@@ -219,7 +219,7 @@ class Api:
             base + path, params=params, headers=headers, timeout=timeout, ssl=context, allow_redirects=False
         )
 
-    def _base(self) -> str:
+    def base_url(self) -> str:
         if self._config.api is not None:
             return self._config.api
         host, port = (self._environ.get(f"KUBERNETES_SERVICE_{what}", "") for what in ("HOST", "PORT"))

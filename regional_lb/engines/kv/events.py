@@ -52,19 +52,19 @@ class KvListener:
         self, react: Callable[[Event], None], refused: Callable[[str], None], clock: Callable[[], float]
     ) -> None:
         self._react, self._refused, self._clock = react, refused, clock
-        self._followed: dict[str, tuple[ReplicaConfig, dict[_Stream, asyncio.Task[None]]]] = {}  # by name
+        self.followed: dict[str, tuple[ReplicaConfig, dict[_Stream, asyncio.Task[None]]]] = {}  # by name
         self._tasks = Tasks()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
 
     def listen(self, replicas: Iterable[ReplicaConfig]) -> None:
         """From now on to these, and to nobody else. Costs nothing where none of them has KV events."""
         wanted = {replica.label: replica for replica in replicas if replica.kv_events}
-        for name in [name for name, (known, _) in self._followed.items() if wanted.get(name) != known]:
-            for task in self._followed.pop(name)[1].values():
+        for name in [name for name, (known, _) in self.followed.items() if wanted.get(name) != known]:
+            for task in self.followed.pop(name)[1].values():
                 task.cancel()
         for name, replica in wanted.items():
-            if name not in self._followed:
-                self._followed[name] = replica, self._follow(replica)
+            if name not in self.followed:
+                self.followed[name] = replica, self._follow(replica)
 
     def _follow(self, replica: ReplicaConfig) -> dict[_Stream, asyncio.Task[None]]:
         if self._context is None:
@@ -79,7 +79,7 @@ class KvListener:
     @property
     def streams(self) -> list[_Stream]:
         """Those followed now."""
-        return [stream for _, streams in self._followed.values() for stream in streams]
+        return [stream for _, streams in self.followed.values() for stream in streams]
 
     async def close(self) -> None:
         """Listen no more. Idempotent."""
@@ -104,7 +104,7 @@ class _Stream:
     ) -> None:
         self.replica, self._rank, self._events, self._replay_at = replica, rank, events, replay
         self._react, self._refused, self._clock = react, refused, clock
-        self._follower = Follower()
+        self.follower = Follower()
         self._replayed_at = -REPLAY_EVERY_S
         self._waiter: _ReadWaiter | None = None
         self._done_blocks = 0  # since others had the loop
@@ -113,9 +113,9 @@ class _Stream:
         """Listen until cancelled. A cut link is opened anew: ZeroMQ itself does not after an error of the protocol."""
         pause_s = _RELINK_S
         while True:
-            applied = self._follower.applied
+            applied = self.follower.applied
             await self._listen(context)
-            pause_s = _RELINK_S if self._follower.applied != applied else min(2 * pause_s, _RELINK_MAX_S)
+            pause_s = _RELINK_S if self.follower.applied != applied else min(2 * pause_s, _RELINK_MAX_S)
             await asyncio.sleep(pause_s)
 
     async def _listen(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
@@ -143,7 +143,7 @@ class _Stream:
 
     async def _linked(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         if not (self._replay_at and await self._replay(context)):
-            self._report(self._follower.lost())
+            self._report(self.follower.lost())
         self._report([Linked(up=True)])
 
     async def _came(self, context: zmq.Context[zmq.Socket[bytes]], frames: list[bytes]) -> None:
@@ -153,7 +153,7 @@ class _Stream:
             self._refused("kv_frames")
             return
         seq, payload = read
-        out, missing = self._follower.on_batch(seq, payload)
+        out, missing = self.follower.on_batch(seq, payload)
         await self._do(out)
         if not missing:
             return
@@ -161,7 +161,7 @@ class _Stream:
         if self._replay_at and now - self._replayed_at >= REPLAY_EVERY_S:
             self._replayed_at = now
             await self._replay(context)
-        await self._do(self._follower.give_up(seq, payload))
+        await self._do(self.follower.give_up(seq, payload))
 
     async def _replay(self, context: zmq.Context[zmq.Socket[bytes]]) -> bool:
         """Have it say again what we did not hear. False if it does not answer."""
@@ -182,7 +182,7 @@ class _Stream:
         """One question; whether to ask again. Raises TimeoutError."""
         with _socket(context, zmq.SocketType.DEALER) as dealer, _ReadWaiter(dealer) as waiter:
             dealer.connect(self._replay_at)
-            dealer.send_multipart([b"", self._follower.ask().to_bytes(8, "big")])
+            dealer.send_multipart([b"", self.follower.ask().to_bytes(8, "big")])
             while True:
                 frames = _received(dealer)
                 if frames is None:
@@ -191,13 +191,13 @@ class _Stream:
                     continue
                 await self._took(MESSAGE_BLOCKS)
                 if len(frames) >= 2 and frames[-2] == _END:
-                    await self._do(self._follower.replay_ended())
+                    await self._do(self.follower.replay_ended())
                     return False
                 read = _numbered(frames)
                 if read is None:
                     self._refused("kv_frames")
                     continue
-                out, again = self._follower.replayed(*read)
+                out, again = self.follower.replayed(*read)
                 await self._do(out)
                 if again:
                     return True

@@ -44,12 +44,12 @@ class RoundRobin(Policy):
     learns = True
 
     def __init__(self) -> None:
-        self._variants: dict[str, _Turns] = {}  # who was used least lately first
+        self.variants: dict[str, _Turns] = {}  # who was used least lately first
         self._names: tuple[str, ...] = ()
 
     def score(self, need: Need, table: Table, uncached_tokens: Column, now: float) -> Column:  # noqa: ARG002
         """How long until it is due."""
-        turns = self._variants.get(need.variant)
+        turns = self.variants.get(need.variant)
         half = 0.5 * self._strides(table)
         return half if turns is None else np.maximum(turns.gone.of(table) + half - turns.clock, 0.0)
 
@@ -60,18 +60,18 @@ class RoundRobin(Policy):
     def adopt(self, names: tuple[str, ...]) -> None:
         """See Policy."""
         self._names = names
-        for turns in self._variants.values():
+        for turns in self.variants.values():
             turns.gone.adopt(names)
 
     def placed(self, name: str, variant: str, whole: Table) -> None:
         """See Policy."""
-        turns = self._variants.pop(variant, None)
+        turns = self.variants.pop(variant, None)
         if turns is None:
             turns = _Turns()
             turns.gone.adopt(self._names)
-            if len(self._variants) >= VARIANTS_MAX:
-                del self._variants[next(iter(self._variants))]
-        self._variants[variant] = turns
+            if len(self.variants) >= VARIANTS_MAX:
+                del self.variants[next(iter(self.variants))]
+        self.variants[variant] = turns
         half = 0.5 * self._strides(whole).item(whole.of.at[name])
         turns.clock = max(turns.gone.get(name) + half, turns.clock)
         turns.gone.set(name, turns.clock + half)

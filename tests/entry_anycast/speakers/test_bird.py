@@ -38,12 +38,12 @@ def test_the_file_is_never_written_through_a_link(tmp_path: Path, monkeypatch: p
     other = tmp_path / "other"
     other.write_text("precious")
     (tmp_path / ".f.conf.new").symlink_to(other)
-    bird._put(tmp_path / "f.conf", "routes")
+    bird.replace_file(tmp_path / "f.conf", "routes")
     assert ((tmp_path / "f.conf").read_text(), other.read_text()) == ("routes", "precious")
     (tmp_path / ".f.conf.new").symlink_to(other)
     monkeypatch.setattr(Path, "unlink", lambda _path: None)  # it comes back at once
     with pytest.raises(OSError, match="exists"):
-        bird._put(tmp_path / "f.conf", "more")
+        bird.replace_file(tmp_path / "f.conf", "more")
     assert ((tmp_path / "f.conf").read_text(), other.read_text()) == ("routes", "precious")
 
 

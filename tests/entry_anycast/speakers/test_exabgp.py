@@ -36,9 +36,9 @@ async def test_it_says_observes_refuses_and_is_gone() -> None:
         seen = await speaker.observe()
         assert (seen.phase, dict(seen.sessions)) == (phase, {"127.0.0.2": False})
     with pytest.raises(SpeakerError, match="refused 'announce route x'"):
-        await speaker._ask("announce route x")
-    assert speaker._guarded is not None
-    watchdog = speaker._guarded.pid
+        await speaker.ask("announce route x")
+    assert speaker.guarded is not None
+    watchdog = speaker.guarded.pid
     assert watchdog is not None
     os.kill(watchdog, signal.SIGKILL)  # the kernel kills the speaker with it
     async with asyncio.timeout(20.0):

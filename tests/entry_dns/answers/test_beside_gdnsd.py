@@ -199,7 +199,7 @@ def test_failover_goes_down_the_network_s_own_list() -> None:
 
 def test_weights_draw_who_is_first_and_leave_nobody_out() -> None:
     # gdnsd draws for each answer; here a network keeps its entry, so that answers are equal within a scope.
-    known = ours()._head.entries
+    known = ours().head.entries
     assert [one.name for one in known] == list(NAMES)
     places = [NOWHERE, NOWHERE, Place(rtt_ms=(("virginia", 1.0), ("frankfurt", 2.0), ("tokyo", 3.0)))]
     atlas = prepare.atlas(world(), spaces([(ip_network("0.0.0.0/0"), 2)]), places)

@@ -290,7 +290,7 @@ def test_what_does_not_fit_is_truncated_and_comes_by_tcp() -> None:
 
 def test_before_anything_is_known_of_entries_it_is_servfail() -> None:
     responder = served(Responder(), standings=None)
-    head = responder._head
+    head = responder.head
     assert head.ready
     empty = served(Responder())
     empty.adopt(type(head)(head.zones, head.names, head.entries, (), ready=False), ())
@@ -483,7 +483,7 @@ def test_the_short_way_and_the_strict_one_say_the_same() -> None:
             data[rng.randrange(2, len(data))] = rng.choice((0, 1, 8, 24, 255))
             data = data[: rng.choice((len(data), len(data), len(data) - 1, len(data) - 4))]
         host = rng.choice(HOSTS)
-        strict._tails.clear()  # it has met nobody
+        strict.tails.clear()  # it has met nobody
         assert short.answer(bytes(data), host) == strict.answer(bytes(data), host), (data.hex(), host)
     counts = dict(zip(COUNTERS, short.counts, strict=True))
     assert counts["queries"] - counts["odd"] > 800, "the short way was tried, too"
@@ -537,8 +537,8 @@ def test_what_is_kept_of_a_flood_is_bounded() -> None:
             responder.answer(data + len(options).to_bytes(2, "big") + options, host)
         else:
             responder.answer(data + b"\0\0", host)
-    assert 0 < len(responder._askers) <= 1000
-    assert 0 < len(responder._tails) < TAILS_MAX
+    assert 0 < len(responder.askers) <= 1000
+    assert 0 < len(responder.tails) < TAILS_MAX
 
 
 PLAIN = dns.message.make_query("api.entry.example", "A").to_wire()

@@ -175,7 +175,7 @@ async def test_the_map_and_the_names_change_at_work(files, server) -> None:
     await server.reloader.reload()
     await until(server, f"also.{ZONE}", "A", {"192.0.2.1", "192.0.2.2", "192.0.2.3"})
     assert server.workers.processes[0] is process  # by a view alone
-    assert sum(server._led_so_far().values()) >= 0
+    assert sum(server.led_so_far().values()) >= 0
     (files.folder / "map.yaml").write_text("nonsense")
     await server.reloader.reload()
     assert server.status()["configuration"]["trouble"]

@@ -110,9 +110,9 @@ async def test_one_network_has_a_share_of_the_connections_and_no_more() -> None:
         assert (await read_answer(reader)).answer, "another network has its own"
         for _, one in (*mine, (reader, writer)):
             one.close()
-        while server._of:
+        while server.open_of:
             await asyncio.sleep(0)
-        assert not server._last_message
+        assert not server.last_message_at
 
 
 async def test_where_all_are_taken_who_was_silent_longest_gives_way() -> None:

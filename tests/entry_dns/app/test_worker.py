@@ -80,8 +80,8 @@ def test_it_answers_by_the_view_in_force_and_counts(tmp_path) -> None:
 
 def test_by_tcp_no_rate_holds() -> None:
     settings = Settings((bytes(16),), b"x", 100, 2)
-    assert responder(settings)._rate == 100
-    assert responder(settings, udp=False)._rate == 0
+    assert responder(settings).rate == 100
+    assert responder(settings, udp=False).rate == 0
 
 
 def test_nothing_that_was_there_at_the_start_is_looked_at_by_a_collection_and_it_goes_first_if_it_may() -> None:

@@ -60,7 +60,7 @@ async def test_nobody_is_dialled_where_no_balancer_of_its_region_may_be(region: 
     one.links.named(a_report(control_address=region.address))
     one.links.named(a_report("frankfurt", control_address="198.51.100.1:80"))
     assert one.refused == ["address_not_allowed"] * 2
-    assert not one.links._links
+    assert not one.links.links
     await one.links.close()
 
 
@@ -68,12 +68,12 @@ async def test_who_withdrew_is_followed_until_its_stream_ends(region: Region) ->
     one = Following()
     one.links.named(a_report(control_address="127.0.0.1:9"))
     one.links.gone("tokyo", "r1")
-    assert not one.links._links, "it did not speak"
+    assert not one.links.links, "it did not speak"
     one.links.named(a_report(control_address=region.address))
     await region.say(a_report())
     await until(lambda: one.links.speaking == 1)
     one.links.gone("tokyo", "r1")
-    assert one.links._links
+    assert one.links.links
     await region.stop()
-    await until(lambda: not one.links._links)
+    await until(lambda: not one.links.links)
     await one.links.close()

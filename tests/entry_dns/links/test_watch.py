@@ -74,7 +74,7 @@ def test_what_is_absurd_changes_nothing_and_is_counted() -> None:
     one.watcher.drains_changed(put(drain, drain.key.replace("tokyo", "frankfurt")))
     one.watcher.drains_changed(put(DrainOverride(region="osaka", **SAID)))
     one.watcher.entry_drains_changed(put(EntryDrainOverride(region="tokyo", entry="frankfurt", **SAID)))
-    one.watcher._read(report_key("tokyo", "lb"), b"{}", kept=False)
+    one.watcher.read(report_key("tokyo", "lb"), b"{}", kept=False)
     assert one.refused == [
         "override_malformed", "override_misplaced", "override_of_unknown_region", "override_of_unknown_entry",
         "report_malformed",
@@ -114,7 +114,7 @@ def load(seq: int, free: int, instance: str = "r1", region: str = "tokyo") -> Re
 
 def test_the_newest_report_counts_whichever_path_it_came_by() -> None:
     one = Watched()
-    take = one.watcher._reported("main")
+    take = one.watcher.on_reports("main")
     one.watcher.reported(load(5, 0))
     assert one.of("tokyo").share < 1.0
     late = load(4, 8)
@@ -133,6 +133,6 @@ def test_what_was_kept_on_disk_says_where_balancers_are_and_not_how() -> None:
     one, named = Watched(), []
     one.watcher.links = SimpleNamespace(named=lambda report: named.append(report.control_address), gone=lambda *_: None)
     entry = Entry(report_key("tokyo", "r1"), encode_report(load(1, 0)), 1)
-    one.watcher._reported("main")(Change(ChangeKind.SNAPSHOT, 1, entries=(entry,), kept=True))
+    one.watcher.on_reports("main")(Change(ChangeKind.SNAPSHOT, 1, entries=(entry,), kept=True))
     assert named == ["127.0.0.1:2"]
     assert one.of("tokyo").share == 1.0

@@ -114,7 +114,7 @@ def test_what_decisions_have_alike_is_bounded(tmp_path: Path, monkeypatch: pytes
     for n in range(50):
         log.put(decided(n, model=f"m{n % 7}"))
     log.close()
-    assert len(log._alike) <= 4
+    assert len(log.alike) <= 4
     assert kinds(tmp_path).count("decision") == 50
 
 

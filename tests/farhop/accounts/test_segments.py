@@ -186,6 +186,6 @@ def test_what_was_cut_anywhere_is_its_whole_lines(tmp_path_factory: Any, lines: 
     data = b"".join(lines)[:cut]
     (folder / f"{1:020d}.jsonl.open").write_bytes(data)
     files = Segments(folder, Bounds(), numbered, time.monotonic, time.time)
-    files._recover()
+    files.recover()
     assert b"".join(line for _, line in read(folder)) == data[: data.rfind(b"\n") + 1]
     assert files.unclean == 1

@@ -717,7 +717,7 @@ class SlotsWorld(World):
     def deliver_reply(self, n: int) -> None:
         self.count()
         _, pace = self.clocks[n]
-        self.lease_until[n] = self.now + (self.holders[n]._until - self.clock(n)) / pace
+        self.lease_until[n] = self.now + (self.holders[n].lease_until - self.clock(n)) / pace
 
     def settle(self) -> None:
         for one in [one for one in self.under_way if one[0] <= self.now or one[2] != self.life[one[1]]]:
@@ -836,6 +836,6 @@ def test_in_no_world_is_more_spent_of_a_pool_than_its_limits_come_to(part: int) 
         world = PoolWorld(seed)
         world.run()
         assert world.most <= 1e-6, f"world {seed}: {world.most} beyond {world.quota}"
-        assert world.root is None or all(one.spare >= -1e-9 for one in world.root._pools.values())
+        assert world.root is None or all(one.spare >= -1e-9 for one in world.root.pools.values())
         borrowed += world.borrowed > 0
     assert borrowed > worlds / 8

@@ -239,8 +239,8 @@ def test_keys_go_on_beside_tokens() -> None:
 
 def test_a_token_is_verified_once_and_ends_by_its_exp(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, token, verified = Asked(), signed(exp=NOW_S + 20), list[str]()
-    holds = jwt_tokens._holds
-    monkeypatch.setattr(jwt_tokens, "_holds", lambda *given: verified.append("") or holds(*given))
+    holds = jwt_tokens.signature_holds
+    monkeypatch.setattr(jwt_tokens, "signature_holds", lambda *given: verified.append("") or holds(*given))
     for later_s in (0, 1, 29):
         asked.now_s = NOW_S + later_s
         assert asked(token).tenant == "acme"
@@ -253,8 +253,8 @@ def test_a_token_is_verified_once_and_ends_by_its_exp(monkeypatch: pytest.Monkey
 
 def test_a_long_token_is_verified_again_each_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, verified = Asked(), list[str]()
-    holds = jwt_tokens._holds
-    monkeypatch.setattr(jwt_tokens, "_holds", lambda *given: verified.append("") or holds(*given))
+    holds = jwt_tokens.signature_holds
+    monkeypatch.setattr(jwt_tokens, "signature_holds", lambda *given: verified.append("") or holds(*given))
     token = signed()
     for later_s in (0, 59, 60, 61):
         asked.now_s = NOW_S + later_s
@@ -279,10 +279,10 @@ def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked()
     for number in range(5):
         assert asked(signed(jti=str(number))).tenant == "acme"
-    assert len(asked.tokens._memo) == 3
+    assert len(asked.tokens.memo) == 3
     for number in range(5):
         asked.why(signed(jti=str(number), aud="other"))
-    assert len(asked.tokens._memo) == 3
+    assert len(asked.tokens.memo) == 3
 
 
 TOKENS = {kind: signed(kind) for kind in ("RS256", "ES256", "EdDSA")}

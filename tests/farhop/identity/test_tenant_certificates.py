@@ -65,4 +65,4 @@ def test_what_is_remembered_is_bounded(authority: Authority, monkeypatch: pytest
     tenants = TenantCertificates({URI: ACME}, lambda: 0.0)
     for _ in range(4):
         assert tenants.identify(der(certificate(authority, URI))) == ACME
-    assert len(tenants._memo) == 2
+    assert len(tenants.memo) == 2

@@ -55,7 +55,7 @@ class ScriptedFlow:
         match event:
             case machine.RequestArrived(request):
                 self.live[request.id] = 0
-                return self.arrive(request, now) if self.arrive is not None else self._next(request.id)
+                return self.arrive(request, now) if self.arrive is not None else self.forward_next(request.id)
             case machine.AttemptBegan(id=name):
                 self.started.add(name)
             case machine.AttemptEnded(id=name) | machine.ClientLeft(id=name):
@@ -66,19 +66,19 @@ class ScriptedFlow:
                 | machine.PrefillFailed(id=name, outcome=reason)
             ):
                 if name in self.started or not reason.retryable or self.live[name] >= len(self.addresses):
-                    return [self._answer(name, reason)]
-                return self._next(name)
+                    return [self.refuse(name, reason)]
+                return self.forward_next(name)
             case Poked(commands):
                 return commands
             case machine.TimerFired(id=name):
-                return [self._answer(name, outcome.DEADLINE)]
+                return [self.refuse(name, outcome.DEADLINE)]
         return []
 
-    def _answer(self, name: str, reason: Outcome) -> machine.Answer:
+    def refuse(self, name: str, reason: Outcome) -> machine.Answer:
         self.live.pop(name, None)
         return machine.Answer(name, reason, f"it ended: {reason.reason}", retry_after_s=2.0, wait_ms=1500.0)
 
-    def _next(self, name: str) -> list[Command]:
+    def forward_next(self, name: str) -> list[Command]:
         number = self.live[name]
         self.live[name] = number + 1
         return [machine.Forward(name, number + 1, f"target-{number}", self.addresses[number], 1.0)]

@@ -16,7 +16,7 @@ UNSENT_BYTES_MAX = 512 * 1024
 
 def unsent(s: Any) -> int:
     """Bytes that the listener's connections hold for their clients."""
-    transports = [c._transport for c in s.listener._connections]
+    transports = [c._transport for c in s.listener.open_connections]
     return sum(t.get_write_buffer_size() for t in transports if t is not None)
 
 

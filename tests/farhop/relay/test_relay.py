@@ -104,7 +104,7 @@ async def test_an_outcome_header_of_an_engine_means_nothing(stage: Any) -> None:
 
 async def test_answers_of_the_machine(stage: Any) -> None:
     s = await stage()
-    s.flow.arrive = lambda request, _now: [s.flow._answer(request.id, outcome.NO_REGION)]
+    s.flow.arrive = lambda request, _now: [s.flow.refuse(request.id, outcome.NO_REGION)]
     answer = await s.ask(post())
     assert (answer.status, answer.get("retry-after")) == (503, "2")
     assert b'"code":"no_region_serving"' in answer.body
@@ -114,7 +114,7 @@ async def test_answers_of_the_machine(stage: Any) -> None:
 
 async def test_a_hop_listener_says_what_a_refusal_is(stage: Any) -> None:
     s = await stage(is_hop=True)
-    s.flow.arrive = lambda request, _now: [s.flow._answer(request.id, outcome.QUEUE_FULL)]
+    s.flow.arrive = lambda request, _now: [s.flow.refuse(request.id, outcome.QUEUE_FULL)]
     answer = await s.ask(post())
     assert answer.get("x-farhop-outcome") == "queue_full; wait_ms=1500"
     early = await s.ask(post(path="/refused"))
@@ -195,7 +195,7 @@ async def test_a_deadline_stops_an_attempt_that_runs(stage: Any) -> None:
         await s.upstream.request(line)
 
     s.upstream.script = silent
-    forward = s.flow._next
+    forward = s.flow.forward_next
     s.flow.arrive = lambda request, now: [*forward(request.id), machine.SetTimer(request.id, now + 0.05)]
     answer = await s.ask(post())
     assert answer.status == 504
@@ -221,7 +221,7 @@ async def test_a_cancelled_attempt_ends_upstream_and_its_request_goes_on(stage: 
     assert s.tier.attempts == []
     s.relay.react(Poked([machine.Cancel("r1", 1)]))
     await until(lambda: s.upstream.gone == 1)
-    s.relay.react(Poked(s.flow._next("r1")))
+    s.relay.react(Poked(s.flow.forward_next("r1")))
     assert (await c.read()).status == 200
     assert s.tier.attempts == [(1, "client_left"), (2, "served")]
 
@@ -255,7 +255,7 @@ async def test_a_client_that_leaves_before_the_connection_is_there_costs_nothing
     c = await s.client()
     await c.send(post())
     await until(lambda: s.relay.under_way)
-    s.relay.react(Poked(s.flow._next("r1")))  # connecting takes a turn of the loop; the client goes first
+    s.relay.react(Poked(s.flow.forward_next("r1")))  # connecting takes a turn of the loop; the client goes first
     s.relay.client_left(s.handler.exchanges[0].callbacks)
     assert s.flow.event_names() == ["RequestArrived", "Poked", "ClientLeft"]
     await until(lambda: s.upstream.lines)

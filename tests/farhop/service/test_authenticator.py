@@ -202,7 +202,7 @@ async def test_a_timeout_that_is_none_is_refused(up: Both, message: str) -> None
 
 def test_a_timeout_only_shortens_the_deadline() -> None:
     authenticator = KeyAuthenticator("tokyo", lambda: Law(world()), lambda _regions: {}, 60.0)
-    assert [authenticator._patience_s(one) for one in (None, b"2500", b"999999999999")] == [60.0, 2.5, 60.0]
+    assert [authenticator.patience_of(one) for one in (None, b"2500", b"999999999999")] == [60.0, 2.5, 60.0]
 
 
 async def test_a_deadline_of_the_clients_holds_in_the_region(up: Both) -> None:

@@ -135,7 +135,7 @@ async def test_a_rotated_key_is_fetched_beside_requests(provider: Provider, up: 
     assert (await send(up.entry, chat(key=token(provider)))).code == "unknown_key"
     keys = up.global_.identities.issuer_keys
     assert keys is not None
-    keys._sources["corp"].asked_at -= 30  # as if so much later
+    keys.sources["corp"].asked_at -= 30  # as if so much later
     async with asyncio.timeout(60.0):
         while (await send(up.entry, chat(key=token(provider)))).status != 200:
             await asyncio.sleep(0.05)

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from inprocess import MODEL, Both, Engine, both, chat, send, tenant, topology, until
 
 import global_lb.app.serve
+import regional_lb.mesh.report
 from farhop.balance import outcome
 from farhop.balance.prefix import chain
 from farhop.relay.formats import bodies, openai
@@ -54,8 +56,8 @@ def wire() -> Iterator[socket.socket]:
 
 
 def asked(link: socket.socket, what: Job, body: bytes) -> ParsedBody:
-    large_bodies._send(link, msgspec.msgpack.encode(what), body)
-    return large_bodies._received(link, len(body))
+    large_bodies.send_message(link, msgspec.msgpack.encode(what), body)
+    return large_bodies.received_message(link, len(body))
 
 
 @pytest.mark.parametrize("what", list(crafted(2048)))
@@ -130,16 +132,16 @@ async def test_who_stalls_or_dies_fails_one_body_and_the_next_has_another(
 ) -> None:
     body = msgspec.json.encode(text(LARGE_BYTES))
     assert (await apart.later(job(), body)).prompt is not None
-    assert apart._process is not None
-    first = apart._process._child.pid
+    assert apart.process is not None
+    first = apart.process.child.pid
     assert not [line for line in _environment(first) if b"FARHOP" in line]  # no keys
     os.kill(first, signal.SIGSTOP)
-    apart._process._link.settimeout(0.2)
+    apart.process._link.settimeout(0.2)
     with pytest.raises(ReaderError, match="ended over one of"):
         await apart.later(job(), body)
     assert (await apart.later(job(), body)).prompt is not None
-    assert apart._process is not None
-    assert apart._process._child.pid != first
+    assert apart.process is not None
+    assert apart.process.child.pid != first
     assert apart.counts == {"read": 2, "here": 0, "failed": 1}
 
 
@@ -153,8 +155,8 @@ async def test_where_no_process_can_be_started_a_thread_reads(
 
 async def test_closing_waits_for_nobody(apart: LargeBodyReader) -> None:
     await apart.later(job(), msgspec.json.encode(text(1000)))
-    assert apart._process is not None
-    child = apart._process._child
+    assert apart.process is not None
+    child = apart.process.child
     os.kill(child.pid, signal.SIGSTOP)
     waiting = [apart.later(job(), msgspec.json.encode(text(1000))) for _ in range(3)]
     await asyncio.sleep(0.05)
@@ -181,13 +183,21 @@ async def up(engine: Engine) -> AsyncIterator[Both]:
         yield made
 
 
+@pytest.mark.parametrize("region", ["now", "older"])
 async def test_large_bodies_go_through_both_tiers_as_small_ones_do(
-    up: Both, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, region: str
 ) -> None:
-    monkeypatch.setattr(
-        global_lb.app.serve, "hashlib", None
-    )  # what a token is bound to was hashed in the other process
+    # What a token is bound to, where that is a hash, is hashed in the other process.
+    monkeypatch.setattr(global_lb.app.serve, "hashlib", None)
     monkeypatch.setattr(ingress, "hashlib", None)
+    if region == "older":  # its reports do not say that it reads the mac of a body
+        monkeypatch.setattr(regional_lb.mesh.report, "hop_token", SimpleNamespace(READ=0))
+    async with both(engine, topology(tenant("t"))) as up:
+        assert up.global_.reader.signs() == (region == "older")
+        await through_both(up, engine)
+
+
+async def through_both(up: Both, engine: Engine) -> None:
     body = text(300_000, stream=True)
     answer = await send(up.entry, chat("sk-farhop-t", body))
     assert answer.status == 200
@@ -206,8 +216,8 @@ async def test_large_bodies_go_through_both_tiers_as_small_ones_do(
 
 async def test_who_leaves_while_a_large_body_is_read_is_counted_and_nothing_is_sent(up: Both, engine: Engine) -> None:
     assert (await send(up.client, chat(body=text(300_000)))).status == 200  # the process is there
-    assert up.regional.plane.large._process is not None
-    child = up.regional.plane.large._process._child.pid
+    assert up.regional.plane.large.process is not None
+    child = up.regional.plane.large.process.child.pid
     os.kill(child, signal.SIGSTOP)
     _, writer = await asyncio.open_connection("127.0.0.1", up.client)
     writer.write(chat(body=text(300_000)))
@@ -231,7 +241,7 @@ async def test_a_body_that_ends_the_reader_is_answered_and_ends_nothing_else(
         raise EOFError
 
     with monkeypatch.context() as patched:
-        patched.setattr(large_bodies._Process, "ask", dies)
+        patched.setattr(large_bodies.ParserProcess, "ask", dies)
         answer = await send(up.client, chat(body=text(300_000)))
     assert (answer.status, answer.code) == (500, outcome.INTERNAL.reason)
     assert isinstance(errors.pop(), ReaderError)

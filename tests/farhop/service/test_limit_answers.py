@@ -12,7 +12,7 @@ from farhop.service.limit_match import MONEY, REQUESTS, Lender, Matched
 
 
 def test_lengths_of_time_are_written_as_openai_does() -> None:
-    assert [limit_answers._span(s) for s in (0.12, 1.0, 6.0, 90.0, 7200.0)] == ["120ms", "1s", "6s", "1m30s", "2h0m0s"]
+    assert [limit_answers.span(s) for s in (0.12, 1.0, 6.0, 90.0, 7200.0)] == ["120ms", "1s", "6s", "1m30s", "2h0m0s"]
 
 
 def matched(kind: int = REQUESTS, size: int = 10, period: int = 60) -> Matched:

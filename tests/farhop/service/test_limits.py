@@ -93,8 +93,8 @@ class Stage:
 
     async def settled(self) -> None:
         """Until the root was told."""
-        for lender in self.limiter._lenders.values():
-            await self.limiter._exchange(lender)
+        for lender in self.limiter.lenders.values():
+            await self.limiter.exchange(lender)
 
 
 async def staged(stage: Stage, work: Callable[[], Any]) -> None:
@@ -142,7 +142,7 @@ async def test_a_root_that_says_what_no_root_says_is_silent_and_its_next_word_co
         refused = await stage.admit()
         assert isinstance(refused, Reply)
         assert refused.status == 429
-        assert stage.limiter._is_silent(stage.limiter._lenders["tokyo"])
+        assert stage.limiter.is_silent(stage.limiter.lenders["tokyo"])
         stage.limiter._borrow, stage.now = honest, stage.now + limits.REFRESH_S
         context = await stage.admit()
         assert b"ratelimit" in context.reserved.headers()
@@ -192,7 +192,7 @@ async def test_a_request_is_settled_once_by_what_became_of_it(
     stage = Stage(Limit(requests_per_minute=5, tokens_per_minute=100))
     try:
         context = await stage.admit()
-        for holding in stage.limiter._lenders["tokyo"].holder.holdings.values():
+        for holding in stage.limiter.lenders["tokyo"].holder.holdings.values():
             holding.want = 0
         for _ in range(2):
             context.reserved.settle(active, reason, usage)
@@ -226,13 +226,13 @@ async def test_an_answer_without_a_limit_of_its_own_is_expected_to_be_as_those_b
         first.reserved.settle(ended(), outcome.SERVED, Usage(10, 100))
         await stage.settled()
         before = (
-            stage.limiter._lenders["tokyo"]
+            stage.limiter.lenders["tokyo"]
             .holder.holdings[limit_book.bucket_of("acme", Limit(), "output_tokens_per_minute")]
             .spent
         )
         await stage.admit(request(tokens=None))
         after = (
-            stage.limiter._lenders["tokyo"]
+            stage.limiter.lenders["tokyo"]
             .holder.holdings[limit_book.bucket_of("acme", Limit(), "output_tokens_per_minute")]
             .spent
         )
@@ -245,7 +245,7 @@ async def test_each_of_several_answers_is_taken_for_and_learned_from() -> None:
     stage = Stage(Limit(output_tokens_per_minute=20_000))
     try:
         first = await stage.admit(request(tokens=50, answers=6))
-        (holding,) = stage.limiter._lenders["tokyo"].holder.holdings.values()
+        (holding,) = stage.limiter.lenders["tokyo"].holder.holdings.values()
         assert holding.spent == 300
         first.reserved.settle(ended(of=request(tokens=50, answers=6)), outcome.SERVED, Usage(10, 240))
         assert holding.refunded == 60
@@ -260,7 +260,7 @@ async def test_who_leaves_before_the_count_comes_owes_what_others_get_in_as_long
     stage, free = Stage(Limit(tokens_per_minute=20_000)), request(tokens=None, stream=True)
     try:
         first = await stage.admit(free)
-        (holding,) = stage.limiter._lenders["tokyo"].holder.holdings.values()
+        (holding,) = stage.limiter.lenders["tokyo"].holder.holdings.values()
         stage.now += 2.0
         first.reserved.settle(ended(stage.now - 2.0, of=free), outcome.SERVED, Usage(10, 100))  # 50 a second
         second, bounded = await stage.admit(free), await stage.admit(request(tokens=20, stream=True))
@@ -303,7 +303,7 @@ async def test_requests_at_once_are_counted_from_admission_to_whatever_end_they_
         assert b"x-ratelimit-limit-concurrency: 3\r\nx-ratelimit-remaining-concurrency: 0\r\n" in refused.extra
         assert b'"concurrency";q=3;qu="concurrent-requests"' in refused.extra
         assert b"x-should-retry: true" in refused.extra
-        assert stage.limiter._matches["acme", "", "law-key", "m", ""].of[0][3].available == 0  # type: ignore[union-attr]
+        assert stage.limiter.matches["acme", "", "law-key", "m", ""].of[0][3].available == 0  # type: ignore[union-attr]
         ends = [
             (ended(), outcome.SERVED, Usage(7, 2)),
             (ended(), outcome.CLIENT_LEFT, None),
@@ -366,7 +366,7 @@ async def test_each_user_of_a_tenant_has_a_limit_of_its_own_and_all_together_tha
         assert isinstance(await stage.admit(sub="ann"), Reply)
         assert all("ann" not in name for name in stage.root.levels(stage.now)), "names do not travel"  # type: ignore[union-attr]
         stage.limit(Limit(requests_per_minute=100))
-        assert stage.limiter._users == {}
+        assert stage.limiter.users == {}
         assert (await stage.admit(sub="ann")).reserved is not None
     finally:
         await stage.limiter.close()
@@ -385,7 +385,7 @@ async def test_users_who_are_not_named_are_one_and_so_are_those_beyond_the_bound
         for _ in range(3):
             await stage.settled()
         assert (await stage.admit(user="cid")).reserved is not None
-        assert len(stage.limiter._users) == 3
+        assert len(stage.limiter.users) == 3
         assert isinstance(await stage.admit(user="ann"), Reply), "its root did not forget it"
     finally:
         await stage.limiter.close()
@@ -397,9 +397,9 @@ async def test_models_that_strangers_name_fill_no_memory(monkeypatch: Any) -> No
     try:
         for n in range(20):
             assert (await stage.admit(request(f"{n}" + "y" * 10_000), user="ann")).reserved is not None
-        (known,) = stage.limiter._users.values()
-        assert len(known.matches) <= len(stage.limiter._matches) == 3
-        assert all(len(model) <= NAME_LIMIT + 1 for _, _, _, model, _ in stage.limiter._matches)
+        (known,) = stage.limiter.users.values()
+        assert len(known.matches) <= len(stage.limiter.matches) == 3
+        assert all(len(model) <= NAME_LIMIT + 1 for _, _, _, model, _ in stage.limiter.matches)
         # What is longer than a limit's own name is no name of one.
         assert (await stage.admit(request("x" * NAME_LIMIT), user="ann")).reserved is not None
         assert isinstance(await stage.admit(request("x" * NAME_LIMIT), user="ann"), Reply)
@@ -515,7 +515,7 @@ async def test_money_is_taken_at_most_settled_by_what_it_cost_and_refused_as_a_q
         first.reserved.settle(ended(), outcome.SERVED, Usage(10, 2, cached_tokens=6))
         second.reserved.settle(None, outcome.NO_REGION, None)
         await stage.settled()
-        stage.limiter._lenders["tokyo"].holder.holdings[
+        stage.limiter.lenders["tokyo"].holder.holdings[
             limit_book.bucket_of("acme", Limit(model="m"), "micro_usd_per_day")
         ].want = 0
         for _ in range(9):
@@ -556,7 +556,7 @@ async def test_what_has_no_price_is_refused_and_only_where_money_is_limited() ->
 async def test_prices_change_with_their_epoch_and_what_is_under_way_is_settled_by_those_it_began_with() -> None:
     stage, now_s = Stage(Limit(micro_usd_per_day=10**9)), [1.0]
     stage.limiter.go_by(book(M, {"m": {"input": 2.0, "output": 8.0}}, {}), lambda _: now_s[0])
-    (holding,) = stage.limiter._lenders["tokyo"].holder.holdings.values()
+    (holding,) = stage.limiter.lenders["tokyo"].holder.holdings.values()
     try:
         first = await stage.admit()
         assert holding.spent == 50
@@ -574,7 +574,7 @@ async def test_prices_change_with_their_epoch_and_what_is_under_way_is_settled_b
 async def test_another_price_book_holds_for_who_comes_and_not_for_what_is_under_way() -> None:
     stage, one = Stage(Limit(micro_usd_per_day=10**9)), book(M)
     stage.limiter.go_by(one, lambda _: 1.0)
-    (holding,) = stage.limiter._lenders["tokyo"].holder.holdings.values()
+    (holding,) = stage.limiter.lenders["tokyo"].holder.holdings.values()
     try:
         first = await stage.admit()
         one.prices = prices({"m": {"input": 2.0, "output": 8.0}})

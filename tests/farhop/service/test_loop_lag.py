@@ -16,7 +16,7 @@ def test_the_worst_of_late_and_the_sum() -> None:
         made.looked(late_s)
     assert made.worst_s() == 0.5
     assert round(made.total_s, 6) == 0.503
-    for _ in range(loop_lag._KEPT):
+    for _ in range(loop_lag.KEPT):
         made.looked(0.0)
     assert made.worst_s() == 0.0
 

@@ -371,11 +371,11 @@ def test_what_a_version_served_and_how_soon() -> None:
 async def test_an_attempt_of_the_tier_above_is_known_here_from_its_head_to_its_end(up: Both, engine: Engine) -> None:
     engine.behaviour = "pause"
     sending = asyncio.create_task(send(up.entry, _traced(3, body=streaming())))
-    known = up.regional.telemetry._hops
+    known = up.regional.telemetry.hops
     await until(lambda: known and next(iter(known.values())).active is not None)
     ((issuer, attempt),) = known
     assert issuer == up.global_.config.balancer
-    (ours,) = up.global_.relay._live.values()
+    (ours,) = up.global_.relay.live.values()
     assert ours.attempt is not None
     assert ours.attempt.id == attempt
     quiet_s = up.regional.telemetry.quiet_s(issuer, attempt)

@@ -213,16 +213,16 @@ async def test_what_waits_for_a_thread_is_let_go_when_given_up_and_when_it_close
 ) -> None:
     made, holding = Tokenizers({"m": Files(str(write(tmp_path)))}, lambda: AT), threading.Event()
     monkeypatch.setattr(ModelTokenizer, "read", lambda *_: holding.wait(60.0))
-    *begun, last = [made.later(Kind.COMPLETION, "m", b"", "") for _ in range(tokenizer._THREADS + 1)]
+    *begun, last = [made.later(Kind.COMPLETION, "m", b"", "") for _ in range(tokenizer.THREADS + 1)]
     assert last is not None
-    assert made.waiting == tokenizer._THREADS + 1
+    assert made.waiting == tokenizer.THREADS + 1
     if given_up:
         last.cancel()
     else:
         made.close()
     async with asyncio.timeout(60.0):
         await asyncio.wait([last])
-        while made.waiting > tokenizer._THREADS:
+        while made.waiting > tokenizer.THREADS:
             await asyncio.sleep(0)
     assert last.cancelled()
     assert not any(one.done() for one in begun if one is not None)

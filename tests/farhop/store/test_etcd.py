@@ -42,7 +42,7 @@ async def test_a_list_is_of_one_revision_though_writes_go_on(store, monkeypatch)
     monkeypatch.setattr(module, "PAGE", 1)
     for name in "ab":
         await store.put(f"/list/{name}", b"old")
-    call = store._link.call
+    call = store.link.call
 
     async def interfering(stub, method, request):
         reply = await call(stub, method, request)
@@ -50,7 +50,7 @@ async def test_a_list_is_of_one_revision_though_writes_go_on(store, monkeypatch)
             await call("kvstub", "Put", aetcd.rpc.PutRequest(key=b"/list/b", value=b"new"))
         return reply
 
-    monkeypatch.setattr(store._link, "call", interfering)
+    monkeypatch.setattr(store.link, "call", interfering)
     assert [entry.value for entry in await store.list("/list/")] == [b"old", b"old"]
 
 
@@ -58,7 +58,7 @@ async def test_a_lease_refused_with_its_write_does_not_stay(store):
     await store.put("/a", b"1")
     with pytest.raises(StoreError):
         await store.put("/a", b"2", expect_revision=0, ttl_s=60)
-    reply = await store._link.call("leasestub", "LeaseLeases", aetcd.rpc.LeaseLeasesRequest())
+    reply = await store.link.call("leasestub", "LeaseLeases", aetcd.rpc.LeaseLeasesRequest())
     assert list(reply.leases) == []
 
 

@@ -94,7 +94,7 @@ async def test_a_closed_store_says_so():
 async def connected(link):
     """Until the link has a client; its first call is made in the same step."""
     async with asyncio.timeout(60.0):
-        while link._client is None:
+        while link.client is None:
             await asyncio.sleep(0)
 
 
@@ -103,7 +103,7 @@ async def test_the_connection_given_up_fails_its_calls_without_cancelling_their_
         link = EtcdLink(EtcdSettings((endpoint,), timeout_s=5.0))
         calling = asyncio.create_task(link.call("kvstub", "Range", aetcd.rpc.RangeRequest(key=b"a")))
         await connected(link)
-        link.retire(link._client)
+        link.retire(link.client)
         with pytest.raises(StoreUnreachable, match="given up"):
             await calling
         # A caller's own cancellation stays one.
@@ -123,7 +123,7 @@ async def test_a_call_that_ended_before_it_was_written_to_has_lost_its_server():
                 call = client.watchstub.Watch()
                 call.cancel()
                 await call.write(aetcd.rpc.WatchRequest(progress_request=aetcd.rpc.WatchProgressRequest()))
-        assert link._client is None  # the next call makes another
+        assert link.client is None  # the next call makes another
         await link.close()
 
 
@@ -134,7 +134,7 @@ async def test_one_question_a_second_proves_all_watches_of_a_connection_and_its_
         for watch in watches:
             await anext(watch)
         waiting = [asyncio.create_task(anext(watch)) for watch in watches]
-        client = store._link._client
+        client = store.link.client
         one = client.kvstub.Range
 
         def question(request, **more):
@@ -188,13 +188,13 @@ async def certificates_are_read_for_every_connection(settings, authority, strang
     link = EtcdLink(settings)
     await link.open()
     stranger.issue("client")
-    link.retire(link._client)
+    link.retire(link.client)
     with pytest.raises(StoreUnreachable):
         await ask()
     authority.issue("client")
     assert (await ask()).count == 1
     settings.key_file.unlink()  # half renewed: what was read last serves
-    link.retire(link._client)
+    link.retire(link.client)
     assert (await ask()).count == 1
     await link.close()
 
@@ -235,7 +235,7 @@ async def test_login_outlives_a_restart_and_refusals_name_the_remedy():
                     await asyncio.sleep(0.02)
             assert (await store.get("/a")).value == b"2"
             # A token that etcd has forgotten while the connection stands costs its user nothing.
-            store._link._client.metadata = (("token", "forgotten.1"),)
+            store.link.client.metadata = (("token", "forgotten.1"),)
             assert (await store.get("/a")).value == b"2"
         with pytest.raises(StoreError, match=r"authentication failed.*check username and password") as caught:
             async with opened(etcd.endpoint, username="root", password="wrong"):

@@ -58,7 +58,7 @@ class Process:
 
     def held(self, prefix: str) -> dict[str, bytes]:
         """What the disk has of it."""
-        found = self.state.load(self.store._name(prefix))
+        found = self.state.load(self.store.name(prefix))
         return {} if found is None else {e.key: e.value for e in kept._decode(found.document).entries}
 
 
@@ -120,7 +120,7 @@ async def test_without_a_law_read_before_there_is_no_start(tmp_path: Path) -> No
     with pytest.raises(StoreUnreachable, match="nor was anything kept yet"):
         await first.store.open()
     async with running(Process(tmp_path, cluster), LAW_KEY) as before:
-        await until(lambda: before.state.load(before.store._name(LAW_KEY)) is not None)
+        await until(lambda: before.state.load(before.store.name(LAW_KEY)) is not None)
         assert before.held(LAW_KEY) == {}  # that none was set is known, too
     async with running(first, LAW_KEY):
         await until(lambda: len(first.changes.get(LAW_KEY, ())) == 2)
@@ -132,7 +132,7 @@ async def test_a_law_on_disk_that_is_not_what_was_written_is_no_law(tmp_path: Pa
         await before.store.put(LAW_KEY, b"law 7")
         await before.store.put(WORD, b"word")
         await until(lambda: before.held(LAW_KEY) and before.held(STEER_PREFIX))
-        names = [before.store._name(prefix) for prefix in (STEER_PREFIX, LAW_KEY)]
+        names = [before.store.name(prefix) for prefix in (STEER_PREFIX, LAW_KEY)]
     after = Process(tmp_path, cluster)
     after.etcd.outage()
     word, law = (after.state.path(name) for name in names)

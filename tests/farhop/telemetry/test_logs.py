@@ -16,7 +16,7 @@ def out():
     """A stream everything is logged to; the process's logging is put back afterwards."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    quiet = {name: logging.getLogger(name).level for name in logs._QUIET}
+    quiet = {name: logging.getLogger(name).level for name in logs.QUIET}
     stream = io.StringIO()
     configure("global", "virginia", "g1", stream=stream)
     yield stream
@@ -143,7 +143,7 @@ def test_faults_remembered_are_bounded_and_none_is_lost_unlogged(out, throttled,
     monkeypatch.setattr(logs, "FAULTS_MAX", 2)
     for key in ("a", "a", "a", "b", "c", "d"):
         throttled.warning("fault", key=key, which=key)
-    assert len(throttled._faults) == 2
+    assert len(throttled.faults) == 2
     assert [(line["which"], line.get("times")) for line in lines(out)] == [
         ("a", None), ("b", None), ("a", 2), ("c", None), ("d", None),
     ]  # fmt: skip

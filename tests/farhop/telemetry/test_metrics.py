@@ -267,9 +267,9 @@ def test_what_is_over_is_counted_some_at_a_time_though_nobody_scrapes(metrics):
     for _ in range(3 * module.AT_ONCE + 1):
         metrics.prefix("trie", 10.0, 8.0)
         serve(metrics, target="tokyo", model="m", ttft_s=0.2, usage=Usage(7, 3, None))
-    assert (len(metrics._over), len(metrics._hits)) == (1, 1)
+    assert (len(metrics.pending_over), len(metrics.pending_hits)) == (1, 1)
     times = 3 * module.AT_ONCE + 1
     assert scraped(metrics, "farhop_duration_seconds_count") == {by(): times}
     assert scraped(metrics, "farhop_prefix_predicted_tokens_total")[by(source="trie")] == 10.0 * times
     assert scraped(metrics, "farhop_tokens_total")[by(kind="prompt")] == 7 * times
-    assert (metrics._over, metrics._hits) == ([], [])
+    assert (metrics.pending_over, metrics.pending_hits) == ([], [])

@@ -26,8 +26,8 @@ def test_the_bounds() -> None:
 
 
 def test_chunks_are_as_they_are_asked_for() -> None:
-    assert hostile._wire("/x", b"abc", "h", chunk=2).endswith(b"\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n")
-    assert hostile._mixed("/x", b"abcdef", "h").count(b"transfer-encoding") == 1
+    assert hostile.wire_of("/x", b"abc", "h", chunk=2).endswith(b"\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n")
+    assert hostile.mixed_wire("/x", b"abcdef", "h").count(b"transfer-encoding") == 1
 
 
 async def test_what_is_missing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,11 @@ async def calls(regions: int, held: int, monkeypatch: pytest.MonkeyPatch) -> int
     """Python functions called to take in one report of a world that has settled."""
     monkeypatch.setattr(bench, "HELD", held)
     monkeypatch.setattr(bench, "UNDER_WAY", 10)
-    world = bench._World(regions, 2, random.Random(1))
+    world = bench.World(regions, 2, random.Random(1))
     try:
         for number in range(3):
             world.round(number)
-        report = from_wire(region_pb2.Report.FromString(world._report("r1", 3).SerializeToString()))
+        report = from_wire(region_pb2.Report.FromString(world.report("r1", 3).SerializeToString()))
         seen: list[str] = []
 
         def note(frame: Any, what: str, _argument: object) -> None:
@@ -31,7 +31,7 @@ async def calls(regions: int, held: int, monkeypatch: pytest.MonkeyPatch) -> int
         world.now += 0.05
         sys.setprofile(note)
         try:
-            assert world._watcher.on_report(report) is None
+            assert world.watcher.on_report(report) is None
         finally:
             sys.setprofile(None)
         return len(seen)

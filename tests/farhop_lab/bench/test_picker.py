@@ -9,7 +9,7 @@ from farhop_lab.bench.place import BenchError
 
 def test_what_is_used_at_rest_is_no_requests() -> None:
     windows = {1024: [Window(2.0, 1.2, 100, 0, 0, 0, 0), Window(2.0, 0.9, 100, 0, 3, 0, 0)]}
-    row = picker._row("ours", windows, [0.1, 0.0])
+    row = picker.row_of("ours", windows, [0.1, 0.0])
     least, most = 9.0, 10.0
     assert row.cpu_ms[1024] == pytest.approx(((least + most) / 2, least, most))
     assert (row.rest_share, row.errors) == (0.05, 3)

@@ -11,7 +11,7 @@ def test_every_row_is_a_measurement_of_the_shipped_trie(monkeypatch: pytest.Monk
     lines: list[str] = []
     rows = {row.what: row for row in bench.measure(quick=True, progress=lines.append)}
     assert lines == ["repeat 1 of 1, 4,000 nodes"]
-    assert [what for what, *_ in bench._ROWS] == list(rows)
+    assert [what for what, *_ in bench.ROWS] == list(rows)
     for row in rows.values():
         assert 0.0 <= row.least <= row.median <= row.most
     assert rows["insert, new nodes"].median > 0.0

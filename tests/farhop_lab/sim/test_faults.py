@@ -26,8 +26,8 @@ def shown(world: World) -> dict[str, object]:
         seen[f"global {name}"] = (balancer.alive, sorted(balancer.cut_off))
     seen["frozen"] = world.wire.frozen_since("ash", "elm")
     seen["swallows"] = world.wire.swallows("elm", "ash")
-    seen["drained"], seen["lost"] = dict(world._drained), {n: s for n, s in world._lost.items() if s}
-    seen["etcd"] = world._etcd_silent
+    seen["drained"], seen["lost"] = dict(world.drained), {n: s for n, s in world.lost.items() if s}
+    seen["etcd"] = world.etcd_silent
     verdicts = [region.flow.law.verdict("t", "llama").lawful for region in world.regions.values()]
     seen["law"] = sorted(map(sorted, verdicts))
     return seen

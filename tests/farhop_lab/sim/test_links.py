@@ -80,11 +80,11 @@ def test_one_lost_ping_is_no_broken_channel_two_are() -> None:
     world.run(5.0)
     links, there = only(world).links, world.regions["there"]
     there.alive = False  # nobody answers, yet nothing else is touched
-    while links._lost["there"] == 0:
+    while links.lost["there"] == 0:
         world.run(world.now + 0.01)
-    assert links._up["there"], "one may be lost by chance"
+    assert links.channel_up["there"], "one may be lost by chance"
     world.run(world.now + 0.5)
-    assert not links._up["there"], "it was asked again soon"
+    assert not links.channel_up["there"], "it was asked again soon"
 
 
 def test_the_clock_offset_is_that_of_the_ping_not_of_an_old_report() -> None:

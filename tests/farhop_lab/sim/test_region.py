@@ -25,7 +25,7 @@ def lonely(reporting: Reporting | None = None, *, slots: int = 4, replicas: int 
 def reports_of(world: World) -> list[tuple[float, RegionReport]]:
     """What the region reports from now on, and when."""
     seen: list[tuple[float, RegionReport]] = []
-    world.regions["paris"]._on_report = lambda report: seen.append((world.now, report))
+    world.regions["paris"].on_report = lambda report: seen.append((world.now, report))
     return seen
 
 

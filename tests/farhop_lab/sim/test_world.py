@@ -222,7 +222,7 @@ def test_who_asks_hears_its_fate_and_the_text_and_is_forgotten_then() -> None:
     assert [one for one in seen if one[0] == "served"] == [("served", "paris", 77, 9, value)]
     assert [one[2:] for one in seen if one[0] != "served"] == [(77, 0, b"")]
     assert sum(record.prompt_tokens for record in measures.records) == 2
-    assert not made._entered  # prompts may be large
+    assert not made.entered  # prompts may be large
 
 
 def test_a_gpu_can_be_slowed_and_mended_and_ejections_tell_whether_there_was_a_cause() -> None:

@@ -60,7 +60,7 @@ def outstanding(name: str) -> float:
     for _ in range(8):
         it.arrive("a", "t")
     flow = it.balancers["a"][0].flow
-    return sum(reckoning.outstanding_bytes for reckoning in flow.regions._loads.values())  # type: ignore[attr-defined]
+    return sum(reckoning.outstanding_bytes for reckoning in flow.regions.loads.values())  # type: ignore[attr-defined]
 
 
 def test_without_reckoning_nothing_is_outstanding() -> None:

@@ -82,7 +82,7 @@ async def test_frozen_it_stops_reading_at_its_bound(lab: Any, until: Any) -> Non
     near, far = await lab.pair(link)
     link.freeze()
     near.writer.write(bytes(32 * 2**20))
-    (tunnel,) = link._path.tunnels
+    (tunnel,) = link.path.tunnels
     await until(lambda: not tunnel.near.reading)
     assert tunnel.out.queued_bytes < 100_000 + 300_000
     link.heal()

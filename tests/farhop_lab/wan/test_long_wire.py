@@ -68,7 +68,7 @@ async def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_packets_of_one_direction_arrive_in_their_order_and_not_before_they_are_due() -> None:
     loop = asyncio.get_running_loop()
     (source, sent), (target, seen) = (os.pipe2(os.O_NONBLOCK | os.O_DIRECT) for _ in range(2))
-    way = long_wire._Way(source, seen, 0.05)
+    way = long_wire.Way(source, seen, 0.05)
     began = loop.time()
     packets = [b"%d" % number for number in range(12)]  # a pipe of packets holds 16
     arrived = list[bytes]()

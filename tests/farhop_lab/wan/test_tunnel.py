@@ -202,16 +202,16 @@ async def test_a_client_that_leaves_while_the_far_side_is_tried_ends_the_try(lab
     link = await lab.link(delay_ms=1, limits=LinkLimits(connect_s=30))
     with _deaf() as target:
         near = await lab.connect(link, target)
-        await until(lambda: any(tunnel._connecting for tunnel in link._path.tunnels))
-        (tunnel,) = link._path.tunnels
+        await until(lambda: any(tunnel.connecting for tunnel in link.path.tunnels))
+        (tunnel,) = link.path.tunnels
         near.reset()
-        await until(lambda: link.stats().connections == 0 and tunnel._connecting is None)
+        await until(lambda: link.stats().connections == 0 and tunnel.connecting is None)
 
 
 async def test_a_client_that_sent_too_much_too_early_is_noticed_when_it_leaves(lab: Any, until: Any) -> None:
     link = await lab.link(delay_ms=20, limits=LinkLimits(flight_bytes_max=64 * 1024))
     near = await lab.connect(link, f"127.0.0.1:{free_ports(1)[0]}", more=bytes(2**20))
-    (tunnel,) = await _some(link._path.tunnels, until)
+    (tunnel,) = await _some(link.path.tunnels, until)
     await until(lambda: not tunnel.near.reading)
     assert (await near.head())[0] == 502
     near.reset()
@@ -232,7 +232,7 @@ async def test_memory_is_bounded_under_a_reader_that_does_not_read(lab: Any, unt
     near, far = await lab.pair(link, limit=1024)  # the far side's reader stops at twice this
     offered = 64 * 2**20
     near.writer.write(bytes(offered))
-    (tunnel,) = link._path.tunnels
+    (tunnel,) = link.path.tunnels
     await until(lambda: not tunnel.near.reading)
     taken = -1
     while taken != (taken := near.writer.transport.get_write_buffer_size()):  # until the kernel's buffers are full too
@@ -250,7 +250,7 @@ async def test_a_side_whose_window_is_closed_hears_a_reset(lab: Any, until: Any)
     link = await lab.link(delay_ms=1, limits=LinkLimits(flight_bytes_max=64 * 1024))
     near, far = await lab.pair(link, limit=1024)
     near.writer.write(bytes(32 * 2**20))
-    (tunnel,) = link._path.tunnels
+    (tunnel,) = link.path.tunnels
     await until(lambda: not tunnel.out.flowing and not tunnel.near.reading)
     far.reset()
     with pytest.raises(ConnectionError):
@@ -263,7 +263,7 @@ async def test_a_reset_reaches_a_side_that_does_not_read(lab: Any, until: Any) -
     link = await lab.link(delay_ms=1, limits=LinkLimits(flight_bytes_max=64 * 2**20))
     near, far = await lab.pair(link, limit=1024)
     near.writer.write(bytes(24 * 2**20))
-    (tunnel,) = link._path.tunnels
+    (tunnel,) = link.path.tunnels
     await until(lambda: not tunnel.out.flowing and not near.writer.transport.get_write_buffer_size())
     near.reset()
     await until(lambda: link.stats().connections == 0)

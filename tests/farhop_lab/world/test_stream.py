@@ -84,7 +84,7 @@ def test_an_event_without_end_is_not_kept(monkeypatch):
     reader = EventReader()
     assert reader.feed(b"data: " + b"x" * 200) == []
     assert reader.end().code == "bad_stream"
-    assert len(reader._tail) <= 100
+    assert len(reader.tail) <= 100
 
 
 def test_whole_answers():

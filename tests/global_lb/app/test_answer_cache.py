@@ -67,7 +67,7 @@ async def test_streams_are_ended_too(up: Both, engine: Engine) -> None:
     engine.behaviour = "pause"
     asked = [asyncio.create_task(send(up.entry, chat(body=BODY | {"stream": True}))) for _ in range(3)]
     await until(lambda: up.global_.metrics.in_flight == 3 and len(engine.seen) == 1)
-    await until(lambda: all(active.exchange.started for active in up.global_.relay._live.values()))
+    await until(lambda: all(active.exchange.started for active in up.global_.relay.live.values()))
     await up.global_.listener.close(0.0)
     answers = await asyncio.gather(*asked)
     assert all(b'"stopping"' in answer.body or b'"upstream_died' in answer.body for answer in answers)

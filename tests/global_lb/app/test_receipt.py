@@ -97,7 +97,7 @@ def test_places_of_others_and_of_models_are_never_named_and_the_header_is_one_li
     world = of({**raw, "models": {model: rule}}, "test")
     verdict = Law(world).verdict("mine", model)
     decision: Any = type("D", (), {"verdict": verdict})()
-    found = receipts._excluded(decision)
+    found = receipts.excluded(decision)
     assert sum(found.values()) == len(verdict.excluded)
     text = str(found)
     assert "rival" not in text

@@ -147,7 +147,7 @@ def test_a_region_is_as_hot_as_its_instances_say_whoever_owns_its_slots(regions:
 def test_counts_of_an_instance_that_left_are_forgotten(regions: Regions) -> None:
     regions.load_of(instance("london")).sent(1000)
     regions.adopt(View({}), 0.0)
-    assert regions._loads == {}
+    assert regions.loads == {}
     regions.adopt(seen(instance("london")).view, 0.0)
     assert regions.load_of(instance("london")).outstanding_bytes == 0.0
 
@@ -345,8 +345,8 @@ def test_one_region_after_the_other_comes_to_the_same_as_all_at_once(steps) -> N
         assert fields[0].absent == fields[1].absent
         for place in range(len(fields[0])):
             assert fields[0].scored(place, 0.0) == fields[1].scored(place, 0.0)
-    assert grown._loads.keys() == fresh._loads.keys()
-    assert grown._drifts.keys() == fresh._drifts.keys()
+    assert grown.loads.keys() == fresh.loads.keys()
+    assert grown.drifts.keys() == fresh.drifts.keys()
 
 
 def test_among_silent_regions_what_each_said_last_is_doubted(regions: Regions) -> None:

@@ -74,7 +74,7 @@ def test_addresses() -> None:
 async def test_a_broken_stream_has_the_channel_asked_at_once(region: Region) -> None:
     """Pings are 20 s apart here: what has it asked is that the stream of reports ended."""
     async with watching(ping_s=20.0) as (watcher, store, found):
-        upstreams = watcher._upstreams = Upstreams()
+        upstreams = watcher.upstreams = Upstreams()
         await put(store, a_report(control_address=region.address))
         await until(lambda: ("tokyo", True) in found.channels and region.readers > 0)
         took_s = unhindered()
@@ -104,7 +104,7 @@ async def test_a_region_that_nothing_is_sent_to_is_asked_less_often(region: Regi
     busy machine is late."""
     ping_s = 0.2
     async with watching(ping_s=ping_s) as (watcher, store, heard):
-        upstreams = watcher._upstreams = Upstreams()
+        upstreams = watcher.upstreams = Upstreams()
         upstreams.used = False
         await put(store, a_report(control_address=region.address))
         await until(lambda: ("tokyo", True) in heard.channels)
@@ -124,7 +124,7 @@ async def test_a_region_that_falls_silent_just_after_its_first_request_is_asked_
     """That request, and not when the last ping was, says how long its silence may last."""
     ping_s = 2.0
     async with watching(ping_s=ping_s) as (watcher, store, heard):
-        upstreams = watcher._upstreams = Upstreams()
+        upstreams = watcher.upstreams = Upstreams()
         upstreams.used = False
         await put(store, a_report(control_address=region.address))
         await until(lambda: ("tokyo", True) in heard.channels)
@@ -147,7 +147,7 @@ async def test_pings_ask_about_silent_attempts(region: Region) -> None:
     region.known = {"here/1": 1500}
     here, lost = Silent("here/1"), Silent("lost/1")
     async with watching() as (watcher, store, _):
-        watcher._upstreams = Upstreams(here, lost)
+        watcher.upstreams = Upstreams(here, lost)
         await put(store, a_report(control_address=region.address))
         await until(lambda: len(here.heard) >= 2)
     assert set(here.heard) == {1.5}

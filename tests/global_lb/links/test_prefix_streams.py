@@ -135,7 +135,7 @@ async def test_however_many_snapshots_break_nothing_they_brought_is_forgotten_un
         await in_turns(stream.take(slice_(0, path(0, n), seq=9)))
         stream.ended(float(n))
     assert found.held == set(range(1, 30))
-    assert len(stream._instance.stale) <= room._STALE_MAX
+    assert len(stream.instance.stale) <= room.STALE_MAX
     await in_turns(found.prefixes.tidy(30.0))
     assert found.held == set(range(1, 30))
     await whole(found, path(0, 40))
@@ -175,7 +175,7 @@ async def test_no_message_holds_the_loop_for_long(what: str) -> None:
     await in_turns(stream.take(messages[what]))
     beside.cancel()
     assert found.held == ({9000} if what == "renewed" else set())
-    assert turns >= 5000 // (2 * room._TURN_NODES)
+    assert turns >= 5000 // (2 * room.TURN_NODES)
 
 
 @pytest.mark.parametrize(

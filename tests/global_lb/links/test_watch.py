@@ -120,7 +120,7 @@ async def test_what_is_gone_and_silent_is_forgotten_and_the_view_says_so() -> No
         await put(store, a_report(instance="b"))
         await until(lambda: found.names() == ["a", "b"])
         await store.delete(report_key("tokyo", "a"))
-        await until(lambda: ("tokyo", "a") not in watcher._listed)
+        await until(lambda: ("tokyo", "a") not in watcher.listed)
         clock.at += watch.FORGET_S
         watcher.forget()
         assert found.names() == ["a", "b"]  # not yet
@@ -128,7 +128,7 @@ async def test_what_is_gone_and_silent_is_forgotten_and_the_view_says_so() -> No
         watcher.forget()
         assert found.names() == ["b"]  # its key is there still
         await store.delete(report_key("tokyo", "b"))
-        await until(lambda: not watcher._listed)
+        await until(lambda: not watcher.listed)
         watcher.forget()
         assert found.view.regions == {}
         assert watcher.links == {}

@@ -88,7 +88,7 @@ class GlobalMachine(RuleBasedStateMachine):
         assert asked[0].models[rider.request.model].replicas_ready > 0
         # Suspects only if nobody is sure.
         if self.flow.regions.liveness[forward.target].read(now).state is State.SUSPECT:
-            tried = set(self.flow._requests[forward.id].refusals)
+            tried = set(self.flow.requests[forward.id].refusals)
             assert not [r for r in lawful - tried if self._sure(r, rider.request.model)]
 
     def _sure(self, region: str, model: str) -> bool:
@@ -240,20 +240,20 @@ class GlobalMachine(RuleBasedStateMachine):
     def the_books_balance(self) -> None:
         flow, riders = self.flow, self.referee.riders
         assert flow.under_way == len(riders)
-        assert set(flow._held) == {name for name, rider in riders.items() if rider.state == "held"}
-        assert len(flow._held) <= 3
+        assert set(flow.held) == {name for name, rider in riders.items() if rider.state == "held"}
+        assert len(flow.held) <= 3
         sent = self.referee.states("sent", "started")
         assert len(flow.ledger) == len(sent)
         for region in NAMES:
             load = flow.ledger.load(region)
             assert load.in_flight == sum(r.target == region for r in sent)
             assert load.prefill_tokens >= 0
-        assert 0 <= flow._budget.retrying <= 3 + 0.2 * 50
+        assert 0 <= flow.budget.retrying <= 3 + 0.2 * 50
 
     @invariant()
     def what_is_outstanding_is_under_way(self) -> None:
         waiting = sum(r.request.prompt_bytes for r in self.referee.states("sent"))
-        outstanding = [r.outstanding_bytes for r in self.flow.regions._loads.values()]
+        outstanding = [load.outstanding_bytes for load in self.flow.regions.loads.values()]
         assert all(n >= 0.0 for n in outstanding)
         assert sum(outstanding) <= waiting
 
@@ -264,7 +264,7 @@ class GlobalMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.referee.riders)
     @invariant()
     def at_rest_nothing_is_held(self) -> None:
-        assert self.flow._budget.retrying == 0
+        assert self.flow.budget.retrying == 0
         assert self.flow.ledger.targets() == ()
 
     def teardown(self) -> None:

@@ -101,7 +101,7 @@ async def test_absurd_routes_leave_those_before_them(up: Both) -> None:
     await up.regional.store.put(
         route_key("virginia"), msgspec.json.encode([{"model": "auto", "models": [{"model": "x", "tools": True}]}])
     )
-    await until(lambda: up.regional.model_names._documents.problems)
+    await until(lambda: up.regional.model_names.documents.problems)
     assert (await send(up.client, chat(body=asking()))).status == 200
 
 

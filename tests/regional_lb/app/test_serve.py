@@ -109,7 +109,7 @@ async def test_neither_a_token_nor_a_set_of_regions_is_held_for_each_request(up:
     engine.behaviour = "wait"
     asked = [asyncio.create_task(_ask(up, token(up))) for _ in range(2)]
     await until(lambda: len(engine.seen) == 2)
-    held = list(up.regional.relay._live.values())
+    held = list(up.regional.relay.live.values())
     assert not any(b"x-farhop-hop" in one.exchange.head.known for one in held)
     assert held[0].request.lawful is held[1].request.lawful
     engine.release.set()

@@ -133,7 +133,7 @@ def test_what_is_known_slot_by_slot_is_read_in_a_subsets_order(n: int) -> None:
 
 def test_each_column_is_its_row_of_the_block() -> None:
     table, names = rows(replica("r")), list(Columns.__annotations__)
-    table._block[:, 0] = np.arange(len(names))
+    table.block[:, 0] = np.arange(len(names))
     assert [getattr(table, name).item(0) for name in names] == list(range(len(names)))
     assert Rates._fields == tuple(names[: len(Rates._fields)])
 

@@ -65,4 +65,4 @@ def test_memory_is_bounded() -> None:
     guard = TokenizerGuard()
     for n in range(5000):
         guard.counted(Shape("m", str(n), "chat"), 1, 2)
-    assert len(guard._mismatches) == 4096
+    assert len(guard.mismatches) == 4096

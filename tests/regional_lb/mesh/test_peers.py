@@ -49,8 +49,8 @@ async def test_who_follows_us_is_followed_though_no_store_tells_of_it() -> None:
     await other.start()
     try:
         async with stage() as here:
-            here.peers._met("r3", other.address, proven=True)
-            here.peers._met("r9", "nonsense", proven=True)
+            here.peers.met("r3", other.address, proven=True)
+            here.peers.met("r9", "nonsense", proven=True)
             await until(lambda: here.one().get("takes_part"))
             assert other.asked[0].control_address == "127.0.0.1:1"
             assert here.refused["peer_address"] == 1
@@ -122,19 +122,19 @@ async def test_turns_pass_while_somebody_waits() -> None:
 
 async def test_reports_that_are_absurd_or_old_change_nothing() -> None:
     async with stage(other := Other()) as here:
-        key = f"{here.peers._prefix}r3"
+        key = f"{here.peers.prefix}r3"
         here.peers.changed(Change(ChangeKind.PUT, key=key, value=b"{"))
         assert here.refused["peer_report_malformed"] == 1
         await here.reports("r5", "127.0.0.1:9")
-        entry = await here.store.get(f"{here.peers._prefix}r5")
+        entry = await here.store.get(f"{here.peers.prefix}r5")
         assert entry is not None
-        here.peers.changed(Change(ChangeKind.PUT, key=f"{here.peers._prefix}r6", value=entry.value))
+        here.peers.changed(Change(ChangeKind.PUT, key=f"{here.peers.prefix}r6", value=entry.value))
         assert here.refused["peer_report_misplaced"] == 1
-        at = here.peers._known["r3"].reported_at
+        at = here.peers.known["r3"].reported_at
         await here.reports("r3", "127.0.0.1:9", seq=99, incarnation=4)  # of the process before
         await here.reports("r1", "127.0.0.1:9", incarnation=99)
         await until(lambda: here.troubles)
-        assert here.peers._known["r3"].reported_at == at
+        assert here.peers.known["r3"].reported_at == at
         assert here.one()["control"] == other.address
         assert "give each its own" in here.troubles[0]
 
@@ -143,8 +143,8 @@ async def test_how_many_are_known_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(peers, "PEERS_MAX", 2)
     async with stage() as here:
         for n in range(4):
-            here.peers._met(f"x{n}", f"127.0.0.1:{n + 1}", proven=True)
-        assert len(here.peers._links) == 2
+            here.peers.met(f"x{n}", f"127.0.0.1:{n + 1}", proven=True)
+        assert len(here.peers.links) == 2
         assert here.refused["peer_too_many"] == 2
 
 
@@ -153,8 +153,8 @@ async def test_who_is_gone_for_long_is_forgotten_and_who_is_configured_is_not(mo
         await other.stop()
         await until(lambda: not here.peers.up)
         monkeypatch.setattr(peers, "FORGET_S", 0.0)
-        await until(lambda: not here.peers._known)
-        await until(lambda: list(here.peers._links) == ["127.0.0.1:9"])
+        await until(lambda: not here.peers.known)
+        await until(lambda: list(here.peers.links) == ["127.0.0.1:9"])
 
 
 async def test_where_our_own_port_is_encrypted_peers_need_their_part_of_the_configuration(tmp_path) -> None:
@@ -237,7 +237,7 @@ async def test_ourselves_and_an_older_build_are_left_alone(monkeypatch: pytest.M
 async def test_a_namesake_is_logged_and_not_followed() -> None:
     async with stage(peers={"addresses": ["127.0.0.1:1"]}) as here:
         async with _running(Other("r1", incarnation=8)) as other:
-            here.peers._met("r3", other.address, proven=True)
+            here.peers.met("r3", other.address, proven=True)
             await until(lambda: here.troubles)
         assert "give each its own" in here.troubles[0]
         assert here.refused["peer_namesake"] == 1
@@ -246,9 +246,9 @@ async def test_a_namesake_is_logged_and_not_followed() -> None:
 
 async def test_one_peer_at_two_addresses_is_followed_once() -> None:
     async with stage(other := Other(), peers={"addresses": []}) as here, _running(Other()) as twin:
-        here.peers._met("r3", twin.address, proven=True)
+        here.peers.met("r3", twin.address, proven=True)
         await until(lambda: twin.asked)
-        await until(lambda: here.peers._links[twin.address].settled)
+        await until(lambda: here.peers.links[twin.address].settled)
         assert here.peers.up == 1
         assert here.one()["control"] == other.address
 

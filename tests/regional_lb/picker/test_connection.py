@@ -169,7 +169,7 @@ async def test_a_call_is_answered_message_by_message_and_ends_once() -> None:
     assert body_of(found, 1) == message(b"")
     assert wire.heads(found) == [{b"grpc-status": b"0"}]
     assert found[-1][1] & http2.END_STREAM
-    assert not wire.connection._streams
+    assert not wire.connection.streams
     wire.send(wire.head(3, b"/unknown"), wire.head(5, b"/failing"), data(5, message(b"x") + message(b"y")))
     heads = wire.heads(wire.sent())
     assert [one[b"grpc-status"] for one in heads] == [b"12", b"9"]
@@ -221,7 +221,7 @@ async def test_more_than_the_other_end_grants_is_kept_until_it_does() -> None:
     # The connection's own window is used up before its stream's.
     wire.send(wire.head(3), http2.window_update(3, 1 << 20), data(3, message(b"x" * 50_000)))
     assert len(body_of(wire.sent(), 3)) + len(got) == http2.WINDOW_BYTES
-    kept = wire.connection._streams[3]
+    kept = wire.connection.streams[3]
     wire.send(http2.settings({http2.INITIAL_WINDOW_SIZE: 0}))
     assert kept.unsent_bytes == len(text) + 50_005 - http2.WINDOW_BYTES
     wire.send(http2.window_update(0, 1 << 20))
@@ -281,7 +281,7 @@ async def test_time_limits_ping_and_linger() -> None:
     wire.greet()
     wire.send(wire.head(1, b"/failing"), data(1, message(b"x")), wire.head(3, b"/held"))
     wire.sent()
-    at = wire.connection._received_at
+    at = wire.connection.received_at
     wire.connection.sweep(at + 1.0)
     assert [call.checks for call in wire.calls] == [0, 1]
     wire.connection.sweep(at + 6.0)
@@ -292,7 +292,7 @@ async def test_time_limits_ping_and_linger() -> None:
     wire.connection.sweep(at + 12.0)
     assert wire.sent() == []
     wire.send(http2.frame(http2.PING, http2.ACK, 0, ping[3]))
-    assert not wire.connection._pinged
+    assert not wire.connection.pinged
     wire.connection.sweep(at + 40.0)
     assert wire.is_lost
     assert wire.calls[1].told_over == 1
@@ -422,7 +422,7 @@ def test_nothing_that_comes_is_more_than_the_end_of_its_connection() -> None:
                     break
                 wire.send(wire.head(stream) if one == "head" else data(stream, message(b"x")) if one == "data" else one)
                 stream += 2 if one == "head" else 0
-            wire.connection.sweep(wire.connection._received_at + 60.0)
+            wire.connection.sweep(wire.connection.received_at + 60.0)
             assert wire.is_lost
             assert all(call.told_over for call in wire.calls)
 

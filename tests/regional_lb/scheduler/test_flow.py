@@ -110,7 +110,7 @@ class RegionalMachine(RuleBasedStateMachine):
         assert self.flow.fleet.view.replicas[forward.target].role != "prefill"
         resumes = isinstance(forward, machine.Resume)
         self.resumes[0] += resumes
-        carrier = self.flow._requests[rider.request.id].carrier
+        carrier = self.flow.requests[rider.request.id].carrier
         assert (carrier is not None) == (resumes or rider.request.continues is not None)
         if carrier is not None:
             assert self.flow.fleet.view.replicas[forward.target].takes_up(carrier)
@@ -123,7 +123,7 @@ class RegionalMachine(RuleBasedStateMachine):
     def _may_take(self, name: str, rider: Rider, now: float) -> None:
         target = self.flow.fleet.view.replicas[name]
         assert rider.request.model in target.models
-        assigned, split = self.flow._requests[rider.request.id].assigned, self.flow.splits.of(rider.request.model)
+        assigned, split = self.flow.requests[rider.request.id].assigned, self.flow.splits.of(rider.request.model)
         if target.role != "prefill" and assigned is not None and split is not None and not split.config.fallback:
             assert target.version == assigned.version
         machine = self.flow.fleet.health[name]
@@ -327,7 +327,7 @@ class RegionalMachine(RuleBasedStateMachine):
             if flow.queue.starved(model, self.now) is not None:
                 continue
             for waiting in flow.queue.first(model, K_WAITING, self.now):
-                live = flow._requests[waiting.id]
+                live = flow.requests[waiting.id]
                 unable = flow._unable_to_resume(live.request.model, live.carrier) if live.carrier is not None else ()
                 barred = (*live.tried, *unable)
                 choice = flow.wait_estimate.consider(live.request, live.need, self.now, barred, assigned=live.assigned)
@@ -343,7 +343,7 @@ class RegionalMachine(RuleBasedStateMachine):
         flow, riders = self.flow, self.referee.riders
         assert flow.under_way == len(riders)
         assert {name for name, rider in riders.items() if rider.state == "held"} == set(flow.queue.by_id)
-        assert flow.queue._taken.keys() <= riders.keys()
+        assert flow.queue.taken.keys() <= riders.keys()
         sent = self.referee.states("sent", "started")
         assert len(flow.fleet.ledger) == len(sent) + sum(bool(rider.prefiller) for rider in sent)
         for rider in sent:
@@ -365,7 +365,7 @@ class RegionalMachine(RuleBasedStateMachine):
     @invariant()
     def who_waits_is_in_the_line_of_what_it_is_for(self) -> None:
         flow = self.flow
-        assert all(waiting.model == flow._requests[name].variant for name, waiting in flow.queue.by_id.items())
+        assert all(waiting.model == flow.requests[name].variant for name, waiting in flow.queue.by_id.items())
         assert sum(flow.wait_estimate.queued(model) for model in (MODEL, OTHER_MODEL)) == len(flow.queue)
 
     @invariant()
@@ -374,12 +374,12 @@ class RegionalMachine(RuleBasedStateMachine):
         assert len(queue) <= 6
         assert queue.tokens == pytest.approx(sum(w.tokens for w in queue.by_id.values()))
         assert queue.tokens <= 4000 or len(queue) == 1
-        assert 0 <= self.flow._budget.retrying <= 3 + 0.2 * 50
+        assert 0 <= self.flow.budget.retrying <= 3 + 0.2 * 50
 
     @precondition(lambda self: not self.referee.riders)
     @invariant()
     def at_rest_nothing_is_held(self) -> None:
-        assert self.flow._budget.retrying == 0
+        assert self.flow.budget.retrying == 0
         assert self.flow.fleet.ledger.targets() == ()
         assert self.flow.queue.tokens == 0.0
 
@@ -536,7 +536,7 @@ def test_who_asks_for_long_answers_gets_fewer_of_them() -> None:
     turns: list[str] = []
     for now in range(1, 33):
         name = under_way.pop()
-        turns.append(flow._requests[name].request.tenant)
+        turns.append(flow.requests[name].request.tenant)
         ended = machine.AttemptEnded(name, 1, 200, Usage(100, long[turns[-1]]))
         under_way += [c.id for c in flow.handle(ended, float(now)) if isinstance(c, Forward)]
     assert turns.count("other") >= 26

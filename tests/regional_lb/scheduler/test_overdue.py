@@ -68,7 +68,7 @@ def test_nothing_is_kept_of_what_is_over() -> None:
     requests.over("r1", "a")
     requests.over("r1", "a")
     requests.alive("r1", 0.2)
-    assert not requests._waiting
-    assert not requests._alive_at
+    assert not requests.waiting
+    assert not requests.alive_at
     assert requests.overdue(1.0) == []
     assert requests.due == float("inf")

@@ -300,7 +300,7 @@ def test_a_turn_is_settled_once_and_never_after_its_band_has_emptied() -> None:
     for name in ("a1", "b0", "a0", "never"):
         queue.settle(name, None)
         queue.settle(name, 1e9)
-    assert not queue._taken
+    assert not queue.taken
 
 
 @given(st.integers(1, 60), st.integers(1, 6))
@@ -560,7 +560,7 @@ def test_what_is_remembered_of_tenants_is_bounded() -> None:
     for n in range(3000):
         push(queue, f"q{n}", f"tenant{n}")
         queue.remove(f"q{n}", served=True)
-    (line,) = queue._lines.values()
+    (line,) = queue.lines.values()
     (band,) = line.bands.values()
     assert len(band.tenants) == 1
     assert len(band.finishes) <= 1024

@@ -108,7 +108,7 @@ class Truth:
         self.may: dict[int, set[str]] = {}
 
     def step(self, step: Any) -> None:
-        trie = self.source._trie
+        trie = self.source.trie
         if step[0] == "insert":
             _, name, path, audience = step
             allowed = AUDIENCES[audience]
@@ -167,7 +167,7 @@ def test_every_reader_knows_what_it_may_and_nothing_else(steps: Any, amid: Any, 
             act(step)
     for region, reader in readers.items():
         assert reader.received <= ever[region]
-    assert set(source._restricted) <= set(source._trie.all_nodes())
+    assert set(source._restricted) <= set(source.trie.all_nodes())
     assert source._n_nodes <= nodes_max
     assert len(source._entries) == source.seq - source.floor
 
@@ -175,13 +175,13 @@ def test_every_reader_knows_what_it_may_and_nothing_else(steps: Any, amid: Any, 
 def test_nobody_listens_and_nothing_is_restricted_so_the_trie_has_nobody_to_tell() -> None:
     source = journal()
     source.insert("a", nodes_of((1, 2)), None)
-    assert (source._trie.observer, source.seq) == (None, 0)
+    assert (source.trie.observer, source.seq) == (None, 0)
     source.listen()
     source.insert("a", nodes_of((1, 2, 3)), None)
-    assert source._trie.observer is source
+    assert source.trie.observer is source
     source.rest()
     source.insert("a", nodes_of((4,)), None)
-    assert source._trie.observer is None
+    assert source.trie.observer is None
 
 
 def test_what_happened_while_nobody_listened_is_a_gap() -> None:
@@ -200,12 +200,12 @@ def test_one_more_replica_is_no_news_and_the_last_one_is() -> None:
     at = source.seq
     for name in ("a", "b"):
         source.insert(name, nodes_of((1, 2)), None)
-    source._trie.clear("a")
+    source.trie.clear("a")
     seq, changes, _ = source.read(at, "fra", 100)
     assert changes == [Stored(0, nodes_of((1, 2)))]
-    source._trie.hold("b", 4096 - 256)
+    source.trie.hold("b", 4096 - 256)
     assert source.read(seq, "fra", 100)[1] == [Evicted((nodes_of((1, 2))[1],))]
-    source._trie.clear("b")
+    source.trie.clear("b")
     assert source.read(seq, "fra", 100)[1][-1] == Cleared()
 
 
@@ -214,10 +214,10 @@ def test_evictions_are_gathered_until_they_are_read() -> None:
     source.listen()
     source.insert("a", nodes_of((1, 2, 3, 1)), None)
     at = source.seq
-    source._trie.hold("a", 4096 - 512)
+    source.trie.hold("a", 4096 - 512)
     assert source.seq == at + 1
     at, changes, _ = source.read(at, "fra", 100)
-    source._trie.hold("a", 4096 - 256)
+    source.trie.hold("a", 4096 - 256)
     assert changes == [Evicted(nodes_of((1, 2, 3, 1))[:1:-1])]
     assert source.read(at, "fra", 100)[1] == [Evicted(nodes_of((1, 2))[1:])]
 
@@ -230,7 +230,7 @@ def test_a_node_of_two_tenants_is_sent_to_whom_either_allows_it() -> None:
     assert [source.read(at, region, 99)[1] for region in ("lon", "tyo")] == [[], []]
     source.insert("a", nodes_of((1,)), None)
     assert source.read(at, "tyo", 99)[1] == [Stored(0, nodes_of((1,)))]
-    source._trie.hold("a", 4096 - 256)
+    source.trie.hold("a", 4096 - 256)
     assert source.read(at, "tyo", 99)[1] == [Stored(0, nodes_of((1,)))]  # nor that it went
     assert source.read(at, "fra", 99)[1][-1] == Evicted(nodes_of((1, 2))[1:])
 
@@ -239,7 +239,7 @@ def test_what_is_put_into_the_trie_past_the_journal_is_sent_to_nobody() -> None:
     source = journal("a")
     source.listen()
     at = source.seq
-    source._trie.insert("a", nodes_of((1, 2)))
+    source.trie.insert("a", nodes_of((1, 2)))
     assert source.read(at, "fra", 99)[1] == []
     assert not any(source.snapshot("fra", 99))
 
@@ -249,7 +249,7 @@ def test_rather_no_hint_than_one_without_its_law(monkeypatch: pytest.MonkeyPatch
     source = journal("a")
     source.insert("a", nodes_of((1, 2)), AUDIENCES["eu"])
     source.insert("a", nodes_of((3, 4)), AUDIENCES["eu"])
-    assert set(source._trie.all_nodes()) == set(nodes_of((1, 2)))
+    assert set(source.trie.all_nodes()) == set(nodes_of((1, 2)))
 
 
 def test_the_journal_is_bounded_in_entries() -> None:

@@ -50,7 +50,7 @@ def test_strings_are_found_where_a_plain_reader_finds_them(monkeypatch: pytest.M
     @RUN
     def check(document: dict[str, Any], indent: int | None) -> None:
         body = json.dumps(document, indent=indent).encode()
-        assert shape._quotes(body, np.frombuffer(body, np.uint8)).tolist() == _strings(body)
+        assert shape.quotes_of(body, np.frombuffer(body, np.uint8)).tolist() == _strings(body)
 
     check()
 
@@ -69,7 +69,7 @@ def test_what_is_left_of_a_body_has_its_structure(monkeypatch: pytest.MonkeyPatc
     @RUN
     def check(document: dict[str, Any]) -> None:
         body = json.dumps(document, separators=(",", ":")).encode()
-        assert json.loads(shape._skeleton(body)) == emptied(document)
+        assert json.loads(shape.skeleton_of(body)) == emptied(document)
 
     check()
 

@@ -478,14 +478,14 @@ async def test_many_that_wait_do_not_exhaust_the_stack(stage: Any) -> None:
 async def test_a_client_that_asks_and_does_not_read_gets_no_more_answers(stage: Any) -> None:
     s = await stage()
     c = await s.client()
-    c.reader._transport.pause_reading()  # type: ignore[attr-defined]
+    c.writer.transport.pause_reading()  # type: ignore[attr-defined]
     sending = asyncio.create_task(c.send(GET_HERE * 200_000))
-    await until(lambda: [i for i in s.listener._connections if i._reads_no_more])
-    (connection,) = s.listener._connections
+    await until(lambda: [i for i in s.listener.open_connections if i._reads_no_more])
+    (connection,) = s.listener.open_connections
     assert len(connection._waiting) == 32
     served = len(s.handler.exchanges)
     assert connection._transport.get_write_buffer_size() < 1 << 20
-    c.reader._transport.resume_reading()  # type: ignore[attr-defined]
+    c.writer.transport.resume_reading()  # type: ignore[attr-defined]
     found = [await c.read() for _ in range(served + 32)]
     assert found[-1].body == b'{"here":%d}' % (served + 32)
     assert found[-1].get("connection") == "close"
@@ -497,7 +497,7 @@ async def test_a_client_that_takes_nothing_of_its_answer_is_cut_off(stage: Any) 
     s = await stage(client_limits=ClientLimits(send_s=0.1))
     s.upstream.answer = lambda _m: plain(b"x" * (32 << 20))
     c = await s.client()
-    c.reader._transport.pause_reading()  # type: ignore[attr-defined]
+    c.writer.transport.pause_reading()  # type: ignore[attr-defined]
     await c.send(post())
     await until(lambda: s.tier.concluded_with)
     assert s.tier.concluded_with[0][0] == "client_left"

@@ -52,7 +52,7 @@ async def test_a_client_that_acknowledges_nothing_is_ended_by_the_kernel(stage: 
     def accepted_ms() -> list[int]:
         return sorted(
             one._transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-            for one in s.listener._connections
+            for one in s.listener.open_connections
         )
 
     s = await stage(client_limits=ClientLimits(send_s=7.5))
@@ -196,7 +196,7 @@ async def test_draining_lets_streams_end_and_closes_what_rests(stage: Any) -> No
     await busy.send(post())
     await busy.reader.readuntil(b"data: 1\n\n\r\n")
     await reading.send(post(b"abc", path="/here")[:-1])
-    await until(lambda: len([e for e in s.listener._connections if e._reading is not None]) == 1)
+    await until(lambda: len([e for e in s.listener.open_connections if e._reading is not None]) == 1)
     closing = asyncio.create_task(s.listener.close(5.0))
     assert await idle.ended() == b""
     with pytest.raises(OSError):
@@ -286,7 +286,7 @@ async def test_what_has_not_begun_at_the_deadline_is_refused_and_may_go_elsewher
             await s.upstream.request(line)
 
     s.upstream.script = silent
-    forward = s.flow._next
+    forward = s.flow.forward_next
     s.flow.arrive = lambda request, _now: [Hold(request.id)] if request.id == "r1" else forward(request.id)
     holding, sent, piped, half, begun = [await s.client() for _ in range(5)]
     await holding.send(post())
@@ -332,7 +332,7 @@ async def test_what_ends_at_the_deadline_lets_nobody_begin(stage: Any) -> None:
     s = await stage()
     s.upstream.script = held(s, asyncio.Event())
     waiting: list[str] = []
-    forward, handle = s.flow._next, s.flow.handle
+    forward, handle = s.flow.forward_next, s.flow.handle
 
     def arrive(request: Request, _now: float) -> list[Command]:
         if s.flow.event_names().count("RequestArrived") == 1:

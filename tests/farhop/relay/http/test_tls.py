@@ -117,7 +117,7 @@ async def test_a_slow_client_gets_the_whole_of_its_last_answer(stage: Any, pki: 
 
     reading = asyncio.create_task(asyncio.to_thread(slow))
     await until(lambda: s.listener.connections == 1)
-    (connection,) = s.listener._connections
+    (connection,) = s.listener.open_connections
     connection._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     go.set()
     assert await reading > 50_000

@@ -103,7 +103,7 @@ async def test_a_client_that_does_not_read_bounds_what_is_buffered(stage: Any, c
 
     s.upstream.script = flood
     c = await s.client()
-    c.reader._transport.pause_reading()  # type: ignore[attr-defined]
+    c.writer.transport.pause_reading()  # type: ignore[attr-defined]
     await c.send(post())
     await until(lambda: s.handler.exchanges)
     connection = s.handler.exchanges[0]._connection
@@ -114,7 +114,7 @@ async def test_a_client_that_does_not_read_bounds_what_is_buffered(stage: Any, c
         await asyncio.sleep(0.1)
     assert connection._transport.get_write_buffer_size() < 1 << 20
     assert sent < total // 2, "the upstream was not held back"
-    c.reader._transport.resume_reading()  # type: ignore[attr-defined]
+    c.writer.transport.resume_reading()  # type: ignore[attr-defined]
     received = 0
     while received < sent or sent < total:
         data = await c.reader.read(1 << 20)
@@ -135,7 +135,7 @@ async def test_a_slow_client_is_not_a_stalled_upstream(stage: Any) -> None:
     c = await s.client()
     await c.send(post())
     await c.reader.readuntil(b"data: 1\n\n")
-    attempt = s.relay._live["r1"].attempt
+    attempt = s.relay.live["r1"].attempt
     attempt.pause()
     attempt.check(attempt.last_activity_at + 60.0)
     assert s.relay.under_way == 1
@@ -160,8 +160,8 @@ async def swallowing(s: Any, first: bytes = b"") -> Any:
     s.upstream.script = script
     c = await s.client()
     await c.send(post())
-    await until(lambda: s.upstream.asked and s.relay._live)
-    attempt = s.relay._live["r1"].attempt
+    await until(lambda: s.upstream.asked and s.relay.live)
+    attempt = s.relay.live["r1"].attempt
     if first:
         await until(lambda: attempt.began)
     return attempt
@@ -172,10 +172,10 @@ async def test_one_its_upstream_does_not_know_goes_elsewhere(stage: Any) -> None
     attempt = await swallowing(s)
     at = s.upstream.address
     assert attempt.id == "r1/1"
-    s.relay._sweep()
+    s.relay.sweep()
     assert s.relay.quiet(at) == []  # it was made just now
-    attempt._last_activity_at -= QUIET_S
-    s.relay._sweep()
+    attempt.last_activity_at -= QUIET_S
+    s.relay.sweep()
     assert s.relay.quiet(at) == [attempt]
     s.relay.channel(at, up=False)
     s.relay.channel(at, up=True)
@@ -201,18 +201,18 @@ async def test_only_the_longest_silent_are_asked_about(stage: Any, monkeypatch: 
     monkeypatch.setattr(relays, "ASKED_MAX", 1)
     attempt = await swallowing(s)
     await (await s.client()).send(post())
-    await until(lambda: len(s.relay._live) == 2 and s.relay._live["r2"].attempt._connection is not None)
-    attempt._last_activity_at -= 9.0
-    s.relay._live["r2"].attempt._last_activity_at -= 5.0
-    s.relay._sweep()
+    await until(lambda: len(s.relay.live) == 2 and s.relay.live["r2"].attempt._connection is not None)
+    attempt.last_activity_at -= 9.0
+    s.relay.live["r2"].attempt.last_activity_at -= 5.0
+    s.relay.sweep()
     assert s.relay.quiet(s.upstream.address) == [attempt]
 
 
 async def test_engines_are_not_asked(stage: Any) -> None:
     s = await stage()
     attempt = await swallowing(s)
-    attempt._last_activity_at -= 9.0
-    s.relay._sweep()
+    attempt.last_activity_at -= 9.0
+    s.relay.sweep()
     assert s.relay.quiet(s.upstream.address) == []
 
 
@@ -222,7 +222,7 @@ async def test_a_stream_behind_a_broken_way_ends_by_its_own_pace(stage: Any, dar
     attempt = await swallowing(s, SSE + chunk(b"data: 1\n\n"))
     last_activity_at = attempt.last_activity_at
     attempt.check(last_activity_at + 4.0)  # a pause of 4 s, which ends
-    attempt._last_activity_at = last_activity_at = last_activity_at + 4.1
+    attempt.last_activity_at = last_activity_at = last_activity_at + 4.1
     attempt.check(last_activity_at + 0.1)
     if dark:
         s.relay.channel(s.upstream.address, up=False)

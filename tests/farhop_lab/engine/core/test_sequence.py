@@ -166,7 +166,7 @@ def test_names_that_are_known_from_an_earlier_prompt_are_what_they_would_be(shar
     prompt = b"a" * shared + b"b" * (own + 1)
     sequences = [Sequence("s", Wanted(prompt, 1), VOICE, replace(ROOMY, block_tokens=size)) for size in (16, 32)]
     for sequence in sequences:
-        size = sequence._block_bytes
+        size = sequence.block_bytes
         blocks = len(prompt) // size
         sequence.block_names(min(since, blocks))
         name, names = sequence.chain[0], []

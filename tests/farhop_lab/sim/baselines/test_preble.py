@@ -38,13 +38,13 @@ def test_preble_counts_work_under_way_by_the_answers_that_there_were() -> None:
     router = E2(pool.pools)
     request, home = sends(router, pool, words("tool", 1000), max_tokens=200)
     (away,) = set(pool.names) - {home}
-    loads = router._loads(pool.names, pool.state)
+    loads = router.loads(pool.names, pool.state)
     assert loads[away] == 0.0
     assert loads[home] == pytest.approx(1000 * L4.prefill_ms_per_token / 1e3 + 200 * TPOT_S)
     router.ended(Ended(request.id, home, 0.5, 3.0, Usage(1000, 100)))
-    assert router._loads(pool.names, pool.state)[home] == pytest.approx(1000 * L4.prefill_ms_per_token / 1e3)
-    router._forget(WINDOW_S + 1.0)
-    assert router._loads(pool.names, pool.state) == dict.fromkeys(pool.names, 0.0)
+    assert router.loads(pool.names, pool.state)[home] == pytest.approx(1000 * L4.prefill_ms_per_token / 1e3)
+    router.forget(WINDOW_S + 1.0)
+    assert router.loads(pool.names, pool.state) == dict.fromkeys(pool.names, 0.0)
     assert sends(router, pool, words("tool", 1000), WINDOW_S + 1.0)[1] in pool.names
 
 
@@ -58,17 +58,17 @@ def test_preble_keeps_its_books(asked: list[tuple[str, int, int, bool]]) -> None
         if ends:
             request, name = open_.pop(0)
             router.ended(Ended(request.id, name))
-        nodes, stack = [], [router._root]
+        nodes, stack = [], [router.root]
         while stack:
             node = stack.pop()
             stack += node.children.values()
             nodes += [node] if node.parent is not None else []
         assert all(node.before == (node.parent.end if node.parent else 0) for node in nodes)
         for name in pool.names:
-            assert router._held_bytes.get(name, 0) == sum(len(node.label) for node in router._held.get(name, ()))
-            at_root = sum(node.active.get(name, 0) for node in router._root.children.values())
+            assert router.held_bytes.get(name, 0) == sum(len(node.label) for node in router.held.get(name, ()))
+            at_root = sum(node.active.get(name, 0) for node in router.root.children.values())
             assert at_root == sum(where == name for _, where in open_)
-        assert sum(node.requests for node in nodes) == len(router._window)
+        assert sum(node.requests for node in nodes) == len(router.window)
     for request, name in open_:
         router.ended(Ended(request.id, name))
-    assert not any(any(node.active.values()) for node in router._held.get(pool.names[0], ()))
+    assert not any(any(node.active.values()) for node in router.held.get(pool.names[0], ()))

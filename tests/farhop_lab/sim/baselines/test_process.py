@@ -51,7 +51,7 @@ def test_a_router_hands_on_to_another_which_knows_it_as_forwarded() -> None:
     for at in (1.0, 1.02, 1.5):
         world.at(at, world.arrive, "us", "t")
     world.run(1.7)
-    handed_on = world.routers["eu"].relay._live["r3/1"].request
+    handed_on = world.routers["eu"].relay.live["r3/1"].request
     assert handed_on.issuer == "us"
     assert handed_on.deadline - world.routers["eu"].relay.clock() == pytest.approx(600.0 - 0.2 + 0.045)
     records = {record.id: record for record in world.run(20.0).records}

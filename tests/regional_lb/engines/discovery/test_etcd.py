@@ -71,7 +71,7 @@ def test_each_value_stands_for_itself() -> None:
     source = EtcdKeys(CONFIG, "virginia", MemoryStore(Random(1)))
 
     def put(key: str, text: bytes):
-        return source._changed(Change(ChangeKind.PUT, key=PREFIX + key, value=text))
+        return source.changed(Change(ChangeKind.PUT, key=PREFIX + key, value=text))
 
     assert [replica.label for replica in put("a", value("1")).replicas] == ["a"]
     for text, says in (
@@ -85,6 +85,6 @@ def test_each_value_stands_for_itself() -> None:
         assert says in step.problems[0]
     assert "must be " + PREFIX + "NAME" in put("c/d", value("1")).problems[1]
     assert put("b", value("2")).problems[0].startswith(PREFIX + "c/d")  # mended
-    gone = source._changed(Change(ChangeKind.DELETE, key=PREFIX + "a"))
+    gone = source.changed(Change(ChangeKind.DELETE, key=PREFIX + "a"))
     assert [replica.label for replica in gone.replicas] == ["b"]
-    assert source._changed(Change(ChangeKind.SNAPSHOT)).replicas == ()
+    assert source.changed(Change(ChangeKind.SNAPSHOT)).replicas == ()

@@ -215,8 +215,8 @@ def test_outside_a_cluster_it_says_what_to_give(tmp_path: Path) -> None:
     with pytest.raises(KubeError, match="give `namespace`"):
         nowhere.namespace()
     with pytest.raises(KubeError, match="give `api`"):
-        nowhere._base()
+        nowhere.base_url()
     (tmp_path / "namespace").write_text("gpus\n")
     assert nowhere.namespace() == "gpus"
     inside = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
-    assert Api(config, Random(1), PACE, inside)._base() == "https://[fd00::1]:6443"
+    assert Api(config, Random(1), PACE, inside).base_url() == "https://[fd00::1]:6443"

@@ -109,7 +109,7 @@ async def listening(port: int, replay: int | None = None, ranks: int = 1) -> Asy
     finally:
         await listener.close()
         await listener.close()
-        assert len(listener._tasks) == 0
+        assert not _following()
 
 
 @contextmanager
@@ -171,8 +171,8 @@ async def test_a_gap_is_filled_by_a_replay(ports) -> None:
     with engine(*ports) as found:
         async with listening(*ports) as result:
             await until(lambda: result.blocks.exact == 1)
-            found._seq += 3
-            found._kept.extend((seq, batch(stored(seq + 1))) for seq in range(3))  # said, and lost on the way
+            found.seq += 3
+            found.kept.extend((seq, batch(stored(seq + 1))) for seq in range(3))  # said, and lost on the way
             found.publish(batch(stored(4)))
             await until(lambda: result.exact(4) == 2.0)
             assert [result.exact(name) for name in (1, 2, 3)] == [2.0, 2.0, 2.0]
@@ -186,7 +186,7 @@ async def test_a_gap_that_nobody_fills_is_counted_and_what_was_known_is_forgotte
             await until(lambda: result.refused == ["kv_replay"])
             found.publish(batch(stored(1)))
             await until(lambda: result.exact(1) == 2.0)
-            found._seq += 1
+            found.seq += 1
             found.publish(batch(stored(2)))
             await until(lambda: result.least(2) == 2.0)
             assert (result.exact(1), result.least(1)) == (None, 0.0)
@@ -264,7 +264,7 @@ async def test_what_is_hostile_is_counted_and_the_rest_goes_on(ports) -> None:
         async with listening(*ports) as result:
             await until(lambda: result.blocks.exact == 1)
             for frames in ([b"one"], [b"", b"short", b"x"], [b"", b"\xff" * 8, b"x"], [b""] * 9):
-                found._pub.send_multipart(frames)
+                found.pub.send_multipart(frames)
             found.publish(batch(stored(1), {"type": "BlockStored", "block_hashes": 5}, {"type": "New"}, stored(2)))
             await until(lambda: result.least(2) == result.least(1) == 2.0)
             found.publish(b"\x93\x01")
@@ -272,7 +272,7 @@ async def test_what_is_hostile_is_counted_and_the_rest_goes_on(ports) -> None:
             found.publish(batch(stored(3)))
             await until(lambda: result.least(3) == 2.0)
             assert result.refused == [*["kv_frames"] * 4, "kv_event", "kv_kind", "kv_batch", "kv_size"]
-            found._pub.send_multipart([b"", found._seq.to_bytes(8, "big"), bytes(kv_events.MESSAGE_BYTES_MAX + 1)])
+            found.pub.send_multipart([b"", found.seq.to_bytes(8, "big"), bytes(kv_events.MESSAGE_BYTES_MAX + 1)])
             await until(lambda: result.refused[-1] == "kv_cut")
             await until(lambda: result.least(3) == 2.0)  # linked again
 
@@ -312,12 +312,17 @@ async def test_an_engine_whose_numbers_always_jump_is_not_asked_without_end(port
             await until(lambda: result.blocks.exact == 1)
             _count(found, rounds.append)
             for n in range(20):
-                found._kept.clear()
-                found._seq += 5
+                found.kept.clear()
+                found.seq += 5
                 found.publish(batch(stored(n)))
                 await until(lambda n=n: result.least(n) == 2.0)
             assert result.refused == ["kv_gap"] * 20
             assert len(rounds) <= 2
+
+
+def _following() -> list[str]:
+    """The names of the tasks by which a listener follows."""
+    return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("KV events of ")]
 
 
 def _count(value: KvPublisher, tell: Callable[[float], None]) -> None:
@@ -337,7 +342,7 @@ def _count(value: KvPublisher, tell: Callable[[float], None]) -> None:
 async def test_nothing_configured_opens_nothing() -> None:
     listener = KvListener(pytest.fail, pytest.fail, time.monotonic)
     listener.listen([ReplicaConfig(url="http://h:1", models=["m"])])
-    assert (listener._context, len(listener._tasks)) == (None, 0)
+    assert not _following()
     await listener.close()
 
 
@@ -347,18 +352,18 @@ async def test_who_comes_is_listened_to_and_who_leaves_no_more() -> None:
         async with listening(port) as result:
             await until(lambda: result.events)  # linked
             listener = result.listener
-            known, streams = listener._followed["one"]
+            known, streams = listener.followed["one"]
             (first,) = streams.values()
             listener.listen([known])
-            assert listener._followed["one"][1] is streams  # nothing new
+            assert listener.followed["one"][1] is streams  # nothing new
             found = result.events
             listener.listen([moved(known, other)])
             await until(lambda: result.events > found)
             assert first.done()
-            (second,) = listener._followed["one"][1].values()
+            (second,) = listener.followed["one"][1].values()
             listener.listen([])
             await until(second.done)
-            assert len(listener._tasks) == 0
+            assert not _following()
 
 
 def moved(known: ReplicaConfig, port: int) -> ReplicaConfig:

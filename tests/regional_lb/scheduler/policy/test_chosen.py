@@ -111,10 +111,10 @@ def test_equals_stay_together_and_others_spread(name: str) -> None:
 def test_asking_changes_nothing(name: str) -> None:
     known = fleet(*(replica(f"r{i}") for i in range(5)))
     asked, left_alone = ready(name, known), ready(name, known)
-    before = known.whole._block.copy()
+    before = known.whole.block.copy()
     for n in range(50):
         pick(need(n), known.whole, (), asked, 1.0, Random(n))
-    assert (known.whole._block == before).all()
+    assert (known.whole.block == before).all()
     one, two = Random(4), Random(4)
     for n in range(30):
         there, here = (place(policy, known, need(n), rng) for policy, rng in ((asked, one), (left_alone, two)))

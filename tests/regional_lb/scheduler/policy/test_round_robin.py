@@ -90,6 +90,6 @@ def test_lines_are_bounded_and_the_least_used_begins_anew() -> None:
         turns(policy, known, 1, replace(NEED, variant=f"m{n}"))
     turns(policy, known, 1, replace(NEED, variant="m0"))
     turns(policy, known, 1, replace(NEED, variant="one more"))
-    assert len(policy._variants) == VARIANTS_MAX
-    assert {"m0", "one more"} <= policy._variants.keys()
-    assert "m1" not in policy._variants
+    assert len(policy.variants) == VARIANTS_MAX
+    assert {"m0", "one more"} <= policy.variants.keys()
+    assert "m1" not in policy.variants
