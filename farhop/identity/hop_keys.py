@@ -127,6 +127,11 @@ def is_derived(text: str) -> bool:
     return text.startswith((_TO, _FROM))
 
 
+def body_key(pair: bytes) -> bytes:
+    """The key of the macs of bodies, 32 bytes, from that of the tokens that they are in."""
+    return HKDF(SHA256(), DERIVED_BYTES, salt=None, info=b"farhop hop v3 body").derive(pair)
+
+
 def _derive(key: bytes, role: str, region: str) -> bytes:
     info = f"farhop hop v2 {role} ".encode() + region.encode()
     return HKDF(SHA256(), DERIVED_BYTES, salt=None, info=info).derive(key)

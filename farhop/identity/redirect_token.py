@@ -59,6 +59,7 @@ class RedirectTokenSigner(HopSigner):
 
     __slots__ = ()
     VERSION: ClassVar[bytes] = b"r2"
+    WITH_BODY: ClassVar[bytes] = VERSION  # there is none: nobody knows the body yet
 
 
 class RedirectTokenVerifier(HopVerifier):
@@ -66,6 +67,7 @@ class RedirectTokenVerifier(HopVerifier):
 
     __slots__ = ("_holder",)
     VERSION: ClassVar[bytes] = b"r2"
+    WITH_BODY: ClassVar[bytes | None] = None
     DECODE: ClassVar[Callable[[memoryview], HopClaims]] = msgspec.msgpack.Decoder(RedirectToken).decode
     LIFE_MAX_MS: ClassVar[float] = _LIFE_MAX_MS
     USED: ClassVar[Outcome] = outcome.PASS_OVER
@@ -83,7 +85,8 @@ class RedirectTokenVerifier(HopVerifier):
         assert isinstance(claims, RedirectToken)  # DECODE makes no other
         if claims.holder != self._holder or (claims.path and claims.path.encode() != request):
             return outcome.PASS_MISADDRESSED
-        return self._used(token, claims, clock_ms) or claims
+        assert token is not None  # it was verified
+        return self._uses.take(token.rpartition(b".")[2], claims.expires_ms, clock_ms, self.USED) or claims
 
 
 def parted(target: bytes) -> tuple[bytes, bytes | None]:

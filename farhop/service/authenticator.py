@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
 from farhop.identity.api_keys import PRIORITY_MAX, Keyring, NotIdentified, Principal
+from farhop.identity.hop_token import BodyMac
 from farhop.identity.redirect_token import HEADER as PASS
 from farhop.identity.tenant_certificates import HEADER as CERTIFICATE
 from farhop.relay import answers
@@ -60,11 +61,11 @@ class Caller(msgspec.Struct, frozen=True):
     """Who asks, under which law, with how much time. `hint_scope` separates prefixes that may not be shared.
 
     `recorded`: whether spans and decisions of this caller may be kept here, whatever the model. `decision_id` comes
-    with a hop token, and so may the SHA-256 of the one body that it lets in. `key` names a key of the law, `key_id` one
-    that was issued; `models`, if any, are all that the latter is for. `user` is the salted hash of whom a token named,
-    and `priority_max` what it allows at most. `charged`: the balancer that relays it took what it may use off its
-    tenant's limits; a client that was sent here may ask for more than it showed that one. `ttft_s`: within how long its
-    client wants the first token, None where it does not say.
+    with a hop token, and so may the mac or the SHA-256 of the one body that it lets in. `key` names a key of the law,
+    `key_id` one that was issued; `models`, if any, are all that the latter is for. `user` is the salted hash of whom a
+    token named, and `priority_max` what it allows at most. `charged`: the balancer that relays it took what it may use
+    off its tenant's limits; a client that was sent here may ask for more than it showed that one. `ttft_s`: within how
+    long its client wants the first token, None where it does not say.
     """
 
     tenant: str
@@ -80,6 +81,7 @@ class Caller(msgspec.Struct, frozen=True):
     lawful: frozenset[str] | None = None
     narrow: tuple[tuple[str, ...], ...] = ()
     promised_ttft_ms: float | None = None
+    body_mac: BodyMac | None = None
     body_hash: bytes = b""
     waited_s: float = 0.0
     key_id: str = ""

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from farhop.balance import outcome
 from farhop.identity import redirect_token
+from farhop.identity.hop_token import is_of
 from farhop.identity.tenant_certificates import HEADER as CERTIFICATE
 from farhop.relay import answers
 from farhop.relay.formats import model_list, openai, paths
@@ -196,6 +197,9 @@ class Ingress:
         """Start relaying, or say what to answer instead."""
         caller, kind, reader = context.caller, context.kind, self.reader
         assert caller is not None  # `head` let it pass
+        # Of the longest body this takes a millisecond.
+        if caller.body_mac is not None and not is_of(caller.body_mac, exchange.body):
+            return other_body()
         if reader.large is not None and len(exchange.body) > LARGE_BYTES and kind not in _BODILESS:
             parsed = reader.large.later(reader.job(exchange), exchange.body)
             Waiting(exchange, self._telemetry, parsed, partial(self._parsed, exchange, self._clock.now()))

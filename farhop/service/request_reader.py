@@ -27,6 +27,7 @@ from farhop.service.request_telemetry import MODEL_CHARS_MAX
 from farhop.service.routing_keys import VERSION_HEADER, soft_session
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from random import Random
 
     from farhop.balance.machine import HeaderMatch
@@ -67,7 +68,7 @@ class ModelNames(Protocol):
 class RequestReader:
     """What a listener's requests are read by. `guard` says what engines may be sent. `to_engines`: they are asked from
     here, so that what they cache is kept apart. Bodies above LARGE_BYTES are read by `large`, where there is one:
-    `job` says how, `read_apart` goes on. `signs`: the hash of what is sent on is wanted, too."""
+    `job` says how, `read_apart` goes on. `signs`: whether the hash of what is sent on is wanted, too."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class RequestReader:
         guard: Guard = DEFAULT,
         large: LargeBodyReader | None = None,
         to_engines: bool = False,
-        signs: bool = False,
+        signs: Callable[[], bool] = lambda: False,
     ) -> None:
         self._authenticator, self._clock, self._rng = authenticator, clock, rng
         self._session, self._header_matches, self._guard = session, header_matches, guard
@@ -113,7 +114,7 @@ class RequestReader:
             guard.refuses_unknown,
             caller.hint_scope if self.to_engines else None,
             bool(caller.body_hash),
-            self.signs,
+            self.signs(),
             self._session.field if self._session is not None else "",
             self._only_model(caller),
         )

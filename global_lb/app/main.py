@@ -16,6 +16,7 @@ from farhop.balance.health.pilot_light import PilotState
 from farhop.balance.health.region import LivenessConfig
 from farhop.balance.machine import LawChanged
 from farhop.config import load, redacted
+from farhop.identity import hop_token
 from farhop.identity.redirect_token import RedirectTokenSigner
 from farhop.relay.relay import Relay
 from farhop.service import dataplane, stores
@@ -283,7 +284,7 @@ class GlobalBalancer:
             header_matches=header_matches,
             guard=self.plane.guard,
             large=self.plane.large,
-            signs=_signs(config, self.topology),
+            signs=self._hashes_bodies,
         )
         self.ingress = Ingress(
             self.authenticator,
@@ -333,6 +334,15 @@ class GlobalBalancer:
             self._tasks.start(self.overrides.follow_overrides(), "watch the biases and pins"),
         ]
 
+    def _hashes_bodies(self) -> bool:
+        """Whether a hop token may need a body's SHA-256: to who reads no other, and where there is no mutual TLS."""
+        regions = self.flow.regions.view.regions
+        return any(
+            instance.hop_version < hop_token.READ and not self.config.mutual(name)
+            for name, region in regions.items()
+            for instance in region.instances
+        )
+
     def reload(self) -> None:
         """See farhop.service.process.Balancer."""
         self._tasks.start(self.reloader.reload(), "read the configuration anew")
@@ -354,7 +364,6 @@ class GlobalBalancer:
             self.redirect_tokens.resign(redirects)
             self.plane.guard.adopt(guard)
             self.session.adopt(session)
-            self.reader.signs = _signs(config, topology)
             self.plane.relimit(config.limits)
             # Decisions first: whoever is looked at again by what follows is looked at by this law and this map.
             self.relay.react(Reconfigured(law, flow_config, routes, _prices(topology)))
@@ -511,11 +520,6 @@ def _version(active: ActiveRequest) -> str:
 
 def _prices(topology: Topology) -> dict[str, Price]:
     return {name: Price(one.usd_per_gpu_hour, one.egress_usd_per_gb) for name, one in topology.regions.items()}
-
-
-def _signs(config: GlobalConfig, topology: Topology) -> bool:
-    """Without mutual TLS tokens are bound to the body."""
-    return not all(map(config.mutual, topology.regions))
 
 
 def run(path: Path) -> None:

@@ -9,6 +9,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from farhop.balance import outcome
+from farhop.identity import hop_token
 from farhop.identity.hop_token import BUDGET_MAX_MS, LIFE_MS, HopClaims, request_line
 from farhop.identity.hop_token import HEADER as HOP_HEADER
 from farhop.relay.http.head import EXPLAIN
@@ -23,7 +24,7 @@ from global_lb.app.receipt import receipt, tail
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farhop.balance.machine import Request
+    from farhop.balance.machine import Forward, Request
     from farhop.balance.outcome import Outcome
     from farhop.identity.hop_token import HopSigner
     from farhop.relay.active import ActiveRequest, Attempt
@@ -95,9 +96,11 @@ class GlobalTier(InstrumentedTier):
         assert forward is not None
         now_ms, promised_ms = self._clock.now() * 1e3, forward.promised_ttft_ms
         head, body, mutual = active.exchange.head, active.body, self._mutual(forward.target)
+        instance = self._instance_of(forward)
+        with_body = not mutual and instance is not None and instance.hop_version >= hop_token.READ
         if active.target:
             context.body_sha256 = b""  # of what its client sent; a continuation is another
-        if not (mutual or context.body_sha256):
+        if not (mutual or with_body or context.body_sha256):
             context.body_sha256 = hashlib.sha256(body).digest()
         token = self._signer.sign(
             HopClaims(
@@ -109,17 +112,18 @@ class GlobalTier(InstrumentedTier):
                 epoch=self._flow.law.epoch,
                 priority=request.priority,
                 deadline_ms=max(0.0, request.deadline * 1e3 - now_ms),
-                expires_ms=now_ms + self._clock_offset_ms(active) + LIFE_MS,
+                expires_ms=now_ms + (0.0 if instance is None else instance.clock_offset_ms) + LIFE_MS,
                 decision_id=context.decision_id,
                 promised_ttft_ms=None if promised_ms is None else min(promised_ms, BUDGET_MAX_MS),
                 narrow=request.narrow,
                 key=request.key,
-                body=b"" if mutual else context.body_sha256,
+                body=b"" if mutual or with_body else context.body_sha256,
                 waited_ms=min(forward.waited_s * 1e3, BUDGET_MAX_MS),
                 attempt=f"{request.id}/{forward.attempt}",
                 ttft_ms=None if forward.first_token_by is None else max(0.0, forward.first_token_by * 1e3 - now_ms),
             ),
             request_line(head.method, active.target or head.target, len(body)),
+            body if with_body else None,
         )
         version = request.version.encode()
         if active.target and active.progress is not None:
@@ -139,16 +143,13 @@ class GlobalTier(InstrumentedTier):
         assert self._redirect_tokens is not None  # the flow redirects only where main gave them
         return self._redirect_tokens.url(active.request, context.decision_id, forward, base, target, context.caller)
 
-    def _clock_offset_ms(self, active: ActiveRequest) -> float:
-        """The clock of the instance that the attempt goes to, less ours."""
-        forward = active.forward
-        assert forward is not None
-        region = self._flow.regions.view.regions.get(forward.target)
-        instances = region.instances if region is not None else ()
-        for instance in instances:
-            if instance.tier == forward.address:
-                return instance.clock_offset_ms
-        return 0.0
+    def _instance_of(self, forward: Forward) -> Instance | None:
+        """Whom the attempt goes to, as it reports; of several behind one gateway the oldest build."""
+        region, found = self._flow.regions.view.regions.get(forward.target), None
+        for instance in region.instances if region is not None else ():
+            if instance.tier == forward.address and (found is None or instance.hop_version < found.hop_version):
+                found = instance
+        return found
 
     def answer_headers(self, active: ActiveRequest) -> bytes:
         """Where it was served, under which decision, and why, for a client that asks and may know."""

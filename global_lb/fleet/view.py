@@ -26,7 +26,8 @@ class Instance(msgspec.Struct, frozen=True):
 
     `clock_offset_ms` is its clock less ours as last known: to stamp expiries meant for it.
     `accepted` is what it acknowledges to us, in prompt bytes; `client_url` where redirected clients find it, "" if it
-    takes none. `lineage`: what each of its models is based on.
+    takes none. `lineage`: what each of its models is based on. `hop_version`: of the hop tokens that it reads, 0 of a
+    build that does not say.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Instance(msgspec.Struct, frozen=True):
     models: dict[str, ModelReport]
     client_url: str = ""
     lineage: dict[str, Bases] = {}
+    hop_version: int = 0
 
 
 def instance_of(
@@ -62,6 +64,7 @@ def instance_of(
         models={m.model: m for m in report.models},
         client_url=report.client_url,
         lineage={m.model: _bases(m) for m in report.models},
+        hop_version=report.hop_version,
     )
 
 

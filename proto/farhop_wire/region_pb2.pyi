@@ -284,6 +284,7 @@ class Report(_message.Message):
     CLIENT_URL_FIELD_NUMBER: _builtins.int
     LAW_EPOCH_FIELD_NUMBER: _builtins.int
     ADMIN_TLS_FIELD_NUMBER: _builtins.int
+    HOP_VERSION_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     instance: _builtins.str
@@ -308,6 +309,8 @@ class Report(_message.Message):
     """of the law in force there; 0: an older build, which does not say"""
     admin_tls: _builtins.bool
     """whether its admin listener speaks TLS"""
+    hop_version: _builtins.int
+    """the latest of the hop tokens that its tier listener reads; 0: an older build"""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelCapacity]:
         """one per (model, version)"""
@@ -337,11 +340,12 @@ class Report(_message.Message):
         client_url: _builtins.str = ...,
         law_epoch: _builtins.int = ...,
         admin_tls: _builtins.bool = ...,
+        hop_version: _builtins.int = ...,
         outputs: _abc.Iterable[Global___OutputLearned] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_bytes", b"accepted_bytes", "admin_address", b"admin_address", "admin_tls", b"admin_tls", "client_url", b"client_url", "clock_ms", b"clock_ms", "control_address", b"control_address", "draining", b"draining", "incarnation", b"incarnation", "instance", b"instance", "law_epoch", b"law_epoch", "models", b"models", "outputs", b"outputs", "region", b"region", "seq", b"seq", "tier_address", b"tier_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_bytes", b"accepted_bytes", "admin_address", b"admin_address", "admin_tls", b"admin_tls", "client_url", b"client_url", "clock_ms", b"clock_ms", "control_address", b"control_address", "draining", b"draining", "hop_version", b"hop_version", "incarnation", b"incarnation", "instance", b"instance", "law_epoch", b"law_epoch", "models", b"models", "outputs", b"outputs", "region", b"region", "seq", b"seq", "tier_address", b"tier_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

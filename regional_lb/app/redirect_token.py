@@ -16,7 +16,7 @@ from farhop.service.authenticator import Caller, as_issued, hint_scope, recorded
 from topology.law import Scope
 
 if TYPE_CHECKING:
-    from farhop.identity.hop_token import HopClaims
+    from farhop.identity.hop_token import BodyMac, HopClaims
     from farhop.identity.redirect_token import RedirectToken, RedirectTokenVerifier
     from farhop.relay.answers import Reply
     from farhop.service.clock import Clock
@@ -50,11 +50,12 @@ def vouched(
     stands: TenantTerms,
     issuer: str = "",
     attempt: str = "",
+    body_mac: BodyMac | None = None,
     *,
     charged: bool = False,
 ) -> Caller:
-    """The caller whom a token vouches for, who `stands` so here. `attempt`: the issuer's name for it. `charged`: as a
-    Caller has it."""
+    """The caller whom a token vouches for, who `stands` so here. `attempt`: the issuer's name for it. `body_mac`,
+    `charged`: as a Caller has it."""
     return Caller(
         tenant=claims.tenant,
         deadline_s=claims.deadline_ms / 1e3,
@@ -69,6 +70,7 @@ def vouched(
         lawful=_regions(claims.lawful),
         narrow=claims.narrow,
         promised_ttft_ms=claims.promised_ttft_ms,
+        body_mac=body_mac,
         body_hash=claims.body,
         waited_s=claims.waited_ms / 1e3,
         charged=charged,

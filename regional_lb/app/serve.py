@@ -75,16 +75,17 @@ class HopAuthenticator:
         """Who the global tier asks for. The law here is evaluated again, in admission."""
         request = request_line(head.method, head.target, head.content_length)
         token = head.known.pop(HOP_HEADER, None)  # nobody needs to hold it any longer
-        claims = self._verifier.use(token, self._clock.now() * 1e3, request)
-        if isinstance(claims, Outcome):
-            retry_after_s = RETRY_AFTER_S if claims is outcome.NO_BUFFER else None
-            return answers.refusal(claims, _HOP_DETAILS[claims], retry_after_s=retry_after_s)
+        admitted = self._verifier.admit(token, self._clock.now() * 1e3, request)
+        if isinstance(admitted, Outcome):
+            retry_after_s = RETRY_AFTER_S if admitted is outcome.NO_BUFFER else None
+            return answers.refusal(admitted, _HOP_DETAILS[admitted], retry_after_s=retry_after_s)
+        claims, body_mac = admitted
         issuer = claims.issuer
         if len(issuer) > TEXT_LIMIT or not issuer.isprintable() or not issuer.startswith(f"{claims.entry_region}/"):
             # It will stand in our reports: one that cannot be read would silence the region, and nobody acknowledges
             # what another region's balancer sent.
             return answers.refusal(outcome.HOP_FORGED, _HOP_DETAILS[outcome.HOP_FORGED])
-        if self._names_body and not claims.body:
+        if self._names_body and body_mac is None and not claims.body:
             return answers.refusal(outcome.HOP_FORGED, _UNBOUND)
         region, law = self._flow.config.region, self._flow.law
         self.newest_epoch = max(self.newest_epoch, claims.epoch)
@@ -101,7 +102,7 @@ class HopAuthenticator:
             stands = terms_of(law, claims.tenant, claims.narrow, region, claims.key)
             if not claims.narrow and len(self._terms) < CALLERS_MAX:
                 self._terms[who] = stands
-        return vouched(claims, stands, issuer, claims.attempt, charged=True)
+        return vouched(claims, stands, issuer, claims.attempt, body_mac, charged=True)
 
     def with_preferences(self, caller: Caller, preferences: Preferences, lines: bytes) -> Caller:  # noqa: ARG002
         """Within the residency that the body names, once more: by the map of this region."""

@@ -21,6 +21,7 @@ from farhop_wire import region_pb2, region_pb2_grpc
 from msgspec.structs import replace
 
 from farhop.balance.health.inquiry import ASKED_MAX
+from farhop.identity import hop_token
 from farhop.service.peer_authenticator import ANY_PEER
 from farhop.service.tasks import Tasks
 from farhop.store.contract import StoreError, report_key
@@ -129,6 +130,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             client_url=self._client_url,
             law_epoch=self._flow.law.held_epoch,
             admin_tls=self._admin_tls,
+            hop_version=hop_token.READ,
         )
 
     def _model(self, model: str) -> ModelReport:

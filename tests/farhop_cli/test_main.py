@@ -263,8 +263,17 @@ def shell(command, **environment):
     return found.returncode, found.stderr
 
 
-@pytest.mark.parametrize("words", ["--version", "--help", "check three-regions", "check three-regions --json"])
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+# Buffered it is told at the end, unbuffered as it is written: by who writes (typer, JSON) the one as the other.
+@pytest.mark.parametrize(
+    ("words", "unbuffered"),
+    [
+        ("--version", ""),
+        ("--version", "1"),
+        ("--help", "1"),
+        ("check three-regions", ""),
+        ("check three-regions --json", "1"),
+    ],
+)
 def test_a_full_disk_behind_standard_output_is_one_line(words, unbuffered):
     said = shell(f"$FARHOP {words} > /dev/full", PYTHONUNBUFFERED=unbuffered)
     assert said == (2, "farhop: standard output: No space left on device\n")

@@ -28,6 +28,7 @@ WAIT_LIMIT_MS = 86_400_000.0  # a day: beyond it somebody's clock or unit is wro
 RATE_LIMIT_MS = 60_000.0  # a minute for one token
 INCARNATION_LIMIT = 2**63 - 1  # int64 on the wire
 CLOCK_LIMIT_MS = 1e15
+VERSION_LIMIT = 2**31 - 1  # int32 on the wire
 BYTES_PER_TOKEN_LIMIT = 4096.0
 USED_LIMIT = 1e6
 
@@ -91,7 +92,8 @@ class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
     its requests that this instance has accepted since it started (bytes, since both tiers count them alike).
     `client_url` is where clients that are redirected find this instance; "" where none are. `law_epoch` is that of the
     law in force there; 0: an older build, which does not say. `admin_address` is where operators' commands reach its
-    admin port, with TLS if `admin_tls`; "" where it offers none.
+    admin port, with TLS if `admin_tls`; "" where it offers none. `hop_version` is the latest of the hop tokens that it
+    reads (farhop.identity.hop_token.READ); 0: an older build, which does not say.
     """
 
     region: str
@@ -108,6 +110,7 @@ class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
     client_url: str = ""
     law_epoch: int = 0
     admin_tls: bool = False
+    hop_version: int = 0
 
 
 _DECODER = msgspec.json.Decoder(RegionReport)
@@ -203,6 +206,7 @@ def _sound_head(report: RegionReport) -> bool:
         and _is_address(report.control_address)
         and (not report.admin_address or _is_address(report.admin_address))
         and 0 <= report.law_epoch <= COUNT_LIMIT
+        and 0 <= report.hop_version <= VERSION_LIMIT
         and (not report.client_url or CLIENT_URL.fullmatch(report.client_url) is not None)
         and len(report.models) <= MODELS_LIMIT
         and len(accepted) <= ACCEPTED_LIMIT
@@ -257,6 +261,7 @@ def _check_head(report: RegionReport) -> None:
     if report.admin_address:
         check_address("admin_address", report.admin_address)
     _check_number("law_epoch", report.law_epoch)
+    _check_number("hop_version", report.hop_version, VERSION_LIMIT)
     if report.client_url and not CLIENT_URL.fullmatch(report.client_url):
         raise DocumentError("client_url", f"{report.client_url[:64]!r} is not http(s)://host[:port]")
     _check_length("models", len(report.models), MODELS_LIMIT)

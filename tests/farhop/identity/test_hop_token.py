@@ -6,6 +6,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -16,12 +17,16 @@ from farhop.identity.hop_token import (
     LAWFUL_MAX,
     LIFE_MAX_MS,
     LIFE_MS,
+    NONCE_BYTES,
+    READ,
+    TAG_BYTES,
     TOKEN_BYTES_MAX,
     HopClaims,
     HopError,
     HopSigner,
     HopVerifier,
     ReplayCache,
+    is_of,
     request_line,
 )
 
@@ -299,14 +304,14 @@ def test_a_full_memory_is_not_looked_through_for_each_that_finds_it_full() -> No
 
 def test_a_genuine_token_is_good_for_one_use_and_what_is_not_genuine_uses_nothing_up() -> None:
     known, token = verifier(), signer().sign(CLAIMS)
-    assert known.use(None, NOW_MS) is HOP_MISSING
-    assert known.use(token[:-1], NOW_MS) is HOP_FORGED
-    assert known.use(token, NOW_MS) == CLAIMS
-    assert known.use(token, NOW_MS) is HOP_USED
-    assert known.use(signer().sign(CLAIMS), NOW_MS) == CLAIMS, "two tokens of the same claims are two tokens"
+    assert known.admit(None, NOW_MS) is HOP_MISSING
+    assert known.admit(token[:-1], NOW_MS) is HOP_FORGED
+    assert known.admit(token, NOW_MS) == (CLAIMS, None)
+    assert known.admit(token, NOW_MS) is HOP_USED
+    assert known.admit(signer().sign(CLAIMS), NOW_MS) == (CLAIMS, None), "two tokens of the same claims are two tokens"
     full = HopVerifier({"2026a": NEW}, "frankfurt", uses_max=1)
-    assert full.use(token, NOW_MS) == CLAIMS
-    assert full.use(signer().sign(CLAIMS), NOW_MS) is NO_BUFFER
+    assert full.admit(token, NOW_MS) == (CLAIMS, None)
+    assert full.admit(signer().sign(CLAIMS), NOW_MS) is NO_BUFFER
 
 
 def test_a_use_is_forgotten_at_the_moment_at_which_its_token_expires() -> None:
@@ -362,3 +367,117 @@ def test_more_audiences_and_issuers_than_are_remembered_are_served_all_the_same(
         assert known.verify(token, NOW_MS).entry_region == f"r{n}"
         assert len(known._by_head) <= 2
     assert (len(one._by_audience), len(known._by_head)) == (1, 1)
+
+
+# -- bound to a body
+
+
+def hkdf(key: bytes, info: bytes) -> bytes:
+    return hmac.digest(hmac.digest(bytes(32), key, "sha256"), info + b"\x01", "sha256")
+
+
+def admitted(token: bytes, known: HopVerifier | None = None):
+    found = (known or verifier()).admit(token, NOW_MS)
+    assert isinstance(found, tuple), found
+    claims, mac = found
+    assert mac is not None
+    return claims, mac
+
+
+BODIES = (b"", b"{}", bytes(range(256)) * 5, b"a" * 200_000, b"x" * 15, b"x" * 16, b"x" * 17)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(claims, st.binary(max_size=600) | st.sampled_from(BODIES), st.binary(max_size=600))
+def test_a_token_with_a_body_lets_in_that_body_alone(some, body, other):
+    found, mac = admitted(signer().sign(some, b"", body))
+    assert found == some
+    assert is_of(mac, body)
+    assert is_of(mac, other) == (other == body)
+
+
+def test_the_mac_of_a_body_is_gmac_by_a_key_of_its_own_with_the_tokens_nonce():
+    for body in BODIES:
+        text = signer().sign(CLAIMS, b"", body)
+        assert text.startswith(b"v3.2026a.virginia~frankfurt.")
+        payload = urlsafe_b64decode(text.split(b".")[3] + b"==")
+        nonce, tag = payload[:NONCE_BYTES], payload[NONCE_BYTES : NONCE_BYTES + TAG_BYTES]
+        key = hkdf(pair_key(), b"farhop hop v3 body")
+        assert tag == AESGCM(key).encrypt(nonce, b"", body)
+        assert payload[NONCE_BYTES + TAG_BYTES :] == msgspec.msgpack.encode(CLAIMS)
+        assert key != pair_key()
+
+
+def test_every_bit_of_a_body_counts_and_where_it_ends():
+    body = bytes(range(40))
+    _, mac = admitted(signer().sign(CLAIMS, b"", body))
+    for position in range(len(body)):
+        for bit in range(8):
+            assert not is_of(mac, body[:position] + bytes([body[position] ^ 1 << bit]) + body[position + 1 :])
+    for other in (b"", body[:-1], body[1:], body + b"\0", b"\0" + body, body[16:] + body[:16], body * 2):
+        assert not is_of(mac, other)
+    long = b"a" * 200_000
+    _, mac = admitted(signer().sign(CLAIMS, b"", long))
+    for position in (0, 1, 65_535, 65_536, 100_000, 199_999):
+        assert not is_of(mac, long[:position] + b"b" + long[position + 1 :])
+
+
+def test_every_single_byte_changed_of_a_token_with_a_body_is_refused():
+    """Version, key id, regions, nonce, the body's mac, claims, the token's mac: all of it is under that."""
+    token, known = signer().sign(CLAIMS, b"", b"{}"), verifier(**{"2026a": NEW, "2026b": OLD})
+    assert known.verify(token, NOW_MS) == CLAIMS
+    for position in range(len(token)):
+        for flip in range(1, 256):
+            changed = token[:position] + bytes([token[position] ^ flip]) + token[position + 1 :]
+            assert known.verify(changed, NOW_MS) in (HOP_FORGED, HOP_MISADDRESSED)
+
+
+def test_a_token_does_not_pass_for_one_of_the_other_version():
+    """One that is bound to a body must not be read as one that is bound to none, nor the other way round."""
+    without, bound = signer().sign(CLAIMS), signer().sign(CLAIMS, b"", b"{}")
+    assert verifier().verify(b"v3" + without[2:], NOW_MS) is HOP_FORGED
+    assert verifier().verify(b"v2" + bound[2:], NOW_MS) is HOP_FORGED
+    for version in (b"v1", b"v4", b"", b"r2"):
+        assert verifier().verify(version + bound[2:], NOW_MS) is HOP_FORGED
+    assert int(HopVerifier.WITH_BODY[1:]) == READ
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.binary(max_size=120))
+def test_a_genuine_mac_over_garbage_with_a_body_is_forged_and_never_raises(payload):
+    head = b"v3.2026a.virginia~frankfurt."
+    assert verifier().verify(forged_with_the_key(payload, head), NOW_MS) is HOP_FORGED
+
+
+@pytest.mark.parametrize("payload_bytes", range(NONCE_BYTES + TAG_BYTES + 2))
+def test_a_payload_cut_short_is_forged(payload_bytes):
+    signed = b"v3.2026a.virginia~frankfurt." + urlsafe_b64encode(bytes(payload_bytes)).rstrip(b"=")
+    token = signed + b"." + urlsafe_b64encode(hmac.digest(pair_key(), signed, "sha256")).rstrip(b"=")
+    assert verifier().verify(token, NOW_MS) is HOP_FORGED
+
+
+def test_a_mac_of_one_token_is_none_of_another_of_the_same_body():
+    """Its nonce is in it; and of two processes, or two pairs of regions, none has the other's."""
+    body, one = b"{}", signer()
+    made = [one.sign(CLAIMS, b"", body), one.sign(CLAIMS, b"", body), signer().sign(CLAIMS, b"", body)]
+    seals = [admitted(token)[1][1] for token in made]
+    assert len({seal[:NONCE_BYTES] for seal in seals}) == len({seal[NONCE_BYTES:] for seal in seals}) == 3
+    first, second = (admitted(token)[1] for token in made[:2])
+    assert not is_of((first[0], first[1][:NONCE_BYTES] + second[1][NONCE_BYTES:]), body)
+    elsewhere = HopSigner({"2026a": NEW}, "2026a", "tokyo").sign(
+        msgspec.structs.replace(CLAIMS, entry_region="tokyo"), b"", body
+    )
+    assert not is_of((first[0], admitted(elsewhere)[1][1]), body)
+
+
+def test_a_token_with_a_body_is_good_for_one_use():
+    known, token = verifier(), signer().sign(CLAIMS, b"", b"{}")
+    assert admitted(token, known)[0] == CLAIMS
+    assert known.admit(token, NOW_MS) is HOP_USED
+
+
+def test_derived_keys_bind_bodies_as_the_root_does():
+    sends, reads = key_from(NEW, "virginia", ["frankfurt"]).encode(), key_to(NEW, "frankfurt").encode()
+    token = HopSigner({"2026a": sends}, "2026a", "virginia").sign(CLAIMS, b"", b"{}")
+    for known in (verifier(), HopVerifier({"2026a": reads}, "frankfurt")):
+        assert is_of(admitted(token, known)[1], b"{}")

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from inprocess import MODEL, Both, Engine, both, chat, send, tenant, topology, until
 
 import global_lb.app.serve
+import regional_lb.mesh.report
 from farhop.balance import outcome
 from farhop.balance.prefix import chain
 from farhop.relay.formats import bodies, openai
@@ -181,13 +183,21 @@ async def up(engine: Engine) -> AsyncIterator[Both]:
         yield made
 
 
+@pytest.mark.parametrize("region", ["now", "older"])
 async def test_large_bodies_go_through_both_tiers_as_small_ones_do(
-    up: Both, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, region: str
 ) -> None:
-    monkeypatch.setattr(
-        global_lb.app.serve, "hashlib", None
-    )  # what a token is bound to was hashed in the other process
+    # What a token is bound to, where that is a hash, is hashed in the other process.
+    monkeypatch.setattr(global_lb.app.serve, "hashlib", None)
     monkeypatch.setattr(ingress, "hashlib", None)
+    if region == "older":  # its reports do not say that it reads the mac of a body
+        monkeypatch.setattr(regional_lb.mesh.report, "hop_token", SimpleNamespace(READ=0))
+    async with both(engine, topology(tenant("t"))) as up:
+        assert up.global_.reader.signs() == (region == "older")
+        await through_both(up, engine)
+
+
+async def through_both(up: Both, engine: Engine) -> None:
     body = text(300_000, stream=True)
     answer = await send(up.entry, chat("sk-farhop-t", body))
     assert answer.status == 200

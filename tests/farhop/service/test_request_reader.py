@@ -124,7 +124,7 @@ def test_where_a_body_wants_to_stay_binds_before_anything_is_decided(read: str) 
 def test_what_is_read_apart_is_what_is_read_here() -> None:
     body, guard = text(odd_field=1), Guard()
     exchange = came(body, msgspec.structs.replace(ASKER, body_hash=b"another"))
-    made = reader(guard=guard, signs=True, to_engines=True)
+    made = reader(guard=guard, signs=lambda: True, to_engines=True)
     parsed = large_bodies.read(made.job(exchange), body)
     with pytest.raises(RefusedError) as error:
         made.read_apart(exchange, parsed, NOW)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from hashlib import sha256
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from inprocess import HOP_KEY, MODEL, Both, Engine, both, chat, global_config, s
 from msgspec.structs import replace
 
 from farhop.balance.machine import Address, Forward, Request
-from farhop.identity.hop_token import BUDGET_MAX_MS, HopClaims, HopSigner, HopVerifier, request_line
+from farhop.identity.hop_token import BUDGET_MAX_MS, HopClaims, HopSigner, HopVerifier, is_of, request_line
 from farhop.relay.http.listener import PortTakenError
 from farhop.service.request_telemetry import CacheUse
 from farhop.telemetry import logs
@@ -124,6 +125,48 @@ def test_the_token_says_all_that_the_region_needs() -> None:
         assert claims(tier().upstream_headers(Passage(first_token_by=by_s))).ttft_ms == left_ms  # type: ignore[arg-type]
     # Stamped in the clock of instance b, whose clock is 7 s behind ours; it lives for 10 s.
     assert found.expires_ms == 1_000_000.0 - 7_000.0 + 10_000.0
+
+
+def read(tier_: GlobalTier, passage: Passage) -> tuple[HopClaims, Any]:
+    """What a region of this build reads of the token, and the body's mac in it, if it has one."""
+    line = next(line for line in tier_.upstream_headers(passage).split(b"\r\n") if line.startswith(b"x-farhop-hop: "))  # type: ignore[arg-type]
+    request = request_line(b"POST", passage.target or b"/v1/chat/completions", len(passage.body))
+    found = HopVerifier({"k1": HOP_KEY.encode()}, "tokyo").admit(line.partition(b": ")[2], 993_000.0, request)
+    assert isinstance(found, tuple), found
+    return found
+
+
+def reporting(*versions: tuple[int, int]) -> GlobalTier:
+    """Over instances of Tokyo, each at this port, that read these versions of the hop token."""
+    made = tier()
+    instances = tuple(
+        Instance(f"i{n}", "tokyo", Address("10.0.0.1", port), 1, 0.0, -7_000.0, False, 0.0, {}, hop_version=version)
+        for n, (port, version) in enumerate(versions)
+    )
+    made._flow.regions = SimpleNamespace(view=View({"tokyo": Region("tokyo", 166.0, instances)}))  # type: ignore[assignment]
+    return made
+
+
+def test_a_region_that_reads_it_gets_the_bodys_mac_and_any_other_its_hash() -> None:
+    found, mac = read(reporting((1, 0), (2, 3)), Passage())
+    assert found.body == b""
+    assert is_of(mac, b"{}")
+    assert not is_of(mac, b"[]")
+    for older in (reporting((1, 3), (2, 0)), reporting((2, 2)), reporting((2, 3), (2, 0)), reporting()):
+        passage = Passage(address=Address("10.0.0.1", 2))
+        assert read(older, passage) == (replace(read(older, passage)[0], body=sha256(b"{}").digest()), None)
+    mutual = reporting((2, 3))
+    mutual.resign(mutual._signer, lambda _region: True)
+    found, mac = read(mutual, Passage())
+    assert (found.body, mac) == (b"", None), "mutual TLS keeps the body"
+
+
+def test_each_attempt_is_bound_to_what_it_sends() -> None:
+    sends, passage = reporting((2, 3)), Passage()
+    passage.context.body_sha256 = sha256(b"what came").digest()
+    assert is_of(read(sends, passage)[1], b"{}")
+    passage.body, passage.target, passage.progress = b'{"goes":"on"}', b"/v1/completions", None  # type: ignore[attr-defined]
+    assert is_of(read(sends, passage)[1], b'{"goes":"on"}')
 
 
 def test_a_version_asked_for_goes_on_to_the_region() -> None:

@@ -15,7 +15,7 @@ MODEL_REPORT = ModelReport(
 )  # fmt: skip
 REPORT = RegionReport(
     region="tokyo", instance="r1", incarnation=7, seq=3, clock_ms=5_000.0, tier_address="h:1", control_address="h:2",
-    draining=True, accepted_bytes={"me": 11.0, "you": 22.0},
+    draining=True, hop_version=3, accepted_bytes={"me": 11.0, "you": 22.0},
     models=(MODEL_REPORT,),
 )  # fmt: skip
 
@@ -24,7 +24,7 @@ def test_an_instance_is_what_its_report_says() -> None:
     tier = Address("far", 1)
     one = instance_of(REPORT, tier, 100.0, None, "me")
     assert (one.name, one.region, one.tier, one.incarnation) == ("r1", "tokyo", tier, 7)
-    assert (one.received_at, one.draining, one.accepted) == (100.0, True, 11.0)
+    assert (one.received_at, one.draining, one.accepted, one.hop_version) == (100.0, True, 11.0, 3)
     assert (one.models, one.lineage) == ({"m": MODEL_REPORT}, {"m": frozenset({"base"})})
 
 

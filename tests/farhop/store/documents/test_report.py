@@ -57,6 +57,7 @@ REPORT = RegionReport(
     models=(MODEL,),
     accepted_bytes={"global-tokyo-0": 1234.5},
     client_url="https://eu.example:8443",
+    hop_version=3,
 )
 
 counts = st.integers(0, COUNT_LIMIT)
@@ -103,6 +104,7 @@ reports = st.builds(
     models=st.lists(models(), max_size=3, unique_by=lambda model: (model.model, model.version)).map(tuple),
     accepted_bytes=st.dictionaries(texts, st.floats(0, 1e12), max_size=3),
     client_url=st.sampled_from(["", "http://a", "https://a.b-c_d:1", "https://[fd00::1]:8443"]),
+    hop_version=st.integers(0, 2**31 - 1),
 )
 
 
