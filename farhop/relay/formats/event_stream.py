@@ -1,7 +1,8 @@
 """Server-sent events as bytes: where one ends, by the standard's rules of lines (WHATWG HTML 9.2.6).
 
 A line ends with LF, CR LF or CR; a blank line ends an event. Never waits for a byte that could not change that: CR CR
-is an end though LF may follow, which then belongs to that end.
+is an end though LF may follow, which then belongs to that end. What says nothing, comments and blank lines, is not told
+apart, however much of it there is: a line of it takes three bytes, and in Python as long as an event.
 """
 
 from __future__ import annotations
@@ -14,17 +15,33 @@ if TYPE_CHECKING:
 
 END_BYTES_MAX = 4
 # Behind LF a CR at the end of what is there yet is undecided: it may be the half of CR LF.
-ANY_END = re.compile(rb"\r?\n\r?\n|\r\r\n?|\n\r(?=[^\n])")
+_END = rb"(?:\r?\n\r?\n|\r\r\n?|\n\r(?=[^\n]))"
+ANY_END = re.compile(_END)
+_LAST_END = re.compile(rb"(?s:.*)" + _END)
+# Blank lines, and comments as far as a blank line ends them: a CR at the end is decided here, since nothing is held.
+_LINE_END = rb"(?:\r\n?|\n)"
+_SILENCE = re.compile(rb"(?:(?::[^\r\n]*+%b)*+%b)++" % (_LINE_END, _LINE_END))
 
 
 def each(events: bytes) -> Iterator[bytes]:
-    """The events of a part of a stream, each with its end; what has none comes last."""
+    """The events of a part of a stream, each with its end; what has none comes last. Comments and blank lines between
+    two events are in one piece."""
     if events.find(b"\n\n") == len(events) - 2 and b"\r" not in events:  # nearly always it is one
         yield events
         return
-    start = 0
-    for end in ANY_END.finditer(events):
-        yield events[start : end.end()]
-        start = end.end()
-    if start < len(events):
-        yield events[start:]
+    start, size = 0, len(events)
+    while start < size:
+        silent = _SILENCE.match(events, start) if events[start] in b":\r\n" else None
+        found = silent or ANY_END.search(events, start)
+        end = size if found is None else found.end()
+        yield events[start:end]
+        start = end
+
+
+def last_end(data: bytes | bytearray, start: int = 0) -> int:
+    """Where the last event in it ends, 0 where none does; none ends before `start`."""
+    if b"\r" not in data:
+        at = data.rfind(b"\n\n", start)
+        return at + 2 if at >= 0 else 0
+    found = _LAST_END.match(data, start)
+    return 0 if found is None else found.end()

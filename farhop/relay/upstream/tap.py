@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farhop.relay.formats.event_stream import ANY_END, END_BYTES_MAX
+from farhop.relay.formats.event_stream import ANY_END, END_BYTES_MAX, each, last_end
 from farhop.relay.formats.openai import UNREADABLE, usage_of
 from farhop.relay.upstream import engine_faults
 
@@ -85,17 +85,17 @@ class StreamTap:
         self._before, self._last = self._last, events[-KEPT_BYTES_MAX:] if ERROR in events else b""
 
     def _slow(self, data: bytes) -> bytes:
-        # However small the pieces, each byte is copied and searched once.
-        tail = self._tail or bytearray()
+        # However small the pieces, each byte is copied and searched once; events are told apart where that matters.
+        tail, events = self._tail or bytearray(), list[bytes]()
         tail += data
-        events, start = [], 0
-        for end in ANY_END.finditer(tail, max(0, self._searched - END_BYTES_MAX + 1)):
-            events.append(bytes(tail[start : end.end()]))
-            start = end.end()
-        del tail[:start]
+        end = last_end(tail, max(0, self._searched - END_BYTES_MAX + 1))
+        if end:
+            whole = bytes(tail[:end])
+            del tail[:end]
+            self._keep(whole)
+            matters = self._finish or self._geo or has_usage(whole) or (self._hide and _finishes(whole))
+            events = list(each(whole)) if matters else [whole]
         self._tail, self._searched = tail or None, len(tail)
-        if events:
-            self._keep(b"".join(events))
         if len(tail) > self.events_bytes_max:
             events.append(self._drain_tail())
             if self._transcript is not None:

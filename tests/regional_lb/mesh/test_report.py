@@ -35,7 +35,8 @@ from regional_lb.fleet.shares import PeerLoad, PeerReported, PeersChanged
 from regional_lb.fleet.view import ReplicaProbed, ReplicaSampled, Sample
 from regional_lb.mesh import report
 from regional_lb.mesh.report import moved
-from regional_lb.scheduler.flow import ISSUERS_MAX, RegionalFlow
+from regional_lb.scheduler.accepted_bytes import ISSUERS_MAX
+from regional_lb.scheduler.flow import RegionalFlow
 from regional_lb.scheduler.split import RuleConfig, SplitConfig
 from tests.conftest import unhindered
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhop.relay.formats.event_stream import ANY_END, each
+from farhop.relay.formats.event_stream import ANY_END, each, last_end
 
 
 def by_the_standard(stream: bytes) -> list[bytes]:
@@ -29,12 +29,44 @@ def lines_of(event: bytes) -> bytes:
     return b"".join(line + b"\n" for line in event.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n") if line)
 
 
-@given(st.lists(st.sampled_from([b"data: a", b": b", b"\n", b"\r", b"\r\n"]), max_size=12).map(b"".join))
-@settings(max_examples=500, deadline=None, derandomize=True)
+def without_silence(events: list[bytes]) -> list[bytes]:
+    return [event for event in events if any(not line.startswith(b":") for line in event.splitlines())]
+
+
+streams = st.lists(st.sampled_from([b"data: a", b": b", b":", b"\n", b"\r", b"\r\n"]), max_size=12).map(b"".join)
+
+
+@given(streams)
+@settings(max_examples=1000, deadline=None, derandomize=True)
 def test_events_are_those_of_the_standard(stream: bytes) -> None:
     found = list(each(stream))
     assert b"".join(found) == stream
-    assert [lines for event in found if (lines := lines_of(event))] == by_the_standard(stream)
+    lines = [lines_of(event) for event in found]
+    assert without_silence(lines) == without_silence(by_the_standard(stream))
+    assert b"".join(lines) == b"".join(by_the_standard(stream)), "a comment in an event stays there"
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("line", [b"", b":", b": ping"])
+def test_however_much_says_nothing_it_is_one_piece(line: bytes, end: bytes) -> None:
+    """An upstream may write millions of such lines into one answer."""
+    first, silence, second = b"data: a" + 2 * end, (line + 2 * end) * 1000, b": b" + end + b"data: c" + 2 * end
+    assert list(each(first + silence + second)) == [first, silence, second]
+    assert list(each(silence + first)) == [silence, first]
+    assert list(each(second + silence)) == [second, silence]
+
+
+@given(streams, streams)
+@settings(max_examples=1000, deadline=None, derandomize=True)
+def test_the_last_end_has_nothing_but_blank_lines_behind_those_before(before: bytes, stream: bytes) -> None:
+    found = [match.end() for match in ANY_END.finditer(stream)]
+    end = last_end(stream)
+    assert (end > 0) == bool(found)
+    if found:
+        assert not stream[found[-1] : end].strip(b"\r\n")
+    assert ANY_END.search(stream, end) is None
+    start = len(before)
+    assert last_end(bytearray(before + stream), start) == (end + start if end else 0) or b"\n\r" in stream[-2:]
 
 
 @pytest.mark.parametrize(

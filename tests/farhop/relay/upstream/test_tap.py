@@ -86,6 +86,22 @@ def test_whole_events_pass_at_once_and_halves_wait() -> None:
     assert made.rest() == b"data: 4"
 
 
+@pytest.mark.parametrize("hide", [True, False])
+@pytest.mark.parametrize("line", [b":\n\n", b"\r", b"\n\r", b": ping\r\n\r\n", b":x\n"])
+def test_lines_that_say_nothing_are_not_looked_at_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, line: bytes, hide: bool
+) -> None:
+    """8 MB of them took 3 s."""
+    looked: list[bytes] = []
+    monkeypatch.setattr(tap, "has_usage", lambda data: looked.append(data) or b'"usage":{' in data)
+    silence = line * (100_000 // len(line))
+    stream = EVENTS[0] + b"\n\n" + silence + b"\n\n" + USAGE + b"\n\n" + silence
+    out, usage = through(stream, list(range(1000, len(stream), 1000)), hide)
+    assert out == (stream.replace(USAGE + b"\n\n", b"") if hide else stream)
+    assert usage == Usage(7, 3, None)
+    assert len(looked) < 2 * len(stream) / 1000 + 10
+
+
 def test_a_usage_chunk_without_its_end_is_hidden_too() -> None:
     made = StreamTap(True)
     assert made.feed(USAGE) + made.rest() == b""
