@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
+from farhop_lab.bench import resume
 from farhop_lab.bench.resume import KillReport, ResumeReport, compare, measure, read, regions_killed, shapes
 
 
@@ -42,8 +43,9 @@ def test_what_is_wrong_is_seen(wire: bytes, is_wrong: bool) -> None:
     assert bool(report.wrong) == is_wrong, report
 
 
-def test_streams_cut_at_random_bytes_say_what_whole_ones_say() -> None:
-    """A share of `farhop bench resume --interruptions 10000`."""
+def test_streams_cut_at_random_bytes_say_what_whole_ones_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share of `farhop bench resume --interruptions 10000`, with its kill sooner."""
+    monkeypatch.setattr(resume, "KILL_EVERY", 16)
     report = asyncio.run(measure(24))
     assert report.wrong == []
     assert (report.lost_bytes, report.doubled_or_altered) == (0, 0)
