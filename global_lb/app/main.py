@@ -481,7 +481,7 @@ class GlobalBalancer:
             self._close_drills,
             self.plane.drain,
             self.relay.close,
-            self._close_accounts,
+            self.close_accounts,
             self.watcher.close,
             self.limiter.close,
             self.roots.close,
@@ -496,7 +496,7 @@ class GlobalBalancer:
         if self.drills is not None:
             await self.drills.close()
 
-    async def _close_accounts(self) -> None:
+    async def close_accounts(self) -> None:
         if self.accounts is not None:
             await self.accounts.close()
 

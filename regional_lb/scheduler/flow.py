@@ -135,7 +135,7 @@ class RegionalFlow:
         self.refusals = Refusals()
         self.requests: dict[str, RequestState] = {}
         self.budget = retry.RetryBudget(self.requests)
-        self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
+        self.handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
             machine.RequestArrived: self._arrived,
             machine.AttemptMoved: self._moved,
             machine.AttemptBegan: self._began,
@@ -165,7 +165,7 @@ class RegionalFlow:
             self.fleet.age(now)
             self.news += 1  # beside the event, which may be none
         news, wake = self.news, self.wake
-        commands = self._handlers[type(event)](event, now)  # which may bring an event about itself
+        commands = self.handlers[type(event)](event, now)  # which may bring an event about itself
         if wake is not None and self.news >= news:
             self.wake = None
             wake()

@@ -34,7 +34,7 @@ def tracing(monkeypatch, sampler: str | None = None, arg: str | None = None) -> 
     if arg:
         monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", arg)
     made = Tracing("farhop-global", "virginia", "g1")
-    made._recorder = shelf = Shelf()
+    made.recorder = shelf = Shelf()
     return made, shelf
 
 
