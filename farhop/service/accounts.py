@@ -396,9 +396,13 @@ class Accounts:
 
     def _observe_audit(self, metrics: TierMetrics, log: AuditLog) -> None:
         metrics.gauge("audit_entries", "Entries of the audit log, signed or not.", lambda: float(log.size))
-        metrics.gauge("audit_unsigned", "Of them, those no checkpoint names yet.", lambda: float(log.size - log.sealed))
+        metrics.gauge(
+            "audit_unsigned",
+            "Entries of the audit log that no signed checkpoint covers yet.",
+            lambda: float(log.size - log.sealed),
+        )
         metrics.counter("audit_lost", "Decisions that the audit log could not take.", lambda: float(log.lost))
-        metrics.gauge("audit_trouble", "1 while audit cannot be written.", lambda: float(bool(log.trouble)))
+        metrics.gauge("audit_trouble", "1 while the audit log cannot be written.", lambda: float(bool(log.trouble)))
 
     def _observe_usage(self, metrics: TierMetrics, files: Segments) -> None:
         delivery = self.delivery

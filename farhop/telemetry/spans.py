@@ -161,11 +161,6 @@ class Tracing:
             self.problems += (f"OTEL_EXPORTER_OTLP_*: spans are not exported: {error}; correct the variable",)
 
     @property
-    def exporting(self) -> bool:
-        """Whether spans are sent anywhere."""
-        return self.recorder is not None
-
-    @property
     def skipped(self) -> int:
         """Attributes refused and spans beyond the bound of their trace, since the start."""
         return self._skipped + (self.recorder.skipped if self.recorder is not None else 0)

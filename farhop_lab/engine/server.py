@@ -84,7 +84,7 @@ class Replica:
         self.observations = Observations()
         self.faults = Faults(clock)
         self.driver = Driver(self.core, asyncio.get_running_loop(), clock, self.faults.stretch)
-        self.publisher, self._tokenizer = publisher, tokenizer
+        self._publisher, self._tokenizer = publisher, tokenizer
         if publisher is not None:
             self.driver.scheduled = self._publish
         self._clock = clock
@@ -121,12 +121,12 @@ class Replica:
         """Stop the driver."""
         self.driver.close()
         self.transfers.close()
-        if self.publisher is not None:
-            self.publisher.close()
+        if self._publisher is not None:
+            self._publisher.close()
 
     def _publish(self) -> None:
-        if self.publisher is not None and self.core.log is not None:
-            self.publisher.publish_new(self.core.log)
+        if self._publisher is not None and self.core.log is not None:
+            self._publisher.publish_new(self.core.log)
 
     async def _reset(self, _: web.Request) -> web.Response:
         self.core.kv.reset()  # not while sequences run; vLLM answers 200 either way
