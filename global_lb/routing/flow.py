@@ -115,7 +115,7 @@ class GlobalFlow:
         self._moving: dict[str, float] = {}  # drained regions that streams leave, and by when
         self._woken_at = -inf  # when all on hold were looked at last
         self._standings: dict[str, Any] = {}  # of each region, when it was last looked at for those on hold
-        self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
+        self.handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
             machine.RequestArrived: self._arrived,
             machine.AttemptBegan: self._began,
             machine.AttemptEnded: self._ended,
@@ -137,7 +137,7 @@ class GlobalFlow:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """One event in, commands out."""
-        return self._handlers[type(event)](event, now)
+        return self.handlers[type(event)](event, now)
 
     @property
     def under_way(self) -> int:

@@ -135,7 +135,7 @@ class RegionalFlow:
         self.refusals = Refusals()
         self.requests: dict[str, RequestState] = {}
         self.budget = retry.RetryBudget(self.requests)
-        self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
+        self.handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
             machine.RequestArrived: self._arrived,
             machine.AttemptMoved: self._moved,
             machine.AttemptBegan: self._began,
@@ -165,7 +165,7 @@ class RegionalFlow:
             self.fleet.age(now)
             self.news += 1  # beside the event, which may be none
         news, wake = self.news, self.wake
-        commands = self._handlers[type(event)](event, now)  # which may bring an event about itself
+        commands = self.handlers[type(event)](event, now)  # which may bring an event about itself
         if wake is not None and self.news >= news:
             self.wake = None
             wake()
@@ -615,8 +615,7 @@ class RegionalFlow:
         marks = chain.marks(request.chain)
         shared_tokens = self.fleet.shared_bytes(chosen.replica, need.chain, marks) / need.bytes_per_token
         own_tokens = int(max(chosen.uncached_tokens, need.prompt_tokens - shared_tokens))
-        # Of a prefix that it has cached less may be in use already than its room for the request was measured by.
-        if not self.fleet.whole.holds(chosen.replica, own_tokens + need.output_tokens):
+        if not self._holds(chosen.replica, own_tokens + need.output_tokens):
             return []
         return self._send(state, choice, chosen, own_tokens, marks, now)
 
@@ -651,6 +650,11 @@ class RegionalFlow:
             machine.SetTimer(request.id, due),
             sends(request.id, state.attempts, chosen.replica, address, ttft_ms, reasons=choice, prefill=half),
         ]
+
+    def _holds(self, replica: str, tokens: float) -> bool:
+        """Whether its KV cache has room: of a prefix that it has cached less may be in use already than its room for
+        the request was measured by."""
+        return self.fleet.whole.holds(replica, tokens)
 
     def _hold(self, state: RequestState, now: float) -> list[Command]:
         request, tokens = state.request, state.need.prompt_tokens

@@ -219,7 +219,7 @@ async def test_a_change_of_the_law_makes_all_unreachable() -> None:
         law = up.global_.flow.law
         later = Law(replace(law.topology, epoch=law.epoch + 1))
         up.regional.relay.react(LawChanged(later))
-        up.global_.laws._adopt(later)  # as it does when one comes from etcd
+        up.global_.laws.adopt(later)  # as it does when one comes from etcd
         assert up.global_.flow.law.epoch == law.epoch + 1
         assert len(up.global_.answer_cache.cache.store) == 0
         assert word(await send(up.entry, chat(body=body()))) == "miss"

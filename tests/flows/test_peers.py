@@ -156,7 +156,7 @@ async def test_each_replica_is_reported_once_through_join_and_leave(etcd: str) -
 
 def _slots_seen(above: GlobalBalancer) -> list[int]:
     """What a global balancer thinks is free, by the instance it would ask."""
-    each = above.flow.regions._instances
+    each = above.flow.regions.instances
     return [each.capacity(instance, MODEL).slots_free for instance in each.able("virginia", MODEL)]
 
 

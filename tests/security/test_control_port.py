@@ -169,7 +169,7 @@ async def test_an_address_where_no_balancer_of_the_region_may_be_is_refused() ->
     }.items():  # fmt: skip
         assert told_where.allows("tokyo", host) is allowed, host
     async with watching() as (watcher, _, found):
-        watcher._config = global_config(region_hosts=hosts)
+        watcher.config = global_config(region_hosts=hosts)
         assert watcher.on_report(a_report(tier_address="6.6.6.6:80")) == "address_not_allowed"
         assert watcher.on_report(a_report(control_address="6.6.6.6:80")) == "address_not_allowed"
         assert watcher.on_report(a_report(client_url="https://evil.example")) == "address_not_allowed"

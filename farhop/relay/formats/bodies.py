@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BodyError", "read"]
 
-_READERS: dict[Kind, Reader] = {
+READERS: dict[Kind, Reader] = {
     Kind.CHAT: openai.chat,
     Kind.MESSAGES: messages.messages,
     Kind.COUNT_TOKENS: messages.count_tokens,
@@ -105,7 +105,7 @@ def read(
             guard.fields(fields)
             if fields is not None and not preferences.READ.isdisjoint(fields):
                 found = preferences.read(fields)
-        prompt = _READERS[kind](body, path, headers, guard)
+        prompt = READERS[kind](body, path, headers, guard)
         if prompt.model and found is NO_PREFERENCES:
             return prompt
         if found is not NO_PREFERENCES:
