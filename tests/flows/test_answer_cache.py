@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pytest
 from aiohttp import web
-from inprocess import HOP_KEY, MODEL, Answer, Both, Engine, both, chat, read, send, tenant, topology, until
+from inprocess import MODEL, Answer, Both, Engine, both, chat, read, send, tenant, topology, until
 
 from farhop.accounts import segments
 from farhop.accounts.usage import Reading, Sums
@@ -30,11 +29,6 @@ SDKS = ("openai",)  # see conftest.py
 KEEPS = {"keep_answers_s": 600.0}
 SHARES = {"coalesce": True}
 TOKENS = 24
-
-
-@pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 def body(text: str = "why?", **more: Any) -> dict[str, Any]:

@@ -9,15 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from inprocess import HOP_KEY, MODEL, Answer, chat, send, until
+from inprocess import MODEL, Answer, chat, send, until
 from kv_world import BLOCK, World, words, world
 
 from farhop.service.admin import Question
-
-
-@pytest.fixture(autouse=True)
-def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 def _cached(answer: Answer) -> int:

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 import yaml
-from inprocess import HOP_KEY, MODEL, common, global_config, topology, until
+from inprocess import MODEL, common, global_config, topology, until
 from peering import SLOTS, Region, config, region
 
 from farhop_lab.memory_store import MemoryStore
@@ -38,11 +38,6 @@ def etcd() -> Iterator[str]:
             yield embedded.endpoint
         finally:
             runner.run(embedded.stop())
-
-
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 async def test_the_second_turn_through_another_instance_finds_the_first_ones_replica(etcd: str) -> None:

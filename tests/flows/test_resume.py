@@ -9,7 +9,7 @@ from random import Random
 
 import msgspec
 import pytest
-from inprocess import HOP_KEY, until
+from inprocess import until
 from resumes import TOKENS, Cutter, ask, chat, completion, cut_once, fleet, outcomes, sound, text_of
 
 from farhop.accounts import segments
@@ -19,11 +19,6 @@ from farhop.relay.upstream.resumable import ContinuedRun
 from farhop_lab.engine.core.faults import OOM_TEXT
 from regional_lb.scheduler.flow import RESUMES_MAX
 from tests.drills import classic
-
-
-@pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 async def test_streams_cut_anywhere_say_what_whole_ones_say() -> None:

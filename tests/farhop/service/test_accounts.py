@@ -25,12 +25,6 @@ from farhop.config import ConfigError, problems_of
 from farhop.service.authenticator import Caller
 
 
-@pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    async with Engine().running() as running:
-        yield running
-
-
 def residency(logging: list[str]) -> dict[str, Any]:
     return {"residency": {"processing": {"allow": ["world"]}, "logging": {"allow": logging}}}
 
