@@ -12,6 +12,7 @@ from farhop.store.documents.overrides import BiasOverride, PinOverride
 from farhop_cli import leased, setting
 from farhop_cli.exits import NEGATIVE, fail
 from farhop_cli.law import in_force
+from farhop_cli.leased import Leased
 from farhop_cli.setting import Item, Noun, Setting
 from topology.law import Law
 from topology.problems import quoted
@@ -37,7 +38,8 @@ def set_bias(region: str, ms: float, why: str, by: str | None, length: str, wher
         world = await in_force(store, here.topology)
         return effect.biased(world, await here.statuses(), region) if world is not None else ()
 
-    return leased.put(BIAS, here, document.key, {"region": region}, value, document.for_s, where, effects=effects)
+    made = Leased(document.key, {"region": region}, value, document.for_s, effects=effects)
+    return leased.put(BIAS, here, made, where)
 
 
 def unset_bias(region: str, where: Where) -> int:
@@ -65,8 +67,8 @@ def set_pin(
             return ()
         return effect.pinned(world, await here.statuses(), region, tenant, model, strict=strict)
 
-    whom = _whom(tenant, model)
-    return leased.put(PIN, here, document.key, whom, value, document.for_s, where, check, effects=effects)
+    made = Leased(document.key, _whom(tenant, model), value, document.for_s, check, effects)
+    return leased.put(PIN, here, made, where)
 
 
 def unset_pin(tenant: str, model: str, where: Where) -> int:

@@ -13,6 +13,7 @@ from farhop.store.contract import PICK_PREFIX, SPLIT_PREFIX
 from farhop.store.documents import authored
 from farhop_cli import region_document
 from farhop_cli.exits import fail
+from farhop_cli.region_document import Checks, RegionDocument
 from farhop_cli.setting import Item, Noun, Setting
 from regional_lb.scheduler.policy import PolicyConfig
 from regional_lb.scheduler.split import SplitConfig
@@ -37,7 +38,8 @@ def set_policy(region: str, name: str, model: str, why: str, by: str | None, whe
     async def effects(here: Fleet, _store: Store) -> Sequence[str]:
         return _ranked(await here.status_of(region) or {}, model)
 
-    return region_document.put(POLICY, _encode, region, whom, lambda _: name, authorship, where, notes, None, effects)
+    document, checks = RegionDocument(POLICY, region, _encode), Checks(effects=effects)
+    return region_document.put(document, whom, lambda _: name, authorship, where, checks, notes)
 
 
 def set_split(region: str, model: str, weights: str, why: str, by: str | None, where: Where) -> int:
@@ -68,7 +70,8 @@ def set_split(region: str, model: str, weights: str, why: str, by: str | None, w
 
     whom = {"model": region_document.named("--model", model)}
     notes = (f"shares: {_shares(given)}", "requests under way finish where they are; those that wait go by it")
-    return region_document.put(SPLIT, _encode, region, whom, split, authorship, where, notes, unserved, effects, served)
+    document, checks = RegionDocument(SPLIT, region, _encode), Checks(served, unserved, effects)
+    return region_document.put(document, whom, split, authorship, where, checks, notes)
 
 
 def _ranked(status: dict[str, Any], model: str) -> list[str]:
@@ -95,7 +98,7 @@ def _moved(status: dict[str, Any], model: str, weights: Mapping[str, float]) -> 
 def unset(noun: Noun, region: str, model: str | None, why: str, by: str | None, where: Where) -> int:
     """Take away what stands for a model ("": for all others; None: all of it); the exit code."""
     whom = None if model is None else {"model": region_document.named("--model", model)}
-    return region_document.unset(noun, _encode, region, whom, why, by, where)
+    return region_document.unset(RegionDocument(noun, region, _encode), whom, why, by, where)
 
 
 def parsed(text: str) -> dict[str, float]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from farhop.identity.certificate_names import Tier
 
 AUTHORITY_DAYS = 3650
-DAYS, DAYS_MAX = 90, 825
+DAYS = 90
 ROOT_BYTES = 32
 OPERATOR = certificate_names.OPERATOR
 CLOCKS_APART = timedelta(minutes=5)  # a certificate begins before now: its readers' clocks may be behind ours

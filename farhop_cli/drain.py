@@ -22,6 +22,7 @@ from farhop.store.documents.overrides import DrainOverride, EntryDrainOverride
 from farhop_cli import fleet, leased
 from farhop_cli.exits import NEGATIVE, fail
 from farhop_cli.law import in_force
+from farhop_cli.leased import Leased
 from farhop_cli.options import duration, duration_s
 from farhop_cli.setting import Item, Noun, Setting
 from topology.problems import quoted
@@ -64,9 +65,8 @@ def put(
         "those under way finish"
     )  # fmt: skip
     notes = (f"new requests move away where the law gives them another region; {under_way}",)
-    return leased.put(
-        NOUN, here, override_key(region), {"region": region}, value, document.for_s, where, check, notes, effects
-    )
+    made = Leased(override_key(region), {"region": region}, value, document.for_s, check, effects)
+    return leased.put(NOUN, here, made, where, notes)
 
 
 def put_entry(entry: str, why: str, by: str | None, length: str, over: str, where: Where) -> int:
@@ -82,7 +82,7 @@ def put_entry(entry: str, why: str, by: str | None, length: str, over: str, wher
         leased.refused(error, {"over_s": "--over: give 0s to 1h"})
         raise
     notes = ("DNS leaves it out of its answers, and its anycast routes drain and go; who is connected stays",)
-    return leased.put(NOUN, here, document.key, {"entry": entry}, value, document.for_s, where, notes=notes)
+    return leased.put(NOUN, here, Leased(document.key, {"entry": entry}, value, document.for_s), where, notes)
 
 
 def unset_entry(entry: str, where: Where) -> int:

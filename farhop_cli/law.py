@@ -242,7 +242,7 @@ async def _set(
 ) -> int:
     before = await store.get(LAW_KEY)
     statuses = await here.all_statuses()
-    newest = await _newest(store, before, statuses, world)
+    newest = await newest_law(store, before, statuses, world)
     if after is not None and after != newest:
         fail(f"--after: the newest law is of epoch {newest}, not {after}; look at it, then decide again", NEGATIVE)
     document = document_of(newest + 1)
@@ -287,7 +287,7 @@ async def raised(store: Store, here: Fleet, world: Topology, why: str, by: str) 
     """Put the law in force under the next epoch, unchanged, for a drill; that epoch."""
     before = await store.get(LAW_KEY)
     held = under(world, before.value if before is not None else None)
-    epoch = await _newest(store, before, await here.all_statuses(), world) + 1
+    epoch = await newest_law(store, before, await here.all_statuses(), world) + 1
     await _write(store, before, _written(policy.document_of(held), epoch, why, by))
     return epoch
 
@@ -321,7 +321,7 @@ def _named(names: list[str]) -> str:
     return ", ".join(names[:16]) + (f" and {len(names) - 16} more" if len(names) > 16 else "")
 
 
-async def _newest(store: Store, before: Entry | None, statuses: list[Status], world: Topology) -> int:
+async def newest_law(store: Store, before: Entry | None, statuses: list[Status], world: Topology) -> int:
     """The largest epoch that anybody knows of: an etcd that was wiped must not lead back. What is above all that a law
     may have no balancer goes by, and it keeps nobody from setting one."""
     kept = [entry.key.removeprefix(LAW_HISTORY_PREFIX) for entry in await store.list(LAW_HISTORY_PREFIX)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farhop.store.documents.document import DocumentError
 from farhop_cli import setting
@@ -33,27 +33,25 @@ def refused(error: DocumentError, texts: Mapping[str, str]) -> None:
     fail(known.get(error.field, f"{option}: {error.message}"))
 
 
-def put(
-    noun: Noun,
-    here: Fleet,
-    key: str,
-    whom: Mapping[str, str],
-    document: bytes,
-    for_s: float,
-    where: Where,
-    check: Callable[[Store], Awaitable[None]] | None = None,
-    notes: Sequence[str] = (),
-    effects: Callable[[Store], Awaitable[Sequence[str]]] | None = None,
-) -> int:
+class Leased(NamedTuple):
+    """A document for a while, and whom it is about. `check` and `effects` as in SettingChange."""
+
+    key: str
+    whom: Mapping[str, str]
+    document: bytes
+    for_s: float
+    check: Callable[[Store], Awaitable[None]] | None = None
+    effects: Callable[[Store], Awaitable[Sequence[str]]] | None = None
+
+
+def put(noun: Noun, here: Fleet, one: Leased, where: Where, notes: Sequence[str] = ()) -> int:
     """Write it in the place of what stands there, readable or not; the exit code."""
-    scope = (name if kind == "region" else f"--{kind} {name}" for kind, name in whom.items())
+    scope = (name if kind == "region" else f"--{kind} {name}" for kind, name in one.whom.items())
     sooner = f"it ends by itself; sooner with: farhop {noun.name} unset {' '.join(scope)}"
-    return setting.change(
-        noun,
-        here,
-        SettingChange(key, "", whom, lambda _: document, for_s, check, (*notes, sooner), effects=effects),
-        where,
-    )  # fmt: skip
+    asked = SettingChange(
+        one.key, "", one.whom, lambda _: one.document, one.for_s, one.check, (*notes, sooner), effects=one.effects
+    )
+    return setting.change(noun, here, asked, where)
 
 
 def unset(noun: Noun, here: Fleet, key: str, whom: Mapping[str, str], where: Where, notes: Sequence[str] = ()) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farhop.store.documents import authored
 from farhop.store.documents.authored import Authorship
@@ -28,9 +28,41 @@ if TYPE_CHECKING:
     from farhop_cli.options import Where
     from farhop_cli.setting import Noun
 
-    Encode = Callable[[Sequence[Item], Authorship], bytes]
 
 _NAME = re.compile(r"[!-~]{1,256}")
+
+
+class RegionDocument(NamedTuple):
+    """One region's document of a noun. `encode` writes its items, or raises DocumentError."""
+
+    noun: Noun
+    region: str
+    encode: Callable[[Sequence[Item], Authorship], bytes]
+
+    @property
+    def key(self) -> str:
+        """Where it stands. Ends the command for what is no region's name."""
+        if not self.region or "/" in self.region:
+            fail(f"{quoted(self.region)} is no region's name")
+        return self.noun.prefix + self.region
+
+    def encoded(self, items: Sequence[Item], by: Authorship) -> bytes:
+        """What is to stand there. Ends the command where balancers would refuse it."""
+        try:
+            return self.encode(items, by)
+        except DocumentError as error:
+            fail(f"{self.region}: the document would be refused: {error}", NEGATIVE)
+
+
+class Checks(NamedTuple):
+    """What is asked of the fleet about a change, each as in SettingChange."""
+
+    sense: Callable[[Fleet], Awaitable[None]] | None = None
+    warnings: Callable[[Fleet], Awaitable[Sequence[str]]] | None = None
+    effects: Callable[[Fleet, Store], Awaitable[Sequence[str]]] | None = None
+
+
+NO_CHECKS = Checks()
 
 
 def authorship(why: str, by: str | None) -> Authorship:
@@ -44,20 +76,17 @@ def authorship(why: str, by: str | None) -> Authorship:
 
 
 def put(
-    noun: Noun,
-    encode: Encode,
-    region: str,
+    document: RegionDocument,
     whom: Mapping[str, str],
     value: Callable[[Any], Any],
     by: Authorship,
     where: Where,
+    checks: Checks = NO_CHECKS,
     notes: Sequence[str] = (),
-    warnings: Callable[[Fleet], Awaitable[Sequence[str]]] | None = None,
-    effects: Callable[[Fleet, Store], Awaitable[Sequence[str]]] | None = None,
-    sense: Callable[[Fleet], Awaitable[None]] | None = None,
 ) -> int:
     """Put `value(what it is now, None if there is none)` in its place, and leave the rest; the exit code."""
-    here = where.fleet(region)
+    noun, region, _ = document
+    here, (sense, warnings, effects) = where.fleet(region), checks
     whom = {"region": region, **whom}
 
     def make(before: Setting | None) -> bytes:
@@ -65,10 +94,10 @@ def put(
             fail(f"what stands for {region} cannot be read; take it away with `farhop {noun.name} unset`", NEGATIVE)
         items = before.items if before is not None else ()
         old = next((item.value for item in items if item.whom == whom), None)
-        return _encoded(encode, [*(item for item in items if item.whom != whom), Item(whom, value(old))], by, region)
+        return document.encoded([*(item for item in items if item.whom != whom), Item(whom, value(old))], by)
 
     asked = SettingChange(
-        _key(noun, region), region, whom, make, notes=notes,
+        document.key, region, whom, make, notes=notes,
         warnings=None if warnings is None else lambda: warnings(here),
         effects=None if effects is None else lambda store: effects(here, store),
         sense=None if sense is None else lambda: sense(here),
@@ -76,10 +105,9 @@ def put(
     return setting.change(noun, here, asked, where)
 
 
-def unset(
-    noun: Noun, encode: Encode, region: str, whom: Mapping[str, str] | None, why: str, by: str | None, where: Where
-) -> int:
+def unset(document: RegionDocument, whom: Mapping[str, str] | None, why: str, by: str | None, where: Where) -> int:
     """Take away what is said for whom, or all of the region's (None), readable or not; the exit code."""
+    noun, region, _ = document
     by_whom = authorship(why, by)
     scope = {"region": region, **(whom or {})}
 
@@ -90,25 +118,12 @@ def unset(
         left = [item for item in items if whom is not None and item.whom != scope]
         if before is not UNREADABLE and len(left) == len(items):
             fail(f"{setting.title(scope)}: no {noun.name} stands there; nothing was changed", NEGATIVE)
-        return _encoded(encode, left, by_whom, region)
+        return document.encoded(left, by_whom)
 
     back = (f"{setting.title(scope)}: as configured",)
     return setting.change(
-        noun, where.fleet(region), SettingChange(_key(noun, region), region, scope, make, notes=back), where
+        noun, where.fleet(region), SettingChange(document.key, region, scope, make, notes=back), where
     )  # fmt: skip
-
-
-def _key(noun: Noun, region: str) -> str:
-    if not region or "/" in region:
-        fail(f"{quoted(region)} is no region's name")
-    return noun.prefix + region
-
-
-def _encoded(encode: Encode, items: Sequence[Item], by: Authorship, region: str) -> bytes:
-    try:
-        return encode(items, by)
-    except DocumentError as error:
-        fail(f"{region}: the document would be refused: {error}", NEGATIVE)
 
 
 def setting_of(items: Sequence[Item], by: Authorship | None) -> Setting:

@@ -16,6 +16,7 @@ from farhop.store.documents import authored
 from farhop_cli import region_document
 from farhop_cli.exits import NEGATIVE, fail
 from farhop_cli.law import in_force
+from farhop_cli.region_document import Checks, RegionDocument
 from farhop_cli.setting import Item, Noun, Setting
 from global_lb.app.overrides import DOCUMENT_LIMIT_BYTES
 from global_lb.routing.policy import ROUTES_MAX, RouteConfig, routes_of
@@ -53,12 +54,13 @@ def put(region: str, text: str, tenant: str, model: str, why: str, by: str | Non
         names = [model] if model and not route.get("models") else []
         return [f"--model: {text}" for text in effect.unserved(await here.statuses(), names)]
 
-    return region_document.put(NOUN, encode, region, whom, lambda _: route, authorship, where, notes, unserved, effects)
+    document, checks = RegionDocument(NOUN, region, encode), Checks(warnings=unserved, effects=effects)
+    return region_document.put(document, whom, lambda _: route, authorship, where, checks, notes)
 
 
 def unset(region: str, tenant: str, model: str, why: str, by: str | None, where: Where) -> int:
     """Take away what stands for a tenant or a model, or, without either, all; the exit code."""
-    return region_document.unset(NOUN, _encode, region, _scope(tenant, model) or None, why, by, where)
+    return region_document.unset(RegionDocument(NOUN, region, _encode), _scope(tenant, model) or None, why, by, where)
 
 
 def _scope(tenant: str, model: str) -> dict[str, str]:

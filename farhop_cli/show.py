@@ -21,24 +21,24 @@ NONE = "–"
 DRY = "dry run, nothing is written: "
 
 
-_captured: list[Console] = []  # the innermost is where everything goes for now
+captures: list[Console] = []  # the innermost is where everything goes for now
 
 
 @contextmanager
 def captured() -> Iterator[Callable[[], str]]:
     """What is shown meanwhile goes to nobody; called, it gives the text, as the terminal would have had it."""
     text = io.StringIO()
-    _captured.append(Console(file=text, force_terminal=True, width=console().width, markup=False, highlight=False))
+    captures.append(Console(file=text, force_terminal=True, width=console().width, markup=False, highlight=False))
     try:
         yield text.getvalue
     finally:
-        _captured.pop()
+        captures.pop()
 
 
 def console() -> Console:
     """Where people read. Made anew: tests and pipes change stdout."""
-    if _captured:
-        return _captured[-1]
+    if captures:
+        return captures[-1]
     width = None if sys.stdout.isatty() else PIPED_COLUMNS
     return Console(markup=False, highlight=False, emoji=False, width=width)
 

@@ -99,7 +99,7 @@ def run(asked: Asked, where: Where) -> int:
         lists = {"global": upper, "regional": lower, "announcers": here.announcers}
         show.json({"summary": summed, **lists, "down": down, "unreachable": unreached})
     else:
-        _draw(here, asked, upper, lower, answered)
+        draw(here, asked, upper, lower, answered)
     if missing:
         also = f"; down: {', '.join(down)}" if down else ""
         warn(f"{missing}{also}")
@@ -125,7 +125,7 @@ def _asked(here: Fleet, asked: Asked, *, spills: bool) -> tuple[list[Seen], list
     return upper, lower, answered
 
 
-def _draw(here: Fleet, asked: Asked, upper: list[Seen], lower: list[Seen], answered: list[fleet.Seen]) -> None:
+def draw(here: Fleet, asked: Asked, upper: list[Seen], lower: list[Seen], answered: list[fleet.Seen]) -> None:
     unreached = [*here.trouble, *(one.error for one in answered if one.status is None)]
     for line, style in summary.lines(summary.of(here.name, upper, lower, unreached, asked.region, here.announcers)):
         show.line(line, style)
@@ -146,10 +146,10 @@ def _watch(asked: Asked, where: Where, here: Fleet) -> None:
                     here = where.fleet(asked.region)
             upper, lower, answered = _asked(here, asked, spills=asked.wide or asked.regions)
             if live is None:
-                _draw(here, asked, upper, lower, answered)
+                draw(here, asked, upper, lower, answered)
             else:
                 with show.captured() as captured:
-                    _draw(here, asked, upper, lower, answered)
+                    draw(here, asked, upper, lower, answered)
                 live.update(Text.from_ansi(captured()), refresh=True)
             draws += 1
             time.sleep(WATCH_S)

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +35,7 @@ DRILLS = TESTS / "drills"
 NO_CERTIFICATES = {"SSL_CERT_FILE": os.devnull}
 ASKS = b"running: RunningWorld"  # in the files whose tests share the world
 VERSION_BEFORE = "e0c6e3d"  # the version that tests/deploy/test_skew.py runs beside this one
+os.environ.setdefault("FARHOP_TEST_HOP", "x" * 32)  # the key between tiers that configurations of tests name
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 # Of any property: the same examples in every run, and nothing that a busy machine could decide by being slow.
@@ -228,6 +229,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=missing[name]))
     drills = f"{DRILLS}{os.sep}"
     items.sort(key=lambda item: (not _in_world(item), not str(item.path).startswith(drills)))
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Any]:
+    """An emulated engine in this process."""
+    from inprocess import Engine  # most tests need none
+
+    async with Engine().running() as running:
+        yield running
 
 
 @pytest.fixture

@@ -145,18 +145,21 @@ class RegionDoc(Doc):
         title="further ones, beyond those of its country", default=[], description=_PARENTS_HELP
     )
     latitude: float = Field(
-        title="degrees north: where clients are near to", ge=-90, le=90, description="give degrees north, -90 to 90"
+        title="degrees north; which region is near to a client goes by it",
+        ge=-90,
+        le=90,
+        description="give degrees north, -90 to 90",
     )
     longitude: float = Field(title="degrees east", ge=-180, le=180, description="give degrees east, -180 to 180")
     entry: list[Url] = Field(
-        title="where clients reach its global balancers; who may not be read elsewhere is sent there",
+        title="where clients reach its global balancers; a client that another entry may not read is sent there",
         default=[],
         max_length=64,
         description="list URLs such as https://tokyo.example.com:8443",
     )
     hub: Name = Field(title="the etcd cluster that its balancers publish to", description="name one of `hubs`")
     egress_usd_per_gb: _USD = Field(
-        title="what a GB leaving it costs, for `usd_weight_ms` and `egress_usd_per_hour` of routes",
+        title="what a GB sent out of it costs, for `usd_weight_ms` and `egress_usd_per_hour` of routes",
         default=0.0,
         description="give US dollars per GB, 0 to 10000",
     )
@@ -311,18 +314,18 @@ class TenantDoc(Doc):
         description="say true or false",
     )
     resume: Annotated[Literal["off", "exact", "text"], BeforeValidator(_resume)] = Field(
-        title="what its streams may at most go on by, from another replica or region, when their own dies",
+        title="how its streams may continue from another replica or region when their own fails",
         default="text",
         description="say off (or false), exact, or text (or true)",
     )
     tiers: dict[Name, Annotated[int, Field(ge=0, le=9)]] = Field(
-        title="by the tier of service or inference objective that its requests may name, the priority they then have",
+        title="priorities of requests that name a service tier or an inference objective",
         default={},
         max_length=32,
         description="map names such as `flex` to priorities, 0 to 9",
     )
     objectives: list[ObjectiveDoc] = Field(
-        title="by the time to the first token that its requests may ask for, the priority they then have",
+        title="priorities of requests that ask for a time to the first token",
         default=[],
         max_length=32,
         description="list objectives such as `{ttft_ms: 500, priority: 7}`",
@@ -340,7 +343,7 @@ class TopologyDoc(Doc):
 
     name: Name = Field(title="what messages call this world", description=_NAME_HELP)
     epoch: int = Field(
-        title="of the law in it, named by every decision; only ever raised",
+        title="version of the law in this file; every decision names it, and it only rises",
         ge=1,
         le=EPOCH_MAX,
         description="give a whole number from 1, raised with every change of policy",
@@ -380,13 +383,13 @@ class TopologyDoc(Doc):
         description="give milliseconds above 0, up to 1000",
     )
     rtt_ms: dict[Name, dict[Name, Annotated[float, Field(gt=0, le=60_000)]]] = Field(
-        title="round trips between regions, each pair once, the same both ways; until they are measured",
+        title="round trips between regions, each pair once, the same both ways; used until they are measured",
         default={},
         max_length=256,
         description="give milliseconds above 0 for every pair: `virginia: {tokyo: 166}`",
     )
     models: dict[ModelName, ModelRuleDoc] = Field(
-        title="by model, what holds whoever asks",
+        title="by model, a rule for all tenants",
         default={},
         max_length=1024,
         description="map model names to rules such as `{deny: [us]}`",
@@ -418,7 +421,7 @@ class PolicyDoc(Doc):
         title="when, by the author's clock, for people", description="give a moment such as 2026-05-01T12:00:00+00:00"
     )
     models: dict[ModelName, ModelRuleDoc] = Field(
-        title="by model, what holds whoever asks",
+        title="by model, a rule for all tenants",
         default={},
         max_length=1024,
         description="map model names to rules such as `{deny: [us]}`",

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from entry_anycast.speakers.speaker import Seen, Speaker
     from farhop.balance.machine import Request
     from farhop.service.admin import Question
-    from farhop.store.contract import Publication, Store
+    from farhop.store.contract import Publication
     from topology.model import Topology
 
 LEASE_S = 5.0  # of what others count on; a killed announcer is healthy to them for as long
@@ -75,7 +75,7 @@ class _Hold(msgspec.Struct, frozen=True):
 class AnycastProcess:
     """One announcer, assembled."""
 
-    def __init__(self, config: AnycastConfig, topology: Topology, rng: Random, store: Store | None = None) -> None:
+    def __init__(self, config: AnycastConfig, topology: Topology, rng: Random) -> None:
         self.config, self.topology = config, topology
         self.prefixes = config.announced(topology)
         self.clock = Clock(rng)
@@ -84,9 +84,8 @@ class AnycastProcess:
         self._log = logs.get("anycast")
         quiet = logs.Throttled(self._log, 10.0, self.clock.now)
         self.store = stores.sealed(
-            store if store is not None else stores.hubs(config, topology), config.signing.made(),
-            self.metrics.report_refused, rng,
-        )  # fmt: skip
+            stores.hubs(config, topology), config.signing.made(), self.metrics.report_refused, rng
+        )
         self.speaker = self._made()
         self.others = Others(
             self.store, config.region, config.entry, self.prefixes, self.react, self.metrics.report_refused, self._later

@@ -68,7 +68,6 @@ class _Entry:
     good: int = 0
     bad: int = 0
     up: bool | None = None  # None: not probed yet
-    probed_at: float = -inf
     load: float = 0.0
     loaded_at: float = -inf
     why: str = ""
@@ -100,7 +99,7 @@ class Standings:
         if one is None:
             return
         one.good, one.bad = (one.good + 1, 0) if good else (0, one.bad + 1)
-        one.probed_at, one.why = now, why
+        one.why = why
         if good:
             self._answered_at = now
         if good and (one.up is None or (not one.up and one.good >= self.config.up_after)):

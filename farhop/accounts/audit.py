@@ -290,14 +290,14 @@ class AuditLog:
             alike = (
                 one.epoch, one.tenant, one.model, one.key, one.entry, one.served, one.why, one.status, one.lawful
             )  # fmt: skip
-            rest = known(alike) or self._spelled(one, alike)
+            rest = known(alike) or self.spelled(one, alike)
             if int(one.at_s * 1e3) != ms:
                 ms, begun = int(one.at_s * 1e3), f'{{"kind":"decision","at":"{moment(one.at_s)}","id":"'
             called = one.id if one.id.isalnum() else msgspec.json.encode(one.id).decode()[1:-1]
             made.append(f"{begun}{called}{rest}".encode())
         return made
 
-    def _spelled(self, one: Decided, alike: tuple[Any, ...]) -> str:
+    def spelled(self, one: Decided, alike: tuple[Any, ...]) -> str:
         recorded = bool(one.tenant)
         whole = msgspec.json.encode(_Decision(
             one.epoch, self.salted(one.tenant) if recorded else UNSET,

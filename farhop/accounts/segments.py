@@ -67,7 +67,7 @@ class Segments:
     ) -> None:
         """`now` is a monotonic clock, `wall_s` the wall's: files are named and aged by it."""
         self._now, self._wall_s = now, wall_s
-        self.folder, self._bounds, self._lines = folder, bounds, lines
+        self.folder, self.bounds, self._lines = folder, bounds, lines
         self._queue: deque[Any] = deque()
         self._pending: deque[bytes] = deque()  # made, and not on the disk
         self.trouble = ""
@@ -86,7 +86,7 @@ class Segments:
 
     def put(self, one: Any) -> None:
         """Hand one over."""
-        if len(self._queue) + len(self._pending) < self._bounds.waiting_max:
+        if len(self._queue) + len(self._pending) < self.bounds.waiting_max:
             self._queue.append(one)
         else:
             self.lost += 1
@@ -141,8 +141,8 @@ class Segments:
     def _write(self) -> bool:
         """What was made, to the disk; whether that went well."""
         data = b"".join(self._pending)
-        if self.bytes_held + len(data) > self._bounds.bytes_max and not self._free():
-            most = self._bounds.bytes_max
+        if self.bytes_held + len(data) > self.bounds.bytes_max and not self._free():
+            most = self.bounds.bytes_max
             self.trouble = f"{self.folder}: holds bytes_max, {most} bytes; take files away, or raise it"
             return False
         try:
@@ -153,7 +153,7 @@ class Segments:
         self.trouble = ""
         self.written += len(self._pending)
         self._pending.clear()
-        if self._bounds.sync == "always":
+        if self.bounds.sync == "always":
             self._flush()
         return not self.trouble
 
@@ -183,10 +183,10 @@ class Segments:
 
     def _upkeep(self) -> None:
         now = self._now()
-        if self._bounds.sync == "interval" and now - self._synced >= self._bounds.sync_s:
+        if self.bounds.sync == "interval" and now - self._synced >= self.bounds.sync_s:
             self._flush()
-        old = self._at > 0 and now - self._began >= self._bounds.segment_s
-        if self._at >= self._bounds.segment_bytes or old:
+        old = self._at > 0 and now - self._began >= self.bounds.segment_s
+        if self._at >= self.bounds.segment_bytes or old:
             with contextlib.suppress(OSError):  # where the next cannot be opened, the old one goes on
                 self._rotate()
 
@@ -216,7 +216,7 @@ class Segments:
             return
         try:
             if os.fstat(fd).st_size:
-                if self._bounds.sync != "never":
+                if self.bounds.sync != "never":
                     os.fsync(fd)
                 path.rename(whole_of(path))
             else:
@@ -256,7 +256,7 @@ class Segments:
         for path in sorted(self.folder.glob("*.jsonl*")):
             with contextlib.suppress(OSError):
                 about = path.stat()
-                if path.suffix == WHOLE and now - about.st_mtime >= self._bounds.keep_s and self.may_delete(path):
+                if path.suffix == WHOLE and now - about.st_mtime >= self.bounds.keep_s and self.may_delete(path):
                     path.unlink()
                 else:
                     held += about.st_size
@@ -265,7 +265,7 @@ class Segments:
     def _free(self) -> bool:
         """Room, by what somebody took away or read meanwhile."""
         self._measure()
-        return self.bytes_held + sum(map(len, self._pending)) <= self._bounds.bytes_max
+        return self.bytes_held + sum(map(len, self._pending)) <= self.bounds.bytes_max
 
 
 def whole_of(path: Path) -> Path:

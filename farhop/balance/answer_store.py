@@ -25,7 +25,7 @@ class AnswerStore(Generic[A]):
             raise ValueError(f"capacity must be 0 or more, not {capacity!r}")
         self.capacity = capacity
         self.kept = self.taken = 0  # bytes of answers kept, and of those being recorded or still told
-        self._of: dict[str, OrderedDict[bytes, tuple[A, int]]] = {}
+        self.by_holder: dict[str, OrderedDict[bytes, tuple[A, int]]] = {}
         self._bytes: dict[str, int] = {}
         # A heap by bytes, and what each holder's entry counts: as much as it has, or more since it gave some.
         # Entries that count something else are of before.
@@ -38,11 +38,11 @@ class AnswerStore(Generic[A]):
         return max(0, self.capacity // SHARE - ENTRY_BYTES)
 
     def __len__(self) -> int:
-        return sum(map(len, self._of.values()))
+        return sum(map(len, self.by_holder.values()))
 
     def get(self, holder: str, key: bytes) -> A | None:
         """The answer, from now on the one that was asked for last; None if it is not here."""
-        mine = self._of.get(holder)
+        mine = self.by_holder.get(holder)
         found = mine.get(key) if mine is not None else None
         if mine is None or found is None:
             return None
@@ -55,7 +55,7 @@ class AnswerStore(Generic[A]):
         cost = size + ENTRY_BYTES
         if size > self.largest or not self._make_room(cost):
             return False
-        self._of.setdefault(holder, OrderedDict())[key] = answer, cost
+        self.by_holder.setdefault(holder, OrderedDict())[key] = answer, cost
         self._bytes[holder] = mine = self._bytes.get(holder, 0) + cost
         self.kept += cost
         self._count(holder, mine)
@@ -63,14 +63,14 @@ class AnswerStore(Generic[A]):
 
     def drop(self, holder: str, key: bytes) -> None:
         """Keep it no more, if it is here."""
-        mine = self._of.get(holder)
+        mine = self.by_holder.get(holder)
         found = mine.pop(key, None) if mine is not None else None
         if found is not None:
             self._gone(holder, found[1])
 
     def clear(self) -> None:
         """Keep nothing. What is taken stays taken."""
-        self._of.clear()
+        self.by_holder.clear()
         self._bytes.clear()
         self._most.clear()
         self._counted.clear()
@@ -112,7 +112,7 @@ class AnswerStore(Generic[A]):
                 heapq.heapreplace(self._most, (-mine, first))
             else:
                 holder = first
-        _, (_, cost) = self._of[holder].popitem(last=False)
+        _, (_, cost) = self.by_holder[holder].popitem(last=False)
         self._gone(holder, cost)
 
     def _count(self, holder: str, mine: int) -> None:
@@ -127,5 +127,5 @@ class AnswerStore(Generic[A]):
     def _gone(self, holder: str, cost: int) -> None:
         self.kept -= cost
         self._bytes[holder] -= cost
-        if not self._of[holder]:
-            del self._of[holder], self._bytes[holder], self._counted[holder]
+        if not self.by_holder[holder]:
+            del self.by_holder[holder], self._bytes[holder], self._counted[holder]

@@ -44,13 +44,8 @@ class ScalingBounds(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.replicas_min, min(replicas, self.replicas_max))
 
 
-def stable(load: float, replicas: int, target_share: float, lost: int = 0) -> bool:
-    """Whether these replicas hold the load at their target share, with so many of them lost."""
-    return load <= target_share * max(0, replicas - lost) + NOTHING
-
-
 def replicas_for(load: float, target_share: float, spare: int = 0) -> int:
-    """The fewest that are `stable` with `spare` lost; 0 for no load."""
+    """The fewest that hold the load at their target share with `spare` lost; 0 for no load."""
     needed = max(0, ceil((load - NOTHING) / target_share))
     return min(needed + spare, REPLICAS_MAX) if needed else 0
 

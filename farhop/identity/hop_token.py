@@ -151,7 +151,7 @@ class HopSigner:
     To rotate: give both tiers the new key, make it active here, then drop the old one.
     """
 
-    __slots__ = ("_by_audience", "_head", "_issuer", "_key", "_nonces")
+    __slots__ = ("_head", "_issuer", "_key", "_nonces", "by_audience")
     # Under the mac: no token of one kind passes for another.
     VERSION: ClassVar[bytes] = b"v2"
     WITH_BODY: ClassVar[bytes] = b"v3"
@@ -163,7 +163,7 @@ class HopSigner:
         self._key, self._issuer = known[active_kid], issuer
         self._key.check_issuer(active_kid, issuer)
         self._head = b".%b.%b~" % (active_kid.encode(), issuer.encode())
-        self._by_audience: dict[str, tuple[bytes, _Primed, AESGCM]] = {}
+        self.by_audience: dict[str, tuple[bytes, _Primed, AESGCM]] = {}
         # Unlike those of every other process and of ours before a restart: but for the start, a count will do.
         self._nonces = count(int.from_bytes(os.urandom(NONCE_BYTES)) >> 1)
 
@@ -185,7 +185,7 @@ class HopSigner:
                 f"hop token: narrow has more than {NARROW_LISTS_MAX} lists or {NARROW_PLACES_MAX} places in one; "
                 "ask for fewer"
             )
-        head, primed, key = self._by_audience.get(claims.audience) or self._primed(claims.audience)
+        head, primed, key = self.by_audience.get(claims.audience) or self._primed(claims.audience)
         payload = nonce = next(self._nonces).to_bytes(NONCE_BYTES)
         if body is not None:
             payload += key.encrypt(nonce, b"", body)
@@ -199,52 +199,52 @@ class HopSigner:
         key = self._key.pair(self._issuer, audience)
         if key is None:
             raise HopError(f"hop keys: none for region {audience!r}; derive them anew with `farhop certs hop-key`")
-        if len(self._by_audience) >= _ISSUERS_MAX:
-            self._by_audience.clear()
+        if len(self.by_audience) >= _ISSUERS_MAX:
+            self.by_audience.clear()
         made = b"%b%b." % (self._head, audience.encode()), _prime(key), AESGCM(body_key(key))
-        self._by_audience[audience] = made
+        self.by_audience[audience] = made
         return made
 
 
 class ReplayCache:
     """Which tokens were used, by mac (one token has one text) and until when; never more than `most` of them."""
 
-    __slots__ = ("_looked_ms", "_most", "_until_ms")
+    __slots__ = ("_looked_ms", "_most", "until_ms")
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._looked_ms = -inf  # when all of them were looked through last
-        self._until_ms: dict[bytes, float] = {}
+        self.until_ms: dict[bytes, float] = {}
 
     def __len__(self) -> int:
-        return len(self._until_ms)
+        return len(self.until_ms)
 
     def take(self, mac: bytes, until_ms: float, clock_ms: float, used: Outcome) -> Outcome | None:
         """Note a use; `used` if it was noted before, NO_BUFFER if there is no room to, else None."""
-        known = self._until_ms
+        known = self.until_ms
         if mac in known:
             return used
         if (known and known[next(iter(known))] <= clock_ms) or len(known) >= self._most:
             self._forget(clock_ms)
-        if len(known := self._until_ms) >= self._most:
+        if len(known := self.until_ms) >= self._most:
             return NO_BUFFER
         known[mac] = until_ms
         return None
 
     def _forget(self, clock_ms: float) -> None:
         """Those used first have expired first but for what clocks are off: the rest goes when the memory is full."""
-        known = self._until_ms
+        known = self.until_ms
         while known and known[oldest := next(iter(known))] <= clock_ms:
             del known[oldest]
         if len(known) >= self._most and clock_ms - self._looked_ms >= _LOOK_MS:
             self._looked_ms = clock_ms
-            self._until_ms = {mac: until for mac, until in known.items() if until > clock_ms}
+            self.until_ms = {mac: until for mac, until in known.items() if until > clock_ms}
 
 
 class HopVerifier:
     """Checks tokens addressed to one region, and counts their uses. `keys` are all key ids still accepted."""
 
-    __slots__ = ("_audience", "_by_head", "_keys", "_uses")
+    __slots__ = ("_audience", "_keys", "_uses", "by_head")
     VERSION: ClassVar[bytes] = b"v2"
     WITH_BODY: ClassVar[bytes | None] = b"v3"
     DECODE: ClassVar[Callable[[memoryview], HopClaims]] = msgspec.msgpack.Decoder(HopClaims).decode
@@ -258,12 +258,12 @@ class HopVerifier:
             self._keys[kid.encode()] = key
         self._audience = audience
         # Of heads that stood before a mac that held: the issuer, what its tokens are checked with, and their bodies.
-        self._by_head: dict[bytes, tuple[str, _Primed, AESGCM | None]] = {}
+        self.by_head: dict[bytes, tuple[str, _Primed, AESGCM | None]] = {}
         self._uses = ReplayCache(uses_max)
 
     def adopt(self, other: HopVerifier) -> None:
         """Accept the keys of another; what was used stays used."""
-        self._keys, self._by_head = other._keys, {}
+        self._keys, self.by_head = other._keys, {}
 
     def admit(
         self, token: bytes | None, clock_ms: float, request: bytes = b""
@@ -318,16 +318,16 @@ class HopVerifier:
             return HOP_FORGED
         signed, _, mac = token.rpartition(b".")
         head, _, payload = signed.rpartition(b".")
-        known = self._by_head.get(head) or self._primed(head)
+        known = self.by_head.get(head) or self._primed(head)
         # Texts are compared, not the bytes they stand for: base64's spare bits would let one mac be written four ways.
         if isinstance(known, Outcome):
             return known
         if not compare_digest(_mac(known[1], signed + request), mac):
             return HOP_FORGED
-        if head not in self._by_head:  # only now: else anybody could fill it
-            if len(self._by_head) >= _ISSUERS_MAX:
-                self._by_head.clear()
-            self._by_head[head] = known
+        if head not in self.by_head:  # only now: else anybody could fill it
+            if len(self.by_head) >= _ISSUERS_MAX:
+                self.by_head.clear()
+            self.by_head[head] = known
         return known[0], payload, known[2]
 
     def _primed(self, head: bytes) -> tuple[str, _Primed, AESGCM | None] | Outcome:

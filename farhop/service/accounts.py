@@ -75,7 +75,7 @@ class Accounts:
     ) -> None:
         self._config, self._law, self._gpu_ms, self._version = config, law, gpu_ms, version
         self._judged, self._clock, self._log = judged, clock, log
-        self._region, self._user_salt, self._tasks = config.region, config.identity.salt, Tasks()
+        self.region, self._user_salt, self._tasks = config.region, config.identity.salt, Tasks()
         self.delivery: Delivery | None = None
         self.price_file: PriceFile | None = None
         self.withheld = 0
@@ -158,7 +158,7 @@ class Accounts:
     ) -> Decided:
         caller, request = context.caller, active.request
         known = caller is not None and recorded(
-            self._law(), request.tenant, request.model, request.narrow, self._region, request.key
+            self._law(), request.tenant, request.model, request.narrow, self.region, request.key
         )
         epoch, lawful = self._judged(active)
         return Decided(
@@ -192,7 +192,7 @@ class Accounts:
                 request.model[:MODEL_CHARS_MAX],
                 self._version(active),
                 served,
-                caller.entry_region or self._region,
+                caller.entry_region or self.region,
                 status,
                 reason.reason,
                 request.stream,
@@ -228,7 +228,7 @@ class Accounts:
         if not context.recorded:  # the model has a rule of its own, and was known by then
             self.withheld += 1
             return
-        entry, duration_ms = caller.entry_region or self._region, round((now - context.arrived_at) * 1e3, 3)
+        entry, duration_ms = caller.entry_region or self.region, round((now - context.arrived_at) * 1e3, 3)
         files.put(records.Record(
             f"{context.decision_id}-0",
             self._clock.wall_ns(now) / 1e9,
@@ -268,7 +268,7 @@ class Accounts:
         """Whether it is ours to write down. What an entry may not, the region that served it does, if it may."""
         law, narrow = self._law(), caller.narrow
         tenant, key = caller.tenant, caller.key
-        if not recorded(law, tenant, model, narrow, self._region, key):
+        if not recorded(law, tenant, model, narrow, self.region, key):
             elsewhere = bool(caller.issuer) or (served and recorded(law, tenant, model, narrow, served, key))
             self.withheld += not elsewhere
             return False
@@ -276,7 +276,7 @@ class Accounts:
 
     def _stays(self, caller: Caller, model: str) -> bool:
         delivery = self.delivery
-        if delivery is None or not delivery.region or delivery.region == self._region:
+        if delivery is None or not delivery.region or delivery.region == self.region:
             return False
         return not recorded(self._law(), caller.tenant, model, caller.narrow, delivery.region, caller.key)
 
@@ -294,7 +294,7 @@ class Accounts:
         if active.forward is None or not (active.began_at or reason is outcome.SERVED):
             return ""
         target = active.forward.target
-        return target if target in self._law().topology.regions else self._region  # else it is a replica's name
+        return target if target in self._law().topology.regions else self.region  # else it is a replica's name
 
     # -- its life
 
@@ -396,9 +396,13 @@ class Accounts:
 
     def _observe_audit(self, metrics: TierMetrics, log: AuditLog) -> None:
         metrics.gauge("audit_entries", "Entries of the audit log, signed or not.", lambda: float(log.size))
-        metrics.gauge("audit_unsigned", "Of them, those no checkpoint names yet.", lambda: float(log.size - log.sealed))
+        metrics.gauge(
+            "audit_unsigned",
+            "Entries of the audit log that no signed checkpoint covers yet.",
+            lambda: float(log.size - log.sealed),
+        )
         metrics.counter("audit_lost", "Decisions that the audit log could not take.", lambda: float(log.lost))
-        metrics.gauge("audit_trouble", "1 while audit cannot be written.", lambda: float(bool(log.trouble)))
+        metrics.gauge("audit_trouble", "1 while the audit log cannot be written.", lambda: float(bool(log.trouble)))
 
     def _observe_usage(self, metrics: TierMetrics, files: Segments) -> None:
         delivery = self.delivery

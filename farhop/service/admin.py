@@ -152,7 +152,10 @@ class AdminServer:
         self._under_way = 0
         self._refused: Counter[str] = Counter()
         metrics.counter(
-            "admin_requests_refused", "Of the admin port, by reason.", lambda: dict(self._refused), "reason"
+            "admin_requests_refused",
+            "Requests that the admin port refused, by reason.",
+            lambda: dict(self._refused),
+            "reason",
         )
         self.acted: Callable[[str, str], None] | None = None  # told of who does what here, before it is done
         self.more: tuple[tuple[str, str, Handler, Right], ...] = ()  # routes of this tier's own

@@ -199,7 +199,7 @@ class KeyAuthenticator:
     def _let_in(self, principal: Principal, head: Head, host: str = "") -> Caller | Reply:
         """The caller that this makes, with what the request's head asks for; or why not. `host` is the residency that
         the host's name says, "" for none."""
-        elsewhere = self._entry(principal.tenant, head.target)
+        elsewhere = self.entry_refusal(principal.tenant, head.target)
         if elsewhere is not None and not host:
             return elsewhere
         within = self._law().within(host) if host else ()
@@ -263,7 +263,7 @@ class KeyAuthenticator:
         caller = self.trusted(claims.tenant, claims.narrow, claims.key, patience_s)
         return caller if not claims.key_id else as_issued(caller, claims)
 
-    def _entry(self, tenant: str, target: bytes) -> Reply | None:
+    def entry_refusal(self, tenant: str, target: bytes) -> Reply | None:
         """None if a balancer in this region may read the tenant's requests."""
         law = self._law()
         verdict = law.verdict(tenant, "", Scope.ENTRY)

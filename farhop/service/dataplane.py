@@ -102,7 +102,12 @@ class TlsSetup:
             manager.not_after,
             "part",
         )
-        metrics.gauge("certificate_stale", "1 if the files changed to what cannot be used.", manager.stale, "part")
+        metrics.gauge(
+            "certificate_stale",
+            "1 if the files changed and cannot be used: the earlier ones count.",
+            manager.stale,
+            "part",
+        )
 
     def open(self) -> None:
         """Begin to look at the files."""
@@ -160,11 +165,11 @@ def _descriptors() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-async def open_entry(listener: Listener, entry: Entry, ready: Callable[[], bool], settle_s: float = 0.0) -> int:
+async def open_entry(listener: Listener, entry: Entry, ready: Callable[[], bool]) -> int:
     """Listen for clients; returns the port. A shared port is joined when work can be done, or after a while all the
-    same: the kernel would send this instance its share of clients before it knows anybody to send them to. One's own
-    port waits for `settle_s`: clients who went elsewhere when we were gone are better off there until then."""
-    await until(ready, _JOIN_S if entry.reuse_port else settle_s)
+    same: the kernel would send this instance its share of clients before it knows anybody to send them to."""
+    if entry.reuse_port:
+        await until(ready, _JOIN_S)
     return await listener.open(entry.host, entry.port, reuse_port=entry.reuse_port)
 
 
@@ -235,7 +240,7 @@ class DataPlane:
             "request_slots_used", "Requests in flight, against limits.requests_max.", lambda: float(self.requests.used)
         )
         gauge("loop_lag_seconds", "The longest that the event loop was late in the last 15 s.", self.lag.worst_s)
-        counter("loop_late_seconds", "By how much it was late, in all.", lambda: self.lag.total_s)
+        counter("loop_late_seconds", "Seconds that the event loop was late, in total.", lambda: self.lag.total_s)
         gauge("buffered_bytes_max", "Request bytes that may be held.", lambda: float(budget.capacity_bytes))
         counter(
             "unknown_body_fields", "Requests with a body field unknown here.", lambda: dict(self.guard.unknown), "field"
@@ -275,10 +280,12 @@ def resumption(
         lambda: dict(made.outcomes), ("outcome", "reason"),
     )  # fmt: skip
     metrics.counter(
-        "resume_recomputed_tokens", "Tokens computed again where streams went on elsewhere; nobody is billed for.",
+        "resume_recomputed_tokens", "Tokens computed again where streams went on elsewhere; nobody is billed for them.",
         lambda: made.recomputed_tokens,
     )  # fmt: skip
     metrics.gauge(
-        "resume_kept_bytes", "Kept of streams under way, so that they can go on elsewhere.", lambda: made.kept_bytes
+        "resume_kept_bytes",
+        "Bytes kept of streams under way, so that they can go on elsewhere.",
+        lambda: made.kept_bytes,
     )
     return made

@@ -194,22 +194,22 @@ class ParserProcess:
             ours.close()
             raise
         ours.settimeout(PATIENCE_S)
-        self._link = ours
+        self.link = ours
 
     def ask(self, job: Job, body: bytes) -> ParsedBody:
-        send_message(self._link, msgspec.msgpack.encode(job), body)
-        return received_message(self._link, len(body))
+        send_message(self.link, msgspec.msgpack.encode(job), body)
+        return received_message(self.link, len(body))
 
     def end(self) -> None:
         """Kill it, and whoever waits for it gets an error."""
         with contextlib.suppress(OSError):
-            self._link.shutdown(socket.SHUT_RDWR)
+            self.link.shutdown(socket.SHUT_RDWR)
         self.child.kill()
         self.child.wait()
 
     def close(self) -> None:
         self.end()
-        self._link.close()
+        self.link.close()
 
 
 class LargeBodyReader:

@@ -88,7 +88,7 @@ class LawBook:
         state: StateDir | None = None,
         rng: Random | None = None,
     ) -> None:
-        self._stores, self._adopt, self._refused, self._log = stores, adopt, refused, log
+        self._stores, self.adopt, self._refused, self._log = stores, adopt, refused, log
         self._keys, self._state, self._rng = keys, state, rng
         self.law, self._world = law, law.topology
         self._held: _Read | None = None
@@ -131,7 +131,7 @@ class LawBook:
         self.law = Law(replace(self._world, epoch=epoch, tenants={}, models={}))
         self._source = "nowhere: nothing is lawful until the law that was in force is here again, or a later one"
         self._log_problems("law withheld", problems)
-        self._adopt(self.law)
+        self.adopt(self.law)
 
     async def begun(self) -> None:
         """Until every hub has answered; not for long, as one may have gone at this very moment."""
@@ -303,7 +303,7 @@ class LawBook:
         if self._log is not None:
             fields = {"epoch": read.policy.epoch, "author": read.policy.author, "why": read.policy.why}
             self._log.warning("law in force", str(read.policy.epoch), **fields)
-        self._adopt(self.law)
+        self.adopt(self.law)
         for hub in self._hubs.values():
             # Whoever sets a law writes it to one hub after the other: that one is late is no trouble yet.
             if hub.answered and hub.lost is None and (not hub.seen or self._is_older(hub.seen)):

@@ -165,7 +165,7 @@ class Limiter:
         self._wall_s: Callable[[float], float] = float
         self._book, self._store, self._safe = book, store, safe
         self._name = f"{name} {secrets.token_hex(8)}"  # what a process of its name held before is not its own
-        self._borrow, self._clock = borrow, clock
+        self.borrow, self._clock = borrow, clock
         self._roots: Documents[RootClaim] = Documents(lambda _, one: documents.decode_root(one), refused, "limit_root")
         self.lenders: dict[str, Lender] = {}
         self.tenants: dict[str, TenantLimits] = {}
@@ -441,7 +441,7 @@ class Limiter:
         )
         try:
             async with asyncio.timeout(ASK_S):
-                reply = await self._borrow(claim, request)
+                reply = await self.borrow(claim, request)
         except (grpc.aio.AioRpcError, TimeoutError, OSError):
             lender.silent_at = self._clock()
             return

@@ -61,8 +61,8 @@ class Pieces:
         longest_first = [re.escape(one) for one in sorted((one.content for one in added), key=len, reverse=True)]
         self._mark = re.compile("|".join(longest_first)) if self._clean else None
         # Two halves: what is used moves to the young one; once that is full, the old one goes.
-        self._young: dict[bytes, bytes] = {}
-        self._old: dict[bytes, bytes] = {}
+        self.young: dict[bytes, bytes] = {}
+        self.old: dict[bytes, bytes] = {}
         self._young_bytes = 0
 
     def ids(self, text: str) -> bytes:
@@ -108,20 +108,20 @@ class Pieces:
         return [text[begin:end] for begin, end in zip(begins, [*begins[1:], len(text)], strict=True)]
 
     def _known(self, key: bytes) -> bytes | None:
-        known = self._young.get(key)
+        known = self.young.get(key)
         if known is None:
-            known = self._old.get(key)
+            known = self.old.get(key)
             if known is not None:
                 self._keep(key, known)
         return known
 
     def _keep(self, key: bytes, ids: bytes) -> None:
-        if key in self._young:
+        if key in self.young:
             return
-        self._young[key] = ids
+        self.young[key] = ids
         self._young_bytes += len(ids) + _ENTRY_BYTES
         if self._young_bytes > BYTES_MAX // 2:
-            self._old, self._young, self._young_bytes = self._young, {}, 0
+            self.old, self.young, self._young_bytes = self.young, {}, 0
 
 
 def _key(piece: str) -> bytes:

@@ -103,9 +103,9 @@ class ModelTokenizer:
         self._adds_tokens = self._tokenizer.num_special_tokens_to_add(False) > 0
         self._pieces = Pieces(self._tokenizer, lambda texts: self._encoded(texts, special=False))
         beside = _beside(where, Path(files.file))
-        self._special = {name: _text(beside[name]) for name in _SPECIAL if name in beside}
+        self.special = {name: _text(beside[name]) for name in _SPECIAL if name in beside}
         source = _source(where, files.template or _named(Path(files.file))) or _default(beside.get("chat_template"))
-        self._template = _compiled(where, source, wall) if source else None
+        self.template = _compiled(where, source, wall) if source else None
         self._form = ChatForm(source, in_parts=_PARTS.search(source) is not None)
 
     def read(self, kind: Kind, body: bytes, *, whole: bool = True) -> TokenizedPrompt:
@@ -154,15 +154,15 @@ class ModelTokenizer:
     # -- chats
 
     def _chat(self, asked: dict[str, Any]) -> str:
-        if self._template is None or asked.get("chat_template") or asked.get("truncate_prompt_tokens") is not None:
-            raise UnreadableError("option" if self._template else "template")
+        if self.template is None or asked.get("chat_template") or asked.get("truncate_prompt_tokens") is not None:
+            raise UnreadableError("option" if self.template else "template")
         try:
             arguments = self._form.arguments(asked)
         except MediaError:
             raise UnreadableError("media") from None
         try:
             goes_on = arguments.pop("continue_final_message")  # no template is told
-            text = self._template.render(**(self._special | arguments))
+            text = self.template.render(**(self.special | arguments))
         except Exception:  # noqa: BLE001 - a template may raise anything; the request goes on without
             raise UnreadableError("template") from None
         return _cut(text, arguments["messages"][-1]["content"]) if goes_on else text

@@ -100,7 +100,7 @@ class EtcdStore(Store):
 
     async def list(self, prefix: str) -> tuple[Entry, ...]:
         """See the contract."""
-        return (await self._list(prefix))[1]
+        return (await self.listing(prefix))[1]
 
     async def put(self, key: str, value: bytes, expect_revision: int | None = None, ttl_s: float | None = None) -> int:
         """See the contract."""
@@ -173,7 +173,7 @@ class EtcdStore(Store):
             raise Conflict(key, expect_revision)
         return reply
 
-    async def _list(self, prefix: str) -> tuple[int, tuple[Entry, ...]]:
+    async def listing(self, prefix: str) -> tuple[int, tuple[Entry, ...]]:
         """All entries under the prefix and the revision they are of, page by page at that one revision."""
         start, end = _range(prefix)
         entries: list[Entry] = []
@@ -191,7 +191,7 @@ class EtcdStore(Store):
 
     async def _follow(self, prefix: str) -> AsyncGenerator[Change, None]:
         """One snapshot and what follows it, until a StoreError or a _GapError ends it."""
-        revision, entries = await self._list(prefix)
+        revision, entries = await self.listing(prefix)
         yield Change(ChangeKind.SNAPSHOT, revision, entries=entries)
         async with self.link.session() as client:
             self.link.watched(client)

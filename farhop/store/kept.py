@@ -47,7 +47,7 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
     entries: tuple[Entry, ...]
 
 
-_encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(_Snapshot).decode
+_encode, decode_snapshot = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(_Snapshot).decode
 
 
 class KeptStore(Store):
@@ -136,7 +136,7 @@ class KeptStore(Store):
         """What was kept of it; None if nothing can be told."""
         try:
             kept = await asyncio.to_thread(self._state.load, self.name(prefix))
-            return _decode(kept.document) if kept is not None else None
+            return decode_snapshot(kept.document) if kept is not None else None
         except (StateError, msgspec.DecodeError) as error:
             self._troubled(str(error))
             return None

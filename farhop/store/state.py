@@ -88,7 +88,7 @@ class StateDir:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._saving:
                 try:
-                    _write(beside, self._header(name, document) + document)
+                    write_whole(beside, self._header(name, document) + document)
                     beside.replace(path)
                     _flush_folder(self._folder)
                 except OSError:
@@ -128,7 +128,7 @@ def _checked(what: str, name: str) -> str:
     return name
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(data)
         file.flush()

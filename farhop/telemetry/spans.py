@@ -81,7 +81,7 @@ class _OpenSpan(Span):
 class _RecordedTrace(RequestTrace, kw_only=True):
     """A sampled request: gathers its records, and hands them over when it ends."""
 
-    _recorder: Recorder | None
+    recorder: Recorder | None
     _parent: context.Parent | None
     _flags: int
     _rng: Random
@@ -108,13 +108,13 @@ class _RecordedTrace(RequestTrace, kw_only=True):
         return _OpenSpan(context.write(self.traceparent[3:35], record.span_id, self._flags), record)
 
     def mute(self) -> None:
-        self._recorder, self.sampled = None, False
+        self.recorder, self.sampled = None, False
         self._records = []
         if self._parent is not None:  # the next tier hangs below the caller, not below a span that nobody will see
             self.traceparent = context.write(self._parent.trace_id, self._parent.span_id, self._flags)
 
     def end(self, end_ns: int, attributes: Mapping[str, Value] | None = None, error: str | None = None) -> None:
-        recorder, self._recorder, self.sampled = self._recorder, None, False
+        recorder, self.recorder, self.sampled = self.recorder, None, False
         if recorder is None:
             return
         root = self._root
@@ -124,7 +124,7 @@ class _RecordedTrace(RequestTrace, kw_only=True):
         self._records = []
 
     def _has_room(self) -> bool:
-        if self._recorder is None:
+        if self.recorder is None:
             return False
         if len(self._records) < SPANS_MAX:
             return True
@@ -150,25 +150,20 @@ class Tracing:
         self._bound = settings.sampler.bound
         self._passes_through = settings.disabled
         self._skipped = 0
-        self._recorder: Recorder | None = None
+        self.recorder: Recorder | None = None
         if settings.protocol is None:
             return
         from farhop.telemetry.recording import Recorder  # 0.3 s of imports, paid only where spans are exported
 
         try:
-            self._recorder = Recorder(settings.protocol, service, region, instance)
+            self.recorder = Recorder(settings.protocol, service, region, instance)
         except Exception as error:  # noqa: BLE001 - exporters raise classes of their own on a bad variable
             self.problems += (f"OTEL_EXPORTER_OTLP_*: spans are not exported: {error}; correct the variable",)
 
     @property
-    def exporting(self) -> bool:
-        """Whether spans are sent anywhere."""
-        return self._recorder is not None
-
-    @property
     def skipped(self) -> int:
         """Attributes refused and spans beyond the bound of their trace, since the start."""
-        return self._skipped + (self._recorder.skipped if self._recorder is not None else 0)
+        return self._skipped + (self.recorder.skipped if self.recorder is not None else 0)
 
     def begin(
         self, traceparent: bytes | None, tracestate: bytes | None, name: str, now_ns: int, rng: Random
@@ -194,11 +189,11 @@ class Tracing:
 
     async def flush(self, timeout_s: float = 5.0) -> bool:
         """Send what is queued now; False if that took longer (it then goes on in the background)."""
-        return self._recorder is None or await self._recorder.flush(timeout_s)
+        return self.recorder is None or await self.recorder.flush(timeout_s)
 
     async def close(self, timeout_s: float = 5.0) -> bool:
         """Send what is queued and stop; False if the collector did not take it in time. Safe to call twice."""
-        recorder, self._recorder = self._recorder, None
+        recorder, self.recorder = self.recorder, None
         if recorder is None:
             return True
         self._skipped += recorder.skipped
@@ -219,13 +214,13 @@ class Tracing:
         rng: Random,
     ) -> RequestTrace:
         flags = context.SAMPLED if parent is None else parent.flags | context.SAMPLED
-        if self._recorder is None:
+        if self.recorder is None:
             # Nothing is kept here, yet the choice stands: the tiers below may well export.
             span_id = _span_id(rng) if parent is None else parent.span_id
             return RequestTrace(context.write(trace_id, span_id, flags), tracestate)
         root = SpanRecord(name, "server", _span_id(rng), now_ns)
         traceparent = context.write(trace_id, root.span_id, flags)
         return _RecordedTrace(
-            traceparent, tracestate, True, _recorder=self._recorder, _parent=parent, _flags=flags, _rng=rng,
+            traceparent, tracestate, True, recorder=self.recorder, _parent=parent, _flags=flags, _rng=rng,
             _root=root, _records=[root],
         )  # fmt: skip

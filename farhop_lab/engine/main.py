@@ -60,7 +60,7 @@ async def host(settings: EngineSettings, tracer: Tracer | None = None) -> AsyncI
         gpus: list[tuple[EngineCore, Faults]] = []
         tokenizer = _tokenizer(settings)
         for index, port in enumerate(settings.listen_ports()):
-            publisher = _publisher(settings, index)
+            publisher = make_publisher(settings, index)
             replica = Replica(
                 settings.gpu(), text_model, time.monotonic, tracer=tracer, publisher=publisher, tokenizer=tokenizer,
                 adapters=settings.loras(), link=settings.link(), mode=settings.disaggregation_mode,
@@ -108,7 +108,7 @@ def _tokenizer(settings: EngineSettings) -> EngineTokenizer | None:
         raise TokenizerError(str(error)) from None
 
 
-def _publisher(settings: EngineSettings, index: int) -> KvPublisher | None:
+def make_publisher(settings: EngineSettings, index: int) -> KvPublisher | None:
     ports = settings.kv_ports(index)
     if ports is None:
         return None

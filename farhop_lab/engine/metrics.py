@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from farhop_lab.engine.core.scheduler import FINISHED_REASONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from prometheus_client.metrics_core import Metric
 
@@ -107,8 +107,8 @@ class Observations:
 
 
 class _VllmCollector(Collector):
-    def __init__(self, core: EngineCore, observations: Observations, model: str, wall: Callable[[], float]) -> None:
-        self._core, self._wall = core, wall
+    def __init__(self, core: EngineCore, observations: Observations, model: str) -> None:
+        self._core = core
         self._observations = observations
         self._labels = {"model_name": model, "engine": "0"}
 
@@ -159,7 +159,7 @@ class _VllmCollector(Collector):
             "waiting_lora_adapters": ",".join(core.adapters_of(running=False)),
         }
         family = GaugeMetricFamily("vllm:lora_requests_info", "Running stats on lora requests.", labels=list(labels))
-        family.add_metric(list(labels.values()), self._wall())
+        family.add_metric(list(labels.values()), time.time())
         yield family
 
     def _counters(self) -> Iterator[Metric]:
@@ -182,13 +182,11 @@ class _VllmCollector(Collector):
 
 
 class Exposition:
-    """One replica's /metrics page. `wall` is the time of day, in seconds since 1970."""
+    """One replica's /metrics page."""
 
-    def __init__(
-        self, core: EngineCore, observations: Observations, model: str, wall: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, core: EngineCore, observations: Observations, model: str) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_VllmCollector(core, observations, model, wall))
+        self._registry.register(_VllmCollector(core, observations, model))
 
     def page(self) -> bytes:
         """The text of the page, in Prometheus' text format 0.0.4."""

@@ -26,6 +26,7 @@ _TAG = 32
 _FIELDS_MAX = 64
 _ELEMENT, _KEY, _VALUE = -1, -2, -3
 _SEQUENCES = {_TUPLE: tuple, _LIST: list, _SET: frozenset}
+_CONSTANTS = (None, True, False)  # by _NONE, _TRUE, _FALSE
 _SMALL = 1 << 53
 
 
@@ -46,15 +47,17 @@ def made_up(n: int) -> int:
 
 
 class _Node:
-    """One column: the kinds of its entries, their whole numbers and floats, and the columns below."""
+    """One column: the kinds of its entries, their whole numbers and floats, and the columns below. `made`: of a tag's
+    entries how they are made, whether they are shared, and the columns of their parts, once that was looked up."""
 
-    __slots__ = ("at", "floats", "ints", "kids", "kinds")
+    __slots__ = ("at", "floats", "ints", "kids", "kinds", "made")
 
     def __init__(self) -> None:
         self.kinds = bytearray()
         self.ints: Any = []
         self.floats: Any = []
         self.kids: dict[int, _Node] = {}
+        self.made: dict[int, tuple[Callable[..., Any], bool, list[_Node]]] = {}
         self.at = 0
 
     def kid(self, key: int) -> _Node:
@@ -173,14 +176,22 @@ class Reader:
         if kind == _TEXT:
             return self._texts[next(node.ints)]
         if kind >= _TAG:
-            first, tag = self._tags[kind]
-            place = len(self._known)
-            if tag.shared:
+            make, shared, kids = node.made.get(kind) or self._made(node, kind)
+            place, get = len(self._known), self._get
+            if shared:
                 self._known.append(None)
-            kids, get = node.kids, self._get
-            # What was recorded before a tag got another field behind its others has no column of it.
-            value = tag.make(*[get(kids[key]) for key in range(first, first + len(tag.fields)) if key in kids])
-            if tag.shared:
+            parts: list[Any] = []
+            for kid in kids:  # most are plain, and read without a call of their own
+                part = kid.kinds[kid.at]
+                if part > _FLOAT:
+                    parts.append(get(kid))
+                    continue
+                kid.at += 1
+                parts.append(
+                    next(kid.floats) if part == _FLOAT else next(kid.ints) if part == _INT else _CONSTANTS[part]
+                )
+            value = make(*parts)
+            if shared:
                 self._known[place] = value
             return value
         if kind == _MADE:
@@ -203,7 +214,14 @@ class Reader:
             return self._bytes[next(node.ints)]
         if kind == _BIG:
             return self._bigs[next(node.ints)]
-        return {_NONE: None, _TRUE: True, _FALSE: False}[kind]
+        return _CONSTANTS[kind]
+
+    def _made(self, node: _Node, kind: int) -> tuple[Callable[..., Any], bool, list[_Node]]:
+        first, tag = self._tags[kind]
+        # What was recorded before a tag got another field behind its others has no column of it.
+        kids = [node.kids[key] for key in range(first, first + len(tag.fields)) if key in node.kids]
+        made = node.made[kind] = tag.make, tag.shared, kids
+        return made
 
 
 def dump(content: Any) -> bytes:

@@ -98,7 +98,7 @@ def a_rule(rng: Random) -> Document:
             return rule
 
 
-def a_tenant(rng: Random, name: str, models: Iterable[str] = MODELS) -> Document:
+def a_tenant(rng: Random, name: str) -> Document:
     """A tenant, whose every clause is there or not."""
     residency: Document = {"processing": a_rule(rng)}
     for scope, share in (("entry", 0.3), ("hints", 0.4)):
@@ -108,7 +108,7 @@ def a_tenant(rng: Random, name: str, models: Iterable[str] = MODELS) -> Document
         residency |= {"on_exhausted": "wait", "wait_max_s": 0.5}
     keys = [a_key(rng, name, key, residency) for key in "01" if rng.random() < 0.85]
     tenant: Document = {"name": name, "residency": residency, "keys": keys}
-    ruled = {model: a_rule(rng) for model in models if rng.random() < 0.15}
+    ruled = {model: a_rule(rng) for model in MODELS if rng.random() < 0.15}
     return tenant | ({"models": ruled} if ruled else {})
 
 

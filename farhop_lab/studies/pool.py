@@ -183,7 +183,7 @@ class _Crew:
 
     def _begin(self, job: Job) -> None:
         here, there = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_work, args=(there, msgspec.msgpack.encode(job)), daemon=True)
+        process = self._context.Process(target=work_apart, args=(there, msgspec.msgpack.encode(job)), daemon=True)
         process.start()
         there.close()
         self._busy[here] = (job, process)
@@ -216,7 +216,7 @@ class _Crew:
         self._busy.clear()
 
 
-def _work(there: connection.Connection, content: bytes) -> None:
+def work_apart(there: connection.Connection, content: bytes) -> None:
     """A cell's process. Ctrl-C is for its parent, who ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(BrokenPipeError):  # who asked for it is gone: nobody is left to tell

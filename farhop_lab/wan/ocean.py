@@ -16,7 +16,6 @@ from farhop_lab.wan.link import Link, LinkError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from farhop_lab.wan.tunnel import LinkLimits
 
 JITTER_SHARE = 0.02
 
@@ -36,8 +35,6 @@ class Ocean:
         speedup: float = 1.0,
         seed: int = 0,
         jitter_share: float = JITTER_SHARE,
-        bandwidth_mbps: float | None = None,
-        limits: LinkLimits | None = None,
     ) -> None:
         if not speedup > 0:
             raise LinkError(f"speedup: {speedup} is not above 0")
@@ -50,8 +47,6 @@ class Ocean:
                 self._delay_ms(ms),
                 self._delay_ms(ms) * jitter_share,
                 rng=Random(f"{seed} {a}>{b}"),
-                bandwidth_mbps=None if bandwidth_mbps is None else bandwidth_mbps * speedup,
-                limits=limits,
             )
             for (a, b), ms in self._rtt_ms.items()
         }

@@ -55,11 +55,11 @@ class Shaper:
     `delay + jitter`, as in a router's queue. `lost`: the path has forgotten this connection; nothing more comes out.
     """
 
-    __slots__ = ("_direction", "_queue", "_rng", "_settings", "lost", "queued_bytes")
+    __slots__ = ("_direction", "_rng", "_settings", "lost", "queue", "queued_bytes")
 
     def __init__(self, settings: LinkSettings, direction: Direction, rng: Random) -> None:
         self._settings, self._direction, self._rng = settings, direction, rng
-        self._queue: deque[tuple[float, bytes | Signal]] = deque()
+        self.queue: deque[tuple[float, bytes | Signal]] = deque()
         self.queued_bytes = 0
         self.lost = False
 
@@ -67,7 +67,7 @@ class Shaper:
         """An item enters the wire at `now` (monotonic seconds, never going back)."""
         size = len(item) if isinstance(item, bytes) else 0
         due = self._arrival(size, now)
-        self._queue.append((due, item))
+        self.queue.append((due, item))
         self.queued_bytes += size + CHUNK_OVERHEAD_BYTES
 
     def _arrival(self, size_bytes: int, now: float) -> float:
@@ -84,13 +84,13 @@ class Shaper:
     @property
     def due(self) -> float | None:
         """When the next item comes out; None if there is none, or nothing can come out."""
-        if self._settings.frozen or self.lost or not self._queue:
+        if self._settings.frozen or self.lost or not self.queue:
             return None
-        return self._queue[0][0]
+        return self.queue[0][0]
 
     def take(self, until: float) -> bytes | Signal | None:
         """The next signal due by then, or the bytes due by then up to the next signal, joined. None: nothing is due."""
-        queue = self._queue
+        queue = self.queue
         if not queue or queue[0][0] > until or self._settings.frozen or self.lost:
             return None
         item = queue.popleft()[1]
@@ -103,7 +103,7 @@ class Shaper:
         return item
 
     def _joined(self, first: bytes, until: float) -> bytes:
-        queue = self._queue
+        queue = self.queue
         parts, size = [first], len(first)
         while queue and queue[0][0] <= until:
             item = queue[0][1]
@@ -117,13 +117,13 @@ class Shaper:
 
     def thaw(self, now: float) -> None:
         """The freeze is over: all that was under way is sent again, from now (TCP's resending, without its backoff)."""
-        queue, self._queue = self._queue, deque()
+        queue, self.queue = self.queue, deque()
         for due, item in queue:
             size = len(item) if isinstance(item, bytes) else 0
             # Never earlier than it was due: whoever waits for it need not be woken sooner.
-            self._queue.append((max(self._arrival(size, now), due), item))
+            self.queue.append((max(self._arrival(size, now), due), item))
 
     def clear(self) -> None:
         """Drop all that is under way."""
-        self._queue.clear()
+        self.queue.clear()
         self.queued_bytes = 0

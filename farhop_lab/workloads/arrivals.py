@@ -30,12 +30,10 @@ def poisson(per_s: float, rng: Random, *, since: float = 0.0, until: float = inf
         yield at
 
 
-def varying(
-    per_s: Callable[[float], float], most_per_s: float, rng: Random, *, since: float = 0.0, until: float = inf
-) -> Iterator[float]:
+def varying(per_s: Callable[[float], float], most_per_s: float, rng: Random, *, until: float = inf) -> Iterator[float]:
     """Moments at a rate that changes, by thinning (Lewis and Shedler 1979): `per_s` of a moment is never above
     `most_per_s`, or that is said."""
-    for at in poisson(most_per_s, rng, since=since, until=until):
+    for at in poisson(most_per_s, rng, until=until):
         rate = per_s(at)
         if not 0.0 <= rate <= most_per_s * (1.0 + 1e-9):
             raise WorkloadError(f"a rate of {rate} a second at {at} s is not within 0 and {most_per_s}; give its bound")

@@ -26,7 +26,6 @@ from farhop_lab.workloads.traces import AzureRow, Histogram, LogRow, MooncakeRow
 
 ROWS_MAX = 5_000_000
 TOKENS_MAX = 10_000_000
-CLIENTS_MAX = 10_000
 MEMBER_BYTES_MAX = 256 * 1024 * 1024
 PAUSE_S_MAX = 604_800.0
 BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")

@@ -19,7 +19,6 @@ from pathlib import Path
 
 VIP = "192.0.2.1"
 ROUTER, SITES = "r", ("a", "b")
-AS_OF = {"r": 65000, "a": 65001, "b": 65002}
 NEEDED = ("ip", "bird", "birdc")
 BIRD = """
 router id 10.0.0.9;

@@ -182,7 +182,7 @@ class EmbeddedEtcd:
         """End it; with `wipe` its data, too, so that `start` begins with none."""
         await self._end()
         if wipe:
-            await asyncio.to_thread(shutil.rmtree, self._data(), ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, self.data_folder(), ignore_errors=True)
 
     async def __aenter__(self) -> Self:
         try:
@@ -203,7 +203,7 @@ class EmbeddedEtcd:
         sync = () if self._durable else ("--unsafe-no-fsync",)
         return [
             f"--name={self.name}",
-            f"--data-dir={self._data()}",
+            f"--data-dir={self.data_folder()}",
             f"--listen-client-urls={client}",
             f"--advertise-client-urls={client}",
             f"--listen-peer-urls={peer}",
@@ -271,7 +271,7 @@ class EmbeddedEtcd:
             raise EtcdLabError("etcd has no folder yet: start it")
         return Path(self._temporary.name)
 
-    def _data(self) -> Path:
+    def data_folder(self) -> Path:
         return self._home() / "data"
 
     def _tail(self) -> str:

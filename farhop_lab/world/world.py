@@ -103,7 +103,7 @@ class World:
         self.dns: Child | None = None
         self.dns_port = self.dns_admin_port = 0
         self._secret = secrets.token_urlsafe(32)
-        self._document: dict[str, Any] = {}  # of the topology
+        self.document: dict[str, Any] = {}  # of the topology
 
     @property
     def etcd(self) -> EmbeddedEtcd | None:
@@ -329,7 +329,7 @@ class World:
             ]
             eu = {"processing": {"allow": ["eu"]}, "entry": {"allow": ["eu"]}}
             document["tenants"].append({"name": EU_ENTRY, "residency": eu})
-        self._document = document
+        self.document = document
         hubs = {} if settings.etcd is not None else topology.hubs
         self.hubs = {hub: EtcdCluster(settings.members.get(hub, 1), self.folder / f"etcd-{hub}") for hub in hubs}
 
@@ -348,8 +348,8 @@ class World:
         """Every hub; their endpoints stand in the topology's file, from which balancers have them."""
         await together(*(cluster.start() for cluster in self.hubs.values()))
         if self.hubs:
-            self._document["hubs"] = {name: cluster.endpoints for name, cluster in self.hubs.items()}
-        self.topology_file.write_text(yaml.safe_dump(self._document, sort_keys=False))
+            self.document["hubs"] = {name: cluster.endpoints for name, cluster in self.hubs.items()}
+        self.topology_file.write_text(yaml.safe_dump(self.document, sort_keys=False))
 
     def _common(self, region: str, instance: str, admin_port: int) -> dict[str, Any]:
         return {

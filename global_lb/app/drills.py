@@ -47,7 +47,7 @@ class DrillSchedule:
     """See the module's head. `path`: this balancer's configuration."""
 
     def __init__(self, config: DrillsConfig, path: Path, rng: Random, log: Throttled) -> None:
-        self._config, self._path, self._log = config, path, log
+        self.config, self._path, self._log = config, path, log
         self._backoff = Backoff(rng, *AGAIN_S)
         self._process: asyncio.subprocess.Process | None = None
         self._ending = False
@@ -63,7 +63,7 @@ class DrillSchedule:
 
     def command(self) -> tuple[Sequence[str], Mapping[str, str]]:
         """Arguments and what is added to the environment: keys never stand on a command line."""
-        config = self._config
+        config = self.config
         fleet = ["--context", config.context] if config.context else ["--config", str(self._path)]
         arguments = ["-m", "farhop_cli", "drill", "schedule", "--watch", *fleet, "--out", config.out]
         added = {ENDS_WITH_STDIN: "1"}

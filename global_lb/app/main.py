@@ -385,7 +385,12 @@ class GlobalBalancer:
         gauge("prefix_trie_nodes", "Nodes of the prefix trie.", lambda: float(self.flow.regions.trie.nodes))
         gauge("region_up", "1 if the region may be chosen.", self._regions_up, "target")
         gauge("desired_replicas", "Replicas that should be there.", self._desired, ("target", "model"))
-        gauge("pilot_light_awake", "Of each pilot-light region: 1 awake, 0.5 waking, 0 asleep.", self._pilots, "target")
+        gauge(
+            "pilot_light_awake",
+            "State of each pilot-light region: 1 awake, 0.5 waking, 0 asleep.",
+            self._pilots,
+            "target",
+        )
         gauge("report_age_seconds", "Age of the last report of each region.", self._ages, "target")
         self.laws.observe(self.metrics)
         self.identities.observe(self.metrics)
@@ -394,7 +399,12 @@ class GlobalBalancer:
         counter(
             "region_prefix_predicted_tokens", "Prompt tokens expected cached there.", lambda: self._hits(0), "target"
         )
-        counter("region_prefix_actual_tokens", "Of the same requests, found cached.", lambda: self._hits(1), "target")
+        counter(
+            "region_prefix_actual_tokens",
+            "Prompt tokens of the same requests found cached there.",
+            lambda: self._hits(1),
+            "target",
+        )
         gauge(
             "region_cache_hit_calibration",
             "Share of expected hits that came true.",
@@ -481,7 +491,7 @@ class GlobalBalancer:
             self._close_drills,
             self.plane.drain,
             self.relay.close,
-            self._close_accounts,
+            self.close_accounts,
             self.watcher.close,
             self.limiter.close,
             self.roots.close,
@@ -496,7 +506,7 @@ class GlobalBalancer:
         if self.drills is not None:
             await self.drills.close()
 
-    async def _close_accounts(self) -> None:
+    async def close_accounts(self) -> None:
         if self.accounts is not None:
             await self.accounts.close()
 

@@ -141,7 +141,7 @@ class Regions:
         self._prices = prices or {}
         self.scaling, self.on_map = Scaling(pilots), frozenset[str]()  # the flow says which regions there are
         self.view = View({})
-        self._instances = Instances()  # of the view
+        self.instances = Instances()  # of the view
         self.trie = PrefixTrie()
         self.partial_blocks = PartialBlocks()
         self.liveness: dict[str, Liveness] = {}
@@ -197,7 +197,7 @@ class Regions:
         forgotten. None: nothing is known of it any more. To be settled next."""
         before = self.view.regions.get(name)
         self.view = self.view.put(name, known)
-        if self._instances.take(name, known) or before is None or known is None:
+        if self.instances.take(name, known) or before is None or known is None:
             self._forget_tables()
         self._moved(name)
         was = before.instances if before is not None else ()
@@ -225,7 +225,7 @@ class Regions:
             drift = drifts.get(line)
             if drift is None:
                 drift = drifts[line] = Drift()
-            slots_free = (capacity if alone else self._instances.reported(instance, model)).slots_free
+            slots_free = (capacity if alone else self.instances.reported(instance, model)).slots_free
             drift.reported(capacity.wait_ms, slots_free, instance.received_at)
 
     def _reshaped(self, was: tuple[Instance, ...], known: Region | None) -> None:
@@ -273,7 +273,7 @@ class Regions:
         usable = not asleep and self._usable(region, now)
         if (settled := self._settled.get(region)) and settled[0] is known and settled[1] == usable:
             return  # no guard had a say then
-        calm, warm, instances = True, self._warm, self._instances
+        calm, warm, instances = True, self._warm, self.instances
         ready = instances.served(region) if usable else {}
         for model in _models(known) if known is not None else ():
             line = (region, model)
@@ -306,7 +306,7 @@ class Regions:
     def standing(self, region: str, now: float) -> tuple[State, bool, Collection[str]]:
         """What a request on hold waits for: the region's state, whether it takes any at all, and for which models."""
         health = self.liveness.get(region, _UNKNOWN).read(now)
-        return health.state, health.share > 0.0, self._instances.served(region).keys()
+        return health.state, health.share > 0.0, self.instances.served(region).keys()
 
     def admitted_share(self, region: str, now: float) -> float:
         """The share of requests admitted without a penalty, for its most guarded model: 1 unless hot or coming back."""
@@ -318,7 +318,7 @@ class Regions:
         """What a refusal tells is newer than the instance's report, and holds until the next one."""
         if model not in instance.models or (instance.region, instance.name) not in self.loads:
             return
-        self._instances.refused(instance, model, reason, wait_ms)
+        self.instances.refused(instance, model, reason, wait_ms)
         self._moved(instance.region)
 
     def liveness_of(self, region: str) -> Liveness:
@@ -487,7 +487,7 @@ class Regions:
             self._seen[name] = health.state, health.why
             if health.state is State.DOWN or (health.state is State.DRAINING and not health.share):
                 absent[name] = f"{health.state}: {health.why}"
-            elif not self._instances.able(name, model):
+            elif not self.instances.able(name, model):
                 absent[name] = "no ready replica of this model" if name in self.view.regions else "never heard of"
             elif self.scaling.asleep(name) and health.state is State.UP:
                 asleep.append(name)  # better than who is silent, and than nobody
@@ -543,7 +543,7 @@ class Regions:
     def _table(self, model: str) -> Table:
         table = self._tables.get(model)
         if table is None:
-            names = self._instances.serving(model)
+            names = self.instances.serving(model)
             table = Table(names, self._here)
             if names:  # what nobody serves is not kept: anybody may ask for anything
                 self._tables[model] = table
@@ -557,11 +557,11 @@ class Regions:
         rows: list[tuple[str, Row]] = []
         sent: list[tuple[str, float, float, float]] = []
         for name, whole in stale.items():
-            able = self._instances.able(name, model)
+            able = self.instances.able(name, model)
             if whole or len(self.view.regions[name].instances) > 1:  # another instance may be the better one now
                 rows.append((name, self._row(name, model, now)))
             else:
-                capacity, load = self._instances.capacity(able[0], model), self.loads[name, able[0].name]
+                capacity, load = self.instances.capacity(able[0], model), self.loads[name, able[0].name]
                 sent.append((name, *remaining(capacity, load), self.cache_hit_calibration[name].at(now)))
         table.write(rows, sent)
         stale.clear()
@@ -572,7 +572,7 @@ class Regions:
         drift, region = self.drifts.get((name, instance.name, model)), self.view.regions[name]
         residual = self._residuals.get((name, model))
         return row_of(
-            self._instances.capacity(instance, model),
+            self.instances.capacity(instance, model),
             # Several send to the same replicas: what one of them was sent takes slots that all of them count.
             CombinedLoad(self.loads[name, i.name] for i in region.instances)
             if len(region.instances) > 1
@@ -588,13 +588,13 @@ class Regions:
     def best_instance(self, region: str, model: str) -> Instance | None:
         """The region's instance to ask: the least wait, with what was sent to each. Of equals the one with the most
         slots left, then each in turn, lest one process carry all that its region gets."""
-        able = self._instances.able(region, model)
+        able = self.instances.able(region, model)
         if len(able) < 2:
             return able[0] if able else None
         best, least = able[0], (inf, inf, inf)
         for instance in able:
             load = self.loads[region, instance.name]
-            wait_ms, left = remaining(self._instances.capacity(instance, model), load)
+            wait_ms, left = remaining(self.instances.capacity(instance, model), load)
             key = wait_ms, -left, load.turn
             if key < least:
                 best, least = instance, key

@@ -5,6 +5,7 @@ Never holds what must survive a swap: liveness, reservations and unacknowledged 
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -107,6 +108,14 @@ class View(msgspec.Struct, frozen=True):
     """All regions that report."""
 
     regions: dict[str, Region]
+
+    def reported_at(self, process: tuple[str, ...]) -> float:
+        """When a report of this very process (region, instance, incarnation) came, by whatever path."""
+        region, name, incarnation = process
+        known = self.regions.get(region)
+        instances = () if known is None else known.instances
+        same = (i.received_at for i in instances if i.name == name and str(i.incarnation) == incarnation)
+        return max(same, default=-inf)
 
     def models(self, regions: frozenset[str]) -> dict[str, ModelFacts]:
         """The models on offer in these regions, sorted, and what holds of them wherever they are served."""

@@ -102,8 +102,8 @@ class BalancerLink:
 
     def __init__(self, watcher: LinkEvents, name: tuple[str, str], address: str, config: LinksConfig) -> None:
         self._watcher, self._name, self.address, self._config = watcher, name, address, config
-        self._channel = channel(config, name[0], address, watcher.certificates, config.watch.ping_s)
-        self._stub = region_pb2_grpc.RegionStub(self._channel)
+        self.channel = channel(config, name[0], address, watcher.certificates, config.watch.ping_s)
+        self._stub = region_pb2_grpc.RegionStub(self.channel)
         self._alive_at = _loop_time()  # anything at all
         self._wake = asyncio.Event()  # to see whether to ping
         self._broke = False  # a stream, since the last ping
@@ -118,7 +118,7 @@ class BalancerLink:
     async def close(self) -> None:
         """Stop asking."""
         await self._tasks.close()
-        await self._channel.close(None)
+        await self.channel.close(None)
 
     async def _ping(self) -> None:
         watch, watcher, nonce = self._config.watch, self._watcher, 0

@@ -125,15 +125,15 @@ class Prefixes:
         self, trie: PrefixTrie, refused: Callable[[str], None], law_epoch: int = 0, forget_s: float = FORGET_S
     ) -> None:
         self._trie, self._refused, self._forget_s = trie, refused, forget_s
-        self._regions: dict[str, _Region] = {}
-        self._discarded: list[NodeMap] = []
+        self.regions: dict[str, _Region] = {}
+        self.discarded: list[NodeMap] = []
         self.law_epoch = law_epoch
 
     # -- by the links
 
     def begin(self, name: tuple[str, str]) -> PrefixStream:
         """A stream of this (region, instance) begins; an earlier one of it is void."""
-        region = self._regions.setdefault(name[0], _Region())
+        region = self.regions.setdefault(name[0], _Region())
         instance = region.instances.setdefault(name[1], _Instance())
         instance.session += 1
         instance.abandon()
@@ -141,14 +141,14 @@ class Prefixes:
 
     def state(self, region: str) -> str:
         """connected: all its instances report; behind: what is known is old, or not whole; never: none ever did."""
-        known = self._regions.get(region)
+        known = self.regions.get(region)
         if known is None or not known.known:
             return "never"
         return "connected" if known.connected else "behind"
 
     def behind_s(self, region: str, now: float) -> float | None:
         """Seconds since the first of its silent instances fell silent; None where none is, or none ever reported."""
-        known = self._regions.get(region)
+        known = self.regions.get(region)
         instances = known.instances.values() if known is not None else ()
         lost = [one.lost_at for one in instances if one.known and one.lost_at is not None]
         return now - min(lost) if lost else None
@@ -163,21 +163,21 @@ class Prefixes:
 
     def begin_anew(self) -> None:
         """What was reported or sent until now may not be known here any more: each reports anew what may be."""
-        for region in self._regions.values():
+        for region in self.regions.values():
             for one in region.instances.values():
                 one.abandon()
-                self._discarded += [one.nodes, *one.stale]
+                self.discarded += [one.nodes, *one.stale]
                 one.nodes, one.stale, one.connected = NodeMap(), [], False
                 one.incarnation = one.seq = 0
                 one.session += 1  # the streams under way are void
-            self._discarded += [region.old_nodes, region.young_nodes]
+            self.discarded += [region.old_nodes, region.young_nodes]
             region.young, region.old, region.young_nodes, region.old_nodes = [], [], NodeMap(), NodeMap()
 
     # -- by the flow
 
     def sent(self, region: str, chain: Sequence[int]) -> None:
         """A prompt began to be served there and is in the trie: provisional, where the region tells what it holds."""
-        known = self._regions.get(region)
+        known = self.regions.get(region)
         if known is None or not known.known or known.young_nodes.most >= SENT_NODES_MAX:
             return
         if chain and not known.holds(chain[-1]):
@@ -188,9 +188,9 @@ class Prefixes:
 
     def tidy(self, now: float) -> Iterator[None]:
         """A period of CONFIRM_S is over: take back what was not confirmed, forget what nobody has spoken for."""
-        while self._discarded:
-            yield from _free(self._discarded.pop())
-        for name, region in tuple(self._regions.items()):
+        while self.discarded:
+            yield from _free(self.discarded.pop())
+        for name, region in tuple(self.regions.items()):
             if not region.connected:
                 region.steady = False  # what comes first when it is back is not silence about what we sent
             elif not region.steady:

@@ -100,7 +100,7 @@ class Watcher:
         self.certificates, self._trouble = certificates, trouble
         if certificates is not None:
             certificates.changed = self._relink
-        self._config, self._topology, self._store = config, topology, store
+        self.config, self._topology, self._store = config, topology, store
         self.prefixes = prefixes if prefixes is not None else Prefixes(PrefixTrie(), refused)
         self._react, self._refused, self._clock, self._rng = react, refused, clock, rng
         self._reports: dict[tuple[str, str], tuple[RegionReport, float]] = {}
@@ -198,8 +198,8 @@ class Watcher:
         """By this map and these ways to its regions from now on. What of a region that is gone, or is no longer where
         its balancers may be, was known is forgotten; what stands in the hubs is read anew where there are more."""
         before, self._topology = self._topology, topology
-        rerouted = _reachability(self._config) != _reachability(config)
-        self._config = config
+        rerouted = _reachability(self.config) != _reachability(config)
+        self.config = config
         gone = before.regions.keys() - topology.regions.keys()
         left = {name for name, (report, _) in self._reports.items() if name[0] in gone or not self._in_place(report)}
         for name in left:
@@ -267,7 +267,7 @@ class Watcher:
             return self._doubt("address_not_allowed")  # what may be dialled is decided now, not when it was kept
         if self._closed or name in self._reports or len(self._reports) >= INSTANCES_MAX:
             return None
-        at = self._clock() - self._config.watch.report_age_s
+        at = self._clock() - self.config.watch.report_age_s
         self._reports[name] = (report, at)
         self._instances.setdefault(report.region, {})[report.instance] = self._instance(report, at)
         self._link(name, report)
@@ -278,16 +278,16 @@ class Watcher:
         """Whether a past incarnation is the one that lives: it counts on, while the later one has long been silent."""
         before, at = self._past.get(name), (report.incarnation, report.seq)
         self._past[name] = max(before, at) if before is not None else at
-        silent = now - received_at > self._config.watch.report_age_s
+        silent = now - received_at > self.config.watch.report_age_s
         return silent and before is not None and before[0] == at[0] and at[1] > before[1]
 
     def _in_place(self, report: RegionReport) -> bool:
         """Whether it names addresses where balancers of its region may be: who can write a report cannot have prompts
         sent to himself."""
         hosts = [address_of(one).host for one in (report.tier_address, report.control_address)]
-        if report.client_url and report.region in self._config.region_hosts:
+        if report.client_url and report.region in self.config.region_hosts:
             hosts.append(urlsplit(report.client_url).hostname or "")
-        return all(self._config.allows(report.region, host) for host in hosts)
+        return all(self.config.allows(report.region, host) for host in hosts)
 
     def _doubt(self, reason: str) -> str:
         self._refused(reason)
@@ -307,7 +307,7 @@ class Watcher:
 
     def _silent(self, name: tuple[str, str], now: float) -> bool:
         """Two signals against one instance: it does not report, and its channel is broken."""
-        return now - self._reports[name][1] > self._config.watch.report_age_s and not self._up.get(name, False)
+        return now - self._reports[name][1] > self.config.watch.report_age_s and not self._up.get(name, False)
 
     def _instance(self, report: RegionReport, received_at: float) -> Instance:
         offset_ms = self.distances.offset_ms((report.region, report.instance), report.incarnation)
@@ -319,7 +319,7 @@ class Watcher:
         known = self._tiers.get((region, address))
         if known is None:
             at = address_of(address)
-            known = Address(at.host, at.port, self._config.proxy(region), self._config.certified_name(region))
+            known = Address(at.host, at.port, self.config.proxy(region), self.config.certified_name(region))
             if len(self._tiers) >= INSTANCES_MAX:
                 self._tiers.clear()
             self._tiers[region, address] = known
@@ -333,13 +333,13 @@ class Watcher:
             return
         if known is not None:
             self._retire(known)
-        self.links[name] = BalancerLink(self, name, report.control_address, self._config)
+        self.links[name] = BalancerLink(self, name, report.control_address, self.config)
 
     def _relink(self) -> None:
         # A gRPC channel keeps the certificates it was opened with.
         for name, link in tuple(self.links.items()):
             self._retire(link)
-            self.links[name] = BalancerLink(self, name, link.address, self._config)
+            self.links[name] = BalancerLink(self, name, link.address, self.config)
 
     def on_tls_failure(self, address: str, why: str) -> None:
         """TLS with a regional balancer failed."""

@@ -115,7 +115,7 @@ class GlobalFlow:
         self._moving: dict[str, float] = {}  # drained regions that streams leave, and by when
         self._woken_at = -inf  # when all on hold were looked at last
         self._standings: dict[str, Any] = {}  # of each region, when it was last looked at for those on hold
-        self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
+        self.handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
             machine.RequestArrived: self._arrived,
             machine.AttemptBegan: self._began,
             machine.AttemptEnded: self._ended,
@@ -137,7 +137,7 @@ class GlobalFlow:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """One event in, commands out."""
-        return self._handlers[type(event)](event, now)
+        return self.handlers[type(event)](event, now)
 
     @property
     def under_way(self) -> int:
@@ -594,11 +594,7 @@ class GlobalFlow:
         if crowded or now >= state.held_until or state.law_refused(lawful) or state.unsupported:
             return [self._exhausted(state, decision.verdict, now)]
         due = min(state.held_until, now + ASK_AGAIN_S) if state.refusals else state.held_until
-        if held and now < state.due:
-            return []  # it waits already
-        self.held[request.id] = None
-        timer = self._timer(state, due)
-        return [timer] if held else [machine.Hold(request.id), timer]
+        return [] if held and now < state.due else self._hold(state, due)  # []: it waits already
 
     # -- queries of death: what may have ended two processes is not handed to a third (farhop.balance.health.suspects)
 
@@ -608,32 +604,28 @@ class GlobalFlow:
         if request.body_hash and reason in BROKE_OFF:
             process = (instance.region, instance.name, str(instance.incarnation))
             # Silence from before it was sent there is none of its doing.
-            last_seen_at = max(attempt.sent_at, self._reported_at(process))
+            last_seen_at = max(attempt.sent_at, self.regions.view.reported_at(process))
             self._suspects.broke_off((request.tenant, request.body_hash), process, last_seen_at, now)
-
-    def _reported_at(self, process: tuple[str, ...]) -> float:
-        """When a report of this very process came, by whatever path."""
-        region, name, incarnation = process
-        known = self.regions.view.regions.get(region)
-        instances = () if known is None else known.instances
-        same = (i.received_at for i in instances if i.name == name and str(i.incarnation) == incarnation)
-        return max(same, default=-inf)
 
     def _suspected(self, state: RequestState, now: float) -> list[Command] | None:
         """What to do instead of sending a request on; None where nothing is held against it."""
         request = state.request
-        quarantine = self._suspects.quarantine((request.tenant, request.body_hash), self._reported_at, now)
+        quarantine = self._suspects.quarantine((request.tenant, request.body_hash), self.regions.view.reported_at, now)
         state.quarantined = quarantine is not None
         if quarantine is None:
             return None
         if quarantine.sure:
             return [self._answer(state, outcome.ENDS_PROCESSES, _ENDED_TWO, quarantine.until - now)]
-        held, due = request.id in self.held, min(request.deadline, quarantine.until)
-        if held and state.due == due:
-            return []
-        self.held[request.id] = None
-        timer = self._timer(state, due)
-        return [timer] if held else [machine.Hold(request.id), timer]
+        due = min(request.deadline, quarantine.until)
+        return [] if request.id in self.held and state.due == due else self._hold(state, due)
+
+    def _hold(self, state: RequestState, due: float) -> list[Command]:
+        """It waits until somebody can be asked, and is looked at when due at the latest."""
+        request_id, timer = state.request.id, self._timer(state, due)
+        if request_id in self.held:
+            return [timer]
+        self.held[request_id] = None
+        return [machine.Hold(request_id), timer]
 
     def _timer(self, state: RequestState, at: float) -> Command:
         state.due = at
@@ -694,8 +686,7 @@ class GlobalFlow:
         full = state.attempts >= retry.ATTEMPTS_MAX or len(self.held) >= self.config.held_max
         if not state.resumes or state.held_until is None or now >= state.held_until or full:
             return []
-        self.held[state.request.id] = None
-        return [machine.Hold(state.request.id), self._timer(state, min(state.held_until, now + ASK_AGAIN_S))]
+        return self._hold(state, min(state.held_until, now + ASK_AGAIN_S))
 
     # -- endings and learning
 

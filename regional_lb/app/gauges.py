@@ -36,7 +36,7 @@ def observe_flow(metrics: TierMetrics, flow: RegionalFlow, clock: Callable[[], f
         "replica",
     )
     usable = partial(_usable_shares, flow, clock)
-    gauge("replica_usable_ratio", "Of its slots, what each replica may use; 0: none.", usable, "replica")
+    gauge("replica_usable_ratio", "Share of its slots that each replica may use; 0: none.", usable, "replica")
     gauge("replicas", "Replicas by state.", lambda: flow.fleet.standing.states(clock()), "state")
     counter("replica_ejections", "Ejections of replicas.", flow.fleet.standing.ejections.copy, "reason")
     ready = partial(_ready_replicas, flow, clock)
@@ -52,7 +52,7 @@ def observe_tokenizers(metrics: TierMetrics, flow: RegionalFlow, tokenizers: Tok
     counter("untokenized_prompts", "Prompts that could not be read as tokens.", lambda: tokenizers.unread, "reason")
     counter(
         "miscounted_prompts",
-        "Prompts of which an engine counts other tokens.",
+        "Prompts for which an engine counts other tokens than this balancer.",
         lambda: flow.fleet.mirror.guard.miscounts,
     )
     counter(

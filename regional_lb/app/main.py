@@ -380,7 +380,7 @@ class RegionalBalancer:
             self.listeners.close,
             self._tasks.close,
             self.relay.close,
-            self._close_accounts,
+            self.close_accounts,
             self.store.close,
             self.admin.close,
             self.plane.close,
@@ -401,7 +401,7 @@ class RegionalBalancer:
         if self.kv_listener is not None:
             await self.kv_listener.close()
 
-    async def _close_accounts(self) -> None:
+    async def close_accounts(self) -> None:
         if self.accounts is not None:
             await self.accounts.close()
 

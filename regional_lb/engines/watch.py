@@ -82,7 +82,7 @@ class Watcher:
         self._key = config.engine_key.get_secret_value() if config.engine_key else None
         self._ready: set[str] = set()  # whose last probe said so
         self._hung: set[str] = set()
-        self._at_rest: set[str] = set()  # whose last scrape said so
+        self.at_rest: set[str] = set()  # whose last scrape said so
         self._worked: dict[
             str, tuple[tuple[float | None, ...], float]
         ] = {}  # what a scrape said of its work, since when
@@ -125,7 +125,7 @@ class Watcher:
             now = watched.get(name)
             if now is not config and now != config:  # the first spares thousands of comparisons, field by field
                 del self._looking[name]
-                for known in (self._ready, self._hung, self._at_rest):
+                for known in (self._ready, self._hung, self.at_rest):
                     known.discard(name)
                 self._worked.pop(name, None)
                 self._problems.pop(name, None)
@@ -199,7 +199,7 @@ class Watcher:
                 self._problem(replica.label, "health", _unwell(prober.why, verdict), said=fails >= self._watch.fall)
                 self._probed(replica, verdict)
                 await self._pause(self._watch.probe_s)
-                if verdict is probes.READY and replica.label in self._at_rest:
+                if verdict is probes.READY and replica.label in self.at_rest:
                     await self._pause(self._watch.probe_s)  # its page was there meanwhile: every second look is spared
         finally:
             await prober.close()
@@ -280,7 +280,7 @@ class Watcher:
                     problem = f"{probes.url_of(address, path)}: {error}; its load is not seen until it serves metrics"
                     self._problem(replica.label, "metrics", problem)
                 places, rests = Places(), False
-            (self._at_rest.add if rests else self._at_rest.discard)(replica.label)
+            (self.at_rest.add if rests else self.at_rest.discard)(replica.label)
             await self._pause(self._rest_s if rests else self._watch.scrape_s)
 
     @property

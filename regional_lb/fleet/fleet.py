@@ -17,6 +17,7 @@ from farhop.balance.estimate.residual import Residual
 from farhop.balance.health.reading import State
 from farhop.balance.health.replica import Mode
 from farhop.balance.ledger import Ledger
+from farhop.balance.prefix.chain import marked_depth
 from regional_lb.fleet.adapters import Adapters
 from regional_lb.fleet.cache_mirror import CacheMirror
 from regional_lb.fleet.kv_growth import AnswerLengths, peak_tokens
@@ -329,6 +330,11 @@ class Fleet:
         self.speeds.restarted(name)
         self.trie.clear(name)
         self.unreported_hits.forget(name)
+
+    def shared_bytes(self, name: str, chain: tuple[int, ...], marks: tuple[int, ...]) -> float:
+        """Of a prompt with these marks, what somebody else under way at the replica holds in its KV cache anyway."""
+        shared = self.ledger.shared(name, marks)
+        return self.mirror.partial_blocks.bytes_behind(chain, marked_depth(shared)) if shared else 0.0
 
     def caches(self, name: str, chain: tuple[int, ...], hints: Verdict | None = None) -> None:
         """The replica holds this prefix now. `hints` says where that may be known: without, nowhere."""

@@ -8,6 +8,7 @@ speed in the flow.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Literal
 
 import msgspec
@@ -130,6 +131,15 @@ class View(msgspec.Struct, frozen=True):
     by_variant: dict[str, tuple[str, ...]]
     prefillers: dict[str, tuple[str, ...]] = {}
     decode_only: frozenset[str] = frozenset()
+
+    def unable_to_resume(self, model: str, carrier: Carrier) -> tuple[str, ...]:
+        """Replicas of a model that do not take up a stream that goes on by this."""
+        return tuple(name for name in self.by_model.get(model, ()) if not self.replicas[name].takes_up(carrier))
+
+    def sampled_at(self, process: tuple[str, ...]) -> float:
+        """When a replica (`process`: its name) last told of itself."""
+        replica = self.replicas.get(process[0])
+        return replica.sample.at if replica is not None and replica.sample is not None else -inf
 
     def facts(self, model: str) -> ModelFacts:
         """What holds of a model at all that serve it."""

@@ -70,7 +70,7 @@ class LimitRoot:
     def observe(self, metrics: TierMetrics) -> None:
         """Show how much of the limits is used. Whose they are stands in `status`."""
         metrics.gauge(
-            "limit_used_ratio", "Used of the limit that is used most, of those lent out here that count this.",
+            "limit_used_ratio", "Used share of the most used limit of each kind, of those lent out here.",
             lambda: dict(self._fullest), "kind",
         )  # fmt: skip
         metrics.gauge(

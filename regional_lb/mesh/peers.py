@@ -103,7 +103,7 @@ class Peers:
         peer_authenticator: PeerAuthenticator = ANY_PEER,
     ) -> None:
         self._config, self._flow, self.shares, self._store = config, flow, shares, store
-        self._react, self.refused, self.clock, self.rng = react, refused, clock, rng
+        self.react, self.refused, self.clock, self.rng = react, refused, clock, rng
         self._certificates, self.trouble, self._laws = certificates, trouble, laws
         self.feed = PeerFeed(flow, shares, incarnation, clock, self.met, peer_authenticator)
         self.known: dict[str, _Instance] = {}
@@ -224,7 +224,7 @@ class Peers:
             ticks = 1 if self.known else _TURN  # alone there is nobody to give way to
             await asyncio.sleep(ticks * TICK_S)
             if self.shares.contended:
-                self._react(TurnTimerFired())
+                self.react(TurnTimerFired())
             turn += ticks
             if turn % _TURN < ticks:
                 self._judge()
@@ -236,7 +236,7 @@ class Peers:
         live = frozenset(n for n, known in self.known.items() if known.synced and _lives(known, now))
         if anyway or (live, speaking) != self._taking_part:
             self._taking_part = live, speaking
-            self._react(PeersChanged(live, speaking, serving=not self.feed.draining))
+            self.react(PeersChanged(live, speaking, serving=not self.feed.draining))
 
     async def _forget(self) -> None:
         now = self.clock()
@@ -309,7 +309,7 @@ class Peers:
         known.draining = update.draining
         known.cached_seq = update.cached_seq
         known.stream_at, known.synced = self.clock(), True
-        self._react(event)
+        self.react(event)
         if first or (name in self._taking_part[0]) == known.draining:
             self._judge(anyway=first)
 

@@ -48,7 +48,7 @@ class PrefixPublisher:
         self._instance, self._flow, self._clock = instance, flow, clock
         self._incarnation, self._nodes_per_s = incarnation, nodes_per_s
         self._journal = flow.fleet.journal
-        self._snapshots = 0
+        self.snapshots = 0
         self._left_at: float | None = None
         self.readers = 0
 
@@ -136,8 +136,8 @@ class _Stream:
 
     def _snapshot(self) -> Steps:
         publisher, journal = self._publisher, self._journal
-        publisher._snapshots += 1
-        snapshot_id, number = publisher._snapshots, 0
+        publisher.snapshots += 1
+        snapshot_id, number = publisher.snapshots, 0
         self._at = self._sent = journal.seq
         before: list[Stored] | None = None
         for paths in journal.snapshot(self._region, SLICE_NODES):

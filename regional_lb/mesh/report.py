@@ -93,7 +93,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         """
         self._admin_tls = admin_tls
         self.limit_root: LimitRoot | None = None  # who lends out what tenants may use; main sets it
-        self._quiet_s, self._laws, self._peer_authenticator, self._signer = quiet_s, laws, peer_authenticator, signer
+        self.quiet_s, self._laws, self._peer_authenticator, self._signer = quiet_s, laws, peer_authenticator, signer
         self._region, self._instance, self._flow, self._clock = region, instance, flow, clock
         self._tier, self._control, self._admin = addresses
         self._incarnation, self._client_url = incarnation, client_url
@@ -324,9 +324,9 @@ class Reporter(region_pb2_grpc.RegionServicer):
 
         [] where more are asked about than may be, or nobody here can tell.
         """
-        if self._quiet_s is None or len(attempts) > ASKED_MAX:
+        if self.quiet_s is None or len(attempts) > ASKED_MAX:
             return []
-        known = (self._quiet_s(balancer, attempt) for attempt in attempts)
+        known = (self.quiet_s(balancer, attempt) for attempt in attempts)
         return [UNKNOWN if s is None else int(1e3 * min(max(s, 0.0), QUIET_LIMIT_S)) for s in known]
 
     async def Law(  # noqa: N802 - the service's name for it

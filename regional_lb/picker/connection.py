@@ -119,7 +119,7 @@ class GatewayConnection(asyncio.Protocol):
         self._partial, self._needed = bytearray(), len(http2.PREFACE)
         self._greeted = self._settled = False
         self._block: tuple[int, bool, list[bytes]] | None = None
-        self._room, self._taken = _WINDOW_BYTES, 0
+        self.room, self._taken = _WINDOW_BYTES, 0
         # Writing: what may be sent, and what this turn says.
         self._window, self._stream_window = http2.WINDOW_BYTES, http2.WINDOW_BYTES
         self._out: list[bytes | memoryview] = []
@@ -332,9 +332,9 @@ class GatewayConnection(asyncio.Protocol):
 
     def _data(self, flags: int, identity: int, payload: bytes) -> None:
         size, stream = len(payload), self.streams.get(identity)
-        self._room -= size
+        self.room -= size
         self._taken += size
-        if identity > self._last or not identity or self._room < 0:
+        if identity > self._last or not identity or self.room < 0:
             raise Http2Error(http2.PROTOCOL_ERROR, "DATA of no stream, or more of it than was allowed")
         if stream is None:
             return  # what was on its way
@@ -450,7 +450,7 @@ class GatewayConnection(asyncio.Protocol):
                     self._send_due(stream)
         if self._taken > _WINDOW_BYTES // 2:
             self._put(http2.window_update(0, self._taken))
-            self._room, self._taken = self._room + self._taken, 0
+            self.room, self._taken = self.room + self._taken, 0
         self._write()
         if self._leaves and not self.streams:
             self._end(http2.NO_ERROR, "")

@@ -76,7 +76,7 @@ class PickerServer:
         self.refused_mode = ""
         self.stopping = False
         self._relay, self._view, self._ready, self._log = relay, view, ready, log
-        self._streams: set[GatewayStream] = set()
+        self.open_streams: set[GatewayStream] = set()
         self._connections: set[GatewayConnection] = set()
         self._handshakes = None if tls is None else Handshakes(self._connection, tls)
         self._server: asyncio.Server | None = None
@@ -85,7 +85,7 @@ class PickerServer:
     @property
     def streams(self) -> int:
         """Requests that gateways have open here."""
-        return len(self._streams)
+        return len(self.open_streams)
 
     # -- opening and closing
 
@@ -106,10 +106,10 @@ class PickerServer:
         self.stopping = True
         if self._server is None:
             return
-        await self._emptied(deadline_s)
-        for stream in tuple(self._streams):
+        await self.emptied(deadline_s)
+        for stream in tuple(self.open_streams):
             stream.expel()
-        await self._emptied(1.0)
+        await self.emptied(1.0)
         await self.break_off()
 
     async def break_off(self) -> None:
@@ -123,8 +123,8 @@ class PickerServer:
         for connection in tuple(self._connections):
             connection.close()
 
-    async def _emptied(self, within_s: float) -> None:
-        await until(lambda: not self._streams, within_s)
+    async def emptied(self, within_s: float) -> None:
+        await until(lambda: not self.open_streams, within_s)
 
     def healthy(self, service: str) -> bool | None:
         """By the names that the protocol has; None for another."""
@@ -181,12 +181,12 @@ class PickerServer:
     def begin(self, wake: Callable[[], None]) -> GatewayStream:
         """A gateway brings a request."""
         stream = GatewayStream(self, wake, asyncio.get_running_loop().time)
-        self._streams.add(stream)
+        self.open_streams.add(stream)
         return stream
 
     def over(self, stream: GatewayStream) -> None:
         """That is over, and nothing more of it is to be said."""
-        self._streams.discard(stream)
+        self.open_streams.discard(stream)
 
     # -- stream.Picker
 

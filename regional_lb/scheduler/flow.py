@@ -30,6 +30,7 @@ from regional_lb.fleet.shares import Shares
 from regional_lb.fleet.table import ANY
 from regional_lb.fleet.view import ViewSwapped, model_of
 from regional_lb.scheduler import admission
+from regional_lb.scheduler.accepted_bytes import AcceptedBytes
 from regional_lb.scheduler.learning import Learning
 from regional_lb.scheduler.overdue import OverdueCheckDue, OverdueRequests
 from regional_lb.scheduler.pairs import Pairs
@@ -68,8 +69,6 @@ _HINTS = Scope.HINTS  # to look up an enum's member is a call, and this is asked
 
 MOVE_AGAIN_S = 2.0  # after a stream could not leave a drained replica: another may have room
 RESUMES_MAX = 3  # of one stream: what ends one engine after another is not handed on for ever
-ISSUERS_MAX = 4096  # global balancers; a report names as many (farhop.store.documents.report.ACCEPTED_LIMIT)
-ISSUERS_CHARS_MAX = 64 * 1024  # of all their names: one that was taken over may invent some, and a report must fit etcd
 
 K_WAITING = 8  # how many of the first in line are compared for the best prefix when a slot frees
 CHOOSY_S = 2.0  # how long a request waits for who serves it sooner than who has room: others may go on coming there
@@ -129,15 +128,14 @@ class RegionalFlow:
         self._patience = Patience(config.queue, self.queue, self.wait_estimate, weight_of)
         self.learning = Learning(self.fleet)
         self.scaling = Scaling(self.fleet, self.wait_estimate, config.scaling, config.scalings)
-        self.accepted_bytes: dict[str, float] = {}  # by global balancer, who sent last at the end
-        self._issuers_chars = 0
+        self.accepted_bytes = AcceptedBytes()
         self.news = 0  # events that were news: engines at rest say the same again, time after time
         self.wake: Callable[[], None] | None = None  # of who waits for news: to be called at least once
         self._suspects, self.overdue_requests = Suspects(), OverdueRequests()
         self.refusals = Refusals()
         self.requests: dict[str, RequestState] = {}
         self.budget = retry.RetryBudget(self.requests)
-        self._handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
+        self.handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
             machine.RequestArrived: self._arrived,
             machine.AttemptMoved: self._moved,
             machine.AttemptBegan: self._began,
@@ -167,7 +165,7 @@ class RegionalFlow:
             self.fleet.age(now)
             self.news += 1  # beside the event, which may be none
         news, wake = self.news, self.wake
-        commands = self._handlers[type(event)](event, now)  # which may bring an event about itself
+        commands = self.handlers[type(event)](event, now)  # which may bring an event about itself
         if wake is not None and self.news >= news:
             self.wake = None
             wake()
@@ -195,7 +193,7 @@ class RegionalFlow:
     def _arrived(self, event: machine.RequestArrived, now: float) -> list[Command]:
         request = event.request
         if request.issuer:
-            self._accepted(request.issuer, request.prompt_bytes)
+            self.accepted_bytes.add(request.issuer, request.prompt_bytes)  # whatever becomes of it
         if request.id in self.requests:
             return [machine.Answer(request.id, outcome.INVALID_FIELD, "a request with this id is under way")]
         refusal = admission.refusal(request, self.config.region, self.law, self.fleet.view, now)
@@ -222,25 +220,11 @@ class RegionalFlow:
                 return [self._refuse(state, turned.outcome, turned.detail, now)]
         if request.continues is not None:
             state.carrier = request.continues
-            if not self.wait_estimate.serving(state.variant, now, self._unable_to_resume(request.model, state.carrier)):
+            unable = self.fleet.view.unable_to_resume(request.model, state.carrier)
+            if not self.wait_estimate.serving(state.variant, now, unable):
                 return [self._refuse(state, outcome.NO_REPLICA, "no replica here takes up such a stream", now)]
         placed = self._place(state, now) if not self.queue.by_id or not self.queue.on_time(state.variant) else []
         return placed or self._hold(state, now)
-
-    def _accepted(self, issuer: str, prompt_bytes: int) -> None:
-        """Whatever becomes of it: the sender reckons with everything that reached us
-        (farhop.balance.estimate.unacknowledged).
-
-        Of too many senders the one not heard of for the longest is forgotten: it has nothing on its way to us.
-        """
-        known = self.accepted_bytes
-        if issuer not in known:
-            self._issuers_chars += len(issuer)
-        known[issuer] = known.pop(issuer, 0.0) + prompt_bytes
-        while len(known) > ISSUERS_MAX or self._issuers_chars > ISSUERS_CHARS_MAX:
-            oldest = next(iter(known))
-            self._issuers_chars -= len(oldest)
-            del known[oldest]
 
     def _moved(self, event: machine.AttemptMoved, now: float) -> list[Command]:
         """What it takes, it takes elsewhere. Nothing is learned from how long it takes there: nobody expected it."""
@@ -353,7 +337,7 @@ class RegionalFlow:
     def _resume(self, state: RequestState, failed: str, event: machine.AttemptFailed, now: float) -> list[Command]:
         """After a failure in mid-stream: from another replica, where the law of now and the bounds let it."""
         request, state.carrier = state.request, event.carried_by
-        unable = self._unable_to_resume(request.model, state.carrier)
+        unable = self.fleet.view.unable_to_resume(request.model, state.carrier)
         if state.resumes >= RESUMES_MAX or not self.wait_estimate.serving(state.variant, now, unable):
             self._over(state)
             return [machine.Answer(request.id, event.outcome, "the replica failed while answering")]
@@ -362,11 +346,6 @@ class RegionalFlow:
         state.resumes += 1
         state.started, state.replica, state.tried = False, "", (*state.tried, failed)
         return self._again(state, now)
-
-    def _unable_to_resume(self, model: str, carrier: machine.Carrier) -> tuple[str, ...]:
-        """Replicas that do not take up a stream that goes on by this."""
-        replicas = self.fleet.view.replicas
-        return tuple(name for name in self.fleet.view.by_model.get(model, ()) if not replicas[name].takes_up(carrier))
 
     def _tokenized(self, event: machine.PromptTokenized, now: float) -> list[Command]:  # noqa: ARG002
         """Where it is under way already they are compared with what its engine counts; where it waits it is placed by
@@ -501,7 +480,7 @@ class RegionalFlow:
         need, again = state.need, [self._move_at(state, now + MOVE_AGAIN_S)]
         known = self.fleet.view.replicas.get(state.replica)
         carrier: machine.Carrier = "ids" if known is not None and known.token_ids else "text"
-        unable = self._unable_to_resume(state.request.model, carrier)
+        unable = self.fleet.view.unable_to_resume(state.request.model, carrier)
         others = self.wait_estimate.serving(state.variant, now, (state.replica, *unable))
         if not others or not self.fleet.table(others).room(need.prompt_tokens, need.output_tokens, now).any():
             return [*again]
@@ -610,7 +589,7 @@ class RegionalFlow:
             return []
         barred = self.wait_estimate.outside(request) if request.among is not None else ()
         if state.carrier is not None:
-            barred = (*barred, *self._unable_to_resume(request.model, state.carrier))
+            barred = (*barred, *self.fleet.view.unable_to_resume(request.model, state.carrier))
         if state.tried and not self.wait_estimate.serving(state.variant, now, (*state.tried, *barred)):
             state.tried = ()  # better the same replica again than none
         choosy = state.held_at is None or now - state.held_at < CHOOSY_S
@@ -629,12 +608,14 @@ class RegionalFlow:
         if choice is None or choice.chosen is None:
             state.cached_tokens = choice.most_cached_tokens if choice is not None else 0.0
             return []
-        chosen = choice.chosen
+        chosen, need = choice.chosen, state.need
         if not self.fleet.admit(chosen.replica, now):
             return []
+        # A cached prefix cannot be evicted while it is used, so a hit takes room as well, but for what is shared.
         marks = chain.marks(request.chain)
-        own_tokens = self._own_tokens(state, chosen, marks)
-        if not self._holds(chosen.replica, own_tokens + state.need.output_tokens):
+        shared_tokens = self.fleet.shared_bytes(chosen.replica, need.chain, marks) / need.bytes_per_token
+        own_tokens = int(max(chosen.uncached_tokens, need.prompt_tokens - shared_tokens))
+        if not self._holds(chosen.replica, own_tokens + need.output_tokens):
             return []
         return self._send(state, choice, chosen, own_tokens, marks, now)
 
@@ -674,16 +655,6 @@ class RegionalFlow:
         """Whether its KV cache has room: of a prefix that it has cached less may be in use already than its room for
         the request was measured by."""
         return self.fleet.whole.holds(replica, tokens)
-
-    def _own_tokens(self, state: RequestState, chosen: Scored, marks: tuple[int, ...]) -> int:
-        """Of its prompt, what is in the replica's KV cache for its sake: a cached prefix cannot be evicted while it is
-        used, so a hit takes room as well, but for what somebody else there holds anyway."""
-        need, shared = state.need, self.fleet.ledger.shared(chosen.replica, marks)
-        if not shared:
-            return int(max(chosen.uncached_tokens, need.prompt_tokens))
-        depth = chain.marked_depth(shared)
-        shared_tokens = self.fleet.mirror.partial_blocks.bytes_behind(need.chain, depth) / need.bytes_per_token
-        return int(max(chosen.uncached_tokens, need.prompt_tokens - shared_tokens))
 
     def _hold(self, state: RequestState, now: float) -> list[Command]:
         request, tokens = state.request, state.need.prompt_tokens
@@ -869,13 +840,8 @@ class RegionalFlow:
         if request.body_hash and reason in BROKE_OFF:
             body = (request.tenant, request.body_hash)
             # Its server may answer for an engine that says it is broken: that is no sign of life.
-            last_seen_at = -inf if reason is outcome.ENGINE_BROKEN else self._sampled_at((state.replica,))
+            last_seen_at = -inf if reason is outcome.ENGINE_BROKEN else self.fleet.view.sampled_at((state.replica,))
             self._suspects.broke_off(body, (state.replica,), last_seen_at, now)
-
-    def _sampled_at(self, process: tuple[str, ...]) -> float:
-        """When a replica last told of itself."""
-        replica = self.fleet.view.replicas.get(process[0])
-        return replica.sample.at if replica is not None and replica.sample is not None else -inf
 
     def _suspected(self, state: RequestState, now: float) -> Answer | None:
         """The answer where two replicas are gone that it was under way at. Nobody waits here until that is sure: the
@@ -883,7 +849,7 @@ class RegionalFlow:
         request = state.request
         if not request.body_hash:
             return None
-        quarantine = self._suspects.quarantine((request.tenant, request.body_hash), self._sampled_at, now)
+        quarantine = self._suspects.quarantine((request.tenant, request.body_hash), self.fleet.view.sampled_at, now)
         if quarantine is None:
             return None
         self._over(state)

@@ -19,7 +19,7 @@ from farhop.balance.estimate.residual import corrected
 from regional_lb.fleet.table import ANY, LEAST, Rates
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from random import Random
 
     from numpy.typing import NDArray
@@ -290,20 +290,18 @@ def pick(
             names[row], score.item(row), need.prompt_tokens - left, left, backlog, pace_ms, tpot_ms,
             names[row] in known.exact, delay_ms.item(row) if delay_ms is not None else 0.0,
         )  # fmt: skip
-    own: tuple[Any, ...] = (uncached, score, table.backlog_tokens, table.in_flight)
-    if len(names) <= FIELD_MAX:
-        return Pick(
-            policy, names, need.prompt_tokens, need.output_tokens, table.paces(),
-            b"".join(own),
-            None if all_room else room, chosen, known.exact, delay_ms, blocking_ms, declined, explored,
-        )  # fmt: skip
-    kept = least(score, FIELD_MAX)
-    names = tuple([names[place] for place in kept.tolist()])
+    paces = table.paces()
+    own: Sequence[Any] = (uncached, score, table.backlog_tokens, table.in_flight)
+    if len(names) > FIELD_MAX:  # the best of them are remembered
+        kept = least(score, FIELD_MAX)
+        names = tuple([names[place] for place in kept.tolist()])
+        paces, own = paces[:, kept], [column[kept] for column in own]
+        room = room[kept]
+        delay_ms = delay_ms[kept] if delay_ms is not None else None
+        blocking_ms = blocking_ms[kept] if blocking_ms is not None else None
     return Pick(
-        policy, names, need.prompt_tokens, need.output_tokens, table.paces()[:, kept],
-        b"".join([column[kept] for column in own]),
-        None if all_room else room[kept], chosen, known.exact, delay_ms[kept] if delay_ms is not None else None,
-        blocking_ms[kept] if blocking_ms is not None else None, declined, explored,
+        policy, names, need.prompt_tokens, need.output_tokens, paces, b"".join(own),
+        None if all_room else room, chosen, known.exact, delay_ms, blocking_ms, declined, explored,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 from classic import NAIVE, Load, blind, gpus, l4, region
-from inprocess import HOP_KEY, MODEL, until
+from inprocess import MODEL, until
 
 from farhop_lab.engine.core.faults import Fault
 from regional_lb.app.main import RegionalBalancer
@@ -26,11 +26,6 @@ QUIET = {"watch": {"probe_s": 3600.0, "scrape_s": 3600.0}}
 PATIENT = {"watch": {"probe_s": 0.1, "scrape_s": 0.05, "timeout_s": 30.0}}
 # Engines and balancer are one loop here: who gives up sooner than that may stand still takes all of them for dead.
 STEADY = {"watch": {"probe_s": 0.1, "scrape_s": 0.05, "timeout_s": 5.0}}
-
-
-@pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 # -- a hot spot under long generations

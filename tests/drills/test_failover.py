@@ -339,7 +339,7 @@ async def law_of_epoch(world: Any, epoch: int) -> None:
     """The world's own law under a later epoch, in every hub, as `farhop law set` writes it; until all go by it."""
     document = {
         "epoch": epoch, "author": "drills", "why": f"epoch {epoch}", "at": datetime.now(UTC).isoformat(),
-        "tenants": world._document["tenants"], "models": world._document.get("models", []),
+        "tenants": world.document["tenants"], "models": world.document.get("models", []),
     }  # fmt: skip
     async with hubs_of(world) as store:
         await store.put(LAW_KEY, msgspec.json.encode(document))
@@ -376,7 +376,7 @@ def test_an_etcd_restored_from_a_backup_undoes_no_law(failing: RunningWorld, tmp
     """
     world = failing.world
     (member,) = world.hubs["pacific"].members
-    snapshot, data = tmp_path / "pacific.db", member._data()
+    snapshot, data = tmp_path / "pacific.db", member.data_folder()
 
     async def restored() -> None:
         await member.forget(wipe=True)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from aiohttp import web
 from classic import SPEEDUP, Gpu, gpus, l4, region
-from inprocess import HOP_KEY, MODEL, until
+from inprocess import MODEL, until
 
 from farhop_lab.engine.core.faults import Fault
 from farhop_lab.engine.core.sequence import Sequence, TextModel
@@ -24,11 +24,6 @@ from tests.conftest import at_once
 KEY = {"authorization": "Bearer sk-farhop-anywhere"}
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 TOKENS = 20
-
-
-@pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 class World:

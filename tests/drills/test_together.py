@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from aiohttp import web
 from classic import Gpu, l4, region
-from inprocess import HOP_KEY, MODEL, until
+from inprocess import MODEL, until
 
 from farhop_lab.engine.bootstrap import BootstrapRooms, Mode
 from farhop_lab.engine.core.faults import Fault
@@ -25,11 +25,6 @@ from tests.conftest import at_once
 KEY = {"authorization": "Bearer sk-farhop-anywhere"}
 COMPLETION = "/v1/completions"
 TOKENS = 20
-
-
-@pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 class World:

@@ -10,12 +10,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import real
 from clients import Entry
-from inprocess import HOP_KEY
-
-
-@pytest.fixture(autouse=True)
-def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 @pytest.fixture(scope="session")

@@ -117,13 +117,13 @@ def test_who_looked_at_an_older_one_decides_again(cli, stands, law):
 def test_of_two_at_once_one_is_refused(cli, stands, law, monkeypatch):
     cli.run("law", "set", law(), "--why", "one")
     document = policy.encode(policy.document_of(WORLD), 9, "bob", "meanwhile", AT)
-    trim = room._newest
+    trim = room.newest_law
 
     async def meanwhile(store, *given):
         await store.put(LAW_KEY, document)
         return await trim(store, *given)
 
-    monkeypatch.setattr(room, "_newest", meanwhile)
+    monkeypatch.setattr(room, "newest_law", meanwhile)
     assert "somebody else changed it" in cli.failed(cli.run("law", "set", law(), "--why", "x"), 1)
     assert law_of(stands).author == "bob"
 

@@ -49,6 +49,12 @@ def noun(request):
     return request.param
 
 
+@pytest.fixture(params=["drain", "split"])
+def either(request):
+    """Of each kind one: what ends by its lease and all entries follow, and what stands and its region follows."""
+    return request.param
+
+
 def test_what_is_set_is_shown_with_who_and_why_until_it_is_unset(cli, stands, noun):
     arguments, key, shown, _, undo = NOUNS[noun]
     before = datetime.now(UTC).replace(microsecond=0)
@@ -124,13 +130,13 @@ async def test_a_dry_run_that_not_all_answer_is_partial_and_says_so(cli, seen, n
     assert "cannot be reached" in why
 
 
-async def test_nobody_answers_what_would_move_and_nothing_is_made_up(cli, seen, noun):
+async def test_nobody_answers_what_would_move_and_nothing_is_made_up(cli, seen, either):
     seen.silent |= {(name, role) for name in REGIONS for role in ("global_admin", "regional_admin")}
-    force = ("--force",) if noun == "drain" else ()
-    told = await cli.in_thread(noun, "set", *NOUNS[noun][0], *SIGNED, *force, "--dry-run", "--json")
+    force = ("--force",) if either == "drain" else ()
+    told = await cli.in_thread(either, "set", *NOUNS[either][0], *SIGNED, *force, "--dry-run", "--json")
     assert told.exit_code == 3
     said = json.loads(told.stdout)
-    assert (said["effects"], len(said["unreachable"])) == ([], ASKED[noun])
+    assert (said["effects"], len(said["unreachable"])) == ([], ASKED[either])
 
 
 async def test_a_law_tried_without_all_of_them_is_partial_too(cli, seen, tmp_path):
@@ -144,16 +150,16 @@ async def test_a_law_tried_without_all_of_them_is_partial_too(cli, seen, tmp_pat
     assert (await cli.in_thread("law", "diff", str(tmp_path / "law.yaml"))).exit_code == 3
 
 
-async def test_what_one_of_two_hubs_tells_is_partial_and_what_is_written_there_is_not(cli, seen, noun):
+async def test_what_one_of_two_hubs_tells_is_partial_and_what_is_written_there_is_not(cli, seen, either):
     hubs = {"here": json.loads(seen.path.read_text())["etcd"], "gone": "127.0.0.1:1"}
     world_file.write(seen.path, replace(world_file.read(seen.path), hubs=hubs))
-    for words in ((noun, "get"), (noun, "set", *NOUNS[noun][0], *SIGNED, "--dry-run")):
+    for words in ((either, "get"), (either, "set", *NOUNS[either][0], *SIGNED, "--dry-run")):
         told = await cli.in_thread(*words)
         assert (told.exit_code, "etcd: hub gone: " in told.stderr) == (3, True)
-    told = await cli.in_thread(noun, "set", *NOUNS[noun][0], *SIGNED)
+    told = await cli.in_thread(either, "set", *NOUNS[either][0], *SIGNED)
     assert told.exit_code == 0
     assert "hub gone was not reached, so what stands there stands" in told.stderr
-    assert (await cli.in_thread(noun, "unset", *NOUNS[noun][4])).exit_code == 0
+    assert (await cli.in_thread(either, "unset", *NOUNS[either][4])).exit_code == 0
 
 
 def test_what_is_replaced_is_shown(cli, stands, noun):
@@ -162,24 +168,25 @@ def test_what_is_replaced_is_shown(cli, stands, noun):
     assert f"this replaces: {shown}, by ann@ops" in cli.run(noun, "set", *other, "--why", "x", "--by", "bob").stdout
 
 
-def test_a_file_is_compared_with_what_stands(cli, stands, noun, tmp_path):
-    arguments, _, shown, other, undo = NOUNS[noun]
-    assert cli.run(noun, "diff").exit_code == 0
-    cli.run(noun, "set", *arguments, *SIGNED)
-    (tmp_path / "was.json").write_text(cli.run(noun, "get", "--json").stdout)
+@pytest.mark.parametrize("either", ["drain", "split", "route"])  # of the last one word holds several
+def test_a_file_is_compared_with_what_stands(cli, stands, either, tmp_path):
+    arguments, _, shown, other, undo = NOUNS[either]
+    assert cli.run(either, "diff").exit_code == 0
+    cli.run(either, "set", *arguments, *SIGNED)
+    (tmp_path / "was.json").write_text(cli.run(either, "get", "--json").stdout)
     file = str(tmp_path / "was.json")
-    assert (cli.run(noun, "diff", file).exit_code, cli.run(noun, "diff", file).stdout) == (0, "no difference\n")
-    plain = cli.run(noun, "diff")
+    assert (cli.run(either, "diff", file).exit_code, cli.run(either, "diff", file).stdout) == (0, "no difference\n")
+    plain = cli.run(either, "diff")
     assert (plain.exit_code, plain.stdout) == (1, f"- {shown}\n")
-    cli.run(noun, "set", *other, "--why", "x")
-    changed = cli.run(noun, "diff", file, "--region", "virginia")
+    cli.run(either, "set", *other, "--why", "x")
+    changed = cli.run(either, "diff", file, "--region", "virginia")
     assert (changed.exit_code, changed.stdout[:2]) == (1, "~ ")
     assert changed.stdout.endswith(f"-> {shown.partition(': ')[2]}\n")
-    assert cli.run(noun, "diff", file, "--region", "tokyo").exit_code == 0
-    cli.run(noun, "unset", *undo)
-    added = cli.run(noun, "diff", file, "--json")
+    assert cli.run(either, "diff", file, "--region", "tokyo").exit_code == 0
+    cli.run(either, "unset", *undo)
+    added = cli.run(either, "diff", file, "--json")
     assert (added.exit_code, len(json.loads(added.stdout)["added"])) == (1, 1)
-    assert cli.run(noun, "diff", "-", "--json").exit_code == 2  # standard input is empty
+    assert cli.run(either, "diff", "-", "--json").exit_code == 2  # standard input is empty
 
 
 def test_what_was_is_looked_back_on(cli, stands, noun):
@@ -199,16 +206,16 @@ def test_what_was_is_looked_back_on(cli, stands, noun):
     assert "kernel update" not in cli.run(noun, "history", "tokyo").stdout
 
 
-def test_the_author_is_whoever_is_at_the_keyboard(cli, stands, noun, monkeypatch):
+def test_the_author_is_whoever_is_at_the_keyboard(cli, stands, either, monkeypatch):
     monkeypatch.setattr(setting.getpass, "getuser", lambda: "bob")
     monkeypatch.setattr(setting.socket, "gethostname", lambda: "desk")
-    output = json.loads(cli.run(noun, "set", *NOUNS[noun][0], "--why", "x", "--json").stdout)
+    output = json.loads(cli.run(either, "set", *NOUNS[either][0], "--why", "x", "--json").stdout)
     assert output["set"][0]["author"] == "bob@desk"
 
 
-def test_two_operators_at_once_do_not_overwrite_each_other(cli, stands, noun, monkeypatch):
-    arguments, key, _, other, undo = NOUNS[noun]
-    cli.run(noun, "set", *arguments, *SIGNED)
+def test_two_operators_at_once_do_not_overwrite_each_other(cli, stands, either, monkeypatch):
+    arguments, key, _, other, undo = NOUNS[either]
+    cli.run(either, "set", *arguments, *SIGNED)
     document = stands.get(ROOT + key)
 
     async def conflict(_self, where, *_arguments, **_options):
@@ -217,26 +224,26 @@ def test_two_operators_at_once_do_not_overwrite_each_other(cli, stands, noun, mo
     with monkeypatch.context() as patched:
         patched.setattr(EtcdStore, "put", conflict)
         patched.setattr(EtcdStore, "delete", conflict)
-        for command in ((noun, "set", *other, "--why", "y"), (noun, "unset", *undo)):
+        for command in ((either, "set", *other, "--why", "y"), (either, "unset", *undo)):
             assert "somebody else changed it" in cli.failed(cli.run(*command), 1)
     assert stands.get(ROOT + key) == document
 
 
-def test_balancers_that_do_not_follow_yet_are_named(cli, stands, noun, monkeypatch):
+def test_balancers_that_do_not_follow_yet_are_named(cli, stands, either, monkeypatch):
     monkeypatch.setattr(setting, "KNOWN_WITHIN_S", 0.2)
     stands.knowing = 0
-    result = cli.run(noun, "set", *NOUNS[noun][0], "--why", "x")
+    result = cli.run(either, "set", *NOUNS[either][0], "--why", "x")
     assert result.exit_code == 0
     assert "balancers follow it by now; the others follow when they can" in result.stderr
 
 
-def test_what_cannot_be_read_is_warned_of_and_unset(cli, stands, noun):
-    _, key, _, _, undo = NOUNS[noun]
+def test_what_cannot_be_read_is_warned_of_and_unset(cli, stands, either):
+    _, key, _, _, undo = NOUNS[either]
     stands.put(ROOT + key, b"nonsense")
-    assert f"{ROOT}{key} cannot be read" in cli.run(noun, "get").stderr
-    assert "cannot be read" in cli.run(noun, "history").stdout
-    assert "what stood there could not be read" in cli.run(noun, "unset", *undo).stdout
-    assert cli.run(noun, "get").stderr == ""
+    assert f"{ROOT}{key} cannot be read" in cli.run(either, "get").stderr
+    assert "cannot be read" in cli.run(either, "history").stdout
+    assert "what stood there could not be read" in cli.run(either, "unset", *undo).stdout
+    assert cli.run(either, "get").stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -249,21 +256,18 @@ def test_what_cannot_be_read_is_warned_of_and_unset(cli, stands, noun):
         (("--why", "x", "--config", "absent.yaml"), "--config"),
     ],
 )
-def test_what_is_at_fault_is_one_line_and_code_2(cli, stands, noun, more, message):
-    arguments, key, _, _, _ = NOUNS[noun]
-    output = cli.failed(cli.run(noun, "set", *arguments, *more), 2)
+def test_what_is_at_fault_is_one_line_and_code_2(cli, stands, either, more, message):
+    arguments, key, _, _, _ = NOUNS[either]
+    output = cli.failed(cli.run(either, "set", *arguments, *more), 2)
     assert message in output
     assert output.count("\n") == 1
     assert stands.get(ROOT + key) is None
 
 
-@pytest.mark.parametrize("verb", ["get", "set", "unset", "history"])
-def test_a_region_that_is_none_is_shown(cli, stands, noun, verb):
-    if noun == "pin" and verb == "unset":
-        return  # it names no region
-    arguments = NOUNS[noun][0][1:] if verb == "set" else ()
-    why = ("--why", "x") if verb == "set" else ()
-    assert 'did you mean "virginia"?' in cli.failed(cli.run(noun, verb, "virginai", *arguments, *why), 2)
+def test_a_region_that_is_none_is_shown(cli, stands, noun):
+    for verb in ("get", "set", "unset", "history") if noun in ("drain", "split") else ("set",):
+        arguments = (*NOUNS[noun][0][1:], "--why", "x") if verb == "set" else ()
+        assert 'did you mean "virginia"?' in cli.failed(cli.run(noun, verb, "virginai", *arguments), 2)
 
 
 @pytest.mark.parametrize(
@@ -289,14 +293,14 @@ def test_a_configuration_is_a_file_of_what_is_overridden(cli, stands, tmp_path):
     assert text.stdout == '~ virginia, tenant anywhere: {"policy":"waterfall"} -> {"policy":"nearest"}\n'
 
 
-def test_an_etcd_alone_is_enough_to_look_and_to_unset(cli, stands, noun):
-    arguments, _, shown, _, undo = NOUNS[noun]
-    cli.run(noun, "set", *arguments, *SIGNED)
+def test_an_etcd_alone_is_enough_to_look_and_to_unset(cli, stands, either):
+    arguments, _, shown, _, undo = NOUNS[either]
+    cli.run(either, "set", *arguments, *SIGNED)
     alone = ("--etcd", stands.endpoint)
-    assert shown in cli.run(noun, "get", *alone).stdout
-    assert cli.run(noun, "history", *alone).exit_code == 0
-    assert cli.run(noun, "diff", *alone).exit_code == 1
-    assert cli.run(noun, "unset", *undo, *alone).exit_code == 0
+    assert shown in cli.run(either, "get", *alone).stdout
+    assert cli.run(either, "history", *alone).exit_code == 0
+    assert cli.run(either, "diff", *alone).exit_code == 1
+    assert cli.run(either, "unset", *undo, *alone).exit_code == 0
 
 
 def test_whom_an_item_is_for_and_who_signed_it_as_text():

@@ -302,7 +302,7 @@ async def test_watching_draws_anew_and_outlives_silence(healthy, cli, monkeypatc
 async def test_on_a_terminal_it_is_drawn_in_place(healthy, cli, monkeypatch):
     out = io.StringIO()
     terminal = Console(file=out, force_terminal=True, width=100, height=30)
-    monkeypatch.setattr(show, "console", lambda: show._captured[-1] if show._captured else terminal)
+    monkeypatch.setattr(show, "console", lambda: show.captures[-1] if show.captures else terminal)
     draws = []
 
     def sleep(_s):

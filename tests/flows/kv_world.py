@@ -88,7 +88,7 @@ async def world(folder: Path, *, tokenizer: bool = True, events: bool = True, sc
     write(folder)
     async with AsyncExitStack() as stack:
         addresses, listed, publishers = [], [], list[KvPublisher]()
-        make = engine._publisher
+        make = engine.make_publisher
 
         def made(settings: EngineSettings, index: int) -> KvPublisher | None:
             publisher = make(settings, index)
@@ -96,8 +96,8 @@ async def world(folder: Path, *, tokenizer: bool = True, events: bool = True, sc
             publishers.append(publisher)
             return publisher
 
-        stack.callback(setattr, engine, "_publisher", make)
-        engine._publisher = made
+        stack.callback(setattr, engine, "make_publisher", make)
+        engine.make_publisher = made
         for index in range(replicas):
             port, replay = free_ports(2)
             settings = EngineSettings(

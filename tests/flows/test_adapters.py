@@ -7,15 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inprocess import HOP_KEY, MODEL, Answer, until
+from inprocess import MODEL, Answer, until
 from kv_world import World, words, world
 
 ADAPTERS = ["sql", "de", "fr"]
-
-
-@pytest.fixture(autouse=True)
-def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 def _lora(here: World, name: str) -> Any:

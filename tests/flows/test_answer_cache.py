@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pytest
 from aiohttp import web
-from inprocess import HOP_KEY, MODEL, Answer, Both, Engine, both, chat, read, send, tenant, topology, until
+from inprocess import MODEL, Answer, Both, Engine, both, chat, read, send, tenant, topology, until
 
 from farhop.accounts import segments
 from farhop.accounts.usage import Reading, Sums
@@ -30,11 +29,6 @@ SDKS = ("openai",)  # see conftest.py
 KEEPS = {"keep_answers_s": 600.0}
 SHARES = {"coalesce": True}
 TOKENS = 24
-
-
-@pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 def body(text: str = "why?", **more: Any) -> dict[str, Any]:
@@ -219,7 +213,7 @@ async def test_a_change_of_the_law_makes_all_unreachable() -> None:
         law = up.global_.flow.law
         later = Law(replace(law.topology, epoch=law.epoch + 1))
         up.regional.relay.react(LawChanged(later))
-        up.global_.laws._adopt(later)  # as it does when one comes from etcd
+        up.global_.laws.adopt(later)  # as it does when one comes from etcd
         assert up.global_.flow.law.epoch == law.epoch + 1
         assert len(up.global_.answer_cache.cache.store) == 0
         assert word(await send(up.entry, chat(body=body()))) == "miss"

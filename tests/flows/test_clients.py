@@ -6,16 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from inprocess import HOP_KEY, MODEL, Answer, Engine, both, chat, head, send, tenant, topology
+from inprocess import MODEL, Answer, Engine, both, chat, head, send, tenant, topology
 
 from farhop.balance.machine import RequestArrived
 
 MESSAGES = "/v1/messages"
-
-
-@pytest.fixture(autouse=True)
-def _hop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 def message(text: str = "hello", **more: Any) -> dict[str, Any]:

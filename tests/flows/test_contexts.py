@@ -90,7 +90,10 @@ async def fleet_of(
         public = authority.issue("entry")
         pair = {"cert_file": public.cert_file, "key_file": public.key_file}
         listen = {"listen": {"port": entry, "tls": pair}} if entry is not None else {}
-        above = global_config(admin=admin("global"), etcd=where, **listen)
+        # Both are on one loop with all else: where that stands still, a ping that is given up sooner says "channel
+        # broken" of a region that is well, and no drill may begin.
+        patient = {"ping_timeout_s": 10.0}
+        above = global_config(admin=admin("global"), etcd=where, watch=patient, **listen)
         regional = RegionalBalancer(below, world, Random(1))
         global_ = GlobalBalancer(above, world, Random(2))
         try:
@@ -252,6 +255,10 @@ async def test_drills_run_from_a_laptop_on_a_fleet_with_certificates_and_tokens(
     name, key = "law-change", ("--key", "acme=env:ACME_KEY")
     document = yaml.safe_load((SHIPPED / f"{name}.yaml").read_text())
     document |= {"before_s": 1, "after_s": 1, "parameters": {"region": "virginia", "soak_s": 1}}
+    # How soon the law is followed is this machine's affair: balancers and canaries are one loop. That it is measured is
+    # not, nor that nobody notices.
+    (followed,) = [one for one in document["hypotheses"] if one["measure"] == "law_followed_s"]
+    followed["at_most"] = 60
     (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(document))
     (port,) = free_ports(1)
     async with fleet_of(of_virginia(port), tmp_path, monkeypatch, port) as fleet:
@@ -261,6 +268,7 @@ async def test_drills_run_from_a_laptop_on_a_fleet_with_certificates_and_tokens(
         ran = json.loads(await process("drill", "run", name, *key, "--json"))
         assert (ran["verdict"], ran["measures"]["requests_failed"]) == ("PASS", 0)
         assert ran["measures"]["canaries"] > 5
+        assert ran["measures"]["law_followed_s"] > 0.0
         assert fleet.running.global_.flow.law.epoch == fleet.running.regional.flow.law.epoch == 2
         assert (await fleet.cli("drill", "report", "--of", name, "--verdict")).stdout.strip() == "PASS"
         assert ran["run"] in (await fleet.cli("drill", "history", "--json")).stdout

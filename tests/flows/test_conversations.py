@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from inprocess import HOP_KEY, MODEL, chat, send
+from inprocess import MODEL, chat, send
 from kv_world import BLOCK, World, words, world
 
 from farhop.balance.prefix.chain import BLOCK_BYTES
@@ -17,11 +17,6 @@ TURNS = 3
 FIRST, QUESTION, ANSWER = 400, 50, 200
 # An engine counts in blocks of tokens, we in blocks of bytes; and a role is spelled otherwise there than here.
 OFF_TOKENS = BLOCK_BYTES[0] / 4 + 2 * BLOCK
-
-
-@pytest.fixture(autouse=True)
-def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 async def _answer(here: World, body: dict[str, Any], path: str) -> tuple[str, str, int]:

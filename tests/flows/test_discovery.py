@@ -10,14 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inprocess import HOP_KEY, MODEL, Answer, Both, Engine, both, chat, send, streaming, topology, until
+from inprocess import MODEL, Answer, Both, Engine, both, chat, send, streaming, topology, until
 
 WORLD = topology()
-
-
-@pytest.fixture(autouse=True)
-def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 class Listing:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from farhop.identity.api_keys import digest, with_checksum
 from farhop.service.keybook import KeyBook
+from farhop.service.tasks import Tasks
 from farhop.store.contract import issued_key, route_key
 from farhop.store.documents import issued_keys
 from farhop.store.documents.issued_keys import IssuedKey
@@ -121,9 +122,11 @@ async def test_made_and_revoked_by_the_command_through_a_real_etcd(up: Both, mon
         store = EtcdStore(EtcdSettings((etcd.endpoint,)), Random(1))
         stack.push_async_callback(store.close)
         await store.open()
+        tasks = Tasks()
+        stack.push_async_callback(tasks.close)
         for balancer in (up.global_, up.regional):
             monkeypatch.setattr(balancer.keys, "_store", store)
-            balancer._tasks.start(balancer.keys.follow(), "watch a real etcd")
+            tasks.start(balancer.keys.follow(), "watch a real etcd")
 
         async def farhop(*words: str) -> Any:
             command = ["key", *words, "--etcd", etcd.endpoint, "--why", "test", "--by", "ann", "--json"]

@@ -9,15 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from inprocess import HOP_KEY, MODEL, Answer, chat, send, until
+from inprocess import MODEL, Answer, chat, send, until
 from kv_world import BLOCK, World, words, world
 
 from farhop.service.admin import Question
-
-
-@pytest.fixture(autouse=True)
-def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 def _cached(answer: Answer) -> int:
@@ -211,12 +206,12 @@ async def test_a_tokenizer_that_is_not_the_engines_is_found_out(tmp_path: Path) 
         (template,) = [here.balancer.listeners.tokenizers]
         assert template is not None
         model = template.by_model[MODEL]
-        model._special, model._template = {}, None  # as if the template were another
+        model.special, model.template = {}, None  # as if the template were another
         plain = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
         from farhop.service.clock import wall
         from farhop.service.tokenizer import _compiled
 
-        model._template = _compiled("test", plain, wall)
+        model.template = _compiled("test", plain, wall)
         text = words(10, 300)
         for n in range(5):
             await here.ask(text + words(20 + n, 3))

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from inprocess import HOP_KEY, Both, Engine, both, chat, head, send, streaming, tenant, topology, until
+from inprocess import Both, Engine, both, chat, head, send, streaming, tenant, topology, until
 
 from farhop.store.contract import LAW_KEY
 from farhop.store.sealed import inner
@@ -18,17 +18,6 @@ from farhop_lab.memory_store import MemoryStore
 from topology import policy
 
 ANYWHERE = {"processing": {"allow": ["world"]}}
-
-
-@pytest.fixture(autouse=True)
-def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    async with Engine().running() as running:
-        yield running
 
 
 @pytest.fixture

@@ -123,12 +123,6 @@ async def test_even_if_all_etcd_is_gone_a_restart_keeps_the_law(tmp_path: Path) 
 # -- over gRPC, where a hub tells nothing
 
 
-@pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    async with Engine().running() as running:
-        yield running
-
-
 async def test_a_signed_law_comes_over_grpc_to_who_has_lost_etcd_in_either_direction(engine: Engine) -> None:
     signed = {"signing": SIGNING}
     async with both(engine, WORLD, regional=signed, global_=signed) as up:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from random import Random
 
 import pytest
-from inprocess import HOP_KEY, until
+from inprocess import until
 from regions import NOWHERE, WORLD, Clock, Region, a_report, put, watching
 
 from farhop.balance.health.region import LivenessConfig
@@ -17,11 +17,6 @@ from global_lb.links import watch
 from global_lb.routing.flow import FlowConfig, GlobalFlow
 from tests.conftest import unhindered
 from topology.law import Law
-
-
-@pytest.fixture(autouse=True)
-def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 @pytest.fixture

@@ -10,14 +10,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
-from inprocess import HOP_KEY, MODEL, PAGE, Answer, Engine, both, chat, send, streaming, topology
+from inprocess import MODEL, PAGE, Answer, Engine, both, chat, send, streaming, topology
 
 CLOSE = None  # in place of a piece: the engine closes the connection
-
-
-@pytest.fixture(autouse=True)
-def _hop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 class OddEngine(Engine):

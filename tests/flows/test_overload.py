@@ -22,7 +22,7 @@ from farhop_lab.sim.sites import flat, gpus
 from farhop_lab.sim.world import World
 from topology.model import Rule
 
-CAPACITY_PER_S, DEADLINE_S, LONG_S, WARM_S = 4.3, 20.0, 90.0, 30.0
+CAPACITY_PER_S, DEADLINE_S, LONG_S, WARM_S = 4.3, 20.0, 66.0, 26.0
 
 
 class Run(msgspec.Struct):

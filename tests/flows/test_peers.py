@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 import yaml
-from inprocess import HOP_KEY, MODEL, common, global_config, topology, until
+from inprocess import MODEL, common, global_config, topology, until
 from peering import SLOTS, Region, config, region
 
 from farhop_lab.memory_store import MemoryStore
@@ -38,11 +38,6 @@ def etcd() -> Iterator[str]:
             yield embedded.endpoint
         finally:
             runner.run(embedded.stop())
-
-
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 async def test_the_second_turn_through_another_instance_finds_the_first_ones_replica(etcd: str) -> None:
@@ -156,7 +151,7 @@ async def test_each_replica_is_reported_once_through_join_and_leave(etcd: str) -
 
 def _slots_seen(above: GlobalBalancer) -> list[int]:
     """What a global balancer thinks is free, by the instance it would ask."""
-    each = above.flow.regions._instances
+    each = above.flow.regions.instances
     return [each.capacity(instance, MODEL).slots_free for instance in each.able("virginia", MODEL)]
 
 

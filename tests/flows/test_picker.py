@@ -34,11 +34,6 @@ pytestmark = pytest.mark.envoy
 STREAM = {"model": MODEL, "messages": [{"role": "user", "content": "x" * 2000}], "stream": True}
 
 
-@pytest.fixture(autouse=True)
-def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
-
-
 def addresses(one: Stage) -> list[str]:
     return [engine.address for engine in one.engines]
 

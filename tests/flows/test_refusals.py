@@ -135,7 +135,7 @@ def test_nobody_is_refused_whom_an_ideal_queue_would_serve_in_time(small: Small)
 
 
 def test_overload_refuses_the_excess_and_hardly_more() -> None:
-    small = Small({"a": 8, "b": 8}, 1.0, {"a": 20.0, "b": 4.0}, 0.0, 3, until_s=60.0)
+    small = Small({"a": 8, "b": 8}, 1.0, {"a": 20.0, "b": 4.0}, 0.0, 3, until_s=40.0)
     found = judged(small, run(small), EXCESS_S)
     assert small.load == 1.5
     assert found["feasible"] == 0

@@ -9,7 +9,7 @@ from random import Random
 
 import msgspec
 import pytest
-from inprocess import HOP_KEY, until
+from inprocess import until
 from resumes import TOKENS, Cutter, ask, chat, completion, cut_once, fleet, outcomes, sound, text_of
 
 from farhop.accounts import segments
@@ -19,11 +19,6 @@ from farhop.relay.upstream.resumable import ContinuedRun
 from farhop_lab.engine.core.faults import OOM_TEXT
 from regional_lb.scheduler.flow import RESUMES_MAX
 from tests.drills import classic
-
-
-@pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 async def test_streams_cut_anywhere_say_what_whole_ones_say() -> None:
@@ -52,7 +47,7 @@ async def test_streams_cut_anywhere_say_what_whole_ones_say() -> None:
         assert balancer.flow.under_way == 0
 
 
-EVERY = 5  # bytes; 1 takes some 20 s
+EVERY = 13  # bytes; 1 takes some 20 s
 
 
 async def test_a_stream_cut_at_any_byte_of_it_goes_on() -> None:
@@ -80,7 +75,7 @@ async def test_a_stop_string_is_found_over_the_seam_and_never_shown() -> None:
     async with fleet() as (balancer, url, engines):
         for one in engines:
             one.replica.text_model = msgspec.structs.replace(one.replica.text_model, wide=True)
-        for number in range(36):
+        for number in range(18):
             make = (chat, completion)[number % 2]
             prompt, results = f"{number} erzähl vom Meer", {"stream_options": {"include_usage": True}}
             whole = text_of(await ask(url, make(prompt, **results)))
@@ -96,7 +91,7 @@ async def test_a_stop_string_is_found_over_the_seam_and_never_shown() -> None:
             used = [[e["usage"] for e in found if e.get("usage")] for found in (events, expected)]
             assert len(used[0]) == len(used[1]) == 1
             assert used[0][0]["completion_tokens"] == used[1][0]["completion_tokens"]
-        assert outcomes(balancer)["resumed", ""] >= 15
+        assert outcomes(balancer)["resumed", ""] >= 7
         assert set(outcomes(balancer)) == {("resumed", "")}
         assert balancer.flow.under_way == 0
 

@@ -10,18 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
-from inprocess import HOP_KEY, MODEL, Engine, both, head, streaming, topology
+from inprocess import MODEL, Engine, both, head, streaming, topology
 from inprocess import chat as chat_request
 from resumes import ask, chat, completion, cut_once, fleet, outcomes, sound, text_of
 
 from tests.drills import classic
 
 TEXT: dict[str, Any] = {"engine": "sglang", "resume": {"mode": "text"}}
-
-
-@pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 def used(events: list[dict[str, Any]]) -> tuple[int, int, int]:

@@ -20,6 +20,7 @@ from farhop.balance import outcome
 from farhop.balance.machine import AttemptBegan, AttemptEnded, AttemptFailed, HeaderMatch, RequestArrived
 from farhop.balance.prefix.chain import chain
 from farhop.service.admin import Question
+from farhop.service.tasks import Tasks
 from farhop.store.contract import split_key
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_settings import EtcdSettings
@@ -365,7 +366,9 @@ async def test_a_live_etcd_flips_a_region(monkeypatch: pytest.MonkeyPatch, engin
         balancer = up.regional
         _, followed, *_ = balancer.overrides
         monkeypatch.setattr(followed, "_store", store)
-        balancer._tasks.start(followed.follow(), "watch a real etcd")
+        tasks = Tasks()
+        stack.push_async_callback(tasks.close)
+        tasks.start(followed.follow(), "watch a real etcd")
         assert await version(up.entry) == "v1"
         key = split_key("virginia")
         command = ["split", "set", "virginia", "--etcd", etcd.endpoint, "--model", SERVED, "--weights", "v1=0,v2=100"]

@@ -213,7 +213,7 @@ async def test_the_tiers_take_up_renewed_certificates_of_a_new_authority_without
         assert await asked(up.client, renewed.context(renewed.client)) == "hello"
         (again,) = up.global_.watcher.links.values()
         assert again is not link
-        await until(lambda: again._channel.get_state() is grpc.ChannelConnectivity.READY)
+        await until(lambda: again.channel.get_state() is grpc.ChannelConnectivity.READY)
 
 
 def test_a_configuration_that_cannot_be_used_is_one_line_and_exit_code_2(

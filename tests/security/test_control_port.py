@@ -9,11 +9,10 @@ from random import Random
 from typing import Any
 
 import grpc
-import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from farhop_wire import peers_pb2, peers_pb2_grpc, region_pb2, region_pb2_grpc
-from inprocess import HOP_KEY, Engine, global_config, regional_config, topology
+from inprocess import Engine, global_config, regional_config, topology
 from peer_stage import Other, Stage
 from regions import a_report, config, watching
 
@@ -27,11 +26,6 @@ from farhop_lab.world.certs import Authority, Pair
 from regional_lb.app.main import RegionalBalancer
 
 DENIED = grpc.StatusCode.PERMISSION_DENIED
-
-
-@pytest.fixture(autouse=True)
-def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 def private_key() -> bytes:
@@ -169,7 +163,7 @@ async def test_an_address_where_no_balancer_of_the_region_may_be_is_refused() ->
     }.items():  # fmt: skip
         assert told_where.allows("tokyo", host) is allowed, host
     async with watching() as (watcher, _, found):
-        watcher._config = global_config(region_hosts=hosts)
+        watcher.config = global_config(region_hosts=hosts)
         assert watcher.on_report(a_report(tier_address="6.6.6.6:80")) == "address_not_allowed"
         assert watcher.on_report(a_report(control_address="6.6.6.6:80")) == "address_not_allowed"
         assert watcher.on_report(a_report(client_url="https://evil.example")) == "address_not_allowed"

@@ -22,17 +22,6 @@ BODY = chat().partition(b"\r\n\r\n")[2]
 PATH = b"/v1/chat/completions"
 
 
-@pytest.fixture(autouse=True)
-def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    async with Engine().running() as running:
-        yield running
-
-
 @pytest.fixture
 async def up(engine: Engine) -> AsyncIterator[Both]:
     async with both(engine, topology()) as running:

@@ -22,7 +22,7 @@ from smuggling import EVIL, Case, cases
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "flows"))
 
-from inprocess import HOP_KEY, PAGE, Both, both, tenant, topology
+from inprocess import PAGE, Both, both, tenant, topology
 
 CASES = cases()
 _MARK = re.compile(rb"(outer|inner)#([0-9]{3})#")
@@ -39,11 +39,6 @@ class Recorder(Upstream):
 
     def asked_for(self) -> list[Message]:
         return [message for message in self.asked if message.line.startswith("POST ")]
-
-
-@pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 @asynccontextmanager

@@ -50,65 +50,65 @@ class Estimates:
     of may be refused for it: that goes back to the guess, and none of a hundred times the length carries it off.
     """
 
-    __slots__ = ("_bytes_per_token", "_output", "now")
+    __slots__ = ("bytes_by_tenant", "now", "outputs_by_tenant")
 
     def __init__(self) -> None:
-        self._bytes_per_token: OrderedDict[str, Mean] = OrderedDict()
-        self._output: OrderedDict[tuple[str, str], RevertingMean] = OrderedDict()
+        self.bytes_by_tenant: OrderedDict[str, Mean] = OrderedDict()
+        self.outputs_by_tenant: OrderedDict[tuple[str, str], RevertingMean] = OrderedDict()
         self.now = 0.0  # whoever owns this sets it from time to time
 
     def bytes_per_token(self, model: str) -> float:
         """Bytes of canonical prompt per token of the model."""
-        known = self._bytes_per_token.get(model)
+        known = self.bytes_by_tenant.get(model)
         return BYTES_PER_TOKEN if known is None or known.value is None else known.value
 
     def output_tokens(self, tenant: str, model: str, max_tokens: int | None) -> float:
         """Tokens the answer will probably have, at most what the request allows."""
-        known = self._output.get((tenant, model))
+        known = self.outputs_by_tenant.get((tenant, model))
         expected = OUTPUT_TOKENS if known is None else known.at(self.now)
         return expected if max_tokens is None or expected < max_tokens else max(1.0, float(max_tokens))
 
     def knows_output(self, tenant: str, model: str) -> bool:
         """Whether any answer to the tenant was seen: else `output_tokens` is a guess."""
-        return (tenant, model) in self._output
+        return (tenant, model) in self.outputs_by_tenant
 
     def learn(self, tenant: str, model: str, prompt_bytes: int, usage: Usage) -> None:
         """Take a finished request's usage. Samples outside their domain change nothing."""
         if usage.prompt_tokens > 0 and prompt_bytes >= _SMALLEST_PROMPT_BYTES:
-            known = self._bytes_per_token.get(model)
-            ratio = known or _bytes_per_token()
+            known = self.bytes_by_tenant.get(model)
+            ratio = known or bytes_by_tenant()
             if ratio.update(prompt_bytes / usage.prompt_tokens):
                 if known is not None:
-                    self._bytes_per_token.move_to_end(model)
+                    self.bytes_by_tenant.move_to_end(model)
                 else:
-                    _keep(self._bytes_per_token, model, ratio)
+                    _keep(self.bytes_by_tenant, model, ratio)
         if usage.completion_tokens > 0:
-            output = self._output.get((tenant, model))
+            output = self.outputs_by_tenant.get((tenant, model))
             if output is not None:
                 if output.update(float(usage.completion_tokens), self.now):
-                    self._output.move_to_end((tenant, model))
+                    self.outputs_by_tenant.move_to_end((tenant, model))
                 return
-            output = _output()
+            output = outputs_by_tenant()
             if output.update(float(usage.completion_tokens), self.now):
-                _keep(self._output, (tenant, model), output)
+                _keep(self.outputs_by_tenant, (tenant, model), output)
 
     def learned(self) -> Learned:
         """All of it as of now, to be told."""
         return Learned(
-            {model: one.value for model, one in self._bytes_per_token.items() if one.value is not None},
-            {of: one.at(self.now) for of, one in self._output.items()},
+            {model: one.value for model, one in self.bytes_by_tenant.items() if one.value is not None},
+            {of: one.at(self.now) for of, one in self.outputs_by_tenant.items()},
         )
 
     def adopt(self, learned: Learned) -> None:
         """What another learned, of what nothing was learned here yet. Values outside their domain change nothing."""
         for model, bytes_per_token in learned.bytes_per_token.items():
-            ratio = _bytes_per_token()
-            if model not in self._bytes_per_token and ratio.update(bytes_per_token):
-                _keep(self._bytes_per_token, model, ratio)
+            ratio = bytes_by_tenant()
+            if model not in self.bytes_by_tenant and ratio.update(bytes_per_token):
+                _keep(self.bytes_by_tenant, model, ratio)
         for of, tokens in learned.output_tokens.items():
-            output = _output()
-            if of not in self._output and output.update(tokens, self.now):
-                _keep(self._output, of, output)
+            output = outputs_by_tenant()
+            if of not in self.outputs_by_tenant and output.update(tokens, self.now):
+                _keep(self.outputs_by_tenant, of, output)
 
 
 class Learned(NamedTuple):
@@ -118,11 +118,11 @@ class Learned(NamedTuple):
     output_tokens: dict[tuple[str, str], float]
 
 
-def _bytes_per_token() -> Mean:
+def bytes_by_tenant() -> Mean:
     return Mean(_LEARN, 0.25, 64.0)
 
 
-def _output() -> RevertingMean:
+def outputs_by_tenant() -> RevertingMean:
     return RevertingMean(_LEARN, OUTPUT_TOKENS, 1.0, _OUTPUT_MAX, _OUTPUT_TAU_S, first=1.0, clip=_OUTPUT_CLIP)
 
 

@@ -27,14 +27,14 @@ class Windows:
     """See the module's head. `half` is the weight of samples at which a window's evidence is 1/2: 1 sample, or so many
     tokens where samples weigh as many."""
 
-    __slots__ = ("_by_age", "_by_value", "_closed", "_half", "_open", "_opened_at", "_since", "sampled_at")
+    __slots__ = ("_closed", "_half", "_open", "_opened_at", "_since", "by_age", "by_value", "sampled_at")
 
     def __init__(self, half: float = 1.0) -> None:
         self._half = half
         # Closed windows: value, and evidence as it was when they were opened, times what has faded of evidence between
         # `_since` and then. So all of them fade by one factor, and none is touched again.
-        self._by_age: list[tuple[float, float]] = []
-        self._by_value: list[tuple[float, float]] = []
+        self.by_age: list[tuple[float, float]] = []
+        self.by_value: list[tuple[float, float]] = []
         self._closed = 0.0  # their evidence, in sum
         self._since = 0.0
         self._open: list[tuple[float, float]] = []
@@ -57,9 +57,9 @@ class Windows:
         """Begin with what somebody else measured, and what that is worth: as windows of the same value."""
         self._rebase(now)
         n_windows = min(KEPT, int(evidence) + 1)
-        self._by_age = [(value, max(0.0, evidence - 0.5) / n_windows)] * n_windows
-        self._by_value = list(self._by_age)
-        self._closed = sum([evidence for _, evidence in self._by_age])
+        self.by_age = [(value, max(0.0, evidence - 0.5) / n_windows)] * n_windows
+        self.by_value = list(self.by_age)
+        self._closed = sum([evidence for _, evidence in self.by_age])
         self._open.clear()
         self.take(value, now, self._half)  # which is half a window's
 
@@ -70,7 +70,7 @@ class Windows:
         value, evidence = own = self._window()
         total = self._closed + evidence
         if self._closed:
-            value = _median(self._by_value, own, 0.5 * total)
+            value = _median(self.by_value, own, 0.5 * total)
         return value, total * exp((self._since - max(now, self._opened_at)) / TAU_S)
 
     def _window(self) -> tuple[float, float]:
@@ -81,18 +81,18 @@ class Windows:
 
     def _close(self) -> None:
         window = self._window()
-        self._by_age.append(window)
-        insort(self._by_value, window)
-        if len(self._by_age) > KEPT:
-            self._by_value.remove(self._by_age.pop(0))
-        self._closed = sum([evidence for _, evidence in self._by_age])
+        self.by_age.append(window)
+        insort(self.by_value, window)
+        if len(self.by_age) > KEPT:
+            self.by_value.remove(self.by_age.pop(0))
+        self._closed = sum([evidence for _, evidence in self.by_age])
         self._open.clear()
 
     def _rebase(self, now: float) -> None:
         """Count from `now` on: a power of e is no larger than it must be."""
         left = exp(min(0.0, self._since - now) / TAU_S)
-        self._by_age = [(value, evidence * left) for value, evidence in self._by_age]
-        self._by_value = sorted(self._by_age)
+        self.by_age = [(value, evidence * left) for value, evidence in self.by_age]
+        self.by_value = sorted(self.by_age)
         self._closed *= left
         self._since = now
 

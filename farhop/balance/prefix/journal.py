@@ -58,9 +58,9 @@ class Journal:
 
     def __init__(self, trie: PrefixTrie, entries_max: int = ENTRIES_MAX, nodes_max: int = NODES_MAX) -> None:
         self.trie, self.entries_max, self._nodes_max = trie, entries_max, nodes_max
-        self._entries: dict[int, _Entry] = {}
-        self._n_nodes = 0
-        self._restricted = NodeMap()  # node -> its audience's place in `_audiences`
+        self.entries: dict[int, _Entry] = {}
+        self.n_nodes = 0
+        self.restricted = NodeMap()  # node -> its audience's place in `_audiences`
         self._audiences: list[frozenset[str]] = []
         self._places: dict[frozenset[str], int] = {}
         self._audience: Audience = _NOBODY  # of the insert under way; what is inserted past us is told to nobody
@@ -84,7 +84,7 @@ class Journal:
         if audience is not None and not self._may_restrict(len(chain)):
             return  # rather no hint at all than one without its law
         trie.observer = self
-        if self._restricted.most:
+        if self.restricted.most:
             self._widen(chain, audience)  # first, so that nobody is told of a node before its parent
         self._audience = audience
         try:
@@ -105,17 +105,17 @@ class Journal:
     def narrowed(self) -> None:
         """Nobody may know any more what was inserted until now, until it is inserted again; nor be told of it who has
         not been yet: what was judged before is not kept for readers that are behind."""
-        self._entries.clear()
-        self._n_nodes = 0
+        self.entries.clear()
+        self.n_nodes = 0
         self.floor = self.seq
         if self.trie.nodes:
             self.trie.observer = self
-            self._restricted = NodeMap.alike(self.trie.shards, self._place(_NOBODY))
+            self.restricted = NodeMap.alike(self.trie.shards, self._place(_NOBODY))
         self._record(Cleared(), None, 1)
 
     def _widen(self, chain: Sequence[int], audience: Audience) -> None:
         """Held nodes of this path that were kept from somebody who may know of it now are told again, run by run."""
-        restricted = self._restricted
+        restricted = self.restricted
         parent, run, sent = 0, list[int](), audience
         for above, node in zip((0, *chain), chain, strict=False):
             known = self._known_to(node)
@@ -137,20 +137,20 @@ class Journal:
             self._record(Stored(parent, tuple(run)), sent, len(run))
 
     def _may_restrict(self, more: int) -> bool:
-        restricted = self._restricted
+        restricted = self.restricted
         return restricted.most + more <= RESTRICTED_MAX or len(restricted) + more <= RESTRICTED_MAX
 
     def _place(self, audience: frozenset[str]) -> int:
         """The audience's place; few different ones are asked for, again and again."""
         if audience not in self._places:
-            if not len(self._restricted):
+            if not len(self.restricted):
                 self._places, self._audiences = {}, []
             self._places[audience] = len(self._audiences)
             self._audiences.append(audience)
         return self._places[audience]
 
     def _known_to(self, node: int) -> Audience:
-        place = self._restricted.get(node)
+        place = self.restricted.get(node)
         return None if place is None else self._audiences[place]
 
     # -- by the trie
@@ -158,17 +158,17 @@ class Journal:
     def stored(self, parent: int, nodes: Sequence[int]) -> None:
         """See trie.TrieObserver."""
         if self._audience is not None:
-            place, restricted = self._place(self._audience), self._restricted
+            place, restricted = self._place(self._audience), self.restricted
             restricted.put([node for node in nodes if node not in restricted], place)
         self._record(Stored(parent, tuple(nodes)), self._audience, len(nodes))
 
     def evicted(self, node: int) -> None:
         """See trie.TrieObserver."""
-        place = self._restricted.pop(node) if self._restricted.most else None
+        place = self.restricted.pop(node) if self.restricted.most else None
         audience = None if place is None else self._audiences[place]
         if not self._recording or audience == _NOBODY:
             return
-        last = self._entries.get(self.seq)
+        last = self.entries.get(self.seq)
         if (
             last is not None
             and self.seq > self._sealed
@@ -183,7 +183,7 @@ class Journal:
 
     def cleared(self) -> None:
         """See trie.TrieObserver."""
-        self._restricted = NodeMap()
+        self.restricted = NodeMap()
         self._record(Cleared(), None, 1)
 
     def hidden(self) -> None:
@@ -194,7 +194,7 @@ class Journal:
         if not self._recording:
             return
         self.seq += 1
-        self._entries[self.seq] = _Entry(what, audience)
+        self.entries[self.seq] = _Entry(what, audience)
         self._bound(n_nodes)
         self._wake()
 
@@ -203,11 +203,11 @@ class Journal:
             wake()
 
     def _bound(self, n_nodes: int) -> None:
-        self._n_nodes += n_nodes
-        while len(self._entries) > self.entries_max or self._n_nodes > self._nodes_max:
+        self.n_nodes += n_nodes
+        while len(self.entries) > self.entries_max or self.n_nodes > self._nodes_max:
             self.floor += 1
-            gone = self._entries.pop(self.floor).what
-            self._n_nodes -= len(gone) if type(gone) is list else len(gone.nodes) if isinstance(gone, Stored) else 1
+            gone = self.entries.pop(self.floor).what
+            self.n_nodes -= len(gone) if type(gone) is list else len(gone.nodes) if isinstance(gone, Stored) else 1
 
     # -- by readers
 
@@ -222,10 +222,10 @@ class Journal:
     def rest(self) -> None:
         """Stop recording: nobody listens any more."""
         self._recording = False
-        self._entries.clear()
-        self._n_nodes = 0
+        self.entries.clear()
+        self.n_nodes = 0
         self.floor = self.seq
-        if not len(self._restricted):
+        if not len(self.restricted):
             self.trie.observer = None
 
     def reaches(self, seq: int) -> bool:
@@ -240,7 +240,7 @@ class Journal:
         changes: list[Stored | Evicted | Cleared] = []
         n_nodes = 0
         while seq < self.seq:
-            entry = self._entries[seq + 1]
+            entry = self.entries[seq + 1]
             if entry.audience is None or region in entry.audience:
                 what = entry.what
                 change = Evicted(tuple(what)) if isinstance(what, list) else what
@@ -279,7 +279,7 @@ class Journal:
         if node in sent or not self.trie.is_held(node):
             return None
         nodes: list[int] = []
-        restricted, parent = self._restricted, self.trie.parent
+        restricted, parent = self.restricted, self.trie.parent
         while node and node not in sent:
             # Chains made to collide could lead above what the region may know.
             audience = self._known_to(node) if restricted.most else None

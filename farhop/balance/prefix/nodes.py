@@ -22,10 +22,10 @@ def shards() -> list[dict[int, int]]:
 class NodeMap:
     """See the module's head. `most` is no less than its length, and costs nothing to ask."""
 
-    __slots__ = ("_shards", "most")
+    __slots__ = ("most", "shards")
 
     def __init__(self, nodes: Iterable[int] = ()) -> None:
-        self._shards: Sequence[dict[int, int]] = shards()
+        self.shards: Sequence[dict[int, int]] = shards()
         self.most = 0
         self.put(nodes)
 
@@ -33,13 +33,13 @@ class NodeMap:
     def alike(cls, parts: Sequence[Mapping[int, int]], value: int) -> NodeMap:
         """The nodes of these parts, each with the same number: 25 ms for a million."""
         made = cls()
-        made._shards = [dict.fromkeys(part, value) for part in parts]
+        made.shards = [dict.fromkeys(part, value) for part in parts]
         len(made)
         return made
 
     def put(self, nodes: Iterable[int], value: int = 0) -> None:
         """Every one of these has this number now."""
-        parts, count = self._shards, 0
+        parts, count = self.shards, 0
         for node in nodes:
             parts[node & 255][node] = value
             count += 1
@@ -47,26 +47,26 @@ class NodeMap:
 
     def get(self, node: int) -> int | None:
         """The node's number; None for one that is not in it."""
-        return self._shards[node & 255].get(node)
+        return self.shards[node & 255].get(node)
 
     def pop(self, node: int) -> int | None:
         """The same, and it is in it no more."""
-        return self._shards[node & 255].pop(node, None)
+        return self.shards[node & 255].pop(node, None)
 
     def __contains__(self, node: int) -> bool:
-        return node in self._shards[node & 255]
+        return node in self.shards[node & 255]
 
     def __len__(self) -> int:
-        self.most = sum(map(len, self._shards))
+        self.most = sum(map(len, self.shards))
         return self.most
 
     def __iter__(self) -> Iterator[int]:
         """In parts: what is put in or popped meanwhile may be told or not."""
-        for part in self._shards:
+        for part in self.shards:
             yield from tuple(part)
 
     def drain(self) -> Iterator[int]:
         """All of them, part by part; a part is forgotten when it has been told. Nobody else may use it any more."""
-        for part in self._shards:
+        for part in self.shards:
             yield from part
             part.clear()

@@ -43,46 +43,46 @@ class PrefixTrie:
     """
 
     __slots__ = (
-        "_all",
-        "_cleared",
         "_groups",
         "_hidden",
-        "_mirrors",
-        "_names",
         "_slots",
         "_slots_free",
-        "_tombstones",
+        "mirrors",
+        "names",
+        "store",
+        "to_sweep",
+        "tombstones",
         "version",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self._all = Mirrors()
-        self._mirrors: dict[str, Mirror] = {}
-        self._names: dict[int, str] = {}  # slot -> location
+        self.store = Mirrors()
+        self.mirrors: dict[str, Mirror] = {}
+        self.names: dict[int, str] = {}  # slot -> location
         self._groups: dict[int, tuple[str, ...]] = {}  # mask -> locations, what _group() has worked out
         self._slots = 0
         self._slots_free: list[int] = []  # of dropped locations: reused, so that masks stay as short as can be
-        self._cleared: list[Mirror] = []  # what is still to be swept
+        self.to_sweep: list[Mirror] = []  # what is still to be swept
         self._hidden = 0  # their bits
-        self._tombstones: list[dict[int, int]] = []  # what a reset left, given back part by part
+        self.tombstones: list[dict[int, int]] = []  # what a reset left, given back part by part
         self.version = 0  # of the slots: one more whenever a location gets or loses one
 
     @property
     def observer(self) -> TrieObserver | None:
         """Who is told what changes for all locations together; it costs nothing while it is None."""
-        return self._all.observer
+        return self.store.observer
 
     @observer.setter
     def observer(self, observer: TrieObserver | None) -> None:
-        self._all.observer = observer
+        self.store.observer = observer
 
     # --- locations -------------------------------------------------------------------------------------------------
 
     def add(self, location: str, capacity_bytes: int) -> None:
         """Begin an empty mirror. ValueError if it exists, the capacity is negative, or there are LOCATIONS_MAX."""
-        if location in self._mirrors:
+        if location in self.mirrors:
             raise ValueError(f"location {location!r} exists already: use set_capacity() or drop() it first")
-        if len(self._mirrors) >= LOCATIONS_MAX:
+        if len(self.mirrors) >= LOCATIONS_MAX:
             raise ValueError(f"{LOCATIONS_MAX} locations are mirrored already: drop() one before adding {location!r}")
         _check_bytes("capacity_bytes", capacity_bytes)
         self._begin(location, capacity_bytes, 0)
@@ -92,80 +92,80 @@ class PrefixTrie:
             slot = self._slots_free.pop()
         else:
             slot, self._slots = self._slots, self._slots + 1
-        mirror = self._mirrors[location] = Mirror(slot, capacity_bytes, pinned_bytes)
-        self._all.stand(mirror)
-        self._names[slot] = location
+        mirror = self.mirrors[location] = Mirror(slot, capacity_bytes, pinned_bytes)
+        self.store.stand(mirror)
+        self.names[slot] = location
         self.version += 1
 
     def drop(self, location: str) -> None:
         """Forget the location and all it held."""
         self.clear(location)
-        mirror = self._mirrors.pop(location)
+        mirror = self.mirrors.pop(location)
         self._forget_name(mirror)
         self._end(mirror)
 
     def _forget_name(self, mirror: Mirror) -> None:
-        del self._names[mirror.slot]
+        del self.names[mirror.slot]
         self._groups.clear()
         self.version += 1
 
     def _end(self, mirror: Mirror) -> None:
-        self._all.end(mirror)
+        self.store.end(mirror)
         self._slots_free.append(mirror.slot)
 
     def clear(self, location: str) -> None:
         """The location's cache is empty (restart, all blocks cleared). What running sequences pin stays as told."""
-        mirror = self._mirrors[location]
+        mirror = self.mirrors[location]
         if not mirror.nodes:
             return
-        if mirror.nodes == self._all.entries:
+        if mirror.nodes == self.store.entries:
             self._reset()  # nobody else holds anything: one word instead of one per node
-            if self._all.observer is not None:
-                self._all.observer.cleared()
+            if self.store.observer is not None:
+                self.store.observer.cleared()
         elif mirror.nodes <= TURN_NODES:
-            self._all.shrink(mirror, mirror.nodes)
+            self.store.shrink(mirror, mirror.nodes)
         else:
-            if len(self._cleared) >= _CLEARED_MAX:
-                self.sweep(self._cleared[-1].nodes)  # many large caches at once, and no insert between: rather late
+            if len(self.to_sweep) >= _CLEARED_MAX:
+                self.sweep(self.to_sweep[-1].nodes)  # many large caches at once, and no insert between: rather late
             self._forget_name(mirror)
-            self._cleared.append(mirror)
+            self.to_sweep.append(mirror)
             self._hidden |= mirror.bit
             self._begin(location, mirror.capacity_bytes, mirror.pinned_bytes)
-            if self._all.observer is not None:
-                self._all.observer.hidden()
+            if self.store.observer is not None:
+                self.store.observer.hidden()
 
     def _reset(self) -> None:
-        self._tombstones += self._all.forest.shards
-        self._tombstones += self._all.forest.extra
-        self._all = Mirrors(self._all.observer)
-        for mirror in self._mirrors.values():
-            self._all.stand(mirror)
+        self.tombstones += self.store.forest.shards
+        self.tombstones += self.store.forest.extra
+        self.store = Mirrors(self.store.observer)
+        for mirror in self.mirrors.values():
+            self.store.stand(mirror)
 
     @property
     def sweeping(self) -> bool:
         """Whether something is left for `sweep` to do."""
-        return bool(self._cleared or self._tombstones)
+        return bool(self.to_sweep or self.tombstones)
 
     def sweep(self, nodes_max: int = TURN_NODES) -> None:
         """Give back some of what cleared locations held. Every insert does a little of it."""
-        if self._tombstones:
-            self._tombstones.pop()
-        while self._cleared and nodes_max > 0:
-            mirror = self._cleared[-1]
+        if self.tombstones:
+            self.tombstones.pop()
+        while self.to_sweep and nodes_max > 0:
+            mirror = self.to_sweep[-1]
             part = min(mirror.nodes, nodes_max)
             nodes_max -= part
-            self._all.shrink(mirror, part)
+            self.store.shrink(mirror, part)
             if not mirror.nodes:
-                self._cleared.pop()
+                self.to_sweep.pop()
                 self._hidden ^= mirror.bit
                 self._end(mirror)
 
     def set_capacity(self, location: str, capacity_bytes: int) -> None:
         """The cache is of this size now; what no longer fits is evicted."""
         _check_bytes("capacity_bytes", capacity_bytes)
-        mirror = self._mirrors[location]
+        mirror = self.mirrors[location]
         mirror.resize(capacity_bytes, mirror.pinned_bytes)
-        self._all.evict(mirror)
+        self.store.evict(mirror)
 
     def hold(self, location: str, pinned_bytes: int) -> None:
         """Running sequences pin `pinned_bytes` of the cache (the whole of it, not a change); the rest is the mirror's.
@@ -173,21 +173,21 @@ class PrefixTrie:
         What they push out is gone: letting go of the bytes later brings nothing back.
         """
         _check_bytes("pinned_bytes", pinned_bytes)
-        mirror = self._mirrors[location]
+        mirror = self.mirrors[location]
         mirror.resize(mirror.capacity_bytes, pinned_bytes)
-        self._all.evict(mirror)
+        self.store.evict(mirror)
 
     def __contains__(self, location: object) -> bool:
-        return location in self._mirrors
+        return location in self.mirrors
 
     @property
     def locations(self) -> tuple[str, ...]:
         """The locations mirrored."""
-        return tuple(self._mirrors)
+        return tuple(self.mirrors)
 
     def slots(self, locations: Sequence[str]) -> NDArray[np.intp]:
         """The slot of each, by which `holders` names them, as long as `version` stays."""
-        mirrors = self._mirrors
+        mirrors = self.mirrors
         return np.array([mirrors[location].slot for location in locations], dtype=np.intp)
 
     @property
@@ -202,10 +202,10 @@ class PrefixTrie:
 
         Of a path longer than the whole room only the beginning is added: what can never fit pushes nothing out.
         """
-        mirror = self._mirrors[location]
-        if self._cleared or self._tombstones:
+        mirror = self.mirrors[location]
+        if self.to_sweep or self.tombstones:
             self.sweep(_SWEEP_NODES + len(chain))
-        self._all.insert(mirror, 0, chain)
+        self.store.insert(mirror, 0, chain)
 
     def extend(self, location: str, parent: int, nodes: Sequence[int]) -> bool:
         """As `insert`, for a path known by the node it goes on from (0: it begins at the root).
@@ -215,13 +215,13 @@ class PrefixTrie:
         if not parent:
             self.insert(location, nodes)
             return True
-        mirror = self._mirrors[location]
-        row = self._all.place(mirror, parent)
+        mirror = self.mirrors[location]
+        row = self.store.place(mirror, parent)
         if not row:
             return False
-        if self._cleared or self._tombstones:
+        if self.to_sweep or self.tombstones:
             self.sweep(_SWEEP_NODES + len(nodes))
-        self._all.insert(mirror, row, nodes)
+        self.store.insert(mirror, row, nodes)
         return True
 
     def evict(self, location: str, node: int, nodes_max: int | None = None) -> int:
@@ -229,17 +229,17 @@ class PrefixTrie:
 
         Of more than `nodes_max` only so many go, leaves first: as many as that, and there may be more.
         """
-        mirror = self._mirrors[location]
-        row = self._all.place(mirror, node)
-        return self._all.prune(mirror, row, mirror.nodes if nodes_max is None else nodes_max) if row else 0
+        mirror = self.mirrors[location]
+        row = self.store.place(mirror, node)
+        return self.store.prune(mirror, row, mirror.nodes if nodes_max is None else nodes_max) if row else 0
 
     def holds(self, location: str, node: int) -> bool:
         """Whether the location holds this node."""
-        return self._all.place(self._mirrors[location], node) > 0
+        return self.store.place(self.mirrors[location], node) > 0
 
     def path(self, node: int) -> list[int]:
         """From the root down to `node`, if it is held anywhere; else []."""
-        forest, path = self._all.forest, list[int]()
+        forest, path = self.store.forest, list[int]()
         row = forest.find(node)
         while row:
             path.append(forest.key[row])
@@ -249,7 +249,7 @@ class PrefixTrie:
 
     def parent(self, node: int) -> int:
         """The node above; 0 for a root and for what nobody holds."""
-        forest = self._all.forest
+        forest = self.store.forest
         return forest.key[forest.parent[forest.find(node)]]
 
     def match(self, chain: Sequence[int]) -> dict[str, int]:
@@ -272,7 +272,7 @@ class PrefixTrie:
         found: list[tuple[int, int]] = []
         if not chain:
             return found
-        shards, set_id, masks = self._all.forest.shards, self._all.forest.set_id, self._all.holders.masks
+        shards, set_id, masks = self.store.forest.shards, self.store.forest.set_id, self.store.holders.masks
         node = chain[0]
         mask = masks[set_id[shards[node & 255].get(node, 0)]]
         if self._hidden:
@@ -296,7 +296,7 @@ class PrefixTrie:
 
     def match_one(self, location: str, chain: Sequence[int]) -> int:
         """How many nodes of this path the location holds."""
-        mirror, place = self._mirrors[location], self._all.place
+        mirror, place = self.mirrors[location], self.store.place
         low, high = 0, len(chain)
         if chain and place(mirror, chain[-1]):
             return high
@@ -319,7 +319,7 @@ class PrefixTrie:
             raise ValueError(f"depth must lie within 0 and the chain's {len(chain)} nodes, not {depth!r}")
         held = self.match_one(location, chain)
         if held > depth:
-            self._all.confine(self._mirrors[location], self._all.forest.find(chain[held - 1]), held - depth)
+            self.store.confine(self.mirrors[location], self.store.forest.find(chain[held - 1]), held - depth)
         return held
 
     # --- size ------------------------------------------------------------------------------------------------------
@@ -327,51 +327,51 @@ class PrefixTrie:
     @property
     def nodes(self) -> int:
         """Distinct nodes kept."""
-        return len(self._all.forest)
+        return len(self.store.forest)
 
     @property
     def entries(self) -> int:
         """Pairs of node and location kept; memory grows with these."""
-        return self._all.entries
+        return self.store.entries
 
     @property
     def shards(self) -> Sequence[Mapping[int, int]]:
         """All nodes kept, in the parts of a NodeMap; not to be kept."""
-        return self._all.forest.shards
+        return self.store.forest.shards
 
     def all_nodes(self) -> Iterator[int]:
         """All nodes kept, in no order; each that stays is told once, whatever changes meanwhile."""
-        for shard in self._all.forest.shards:
+        for shard in self.store.forest.shards:
             yield from tuple(shard)
 
     def count(self, location: str) -> int:
         """How many nodes the location holds."""
-        return self._mirrors[location].nodes
+        return self.mirrors[location].nodes
 
     def goes_on(self, node: int) -> bool:
         """Whether anybody holds a path that goes on below this node."""
-        forest = self._all.forest
+        forest = self.store.forest
         row = forest.find(node)
         return row > 0 and forest.child[row] > 0
 
     def is_held(self, node: int) -> bool:
         """Whether anybody holds it (or did, and it is not swept yet)."""
-        return self._all.forest.find(node) > 0
+        return self.store.forest.find(node) > 0
 
     def bytes_held(self, location: str) -> int:
         """Prompt bytes covered by what the location is believed to hold."""
-        return self._mirrors[location].used_bytes
+        return self.mirrors[location].used_bytes
 
     def filled(self, location: str) -> float:
         """The share of the location's capacity that is taken: at 1, what comes puts something out."""
-        mirror = self._mirrors[location]
+        mirror = self.mirrors[location]
         return mirror.used_bytes / mirror.capacity_bytes if mirror.capacity_bytes else 1.0
 
     # --- within ----------------------------------------------------------------------------------------------------
 
     def _group(self, mask: int) -> tuple[str, ...]:
         """The locations of a mask. Small ones are kept, since hot prefixes ask for the same few."""
-        group = tuple(self._names[slot] for slot in slots_of(mask))
+        group = tuple(self.names[slot] for slot in slots_of(mask))
         if len(group) <= _GROUP_NAMES_MAX:
             if len(self._groups) >= _GROUPS_MAX:
                 self._groups.clear()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BodyError", "read"]
 
-_READERS: dict[Kind, Reader] = {
+READERS: dict[Kind, Reader] = {
     Kind.CHAT: openai.chat,
     Kind.MESSAGES: messages.messages,
     Kind.COUNT_TOKENS: messages.count_tokens,
@@ -109,7 +109,7 @@ def read(
                 found = preferences.read(fields)
         prompt = openai.chat_of(outline, guard) if outline is not None and kind is Kind.CHAT else None
         if prompt is None:
-            prompt = _READERS[kind](body, path, headers, guard)
+            prompt = READERS[kind](body, path, headers, guard)
         if prompt.model and found is NO_PREFERENCES:
             return prompt
         if found is not NO_PREFERENCES:

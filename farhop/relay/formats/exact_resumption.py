@@ -70,7 +70,7 @@ class ExactProgress(Progress):
     def prompt(self) -> array[int]:
         """Its prompt's tokens; none where the engine did not say, or cannot be read."""
         if self._prompt_json:
-            listed, self._prompt_json = self._prompt_listed, b""
+            listed, self._prompt_json = self.prompt_listed, b""
             try:
                 self._prompt = array("I", _ids.decode(listed))
             except (msgspec.DecodeError, OverflowError):
@@ -78,7 +78,7 @@ class ExactProgress(Progress):
         return self._prompt
 
     @property
-    def _prompt_listed(self) -> bytes:
+    def prompt_listed(self) -> bytes:
         """The same as JSON."""
         told = self._prompt_json
         return told if told[:1] == b"[" else _unpacked(told) if told else _listed(self._prompt)
@@ -311,7 +311,7 @@ class HopProgress(ExactProgress):
     def _with_ids(self, event: bytes) -> bytes:
         if self.counts and not self._prompt_passed:
             self._prompt_passed = True
-            event = event.replace(_NO_PROMPT_IDS, _NO_PROMPT_IDS[:-4] + self._prompt_listed, 1)
+            event = event.replace(_NO_PROMPT_IDS, _NO_PROMPT_IDS[:-4] + self.prompt_listed, 1)
         known = len(self.ids) if self.finished else self._sure
         at = event.rfind(_NO_IDS) if known > self._ids_passed else -1
         if at < 0:

@@ -49,7 +49,7 @@ class Transcript(msgspec.Struct, eq=False, gc=False):
 
     _of: Continuation
     _deaf: bool = False
-    _pieces: bytearray = msgspec.field(default_factory=bytearray)  # as the engine wrote them, escapes and all
+    pieces: bytearray = msgspec.field(default_factory=bytearray)  # as the engine wrote them, escapes and all
     _text: bytes = b""
 
     def __repr__(self) -> str:
@@ -58,13 +58,13 @@ class Transcript(msgspec.Struct, eq=False, gc=False):
     @property
     def held_bytes(self) -> int:
         """What is kept of the answer now."""
-        return len(self._pieces) + len(self._text)
+        return len(self.pieces) + len(self._text)
 
     def feed(self, events: bytes) -> None:
         """Whole events of a stream."""
         if self._deaf:
             return
-        pieces = self._pieces
+        pieces = self.pieces
         pieces += b"".join(_PIECES[self._of.key](events))
         if len(pieces) > TEXT_BYTES_MAX:
             self.miss()
@@ -73,7 +73,7 @@ class Transcript(msgspec.Struct, eq=False, gc=False):
         """The text of one event, as JSON spells it, by who knows it already."""
         if self._deaf:
             return
-        pieces = self._pieces
+        pieces = self.pieces
         pieces += piece
         if len(pieces) > TEXT_BYTES_MAX:
             self.miss()
@@ -85,11 +85,11 @@ class Transcript(msgspec.Struct, eq=False, gc=False):
 
     def miss(self) -> None:
         """Something passed unread: neither what was read nor what follows is of use."""
-        self._pieces, self._deaf = bytearray(), True
+        self.pieces, self._deaf = bytearray(), True
 
     def result(self) -> tuple[tuple[int, ...], int]:
         """At the end: the chain of prompt and answer, and the answer's bytes; () and 0 where nothing can be said."""
-        text = self._text or _unescaped(bytes(self._pieces))
+        text = self._text or _unescaped(bytes(self.pieces))
         return (chain.go_on(self._of.tail, text), len(text)) if text else ((), 0)
 
 

@@ -40,8 +40,8 @@ class Fields:
     def __init__(self, goes_on: Callable[[bytes], bool], ours: Callable[[bytes], bool]) -> None:
         self._goes_on, self._ours = goes_on, ours
         self._by_name: dict[bytes, tuple[bool, bool]] = {}
-        self._remembered: dict[bytes, Field] = {}
-        self.get = self._remembered.get  # what is remembered of a line: asked for first, since it costs no call of ours
+        self.remembered: dict[bytes, Field] = {}
+        self.get = self.remembered.get  # what is remembered of a line: asked for first, since it costs no call of ours
 
     def read(self, line: bytes) -> Field:
         """One line, without its end. Raises FieldError."""
@@ -55,9 +55,9 @@ class Fields:
         onward = b"%b: %b\r\n" % (name, value) if goes_on else b""
         field = (name, value, onward, ours)
         if len(line) <= _REMEMBERED_BYTES_MAX and (name in _REPEATED or name.startswith(_REPEATED_PREFIX)):
-            if len(self._remembered) >= _REMEMBERED_MAX:
-                self._remembered.clear()
-            self._remembered[line] = field
+            if len(self.remembered) >= _REMEMBERED_MAX:
+                self.remembered.clear()
+            self.remembered[line] = field
         return field
 
     def _sort(self, name: bytes) -> tuple[bool, bool]:

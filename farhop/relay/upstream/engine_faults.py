@@ -70,31 +70,31 @@ class UnsupportedTap:
     """For the body of a 404, 405 or 501 to a path that not every engine has: held until it shows whether that is meant.
     `unsupported`: it is. What is longer than such a body passes as it is."""
 
-    __slots__ = ("_kept", "_passes", "unsupported")
+    __slots__ = ("_passes", "kept", "unsupported")
 
     usage = fault = None
 
     def __init__(self) -> None:
-        self._kept, self._passes, self.unsupported = b"", False, False
+        self.kept, self._passes, self.unsupported = b"", False, False
 
     @property
     def held_bytes(self) -> int:
         """What is kept of the answer now."""
-        return len(self._kept)
+        return len(self.kept)
 
     def feed(self, data: bytes) -> bytes:
         """Bytes in, nothing out, or all of them."""
         if self._passes:
             return data
-        self._kept += data
-        if len(self._kept) <= UNSPOKEN_BYTES_MAX:
+        self.kept += data
+        if len(self.kept) <= UNSPOKEN_BYTES_MAX:
             return b""
-        self._passes, data, self._kept = True, self._kept, b""
+        self._passes, data, self.kept = True, self.kept, b""
         return data
 
     def rest(self) -> bytes:
         """What was held; b"" where it means that there is no such path."""
-        kept, self._kept = self._kept, b""
+        kept, self.kept = self.kept, b""
         if self._passes:
             return b""
         try:
@@ -111,26 +111,26 @@ class UnsupportedTap:
 class FaultTap:
     """For the body of a failure: keeps its beginning, passes it all on as it is. `usage`: none is told."""
 
-    __slots__ = ("_kept", "fault")
+    __slots__ = ("fault", "kept")
 
     usage = None
 
     def __init__(self) -> None:
-        self._kept = b""
+        self.kept = b""
         self.fault: Outcome | None = None
 
     @property
     def held_bytes(self) -> int:
         """What is kept of the answer now."""
-        return len(self._kept)
+        return len(self.kept)
 
     def feed(self, data: bytes) -> bytes:
         """Bytes in, the same bytes out."""
-        if len(self._kept) < BODY_BYTES_MAX:
-            self._kept += data[: BODY_BYTES_MAX - len(self._kept)]
+        if len(self.kept) < BODY_BYTES_MAX:
+            self.kept += data[: BODY_BYTES_MAX - len(self.kept)]
         return data
 
     def rest(self) -> bytes:
         """Look at what was kept; nothing is held back."""
-        self.fault, self._kept = in_text(self._kept), b""
+        self.fault, self.kept = in_text(self.kept), b""
         return b""

@@ -69,7 +69,7 @@ class BlockTable:
 class PagedCache:
     """The blocks of one GPU. Tables are passed in; a table belongs to one cache for life."""
 
-    __slots__ = ("_blank", "_cached", "_line", "_private", "_runs", "capacity", "evictions", "log")
+    __slots__ = ("_blank", "_cached", "_line", "_runs", "capacity", "evictions", "log", "private")
 
     def __init__(self, capacity: int, log: CacheLog | None = None) -> None:
         if capacity < 1:
@@ -78,7 +78,7 @@ class PagedCache:
         self.evictions = 0
         self.log = log
         self._blank = capacity
-        self._private = 0
+        self.private = 0
         self._cached = 0
         self._runs: dict[int, _Run] = {}  # of every full block, by its name
         self._line: OrderedDict[_Run, None] = OrderedDict()  # nobody's, oldest first; the last block of each goes first
@@ -155,7 +155,7 @@ class PagedCache:
         while self._blank < blocks:
             self._evict(blocks - self._blank)
         self._blank -= blocks
-        self._private += blocks
+        self.private += blocks
 
     def _evict(self, most: int) -> None:
         """Up to so many blocks of whatever is oldest."""
@@ -180,7 +180,7 @@ class PagedCache:
         assert table.private >= len(names), "only private blocks can be filled"
         held = self.match(names)
         table.private -= len(names)
-        self._private -= len(names)
+        self.private -= len(names)
         if held:
             known, table._last = table._last, self._up_to(names[held - 1], table.named + held)
             for run in _back(table._last):
@@ -213,7 +213,7 @@ class PagedCache:
     def release(self, table: BlockTable) -> None:
         """Take everything back; full blocks stay cached. An empty table is released without effect."""
         self._blank += table.private
-        self._private -= table.private
+        self.private -= table.private
         table.private = 0
         for run in _back(table._last):
             run.references -= 1
@@ -225,9 +225,9 @@ class PagedCache:
     def check(self) -> None:
         """Assert the invariants that do not need the tables."""
         runs = set(self._runs.values())
-        assert min(self._blank, self._private, self._cached) >= 0
+        assert min(self._blank, self.private, self._cached) >= 0
         assert self._blank + self.cached + self.referenced == self.capacity
-        assert self.referenced == self._private + sum(len(run.names) for run in runs if run.references)
+        assert self.referenced == self.private + sum(len(run.names) for run in runs if run.references)
         assert self._cached == sum(len(run.names) for run in self._line)
         assert {run for run in runs if not run.references} == self._line.keys()
         for run in runs:

@@ -173,12 +173,12 @@ class LlmD:
         self._tree.insert(text_of(request), target, now)
 
 
+STALE_S = 0.2  # as in its default configuration
+
+
 class Saturation:
     """llm-d's: a pool is full while the mean of max(queue / 5, kv / 0.8) over its engines is 1 or more; an engine whose
-    metrics are older than `stale_s` counts as saturated (1), and so does one never seen. For NearestFirst."""
-
-    def __init__(self, *, queue: float = 5.0, kv: float = 0.8, stale_s: float = 0.2) -> None:
-        self._queue, self._kv, self._stale_s = queue, kv, stale_s
+    metrics are older than STALE_S counts as saturated (1), and so does one never seen. For NearestFirst."""
 
     def __call__(self, names: Sequence[str], state: RouterState, now: float) -> bool:
         """Whether they are saturated."""
@@ -187,6 +187,6 @@ class Saturation:
     def of(self, name: str, state: RouterState, now: float) -> float:
         """One engine's share."""
         known = state.seen.get(name)
-        if known is None or now - known[1] > self._stale_s:
+        if known is None or now - known[1] > STALE_S:
             return 1.0
-        return max(known[0].waiting / self._queue, known[0].usage / self._kv)
+        return max(known[0].waiting / 5.0, known[0].usage / 0.8)

@@ -79,7 +79,7 @@ def test_what_decisions_have_alike_is_spelled_once_and_each_entry_is_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spelled, salts = list[Any](), list[str]()
-    monkeypatch.setattr(AuditLog, "_spelled", _noted(AuditLog._spelled, spelled))
+    monkeypatch.setattr(AuditLog, "spelled", _noted(AuditLog.spelled, spelled))
     monkeypatch.setattr(audit, "salted", lambda salt, name: (salts.append(name), salted(salt, name))[1])
     odd = ['d"1', "d\\2", "d\n3", "\N{SNOWMAN}", "", "d-4"]
     log = log_at(tmp_path)

@@ -68,7 +68,7 @@ def test_each_that_gives_keeps_the_most_then(puts: list[tuple[str, int]], drops:
     while len(kept):
         most = max(sum(sizes) for sizes in of.values())
         assert kept.take(kept.capacity - kept.taken - kept.kept + 1)  # one has to go
-        (gave,) = [who for who, sizes in of.items() if len(kept._of.get(who, ())) < len(sizes)]
+        (gave,) = [who for who, sizes in of.items() if len(kept.by_holder.get(who, ())) < len(sizes)]
         assert sum(of[gave]) == most
         del of[gave][0]
 

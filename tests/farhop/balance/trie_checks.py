@@ -25,18 +25,18 @@ def rows_in_order(store: Mirrors, mirror: Mirror) -> list[int]:
 
 def held_by(trie: PrefixTrie, name: str) -> list[int]:
     """The nodes a location holds, the least recently used first."""
-    return [trie._all.forest.key[row] for row in rows_in_order(trie._all, trie._mirrors[name])]
+    return [trie.store.forest.key[row] for row in rows_in_order(trie.store, trie.mirrors[name])]
 
 
 def assert_sound(trie: PrefixTrie) -> None:
-    store = trie._all
+    store = trie.store
     forest, holders = store.forest, store.holders
     masks: Counter[int] = Counter()
-    for mirror in [*trie._mirrors.values(), *trie._cleared]:
+    for mirror in [*trie.mirrors.values(), *trie.to_sweep]:
         rows = rows_in_order(store, mirror)
         assert len(rows) == len(set(rows)) == mirror.nodes
         assert mirror.used_bytes == sum(BLOCK_BYTES[forest.depth[row] - 1] for row in rows)
-        assert mirror.used_bytes <= mirror.limit_bytes or mirror.slot not in trie._names
+        assert mirror.used_bytes <= mirror.limit_bytes or mirror.slot not in trie.names
         place = {row: n for n, row in enumerate(rows)}
         assert all(place[forest.parent[row]] > n for row, n in place.items() if forest.parent[row])
         for row in rows:
@@ -49,7 +49,7 @@ def assert_sound(trie: PrefixTrie) -> None:
     assert sum(map(len, forest.extra)) == store.entries - primary
     assert_linked(trie, set(rows_of_nodes.values()))
     counts = Counter(forest.set_id[row] for row in rows_of_nodes.values()) + Counter({0: 1})
-    counts.update(mirror.own_id for mirror in [*trie._mirrors.values(), *trie._cleared])
+    counts.update(mirror.own_id for mirror in [*trie.mirrors.values(), *trie.to_sweep])
     assert {n: count for n, count in enumerate(holders.counts) if count} == counts
     free, row = set(), forest.free
     while row:
@@ -57,13 +57,13 @@ def assert_sound(trie: PrefixTrie) -> None:
         assert (forest.child[row], forest.before[row], forest.after[row]) == (0, 0, 0)
         free.add(row)
         row = forest.newer[row]
-    used = len(masks) + sum(map(len, forest.extra)) + len(trie._mirrors) + len(trie._cleared) + 1
+    used = len(masks) + sum(map(len, forest.extra)) + len(trie.mirrors) + len(trie.to_sweep) + 1
     assert len(free) + used == len(forest.key)
 
 
 def assert_linked(trie: PrefixTrie, rows: set[int]) -> None:
     """Every node hangs once below its parent, one level up."""
-    forest = trie._all.forest
+    forest = trie.store.forest
     seen: set[int] = set()
     for above in [0, *rows]:
         child, before = forest.child[above], 0

@@ -294,10 +294,10 @@ def test_a_full_memory_is_not_looked_through_for_each_that_finds_it_full() -> No
     for mac, until_ms in ((b"a", 9_000.0), (b"b", 1_050.0), (b"c", 9_000.0)):
         assert uses.take(mac, until_ms, 0.0, HOP_USED) is None
     assert uses.take(b"d", 9_000.0, 1_000.0, HOP_USED) is NO_BUFFER
-    looked = uses._until_ms
+    looked = uses.until_ms
     for clock_ms in (1_001.0, 1_060.0, 1_099.0):
         assert uses.take(b"d", 9_000.0, clock_ms, HOP_USED) is NO_BUFFER
-        assert uses._until_ms is looked
+        assert uses.until_ms is looked
     assert uses.take(b"d", 9_000.0, 1_100.0, HOP_USED) is None
     assert uses.take(b"a", 9_000.0, 1_100.0, HOP_USED) is HOP_USED
 
@@ -361,12 +361,12 @@ def test_more_audiences_and_issuers_than_are_remembered_are_served_all_the_same(
     for n in (0, 1, 2, 3, 0):
         token = one.sign(msgspec.structs.replace(CLAIMS, audience=f"r{n}"))
         assert HopVerifier({"2026a": NEW}, f"r{n}").verify(token, NOW_MS).audience == f"r{n}"
-        assert len(one._by_audience) <= 2
+        assert len(one.by_audience) <= 2
         other = HopSigner({"2026a": NEW}, "2026a", f"r{n}")
         token = other.sign(msgspec.structs.replace(CLAIMS, entry_region=f"r{n}"))
         assert known.verify(token, NOW_MS).entry_region == f"r{n}"
-        assert len(known._by_head) <= 2
-    assert (len(one._by_audience), len(known._by_head)) == (1, 1)
+        assert len(known.by_head) <= 2
+    assert (len(one.by_audience), len(known.by_head)) == (1, 1)
 
 
 # -- bound to a body

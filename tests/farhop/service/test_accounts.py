@@ -25,12 +25,6 @@ from farhop.config import ConfigError, problems_of
 from farhop.service.authenticator import Caller
 
 
-@pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    async with Engine().running() as running:
-        yield running
-
-
 def residency(logging: list[str]) -> dict[str, Any]:
     return {"residency": {"processing": {"allow": ["world"]}, "logging": {"allow": logging}}}
 
@@ -83,7 +77,7 @@ async def test_where_the_entry_may_not_write_the_region_does(engine: Engine, tmp
         regional = running.regional
         assert regional.accounts is not None
         assert running.global_.accounts is not None
-        running.global_.accounts._region = "tokyo"  # as if it stood there
+        running.global_.accounts.region = "tokyo"  # as if it stood there
         verify = regional.listeners.hop_authenticator.caller
 
         def from_tokyo(head: Any) -> Any:
@@ -122,7 +116,7 @@ async def test_while_nothing_can_be_written(engine: Engine, tmp_path: Path, on_f
         assert running.global_.accounts is not None
         files = running.global_.accounts.usage
         assert files is not None
-        files._bounds.bytes_max = 0
+        files.bounds.bytes_max = 0
         first = await send(running.entry, chat("sk-farhop-noted-here"))
         await until(lambda: files.trouble)
         answer = await send(running.entry, chat("sk-farhop-noted-here"))
@@ -130,7 +124,7 @@ async def test_while_nothing_can_be_written(engine: Engine, tmp_path: Path, on_f
         found = running.global_.tier_admin.status()["accounts"]["usage"]
         assert "bytes_max" in found["trouble"]
         assert 'farhop_usage_trouble{part="files",region="virginia",tier="global"} 1.0' in text
-        files._bounds.bytes_max = 1 << 20
+        files.bounds.bytes_max = 1 << 20
         await until(lambda: not files.trouble)
         again = await send(running.entry, chat("sk-farhop-noted-here"))
         await running.at_rest()

@@ -33,12 +33,6 @@ from topology import load
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    async with Engine().running() as running:
-        yield running
-
-
-@pytest.fixture
 async def up(engine: Engine) -> AsyncIterator[Both]:
     async with both(engine, topology()) as running:
         yield running

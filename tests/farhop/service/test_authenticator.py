@@ -91,7 +91,7 @@ def test_the_nearest_lawful_entry_is_named() -> None:
     residency = {"processing": {"allow": ["world"]}, "entry": {"allow": ["de", "us"]}}
     near = topology(tenant("elsewhere", residency=residency))
     authenticator = KeyAuthenticator("tokyo", lambda: Law(near), lambda _regions: {}, 60.0)
-    answer = authenticator._entry("elsewhere", b"/x")
+    answer = authenticator.entry_refusal("elsewhere", b"/x")
     assert answer is not None
     assert b"location: http://127.0.0.1:8100/x\r\n" in answer.extra
 

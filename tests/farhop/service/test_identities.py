@@ -102,7 +102,7 @@ async def test_a_token_is_its_tenants_at_both_tiers_and_its_user_is_written_down
     for balancer in (up.global_, up.regional):
         assert balancer.tier_admin.status()["keys"]["issuers"]["corp"]["stale"] is False
         assert b'farhop_issuer_keys_age_seconds{issuer="corp"' in balancer.metrics.render()
-        await balancer._close_accounts()
+        await balancer.close_accounts()
     found = [one.data for one in Reading().events(line for _, line in segments.read(tmp_path))]
     user = hmac.digest(SALT.encode(), b"https://idp.example/\nann", "sha256")[:16].hex()
     bob = hmac.digest(SALT.encode(), b"acme\nbob", "sha256")[:16].hex()
@@ -192,7 +192,7 @@ async def test_tokens_of_an_openid_provider_that_others_wrote(tmp_path: Path) ->
                     assert (answer.status, answer.code) == (401, code)
             await up.at_rest()
             for balancer in (up.global_, up.regional):
-                await balancer._close_accounts()
+                await balancer.close_accounts()
     results = [one.data for one in Reading().events(line for _, line in segments.read(tmp_path))]
     user = hmac.digest(SALT.encode(), f"{at}\nann".encode(), "sha256")[:16].hex()
     assert {(data.tenant, data.key, data.user) for data in results} == {("acme", "jwt:corp", user)}

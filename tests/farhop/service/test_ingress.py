@@ -15,12 +15,6 @@ from farhop.service.authenticator import NARROW_BYTES_MAX, NARROW_PLACES_MAX, na
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    async with Engine().running() as running:
-        yield running
-
-
-@pytest.fixture
 async def up(engine: Engine) -> AsyncIterator[Both]:
     limits = {"body_bytes_max": 20_000, "head_bytes_max": 4096, "drain_s": 0.5}
     async with both(engine, topology(), global_={"limits": limits}, regional={"limits": limits}) as running:

@@ -136,7 +136,7 @@ async def test_who_stalls_or_dies_fails_one_body_and_the_next_has_another(
     first = apart.process.child.pid
     assert not [line for line in _environment(first) if b"FARHOP" in line]  # no keys
     os.kill(first, signal.SIGSTOP)
-    apart.process._link.settimeout(0.2)
+    apart.process.link.settimeout(0.2)
     with pytest.raises(ReaderError, match="ended over one of"):
         await apart.later(job(), body)
     assert (await apart.later(job(), body)).prompt is not None

@@ -138,12 +138,12 @@ async def test_a_root_that_says_what_no_root_says_is_silent_and_its_next_word_co
         return region_pb2.BorrowReply(lease=7, grants=grants)
 
     try:
-        honest, stage.limiter._borrow = stage.limiter._borrow, astray
+        honest, stage.limiter.borrow = stage.limiter.borrow, astray
         refused = await stage.admit()
         assert isinstance(refused, Reply)
         assert refused.status == 429
         assert stage.limiter.is_silent(stage.limiter.lenders["tokyo"])
-        stage.limiter._borrow, stage.now = honest, stage.now + limits.REFRESH_S
+        stage.limiter.borrow, stage.now = honest, stage.now + limits.REFRESH_S
         context = await stage.admit()
         assert b"ratelimit" in context.reserved.headers()
     finally:

@@ -114,7 +114,7 @@ def test_what_is_remembered_is_bounded_and_what_is_used_stays(monkeypatch: pytes
     for n in range(2_000):
         known.ids(f"<s>always the same<s>{n}")
     assert read.count("<s>always the same") == 1
-    assert sum(len(half) for half in (known._young, known._old)) < 110
+    assert sum(len(half) for half in (known.young, known.old)) < 110
 
 
 def test_without_tokens_to_cut_at_the_whole_is_read() -> None:

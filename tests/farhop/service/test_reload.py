@@ -13,11 +13,6 @@ from regional_lb.app.config import RegionalConfig
 from regional_lb.app.main import LIVE as REGIONAL
 
 
-@pytest.fixture(autouse=True)
-def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", "x" * 32)
-
-
 def made(kind: type[Any], **more: Any) -> Any:
     document = {
         "region": "virginia", "instance": "one", "admin": {"port": 0},

@@ -37,12 +37,6 @@ async def collector(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Collector]
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    async with Engine().running() as running:
-        yield running
-
-
-@pytest.fixture
 async def up(collector: Collector, engine: Engine) -> AsyncIterator[Both]:
     world = topology(tenant("records-in-japan", residency={
         "processing": {"allow": ["world"]}, "logging": {"allow": ["jp"]}

@@ -73,14 +73,14 @@ async def test_revoking_a_lease_that_is_gone_is_no_error(store):
 async def test_a_member_with_less_history_than_was_read_is_a_gap(store, monkeypatch):
     """A wipe between list and watch: the new etcd would stay silent until its revisions have caught up."""
     await store.put("/a", b"1")
-    listed = store._list
+    listed = store.listing
     ahead = [1000]
 
     async def from_a_longer_history(prefix):
         revision, entries = await listed(prefix)
         return revision + (ahead.pop() if ahead else 0), entries
 
-    monkeypatch.setattr(store, "_list", from_a_longer_history)
+    monkeypatch.setattr(store, "listing", from_a_longer_history)
     async with asyncio.timeout(60.0), contextlib.aclosing(store.watch("/")) as watch:
         assert [(await anext(watch)).kind for _ in range(2)] == [ChangeKind.SNAPSHOT, ChangeKind.SNAPSHOT]
         await store.put("/a", b"2")

@@ -59,7 +59,7 @@ class Process:
     def held(self, prefix: str) -> dict[str, bytes]:
         """What the disk has of it."""
         found = self.state.load(self.store.name(prefix))
-        return {} if found is None else {e.key: e.value for e in kept._decode(found.document).entries}
+        return {} if found is None else {e.key: e.value for e in kept.decode_snapshot(found.document).entries}
 
 
 @asynccontextmanager

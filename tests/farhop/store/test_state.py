@@ -83,7 +83,7 @@ def test_another_versions_document_is_refused_by_name(kept: StateDir) -> None:
         kept.load("law")
 
 
-@pytest.mark.parametrize("interrupted", ["_write", "_flush_folder"])
+@pytest.mark.parametrize("interrupted", ["write_whole", "_flush_folder"])
 def test_a_write_that_fails_leaves_the_one_before_or_the_new_one_whole(
     kept: StateDir, monkeypatch: pytest.MonkeyPatch, interrupted: str
 ) -> None:
@@ -144,7 +144,7 @@ def test_what_a_dead_process_left_half_written_is_written_over(kept: StateDir) -
 def test_two_threads_do_not_write_at_once_and_the_later_value_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here, write = StateDir(tmp_path, "fleet", "a"), state._write
+    here, write = StateDir(tmp_path, "fleet", "a"), state.write_whole
     entered, go_on, under_way = threading.Event(), threading.Event(), list[bytes]()
 
     def slowly(path: Path, data: bytes) -> None:
@@ -155,7 +155,7 @@ def test_two_threads_do_not_write_at_once_and_the_later_value_stands(
         write(path, data)
         under_way.clear()
 
-    monkeypatch.setattr(state, "_write", slowly)
+    monkeypatch.setattr(state, "write_whole", slowly)
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(here.save, "law", b"law 7")
         assert entered.wait(30.0)

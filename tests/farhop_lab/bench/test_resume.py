@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
+from farhop_lab.bench import resume
 from farhop_lab.bench.resume import KillReport, ResumeReport, compare, measure, read, regions_killed, shapes
 
 
@@ -42,14 +43,15 @@ def test_what_is_wrong_is_seen(wire: bytes, is_wrong: bool) -> None:
     assert bool(report.wrong) == is_wrong, report
 
 
-def test_streams_cut_at_random_bytes_say_what_whole_ones_say() -> None:
-    """A share of `farhop bench resume --interruptions 10000`."""
-    report = asyncio.run(measure(45))
+def test_streams_cut_at_random_bytes_say_what_whole_ones_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share of `farhop bench resume --interruptions 10000`, with its kill sooner."""
+    monkeypatch.setattr(resume, "KILL_EVERY", 16)
+    report = asyncio.run(measure(24))
     assert report.wrong == []
     assert (report.lost_bytes, report.doubled_or_altered) == (0, 0)
-    assert report.interruptions >= 45
+    assert report.interruptions >= 24
     assert report.kills >= 1
-    assert report.counted["region: resumed"] >= 10
+    assert report.counted["region: resumed"] >= 5
     resumable = {name for name, (_, _, goes_on) in shapes("m", 1).items() if goes_on}
     ended = sum(n for what, n in report.ended.items() if what.partition(": ")[0] in resumable)
     assert ended <= 0.1 * report.streams, report.ended
@@ -57,10 +59,10 @@ def test_streams_cut_at_random_bytes_say_what_whole_ones_say() -> None:
 
 def test_by_text_streams_cut_at_random_bytes_say_what_whole_ones_say() -> None:
     """A share of `farhop bench resume --interruptions 10000 --text`."""
-    report = asyncio.run(measure(15, by_text=True))
+    report = asyncio.run(measure(8, by_text=True))
     assert report.wrong == []
     assert (report.lost_bytes, report.doubled_or_altered) == (0, 0)
-    assert report.counted["region: resumed"] >= 3
+    assert report.counted["region: resumed"] >= 2
 
 
 def test_a_region_killed_under_streams_is_judged_stream_by_stream() -> None:

@@ -18,8 +18,8 @@ def test_what_a_machine_may_be_given_has_a_tag() -> None:
     entry = names.made(names.of_entry("here", law, "s", 3.0))
     assert isinstance(entry, GlobalFlow)
     kinds = set(names.KINDS)
-    assert set(region._handlers) <= kinds
-    assert set(entry._handlers) <= kinds
+    assert set(region.handlers) <= kinds
+    assert set(entry.handlers) <= kinds
 
 
 def test_what_a_machine_may_command_has_a_tag() -> None:

@@ -165,7 +165,7 @@ def _life(asks: list[tuple], looks: list[int], kv_blocks: int, how: str) -> list
         for at_ms in looks:
             timeline.at(at_ms / 1e3 + 3e-5, lambda: seen.append((timeline.now, gpu.metrics())))
         timeline.run(200.0)
-        core = gpu._core
+        core = gpu.core
         core.kv.check()
         counters = {name: getattr(core.counters, name) for name in core.counters.__struct_fields__}
         return [[(job.events, job.usage) for job in events], sorted(seen, key=str), counters, core.kv.line]

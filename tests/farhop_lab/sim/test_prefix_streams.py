@@ -117,7 +117,7 @@ def test_who_falls_behind_the_journal_begins_anew() -> None:
     made.run(5.0)
     made.regions["paris"].flow.fleet.journal.entries_max = 8
     subscription = balancer(made, "tokyo").links.subscriptions["paris"]
-    snapshots = made.regions["paris"].reporter.prefixes._snapshots
+    snapshots = made.regions["paris"].reporter.prefixes.snapshots
     made.freeze("paris", "tokyo")
     for n in range(40):
         made.at(5.5 + n / 10, made.arrive, "paris", "t", 1024)
@@ -125,7 +125,7 @@ def test_who_falls_behind_the_journal_begins_anew() -> None:
     made.heal("paris", "tokyo")
     made.run(25.0)
     assert subscription.calls == 2
-    assert made.regions["paris"].reporter.prefixes._snapshots > snapshots
+    assert made.regions["paris"].reporter.prefixes.snapshots > snapshots
     assert known(made, "tokyo", "paris") == held(made, "paris")
 
 

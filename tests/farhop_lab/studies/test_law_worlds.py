@@ -17,7 +17,7 @@ from regional_lb.fleet.recent import Recent
 from regional_lb.scheduler import admission
 from topology import law
 
-WORLDS = 100
+WORLDS = 60
 HAPPENS = (
     "read", "sent", "computed", "told", "told to a peer", "kept", "restarted", "mended", "exchanged",
     "hub wiped", "hub restored", "hub lost", "hub found", "law set", "law older", "law broken", "law unsigned",

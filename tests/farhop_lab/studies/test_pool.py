@@ -141,5 +141,5 @@ def test_a_cell_whose_asker_is_gone_ends_without_a_word(tmp_path: Path, monkeypa
     here, there = multiprocessing.Pipe(duplex=False)
     here.close()
     (job,) = pool.jobs(tiny(), ["farhop"], [1])
-    pool._work(there, msgspec.msgpack.encode(job))
+    pool.work_apart(there, msgspec.msgpack.encode(job))
     assert there.closed

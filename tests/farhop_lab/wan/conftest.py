@@ -141,7 +141,7 @@ def crossings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
         put(shaper, item, now)
         if threading.get_ident() != here:
             return  # the wires of a world that other tests share, in a thread of its own
-        seen.append((item.value if isinstance(item, Signal) else "bytes", round(shaper._queue[-1][0] - now, 6)))
+        seen.append((item.value if isinstance(item, Signal) else "bytes", round(shaper.queue[-1][0] - now, 6)))
 
     monkeypatch.setattr(Shaper, "put", noted)
     return seen

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-from inprocess import HOP_KEY, MODEL, Both, Engine, both, chat, head, send, tenant, topology
+from inprocess import MODEL, Both, Engine, both, chat, head, send, tenant, topology
 
 from farhop_lab.world.ports import free_ports
 from global_lb.routing.policy import RouteConfig
@@ -14,17 +14,6 @@ from global_lb.routing.routes import RoutesChanged
 
 BODY = msgspec.json.encode({"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8})
 WORLD = topology(tenant("eastern", residency={"processing": {"allow": ["jp"]}}))
-
-
-@pytest.fixture(autouse=True)
-def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    async with Engine().running() as running:
-        yield running
 
 
 @pytest.fixture

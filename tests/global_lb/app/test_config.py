@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from inprocess import HOP, HOP_KEY
+from inprocess import HOP
 from pydantic import ValidationError
 
 from farhop.balance.health.pilot_light import PilotConfig
@@ -14,11 +14,6 @@ from farhop_lab.sim.sites import Watching
 from global_lb.app.config import GlobalConfig
 from regional_lb.scheduler.queue import QueueConfig
 from topology.model import Region, Topology
-
-
-@pytest.fixture(autouse=True)
-def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 def document(**more: Any) -> dict[str, Any]:

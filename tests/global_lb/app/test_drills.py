@@ -49,7 +49,7 @@ def test_keys_never_stand_on_a_command_line(monkeypatch: pytest.MonkeyPatch) -> 
         "acme=env:FARHOP_DRILL_KEY_0",
     ]
     assert added == {ENDS_WITH_STDIN: "1", "FARHOP_DRILL_KEY_0": "sk-secret"}
-    assert "sk-secret" not in repr(SimpleNamespace(config=made._config))
+    assert "sk-secret" not in repr(SimpleNamespace(config=made.config))
 
 
 def test_the_fleet_may_be_that_of_a_context(monkeypatch: pytest.MonkeyPatch) -> None:

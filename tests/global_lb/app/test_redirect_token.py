@@ -45,17 +45,6 @@ WORLD = topology(
 )
 
 
-@pytest.fixture(autouse=True)
-def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    async with Engine().running() as running:
-        yield running
-
-
 @pytest.fixture
 async def up(engine: Engine) -> AsyncIterator[Both]:
     (port,) = free_ports(1)

@@ -28,17 +28,6 @@ from topology.law import Law, Verdict
 WORLD = topology()
 
 
-@pytest.fixture(autouse=True)
-def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    async with Engine().running() as running:
-        yield running
-
-
 @pytest.fixture
 async def up(engine: Engine) -> AsyncIterator[Both]:
     async with both(engine, WORLD) as running:

@@ -462,7 +462,7 @@ async def test_under_a_law_that_forbids_hints_every_stream_begins_anew() -> None
     found.trie.clear(TOKYO)  # which the machine does
     found.prefixes.begin_anew()
     assert found.prefixes.state(TOKYO) == "behind"
-    assert not len(found.prefixes._regions[TOKYO].instances["a"].nodes)
+    assert not len(found.prefixes.regions[TOKYO].instances["a"].nodes)
     with pytest.raises(PrefixGapError):
         await in_turns(stream.take(delta(1, stored(2, 3))))
     anew = found.stream()
@@ -471,7 +471,7 @@ async def test_under_a_law_that_forbids_hints_every_stream_begins_anew() -> None
     assert found.held == {4}
     await in_turns(found.prefixes.tidy(100.0))
     assert found.held == {4}
-    assert found.prefixes._discarded == []
+    assert found.prefixes.discarded == []
 
 
 async def test_under_a_law_that_only_widens_it_is_kept_and_asked_for_again() -> None:

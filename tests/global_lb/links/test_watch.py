@@ -9,7 +9,7 @@ import pytest
 from farhop_wire import region_pb2_grpc
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from inprocess import HOP_KEY, until
+from inprocess import until
 from regions import WORLD, Clock, Recorded, a_report, config, put, watching
 from reporting import reporter
 from worlds import regional, replica
@@ -22,12 +22,6 @@ from farhop_lab.memory_store import MemoryStore
 from global_lb.links import watch
 from global_lb.links.watch import Watcher
 from regional_lb.mesh import report
-
-
-@pytest.fixture(autouse=True)
-def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
-
 
 # -- by etcd
 

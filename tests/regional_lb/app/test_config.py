@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inprocess import HOP, HOP_KEY
+from inprocess import HOP
 from pydantic import ValidationError
 
 from farhop.balance.machine import Address
@@ -12,11 +12,6 @@ from farhop.store.documents.report import RATE_LIMIT_MS
 from farhop_lab.world.certs import Authority
 from regional_lb.app.config import RegionalConfig, TokenizerFiles
 from regional_lb.engines.config import place_of
-
-
-@pytest.fixture(autouse=True)
-def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 def document(replica: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:

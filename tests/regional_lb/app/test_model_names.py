@@ -30,12 +30,6 @@ ROUTES = [
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    async with Engine().running() as running:
-        yield running
-
-
-@pytest.fixture
 async def up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Both]:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     async with both(engine, WORLD) as running:

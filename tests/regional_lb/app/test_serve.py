@@ -49,17 +49,6 @@ WORLD = topology(tenant("split", models={"weights-70b": {"allow": ["us"]}}, resi
 }))  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    async with Engine().running() as running:
-        yield running
-
-
 @pytest.fixture
 async def up(engine: Engine) -> AsyncIterator[Both]:
     async with both(engine, WORLD) as running:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from inprocess import HOP, HOP_KEY
+from inprocess import HOP
 from pydantic import ValidationError
 
 from farhop.balance.machine import Address
@@ -105,11 +105,6 @@ def test_how_often_engines_are_looked_at() -> None:
 
 
 # -- where replicas are found
-
-
-@pytest.fixture(autouse=True)
-def _hop_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
 
 
 def document(*sources: dict[str, Any], **more: Any) -> dict[str, Any]:

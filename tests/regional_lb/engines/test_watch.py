@@ -158,7 +158,7 @@ async def test_who_is_at_rest_is_looked_at_less_often_until_something_is_other(m
         return web.Response(body=page[0].encode())
 
     async with served(answer) as url, watching(monkeypatch, {"one": url}) as found:
-        at_rest = found.watcher._at_rest
+        at_rest = found.watcher.at_rest
         await until(lambda: at_rest == {"one"})
         found.in_flight["one"] = 1
         await until(lambda: not at_rest)

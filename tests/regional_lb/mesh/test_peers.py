@@ -115,7 +115,7 @@ async def test_a_slot_that_another_frees_is_taken_by_what_waits_here() -> None:
 async def test_turns_pass_while_somebody_waits() -> None:
     async with stage(other := Other()) as here:
         passed = []
-        react, here.peers._react = here.peers._react, lambda event: (passed.append(type(event)), react(event))
+        react, here.peers.react = here.peers.react, lambda event: (passed.append(type(event)), react(event))
         other.more.put_nowait({"queued": {"llama": 1}})
         await until(lambda: peers.TurnTimerFired in passed)
 

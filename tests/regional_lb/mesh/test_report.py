@@ -35,7 +35,8 @@ from regional_lb.fleet.shares import PeerLoad, PeerReported, PeersChanged
 from regional_lb.fleet.view import ReplicaProbed, ReplicaSampled, Sample
 from regional_lb.mesh import report
 from regional_lb.mesh.report import moved
-from regional_lb.scheduler.flow import ISSUERS_MAX, RegionalFlow
+from regional_lb.scheduler.accepted_bytes import ISSUERS_MAX
+from regional_lb.scheduler.flow import RegionalFlow
 from regional_lb.scheduler.split import RuleConfig, SplitConfig
 from tests.conftest import unhindered
 
@@ -567,7 +568,7 @@ async def test_a_ping_tells_which_attempts_are_here_and_for_how_long_they_have_b
     found = reporter(regional(replica("a")))
     asked = region_pb2.PingRequest(nonce=3, balancer="virginia/g1", attempts=["a/1", "b/2"])
     assert list((await found.Ping(asked, None)).quiet_ms) == []  # nobody here can tell
-    found._quiet_s = lambda *asked: {("virginia/g1", "a/1"): 1.25}.get(asked)
+    found.quiet_s = lambda *asked: {("virginia/g1", "a/1"): 1.25}.get(asked)
     assert list((await found.Ping(asked, None)).quiet_ms) == [1250, report.UNKNOWN]
     assert found.quiet_ms("tokyo/g1", ["a/1"]) == [report.UNKNOWN]  # another's of the same name
     assert found.quiet_ms("virginia/g1", ["a/1"] * (report.ASKED_MAX + 1)) == []

@@ -322,7 +322,7 @@ async def test_closing_ends_every_call() -> None:
 
 def narrowed(wire: Wire) -> int:
     """More bytes than there is left of the connection's window, as after 16 MB that nobody took."""
-    wire.connection._room = 99
+    wire.connection.room = 99
     return 100
 
 

@@ -33,16 +33,16 @@ async def test_draining_answers_who_waits_and_keeps_nothing() -> None:
     async with stage(1, slots=1, queue={"wait_s": 60}) as one:
         first, second = one.stream(), one.stream()
         for stream in (first, second):
-            one.picker._streams.add(stream)
+            one.picker.open_streams.add(stream)
             stream.take(asked())
             stream.take(body(CHAT))
         assert sent(second) == []  # it waits
-        await one.picker._emptied(0.0)
+        await one.picker.emptied(0.0)
         for stream in (first, second):
             stream.expel()
         assert sent(second)[0].immediate_response.status.code == 503
         assert first.is_over
-        one.picker._streams.clear()
+        one.picker.open_streams.clear()
         await until(lambda: not any(one.held))
 
 

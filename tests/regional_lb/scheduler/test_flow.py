@@ -328,13 +328,15 @@ class RegionalMachine(RuleBasedStateMachine):
                 continue
             for waiting in flow.queue.first(model, K_WAITING, self.now):
                 live = flow.requests[waiting.id]
-                unable = flow._unable_to_resume(live.request.model, live.carrier) if live.carrier is not None else ()
+                unable = flow.fleet.view.unable_to_resume(live.request.model, live.carrier) if live.carrier else ()
                 barred = (*live.tried, *unable)
                 choice = flow.wait_estimate.consider(live.request, live.need, self.now, barred, assigned=live.assigned)
                 chosen = choice.chosen if choice is not None else None
                 if chosen is not None:
-                    own_tokens = flow._own_tokens(live, chosen, marks(live.request.chain))
-                    assert not flow.fleet.whole.holds(chosen.replica, own_tokens + live.need.output_tokens)
+                    need, marked = live.need, marks(live.request.chain)
+                    shared_tokens = flow.fleet.shared_bytes(chosen.replica, need.chain, marked) / need.bytes_per_token
+                    own_tokens = int(max(chosen.uncached_tokens, need.prompt_tokens - shared_tokens))
+                    assert not flow.fleet.whole.holds(chosen.replica, own_tokens + need.output_tokens)
 
     # -- what always holds
 

@@ -74,7 +74,7 @@ def test_the_longest_not_met_is_forgotten_and_nonsense_displaces_nobody() -> Non
     assert known.bytes_per_token("first") == 2.0
     assert known.bytes_per_token("second") == BYTES_PER_TOKEN
     assert known.output_tokens("t", "second", None) == OUTPUT_TOKENS
-    assert max(len(known._bytes_per_token), len(known._output)) == ENTRIES_MAX
+    assert max(len(known.bytes_by_tenant), len(known.outputs_by_tenant)) == ENTRIES_MAX
 
 
 @given(st.lists(st.tuples(COUNTS, COUNTS, COUNTS), max_size=40), st.none() | COUNTS)

@@ -55,7 +55,7 @@ def test_many_samples_of_one_second_are_one_window_and_bounded() -> None:
     assert evidence == pytest.approx(SAMPLES_MAX / (SAMPLES_MAX + 1))
     for n in range(200):
         made.take(5.0, 1.0 + n)
-    assert (len(made._by_age), len(made._by_value)) == (KEPT, KEPT)
+    assert (len(made.by_age), len(made.by_value)) == (KEPT, KEPT)
     assert made.read(200.0)[1] < KEPT
 
 

@@ -167,9 +167,9 @@ def test_every_reader_knows_what_it_may_and_nothing_else(steps: Any, amid: Any, 
             act(step)
     for region, reader in readers.items():
         assert reader.received <= ever[region]
-    assert set(source._restricted) <= set(source.trie.all_nodes())
-    assert source._n_nodes <= nodes_max
-    assert len(source._entries) == source.seq - source.floor
+    assert set(source.restricted) <= set(source.trie.all_nodes())
+    assert source.n_nodes <= nodes_max
+    assert len(source.entries) == source.seq - source.floor
 
 
 def test_nobody_listens_and_nothing_is_restricted_so_the_trie_has_nobody_to_tell() -> None:
@@ -258,7 +258,7 @@ def test_the_journal_is_bounded_in_entries() -> None:
     at = source.seq
     for n in range(30):
         source.insert("a", nodes_of((n,)), None)
-    assert len(source._entries) == 10
+    assert len(source.entries) == 10
     assert not source.reaches(at)
     assert source.reaches(source.seq - 10)
 

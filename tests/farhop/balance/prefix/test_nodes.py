@@ -28,7 +28,7 @@ def test_it_is_a_map(steps: list[tuple[list[int], int, bool]]) -> None:
         assert {node: ours.get(node) for node in (*theirs, 7)} == {**theirs, 7: theirs.get(7)}
         assert all(node in ours for node in theirs)
         assert sorted(ours) == sorted(theirs)
-        copy = NodeMap.alike(ours._shards, 9)
+        copy = NodeMap.alike(ours.shards, 9)
         assert {node: copy.get(node) for node in copy} == dict.fromkeys(theirs, 9)
     assert sorted(ours.drain()) == sorted(theirs)
     assert (len(ours), list(ours)) == (0, [])
@@ -37,7 +37,7 @@ def test_it_is_a_map(steps: list[tuple[list[int], int, bool]]) -> None:
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python 3.14 walks every dict, whatever it holds")
 def test_the_collector_has_nothing_to_walk() -> None:
     nodes = NodeMap(range(10_000))
-    assert not any(gc.is_tracked(part) for part in nodes._shards)
+    assert not any(gc.is_tracked(part) for part in nodes.shards)
 
 
 def test_draining_forgets_as_it_goes() -> None:

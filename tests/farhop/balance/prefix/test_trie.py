@@ -225,7 +225,7 @@ def test_the_bits_of_dropped_locations_are_reused_under_their_new_names() -> Non
         assert trie.match((1, 2)) == {"b": 2}
         trie.insert(f"x{turn}", (1, 2))
         assert trie.match((1, 2)) == {"b": 2, f"x{turn}": 2}
-    assert max(trie._names) == 1
+    assert max(trie.names) == 1
 
 
 def test_real_chains_of_two_chats_meet_in_their_system_prompt() -> None:
@@ -369,7 +369,7 @@ def test_a_large_location_is_cleared_at_once_and_swept_bit_by_bit() -> None:
     trie.sweep(100)
     assert trie.entries == before - 100
     assert_sound(trie)
-    while trie._cleared:
+    while trie.to_sweep:
         trie.sweep()
     assert_sound(trie)
     assert trie.entries == 20 + other
@@ -386,10 +386,10 @@ def test_inserting_sweeps_what_was_cleared_faster_than_it_adds() -> None:
     trie.add("r0", 1 << 30)
     for _, path in random_chains(4000, 1):
         entries = trie.entries
-        left = sum(mirror.nodes for mirror in trie._cleared)
+        left = sum(mirror.nodes for mirror in trie.to_sweep)
         trie.insert("r0", path)
         assert trie.entries <= entries - min(left, 256 + 44) + 44
-    assert not trie._cleared
+    assert not trie.to_sweep
     assert_sound(trie)
 
 
@@ -399,7 +399,7 @@ def test_many_large_clears_without_an_insert_are_bounded(monkeypatch: pytest.Mon
     trie = filled(4000, 6)
     for n in range(5):
         trie.clear(f"r{n}")
-        assert len(trie._cleared) <= 2
+        assert len(trie.to_sweep) <= 2
         assert_sound(trie)
     assert trie.match((1,)) == {}
 
@@ -417,7 +417,7 @@ def test_whoever_alone_holds_anything_is_cleared_in_one_word() -> None:
     assert found[1:] == [("stored", 0, (1, 2)), ("stored", 2, (3,))]
     for _ in range(600):
         trie.sweep()
-    assert not trie._tombstones
+    assert not trie.tombstones
     assert_sound(trie)
 
 

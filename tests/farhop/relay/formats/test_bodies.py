@@ -28,7 +28,7 @@ VALUE = st.recursive(
 
 
 def test_every_kind_has_a_reader() -> None:
-    assert set(bodies._READERS) == set(KINDS)
+    assert set(bodies.READERS) == set(KINDS)
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), VALUE, max_size=6))

@@ -67,9 +67,9 @@ def test_a_prompts_ids_take_half_of_their_bytes_once_they_passed(prompt: list[in
     kept.settle()
     if len(made) > 300 and not spaced:
         assert kept.held_bytes == len(made) // 2 - 1 + len(made) % 2
-    assert kept._prompt_listed == listed
+    assert kept.prompt_listed == listed
     assert list(kept.prompt) == prompt
-    assert kept._prompt_listed == made, "of what is read already, too"
+    assert kept.prompt_listed == made, "of what is read already, too"
 
 
 @pytest.mark.parametrize("cut", range(1, 6))

@@ -205,7 +205,7 @@ def test_of_a_large_chat_the_same_is_read_whether_its_long_texts_are_told_apart_
 
 
 def test_a_large_chat_is_not_decoded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(bodies._READERS, Kind.CHAT, None)  # type: ignore[arg-type]
+    monkeypatch.setitem(bodies.READERS, Kind.CHAT, None)  # type: ignore[arg-type]
     for text in ("x" * 200_000, "gr\u00fc\u00df " * 20_000):
         body = json.dumps({"model": "m", "messages": [user("hi"), user(text)]}, ensure_ascii=False).encode()
         assert bodies.read(Kind.CHAT, body).canonical == chat_canonical("hi", text)

@@ -124,7 +124,7 @@ def test_beyond_its_bound_nothing_is_read_and_nothing_kept() -> None:
     through.feed(chunk)
     assert made.result() == ((), 0)
     through.feed(chunk)
-    assert (made._pieces, made.result()) == (b"", ((), 0))
+    assert (made.pieces, made.result()) == (b"", ((), 0))
 
 
 def test_of_an_event_too_long_to_hold_nothing_is_read() -> None:

@@ -29,6 +29,6 @@ def test_what_is_remembered_is_bounded() -> None:
     lines = fields()
     for n in range(3000):
         lines.read(b"user-agent: %d" % n)
-    assert len(lines._remembered) <= 1024
+    assert len(lines.remembered) <= 1024
     lines.read(b"user-agent: " + b"x" * 1000)
     assert lines.get(b"user-agent: " + b"x" * 1000) is None

@@ -50,11 +50,11 @@ def test_of_a_failure_without_end_only_the_beginning_is_kept() -> None:
     made = FaultTap()
     for _ in range(100):
         assert len(made.feed(b"x" * 1000)) == 1000
-        assert len(made._kept) <= engine_faults.BODY_BYTES_MAX
+        assert len(made.kept) <= engine_faults.BODY_BYTES_MAX
     made.feed(b"CUDA out of memory")
     made.rest()
     assert made.fault is None
-    assert made._kept == b""
+    assert made.kept == b""
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,6 @@ def test_an_event_in_the_form_of_the_last_is_heard_as_any_other(
         assert short.feed(one) == long.feed(one)
         kept, same = ((tap._before, tap._last, tap._finish, tap.usage, tap.withheld) for tap in (short, long))
         assert kept == same
-        assert (short_heard._pieces, short.progress.ids) == (long_heard._pieces, long.progress.ids)
+        assert (short_heard.pieces, short.progress.ids) == (long_heard.pieces, long.progress.ids)
     assert short.rest() == long.rest()
     assert (short.fault, short.progress.why_not) == (long.fault, long.progress.why_not)

@@ -131,7 +131,7 @@ def _alike(cores: list[EngineCore], now: float, look_every: int) -> float:
         states = [
             (
                 [(o.id, bytes(o.text), o.computed_tokens, o.table.full, o.table.private) for o in core.batch],
-                (core.kv._private, core.kv.line, core.kv.names),
+                (core.kv.private, core.kv.line, core.kv.names),
             )
             for core in cores
         ]

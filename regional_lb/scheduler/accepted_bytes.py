@@ -1,0 +1,28 @@
+"""Prompt bytes that global balancers sent here, by the balancer: what its reports acknowledge.
+
+Whatever became of a request: its sender reckons with everything that reached us
+(farhop.balance.estimate.unacknowledged). Bounded, as the senders' names come from outside.
+"""
+
+from __future__ import annotations
+
+ISSUERS_MAX = 4096  # a report names as many (farhop.store.documents.report.ACCEPTED_LIMIT)
+ISSUERS_CHARS_MAX = 64 * 1024  # of all their names: one that was taken over may invent some, and a report must fit etcd
+
+
+class AcceptedBytes(dict[str, float]):
+    """Bytes by global balancer, who sent last at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._issuers_chars = 0
+
+    def add(self, issuer: str, prompt_bytes: int) -> None:
+        """Of too many senders the one not heard of for the longest is forgotten: it has nothing on its way to us."""
+        if issuer not in self:
+            self._issuers_chars += len(issuer)
+        self[issuer] = self.pop(issuer, 0.0) + prompt_bytes
+        while len(self) > ISSUERS_MAX or self._issuers_chars > ISSUERS_CHARS_MAX:
+            oldest = next(iter(self))
+            self._issuers_chars -= len(oldest)
+            del self[oldest]

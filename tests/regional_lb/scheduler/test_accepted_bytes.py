@@ -1,0 +1,19 @@
+"""What reports acknowledge: bounded, whoever names themselves."""
+
+from regional_lb.scheduler.accepted_bytes import ISSUERS_CHARS_MAX, ISSUERS_MAX, AcceptedBytes
+
+
+def test_bytes_are_counted_by_sender_and_who_sent_last_is_kept() -> None:
+    accepted = AcceptedBytes()
+    for n in range(ISSUERS_MAX):
+        accepted.add(f"g{n}", 100)
+    accepted.add("g0", 50)
+    accepted.add("new", 7)
+    assert (len(accepted), accepted["g0"], accepted["new"], "g1" in accepted) == (ISSUERS_MAX, 150.0, 7.0, False)
+
+
+def test_long_names_are_fewer() -> None:
+    accepted = AcceptedBytes()
+    for n in range(100):
+        accepted.add(f"{n:03}" + "x" * 1000, 1)
+    assert 60 < len(accepted) <= ISSUERS_CHARS_MAX // 1003
