@@ -27,7 +27,8 @@ PROCESS = {"process_open_fds", "process_max_fds", "process_cpu_seconds_total"}  
 
 
 def rules() -> Iterator[dict[str, Any]]:
-    for group in yaml.safe_load(RULES.read_text())["groups"]:
+    # Every worker reads this file, and the loader in C reads it in a tenth of the time.
+    for group in yaml.load(RULES.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))["groups"]:
         yield from group["rules"]
 
 

@@ -27,7 +27,7 @@ def used(events: list[dict[str, Any]]) -> tuple[int, int, int]:
 async def test_streams_cut_anywhere_say_what_whole_ones_say() -> None:
     rng = Random(5)
     async with fleet(**TEXT) as (balancer, url, engines):
-        for number in range(32):
+        for number in range(20):
             make, tells = (chat, completion)[number % 2], number % 3 == 0
             more: dict[str, Any] = {"stream_options": {"include_usage": True}} if tells else {}
             more |= ({}, {"min_tokens": 30, "ignore_eos": False}, {"max_tokens": 400, "ignore_eos": False})[number % 3]
@@ -43,7 +43,7 @@ async def test_streams_cut_anywhere_say_what_whole_ones_say() -> None:
             if tells:
                 assert used(events) == used(expected)
         found = outcomes(balancer)
-        assert found["resumed", ""] > 20
+        assert found["resumed", ""] > 12
         assert set(found) <= {("resumed", ""), ("broken", "usage")}, found
         assert balancer.relay.resumption is not None
         assert balancer.relay.resumption.kept_bytes == 0
@@ -55,7 +55,7 @@ async def test_characters_that_tokens_cut_in_two_and_stop_strings_over_the_seam(
     async with fleet(**TEXT) as (balancer, url, engines):
         for one in engines:
             one.replica.text_model = msgspec.structs.replace(one.replica.text_model, wide=True)
-        for number in range(36):
+        for number in range(20):
             make = (chat, completion)[number % 2]
             prompt = f"{number} erzähl vom Meer"
             fields = {"stream_options": {"include_usage": True}} if number % 2 else {}
@@ -74,7 +74,7 @@ async def test_characters_that_tokens_cut_in_two_and_stop_strings_over_the_seam(
             sound(events, expected, chats=make is chat)
             if fields:  # of the prompt an engine that reads the text anew counts other tokens
                 assert used(events)[1] == used(expected)[1]
-        assert outcomes(balancer)["resumed", ""] >= 15
+        assert outcomes(balancer)["resumed", ""] >= 8
         assert set(outcomes(balancer)) <= {("resumed", ""), ("broken", "usage")}
         assert balancer.flow.under_way == 0
 

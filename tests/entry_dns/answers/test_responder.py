@@ -335,7 +335,7 @@ def test_what_is_answered_of_client_subnets(responder, subnet: str, scope: int, 
 
 def test_answers_are_equal_within_every_scope_given(responder) -> None:
     rng, seen = Random(3), {}
-    for _ in range(3000):
+    for _ in range(1200):
         address = rng.choice((0xCB007100, 0xC6336400, 0xC6120000, 0, 0x0A000000)) + rng.getrandbits(
             rng.choice((8, 10, 17))
         )
@@ -477,7 +477,7 @@ def test_the_short_way_and_the_strict_one_say_the_same() -> None:
     """Whatever came before: what is known of some bytes is true of them alone. Malformed ones are among them."""
     rng = Random(11)
     short, strict = (served(Responder(COOKIES, nsid=b"x")) for _ in range(2))
-    for _ in range(6000):
+    for _ in range(2500):
         data = bytearray(mixed(rng))
         if rng.random() < 0.2:
             data[rng.randrange(2, len(data))] = rng.choice((0, 1, 8, 24, 255))
@@ -486,7 +486,7 @@ def test_the_short_way_and_the_strict_one_say_the_same() -> None:
         strict.tails.clear()  # it has met nobody
         assert short.answer(bytes(data), host) == strict.answer(bytes(data), host), (data.hex(), host)
     counts = dict(zip(COUNTERS, short.counts, strict=True))
-    assert counts["queries"] - counts["odd"] > 800, "the short way was tried, too"
+    assert counts["queries"] - counts["odd"] > 330, "the short way was tried, too"
 
 
 def test_what_looks_like_a_client_subnet_inside_another_option_is_none(responder) -> None:

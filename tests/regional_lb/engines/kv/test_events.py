@@ -68,6 +68,9 @@ class Recorded:
         return self.blocks.known(prompt(*names)).least.get("one", 0.0)
 
 
+SAID = 6_000
+
+
 @pytest.mark.parametrize(
     "payload",
     [None, b"", batch(), batch(*[None] * 20), batch(*[["Unknown"]] * 20)],
@@ -81,18 +84,18 @@ async def test_others_have_their_turns_however_much_an_engine_says_at_once(
 
     def received(socket: Any) -> list[bytes] | None:
         nonlocal said
-        if socket.type != zmq.SocketType.SUB or said >= 20_000:
+        if socket.type != zmq.SocketType.SUB or said >= SAID:
             return None
         said += 1
         return [b"nonsense"] if payload is None else [said.to_bytes(8, "big"), payload]
 
     monkeypatch.setattr(kv_events, "_received", received)
     async with listening(*free_ports(1)):
-        while said < 20_000 and turns < 1_000_000:
+        while said < SAID and turns < 1_000_000:
             turns += 1
             await asyncio.sleep(0)
-    assert said == 20_000
-    assert turns >= 50
+    assert said == SAID
+    assert turns >= SAID // 400
 
 
 @asynccontextmanager
