@@ -498,19 +498,10 @@ class DnsServer:
         counter("dns_led", "Answers by the entry that they name first.", self._led, "target")
         counter("dns_worker_faults", "Questions that met a fault of ours.", self._faults)
         counter("dns_worker_restarts", "Workers that ended and were started again.", self._restarts)
-        gauge(
-            "dns_entry_share",
-            "Share that an entry takes of the clients for whom it is the best.",
-            self._shares,
-            "target",
-        )
+        gauge("dns_entry_share", "Share that an entry takes of the clients nearest to it.", self._shares, "target")
         gauge("dns_view_prepared_ms", "How long the last view took to prepare.", lambda: float(self.prepared["ms"]))
         gauge("dns_networks_learned", "Networks that entries measured.", lambda: float(len(self._measured)))
-        gauge(
-            "dns_networks_moved",
-            "Measured networks that are sent to another entry than geography alone would choose.",
-            self._moved,
-        )
+        gauge("dns_networks_moved", "Of those, how many are led elsewhere than by geography.", self._moved)
         self.laws.observe(self.metrics)
         self.reloader.observe(self.metrics)
 

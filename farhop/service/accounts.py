@@ -396,11 +396,7 @@ class Accounts:
 
     def _observe_audit(self, metrics: TierMetrics, log: AuditLog) -> None:
         metrics.gauge("audit_entries", "Entries of the audit log, signed or not.", lambda: float(log.size))
-        metrics.gauge(
-            "audit_unsigned",
-            "Entries of the audit log that no signed checkpoint covers yet.",
-            lambda: float(log.size - log.sealed),
-        )
+        metrics.gauge("audit_unsigned", "Audit entries no checkpoint names yet.", lambda: float(log.size - log.sealed))
         metrics.counter("audit_lost", "Decisions that the audit log could not take.", lambda: float(log.lost))
         metrics.gauge("audit_trouble", "1 while the audit log cannot be written.", lambda: float(bool(log.trouble)))
 

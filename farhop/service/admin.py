@@ -153,7 +153,7 @@ class AdminServer:
         self._refused: Counter[str] = Counter()
         metrics.counter(
             "admin_requests_refused",
-            "Requests that the admin port refused, by reason.",
+            "Requests the admin port refused, by reason.",
             lambda: dict(self._refused),
             "reason",
         )

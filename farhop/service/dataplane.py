@@ -102,12 +102,7 @@ class TlsSetup:
             manager.not_after,
             "part",
         )
-        metrics.gauge(
-            "certificate_stale",
-            "1 if the files changed and cannot be used: the earlier ones count.",
-            manager.stale,
-            "part",
-        )
+        metrics.gauge("certificate_stale", "1 if the files changed and cannot be used.", manager.stale, "part")
 
     def open(self) -> None:
         """Begin to look at the files."""
@@ -240,7 +235,7 @@ class DataPlane:
             "request_slots_used", "Requests in flight, against limits.requests_max.", lambda: float(self.requests.used)
         )
         gauge("loop_lag_seconds", "The longest that the event loop was late in the last 15 s.", self.lag.worst_s)
-        counter("loop_late_seconds", "Seconds that the event loop was late, in total.", lambda: self.lag.total_s)
+        counter("loop_late_seconds", "Seconds that the event loop was late.", lambda: self.lag.total_s)
         gauge("buffered_bytes_max", "Request bytes that may be held.", lambda: float(budget.capacity_bytes))
         counter(
             "unknown_body_fields", "Requests with a body field unknown here.", lambda: dict(self.guard.unknown), "field"
@@ -280,12 +275,10 @@ def resumption(
         lambda: dict(made.outcomes), ("outcome", "reason"),
     )  # fmt: skip
     metrics.counter(
-        "resume_recomputed_tokens", "Tokens computed again where streams went on elsewhere; nobody is billed for them.",
+        "resume_recomputed_tokens", "Tokens computed again where streams went on elsewhere; nobody is billed.",
         lambda: made.recomputed_tokens,
     )  # fmt: skip
     metrics.gauge(
-        "resume_kept_bytes",
-        "Bytes kept of streams under way, so that they can go on elsewhere.",
-        lambda: made.kept_bytes,
+        "resume_kept_bytes", "Bytes kept of streams, so that they can go on elsewhere.", lambda: made.kept_bytes
     )
     return made

@@ -208,14 +208,8 @@ class Reloader(Generic[C]):
     def observe(self, metrics: TierMetrics) -> None:
         """Show it."""
         gauge, counter = metrics.gauge, metrics.counter
-        gauge(
-            "config_generation", "Generation of the configuration and map in force: 1 at the start.", self._generation
-        )
-        gauge(
-            "config_rejected",
-            "1 if the files cannot be used: what was in force before stays.",
-            lambda: float(bool(self.trouble)),
-        )
+        gauge("config_generation", "Generation of the files in force: 1 at the start.", self._generation)
+        gauge("config_rejected", "1 if the files on disk cannot be used.", lambda: float(bool(self.trouble)))
         gauge("config_awaits_restart", "Fields that change with a restart alone.", lambda: float(len(self.awaiting)))
         counter("config_reloads", "Readings of the files, by result.", lambda: dict(self.counts), "result")
 

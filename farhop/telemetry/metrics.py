@@ -103,7 +103,7 @@ class TierMetrics(Collector):
             "farhop_attempts", "Attempts upstream, by target and how each ended.", ("target", "outcome")
         )
         self._spills = Counter(
-            "farhop_spilled_requests", "Requests sent to another region because the best one was hot.", ("target",)
+            "farhop_spilled_requests", "Requests sent past the best region as it was hot.", ("target",)
         )
         self._reports = Counter(
             "farhop_reports_refused", "Reports from below dropped as stale, absurd or malformed.", ("reason",)
@@ -120,9 +120,7 @@ class TierMetrics(Collector):
         by = ("source",)
         self._predicted = Counter("farhop_prefix_predicted_tokens", "Prompt tokens expected to be cached.", by)
         self._actual = Counter("farhop_prefix_actual_tokens", "Prompt tokens the engine said were cached.", by)
-        self._missed = Counter(
-            "farhop_prefix_error_tokens", "Prompt tokens by which predictions were off, either way.", by
-        )
+        self._missed = Counter("farhop_prefix_error_tokens", "Prompt tokens that predictions were off by.", by)
         self._prompt_tokens = self._completion_tokens = self._cached_tokens = 0
         self._prefixes = {source: [0.0, 0.0, 0.0] for source in HIT_SOURCES}  # predicted, actual, off
         self._versioned = Counter(

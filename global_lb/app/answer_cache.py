@@ -98,11 +98,7 @@ class AnswerCacheRelay:
             "answer_cache_bytes", "Bytes of answers kept, and of answers being recorded.",
             lambda: {"kept": float(store.kept), "recorded": float(store.taken)}, "what",
         )  # fmt: skip
-        metrics.gauge(
-            "answer_cache_bytes_max",
-            "Bytes that kept and recorded answers may take together.",
-            lambda: float(store.capacity),
-        )
+        metrics.gauge("answer_cache_bytes_max", "Bytes that all of these may take.", lambda: float(store.capacity))
         metrics.gauge("answer_cache_answers", "Answers kept.", lambda: float(len(store)))
 
     # -- ingress.RequestCarrier

@@ -385,12 +385,7 @@ class GlobalBalancer:
         gauge("prefix_trie_nodes", "Nodes of the prefix trie.", lambda: float(self.flow.regions.trie.nodes))
         gauge("region_up", "1 if the region may be chosen.", self._regions_up, "target")
         gauge("desired_replicas", "Replicas that should be there.", self._desired, ("target", "model"))
-        gauge(
-            "pilot_light_awake",
-            "State of each pilot-light region: 1 awake, 0.5 waking, 0 asleep.",
-            self._pilots,
-            "target",
-        )
+        gauge("pilot_light_awake", "Pilot-light regions: 1 awake, 0.5 waking, 0 asleep.", self._pilots, "target")
         gauge("report_age_seconds", "Age of the last report of each region.", self._ages, "target")
         self.laws.observe(self.metrics)
         self.identities.observe(self.metrics)
@@ -399,12 +394,7 @@ class GlobalBalancer:
         counter(
             "region_prefix_predicted_tokens", "Prompt tokens expected cached there.", lambda: self._hits(0), "target"
         )
-        counter(
-            "region_prefix_actual_tokens",
-            "Prompt tokens of the same requests found cached there.",
-            lambda: self._hits(1),
-            "target",
-        )
+        counter("region_prefix_actual_tokens", "Prompt tokens of these found cached.", lambda: self._hits(1), "target")
         gauge(
             "region_cache_hit_calibration",
             "Share of expected hits that came true.",

@@ -80,21 +80,35 @@ def fleet(tmp_path):
 
 
 def test_two_sites_one_address(fleet: Fleet) -> None:
-    net, took = fleet.net, {}
-    net.until_routed("a", "b")
+    took: dict[str, float] = {}  # ms, from the word to the kernel route
+    _both_announce(fleet, took)
+    _a_drained_entry_keeps_streams_on_its_own_address(fleet, took)
+    _the_last_healthy_site_is_kept(fleet, took)
+    _without_its_announcer_a_route_goes(fleet, took)
+    _an_orderly_end_drains_first(fleet, took)
+    for what, ms in took.items():
+        print(f"{what:>28}: {ms:7.1f} ms to the kernel route")
+    assert took["announcer hangs (ExaBGP)"] <= 2000.0
+    assert took["announcer hangs (BIRD)"] <= 2000.0
+
+
+def _both_announce(fleet: Fleet, took: dict[str, float]) -> None:
+    fleet.net.until_routed("a", "b")
     took["announce (ExaBGP)"] = fleet.word_ms("a", "announced")
     took["announce (BIRD)"] = fleet.word_ms("b", "announced")
     assert set(fleet.asked(24)) == {"frankfurt", "tokyo"}
     found = fleet.until("a", wanted="announced", actual="announced", differs=False, others_healthy=1)
     assert found["since"] == pytest.approx(fleet.phase_at("a", "announced"), abs=1.0)
 
-    # A drain: new connections move, streams on a site's own address go on, those on the shared one are counted: who
-    # broke can but ask again, and who still gets through is served to the end, after the withdrawal, too.
+
+def _a_drained_entry_keeps_streams_on_its_own_address(fleet: Fleet, took: dict[str, float]) -> None:
+    """New connections move, streams on a site's own address go on, those on the shared one are counted: who broke can
+    but ask again, and who still gets through is served to the end, after the withdrawal, too."""
     stays = fleet.streams(4, VIP, LONG - 1, fleet.always_to_a())
     shared, own = fleet.streams(16, VIP, LONG - 1, "", "again"), fleet.streams(8, VIP, LONG)
     time.sleep(1.5)
     fleet.cli("drain", "set", "--entry", "site-a", "--why", "new kernel", "--by", "ann")
-    net.until_routed("b")
+    fleet.net.until_routed("b")
     took["drain (ExaBGP)"] = fleet.word_ms("a", "draining")
     assert fleet.asked(8) == {"tokyo": 8}
     fleet.until("a", wanted="withdrawn", actual="withdrawn")
@@ -115,16 +129,19 @@ def test_two_sites_one_address(fleet: Fleet) -> None:
     assert fleet.left("a") == len(broken), "nobody told the entry that they left: it heard no more of them for send_s"
     assert "drained: new kernel (by ann)" in fleet.cli("anycast", "status", "--json")
 
-    # The last healthy site is kept although it is dead; once another is back it goes.
+
+def _the_last_healthy_site_is_kept(fleet: Fleet, took: dict[str, float]) -> None:
+    """Although it is dead; once another is back it goes."""
     os.kill(_balancer(fleet, "b"), signal.SIGKILL)
     fleet.until("b", kept_as_last=True, wanted="announced", others_healthy=0)
     fleet.cli("undrain", "--entry", "site-a")
-    net.until_routed("a")
+    fleet.net.until_routed("a")
     took["withdraw (BIRD)"] = fleet.word_ms("b", "withdrawn")
     assert fleet.asked(8) == {"frankfurt": 8}
 
-    # Whatever happens to an announcer, its route goes.
-    stopped = time.time()
+
+def _without_its_announcer_a_route_goes(fleet: Fleet, took: dict[str, float]) -> None:
+    net, stopped = fleet.net, time.time()
     fleet.announcers["a"].send_signal(signal.SIGSTOP)
     took["announcer hangs (ExaBGP)"] = fleet.watch.first_after(stopped)
     net.until_routed()
@@ -144,17 +161,15 @@ def test_two_sites_one_address(fleet: Fleet) -> None:
     took["announcer hangs (BIRD)"] = fleet.watch.first_after(stopped)
     net.until_routed()
 
-    # An orderly end: drained, withdrawn, and only then gone.
+
+def _an_orderly_end_drains_first(fleet: Fleet, took: dict[str, float]) -> None:
+    """Drained, withdrawn, and only then gone."""
     fleet.announce("a")
-    net.until_routed("a")
+    fleet.net.until_routed("a")
     fleet.announcers["a"].terminate()
     assert fleet.asked(4) == {"frankfurt": 4}
     assert fleet.announcers["a"].wait(timeout=20.0) == 0
     took["withdraw (ExaBGP)"] = fleet.word_ms("a", "withdrawn")
-    for what, ms in took.items():
-        print(f"{what:>28}: {ms:7.1f} ms to the kernel route")
-    assert took["announcer hangs (ExaBGP)"] <= 2000.0
-    assert took["announcer hangs (BIRD)"] <= 2000.0
 
 
 def _balancer(fleet: Fleet, site: str) -> int:

@@ -289,6 +289,21 @@ async def test_a_gateway_is_known_by_its_certificate(tmp_path: Path) -> None:
         await one.at_rest()
 
 
+async def _picker_process(stack: AsyncExitStack, folder: Path, name: str) -> Child:
+    """A picker by the folder's picker.yaml, in a process of its own."""
+    environment = {"FARHOP_TEST_HOP": HOP_KEY, **NO_CERTIFICATES}
+    made = Child(name, ["picker", "--config", str(folder / "picker.yaml")], folder / f"{name}.log", environment)
+    stack.push_async_callback(made.stop, 2.0)
+    await made.start()
+    return made
+
+
+async def _until_served(port: int, key: str | None = "sk-farhop-anywhere") -> None:
+    async with asyncio.timeout(30.0):
+        while (await send(port, chat(key=key, body=STREAM))).status != 200:
+            await asyncio.sleep(0.05)
+
+
 async def test_a_picker_that_is_killed_under_load_lets_nothing_past_and_comes_back(tmp_path: Path) -> None:
     """A process of its own, killed by SIGKILL while clients stream; beside it a gateway that fails open."""
 
@@ -299,35 +314,16 @@ async def test_a_picker_that_is_killed_under_load_lets_nothing_past_and_comes_ba
     async with AsyncExitStack() as stack:
         etcd = await stack.enter_async_context(EmbeddedEtcd(folder=tmp_path / "etcd"))
         guarded = await stack.enter_async_context(Engine().running())
-        config = {
+        (tmp_path / "picker.yaml").write_text(yaml.safe_dump({
             **common("virginia", "r1"), "admin": {"port": admin}, "tier": {"port": 0}, "control": {"port": 0},
             "etcd": {"endpoints": [etcd.endpoint.removeprefix("http://")]}, "picker": {"port": gate},
             "replicas": [{"url": f"http://{guarded.address}", "models": [MODEL], "name": "one", "slots": 64}],
             "watch": {"probe_s": 0.1, "scrape_s": 0.1},
-        }  # fmt: skip
-        path = tmp_path / "picker.yaml"
-        path.write_text(yaml.safe_dump(config))
-
-        async def started(name: str) -> Child:
-            made = Child(
-                name,
-                ["picker", "--config", str(path)],
-                tmp_path / f"{name}.log",
-                {"FARHOP_TEST_HOP": HOP_KEY, **NO_CERTIFICATES},
-            )
-            stack.push_async_callback(made.stop, 2.0)
-            await made.start()
-            return made
-
-        async def serves(port: int, key: str | None = "sk-farhop-anywhere") -> None:
-            async with asyncio.timeout(30.0):
-                while (await send(port, chat(key=key, body=STREAM))).status != 200:
-                    await asyncio.sleep(0.05)
-
-        process = await started("picker")
+        }))  # fmt: skip
+        process = await _picker_process(stack, tmp_path, "picker")
         closed = await stack.enter_async_context(envoy(tmp_path, gate, [guarded.address]))
         opened = await stack.enter_async_context(envoy(tmp_path, gate, [guarded.address], fails_open))
-        await asyncio.gather(serves(closed), serves(opened))
+        await asyncio.gather(_until_served(closed), _until_served(opened))
 
         dead, over = asyncio.Event(), asyncio.Event()
         answers: list[tuple[bool, int, bytes]] = []
@@ -356,6 +352,6 @@ async def test_a_picker_that_is_killed_under_load_lets_nothing_past_and_comes_ba
         refused = await send(closed, chat(body=STREAM))
         assert refused.status in (500, 503)
         assert len(guarded.seen) == found
-        await serves(opened, key=None)  # past law and keys, once its health check has noticed
-        await started("again")
-        await serves(closed)
+        await _until_served(opened, key=None)  # past law and keys, once its health check has noticed
+        await _picker_process(stack, tmp_path, "again")
+        await _until_served(closed)

@@ -96,16 +96,20 @@ def read(
     Raises BodyError naming the field.
     """
     try:
-        found = NO_PREFERENCES
+        found, outline = NO_PREFERENCES, None
         if (numeric := _JSON.get(kind)) is not None:
             if b"charset" in headers.lower():
                 _check_charset(headers)
-            small = len(body) <= shape.SMALL_BYTES and body[:1] == b"{"
-            fields = shape.once(body) if small else shape.check(body, numeric)
+            if len(body) <= shape.SMALL_BYTES and body[:1] == b"{":
+                fields = shape.once(body)
+            else:
+                fields, outline = shape.outlined(body, numeric)
             guard.fields(fields)
             if fields is not None and not preferences.READ.isdisjoint(fields):
                 found = preferences.read(fields)
-        prompt = READERS[kind](body, path, headers, guard)
+        prompt = openai.chat_of(outline, guard) if outline is not None and kind is Kind.CHAT else None
+        if prompt is None:
+            prompt = READERS[kind](body, path, headers, guard)
         if prompt.model and found is NO_PREFERENCES:
             return prompt
         if found is not NO_PREFERENCES:

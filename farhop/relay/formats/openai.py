@@ -33,10 +33,14 @@ from farhop.relay.formats.prompt import (
     invalid,
     medium,
 )
+from farhop.relay.formats.shape import MARK
 from farhop.relay.formats.texts import texts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from farhop.relay.formats.field_guard import Guard
+    from farhop.relay.formats.shape import Outline
 
 _ANSWER_IN_CHAT = AnswerText("content", ASSISTANT_TURN)  # a message of its own
 _ANSWER_CONTINUED = AnswerText("content", b"")  # the last message goes on
@@ -114,13 +118,14 @@ _raw = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _maybe_raw = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 
 
-def _read_chat(body: _Chat, guard: Guard) -> Prompt:
+def _read_chat(body: _Chat, guard: Guard, texts: Sequence[memoryview] = ()) -> Prompt:
+    """`texts` are those that `body` has the marks of (shape.Outline)."""
     if not body.messages:
         raise invalid("messages", "`messages` must hold at least one message")
     for message in body.messages:
         if not isinstance(message.content, str):
             guard.media(message.content, "messages")
-    canonical, media_bytes = canonical_chat(body.messages, body.tools)
+    canonical, media_bytes = canonical_chat(body.messages, body.tools, texts)
     limit, param = body.max_completion_tokens, "max_completion_tokens"
     if limit is None:
         limit, param = body.max_tokens, "max_tokens"
@@ -160,16 +165,21 @@ def _answer_text(body: _Chat) -> AnswerText | None:
     return _ANSWER_CONTINUED if plain else None
 
 
-def canonical_chat(messages: list[Message], tools: list[Any] | None) -> tuple[bytes, int]:
-    """The canonical text of a chat, and how much media it has, in bytes. `messages` is not empty."""
-    parts: list[bytes] = []
+def canonical_chat(
+    messages: list[Message], tools: list[Any] | None, texts: Sequence[memoryview] = ()
+) -> tuple[bytes, int]:
+    """The canonical text of a chat, and how much media it has, in bytes. `messages` is not empty; `texts` are those
+    that it has the marks of (shape.Outline)."""
+    parts: list[bytes | memoryview] = []
     media_bytes = 0
     if tools:
         parts += (TOOLS, in_order(tools), ITEM)
     for message in messages:
         text = message.content
         if not isinstance(text, str) or message.name or message.tool_call_id or message.tool_calls:
-            media_bytes += _add_canonical(message, parts)
+            media_bytes += _add_canonical(message, parts, texts)
+        elif texts and text[:1] == MARK:
+            parts += (message.role.encode(), FIELD, texts[int(text[1:])], ITEM)
         else:  # as most are
             parts += (message.role.encode(), FIELD, text.encode(), ITEM)
     # The last message is open: its next turn, or its continuation, goes on from here.
@@ -177,12 +187,13 @@ def canonical_chat(messages: list[Message], tools: list[Any] | None) -> tuple[by
     return b"".join(parts), media_bytes
 
 
-def _add_canonical(message: Message, parts: list[bytes]) -> int:
+def _add_canonical(message: Message, parts: list[bytes | memoryview], texts: Sequence[memoryview]) -> int:
     """Add a message to the canonical text; returns how much media it has, in bytes."""
     media_bytes = 0
     parts += (message.role.encode(), FIELD)
     if isinstance(message.content, str):
-        parts.append(message.content.encode())
+        marked = texts and message.content[:1] == MARK
+        parts.append(texts[int(message.content[1:])] if marked else message.content.encode())
     elif message.content:
         for i, part in enumerate(message.content):
             text, size = _content_part(part)
@@ -282,6 +293,24 @@ def _read_embeddings(body: _Embeddings, guard: Guard) -> Prompt:
 
 
 chat = json_reader(_Chat, _read_chat)
+_chat = msgspec.json.Decoder(_Chat).decode
+
+
+def chat_of(outline: Outline, guard: Guard) -> Prompt | None:
+    """As `chat`, where all long texts are messages': they are not decoded, and copied into the canonical text alone.
+    None where that cannot be said, or the body has faults: whoever reads all of it knows. Raises BodyError."""
+    try:
+        body = _chat(outline.marked)
+    except UNREADABLE:
+        return None
+    marked = 0
+    for message in body.messages:
+        text = message.content
+        marked += isinstance(text, str) and text[:1] == MARK
+    texts = outline.texts() if marked == len(outline.spans.begins) else None
+    return None if texts is None else _read_chat(body, guard, texts)
+
+
 chat_batch = json_reader(_Batch, _read_batch)
 completion = json_reader(_Completion, _read_completion)
 embeddings = json_reader(_Embeddings, _read_embeddings)

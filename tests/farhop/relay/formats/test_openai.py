@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 from farhop.balance import outcome
 from farhop.balance.estimate.estimates import BYTES_PER_TOKEN, OUTPUT_TOKENS, Estimates
 from farhop.balance.machine import Usage
-from farhop.relay.formats import bodies, openai
+from farhop.relay.formats import bodies, openai, shape
 from farhop.relay.formats.paths import Kind
-from farhop.relay.formats.prompt import NO_OUTPUT, BodyError, Prompt
+from farhop.relay.formats.prompt import FIELD, ITEM, NO_OUTPUT, BodyError, Prompt
 
 RUN = settings(max_examples=300, deadline=None, derandomize=True)
 
@@ -122,6 +123,107 @@ def meaning(messages: list[dict[str, Any]], tools: Any) -> Any:
             for m in messages
         ],
     ]
+
+
+LONG = st.builds(
+    lambda text, times: text * times,
+    TEXT | st.sampled_from(["plain", "gr\u00fc\u00df"]),
+    st.sampled_from([0, 1, 10, 40]),
+)
+ANY_CHAT = st.fixed_dictionaries(
+    {
+        "messages": st.lists(
+            st.fixed_dictionaries(
+                {"role": st.sampled_from(["user", "assistant", "long" * 20])},
+                optional={
+                    "content": LONG | st.none() | st.integers(0, 1) | st.lists(PART, max_size=2)
+                    | st.lists(st.builds(lambda t: {"type": "image_url", "image_url": {"url": t}}, LONG), max_size=1)
+                    | st.lists(st.builds(lambda t: {"type": "text", "text": t}, LONG), max_size=2)
+                    | st.sampled_from(["\x01", "\x010", "\x011", "\x01" * 20]),
+                    "name": LONG,
+                    "tool_calls": st.lists(st.builds(lambda t: {"function": t}, LONG), max_size=2),
+                    "more": LONG,
+                },
+            ),
+            max_size=3,
+        )
+    },
+    optional={
+        "model": st.sampled_from(["m", "m" * 40, 7]),
+        "tools": st.lists(st.builds(lambda t: {"name": t}, LONG), max_size=2),
+        "max_tokens": st.sampled_from([5, 0, "5", None, "x" * 40]),
+        "cache_salt": LONG,
+        "user": LONG,
+        "continue_final_message": st.booleans(),
+    },
+)  # fmt: skip
+SPOILED = st.tuples(
+    st.integers(0, 10_000),
+    st.sampled_from(
+        [b"", b"\x01", b"\n", b"\x7f", b"\xff", b"\xc3", b"\\", b'"', b"\\ud800", b"\\q", b"\\u0001", b" "]
+    ),
+)
+
+
+def test_of_a_large_chat_the_same_is_read_whether_its_long_texts_are_told_apart_or_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever else stands in it, wherever, and whatever a byte of it is changed to."""
+    monkeypatch.setattr(shape, "_LONG_BYTES", 24)
+    apart, counts = openai.chat_of, Counter[bool]()
+
+    def whole(*_: object) -> None:
+        return None
+
+    def counted(*given: Any) -> Prompt | None:
+        made = apart(*given)
+        counts[made is not None] += 1
+        return made
+
+    def outcome_of(body: bytes, chat_of: Any) -> Any:
+        monkeypatch.setattr(openai, "chat_of", chat_of)
+        try:
+            return bodies.read(Kind.CHAT, body, default_model=lambda: "only")
+        except BodyError as error:
+            return error.outcome, error.detail, error.param
+
+    @settings(max_examples=600, deadline=None, derandomize=True)
+    @given(
+        ANY_CHAT, st.sampled_from([None, 1]), st.booleans(), st.none() | SPOILED, st.sampled_from(["x", "\u00fc", "\n"])
+    )
+    def check(document: Any, indent: int | None, escaped: bool, spoiled: Any, pad: str) -> None:
+        document["messages"].insert(0, {"role": "user", "content": pad * 9000})
+        separators = None if indent else (",", ":")
+        body = json.dumps(document, indent=indent, separators=separators, ensure_ascii=escaped).encode()
+        if spoiled is not None:
+            at = len(body) - 1 - spoiled[0] % min(len(body), 400)
+            body = body[:at] + spoiled[1] + body[at + 1 :]
+        assert outcome_of(body, counted) == outcome_of(body, whole)
+
+    check()
+    assert min(counts[True], counts[False]) > sum(counts.values()) / 20
+
+
+def test_a_large_chat_is_not_decoded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bodies.READERS, Kind.CHAT, None)  # type: ignore[arg-type]
+    for text in ("x" * 200_000, "gr\u00fc\u00df " * 20_000):
+        body = json.dumps({"model": "m", "messages": [user("hi"), user(text)]}, ensure_ascii=False).encode()
+        assert bodies.read(Kind.CHAT, body).canonical == chat_canonical("hi", text)
+
+
+@pytest.mark.parametrize("bad", [b"\n", b"\x00", b"\x1f", b"\xff", b"\xed\xa0\x80", b"\xc3", b"\\x", b"\\ud800", b"\\"])
+@pytest.mark.parametrize("at", [0, 5_000, 9_999])
+def test_a_fault_in_a_long_text_is_one_of_the_body(bad: bytes, at: int) -> None:
+    text = b"x" * at + bad + b"x" * (10_000 - at)
+    body = b'{"model":"m","messages":[{"role":"user","content":"%b"}]}' % text
+    with pytest.raises(BodyError) as error:
+        bodies.read(Kind.CHAT, body)
+    assert error.value.outcome is outcome.INVALID_JSON
+    assert bodies.read(Kind.CHAT, body.replace(bad, b"\x7f")).canonical == b"user" + FIELD + text.replace(bad, b"\x7f")
+
+
+def chat_canonical(*texts: str) -> bytes:
+    return ITEM.join(b"user" + FIELD + text.encode() for text in texts)
 
 
 @given(st.lists(MESSAGE, min_size=1, max_size=3), TOOLS, st.lists(MESSAGE, min_size=1, max_size=3), TOOLS)

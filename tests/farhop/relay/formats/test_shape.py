@@ -51,8 +51,17 @@ def test_strings_are_found_where_a_plain_reader_finds_them(monkeypatch: pytest.M
     def check(document: dict[str, Any], indent: int | None) -> None:
         body = json.dumps(document, indent=indent).encode()
         assert shape.quotes_of(body, np.frombuffer(body, np.uint8)).tolist() == _strings(body)
+        assert shape.few_quotes(body) in (None, _strings(body))
 
     check()
+
+
+def test_few_strings_are_found_without_a_look_at_each_byte() -> None:
+    for text in ("", "plain " * 999, 'a "quote" and \\ a \\\\ backslash \\"', "\\" * 7, '\\"' * 20):
+        body = json.dumps({"a": text, "b": [text]}).encode()
+        assert shape.few_quotes(body) == _strings(body)
+    assert shape.few_quotes(b'{"a":"' + b"\\" * 100_000 + b'"}') is None
+    assert shape.few_quotes(b'{"a":[' + b'"",' * 100 + b'""]}') is None
 
 
 def test_what_is_left_of_a_body_has_its_structure(monkeypatch: pytest.MonkeyPatch) -> None:
