@@ -12,10 +12,8 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
-import forked
 import pytest
 
 from farhop_lab.world.etcd import find_binary
@@ -66,16 +64,23 @@ def test_the_guide_does_what_it_says(engine: str, tmp_path: Path) -> None:
     if engine in MODELS and not (REAL / ENGINES[engine]).exists():
         pytest.skip(f"{engine} is not installed: run `make engines`")
     (tmp_path / "run.sh").write_text((commands := script(engine))[0])
-    (tools := tmp_path / "tools").mkdir()
-    first = [tools, Path(sys.executable).parent, find_binary().parent]
+    first = [Path(sys.executable).parent, find_binary().parent]
     last = [(REAL / ENGINES[engine]).parent] if engine in MODELS else []  # its own python is not to be ours
     path = os.pathsep.join([*map(str, first), os.environ["PATH"], *map(str, last)])
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("FARHOP_", "OTEL_"))}
     environment |= {"PATH": path, **MODELS.get(engine, {})}
-    with ExitStack() as stack:
-        # Real engines are followed with the command as it is installed.
-        inherited = [] if engine in MODELS else [stack.enter_context(forked.command(tools, environment))]
-        output = said_by_shell(tmp_path, environment, inherited)
+    shell = subprocess.Popen(
+        ["bash", str(tmp_path / "run.sh")], cwd=tmp_path, env=environment, text=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, _ = shell.communicate(timeout=HANGS_S)
+    except subprocess.TimeoutExpired:
+        _end(shell)
+        output = shell.communicate()[0]
+        pytest.fail(f"it did not come to its end:\n{output}\n{_logs(tmp_path)}", pytrace=False)
+    finally:
+        _end(shell)
     rest = output
     for n, lines in enumerate(commands[1]):
         text, mark, rest = rest.partition(f"<<end {n}>>\n")
@@ -87,22 +92,6 @@ def test_the_guide_does_what_it_says(engine: str, tmp_path: Path) -> None:
             assert found >= 0, f"block {n} does not say {line!r}:\n{text}\n{_logs(tmp_path)}"
             at = found
         assert "Traceback" not in text
-
-
-def said_by_shell(folder: Path, environment: dict[str, str], inherited: list[int]) -> str:
-    """All that the shell says that is given the script."""
-    shell = subprocess.Popen(
-        ["bash", str(folder / "run.sh")], cwd=folder, env=environment, text=True, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, pass_fds=inherited,
-    )  # fmt: skip
-    try:
-        return shell.communicate(timeout=HANGS_S)[0]
-    except subprocess.TimeoutExpired:
-        _end(shell)
-        output = shell.communicate()[0]
-        pytest.fail(f"it did not come to its end:\n{output}\n{_logs(folder)}", pytrace=False)
-    finally:
-        _end(shell)
 
 
 def elsewhere_said(line: str) -> str:
