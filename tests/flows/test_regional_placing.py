@@ -72,7 +72,7 @@ def test_a_scrape_grown_old_says_nothing(play) -> None:
 
 
 def test_kv_cache_that_would_not_hold_the_answer_holds_the_request(play) -> None:
-    # 256 tokens and 100 of an answer, three times. How long answers get nobody knows yet: two take 598 at most, but for a chance.
+    # 256 tokens and 100 of an answer, three times. How long those get nobody knows yet: two take 598, but for a chance.
     flow = regional(replica("r1", slots=9, kv_tokens=900, prefill_tokens_max=9999))
     (
         play(flow)
