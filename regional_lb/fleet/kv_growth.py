@@ -7,7 +7,8 @@ ASPLOS 2025): of each answer it is known how long it has been coming, and how lo
 expected of each, is learned from those that ended.
 
 Pure. Invariants:
-- the peak is at least what is held now and at most what all would hold if none ended, never falls with one more sequence, and never by a sequence's being larger;
+- the peak is at least what is held now and at most what all would hold if none ended, never falls with one more
+  sequence, and never by a sequence's being larger;
 - no sequence is taken to have said more than all but CHANCE of the answers before: its age tells that by a pace that
   may be wrong by a factor where loads rise and no answer has ended yet; what is held now the engine tells itself;
 - the cache is outgrown at any one moment with a probability of CHANCE at most, as far as answers are independent of
