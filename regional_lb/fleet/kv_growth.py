@@ -7,7 +7,8 @@ ASPLOS 2025): of each answer it is known how long it has been coming, and how lo
 expected of each, is learned from those that ended.
 
 Pure. Invariants:
-- the peak is at least what is held now, never falls with one more sequence, and never by a sequence's being larger;
+- the peak is at least what is held now and at most what all would hold if none ended, never falls with one more
+  sequence, and never by a sequence's being larger;
 - no sequence is taken to have said more than all but CHANCE of the answers before: its age tells that by a pace that
   may be wrong by a factor where loads rise and no answer has ended yet; what is held now the engine tells itself;
 - the cache is outgrown at any one moment with a probability of CHANCE at most, as far as answers are independent of
@@ -107,17 +108,18 @@ def peak_tokens(
     if 0.0 in expected:
         size[answers == 0.0] = 0.0
     size += columns[0][:, None]
+    counts = _ONES[:count]
+    if count >= len(_ONES) or others:
+        counts = np.ones(count)
+        if others:
+            counts[-2:] = others / 2.0
+    whole = counts @ size
     mean = left
     mean *= size
     size -= mean
     size *= mean  # the variance
-    if count < len(_ONES) and not others:
-        counts = _ONES[:count]
-    else:
-        counts = np.ones(count)
-        if others:
-            counts[-2:] = others / 2.0
     peaks = np.sqrt(counts @ size)
     peaks *= _Z
     peaks += counts @ mean
+    np.minimum(peaks, whole, out=peaks)  # of few, chance as a normal distribution has it adds more than there are
     return float(MOST(peaks))

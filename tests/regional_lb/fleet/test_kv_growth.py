@@ -50,6 +50,14 @@ def test_at_least_what_is_held_and_never_less_with_more(rows, ratios, data) -> N
     assert peak(larger, lengths) >= whole - 1e-6
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 20])
+def test_few_never_take_more_than_all_of_them_whole(n: int) -> None:
+    # With so few, a normal distribution has 1 to 18 % more of them there than there are.
+    lengths = learned([1.0] * 200)  # all as long as expected
+    rows = [(2_000.0, 100.0, 0.0)] * n
+    assert peak(rows, lengths) <= n * (2_000.0 + 1.2 * 100.0)
+
+
 def test_who_has_been_coming_for_longer_than_answers_get_is_no_longer_than_they() -> None:
     # Loads rise, nothing has ended yet, and a token takes twice as long as it is thought to: by their ages all would
     # have said twice what is expected, and be the few that never end.
