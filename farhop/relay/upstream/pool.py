@@ -77,6 +77,7 @@ class UpstreamHandler(Protocol):
 
 
 CROSSING_S = 1.0  # a round trip, which no wire or proxy makes longer: for a close that crosses a request
+RESTED_S = 10.0  # without a request, after which the next one is told of: `Pool.on_use`
 _CLOSE_S = 1.0  # what closing every connection may take
 # A connection that did not come to be for want of descriptors, ports or memory here says nothing about the upstream.
 _OURS = frozenset((errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM))
@@ -301,7 +302,7 @@ class Pool:
     """Connections to every upstream address, kept while they are of use, and lent.
 
     `context` gives the TLS context for the next connection to an address that wants one; `trouble` is told where TLS
-    failed, and why.
+    failed, and why; `on_use`, where a request goes first after RESTED_S without any.
     """
 
     def __init__(
@@ -318,6 +319,7 @@ class Pool:
         self._at: Counter[Address] = Counter()  # open, or being opened
         self._loop = asyncio.get_running_loop()
         self.cork = Cork(self._loop)
+        self.on_use: Callable[[Address], None] = lambda _address: None
 
     @property
     def connections(self) -> int:
@@ -337,7 +339,10 @@ class Pool:
             any_of_them = body_bytes <= INIT_WINDOW_BYTES or len(idle) == 1
             connection = idle.pop() if any_of_them else idle.pop(_warmest(idle, body_bytes))
             if connection.transport is not None and not connection.transport.is_closing():
-                connection.reused, connection.lent_at, connection.attempt = True, self._loop.time(), attempt
+                now = self._loop.time()
+                connection.reused, connection.lent_at, connection.attempt = True, now, attempt
+                if now - connection.idle_since > RESTED_S:
+                    self.on_use(address)
                 if body_bytes > connection.carried_bytes:
                     connection.carried_bytes = body_bytes
                 attempt.connected(connection)
@@ -346,6 +351,7 @@ class Pool:
 
     def lend_fresh(self, address: Address, attempt: UpstreamHandler, body_bytes: int = 0) -> None:
         """Connect, then lend."""
+        self.on_use(address)  # perhaps: it is seldom that one connects
         if self._at[address] >= self.limits.streams_max:
             self._loop.call_soon(attempt.lost, outcome.UPSTREAM_FULL)  # not now: whoever asks is not done asking
             return
