@@ -177,6 +177,7 @@ class GlobalBalancer:
             upstreams=self.relay,
             laws=self.laws,
         )
+        self.relay.pool.on_use = self.watcher.on_use
         self.overrides = RoutingOverrides(
             self.store, config.region, topology.regions, self.relay.react, self.metrics.report_refused, self.clock.now
         )

@@ -78,6 +78,7 @@ class UpstreamHandler(Protocol):
 
 
 CROSSING_S = 1.0  # a round trip, which no wire or proxy makes longer: for a close that crosses a request
+RESTED_S = 10.0  # without a request, after which the next one is told of: `Pool.on_use`
 _CLOSE_S = 1.0  # what closing every connection may take
 # An upstream that gives two answers for one request gives the second to whoever asks next on the same connection, whose
 # own goes to the next, and so on: for so long each request to it gets a connection that nobody used before.
@@ -310,7 +311,7 @@ class Pool:
     """Connections to every upstream address, kept while they are of use, and lent.
 
     `context` gives the TLS context for the next connection to an address that wants one; `trouble` is told where TLS
-    failed, or an upstream says what nobody asked for.
+    failed, or an upstream says what nobody asked for; `on_use`, where a request goes first after RESTED_S without any.
     """
 
     def __init__(
@@ -328,6 +329,7 @@ class Pool:
         self._distrusted: dict[Address, float] = {}  # who said what nobody asked for, and until when that counts
         self._loop = asyncio.get_running_loop()
         self.cork = Cork(self._loop)
+        self.on_use: Callable[[Address], None] = lambda _address: None
 
     @property
     def connections(self) -> int:
@@ -347,7 +349,10 @@ class Pool:
             any_of_them = body_bytes <= INIT_WINDOW_BYTES or len(idle) == 1
             connection = idle.pop() if any_of_them else idle.pop(_warmest(idle, body_bytes))
             if connection.transport is not None and not connection.transport.is_closing():
-                connection.reused, connection.lent_at, connection.attempt = True, self._loop.time(), attempt
+                now = self._loop.time()
+                connection.reused, connection.lent_at, connection.attempt = True, now, attempt
+                if now - connection.idle_since > RESTED_S:
+                    self.on_use(address)
                 if body_bytes > connection.carried_bytes:
                     connection.carried_bytes = body_bytes
                 attempt.connected(connection)
@@ -356,6 +361,7 @@ class Pool:
 
     def lend_fresh(self, address: Address, attempt: UpstreamHandler, body_bytes: int = 0) -> None:
         """Connect, then lend."""
+        self.on_use(address)  # perhaps: it is seldom that one connects
         if self._at[address] >= self.limits.streams_max:
             self._loop.call_soon(attempt.lost, outcome.UPSTREAM_FULL)  # not now: whoever asks is not done asking
             return

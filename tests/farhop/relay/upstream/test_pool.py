@@ -111,6 +111,19 @@ async def test_an_upstream_is_in_use_while_it_answers_and_a_while_after(stage: A
     assert seen == [True, True]
 
 
+async def test_the_first_request_after_a_rest_is_told_of(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = await stage()
+    told = list[Address]()
+    s.pool.on_use = told.append
+    assert (await s.ask(post())).status == 200
+    assert told == [s.upstream.address]  # it may well have rested
+    assert (await s.ask(post())).status == 200
+    assert len(told) == 1
+    monkeypatch.setattr(pool, "RESTED_S", -1.0)
+    assert (await s.ask(post())).status == 200
+    assert told == [s.upstream.address] * 2
+
+
 async def test_a_chunked_answer_keeps_its_connection_too(stage: Any) -> None:
     s = await stage()
     s.upstream.answer = lambda _m: SSE + chunk(b"data: 1\n\n") + b"0\r\nx-trailer: 1\r\n\r\n"
