@@ -90,6 +90,14 @@ def test_nobody_is_sent_where_the_body_may_not_be_read_first() -> None:
     assert sent_elsewhere(commands) is None, "London may serve it, but not be the one that is sent the body"
 
 
+def test_nobody_is_sent_where_nothing_is_lent_of_its_tenants_limits() -> None:
+    machine = flow()
+    machine.redirects.homes = {"anyone": "frankfurt", "german": "frankfurt"}
+    assert sent_elsewhere(machine.handle(RequestArrived(request("a")), 0.0)) is None, "London is chosen, and relayed to"
+    assert sent_elsewhere(machine.handle(RequestArrived(request("b", tenant="german")), 0.0)) == "frankfurt"
+    assert sent_elsewhere(machine.handle(RequestArrived(request("c", tenant="other")), 0.0)) == "london"
+
+
 def test_what_was_redirected_counts_as_sent_for_a_while() -> None:
     machine = flow()
     view = machine.regions.view
