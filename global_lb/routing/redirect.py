@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 REDIRECTED_S = 2.0  # a round trip of the client's, and the second within which every region reports
 REDIRECTED_MAX = 65_536
+_CHARGES = 3  # a region that reads hop tokens of this version charges who is redirected to it
 
 
 class Redirects:
@@ -62,8 +63,9 @@ class Redirects:
         url = instance.client_url
         if not url or (self._https_only and not url.startswith("https:")):
             return False
-        if self.homes.get(tenant, instance.region) != instance.region:
-            return False  # it charges its clients itself, of what its own region lends
+        home = self.homes.get(tenant)
+        if home is not None and (home != instance.region or instance.hop_version < _CHARGES):
+            return False  # who comes to it is charged there, of what its own region lends, or by an older build not
         return admission.may_read(tenant, instance.region, law)
 
     def redirect(
