@@ -38,7 +38,7 @@ def test_every_world_is_measured_after_its_warm_up() -> None:
         assert row.requests > 0
         assert row.as_dict()["requests_per_cpu_s"] == pytest.approx(row.requests / row.cpu_s)
     assert 40 <= rows[2].requests <= 120
-    assert gc.get_freeze_count() == frozen
+    assert (gc.get_freeze_count() > 0) == (frozen > 0)
 
 
 def test_a_world_that_is_too_much_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
