@@ -121,6 +121,31 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     first_token_by: float | None = None
 
 
+# What an engine may say that it used, beside what it was sent and asked for: media and templates make tokens that no
+# byte of the body stands for; one that calls tools goes on, and counts each turn; no model's answer is longer.
+PROMPT_TOKENS_BEYOND, ANSWER_TOKENS_BEYOND, ANSWER_TIMES, ANSWER_TOKENS_MAX = 1 << 18, 1024, 2, 1 << 20
+
+
+def believed(usage: Usage | None, request: Request) -> Usage | None:
+    """The usage that an engine told, no more than the request can have used: else one that lies, or errs, has a tenant
+    owe all that it may use for days, and stand behind all others."""
+    if usage is None:
+        return None
+    prompt_most, limit = request.body_bytes + PROMPT_TOKENS_BEYOND, request.max_tokens
+    each_most = ANSWER_TOKENS_MAX if limit is None else min(ANSWER_TOKENS_MAX, ANSWER_TIMES * limit)
+    output_most = request.answers * each_most + ANSWER_TOKENS_BEYOND
+    if usage.prompt_tokens <= prompt_most and usage.completion_tokens <= output_most:
+        return usage
+    prompt, output = min(usage.prompt_tokens, prompt_most), min(usage.completion_tokens, output_most)
+    cached, reasoning = usage.cached_tokens, usage.reasoning_tokens
+    return Usage(
+        prompt,
+        output,
+        None if cached is None else min(cached, prompt),
+        None if reasoning is None else min(reasoning, output),
+    )
+
+
 class Address(msgspec.Struct, frozen=True, gc=False):
     """Where to connect. `host` is a name or literal address, `port` a TCP port, `via` an HTTP proxy on the way.
 

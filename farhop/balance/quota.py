@@ -106,8 +106,8 @@ class Ask(msgspec.Struct, frozen=True):
 
 class Grant(msgspec.Struct, frozen=True):
     """A root's word: `granted` since the lease began, or the slots that are held from now on; `free`: what is left of
-    the limit, of slots below 0 where more are held than there are; `soon`: that it lends more of it once it has written
-    down that it may."""
+    the limit, below 0 where more was used, or is held, than there is, or where nothing leaks yet; `soon`: that it lends
+    more of it once it has written down that it may."""
 
     bucket: str
     granted: int = 0

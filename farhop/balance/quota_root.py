@@ -380,9 +380,11 @@ class Root:
         bucket.waited = max(bucket.waited, want.least)
         soon = bucket.runs_out
         self.runs_out |= soon
-        # Of the whole limit, which is what clients are told: who asks for more than is written down finds `soon`.
+        # Of the whole limit, which is what clients are told: who asks for more than is written down finds `soon`. Below
+        # 0 where more was used than there is, or nothing leaks yet: so long nobody need come again.
         left = bucket.quota.depth - bucket.level - bucket.lent + bucket.spare(now)
-        return Grant(want.bucket, account.granted, max(0.0, left), soon)
+        left -= max(0.0, bucket.at - now) * bucket.quota.rate
+        return Grant(want.bucket, account.granted, max(-float(MARK_MAX), left), soon)
 
     def _write_off(self, name: str, account: _Account, now: float) -> None:
         """What was not reported may be spent."""

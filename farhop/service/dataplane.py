@@ -152,8 +152,8 @@ class TlsSetup:
         return ListenerTls(certificates.context, listen.tls.handshake_s, refused, admits)
 
     def trouble(self, address: Address, why: str) -> None:
-        """TLS towards an upstream failed."""
-        self._log.warning("TLS upstream failed", str(address), upstream=str(address), problem=why)
+        """TLS towards an upstream failed, or it says what nobody asked it for."""
+        self._log.warning("upstream trouble", str(address), upstream=str(address), problem=why)
 
 
 def _descriptors() -> int:

@@ -47,7 +47,7 @@ def refusal(
         return answers.refusal(outcome.RATE_LIMITED, detail, extra=extra, kind=type_, code=code)
     needs = f", and this request may {uses} {n_text}" if period else ""
     what = ("budget used up" if used_up else "budget not lent in time") if money else "rate limit reached"
-    detail = f"{what}: {limit}{needs}; try again in {span(retry_s)}"
+    detail = f"{what}: {limit}{needs}; try again in {span(max(1.0, retry_s))}"
     extra += b"retry-after-ms: %d\r\nx-should-retry: %b\r\n" % (
         ceil(retry_s * 1e3), b"false" if money and used_up else b"true"
     )  # fmt: skip
@@ -66,7 +66,7 @@ def headers(matched: Matched, now: float) -> bytes:
     for _, limits in matched.by_header:
         least, place = 2.0, 0
         for at, (size, _, holding) in enumerate(limits):
-            left = holding.available + int(holding.free)
+            left = holding.available + (int(holding.free) if holding.free > 0.0 else 0)
             left = size if left > size else left if left > 0 else 0  # two calls cost more than the rest
             if left < least * size:
                 least, place, remaining = left / size, at, left
@@ -116,6 +116,12 @@ def span(seconds: float) -> str:
         return f"{rest}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s"
+
+
+def lent_elsewhere(region: str) -> Reply:
+    """429 where nothing is ever lent of the limits, whenever a client comes again."""
+    detail = f"the limits of this tenant are held in region {region}: ask a global balancer, or that region"
+    return answers.refusal(outcome.RATE_LIMITED, detail, extra=b"x-should-retry: false\r\n", kind="requests")
 
 
 def not_priced(model: str, *, has_book: bool) -> Reply:

@@ -286,6 +286,10 @@ class BalancerProcess:
             if isinstance(attempt, Hop) and attempt.region == region:
                 attempt.cut()
 
+    def take(self, active: ActiveRequest) -> None:
+        """A request is here."""
+        self.relay.start(active)
+
     def die(self) -> None:
         """The process is gone; whoever is connected notices, and the regions lose whom it had sent them. Idempotent."""
         if not self.alive:

@@ -16,7 +16,7 @@ from farhop_lab.sim.wire import Wire
 from topology.law import Law
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from farhop_lab.sim.engines import Timing
     from topology.model import Topology
@@ -53,6 +53,11 @@ class SimContext:
     def rng(self, part: str) -> Random:
         """The generator of one part. Random(str) hashes with SHA-512: the same in every process."""
         return Random(f"{self.seed} {part}")
+
+    def nearest(self, region: str, names: Iterable[str]) -> list[str]:
+        """Those regions by their distance from this one, itself first, as the topology has it."""
+        rtt_ms = self.topology.rtt_ms
+        return sorted(names, key=lambda name: (name != region, rtt_ms(region, name), name))
 
     def every(self, period_s: float, act: Callable[[], None]) -> None:
         """Do it now and then every so often, in step with the timeline's zero, for as long as it runs."""

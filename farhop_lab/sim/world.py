@@ -11,6 +11,7 @@ clock; a minute costs what its events cost. Violations (see `measures`) must sta
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from farhop.service.authenticator import Caller
 from farhop_lab.sim.arrival import Arrival
 from farhop_lab.sim.balancer import BalancerProcess
 from farhop_lab.sim.context import SimContext
+from farhop_lab.sim.entry import ADDRESSES_MAX, ClientEntry
 from farhop_lab.sim.law_client import elsewhere
 from farhop_lab.sim.measures import RequestRecord
 from farhop_lab.sim.region import RegionProcess
@@ -30,15 +32,17 @@ from farhop_lab.sim.sites import MODEL, Reporting, Watching
 from global_lb.fleet.view import RegionForced
 from global_lb.routing import flow as global_flow
 from regional_lb.scheduler import flow as regional_flow
+from topology.law import Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from random import Random
 
     from farhop.balance.machine import Flow
     from farhop.relay.answers import Reply
     from farhop.store.documents.report import RegionReport
     from farhop_lab.sim.engines import Timing
+    from farhop_lab.sim.entry import EntryProcess
     from farhop_lab.sim.measures import Measures
     from farhop_lab.sim.relay import EntryPoint, RequestRelay
     from farhop_lab.sim.replicas import Host
@@ -111,6 +115,10 @@ class World:
             for region, count in counts.items()
         }
         self._everybody = [balancer for those in self.balancers.values() for balancer in those]
+        self.entries = {  # where clients go whom no balancer beside them serves
+            region: ClientEntry(region, context.wire, context.timeline, partial(self._addresses, region))
+            for region in topology.regions
+        }
 
     # -- the shipped machines, configured as their mains do
 
@@ -260,6 +268,8 @@ class World:
         on_done: Callable[[RequestRecord, bytes], None] | None = None,
     ) -> str:
         """The body is read."""
+        if isinstance(balancer, BalancerProcess) and not balancer.alive:
+            balancer = self.entries[entry]
         self._arrivals += 1
         request_id, text = f"r{self._arrivals}", prompt.text
         relay: RequestRelay = self.regions[entry].relay if balancer is None else balancer.relay
@@ -292,10 +302,7 @@ class World:
         self.entered[request_id] = arrival
         self.last_entry = entry
         if balancer is not None:
-            if isinstance(balancer, BalancerProcess) and not balancer.alive:
-                arrival.over(outcome.CONNECT_FAILED)
-            else:
-                relay.start(arrival.active)
+            relay.start(arrival.active)
         elif not self.regions[entry].serve(arrival.active):
             arrival.over(outcome.CONNECT_FAILED)
         return request_id
@@ -325,6 +332,12 @@ class World:
 
     def _next_balancer(self, entry: str) -> EntryPoint:
         return self._turn_of(entry)
+
+    def _addresses(self, region: str, request: Request) -> Iterable[EntryProcess]:
+        """What the shipped DNS names a region's clients: one balancer of each region where their tenant may enter."""
+        lawful = self.law.verdict(request.tenant, "", Scope.ENTRY).lawful
+        there = [name for name in self._context.nearest(region, lawful) if self.balancers.get(name)]
+        return (self._turn_of(name) for name in there[:ADDRESSES_MAX])
 
     def _turn_of(self, entry: str) -> BalancerProcess:
         here = self.balancers.get(entry)

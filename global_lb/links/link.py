@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 from farhop_wire import region_pb2, region_pb2_grpc
 
+from farhop.relay.upstream.pool import RESTED_S
 from farhop.service.region_channel import channel
 from farhop.service.tasks import Tasks, in_turns
 from global_lb.links.prefix_streams import PrefixGapError
@@ -32,7 +33,7 @@ AGAIN = 0.1  # of that time, after a lost one
 SILENCE = 0.5  # of that time without a message on the channel, and it is asked: reports come once a second, too
 # The same of a region that nothing was sent to for IDLE_S: its reports say that it lives, so only a missing one is
 # asked about, and nobody waits for what is found out half a second later.
-IDLE_S, IDLE, IDLE_SILENCE = 10.0, 2.0, 1.25
+IDLE_S, IDLE, IDLE_SILENCE = RESTED_S, 2.0, 1.25
 LAW_AGAIN_S = 2.0  # between two attempts to go by one law
 LAW_TIMEOUT_S = 10.0
 GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -170,18 +171,20 @@ class BalancerLink:
                 return max(least, min(end, self._alive_at + silence_s))
             return max(least, min(end + (IDLE - 1.0) * pause_s, self._alive_at + IDLE_SILENCE * ping_s))
 
-        # An idle region may be sent a request while this rests: whether it was is seen as often as one in use is asked.
         # asyncio.timeout does more, at several times the cost; and uvloop's timers may fire a millisecond early.
-        loop, broke = asyncio.get_running_loop(), False
-        while (at := due(watcher.in_use(self._name, IDLE_S))) > (now := loop.time()) and not broke:
-            looks_at = due(True)
-            timer = loop.call_at((looks_at if looks_at > now else min(at, now + silence_s)) + 1e-3, self._wake.set)
+        loop = asyncio.get_running_loop()
+        while not self._broke and (at := due(watcher.in_use(self._name, IDLE_S))) > loop.time():
+            timer = loop.call_at(at + 1e-3, self._wake.set)
             try:
                 await self._wake.wait()
             finally:
                 timer.cancel()
             self._wake.clear()
-            broke, self._broke = self._broke, False
+        self._broke = False
+
+    def used(self) -> None:
+        """A request was sent there after a while without any: from now on it is asked as one in use."""
+        self._wake.set()
 
     async def _reports(self) -> None:
         request = region_pb2.ReportsRequest(balancer=self._config.balancer, region=self._config.region, begins=True)

@@ -381,6 +381,13 @@ class Watcher:
         known = self._instances.get(name[0], {}).get(name[1])
         return self.upstreams is None or known is None or self.upstreams.in_use(known.tier, within_s)
 
+    def on_use(self, address: Address) -> None:
+        """A request goes to this balancer, after a while without any."""
+        for region, instances in self._instances.items():
+            for instance in instances.values():
+                if instance.tier == address and (link := self.links.get((region, instance.name))) is not None:
+                    link.used()
+
     def _channel_of(self, region: str) -> None:
         """A region's channel is up while that of any of its instances is."""
         up = any(self._up.get((region, instance), False) for instance in self._instances[region])

@@ -7,13 +7,15 @@ from collections.abc import AsyncIterator
 from random import Random
 
 import pytest
-from inprocess import until
+from inprocess import HOP_KEY, Engine, both, chat, send, topology, until
 from regions import NOWHERE, WORLD, Clock, Region, a_report, put, watching
 
 from farhop.balance.health.region import LivenessConfig
+from farhop.relay.upstream import pool
 from farhop.store.contract import report_key
 from farhop_lab.memory_store import MemoryStore
 from global_lb.links import watch
+from global_lb.links.link import BalancerLink
 from global_lb.routing.flow import FlowConfig, GlobalFlow
 from tests.conftest import unhindered
 from topology.law import Law
@@ -28,6 +30,17 @@ async def region() -> AsyncIterator[Region]:
 
 
 # -- by gRPC
+
+
+async def test_a_link_is_told_of_the_first_request_after_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then its region is asked less often."""
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    monkeypatch.setattr(pool, "RESTED_S", -1.0)
+    engine, told = Engine(), list[str]()
+    async with engine.running(), both(engine, topology()) as up:
+        monkeypatch.setattr(BalancerLink, "used", lambda link: told.append(link.address))
+        assert (await send(up.entry, chat())).status == 200
+        assert told[-1] == up.global_.watcher.links["virginia", "r1"].address
 
 
 async def test_a_link_brings_reports_and_tells_whether_it_is_up(region: Region) -> None:

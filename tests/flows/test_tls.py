@@ -158,11 +158,9 @@ async def test_tiers_that_do_not_believe_each_other_say_so_in_the_log(pki: Pki, 
             (line,) = lines("TLS handshake refused")[:1]
             assert (line["listener"], line["reason"]) == ("tier", "bad_certificate")
             return
-        await until(
-            lambda: len({line["upstream"] for line in lines("TLS upstream failed")}) == 2
-        )  # by HTTP and by gRPC
-        assert f"127.0.0.1:{up.tier}" in {line["upstream"] for line in lines("TLS upstream failed")}
-        problems = [line["problem"].lower() for line in lines("TLS upstream failed")]
+        await until(lambda: len({line["upstream"] for line in lines("upstream trouble")}) == 2)  # by HTTP and by gRPC
+        assert f"127.0.0.1:{up.tier}" in {line["upstream"] for line in lines("upstream trouble")}
+        problems = [line["problem"].lower() for line in lines("upstream trouble")]
         assert all("certificate" in problem or "hostname" in problem for problem in problems)
 
 
@@ -185,8 +183,8 @@ async def test_an_engine_that_is_not_believed_is_down_and_the_log_says_why(pki: 
         balancer = RegionalBalancer(config, topology(), Random(1), MemoryStore(Random(2), MemoryCluster()))
         try:
             await balancer.open()
-            await until(lambda: lines("TLS upstream failed"))
-            (line,) = lines("TLS upstream failed")
+            await until(lambda: lines("upstream trouble"))
+            (line,) = lines("upstream trouble")
             assert line["upstream"] == engine.address
             assert "the certificate is not believed: unable to get local issuer" in line["problem"]
             await until(lambda: not balancer.tier_admin.ready())

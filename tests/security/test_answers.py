@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from relay_wire import SSE, Line, Message, chunk, plain, post, until
 
+from farhop.balance.machine import ANSWER_TOKENS_BEYOND, ANSWER_TOKENS_MAX, PROMPT_TOKENS_BEYOND, AttemptEnded
 from farhop.relay.upstream.tap import EVENT_BYTES_MAX, BodyTap, StreamTap
 
 NESTED = b"[" * 4096 + b"]" * 4096
@@ -73,12 +74,29 @@ async def test_an_engine_sets_no_cookie_and_sends_nobody_elsewhere(stage: Any) -
         b"Content-Type: application/json\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\nLocation: http://10.0.0.7:8000/x\r\n"
         b'Content-Location: http://10.0.0.7/\r\nAlt-Svc: h3="10.0.0.7:1"\r\nRefresh: 0; url=http://10.0.0.7\r\n'
         b"Server: engine at 10.0.0.7\r\nX-Request-Id: 7\r\n"
+        b'X-RateLimit-Remaining-Requests: 0\r\nRateLimit: "requests";r=0;t=60\r\nRetry-After: 7\r\n'
     )
     s.upstream.answer = lambda _m: plain(b"{}", "307 Temporary Redirect", headers)
     answer = await s.ask(post())
     assert "10.0.0.7" not in repr(answer.headers)
     assert {"set-cookie", "location"}.isdisjoint(name for name, _ in answer.headers)
     assert answer.get("x-request-id") == "7"
+    assert [name for name, _ in answer.headers if "ratelimit" in name] == []
+    assert answer.get("retry-after") == "7"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_no_request_can_have_used_is_charged_to_nobody(stage: Any, stream: bool) -> None:
+    s = await stage()
+    told = b'{"choices":[],"usage":{"prompt_tokens":900000000,"completion_tokens":900000000}}'
+    events = SSE + chunk(b"data: " + told + b"\n\n") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    s.upstream.answer = lambda _m: events if stream else plain(told)
+    assert told in (await s.ask(post(b'{"a":1}'))).body
+    (ended,) = (event for event in s.flow.events if isinstance(event, AttemptEnded))
+    ((_, _, charged),) = s.tier.concluded_with
+    assert ended.usage == charged
+    assert charged.prompt_tokens == PROMPT_TOKENS_BEYOND + len(b'{"a":1}')
+    assert charged.completion_tokens == ANSWER_TOKENS_MAX + ANSWER_TOKENS_BEYOND
 
 
 def test_an_event_in_a_quarter_of_a_million_pieces_is_copied_once() -> None:

@@ -19,6 +19,7 @@ JITTER_SHARE = 1.0  # k
 LATEST = 8  # pings: a stray one is outvoted, and a better path is believed after five
 MOVED_SHARE = 0.25  # a sample this far off says that the path has changed: look again soon
 NOISE_MS = 1.0  # and by this at the least: less is the noise of a short one
+NOISY = 3.0  # and by so many times what usually lies above the least: of that, more says nothing new
 SAMPLE_MAX_MS = 60_000.0
 SAMPLES_MAX = 512
 
@@ -26,10 +27,11 @@ SAMPLES_MAX = 512
 class WireTime:
     """The estimate towards one region. `initial_ms` stands until the first ping."""
 
-    __slots__ = ("_estimate_ms", "_initial_ms", "_moving", "_samples")
+    __slots__ = ("_deviation_ms", "_estimate_ms", "_initial_ms", "_moving", "_samples")
 
     def __init__(self, initial_ms: float) -> None:
         self._estimate_ms = self._initial_ms = initial_ms
+        self._deviation_ms = 0.0
         self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES_MAX)
         self._moving = False
 
@@ -71,7 +73,7 @@ class WireTime:
                 self._samples.popleft()
             least_ms = min(latest)
         deviation_ms = (median if len(latest) == LATEST else median_low)(latest) - min(latest)
-        estimate_ms = least_ms + JITTER_SHARE * deviation_ms
-        self._moving = abs(rtt_ms - self._estimate_ms) > max(NOISE_MS, MOVED_SHARE * self._estimate_ms)
-        self._estimate_ms = estimate_ms
+        noise_ms = max(NOISE_MS, MOVED_SHARE * self._estimate_ms, NOISY * self._deviation_ms)
+        self._moving = abs(rtt_ms - self._estimate_ms) > noise_ms
+        self._estimate_ms, self._deviation_ms = least_ms + JITTER_SHARE * deviation_ms, deviation_ms
         return True

@@ -23,6 +23,9 @@ _LINE_END = rb"(?:\r\n?|\n)"
 _SILENCE = re.compile(rb"(?:(?::[^\r\n]*+%b)*+%b)++" % (_LINE_END, _LINE_END))
 
 
+SAYS = re.compile(rb"(?:\A|[\r\n])data:")  # where an event begins to: before it are comments, and fields that name it
+
+
 def each(events: bytes) -> Iterator[bytes]:
     """The events of a part of a stream, each with its end; what has none comes last. Comments and blank lines between
     two events are in one piece."""

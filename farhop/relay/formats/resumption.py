@@ -18,7 +18,7 @@ import msgspec
 
 from farhop.balance.machine import Usage
 from farhop.relay.formats import stops
-from farhop.relay.formats.event_stream import each
+from farhop.relay.formats.event_stream import SAYS, each
 from farhop.relay.formats.openai import UNREADABLE
 from farhop.relay.formats.stops import Stops
 
@@ -321,8 +321,10 @@ class Progress(ABC):
         return events if self.stops is None else b"".join(map(self.stops.visible, each(events)))
 
     def _begin(self, events: bytes) -> None:
-        """Name, moment and model, which every event of one stream repeats."""
-        at = events.find(b"{")
+        """Name, moment and model, which every event of one stream repeats. What says nothing is no event yet."""
+        if (says := SAYS.search(events)) is None:
+            return
+        at = events.find(b"{", says.end())
         try:
             named = _named.decode(memoryview(events)[at : events.find(b"\n", at)]) if at >= 0 else _Named()
         except UNREADABLE:

@@ -18,7 +18,7 @@ import msgspec
 
 from farhop.balance.machine import Usage
 from farhop.relay.formats import stops
-from farhop.relay.formats.event_stream import each
+from farhop.relay.formats.event_stream import SAYS, each
 from farhop.relay.formats.openai import UNREADABLE
 from farhop.relay.formats.resumption import CHAT, TARGET, TOKENS_MAX, Progress, Unresumable
 
@@ -162,6 +162,10 @@ class TextProgress(Progress):
         return b"".join(stripped) if self._counts_usage else events
 
     def _search(self, event: bytes) -> None:
+        if (says := SAYS.search(event)) is None:
+            return
+        if event.startswith(b":"):
+            event = event[says.start() :]  # of a comment its client hears nothing, whatever it looks like
         self._form_begins = b""
         if not self._head:
             self._begin(event)

@@ -56,9 +56,11 @@ _ANSWER_DROPPED = frozenset(
         b"set-cookie", b"set-cookie2", b"location", b"content-location", b"refresh", b"link", b"alt-svc",
         b"clear-site-data", b"strict-transport-security", b"public-key-pins", b"nel", b"report-to",
         b"reporting-endpoints", b"service-worker-allowed", b"www-authenticate", b"server", b"x-powered-by",
-        b"x-served-by", b"x-backend-server", b"x-envoy-upstream-host",
+        b"x-served-by", b"x-backend-server", b"x-envoy-upstream-host", b"ratelimit", b"ratelimit-policy",
     )
 )  # fmt: skip
+# What a client may use still is ours to say: an engine's are the limits of our key there.
+_ANSWER_DROPPED_PREFIXES = (b"x-farhop-", b"x-forwarded-", b"x-ratelimit-")
 
 
 def passes(name: bytes) -> bool:
@@ -78,7 +80,7 @@ def _answer_read(name: bytes) -> bool:
 def _answer_passes(name: bytes) -> bool:
     if name in _ANSWER_OURS or name in _ANSWER_DROPPED:
         return False
-    return not name.startswith((b"x-farhop-", b"x-forwarded-"))
+    return not name.startswith(_ANSWER_DROPPED_PREFIXES)
 
 
 _fields = Fields(passes, lambda name: not passes(name))

@@ -248,7 +248,7 @@ class AttemptRun:
     @property
     def usage(self) -> Usage | None:
         """What the engine said so far of its usage."""
-        return self._tap.usage if self._tap is not None else None
+        return machine.believed(self._tap.usage, self.active.request) if self._tap is not None else None
 
     @property
     def held_bytes(self) -> int:
@@ -350,10 +350,11 @@ class AttemptRun:
     def _ended(self) -> machine.AttemptEnded:
         fault = self._tap.fault if self._tap is not None else None
         chain, answer_bytes = self._transcript.result() if self._transcript is not None else ((), 0)
-        request_id, usage = self.active.request.id, self._tap.usage if self._tap is not None else None
+        request = self.active.request
+        usage = machine.believed(self._tap.usage, request) if self._tap is not None else None
         whole, load = self.whole, self.load if self.whole else None
         return machine.AttemptEnded(
-            request_id, self.number, self._status, usage, fault, chain, answer_bytes, whole, load
+            request.id, self.number, self._status, usage, fault, chain, answer_bytes, whole, load
         )
 
     @property

@@ -1,9 +1,10 @@
 """The upstream's side: keep-alive connections, and the pool that lends them.
 
 Invariants: a connection carries one attempt at a time; it is lent again only after a whole, well-framed answer to a
-request that was sent whole; bytes that nobody asked for close it; no address has more connections than its bound. A
-kept connection that turns out dead right after it was lent takes those that rested as long with it, so that whoever
-asks again gets one that is alive. Never retries anything: a request may have been seen, and machines count retries.
+request that was sent whole; bytes that nobody asked for close it, and keep us from keeping any to that address for a
+while; no address has more connections than its bound. A kept connection that turns out dead right after it was lent
+takes those that rested as long with it, so that whoever asks again gets one that is alive. Never retries anything: a
+request may have been seen, and machines count retries.
 """
 
 from __future__ import annotations
@@ -77,7 +78,12 @@ class UpstreamHandler(Protocol):
 
 
 CROSSING_S = 1.0  # a round trip, which no wire or proxy makes longer: for a close that crosses a request
+RESTED_S = 10.0  # without a request, after which the next one is told of: `Pool.on_use`
 _CLOSE_S = 1.0  # what closing every connection may take
+# An upstream that gives two answers for one request gives the second to whoever asks next on the same connection, whose
+# own goes to the next, and so on: for so long each request to it gets a connection that nobody used before.
+UNASKED_S = 600.0
+_TIMED_OUT = (b"HTTP/1.1 408", b"HTTP/1.0 408")  # what a server may say of a connection at rest (RFC 9110 §15.5.9)
 # A connection that did not come to be for want of descriptors, ports or memory here says nothing about the upstream.
 _OURS = frozenset((errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM))
 
@@ -199,6 +205,8 @@ class UpstreamConnection(asyncio.Protocol):
         attempt = self.attempt
         if attempt is None:
             self.abort()
+            if not data.startswith(_TIMED_OUT):
+                self._pool.distrust(self.address)
             return
         self._received = True
         try:
@@ -212,7 +220,9 @@ class UpstreamConnection(asyncio.Protocol):
             attempt.broke(error)
             return
         if rest is not None and self.attempt is attempt:
-            self._settle(attempt, keep=not rest)  # bytes behind a whole answer: nobody asked for those
+            if rest:  # behind a whole answer: nobody asked for that
+                self._pool.distrust(self.address)
+            self._settle(attempt, keep=not rest)
 
     def _read(self, data: bytes, attempt: UpstreamHandler) -> bytes | None:
         """Pass on what is here. What is behind the answer once it is whole, None while it is not."""
@@ -301,7 +311,7 @@ class Pool:
     """Connections to every upstream address, kept while they are of use, and lent.
 
     `context` gives the TLS context for the next connection to an address that wants one; `trouble` is told where TLS
-    failed, and why.
+    failed, or an upstream says what nobody asked for; `on_use`, where a request goes first after RESTED_S without any.
     """
 
     def __init__(
@@ -316,8 +326,10 @@ class Pool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._all: set[UpstreamConnection] = set()
         self._at: Counter[Address] = Counter()  # open, or being opened
+        self._distrusted: dict[Address, float] = {}  # who said what nobody asked for, and until when that counts
         self._loop = asyncio.get_running_loop()
         self.cork = Cork(self._loop)
+        self.on_use: Callable[[Address], None] = lambda _address: None
 
     @property
     def connections(self) -> int:
@@ -337,7 +349,10 @@ class Pool:
             any_of_them = body_bytes <= INIT_WINDOW_BYTES or len(idle) == 1
             connection = idle.pop() if any_of_them else idle.pop(_warmest(idle, body_bytes))
             if connection.transport is not None and not connection.transport.is_closing():
-                connection.reused, connection.lent_at, connection.attempt = True, self._loop.time(), attempt
+                now = self._loop.time()
+                connection.reused, connection.lent_at, connection.attempt = True, now, attempt
+                if now - connection.idle_since > RESTED_S:
+                    self.on_use(address)
                 if body_bytes > connection.carried_bytes:
                     connection.carried_bytes = body_bytes
                 attempt.connected(connection)
@@ -346,6 +361,7 @@ class Pool:
 
     def lend_fresh(self, address: Address, attempt: UpstreamHandler, body_bytes: int = 0) -> None:
         """Connect, then lend."""
+        self.on_use(address)  # perhaps: it is seldom that one connects
         if self._at[address] >= self.limits.streams_max:
             self._loop.call_soon(attempt.lost, outcome.UPSTREAM_FULL)  # not now: whoever asks is not done asking
             return
@@ -412,7 +428,7 @@ class Pool:
         if not transport.is_reading():
             transport.resume_reading()
         idle = self._idle.setdefault(connection.address, [])
-        if len(idle) >= self.limits.idle_max:
+        if len(idle) >= self.limits.idle_max or connection.address in self._distrusted:
             connection.abort()
             return
         connection.idle_since = self._loop.time()
@@ -443,8 +459,17 @@ class Pool:
         for connection in tuple(self._idle.get(address, ())):
             connection.abort()
 
+    def distrust(self, address: Address) -> None:
+        """What came from an address was not asked for: no connection to it is used again until it is forgotten."""
+        if address not in self._distrusted:
+            self._trouble(address, "it says more than it is asked: its connections are not kept")
+        self._distrusted[address] = self._loop.time() + UNASKED_S
+        self.give_up(address)
+
     def sweep(self, now: float) -> None:
         """Close what has rested too long. `now` is the loop's time."""
+        for address in [address for address, until in self._distrusted.items() if until < now]:
+            del self._distrusted[address]
         for idle in tuple(self._idle.values()):
             for connection in tuple(idle):
                 if now - connection.idle_since > self.limits.idle_s:

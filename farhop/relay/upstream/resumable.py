@@ -384,7 +384,7 @@ class ResumableRun(AttemptRun):
             # Nothing, where all of its end was told: an empty chunk would end the answer, and its end be said twice.
             if end := self._progress.end(sends_usage=not self.active.hide_usage):
                 self.active.exchange.write(end)
-            request_id, usage = self.active.request.id, self._progress.usage
+            request_id, usage = self.active.request.id, machine.believed(self._progress.usage, self.active.request)
             self.owner.ended(self, machine.AttemptEnded(request_id, self.number, self._status, usage))
 
 
@@ -467,4 +467,4 @@ class ContinuedRun(ResumableRun):
     @property
     def usage(self) -> Usage | None:
         """Of the whole stream."""
-        return self._progress.usage
+        return machine.believed(self._progress.usage, self.active.request)

@@ -14,6 +14,7 @@ import msgspec
 from farhop.balance import outcome
 from farhop.balance.machine import Tokens
 from farhop_lab.sim.baselines.router import BalancerSeen, EnginesSeen, Sample, WireMeasured
+from farhop_lab.sim.entry import RemoteRequest
 from farhop_lab.sim.measures import use_of
 from farhop_lab.sim.region import ENGINES_EVERY, SAMPLE_S
 from farhop_lab.sim.relay import ActiveRequest, SimulatedRelay
@@ -23,12 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from random import Random
 
-    from farhop.balance.machine import Answer, Forward, Request, Usage
+    from farhop.balance.machine import Answer, Forward, Usage
     from farhop.balance.outcome import Outcome
     from farhop_lab.sim.baselines.router import Router
     from farhop_lab.sim.context import SimContext
     from farhop_lab.sim.engines import Engine
-    from farhop_lab.sim.relay import Client
     from farhop_lab.sim.sites import Site
 
 
@@ -165,78 +165,6 @@ class EngineCall:
             self._far.engines[self._target].abort(self.id)
 
 
-class RemoteRequest:
-    """A request on its way from a place to a router, and its answers back to `client`, who stands there.
-
-    Its deadline travels as what is left of it. Within one region it takes no time, as a client is beside its region's
-    global balancer in the shipped world.
-    """
-
-    __slots__ = ("_client", "_here", "_over", "_router", "request", "there")
-
-    def __init__(
-        self, router: RouterProcess, here: str, active: ActiveRequest, request: Request, client: Client
-    ) -> None:
-        self._router, self._here, self._client = router, here, client
-        self._over = False
-        self.request = request
-        self.there = ActiveRequest(request, active.prompt, self)
-
-    def go(self) -> None:
-        """Set out."""
-        self._router.context.wire.carry(self._here, self._router.region, self.request.body_bytes)
-        self._send(self._here, self._router.region, self._arrive)
-
-    def _send(self, a: str, b: str, act: Callable[..., object], *args: object) -> None:
-        if a == b:
-            act(*args)
-        else:
-            self._router.context.wire.send(a, b, act, *args)
-
-    def _arrive(self) -> None:
-        router, request = self._router, self.request
-        if router.alive:
-            self.there.request = msgspec.structs.replace(request, deadline=router.relay.clock() + request.deadline)
-            router.take(self.there)
-        else:
-            self.broke(outcome.CONNECT_FAILED)
-
-    def leave(self) -> None:
-        """The client there is gone, and hears no more."""
-        self._over = True
-        self._send(self._here, self._router.region, self._left)
-
-    def _left(self) -> None:
-        if self._router.alive:
-            self._router.relay.client_left(self.request.id)
-
-    def _back(self, act: Callable[..., None], *args: object) -> None:
-        self._send(self._router.region, self._here, self._receive, act, *args)
-
-    def _receive(self, act: Callable[..., None], *args: object) -> None:
-        if not self._over:
-            act(*args)
-
-    # -- there: the router's client
-
-    def began(self, status: int) -> None:
-        """See relay.Client."""
-        self._back(self._client.began, status)
-
-    def ended(self, status: int, usage: Usage | None) -> None:
-        """See relay.Client."""
-        self._router.context.wire.carry(self._router.region, self._here, answer_bytes(usage))
-        self._back(self._client.ended, status, usage)
-
-    def refused(self, answer: Answer) -> None:
-        """See relay.Client."""
-        self._back(self._client.refused, answer)
-
-    def broke(self, reason: Outcome) -> None:
-        """See relay.Client."""
-        self._back(self._client.broke, reason)
-
-
 class PeerCall:
     """One attempt at another region's router, which knows it as forwarded."""
 
@@ -248,9 +176,10 @@ class PeerCall:
             active.request,
             id=f"{forward.id}/{forward.attempt}",
             issuer=router.region,
-            deadline=max(0.0, active.request.deadline - router.relay.clock()),
         )
-        self._remote = RemoteRequest(peer, router.region, active, request, self)
+        self._remote = RemoteRequest(
+            router.context.wire, peer, router.region, router.relay.clock(), request, active.prompt, self
+        )
         self._remote.go()
 
     def began(self, status: int) -> None:

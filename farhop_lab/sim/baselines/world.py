@@ -5,98 +5,31 @@
     world.run(600.0)
 
 Invariants: engines, wires, arrivals and measures are those of `sim.world`; a client in a region without a router of its
-own reaches its router over the ocean, and its answer comes back over it; residency is not looked at, as none of them
-does. Baselines neither report nor obey operators: `drain` and `lose_reports` are refused, and links are frozen only.
+own reaches its router over the ocean, and its answer comes back over it (`sim.entry`); residency is not looked at, as
+none of them does. Baselines neither report nor obey operators: `drain` and `lose_reports` are refused, and links are
+frozen only.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from farhop_lab.sim.baselines import catalogue
-from farhop_lab.sim.baselines.process import EnginePool, RemoteRequest, RouterProcess
+from farhop_lab.sim.baselines.process import EnginePool, RouterProcess
+from farhop_lab.sim.entry import ADDRESSES_MAX
 from farhop_lab.sim.sites import Watching
 from farhop_lab.sim.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    from farhop.balance.machine import Answer, Usage
-    from farhop.balance.outcome import Outcome
+    from farhop.balance.machine import Request
     from farhop_lab.sim.baselines.catalogue import RouterSpec
-    from farhop_lab.sim.relay import ActiveRequest
+    from farhop_lab.sim.entry import ClientEntry, EntryProcess
     from farhop_lab.sim.sites import Site
-    from farhop_lab.sim.timeline import Timeline
     from topology.model import Topology
 
 FARHOP = "farhop"
-
-
-class ClientRequest:
-    """One request of a client, until it is over: tells the arrival where it was answered."""
-
-    __slots__ = ("_active", "_entry", "remote")
-
-    def __init__(self, entry: RouterEntry, active: ActiveRequest) -> None:
-        self._entry, self._active = entry, active
-        request = msgspec.structs.replace(active.request, deadline=active.request.deadline - entry.clock())
-        self.remote = RemoteRequest(entry.router, entry.region, active, request, self)
-
-    def _over(self) -> None:
-        self._entry.open.pop(self._active.request.id, None)
-
-    def began(self, status: int) -> None:
-        """See relay.Client."""
-        there = self.remote.there
-        self._active.target, self._active.attempts = there.target.partition("/")[0], there.attempts
-        self._active.client.began(status)
-
-    def ended(self, status: int, usage: Usage | None) -> None:
-        """See relay.Client."""
-        self._over()
-        self._active.client.ended(status, usage)
-
-    def refused(self, answer: Answer) -> None:
-        """See relay.Client."""
-        self._over()
-        self._active.client.refused(answer)
-
-    def broke(self, reason: Outcome) -> None:
-        """See relay.Client."""
-        self._over()
-        self._active.client.broke(reason)
-
-
-class RouterEntry:
-    """Where the clients of a region find their router. Is to a World what a global balancer's relay is."""
-
-    def __init__(self, region: str, router: RouterProcess, timeline: Timeline) -> None:
-        self.region, self.router, self._timeline = region, router, timeline
-        self.name = f"entry of {region}"
-        self.open: dict[str, ClientRequest] = {}
-
-    @property
-    def relay(self) -> RouterEntry:
-        """Itself."""
-        return self
-
-    def clock(self) -> float:
-        """Its clients' clock."""
-        return self._timeline.now
-
-    def start(self, active: ActiveRequest) -> None:
-        """A request sets out."""
-        request_here = self.open[active.request.id] = ClientRequest(self, active)
-        request_here.remote.go()
-
-    def client_left(self, request_id: str) -> bool:
-        """See relay.SimulatedRelay."""
-        request_here = self.open.pop(request_id, None)
-        if request_here is not None:
-            request_here.remote.leave()
-        return request_here is not None
 
 
 class RouterWorld(World):
@@ -140,16 +73,11 @@ class RouterWorld(World):
             )
         for router in self.routers.values():
             router.rise()
-        self.entries = {
-            region: RouterEntry(region, self._nearest(region), context.timeline) for region in topology.regions
-        }
 
-    def _nearest(self, region: str) -> RouterProcess:
-        rtt_ms = self._context.topology.rtt_ms
-        name = min(self.routers, key=lambda other: (other != region, rtt_ms(region, other), other))
-        return self.routers[name]
+    def _addresses(self, region: str, _request: Request) -> Iterable[EntryProcess]:
+        return [self.routers[name] for name in self._context.nearest(region, self.routers)[:ADDRESSES_MAX]]
 
-    def _next_balancer(self, entry: str) -> RouterEntry:
+    def _next_balancer(self, entry: str) -> ClientEntry:
         if entry not in self.entries:
             raise ValueError(f"entry: {entry!r} is not in the topology; add it there")
         return self.entries[entry]

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from farhop.balance import machine
-from farhop.balance.machine import Address, Command, Event, LawChanged, Request
+from farhop.balance.machine import Address, Command, Event, LawChanged, Request, Usage
 
 WORDS = [
     word
@@ -31,6 +31,25 @@ def test_a_request_needs_only_what_every_request_has() -> None:
     assert (request.narrow, request.promised_ttft_ms, request.priority) == ((), None, 0)
     with pytest.raises(AttributeError):
         request.tenant = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("told", "limit", "believes"),
+    [
+        (Usage(11, 3), None, Usage(11, 3)),
+        (Usage(300_000, 3, 300_000), None, Usage(262_344, 3, 262_344)),
+        (Usage(11, 4_000_000, None, 3_000_000), None, Usage(11, 2 * 1_048_576 + 1024, None, 2 * 1_048_576 + 1024)),
+        (Usage(11, 1064), 10, Usage(11, 1064)),
+        (Usage(2**31, 2**31, 2**31, 5), 10, Usage(262_344, 1064, 262_344, 5)),
+        (None, 10, None),
+    ],
+)
+def test_an_engine_is_believed_no_more_than_a_request_can_have_used(
+    told: Usage | None, limit: int | None, believes: Usage | None
+) -> None:
+    """Of a body of 200 bytes, which asks for two answers."""
+    request = Request("r", "t", "m", 1, 200, (1,), 3.0, max_tokens=limit, answers=2)
+    assert machine.believed(told, request) == believes
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,31 @@ def test_a_successor_begins_from_the_marks_and_leaks_only_once_old_leases_are_ov
     assert after.levels(LEASE_S * (1 + DRIFT) + 5)[B]["used"] == 15
 
 
+@pytest.mark.parametrize("owed", [0, 400])
+def test_a_successor_and_one_that_is_owed_say_when_there_is_room_and_not_before(owed: int) -> None:
+    """Of a limit of 60 a minute. After a root was killed nothing leaks until what it lent is over."""
+    marks = {B: 60} if not owed else {}
+    lender, one = root(marks=marks), holder()
+    mine = one.holdings[B]
+    for now in (0.0, 0.1):
+        mine.waiting = 60
+        exchange(one, lender, now)
+    mine.waiting = 0
+    if owed:
+        assert mine.take(60)
+        mine.settle(60, 60 + owed, True, 0.1)
+    exchange(one, lender, 0.2)
+    assert not mine.fits(3, 0.2)
+    again_s = mine.lacks_s(3, 0.2)
+    assert again_s == pytest.approx(owed + 3 if owed else LEASE_S * (1 + DRIFT) + 3 - 0.2, abs=0.2)
+    mine.waiting = 3
+    for now in (0.2 + again_s - 0.3, 0.2 + again_s + 0.1):
+        assert not mine.fits(3, now)
+        one.lease_until = now  # as asked every 2 s
+        exchange(one, lender, now)
+    assert mine.fits(3, now)
+
+
 def test_what_requests_wait_for_is_lent_in_few_writings_and_no_more_is_written_down_for_long() -> None:
     lender, one = root(Quota(1000.0, 1e-9)), holder(Quota(1000.0, 1e-9))
     mine = one.holdings[B]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from farhop.balance.quota import Quota
+from farhop.balance.quota import Grant, Quota
 from farhop.balance.quota_holder import new_holding
 from farhop.service import limit_answers
 from farhop.service.limit_match import MONEY, REQUESTS, Lender, Matched
@@ -37,6 +37,22 @@ def test_money_that_is_used_up_is_not_asked_for_again_by_itself(used_up: bool, a
     assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
     assert "5 USD per day, and this request may cost 0.25; try again in 8s" in error["message"]
     assert b"retry-after-ms: 7500\r\nx-should-retry: " + again in reply.extra
+
+
+@pytest.mark.parametrize(("retry_s", "whole", "ms"), [(0.006, "1", 6), (1.0, "1", 1000), (2.3, "3", 2300)])
+def test_what_is_said_in_words_is_what_retry_after_says(retry_s: float, whole: str, ms: int) -> None:
+    """Which has whole seconds alone (RFC 9110 §10.2.3); SDKs read the milliseconds beside it."""
+    reply = limit_answers.refusal(matched(), REQUESTS, 10, 60, 1, retry_s, 0.0)
+    assert msgspec.json.decode(reply.body)["error"]["message"].endswith(f"; try again in {whole}s")
+    assert f"retry-after: {whole}\r\n".encode() in reply.extra
+    assert b"retry-after-ms: %d\r\n" % ms in reply.extra
+
+
+def test_what_one_has_is_left_to_it_though_others_used_more_than_there_is() -> None:
+    one = matched()
+    holding = one.of[0][3]
+    holding.apply(Grant("b", 4, -7.5), 0.0)
+    assert b"x-ratelimit-remaining-requests: 4\r\n" in limit_answers.headers(one, 0.0)
 
 
 @pytest.mark.parametrize(("has_book", "says"), [(True, "no price in the price book"), (False, "no price book")])

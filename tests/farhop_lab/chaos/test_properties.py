@@ -65,9 +65,11 @@ def kill(world: World) -> None:
 
 
 def fail(world: World) -> None:
-    world.kill_global("ash")
+    for region in world.balancers:
+        world.kill_global(region)
     world.arrive("ash", "t")
-    world.start_global("ash")
+    for region in world.balancers:
+        world.start_global(region)
     world.run(world.now + 3.0)
 
 

@@ -137,6 +137,7 @@ async def test_a_region_that_falls_silent_just_after_its_first_request_is_asked_
             began = time.monotonic()
             await asyncio.sleep(0.1 * ping_s)
             upstreams.used = True
+            watcher.on_use(Address("10.0.0.1", 80))
             await until(lambda: len(region.pinged) > asked + 1)
             return time.monotonic() - began
 

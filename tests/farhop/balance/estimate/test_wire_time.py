@@ -118,3 +118,16 @@ def test_the_noise_of_a_short_wire_is_no_other_path() -> None:
         assert not wire.moving
     wire.sample(2.0, 6.0)
     assert wire.moving
+
+
+def test_a_wire_that_is_always_noisy_is_no_other_path_each_time() -> None:
+    """Or a busy machine's own delays would have it ask four times as often, and be busier for it."""
+    wire, rng = WireTime(0.4), Random(3)
+    moved = 0
+    for second in range(200):
+        wire.sample(0.4 + rng.expovariate(0.5), second / 2)
+        moved += wire.moving and second >= LATEST
+    assert moved <= 30  # 93 by the least alone
+    for i in range(3):
+        wire.sample(40.0 + i, 100.5 + i)
+        assert wire.moving

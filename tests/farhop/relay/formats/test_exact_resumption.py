@@ -180,6 +180,17 @@ def test_words_of_a_text_that_look_like_ids_are_the_clients() -> None:
     assert (list(progress.ids), progress.finished) == ([7], False)
 
 
+@pytest.mark.parametrize("comment", [b": ping\n\n", b": {}\n\n"])
+def test_a_comment_before_its_first_event_does_not_end_what_could_go_on(comment: bytes) -> None:
+    progress = planned()
+    assert progress.take(comment) == comment
+    assert (progress.why_not, progress.can_resume) == ("", False)
+    for event in events_of("chat-ids-stream")[:3]:
+        assert comment in progress.take(comment + event)
+    assert progress.can_resume
+    assert progress.why_not == ""
+
+
 def test_tools_and_reasoning_end_it() -> None:
     for delta in (
         {"content": None, "tool_calls": [{"index": 0}]},

@@ -128,6 +128,22 @@ def test_what_ends_it(event: bytes, reason: str) -> None:
     assert progress.hindrance == reason
 
 
+@pytest.mark.parametrize(
+    "comment", [b": ping\n\n", b":\r\n\r\n", b': {"index":0,"content":"no","finish_reason":"stop"}\n\n']
+)
+def test_a_comment_is_no_event_of_it_wherever_it_stands(comment: bytes) -> None:
+    """Engines that take long to begin send some first: the stream's name comes with what says something."""
+    progress = known()
+    for events in (comment, comment + OPENING, chunk("The"), comment, chunk(" sea"), comment[:-1] + chunk(" is")):
+        assert progress.adds(events) or progress.take(events) == events
+        assert progress.why_not == ""
+    assert progress.can_resume
+    assert not progress.finished
+    assert progress.tokens == 3
+    assert body_of(progress)["messages"][-1]["content"] == "The sea is"
+    assert b'"id":"chat-1"' in progress.at_limit()
+
+
 def test_half_a_character_is_in_the_way_until_the_next_token() -> None:
     """So that a stream that is to leave waits for it, and is not given up for good."""
     progress = known()

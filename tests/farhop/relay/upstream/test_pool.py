@@ -111,6 +111,19 @@ async def test_an_upstream_is_in_use_while_it_answers_and_a_while_after(stage: A
     assert seen == [True, True]
 
 
+async def test_the_first_request_after_a_rest_is_told_of(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = await stage()
+    told = list[Address]()
+    s.pool.on_use = told.append
+    assert (await s.ask(post())).status == 200
+    assert told == [s.upstream.address]  # it may well have rested
+    assert (await s.ask(post())).status == 200
+    assert len(told) == 1
+    monkeypatch.setattr(pool, "RESTED_S", -1.0)
+    assert (await s.ask(post())).status == 200
+    assert told == [s.upstream.address] * 2
+
+
 async def test_a_chunked_answer_keeps_its_connection_too(stage: Any) -> None:
     s = await stage()
     s.upstream.answer = lambda _m: SSE + chunk(b"data: 1\n\n") + b"0\r\nx-trailer: 1\r\n\r\n"
@@ -221,6 +234,50 @@ async def test_asked_again_it_meets_no_second_connection_that_was_kept(stage: An
     assert (await again).status == 200
     assert s.tier.attempts[2:] == [(1, "kept_connection_closed"), (2, "served")]
     assert len(s.upstream.lines) == 3
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.02])
+async def test_who_answers_twice_is_asked_once_on_a_connection(stage: Any, monkeypatch: Any, late_s: float) -> None:
+    """Else each request is given the second answer of the one before it, which is another tenant's."""
+    s = await stage()
+
+    async def twice(line: Line) -> None:
+        while True:
+            name = (await s.upstream.request(line)).body
+            await line.send(plain(name))
+            await asyncio.sleep(late_s)
+            await line.send(plain(b"again: " + name))
+
+    s.upstream.script = twice
+    assert (await s.ask(post(b'{"n": 0}'))).body == b'{"n": 0}'
+    await until(lambda: s.pool.connections == 0)  # at rest, it said more
+    for n in range(1, 5):
+        assert (await s.ask(post(b'{"n": %d}' % n))).body == b'{"n": %d}' % n
+        assert s.pool._idle == {}
+    s.upstream.script = s.upstream.serve
+    monkeypatch.setattr(pool, "UNASKED_S", -1.0)
+    s.pool.distrust(s.upstream.address)
+    s.pool.sweep(asyncio.get_running_loop().time())
+    assert (await s.ask(post())).status == 200
+    assert len(s.pool._idle) == 1
+
+
+async def test_a_server_may_say_that_it_waited_long_enough(stage: Any) -> None:
+    s = await stage()
+
+    async def impatient(line: Line) -> None:
+        await s.upstream.request(line)
+        await line.send(s.upstream.answer(None))
+        await asyncio.sleep(0.01)
+        await line.send(plain(b"", "408 Request Timeout", b"connection: close\r\n"))
+        await s.upstream.request(line)
+
+    s.upstream.script = impatient
+    assert (await s.ask(post())).status == 200
+    await until(lambda: s.pool.connections == 0)
+    s.upstream.script = s.upstream.serve
+    assert (await s.ask(post())).status == 200
+    assert s.pool.connections == 1
 
 
 async def test_asked_again_it_gets_a_connection_that_did_not_rest_as_long(stage: Any) -> None:
