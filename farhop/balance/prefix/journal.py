@@ -210,7 +210,7 @@ class Journal:
         while len(self.entries) > self.entries_max or self.n_nodes > self._nodes_max:
             self.floor += 1
             gone = self.entries.pop(self.floor).what
-            self.n_nodes -= len(gone) if type(gone) is list else 1 if isinstance(gone, Cleared) else len(gone.nodes)
+            self.n_nodes -= 1 if isinstance(gone, Cleared) else len(gone if isinstance(gone, list) else gone.nodes)
 
     # -- by readers
 
