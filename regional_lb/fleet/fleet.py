@@ -393,6 +393,7 @@ class Fleet:
     # -- within
 
     def _loaded(self, name: str, load: Load) -> None:
+        self.speeds.loaded(name, load, self.now)
         if self.shares is not None and (self.shares.watched or not self.shares.alone):
             self.shares.dispatched(name, load)
         replica = self.view.replicas.get(name)

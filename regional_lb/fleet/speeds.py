@@ -6,6 +6,7 @@ Peers serve the same models on the same kind of GPU. What they measure is the we
 where none has measured of late, what they did before; where none ever has, what is configured, times what other kinds
 of GPU with the same model make of theirs: guesses and measurements are never held against each other as they are. All
 of it is in shares of what is configured for each. The less a replica has measured of late, the greater its uncertainty.
+A whole request takes no less than `occupancy` makes of those under way at all peers.
 
 Invariants: every figure exists, is positive, finite and in its domain; without samples it goes to the peers' figure,
 and its uncertainty to UNCERTAINTY; nothing is written but by what is told and by `refresh`, some times a second. Never
@@ -32,7 +33,9 @@ from farhop.balance.estimate.estimates import (
     Measured,
     Speed,
 )
+from farhop.balance.estimate.occupancy import Occupancy
 from farhop.balance.estimate.windows import TAU_S
+from farhop.balance.ledger import Load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,6 +64,7 @@ _MEMORY_S, _MEMORY_TAU_S = 30.0, 600.0  # what peers measured: over so much time
 _INTERFERENCE_DOUBT = 50.0  # the guess counts as measured over loads that differ by 7 requests
 _OTHERS_MAX = 32  # kinds that a kind without samples is held against
 
+_IDLE = Load()
 _FIGURES = 3  # the rows: prefill pace, a lone token, a whole request
 _FIGURE = np.arange(_FIGURES)[:, np.newaxis]
 _DOMAIN = np.array((PACE_MS, TPOT_MS, SERVICE_MS)).reshape(_FIGURES, 2, 1)
@@ -89,7 +93,7 @@ class Pace(NamedTuple):
 class _Kind:
     """Peers: their rows, and what is known of them together, as logarithms of shares of what is configured."""
 
-    __slots__ = ("answered", "began", "level", "memory", "models", "remembered_s", "role", "rows")
+    __slots__ = ("answered", "began", "level", "memory", "models", "occupancy", "remembered_s", "role", "rows")
 
     def __init__(self, models: frozenset[str], role: str) -> None:
         self.models, self.role = models, role
@@ -98,6 +102,7 @@ class _Kind:
         self.level = np.zeros(_FIGURES)
         self.memory = np.zeros(_FIGURES)
         self.remembered_s = np.zeros(_FIGURES)  # over how much time with samples, less what was forgotten
+        self.occupancy = Occupancy()
 
     def learn(self, own: Columns, evidence: Columns, wider: Columns, dt_s: float) -> None:
         """These are the members' own figures now, by figure and member."""
@@ -130,6 +135,7 @@ class Speeds:
         self._changed: set[str] = set()
         self._kinds: dict[_Key, _Kind] = {}
         self._kind_of: list[_Kind] = []
+        self._loads: list[Load] = []
         self._kind_at: NDArray[np.intp] = np.empty(0, dtype=np.intp)  # the place of each row's kind among the kinds
         self._at: float | None = None
         self.due = -inf
@@ -199,7 +205,9 @@ class Speeds:
     def adopt(self, replicas: Mapping[str, Replica]) -> None:
         """These are the replicas now, in this order. Another process under a name begins with nothing measured."""
         before = {name: (self._of[row], self._replicas[row]) for name, row in self._rows.items()}
+        loads = {name: self._loads[row] for name, row in self._rows.items()}
         self._rows = {name: row for row, name in enumerate(replicas)}
+        self._loads = [loads.get(name, _IDLE) for name in replicas]
         self._replicas = list(replicas.values())
         self._of = [_kept(before.get(replica.name), replica) for replica in self._replicas]
         self._resize(len(self._of))
@@ -225,6 +233,7 @@ class Speeds:
             kind = self._kinds[key] = known.get(key) or _Kind(key[0], key[2])
             kind.rows = np.array(rows, dtype=np.intp)
             self._kind_at[kind.rows] = place
+            kind.occupancy.are_now([self._loads[row] for row in rows], self._at or 0.0)
             for row in rows:
                 self._kind_of[row] = kind
 
@@ -252,6 +261,13 @@ class Speeds:
         row = self._rows.get(name)
         if row is not None and self._of[row].prefilled(elapsed_ms, tokens, now):
             self._note(name, self._kind_of[row], began=True)
+
+    def loaded(self, name: str, load: Load, now: float) -> None:
+        """What is under way at a replica from now on."""
+        row = self._rows.get(name)
+        if row is not None:
+            self._kind_of[row].occupancy.changed(self._loads[row], load, now)
+            self._loads[row] = load
 
     def ended(
         self, name: str, decode_ms: float, service_ms: float, completion_tokens: int, load: float, now: float
@@ -308,6 +324,12 @@ class Speeds:
         squares = self._evidence * self._evidence
         share = squares / (squares + OWN * OWN)
         expected = self._configured * np.exp(level + differs * share)
+        for kind in self._kinds.values():
+            if kind.occupancy.in_flight:
+                service_ms = expected[2, kind.rows]
+                expected[2, kind.rows] = np.maximum(
+                    service_ms, kind.occupancy.service_ms(float(service_ms.mean()), now)
+                )
         self._expected = np.minimum(np.maximum(expected, _DOMAIN[:, 0]), _DOMAIN[:, 1])
         self.uncertainty = UNCERTAINTY * np.sqrt(1.0 - np.maximum(share[0], share[1]))
         interference_share = self._interference_share()

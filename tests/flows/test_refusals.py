@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from random import Random
+from statistics import median
 from typing import TYPE_CHECKING
 
 from hypothesis import Phase, given, settings
@@ -185,9 +186,10 @@ def test_the_reserve_is_kept_when_a_region_is_lost() -> None:
 
 
 CODE_S = 20.0
+CODE_SEEDS = (2, 3, 4)  # by one alone chance decides: p99 is of four requests
 
 
-def code(router: str, load: float) -> tuple[int, list[float], float]:
+def code(router: str, load: float, seed: int) -> tuple[int, list[float], float]:
     """Three A100, prompts of 30 to 7,400 tokens, hardly any answer. Refused, times to first token, when all was done.
 
     Capacity is what prefill alone takes, 93.8 us a token: three of them do 32,000 tokens a second.
@@ -198,7 +200,7 @@ def code(router: str, load: float) -> tuple[int, list[float], float]:
         stood_s=5.0,
     )  # fmt: skip
     world.journal.hush()
-    dice = Random(2)
+    dice = Random(seed)
     for region in sites:
 
         def come(region: str = region) -> None:
@@ -212,14 +214,17 @@ def code(router: str, load: float) -> tuple[int, list[float], float]:
 
 
 def test_below_capacity_nobody_is_refused_and_long_prompts_are_not_overtaken_for_ever() -> None:
-    refused, ttft, done = code("farhop", 0.9)
-    _, theirs, theirs_done = code("spill-least-load", 0.9)
-    assert refused == 0
-    assert quantile(ttft, 0.99) < 1.25 * quantile(theirs, 0.99)
-    assert done < 1.02 * theirs_done
+    p99, done = [], []
+    for seed in CODE_SEEDS:
+        refused, ttft, done_at = code("farhop", 0.9, seed)
+        _, theirs, theirs_done_at = code("spill-least-load", 0.9, seed)
+        assert refused == 0
+        p99.append(quantile(ttft, 0.99) / quantile(theirs, 0.99))
+        done.append(done_at / theirs_done_at)
+    assert median(p99) < 1.25
+    assert median(done) < 1.02
 
 
 def test_above_it_engines_do_as_much_as_where_everything_is_pushed() -> None:
-    _, _, done = code("farhop", 1.3)
-    _, _, theirs_done = code("spill-least-load", 1.3)
-    assert done < 1.05 * theirs_done
+    done = [code("farhop", 1.3, seed)[2] / code("spill-least-load", 1.3, seed)[2] for seed in CODE_SEEDS]
+    assert median(done) < 1.05

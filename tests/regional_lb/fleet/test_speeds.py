@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import OTHER_MODEL, replica
 
+from farhop.balance.ledger import Load
 from farhop.balance.machine import Address
 from regional_lb.fleet.speeds import ALIKE, REFRESH_S, UNCERTAINTY, Speeds
 from regional_lb.fleet.view import Replica
@@ -217,3 +218,22 @@ def test_one_sample_moves_nothing_far(odd_ms: float) -> None:
     known.ended("a", 100 * odd_ms, 100 * odd_ms, 101, 4.0, now)
     known.refresh(now + 0.5)
     assert alone(known, "a") == pytest.approx(20.0, rel=0.05)
+
+
+def test_a_whole_request_takes_no_less_than_those_under_way_have_taken() -> None:
+    known = speeds(replica("a", tpot_ms=20.0), replica("b", tpot_ms=20.0), replica("c", tpot_ms=20.0, gpu="A100"))
+    guess_ms = known["a"].service_ms
+    known.loaded("a", Load(in_flight=8, decoding=8, began_s=8 * 1.0), 1.0)
+    known.refresh(31.0)
+    took_ms = known["a"].service_ms
+    assert took_ms >= 30_000.0 > guess_ms
+    assert known["b"].service_ms == pytest.approx(took_ms)  # by its peer
+    assert known["c"].service_ms == pytest.approx(guess_ms)
+    known.adopt({"a": replica("a", tpot_ms=20.0)})
+    known.refresh(31.5)
+    assert known["a"].service_ms >= 30_000.0
+    known.loaded("a", Load(), 31.5)
+    for _ in range(20):
+        known.ended("a", 5_000.0, 5_000.0, 250, 4.0, 32.0)
+    known.refresh(32.5)
+    assert known["a"].service_ms == pytest.approx(5_000.0, rel=0.05)

@@ -1,0 +1,120 @@
+"""What a request takes at the least, by how many are under way and how many leave."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop.balance.estimate.occupancy import AGES, LEFT_LEAST, Occupancy
+from farhop.balance.ledger import Ledger, Load, Reservation
+
+RUN = settings(max_examples=100, deadline=None, derandomize=True)
+
+
+class Target:
+    """One target whose ledger tells an occupancy."""
+
+    def __init__(self) -> None:
+        self.occupancy, self.now, self._load = Occupancy(), 0.0, Load()
+        self._ledger, self._ids, self._next = Ledger(self._changed), [], 0
+
+    def _changed(self, _target: str, load: Load) -> None:
+        self.occupancy.changed(self._load, load, self.now)
+        self._load = load
+
+    def comes(self, now: float, *, begins: bool = True) -> None:
+        self.now, name = now, f"q{self._next}"
+        self._next += 1
+        self._ledger.reserve(name, Reservation("gpu", 10, 100))
+        if begins:
+            self._ledger.began(name, now)
+        self._ids.append(name)
+
+    def leaves(self, now: float, *, newest: bool = False) -> None:
+        self.now = now
+        self._ledger.release(self._ids.pop(-1 if newest else 0))
+
+    def takes_ms(self, now: float, known_ms: float = 0.0) -> float:
+        return self.occupancy.service_ms(known_ms, now)
+
+
+def test_while_none_has_left_it_is_told_by_their_age() -> None:
+    target = Target()
+    assert target.takes_ms(0.0) == 0.0
+    for second in range(8):
+        target.comes(float(second))
+    assert target.takes_ms(8.0) == pytest.approx(AGES * 4_500.0)  # 1 to 8 s
+    target = Target()
+    target.comes(0.0)
+    assert target.takes_ms(8.0) == pytest.approx(8_000.0)  # of one alone: it has taken that
+
+
+def test_it_counts_those_under_way_until_as_many_have_left() -> None:
+    """Every other one ends at once, the others do not: of those that ended the mean is nothing."""
+    target = Target()
+    for n in range(40):
+        target.comes(n / 10)
+        if n % 2:
+            target.leaves(n / 10, newest=True)
+    assert target.takes_ms(4.0) == 0.0  # 20 of 40 left
+    target.comes(4.0)
+    ages_s = sum(4.0 - n / 10 for n in range(0, 40, 2))
+    assert target.takes_ms(4.0) == pytest.approx(1e3 * ages_s / 20)
+
+
+def test_who_has_been_there_for_no_longer_than_is_known_says_nothing() -> None:
+    target = Target()
+    for n in range(11):
+        target.comes(n / 10)
+    assert target.takes_ms(1.1, 1_000.0) == 0.0
+    assert target.takes_ms(1.2, 1_000.0) > 1_000.0
+
+
+def test_who_came_and_went_long_ago_is_forgotten() -> None:
+    target = Target()
+    for n in range(int(10 * LEFT_LEAST)):
+        target.comes(n * 1.0)
+        target.leaves(n * 1.0 + 0.1)
+    for _ in range(int(2 * LEFT_LEAST)):
+        target.comes(10 * LEFT_LEAST)
+    took_ms = target.takes_ms(10 * LEFT_LEAST + 10.0)
+    assert took_ms == pytest.approx((0.1 + 20.0) * 1e3, rel=0.01)  # as many seconds under way by LEFT_LEAST who left
+
+
+def test_other_targets_bring_what_they_have_and_what_was_seen_stays() -> None:
+    target = Target()
+    for _ in range(4):
+        target.comes(0.0)
+    occupancy = target.occupancy
+    occupancy.are_now([Load(in_flight=2, decoding=2, began_s=0.0), Load()], 10.0)
+    assert occupancy.in_flight == 2
+    assert occupancy.service_ms(0.0, 20.0) == pytest.approx(min(60.0, AGES * 20.0) * 1e3)
+    occupancy.are_now([], 20.0)
+    assert occupancy.service_ms(0.0, 30.0) == 0.0
+
+
+def test_prompts_alone_say_nothing() -> None:
+    target = Target()
+    for _ in range(4):
+        target.comes(0.0, begins=False)
+    assert target.takes_ms(60.0) == 0.0
+
+
+@RUN
+@given(st.lists(st.tuples(st.floats(0.0, 50.0), st.sampled_from(("comes", "begins", "leaves"))), max_size=200))
+def test_it_is_never_negative_nor_above_what_ages_allow_and_looking_changes_nothing(
+    steps: list[tuple[float, str]],
+) -> None:
+    seen, unseen, now, began = Target(), Target(), 0.0, []
+    for gap_s, what in steps:
+        now += gap_s
+        for target in (seen, unseen):
+            if what != "leaves":
+                target.comes(now, begins=what == "begins")
+            elif target.occupancy.in_flight:
+                target.leaves(now)
+        began = [*began, now] if what == "begins" else began
+        took_ms = seen.takes_ms(now)
+        assert 0.0 <= took_ms <= AGES * (now - min(began, default=now)) * 1e3 + 1e-6
+    assert seen.takes_ms(now + 1.0) == pytest.approx(unseen.takes_ms(now + 1.0))
