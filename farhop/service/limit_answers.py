@@ -118,6 +118,12 @@ def span(seconds: float) -> str:
     return f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s"
 
 
+def lent_elsewhere(region: str) -> Reply:
+    """429 where nothing is ever lent of the limits, whenever a client comes again."""
+    detail = f"the limits of this tenant are held in region {region}: ask a global balancer, or that region"
+    return answers.refusal(outcome.RATE_LIMITED, detail, extra=b"x-should-retry: false\r\n", kind="requests")
+
+
 def not_priced(model: str, *, has_book: bool) -> Reply:
     """429 for what is limited in money and costs nobody knows what."""
     held = "it has no price in the price book" if has_book else "no price book is configured here"

@@ -155,12 +155,14 @@ class Reservation:
 
 class Limiter:
     """Holds a balancer's clients to the limits. `name` is the balancer's in the fleet, TIER REGION/INSTANCE; `safe`
-    that under which limits give it a part of its own, "" where none do. `borrow` asks a root."""
+    that under which limits give it a part of its own, "" where none do. `borrow` asks a root. `region`: the only one
+    whose root it may ask, "" any."""
 
     def __init__(
         self, book: LimitBook, store: Store, name: str, safe: str, borrow: Borrow,
-        clock: Callable[[], float], refused: Callable[[str], None],
+        clock: Callable[[], float], refused: Callable[[str], None], region: str = "",
     ) -> None:  # fmt: skip
+        self._region = region
         self._prices: Prices | None = None
         self._wall_s: Callable[[float], float] = float
         self._book, self._store, self._safe = book, store, safe
@@ -250,6 +252,9 @@ class Limiter:
 
     def _short(self, matched: Matched, amounts: Amounts, now: float, *, waits: bool) -> Reply | asyncio.Future[None]:
         lender = matched.lender
+        if self._region and lender.region != self._region:
+            self._refused[kind_and_whose(matched.of[0][3].name)] += 1
+            return limit_answers.lent_elsewhere(lender.region)
         short = [
             (kind, size, period, amounts[kind], holding)
             for kind, size, period, holding in matched.of

@@ -191,6 +191,7 @@ class GlobalBalancer:
             self.metrics.report_refused,
         )  # fmt: skip
         self.limiter.observe(self.metrics)
+        self.limits.changes.append(self._limits_changed)
         self._tasks = Tasks()
         self._following: list[asyncio.Task[None]] = []
 
@@ -316,6 +317,10 @@ class GlobalBalancer:
 
     def _patience_s(self, tenant: str) -> float:
         return self.flow.law.patience_s(tenant)
+
+    def _limits_changed(self) -> None:
+        """A region charges clients that come to it of what its own root lends: no others are sent there."""
+        self.flow.redirects.homes = {name: one.home for name, one in self.limits.tenants().items()}
 
     def _adopt(self, law: Law) -> None:
         self.relay.react(LawChanged(law))

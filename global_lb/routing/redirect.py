@@ -2,8 +2,9 @@
 
 What was redirected no report acknowledges to us, as the client brings it: until the region's next reports show it, it
 counts here as sent (REDIRECTED_S), and then no more, whether the client went there or not.
-Invariants: nobody is sent where the law would not let the body be read first, nor from TLS to less; each counts for a
-while, and there are at most REDIRECTED_MAX. Never signs and never opens anything.
+Invariants: nobody is sent where the law would not let the body be read first, nor where nothing is lent of its
+tenant's limits, nor from TLS to less; each counts for a while, and there are at most REDIRECTED_MAX. Never signs and
+never opens anything.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from farhop.balance import machine, outcome
 from global_lb.routing import admission
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from farhop.balance.estimate.unacknowledged import UnacknowledgedLoad
     from farhop.balance.machine import Redirect, Request
     from global_lb.fleet.regions import Regions
@@ -25,15 +28,18 @@ if TYPE_CHECKING:
 
 REDIRECTED_S = 2.0  # a round trip of the client's, and the second within which every region reports
 REDIRECTED_MAX = 65_536
+_CHARGES = 3  # a region that reads hop tokens of this version charges who is redirected to it
 
 
 class Redirects:
-    """See the module's head."""
+    """See the module's head. `homes`: of each tenant with limits the region that lends them, which whoever follows the
+    limits puts here."""
 
-    __slots__ = ("_https_only", "_redirected")
+    __slots__ = ("_https_only", "_redirected", "homes")
 
     def __init__(self, *, https_only: bool) -> None:
         self._https_only = https_only
+        self.homes: Mapping[str, str] = {}
         self._redirected: deque[tuple[float, str, UnacknowledgedLoad, float]] = deque()  # until when, where, bytes
 
     def to_own_name(self, request: Request, route: RouteConfig, url: str) -> Redirect | None:
@@ -57,6 +63,9 @@ class Redirects:
         url = instance.client_url
         if not url or (self._https_only and not url.startswith("https:")):
             return False
+        home = self.homes.get(tenant)
+        if home is not None and (home != instance.region or instance.hop_version < _CHARGES):
+            return False  # who comes to it is charged there, of what its own region lends, or by an older build not
         return admission.may_read(tenant, instance.region, law)
 
     def redirect(

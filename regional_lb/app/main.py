@@ -249,7 +249,7 @@ class RegionalBalancer:
         """What tenants may use, of what is borrowed here."""
         self.limiter = self.listeners.client_ingress.limits = Limiter(
             self.limits, self.store, f"regional {self.config.region}/{self.config.instance}", "", self.mesh.borrow,
-            self.clock.now, self.metrics.report_refused,
+            self.clock.now, self.metrics.report_refused, self.config.region,
         )  # fmt: skip
         self.limiter.observe(self.metrics)
 

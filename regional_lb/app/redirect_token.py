@@ -96,5 +96,7 @@ class RedirectedCallers:
         why = law.verdict(claims.tenant, "", Scope.ENTRY).why_not(region)
         if why is not None:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, f"this balancer may not read the request: {why}")
-        caller = vouched(claims, terms_of(law, claims.tenant, claims.narrow, region, claims.key))
+        # A build that says no path has charged its client, when it sent it here.
+        charged = not claims.path
+        caller = vouched(claims, terms_of(law, claims.tenant, claims.narrow, region, claims.key), charged=charged)
         return caller if not claims.key_id else as_issued(caller, claims)

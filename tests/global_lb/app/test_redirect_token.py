@@ -285,16 +285,37 @@ async def test_a_key_issued_for_one_model_is_for_no_other_where_it_is_sent(up: B
     assert (await send(up.client, follow(target))).status == 200
 
 
+async def limited(up: Both, home: str, tenant_name: str = "anywhere") -> None:
+    one = TenantLimits(
+        tenant=tenant_name, home=home, limits=(Limit(tokens_per_minute=1000),), author="ann", why="test",
+        at=datetime.now(UTC), seq=1,
+    )  # fmt: skip
+    await up.global_.store.put(one.place, limits.encode(one))
+    for balancer in (up.global_, up.regional):
+        await until(lambda balancer=balancer: balancer.limits.tenants().get(tenant_name) == one)  # type: ignore[misc]
+
+
+async def test_where_another_regions_root_lends_its_limits_a_tenant_is_not_sent(up: Both, engine: Engine) -> None:
+    """There it would be refused whenever it came: the entry relays, and charges. (Here nobody lends, so it refuses.)"""
+    await asked(up)
+    await limited(up, "tokyo")
+    for path, gets in (("/v1/chat/completions", 429), ("/v1/route", 200)):
+        answer = await send(up.entry, chat(path=path, body=BODY, x_farhop_token="yes"))
+        assert answer.status == gets
+        assert "location" not in answer.headers
+    assert answer.json["url"] is None
+    answer = await send(up.client, chat(body=BODY))
+    assert (answer.status, answer.code, answer.headers["x-should-retry"]) == (429, "rate_limit_exceeded", "false")
+    assert "are held in region tokyo" in answer.json["error"]["message"]
+    assert "retry-after" not in answer.headers
+    assert engine.seen == []
+
+
 @pytest.mark.parametrize("way", ["redirect", "advise"])
 async def test_the_region_that_serves_charges_what_is_asked_for_there(up: Both, engine: Engine, way: str) -> None:
     """Neither advice, which nobody charges, nor a small request that was redirected pays for a large one."""
-    limit = Limit(tokens_per_minute=1000)
-    one = TenantLimits(
-        tenant="anywhere", home="virginia", limits=(limit,), author="ann", why="test", at=datetime.now(UTC), seq=1
-    )
-    await up.global_.store.put(one.place, limits.encode(one))
+    await limited(up, "virginia")
     for balancer in (up.global_, up.regional):
-        await until(lambda balancer=balancer: balancer.limits.tenants().get("anywhere") == one)  # type: ignore[misc]
         await until(lambda balancer=balancer: balancer.limiter.status()["lent_by"]["virginia"]["root"])  # type: ignore[misc]
     if way == "redirect":
         _, target = await asked(up)

@@ -90,6 +90,20 @@ def test_nobody_is_sent_where_the_body_may_not_be_read_first() -> None:
     assert sent_elsewhere(commands) is None, "London may serve it, but not be the one that is sent the body"
 
 
+def test_nobody_is_sent_where_nothing_is_lent_of_its_tenants_limits() -> None:
+    instances = [replace(instance(name, client_url=URL.format(name)), hop_version=2) for name in REGIONS]
+    views = [seen(*instances), seen(*(replace(one, hop_version=3) for one in instances))]
+    homes = {"anyone": "frankfurt", "german": "frankfurt"}
+    older, machine = flow(view=views[0]), flow(view=views[1])
+    machine.redirects.homes = older.redirects.homes = homes
+    german = RequestArrived(request("b", tenant="german"))
+    assert sent_elsewhere(older.handle(german, 0.0)) is None, "an older build charges nobody"
+    assert sent_elsewhere(older.handle(RequestArrived(request("c", tenant="other")), 0.0)) == "london"
+    assert sent_elsewhere(machine.handle(RequestArrived(request("a")), 0.0)) is None, "London is chosen, and relayed to"
+    assert sent_elsewhere(machine.handle(german, 0.0)) == "frankfurt"
+    assert sent_elsewhere(machine.handle(RequestArrived(request("c", tenant="other")), 0.0)) == "london"
+
+
 def test_what_was_redirected_counts_as_sent_for_a_while() -> None:
     machine = flow()
     view = machine.regions.view

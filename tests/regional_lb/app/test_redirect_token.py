@@ -69,8 +69,10 @@ def test_a_token_says_all_that_a_caller_is() -> None:
     assert (caller.entry_region, caller.promised_ttft_ms) == ("virginia", 50.0), "a guest, as by the tier listener"
     assert (caller.issuer, caller.decision_id) == ("", "0" * 16)
     assert caller.recorded
-    assert not caller.charged, "it may ask for more than it showed the balancer that sent it"
-    assert isinstance(authenticator().caller(head(token(path="/v1/chat/completions"))), Caller)
+    assert caller.charged, "of a build that says no path: it charges whom it sends"
+    named = authenticator().caller(head(token(path="/v1/chat/completions")))
+    assert isinstance(named, Caller)
+    assert not named.charged, "it may ask for more than it showed the balancer that sent it"
 
 
 @pytest.mark.parametrize(
