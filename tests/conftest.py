@@ -279,6 +279,17 @@ def _spans_in_fewer_exports() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _nobody_trusted(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Nor does a client in this process, or in one that has its environment, read whom this machine trusts: 20 ms each.
+    One certificate, as the SDKs refuse a file without any. Images are built of what registries say, so those tests do.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if not any(item.get_closest_marker("docker") for item in request.session.items):
+            patch.setenv("SSL_CERT_FILE", str(TESTS / "nobody.pem"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _no_contexts_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Commands, in this process or another, find no contexts but those that a test makes."""
     with pytest.MonkeyPatch.context() as patch:

@@ -10,6 +10,7 @@ import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -50,12 +51,22 @@ def tenant(name: str, **more: Any) -> dict[str, Any]:
 
 def topology(*tenants: dict[str, Any], entries: dict[str, list[str]] | None = None) -> Topology:
     """The default world with more tenants. `entries` replaces those of single regions."""
-    path = worlds.shipped("three-regions")
-    document = worlds.document(path.read_text(), str(path))
+    document = json.loads(_shipped())
     document["tenants"] += tenants
     for region in document["regions"]:
         region["entry"] = (entries or {}).get(region["name"], region["entry"])
-    return worlds.parse(json.dumps(document), "test")  # is YAML, too, and written a hundred times as fast
+    return _parsed(json.dumps(document))  # is YAML, too, and written a hundred times as fast
+
+
+@cache
+def _shipped() -> str:
+    path = worlds.shipped("three-regions")
+    return json.dumps(worlds.document(path.read_text(), str(path)))
+
+
+@cache  # it is frozen, all of it, and dozens of tests have the same
+def _parsed(text: str) -> Topology:
+    return worlds.parse(text, "test")
 
 
 class Engine:

@@ -28,8 +28,7 @@ BLOCK = 16
 
 def words(seed: int, tokens: int) -> str:
     """A text of so many tokens, for the emulated tokenizer."""
-    rng = Random(seed)
-    return "".join(rng.choice(VOCABULARY).decode() for _ in range(tokens))
+    return b"".join(Random(seed).choices(VOCABULARY, k=tokens)).decode()
 
 
 class World:

@@ -22,6 +22,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_world_is_measured_after_its_warm_up() -> None:
     seen: list[str] = []
+    frozen = gc.get_freeze_count()
     sizes = [bench.Size(bench.FARHOP, 3), bench.Size(bench.CHEAP, 3), bench.Size(bench.FARHOP)]
     sizes.append(bench.Size(bench.FARHOP, 6, bench.AGENTS))
     rows = bench.measure(sizes, seen.append)
@@ -37,7 +38,7 @@ def test_every_world_is_measured_after_its_warm_up() -> None:
         assert row.requests > 0
         assert row.as_dict()["requests_per_cpu_s"] == pytest.approx(row.requests / row.cpu_s)
     assert 40 <= rows[2].requests <= 120
-    assert gc.get_freeze_count() == 0
+    assert (gc.get_freeze_count() > 0) == (frozen > 0)
 
 
 def test_a_world_that_is_too_much_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ from farhop.balance.health.reading import State
 from farhop_lab.scenarios.load import Scenario, find, parse, shipped_names
 from farhop_lab.scenarios.schema import LASTING
 from farhop_lab.studies import routers
-from farhop_lab.studies.cell import Key, Result, prepared, run
+from farhop_lab.studies.cell import GARBAGE, Key, Result, prepared, run, seldom_tidied
 from global_lb.routing.flow import GlobalFlow
 
 TEXT = """
@@ -191,3 +192,19 @@ def test_a_run_ends_when_it_is_sure_whether_enough_is_good() -> None:
 )
 def test_where_one_part_is_not_as_good_as_another_a_run_goes_to_its_end(extra: str) -> None:
     assert until(2, 1, extra)[0] == 100.0
+
+
+@pytest.mark.parametrize("before", [0, 7])
+def test_what_a_caller_had_frozen_stays_frozen_and_nothing_else_does(
+    monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: before)
+    monkeypatch.setattr(gc, "freeze", lambda: done.append("frozen"))
+    monkeypatch.setattr(gc, "unfreeze", lambda: done.append("thawed"))
+    threshold = gc.get_threshold()
+    with seldom_tidied():
+        assert gc.get_threshold() == GARBAGE
+        assert done == ["frozen"] * (before == 0)
+    assert gc.get_threshold() == threshold
+    assert done == ["frozen", "thawed"] * (before == 0)
