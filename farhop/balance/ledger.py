@@ -7,13 +7,18 @@ size is bounded by whoever admits requests (farhop.balance.limits).
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from typing import TYPE_CHECKING
+from bisect import bisect_left, insort
+from math import inf
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
+
+Tokens: TypeAlias = NDArray[np.float64]
 
 
 class Reservation(msgspec.Struct, frozen=True, gc=False):
@@ -48,21 +53,58 @@ class Load(msgspec.Struct, frozen=True, gc=False):
 _IDLE = Load()
 
 
-class Ledger:
-    """Reservations by request id, and their sums by target. Every call is O(1) but `targets`.
+class _Held:
+    """What requests hold at one target, in the order in which they came: KV tokens of the prompt, those of the answer,
+    and since when that comes (inf: not yet), a column each."""
 
-    `on_change(target, load)` is told each new sum.
+    __slots__ = ("_ids", "_rows")
+
+    def __init__(self) -> None:
+        self._ids: list[str] = []
+        self._rows: Tokens = np.empty((3, 16))
+
+    def add(self, request_id: str, held: Reservation) -> None:
+        at, rows = len(self._ids), self._rows
+        if at == rows.shape[1]:
+            rows = self._rows = np.concatenate([rows, np.empty_like(rows)], axis=1)
+        self._ids.append(request_id)
+        rows[0, at], rows[1, at] = held.kv_tokens - held.answer_tokens, held.answer_tokens
+        rows[2, at] = inf if held.began_at is None else held.began_at
+
+    def began(self, request_id: str, now: float) -> None:
+        self._rows[2, self._ids.index(request_id)] = now
+
+    def remove(self, request_id: str) -> None:
+        ids, rows = self._ids, self._rows
+        at = ids.index(request_id)
+        del ids[at]
+        rows[:, at : len(ids)] = rows[:, at + 1 : len(ids) + 1]
+
+    @property
+    def columns(self) -> Tokens:
+        return self._rows[:, : len(self._ids)]
+
+
+_NOBODY: Tokens = np.empty((3, 0))
+
+
+class Ledger:
+    """Reservations by request id, and their sums by target. Every call is O(1) but `targets`, and with `columns` goes
+    by how many there are at one target.
+
+    `on_change(target, load)` is told each new sum. `columns`: whether they will be asked for.
     """
 
     __slots__ = ("_at", "_held", "_loads", "_on_change", "_prompts")
 
-    def __init__(self, on_change: Callable[[str, Load], None] | None = None) -> None:
+    def __init__(self, on_change: Callable[[str, Load], None] | None = None, *, columns: bool = False) -> None:
         self._on_change = on_change
         self._held: dict[str, Reservation] = {}
-        self._at: dict[str, dict[str, Reservation]] = {}  # the same by target
+        self._at: dict[str, _Held] | None = {} if columns else None  # the same by target
         # A Load is replaced, not changed: a pick reads many loads and writes one, so reading must not allocate.
         self._loads: dict[str, Load] = {}
-        self._prompts: dict[str, dict[int, int]] = {}  # by target, how many requests there have each mark
+        # By target the marks of each request there, in order: those with most in common stand side by side.
+        self._prompts: dict[str, list[tuple[int, ...]]] = {}
 
     def reserve(self, request_id: str, reservation: Reservation) -> None:
         """Debit `reservation`. ValueError if the request holds one already or a token count is negative."""
@@ -72,11 +114,13 @@ class Ledger:
             raise ValueError(f"prefill_tokens and kv_tokens must be 0 or more: {reservation}")
         self._held[request_id] = reservation
         target = reservation.target
-        self._at.setdefault(target, {})[request_id] = reservation
+        if self._at is not None:
+            held = self._at.get(target)
+            if held is None:
+                held = self._at[target] = _Held()
+            held.add(request_id, reservation)
         if reservation.marks:
-            prompts = self._prompts.setdefault(target, {})
-            for mark in reservation.marks:
-                prompts[mark] = prompts.get(mark, 0) + 1
+            insort(self._prompts.setdefault(target, []), reservation.marks)
         load = self._loads.get(target, _IDLE)
         load = self._loads[target] = Load(
             load.in_flight + 1,
@@ -100,7 +144,9 @@ class Ledger:
             return
         target, prefill = held.target, held.prefill_tokens
         begun = Reservation(target, 0, held.kv_tokens, held.marks, held.answer_tokens, now)
-        self._held[request_id] = self._at[target][request_id] = begun
+        self._held[request_id] = begun
+        if self._at is not None:
+            self._at[target].began(request_id, now)
         load = self._loads[target]
         load = self._loads[target] = Load(
             load.in_flight, load.prefill_tokens - prefill, load.kv_tokens, load.prefills - (prefill > 0),
@@ -118,11 +164,16 @@ class Ledger:
         load = self._loads[target]
         if load.in_flight == 1:
             self._prompts.pop(target, None)
-            del self._at[target], self._loads[target]  # what is gone for good must not be kept
+            del self._loads[target]  # what is gone for good must not be kept
+            if self._at is not None:
+                del self._at[target]
             load = _IDLE
         else:
-            self._unmark(target, held.marks)
-            del self._at[target][request_id]
+            if held.marks:
+                prompts = self._prompts[target]
+                del prompts[bisect_left(prompts, held.marks)]
+            if self._at is not None:
+                self._at[target].remove(request_id)
             load = self._loads[target] = Load(
                 load.in_flight - 1,
                 load.prefill_tokens - held.prefill_tokens,
@@ -136,15 +187,6 @@ class Ledger:
             self._on_change(target, load)
         return held
 
-    def _unmark(self, target: str, marks: tuple[int, ...]) -> None:
-        prompts = self._prompts.get(target, {})
-        for mark in marks:
-            left = prompts[mark] - 1
-            if left:
-                prompts[mark] = left
-            else:
-                del prompts[mark]
-
     def load(self, target: str) -> Load:
         """The target's sums; a target never heard of is idle."""
         return self._loads.get(target, _IDLE)
@@ -154,16 +196,25 @@ class Ledger:
         prompts = self._prompts.get(target)
         if not prompts:
             return 0
-        # Each mark names all that is before it: who has one has those before.
-        return bisect_left(marks, True, key=lambda mark: mark not in prompts)
+        at, shared = bisect_left(prompts, marks), 0
+        for others in prompts[at - 1 if at else 0 : at + 1]:
+            high = min(len(marks), len(others))
+            while shared < high:  # each mark names all that is before it: who has one has those before
+                middle = (shared + high) >> 1
+                if marks[middle] == others[middle]:
+                    shared = middle + 1
+                else:
+                    high = middle
+        return shared
 
     def held(self, request_id: str) -> Reservation | None:
         """What the request holds now, or None."""
         return self._held.get(request_id)
 
-    def at(self, target: str) -> Collection[Reservation]:
-        """What each request there holds now; not to be kept."""
-        return self._at.get(target, {}).values()
+    def columns(self, target: str) -> Tokens:
+        """What each request there holds now (_Held); not to be kept."""
+        held = self._at.get(target) if self._at is not None else None
+        return held.columns if held is not None else _NOBODY
 
     def targets(self) -> tuple[str, ...]:
         """The targets with something in flight, also those that have left the view."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farhop_lab.scenarios import load
+from farhop_lab.sim import huge_pages
 from farhop_lab.sim.baselines import world as worlds
 from farhop_lab.sim.sites import flat, gpus
 from farhop_lab.studies import cell
@@ -123,6 +124,7 @@ def _timed(what: str, router: str, world: World, since: float, until: float) -> 
         begun = time.process_time()
         while world.now < since and time.process_time() - begun < LIMIT_S / 2.0:
             world.run(min(since, world.now + STEP_S))
+        huge_pages.ask()  # as a long run does
         concluded, at, warm = world.measures.concluded, world.now, time.process_time()
         while world.now < until and time.process_time() - begun < LIMIT_S:
             world.run(min(until, world.now + STEP_S))

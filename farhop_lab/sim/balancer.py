@@ -186,6 +186,8 @@ class Hop:
     @property
     def quiet(self) -> bool:
         """See relay.attempt.AttemptRun.is_quiet."""
+        if self._began and not self._balancer.context.wire.has_broken:
+            return False  # every ping asks this of everybody under way
         return self._balancer.context.timeline.now - self._last_activity_at >= QUIET_S
 
     def on_inquiry_answer(self, asked_at: float, quiet_s: float | None, rtt_s: float) -> None:

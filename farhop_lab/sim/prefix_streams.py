@@ -80,7 +80,10 @@ class PrefixSubscription:
 class PrefixCall:
     """One call, both ends of it."""
 
-    __slots__ = ("_context", "_due", "_over", "_publisher", "_region", "_steps", "_stream", "_subscription", "_watch")
+    __slots__ = (
+        "_context", "_due", "_over", "_publisher", "_region", "_rested_at", "_steps", "_stream", "_subscription",
+        "_watch",
+    )  # fmt: skip
 
     def __init__(
         self, subscription: PrefixSubscription, stream: PrefixStream, request: region_pb2.PrefixesRequest
@@ -90,6 +93,7 @@ class PrefixCall:
         self._steps: Steps | None = None
         self._publisher: PrefixPublisher | None = None
         self._due: Call | None = None
+        self._rested_at = 0.0  # before that nothing wakes it
         self._context.wire.send(subscription.here, subscription.region.name, self._arrive, request)
         self._watch = self._context.timeline.after(self._patience_s, self._look)
 
@@ -122,7 +126,8 @@ class PrefixCall:
             if not isinstance(step, Pause):
                 self._back(self._receive, step)
             elif step.seconds > 0.0:
-                self._due = context.timeline.after(step.seconds, self._send)
+                self._rested_at = context.timeline.now + step.rest_s
+                self._due = context.timeline.at(self._rested_at + step.seconds, self._send)
                 if step.wakes:
                     self._publisher.wakes[self._wake] = None
                 return
@@ -131,7 +136,7 @@ class PrefixCall:
     def _wake(self) -> None:
         """There is something to tell: in a moment, since the machine is not done with what it does."""
         self._rest()
-        self._due = self._context.timeline.after(0.0, self._send)
+        self._due = self._context.timeline.at(self._rested_at, self._send)
 
     def _rest(self) -> None:
         if self._due is not None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 PENDING_MAX = 5_000_000
 _TIDY_MIN = 1_000
+_SLOTS_PER_S = 2.0
 
 
 class TimelineError(Exception):
@@ -34,63 +35,86 @@ class Call(list[Any]):
 
 
 class Timeline:
-    """Seconds from 0. `happened` counts calls made."""
+    """Seconds from 0. `happened` counts calls made.
 
-    __slots__ = ("_asked", "_due", "_tidy_from", "happened", "now")
+    Only what is due in this half of a second is in order. What is due later waits for its own: most of it are
+    time-outs, which are cancelled before anybody looks at them.
+    """
+
+    __slots__ = ("_asked", "_due", "_later", "_slot", "_slots", "_tidy_from", "happened", "now")
 
     def __init__(self) -> None:
         self.now = 0.0
         self.happened = 0
-        self._due: list[Call] = []
-        self._tidy_from = min(_TIDY_MIN, PENDING_MAX)  # calls, cancelled ones included
+        self._due: list[Call] = []  # a heap: up to the end of `_slot`
+        self._later: dict[int, list[Call]] = {}  # by slot, beyond that
+        self._slots: list[int] = []  # a heap: those of `_later`
+        self._slot = -(1 << 62)
         self._asked = 0
+        self._tidy_from = min(_TIDY_MIN, PENDING_MAX)  # how many are asked for until then
 
     def __len__(self) -> int:
         """How many calls are kept: those that are due, and for a while those that were cancelled."""
-        return len(self._due)
+        return len(self._due) + sum(map(len, self._later.values()))
 
     def at(self, at: float, act: Callable[..., object], *args: Any) -> Call:
         """Do it at `at`, or as soon as possible if that has passed. TimelineError for no moment at all."""
         if not at < inf:
             raise TimelineError(f"at: {at!r} is not a moment; give finite seconds")
-        if len(self._due) >= self._tidy_from:
-            self._tidy()
-        self._asked += 1
-        call = Call((at if at > self.now else self.now, self._asked, act, args))
-        heappush(self._due, call)
-        return call
+        return self._keep(at, act, args)
 
     def after(self, delay_s: float, act: Callable[..., object], *args: Any) -> Call:
         """Do it `delay_s` from now."""
-        # As `at` does, without calling it: nearly everything is asked for so.
-        now, due = self.now, self._due
-        at = now + delay_s
-        if len(due) >= self._tidy_from or not at < inf:
-            return self.at(at, act, *args)
-        self._asked += 1
-        call = Call((at if at > now else now, self._asked, act, args))
-        heappush(due, call)
+        at = self.now + delay_s
+        if not at < inf:
+            raise TimelineError(f"at: {at!r} is not a moment; give finite seconds")
+        return self._keep(at, act, args)
+
+    def _keep(self, at: float, act: Callable[..., object], args: tuple[Any, ...]) -> Call:
+        now = self.now
+        if at < now:
+            at = now
+        asked = self._asked
+        if asked >= self._tidy_from:
+            self._tidy()
+        self._asked = asked + 1
+        call, slot = Call((at, asked, act, args)), int(at * _SLOTS_PER_S)
+        if slot <= self._slot:
+            heappush(self._due, call)
+        elif slot in self._later:
+            self._later[slot].append(call)
+        else:
+            self._later[slot] = [call]
+            heappush(self._slots, slot)
         return call
 
     def _tidy(self) -> None:
         """Let go of what was cancelled: most of what is asked for is a time-out that never happens, and each would
         stay until it is due."""
-        due = self._due
-        due[:] = [call for call in due if call[2] is not None]
-        if len(due) >= PENDING_MAX:
+        for calls in (self._due, *self._later.values()):
+            calls[:] = [call for call in calls if call[2] is not None]
+        heapify(self._due)
+        kept = len(self)
+        if kept >= PENDING_MAX:
             raise TimelineError(f"{PENDING_MAX} calls are due: run the timeline before asking for more")
-        heapify(due)
-        self._tidy_from = min(PENDING_MAX, max(_TIDY_MIN, 2 * len(due)))
+        self._tidy_from = self._asked + min(PENDING_MAX - kept, max(_TIDY_MIN, 4 * kept))
 
     def run(self, until: float) -> None:
         """Let everything happen that is due up to `until`, that moment included; then it is `until`."""
         due, pop = self._due, heappop
-        while due and due[0][0] <= until:
-            call = pop(due)
-            self.now, _, act, args = call
-            if act is not None:
-                call[2] = None  # as `cancel` does
-                call[3] = ()
-                self.happened += 1
-                act(*args)
+        while True:
+            while due and due[0][0] <= until:
+                call = pop(due)
+                self.now, _, act, args = call
+                if act is not None:
+                    call[2] = None  # as `cancel` does
+                    call[3] = ()
+                    self.happened += 1
+                    act(*args)
+            # A slot too early rather than too late: what is in order may be later than `until`.
+            if due or not self._slots or self._slots[0] - 1 > until * _SLOTS_PER_S:
+                break
+            self._slot = heappop(self._slots)
+            due += [call for call in self._later.pop(self._slot) if call[2] is not None]
+            heapify(due)
         self.now = max(self.now, until)

@@ -121,6 +121,11 @@ class Wire:
             for act, args in waiting:
                 self.send(*pair, act, *args)
 
+    @property
+    def has_broken(self) -> bool:
+        """Whether any link is frozen now, or ever was a black hole."""
+        return bool(self._frozen or self._dead_before)
+
     def swallows(self, a: str, b: str) -> bool:
         """Whether what is sent from `a` to `b` now will never arrive."""
         return (a, b) in self._swallowing

@@ -21,6 +21,7 @@ from farhop_lab.scenarios.schema import LASTING
 from farhop_lab.scenarios.work import days_of, send
 from farhop_lab.sim.clients import ClientPool, ProgramCounts
 from farhop_lab.sim.faults import Fault, FaultInjector
+from farhop_lab.sim.huge_pages import Growing
 from farhop_lab.sim.measures import quantile
 from farhop_lab.sim.sites import Reporting, gpus
 from farhop_lab.sim.study import Objective, Score, Window, is_enough, is_good, judge
@@ -103,6 +104,9 @@ def run(
     if progress is not None:
         for part in range(1, PARTS + 1):
             world.at(doc.duration_s * part / PARTS, progress, part / PARTS)
+    growing = Growing(world)
+    for part in range(1, PARTS):
+        world.at(doc.duration_s * part / PARTS, growing)
     window = Window(doc.warm_up_s, doc.duration_s)
     aims = Objective(ttft_ms=doc.objective.ttft_ms, tpot_ms=doc.objective.tpot_ms, patience_ms=doc.timeout_s * 1e3)
     watch = _Watch(world, clients, window, aims, doc.objective.good, doc.timeout_s) if sure and _steady(doc) else None

@@ -61,7 +61,7 @@ class Fleet:
         self.answer_lengths: dict[str, AnswerLengths] = {}  # by replica: each has its own mixture of work
         self.now = 0.0  # whoever owns this says with each event
         self.lineages = Lineages()
-        self.ledger = Ledger(self._loaded)
+        self.ledger = Ledger(self._loaded, columns=True)
         self.whole = Table(Subset((), np.empty(0, dtype=np.intp)))  # a row for each replica of the view
         # Who is able, by variant, as long as nothing happens to anybody's health and no back-off ends.
         self._able: dict[str, Subset] = {}
@@ -419,26 +419,23 @@ class Fleet:
     def _peak_tokens(self, name: str, load: Load, held_share: float) -> float:
         """See table.Peak. Of what other balancers have there the sums alone are known: as if one half had been answered
         for half as long as the mean, the other for half as long again."""
-        held = self.ledger.at(name)
+        prompts, answers, began_at = self.ledger.columns(name)
         now, step_s = self.now, self.whole.tpot_ms.item(self.whole.of.at[name]) / 1e3
-        prompts = [held_share * (one.kv_tokens - one.answer_tokens) for one in held]
-        expected = [float(one.answer_tokens) for one in held]
-        generated = [0.0 if (at := one.began_at) is None or at >= now else (now - at) / step_s for one in held]
-        others = load.in_flight - len(held)
+        sequences = np.array((held_share * prompts, answers, np.maximum(now - began_at, 0.0) / step_s))
+        others = load.in_flight - len(prompts)
         if others > 0:
             own = self.ledger.load(name)
-            answers = (load.answer_tokens - own.answer_tokens) / others
-            prompt = held_share * ((load.kv_tokens - own.kv_tokens) / others - answers)
+            answer = (load.answer_tokens - own.answer_tokens) / others
+            prompt = held_share * ((load.kv_tokens - own.kv_tokens) / others - answer)
             decoding_s = (
                 max(0.0, now - load.began_s / load.decoding) * load.decoding / load.in_flight if load.decoding else 0.0
             )
-            prompts += [prompt, prompt]
-            expected += [answers, answers]
-            generated += [0.5 * decoding_s / step_s, 1.5 * decoding_s / step_s]
-        if not prompts:
+            generated = [0.5 * decoding_s / step_s, 1.5 * decoding_s / step_s]
+            sequences = np.concatenate((sequences, [[prompt, prompt], [answer, answer], generated]), axis=1)
+        if not sequences.shape[1]:
             return 0.0
         lengths = self.answer_lengths.get(name) or AnswerLengths()
-        return peak_tokens(prompts, expected, generated, lengths, max(0.0, others))
+        return peak_tokens(sequences, lengths, max(0.0, others))
 
     def answer_ended(self, name: str, tokens: int, expected: float) -> None:
         """A replica ended an answer of so many tokens, where so many were expected."""

@@ -42,6 +42,7 @@ _PRIOR_FROM = _EXPECTED - _SPREAD_DOUBLINGS * _STEPS_PER_DOUBLING
 # Tokens ahead at which the cache is looked at: those of one interval are counted with who is left at its beginning, and
 # as large as at its end.
 _AHEAD = np.concatenate([[0.0], 4.0 * 1.2 ** np.arange(47)])
+_AHEADS: list[float] = _AHEAD.tolist()
 _FAR = 2.0  # times the longest answer expected: further nobody looks
 _REBASE = 1e9
 _ONES = np.ones(256)
@@ -87,27 +88,25 @@ class AnswerLengths:
         return self._usual
 
 
-def peak_tokens(
-    held: list[float], expected: list[float], generated: list[float], lengths: AnswerLengths, others: float = 0.0
-) -> float:
+def peak_tokens(sequences: Tokens, lengths: AnswerLengths, others: float = 0.0) -> float:
     """The most that sequences will have taken at any time from now on, but for a chance of CHANCE.
 
-    Of each: the tokens its prompt holds, those expected of its answer (0: it has none), and those it has been answered.
-    At least one. `others`: how many the last two stand for, half of them each, where they are no sequences themselves.
+    Of each, one or more, a column: the tokens its prompt holds, those expected of its answer (0: it has none), and
+    those it has been answered. `others`: how many the last two stand for, half of them each, where they are no
+    sequences themselves.
     """
-    count = len(held)
-    columns = np.array(held + expected + generated).reshape(3, count)  # at once, and of one list: it is asked for often
-    answers = columns[1]
-    most = min(int(_AHEAD.searchsorted(_FAR * max(expected))) + 2, len(_AHEAD))
-    grown = np.minimum(columns[2], lengths.usual_share * answers)[:, None]
-    shares = grown + _AHEAD[: most - 1]
-    shares /= np.maximum(answers, 1.0)[:, None]
+    prompts, answers, generated = sequences
+    count = len(prompts)
+    longest = float(MOST(answers))
+    most = min(bisect_left(_AHEADS, _FAR * longest) + 2, len(_AHEADS))
+    grown = np.minimum(generated, lengths.usual_share * answers)[:, None] + _AHEAD[:most]
+    shares = grown[:, :-1] / np.maximum(answers, 1.0)[:, None]
     left = lengths.longer(shares)
     left /= left[:, :1].copy()
-    size = grown + _AHEAD[1:most]
-    if 0.0 in expected:
+    size = grown[:, 1:]
+    if not answers.all():
         size[answers == 0.0] = 0.0
-    size += columns[0][:, None]
+    size = size + prompts[:, None]
     counts = _ONES[:count]
     if count >= len(_ONES) or others:
         counts = np.ones(count)

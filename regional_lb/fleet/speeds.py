@@ -62,6 +62,7 @@ _INTERFERENCE_DOUBT = 50.0  # the guess counts as measured over loads that diffe
 _OTHERS_MAX = 32  # kinds that a kind without samples is held against
 
 _FIGURES = 3  # the rows: prefill pace, a lone token, a whole request
+_FIGURE = np.arange(_FIGURES)[:, np.newaxis]
 _DOMAIN = np.array((PACE_MS, TPOT_MS, SERVICE_MS)).reshape(_FIGURES, 2, 1)
 _FADES_S = np.array((TAU_S, TAU_S, SERVICE_TAU_S)).reshape(_FIGURES, 1)
 
@@ -113,11 +114,10 @@ def _medians(own: Columns, evidence: Columns) -> tuple[Columns, Columns]:
     if own.shape[1] == 1:
         return own[:, 0], evidence[:, 0]
     order = own.argsort(axis=1)
-    reached = np.take_along_axis(evidence, order, axis=1).cumsum(axis=1)
+    reached = evidence[_FIGURE, order].cumsum(axis=1)
     weight = reached[:, -1]
     at = (reached >= 0.5 * weight[:, np.newaxis]).argmax(axis=1)
-    figures = np.arange(len(own))
-    return own[figures, order[figures, at]], weight
+    return own[_FIGURE[:, 0], order[_FIGURE[:, 0], at]], weight
 
 
 class Speeds:
@@ -316,11 +316,11 @@ class Speeds:
             self._of[row].interference_share = interference_share.item(row)
 
     def _write(self, rows: list[int], now: float) -> None:
-        measured = np.array([self._of[row].measured(now) for row in rows]).T
+        measured, at = np.array([self._of[row].measured(now) for row in rows]).T, np.array(rows)
         own_ms = measured[:_FIGURES]
-        self._own[:, rows] = np.log(np.where(own_ms > 0.0, own_ms / self._configured[:, rows], 1.0))
-        self._evidence[:, rows] = measured[_FIGURES : 2 * _FIGURES]
-        self._lean[:, rows] = measured[2 * _FIGURES :]
+        self._own[:, at] = np.log(np.where(own_ms > 0.0, own_ms / self._configured[:, at], 1.0))
+        self._evidence[:, at] = measured[_FIGURES : 2 * _FIGURES]
+        self._lean[:, at] = measured[2 * _FIGURES :]
 
     def _learned(self, dt_s: float) -> list[Columns]:
         """What each kind is at by now."""

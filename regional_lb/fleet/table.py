@@ -90,7 +90,18 @@ class Rates(NamedTuple):
         return self.tpot_alone_ms + self.batch_interference_ms * self.in_flight
 
 
+class Sums(NamedTuple):
+    """What replicas have together, and what of it is taken."""
+
+    in_flight: float
+    slots: float
+    kv_tokens: float
+    kv_taken_tokens: float
+
+
 assert Rates._fields == _COLUMNS[: len(Rates._fields)]
+_SIZES = slice(_COLUMNS.index("slots"), _COLUMNS.index("slots") + len(Sums._fields) - 1)
+assert Sums._fields[1:] == _COLUMNS[_SIZES]
 PACES = 3
 _ZERO = np.array(0.0)  # a float beside a short column takes longer than the column itself
 _NO_ROWS: Rows = np.empty(0, dtype=np.intp)
@@ -224,6 +235,11 @@ class Table(Columns):
         unqueued: NDArray[np.bool_] = (self.waiting == 0.0) | (now - self.sampled_at >= SAMPLE_FRESH_S)
         return unqueued
 
+    def sums(self) -> Sums:
+        """Of all of them together."""
+        slots, kv_tokens, kv_taken_tokens = TOTAL(self.block[_SIZES], 1).tolist()
+        return Sums(float(TOTAL(self.in_flight)), slots, kv_tokens, kv_taken_tokens)
+
     def holds(self, name: str, tokens: float) -> bool:
         """Whether a replica's KV cache has room for so many tokens."""
         return self.kv_room_tokens.item(self.of.at[name]) >= tokens
@@ -349,6 +365,10 @@ class _Part(Table):
         column = self.of.of_column(getattr(self._whole, name))
         setattr(self, name, column)
         return column
+
+    def sums(self) -> Sums:
+        """See Table."""
+        return Sums(*(float(TOTAL(getattr(self, name))) for name in Sums._fields))
 
     def paces(self) -> Column:
         """See Table."""

@@ -18,7 +18,7 @@ from farhop.balance.prefix.journal import Cleared, Stored
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from farhop.balance.prefix.journal import Evicted
+    from farhop.balance.prefix.journal import Change
     from regional_lb.scheduler.flow import RegionalFlow
 
     Steps = Generator[region_pb2.PrefixDelta | "Pause", None, None]  # send this; or do nothing for a while
@@ -33,10 +33,12 @@ REST_S = 60.0  # after the last reader has left, its way back in is kept open fo
 
 
 class Pause(NamedTuple):
-    """So many seconds; with `wakes` only until something happens (`PrefixPublisher.wakes`). 0: others may run."""
+    """So many seconds; with `wakes` only until something happens (`PrefixPublisher.wakes`), but `rest_s` before that in
+    any case. 0: others may run."""
 
     seconds: float
     wakes: bool = False
+    rest_s: float = 0.0
 
 
 class PrefixPublisher:
@@ -48,6 +50,7 @@ class PrefixPublisher:
         self._instance, self._flow, self._clock = instance, flow, clock
         self._incarnation, self._nodes_per_s = incarnation, nodes_per_s
         self._journal = flow.fleet.journal
+        self._delta_made: tuple[int, int, list[Change], region_pb2.PrefixDelta] | None = None
         self.snapshots = 0
         self._left_at: float | None = None
         self.readers = 0
@@ -57,6 +60,17 @@ class PrefixPublisher:
 
     def _delta(self, **fields: Any) -> region_pb2.PrefixDelta:
         return region_pb2.PrefixDelta(instance=self._instance, incarnation=self._incarnation, **fields)
+
+    def delta(self, after: int, seq: int, changes: list[Change]) -> region_pb2.PrefixDelta:
+        """What happened between the two. Not to be changed: readers who are as far and may know as much get one and
+        the same, since to make it is most of what telling them takes."""
+        made = self._delta_made
+        if made is None or made[:2] != (after, seq) or made[2] != changes:
+            message = self._delta(after=after, seq=seq)
+            for change in changes:
+                _add(message, change)
+            made = self._delta_made = after, seq, changes, message
+        return made[3]
 
     def knows(self, region: str) -> bool:
         """Whether the world has this region."""
@@ -95,10 +109,10 @@ class PrefixPublisher:
                     sent = True
                     yield step
                 # Who asks the next turn of a conversation may do so in a moment: it is sent now what the last one left.
-                if sent:
-                    yield Pause(BATCH_S)
+                if self._flow.fleet.trie.sweeping:
+                    yield Pause(BATCH_S) if sent else Pause(LOOK_S, wakes=True)
                 else:
-                    yield Pause(LOOK_S if self._flow.fleet.trie.sweeping else IDLE_S, wakes=True)
+                    yield Pause(IDLE_S, wakes=True, rest_s=BATCH_S if sent else 0.0)
         finally:
             self.readers -= 1
             self._left_at = self._clock()
@@ -127,10 +141,7 @@ class _Stream:
                 return
             self._at, changes, n_nodes = journal.read(self._at, self._region, SLICE_NODES)
             if changes:
-                message = self._publisher._delta(after=self._sent, seq=self._at)
-                for change in changes:
-                    _add(message, change)
-                yield message
+                yield self._publisher.delta(self._sent, self._at, changes)
                 self._sent = self._at
             yield Pause(self._pace(n_nodes))
 
@@ -164,8 +175,8 @@ def _path(path: Stored) -> region_pb2.PrefixPath:
     return region_pb2.PrefixPath(parent=path.parent, nodes=path.nodes)
 
 
-def _add(message: region_pb2.PrefixDelta, change: Stored | Evicted | Cleared) -> None:
-    """Filled in where it stands: a message made apart and copied in takes twice as long, for every reader."""
+def _add(message: region_pb2.PrefixDelta, change: Change) -> None:
+    """Filled in where it stands: a message made apart and copied in takes twice as long."""
     added = message.changes.add()
     if isinstance(change, Stored):
         stored = added.stored

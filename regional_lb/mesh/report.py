@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 from functools import partial
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from farhop.service.peer_authenticator import PeerAuthenticator
     from farhop.store.contract import Publication, Store
     from farhop.store.envelope import Signer
-    from regional_lb.fleet.table import Column
     from regional_lb.mesh.limit_root import LimitRoot
     from regional_lb.scheduler.flow import RegionalFlow
 
@@ -149,16 +149,17 @@ class Reporter(region_pb2_grpc.RegionServicer):
         if bases is not None and len(bases) > BASES_LIMIT:
             bases = None  # one left out would bind nobody: then none is known
         gpus, facts = self._served_by(model)
-        left = admission.headroom(owned, flow.config.foreign.reserve_share)
+        sums = owned.sums()
+        left = admission.headroom(owned, flow.config.foreign.reserve_share, sums)
         return ModelReport(
             model=model,
             replicas_ready=len(owned),
             replicas_total=len(replicas) if shares is None else sum(map(shares.owns, replicas)),
-            slots_total=int(TOTAL(owned.slots)),
-            slots_free=_left(owned.slots, owned.in_flight),
-            kv_tokens_total=int(TOTAL(owned.kv_tokens)),
-            kv_tokens_free=_left(owned.kv_tokens, owned.kv_taken_tokens),
-            in_flight=int(TOTAL(owned.in_flight)),
+            slots_total=int(sums.slots),
+            slots_free=left.slots_free,
+            kv_tokens_total=int(sums.kv_tokens),
+            kv_tokens_free=int(TOTAL(np.maximum(owned.kv_tokens - owned.kv_taken_tokens, 0.0))),
+            in_flight=int(sums.in_flight),
             queued_requests=queued,
             queued_tokens=int(flow.queue.tokens),
             wait_ms=min(estimate.wait_ms(model, now), WAIT_LIMIT_MS),
@@ -373,6 +374,8 @@ class Reporter(region_pb2_grpc.RegionServicer):
                     elif not step.wakes:
                         await asyncio.sleep(step.seconds)
                     else:
+                        if step.rest_s:
+                            await asyncio.sleep(step.rest_s)
                         with contextlib.suppress(TimeoutError):
                             async with asyncio.timeout(step.seconds):
                                 await changed.wait()
@@ -420,8 +423,9 @@ def _set_result(news: asyncio.Future[None]) -> None:
         news.set_result(None)
 
 
-def _left(total: Column, taken: Column) -> int:
-    return int(TOTAL(np.maximum(total - taken, 0.0)))
+_AMOUNTS_OF = attrgetter(
+    "wait_ms", "slots_free", "kv_tokens_free", "queued_tokens", "used_share", "tpot_ms", "bytes_per_token"
+)  # fmt: skip
 
 
 def moved(old: RegionReport, new: RegionReport) -> bool:
@@ -438,19 +442,12 @@ def _model_moved(old: ModelReport, new: ModelReport) -> bool:
         return True
     if (old.bases, old.base_unknown) != (new.bases, new.base_unknown):
         return True
-    return any(
-        abs(a - b) >= CHANGE * max(abs(a), abs(b), 1.0)
-        for a, b in (
-            (old.wait_ms, new.wait_ms),
-            (old.slots_free, new.slots_free),
-            (old.kv_tokens_free, new.kv_tokens_free),
-            (old.queued_tokens, new.queued_tokens),
-            (old.used_share, new.used_share),
-            (float(old.usable_share > 0), float(new.usable_share > 0)),
-            # From none to some or back: the amount is that of the KV cache.
-            (float(old.headroom_foreign_tokens > 0), float(new.headroom_foreign_tokens > 0)),
-            (old.prefill_ms_per_token * 1e3, new.prefill_ms_per_token * 1e3),
-            (old.tpot_ms, new.tpot_ms),
-            (old.bytes_per_token, new.bytes_per_token),
-        )
-    )
+    # From none to some or back: the amount is that of the KV cache.
+    were, are = ((one.headroom_foreign_tokens > 0, one.usable_share > 0.0) for one in (old, new))
+    if were != are:
+        return True
+    for a, b in zip(_AMOUNTS_OF(old), _AMOUNTS_OF(new), strict=True):
+        if abs(a - b) >= CHANGE * max(abs(a), abs(b), 1.0):
+            return True
+    pace, was = new.prefill_ms_per_token * 1e3, old.prefill_ms_per_token * 1e3
+    return abs(pace - was) >= CHANGE * max(abs(pace), abs(was), 1.0)

@@ -22,7 +22,7 @@ from regional_lb.fleet.table import TOTAL
 if TYPE_CHECKING:
     from farhop.balance.machine import Request
     from farhop.balance.outcome import Outcome
-    from regional_lb.fleet.table import Table
+    from regional_lb.fleet.table import Sums, Table
     from regional_lb.fleet.view import View
     from topology.law import Law
 
@@ -48,11 +48,12 @@ class ForeignConfig(Part):
 
 
 class Headroom(msgspec.Struct, frozen=True):
-    """What replicas have left beside the reserve, and whether any of them is idle."""
+    """What replicas have left beside the reserve, and whether any of them is idle; `slots_free` with the reserve."""
 
     slots: int
     kv_tokens: float
     idle: bool
+    slots_free: int = 0
 
     def takes(self, kv_tokens: float) -> bool:
         """Whether a foreign request that would take so much of the cache fits beside the reserve. An idle engine takes
@@ -89,14 +90,15 @@ def refusal(request: Request, region: str, law: Law, view: View, now: float) -> 
     return None
 
 
-def headroom(table: Table, reserve_share: float) -> Headroom:
-    """What these healthy replicas have left for work from other regions. Of few slots, less than one is reserved."""
-    in_flight = table.in_flight
+def headroom(table: Table, reserve_share: float, sums: Sums | None = None) -> Headroom:
+    """What these healthy replicas have left for work from other regions. Of few slots, less than one is reserved.
+    `sums` are the table's, where they are known."""
+    in_flight, sums = table.in_flight, sums or table.sums()
     free = int(TOTAL(np.maximum(table.slots - in_flight, 0.0)))
-    kv_tokens = float(TOTAL(table.kv_tokens))
-    kv_left = (1.0 - reserve_share) * kv_tokens - float(TOTAL(np.minimum(table.kv_taken_tokens, table.kv_tokens)))
-    slots = max(0, free - int(reserve_share * float(TOTAL(table.slots))))
-    return Headroom(slots, max(0.0, kv_left), idle=not np.logical_and.reduce(in_flight))
+    kv_taken = float(TOTAL(np.minimum(table.kv_taken_tokens, table.kv_tokens)))
+    kv_left = (1.0 - reserve_share) * sums.kv_tokens - kv_taken
+    slots = max(0, free - int(reserve_share * sums.slots))
+    return Headroom(slots, max(0.0, kv_left), not np.logical_and.reduce(in_flight), free)
 
 
 def is_foreign(request: Request, region: str) -> bool:

@@ -14,7 +14,6 @@ from farhop.balance.prefix import chain
 from farhop.balance.session_affinity import SessionAffinity
 from regional_lb.fleet.blocks import Path
 from regional_lb.fleet.kv_events import TOKEN_BYTES
-from regional_lb.fleet.table import TOTAL
 from regional_lb.fleet.tokenizer_guard import Shape
 from regional_lb.fleet.view import model_of, variant_of
 from regional_lb.scheduler import admission, pairs
@@ -254,9 +253,10 @@ class WaitEstimate:
     def wait_ms(self, model: str, now: float) -> float:
         """What one more request for the model, or variant, would wait before its prefill begins, in the mean over its
         parts; 0 where nobody serves it."""
-        return sum(
-            share * self._wait_ms(variant, self._queue.on_time(variant), now) for share, variant in self.parts(model)
-        )
+        parts = self.parts(model)
+        if len(parts) == 1:  # nearly always, and 20 times a second
+            return self._wait_ms(parts[0][1], self._queue.on_time(parts[0][1]), now)
+        return sum(share * self._wait_ms(variant, self._queue.on_time(variant), now) for share, variant in parts)
 
     def _wait_ms(self, variant: str, queued: int, now: float) -> float:
         # Of those who wait at another balancer of the region as many are served before ours as stand before it here.
@@ -271,14 +271,18 @@ class WaitEstimate:
 
     def used_share(self, model: str, now: float) -> float:
         """What share of slots or of KV cache, whichever is more, is taken or waited for, in the mean over its parts."""
-        return sum(share * self._used(variant, now) for share, variant in self.parts(model))
+        parts = self.parts(model)
+        if len(parts) == 1:
+            return self._used(parts[0][1], now)
+        return sum(share * self._used(variant, now) for share, variant in parts)
 
     def _used(self, variant: str, now: float) -> float:
         able = self.able(variant, now)
         if not len(able):
             return 0.0
-        wanted = float(TOTAL(able.in_flight)) + self._queue.waiting(variant) + self.queued_elsewhere(model_of(variant))
-        return max(wanted / float(TOTAL(able.slots)), float(TOTAL(able.kv_taken_tokens)) / float(TOTAL(able.kv_tokens)))
+        sums = able.sums()
+        wanted = sums.in_flight + self._queue.waiting(variant) + self.queued_elsewhere(model_of(variant))
+        return max(wanted / sums.slots, sums.kv_taken_tokens / sums.kv_tokens)
 
     def queued(self, model: str) -> int:
         """How many requests wait for the model, whichever version of it."""
@@ -307,7 +311,8 @@ class WaitEstimate:
 
     def owned(self, model: str, now: float) -> Table:
         """Of those on offer, the ones that are ours to report to the world. Not to be kept either."""
-        return self._fleet.table(self._fleet.owned(self.offered(model, now).of))
+        offered = self.offered(model, now)
+        return offered if self._fleet.shares is None else self._fleet.table(self._fleet.owned(offered.of))
 
     def serving(self, variant: str, now: float, without: tuple[str, ...] = ()) -> Subset:
         """Who may take what waits for a variant: those of its version, or, if none is able and the split lets it

@@ -10,7 +10,7 @@ through the journal: what is put into the trie directly is told to nobody.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -48,8 +48,11 @@ class Cleared(msgspec.Struct, frozen=True):
     """Nobody holds anything any more."""
 
 
+Change: TypeAlias = "Stored | Evicted | Cleared"
+
+
 class _Entry(msgspec.Struct):
-    what: Stored | Cleared | list[int]  # a list: of nodes evicted, while none of it has been read
+    what: Change | list[int]  # a list: of nodes evicted, while none of it has been read
     audience: Audience
 
 
@@ -207,7 +210,7 @@ class Journal:
         while len(self.entries) > self.entries_max or self.n_nodes > self._nodes_max:
             self.floor += 1
             gone = self.entries.pop(self.floor).what
-            self.n_nodes -= len(gone) if type(gone) is list else len(gone.nodes) if isinstance(gone, Stored) else 1
+            self.n_nodes -= 1 if isinstance(gone, Cleared) else len(gone if isinstance(gone, list) else gone.nodes)
 
     # -- by readers
 
@@ -232,18 +235,19 @@ class Journal:
         """Whether a reader who has applied everything up to `seq` can go on from there."""
         return self._recording and self.floor <= seq <= self.seq
 
-    def read(self, seq: int, region: str, nodes_max: int) -> tuple[int, list[Stored | Evicted | Cleared], int]:
+    def read(self, seq: int, region: str, nodes_max: int) -> tuple[int, list[Change], int]:
         """What happened after `seq` as far as `region` may know: the seq reached, the changes, their count of nodes.
 
         Stops before it exceeds `nodes_max`, but takes one entry at least, if there is one. `reaches(seq)` must hold.
         """
-        changes: list[Stored | Evicted | Cleared] = []
+        changes: list[Change] = []
         n_nodes = 0
         while seq < self.seq:
             entry = self.entries[seq + 1]
             if entry.audience is None or region in entry.audience:
-                what = entry.what
-                change = Evicted(tuple(what)) if isinstance(what, list) else what
+                change = entry.what
+                if isinstance(change, list):
+                    change = entry.what = Evicted(tuple(change))
                 size = 1 if isinstance(change, Cleared) else len(change.nodes)
                 if changes and n_nodes + size > nodes_max:
                     break

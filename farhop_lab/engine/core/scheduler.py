@@ -213,7 +213,11 @@ class EngineCore:
         if self._waiting and self._may_share():
             return 0
         most = min(most, self._decodes.ahead)
-        return most if most > 0 and self._decodes.needs(most) <= self.kv.available else 0
+        if most <= 0:
+            return 0
+        if len(self._decodes) * (most // self.profile.block_tokens + 1) <= self.kv.available:
+            return most  # mostly: none needs more, and it takes counting to say how many it is
+        return most if self._decodes.needs(most) <= self.kv.available else 0
 
     def _may_share(self) -> bool:
         """Whether a block that somebody fills while decoding may be another's, too, or one that the head of the line

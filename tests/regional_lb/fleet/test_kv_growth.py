@@ -29,8 +29,7 @@ def learned(ratios) -> AnswerLengths:
 
 
 def peak(rows, lengths: AnswerLengths) -> float:
-    held, expected, found = (list(map(float, column)) for column in zip(*rows, strict=True))
-    return peak_tokens(held, expected, found, lengths)
+    return peak_tokens(np.array(rows, dtype=float).T, lengths)
 
 
 @given(sequences, shares, st.data())

@@ -122,6 +122,48 @@ def flow_of(**more: Any) -> RegionalFlow:
     return regional(replica("a", slots=10**6, kv_tokens=CACHE, prefill_tokens_max=10**9), **more)
 
 
+def test_readers_who_are_as_far_get_one_message_and_what_was_read_of_it_stays_as_it_was() -> None:
+    flow = flow_of()
+    publisher = prefix_stream.PrefixPublisher("r1", flow, lambda: 0.0, 7, 10**6)
+    readers = [publisher.subscribe(asked(region)) for region in ("tokyo", "paris")]
+
+    def told(steps: Any) -> list[region_pb2.PrefixDelta]:
+        found = []
+        for step in steps:
+            if not isinstance(step, prefix_stream.Pause):
+                found.append(step)
+            elif step.seconds:
+                return found
+        raise AssertionError("a stream does not end by itself")
+
+    for reader in readers:
+        told(reader)  # the snapshot
+    there = serve(flow, "x")
+    flow.fleet.journal.evicted(11)
+    (first,), (second,) = map(told, readers)
+    assert first is second
+    assert set(first.changes[0].stored.nodes) == there
+    assert list(first.changes[-1].evicted.nodes) == [11]
+    flow.fleet.journal.evicted(12)
+    (third,) = told(readers[0])
+    flow.fleet.journal.evicted(13)
+    (behind,) = told(readers[1])
+    assert list(first.changes[-1].evicted.nodes) == [11]
+    assert [list(change.evicted.nodes) for change in third.changes] == [[12]]
+    assert [list(change.evicted.nodes) for change in behind.changes] == [[12], [13]]
+    assert (behind.after, behind.seq) == (third.after, third.seq + 1)
+
+
+def test_after_something_was_told_a_stream_rests_once_and_then_waits_for_more() -> None:
+    flow = flow_of()
+    publisher = prefix_stream.PrefixPublisher("r1", flow, lambda: 0.0, 7, 10**6)
+    steps = publisher.subscribe(asked())
+    pauses = [step for step in (next(steps) for _ in range(4)) if isinstance(step, prefix_stream.Pause)]
+    waits = [pause for pause in pauses if pause.seconds]
+    assert waits[0] == prefix_stream.Pause(prefix_stream.IDLE_S, True, prefix_stream.BATCH_S)
+    assert waits[1:] == [prefix_stream.Pause(prefix_stream.IDLE_S, True)] * len(waits[1:])
+
+
 @pytest.fixture
 def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is told is told since something woke the stream."""

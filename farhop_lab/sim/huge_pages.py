@@ -1,0 +1,54 @@
+"""A run's memory on huge pages, where the kernel lets a process ask for them.
+
+A simulated world touches some 100 MB at random, and a tenth of its time goes to finding out where its pages are.
+Invariants: nothing that a program computes depends on it; where it cannot be had (not Linux, an old kernel, huge pages
+switched off) nothing happens. Never raises.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from farhop_lab.sim.world import World
+
+PAGE_BYTES = 2 << 20
+WORTH_IT = 500  # requests: to ask takes up to 50 ms, and a small run is over sooner
+_MAPS = Path("/proc/self/maps")
+_PRIVATE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ 00:00 0 *(?:\[heap\])?$")  # of no file
+_HUGEPAGE, _COLLAPSE = 14, 25  # madvise(2): what comes from now on, and what is there already
+
+
+def ask() -> int:
+    """Have what this process keeps now on huge pages: how many bytes are asked for."""
+    try:
+        madvise = ctypes.CDLL(None).madvise
+        lines = _MAPS.read_text().splitlines()
+    except (OSError, AttributeError):
+        return 0
+    asked = 0
+    for found in filter(None, map(_PRIVATE.match, lines)):
+        start, end = -(-int(found[1], 16) // PAGE_BYTES) * PAGE_BYTES, int(found[2], 16) // PAGE_BYTES * PAGE_BYTES
+        if end > start:
+            where = ctypes.c_void_p(start), ctypes.c_size_t(end - start)
+            if madvise(*where, _HUGEPAGE) == 0:
+                madvise(*where, _COLLAPSE)
+                asked += end - start
+    return asked
+
+
+class Growing:
+    """Asks again whenever a run is twice as long as it was. To be called now and then."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._due = world, WORTH_IT
+
+    def __call__(self) -> None:
+        """See whether it is time to."""
+        arrived = self._world.measures.arrived
+        if arrived >= self._due:
+            self._due = 2 * arrived
+            ask()
