@@ -209,7 +209,12 @@ class UpstreamConnection(asyncio.Protocol):
                 self._pool.distrust(self.address)
             return
         self._received = True
+        body = self._body
         try:
+            if type(body) is ChunkedBody and (piece := body.single(data)) is not None:  # as most are
+                self._quiet_bytes = 0
+                attempt.received(piece)
+                return
             rest = self._read(data, attempt)
         except (head.HeadError, FramingError):
             self.abort()
@@ -239,10 +244,6 @@ class UpstreamConnection(asyncio.Protocol):
                 return None
         body = self._body
         assert body is not None
-        if type(body) is ChunkedBody and (piece := body.single(data)) is not None:
-            self._quiet_bytes = 0
-            attempt.received(piece)
-            return None
         if type(body) is LengthBody and body.left == len(data):  # as mostly: all that was missing
             body.left, self._quiet_bytes = 0, 0
             attempt.received(data)
