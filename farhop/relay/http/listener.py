@@ -22,7 +22,7 @@ from farhop.balance import outcome
 from farhop.balance.limits import SlotLimit
 from farhop.relay.http.connection import ClientConnection, ClientLimits, LargeBodyQueue
 from farhop.relay.http.cork import Cork
-from farhop.relay.http.tls import Handshakes
+from farhop.relay.http.tls import GIVES_WAY_S, Handshakes
 
 if TYPE_CHECKING:
     from farhop.balance.limits import ByteBudget
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 SWEEP_S = 0.25
 # Connections beyond the limit get an answer, as long as there are no more of them than this.
 _TURNED_AWAY_MAX = 256
-# Where there is no room a connection by which nobody has proven yet who asks, the oldest first, gives way once it had
-# so long for it: else whoever connects and says nothing keeps all others out.
-GIVES_WAY_S = 1.0
 _CLOSING_S = 1.0  # for clients to take their last word and close
 _BREAK_S = 1.0  # what breaking the connections that are left may take
 _HOP_REST_S = 0.5  # for the first request of the tier above on a connection that it has just made
@@ -179,7 +176,7 @@ class Listener:
         return self.slots is None or self.slots.take(1, "")
 
     def _make_room(self) -> bool:
-        """Have one give way, if there is one that had its time."""
+        """Have one by which nobody has proven yet who asks give way, the oldest, if it had its time for it."""
         among = [self.unproven]  # of our own, where it is we who have too many
         if self._slots is not None and len(self.open_connections) < self._limits.connections_max:
             among = self._slots.unproven
